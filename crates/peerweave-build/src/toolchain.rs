@@ -35,8 +35,8 @@ const INSTALL: &str = "run `rustup component add rust-src` (on Debian, `apt inst
 
 impl Toolchain {
     /// Finds a compiler for kernels. Examines the compiler that Cargo uses for this build first,
-    /// then the compilers that rustup has installed, then the compilers in `PATH` and in the
-    /// directories of the system.
+    /// then the compilers that rustup has installed. Finally examines the compilers in `PATH`, in
+    /// `/usr/local/bin` and in `/usr/bin`.
     ///
     /// Returns the first compiler that has the sources of `core`. If no compiler has the sources,
     /// returns the first compiler that has a precompiled `core`. If `PEERWEAVE_PTX_RUSTC` is set,
@@ -148,8 +148,8 @@ fn ask(rustc: &Path, arguments: &[&str]) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_string())
 }
 
-/// Returns the compilers to examine: the compiler of this build, the compilers of rustup, the
-/// compilers in `PATH`, and the compilers of the system, in this order.
+/// Returns the compilers to examine, in this order: the compiler of this build, the compilers that
+/// rustup has installed, and the compilers in `PATH` and in system directories.
 fn candidates() -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = env::var_os("RUSTC").map(PathBuf::from).into_iter().collect();
     let home = env::var_os("RUSTUP_HOME").map(PathBuf::from);

@@ -1,7 +1,7 @@
 //! Peer access between devices: what the driver reports, and tests that transfer data.
 //!
-//! Invariant: a pair of devices is reported as working only after data transferred in both
-//! directions was compared.
+//! Invariant: a pair of devices is reported as working only after data has been transferred in both
+//! directions and compared.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -116,8 +116,8 @@ pub fn pair(from: usize, to: usize) -> Result<PairInfo, VmmError> {
 }
 
 /// Enables the context `from` to access plain allocations of the context `to`. A [`Mapping`] does
-/// not need this call, because each mapping has its own rights. It is not an error to call this
-/// function again.
+/// not need this call, because each mapping has its own rights. If access is already enabled, this
+/// function succeeds.
 ///
 /// # Errors
 /// [`VmmError::Unsupported`] if the device of `from` cannot access the memory of the device of
@@ -138,8 +138,8 @@ pub fn enable(from: &Arc<CudaContext>, to: &Arc<CudaContext>) -> Result<(), VmmE
     }
 }
 
-/// Writes to and reads from memory of the device of `to` by copies on the device of `from`, and
-/// compares every word with the expected data.
+/// Copies data from the device of `from` to the device of `to`, and copies other data back.
+/// Compares every word with the data that was written.
 ///
 /// This test detects machines on which the driver reports peer access, but transferred data is
 /// wrong or does not arrive.

@@ -29,8 +29,8 @@ macro_rules! fields {
 }
 
 /// Returns the text of `peerweave.cuh` with compile-time assertions. The assertions compare the
-/// header with the host's definitions: the size and alignment of each struct, the offsets of the
-/// fields that kernels use, and the values of the constants. Pass the text to
+/// header with the host's definitions. They check the size and alignment of each struct, the
+/// offsets of the fields that kernels use, and the values of constants. Pass the text to
 /// [`Source::header`](crate::Source::header).
 ///
 /// ```

@@ -17,9 +17,9 @@ pub struct CudaHeaders {
 
 impl CudaHeaders {
     /// Searches for the headers. If `PEERWEAVE_CUDA_INCLUDE` is set, searches only the directories
-    /// in that variable, which are separated as in `PATH`. If the variable is not set, searches in
-    /// this order: near the library file of NVRTC (in a toolkit or in Python wheels), in
-    /// `CUDA_HOME`, in `CUDA_PATH`, and in `/usr/local/cuda`.
+    /// in that variable, which are separated as in `PATH`. If the variable is not set, first
+    /// searches near NVRTC's library file, which is in a toolkit or in Python wheels. Then searches
+    /// in `CUDA_HOME`, in `CUDA_PATH`, and in `/usr/local/cuda`, in this order.
     ///
     /// # Errors
     /// [`LinkError::NotFound`] if a header is not found. The error lists the directories that were

@@ -150,8 +150,9 @@ impl NvJitLink {
     /// loads the library.
     ///
     /// If `PEERWEAVE_NVJITLINK_PATH` is set, searches only the file or directory in that variable.
-    /// If the variable is not set, searches in this order: the wheels of the active Python, the
-    /// search path of the dynamic linker, and the directories in which CUDA is usually installed.
+    /// If the variable is not set, first searches the wheels of the active Python, then the search
+    /// path of the dynamic linker. Finally searches the directories in which CUDA is usually
+    /// installed.
     ///
     /// # Errors
     /// [`LinkError::Load`] if the library cannot be loaded; the error lists every path that was

@@ -123,8 +123,9 @@ impl Nvrtc {
     /// the library.
     ///
     /// If `PEERWEAVE_NVRTC_PATH` is set, searches only the file or directory in that variable. If
-    /// the variable is not set, searches in this order: the wheels of the active Python, the search
-    /// path of the dynamic linker, and the directories in which CUDA is usually installed.
+    /// the variable is not set, first searches the wheels of the active Python, then the search
+    /// path of the dynamic linker. Finally searches the directories in which CUDA is usually
+    /// installed.
     ///
     /// ```
     /// match peerweave_link::Nvrtc::load() {

@@ -52,7 +52,7 @@ const FREE: &str = "SymmetricHeap::free";
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Sharing {
-    /// The first transport that all PEs of the machine support, in this order: direct access among
+    /// The first transport that all PEs of the machine support. The order is: direct access among
     /// threads of one process, file descriptors, fabric handles, legacy IPC.
     #[default]
     Auto,
@@ -350,9 +350,9 @@ impl SymmetricHeap {
     /// for such a stream.
     ///
     /// # Collective
-    /// All PEs of the job call this function, each with a handle to the same allocation. There must
-    /// be no other handle to the allocation; clones, slices and handles to the memory of other PEs
-    /// also count.
+    /// All PEs of the job call this function, each with a handle to the same allocation. The PE
+    /// must have no other handle to the allocation. Clones, slices and handles to the memory of
+    /// other PEs also count as handles.
     ///
     /// # Errors
     /// [`Misuse::StillShared`] if other handles exist. [`Misuse::OtherHeap`] if the memory belongs
@@ -486,10 +486,9 @@ impl SymmetricHeap {
         Ok(())
     }
 
-    /// Returns a closure that reports whether the heap has been released. The closure returns
-    /// `true` once the heap and all handles to its memory have been dropped, and the streams that
-    /// used the memory have completed their work. From then on, the heap no longer keeps the
-    /// rendezvous alive.
+    /// Returns a closure that returns whether the heap has been released. The heap is released once
+    /// it and all handles to its memory have been dropped, and the streams that used the memory
+    /// have completed. From then on, the heap no longer keeps the rendezvous alive.
     pub fn gone(&self) -> impl Fn() -> bool + Send + Sync + use<> {
         let alive = Arc::downgrade(&self.inner.alive);
         move || alive.strong_count() == 0

@@ -18,8 +18,8 @@ pub struct SymmetricView {
     pub stride: u64,
     /// Number of bytes on each PE.
     pub bytes: u64,
-    /// Multicast address of the bytes: a store writes the memory of all PEs, and a reducing load
-    /// reads the memory of all PEs. 0 if there is no multicast address.
+    /// Multicast address of the bytes; 0 if there is no multicast address. A store to the address
+    /// writes the memory of all PEs, and a reducing load reads the memory of all PEs.
     pub multicast: u64,
     /// Rank of this PE on the machine.
     pub me: u32,

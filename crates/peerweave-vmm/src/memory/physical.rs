@@ -54,7 +54,7 @@ impl Exportable {
 pub struct Granularity {
     /// Smallest unit, in bytes. Lengths and offsets must be multiples of this unit.
     pub minimum: usize,
-    /// Unit with the best performance, in bytes. It is a multiple of `minimum`.
+    /// Unit that gives the best performance, in bytes. The unit is a multiple of `minimum`.
     pub recommended: usize,
 }
 

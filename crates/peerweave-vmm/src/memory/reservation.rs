@@ -1,4 +1,5 @@
-//! Reserved device addresses. They are backed by memory only where memory has been mapped.
+//! Reserved device addresses. An address is backed by memory only after memory has been mapped to
+//! it.
 //!
 //! `mapping.rs` implements mappings. Invariants: a reservation lives as long as every mapping in
 //! it, and no two mappings overlap.

@@ -115,8 +115,8 @@ impl Team {
     /// `bytes` bytes at `address`, on the device of `context`.
     ///
     /// `keep` is dropped when the memory is unbound. By then, all mappings of the object that could
-    /// access the memory have been dropped, and the streams that used these mappings have completed
-    /// their work.
+    /// access the memory have been dropped, and the streams that used these mappings have
+    /// completed.
     ///
     /// # Errors
     /// [`MulticastDisabled`](super::MulticastDisabled) if multicast is disabled in this process.
@@ -170,8 +170,8 @@ impl Team {
     /// because no memory is bound to the range.
     ///
     /// # Safety
-    /// From this call until memory is bound to the range again, no device of the team may run work
-    /// that uses a multicast address of the range.
+    /// Until memory is bound to the range again, no device of the team may run work that uses a
+    /// multicast address of the range.
     pub unsafe fn unbind(&self, device: usize, offset: usize, bytes: usize) -> Result<(), VmmError> {
         let call = "Team::unbind";
         self.check_added(call, device)?;

@@ -53,9 +53,10 @@ impl Team {
     ///
     /// # Errors
     /// [`MulticastDisabled`](super::MulticastDisabled) if multicast is disabled in this process.
-    /// [`Misuse::Value`](crate::Misuse::Value) if a binding belongs to another object, if a device
-    /// has no memory bound to some byte of the object, or if another process added a device. Live
-    /// bindings that are not in `bindings` do not count. If the call fails, `bindings` are dropped.
+    /// [`Misuse::Value`](crate::Misuse::Value) if a binding belongs to another object, or if
+    /// another process added a device. [`Misuse::Value`](crate::Misuse::Value) also if `bindings`
+    /// do not cover every byte of the object for each device. Live bindings that are not in
+    /// `bindings` do not count. If the call fails, `bindings` are dropped.
     pub fn bound(self, bindings: Vec<Binding>) -> Result<Bound, VmmError> {
         let (here, all) = (self.devices.len(), self.properties().devices);
         if here != all as usize {
@@ -78,8 +79,8 @@ impl Team {
     ///
     /// # Errors
     /// [`MulticastDisabled`](super::MulticastDisabled) if multicast is disabled on this PE.
-    /// [`Misuse::Value`](crate::Misuse::Value) if a binding belongs to another object, or if a
-    /// device that this PE added has no memory bound to some byte of the object. In either case,
+    /// [`Misuse::Value`](crate::Misuse::Value) if a binding belongs to another object, or if
+    /// `bindings` do not cover every byte of the object for each device of this PE. In either case,
     /// the other PEs get [`VmmError::Peer`]. All PEs get
     /// [`Misuse::Diverged`](crate::Misuse::Diverged) if PEs of one team have different objects. The
     /// bindings are dropped after these errors.

@@ -188,8 +188,8 @@ impl Building {
         Ok(())
     }
 
-    /// Returns a file descriptor with which another process on this machine can import the object.
-    /// That process then adds its own devices.
+    /// Returns a file descriptor with which another process on this machine can import the object
+    /// and add its own devices.
     ///
     /// # Errors
     /// [`VmmError::MulticastDisabled`] if multicast is disabled in this process. [`Misuse::Value`]
@@ -203,7 +203,7 @@ impl Building {
     }
 
     /// Returns a fabric handle with which another process in the NVLink domain can import the
-    /// object. That process then adds its own devices.
+    /// object and add its own devices.
     ///
     /// # Errors
     /// [`VmmError::MulticastDisabled`] if multicast is disabled in this process. [`Misuse::Value`]
