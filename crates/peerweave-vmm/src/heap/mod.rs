@@ -177,8 +177,8 @@ pub struct Leak {
     pub bytes: u64,
     /// Name of the element type.
     pub element: &'static str,
-    /// Whether all handles to the memory have been dropped. The addresses stay valid while a handle
-    /// exists.
+    /// Whether all handles to the allocation have been dropped. While a handle exists, the
+    /// addresses stay valid.
     pub dropped: bool,
 }
 
@@ -399,7 +399,7 @@ impl SymmetricHeap {
         self.free(pad.into_memory())
     }
 
-    /// Adds `bytes`, rounded up to the granularity, to every PE's segment.
+    /// Grows every PE's segment by `bytes` bytes, rounded up to the granularity.
     ///
     /// # Collective
     /// All PEs of the job call this function with the same number of bytes.
@@ -487,8 +487,8 @@ impl SymmetricHeap {
     }
 
     /// Returns a closure that returns whether the heap has been released. The heap is released once
-    /// it and all handles to its memory have been dropped, and the streams that used the memory
-    /// have completed. From then on, the heap no longer keeps the rendezvous alive.
+    /// the heap and all handles to its memory have been dropped, and the streams that used the
+    /// memory have completed. From then on, the heap no longer keeps the rendezvous alive.
     pub fn gone(&self) -> impl Fn() -> bool + Send + Sync + use<> {
         let alive = Arc::downgrade(&self.inner.alive);
         move || alive.strong_count() == 0

@@ -197,7 +197,8 @@ impl Mapping {
         Ok(Access::new(self.address()))
     }
 
-    /// Returns an owner that keeps the memory mapped. A graph that uses the memory must own it.
+    /// Returns a value that keeps the memory mapped. A graph that uses the memory must own this
+    /// value.
     pub fn keep(&self) -> Keep {
         // The lock is kept until the new handle exists, because `allow` counts handles.
         let _known = self.inner.rights.lock().unwrap_or_else(PoisonError::into_inner);

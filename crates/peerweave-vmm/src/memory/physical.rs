@@ -215,8 +215,8 @@ impl PhysicalMemory {
         self.inner.device
     }
 
-    /// Returns the context in which the memory was created or imported. Imported memory may be on
-    /// another device.
+    /// Returns the context in which the memory was created or imported. Imported memory may be on a
+    /// device other than the context's device.
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.inner.context
     }

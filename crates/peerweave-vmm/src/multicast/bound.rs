@@ -255,7 +255,8 @@ impl MulticastMapping {
         Access::new(self.address())
     }
 
-    /// Returns an owner that keeps the address valid. A graph that uses the address must own it.
+    /// Returns a value that keeps the address valid. A graph that uses the address must own this
+    /// value.
     pub fn keep(&self) -> Keep {
         self.mapping.keep()
     }

@@ -128,7 +128,8 @@ impl IpcMemory {
         Access::new(self.inner.address)
     }
 
-    /// Returns an owner that keeps the memory allocated. A graph that uses the memory must own it.
+    /// Returns a value that keeps the memory allocated. A graph that uses the memory must own this
+    /// value.
     pub fn keep(&self) -> Keep {
         Arc::<Inner>::clone(&self.inner)
     }
@@ -198,8 +199,8 @@ impl IpcPeerMemory {
     /// # Safety
     /// `handle` must belong to an allocation of `bytes` bytes. The process that owns the allocation
     /// must not free the allocation while this process has the memory open. This process closes the
-    /// memory after every handle to it has been dropped, and the streams that used the memory have
-    /// completed. The caller must then notify the owner.
+    /// memory after every handle to the memory has been dropped, and the streams that used the
+    /// memory have completed. The caller must then notify the owner.
     pub unsafe fn open(context: &Arc<CudaContext>, handle: IpcHandle, bytes: usize) -> Result<Self, VmmError> {
         // SAFETY: the contract of `open_for` is that of this function, which the caller keeps.
         unsafe { Self::open_for(context, handle, bytes, Arc::default()) }
@@ -250,7 +251,8 @@ impl IpcPeerMemory {
         Access::new(self.inner.address)
     }
 
-    /// Returns an owner that keeps the memory open. A graph that uses the memory must own it.
+    /// Returns a value that keeps the memory open. A graph that uses the memory must own this
+    /// value.
     pub fn keep(&self) -> Keep {
         Arc::<PeerInner>::clone(&self.inner)
     }
