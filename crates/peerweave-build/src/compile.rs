@@ -19,19 +19,20 @@ pub(crate) const INSIDE: &str = "PEERWEAVE_PTX_PACKAGE";
 /// dependencies.
 const DEADLINE: Duration = Duration::from_secs(1800);
 
-/// Parameters of [`compile`]: the crate and the variant.
+/// Parameters of [`compile`]: the crate to compile, and the variant to build.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// Path of the crate's `Cargo.toml`.
     pub manifest: PathBuf,
     /// Name of the package.
     pub package: String,
-    /// Target directory of the second Cargo. Crates with the same directory share the compiled
-    /// `core` and dependencies.
+    /// Target directory of the second Cargo, which compiles for the GPU. Crates with the same
+    /// target directory share the compiled `core` and the compiled dependencies.
     pub target_dir: PathBuf,
-    /// Features of the package, separated by commas; `None` means the default features.
+    /// Features with which the package is compiled, separated by commas. `None` means the default
+    /// features.
     pub features: Option<String>,
-    /// The variant of the PTX.
+    /// The PTX variant to build.
     pub variant: Variant,
 }
 
@@ -39,8 +40,8 @@ pub struct Request {
 /// its path dependencies.
 ///
 /// # Errors
-/// [`Problem`] with the compiler's output if compilation fails. Also [`Problem`] if the PTX calls
-/// undefined functions.
+/// [`Problem`] with the compiler's output if the crate cannot be compiled. [`Problem`] also if the
+/// PTX calls functions that it does not define, or if a file cannot be created or read.
 pub fn compile(toolchain: &Toolchain, request: &Request) -> Result<(String, Vec<PathBuf>), Problem> {
     let sm = request.variant.sm;
     let folder = request.target_dir.join(format!("sm_{sm}"));

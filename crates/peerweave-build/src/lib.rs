@@ -10,12 +10,13 @@
 //! }
 //! ```
 //!
-//! The build script starts a second Cargo with its own target directory, which compiles the crate
-//! for `nvptx64-nvidia-cuda`. In the second Cargo the build script does nothing. Afterwards
-//! `#[kernel]` includes the PTX from `OUT_DIR`.
+//! The build script starts a second Cargo, which has its own target directory and compiles the
+//! crate for `nvptx64-nvidia-cuda`. The second Cargo runs the same build script, which does nothing
+//! in that case. When the first Cargo then compiles the crate, `#[kernel]` includes the PTX from
+//! `OUT_DIR`.
 //!
-//! If no compiler for PTX is installed, the crate still builds, but without PTX. The error of a
-//! launch on a GPU then names the packages to install.
+//! If no compiler for PTX is installed, the crate is built without PTX. A launch on a GPU then
+//! fails with an error that names the packages to install.
 //!
 //! # Environment
 //! | variable | meaning |
@@ -51,10 +52,11 @@ use std::path::{Path, PathBuf};
 /// Target triple for which kernels are compiled.
 pub const TARGET: &str = "nvptx64-nvidia-cuda";
 
-/// A variant of a crate's PTX.
+/// A variant of a crate's PTX: the architecture for which the kernels are compiled, and whether
+/// they call NVSHMEM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Variant {
-    /// Minimum architecture of the GPU: 90 means `sm_90`.
+    /// The lowest GPU architecture that can run the PTX: 90 means `sm_90`.
     pub sm: u32,
     /// Whether the variant calls NVSHMEM's device library (feature `nvshmem` of
     /// `peerweave-device`).
@@ -62,13 +64,13 @@ pub struct Variant {
 }
 
 impl Variant {
-    /// Returns the file name of the variant, such as `mapped-sm_90.ptx`.
+    /// Returns the name of the file that contains the variant, such as `mapped-sm_90.ptx`.
     pub fn file_name(self) -> String {
         format!("{}-sm_{}.ptx", if self.network { "network" } else { "mapped" }, self.sm)
     }
 }
 
-/// The reason why the PTX could not be built, and advice.
+/// The reason why the PTX could not be built, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem(pub String);
 
@@ -80,17 +82,18 @@ impl fmt::Display for Problem {
 
 impl std::error::Error for Problem {}
 
-/// Compiles the kernels of the crate whose `build.rs` calls this function. Compiles two variants:
-/// one for GPUs from sm_70 on, and one for GPUs from sm_90 on.
+/// Compiles the kernels of the crate whose `build.rs` calls this function. The PTX has two
+/// variants: one for GPUs from `sm_70` on, and one for GPUs from `sm_90` on.
 ///
 /// # Panics
-/// If called outside of a build script, or if `PEERWEAVE_PTX` has an unknown value. With
-/// `PEERWEAVE_PTX=require`, also if the PTX cannot be built.
+/// Panics if the function is called outside of a build script, or if `PEERWEAVE_PTX` has an unknown
+/// value. With `PEERWEAVE_PTX=require`, also panics if the PTX cannot be built.
 pub fn kernels() {
     Kernels::new().build();
 }
 
-/// Builder that compiles a crate of kernels with options. [`kernels`] uses the default options.
+/// A builder that compiles a crate of kernels with options. The function [`kernels`] uses the
+/// default options.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Kernels {
@@ -106,21 +109,23 @@ impl Default for Kernels {
 }
 
 impl Kernels {
-    /// Returns the default options: one variant for GPUs from sm_70 on, one variant for GPUs from
-    /// sm_90 on, and no variants that call NVSHMEM.
+    /// Returns the default options: one variant for GPUs from `sm_70` on, one variant for GPUs from
+    /// `sm_90` on, and no variant that calls NVSHMEM.
     pub fn new() -> Self {
         Self { variants: [70, 90].map(|sm| Variant { sm, network: false }).to_vec(), require: false, on_request: false }
     }
 
-    /// Replaces the architectures: one variant for each number, where 90 means `sm_90`.
+    /// Replaces the architectures. Each number adds one variant; 90 means `sm_90`. If
+    /// [`network`](Self::network) has been called, each number also adds a variant that calls
+    /// NVSHMEM.
     pub fn architectures(mut self, architectures: &[u32]) -> Self {
         let network = self.variants.iter().any(|variant| variant.network);
         self.variants = architectures.iter().map(|&sm| Variant { sm, network: false }).collect();
         if network { self.network() } else { self }
     }
 
-    /// Adds, for each architecture, a variant that calls NVSHMEM's device library. Such variants
-    /// reach PEs whose memory is not mapped.
+    /// Adds, for each architecture, a variant that calls NVSHMEM's device library. The kernels of
+    /// such a variant can also access PEs whose memory is not mapped.
     pub fn network(mut self) -> Self {
         let more: Vec<Variant> = self.variants.iter().map(|variant| Variant { network: true, ..*variant }).collect();
         self.variants.extend(more);
@@ -129,14 +134,16 @@ impl Kernels {
         self
     }
 
-    /// Makes the build fail if the PTX cannot be built, like `PEERWEAVE_PTX=require`.
+    /// Makes the build fail if the PTX cannot be built, as `PEERWEAVE_PTX=require` does. The
+    /// settings `PEERWEAVE_PTX=off` and [`on_request`](Self::on_request) have priority over this
+    /// option.
     pub fn require(mut self) -> Self {
         self.require = true;
         self
     }
 
-    /// Compiles the kernels only if `PEERWEAVE_PTX=require` is set. Useful for kernels that take
-    /// minutes to compile.
+    /// Compiles the kernels only if `PEERWEAVE_PTX=require` is set. This option is useful for
+    /// kernels that take minutes to compile.
     pub fn on_request(mut self) -> Self {
         self.on_request = true;
         self
@@ -145,7 +152,8 @@ impl Kernels {
     /// Compiles the kernels, and writes the file that `#[kernel]` includes.
     ///
     /// # Panics
-    /// As for [`kernels`].
+    /// Panics in the same cases as [`kernels`]. If [`require`](Self::require) has been called, also
+    /// panics if the PTX cannot be built.
     pub fn build(self) {
         println!("cargo::rerun-if-env-changed=PEERWEAVE_PTX");
         println!("cargo::rerun-if-env-changed=PEERWEAVE_PTX_RUSTC");
@@ -219,14 +227,17 @@ fn not_built(out: &Path, reason: &str) {
     embed::write(out, &Err(Problem(reason.into())));
 }
 
-/// Embeds PTX files that are part of the crate, and needs no compiler for PTX. Useful for crates
-/// that are published with their PTX. `folder` is a folder of the crate that contains files named
-/// as by [`Variant::file_name`].
+/// Embeds PTX files that the crate contains. This function needs no compiler for PTX, and is useful
+/// for crates that are published with their PTX. `folder` is the path of the folder with the PTX
+/// files, relative to the crate's directory. The files must have names that [`Variant::file_name`]
+/// returns; other files are ignored.
 ///
-/// If the folder contains no such file, the kernels have no PTX and run only on the host.
+/// If the folder contains no file with such a name, the kernels have no PTX and run only on the
+/// host.
 ///
 /// # Panics
-/// If called outside of a build script, or if the folder cannot be read.
+/// Panics if the function is called outside of a build script, or if the folder or a PTX file
+/// cannot be read.
 pub fn committed(folder: &str) {
     if in_second_cargo() {
         return;
@@ -244,10 +255,11 @@ pub fn committed(folder: &str) {
     embed::write(&PathBuf::from(variable("OUT_DIR")), &outcome);
 }
 
-/// Reads the PTX files in a folder. Returns the variants in ascending order, with their text.
+/// Reads the PTX files in a folder. Returns each variant with its text, in ascending order of the
+/// variants. Ignores files whose names are not names of variants.
 ///
 /// # Errors
-/// If the folder or a PTX file cannot be read.
+/// Returns the I/O error if the folder or a PTX file cannot be read.
 pub fn read_committed(folder: &Path) -> std::io::Result<Vec<(Variant, String)>> {
     let mut read = Vec::new();
     for entry in std::fs::read_dir(folder)? {

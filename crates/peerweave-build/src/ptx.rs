@@ -1,6 +1,6 @@
 //! Finds entries and undefined functions in PTX, and completes the compiler's PTX.
 
-/// Returns the names of the kernels that a PTX text defines, in the order of the text.
+/// Returns the names of the kernels that a PTX text defines, in the order in which they appear.
 ///
 /// ```
 /// let text = ".visible .entry ring(\n.param .u64 ring_param_0\n)\n{\n}\n";

@@ -6,16 +6,17 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The form in which a compiler has `core` for [`TARGET`].
+/// The form in which a compiler provides `core` for [`TARGET`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Core {
     /// Source code, which is compiled together with the kernels.
     Sources,
-    /// Precompiled code, without the functions that panics call. Kernels must not contain panics.
+    /// Precompiled code, which lacks the functions that panics call. Kernels must therefore not
+    /// contain panics.
     Compiled,
 }
 
-/// A compiler for kernels.
+/// A `rustc` that can compile kernels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Toolchain {
     /// Path of the compiler.
@@ -24,7 +25,7 @@ pub struct Toolchain {
     pub sysroot: PathBuf,
     /// Version of the compiler, as printed by `--version`.
     pub version: String,
-    /// The form of the compiler's `core`.
+    /// The form in which the compiler provides `core`.
     pub core: Core,
 }
 
@@ -33,14 +34,17 @@ const INSTALL: &str = "run `rustup component add rust-src` (on Debian, `apt inst
                        then run `cargo clean -p` for this crate and build it again";
 
 impl Toolchain {
-    /// Finds a compiler for kernels. Examines the compiler of this build first, then compilers of
-    /// rustup and of the system. Returns the first compiler with the sources of `core`, or if there
-    /// is none, the first compiler with a precompiled `core`. If `PEERWEAVE_PTX_RUSTC` is set,
-    /// examines only that compiler.
+    /// Finds a compiler for kernels. Examines the compiler that Cargo uses for this build first,
+    /// then the compilers that rustup has installed. Finally examines the compilers in `PATH`, in
+    /// `/usr/local/bin` and in `/usr/bin`.
+    ///
+    /// Returns the first compiler that has the sources of `core`. If no compiler has the sources,
+    /// returns the first compiler that has a precompiled `core`. If `PEERWEAVE_PTX_RUSTC` is set,
+    /// examines only the compiler at that path.
     ///
     /// # Errors
-    /// [`Problem`] if no compiler is suitable. The text lists every compiler that was examined, and
-    /// the packages to install.
+    /// [`Problem`] if no compiler is suitable. The text of the error lists every compiler that was
+    /// examined, and names the packages to install.
     pub fn find() -> Result<Self, Problem> {
         if let Some(only) = env::var_os("PEERWEAVE_PTX_RUSTC") {
             return Self::examine(Path::new(&only))
@@ -144,8 +148,8 @@ fn ask(rustc: &Path, arguments: &[&str]) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_string())
 }
 
-/// Returns the compilers to examine: the compiler of this build, the compilers of rustup, the
-/// compilers in `PATH`, and the compilers of the system, in this order.
+/// Returns the compilers to examine, in this order: the compiler of this build, the compilers that
+/// rustup has installed, and the compilers in `PATH` and in system directories.
 fn candidates() -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = env::var_os("RUSTC").map(PathBuf::from).into_iter().collect();
     let home = env::var_os("RUSTUP_HOME").map(PathBuf::from);

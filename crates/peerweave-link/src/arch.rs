@@ -3,8 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// A GPU architecture: a compute capability, with an optional suffix for instructions that newer
-/// architectures lack.
+/// A GPU architecture: a compute capability and an optional suffix. Code for an architecture with a
+/// suffix may use instructions that newer architectures lack.
 ///
 /// ```
 /// use peerweave_link::Arch;
@@ -20,24 +20,24 @@ pub struct Arch {
     pub major: u8,
     /// Minor number of the compute capability, such as 0.
     pub minor: u8,
-    /// Suffix of the name. Code for `a` runs only on this architecture, and code for `f` only on
-    /// its family. Code without a suffix also runs on architectures with the same major number and
-    /// a greater minor number.
+    /// Suffix of the name. Code with suffix `a` runs only on this architecture. Code with suffix
+    /// `f` runs only on architectures of the same family. Machine code without a suffix also runs
+    /// on architectures with the same major number and a greater minor number.
     pub suffix: Option<char>,
 }
 
 impl Arch {
-    /// Returns the architecture of a compute capability, without a suffix.
+    /// Returns the architecture with this compute capability, without a suffix.
     pub const fn new(major: u8, minor: u8) -> Self {
         Self { major, minor, suffix: None }
     }
 
-    /// Returns the architecture with a suffix, `a` or `f`.
+    /// Returns this architecture with the given suffix, which should be `a` or `f`.
     pub const fn with_suffix(self, suffix: char) -> Self {
         Self { suffix: Some(suffix), ..self }
     }
 
-    /// Returns the number in the names of the architecture: 90 for compute capability 9.0.
+    /// Returns the number in the architecture's name: 90 for compute capability 9.0.
     pub const fn number(self) -> u32 {
         self.major as u32 * 10 + self.minor as u32
     }
@@ -59,7 +59,7 @@ impl fmt::Display for Arch {
     }
 }
 
-/// The error of parsing a text that is not the name of an architecture.
+/// The error that parsing an [`Arch`] returns if the text is not the name of an architecture.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not an architecture, expected a name such as sm_90 or sm_90a")]
 pub struct ParseArchError(String);

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use peerweave_dylib::{LoadError, MissingSymbol, Version};
 
-/// The error of compiling or linking. `Debug` prints the same message as `Display`.
+/// An error that occurs while kernels are compiled or linked. `Debug` prints the same message as
+/// `Display`.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum LinkError {
@@ -22,9 +23,9 @@ pub enum LinkError {
         name: String,
         /// Version of NVRTC.
         version: Version,
-        /// Error code of NVRTC, with its name.
+        /// Error code that NVRTC returned, and its meaning.
         status: String,
-        /// The whole log of NVRTC.
+        /// The complete log that NVRTC wrote.
         log: String,
     },
     /// nvJitLink cannot link the inputs.
@@ -36,19 +37,19 @@ pub enum LinkError {
         arch: String,
         /// Version of nvJitLink.
         version: Version,
-        /// Error code of nvJitLink, with its name.
+        /// Error code that nvJitLink returned, and its name.
         status: String,
-        /// The whole log of nvJitLink.
+        /// The complete log that nvJitLink wrote.
         log: String,
     },
-    /// A component has a version or an architecture that does not match another component.
+    /// A component has a version or an architecture that is not compatible with another component.
     #[error("{what} is {found}, expected {expected}")]
     VersionMismatch {
         /// Name of the component.
         what: String,
-        /// Version of the component.
+        /// Version or architecture of the component.
         found: String,
-        /// Description of compatible versions, with the reason.
+        /// Description of the compatible versions or architectures.
         expected: String,
     },
     /// The library does not support the requested architecture.
@@ -60,7 +61,7 @@ pub enum LinkError {
         version: Version,
         /// The requested architecture.
         arch: String,
-        /// The supported architectures.
+        /// Description of the supported architectures.
         known: String,
     },
     /// Headers or archives that a link needs were not found.
@@ -73,20 +74,21 @@ pub enum LinkError {
         /// The directories that were searched, in order.
         tried: Vec<PathBuf>,
     },
-    /// An argument of the caller is invalid.
+    /// The caller passed an invalid argument.
     #[error("{call}: {what} is {value}, expected {expected}")]
     Misuse {
         /// Name of the called function.
         call: &'static str,
-        /// Name of the argument.
+        /// Name or description of the argument.
         what: &'static str,
         /// Value of the argument.
         value: String,
         /// Description of valid values.
         expected: &'static str,
     },
-    /// A call of nvJitLink did not return within the time limit. The thread of that call is still
-    /// blocked, so later links also return this error.
+    /// nvJitLink did not return within the time limit. The thread that calls nvJitLink is still
+    /// blocked, so later links also return this error. The same error is returned if this thread
+    /// could not be started.
     #[error("{what} did not return within {waited:?}: restart the process to link again")]
     Stuck {
         /// Name and path of the library.
@@ -99,7 +101,7 @@ pub enum LinkError {
     Io {
         /// Path of the file or directory.
         path: PathBuf,
-        /// Message of the operating system, or a description of the wrong content.
+        /// Message of the operating system, or a description of the invalid content.
         reason: String,
     },
 }
@@ -109,7 +111,7 @@ impl LinkError {
         Self::Io { path: path.into(), reason: error.to_string() }
     }
 
-    /// Returns the log of NVRTC or nvJitLink, if the error contains a log.
+    /// Returns the log that NVRTC or nvJitLink wrote; `None` if the error contains no log.
     pub fn log(&self) -> Option<&str> {
         match self {
             Self::Compile { log, .. } | Self::Link { log, .. } => Some(log),

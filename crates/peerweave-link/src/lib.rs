@@ -1,8 +1,8 @@
 //! Compiles and links GPU kernels on the machine that runs them. NVRTC compiles CUDA C++, and
 //! nvJitLink links all inputs to a cubin.
 //!
-//! NVRTC and nvJitLink are loaded at their first use and need no GPU. `peerweave-driver` loads and
-//! launches the linked modules.
+//! NVRTC and nvJitLink are loaded when they are first used, and they need no GPU.
+//! `peerweave-driver` loads and launches the linked modules.
 //!
 //! ```text
 //!  Linker      links inputs of any kind to one cubin, or returns the cubin from the disk cache

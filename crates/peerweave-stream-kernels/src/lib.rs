@@ -1,9 +1,9 @@
 //! The kernels of stream-ordered operations: signals, waits, atomics, barriers, elements.
 //!
-//! Each kernel is launched with one thread, except for [`stream_barrier()`] and [`stream_fill()`].
-//! A kernel with a result writes it to `outcome`, an array of words that the host reads after the
-//! kernel has ended. Word 0 is [`OUTCOME_DONE`] if the operation succeeded. Invariant: a kernel
-//! writes word 0 last, and only after it has completed without a failure.
+//! Every kernel except [`stream_barrier()`] and [`stream_fill()`] is launched with one thread. A
+//! kernel that has a result writes the result to `outcome`, an array of words that the host reads
+//! after the kernel has ended. Word 0 is [`OUTCOME_DONE`] if the operation succeeded. Invariant: a
+//! kernel writes word 0 last, and only if the operation has not failed.
 #![no_std]
 #![allow(clippy::too_many_arguments, reason = "a parameter of a kernel is a register; a struct would be memory")]
 
@@ -16,43 +16,43 @@ use peerweave_device::api::AwaitedWords;
 use peerweave_device::prelude::*;
 use peerweave_device::types::KernelOp;
 
-/// Word 0 of the outcome if the operation succeeded.
+/// The value of word 0 of the outcome if the operation succeeded.
 pub const OUTCOME_DONE: u64 = 1;
-/// Word 0 of the outcome of a test whose condition does not hold.
+/// The value of word 0 of the outcome if the kernel tested a condition that does not hold.
 pub const OUTCOME_NOT_YET: u64 = 2;
-/// Index of the first outcome word with the bits that a wait for [`until::SOME`] writes. Bit `i` is
-/// set if word `i` satisfied the comparison.
+/// Index of the first outcome word that contains the bits for [`until::SOME`]. Bit `i` is set if
+/// word `i` satisfied the comparison.
 pub const OUTCOME_BITS: usize = 2;
 
-/// The conditions of [`stream_wait()`].
+/// The conditions for which [`stream_wait()`] can wait.
 pub mod until {
-    /// All words satisfy the comparison. Word 1 of the outcome is the value of the last word.
+    /// All words satisfy the comparison. Outcome word 1 is the value of the last included word.
     pub const ALL: u32 = 0;
-    /// Any one word satisfies the comparison. Word 1 of the outcome is the index of that word plus
-    /// one; 0 if all words are excluded.
+    /// At least one word satisfies the comparison. Word 1 of the outcome is the index of such a
+    /// word plus one; 0 if there is no such word.
     pub const ANY: u32 = 1;
     /// At least one word satisfies the comparison. The outcome has one bit for each word.
     pub const SOME: u32 = 2;
 }
 
-/// The operations of [`stream_atomic()`]. An operation that fetches writes the old value of the
-/// element to word 1 of the outcome.
+/// The operations that [`stream_atomic()`] performs. An operation that fetches the old value of the
+/// element writes that value to word 1 of the outcome.
 pub mod atomic {
-    /// Fetches the value.
+    /// Fetches the value of the element.
     pub const FETCH: u32 = 0;
-    /// Writes the operand.
+    /// Writes the operand to the element.
     pub const SET: u32 = 1;
-    /// Writes the operand, and fetches.
+    /// Writes the operand to the element, and fetches the old value.
     pub const SWAP: u32 = 2;
-    /// Writes the operand if the element has the expected value, and fetches.
+    /// Writes the operand if the element has the expected value. Always fetches the old value.
     pub const COMPARE_SWAP: u32 = 3;
-    /// Adds the operand, and fetches.
+    /// Adds the operand to the element, and fetches the old value.
     pub const ADD: u32 = 4;
-    /// Combines with the operand by bitwise and, and fetches.
+    /// Replaces the element by its bitwise AND with the operand, and fetches the old value.
     pub const AND: u32 = 5;
-    /// Combines with the operand by bitwise or, and fetches.
+    /// Replaces the element by its bitwise OR with the operand, and fetches the old value.
     pub const OR: u32 = 6;
-    /// Combines with the operand by bitwise exclusive or, and fetches.
+    /// Replaces the element by its bitwise XOR with the operand, and fetches the old value.
     pub const XOR: u32 = 7;
 }
 
@@ -69,8 +69,8 @@ fn comparison(number: u32) -> Compare {
     }
 }
 
-/// Changes a signal word of a PE, after all earlier work of the stream. Sets the word to `value` if
-/// `add` is 0, and adds `value` if `add` is 1.
+/// Changes a signal word on PE `pe` after all earlier work in the stream. Sets the word to `value`
+/// if `add` is 0, and adds `value` to the word if `add` is 1.
 #[kernel]
 pub fn stream_signal(ctx: &Context, word: SymSlice<u64>, value: u64, add: u32, pe: u32) {
     ctx.signal_op(word, value, if add == 0 { SignalOp::Set } else { SignalOp::Add }, pe);
@@ -102,13 +102,13 @@ fn mark(ctx: &Context, words: &AwaitedWords<impl Fn(usize) -> u64, impl Fn(usize
     count > 0
 }
 
-/// Waits for words of this PE, or tests the words if `once` is not 0. A word has `size` bytes, and
-/// `sign` is its sign bit. `compare` is `Compare as u32`, and `condition` is a constant of
-/// [`until`]. `exclude` has a bit for each word, which is set for ignored words, or is empty. The
-/// words are compared with `value` or, if `values` is not empty, with the elements of `values` at
-/// their indices. [`until::ANY`] begins with the word at index `start`.
+/// Waits until words on this PE satisfy `condition`, a constant of [`until`]. If `once` is not 0,
+/// tests the words once. A word has `size` bytes and the sign bit `sign`, 0 if unsigned. `compare`
+/// is `Compare as u32`. `exclude` is empty or has a bit for each word; words whose bit is set are
+/// excluded. Word `i` is compared with `values[i]`, or with `value` if `values` is empty.
+/// [`until::ANY`] searches from word `start` on.
 ///
-/// For [`until::SOME`], `outcome` must have room for one bit for each word.
+/// For [`until::SOME`], `outcome` must have one bit for each word, from [`OUTCOME_BITS`] on.
 #[kernel]
 pub fn stream_wait(
     ctx: &Context,
@@ -159,7 +159,7 @@ pub fn stream_wait(
     Ok(())
 }
 
-/// Runs an atomic operation of [`atomic`] on one element of a PE. The element has 4 or 8 `bytes`.
+/// Performs operation `kind` ([`atomic`]) on an element on PE `pe`. The element has 4 or 8 `bytes`.
 #[kernel]
 pub fn stream_atomic(
     ctx: &Context,
@@ -208,8 +208,8 @@ pub fn stream_atomic(
     outcome.write(0, OUTCOME_DONE);
 }
 
-/// Synchronises the members of a team, with all threads of one block. Afterwards, the earlier work
-/// of every member's stream is visible.
+/// Synchronises the members of a team. All threads of one block take part. When the kernel has
+/// ended, the effects of the earlier work in every member's stream are visible to this PE.
 #[kernel]
 pub fn stream_barrier(ctx: &Context, team: KernelTeam, outcome: DeviceSlice<u64>) -> Result<(), Failed> {
     ctx.barrier_block(team)?;
@@ -219,7 +219,7 @@ pub fn stream_barrier(ctx: &Context, team: KernelTeam, outcome: DeviceSlice<u64>
     Ok(())
 }
 
-/// Writes one element to a PE: the first `bytes` bytes of `bits`.
+/// Writes the first `bytes` bytes of `bits` to one element on PE `pe`.
 #[kernel]
 pub fn stream_put_element(ctx: &Context, element: SymSlice<u8>, bits: u64, bytes: u32, pe: u32) {
     // SAFETY: the launch gives the offset of an aligned element of that many bytes.
@@ -233,8 +233,8 @@ pub fn stream_put_element(ctx: &Context, element: SymSlice<u8>, bits: u64, bytes
     }
 }
 
-/// Sets `count` elements from `first` on to the first `bytes` bytes of `bits`: 2, 4 or 8. The
-/// threads of the grid share the elements.
+/// Sets each of `count` elements, starting at `first`, to the first `bytes` bytes of `bits`.
+/// `bytes` is 2, 4 or 8. The grid's threads divide the elements among themselves.
 #[kernel]
 pub fn stream_fill(first: DeviceSlice<u8>, bits: u64, bytes: u32, count: u64) {
     let threads = u64::from(gpu::grid_dim().x) * u64::from(gpu::block_dim().x);

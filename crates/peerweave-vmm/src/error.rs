@@ -1,4 +1,4 @@
-//! Errors of this crate, grouped by cause.
+//! The errors that this crate returns, grouped by cause.
 //!
 //! Invariant: every error names the call, the value and what was expected, or the PE at fault.
 
@@ -9,24 +9,25 @@ use peerweave_bootstrap::{BootstrapError, Loss};
 use peerweave_driver::{CudaCode, DriverError, MulticastDisabled};
 use peerweave_types::Pe;
 
-/// An error of this crate.
+/// An error that this crate returns.
 ///
-/// `Debug` prints the message, because `unwrap` and a `main` that returns an error print `Debug`.
+/// `Debug` prints the same message as `Display`, because `unwrap` and a `main` that returns an
+/// error print errors by `Debug`.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum VmmError {
-    /// An argument is invalid, or the object's state does not permit the call. The caller has a
-    /// bug.
+    /// An argument is invalid, or the object's state does not permit the call. In either case, the
+    /// caller has a bug.
     #[error(transparent)]
     Misuse(#[from] Misuse),
     /// The driver, the device or the machine does not support a feature.
     #[error("{feature} is not supported: it needs {needs}, found {found}")]
     Unsupported {
-        /// The feature's name.
+        /// Name of the feature.
         feature: &'static str,
-        /// What the feature requires.
+        /// Description of the requirement.
         needs: String,
-        /// What this machine has instead of the requirement.
+        /// Description of the state that was found instead.
         found: String,
     },
     /// Multicast objects are disabled in this process. The error was returned before the driver was
@@ -39,8 +40,8 @@ pub enum VmmError {
     /// The rendezvous failed, and no single PE is at fault.
     #[error(transparent)]
     Bootstrap(BootstrapError),
-    /// Another PE failed in the same collective call, or was lost (its process died or
-    /// disconnected).
+    /// Another PE failed in the same collective call, or was lost because its process died or
+    /// disconnected.
     #[error("{call}: {pe} {cause}")]
     Peer {
         /// Name of the collective call.
@@ -50,12 +51,12 @@ pub enum VmmError {
         /// The cause of the failure.
         cause: PeerCause,
     },
-    /// The deadline passed before the call was complete.
+    /// The deadline passed before the call had completed.
     #[error("{call}: timed out after {waited:.1?}{}", did_not_arrive(.missing))]
     Timeout {
-        /// The call that waited.
+        /// Name of the call that waited.
         call: String,
-        /// The time waited.
+        /// Time for which the call waited.
         waited: Duration,
         /// The PEs that did not arrive; empty if this PE's own device did not complete its work.
         missing: Vec<Pe>,
@@ -66,7 +67,7 @@ pub enum VmmError {
     BrokenPeer {
         /// The device or PE that accesses the memory.
         from: String,
-        /// The device or PE that has the memory.
+        /// The device or PE that owns the memory.
         to: String,
         /// Description of the wrong or missing data.
         what: String,
@@ -79,13 +80,13 @@ impl fmt::Debug for VmmError {
     }
 }
 
-/// How another PE failed.
+/// The cause of another PE's failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PeerCause {
     /// The PE's process died or disconnected.
     Lost(Loss),
-    /// The PE failed in this call, with this error.
+    /// The PE's own call failed; the string is the message of that PE's error.
     Failed(String),
 }
 
@@ -102,7 +103,7 @@ impl std::fmt::Display for PeerCause {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Misuse {
-    /// A length or an offset is zero or is not a multiple of the granularity.
+    /// A length is zero, or a length, an offset or an address is not a multiple of the granularity.
     #[error("{call}: {what} is {value} bytes, expected a positive multiple of {multiple}")]
     Unaligned {
         /// Name of the call.
@@ -111,10 +112,11 @@ pub enum Misuse {
         what: &'static str,
         /// Value of the argument, in bytes.
         value: usize,
-        /// The required alignment, in bytes.
+        /// The granularity, in bytes.
         multiple: usize,
     },
-    /// A range exceeds the memory.
+    /// A range is invalid: it exceeds the memory or the object, or it is empty although the call
+    /// requires at least one byte.
     #[error("{call}: the range is {start}..{end}, expected a range within {len} {unit}")]
     OutOfRange {
         /// Name of the call.
@@ -123,13 +125,14 @@ pub enum Misuse {
         start: usize,
         /// One past the last index of the range.
         end: usize,
-        /// Length of the memory, in `unit`.
+        /// Length of the memory or of the object, in `unit`.
         len: usize,
-        /// Unit of the indices and of the length: "bytes" or "elements".
+        /// Unit of the indices and of the length: "bytes", "elements" or "signals".
         unit: &'static str,
     },
-    /// A mapping was requested at addresses that are already mapped.
-    #[error("{call}: bytes {start}..{end} of the reservation are already mapped, expected free addresses")]
+    /// The requested range is not free. A part of the reservation's range is already mapped, or
+    /// memory is already bound to a part of the multicast object's range.
+    #[error("{call}: a part of bytes {start}..{end} is already mapped or bound, expected a free range")]
     Occupied {
         /// Name of the call.
         call: &'static str,
@@ -152,7 +155,7 @@ pub enum Misuse {
     },
     /// The memory of the requested PE is not mapped in this process. Either the PE does not exist,
     /// or it is on another machine.
-    #[error("{call}: {pe} is not mapped here; the heap has PEs {mapped:?} of this machine")]
+    #[error("{call}: the memory of {pe} is not mapped in this process, expected one of the PEs {mapped:?} of this machine")]
     NotMapped {
         /// Name of the call.
         call: &'static str,
@@ -168,21 +171,21 @@ pub enum Misuse {
         call: String,
         /// The first PE.
         one: Pe,
-        /// The call or result of PE `one`.
+        /// The arguments, state or result that PE `one` reported.
         one_has: String,
         /// The second PE.
         other: Pe,
-        /// The call or result of PE `other`.
+        /// The arguments, state or result that PE `other` reported.
         other_has: String,
     },
-    /// The memory to be freed is still in use: this PE or a graph has other handles of it.
+    /// The memory to be freed is still in use, because this PE or a graph has other handles to it.
     #[error("{call}: the memory at offset {offset} has {handles} handles, expected 1 (the handle passed to the call)")]
     StillShared {
         /// Name of the call.
         call: &'static str,
         /// Offset of the memory in the heap, in bytes.
         offset: u64,
-        /// Number of handles.
+        /// Number of handles, including the handle passed to the call.
         handles: usize,
     },
     /// The memory belongs to another heap.
@@ -191,8 +194,8 @@ pub enum Misuse {
         /// Name of the call.
         call: &'static str,
     },
-    /// The heap has too little free memory. The heap does not grow automatically, or would exceed
-    /// its limit.
+    /// The heap has too little free memory. Either the heap does not grow automatically, or it
+    /// would exceed its limit.
     #[error("{call}: {bytes} bytes do not fit: {free} of {total} bytes are free, and the heap's limit is {limit} bytes")]
     Exhausted {
         /// Name of the call.
@@ -212,7 +215,7 @@ pub enum Misuse {
     Broken {
         /// Name of the call.
         call: &'static str,
-        /// The earlier failure.
+        /// Description of the earlier failure.
         earlier: String,
     },
 }
@@ -223,7 +226,8 @@ impl VmmError {
         matches!(self, Self::Driver(DriverError::Cuda(error)) if error.is_out_of_memory())
     }
 
-    /// Returns the PEs that caused this error: those that did not arrive, were lost, or failed.
+    /// Returns the PEs that caused this error: they did not arrive, were lost, failed, or made a
+    /// different call. The list is empty if no PE is known to be at fault.
     pub fn blamed(&self) -> Vec<Pe> {
         match self {
             Self::Peer { pe, .. } => vec![*pe],

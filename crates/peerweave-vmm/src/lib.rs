@@ -1,5 +1,5 @@
-//! GPU memory shared among PEs: safe wrappers of CUDA's virtual memory management, a symmetric heap
-//! over NVLink, and multicast objects.
+//! GPU memory shared among PEs: safe wrappers around CUDA's virtual memory management, a symmetric
+//! heap over NVLink, and multicast objects.
 #![doc = include_str!("../README.md")]
 
 mod agree;

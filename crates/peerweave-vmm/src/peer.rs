@@ -1,7 +1,7 @@
 //! Peer access between devices: what the driver reports, and tests that transfer data.
 //!
-//! Invariant: a pair of devices is reported as working only after data transferred in both
-//! directions was compared.
+//! Invariant: a pair of devices is reported as working only after data has been transferred in both
+//! directions and compared.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,7 +16,7 @@ use crate::memory::physical::{Exportable, Granularity, PhysicalMemory};
 use crate::memory::reservation::Reservation;
 use crate::raw::{self, Attribute};
 
-/// Properties of a device that matter for shared memory.
+/// The properties of a device that are relevant for shared memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceInfo {
@@ -24,42 +24,45 @@ pub struct DeviceInfo {
     pub ordinal: usize,
     /// Name of the device.
     pub name: String,
-    /// PCI address of the device: the same in every process, even if the ordinals differ.
+    /// PCI address of the device. The PCI address is the same in every process, even if the
+    /// ordinals differ.
     pub pci_address: String,
-    /// Whether the device has virtual memory management.
+    /// Whether the device supports virtual memory management.
     pub vmm: bool,
-    /// Handle types for export. For fabric handles this is only the device's attribute; creating
-    /// such memory may still fail.
+    /// The handle types by which memory of the device can be exported. Even if the device reports
+    /// fabric handles, creating memory with fabric handles may fail.
     pub exportable: Exportable,
-    /// Whether the device supports multicast objects, according to its attribute.
+    /// Whether the device reports that it supports multicast objects.
     pub multicast: bool,
 }
 
-/// What the driver reports about the access of one device to the memory of another device.
+/// The driver's report on the access that a first device has to the memory of a second device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PairInfo {
-    /// Whether the device can access the memory.
+    /// Whether the first device can access the memory of the second device.
     pub access: bool,
-    /// Whether all atomic operations are supported on that memory.
+    /// Whether the first device supports all native atomic operations on the memory of the second
+    /// device.
     pub native_atomics: bool,
     /// Performance rank that the driver reports. A lower rank is faster.
     pub performance_rank: i32,
 }
 
-/// The devices of this process, and every ordered pair of them.
+/// The devices of this process, and the access between every two of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PeerMatrix {
-    /// The devices, by ordinal.
+    /// The devices, in ascending order of their ordinals.
     pub devices: Vec<DeviceInfo>,
-    /// `pairs[from][to]` describes the access of device `from` to the memory of device `to`. The
-    /// entry is `None` if both are the same device.
+    /// `pairs[from][to]` describes the access that device `from` has to the memory of device `to`.
+    /// The entry is `None` if `from` equals `to`.
     pub pairs: Vec<Vec<Option<PairInfo>>>,
 }
 
 impl PeerMatrix {
-    /// Queries the driver about all devices and pairs. Creates no context and allocates no memory.
+    /// Queries the driver for the properties of all devices and of all pairs of devices. Creates no
+    /// context, and allocates no memory.
     ///
     /// ```
     /// match peerweave_vmm::PeerMatrix::look() {
@@ -69,7 +72,7 @@ impl PeerMatrix {
     /// ```
     ///
     /// # Errors
-    /// Errors of the driver, for example if no driver is installed.
+    /// [`VmmError::Driver`] if a driver call fails, or if no driver is installed.
     pub fn look() -> Result<Self, VmmError> {
         let count = Driver::get()?.device_count()?;
         let device = |ordinal| -> Result<DeviceInfo, VmmError> {
@@ -90,10 +93,10 @@ impl PeerMatrix {
     }
 }
 
-/// Returns what the driver reports about the access of device `from` to the memory of device `to`.
+/// Returns the driver's report on the access that device `from` has to the memory of device `to`.
 ///
 /// # Errors
-/// Errors of the driver.
+/// [`VmmError::Driver`] if a driver call fails.
 pub fn pair(from: usize, to: usize) -> Result<PairInfo, VmmError> {
     let number = |ordinal: usize| CUdevice::try_from(ordinal).unwrap_or(CUdevice::MAX);
     let mut can = 0;
@@ -112,12 +115,13 @@ pub fn pair(from: usize, to: usize) -> Result<PairInfo, VmmError> {
     })
 }
 
-/// Enables access of the context `from` to plain allocations of the context `to`. Mappings do not
-/// need this call, because each mapping has its own rights. Repeating the call is not an error.
+/// Enables the context `from` to access plain allocations of the context `to`. A [`Mapping`] does
+/// not need this call, because each mapping has its own rights. If access is already enabled, this
+/// function succeeds.
 ///
 /// # Errors
 /// [`VmmError::Unsupported`] if the device of `from` cannot access the memory of the device of
-/// `to`. Errors of the driver.
+/// `to`. [`VmmError::Driver`] if a driver call fails.
 pub fn enable(from: &Arc<CudaContext>, to: &Arc<CudaContext>) -> Result<(), VmmError> {
     raw::bind(from)?;
     // SAFETY: both contexts are live.
@@ -134,16 +138,17 @@ pub fn enable(from: &Arc<CudaContext>, to: &Arc<CudaContext>) -> Result<(), VmmE
     }
 }
 
-/// Writes and reads memory of device `to` from device `from`, and compares every word with the
-/// written data.
+/// Copies data from the device of `from` to the device of `to`, and copies other data back.
+/// Compares every word with the data that was written.
 ///
-/// Detects machines on which the driver reports peer access although data is wrong or does not
-/// arrive.
+/// This test detects machines on which the driver reports peer access, but transferred data is
+/// wrong or does not arrive.
 ///
 /// # Errors
-/// [`VmmError::BrokenPeer`] for data that differs or does not arrive by the deadline.
-/// [`VmmError::Timeout`] if a device cannot access even its own memory by the deadline.
-/// [`VmmError::Unsupported`] if the devices cannot access each other. Errors of the driver.
+/// [`VmmError::BrokenPeer`] if transferred data is wrong or does not arrive by the deadline.
+/// [`VmmError::Timeout`] if a device cannot complete accesses to its own memory by the deadline.
+/// [`VmmError::Unsupported`] if the device of `from` cannot access the memory of the device of
+/// `to`. [`VmmError::Driver`] if a driver call fails.
 pub fn check_pair(from: &Arc<CudaContext>, to: &Arc<CudaContext>, deadline: Instant) -> Result<(), VmmError> {
     let (near, far) = (from.ordinal(), to.ordinal());
     if near != far && !pair(near, far)?.access {

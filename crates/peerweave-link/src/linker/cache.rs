@@ -16,7 +16,7 @@ use crate::environment::{names, variable};
 use crate::error::LinkError;
 use crate::source::fingerprint::digest;
 
-/// The digest (SHA-256) of all inputs that determine a result.
+/// The key of a cached result: the SHA-256 digest of all inputs that determine the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Key([u8; 32]);
 
@@ -30,7 +30,7 @@ impl Key {
     }
 }
 
-/// The disk cache: a directory of compiled and linked results.
+/// The disk cache: a directory that contains compiled and linked results.
 ///
 /// The directory may be deleted at any time, even while programs run.
 #[derive(Clone, Debug)]
@@ -46,10 +46,11 @@ const HEAD_BYTES: usize = 16 + 32 + 8 + 32;
 const LONGEST_TURN: Duration = Duration::from_secs(300);
 
 impl Cache {
-    /// Returns the cache in a directory. Creates the directory if it does not exist.
+    /// Returns the cache that stores its files in `directory`. Creates the directory if it does not
+    /// exist.
     ///
     /// # Errors
-    /// If the directory cannot be created.
+    /// Returns the I/O error if the directory cannot be created.
     pub fn in_directory(directory: impl Into<PathBuf>) -> std::io::Result<Self> {
         let directory = directory.into();
         let mut builder = std::fs::DirBuilder::new();
@@ -60,9 +61,12 @@ impl Cache {
         Ok(Self { directory })
     }
 
-    /// Returns the cache that the environment specifies. Its directory is `PEERWEAVE_CACHE_DIR`, or
-    /// if that variable is not set, the folder `peerweave` in `XDG_CACHE_HOME` or in `~/.cache`.
-    /// Returns `None` if `PEERWEAVE_CACHE_DIR` is `off`, or if the directory cannot be created.
+    /// Returns the cache that the environment specifies. The variable `PEERWEAVE_CACHE_DIR`
+    /// contains the directory. If that variable is not set, the directory is
+    /// `$XDG_CACHE_HOME/peerweave`, or `$HOME/.cache/peerweave` if `XDG_CACHE_HOME` is not set.
+    ///
+    /// Returns `None` if `PEERWEAVE_CACHE_DIR` is `off`, if none of the three variables is set, or
+    /// if the directory cannot be created.
     pub fn from_env() -> Option<Self> {
         let directory = match variable(names::CACHE_DIR) {
             Some(off) if off == "off" => return None,
@@ -83,13 +87,13 @@ impl Cache {
         &self.directory
     }
 
-    /// Returns the path of the file for a key. The file may not exist.
+    /// Returns the path of the file that stores the result for `key`. The file may not exist yet.
     pub fn path(&self, key: &Key) -> PathBuf {
         self.directory.join(key.file_name())
     }
 
-    /// Returns the result that is stored for a key; `None` if there is no intact file that only
-    /// this user can write.
+    /// Returns the result that is stored for `key`. Returns `None` if the file is missing or
+    /// damaged, or if another user owns the file or can write it.
     pub fn get(&self, key: &Key) -> Option<Vec<u8>> {
         let path = self.path(key);
         let mut file = File::open(&path).ok()?;
@@ -106,8 +110,8 @@ impl Cache {
         body.map(<[u8]>::to_vec)
     }
 
-    /// Stores a result. An error is only logged, because the next link then computes the result
-    /// again.
+    /// Stores a result. If the result cannot be stored, the error is only logged, and the next link
+    /// computes the result again.
     pub fn put(&self, key: &Key, body: &[u8]) {
         if let Err(error) = self.try_put(key, body) {
             tracing::warn!(%error, directory = %self.directory.display(), "cannot store a result in the cache");

@@ -20,9 +20,9 @@ pub use cache::{Cache, Key};
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Linked {
-    /// The cubin: machine code for the architecture of the linker.
+    /// The cubin: machine code for the architecture that was passed to [`Linker::new`].
     pub cubin: Vec<u8>,
-    /// Log of NVRTC and nvJitLink; empty if the module came from the cache.
+    /// Log that NVRTC and nvJitLink wrote; empty if the module came from the cache.
     pub log: String,
     /// Whether the module came from the cache.
     pub cached: bool,
@@ -40,7 +40,8 @@ enum Part<'a> {
     File(InputKind, PathBuf),
 }
 
-/// Builder that links inputs to a cubin for one architecture.
+/// A builder that collects inputs and options, and links the inputs to a cubin for one
+/// architecture.
 ///
 /// ```no_run
 /// use peerweave_link::{Arch, Linker, Source};
@@ -60,7 +61,7 @@ pub struct Linker<'a> {
 }
 
 impl<'a> Linker<'a> {
-    /// Creates a linker without inputs for an architecture. It uses the cache that the environment
+    /// Creates a linker for `arch`, without inputs. The linker uses the cache that the environment
     /// specifies ([`Cache::from_env`]).
     pub fn new(arch: Arch) -> Self {
         Self { arch, parts: Vec::new(), options: Vec::new(), lto: false, cache: Cache::from_env() }
@@ -72,65 +73,70 @@ impl<'a> Linker<'a> {
         Self { cache, ..self }
     }
 
-    /// Adds PTX text as an input. Error messages contain `name`.
+    /// Adds PTX text as an input. Error messages call the input `name`.
     #[must_use]
     pub fn ptx(self, name: impl Into<String>, text: &'a str) -> Self {
         self.input(Input::new(InputKind::Ptx, name, text.as_bytes()))
     }
 
-    /// Adds an input of any kind from memory.
+    /// Adds an input of any format, whose bytes are in memory.
     #[must_use]
     pub fn input(mut self, input: Input<'a>) -> Self {
         self.parts.push(Part::Ready(input));
         self
     }
 
-    /// Adds CUDA C++ text, which NVRTC compiles to relocatable machine code, or to LTO-IR with
-    /// [`lto`](Self::lto).
+    /// Adds CUDA C++ text. NVRTC compiles the text to relocatable machine code, or to LTO-IR if
+    /// [`lto`](Self::lto) has been called.
     #[must_use]
     pub fn source(mut self, source: Source) -> Self {
         self.parts.push(Part::Source(source));
         self
     }
 
-    /// Adds a file as an input. The key of the cache contains the path, the length and the
-    /// modification time of the file, but not its content.
+    /// Adds a file as an input. The cache key depends on the path, the length and the modification
+    /// time of the file, but not on its content.
     #[must_use]
     pub fn file(mut self, kind: InputKind, path: impl Into<PathBuf>) -> Self {
         self.parts.push(Part::File(kind, path.into()));
         self
     }
 
-    /// Adds an option of nvJitLink, such as `-g`.
+    /// Adds an option for nvJitLink, such as `-g`.
     #[must_use]
     pub fn option(mut self, option: impl Into<String>) -> Self {
         self.options.push(option.into());
         self
     }
 
-    /// Enables link-time optimisation of all sources and of all LTO-IR inputs.
+    /// Enables link-time optimisation for all sources and all LTO-IR inputs.
     #[must_use]
     pub fn lto(self) -> Self {
         Self { lto: true, ..self }
     }
 
-    /// Links the inputs, or returns the module from the cache.
+    /// Links the inputs, or returns the module from the cache if an earlier call has stored it.
     ///
     /// # Errors
     /// The errors of [`Nvrtc::load`], [`Nvrtc::compile`], [`NvJitLink::load`] and
-    /// [`NvJitLink::link`]. [`LinkError::Io`] if an input file cannot be read. If the cache cannot
-    /// be read or written, the module is linked without the cache, which is not an error.
+    /// [`NvJitLink::link`]. [`LinkError::Io`] if an input file or a header directory cannot be
+    /// read. [`LinkError::VersionMismatch`] if the versions of NVRTC and nvJitLink are not
+    /// compatible.
+    ///
+    /// A cache that cannot be read or written is not an error: the module is then linked without
+    /// the cache.
     pub fn link(&self) -> Result<Linked, LinkError> {
         let Some(cache) = &self.cache else { return self.link_now() };
         let (cubin, log, cached) = cache.get_or(&self.key()?, || self.link_now().map(|linked| (linked.cubin, linked.log)))?;
         Ok(Linked { cubin, log, cached })
     }
 
-    /// Returns the key of the linked module in the cache. The key is the digest of all inputs, the
-    /// options, the architecture, and the versions of NVRTC and nvJitLink.
+    /// Returns the key under which the linked module is cached. The key is the digest of all
+    /// inputs, the options, the architecture, and the versions of NVRTC and nvJitLink.
     ///
     /// # Errors
-    /// As for [`link`](Self::link).
+    /// The errors of [`Nvrtc::load`] and [`NvJitLink::load`]. [`LinkError::Io`] if an input file or
+    /// a header directory cannot be read.
     pub fn key(&self) -> Result<Key, LinkError> {
         let mut print = Fingerprint::new();
         print.text("arch", &self.arch.to_string());

@@ -18,7 +18,7 @@ const FIRST_UNKNOWN: Version = Version::new(4, 0, 0);
 
 const ARCHIVE: &str = "libnvshmem_device.a";
 
-/// The device side of an installed NVSHMEM: its headers and `libnvshmem_device.a`.
+/// The device library of an installed NVSHMEM: the headers, and the archive `libnvshmem_device.a`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceLibrary {
@@ -32,13 +32,14 @@ pub struct DeviceLibrary {
 
 impl DeviceLibrary {
     /// Finds the device library that belongs to a host library. If `PEERWEAVE_NVSHMEM_DEVICE_PATH`
-    /// is set, searches only that directory. If not, searches the directories near the host
-    /// library, in the layouts of wheels, archives and system packages.
+    /// is set, searches only the directory in that variable. If the variable is not set, searches
+    /// near the host library. Wheels, archives and system packages use different directory layouts;
+    /// the search covers each of these layouts.
     ///
     /// # Errors
-    /// [`LinkError::NotFound`] with the directories that were searched.
-    /// [`LinkError::VersionMismatch`] for an unsupported version. [`LinkError::Io`] if the version
-    /// cannot be read.
+    /// [`LinkError::NotFound`] if the headers or the archive are not found; the error lists the
+    /// directories that were searched. [`LinkError::VersionMismatch`] if the version is not
+    /// supported. [`LinkError::Io`] if the version cannot be read.
     pub fn beside(host_library: &Path) -> Result<Self, LinkError> {
         Self::beside_with(host_library, &|name| variable(name).map(PathBuf::from))
     }
@@ -83,8 +84,8 @@ impl DeviceLibrary {
     }
 
     /// Checks that this device library is compatible with a host library of version `host`. NVSHMEM
-    /// requires the same major number, and a minor number that is not greater than the minor number
-    /// of the host library.
+    /// requires that the two libraries have the same major version number. The minor version number
+    /// of the device library must not be greater than the minor version number of the host library.
     ///
     /// # Errors
     /// [`LinkError::VersionMismatch`] if the versions are incompatible.
@@ -100,7 +101,7 @@ impl DeviceLibrary {
     }
 
     /// Links the PTX of kernels with the archive, and with the wrappers that the PTX calls. The
-    /// first link takes some seconds. Later links return the module from the cache.
+    /// first link takes some seconds. Later links of the same PTX return the module from the cache.
     ///
     /// # Errors
     /// The errors of [`Linker::link`] and [`CudaHeaders::find`]. [`LinkError::Misuse`] if the PTX
@@ -113,17 +114,18 @@ impl DeviceLibrary {
     /// options.
     ///
     /// # Errors
-    /// As for [`link`](Self::link).
+    /// The errors of [`Nvrtc::load`] and [`CudaHeaders::find`]. [`LinkError::Misuse`] if the PTX
+    /// calls an unknown wrapper.
     pub fn linker<'a>(&self, arch: Arch, ptx: &'a str) -> Result<Linker<'a>, LinkError> {
         self.part_linker(arch, ptx, &used_by(ptx)?)
     }
 
-    /// Returns the linker for a part of the PTX of a crate. `used` contains the wrappers that the
-    /// PTX of the whole crate calls, which [`used_by`](super::used_by) returns. All parts are
-    /// linked with the same wrappers, so the wrappers are compiled once and cached.
+    /// Returns the linker for `ptx`, a part of a crate's PTX. `used` must contain the wrappers that
+    /// the crate's whole PTX calls; [`used_by`](super::used_by) returns these wrappers. All parts
+    /// are linked with the same wrappers, so the wrappers are compiled once and cached.
     ///
     /// # Errors
-    /// The errors of [`CudaHeaders::find`].
+    /// The errors of [`Nvrtc::load`] and [`CudaHeaders::find`].
     pub fn part_linker<'a>(&self, arch: Arch, ptx: &'a str, used: &[&Function]) -> Result<Linker<'a>, LinkError> {
         let headers = CudaHeaders::find(Nvrtc::load()?)?;
         let linker = Linker::new(arch).ptx("kernels.ptx", ptx).file(InputKind::Archive, &self.archive);

@@ -41,8 +41,8 @@ using cuda::std::enable_if;
 /// Returns the wrappers that a PTX text calls, in alphabetical order.
 ///
 /// # Errors
-/// [`LinkError::Misuse`] if the PTX calls an unknown wrapper. Such PTX was built with another
-/// version of `peerweave-device`.
+/// [`LinkError::Misuse`] if the PTX calls an unknown wrapper, because the PTX was built with
+/// another version of `peerweave-device`.
 pub fn used_by(ptx: &str) -> Result<Vec<&'static Function>, LinkError> {
     const PREFIX: &str = "peerweave_nvshmem_";
     let names: BTreeSet<&str> = ptx
@@ -60,8 +60,8 @@ pub fn used_by(ptx: &str) -> Result<Vec<&'static Function>, LinkError> {
     names.iter().map(find).collect()
 }
 
-/// Returns the source of these wrappers. `include` is the directory of NVSHMEM's headers, and
-/// `cuda` contains the directories of CUDA's headers.
+/// Returns the CUDA C++ source of the wrappers in `functions`. `include` is the directory that
+/// contains NVSHMEM's headers, and `cuda` lists the directories that contain CUDA's headers.
 pub fn wrappers(functions: &[&Function], include: &Path, cuda: &CudaHeaders) -> Source {
     let mut text = format!("{PRELUDE}#include <nvshmem.h>\n#include <nvshmemx.h>\n");
     for function in functions {

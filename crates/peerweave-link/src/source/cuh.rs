@@ -5,7 +5,7 @@ use std::mem::{align_of, offset_of};
 
 use peerweave_device::types::{FailureKind, KernelContext, KernelOp, KernelStatus, PeerEntry, TeamEntry};
 
-/// The text of `peerweave.cuh`, without assertions.
+/// The text of `peerweave.cuh`, without the assertions that [`peerweave_cuh`] adds.
 pub const PEERWEAVE_CUH: &str = include_str!("../../include/peerweave.cuh");
 
 /// The macro that expands to the offset of a field as a constant. NVRTC 13.1 and older have no
@@ -28,9 +28,10 @@ macro_rules! fields {
     };
 }
 
-/// Returns the text of `peerweave.cuh` with assertions that compare it with the host: the size of
-/// each struct, the offsets of the fields that kernels use, and the values of the constants. Pass
-/// the text to [`Source::header`](crate::Source::header).
+/// Returns the text of `peerweave.cuh` with compile-time assertions. The assertions compare the
+/// header with the host's definitions. They check the size and alignment of each struct, the
+/// offsets of the fields that kernels use, and the values of constants. Pass the text to
+/// [`Source::header`](crate::Source::header).
 ///
 /// ```
 /// use peerweave_link::{Source, peerweave_cuh};

@@ -33,13 +33,14 @@ pub struct Source {
 }
 
 impl Source {
-    /// Creates a source without headers and options. Messages of NVRTC contain `name`.
+    /// Creates a source that has no headers and no options. NVRTC calls the source `name` in its
+    /// messages.
     pub fn new(name: impl Into<String>, text: impl Into<String>) -> Self {
         Self { name: name.into(), text: text.into(), headers: Vec::new(), include: Vec::new(), options: Vec::new() }
     }
 
-    /// Adds a header with this name and text. `#include` prefers this header to files in
-    /// directories.
+    /// Adds a header with this name and text. `#include` uses this header even if a header
+    /// directory contains a file with the same name.
     #[must_use]
     pub fn header(mut self, name: impl Into<String>, text: impl Into<String>) -> Self {
         self.headers.push((name.into(), text.into()));
@@ -54,14 +55,15 @@ impl Source {
         self
     }
 
-    /// Defines a preprocessor macro.
+    /// Defines the preprocessor macro `name` with the value `value`.
     #[must_use]
     pub fn define(self, name: &str, value: &str) -> Self {
         self.option(format!("-D{name}={value}"))
     }
 
-    /// Adds an option of NVRTC. Do not pass the architecture or the output format, which
-    /// [`Target`](crate::Target) sets, or header directories, which [`Self::include`] sets.
+    /// Adds an option for NVRTC. Do not pass options for the architecture or the output format,
+    /// because [`Target`](crate::Target) sets both. Do not pass options for header directories:
+    /// call [`Self::include`] instead.
     #[must_use]
     pub fn option(mut self, option: impl Into<String>) -> Self {
         self.options.push(option.into());
@@ -78,7 +80,7 @@ impl Source {
         &self.text
     }
 
-    /// Returns the directories of headers, in the order of the search.
+    /// Returns the header directories, in the order in which `#include` searches them.
     pub fn directories(&self) -> impl Iterator<Item = &Path> {
         self.include.iter().map(PathBuf::as_path)
     }

@@ -6,8 +6,8 @@ use super::Nvrtc;
 use crate::environment::{names, variable};
 use crate::error::LinkError;
 
-/// Directories of CUDA's headers: the headers of the runtime, of the compiler (`crt`) and of CCCL
-/// (`cuda/std`).
+/// The directories that contain CUDA's headers: the headers of the runtime, of the compiler (`crt`)
+/// and of CCCL (`cuda/std`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CudaHeaders {
@@ -17,12 +17,13 @@ pub struct CudaHeaders {
 
 impl CudaHeaders {
     /// Searches for the headers. If `PEERWEAVE_CUDA_INCLUDE` is set, searches only the directories
-    /// in that variable, which are separated as in `PATH`. If not, searches in this order: near the
-    /// file of NVRTC (a toolkit or Python wheels), in `CUDA_HOME`, in `CUDA_PATH`, and in
-    /// `/usr/local/cuda`.
+    /// in that variable, which are separated as in `PATH`. If the variable is not set, first
+    /// searches near NVRTC's library file, which is in a toolkit or in Python wheels. Then searches
+    /// in `CUDA_HOME`, in `CUDA_PATH`, and in `/usr/local/cuda`, in this order.
     ///
     /// # Errors
-    /// [`LinkError::NotFound`] with the directories that were searched and the packages to install.
+    /// [`LinkError::NotFound`] if a header is not found. The error lists the directories that were
+    /// searched, and names the packages to install.
     pub fn find(nvrtc: &Nvrtc) -> Result<Self, LinkError> {
         Self::find_with(nvrtc.path(), &|name| variable(name).map(PathBuf::from))
     }

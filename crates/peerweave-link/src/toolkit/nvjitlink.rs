@@ -60,7 +60,7 @@ peerweave_dylib::bindings! {
     }
 }
 
-/// Format of an input.
+/// The format of an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum InputKind {
@@ -68,9 +68,9 @@ pub enum InputKind {
     Cubin,
     /// PTX text.
     Ptx,
-    /// LTO-IR: intermediate code for optimisation at link time.
+    /// LTO-IR: intermediate code that is optimised when it is linked.
     LtoIr,
-    /// A fatbin: a container of code for several architectures.
+    /// A fatbin: a container that holds code for several architectures.
     Fatbin,
     /// A host object file that contains device code.
     Object,
@@ -92,7 +92,7 @@ impl InputKind {
     }
 }
 
-/// An input of the linker: its format, its name for messages, and its bytes.
+/// An input for nvJitLink: its format, its name in messages, and its bytes.
 #[derive(Clone)]
 pub struct Input<'a> {
     pub(crate) kind: InputKind,
@@ -101,7 +101,7 @@ pub struct Input<'a> {
 }
 
 impl<'a> Input<'a> {
-    /// Creates an input. PTX may end with a zero byte, but need not.
+    /// Creates an input. PTX text may end with a zero byte, but it does not have to.
     pub fn new(kind: InputKind, name: impl Into<String>, bytes: impl Into<Cow<'a, [u8]>>) -> Self {
         Self { kind, name: name.into(), bytes: bytes.into() }
     }
@@ -113,8 +113,8 @@ impl fmt::Debug for Input<'_> {
     }
 }
 
-/// The loaded nvJitLink, which stays loaded until the process ends. All threads can use it, but
-/// only one link runs at a time.
+/// A loaded nvJitLink library. The library stays loaded until the process ends. All threads can use
+/// the library, but only one link runs at a time.
 pub struct NvJitLink(Arc<Loaded>);
 
 struct Loaded {
@@ -146,16 +146,18 @@ fn on_the_linkers_thread<R: Send + 'static>(run: impl FnOnce() -> R + Send + 'st
 }
 
 impl NvJitLink {
-    /// Returns the nvJitLink of this process. The first successful call finds and loads the
-    /// library.
+    /// Returns the nvJitLink that the whole process shares. The first successful call finds and
+    /// loads the library.
     ///
-    /// If `PEERWEAVE_NVJITLINK_PATH` is set, searches only that file or directory. If not, searches
-    /// in this order: the wheels of the active Python, the search path of the dynamic linker, and
-    /// the usual directories of CUDA.
+    /// If `PEERWEAVE_NVJITLINK_PATH` is set, searches only the file or directory in that variable.
+    /// If the variable is not set, first searches the wheels of the active Python, then the search
+    /// path of the dynamic linker. Finally searches the directories in which CUDA is usually
+    /// installed.
     ///
     /// # Errors
-    /// [`LinkError::Load`] with every path that was tried. [`LinkError::VersionMismatch`] if the
-    /// library is older than 12.3. After an error, a later call searches again.
+    /// [`LinkError::Load`] if the library cannot be loaded; the error lists every path that was
+    /// tried. [`LinkError::VersionMismatch`] if the library is older than 12.3. After an error, the
+    /// next call searches again.
     pub fn load() -> Result<&'static Self, LinkError> {
         static LOADED: OnceLock<NvJitLink> = OnceLock::new();
         match LOADED.get() {
@@ -170,10 +172,12 @@ impl NvJitLink {
     /// Loads nvJitLink from a file or from a directory.
     ///
     /// # Safety
-    /// The file must be nvJitLink, because loading a library runs its initialization code.
+    /// The file must be nvJitLink, because loading a library runs the library's initialization
+    /// code.
     ///
     /// # Errors
-    /// As for [`load`](Self::load).
+    /// [`LinkError::Load`] if the library cannot be loaded. [`LinkError::VersionMismatch`] if the
+    /// library is older than 12.3.
     pub unsafe fn open(path: &Path) -> Result<Self, LinkError> {
         // SAFETY: the caller guarantees that the file is nvJitLink.
         Self::adopt(unsafe { SEARCH.open_at(path, Visibility::Local) }?)
@@ -195,26 +199,29 @@ impl NvJitLink {
         Ok(Self(Arc::new(Loaded { api, version })))
     }
 
-    /// Returns the version of nvJitLink, which equals the version of its CUDA release.
+    /// Returns the version of nvJitLink, which equals the version of the CUDA release that it
+    /// belongs to.
     pub fn version(&self) -> Version {
         self.0.version
     }
 
-    /// Returns the path of the loaded file.
+    /// Returns the path of the loaded library file.
     pub fn path(&self) -> &Path {
         self.0.api.library().path()
     }
 
-    /// Links inputs to a cubin. Returns the cubin and the info log. Prefer
-    /// [`Linker`](crate::Linker), which also compiles sources and caches results.
+    /// Links inputs to a cubin. Returns the cubin, and the log with nvJitLink's informational
+    /// messages. Prefer [`Linker`](crate::Linker), which also compiles sources and caches results.
     ///
     /// # Errors
-    /// - [`LinkError::Link`] with the log of nvJitLink.
-    /// - [`LinkError::VersionMismatch`] for PTX or LTO-IR of a newer compiler, and for code for
-    ///   another architecture.
-    /// - [`LinkError::UnknownArch`] for an unsupported architecture.
+    /// - [`LinkError::Link`] if nvJitLink cannot link the inputs; the error contains nvJitLink's
+    ///   log.
+    /// - [`LinkError::VersionMismatch`] if PTX or LTO-IR comes from a newer compiler, or if an
+    ///   input is for an incompatible architecture.
+    /// - [`LinkError::UnknownArch`] if nvJitLink does not support `arch`.
     /// - [`LinkError::Misuse`] if there are no inputs, if an input is empty, or if a name or an
     ///   option contains a zero byte.
+    /// - [`LinkError::Stuck`] if nvJitLink does not return within the time limit.
     pub fn link(&self, arch: Arch, options: &[String], inputs: &[Input<'_>]) -> Result<(Vec<u8>, String), LinkError> {
         let misuse = |what, value: String, expected| LinkError::Misuse { call: "NvJitLink::link", what, value, expected };
         if inputs.is_empty() {

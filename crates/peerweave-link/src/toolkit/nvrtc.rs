@@ -74,7 +74,7 @@ peerweave_dylib::bindings! {
     }
 }
 
-/// Output format and architecture of a compilation.
+/// The output format and the architecture of a compilation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Target {
@@ -87,7 +87,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// Returns the architecture.
+    /// Returns the architecture for which the code is compiled.
     pub fn arch(self) -> Arch {
         match self {
             Self::Ptx(arch) | Self::Cubin(arch) | Self::LtoIr(arch) => arch,
@@ -95,13 +95,13 @@ impl Target {
     }
 }
 
-/// Result of a compilation.
+/// The result of a compilation.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Compiled {
     /// The compiled code: PTX, a cubin or LTO-IR.
     pub image: Vec<u8>,
-    /// Warnings and remarks of the compiler; empty if there are no messages.
+    /// Warnings and remarks that NVRTC wrote; empty if NVRTC wrote none.
     pub log: String,
 }
 
@@ -111,18 +111,21 @@ impl fmt::Debug for Compiled {
     }
 }
 
-/// The loaded NVRTC, which stays loaded until the process ends. All threads can use it.
+/// A loaded NVRTC library. The library stays loaded until the process ends. All threads can use the
+/// library.
 pub struct Nvrtc {
     api: Api,
     version: Version,
 }
 
 impl Nvrtc {
-    /// Returns the NVRTC of this process. The first successful call finds and loads the library.
+    /// Returns the NVRTC that the whole process shares. The first successful call finds and loads
+    /// the library.
     ///
-    /// If `PEERWEAVE_NVRTC_PATH` is set, searches only that file or directory. If not, searches in
-    /// this order: the wheels of the active Python, the search path of the dynamic linker, and the
-    /// usual directories of CUDA.
+    /// If `PEERWEAVE_NVRTC_PATH` is set, searches only the file or directory in that variable. If
+    /// the variable is not set, first searches the wheels of the active Python, then the search
+    /// path of the dynamic linker. Finally searches the directories in which CUDA is usually
+    /// installed.
     ///
     /// ```
     /// match peerweave_link::Nvrtc::load() {
@@ -132,8 +135,9 @@ impl Nvrtc {
     /// ```
     ///
     /// # Errors
-    /// [`LinkError::Load`] with every path that was tried. [`LinkError::VersionMismatch`] if the
-    /// library is older than 12.0. After an error, a later call searches again.
+    /// [`LinkError::Load`] if the library cannot be loaded; the error lists every path that was
+    /// tried. [`LinkError::VersionMismatch`] if the library is older than 12.0. After an error, the
+    /// next call searches again.
     pub fn load() -> Result<&'static Self, LinkError> {
         static LOADED: OnceLock<Nvrtc> = OnceLock::new();
         match LOADED.get() {
@@ -148,10 +152,11 @@ impl Nvrtc {
     /// Loads NVRTC from a file or from a directory.
     ///
     /// # Safety
-    /// The file must be NVRTC, because loading a library runs its initialization code.
+    /// The file must be NVRTC, because loading a library runs the library's initialization code.
     ///
     /// # Errors
-    /// As for [`load`](Self::load).
+    /// [`LinkError::Load`] if the library cannot be loaded. [`LinkError::VersionMismatch`] if the
+    /// library is older than 12.0.
     pub unsafe fn open(path: &Path) -> Result<Self, LinkError> {
         // SAFETY: the caller guarantees that the file is NVRTC.
         Self::adopt(unsafe { SEARCH.open_at(path, Visibility::Local) }?)
@@ -174,21 +179,22 @@ impl Nvrtc {
         Ok(Self { api, version })
     }
 
-    /// Returns the version of NVRTC, which equals the version of its CUDA release.
+    /// Returns the version of NVRTC, which equals the version of the CUDA release that it belongs
+    /// to.
     pub fn version(&self) -> Version {
         self.version
     }
 
-    /// Returns the path of the loaded file.
+    /// Returns the path of the loaded library file.
     pub fn path(&self) -> &Path {
         self.api.library().path()
     }
 
-    /// Returns the supported architectures in ascending order, without suffixes; empty if NVRTC
-    /// does not report them.
+    /// Returns the architectures that NVRTC supports, in ascending order and without suffixes. The
+    /// list is empty if NVRTC does not report its architectures.
     ///
     /// # Errors
-    /// [`LinkError::Missing`] if NVRTC lacks the function.
+    /// [`LinkError::Missing`] if NVRTC lacks the function that reports its architectures.
     pub fn archs(&self) -> Result<Vec<Arch>, LinkError> {
         let mut count: c_int = 0;
         // SAFETY: the pointer is to a live integer.
@@ -201,7 +207,7 @@ impl Nvrtc {
         Ok(numbers.iter().map(|number: &c_int| Arch::new((number / 10) as u8, (number % 10) as u8)).collect())
     }
 
-    /// Compiles a source. The compilation has no time limit. Several threads can compile
+    /// Compiles a source. The compilation has no time limit. Several threads can compile sources
     /// concurrently.
     ///
     /// ```no_run
@@ -214,9 +220,10 @@ impl Nvrtc {
     /// ```
     ///
     /// # Errors
-    /// - [`LinkError::Compile`] with the log of NVRTC.
-    /// - [`LinkError::UnknownArch`] for an unsupported architecture.
+    /// - [`LinkError::Compile`] if NVRTC cannot compile the source; the error contains NVRTC's log.
+    /// - [`LinkError::UnknownArch`] if NVRTC does not support the architecture.
     /// - [`LinkError::Misuse`] if a text, a name or an option contains a zero byte.
+    /// - [`LinkError::Missing`] if NVRTC lacks a function.
     pub fn compile(&self, source: &Source, target: Target) -> Result<Compiled, LinkError> {
         let archs = self.archs()?;
         let plain = Arch { suffix: None, ..target.arch() };

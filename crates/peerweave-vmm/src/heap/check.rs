@@ -20,15 +20,16 @@ const WORDS: usize = 8192;
 
 impl SymmetricHeap {
     /// Writes to and reads from the memory of every PE of this machine, and compares every word.
-    /// The memory for the test is allocated on the heap. It is freed even after an error, unless
-    /// this PE's device does not complete its work.
+    /// The test allocates memory on the heap. This memory is freed even after an error, unless this
+    /// PE's device does not complete its work.
     ///
     /// # Collective
-    /// All PEs of the job.
+    /// All PEs of the job call this function.
     ///
     /// # Errors
-    /// [`VmmError::BrokenPeer`] with both PEs, on the PE that detected the wrong data. The other
-    /// PEs get [`VmmError::Peer`]. As for [`alloc`](Self::alloc).
+    /// [`VmmError::BrokenPeer`] on the PE that detects wrong or missing data; the error names the
+    /// two PEs between which the data was transferred. The other PEs get [`VmmError::Peer`]. Also
+    /// the errors of [`alloc`](Self::alloc).
     pub fn check_peers(&self) -> Result<(), VmmError> {
         const CALL: &str = "SymmetricHeap::check_peers";
         let n = self.inner.rendezvous.n_pes() as usize;

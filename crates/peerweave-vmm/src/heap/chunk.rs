@@ -21,19 +21,19 @@ use crate::share::ipc::{Closing, IpcHandle, IpcMemory, IpcPeerMemory};
 use crate::share::{FabricHandle, SharedMemory};
 use crate::{PeerCause, VmmError};
 
-/// Transport by which the PEs of a machine share memory.
+/// The transport by which the PEs of a machine share memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum HeapTransport {
-    /// No export: all PEs are threads of one process.
+    /// Direct access without an export, because all PEs of the machine are threads of one process.
     Process,
-    /// Memory exported as POSIX file descriptors.
+    /// Export of memory as POSIX file descriptors.
     FileDescriptor,
-    /// Memory exported as fabric handles.
+    /// Export of memory as fabric handles.
     Fabric,
-    /// Legacy CUDA IPC. The segments are not at equal strides. Such a heap cannot be finalised
-    /// while a stream of its context is being captured. The driver would refuse to close the memory
-    /// of other PEs, and would invalidate the capture.
+    /// Legacy CUDA IPC. The segments are not at equal strides. A heap with this transport cannot be
+    /// finalised while a stream of its context is being captured. In that case the driver would
+    /// refuse to close the memory of other PEs, and would invalidate the capture.
     Ipc,
 }
 

@@ -52,12 +52,13 @@ const FREE: &str = "SymmetricHeap::free";
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Sharing {
-    /// The first supported transport, in this order: direct access among threads of one process,
-    /// file descriptors, fabric handles, legacy IPC. All PEs of the machine must support it.
+    /// The first transport that all PEs of the machine support. The order is: direct access among
+    /// threads of one process, file descriptors, fabric handles, legacy IPC.
     #[default]
     Auto,
-    /// Fabric handles if all PEs of the machine support them. If not, the transport is chosen as
-    /// for [`Auto`](Self::Auto), and [`SymmetricHeap::fallback_reason`] returns the reason.
+    /// Fabric handles if all PEs of the machine support fabric handles. If not, the transport is
+    /// chosen as for [`Auto`](Self::Auto), and [`SymmetricHeap::fallback_reason`] returns the
+    /// reason.
     PreferFabric,
     /// Legacy CUDA IPC.
     Ipc,
@@ -67,37 +68,38 @@ pub enum Sharing {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Growth {
-    /// The heap grows only by [`SymmetricHeap::grow`].
+    /// The heap grows only if the PEs call [`SymmetricHeap::grow`].
     #[default]
     Explicit,
-    /// The heap grows if an allocation does not fit, by at least this number of bytes.
+    /// The heap grows by at least `bytes` if an allocation does not fit.
     Steps {
-        /// Minimum number of bytes of one step of growth.
+        /// Minimum number of bytes by which the heap grows at once.
         bytes: usize,
     },
 }
 
-/// Options of a heap: its size, growth and transport. They must be equal on all PEs.
+/// The options of a heap: its size, growth and transport. The options must be equal on all PEs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HeapOptions {
-    /// Initial size of each PE's segment in bytes. It is rounded up to the granularity.
+    /// Initial size of each PE's segment in bytes. The size is rounded up to the granularity.
     pub initial_bytes: usize,
-    /// Maximum size of each PE's segment in bytes. `None` is the memory size of the device.
-    /// Addresses are reserved for the maximum size, which costs no memory.
+    /// Maximum size of each PE's segment in bytes. `None` means the memory size of the device. The
+    /// heap reserves addresses for the maximum size; reserved addresses use no memory.
     pub max_bytes: Option<usize>,
     /// Whether the heap grows automatically.
     pub growth: Growth,
     /// The requested transport.
     pub sharing: Sharing,
     /// Whether [`SymmetricHeap::multicast`] will be called. If so, the heap's granularity is a
-    /// multiple of the granularity that the driver recommends for multicast objects, which may be
-    /// 512 MiB. PEs whose device or settings do not allow multicast objects ignore this option.
+    /// multiple of the granularity that the driver recommends for multicast objects. The
+    /// recommended granularity may be 512 MiB. PEs whose device or settings do not allow multicast
+    /// objects ignore this option.
     pub multicast: bool,
 }
 
 impl HeapOptions {
-    /// Returns the options of a heap of `initial_bytes` on each PE that does not grow
+    /// Returns the options of a heap that has `initial_bytes` on each PE and does not grow
     /// automatically.
     pub fn new(initial_bytes: usize) -> Self {
         Self { initial_bytes, max_bytes: None, growth: Growth::default(), sharing: Sharing::default(), multicast: false }
@@ -124,19 +126,20 @@ impl HeapOptions {
     }
 }
 
-/// Memory on every PE's GPU that the PEs allocate together. Each PE can access the memory of all
-/// PEs of its machine.
+/// A heap of GPU memory with the same layout on every PE. The PEs allocate memory together. Each PE
+/// can access the heap memory of all PEs of its machine.
 ///
 /// # Collective
 /// All PEs of the job call [`new`](Self::new), [`alloc`](Self::alloc),
 /// [`signal_pad`](Self::signal_pad), [`free`](Self::free), [`grow`](Self::grow) and
-/// [`finalize`](Self::finalize) in the same order with the same arguments. If their calls differ,
-/// all PEs get [`Misuse::Diverged`], and the heap is unchanged. Each call returns by the deadline
-/// of the rendezvous. Its error names the PEs that did not arrive.
+/// [`finalize`](Self::finalize) in the same order with the same arguments. The same rule applies to
+/// every other function that has a section "Collective". If the PEs' calls differ, all PEs get
+/// [`Misuse::Diverged`], and the heap is unchanged. Each call returns by the deadline of the
+/// rendezvous. If some PEs have not arrived by the deadline, the error names these PEs.
 ///
-/// Dropping the heap or a handle of its memory is local. Memory whose handles are dropped without
-/// [`free`](Self::free) stays allocated until the heap is released, and
-/// [`finalize`](Self::finalize) reports it.
+/// Dropping the heap, or a handle to its memory, is not collective. Memory whose handles are
+/// dropped without [`free`](Self::free) stays allocated until the heap is released, and
+/// [`finalize`](Self::finalize) reports this memory.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -168,14 +171,14 @@ pub struct SymmetricHeap {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Leak {
-    /// Offset of the memory in the heap, in bytes.
+    /// Offset of the allocation in the heap, in bytes.
     pub offset: u64,
     /// Requested length in bytes.
     pub bytes: u64,
     /// Name of the element type.
     pub element: &'static str,
-    /// Whether all handles of the memory were dropped. The addresses stay valid while a handle
-    /// exists.
+    /// Whether all handles to the allocation have been dropped. While a handle exists, the
+    /// addresses stay valid.
     pub dropped: bool,
 }
 
@@ -183,12 +186,12 @@ pub struct Leak {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LeakReport {
-    /// The allocations, by offset.
+    /// The allocations, in ascending order of their offsets.
     pub leaks: Vec<Leak>,
 }
 
 impl LeakReport {
-    /// Returns whether all memory had been freed.
+    /// Returns whether all memory was freed before the heap was finalised.
     pub fn is_clean(&self) -> bool {
         self.leaks.is_empty()
     }
@@ -213,12 +216,14 @@ impl SymmetricHeap {
     /// context.
     ///
     /// # Collective
-    /// All PEs of the job. The PEs of one machine can access each other's memory.
+    /// All PEs of the job call this function. Afterwards the PEs of one machine can access each
+    /// other's heap memory.
     ///
     /// # Errors
-    /// [`VmmError::Unsupported`] if the devices of a machine cannot access each other, or memory
-    /// cannot be shared. [`VmmError::Peer`] if another PE failed or was lost. [`VmmError::Timeout`]
-    /// names the PEs that did not arrive. Errors of the driver.
+    /// [`VmmError::Unsupported`] if the devices of a machine cannot access each other, or if the
+    /// PEs cannot share memory. [`VmmError::Peer`] if another PE failed or was lost.
+    /// [`VmmError::Timeout`] if PEs do not arrive by the deadline; the error names these PEs.
+    /// [`VmmError::Driver`] if a driver call fails.
     pub fn new(rendezvous: &Arc<Rendezvous>, context: &Arc<CudaContext>, options: HeapOptions) -> Result<Self, VmmError> {
         let call = format!("SymmetricHeap::new({options:?})");
         let around =
@@ -240,24 +245,28 @@ impl SymmetricHeap {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Allocates `len` elements on every PE, filled with zeros.
+    /// Allocates `len` elements on every PE, and fills them with zeros.
     ///
     /// # Collective
-    /// All PEs, with the same type and length. When this call returns, the memory of all PEs is
-    /// zero.
+    /// All PEs of the job call this function with the same type and length. When the call returns,
+    /// the memory of all PEs is zero.
     ///
     /// # Errors
     /// [`Misuse::Exhausted`] if the memory does not fit and the heap cannot grow.
-    /// [`Misuse::Diverged`] if the PEs' calls differ. As for [`new`](Self::new).
+    /// [`Misuse::Diverged`] if the PEs' calls differ. Also the errors of [`new`](Self::new).
     pub fn alloc<T: Element>(&self, len: usize) -> Result<SymmetricMemory<T>, VmmError> {
         self.alloc_aligned(len, align_of::<T>())
     }
 
-    /// Allocates like [`alloc`](Self::alloc), at an offset that is a multiple of `alignment_bytes`.
-    /// The alignment is a power of two of at most 2 MiB. Every offset is a multiple of 256.
+    /// Allocates memory like [`alloc`](Self::alloc), at an offset that is a multiple of
+    /// `alignment_bytes`. The alignment must be a power of two, and at most 2 MiB. The offset is
+    /// always a multiple of 256.
+    ///
+    /// # Collective
+    /// All PEs of the job call this function with the same type, length and alignment.
     ///
     /// # Errors
-    /// As for [`alloc`](Self::alloc). [`Misuse::Value`] for an invalid alignment.
+    /// The errors of [`alloc`](Self::alloc). [`Misuse::Value`] if the alignment is invalid.
     pub fn alloc_aligned<T: Element>(&self, len: usize, alignment_bytes: usize) -> Result<SymmetricMemory<T>, VmmError> {
         let mut state = self.inner.enter(ALLOC)?;
         self.alloc_in(&mut state, len, alignment_bytes)
@@ -322,10 +331,10 @@ impl SymmetricHeap {
     /// Allocates `len` signals on every PE. Each signal is zero and has its own cache line.
     ///
     /// # Collective
-    /// As for [`alloc`](Self::alloc).
+    /// All PEs of the job call this function with the same `len`.
     ///
     /// # Errors
-    /// As for [`alloc`](Self::alloc).
+    /// The errors of [`alloc`](Self::alloc).
     pub fn signal_pad(&self, len: usize) -> Result<SignalPad, VmmError> {
         // The product saturates, so that all PEs refuse a number beyond the address space with the
         // same error.
@@ -333,22 +342,24 @@ impl SymmetricHeap {
         Ok(SignalPad::new(self.alloc(words)?, len))
     }
 
-    /// Frees memory on every PE. First waits until this PE's streams have completed the work that
-    /// uses the memory, and all work at multicast addresses of the heap.
+    /// Frees memory on every PE. Before that, waits until this PE's streams have completed all work
+    /// that uses the memory, and all work that uses multicast addresses of the heap.
     ///
     /// After an error the memory stays allocated, as if its handles had been dropped. Freeing fails
     /// if another library used the memory on a per-thread stream, because no other thread can wait
     /// for such a stream.
     ///
     /// # Collective
-    /// All PEs, each with a handle of the same allocation. No other handle of the allocation may
-    /// exist, including slices and handles for other PEs.
+    /// All PEs of the job call this function, each with a handle to the same allocation. The PE
+    /// must have no other handle to the allocation. Clones, slices and handles to the memory of
+    /// other PEs also count as handles.
     ///
     /// # Errors
-    /// [`Misuse::StillShared`] if other handles exist. [`Misuse::OtherHeap`] for memory of another
-    /// heap. [`VmmError::Timeout`] if a stream does not complete, for example a stream that is
-    /// being captured. `DriverError::PerThreadStream` for memory that was used on a per-thread
-    /// stream. [`Misuse::Diverged`] if the PEs' calls differ. As for [`new`](Self::new).
+    /// [`Misuse::StillShared`] if other handles exist. [`Misuse::OtherHeap`] if the memory belongs
+    /// to another heap. [`VmmError::Timeout`] if a stream does not complete its work, for example
+    /// because the stream is being captured. [`VmmError::Driver`] with
+    /// `DriverError::PerThreadStream` if the memory was used on a per-thread stream.
+    /// [`Misuse::Diverged`] if the PEs' calls differ. Also the errors of [`new`](Self::new).
     pub fn free<T: Element>(&self, memory: SymmetricMemory<T>) -> Result<(), VmmError> {
         let mut state = self.inner.enter(FREE)?;
         self.free_in(&mut state, memory, self.inner.own_deadline())
@@ -379,20 +390,23 @@ impl SymmetricHeap {
 
     /// Frees a signal pad, like [`free`](Self::free).
     ///
+    /// # Collective
+    /// All PEs of the job call this function, each with its pad of the same allocation.
+    ///
     /// # Errors
-    /// As for [`free`](Self::free).
+    /// The errors of [`free`](Self::free).
     pub fn free_signal_pad(&self, pad: SignalPad) -> Result<(), VmmError> {
         self.free(pad.into_memory())
     }
 
-    /// Adds `bytes`, rounded up to the granularity, to every PE's segment.
+    /// Grows every PE's segment by `bytes` bytes, rounded up to the granularity.
     ///
     /// # Collective
-    /// All PEs, with the same number of bytes.
+    /// All PEs of the job call this function with the same number of bytes.
     ///
     /// # Errors
-    /// [`Misuse::Exhausted`] if the segment would exceed the heap's limit. As for
-    /// [`new`](Self::new).
+    /// [`Misuse::Exhausted`] if the segment would exceed the heap's limit. [`Misuse::Diverged`] if
+    /// the PEs' calls differ. Also the errors of [`new`](Self::new).
     pub fn grow(&self, bytes: usize) -> Result<(), VmmError> {
         const CALL: &str = "SymmetricHeap::grow";
         let mut state = self.inner.enter(CALL)?;
@@ -420,16 +434,22 @@ impl SymmetricHeap {
         Ok(at)
     }
 
-    /// Ends the heap after this PE's streams have completed the work that uses it. Returns a report
-    /// of the memory that was not freed.
+    /// Ends the heap after this PE's streams have completed all work that uses the heap's memory.
+    /// Returns a report that lists the memory that was not freed.
     ///
-    /// The memory is released when the last handle of the heap's memory is dropped.
+    /// The heap's memory is released when the last handle to the memory is dropped.
     ///
     /// # Collective
-    /// All PEs. The PEs may have different handles left.
+    /// All PEs of the job call this function. A PE may still have handles to the heap's memory, and
+    /// these handles may differ among the PEs.
     ///
     /// # Errors
-    /// As for [`free`](Self::free). The heap has ended on this PE even after an error.
+    /// [`VmmError::Timeout`] if a stream does not complete its work, or if PEs do not arrive by the
+    /// deadline. [`VmmError::Driver`] if a driver call fails, or if the heap's memory was used on a
+    /// per-thread stream. [`VmmError::Peer`] if another PE failed or was lost. [`Misuse::Diverged`]
+    /// if the PEs' calls differ.
+    ///
+    /// The heap has ended on this PE even after an error.
     pub fn finalize(self) -> Result<LeakReport, VmmError> {
         const CALL: &str = "SymmetricHeap::finalize";
         let mut state = self.inner.enter(CALL)?;
@@ -466,29 +486,30 @@ impl SymmetricHeap {
         Ok(())
     }
 
-    /// Returns a closure that tells whether the heap is released. It returns `true` once all
-    /// handles of the heap and of its memory are dropped, and the streams that used the memory have
-    /// completed. From then on the heap no longer keeps the rendezvous alive.
+    /// Returns a closure that returns whether the heap has been released. The heap is released once
+    /// the heap and all handles to its memory have been dropped, and the streams that used the
+    /// memory have completed. From then on, the heap no longer keeps the rendezvous alive.
     pub fn gone(&self) -> impl Fn() -> bool + Send + Sync + use<> {
         let alive = Arc::downgrade(&self.inner.alive);
         move || alive.strong_count() == 0
     }
 
-    /// Returns the address in this process of byte `offset` in the segment of `pe`. The device of
-    /// this PE's context may read and write the address.
+    /// Returns the address that byte `offset` in the segment of `pe` has in this process. The
+    /// device of this PE's context may read and write the byte through this address.
     ///
     /// # Errors
-    /// [`Misuse::NotMapped`] for a PE of another machine. [`Misuse::OutOfRange`] for an offset
-    /// beyond the heap.
+    /// [`Misuse::NotMapped`] if `pe` is on another machine or does not exist.
+    /// [`Misuse::OutOfRange`] if the offset is beyond the end of the heap.
     pub fn address_of(&self, pe: Pe, offset: u64) -> Result<CUdeviceptr, VmmError> {
         self.inner.address_of("SymmetricHeap::address_of", pe, offset, 1)
     }
 
-    /// Returns the addresses of the segments in this process, for kernels. `my_pe` and `n_pes`
-    /// count only the PEs of this machine.
+    /// Returns the addresses that the segments have in this process, for kernels. The fields
+    /// `my_pe` and `n_pes` of the result count only the PEs of this machine.
     ///
     /// # Errors
-    /// [`VmmError::Unsupported`] with legacy IPC, whose segments are not at equal strides.
+    /// [`VmmError::Unsupported`] if the transport is legacy IPC, whose segments are not at equal
+    /// strides.
     pub fn geometry(&self) -> Result<HeapGeometry, VmmError> {
         let layout = &self.inner.layout;
         let base = layout.reservation.as_ref().map(Reservation::base).ok_or_else(|| VmmError::Unsupported {
@@ -501,21 +522,22 @@ impl SymmetricHeap {
         Ok(HeapGeometry { base, stride: layout.stride, heap_start: 0, heap_bytes, my_pe, n_pes })
     }
 
-    /// Returns the PEs of this machine in ascending order. Their memory is mapped in this process.
+    /// Returns the PEs of this machine in ascending order. The memory of these PEs is mapped in
+    /// this process.
     pub fn members(&self) -> &[Pe] {
         &self.inner.layout.members
     }
 
-    /// Returns the transport by which the PEs of this machine share memory. With
-    /// [`Sharing::PreferFabric`] it is [`HeapTransport::Fabric`], unless
+    /// Returns the transport by which the PEs of this machine share memory. If
+    /// [`Sharing::PreferFabric`] was requested, the transport is [`HeapTransport::Fabric`], unless
     /// [`fallback_reason`](Self::fallback_reason) returns a reason.
     pub fn transport(&self) -> HeapTransport {
         self.inner.layout.transport
     }
 
-    /// Returns the reason why memory is not shared by the requested transport: the PE that does not
-    /// support the transport, and the driver's error. Returns `None` if the requested transport is
-    /// used. All PEs of a machine return the same value.
+    /// Returns the reason why memory is not shared by the requested transport. The reason names the
+    /// PE that does not support the transport, and contains the driver's error. Returns `None` if
+    /// the requested transport is used. All PEs of a machine return the same value.
     pub fn fallback_reason(&self) -> Option<&str> {
         self.inner.fallback_reason.as_deref()
     }
@@ -525,8 +547,8 @@ impl SymmetricHeap {
         self.inner.with_chunks(|chunks| chunks.iter().map(|chunk| chunk.bytes).sum())
     }
 
-    /// Returns this PE's physical memory: the offset and the memory of each chunk. The memory can
-    /// be bound to a multicast object. The result is empty with legacy IPC.
+    /// Returns the offset and the physical memory of each chunk of this PE's segment. The memory
+    /// can be bound to a multicast object. The result is empty if the transport is legacy IPC.
     pub fn physical(&self) -> Vec<(u64, PhysicalMemory)> {
         self.inner.with_chunks(|chunks| chunks.iter().filter_map(|chunk| Some((chunk.start, chunk.own.clone()?))).collect())
     }
@@ -543,7 +565,7 @@ impl SymmetricHeap {
         self.inner.settle(&mut state, call, agreed)
     }
 
-    /// Returns the context on whose device the heap allocates.
+    /// Returns the context on whose device the heap allocates memory.
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.inner.layout.context
     }

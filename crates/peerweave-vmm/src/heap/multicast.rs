@@ -20,12 +20,13 @@ use crate::multicast::collective::create_together;
 use crate::multicast::{MulticastMapping, MulticastView};
 use crate::{SymmetricHeap, multicast_switch};
 
-/// Multicast addresses of a heap's segments, up to the size that the heap had when they were
-/// created.
+/// The multicast addresses of a heap's segments, up to the size that the heap had when this value
+/// was created.
 ///
-/// Dropping the value is local: this PE's memory is unbound from the multicast objects after this
-/// PE's streams have completed. The other PEs must have stopped storing to the addresses before the
-/// drop. Synchronise with them by a barrier or another collective call.
+/// Dropping the value is not collective. The drop unbinds this PE's memory from the multicast
+/// objects after this PE's streams have completed their work. The other PEs must have stopped
+/// storing to the addresses before the drop. Synchronise the PEs by a barrier or another collective
+/// call.
 pub struct HeapMulticast {
     /// The heap. The weak reference does not keep its memory allocated.
     heap: Weak<HeapInner>,
@@ -45,15 +46,18 @@ impl SymmetricHeap {
     /// [`HeapOptions::multicast`](crate::HeapOptions::multicast).
     ///
     /// # Collective
-    /// All PEs of the job.
+    /// All PEs of the job call this function.
     ///
     /// # Errors
-    /// [`VmmError::MulticastDisabled`] before the driver is called; the other PEs get
-    /// [`VmmError::Peer`]. [`VmmError::Unsupported`] with the missing requirement. As for every
-    /// collective call.
+    /// [`VmmError::MulticastDisabled`] if multicast is disabled on this PE; the driver is then not
+    /// called, and the other PEs get [`VmmError::Peer`]. [`VmmError::Unsupported`] if a requirement
+    /// of multicast is not met; the error describes the requirement. [`VmmError::Peer`] if another
+    /// PE failed or was lost. [`VmmError::Timeout`] if PEs do not arrive by the deadline; the error
+    /// names these PEs. [`VmmError::Driver`] if a driver call fails.
     ///
-    /// If this PE cannot know how the call ended on the other PEs, the heap is unusable. Bound
-    /// memory is then leaked, because another PE may store to its multicast address.
+    /// If this PE cannot know how the call ended on the other PEs, the heap is unusable afterwards.
+    /// Memory that is already bound is leaked, because another PE may store to it through a
+    /// multicast address.
     pub fn multicast(&self) -> Result<HeapMulticast, VmmError> {
         const CALL: &str = "SymmetricHeap::multicast";
         self.collectively(CALL, |inner| {
@@ -133,24 +137,25 @@ impl Rounds<'_> {
 }
 
 impl HeapMulticast {
-    /// Returns the multicast address of an offset of the heap.
+    /// Returns the multicast address of the byte at `offset` in the heap.
     ///
     /// # Errors
-    /// [`Misuse::OutOfRange`] for an offset between chunks, or beyond the size that the heap had
-    /// when this value was created.
+    /// [`Misuse::OutOfRange`] if the offset is between chunks, or is beyond the size that the heap
+    /// had when this value was created.
     pub fn address_of(&self, offset: SymOffset) -> Result<CUdeviceptr, VmmError> {
         self.range("HeapMulticast::address_of", offset, 1)
     }
 
-    /// Returns the addresses with which a kernel accesses the memory: the memory of each PE, and
-    /// the multicast address of the memory of all PEs.
+    /// Returns the addresses through which a kernel accesses `memory`: the address on each PE, and
+    /// the multicast address that stands for all PEs.
     ///
-    /// The result is valid while this value and a handle of the memory live. Before work that uses
-    /// the result is enqueued, record its stream by the memory's `read` or `write` and by `access`
-    /// of each of the [`mappings`](Self::mappings).
+    /// The result is valid while this value and a handle to the memory live. Before you enqueue
+    /// work that uses the result, record the stream: call `read` or `write` of the memory, and call
+    /// `access` of each of the [`mappings`](Self::mappings).
     ///
     /// # Errors
-    /// As for [`address_of`](Self::address_of). [`Misuse::OtherHeap`] for memory of another heap.
+    /// The errors of [`address_of`](Self::address_of). [`Misuse::OtherHeap`] if the memory belongs
+    /// to another heap.
     pub fn view<T: Element>(&self, memory: &SymmetricMemory<T>) -> Result<SymmetricView, VmmError> {
         // This check also refuses another PE's handle of the same heap, because that PE has other
         // addresses.
@@ -162,16 +167,16 @@ impl HeapMulticast {
         Ok(view.with_multicast(multicast))
     }
 
-    /// Returns the memory on all PEs as elements at a multicast address, for kernels.
+    /// Returns a view of the elements of `memory` at their multicast address, for kernels.
     ///
     /// # Errors
-    /// As for [`view`](Self::view).
+    /// The errors of [`view`](Self::view).
     pub fn elements<T: Element>(&self, memory: &SymmetricMemory<T>) -> Result<MulticastView<T>, VmmError> {
         Ok(MulticastView::new(self.view(memory)?.multicast, memory.len()))
     }
 
-    /// Returns the mapping of each chunk. Record each stream that uses a mapping by
-    /// [`MulticastMapping::access`]. Freeing memory of the heap waits for all recorded streams.
+    /// Returns the mapping of each chunk. Call [`MulticastMapping::access`] to record each stream
+    /// that uses a mapping. [`SymmetricHeap::free`] waits for all recorded streams.
     pub fn mappings(&self) -> &[MulticastMapping] {
         &self.mappings
     }

@@ -10,7 +10,7 @@ use crate::error::{Misuse, VmmError};
 use crate::heap::symmetric::{PeerMemory, SymmetricMemory};
 use crate::memory::buffer::wrong_value;
 
-/// `len` signals at the same offset of every PE's segment. All signals are initially zero.
+/// An array of signals at the same offset in every PE's segment. All signals are initially zero.
 #[derive(Debug)]
 pub struct SignalPad {
     memory: SymmetricMemory<SignalWord>,
@@ -40,7 +40,7 @@ impl SignalPad {
         self.memory.offset()
     }
 
-    /// Returns the signal at `index` of this PE, as a buffer of one element.
+    /// Returns this PE's signal at `index`, as a buffer of one element.
     ///
     /// # Errors
     /// [`Misuse::OutOfRange`] if the pad has no signal at `index`.
@@ -49,19 +49,19 @@ impl SignalPad {
         self.memory.slice(word..word + 1)
     }
 
-    /// Returns the signal at `index` of another PE, as a buffer of one element.
+    /// Returns the signal at `index` of PE `pe`, as a buffer of one element. `pe` may be this PE.
     ///
     /// # Errors
-    /// [`Misuse::OutOfRange`] if the pad has no signal at `index`. [`Misuse::NotMapped`] for a PE
-    /// of another machine.
+    /// [`Misuse::OutOfRange`] if the pad has no signal at `index`. [`Misuse::NotMapped`] if `pe` is
+    /// on another machine or does not exist.
     pub fn signal_of(&self, pe: Pe, index: usize) -> Result<PeerMemory<SignalWord>, VmmError> {
         self.signal(index)?.peer(pe)
     }
 
-    /// Returns the address in this process of the signal at `index` of `pe`.
+    /// Returns the address that the signal at `index` of PE `pe` has in this process.
     ///
     /// # Errors
-    /// As for [`signal_of`](Self::signal_of).
+    /// The errors of [`signal_of`](Self::signal_of).
     pub fn address_of(&self, pe: Pe, index: usize) -> Result<CUdeviceptr, VmmError> {
         Ok(self.signal_of(pe, index)?.address())
     }

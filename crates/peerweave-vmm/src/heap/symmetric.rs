@@ -68,12 +68,12 @@ impl Drop for Block {
     }
 }
 
-/// `len` elements at the same offset of every PE's segment. As a device buffer, it is this PE's
-/// elements. Clones and slices are handles of the same allocation.
+/// A handle to elements at the same offset in every PE's segment. As a device buffer, the handle
+/// stands for this PE's elements. Clones and slices are handles to the same allocation.
 ///
 /// All PEs free the memory together by [`SymmetricHeap::free`](crate::SymmetricHeap::free). If
-/// accesses on different streams or by different PEs race, only the values of the elements are
-/// unspecified.
+/// accesses on different streams or by different PEs race, the values of the elements are
+/// unspecified, but the race is not undefined behavior.
 pub struct SymmetricMemory<T> {
     block: Arc<Block>,
     start: usize,
@@ -96,13 +96,13 @@ impl<T> SymmetricMemory<T> {
         Arc::get_mut(&mut self.block).is_some()
     }
 
-    /// Returns the number of handles of the allocation, including those of graphs.
+    /// Returns the number of handles to the allocation, including the handles that graphs own.
     pub fn handles(&self) -> usize {
         Arc::strong_count(&self.block)
     }
 
-    /// Returns the address of this PE's first element. The address is valid while a handle lives.
-    /// Calls that access memory at an address are `unsafe`.
+    /// Returns the address of this PE's first element. The address is valid while a handle to the
+    /// allocation lives. Calls that access memory through an address are `unsafe`.
     pub fn address(&self) -> CUdeviceptr {
         self.block.address + self.start_bytes()
     }
@@ -112,7 +112,8 @@ impl<T> SymmetricMemory<T> {
         SymOffset(self.block.offset + self.start_bytes())
     }
 
-    /// Returns a handle of a part of the memory, on every PE. `range` counts elements.
+    /// Returns a handle to a part of the memory on every PE. The indices in `range` are indices of
+    /// elements.
     ///
     /// # Errors
     /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange) if the range exceeds the memory.
@@ -139,21 +140,23 @@ impl<T> SymmetricMemory<T> {
 }
 
 impl<T: Element> SymmetricMemory<T> {
-    /// Returns a handle of the same elements in the segment of `pe`, which may be this PE.
+    /// Returns a handle to the same elements in the segment of `pe`, which may be this PE.
     ///
     /// # Errors
-    /// [`Misuse::NotMapped`](crate::Misuse::NotMapped) for a PE of another machine.
+    /// [`Misuse::NotMapped`](crate::Misuse::NotMapped) if `pe` is on another machine or does not
+    /// exist.
     pub fn peer(&self, pe: Pe) -> Result<PeerMemory<T>, VmmError> {
         let bytes = (self.len * size_of::<T>()) as u64;
         let address = self.block.heap.address_of("SymmetricMemory::peer", pe, self.offset().0, bytes)?;
         Ok(PeerMemory { block: Arc::clone(&self.block), pe, address, len: self.len, _elements: PhantomData })
     }
 
-    /// Returns the addresses with which a kernel accesses these elements on every PE of the
-    /// machine. The addresses are valid while a handle of the memory lives.
+    /// Returns the addresses through which a kernel accesses these elements on every PE of the
+    /// machine. The addresses are valid while a handle to the memory lives.
     ///
     /// # Errors
-    /// [`VmmError::Unsupported`] with legacy IPC, whose segments are not at equal strides.
+    /// [`VmmError::Unsupported`] if the transport is legacy IPC, whose segments are not at equal
+    /// strides.
     pub fn view(&self) -> Result<SymmetricView, VmmError> {
         let layout = &self.block.heap.layout;
         let reservation = layout.reservation.as_ref().ok_or_else(|| VmmError::Unsupported {
@@ -180,11 +183,11 @@ impl<T> Clone for SymmetricMemory<T> {
 
 buffers!(SymmetricMemory);
 
-/// Elements in the segment of one PE of this machine. Clones and slices are handles of the same
-/// allocation.
+/// A handle to elements in the segment of one PE of this machine. Clones and slices are handles to
+/// the same allocation.
 ///
-/// As a device buffer it belongs to this PE's device: a copy to it is a put, and a copy from it is
-/// a get.
+/// As a device buffer, the memory counts as memory of this PE's device. A copy to the buffer is a
+/// put, and a copy from the buffer is a get.
 pub struct PeerMemory<T> {
     block: Arc<Block>,
     pe: Pe,
@@ -194,7 +197,7 @@ pub struct PeerMemory<T> {
 }
 
 impl<T> PeerMemory<T> {
-    /// Returns the address of the first element in this process.
+    /// Returns the address that the first element has in this process.
     pub fn address(&self) -> CUdeviceptr {
         self.address
     }
@@ -204,7 +207,7 @@ impl<T> PeerMemory<T> {
         self.pe
     }
 
-    /// Returns a handle of a part of the memory. `range` counts elements.
+    /// Returns a handle to a part of the memory. The indices in `range` are indices of elements.
     ///
     /// # Errors
     /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange) if the range exceeds the memory.

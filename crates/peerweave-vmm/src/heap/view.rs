@@ -5,31 +5,31 @@
 
 use peerweave_types::{Rank, SymOffset};
 
-/// The addresses with which a kernel accesses the same bytes in every PE's segment.
+/// The addresses through which a kernel accesses the same bytes in every PE's segment.
 ///
-/// Ranks are those on the machine: the index of a PE in
-/// [`SymmetricHeap::members`](crate::SymmetricHeap::members).
+/// A rank in this view is the index of a PE in
+/// [`SymmetricHeap::members`](crate::SymmetricHeap::members), which lists the PEs of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct SymmetricView {
     /// Address of the bytes in the segment of rank 0.
     pub base: u64,
-    /// Distance in bytes between the addresses of two successive ranks.
+    /// Distance in bytes between the addresses of the same byte on two successive ranks.
     pub stride: u64,
     /// Number of bytes on each PE.
     pub bytes: u64,
-    /// Multicast address of the bytes: a store writes the memory of all PEs, and a reducing load
-    /// reads the memory of all PEs. 0 if there is no multicast address.
+    /// Multicast address of the bytes; 0 if there is no multicast address. A store to the address
+    /// writes the memory of all PEs, and a reducing load reads the memory of all PEs.
     pub multicast: u64,
     /// Rank of this PE on the machine.
     pub me: u32,
-    /// Number of PEs of the machine.
+    /// Number of PEs on the machine.
     pub n_pes: u32,
 }
 
 impl SymmetricView {
-    /// Returns the address of byte `offset` on the PE with rank `rank` on the machine. `rank` must
-    /// be less than `n_pes`; it is an index in
+    /// Returns the address of byte `offset` on the PE with rank `rank`. `rank` must be less than
+    /// `n_pes`, because it is an index in
     /// [`SymmetricHeap::members`](crate::SymmetricHeap::members).
     #[inline]
     pub const fn address(&self, rank: Rank, offset: SymOffset) -> u64 {
@@ -45,7 +45,7 @@ impl SymmetricView {
         }
     }
 
-    /// Returns the view with `multicast` as the multicast address of its first byte.
+    /// Returns the view with `multicast` as the multicast address of the view's first byte.
     pub const fn with_multicast(self, multicast: u64) -> Self {
         Self { multicast, ..self }
     }

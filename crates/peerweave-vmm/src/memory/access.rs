@@ -2,14 +2,14 @@
 //!
 //! Invariant: a device's address of a mapping is returned only after the device has rights to it.
 
-/// Access rights of a device.
+/// The access rights that a device has to a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rights {
     /// No access.
     None,
-    /// Read only.
+    /// Read access only.
     Read,
-    /// Read and write.
+    /// Read and write access.
     ReadWrite,
 }
 

@@ -12,7 +12,7 @@ use crate::memory::streams::timed_out;
 use crate::raw;
 use crate::{Misuse, VmmError};
 
-/// Implements the device buffer traits for a memory type. The type has a field `len` and the
+/// Implements the device buffer traits for a memory type. The type must have a field `len` and the
 /// methods `address`, `device_of`, `note` and `keep_alive`.
 macro_rules! buffers {
     ($Memory:ident) => {
@@ -74,15 +74,17 @@ macro_rules! buffers {
 }
 pub(crate) use buffers;
 
-/// Enqueues a copy between device buffers of the stream's device, and returns without waiting.
+/// Enqueues a copy from `source` to `target`, and returns without waiting. The two device buffers
+/// must belong to the stream's device.
 ///
-/// If one side is a [`PeerMemory`](crate::PeerMemory), the copy is a put or a get by a copy engine.
+/// If `target` is a [`PeerMemory`](crate::PeerMemory), the copy is a put. If `source` is a
+/// [`PeerMemory`](crate::PeerMemory), the copy is a get. A copy engine performs the put or the get.
 ///
 /// # Errors
-/// [`DriverError::WrongLength`] unless both buffers have the same number of elements.
-/// [`DriverError::WrongDevice`] for a buffer of another device. [`DriverError::Capturing`] if the
-/// stream is being captured. [`DriverError::PerThreadStream`] for a per-thread stream. Errors of
-/// the driver.
+/// [`DriverError::WrongLength`] if the buffers have different numbers of elements.
+/// [`DriverError::WrongDevice`] if a buffer belongs to another device. [`DriverError::Capturing`]
+/// if the stream is being captured. [`DriverError::PerThreadStream`] if the stream is a per-thread
+/// stream. [`VmmError::Driver`] if a driver call fails.
 pub fn copy<T: Element>(
     stream: &Arc<CudaStream>,
     target: &mut impl DeviceBufferMut<T>,
@@ -105,15 +107,16 @@ pub fn copy<T: Element>(
     Ok(refuse_capture_begun("copy", stream)?)
 }
 
-/// Copies `values` to a device buffer after the earlier work of `stream`, and waits for completion.
+/// Copies `values` to a device buffer after the earlier work in `stream`, and waits until the copy
+/// has completed.
 ///
-/// The copy starts when the stream is idle. The deadline applies only until then, because the
-/// driver cannot cancel a copy of pageable memory. Work that another thread enqueues on the stream
-/// during this call is waited for without a deadline.
+/// The copy starts when the stream is idle. The deadline applies only until the copy starts,
+/// because the driver cannot cancel a copy of pageable memory. If another thread enqueues work on
+/// the stream during this call, the call waits for that work without a deadline.
 ///
 /// # Errors
-/// As for [`copy`](copy#errors). [`VmmError::Timeout`] if the stream is not idle by the deadline.
-/// In that case no data is copied.
+/// The errors of [`copy`](copy#errors). [`VmmError::Timeout`] if the stream is not idle by the
+/// deadline; in that case no data is copied.
 pub fn write<T: Element>(
     stream: &Arc<CudaStream>,
     target: &mut impl DeviceBufferMut<T>,
@@ -123,22 +126,22 @@ pub fn write<T: Element>(
     copy_from_host("write", stream, target, values, deadline).map_err(timed_out(stream))
 }
 
-/// Copies a device buffer to the host after the earlier work of `stream`, and waits for completion.
-/// The deadline applies as in [`write()`].
+/// Copies a device buffer to the host after the earlier work in `stream`, and waits until the copy
+/// has completed. As in [`write()`], the deadline applies only until the copy starts.
 ///
-/// A copy from a [`PeerMemory`](crate::PeerMemory) may never complete if the peer access is broken.
-/// If peer access is not known to work, [`copy`] the data to memory of this device first.
+/// A copy from a [`PeerMemory`](crate::PeerMemory) may never complete if peer access is broken. If
+/// peer access is not known to work, [`copy`] the data to memory of this device first.
 ///
 /// # Errors
-/// As for [`write()`].
+/// The errors of [`write()`].
 pub fn read<T: Element>(stream: &Arc<CudaStream>, source: &impl DeviceBuffer<T>, deadline: Instant) -> Result<Vec<T>, VmmError> {
     copy_to_host("read", stream, source, deadline).map_err(timed_out(stream))
 }
 
-/// Enqueues a fill of a device buffer with zero bytes, and returns without waiting.
+/// Enqueues work that fills a device buffer with zero bytes, and returns without waiting.
 ///
 /// # Errors
-/// As for [`copy`](copy#errors).
+/// The errors of [`copy`](copy#errors).
 pub fn zero<T: Element>(stream: &Arc<CudaStream>, target: &mut impl DeviceBufferMut<T>) -> Result<(), VmmError> {
     check_copy("zero", stream, target, target.len())?;
     let bytes = target.len() * size_of::<T>();

@@ -10,7 +10,7 @@ use crate::error::VmmError;
 /// A file descriptor of exported memory.
 #[cfg(unix)]
 pub type Descriptor = std::os::fd::OwnedFd;
-/// A file descriptor of exported memory. No value of this type exists on this system.
+/// A file descriptor of exported memory. There is no value of this type on this operating system.
 #[cfg(not(unix))]
 #[derive(Debug)]
 pub struct Descriptor(std::convert::Infallible);

@@ -23,12 +23,12 @@ use crate::memory::physical::PhysicalMemory;
 use crate::memory::reservation::Place;
 use crate::raw::{self, AccessDescription, Location};
 
-/// Mapped memory. Clones are handles of the same mapping.
+/// A handle to mapped memory. Clones are handles to the same mapping.
 ///
 /// Dropping the last handle does not wait. The memory is unmapped later, when the streams that used
-/// it have completed; [`peerweave_driver::settle`] waits for that. Until then its addresses are
-/// occupied. If another library used the memory on a per-thread stream, the memory stays mapped
-/// until the process ends.
+/// the memory have completed their work. [`peerweave_driver::settle`] waits until the memory is
+/// unmapped. Until then, the addresses of the mapping are occupied. If another library used the
+/// memory on a per-thread stream, the memory stays mapped until the process ends.
 #[derive(Clone)]
 pub struct Mapping {
     inner: Arc<Inner>,
@@ -74,8 +74,9 @@ impl Mapping {
         Self { inner: Arc::new(inner) }
     }
 
-    /// Returns the first address. The address is valid for devices with rights, while a handle of
-    /// the mapping lives. An access through the address is `unsafe`.
+    /// Returns the first address of the mapping. While a handle to the mapping lives, the address
+    /// is valid on the devices that have rights to the mapping. An access through the address is
+    /// `unsafe`.
     pub fn address(&self) -> CUdeviceptr {
         self.inner.address
     }
@@ -85,14 +86,16 @@ impl Mapping {
         self.inner.bytes
     }
 
-    /// Sets the rights of `devices` (ordinals) to the whole mapping.
+    /// Sets the rights that `devices` have to the whole mapping. `devices` contains ordinals of
+    /// devices.
     ///
     /// The rights of a device cannot be reduced while the device may use the memory.
     ///
     /// # Errors
-    /// [`Misuse::Value`] if `rights` are less than the present rights of a device, and another
-    /// handle or a stream may use the memory. Errors of the driver; afterwards each device counts
-    /// as having the lesser of its old and new rights.
+    /// [`Misuse::Value`] if `devices` is empty. [`Misuse::Value`] also if `rights` are less than
+    /// the present rights of a device, and another handle or a stream may use the memory.
+    /// [`VmmError::Driver`] if a driver call fails; afterwards each device in `devices` counts as
+    /// having the lesser of its old rights and its new rights.
     pub fn allow(&self, devices: &[usize], rights: Rights) -> Result<(), VmmError> {
         let call = "Mapping::allow";
         if devices.is_empty() {
@@ -126,10 +129,11 @@ impl Mapping {
         set
     }
 
-    /// Queries the driver for the rights of a device, and returns them.
+    /// Returns the rights that a device has to the mapping, according to the driver.
     ///
     /// # Errors
-    /// Errors of the driver. [`VmmError::Unsupported`] for rights that this crate does not know.
+    /// [`VmmError::Driver`] if a driver call fails. [`VmmError::Unsupported`] if the driver reports
+    /// rights that this crate does not know.
     pub fn rights(&self, device: usize) -> Result<Rights, VmmError> {
         let location = Location::device(device);
         let mut flags = 0;
@@ -145,11 +149,12 @@ impl Mapping {
         })
     }
 
-    /// Returns the mapping as device memory of whole elements, for work of device `device`. A
-    /// remainder that is smaller than an element is not accessible.
+    /// Returns the mapping as a device buffer of whole elements, for work that runs on device
+    /// `device`. If the length of the mapping is not a multiple of the element size, the buffer
+    /// does not include the remaining bytes.
     ///
     /// # Errors
-    /// [`Misuse::Value`] unless the device has [`Rights::ReadWrite`].
+    /// [`Misuse::Value`] if the device does not have [`Rights::ReadWrite`].
     pub fn memory<T: Element>(&self, device: usize) -> Result<MappedMemory<T>, VmmError> {
         // The lock is kept until the new handle exists, because `allow` counts handles.
         let known = self.inner.rights.lock().unwrap_or_else(PoisonError::into_inner);
@@ -171,15 +176,15 @@ impl Mapping {
         }
     }
 
-    /// Returns the address for work of device `device` that is about to be enqueued on `stream`.
-    /// The memory stays mapped until the stream has completed that work.
+    /// Returns the address for work that runs on device `device` and is about to be enqueued on
+    /// `stream`. The memory stays mapped until the stream has completed this work.
     ///
-    /// If the work is captured into a graph, the graph must also own the value of
-    /// [`keep`](Self::keep). For devices with write access, [`memory`](Self::memory) returns a
-    /// typed buffer.
+    /// If the work is captured into a graph, the graph must also own the value that
+    /// [`keep`](Self::keep) returns. If the device has write access, [`memory`](Self::memory) also
+    /// returns a typed buffer.
     ///
     /// # Errors
-    /// [`Misuse::Value`] for a device without rights.
+    /// [`Misuse::Value`] if the device has no rights.
     pub fn access(&self, device: usize, stream: &Arc<CudaStream>) -> Result<Access<'_>, VmmError> {
         // The lock is kept until the stream is recorded, because `allow` checks the recorded
         // streams.
@@ -192,7 +197,8 @@ impl Mapping {
         Ok(Access::new(self.address()))
     }
 
-    /// Returns an owner that keeps the memory mapped. A graph that uses the memory must own it.
+    /// Returns a value that keeps the memory mapped. A graph that uses the memory must own this
+    /// value.
     pub fn keep(&self) -> Keep {
         // The lock is kept until the new handle exists, because `allow` counts handles.
         let _known = self.inner.rights.lock().unwrap_or_else(PoisonError::into_inner);
@@ -242,11 +248,11 @@ impl Drop for Inner {
     }
 }
 
-/// A mapping as `len` elements of `T`, for work of one device. Clones and slices are handles of the
-/// same mapping.
+/// A handle to a mapping as elements of type `T`, for work that runs on one device. Clones and
+/// slices are handles to the same mapping.
 ///
-/// Two handles may be used on different streams. If the work on these streams races, only the
-/// values of the elements are unspecified.
+/// Two handles may be used on different streams. If the work on these streams races, the values of
+/// the elements are unspecified, but the race is not undefined behavior.
 pub struct MappedMemory<T> {
     mapping: Arc<Inner>,
     device: usize,
@@ -261,7 +267,7 @@ impl<T> MappedMemory<T> {
         self.mapping.address + (self.start * size_of::<T>()) as u64
     }
 
-    /// Returns a handle of a part of the memory. `range` counts elements.
+    /// Returns a handle to a part of the memory. The indices in `range` are indices of elements.
     ///
     /// # Errors
     /// [`Misuse::OutOfRange`] if the range exceeds the memory.

@@ -16,14 +16,15 @@ use crate::raw::{self, AllocationProperties, Attribute};
 /// The handle types by which physical memory can be exported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Exportable {
-    /// POSIX file descriptors, for processes of this machine.
+    /// Whether memory can be exported as POSIX file descriptors, to processes of this machine.
     pub file_descriptor: bool,
-    /// Fabric handles, for all machines of an NVLink domain. They need NVIDIA's IMEX service.
+    /// Whether memory can be exported as fabric handles, to processes on all machines of an NVLink
+    /// domain. Fabric handles need NVIDIA's IMEX service.
     pub fabric: bool,
 }
 
 impl Exportable {
-    /// No handle type: only this process can use the memory.
+    /// No handle type, so only this process can use the memory.
     pub const NOWHERE: Self = Self { file_descriptor: false, fabric: false };
     /// POSIX file descriptors only.
     pub const FILE_DESCRIPTOR: Self = Self { file_descriptor: true, fabric: false };
@@ -31,10 +32,11 @@ impl Exportable {
     pub const FABRIC: Self = Self { file_descriptor: false, fabric: true };
 
     /// Returns the handle types that a device reports in its attributes. Fabric handles may fail
-    /// although the attribute is set: only the creation of memory shows whether they work.
+    /// even if the attribute is set. Whether fabric handles work is known only after memory has
+    /// been created with them.
     ///
     /// # Errors
-    /// Errors of the driver.
+    /// [`VmmError::Driver`] if a driver call fails.
     pub fn of_device(ordinal: usize) -> Result<Self, VmmError> {
         Ok(Self {
             file_descriptor: descriptor::POSSIBLE && raw::has(ordinal, Attribute::FileDescriptor)?,
@@ -52,16 +54,17 @@ impl Exportable {
 pub struct Granularity {
     /// Smallest unit, in bytes. Lengths and offsets must be multiples of this unit.
     pub minimum: usize,
-    /// Unit with the best performance, in bytes. It is a multiple of `minimum`.
+    /// Unit that gives the best performance, in bytes. The unit is a multiple of `minimum`.
     pub recommended: usize,
 }
 
 impl Granularity {
-    /// Returns the granularity of memory on a device that can be exported as `exportable`.
+    /// Returns the granularity of memory that is allocated on a device and can be exported by the
+    /// handle types in `exportable`.
     ///
     /// # Errors
-    /// [`VmmError::Unsupported`] if the device lacks virtual memory management; errors of the
-    /// driver.
+    /// [`VmmError::Unsupported`] if the device lacks virtual memory management.
+    /// [`VmmError::Driver`] if a driver call fails.
     pub fn of_device(ordinal: usize, exportable: Exportable) -> Result<Self, VmmError> {
         check_supported(ordinal)?;
         let properties = AllocationProperties::on_device(ordinal, exportable.bits(), false);
@@ -106,10 +109,10 @@ pub(crate) fn check_supported(ordinal: usize) -> Result<(), VmmError> {
     })
 }
 
-/// Physical memory of one device. Clones are handles of the same memory.
+/// A handle to physical memory of one device. Clones are handles to the same memory.
 ///
-/// The memory has no address until [`Reservation::map`](crate::Reservation::map). It is released
-/// when the last handle and the last mapping are dropped in all processes.
+/// The memory has no address until [`Reservation::map`](crate::Reservation::map) maps it. The
+/// memory is released once the last handle and the last mapping have been dropped in every process.
 ///
 /// ```no_run
 /// use peerweave_vmm::{Exportable, Granularity, PhysicalMemory, Reservation, Rights};
@@ -142,10 +145,13 @@ impl PhysicalMemory {
     /// Allocates `bytes` on the device of `context`.
     ///
     /// # Errors
-    /// [`Misuse::Unaligned`] unless `bytes` is a positive multiple of the device's minimum
+    /// [`Misuse::Unaligned`] if `bytes` is not a positive multiple of the device's minimum
     /// granularity. [`VmmError::Unsupported`] if the device lacks virtual memory management, or if
-    /// the machine lacks support for fabric handles. `CUDA_ERROR_OUT_OF_MEMORY` if the memory does
-    /// not fit even after all dropped memory has been freed, or a second has passed.
+    /// fabric handles are requested but do not work on the machine.
+    ///
+    /// [`VmmError::Driver`] if a driver call fails. If the device is out of memory, the call waits
+    /// for up to one second until dropped memory has been freed, and tries again. If the second
+    /// attempt also fails, the error contains `CUDA_ERROR_OUT_OF_MEMORY`.
     pub fn create(context: &Arc<CudaContext>, bytes: usize, exportable: Exportable) -> Result<Self, VmmError> {
         let ordinal = context.ordinal();
         let granularity = Granularity::of_device(ordinal, exportable)?;
@@ -203,14 +209,14 @@ impl PhysicalMemory {
         self.inner.exportable
     }
 
-    /// Returns the ordinal of the device that has the memory. Returns `None` for imported memory:
-    /// its device is unknown, and may be invisible to this process.
+    /// Returns the ordinal of the device that owns the memory. Returns `None` for imported memory,
+    /// because the device of imported memory is unknown and may be invisible to this process.
     pub fn device(&self) -> Option<usize> {
         self.inner.device
     }
 
-    /// Returns the context in which the memory was created or imported. Imported memory may be on
-    /// another device.
+    /// Returns the context in which the memory was created or imported. Imported memory may be on a
+    /// device other than the context's device.
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.inner.context
     }

@@ -1,4 +1,5 @@
-//! Reserved device addresses. They are backed by memory only where memory has been mapped.
+//! Reserved device addresses. An address is backed by memory only after memory has been mapped to
+//! it.
 //!
 //! `mapping.rs` implements mappings. Invariants: a reservation lives as long as every mapping in
 //! it, and no two mappings overlap.
@@ -17,8 +18,8 @@ use crate::memory::mapping::{Mapping, Source};
 use crate::memory::physical::{PhysicalMemory, check_supported};
 use crate::raw;
 
-/// A reserved range of addresses, which is the same for all devices of this process. Clones are
-/// handles of the same range.
+/// A handle to a reserved range of addresses. The range is reserved for all devices of this
+/// process. Clones are handles to the same range.
 #[derive(Clone)]
 pub struct Reservation {
     pub(crate) inner: Arc<Inner>,
@@ -33,14 +34,16 @@ pub(crate) struct Inner {
 }
 
 impl Reservation {
-    /// Reserves `bytes` of addresses. The first address is a multiple of `alignment_bytes`, a power
-    /// of two.
+    /// Reserves a range of `bytes` addresses. The first address is a multiple of `alignment_bytes`,
+    /// which must be a power of two.
     ///
-    /// A reservation uses no memory of any device.
+    /// A reservation uses no device memory.
     ///
     /// # Errors
-    /// [`Misuse::Value`] for 0 bytes or an alignment that is not a power of two. Errors of the
-    /// driver, for example if `bytes` is not a multiple of the granularity.
+    /// [`Misuse::Value`] if `bytes` is 0, or if the alignment is not a power of two.
+    /// [`VmmError::Unsupported`] if the device lacks virtual memory management.
+    /// [`VmmError::Driver`] if a driver call fails, for example because `bytes` is not a multiple
+    /// of the granularity.
     pub fn new(context: &Arc<CudaContext>, bytes: usize, alignment_bytes: usize) -> Result<Self, VmmError> {
         let call = "Reservation::new";
         if bytes == 0 {
@@ -71,16 +74,20 @@ impl Reservation {
         self.inner.bytes
     }
 
-    /// Maps the first `bytes` of `memory` at `offset` of this range. `bytes` and `offset` must be
-    /// multiples of the granularity. The driver can map memory only from its start.
+    /// Maps the first `bytes` bytes of `memory` at byte `offset` of this range. `bytes` and
+    /// `offset` must be multiples of the granularity. A mapping always begins with the first byte
+    /// of `memory`, because the driver supports no other start.
     ///
-    /// No device can access the memory before [`Mapping::allow`].
+    /// No device can access the mapping until [`Mapping::allow`] gives it rights.
     ///
     /// # Errors
     /// [`Misuse::OutOfRange`] if `bytes` exceeds the memory, or `offset + bytes` exceeds the range.
-    /// [`Misuse::Occupied`] if a part of the range is still mapped. A dropped mapping stays mapped
-    /// until its streams have completed; [`peerweave_driver::settle`] waits for that. Errors of the
-    /// driver, for example for an offset that is not a multiple of the granularity.
+    /// [`Misuse::OutOfRange`] also if `bytes` is 0. [`Misuse::Occupied`] if a part of the range is
+    /// still mapped. [`VmmError::Driver`] if a driver call fails, for example because `offset` is
+    /// not a multiple of the granularity.
+    ///
+    /// The memory of a dropped mapping stays mapped until the streams that used the mapping have
+    /// completed their work. [`peerweave_driver::settle`] waits until the memory is unmapped.
     pub fn map(&self, offset: usize, memory: &PhysicalMemory, bytes: usize) -> Result<Mapping, VmmError> {
         let call = "Reservation::map";
         range_of(call, 0, bytes, memory.bytes())?;

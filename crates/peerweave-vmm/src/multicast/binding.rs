@@ -20,7 +20,7 @@ use crate::memory::physical::PhysicalMemory;
 use crate::memory::reservation::range_of;
 use crate::raw;
 
-/// Memory of one device that is bound to a range of a multicast object. Dropping the value unbinds
+/// A binding of one device's memory to a range of a multicast object. Dropping the value unbinds
 /// the memory.
 #[must_use = "dropping the binding unbinds the memory"]
 pub struct Binding {
@@ -46,22 +46,24 @@ impl Drop for Place {
 }
 
 impl Team {
-    /// Binds `bytes` of `memory`, starting at `memory_offset`, to the object at `offset`. `offset`,
-    /// `memory_offset` and `bytes` are in bytes, and must be multiples of the granularity.
+    /// Binds the `bytes` bytes of `memory` that start at `memory_offset` to the range of the object
+    /// that starts at `offset`. `offset`, `memory_offset` and `bytes` must be multiples of the
+    /// granularity.
     ///
     /// # Errors
     /// [`MulticastDisabled`](super::MulticastDisabled) if multicast is disabled in this process.
-    /// [`Misuse::Unaligned`](crate::Misuse::Unaligned) for a number that is not a multiple of the
-    /// granularity. [`Misuse::OutOfRange`](crate::Misuse::OutOfRange) if the range exceeds the
-    /// memory or the object.
+    /// [`Misuse::Unaligned`](crate::Misuse::Unaligned) if `offset`, `memory_offset` or `bytes` is
+    /// not a multiple of the granularity. [`Misuse::OutOfRange`](crate::Misuse::OutOfRange) if a
+    /// range is empty, or exceeds the memory or the object.
     ///
-    /// [`Misuse::Occupied`](crate::Misuse::Occupied) if memory is still bound to a part of the
-    /// range. The memory of a dropped binding is unbound later; [`peerweave_driver::settle`] waits
-    /// for that.
+    /// [`Misuse::Occupied`](crate::Misuse::Occupied) if memory of the device is still bound to a
+    /// part of the range. The memory of a dropped binding is unbound later;
+    /// [`peerweave_driver::settle`] waits until the memory is unbound.
     ///
-    /// [`Misuse::Value`](crate::Misuse::Value) for memory of a device that this process did not
-    /// add, or memory that lacks a handle type of the object. The same error is returned for
-    /// imported memory, whose device is unknown. Errors of the driver.
+    /// [`Misuse::Value`](crate::Misuse::Value) if this process did not add the memory's device, or
+    /// if the memory lacks a handle type that the object has. The same error is returned for
+    /// imported memory, because the device of imported memory is unknown. [`VmmError::Driver`] if a
+    /// driver call fails.
     pub fn bind(&self, memory: &PhysicalMemory, offset: usize, memory_offset: usize, bytes: usize) -> Result<Binding, VmmError> {
         let call = "Team::bind";
         multicast_switch()?;
@@ -78,12 +80,12 @@ impl Team {
         Ok(Binding::new(place, Arc::new(memory.clone()), context))
     }
 
-    /// Binds mapped memory, like [`bind`](Self::bind): `bytes` of `mapping`, starting at
-    /// `mapping_offset`.
+    /// Binds mapped memory, like [`bind`](Self::bind). Binds the `bytes` bytes of `mapping` that
+    /// start at `mapping_offset`.
     ///
     /// # Errors
-    /// As for [`bind`](Self::bind). [`Misuse::Value`](crate::Misuse::Value) for a mapping of a
-    /// multicast object.
+    /// The errors of [`bind`](Self::bind). [`Misuse::Value`](crate::Misuse::Value) also if
+    /// `mapping` is a mapping of a multicast object.
     pub fn bind_mapping(
         &self,
         mapping: &Mapping,
@@ -109,25 +111,26 @@ impl Team {
         Ok(Binding::new(place, mapping.keep(), context))
     }
 
-    /// Binds memory of another library, like [`bind`](Self::bind): `bytes` at `address`, on the
-    /// device of `context`.
+    /// Binds memory that another library has allocated, like [`bind`](Self::bind). The memory has
+    /// `bytes` bytes at `address`, on the device of `context`.
     ///
-    /// `keep` is dropped when the memory is unbound. Before that, every mapping of the object that
-    /// can access the memory has been dropped, and the streams that used the mapping have
+    /// `keep` is dropped when the memory is unbound. By then, all mappings of the object that could
+    /// access the memory have been dropped, and the streams that used these mappings have
     /// completed.
     ///
     /// # Errors
     /// [`MulticastDisabled`](super::MulticastDisabled) if multicast is disabled in this process.
-    /// [`Misuse::Value`](crate::Misuse::Value) for a device that this process did not add.
-    /// [`Misuse::Unaligned`](crate::Misuse::Unaligned),
+    /// [`Misuse::Value`](crate::Misuse::Value) if this process did not add the device, or if the
+    /// memory exceeds the address space. [`Misuse::Unaligned`](crate::Misuse::Unaligned) if
+    /// `address`, `offset` or `bytes` is not a multiple of the granularity.
     /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange) and
-    /// [`Misuse::Occupied`](crate::Misuse::Occupied) as for [`bind`](Self::bind). Errors of the
-    /// driver.
+    /// [`Misuse::Occupied`](crate::Misuse::Occupied) in the same cases as [`bind`](Self::bind).
+    /// [`VmmError::Driver`] if a driver call fails.
     ///
     /// # Safety
-    /// The range was mapped by CUDA's virtual memory management. Its physical memory is on the
-    /// device of `context` and has the handle types of the object. The range stays mapped while a
-    /// clone of `keep` lives.
+    /// The memory must have been mapped by CUDA's virtual memory management. The physical memory
+    /// must be on the device of `context`, and must have the handle types of the object. The memory
+    /// must stay mapped while a clone of `keep` lives.
     pub unsafe fn bind_address(
         &self,
         context: &Arc<CudaContext>,
@@ -152,22 +155,23 @@ impl Team {
         Ok(Binding::new(place, keep, context))
     }
 
-    /// Unbinds memory that was bound through the driver's handle ([`as_raw`](Self::as_raw)):
-    /// `bytes` of the object on `device`, starting at `offset`. To unbind a [`Binding`], use
-    /// [`Binding::unbind`] or drop it.
+    /// Unbinds memory that was bound through the driver's handle ([`as_raw`](Self::as_raw)).
+    /// Unbinds the memory of `device` from the `bytes` bytes of the object that start at `offset`.
+    /// To unbind a [`Binding`], call [`Binding::unbind`] or drop the binding.
     ///
-    /// This call works even if multicast is disabled.
+    /// This function works even if multicast is disabled.
     ///
     /// # Errors
     /// [`Misuse::Occupied`](crate::Misuse::Occupied) if a [`Binding`] of this process covers a part
-    /// of the range. [`Misuse::Value`](crate::Misuse::Value) for a device that this process did not
-    /// add. [`Misuse::Unaligned`](crate::Misuse::Unaligned) for a number that is not a multiple of
-    /// the granularity. [`Misuse::OutOfRange`](crate::Misuse::OutOfRange) if the range exceeds the
-    /// object. Errors of the driver, for example if no memory is bound to the range.
+    /// of the range. [`Misuse::Value`](crate::Misuse::Value) if this process did not add the
+    /// device. [`Misuse::Unaligned`](crate::Misuse::Unaligned) if `offset` or `bytes` is not a
+    /// multiple of the granularity. [`Misuse::OutOfRange`](crate::Misuse::OutOfRange) if the range
+    /// is empty or exceeds the object. [`VmmError::Driver`] if a driver call fails, for example
+    /// because no memory is bound to the range.
     ///
     /// # Safety
-    /// No work on any device of the team uses a multicast address of this range, now or before
-    /// memory is bound to the range again.
+    /// Until memory is bound to the range again, no device of the team may run work that uses a
+    /// multicast address of the range.
     pub unsafe fn unbind(&self, device: usize, offset: usize, bytes: usize) -> Result<(), VmmError> {
         let call = "Team::unbind";
         self.check_added(call, device)?;
@@ -237,22 +241,22 @@ impl Binding {
         Self { parts: Some((place, memory)), device, range, context: Arc::clone(context) }
     }
 
-    /// Returns the ordinal of the memory's device.
+    /// Returns the ordinal of the device that owns the memory.
     pub fn device(&self) -> usize {
         self.device
     }
 
-    /// Returns the range of the object to which the memory is bound, in bytes.
+    /// Returns the range of the object, in bytes, to which the memory is bound.
     pub fn range(&self) -> Range<usize> {
         self.range.clone()
     }
 
-    /// Unbinds the memory now and returns whether unbinding succeeded. Dropping the binding instead
-    /// unbinds the memory later, and only logs an error.
+    /// Unbinds the memory immediately, and returns an error if unbinding fails. In contrast,
+    /// dropping the binding unbinds the memory later, and only logs an error.
     ///
     /// # Errors
-    /// Errors of the driver. The memory is then still bound, and the memory and the object are
-    /// leaked.
+    /// [`VmmError::Driver`] if a driver call fails. In that case the memory is still bound, and
+    /// both the memory and the object are leaked.
     pub fn unbind(mut self) -> Result<(), VmmError> {
         let Some((place, memory)) = self.parts.take() else { return Ok(()) };
         // No mapping can access the memory: a mapping keeps its bindings in a `Bound`, and this

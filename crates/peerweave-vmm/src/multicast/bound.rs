@@ -25,12 +25,12 @@ use crate::memory::buffer::wrong_value;
 use crate::memory::mapping::{Mapping, Source};
 use crate::memory::reservation::{Reservation, range_of};
 
-/// A multicast object to which all devices have bound memory. Clones are handles of the same
-/// object.
+/// A handle to a multicast object to which every device has bound memory. Clones are handles to the
+/// same object.
 ///
-/// Dropping the last handle and mapping is local, and unbinds this process's memory. The other
-/// processes must have stopped storing to the object before the drop: a store is a fault if a
-/// device has no memory bound to that range.
+/// Dropping the last handle and the last mapping is not collective, and unbinds this process's
+/// memory. The other processes must have stopped storing to the object before the drop. A store
+/// faults if a device has no memory bound to the range that the store writes.
 #[derive(Clone)]
 pub struct Bound {
     inner: Arc<Inner>,
@@ -49,13 +49,14 @@ impl Inner {
 }
 
 impl Team {
-    /// Returns the object with its bindings if this process added all devices.
+    /// Returns the object with its bindings, if this process added all devices of the team.
     ///
     /// # Errors
     /// [`MulticastDisabled`](super::MulticastDisabled) if multicast is disabled in this process.
-    /// [`Misuse::Value`](crate::Misuse::Value) for a binding of another object, for a device whose
-    /// `bindings` leave a gap, or for a team with devices of other processes. Live bindings that
-    /// are not in `bindings` do not count. The bindings are dropped after an error.
+    /// [`Misuse::Value`](crate::Misuse::Value) if a binding belongs to another object, or if
+    /// another process added a device. [`Misuse::Value`](crate::Misuse::Value) also if `bindings`
+    /// do not cover every byte of the object for each device. Live bindings that are not in
+    /// `bindings` do not count. If the call fails, `bindings` are dropped.
     pub fn bound(self, bindings: Vec<Binding>) -> Result<Bound, VmmError> {
         let (here, all) = (self.devices.len(), self.properties().devices);
         if here != all as usize {
@@ -73,16 +74,20 @@ impl Team {
     /// Returns the object with its bindings after all PEs of the job have bound their memory.
     ///
     /// # Collective
-    /// All PEs of the job, including PEs with separate objects. `label` is the same on all PEs and
-    /// names the objects.
+    /// All PEs of the job call this function, even if groups of PEs have separate objects. `label`
+    /// names the objects, and must be the same on all PEs.
     ///
     /// # Errors
-    /// As for [`bound`](Self::bound), on all PEs. [`Misuse::Diverged`](crate::Misuse::Diverged) on
-    /// all PEs if PEs of one team have different objects. The bindings are dropped after these
-    /// errors.
+    /// [`MulticastDisabled`](super::MulticastDisabled) if multicast is disabled on this PE.
+    /// [`Misuse::Value`](crate::Misuse::Value) if a binding belongs to another object, or if
+    /// `bindings` do not cover every byte of the object for each device of this PE. In either case,
+    /// the other PEs get [`VmmError::Peer`]. All PEs get
+    /// [`Misuse::Diverged`](crate::Misuse::Diverged) if PEs of one team have different objects. The
+    /// bindings are dropped after these errors.
     ///
-    /// [`VmmError::Timeout`] names the PEs that did not arrive. A PE that timed out cannot know
-    /// whether another PE already stores to its memory, so its bindings are leaked.
+    /// [`VmmError::Timeout`] if PEs do not arrive by the deadline; the error names these PEs. A PE
+    /// whose call timed out cannot know whether another PE already stores to its memory. The
+    /// bindings of such a PE are therefore leaked.
     pub fn bound_with(self, rendezvous: &Rendezvous, label: &str, bindings: Vec<Binding>) -> Result<Bound, VmmError> {
         Ok(self.agree_on_bound(rendezvous, label, bindings)?)
     }
@@ -156,16 +161,19 @@ impl Bound {
         self.inner.handle()
     }
 
-    /// Unbinds this process's memory now and returns whether unbinding succeeded. Dropping the
-    /// object instead unbinds the memory later, and only logs an error.
+    /// Unbinds this process's memory immediately, and returns an error if unbinding fails. In
+    /// contrast, dropping the object unbinds the memory later, and only logs an error.
     ///
     /// The other processes must have stopped storing to the object before this call.
     ///
     /// # Errors
-    /// [`Misuse::Value`](crate::Misuse::Value) if other handles or mappings exist, or dropped ones
-    /// are not released yet; [`peerweave_driver::settle`] waits for that. This handle is then
-    /// dropped, and this call unbinds no memory. If there are no other users, all bindings are
-    /// unbound, and the first error of [`Binding::unbind`] is returned.
+    /// [`Misuse::Value`](crate::Misuse::Value) if other handles or mappings exist, or if dropped
+    /// mappings have not been released yet. [`peerweave_driver::settle`] waits until dropped
+    /// mappings have been released. After this error, this handle is dropped, and this call has
+    /// unbound no memory.
+    ///
+    /// If there are no other handles or mappings, all bindings are unbound. If [`Binding::unbind`]
+    /// fails for some bindings, the first error is returned.
     pub fn unbind(self) -> Result<(), VmmError> {
         let handles = Arc::strong_count(&self.inner) - 1;
         let Some(inner) = Arc::into_inner(self.inner) else {
@@ -175,15 +183,17 @@ impl Bound {
         inner.bindings.into_iter().map(Binding::unbind).fold(Ok(()), Result::and)
     }
 
-    /// Maps the first `bytes` of the object at `offset` of a reservation. `devices` of this process
-    /// can read and write the mapping.
+    /// Maps the first `bytes` bytes of the object at byte `offset` of a reservation, with read and
+    /// write access for `devices`. `devices` contains ordinals of devices of this process.
     ///
     /// # Errors
     /// [`MulticastDisabled`](super::MulticastDisabled) if multicast is disabled in this process.
-    /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange),
-    /// [`Misuse::Unaligned`](crate::Misuse::Unaligned) and
-    /// [`Misuse::Occupied`](crate::Misuse::Occupied) as for [`Reservation::map`]. Errors of the
-    /// driver.
+    /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange) if `bytes` is 0, if `bytes` exceeds the
+    /// object, or if `offset + bytes` exceeds the reservation.
+    /// [`Misuse::Unaligned`](crate::Misuse::Unaligned) if `bytes` is not a multiple of the
+    /// granularity. [`Misuse::Occupied`](crate::Misuse::Occupied) if a part of the range is still
+    /// mapped. [`Misuse::Value`](crate::Misuse::Value) if `devices` is empty. [`VmmError::Driver`]
+    /// if a driver call fails.
     pub fn map(
         &self,
         addresses: &Reservation,
@@ -215,19 +225,19 @@ impl Bound {
     }
 }
 
-/// A mapped multicast object. A store writes the memory of every device of the team, and a reducing
-/// load reads the memory of every device.
+/// A handle to a mapped multicast object. A store to the mapping writes the memory of every device
+/// of the team, and a reducing load reads the memory of every device.
 ///
-/// This is not a device buffer, because a plain load or a copy from it is undefined. Clones are
-/// handles of the same mapping.
+/// A mapping is not a device buffer, because a plain load or a copy from a multicast address is
+/// undefined. Clones are handles to the same mapping.
 #[derive(Clone, Debug)]
 pub struct MulticastMapping {
     mapping: Mapping,
 }
 
 impl MulticastMapping {
-    /// Returns the first address, for kernels. The address is valid while a handle of the mapping
-    /// lives.
+    /// Returns the first address of the mapping, for kernels. The address is valid while a handle
+    /// to the mapping lives.
     pub fn address(&self) -> CUdeviceptr {
         self.mapping.address()
     }
@@ -238,14 +248,15 @@ impl MulticastMapping {
     }
 
     /// Returns the address for work that is about to be enqueued on `stream`. The memory stays
-    /// mapped until the stream has completed that work. If the work is captured into a graph, the
-    /// graph must also own the value of [`keep`](Self::keep).
+    /// mapped until the stream has completed this work. If the work is captured into a graph, the
+    /// graph must also own the value that [`keep`](Self::keep) returns.
     pub fn access(&self, stream: &Arc<CudaStream>) -> Access<'_> {
         self.mapping.note(stream);
         Access::new(self.address())
     }
 
-    /// Returns an owner that keeps the address valid. A graph that uses the address must own it.
+    /// Returns a value that keeps the address valid. A graph that uses the address must own this
+    /// value.
     pub fn keep(&self) -> Keep {
         self.mapping.keep()
     }

@@ -21,22 +21,24 @@ use crate::raw;
 
 const CALL: &str = "multicast::collective";
 
-/// Creates a multicast object of `bytes` with the device of each member. Returns its complete team.
+/// Creates a multicast object of `bytes` bytes, and adds the device of each member. Returns the
+/// complete team.
 ///
 /// # Collective
-/// All PEs of the job, with the same `bytes` and the same `label`, which names the object.
-/// `members` are the PEs of one machine in ascending order, including this PE. All members pass the
-/// same list.
+/// All PEs of the job call this function with the same `bytes` and the same `label`, which names
+/// the object. `members` contains the PEs of one machine in ascending order, including this PE. All
+/// members pass the same list.
 ///
-/// PEs of different machines create separate objects: a job has one object for each list of
-/// members. All PEs of the job then call [`Team::bound_with`] together. No object is created unless
-/// multicast is enabled on every PE.
+/// PEs of different machines create separate objects: one object is created for each list of
+/// members. Afterwards all PEs of the job call [`Team::bound_with`] together. If multicast is
+/// disabled on one PE, no object is created.
 ///
 /// # Errors
-/// [`VmmError::MulticastDisabled`] before the driver is called; the other PEs get
-/// [`VmmError::Peer`]. [`Misuse::Diverged`] on all PEs if members pass different lists.
-/// [`Misuse::Value`] on all PEs if two members have the same device. [`VmmError::Timeout`] names
-/// the PEs that did not arrive. Other errors as for [`Building::create`].
+/// [`VmmError::MulticastDisabled`] if multicast is disabled on this PE; the driver is then not
+/// called, and the other PEs get [`VmmError::Peer`]. [`Misuse::Diverged`] on all PEs if members
+/// pass different lists. [`Misuse::Value`] on all PEs if two members have the same device.
+/// [`VmmError::Timeout`] if PEs do not arrive by the deadline; the error names these PEs. Also the
+/// errors of [`Building::create`].
 pub fn collective(
     rendezvous: &Rendezvous,
     context: &Arc<CudaContext>,

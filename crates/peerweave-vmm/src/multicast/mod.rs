@@ -8,9 +8,9 @@
 //!   Bound      map -> MulticastMapping            an address, when every device has bound memory
 //! ```
 //! Each step is a type, so steps in the wrong order do not compile. Each step keeps the previous
-//! ones alive: a mapping keeps its bindings, and a binding keeps its memory and the object. When no
-//! stream uses the address any more, the mapping, the bindings and the object are released in this
-//! order.
+//! steps alive: a mapping keeps its bindings, and a binding keeps its memory and the object. When
+//! no stream uses the address any more, the mapping, the bindings and the object are released in
+//! this order.
 //!
 //! [`collective`] creates an object and adds the devices on all PEs of a job.
 //! [`SymmetricHeap::multicast`](crate::SymmetricHeap::multicast) performs all steps for a heap.
@@ -50,7 +50,8 @@
 //!     let _again = building.complete(); // moved
 //! }
 //! ```
-//! A multicast address is not a buffer, because a plain load or a copy from it is undefined:
+//! A multicast address is not a buffer, because a plain load or a copy from the address is
+//! undefined:
 //! ```compile_fail,E0277
 //! # use peerweave_vmm::multicast::MulticastMapping;
 //! fn as_a_buffer(mapping: &MulticastMapping) -> &dyn peerweave_driver::DeviceBuffer<f32> {
@@ -83,25 +84,25 @@ pub use view::MulticastView;
 /// The first version of CUDA that supports multicast objects.
 const SINCE: Version = Version::new(12, 1, 0);
 
-/// Properties with which a multicast object is created.
+/// The properties with which a multicast object is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MulticastProperties {
-    /// Number of devices of the team. All of them must be added before memory is bound.
+    /// Number of devices in the team. All devices must be added before memory is bound.
     pub devices: u32,
     /// Length of the object in bytes: a multiple of the granularity.
     pub bytes: usize,
-    /// Handle types for export.
+    /// The handle types by which the object can be exported.
     pub exportable: Exportable,
-    /// The driver's flags. The driver defines no flags, so this must be 0.
+    /// Flags for the driver. The driver defines no flags, so the value must be 0.
     pub flags: u64,
 }
 
-/// The granularity of memory bound to a multicast object, in bytes.
+/// The granularity of memory that is bound to a multicast object, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MulticastGranularity {
     /// Smallest unit, in bytes. Lengths and offsets must be multiples of this unit.
     pub minimum: usize,
-    /// Unit with the best performance, in bytes. It is a multiple of `minimum`.
+    /// Unit that gives the best performance, in bytes. The unit is a multiple of `minimum`.
     pub recommended: usize,
 }
 
@@ -118,8 +119,8 @@ impl MulticastProperties {
     /// Memory of the rounded length must be bound on every device.
     ///
     /// # Errors
-    /// As for [`granularity`](Self::granularity). [`Misuse::Value`] for a length beyond the address
-    /// space.
+    /// The errors of [`granularity`](Self::granularity). [`Misuse::Value`] if the rounded length
+    /// exceeds the address space.
     ///
     /// ```no_run
     /// use peerweave_vmm::multicast::{Building, MulticastProperties};
@@ -135,18 +136,19 @@ impl MulticastProperties {
         Ok(Self { bytes: bytes.ok_or_else(too_long)?, ..self })
     }
 
-    /// Returns the properties of an object of `bytes` for `devices` devices that can be exported as
-    /// a file descriptor.
+    /// Returns the properties of an object with `bytes` bytes for `devices` devices. The object can
+    /// be exported as a file descriptor.
     pub fn new(devices: u32, bytes: usize) -> Self {
         Self { devices, bytes, exportable: Exportable::FILE_DESCRIPTOR, flags: 0 }
     }
 
-    /// Returns the granularity of memory that can be bound to such an object. Creates no object.
+    /// Returns the granularity of memory that can be bound to an object with these properties.
+    /// Creates no object.
     ///
     /// # Errors
     /// [`VmmError::MulticastDisabled`] if multicast is disabled in this process.
-    /// [`VmmError::Unsupported`] if the driver is too old for multicast objects. Errors of the
-    /// driver.
+    /// [`VmmError::Unsupported`] if the driver is too old for multicast objects.
+    /// [`VmmError::Driver`] if a driver call fails.
     pub fn granularity(&self) -> Result<MulticastGranularity, VmmError> {
         multicast_switch()?;
         check_version()?;
@@ -192,12 +194,13 @@ impl MulticastProperties {
     }
 }
 
-/// Checks that a device and the driver support multicast objects. Creates no object, and works even
-/// if multicast is disabled.
+/// Checks that the driver and a device support multicast objects. This function creates no object,
+/// and works even if multicast is disabled.
 ///
 /// # Errors
-/// [`VmmError::Unsupported`] with the required and the found CUDA version, or with the attribute
-/// that the device lacks. Errors of the driver.
+/// [`VmmError::Unsupported`] if the driver is too old, or if the device lacks the required
+/// attribute. The error contains the required and the found CUDA version, or the name of the
+/// attribute. [`VmmError::Driver`] if a driver call fails.
 pub fn check_device(ordinal: usize) -> Result<(), VmmError> {
     check_version()?;
     let count = Driver::get()?.device_count()?;

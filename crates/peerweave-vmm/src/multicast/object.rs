@@ -37,10 +37,11 @@ pub(super) struct Object {
     bound: Mutex<BTreeMap<(usize, usize), usize>>,
 }
 
-/// Identity of a multicast object in all processes: a random number from [`Building::create`].
+/// The identity of a multicast object, which is the same in all processes. The id is a random
+/// number that [`Building::create`] generates.
 ///
-/// The number is sent together with the descriptor or fabric handle. PEs compare it to detect that
-/// they have different objects.
+/// The id is sent together with the descriptor or the fabric handle. PEs compare their ids to
+/// detect that they have different objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MulticastId(pub [u8; 16]);
 
@@ -58,14 +59,14 @@ impl MulticastId {
     }
 }
 
-/// An exported multicast object, to be sent to another process.
+/// An exported multicast object, which can be sent to another process.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum SharedMulticast {
-    /// A file descriptor, for a process of this machine.
+    /// A file descriptor, which a process on this machine can import.
     FileDescriptor {
-        /// The descriptor. Pass it to
-        /// [`share_descriptor`](peerweave_bootstrap::Rendezvous::share_descriptor) or send it
+        /// The descriptor. Pass the descriptor to
+        /// [`share_descriptor`](peerweave_bootstrap::Rendezvous::share_descriptor), or send it
         /// through a Unix socket of the application.
         fd: Descriptor,
         /// Properties of the object.
@@ -73,9 +74,9 @@ pub enum SharedMulticast {
         /// Id of the object.
         id: MulticastId,
     },
-    /// A fabric handle, for a process of the same NVLink domain.
+    /// A fabric handle, which a process in the same NVLink domain can import.
     Fabric {
-        /// The handle as plain bytes, which can be sent by any transport.
+        /// The handle, which consists of plain bytes and can be sent by any transport.
         handle: FabricHandle,
         /// Properties of the object.
         properties: MulticastProperties,
@@ -84,13 +85,14 @@ pub enum SharedMulticast {
     },
 }
 
-/// A multicast object to which devices are being added.
+/// A multicast object whose team is not complete: devices are still being added to the object.
 pub struct Building {
     object: Arc<Object>,
     devices: Vec<usize>,
 }
 
-/// A multicast object with all its devices. Clones are handles of the same object.
+/// A handle to a multicast object to which all devices have been added. Clones are handles to the
+/// same object.
 #[derive(Clone)]
 pub struct Team {
     pub(super) object: Arc<Object>,
@@ -102,12 +104,14 @@ pub struct Team {
 }
 
 impl Building {
-    /// Creates an object. The device of `context` must still be added by
-    /// [`add_device`](Self::add_device).
+    /// Creates an object. This function does not add the device of `context`; call
+    /// [`add_device`](Self::add_device) to add this device.
     ///
     /// # Errors
-    /// [`VmmError::MulticastDisabled`] before the driver is called. [`VmmError::Unsupported`] with
-    /// the required version or attribute. [`Misuse`] for invalid properties. Errors of the driver.
+    /// [`VmmError::MulticastDisabled`] if multicast is disabled in this process; the driver is then
+    /// not called. [`VmmError::Unsupported`] if the driver is too old, or if the device lacks the
+    /// required attribute. [`Misuse`] if the properties are invalid. [`VmmError::Driver`] if a
+    /// driver call fails.
     pub fn create(context: &Arc<CudaContext>, properties: MulticastProperties) -> Result<Self, VmmError> {
         multicast_switch()?;
         check_device(context.ordinal())?;
@@ -126,10 +130,11 @@ impl Building {
     /// Imports an object that another process or this process exported.
     ///
     /// # Errors
-    /// As for [`create`](Self::create).
+    /// The errors of [`create`](Self::create).
     ///
     /// # Safety
-    /// `shared` was exported as a multicast object with the properties and the id that it states.
+    /// `shared` must have been exported as a multicast object, with the properties and the id that
+    /// `shared` contains.
     pub unsafe fn import(context: &Arc<CudaContext>, shared: SharedMulticast) -> Result<Self, VmmError> {
         multicast_switch()?;
         check_device(context.ordinal())?;
@@ -153,12 +158,14 @@ impl Building {
         Self { object: Arc::new(object), devices: Vec::new() }
     }
 
-    /// Adds a device to the object. Each device must be added exactly once, by one process.
+    /// Adds the device of `context` to the object. Each device of the team must be added exactly
+    /// once, by exactly one process.
     ///
     /// # Errors
     /// [`VmmError::MulticastDisabled`] if multicast is disabled in this process. [`Misuse::Value`]
-    /// for a device that this process has already added, or if the object already has all its
-    /// devices. [`VmmError::Unsupported`] for a device without multicast. Errors of the driver.
+    /// if this process has already added the device, or has already added as many devices as the
+    /// team has. [`VmmError::Unsupported`] if the device does not support multicast.
+    /// [`VmmError::Driver`] if a driver call fails.
     pub fn add_device(&mut self, context: &Arc<CudaContext>) -> Result<(), VmmError> {
         let call = "Building::add_device";
         multicast_switch()?;
@@ -181,12 +188,13 @@ impl Building {
         Ok(())
     }
 
-    /// Returns a file descriptor for another process of this machine, which imports the object and
-    /// adds its own devices.
+    /// Returns a file descriptor with which another process on this machine can import the object
+    /// and add its own devices.
     ///
     /// # Errors
     /// [`VmmError::MulticastDisabled`] if multicast is disabled in this process. [`Misuse::Value`]
-    /// if the object was created without file descriptors as handle type. Errors of the driver.
+    /// if file descriptors are not among the handle types with which the object was created.
+    /// [`VmmError::Driver`] if a driver call fails.
     pub fn export_file_descriptor(&self) -> Result<SharedMulticast, VmmError> {
         multicast_switch()?;
         let Object { handle, properties, id, .. } = *self.object;
@@ -194,11 +202,13 @@ impl Building {
         Ok(SharedMulticast::FileDescriptor { fd: export_file_descriptor(handle)?, properties, id })
     }
 
-    /// Returns a fabric handle for another process of the NVLink domain, which imports the object
-    /// and adds its own devices.
+    /// Returns a fabric handle with which another process in the NVLink domain can import the
+    /// object and add its own devices.
     ///
     /// # Errors
-    /// As for [`export_file_descriptor`](Self::export_file_descriptor), for fabric handles.
+    /// [`VmmError::MulticastDisabled`] if multicast is disabled in this process. [`Misuse::Value`]
+    /// if fabric handles are not among the handle types with which the object was created.
+    /// [`VmmError::Driver`] if a driver call fails.
     pub fn export_fabric(&self) -> Result<SharedMulticast, VmmError> {
         multicast_switch()?;
         let Object { handle, properties, id, .. } = *self.object;
@@ -216,9 +226,9 @@ impl Building {
         self.object.id
     }
 
-    /// Returns the driver's handle, for driver calls that this crate does not make. The handle is
-    /// valid while this value, or a value created from it, lives. The caller must follow the
-    /// driver's rules.
+    /// Returns the driver's handle to the object, for driver calls that this crate does not make.
+    /// The handle is valid while this value lives, or while a value that was created from this
+    /// value lives. The caller must follow the driver's rules.
     pub fn as_raw(&self) -> CUmemGenericAllocationHandle {
         self.object.handle
     }
@@ -228,11 +238,11 @@ impl Building {
         self.devices.len()
     }
 
-    /// Returns the team if this process has added all devices.
+    /// Returns the complete team, if this process has added all devices.
     ///
     /// # Errors
     /// [`VmmError::MulticastDisabled`] if multicast is disabled in this process. [`Misuse::Value`]
-    /// if devices are missing. This value is dropped after an error.
+    /// if devices are missing. If the call fails, this value is dropped.
     pub fn complete(self) -> Result<Team, VmmError> {
         multicast_switch()?;
         let (found, expected) = (self.devices.len(), self.object.properties.devices);
@@ -247,18 +257,19 @@ impl Building {
         Team { object: self.object, devices: self.devices.into(), members }
     }
 
-    /// Returns the team after the PEs of the job have together added all devices.
+    /// Waits for all PEs of the job. Returns the complete team, if the PEs have together added all
+    /// devices.
     ///
     /// # Collective
-    /// All PEs of the job, each with a handle of the same object. `label` names the object and is
-    /// the same on all PEs. If groups of PEs have separate objects, for example one object per
-    /// machine, use [`collective`](super::collective).
+    /// All PEs of the job call this function, each with a handle to the same object. `label` names
+    /// the object, and must be the same on all PEs. If groups of PEs have separate objects, for
+    /// example one object per machine, use [`collective`](super::collective) instead.
     ///
     /// # Errors
     /// [`VmmError::MulticastDisabled`] if multicast is disabled on this PE; the other PEs get
-    /// [`VmmError::Peer`]. [`Misuse::Value`] on all PEs if devices are missing, or two PEs added
-    /// the same device. [`Misuse::Diverged`] on all PEs if they have different objects.
-    /// [`VmmError::Timeout`] names the PEs that did not arrive.
+    /// [`VmmError::Peer`]. [`Misuse::Value`] on all PEs if devices are missing, or if two PEs added
+    /// the same device. [`Misuse::Diverged`] on all PEs if the PEs have different objects.
+    /// [`VmmError::Timeout`] if PEs do not arrive by the deadline; the error names these PEs.
     pub fn complete_with(self, rendezvous: &Rendezvous, label: &str) -> Result<Team, VmmError> {
         let Object { properties, id, .. } = *self.object;
         // The call includes the id, so the round fails if the PEs have different objects.
@@ -294,19 +305,19 @@ impl Team {
         self.object.id
     }
 
-    /// Returns the granularity of memory that can be bound.
+    /// Returns the granularity of memory that can be bound to the object.
     pub fn granularity(&self) -> MulticastGranularity {
         self.object.granularity
     }
 
-    /// Returns the driver's handle, like [`Building::as_raw`]. This crate does not track memory
-    /// that is bound through the handle. [`bound`](Self::bound) does not count such memory, and
-    /// [`unbind`](Self::unbind) unbinds it.
+    /// Returns the driver's handle to the object, like [`Building::as_raw`]. This crate does not
+    /// track memory that is bound through the handle. [`bound`](Self::bound) does not count such
+    /// memory. Call [`unbind`](Self::unbind) to unbind such memory.
     pub fn as_raw(&self) -> CUmemGenericAllocationHandle {
         self.object.handle
     }
 
-    /// Returns the ordinals of the devices that this process added.
+    /// Returns the ordinals of the devices that this process has added.
     pub fn devices(&self) -> &[usize] {
         &self.devices
     }

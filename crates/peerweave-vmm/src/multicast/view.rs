@@ -13,12 +13,13 @@ use super::MulticastMapping;
 use crate::error::VmmError;
 use crate::memory::mapping::elements_of;
 
-/// `len` elements at a multicast address. A kernel's store (`multimem.st` or a plain store) writes
-/// the memory of every device of the team. A reducing load (`multimem.ld_reduce`) reads the memory
-/// of every device. A plain load or a copy is undefined.
+/// Elements at a multicast address. A kernel's store to the address (`multimem.st` or a plain
+/// store) writes the memory of every device of the team. A reducing load (`multimem.ld_reduce`)
+/// reads the memory of every device. A plain load or a copy from the address is undefined.
 ///
-/// The view is valid while its mapping lives. Before work that uses the view is enqueued, record
-/// its stream by [`MulticastMapping::access`]. This also applies to the mappings of a heap.
+/// The view is valid while its mapping lives. Before you enqueue work that uses the view, call
+/// [`MulticastMapping::access`] to record the stream. The same is required for the mappings of a
+/// heap, which [`HeapMulticast::mappings`](crate::HeapMulticast::mappings) returns.
 #[repr(C)]
 pub struct MulticastView<T> {
     address: u64,
@@ -51,7 +52,7 @@ impl<T> MulticastView<T> {
         (index < self.len()).then(|| self.address + (index * size_of::<T>()) as u64)
     }
 
-    /// Returns a view of a part of the elements. `range` counts elements.
+    /// Returns a view of a part of the elements. The indices in `range` are indices of elements.
     ///
     /// # Errors
     /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange) if the range exceeds the view.
@@ -62,8 +63,8 @@ impl<T> MulticastView<T> {
 }
 
 impl MulticastMapping {
-    /// Returns a view of the mapping as whole elements, for kernels. A remainder that is smaller
-    /// than an element is not included.
+    /// Returns a view of the mapping as whole elements, for kernels. If the length of the mapping
+    /// is not a multiple of the element size, the view does not include the remaining bytes.
     pub fn view<T: Element>(&self) -> MulticastView<T> {
         MulticastView::new(self.address(), self.bytes() / size_of::<T>())
     }

@@ -17,7 +17,7 @@ use crate::VmmError;
 use crate::memory::buffer::wrong_value;
 use crate::raw;
 
-/// Handle of an exported allocation, to be sent to another process.
+/// The handle of an exported allocation, which can be sent to another process.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct IpcHandle(pub [u8; 64]);
@@ -31,8 +31,8 @@ impl fmt::Debug for IpcHandle {
 // Every call below that allocates or opens memory runs in capture mode `relaxed`. In another mode
 // the call would invalidate captures of other threads.
 
-/// An allocation of `cuMemAlloc` that other processes can open. Clones are handles of the same
-/// allocation.
+/// A handle to memory that `cuMemAlloc` has allocated and other processes can open. Clones are
+/// handles to the same allocation.
 #[derive(Clone)]
 pub struct IpcMemory {
     inner: Arc<Inner>,
@@ -51,15 +51,15 @@ struct Inner {
 }
 
 impl IpcMemory {
-    /// Unit of the driver's allocator, in bytes. An allocation whose length is a multiple of this
-    /// unit shares no unit with other data.
+    /// Unit of the driver's allocator, in bytes. If the length of an allocation is a multiple of
+    /// this unit, the allocation shares no unit with other data.
     pub const STEP_BYTES: usize = 2 << 20;
 
-    /// Allocates `bytes` of memory on the device of `context`.
+    /// Allocates `bytes` bytes of memory on the device of `context`.
     ///
     /// # Errors
-    /// [`Misuse::Value`](crate::Misuse::Value) unless `bytes` is a positive multiple of
-    /// [`STEP_BYTES`](Self::STEP_BYTES); errors of the driver.
+    /// [`Misuse::Value`](crate::Misuse::Value) if `bytes` is not a positive multiple of
+    /// [`STEP_BYTES`](Self::STEP_BYTES). [`VmmError::Driver`] if a driver call fails.
     pub fn alloc(context: &Arc<CudaContext>, bytes: usize) -> Result<Self, VmmError> {
         Self::alloc_for(context, bytes, Arc::default())
     }
@@ -81,11 +81,11 @@ impl IpcMemory {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Returns a handle for other processes. Afterwards, dropping the memory leaks it unless
-    /// [`recall`](Self::recall) is called first.
+    /// Returns a handle with which other processes can open the memory. If the memory is dropped
+    /// after this call, the memory is leaked unless [`recall`](Self::recall) has been called.
     ///
     /// # Errors
-    /// Errors of the driver.
+    /// [`VmmError::Driver`] if a driver call fails.
     pub fn export(&self) -> Result<IpcHandle, VmmError> {
         raw::bind(&self.inner.context)?;
         let mut handle = CUipcMemHandle { reserved: [0; 64] };
@@ -97,16 +97,20 @@ impl IpcMemory {
         Ok(IpcHandle(handle.reserved.map(|byte| byte as u8)))
     }
 
-    /// Declares that no other process has the memory open or will open it.
+    /// Declares that no other process has the memory open, and that no other process will open the
+    /// memory.
     ///
     /// # Safety
-    /// All processes have dropped their [`IpcPeerMemory`] after the streams that used it had
-    /// completed, and have reported the drop to the caller.
+    /// Every process that opened the memory must have closed the memory, and must have reported
+    /// this to the caller. No process may open the memory later. A process closes the memory after
+    /// it has dropped all handles to the [`IpcPeerMemory`], and the streams that used the memory
+    /// have completed their work. In that process, [`peerweave_driver::settle`] waits until the
+    /// memory is closed.
     pub unsafe fn recall(&self) {
         self.inner.lent.store(false, Ordering::Release);
     }
 
-    /// Returns the address of the memory in this process.
+    /// Returns the address that the memory has in this process.
     pub fn address(&self) -> CUdeviceptr {
         self.inner.address
     }
@@ -117,14 +121,15 @@ impl IpcMemory {
     }
 
     /// Returns the address for work that is about to be enqueued on `stream`. The memory stays
-    /// allocated until the stream has completed that work. If the work is captured into a graph,
-    /// the graph must also own the value of [`keep`](Self::keep).
+    /// allocated until the stream has completed this work. If the work is captured into a graph,
+    /// the graph must also own the value that [`keep`](Self::keep) returns.
     pub fn access(&self, stream: &Arc<CudaStream>) -> Access<'_> {
         self.inner.streams.note(stream);
         Access::new(self.inner.address)
     }
 
-    /// Returns an owner that keeps the memory allocated. A graph that uses the memory must own it.
+    /// Returns a value that keeps the memory allocated. A graph that uses the memory must own this
+    /// value.
     pub fn keep(&self) -> Keep {
         Arc::<Inner>::clone(&self.inner)
     }
@@ -164,7 +169,8 @@ impl Drop for Inner {
     }
 }
 
-/// Memory of another process that is open in this process. Clones are handles of the same memory.
+/// A handle to memory of another process that is open in this process. Clones are handles to the
+/// same memory.
 #[derive(Clone)]
 pub struct IpcPeerMemory {
     inner: Arc<PeerInner>,
@@ -183,16 +189,18 @@ struct PeerInner {
 pub(crate) type Closing = OnceLock<Result<(), VmmError>>;
 
 impl IpcPeerMemory {
-    /// Opens memory of another process for the device of `context`. If the memory is on another
-    /// device, the driver enables peer access.
+    /// Opens memory of another process for access by the device of `context`. If the memory is on
+    /// another device, the driver enables peer access.
     ///
     /// # Errors
-    /// Errors of the driver. Legacy IPC refuses a handle that was exported by the same process.
+    /// [`VmmError::Driver`] if a driver call fails, for example because this process exported the
+    /// handle itself.
     ///
     /// # Safety
-    /// The handle belongs to an allocation of `bytes`. Its owner frees the allocation only after
-    /// two things: every handle of this value was dropped, and the streams that used the memory
-    /// have completed. The owner is notified of both.
+    /// `handle` must belong to an allocation of `bytes` bytes. The process that owns the allocation
+    /// must not free the allocation while this process has the memory open. This process closes the
+    /// memory after every handle to the memory has been dropped, and the streams that used the
+    /// memory have completed. The caller must then notify the owner.
     pub unsafe fn open(context: &Arc<CudaContext>, handle: IpcHandle, bytes: usize) -> Result<Self, VmmError> {
         // SAFETY: the contract of `open_for` is that of this function, which the caller keeps.
         unsafe { Self::open_for(context, handle, bytes, Arc::default()) }
@@ -202,7 +210,7 @@ impl IpcPeerMemory {
     /// for.
     ///
     /// # Safety
-    /// As for [`open`](Self::open).
+    /// The requirements of [`open`](Self::open).
     pub(crate) unsafe fn open_for(
         context: &Arc<CudaContext>,
         handle: IpcHandle,
@@ -223,7 +231,7 @@ impl IpcPeerMemory {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Returns the address of the memory in this process.
+    /// Returns the address that the memory has in this process.
     pub fn address(&self) -> CUdeviceptr {
         self.inner.address
     }
@@ -236,14 +244,15 @@ impl IpcPeerMemory {
 
 impl IpcPeerMemory {
     /// Returns the address for work that is about to be enqueued on `stream`. The memory stays open
-    /// until the stream has completed that work. If the work is captured into a graph, the graph
-    /// must also own the value of [`keep`](Self::keep).
+    /// until the stream has completed this work. If the work is captured into a graph, the graph
+    /// must also own the value that [`keep`](Self::keep) returns.
     pub fn access(&self, stream: &Arc<CudaStream>) -> Access<'_> {
         self.inner.streams.note(stream);
         Access::new(self.inner.address)
     }
 
-    /// Returns an owner that keeps the memory open. A graph that uses the memory must own it.
+    /// Returns a value that keeps the memory open. A graph that uses the memory must own this
+    /// value.
     pub fn keep(&self) -> Keep {
         Arc::<PeerInner>::clone(&self.inner)
     }

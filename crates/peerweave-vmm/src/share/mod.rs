@@ -32,22 +32,22 @@ impl fmt::Debug for FabricHandle {
     }
 }
 
-/// Exported memory, to be sent to another process.
+/// Exported memory, which can be sent to another process.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum SharedMemory {
-    /// A file descriptor, for a process of this machine.
+    /// A file descriptor, which a process on this machine can import.
     FileDescriptor {
-        /// The descriptor. Pass it to
-        /// [`share_descriptor`](peerweave_bootstrap::Rendezvous::share_descriptor) or send it
+        /// The descriptor. Pass the descriptor to
+        /// [`share_descriptor`](peerweave_bootstrap::Rendezvous::share_descriptor), or send it
         /// through a Unix socket of the application.
         fd: Descriptor,
         /// Length of the memory in bytes.
         bytes: usize,
     },
-    /// A fabric handle, for a process of the same NVLink domain.
+    /// A fabric handle, which a process in the same NVLink domain can import.
     Fabric {
-        /// The handle as plain bytes, which can be sent by any transport.
+        /// The handle, which consists of plain bytes and can be sent by any transport.
         handle: FabricHandle,
         /// Length of the memory in bytes.
         bytes: usize,
@@ -55,23 +55,24 @@ pub enum SharedMemory {
 }
 
 impl PhysicalMemory {
-    /// Returns a file descriptor with which another process of this machine can import this memory.
-    /// The memory stays allocated while one of its descriptors is open.
+    /// Returns a file descriptor with which another process on this machine can import this memory.
+    /// The memory stays allocated while such a descriptor is open.
     ///
     /// # Errors
-    /// [`Misuse::Value`](crate::Misuse::Value) if the memory was created without file descriptors
-    /// as handle type. Errors of the driver.
+    /// [`Misuse::Value`](crate::Misuse::Value) if file descriptors are not among the handle types
+    /// with which the memory was created. [`VmmError::Driver`] if a driver call fails.
     pub fn export_file_descriptor(&self) -> Result<SharedMemory, VmmError> {
         let exportable = self.exportable();
         check_exportable("PhysicalMemory::export_file_descriptor", exportable, exportable.file_descriptor)?;
         Ok(SharedMemory::FileDescriptor { fd: export_file_descriptor(self.handle())?, bytes: self.bytes() })
     }
 
-    /// Returns a fabric handle with which another process of the NVLink domain can import this
+    /// Returns a fabric handle with which another process in the NVLink domain can import this
     /// memory. The handle is valid while the memory is allocated.
     ///
     /// # Errors
-    /// As for [`export_file_descriptor`](Self::export_file_descriptor), for fabric handles.
+    /// [`Misuse::Value`](crate::Misuse::Value) if fabric handles are not among the handle types
+    /// with which the memory was created. [`VmmError::Driver`] if a driver call fails.
     pub fn export_fabric(&self) -> Result<SharedMemory, VmmError> {
         let exportable = self.exportable();
         check_exportable("PhysicalMemory::export_fabric", exportable, exportable.fabric)?;
@@ -81,12 +82,12 @@ impl PhysicalMemory {
     /// Imports memory that another process or this process exported.
     ///
     /// # Errors
-    /// [`VmmError::Unsupported`] if the device lacks virtual memory management. Errors of the
-    /// driver.
+    /// [`VmmError::Unsupported`] if the device lacks virtual memory management.
+    /// [`VmmError::Driver`] if a driver call fails.
     ///
     /// # Safety
-    /// `shared` was exported as physical memory with the length that it states, and not as a
-    /// multicast object.
+    /// `shared` must have been exported as physical memory, not as a multicast object. The memory
+    /// must have the length that `shared` contains.
     pub unsafe fn import(context: &Arc<CudaContext>, shared: SharedMemory) -> Result<Self, VmmError> {
         check_supported(context.ordinal())?;
         raw::bind(context)?;
