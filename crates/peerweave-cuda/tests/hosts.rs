@@ -149,8 +149,8 @@ fn call_that_needs_memory_of_another_host_is_refused() {
                     ("g", &|| team.g(&stream, &y, 0, there).map(drop)),
                     ("put_signal", &|| team.put_signal(&stream, &x, &y, word.set(1), there).map(drop)),
                     ("signal", &|| team.signal(&stream, word.set(1), there).map(drop)),
-                    ("atomic", &|| team.atomic_fetch_add(&stream, &y, 0, 1, there).map(drop)),
-                    ("atomic", &|| team.atomic_set_blocking(&y, 0, 1, there)),
+                    ("atomic_fetch_add", &|| team.atomic_fetch_add(&stream, &y, 0, 1, there).map(drop)),
+                    ("atomic_set", &|| team.atomic_set_blocking(&y, 0, 1, there)),
                 ];
                 for (call, make) in calls {
                     let Err(Error::Unsupported { call: found, backend, why }) = make() else { panic!("{call} was not refused") };

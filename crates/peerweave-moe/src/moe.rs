@@ -207,17 +207,19 @@ fn random() -> u128 {
 }
 
 /// Checks that all PEs of the world create exchanges of the same shape, sizes of types and number
-/// of ranks.
-fn agree(world: &World, shape: &Shape, [ranks, token_bytes, result_bytes]: [usize; 3]) -> Result<()> {
+/// of ranks, and that either all PEs or none have found a wrong value.
+fn agree(world: &World, shape: &Shape, [ranks, token_bytes, result_bytes]: [usize; 3], is_wrong: bool) -> Result<()> {
     let Shape { experts, top_k, hidden, max_tokens, scales, .. } = *shape;
-    let mine = [experts, top_k, hidden, max_tokens, scales, token_bytes, result_bytes, ranks].map(|number| number as u64);
-    let mut all = vec![[0; 8]; world.n_pes()];
+    let mine = [experts, top_k, hidden, max_tokens, scales, token_bytes, result_bytes, ranks, usize::from(is_wrong)];
+    let mine = mine.map(|number| number as u64);
+    let mut all = vec![[0; 9]; world.n_pes()];
     world.team().all_gather_blocking(&[mine], &mut all)?;
-    let describe = |of: [u64; 8]| {
-        let [experts, top_k, hidden, max_tokens, scales, token_bytes, result_bytes, ranks] = of;
+    let describe = |of: [u64; 9]| {
+        let [experts, top_k, hidden, max_tokens, scales, token_bytes, result_bytes, ranks, is_wrong] = of;
+        let refused = if is_wrong == 1 { ", with a wrong value" } else { "" };
         format!(
             "an exchange of {experts} experts among {ranks} ranks, {top_k} for each token, of {hidden} elements of {token_bytes} bytes \
-             with {scales} scales, {result_bytes} bytes for each result, at most {max_tokens} tokens"
+             with {scales} scales, {result_bytes} bytes for each result, at most {max_tokens} tokens{refused}"
         )
     };
     // A PE with the same values as PE 0 names the first PE that differs. Every other PE names PE 0.
@@ -253,15 +255,17 @@ impl<T: Element, Y: Output> Moe<T, Y> {
     /// size.
     ///
     /// # Errors
-    /// [`Misuse`] if the shape does not fit the team or the types.
+    /// [`Misuse`] if the shape does not fit the team or the types on any PE.
     /// [`Error::Mismatch`](peerweave_core::Error::Mismatch) on all PEs if their shapes, sizes of
-    /// types or sizes of teams differ. After these two checks, symmetric memory is allocated. The
-    /// call then returns errors of the heap, and of the barrier at its end.
+    /// types or sizes of teams differ, or if only some PEs have a wrong value. After these checks,
+    /// symmetric memory is allocated. The call then returns errors of the heap, and of the barrier
+    /// at its end.
     pub fn new(world: &World, team: &Team, stream: &Stream, shape: Shape) -> Result<Self> {
         let ranks = team.size();
-        shape.check(ranks, size_of::<T>(), size_of::<Y>())?;
-        team.kernel_team()?;
-        agree(world, &shape, [ranks, size_of::<T>(), size_of::<Y>()])?;
+        // The PEs agree even if this PE has found a wrong value, so that no other PE waits for it.
+        let checked = shape.check(ranks, size_of::<T>(), size_of::<Y>()).and_then(|()| team.kernel_team().map(drop));
+        agree(world, &shape, [ranks, size_of::<T>(), size_of::<Y>()], checked.is_err())?;
+        checked?;
         let lines = |elements: usize, bytes: usize| (elements * bytes / LINE) as u32;
         let layout = Layout {
             ranks: ranks as u32,

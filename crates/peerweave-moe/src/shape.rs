@@ -75,13 +75,13 @@ impl Shape {
         if self.top_k > self.experts {
             return wrong("top_k", self.top_k, "at most the number of experts, because the experts of a token are distinct");
         }
-        if self.hidden == 0 || !(self.hidden * token_bytes).is_multiple_of(LINE) {
+        if self.hidden == 0 || !self.hidden.saturating_mul(token_bytes).is_multiple_of(LINE) {
             return wrong("hidden", self.hidden, "a number of elements that fills a positive multiple of 16 bytes in a token");
         }
-        if !(self.hidden * result_bytes).is_multiple_of(LINE) {
+        if !self.hidden.saturating_mul(result_bytes).is_multiple_of(LINE) {
             return wrong("hidden", self.hidden, "a number of elements that fills a multiple of 16 bytes in a result");
         }
-        if !(self.scales * size_of::<f32>()).is_multiple_of(LINE) {
+        if !self.scales.saturating_mul(size_of::<f32>()).is_multiple_of(LINE) {
             return wrong("scales", self.scales, "a multiple of 4 scales");
         }
         if self.max_tokens == 0 {
@@ -93,9 +93,15 @@ impl Shape {
         }
         // Rows, lines of a rank and entries are counted by 32-bit numbers.
         let entries = self.max_tokens.checked_mul(self.top_k).and_then(|entries| entries.checked_mul(ranks));
-        let bytes = self.hidden * token_bytes.max(result_bytes) + self.scales * size_of::<f32>();
-        if entries.is_none_or(|entries| entries >= u32::MAX as usize) || bytes / LINE >= u32::MAX as usize {
-            return wrong("max_tokens", self.max_tokens, "fewer than 2^32 rows");
+        if entries.is_none_or(|entries| entries >= u32::MAX as usize) {
+            return wrong("max_tokens", self.max_tokens, "fewer than 2^32 rows on all ranks together");
+        }
+        let is_too_long = |elements: usize, bytes: usize| elements.saturating_mul(bytes) / LINE >= u32::MAX as usize / 2;
+        if is_too_long(self.hidden, token_bytes.max(result_bytes)) {
+            return wrong("hidden", self.hidden, "fewer than 2^31 lines of 16 bytes in a token or a result");
+        }
+        if is_too_long(self.scales, size_of::<f32>()) {
+            return wrong("scales", self.scales, "fewer than 2^31 lines of 16 bytes of scales");
         }
         Ok(())
     }

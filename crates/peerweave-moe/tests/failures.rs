@@ -56,6 +56,8 @@ fn wrong_shapes_are_misuse() {
         (Shape::new(4, 5, 8, 1), "top_k"),
         (Shape::new(4, 1, 0, 1), "hidden"),
         (Shape::new(4, 1, 4, 1), "hidden"),
+        (Shape::new(4, 1, 1 << 40, 1), "hidden"),
+        (Shape::new(4, 1, 8, 1).scales(1 << 40), "scales"),
         (Shape::new(4, 1, 8, 0), "max_tokens"),
         (Shape::new(4, 2, 8, usize::MAX), "max_tokens"),
         (Shape::new(4, 1, 8, 1).scales(3), "scales"),
@@ -152,6 +154,8 @@ fn different_shapes_are_a_mismatch_on_all_pes() {
         (Shape::new(6, 2, 32, 4), "32 elements"),
         (Shape::new(6, 2, 16, 3), "at most 3 tokens"),
         (shape.scales(4), "4 scales"),
+        (Shape::new(6, 0, 16, 4), "0 for each token"),
+        (shape.launch(0, 32), "with a wrong value"),
     ] {
         let outcomes = on_threads(3, |world| {
             let stream = world.stream()?;

@@ -163,15 +163,16 @@ mod tests {
             "all_reduce of 512 bfloat16 (1K bytes) by 2 ranks: Peerweave's kernel, one_shot, 1 block of 64 threads; \
              because of the row \"own all_reduce 1-2 8K one_shot 4x128\" of the built-in table sm_90"
         );
-        let query = Query::new(CollectiveKind::AllToAll, DType::F32, 8 << 20);
+        let query = Query::new(CollectiveKind::Scatter, DType::F32, 32 << 20);
         let text = explain(&routes, &query, Ok(()));
-        assert!(text.contains("(64M bytes) by 2 ranks: NCCL; because of the row \"nccl all_to_all 2 48M rest\""), "{text}");
+        assert!(text.contains("(256M bytes) by 2 ranks: NCCL; because of the row \"nccl scatter 2 128M rest\""), "{text}");
         let text = explain(&routes, &query, Err(Unfit::Unavailable));
         assert!(text.contains("Peerweave's kernel, messages, 128 blocks of 256 threads"), "{text}");
         assert!(
-            text.contains("not taken: the row \"nccl all_to_all 2 48M rest\", because NCCL cannot be used: libnccl.so.2"),
+            text.contains("not taken: the row \"nccl scatter 2 128M rest\", because NCCL cannot be used: libnccl.so.2"),
             "{text}"
         );
+        let query = Query::new(CollectiveKind::AllToAll, DType::F32, 8 << 20);
         routes.forced.set(CollectiveKind::AllToAll, Some(Method::Messages));
         let text = explain(&routes, &query, Ok(()));
         assert!(text.contains("messages") && text.contains("because the caller chose messages"), "{text}");

@@ -229,9 +229,9 @@ mod tests {
             ("4x128", "4x1024", 6, "\"4x1024\" is not a shape"),
             ("1-2 8K", "1-2 1G", 24, "not in the order of their sizes"),
             ("1-2 rest chunked", "1-2 rest two_shot", 24, "is not \"rest chunked\""),
-            ("nccl all_to_all", "nccl barrier", 23, "\"barrier\" is not an operation"),
-            ("nccl all_to_all 2 48M rest", "nccl all_to_all 2 48M 1M", 23, "are reversed"),
-            ("nccl all_to_all 2 48M rest", "nccl all_to_all 2 48M", 23, "is not a row of nccl"),
+            ("nccl reduce", "nccl barrier", 23, "\"barrier\" is not an operation"),
+            ("nccl reduce 2 48M rest", "nccl reduce 2 48M 1M", 23, "are reversed"),
+            ("nccl reduce 2 48M rest", "nccl reduce 2 48M", 23, "is not a row of nccl"),
         ] {
             let error = RouteTable::parse("my.routes", &text(from, to)).unwrap_err();
             let RoutesError::Damaged { file, line: found, what: why } = &error else { panic!("{error}") };

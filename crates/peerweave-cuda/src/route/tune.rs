@@ -238,7 +238,7 @@ mod tests {
         let rows: Vec<String> = table.libraries.iter().map(ToString::to_string).collect();
         // The rows of other operations are unchanged. At 1 MiB NCCL takes more than 0.97 of the
         // shortest time.
-        assert_eq!(rows, ["nccl all_to_all 2 48M rest", "nccl reduce 2 128M rest", "nccl all_reduce 2 256K 256K"]);
+        assert_eq!(rows, ["nccl reduce 2 48M rest", "nccl scatter 2 128M rest", "nccl all_reduce 2 256K 256K"]);
         let kind = CollectiveKind::AllToAll;
         let own = |size, us| timing(kind, Method::Own, size, us);
         let nccl = |size, us| timing(kind, Method::Nccl, size, us);

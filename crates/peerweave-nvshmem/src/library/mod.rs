@@ -457,7 +457,10 @@ mod tests {
     fn missing_library_error_lists_the_paths_tried() {
         // SAFETY: the file does not exist, so no code of it runs.
         let error = unsafe { Nvshmem::open("/nowhere/libnvshmem_host.so.3") }.expect_err("the file does not exist");
-        assert!(matches!(&error, NvshmemError::Load(load) if load.exclusive && load.tried.len() == 1), "{error}");
+        assert!(
+            matches!(&error, NvshmemError::Load(load) if load.scope == peerweave_dylib::SearchScope::Path && load.tried.len() == 1),
+            "{error}"
+        );
     }
 
     #[test]

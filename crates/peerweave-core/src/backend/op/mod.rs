@@ -140,7 +140,7 @@ impl Op {
             Self::Fill(_) => "fill",
             Self::Signal(_) => "signal",
             Self::Wait(wait) => wait.call_name(),
-            Self::Atomic(_) => "atomic",
+            Self::Atomic(op) => op.kind.call_name(),
             Self::Launch(launch) => launch.kernel.name(),
             Self::Fence => "fence",
             Self::Quiet => "quiet",

@@ -147,3 +147,25 @@ pub enum AtomicKind {
     Xor,
     FetchXor,
 }
+
+impl AtomicKind {
+    /// Returns the name of the call that performs the atomic operation.
+    pub const fn call_name(self) -> &'static str {
+        match self {
+            Self::Fetch => "atomic_fetch",
+            Self::Set => "atomic_set",
+            Self::Swap => "atomic_swap",
+            Self::CompareSwap => "atomic_compare_swap",
+            Self::Add => "atomic_add",
+            Self::FetchAdd => "atomic_fetch_add",
+            Self::Inc => "atomic_inc",
+            Self::FetchInc => "atomic_fetch_inc",
+            Self::And => "atomic_and",
+            Self::FetchAnd => "atomic_fetch_and",
+            Self::Or => "atomic_or",
+            Self::FetchOr => "atomic_fetch_or",
+            Self::Xor => "atomic_xor",
+            Self::FetchXor => "atomic_fetch_xor",
+        }
+    }
+}
