@@ -459,9 +459,9 @@ fn run<const W: usize, const WHOLE: bool>(ctx: &Context, call: &Call, transfers:
 
 macro_rules! entries {
     ($($name:ident: <$w:literal, $whole:literal>;)*) => {$(
-        /// Sends and receives messages through rings. The name ends with the maximum number of
-        /// ranks. The grid has one dimension. It has [`Call::max_blocks`] blocks if
-        /// [`Call::is_combined`] is 1, otherwise this number of pairs of blocks.
+        /// Sends and receives messages through rings. The kernel's name ends with the maximum
+        /// number of ranks. The grid is one-dimensional. It has [`Call::max_blocks`] blocks if
+        /// [`Call::is_combined`] is 1, otherwise twice as many blocks, which work in pairs.
         #[kernel(max_threads = 512, unchecked, ptx = crate::PTX)]
         pub fn $name(ctx: &Context, call: Call, transfers: Transfers) -> Result<(), Failed> {
             run::<$w, $whole>(ctx, &call, &transfers)

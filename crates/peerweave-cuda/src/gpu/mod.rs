@@ -92,7 +92,8 @@ pub(crate) struct Inner {
 }
 
 impl Gpu {
-    /// Sets up the device of `context` for kernels. Each PE needs its own device.
+    /// Sets up the device of `context` for kernels. Each PE should have its own device: PEs that
+    /// share a device, for example in tests, take turns on it.
     ///
     /// # Collective
     /// All PEs of the rendezvous.

@@ -44,8 +44,8 @@ impl Cuda {
     /// enqueued.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a stream of another device's context, and for a per-thread
-    /// stream.
+    /// [`Error::Unsupported`] if the stream does not belong to the context of this PE's GPU;
+    /// [`Error::System`] if it is a per-thread stream.
     ///
     /// ```no_run
     /// # fn f(world: &peerweave_core::World, stream: std::sync::Arc<peerweave_driver::CudaStream>) -> peerweave_core::Result<()> {
