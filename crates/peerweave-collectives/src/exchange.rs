@@ -10,7 +10,7 @@ use peerweave_device::gpu::Vector;
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
-/// The data that a rank sends to each other rank.
+/// The data that a rank sends to each of the other ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Exchange {
     /// The rank sends its whole input, which is one part, to every rank.
@@ -79,7 +79,8 @@ fn run<const W: usize, const MORE: bool, const EACH: bool, const WHOLE: bool>(ct
 
 macro_rules! entries {
     ($($name:ident: <$w:literal, $more:literal, $each:literal, $whole:literal>;)*) => {$(
-        /// Runs an all_gather or an all_to_all. Its name ends with the maximum number of ranks.
+        /// Runs an all_gather or an all_to_all. The kernel's name ends with the maximum number of
+        /// ranks.
         #[kernel(max_threads = 512, unchecked, ptx = crate::PTX)]
         pub fn $name(ctx: &Context, call: Call) -> Result<(), Failed> {
             run::<$w, $more, $each, $whole>(ctx, &call)

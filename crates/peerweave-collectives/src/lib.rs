@@ -2,13 +2,13 @@
 //!
 //! Every collective kernel takes one [`Call`], with the addresses of the ranks' staging areas and
 //! of the operands, and with the reduction. All ranks launch a kernel with the same algorithm, the
-//! same shape and the same count. `peerweave-cuda` allocates the areas, chooses the kernel and its
-//! shape, and launches it.
+//! same shape and the same count. `peerweave-cuda` allocates the areas, chooses a kernel and a
+//! shape, and launches the kernel.
 //!
 //! | algorithm | what travels | when |
 //! |---|---|---|
-//! | [`Algorithm::OneShot`] | each rank pushes all its lines to every rank, which reduces them | small |
-//! | [`Algorithm::TwoShot`] | each rank pushes part `r` to rank `r`, which reduces it and pushes the result | medium |
+//! | [`Algorithm::OneShot`] | each rank pushes all its lines to every rank, and reduces the lines that it receives | small |
+//! | [`Algorithm::TwoShot`] | each rank pushes part `r` to rank `r`, which reduces the part and pushes the result to every rank | medium |
 //! | [`Algorithm::Chunked`] | as two-shot, but the data travels in chunks through a ring, and flags show that a chunk has arrived | large |
 //!
 //! reduce_scatter, [`scan`], all_gather and all_to_all each have one algorithm: every rank pushes

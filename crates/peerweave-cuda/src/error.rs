@@ -39,8 +39,8 @@ pub enum CudaError {
         failure: KernelFailure,
     },
     /// The work of a stream did not complete in time, even after its kernels had been requested to
-    /// end. For [`Gpu::end`](crate::Gpu::end), it can also mean that threads of this process did
-    /// not release the rendezvous in time.
+    /// end. For [`Gpu::end`](crate::Gpu::end), this error can also mean that threads of this
+    /// process did not release the rendezvous in time.
     #[error("{call}: timed out after {waited:.1?}: work or memory of the GPU is still in use")]
     Stuck {
         /// The call that waited.

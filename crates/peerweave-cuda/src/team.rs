@@ -237,9 +237,9 @@ impl Team {
         &self.members.pes
     }
 
-    /// Waits until the streams of this PE have completed the kernels that were launched with the
-    /// team, then destroys the team. A new team can get the number of this team once all members
-    /// have destroyed it.
+    /// Waits until the streams of this PE have completed the kernels that have been launched with
+    /// the team, then destroys the team. A new team can get the number of this team once all
+    /// members have destroyed it.
     ///
     /// # Collective
     /// All members.
@@ -253,7 +253,7 @@ impl Team {
         let Self { gpu, number, members } = self;
         let inner = &*gpu.0;
         if !inner.teams.end(number, &members) {
-            return Err(misuse(CALL, "the team", "in use", "no graph that uses it, and no launch at the same time"));
+            return Err(misuse(CALL, "the team", "in use", "no graph that uses it, and no launch with it at the same time"));
         }
         let deadline = deadline_after(inner.deadline);
         let streams = std::mem::take(&mut *members.streams.lock().unwrap_or_else(PoisonError::into_inner));

@@ -7,7 +7,7 @@
 
 use peerweave_device::prelude::*;
 
-/// Puts this PE's number into the first element of `dst` on the next PE. Launch it with one thread.
+/// Puts this PE's number into the first element of `dst` on the next PE. Launch with one thread.
 #[kernel]
 pub fn ring(ctx: &Context, dst: SymSlice<i32>) -> Result<(), Failed> {
     let next = (ctx.my_pe() + 1) % ctx.n_pes();
@@ -16,8 +16,8 @@ pub fn ring(ctx: &Context, dst: SymSlice<i32>) -> Result<(), Failed> {
     ctx.barrier_all()
 }
 
-/// Receives `chunks` chunks of `data` from the previous PE, adds this PE's number and 1 to each
-/// element, and passes the chunks to the next PE.
+/// Receives `chunks` chunks of `data` from the previous PE. Adds this PE's number and 1 to each
+/// element, and passes each chunk to the next PE.
 ///
 /// The first PE reads its own `data`, and the last PE keeps the result. `arrived` is one word,
 /// initially 0, which counts the chunks that this PE has received. Launch this kernel as one block.

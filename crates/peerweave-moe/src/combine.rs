@@ -90,8 +90,8 @@ macro_rules! entries {
             send::<$class>(ctx, &exchange, team, results)
         }
 
-        /// For each token, receives the sums from the ranks of its experts and adds them up into a
-        /// row of `outputs`.
+        /// For each token, receives the sums from the ranks of the token's experts, and adds the
+        /// sums up into a row of `outputs`.
         #[kernel(max_threads = 512)]
         pub fn $receive(ctx: &Context, exchange: Exchange, team: KernelTeam, outputs: SymSlice<u128>) -> Result<(), Failed> {
             receive::<$class>(ctx, &exchange, team, outputs)

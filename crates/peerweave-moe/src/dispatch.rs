@@ -116,8 +116,8 @@ pub fn moe_dispatch_send(
 /// rank. Rows are ordered by expert, then by rank, then by token. Launch this kernel as one block.
 ///
 /// Writes the index of each expert's first row to `offsets`, followed by the number of rows. The
-/// kernel does not access `rows` and `scales`. It takes them so that the launch checks the memory
-/// that the next kernel writes.
+/// kernel does not access `rows` and `scales`. They are arguments so that the launch also checks
+/// the memory that the next kernel writes.
 #[kernel(max_threads = 512)]
 pub fn moe_dispatch_plan(
     ctx: &Context,

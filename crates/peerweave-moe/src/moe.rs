@@ -256,7 +256,7 @@ impl<T: Element, Y: Output> Moe<T, Y> {
     /// [`Misuse`] if the shape does not fit the team or the types.
     /// [`Error::Mismatch`](peerweave_core::Error::Mismatch) on all PEs if their shapes, sizes of
     /// types or sizes of teams differ. After these two checks, the call allocates symmetric memory
-    /// and ends with a barrier. It returns the errors of both steps.
+    /// and ends with a barrier. The call returns the errors of these steps.
     pub fn new(world: &World, team: &Team, stream: &Stream, shape: Shape) -> Result<Self> {
         let ranks = team.size();
         shape.check(ranks, size_of::<T>(), size_of::<Y>())?;
@@ -311,7 +311,7 @@ impl<T: Element, Y: Output> Moe<T, Y> {
     /// Every rank of the team must make this call. The numbers of tokens may differ.
     ///
     /// # Errors
-    /// As for both halves. All checks run before anything is enqueued, with one exception: memory
+    /// As for each half. All checks run before anything is enqueued, with one exception: memory
     /// of another world in `received` is detected after the first half has been enqueued. If a half
     /// fails, the ticket fails with the first failure, and the error names the call `moe_dispatch`.
     pub fn dispatch(&mut self, tokens: &Tokens<'_, T>, received: &Received<'_, T>) -> Result<Ticket> {

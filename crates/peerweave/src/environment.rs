@@ -11,9 +11,9 @@ use std::time::Duration;
 pub mod names {
     use peerweave_bootstrap::env::names as job;
 
-    /// The backend: `host`, `cuda` or `auto`. The default is `auto`, which uses GPUs if the build
-    /// has the feature `cuda` and this process sees at least one GPU for each PE of the machine.
-    /// See [`BackendChoice`](crate::BackendChoice).
+    /// The backend: `host`, `cuda` or `auto`. The default, `auto`, uses GPUs if this process sees a
+    /// GPU for each PE of the machine and the build has the feature `cuda`. See
+    /// [`BackendChoice`](crate::BackendChoice).
     pub const BACKEND: &str = "PEERWEAVE_BACKEND";
     /// Default time limit for each wait, in seconds. Fractions are allowed.
     pub const DEADLINE: &str = "PEERWEAVE_DEADLINE";
@@ -25,7 +25,7 @@ pub mod names {
     /// 1024. Default: the size of the machine's memory on the host backend, 1 GiB on GPUs.
     pub const HEAP_BYTES: &str = "PEERWEAVE_HEAP_BYTES";
     /// `off` makes the host backend copy private buffers through shared memory, instead of reading
-    /// them directly from the memory of other processes.
+    /// these buffers directly from the memory of other processes.
     pub const CROSS_MEMORY_ATTACH: &str = "PEERWEAVE_CROSS_MEMORY_ATTACH";
     /// The number that selects the order in which the host backend runs the threads of kernels.
     /// With 0, the default, the threads run in the order of their indices. With any other number,

@@ -149,8 +149,8 @@ pub mod threads {}
 /// over: [`Symmetric::to_vec`] and the other methods that access a PE's own memory still work until
 /// the last old handle is dropped. Memory that an operation was writing when it failed has
 /// unspecified values. Carry over data that no failed operation wrote, such as the parameters of
-/// the last complete step, or agree on a step that all PEs have completed. Data that only the dead
-/// PE had is lost: keep a copy of important data on another PE.
+/// the last complete step. Alternatively, agree on a step that all PEs have completed. Data that
+/// only the dead PE had is lost: keep a copy of important data on another PE.
 ///
 /// ```
 /// use peerweave::{ReduceOp, Result, World, on_threads};
@@ -229,7 +229,7 @@ pub mod after_a_failure {}
 /// | `MPI_Alltoall`, `MPI_Alltoallv` | [`Team::all_to_all`], [`Team::all_to_all_v`] |
 /// | an `MPI_Alltoall` of counts before an `MPI_Alltoallv` | [`Team::exchange_counts`] |
 /// | `MPI_IN_PLACE` | the forms whose names end with `_in_place` |
-/// | `MPI_Send`, `MPI_Recv` | [`Team::send_blocking`], [`Team::recv_blocking`]; without tags: messages between two ranks match in order |
+/// | `MPI_Send`, `MPI_Recv` | [`Team::send_blocking`], [`Team::recv_blocking`]; there are no tags: messages between two ranks match in order |
 /// | `MPI_Sendrecv` | a send and a receive in one [`Team::group_blocking`] |
 /// | `MPI_Isend`, `MPI_Iallreduce`, ... and `MPI_Wait`, `MPI_Test` | the stream-ordered form, [`Ticket::wait`], [`Ticket::is_complete`] |
 /// | `MPI_Win_allocate`, `MPI_Put`, `MPI_Get`, `MPI_Win_flush_all` | [`World::alloc`](peerweave_core::World::alloc), [`Team::put_nbi`], [`Team::get_nbi`], [`World::quiet`](peerweave_core::World::quiet) |
@@ -269,7 +269,7 @@ pub mod from_mpi {}
 /// | `shmem_barrier_all`, `shmem_team_sync` | [`Team::barrier_blocking`], [`Team::sync_blocking`] |
 /// | `shmem_broadcast`, `shmem_fcollect`, `shmem_alltoall` | [`Team::broadcast`], [`Team::all_gather`], [`Team::all_to_all`] |
 /// | `shmem_alltoalls` | [`Team::all_to_all_strided`] |
-/// | `shmem_collect` | [`Team::all_gather_v`] with [`Parts`] that contain the length of each rank's contribution; [`Team::exchange_parts`] collects them from all ranks |
+/// | `shmem_collect` | [`Team::all_gather_v`] with [`Parts`] that contain the length of each rank's contribution; [`Team::exchange_parts`] collects these lengths from all ranks |
 /// | `shmem_sum_reduce`, `shmem_max_reduce`, ... | [`Team::all_reduce`] with a [`ReduceOp`] |
 /// | `shmem_atomic_*` | `Team::atomic_*`, such as [`Team::atomic_fetch_add`] |
 /// | `shmem_team_split_strided`, `shmem_team_split_2d` | [`Team::split_strided`], [`Team::split_2d`](crate::Team::split_2d) |
@@ -294,7 +294,7 @@ pub mod from_openshmem {}
 /// | `ncclGroupStart`, `ncclGroupEnd` | [`Team::group`], with a closure that makes the calls of the group |
 /// | `cudaStream_t` | [`Stream`], by [`World::stream`](peerweave_core::World::stream) |
 /// | `cudaStreamSynchronize` | [`Stream::synchronize`], or [`Ticket::wait`] for one operation |
-/// | `ncclMemAlloc`, `ncclCommWindowRegister` | [`Symmetric`] memory, which is allocated on all PEs and registered with all of them |
+/// | `ncclMemAlloc`, `ncclCommWindowRegister` | [`Symmetric`] memory, which is allocated on all PEs and registered with all PEs |
 /// | `ncclRedOpCreatePreMulSum` | [`Reduction::pre_mul_sum`] |
 /// | `ncclCommGetAsyncError`, `ncclCommAbort` | the errors that tickets and calls return; calls on a team that has failed return [`Error::Poisoned`] |
 /// | `ncclCommShrink` | [`World::shrink`], which determines the remaining PEs itself |

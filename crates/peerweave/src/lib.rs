@@ -140,8 +140,8 @@ pub use world::{World, WorldBuilder};
 /// Runs `program` on `n_pes` PEs of the host backend, with one thread for each PE. Intended for
 /// tests and for learning.
 ///
-/// Reads settings from the variables in [`environment::names`], as [`World::from_env`] does. To set
-/// them in the program instead, use [`WorldBuilder::on_threads`].
+/// Reads settings from the variables in [`environment::names`], as [`World::from_env`] does. To
+/// pass settings from the program instead, use [`WorldBuilder::on_threads`].
 ///
 /// Returns the results in the order of PEs. If a PE panics, the PE leaves the job, and the other
 /// PEs get an error that names this PE. The panic resumes on the calling thread once all PEs have

@@ -35,8 +35,8 @@ impl World {
     /// [`BackendChoice`](crate::BackendChoice) describes.
     ///
     /// # Collective
-    /// Every PE of the job must call this function once. A PE that a launcher started cannot join
-    /// its job again, not even after [`finalize`](peerweave_core::World::finalize). Without a
+    /// Every PE of the job must call this function once. A PE that a launcher has started cannot
+    /// join the job again, not even after [`finalize`](peerweave_core::World::finalize). Without a
     /// launcher, each call creates another job of one PE.
     ///
     /// # Errors

@@ -49,7 +49,7 @@ pub use transfers::Message;
 ///
 /// # Collective
 /// All ranks make the same calls in the same order, with the same count, type and reduction. A
-/// result that several ranks get has the same bits on all of them.
+/// result that several ranks get has the same bits on all these ranks.
 ///
 /// # Streams
 /// The calls of one team run one after the other on the device. If a call uses a different stream

@@ -75,7 +75,7 @@ impl RmsNormCall {
         }
         let row_bytes = self.row_bytes();
         if self.hidden == 0 || self.hidden > MOST_HIDDEN || !row_bytes.is_multiple_of(LINE) {
-            return Err(misuse(call, "hidden", self.hidden, "1 to 16777215 elements in a multiple of 16 bytes"));
+            return Err(misuse(call, "hidden", self.hidden, "1 to 16777215 elements that fill a multiple of 16 bytes"));
         }
         let bytes = self.rows.checked_mul(row_bytes);
         for (what, at, bytes) in [
@@ -170,9 +170,9 @@ impl Collectives {
     ///
     /// # Errors
     /// Before anything is enqueued: [`CudaError::Misuse`] if the length of a row is not a multiple
-    /// of 16 bytes, if a row does not fit into the staging memory, if an address is not aligned, or
-    /// if the type is not supported; [`CudaError::Failed`] after a kernel has failed; errors of the
-    /// launch.
+    /// of 16 bytes, or if a row does not fit into the staging memory; [`CudaError::Misuse`] if an
+    /// address is not aligned, or if the type is not supported; [`CudaError::Failed`] after a
+    /// kernel has failed; errors of the launch.
     ///
     /// # Safety
     /// As for [`all_reduce`](Self::all_reduce), for all ranges of the call. No two ranges may
@@ -214,7 +214,12 @@ impl Collectives {
         let algorithm = if two_shot { Algorithm::TwoShot } else { Algorithm::OneShot };
         let route = route::norm_by(algorithm, call.rows, row_lines, &self.staging.limits);
         if route.rows == 0 {
-            return Err(misuse(CALL, "hidden", call.hidden, &format!("rows for {algorithm:?}: {:?}", self.staging.limits)));
+            return Err(misuse(
+                CALL,
+                "hidden",
+                call.hidden,
+                &format!("rows that {algorithm:?} supports with {:?}", self.staging.limits),
+            ));
         }
         // SAFETY: the caller guarantees it.
         unsafe { self.norms(CALL, stream, call, route, row_lines) }

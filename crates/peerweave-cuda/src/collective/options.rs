@@ -9,7 +9,8 @@ use crate::error::{CudaError, misuse};
 pub struct CollectivesOptions {
     /// Size in bytes of each of the two banks through which small and medium calls send their data.
     /// An all_reduce of `n` bytes among `r` ranks needs banks of `n * r` bytes for the one-shot
-    /// algorithm, and of `2 * n` bytes for the two-shot algorithm. Larger calls use rings of slots.
+    /// algorithm. The two-shot algorithm needs banks of `2 * n` bytes. Larger calls use rings of
+    /// slots.
     pub bank_bytes: u64,
     /// Size in bytes of each slot in a ring, a multiple of 1024. For reductions, the ring of each
     /// block has six slots.

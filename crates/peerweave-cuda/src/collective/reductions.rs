@@ -163,9 +163,9 @@ impl Collectives {
     /// As for [`all_reduce`](Self::all_reduce), and with the same route on all ranks.
     ///
     /// # Errors
-    /// As for [`all_reduce`](Self::all_reduce), and [`CudaError::Misuse`] if the route needs more
-    /// staging memory than the team has, if it has too many blocks, or if its number of threads is
-    /// not a multiple of 32.
+    /// As for [`all_reduce`](Self::all_reduce). Also [`CudaError::Misuse`] if the route does not
+    /// fit into the staging memory, or if the route has too many blocks. Also [`CudaError::Misuse`]
+    /// if the number of threads is not a multiple of 32.
     ///
     /// # Safety
     /// As for [`all_reduce`](Self::all_reduce).

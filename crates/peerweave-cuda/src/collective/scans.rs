@@ -15,7 +15,7 @@ impl Collectives {
     /// reduction of the inputs of ranks 0 to `r`.
     ///
     /// The operands must meet the requirements of [`all_reduce`](Self::all_reduce). Every rank
-    /// sends its elements to all higher ranks, so in a call of `n` bytes among `r` ranks, a GPU
+    /// sends its elements to all higher ranks. So in a call of `n` bytes among `r` ranks, a GPU
     /// sends up to `(r - 1) * n` bytes. A call that is too long for a bank enqueues several
     /// kernels. For [`ReduceOp::PreMulSum`], `scalar` holds the zero-extended bits of the factor by
     /// which this rank multiplies its elements. Other reductions ignore `scalar`.

@@ -191,9 +191,9 @@ impl Collectives {
     /// make a call that contains the message, with the same length.
     ///
     /// # Errors
-    /// Before anything is enqueued: [`CudaError::Misuse`] for an invalid rank, for an address of 0,
-    /// and for a message from this rank to itself of which the send or the receive is missing;
-    /// [`CudaError::Failed`] after a kernel has failed; errors of the launch.
+    /// Before anything is enqueued: [`CudaError::Misuse`] for an invalid rank and for an address of
+    /// 0; [`CudaError::Misuse`] if a message from this rank to itself lacks its send or its
+    /// receive; [`CudaError::Failed`] after a kernel has failed; errors of the launch.
     ///
     /// # Safety
     /// All ranges must be memory that this device can access. They must stay allocated until the

@@ -64,9 +64,9 @@ impl Gpu {
     /// [`Rendezvous::leave`](peerweave_bootstrap::Rendezvous::leave). On NVSHMEM's heap, this call
     /// also finalises NVSHMEM, unless the process has other handles of NVSHMEM.
     ///
-    /// If the last handle is dropped instead, the drop releases the same parts, but without the
-    /// other PEs. The drop waits for threads for at most 2 s, reports no errors, and does not
-    /// finalise NVSHMEM.
+    /// If the last handle is dropped instead, the drop releases the same parts, but does not wait
+    /// for the other PEs. The drop waits for threads for at most 2 s, reports no errors, and does
+    /// not finalise NVSHMEM.
     ///
     /// # Collective
     /// All PEs, each with its last handle.

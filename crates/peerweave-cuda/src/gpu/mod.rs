@@ -38,7 +38,7 @@ pub use options::{GpuOptions, Transport};
 /// [`split`](Self::split), [`barrier`](Self::barrier), [`recover`](Self::recover) and
 /// [`end`](Self::end) in the same order and with the same arguments. Only the colors and keys of
 /// [`split`](Self::split) may differ. Each call returns at the deadline of the rendezvous at the
-/// latest. If PEs do not arrive by this deadline, the call returns an error that names them.
+/// latest. If PEs do not arrive by this deadline, the call returns an error that names these PEs.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -93,7 +93,7 @@ pub(crate) struct Inner {
 
 impl Gpu {
     /// Sets up the device of `context` for kernels. Each PE should have its own device: PEs that
-    /// share a device, for example in tests, take turns on it.
+    /// share a device, for example in tests, take turns on that device.
     ///
     /// # Collective
     /// All PEs of the rendezvous.

@@ -9,8 +9,8 @@ pub enum Transport {
     /// Virtual memory that all PEs of a machine map. PEs of other machines are unreachable.
     #[default]
     Mapped,
-    /// NVSHMEM's heap. Kernels access the memory of a PE directly if NVSHMEM maps it, and otherwise
-    /// through NVSHMEM's device library.
+    /// NVSHMEM's heap. Kernels access the memory of a PE directly if NVSHMEM maps this memory, and
+    /// otherwise through NVSHMEM's device library.
     Nvshmem(peerweave_nvshmem::Settings),
     /// NVSHMEM's heap. Kernels access all other PEs through NVSHMEM's device library, even if the
     /// memory of those PEs is mapped. Intended for tests.

@@ -118,7 +118,7 @@ impl ArgVisitor for Lookup<'_> {
             _ if team == KernelTeam::WORLD => {}
             Some(members) => self.teams.push(members),
             None => {
-                let expected = "a team of this GPU that was not destroyed";
+                let expected = "a team of this GPU that has not been destroyed";
                 self.refused.get_or_insert_with(|| misuse(CALL, "the team", format!("number {}", team.index()), expected));
             }
         }

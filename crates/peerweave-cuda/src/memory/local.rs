@@ -25,8 +25,8 @@ pub struct Local<T> {
 }
 
 impl Gpu {
-    /// Allocates `len` elements in this GPU's own memory, and fills them with zeros. This call is
-    /// not collective.
+    /// Allocates `len` elements in this GPU's own memory, and fills these elements with zeros. This
+    /// call is not collective.
     ///
     /// # Errors
     /// [`CudaError::Misuse`] if the elements exceed the address space; errors of the driver.

@@ -28,8 +28,8 @@ pub struct Symmetric<T> {
 }
 
 impl Gpu {
-    /// Allocates `len` elements on every PE, and fills them with zeros. Their offset in the heap is
-    /// a multiple of 256 bytes.
+    /// Allocates `len` elements on every PE, and fills these elements with zeros. The offset of the
+    /// elements in the heap is a multiple of 256 bytes.
     ///
     /// # Collective
     /// All PEs, with the same type and length.
@@ -70,8 +70,8 @@ impl Gpu {
             return Err(misuse(CALL, "the memory", "of another GPU", "an allocation of this GPU"));
         }
         let offset = memory.block.offset;
-        let block =
-            Arc::try_unwrap(memory.block).map_err(|_| misuse(CALL, "the memory", "in use", "no launch at the same time"))?;
+        let block = Arc::try_unwrap(memory.block)
+            .map_err(|_| misuse(CALL, "the memory", "in use", "memory that no other thread uses in a launch"))?;
         self.0.allocations().remove(&offset);
         self.0.heap.free(block)
     }

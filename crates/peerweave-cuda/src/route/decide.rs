@@ -51,7 +51,7 @@ pub(super) fn library_kind(name: &str) -> Option<CollectiveKind> {
     ROUTED.into_iter().find(|kind| kind.name() == name)
 }
 
-/// The properties of a call that determine its route. They are the same on all ranks.
+/// The properties of a call that determine its route. These properties are the same on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Query {

@@ -28,8 +28,8 @@ pub struct Explanation {
     pub route: Option<Route>,
     /// The reason for the choice, with the row or threshold that determined it.
     pub why: String,
-    /// The method that the table or the caller requested, and the reason why it was not used;
-    /// `None` if the requested method was used.
+    /// The method that the table or the caller has requested, and the reason why this method is not
+    /// used; `None` if the requested method is used.
     pub refused: Option<String>,
     /// The route table: the path of its file, or the name of a built-in table.
     pub table: String,

@@ -60,9 +60,10 @@ impl Thresholds {
 /// The route table for GPUs of one architecture, with the fastest algorithm or library for each
 /// call.
 ///
-/// [`builtin`](Self::builtin) returns the tables of this crate, which are in its folder `routes`.
-/// `peerweave tune` measures a table on the GPUs of a machine and writes the table to a file.
-/// [`read`](Self::read) reads such a file, and `Display` writes a table as the text of such a file.
+/// [`builtin`](Self::builtin) returns the built-in tables, which are in the folder `routes` of this
+/// crate. `peerweave tune` measures a table on the GPUs of a machine and writes the table to a
+/// file. [`read`](Self::read) reads such a file, and `Display` writes a table as the text of such a
+/// file.
 ///
 /// ```
 /// use peerweave_cuda::RouteTable;

@@ -11,7 +11,7 @@ use super::{Method, Provider};
 pub struct Timing {
     /// The operation.
     pub kind: CollectiveKind,
-    /// The method by which the call was carried out.
+    /// The method that carried out the call.
     pub method: Method,
     /// Size in bytes of the larger of a rank's two buffers.
     pub size_bytes: u64,

@@ -33,10 +33,10 @@ pub struct CudaOptions {
     /// uses. Default: 256. The limit applies to every team.
     pub max_blocks: Option<u32>,
     /// Whether NCCL may carry out collectives of the team of all PEs. Default: no. If this is set,
-    /// NCCL carries out a collective if the route table says that NCCL is faster, and if NCCL's
-    /// result has the same bits as the result of Peerweave's kernels. If NCCL cannot be used,
-    /// Peerweave's kernels carry out all collectives, and [`Cuda::explain`](crate::Cuda::explain)
-    /// returns the reason.
+    /// NCCL carries out collectives for which the route table says that NCCL is faster. NCCL's
+    /// result must also have the same bits as the result of Peerweave's kernels. If NCCL cannot be
+    /// used, Peerweave's kernels carry out all collectives, and
+    /// [`Cuda::explain`](crate::Cuda::explain) returns the reason.
     pub nccl: bool,
 }
 

@@ -23,7 +23,8 @@ use crate::nccl::Entry;
 
 impl Cuda {
     /// Joins a job. If [`CudaOptions::device`] is `None`, PE `i` of a machine uses device `i` of
-    /// the devices that the PE's process sees, or device 0 if the process sees only one device.
+    /// the devices that the PE's process sees. If the process sees only one device, the PE uses
+    /// that device.
     ///
     /// # Collective
     /// All PEs of the job, with the same options.
