@@ -95,7 +95,7 @@ pub struct Call {
     /// operation that failure reports name: `KernelOp as u32`.
     pub op: u32,
     /// For kernels with rings: number of blocks, or of pairs of blocks, for which the areas have
-    /// rings. The launch must not have more.
+    /// rings. The launch must not have more blocks, or pairs.
     pub max_blocks: u32,
     /// For all_reduce: the ranks that get the result, as a number that [`Results::code`] returns.
     pub results: u32,

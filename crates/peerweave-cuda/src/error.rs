@@ -149,7 +149,7 @@ pub struct KernelFailure {
     pub operation: Option<KernelOp>,
     /// The PE that did not arrive or is unreachable; `None` if the failure concerns no PE.
     pub pe: Option<Pe>,
-    /// The number of the team; `None` if the operation has no team.
+    /// The number of the operation's team; `None` if the operation has no team.
     pub team: Option<u32>,
     /// The value that the kernel expected: a value of a signal, an epoch, or a number of bytes.
     pub expected: u64,

@@ -80,8 +80,8 @@ fn pack(from: DeviceSlice<f32>, first: usize) -> u128 {
 /// The first half of `block` holds the keys, and the second half holds the values. In `queries`,
 /// the keys, the values and `sums`, row `r` of head `h` starts at `(h * rows + r) * HEAD`. `stats`
 /// has two elements for each row, at `2 * (h * rows + r)`: the largest score, and the sum of
-/// weights. Blocks have [`THREADS`] threads. In `x`, there is a block for every [`QUERIES`]
-/// queries; in `y`, for every head.
+/// weights. The grid has a block for every [`QUERIES`] queries in `x`, and for every head in `y`.
+/// Each block has [`THREADS`] threads.
 #[kernel(max_threads = 128)]
 pub fn attend(
     ctx: &Context,

@@ -2,7 +2,7 @@
 //!
 //! Each module is a group of kernels. Each kernel is a function that also runs on the host. A
 //! launch takes the kernel's constant `KERNEL` as an argument. `cargo xtask ptx` compares the PTX
-//! in the folder `ptx` with the PTX that it compiles from the sources.
+//! in the folder `ptx` with the PTX compiled from the sources.
 #![no_std]
 
 /// Runs the examples of the README as tests.

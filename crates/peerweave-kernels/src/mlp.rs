@@ -33,8 +33,8 @@ pub struct Product {
     pub is_relu: u32,
 }
 
-/// Computes `to = a · b`. Matrices are stored row by row. Blocks have [`THREADS`] threads. In `x`,
-/// there is a block for every [`TILE`] columns; in `y`, for every [`TILE`] rows.
+/// Computes `to = a · b`. Matrices are stored row by row. The grid has a block for every [`TILE`]
+/// columns in `x`, and for every [`TILE`] rows in `y`. Each block has [`THREADS`] threads.
 #[kernel(max_threads = 256)]
 pub fn matmul(ctx: &Context, a: SymSlice<f32>, b: SymSlice<f32>, to: SymSlice<f32>, shape: Product) {
     let a_tile = peerweave_device::shared_array!(A: [f32; TILE * TILE]);

@@ -52,7 +52,8 @@ pub struct Exchange {
     /// The entries of all ranks. The lower half of an entry is the index of the expert on this
     /// rank, or [`NOTHING`]. The upper half holds the bits of the weight.
     pub entries: SymSlice<u64>,
-    /// For each entry of each rank, the row of the entry's token on this rank, or [`NOTHING`].
+    /// For each entry of each rank, the row on this rank for the entry's token and expert, or
+    /// [`NOTHING`].
     pub places: SymSlice<u32>,
     /// For each entry of this rank, the rank that has the expert, or [`NOTHING`].
     pub routes: SymSlice<u32>,

@@ -3,17 +3,17 @@
 //!
 //! [`Moe`] exchanges the tokens of one layer among the ranks of a team. The experts are divided
 //! among the ranks in order. Each call of [`Moe::dispatch`] takes this rank's tokens, with `top_k`
-//! experts and weights for each token. It fills rows for the experts of this rank: first all rows
-//! of the first expert, then all rows of the second expert, and so on. A grouped matrix product
-//! takes rows in this order. [`Moe::combine`] takes one result for each row, and gives each token
-//! the weighted sum of the token's results.
+//! experts and weights for each token. The call fills rows for the experts of this rank: first all
+//! rows of the first expert, then all rows of the second expert, and so on. A grouped matrix
+//! product takes rows in this order. [`Moe::combine`] takes one result for each row, and gives each
+//! token the weighted sum of the token's results.
 //!
 //! A token is sent to a rank only once, even if several experts on that rank process the token.
 //! That rank adds up the results of these experts, and sends one result back. No rank waits for
 //! another rank before it sends, because every rank sends its whole routing table. There are no
-//! barriers, because the data itself shows that it has arrived. Each call launches Rust kernels by
-//! the portable API, so calls are stream-ordered. The order of rows and of additions is the same in
-//! every run.
+//! barriers, because the data itself shows that it has arrived. Each call launches Rust kernels
+//! through the portable API, so calls are stream-ordered. The order of rows and of additions is the
+//! same in every run.
 //!
 //! ```
 //! use peerweave::{Result, on_threads};

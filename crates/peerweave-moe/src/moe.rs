@@ -26,7 +26,8 @@ mod sealed {
     }
 }
 
-/// An element type for results: `bf16`, `f16` or `f32`. Sums are computed in `f32`. Sealed trait.
+/// An element type for results: `bf16`, `f16` or `f32`. Sums are computed in `f32`. This trait is
+/// sealed.
 pub trait Output: Element + sealed::Output {}
 
 macro_rules! outputs {
@@ -254,9 +255,9 @@ impl<T: Element, Y: Output> Moe<T, Y> {
     ///
     /// # Errors
     /// [`Misuse`] if the shape does not fit the team or the types.
-    /// [`Error::Mismatch`](peerweave_core::Error::Mismatch) on all PEs if their shapes, sizes of
-    /// types or sizes of teams differ. After these two checks, the call allocates symmetric memory
-    /// and ends with a barrier. The call returns the errors of these steps.
+    /// [`Error::Mismatch`](peerweave_core::Error::Mismatch) on all PEs if the PEs pass different
+    /// shapes, sizes of types or sizes of teams. After these two checks, the call allocates
+    /// symmetric memory and ends with a barrier. The call returns the errors of these steps.
     pub fn new(world: &World, team: &Team, stream: &Stream, shape: Shape) -> Result<Self> {
         let ranks = team.size();
         shape.check(ranks, size_of::<T>(), size_of::<Y>())?;

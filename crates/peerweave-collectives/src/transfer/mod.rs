@@ -53,7 +53,7 @@ pub struct Transfer {
     /// For [`Form::Ring`]: number of lines in each chunk of the message to the peer. At least 1,
     /// and at most the number for which a slot has room.
     pub send_chunk: u64,
-    /// [`Form::Ring`]: number of lines in each chunk of the message from the peer.
+    /// For [`Form::Ring`]: number of lines in each chunk of the message from the peer.
     pub recv_chunk: u64,
     /// For [`Form::Ring`]: 1 if the peer decides, when its kernel runs, whether this rank stores
     /// the message directly in the peer's `recv`. The peer must set `recv_is_offered` for the same

@@ -247,7 +247,7 @@ impl Collectives {
         Ok(())
     }
 
-    /// Enqueues the sending of the `bytes` bytes at address `at` to rank `to`, which must call
+    /// Enqueues a send: transfers the `bytes` bytes at address `at` to rank `to`, which must call
     /// [`receive`](Self::receive). The stream may wait until the receiver has begun to receive the
     /// previous message. For a long message, the stream may wait until the receiver has begun to
     /// receive this message.
@@ -262,8 +262,8 @@ impl Collectives {
         unsafe { self.messages(stream, &[Message::Send { to, at, bytes }]) }
     }
 
-    /// Enqueues the receipt of a message of `bytes` bytes from rank `from`, which must call
-    /// [`send`](Self::send). The message is written to address `at`.
+    /// Enqueues a receive: writes a message of `bytes` bytes from rank `from` to address `at`. Rank
+    /// `from` must call [`send`](Self::send).
     ///
     /// # Errors
     /// As for [`messages`](Self::messages).

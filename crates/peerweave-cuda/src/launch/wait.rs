@@ -20,9 +20,9 @@ const NOTICE: Duration = Duration::from_millis(1500);
 
 impl Gpu {
     /// Waits until all work in the stream is complete, but for at most twice the deadline of the
-    /// GPU. Then requests kernels that still run to end, and waits for up to 5 s more. Normally
-    /// this request is not needed, because a kernel fails when one of its waits exceeds the
-    /// deadline.
+    /// GPU. Then requests that kernels which are still running end, and waits for up to 5 s more.
+    /// Normally this request is not needed, because a kernel fails when one of its waits exceeds
+    /// the deadline.
     ///
     /// If a PE is lost during the wait, the call immediately requests waiting kernels to end. After
     /// an error, the GPU can be used for everything except communication.
