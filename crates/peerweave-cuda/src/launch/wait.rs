@@ -20,7 +20,7 @@ const NOTICE: Duration = Duration::from_millis(1500);
 
 impl Gpu {
     /// Waits until all work in the stream is complete, but for at most twice the deadline of the
-    /// GPU. Then requests that kernels which are still running end, and waits for up to 5 s more.
+    /// GPU. Then asks the kernels that are still running to end, and waits for up to 5 s more.
     /// Normally this request is not needed, because a kernel fails when one of its waits exceeds
     /// the deadline.
     ///
