@@ -6,8 +6,8 @@ use peerweave_device::gpu::{Access, Sys};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
-/// Waits for all ranks. After the kernel, accesses that a rank made earlier in its stream are
-/// visible to all ranks. The grid has one block with at least one thread for each rank.
+/// Waits until all ranks run this kernel. Accesses that a rank has made earlier in its stream are
+/// then visible to all ranks. Launch one block with at least one thread for each rank.
 #[kernel(max_threads = 32, unchecked, ptx = crate::PTX)]
 pub fn barrier_8(ctx: &Context, call: Call) -> Result<(), Failed> {
     if !call.begin() {
@@ -43,7 +43,7 @@ pub fn barrier_8(ctx: &Context, call: Call) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Returns the kernel for a number of ranks; `None` for numbers other than 1 to
+/// Returns the kernel for `ranks` ranks, or `None` if `ranks` is not 1 to
 /// [`MAX_RANKS`](crate::MAX_RANKS).
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernel(ranks: u32) -> Option<&'static peerweave_device::launch::Kernel<(Call,)>> {

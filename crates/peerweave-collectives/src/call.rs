@@ -2,7 +2,7 @@
 
 use peerweave_device::prelude::*;
 
-/// Largest number of ranks of a call.
+/// Maximum number of ranks in a call.
 pub const MAX_RANKS: usize = 8;
 
 /// The algorithm by which a collective moves its data.
@@ -10,9 +10,9 @@ pub const MAX_RANKS: usize = 8;
 pub enum Algorithm {
     /// Every rank pushes its whole input to every rank.
     OneShot,
-    /// Every rank reduces one part and pushes the result to every rank.
+    /// Every rank reduces one part of the inputs, and pushes the reduced part to every rank.
     TwoShot,
-    /// Like [`Self::TwoShot`], in chunks through a ring.
+    /// Like [`Self::TwoShot`], but the data travels in chunks through a ring.
     Chunked,
 }
 
@@ -21,15 +21,16 @@ impl Algorithm {
     pub const ALL: [Self; 3] = [Self::OneShot, Self::TwoShot, Self::Chunked];
 }
 
-/// The ranks that get the result of an all_reduce kernel ([`Call::results`]).
+/// The ranks that get the result of an all_reduce kernel, for [`Call::results`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Results {
     /// Every rank gets the result.
     Every,
     /// Only this rank gets the result: the kernel is a reduce.
     Root(u32),
-    /// Every rank gets the part that it reduces: the kernel is a reduce_scatter. The part is at the
-    /// same place after [`Call::recv`] as in a whole result. Only for [`Algorithm::Chunked`].
+    /// Each rank gets only the part that it reduces: the kernel is a reduce_scatter. The part has
+    /// the same offset from [`Call::recv`] as in a whole result. Valid only for
+    /// [`Algorithm::Chunked`].
     OwnPart,
 }
 
@@ -38,7 +39,7 @@ const EVERY: u32 = u32::MAX;
 const OWN_PART: u32 = u32::MAX - 1;
 
 impl Results {
-    /// Returns the value for [`Call::results`].
+    /// Returns the number to store in [`Call::results`].
     pub const fn code(self) -> u32 {
         match self {
             Self::Every => EVERY,
@@ -48,62 +49,67 @@ impl Results {
     }
 }
 
-/// The argument of a kernel: one collective call. All addresses are valid on this rank's device.
+/// The argument that a kernel takes: one collective call. All addresses are valid on this rank's
+/// device.
 ///
 /// These values must be the same on all ranks: [`count`](Self::count), [`op`](Self::op),
 /// [`sentinel`](Self::sentinel), [`bank_bytes`](Self::bank_bytes),
-/// [`max_blocks`](Self::max_blocks), the kernel, and the shape of its launch.
+/// [`max_blocks`](Self::max_blocks), [`ranks`](Self::ranks), [`results`](Self::results), the
+/// algorithm and the element type of the kernel, and the shape of its launch.
 #[derive(Clone, Copy, Debug, KernelArg)]
 #[repr(C)]
 pub struct Call {
-    /// The address of the area of each rank. Index `k` belongs to rank `(rank + k) % ranks`, so
-    /// this rank's own area is first. Each address is aligned to 128 bytes.
+    /// For each rank, the address of its area, aligned to 128 bytes. Index `k` belongs to rank
+    /// `(rank + k) % ranks`, so this rank's own area is first.
     pub areas: [u64; MAX_RANKS],
-    /// The PE of each rank, for reports of failures. Index `k` belongs to rank
+    /// For each rank, the number of its PE, which failure reports name. Index `k` belongs to rank
     /// `(rank + k) % ranks`.
     pub pes: [u32; MAX_RANKS],
-    /// Address of the input, aligned to its elements.
+    /// Address of the input, aligned to the size of an element.
     pub send: u64,
-    /// Address of the result, aligned to its elements. The result is the input itself, or does not
-    /// overlap the input.
+    /// Address of the result, aligned to the size of an element. The result must be the input
+    /// itself, or must not overlap the input.
     pub recv: u64,
-    /// Number of elements of the input, or of one part for kernels that move parts.
+    /// Number of elements in the input. For kernels that move parts: number of elements in one
+    /// part.
     pub count: u64,
-    /// Content of a line that has not arrived.
+    /// Content of a line whose data has not arrived yet.
     pub sentinel: [u64; 2],
-    /// Address of the word that counts launches ([`crate::epoch`]). [`Algorithm::Chunked`]: address
-    /// of one word for each block, which counts rounds.
+    /// Address of the word that counts launches ([`crate::epoch`]). For [`Algorithm::Chunked`]:
+    /// address of an array with one word for each block, which counts the rounds of the block.
     pub counter: u64,
-    /// [`Algorithm::OneShot`] and [`Algorithm::TwoShot`]: length of one of the two banks at the
-    /// start of an area. [`Algorithm::Chunked`]: length of one slot of a block's ring, a multiple
-    /// of 128.
+    /// For [`Algorithm::OneShot`] and [`Algorithm::TwoShot`]: length in bytes of each of the two
+    /// banks at the start of an area. For [`Algorithm::Chunked`]: length in bytes of each slot in a
+    /// block's ring, a multiple of 128.
     pub bank_bytes: u64,
-    /// reduce_scatter: distance in bytes between the starts of two consecutive parts of the input.
+    /// For reduce_scatter: distance in bytes between the starts of two consecutive parts in the
+    /// input.
     pub stride: u64,
-    /// Bits of this rank's scalar, zero-extended, for `PreMulSum`.
+    /// For `PreMulSum`: zero-extended bits of the scalar by which this rank multiplies its input.
     pub scalar: u64,
     /// Number of ranks, 1 to [`MAX_RANKS`].
     pub ranks: u32,
     /// Rank of this PE in the team.
     pub rank: u32,
-    /// The reduction: `ReduceOp as u32`.
+    /// The reduction: `ReduceOp as u32`. For the kernels of [`transfer`](crate::transfer), the
+    /// operation that failure reports name: `KernelOp as u32`.
     pub op: u32,
-    /// Kernels with rings: number of blocks for which the areas have rings, at least the number of
-    /// blocks of the launch.
+    /// For kernels with rings: number of blocks, or of pairs of blocks, for which the areas have
+    /// rings. The launch must not have more blocks, or pairs.
     pub max_blocks: u32,
-    /// all_reduce: the ranks that get the result, as [`Results::code`].
+    /// For all_reduce: the ranks that get the result, as a number that [`Results::code`] returns.
     pub results: u32,
-    /// [`Algorithm::Chunked`]: 1 if [`recv`](Self::recv) is mapped on every rank, at the same
-    /// distance from the area of this rank. Other ranks then store their results directly in
-    /// `recv`, whose address and length must be multiples of a line. This field may differ between
-    /// the ranks of a call.
+    /// For [`Algorithm::Chunked`]: 1 if every rank maps this rank's [`recv`](Self::recv) at the
+    /// same distance from this rank's area. Other ranks then store their results directly in
+    /// `recv`. In this case, the address and the length of `recv` must be multiples of
+    /// [`LINE_BYTES`](crate::LINE_BYTES). This field may differ between the ranks of a call.
     pub is_symmetric: u32,
-    /// Messages through rings: 1 if each of [`max_blocks`](Self::max_blocks) blocks both pushes and
-    /// copies chunks; 0 if there are `max_blocks` pairs of blocks, and one block of a pair pushes
-    /// and the other copies.
+    /// For messages through rings: 1 if there are [`max_blocks`](Self::max_blocks) blocks, each of
+    /// which pushes chunks and also copies chunks. 0 if there are `max_blocks` pairs of blocks: one
+    /// block of a pair pushes, and the other copies.
     pub is_combined: u32,
-    /// scan: 1 if a rank gets the reduction of the ranks before it, without its own input; rank 0
-    /// then gets no result.
+    /// For scan: 1 if each rank gets the reduction of the inputs of all lower ranks, without its
+    /// own input. Rank 0 then gets no result.
     pub is_exclusive: u32,
 }
 

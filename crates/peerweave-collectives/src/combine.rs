@@ -10,25 +10,25 @@ use crate::wait::position;
 use peerweave_device::prelude::*;
 use peerweave_types::{bf16, f16};
 
-/// The argument of a kernel: operands at equal distances, and the place of their reduction.
+/// The argument that a kernel takes: operands at equal distances, and the address of the result.
 #[derive(Clone, Copy, Debug, KernelArg)]
 #[repr(C)]
 pub struct Combine {
-    /// Address of the first operand, aligned to its elements.
+    /// Address of the first operand, aligned to the size of an element.
     pub send: u64,
-    /// Address of the result, aligned to its elements. The result is one of the operands, or
-    /// overlaps no operand.
+    /// Address of the result, aligned to the size of an element. The result must be one of the
+    /// operands, or must not overlap any operand.
     pub recv: u64,
-    /// Number of elements of an operand.
+    /// Number of elements in each operand.
     pub count: u64,
     /// Distance in bytes between the starts of two consecutive operands, a multiple of the element
     /// size.
     pub stride: u64,
-    /// Bits of the factor by which `PreMulSum` multiplies every operand, zero-extended.
+    /// For `PreMulSum`: zero-extended bits of the factor by which every operand is multiplied.
     pub scalar: u64,
     /// Number of operands, at least 1.
     pub operands: u32,
-    /// Number by which `Avg` divides.
+    /// For `Avg`: the number by which the sum is divided.
     pub ranks: u32,
     /// The reduction: `ReduceOp as u32`.
     pub op: u32,
@@ -92,7 +92,7 @@ entries! {
     combine_f64: f64;
 }
 
-/// Returns the kernel for an element type; `None` for types that cannot be reduced.
+/// Returns the kernel for an element type, or `None` if the type cannot be reduced.
 ///
 /// ```
 /// use peerweave_collectives::combine;

@@ -19,7 +19,7 @@
 
 use peerweave_device::gpu::{self, Access, Gpu, Reduce, Relaxed};
 
-/// The amount by which one launch increases the counter: the sum of the shares of its blocks.
+/// Amount by which one launch increases the counter: the sum of the shares that its blocks add.
 pub const SHARES: u64 = 1 << 16;
 
 /// Returns the number of launches that have ended.

@@ -10,10 +10,10 @@ use peerweave_device::gpu::Vector;
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
-/// The data that a rank sends to each other rank.
+/// The data that a rank sends to each of the other ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Exchange {
-    /// The rank sends its only part to every rank.
+    /// The rank sends its whole input, which is one part, to every rank.
     AllGather,
     /// The rank sends part `r` of its input to rank `r`.
     AllToAll,
@@ -79,7 +79,8 @@ fn run<const W: usize, const MORE: bool, const EACH: bool, const WHOLE: bool>(ct
 
 macro_rules! entries {
     ($($name:ident: <$w:literal, $more:literal, $each:literal, $whole:literal>;)*) => {$(
-        /// Runs an all_gather or an all_to_all. The name ends with the maximum number of ranks.
+        /// Runs an all_gather or an all_to_all. The kernel's name ends with the maximum number of
+        /// ranks.
         #[kernel(max_threads = 512, unchecked, ptx = crate::PTX)]
         pub fn $name(ctx: &Context, call: Call) -> Result<(), Failed> {
             run::<$w, $more, $each, $whole>(ctx, &call)
@@ -102,9 +103,9 @@ entries! {
     all_to_all_8: <4, true, true, false>;
 }
 
-/// Returns the kernel for a number of ranks; `None` for numbers other than 1 to
-/// [`MAX_RANKS`](crate::MAX_RANKS). With `is_whole`, both addresses and the length of a part must
-/// be multiples of [`LINE_BYTES`](crate::LINE_BYTES).
+/// Returns the kernel for `ranks` ranks, or `None` if `ranks` is not 1 to
+/// [`MAX_RANKS`](crate::MAX_RANKS). Pass `true` as `is_whole` only if both addresses and the length
+/// of a part are multiples of [`LINE_BYTES`](crate::LINE_BYTES).
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernel(exchange: Exchange, ranks: u32, is_whole: bool) -> Option<&'static peerweave_device::launch::Kernel<(Call,)>> {
     use Exchange::{AllGather, AllToAll};

@@ -1,36 +1,39 @@
-//! The collectives of Peerweave as kernels, with their PTX.
+//! The kernels that carry out Peerweave's collectives, with their PTX.
 //!
-//! Every kernel takes one [`Call`], which contains the staging areas of the ranks, the operands and
-//! the reduction. All ranks launch the same kernel with the same shape and the same count.
-//! `peerweave-cuda` allocates the areas, chooses the kernel and its shape, and launches it.
+//! Every collective kernel takes one [`Call`], with the addresses of the ranks' staging areas and
+//! of the operands, and with the reduction. All ranks launch a kernel with the same algorithm, the
+//! same shape and the same count. `peerweave-cuda` allocates the areas, chooses a kernel and a
+//! shape, and launches the kernel.
 //!
 //! | algorithm | what travels | when |
 //! |---|---|---|
-//! | [`Algorithm::OneShot`] | each rank pushes all its lines to every rank, which reduces them | small |
-//! | [`Algorithm::TwoShot`] | each rank pushes part `r` to rank `r`, which reduces it and pushes the result | medium |
-//! | [`Algorithm::Chunked`] | as two-shot, in chunks through a ring, with flags instead of lines that announce themselves | large |
+//! | [`Algorithm::OneShot`] | each rank pushes all its lines to every rank, and reduces the lines that it receives | small |
+//! | [`Algorithm::TwoShot`] | each rank pushes part `r` to rank `r`, which reduces the part and pushes the result to every rank | medium |
+//! | [`Algorithm::Chunked`] | as two-shot, but the data travels in chunks through a ring, and flags show that a chunk has arrived | large |
 //!
-//! reduce_scatter, [`scan`], all_gather and all_to_all have one separate algorithm, which pushes
-//! lines to the rank that needs them. Messages between pairs of ranks are in [`transfer`]: send and
-//! receive, broadcast, gather, scatter, and longer calls of all_gather and all_to_all. The kernels
-//! of all_reduce also compute reduce and longer calls of reduce_scatter, if [`Call::results`] says
-//! so. [`rms_norm`] has all_reduce with a residual and RMSNorm in one kernel.
+//! reduce_scatter, [`scan`], all_gather and all_to_all each have one algorithm: every rank pushes
+//! each line to the ranks that need it. The kernels of [`transfer`] send messages between pairs of
+//! ranks. They carry out send and receive, broadcast, gather, scatter, and longer calls of
+//! all_gather and all_to_all. The kernels of all_reduce also carry out reduce and longer calls of
+//! reduce_scatter: [`Call::results`] selects the operation. A kernel of [`rms_norm`] carries out an
+//! all_reduce, adds a residual, and computes RMSNorm.
 //!
 //! The kernels of [`combine`] reduce operands that lie on one device.
 //!
 //! # Lines
-//! Small and medium messages travel in lines of 16 bytes, each written and read by one access. A
-//! line that has not arrived holds the *sentinel*: 128 bits that the ranks draw at random when they
-//! create their areas. So the data itself shows that it has arrived, and no fence is needed. Every
-//! bit pattern can be sent. A line of data equals the sentinel with a probability of 2⁻¹²⁸; the
-//! receiver then waits until its deadline and reports the sender. The receiver puts the sentinel
-//! back after it has read a line. Launches alternate between two banks, so that no line is written
-//! before the sentinel has been put back ([`mod@epoch`] explains why two banks are enough).
+//! Small and medium messages travel in lines of 16 bytes. One access writes a line, and one access
+//! reads it. Until its data arrives, a line holds the *sentinel*: 128 bits that the ranks draw at
+//! random when they create their areas. So the content of a line shows whether its data has
+//! arrived, and no fence is needed. Every bit pattern can be sent. A line of data equals the
+//! sentinel with a probability of 2⁻¹²⁸. In this case, the receiver waits until its deadline, and
+//! its failure report names the sender. The receiver puts the sentinel back after it has read a
+//! line. Launches alternate between two banks, so that no line is written before the sentinel has
+//! been put back ([`mod@epoch`] explains why two banks are enough).
 //!
 //! # Results
 //! Inputs are combined in the order of ranks, starting with rank 0, so that all ranks get the same
-//! bits. 16-bit floats are combined in `f32` and rounded once. [`ReduceOp::PreMulSum`] rounds each
-//! product to the element type before it travels.
+//! bits. 16-bit floats are combined in `f32`, and the result is rounded once. With
+//! [`ReduceOp::PreMulSum`], each product is rounded to the element type before the product travels.
 //!
 //! [`ReduceOp::PreMulSum`]: peerweave_types::ReduceOp::PreMulSum
 #![no_std]

@@ -93,8 +93,8 @@ entries! {
 }
 
 /// Returns the kernel for an element type and a number of ranks, like
-/// [`all_reduce::kernel`](crate::all_reduce::kernel). `is_plain` also requires that the length and
-/// the stride of a part are multiples of [`LINE_BYTES`](crate::LINE_BYTES).
+/// [`all_reduce::kernel`](crate::all_reduce::kernel). Pass `true` as `is_plain` only if the length
+/// of a part and the stride are also multiples of [`LINE_BYTES`](crate::LINE_BYTES).
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernel(
     dtype: peerweave_types::DType,

@@ -75,9 +75,9 @@ entries! {
     scan_f64_8: <f64, 4, true>;
 }
 
-/// Returns the kernel for an element type. Returns `None` for types that cannot be reduced, and for
-/// numbers of ranks other than 1 to [`MAX_RANKS`](crate::MAX_RANKS). [`Call::is_exclusive`] selects
-/// the scan, and [`Call::count`] is the number of elements of an input.
+/// Returns the kernel for an element type. Returns `None` if the type cannot be reduced, or if
+/// `ranks` is not 1 to [`MAX_RANKS`](crate::MAX_RANKS). [`Call::is_exclusive`] selects an inclusive
+/// or an exclusive scan. [`Call::count`] is the number of elements in an input.
 ///
 /// ```
 /// use peerweave_collectives::scan;

@@ -14,7 +14,7 @@ use peerweave_vmm::VmmError;
 
 use crate::route::RoutesError;
 
-/// An error of a GPU of a job. `Debug` prints the message.
+/// An error that a function of this crate returns. `Debug` prints the message of `Display`.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaError {
@@ -27,7 +27,7 @@ pub enum CudaError {
         pe: Pe,
         /// The cause of the loss.
         cause: Loss,
-        /// The report of a kernel of this PE, if there is one.
+        /// The failure report of a kernel on the calling PE, if a kernel has reported one.
         report: Option<KernelFailure>,
     },
     /// A kernel reported a failure.
@@ -35,17 +35,17 @@ pub enum CudaError {
     Kernel {
         /// The call that waited for the kernel.
         call: &'static str,
-        /// The report of the kernel.
+        /// The failure report of the kernel.
         failure: KernelFailure,
     },
-    /// The work of a stream did not complete in time, even after its kernels were requested to end;
-    /// or, for [`Gpu::end`](crate::Gpu::end), threads of this process did not release the
-    /// rendezvous in time.
+    /// The work of a stream did not complete in time, even after its kernels had been requested to
+    /// end. For [`Gpu::end`](crate::Gpu::end), this error can also mean that threads of this
+    /// process did not release the rendezvous in time.
     #[error("{call}: timed out after {waited:.1?}: work or memory of the GPU is still in use")]
     Stuck {
         /// The call that waited.
         call: &'static str,
-        /// The time waited.
+        /// The time for which the call waited.
         waited: Duration,
     },
     /// An earlier kernel failed and left the synchronisation words of teams in an unknown state.
@@ -53,15 +53,15 @@ pub enum CudaError {
     Failed {
         /// The call that was refused.
         call: &'static str,
-        /// The first failure.
+        /// Description of the first failure.
         failure: String,
     },
     /// An argument is invalid: a bug in the caller.
     #[error("{call}: {what} is {value}, expected {expected}")]
     Misuse {
-        /// The call.
+        /// The call that failed.
         call: &'static str,
-        /// The argument.
+        /// Name of the argument.
         what: &'static str,
         /// Value of the argument.
         value: String,
@@ -71,7 +71,7 @@ pub enum CudaError {
     /// A collective call failed on another PE, and therefore on this PE too.
     #[error("{call}: the call failed on {pe}: {message}")]
     PeFailed {
-        /// The call.
+        /// The call that failed.
         call: &'static str,
         /// The first PE on which the call failed.
         pe: Pe,
@@ -81,7 +81,7 @@ pub enum CudaError {
     /// The kernel's crate has no PTX for the device.
     #[error("{kernel}: {reason}")]
     NoPtx {
-        /// The kernel.
+        /// Name of the kernel.
         kernel: &'static str,
         /// The requested variant, and the reason why the build has no PTX, if known.
         reason: NoVariant,
@@ -98,7 +98,7 @@ pub enum CudaError {
     /// An error of NVSHMEM.
     #[error(transparent)]
     Nvshmem(#[from] NvshmemError),
-    /// An error of compiling or linking.
+    /// An error from compiling or linking a kernel.
     #[error(transparent)]
     Link(#[from] LinkError),
     /// An error of the rendezvous.
@@ -117,7 +117,7 @@ impl From<LaunchError> for CudaError {
 }
 
 impl CudaError {
-    /// Returns the PE that caused this error, if there is one.
+    /// Returns the PE that caused this error, if the error names one.
     pub fn pe(&self) -> Option<Pe> {
         match self {
             Self::PeLost { pe, .. } | Self::PeFailed { pe, .. } => Some(*pe),
@@ -139,25 +139,25 @@ impl fmt::Debug for CudaError {
     }
 }
 
-/// The report of a kernel whose operation failed.
+/// The failure report of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KernelFailure {
-    /// The kind of failure; `None` for a number unknown to this version.
+    /// The kind of failure; `None` if this version does not know the number in the report.
     pub kind: Option<FailureKind>,
-    /// The operation; `None` for a number unknown to this version.
+    /// The operation that failed; `None` if this version does not know the number in the report.
     pub operation: Option<KernelOp>,
     /// The PE that did not arrive or is unreachable; `None` if the failure concerns no PE.
     pub pe: Option<Pe>,
-    /// The number of the team; `None` if the operation has no team.
+    /// The number of the operation's team; `None` if the operation has no team.
     pub team: Option<u32>,
-    /// The expected value: a value of a signal, an epoch, or a number of bytes.
+    /// The value that the kernel expected: a value of a signal, an epoch, or a number of bytes.
     pub expected: u64,
-    /// The value found.
+    /// The value that the kernel found.
     pub found: u64,
     /// Linear index of the block that failed first (x fastest, then y, then z).
     pub block: u32,
-    /// Linear index of the thread in that block.
+    /// Linear index of the failed thread in its block.
     pub thread: u32,
 }
 

@@ -1,5 +1,6 @@
-//! The GPUs of a job for kernels that communicate. Each PE has one GPU with a symmetric heap and a
-//! context for kernels. Launches are checked, and waits have a deadline.
+//! Sets up the GPUs of a job for kernels that communicate. Each PE has one GPU, with a symmetric
+//! heap and a context for kernels. This crate checks the arguments of launches, and every wait has
+//! a deadline.
 //!
 //! `peerweave-device` has the functions that kernels call. `peerweave-driver` loads and launches
 //! modules, and `peerweave-link` links modules.

@@ -19,9 +19,9 @@ use crate::gpu::teams::{Members, Number};
 /// An ordered set of PEs, including this one, whose kernels synchronise and make collective calls
 /// together.
 ///
-/// Created by [`Gpu::split`]. Pass its [`kernel_team`](Self::kernel_team) to kernels. The team of
-/// all PEs is [`KernelTeam::WORLD`]. Dropping a team is local and keeps its number in use;
-/// [`destroy`](Self::destroy) frees the number.
+/// [`Gpu::split`] creates teams. Pass the [`kernel_team`](Self::kernel_team) of a team to kernels.
+/// The team of all PEs is [`KernelTeam::WORLD`]. Each team has a number. Dropping a team is local
+/// and keeps the team's number in use; [`destroy`](Self::destroy) frees the number.
 pub struct Team {
     gpu: Gpu,
     number: u32,
@@ -73,8 +73,8 @@ pub(crate) struct Parent<'a> {
 }
 
 impl Gpu {
-    /// Splits all PEs into teams. PEs that pass the same color form a team, ordered by key, then by
-    /// PE. Returns `None` if this PE passes no color.
+    /// Splits all PEs into teams. PEs that pass the same color form a team, in which they are
+    /// ordered by key, and by PE if keys are equal. Returns `None` if this PE passes no color.
     ///
     /// ```no_run
     /// # fn f(gpu: &peerweave_cuda::Gpu) -> Result<(), peerweave_cuda::CudaError> {
@@ -90,15 +90,16 @@ impl Gpu {
     /// All PEs. Colors and keys may differ.
     ///
     /// # Errors
-    /// [`CudaError::Misuse`] if no number is free on all PEs
-    /// ([`GpuOptions::teams`](crate::GpuOptions::teams)), or if PEs make different calls.
+    /// [`CudaError::Misuse`] if there is no team number that is free on every PE (see
+    /// [`GpuOptions::teams`](crate::GpuOptions::teams)), or if PEs make different calls.
     /// [`CudaError::PeFailed`] if the call failed on another PE. Errors of NVSHMEM if the heap is
     /// NVSHMEM's.
     pub fn split(&self, color: Option<u64>, key: i64) -> Result<Option<Team>, CudaError> {
         self.split_all("Gpu::split", String::new(), color, key)
     }
 
-    /// Creates a team of the PEs of `shape`, in the order of `shape`. Returns `None` on other PEs.
+    /// Creates a team of the PEs that `shape` lists, in the order of `shape`. Returns `None` on all
+    /// other PEs.
     ///
     /// # Collective
     /// All PEs, with the same shape.
@@ -216,12 +217,12 @@ impl Gpu {
 }
 
 impl Team {
-    /// Returns the team as an argument of a launch.
+    /// Returns the value that stands for this team among the arguments of a launch.
     pub fn kernel_team(&self) -> KernelTeam {
         KernelTeam::new(self.number)
     }
 
-    /// Returns the rank of this PE.
+    /// Returns the rank of this PE in the team.
     pub fn rank(&self) -> Rank {
         self.members.rank
     }
@@ -231,28 +232,28 @@ impl Team {
         self.members.pes.len()
     }
 
-    /// Returns the PEs in the order of ranks.
+    /// Returns the PEs of the team in the order of ranks.
     pub fn members(&self) -> &[Pe] {
         &self.members.pes
     }
 
-    /// Destroys the team, after the streams of this PE have completed the kernels that were
-    /// launched with the team. A new team can get the number of this team once all members have
-    /// destroyed it.
+    /// Waits until the streams of this PE have completed the kernels that have been launched with
+    /// the team, then destroys the team. A new team can get the number of this team once all
+    /// members have destroyed it.
     ///
     /// # Collective
     /// All members.
     ///
     /// # Errors
-    /// [`CudaError::Misuse`] if a graph uses the team. [`CudaError::Stuck`] if kernels do not end
-    /// by the deadline. The number stays in use in both cases. Errors of NVSHMEM if the heap is
-    /// NVSHMEM's.
+    /// [`CudaError::Misuse`] if a graph uses the team, or while another thread launches a kernel
+    /// with the team. [`CudaError::Stuck`] if kernels do not end by the deadline. In both cases,
+    /// the number stays in use. Errors of NVSHMEM if the heap is NVSHMEM's.
     pub fn destroy(self) -> Result<(), CudaError> {
         const CALL: &str = "Team::destroy";
         let Self { gpu, number, members } = self;
         let inner = &*gpu.0;
         if !inner.teams.end(number, &members) {
-            return Err(misuse(CALL, "the team", "in use", "no graph that uses it, and no launch at the same time"));
+            return Err(misuse(CALL, "the team", "in use", "no graph that uses it, and no launch with it at the same time"));
         }
         let deadline = deadline_after(inner.deadline);
         let streams = std::mem::take(&mut *members.streams.lock().unwrap_or_else(PoisonError::into_inner));

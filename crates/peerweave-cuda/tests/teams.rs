@@ -141,7 +141,10 @@ fn destroyed_team_is_refused_by_launches() {
             team.destroy().expect("the team is not in use");
             let args = (number, word.slice(), 1);
             let error = stream.launch(&meet_in_team::KERNEL, 1, 1, args).expect_err("the team was destroyed");
-            assert_eq!(error.to_string(), "launch: the team is number 1, expected a team of this GPU that was not destroyed");
+            assert_eq!(
+                error.to_string(),
+                "launch: the team is number 1, expected a team of this GPU that has not been destroyed"
+            );
         });
     });
 }

@@ -10,13 +10,13 @@
 
 use peerweave_device::prelude::*;
 
-/// Number of elements of a head.
+/// Number of elements in a head.
 pub const HEAD: usize = 64;
 
-/// Number of threads of a block of [`attend()`].
+/// Number of threads in each block of [`attend()`].
 pub const THREADS: u32 = 128;
 
-/// Number of queries of a block of [`attend()`]. Each query has `LANES` threads.
+/// Number of queries that a block of [`attend()`] handles. Four threads share each query.
 pub const QUERIES: u32 = THREADS / LANES as u32;
 
 /// Number of threads that share a query, each with a part of its elements.
@@ -34,19 +34,20 @@ const GROUPS: usize = HEAD / GROUP;
 /// Number of groups of a thread.
 const OWN: usize = GROUPS / LANES;
 
-/// The shape of a call of [`attend()`].
+/// The argument of [`attend()`] with the sizes of the operands.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, KernelArg)]
 pub struct Block {
-    /// Number of queries of this PE.
+    /// Number of queries on this PE.
     pub queries: u32,
-    /// Number of keys of the block.
+    /// Number of keys in the block, which is also the number of values.
     pub keys: u32,
-    /// Number of rows of a head in memory: for queries, for the state, and for keys and values.
+    /// Number of rows that a head has in the memory of the queries, the state, the keys and the
+    /// values.
     pub rows: u32,
-    /// 1 if this is the first block: the state is ignored.
+    /// 1 if this is the first block. The kernel then ignores the previous state.
     pub is_first: u32,
-    /// 1 if this is the last block: the sums are divided by the sums of weights.
+    /// 1 if this is the last block. The kernel then divides the sums by the sums of weights.
     pub is_last: u32,
 }
 
@@ -74,12 +75,13 @@ fn pack(from: DeviceSlice<f32>, first: usize) -> u128 {
     bits(0) | bits(1) | bits(2) | bits(3)
 }
 
-/// Adds a block of keys and values to the state of all queries.
+/// Updates the state of all queries with a block of keys and values.
 ///
-/// The first half of `block` has the keys, the second half the values. In `queries`, keys, values
-/// and `sums`, row `r` of head `h` starts at `(h * rows + r) * HEAD`. `stats` has two elements for
-/// each row, at `2 * (h * rows + r)`: the largest score, and the sum of weights. The grid has one
-/// block of [`THREADS`] threads for each [`QUERIES`] queries (`x`) and each head (`y`).
+/// The first half of `block` holds the keys, and the second half holds the values. In `queries`,
+/// the keys, the values and `sums`, row `r` of head `h` starts at `(h * rows + r) * HEAD`. `stats`
+/// has two elements for each row, at `2 * (h * rows + r)`: the largest score, and the sum of
+/// weights. The grid has a block for every [`QUERIES`] queries in `x`, and for every head in `y`.
+/// Each block has [`THREADS`] threads.
 #[kernel(max_threads = 128)]
 pub fn attend(
     ctx: &Context,

@@ -7,7 +7,7 @@
 
 use peerweave_device::prelude::*;
 
-/// Puts this PE's number into the first element of `dst` of the next PE. One thread is enough.
+/// Puts this PE's number into the first element of `dst` on the next PE. Launch with one thread.
 #[kernel]
 pub fn ring(ctx: &Context, dst: SymSlice<i32>) -> Result<(), Failed> {
     let next = (ctx.my_pe() + 1) % ctx.n_pes();
@@ -16,11 +16,11 @@ pub fn ring(ctx: &Context, dst: SymSlice<i32>) -> Result<(), Failed> {
     ctx.barrier_all()
 }
 
-/// Receives `chunks` chunks of `data` from the previous PE, adds this PE's number and 1 to each
-/// element, and passes the chunks to the next PE.
+/// Receives `chunks` chunks of `data` from the previous PE. Adds this PE's number and 1 to each
+/// element, and passes each chunk to the next PE.
 ///
-/// The first PE reads its own `data`; the last PE keeps the result. `arrived` is one word,
-/// initially 0: the number of chunks that this PE has received. Runs as one block.
+/// The first PE reads its own `data`, and the last PE keeps the result. `arrived` is one word,
+/// initially 0, which counts the chunks that this PE has received. Launch this kernel as one block.
 #[kernel]
 pub fn pipeline(ctx: &Context, data: SymSlice<u32>, arrived: SymSlice<u64>, chunks: u32) -> Result<(), Failed> {
     let (me, last) = (ctx.my_pe(), ctx.n_pes() - 1);
@@ -46,11 +46,11 @@ pub fn pipeline(ctx: &Context, data: SymSlice<u32>, arrived: SymSlice<u64>, chun
 /// in shared memory.
 pub(crate) const THREADS: usize = 128;
 
-/// Gathers part `r` of `parts` from PE `r` on every PE, and writes the sum of part `r` to
-/// `sums[r]`.
+/// For each PE `r`, copies part `r` of `parts` from PE `r` to every PE, and writes the sum of part
+/// `r` to `sums[r]`.
 ///
-/// `parts` has one part for each PE; this PE has filled its own part. `arrived` is one word,
-/// initially 0. Runs as one block of at most 128 threads.
+/// `parts` has one part for each PE. Each PE must fill its own part before the launch. `arrived` is
+/// one word, initially 0. Launch this kernel as one block of at most 128 threads.
 #[kernel]
 pub fn all_gather(ctx: &Context, parts: SymSlice<u32>, arrived: SymSlice<u64>, sums: SymSlice<u64>) -> Result<(), Failed> {
     let (me, n) = (ctx.my_pe() as usize, ctx.n_pes() as usize);

@@ -7,10 +7,10 @@
 
 use peerweave_device::prelude::*;
 
-/// Number of threads of a block of [`matmul()`].
+/// Number of threads in each block of [`matmul()`].
 pub const THREADS: u32 = 256;
 
-/// Number of rows and of columns of a tile. A block of [`matmul()`] computes a tile of the product.
+/// Number of rows, and of columns, in a tile. Each block of [`matmul()`] computes one tile.
 pub const TILE: usize = 32;
 
 /// Number of elements of a tile that each thread loads and computes.
@@ -19,22 +19,22 @@ const OWN: usize = TILE * TILE / THREADS as usize;
 /// Number of rows of a tile that the threads of a block cover at a time.
 const STEP: usize = TILE / OWN;
 
-/// The shape of a call of [`matmul()`].
+/// The argument of [`matmul()`] with the sizes of the matrices.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, KernelArg)]
 pub struct Product {
-    /// Number of rows of `a` and of the product.
+    /// Number of rows in `a`, and in the product.
     pub rows: u32,
-    /// Number of columns of `a` and of rows of `b`.
+    /// Number of columns in `a`, which is also the number of rows in `b`.
     pub inner: u32,
-    /// Number of columns of `b` and of the product.
+    /// Number of columns in `b`, and in the product.
     pub columns: u32,
-    /// 1 if negative elements of the product become 0.
+    /// 1 if the kernel replaces negative elements of the product by 0.
     pub is_relu: u32,
 }
 
-/// Computes `to = a · b`. Matrices are stored row by row. The grid has a block of [`THREADS`]
-/// threads for each [`TILE`] columns (`x`) and each [`TILE`] rows (`y`).
+/// Computes `to = a · b`. Matrices are stored row by row. The grid has a block for every [`TILE`]
+/// columns in `x`, and for every [`TILE`] rows in `y`. Each block has [`THREADS`] threads.
 #[kernel(max_threads = 256)]
 pub fn matmul(ctx: &Context, a: SymSlice<f32>, b: SymSlice<f32>, to: SymSlice<f32>, shape: Product) {
     let a_tile = peerweave_device::shared_array!(A: [f32; TILE * TILE]);

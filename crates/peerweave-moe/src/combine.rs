@@ -83,14 +83,15 @@ fn receive<C: Class>(ctx: &Context, exchange: &Exchange, team: KernelTeam, outpu
 
 macro_rules! entries {
     ($($class:ident: $send:ident, $receive:ident;)*) => {$(
-        /// Sends the weighted sum of this rank's results for each token to the rank of the token.
-        /// `results` has a row for each row of the dispatch.
+        /// Adds up this rank's weighted results for each token, and sends the sum to the rank from
+        /// which the token came. `results` has a row for each row of the dispatch.
         #[kernel(max_threads = 512)]
         pub fn $send(ctx: &Context, exchange: Exchange, team: KernelTeam, results: SymSlice<u128>) -> Result<(), Failed> {
             send::<$class>(ctx, &exchange, team, results)
         }
 
-        /// Receives the sums of all ranks, and adds them up into a row of `outputs` for each token.
+        /// For each token, receives the sums from the ranks of the token's experts, and adds the
+        /// sums up into a row of `outputs`.
         #[kernel(max_threads = 512)]
         pub fn $receive(ctx: &Context, exchange: Exchange, team: KernelTeam, outputs: SymSlice<u128>) -> Result<(), Failed> {
             receive::<$class>(ctx, &exchange, team, outputs)

@@ -10,10 +10,10 @@ use crate::line::{BATCH, Rows, halves, in_batches};
 use peerweave_device::gpu::Vector;
 use peerweave_device::prelude::*;
 
-/// Maximum number of threads of the kernels that run as one block.
+/// Maximum number of threads in a kernel that runs as one block.
 pub const PLAN_THREADS: u32 = 512;
 
-/// Maximum number of threads of a block of the other kernels.
+/// Maximum number of threads in each block of the other kernels.
 pub const THREADS: u32 = 512;
 
 /// Maximum number of warps of the kernel that plans.
@@ -27,11 +27,11 @@ fn position() -> (u64, u64) {
     (first, gpu::grid_dim().count() * threads)
 }
 
-/// Sends `count` tokens with their scales to the ranks of their experts, and a table of all experts
-/// and weights to every rank.
+/// Sends each of `count` tokens with its scales to the ranks that have the token's experts. Also
+/// sends a table of all experts and weights to every rank.
 ///
-/// `experts` and `weights` have `top_k` elements for each token; -1 means no expert, and the other
-/// experts of a token must be distinct. The kernel waits for no other rank.
+/// `experts` and `weights` have `top_k` elements for each token. -1 stands for no expert; all other
+/// experts of a token must be distinct. The kernel does not wait for any other rank.
 #[allow(clippy::too_many_arguments, reason = "the launch checks each argument by itself")]
 #[kernel(max_threads = 512)]
 pub fn moe_dispatch_send(
@@ -112,12 +112,12 @@ pub fn moe_dispatch_send(
     Ok(())
 }
 
-/// Receives the tables, and assigns to each token one row for each of its experts on this rank.
-/// Rows are ordered by expert, then by rank, then by token. Runs as one block.
+/// Receives the tables, and assigns one row to each token for each of the token's experts on this
+/// rank. Rows are ordered by expert, then by rank, then by token. Launch this kernel as one block.
 ///
-/// `offsets` gets the first row of each expert, and then the number of rows. The kernel does not
-/// access `rows` and `scales`. They are arguments so that this launch also checks the memory of the
-/// next kernel.
+/// Writes the index of each expert's first row to `offsets`, followed by the number of rows. The
+/// kernel does not access `rows` and `scales`. They are arguments so that the launch also checks
+/// the memory that the next kernel writes.
 #[kernel(max_threads = 512)]
 pub fn moe_dispatch_plan(
     ctx: &Context,
@@ -302,7 +302,7 @@ fn sync_lanes(alone: bool) {
     }
 }
 
-/// Receives the tokens for the experts of this rank, and copies each to its rows.
+/// Receives the tokens for the experts of this rank, and copies each token to its rows.
 #[kernel(max_threads = 512)]
 pub fn moe_dispatch_receive(
     ctx: &Context,

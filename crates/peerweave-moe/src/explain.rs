@@ -37,15 +37,13 @@ impl Words {
         let Self { experts, pe } = self;
         let expert = code as u32 as i32;
         match code & !u64::from(u32::MAX) {
-            NO_SUCH_EXPERT => Some(format!(
-                "a token of {pe} has expert {expert}, expected one below {experts} (the experts of the shape), or -1 for none"
-            )),
+            NO_SUCH_EXPERT => {
+                Some(format!("a token of {pe} has expert {expert}, expected a number in 0..{experts}, or -1 for no expert"))
+            }
             REPEATED_EXPERT => {
-                Some(format!("a token of {pe} has expert {expert} twice, expected distinct ones of the {experts} experts"))
+                Some(format!("a token of {pe} has expert {expert} twice, expected distinct experts (of {experts} experts)"))
             }
-            NOT_MAPPED => {
-                Some(format!("the memory of a rank is not mapped on {pe}, expected all ranks of the team on one machine"))
-            }
+            NOT_MAPPED => Some(format!("{pe} does not map the memory of a rank, expected all ranks of the team on one machine")),
             _ => None,
         }
     }

@@ -2,20 +2,20 @@
 
 use peerweave_device::prelude::*;
 
-/// Maximum number of ranks. Kernels have a 64-bit word for each token, with one bit for each rank.
+/// Maximum number of ranks. Kernels use a 64-bit word for each token, with one bit for each rank.
 pub const MAX_RANKS: usize = 64;
 
-/// Maximum number of experts of a token. Kernels have a 32-bit word for each token, with one bit
-/// for each of its experts.
+/// Maximum number of experts for each token. Kernels use a 32-bit word for each token, with one bit
+/// for each of the token's experts.
 pub const MAX_TOP_K: usize = 32;
 
-/// Maximum number of experts of a rank.
+/// Maximum number of experts on each rank.
 pub const MAX_LOCAL_EXPERTS: usize = 512;
 
-/// The value that marks an entry without an expert, or without a row.
+/// The value that marks an entry that has no expert, or no row.
 pub const NOTHING: u32 = u32::MAX;
 
-/// The sizes of an exchange.
+/// The sizes of an exchange between ranks.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, KernelArg)]
 pub struct Layout {
@@ -23,46 +23,47 @@ pub struct Layout {
     pub ranks: u32,
     /// Rank of this PE in the team.
     pub rank: u32,
-    /// Number of experts of each rank.
+    /// Number of experts on each rank.
     pub local_experts: u32,
-    /// Number of experts of a token.
+    /// Number of experts for each token.
     pub top_k: u32,
-    /// Maximum number of tokens of a rank.
+    /// Maximum number of tokens that a rank sends in one dispatch.
     pub max_tokens: u32,
-    /// Number of lines of a token.
+    /// Number of lines in a token.
     pub token_lines: u32,
-    /// Number of lines of the scales of a token.
+    /// Number of lines in the scales of a token.
     pub scale_lines: u32,
-    /// Number of lines of a result.
+    /// Number of lines in a result.
     pub result_lines: u32,
 }
 
-/// The memory and the sizes of a dispatch and of its combination.
+/// The memory and the sizes that a dispatch and the following combination use.
 ///
-/// All memory is symmetric. On other ranks, a rank accesses only [`inbox`](Self::inbox) and
-/// [`returns`](Self::returns). A rank has `max_tokens * top_k` entries: one for each expert of each
-/// token.
+/// All memory is symmetric. Of the memory on other ranks, a rank accesses only
+/// [`inbox`](Self::inbox) and [`returns`](Self::returns). Each rank has `max_tokens * top_k`
+/// entries: one for each expert of each token.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, KernelArg)]
 pub struct Exchange {
-    /// Two banks for arriving tokens. A bank has, for each rank, a routing table and rows.
+    /// Two banks for arriving tokens. Each bank has a routing table and rows for each sending rank.
     pub inbox: SymSlice<u128>,
-    /// Memory for arriving results: rows for each rank.
+    /// Memory for arriving results, with rows for each sending rank.
     pub returns: SymSlice<u128>,
-    /// The entries of each rank. The lower half of an entry is the index of the expert on this rank
-    /// or [`NOTHING`], the upper half has the bits of the weight.
+    /// The entries of all ranks. The lower half of an entry is the index of the expert on this
+    /// rank, or [`NOTHING`]. The upper half holds the bits of the weight.
     pub entries: SymSlice<u64>,
-    /// For each rank and entry, the row of the token for that expert, or [`NOTHING`].
+    /// For each entry of each rank, the row on this rank for the entry's token and expert, or
+    /// [`NOTHING`].
     pub places: SymSlice<u32>,
-    /// For each entry of this rank, the rank of the expert, or [`NOTHING`].
+    /// For each entry of this rank, the rank that has the expert, or [`NOTHING`].
     pub routes: SymSlice<u32>,
-    /// For each rank, the number of its tokens.
+    /// For each rank, the number of tokens that the rank has sent in the dispatch.
     pub counts: SymSlice<u32>,
     /// One word: the number of dispatches that this rank has received.
     pub counter: SymSlice<u64>,
-    /// The content of a line that has not arrived.
+    /// The content of a line whose data has not arrived yet.
     pub sentinel: u128,
-    /// The sizes.
+    /// The sizes of the exchange.
     pub layout: Layout,
 }
 
@@ -75,20 +76,20 @@ impl core::ops::Deref for Exchange {
     }
 }
 
-/// Returns the number of lines of a table with this number of entries. The first line holds the
-/// number of tokens, each other line two entries.
+/// Returns the number of lines in a table with `entries` entries. The first line holds the number
+/// of tokens, and each of the other lines holds two entries.
 pub const fn table_lines(entries: u64) -> u64 {
     1 + entries.div_ceil(2)
 }
 
 impl Layout {
-    /// Returns the number of entries of a rank.
+    /// Returns the number of entries that each rank has.
     #[inline(always)]
     pub fn entries_per_rank(&self) -> u64 {
         u64::from(self.max_tokens) * u64::from(self.top_k)
     }
 
-    /// Returns the number of lines of the row of a token: the token, then its scales.
+    /// Returns the number of lines in a token's row, which holds the token and then its scales.
     #[inline(always)]
     pub fn row_lines(&self) -> u64 {
         u64::from(self.token_lines) + u64::from(self.scale_lines)
@@ -100,12 +101,12 @@ impl Layout {
         table_lines(self.entries_per_rank()) + u64::from(self.max_tokens) * self.row_lines()
     }
 
-    /// Returns the number of lines of the inbox.
+    /// Returns the number of lines in [`Exchange::inbox`].
     pub fn inbox_lines(&self) -> u64 {
         2 * u64::from(self.ranks) * self.lines_per_rank()
     }
 
-    /// Returns the number of lines of [`Exchange::returns`].
+    /// Returns the number of lines in [`Exchange::returns`].
     pub fn returns_lines(&self) -> u64 {
         u64::from(self.ranks) * u64::from(self.max_tokens) * u64::from(self.result_lines)
     }
@@ -136,11 +137,12 @@ impl Layout {
     }
 }
 
-/// Failure code: the memory of a rank is not mapped.
+/// Failure code: this PE does not map the memory of a rank.
 pub const NOT_MAPPED: u64 = 1 << 32;
 
-/// Failure code: an expert of a token does not exist. The lower half has the bits of its number.
+/// Failure code: a token names an expert that does not exist. The lower half is the expert's
+/// number.
 pub const NO_SUCH_EXPERT: u64 = 2 << 32;
 
-/// Failure code: an expert occurs twice in one token. The lower half has its number.
+/// Failure code: a token names an expert twice. The lower half is the expert's number.
 pub const REPEATED_EXPERT: u64 = 3 << 32;

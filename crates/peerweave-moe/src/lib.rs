@@ -1,18 +1,18 @@
-//! Mixture of experts, on shared memory and on GPUs: a dispatch sends each token to the PEs of its
-//! experts, and a combination sends the results back.
+//! Mixture of experts, on shared memory and on GPUs: a dispatch sends each token to the PEs that
+//! have its experts, and a combination sends the results back.
 //!
-//! [`Moe`] is one layer's exchange among the ranks of a team. The experts are divided among the
-//! ranks in order. Each call of [`Moe::dispatch`] takes this rank's tokens with the `top_k` experts
-//! and weights of each, and fills rows for the experts of this rank: all rows of the first expert,
-//! then all rows of the second, and so on. A grouped matrix product takes rows in this order.
-//! [`Moe::combine`] takes one result for each row and gives each token the weighted sum of its
-//! results.
+//! [`Moe`] exchanges the tokens of one layer among the ranks of a team. The experts are divided
+//! among the ranks in order. Each call of [`Moe::dispatch`] takes this rank's tokens, with `top_k`
+//! experts and weights for each token. The call fills rows for the experts of this rank: first all
+//! rows of the first expert, then all rows of the second expert, and so on. A grouped matrix
+//! product takes rows in this order. [`Moe::combine`] takes one result for each row, and gives each
+//! token the weighted sum of the token's results.
 //!
-//! A token is sent only once to a rank, even if several experts of that rank process it. That rank
-//! adds up the results of these experts, and sends one result back. No rank waits for another
-//! before it sends, because every rank sends its whole routing table. There are no barriers,
-//! because the data itself shows that it has arrived. The calls are kernels in Rust that the
-//! portable API launches, so they are stream-ordered, and the order of rows and of additions is the
+//! A token is sent to a rank only once, even if several experts on that rank process the token.
+//! That rank adds up the results of these experts, and sends one result back. No rank waits for
+//! another rank before it sends, because every rank sends its whole routing table. There are no
+//! barriers, because the data itself shows that it has arrived. Each call launches Rust kernels
+//! through the portable API, so calls are stream-ordered. The order of rows and of additions is the
 //! same in every run.
 //!
 //! ```
@@ -62,20 +62,20 @@
 //! | [`Moe::combine_send`] | `moe_combine_send_*` adds up this rank's results for each token and pushes the sum |
 //! | [`Moe::combine_receive`] | `moe_combine_receive_*` waits for the sums and adds them up |
 //!
-//! Tokens travel in lines of 16 bytes, each written by one access. A line that has not arrived
-//! holds the *sentinel*, 128 random bits, which the receiver puts back after it has read the line.
-//! Every bit pattern can be sent: a line of data equals the sentinel with a probability of 2⁻¹²⁸
-//! (on the host, where a line is two words, 2⁻⁶³); its receiver then waits until the deadline.
+//! Tokens travel in lines of 16 bytes, and one access writes a line. Until its data arrives, a line
+//! holds the *sentinel*: 128 random bits, which the receiver puts back after it has read the line.
+//! Every bit pattern can be sent. A line of data equals the sentinel with a probability of 2⁻¹²⁸
+//! (2⁻⁶³ on the host, where a line is two words). If so, the receiver waits until its deadline.
 //!
 //! ## Why two banks for tokens and one for results are enough
-//! A dispatch writes into bank `n % 2` of other ranks, where `n` is the number of the dispatch. The
-//! number is counted in device memory, so that the dispatches of a replayed graph are counted too.
-//! A rank sends dispatch `n + 2` after it has received the tables of dispatch `n + 1` of all ranks.
-//! Each rank sent its table after it had received all of dispatch `n` and had put the sentinel
-//! back.
+//! A dispatch writes into bank `n % 2` of other ranks, where `n` is the number of the dispatch. A
+//! counter in device memory holds `n`, so that the dispatches of a replayed graph are counted too.
+//! A rank sends dispatch `n + 2` after it has received the tables of dispatch `n + 1` from all
+//! ranks. Each rank had sent its table after it had received all of dispatch `n` and had put the
+//! sentinel back.
 //!
 //! Results need no second bank, because there is a dispatch between two combinations. A rank that
-//! sends a result has received a table from the receiver of the result. The receiver sent that
+//! sends a result has received a table from the receiver of the result. The receiver had sent that
 //! table after the previous combination.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![allow(

@@ -26,7 +26,8 @@ mod sealed {
     }
 }
 
-/// A type of results: `bf16`, `f16` or `f32`. Sums are computed in `f32`. Sealed.
+/// An element type for results: `bf16`, `f16` or `f32`. Sums are computed in `f32`. This trait is
+/// sealed.
 pub trait Output: Element + sealed::Output {}
 
 macro_rules! outputs {
@@ -45,31 +46,31 @@ outputs! {
     f32: moe_combine_send_f32, moe_combine_receive_f32;
 }
 
-/// The tokens that this rank sends in a dispatch. Their number is the length of `experts` divided
-/// by `top_k`, and may be 0.
+/// The tokens that this rank sends in a dispatch. The number of tokens is the length of `experts`
+/// divided by `top_k`, and may be 0.
 #[derive(Clone, Copy, Debug)]
 pub struct Tokens<'a, T> {
-    /// The tokens, `hidden` elements each.
+    /// The tokens, with `hidden` elements for each token.
     pub rows: &'a Symmetric<T>,
     /// The scales of each token; `None` if the shape has none.
     pub scales: Option<&'a Symmetric<f32>>,
-    /// `top_k` distinct experts for each token, -1 for none.
+    /// `top_k` distinct experts for each token. -1 stands for no expert.
     pub experts: &'a Symmetric<i32>,
-    /// The weight of each expert.
+    /// The weight of each expert in `experts`.
     pub weights: &'a Symmetric<f32>,
 }
 
-/// The memory that a dispatch fills. The parts must not overlap each other. They may overlap the
-/// memory of the tokens, because the tokens are read first.
+/// The memory that a dispatch fills. The fields must not overlap each other. They may overlap the
+/// memory in [`Tokens`], because the dispatch reads the tokens first.
 #[derive(Clone, Copy, Debug)]
 pub struct Received<'a, T> {
     /// [`Moe::max_rows`] rows of `hidden` elements, grouped by the experts of this rank. The rows
-    /// of an expert are in the order of the ranks, then of their tokens. The rows that no token
-    /// fills do not change.
+    /// of an expert are ordered by the rank that sent the token, then by the token's index. Rows
+    /// that no token fills do not change.
     pub rows: &'a Symmetric<T>,
     /// The scales of each row; `None` if the shape has none.
     pub scales: Option<&'a Symmetric<f32>>,
-    /// The first row of each expert of this rank, and then the number of rows.
+    /// The index of the first row of each expert on this rank, followed by the number of rows.
     pub offsets: &'a Symmetric<u32>,
 }
 
@@ -101,30 +102,30 @@ impl State {
     }
 }
 
-/// The exchange of a layer of experts among the ranks of a team: tokens of type `T` are sent to the
-/// ranks of their experts, and results of type `Y` are sent back.
+/// Exchanges the tokens of a layer of experts among the ranks of a team. Tokens of type `T` are
+/// sent to the ranks of their experts, and results of type `Y` are sent back.
 ///
 /// Each rank makes the same calls in the same order: a dispatch, then a combination or the next
 /// dispatch. A dispatch has two halves, [`Moe::dispatch_send`] and [`Moe::dispatch_receive`]. A
 /// combination also has two halves, [`Moe::combine_send`] and [`Moe::combine_receive`]. Between the
-/// halves a program can enqueue other work. All calls are enqueued on the stream of the exchange. A
-/// program with two batches in flight needs two exchanges.
+/// two halves, a program can enqueue other work. All calls are enqueued on the stream of the
+/// exchange. A program with two batches in flight needs two exchanges.
 ///
-/// A rank need not wait before it makes the next call, and may send any number of tokens up to the
-/// maximum. A graph that captures whole dispatches, with or without combinations, can be replayed
-/// until the exchange is released.
+/// A rank need not wait for one call to complete before it makes the next call. In each dispatch, a
+/// rank may send any number of tokens up to the maximum. A graph that captures whole dispatches,
+/// with or without combinations, can be replayed until the exchange is released.
 ///
 /// # Failures
-/// A kernel fails at the deadline of the world if it waits for a rank that has left or makes no
-/// call. The failure names the PE of the rank. If the PE died, the kernel fails within
-/// milliseconds. If the PE left the job in an orderly manner, the kernel fails within milliseconds
-/// on the host backend, and at the deadline on GPUs.
+/// If a kernel waits for a rank that makes no call, the kernel fails at the deadline of the world.
+/// The failure names the PE of that rank. If the PE has died, the kernel fails within milliseconds.
+/// If the PE has left the job in an orderly manner, the kernel fails within milliseconds on the
+/// host backend, and at the deadline on GPUs.
 ///
-/// If an expert does not exist, or occurs twice in a token, the call fails with
+/// If a token names an expert that does not exist, or names an expert twice, the ticket fails with
 /// [`Error::Kernel`](peerweave_core::Error::Kernel). The message names this PE, the expert and the
-/// number of experts. [`Stream::synchronize`] returns that error with the kernel and its code, but
-/// without this message; [`Moe::explain`] adds the message. After a failure the exchange cannot be
-/// used any more.
+/// number of experts. [`Stream::synchronize`] returns the same error with the kernel and its code,
+/// but without this message; [`Moe::explain`] adds the message. After a failure, the exchange can
+/// no longer be used.
 #[derive(Debug)]
 pub struct Moe<T, Y> {
     shape: Shape,
@@ -247,7 +248,7 @@ fn clear(lines: &Symmetric<u128>, sentinel: u128) -> Result<()> {
 }
 
 impl<T: Element, Y: Output> Moe<T, Y> {
-    /// Creates an exchange among the ranks of `team`. Its calls are enqueued on `stream`.
+    /// Creates an exchange among the ranks of `team`, whose calls are enqueued on `stream`.
     ///
     /// # Collective
     /// All PEs of the world must call this function, because it allocates symmetric memory. Each PE
@@ -256,10 +257,10 @@ impl<T: Element, Y: Output> Moe<T, Y> {
     ///
     /// # Errors
     /// [`Misuse`] if the shape does not fit the team or the types on any PE.
-    /// [`Error::Mismatch`](peerweave_core::Error::Mismatch) on all PEs if their shapes, sizes of
-    /// types or sizes of teams differ, or if only some PEs have a wrong value. After these checks,
-    /// symmetric memory is allocated. The call then returns errors of the heap, and of the barrier
-    /// at its end.
+    /// [`Error::Mismatch`](peerweave_core::Error::Mismatch) on all PEs if the PEs pass different
+    /// shapes, sizes of types or sizes of teams, or if only some PEs pass a wrong value. After
+    /// these checks, the call allocates symmetric memory and ends with a barrier. The call returns
+    /// the errors of these steps.
     pub fn new(world: &World, team: &Team, stream: &Stream, shape: Shape) -> Result<Self> {
         let ranks = team.size();
         // The PEs agree even if this PE has found a wrong value, so that no other PE waits for it.
@@ -301,23 +302,23 @@ impl<T: Element, Y: Output> Moe<T, Y> {
         self.shape.max_rows(self.exchange.ranks as usize)
     }
 
-    /// Returns the number `n` of experts of each rank. Rank `r` has the `n` experts that start at
-    /// `r * n`.
+    /// Returns the number of experts on each rank. If each rank has `n` experts, rank `r` has the
+    /// experts from `r * n` to `r * n + n - 1`.
     pub fn local_experts(&self) -> usize {
         self.exchange.local_experts as usize
     }
 
     /// Sends this rank's tokens to their experts, and receives tokens for the experts of this rank:
-    /// [`Moe::dispatch_send`], then [`Moe::dispatch_receive`]. The ticket completes with the second
-    /// half.
+    /// [`Moe::dispatch_send`], then [`Moe::dispatch_receive`]. The ticket completes when the second
+    /// half has completed.
     ///
     /// # Collective
-    /// Every rank of the team must call. Numbers of tokens may differ.
+    /// Every rank of the team must make this call. The numbers of tokens may differ.
     ///
     /// # Errors
-    /// As for both halves. All checks run before anything is enqueued, with one exception: memory
-    /// of another world in `received` is detected after the first half has been enqueued. The
-    /// ticket fails with the first failure of either half, which has the name `moe_dispatch`.
+    /// As for each half. All checks run before anything is enqueued, with one exception: memory
+    /// of another world in `received` is detected after the first half has been enqueued. If a half
+    /// fails, the ticket fails with the first failure, and the error names the call `moe_dispatch`.
     pub fn dispatch(&mut self, tokens: &Tokens<'_, T>, received: &Received<'_, T>) -> Result<Ticket> {
         self.may_send("moe_dispatch")?;
         self.check_received("moe_dispatch", received)?;
@@ -325,13 +326,14 @@ impl<T: Element, Y: Output> Moe<T, Y> {
         self.receive("moe_dispatch", received)
     }
 
-    /// Enqueues the first half of a dispatch: sends this rank's tokens. The kernel waits for no
-    /// other rank. The tokens may be overwritten when the ticket is complete.
+    /// Enqueues the first half of a dispatch: sends this rank's tokens. The kernel does not wait
+    /// for any other rank. The tokens may be overwritten once the ticket is complete.
     ///
     /// # Errors
     /// [`Misuse`] if lengths do not fit the shape or each other, or if the call is out of order.
-    /// [`Misuse`] also if memory is not aligned to 16 bytes, was released, or belongs to another
-    /// world. The ticket fails for an expert that does not exist or occurs twice in a token.
+    /// [`Misuse`] also if memory is not aligned to 16 bytes, has been released, or belongs to
+    /// another world. The ticket fails if a token names an expert that does not exist, or names an
+    /// expert twice.
     pub fn dispatch_send(&mut self, tokens: &Tokens<'_, T>) -> Result<Ticket> {
         self.send("moe_dispatch_send", tokens)
     }
@@ -361,8 +363,8 @@ impl<T: Element, Y: Output> Moe<T, Y> {
     /// Enqueues the second half of a dispatch: waits for the tokens of all ranks.
     ///
     /// # Errors
-    /// As for [`Moe::dispatch_send`]. The ticket fails if a rank's tokens do not arrive before the
-    /// deadline, and names its PE.
+    /// As for [`Moe::dispatch_send`]. If a rank's tokens do not arrive before the deadline, the
+    /// ticket fails, and the error names the rank's PE.
     pub fn dispatch_receive(&mut self, received: &Received<'_, T>) -> Result<Ticket> {
         self.receive("moe_dispatch_receive", received)
     }
@@ -383,11 +385,11 @@ impl<T: Element, Y: Output> Moe<T, Y> {
     }
 
     /// Gives each token of the last dispatch the weighted sum of its results:
-    /// [`Moe::combine_send`], then [`Moe::combine_receive`]. The ticket completes with the second
-    /// half. `outputs` may overlap `results`, because the results are read first.
+    /// [`Moe::combine_send`], then [`Moe::combine_receive`]. The ticket completes when the second
+    /// half has completed. `outputs` may overlap `results`, because the results are read first.
     ///
     /// # Collective
-    /// Every rank of the team must call.
+    /// Every rank of the team must make this call.
     ///
     /// # Errors
     /// As for [`Moe::dispatch`].
@@ -400,8 +402,8 @@ impl<T: Element, Y: Output> Moe<T, Y> {
 
     /// Enqueues the first half of a combination: sends the results of this rank's experts.
     /// `results` has `hidden` elements for each row of the dispatch, and [`Moe::max_rows`] rows.
-    /// The kernel waits for no other rank. The results may be overwritten when the ticket is
-    /// complete.
+    /// The kernel does not wait for any other rank. The results may be overwritten once the ticket
+    /// is complete.
     ///
     /// # Errors
     /// As for [`Moe::dispatch_send`].
@@ -437,8 +439,8 @@ impl<T: Element, Y: Output> Moe<T, Y> {
         Ok(self.explained(call, ticket))
     }
 
-    /// Adds the message that tickets of this exchange have to an error of [`Stream::synchronize`],
-    /// if the error is a failure of a kernel of an exchange. Returns other errors unchanged.
+    /// Adds a message to an error of [`Stream::synchronize`] if a kernel of an exchange has failed.
+    /// Tickets of this exchange have the same message. Returns other errors unchanged.
     pub fn explain(&self, error: Error) -> Error {
         Words { experts: self.shape.experts, pe: self.pe }.explain(None, error)
     }
@@ -450,10 +452,10 @@ impl<T: Element, Y: Output> Moe<T, Y> {
         ticket.map_err(move |error| words.explain(Some(call), error))
     }
 
-    /// Waits for the stream of the exchange, and releases its memory.
+    /// Waits until the stream of the exchange has completed its work, then releases the memory.
     ///
     /// # Collective
-    /// All PEs of the world must call.
+    /// All PEs of the world must make this call.
     ///
     /// # Errors
     /// Errors of the stream and of the heap.

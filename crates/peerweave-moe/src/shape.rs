@@ -7,7 +7,7 @@ use peerweave_core::{Error, Misuse, MisuseKind};
 /// Size of a line in bytes.
 pub(crate) const LINE: usize = 16;
 
-/// The numbers that all ranks of an exchange agree on.
+/// The sizes of an exchange, which must be the same on all ranks.
 ///
 /// ```
 /// use peerweave_moe::Shape;
@@ -27,31 +27,31 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Returns the shape of an exchange with `experts` experts on all ranks together, and `top_k`
-    /// of them for each token. Tokens and results have `hidden` elements. A rank sends at most
-    /// `max_tokens` tokens in one call.
+    /// Returns the shape of an exchange with a total of `experts` experts on all ranks. Each token
+    /// has `top_k` experts. Tokens and results have `hidden` elements. A rank sends at most
+    /// `max_tokens` tokens in one dispatch.
     pub fn new(experts: usize, top_k: usize, hidden: usize, max_tokens: usize) -> Self {
         Self { experts, top_k, hidden, max_tokens, scales: 0, launch: None }
     }
 
-    /// Sends `scales` scales of type `f32` with each token, such as the scales of blocks of 8-bit
-    /// floats.
+    /// Sets the number of scales of type `f32` that are sent with each token, such as the scales of
+    /// blocks of 8-bit floats.
     #[must_use]
     pub fn scales(mut self, scales: usize) -> Self {
         self.scales = scales;
         self
     }
 
-    /// Runs kernels as at most `blocks` blocks of `threads` threads, so that other kernels can run
-    /// beside them. The default is 256 blocks of 512 threads on GPUs; on the host backend, where
-    /// the threads of a kernel take turns, it is one block of one thread.
+    /// Limits each kernel to `blocks` blocks of `threads` threads, so that other kernels can run at
+    /// the same time. The default on GPUs is 256 blocks of 512 threads. The default on the host
+    /// backend, where the threads of a kernel take turns, is one block of one thread.
     #[must_use]
     pub fn launch(mut self, blocks: u32, threads: u32) -> Self {
         self.launch = Some([blocks, threads]);
         self
     }
 
-    /// Returns the largest number of rows that a rank can receive in one call among `ranks` ranks.
+    /// Returns the maximum number of rows that each of `ranks` ranks can receive in one dispatch.
     pub fn max_rows(&self, ranks: usize) -> usize {
         ranks * self.max_tokens * self.top_k.min(self.experts.checked_div(ranks).unwrap_or(0))
     }

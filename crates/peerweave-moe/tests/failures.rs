@@ -216,9 +216,9 @@ fn overlapping_buffers_of_a_dispatch_are_misuse() {
 #[test]
 fn wrong_expert_is_named_with_its_pe_and_the_number_of_experts() {
     for (experts, message) in [
-        ([0, 4, 1, 2], "a token of PE 0 has expert 4, expected one below 4 (the experts of the shape), or -1 for none"),
-        ([0, -2, 1, 2], "a token of PE 0 has expert -2, expected one below 4 (the experts of the shape), or -1 for none"),
-        ([0, 1, 3, 3], "a token of PE 0 has expert 3 twice, expected distinct ones of the 4 experts"),
+        ([0, 4, 1, 2], "a token of PE 0 has expert 4, expected a number in 0..4, or -1 for no expert"),
+        ([0, -2, 1, 2], "a token of PE 0 has expert -2, expected a number in 0..4, or -1 for no expert"),
+        ([0, 1, 3, 3], "a token of PE 0 has expert 3 twice, expected distinct experts (of 4 experts)"),
     ] {
         // The error is returned by the ticket of the half, by the ticket of the whole dispatch, and
         // by the stream.

@@ -5,13 +5,14 @@ use peerweave_bootstrap::Job;
 use peerweave_core::{Error, Misuse, MisuseKind};
 use std::fmt;
 
-/// A backend of this build.
+/// A backend that [`World::from_env`](crate::World::from_env) can choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BackendKind {
-    /// The shared memory of one machine.
+    /// The host backend, on the shared memory of one machine.
     Host,
-    /// One GPU for each PE: `peerweave-cuda`, with the feature `cuda`.
+    /// The backend for GPUs (`peerweave-cuda`), with one GPU for each PE. Requires the feature
+    /// `cuda`.
     Cuda,
 }
 
@@ -24,14 +25,15 @@ impl fmt::Display for BackendKind {
     }
 }
 
-/// The backend that [`World::from_env`](crate::World::from_env) chooses, and the reason.
+/// The backend that [`World::from_env`](crate::World::from_env) chooses, and the reason for this
+/// choice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BackendChoice {
-    /// The backend.
+    /// The chosen backend.
     pub backend: BackendKind,
-    /// The reason, as a clause: "PEERWEAVE_BACKEND=host", "this process sees 4 GPUs for 4 PEs of
-    /// the machine".
+    /// The reason, as a clause, such as "PEERWEAVE_BACKEND=host" or "this process sees 4 GPUs for 4
+    /// PEs of the machine".
     pub why: String,
 }
 
@@ -42,16 +44,16 @@ impl fmt::Display for BackendChoice {
 }
 
 impl BackendChoice {
-    /// Returns the backend that the environment and this machine determine for a job, without
-    /// joining the job.
+    /// Returns the backend that [`World::from_env`](crate::World::from_env) would choose for a job
+    /// in this environment and on this machine. Does not join the job.
     ///
-    /// All PEs of a machine see the same GPUs and choose the same backend, unless their
-    /// environments differ. If PEs choose different backends, all of them get an error when they
-    /// join.
+    /// All PEs of a machine see the same GPUs and choose the same backend, unless the environments
+    /// of the PEs differ. If PEs choose different backends, all PEs get an error when they join the
+    /// job.
     ///
     /// # Errors
-    /// [`Error::Misuse`] for an invalid value of a variable of Peerweave, and for
-    /// `PEERWEAVE_BACKEND=cuda` in a build without the feature `cuda`.
+    /// [`Error::Misuse`] if one of Peerweave's variables has an invalid value, or if
+    /// `PEERWEAVE_BACKEND` is `cuda` and this build lacks the feature `cuda`.
     ///
     /// ```
     /// use peerweave::BackendChoice;

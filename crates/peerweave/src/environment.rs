@@ -7,43 +7,44 @@ use peerweave_core::{Error, Misuse, MisuseKind};
 use std::sync::Once;
 use std::time::Duration;
 
-/// The names of the variables.
+/// The names of the environment variables.
 pub mod names {
     use peerweave_bootstrap::env::names as job;
 
-    /// The backend: `host`, `cuda` or `auto`. The default is `auto`, which uses GPUs if the build
-    /// has the feature `cuda` and each PE of the machine gets a GPU. See
+    /// The backend: `host`, `cuda` or `auto`. The default, `auto`, uses GPUs if this process sees a
+    /// GPU for each PE of the machine and the build has the feature `cuda`. See
     /// [`BackendChoice`](crate::BackendChoice).
     pub const BACKEND: &str = "PEERWEAVE_BACKEND";
-    /// Default deadline of waits, in seconds; fractions are allowed.
+    /// Default time limit for each wait, in seconds. Fractions are allowed.
     pub const DEADLINE: &str = "PEERWEAVE_DEADLINE";
-    /// `1` makes PEs compare the full descriptions of calls before running them. The host backend
-    /// always compares the signatures of calls, which are hashes.
+    /// On the host backend, `1` makes PEs compare the full descriptions of their calls before the
+    /// calls run. With `0`, the default, PEs compare only the signatures of calls, which are
+    /// hashes.
     pub const CHECK_CALLS: &str = "PEERWEAVE_CHECK_CALLS";
-    /// Size of the symmetric heap of each PE in bytes, with suffix K, M, G or T for powers of 1024.
-    /// Default: the machine's memory.
+    /// Size of each PE's symmetric heap in bytes. The suffixes K, M, G and T stand for powers of
+    /// 1024. Default: the size of the machine's memory on the host backend, 1 GiB on GPUs.
     pub const HEAP_BYTES: &str = "PEERWEAVE_HEAP_BYTES";
-    /// `off` copies private buffers through shared memory, instead of reading them directly from
-    /// other processes.
+    /// `off` makes the host backend copy private buffers through shared memory, instead of reading
+    /// these buffers directly from the memory of other processes.
     pub const CROSS_MEMORY_ATTACH: &str = "PEERWEAVE_CROSS_MEMORY_ATTACH";
-    /// The number that selects the order in which the threads of kernels run on the host backend.
-    /// 0, the default, runs them in order. Any other number varies the order from launch to launch.
-    /// Another run with the same number repeats the same orders. Errors of kernels report the
-    /// number.
+    /// The number that selects the order in which the host backend runs the threads of kernels.
+    /// With 0, the default, the threads run in the order of their indices. With any other number,
+    /// the order varies from launch to launch. Another run with the same number repeats the same
+    /// orders. Errors of kernels report the number.
     pub const KERNEL_SEED: &str = "PEERWEAVE_KERNEL_SEED";
-    /// File with the table of routes of collectives on GPUs, which `peerweave tune` writes.
+    /// File with the route table for collectives on GPUs, as `peerweave tune` writes it.
     pub const ROUTE_TABLE: &str = "PEERWEAVE_ROUTE_TABLE";
-    /// Methods for collectives on GPUs that replace those of the route table: `OPERATION=METHOD`,
-    /// separated by commas. `peerweave_cuda::Forced` lists the methods.
+    /// Methods that replace the choices of the route table for collectives on GPUs. The value is a
+    /// list of `OPERATION=METHOD`, separated by commas. `peerweave_cuda::Method` lists the methods.
     pub const ROUTE: &str = "PEERWEAVE_ROUTE";
-    /// Whether NCCL may run collectives on GPUs: `off`, the default, or `auto`. With `auto`, NCCL
-    /// is used where the route table says that it is faster, if it is available.
+    /// Whether NCCL may run collectives on GPUs: `off` (the default) or `auto`. With `auto`, NCCL
+    /// runs a collective if NCCL is available and the route table says that NCCL is faster.
     pub const NCCL: &str = "PEERWEAVE_NCCL";
-    /// Log filter of the `peerweave` command, in the syntax of `tracing-subscriber`, such as
+    /// Log filter for the `peerweave` command, in the syntax of `tracing-subscriber`, such as
     /// `debug`.
     pub const LOG: &str = "PEERWEAVE_LOG";
 
-    /// Name and expected value of each variable.
+    /// Name and expected value of each variable for which this module has a constant.
     pub const ALL: [(&str, &str); 10] = [
         (BACKEND, "auto, host or cuda"),
         (DEADLINE, "seconds above 0 and below 2^64, such as 60 or 0.5"),
@@ -69,8 +70,7 @@ pub mod names {
         ("PEERWEAVE_MULTICAST", "off disables multicast objects"),
     ];
 
-    /// Name and expected value of each variable that a launcher sets to describe the position of a
-    /// PE.
+    /// Name and expected value of each variable by which a launcher describes the position of a PE.
     pub const OF_LAUNCHERS: [(&str, &str); 10] = [
         (job::PE, "PE of this process"),
         (job::N_PES, "number of PEs"),
@@ -84,7 +84,8 @@ pub mod names {
         (job::INTERFACE, "a network interface, by name or address"),
     ];
 
-    /// Returns all variables: those of programs, of the GPU crates, and of launchers.
+    /// Returns the names and expected values of all variables: [`ALL`], [`OF_GPUS`] and
+    /// [`OF_LAUNCHERS`].
     pub fn all() -> impl Iterator<Item = (&'static str, &'static str)> {
         ALL.into_iter().chain(OF_GPUS).chain(OF_LAUNCHERS)
     }

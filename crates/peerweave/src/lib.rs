@@ -1,7 +1,8 @@
 //! Communication among PEs for Rust: collectives and one-sided operations on a symmetric heap.
 //!
-//! The host backend runs on the shared memory of one machine without a GPU. With the feature `cuda`
-//! the same programs run on GPUs, one for each PE: `peerweave-cuda` lists the supported features.
+//! The host backend runs on the shared memory of one machine, and needs no GPU. With the feature
+//! `cuda`, the same programs run on GPUs, with one GPU for each PE. `peerweave-cuda` lists the
+//! supported features.
 //!
 //! ```text
 //!   peerweave                this crate: World::from_env(), re-exports
@@ -39,11 +40,11 @@
 //! # }
 //! ```
 //!
-//! The [`guide`] helps to choose an operation, and lists the equivalents of functions of MPI,
-//! OpenSHMEM, NCCL and `torch.distributed`.
+//! The [`guide`] helps to choose an operation. It also lists Peerweave's equivalents for the
+//! functions of MPI, OpenSHMEM, NCCL and `torch.distributed`.
 //!
 //! Start several PEs with `peerweave run -n 4 -- PROGRAM`, `torchrun`, `mpirun` or `srun`. In a
-//! test, run them as threads with [`on_threads`].
+//! test, run the PEs as threads with [`on_threads`].
 
 /// Runs the example of the project's README as a test.
 #[cfg(doctest)]
@@ -136,22 +137,23 @@ pub use peerweave_host as host;
 pub use peerweave_macros::Element;
 pub use world::{World, WorldBuilder};
 
-/// Runs `program` on `n_pes` PEs of the host backend, each on its own thread, for tests and for
-/// learning.
+/// Runs `program` on `n_pes` PEs of the host backend, with one thread for each PE. Intended for
+/// tests and for learning.
 ///
-/// Reads settings from the variables of [`environment::names`], as [`World::from_env`] does;
-/// [`WorldBuilder::on_threads`] takes them as arguments.
+/// Reads settings from the variables in [`environment::names`], as [`World::from_env`] does. To
+/// pass settings from the program instead, use [`WorldBuilder::on_threads`].
 ///
-/// Returns the results in the order of PEs. If a PE panics, it leaves the job, and the other PEs
-/// get an error that names it. The panic resumes on the calling thread when all PEs have ended.
+/// Returns the results in the order of PEs. If a PE panics, the PE leaves the job, and the other
+/// PEs get an error that names this PE. The panic resumes on the calling thread once all PEs have
+/// ended.
 ///
 /// # Errors
 /// - [`Error::Aborted`], instead of the results, if a PE has called
 ///   [`World::abort`](peerweave_core::World::abort).
 /// - [`Error::Setup`] if the shared memory cannot be created.
-/// - [`Error::Misuse`] if a variable of Peerweave has an invalid value.
+/// - [`Error::Misuse`] if one of Peerweave's variables has an invalid value.
 ///
-/// Errors inside `program` are part of its results.
+/// Errors that `program` returns are part of the results.
 ///
 /// ```
 /// use peerweave::{ReduceOp, on_threads};

@@ -10,7 +10,8 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A [`peerweave_core::World`] with additional constructors. It dereferences to that type.
+/// A [`peerweave_core::World`] with additional constructors. This type dereferences to
+/// [`peerweave_core::World`].
 ///
 /// ```
 /// use peerweave::{ReduceOp, World};
@@ -28,25 +29,27 @@ use std::time::Duration;
 pub struct World(peerweave_core::World);
 
 impl World {
-    /// Joins the job started by `peerweave run`, `torchrun`, Open MPI, MPICH or Slurm, as the
-    /// environment describes it. Without a launcher, creates a job of one PE. Reads settings from
-    /// the variables of [`environment::names`], and uses the backend of
-    /// [`BackendChoice`](crate::BackendChoice).
+    /// Joins the job that the environment describes. The launcher of the job is `peerweave run`,
+    /// `torchrun`, Open MPI, MPICH or Slurm. Without a launcher, creates a job of one PE. Reads
+    /// settings from the variables in [`environment::names`], and uses the backend that
+    /// [`BackendChoice`](crate::BackendChoice) describes.
     ///
     /// # Collective
-    /// Every PE of the job must call this, once. A PE that a launcher started cannot join its job
-    /// again, not even after [`finalize`](peerweave_core::World::finalize). Without a launcher,
-    /// each call creates another job of one PE.
+    /// Every PE of the job must call this function once. A PE that a launcher has started cannot
+    /// join the job again, not even after [`finalize`](peerweave_core::World::finalize). Without a
+    /// launcher, each call creates another job of one PE.
     ///
     /// # Errors
     /// - [`Error::Setup`] if the launcher's variables contradict each other, if PEs are missing at
     ///   the deadline, or if this PE has joined before. The error names the missing PEs.
-    /// - [`Error::Misuse`] if one of Peerweave's variables has an invalid value.
+    ///   [`Error::Setup`] also if the value of `PEERWEAVE_ROUTE`, or the file of
+    ///   `PEERWEAVE_ROUTE_TABLE`, is invalid.
+    /// - [`Error::Misuse`] if another of Peerweave's variables has an invalid value.
     pub fn from_env() -> Result<Self, Error> {
         Self::builder().build()
     }
 
-    /// Returns a builder, for settings that differ from the environment.
+    /// Returns a builder, which can override the settings of the environment.
     pub fn builder() -> WorldBuilder {
         WorldBuilder::default()
     }
@@ -55,10 +58,10 @@ impl World {
     /// [`peerweave_core::World::shrink`], which documents the details.
     ///
     /// # Collective
-    /// All PEs that have neither died nor left must call.
+    /// All PEs that have neither died nor left the job must make this call.
     ///
     /// # Errors
-    /// Those of [`peerweave_core::World::shrink`].
+    /// The errors of [`peerweave_core::World::shrink`].
     ///
     /// ```
     /// use peerweave::{ReduceOp, World};
@@ -99,8 +102,8 @@ impl Deref for World {
     }
 }
 
-/// Builds a [`World`]. A setting that is not given here is read from the environment. A setting
-/// that is not set there either has its default.
+/// Builds a [`World`]. For a setting that the builder does not set, the environment variable
+/// determines the value. If the variable is not set either, the default applies.
 #[derive(Debug, Default)]
 pub struct WorldBuilder {
     backend: Option<Arc<dyn Backend>>,
@@ -122,14 +125,14 @@ impl WorldBuilder {
         self
     }
 
-    /// Sets the job to join, instead of the job described by the environment.
+    /// Sets the job to join, instead of the job that the environment describes.
     #[must_use]
     pub fn job(mut self, job: Job) -> Self {
         self.job = Some(job);
         self
     }
 
-    /// Sets the default deadline of waits (`PEERWEAVE_DEADLINE`; default 60 s).
+    /// Sets the default time limit for each wait (`PEERWEAVE_DEADLINE`; default 60 s).
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = Some(deadline);
@@ -137,41 +140,43 @@ impl WorldBuilder {
     }
 
     /// Sets the size of the symmetric heap of each PE, in bytes (`PEERWEAVE_HEAP_BYTES`). Default:
-    /// the size of the machine's memory. The system allocates a page when it is first used.
+    /// 1 GiB on GPUs. On the host backend, the default is the size of the machine's memory, and the
+    /// system allocates a page when the page is first used.
     #[must_use]
     pub fn heap_bytes(mut self, bytes: usize) -> Self {
         self.heap_bytes = Some(bytes);
         self
     }
 
-    /// Sets whether PEs compare the full descriptions of calls before running them
-    /// (`PEERWEAVE_CHECK_CALLS`; default no).
+    /// Sets whether PEs on the host backend compare the full descriptions of their calls before the
+    /// calls run (`PEERWEAVE_CHECK_CALLS`; default no).
     #[must_use]
     pub fn check_calls(mut self, check: bool) -> Self {
         self.check_calls = Some(check);
         self
     }
 
-    /// Sets whether private buffers may be read directly from the memory of other processes
-    /// (`PEERWEAVE_CROSS_MEMORY_ATTACH`; default yes, if the system permits).
+    /// Sets whether the host backend may read private buffers directly from the memory of other
+    /// processes (`PEERWEAVE_CROSS_MEMORY_ATTACH`; default yes, if the system permits).
     #[must_use]
     pub fn cross_memory_attach(mut self, allowed: bool) -> Self {
         self.cross_memory_attach = Some(allowed);
         self
     }
 
-    /// Sets the order in which the threads of kernels run on the host backend
-    /// (`PEERWEAVE_KERNEL_SEED`; default 0, in order). Any other number varies the order from
-    /// launch to launch, to expose races. Another run with the same number repeats the same orders.
+    /// Sets the order in which the host backend runs the threads of kernels
+    /// (`PEERWEAVE_KERNEL_SEED`). With 0, the default, the threads run in the order of their
+    /// indices. With any other number, the order varies from launch to launch, to expose races.
+    /// Another run with the same number repeats the same orders.
     #[must_use]
     pub fn kernel_seed(mut self, seed: u64) -> Self {
         self.kernel_seed = Some(seed);
         self
     }
 
-    /// Sets the device of this PE, by its ordinal in this process. Default: PE `i` of a machine
-    /// uses device `i` of the devices that its process sees, or the only visible device. Ignored by
-    /// the host backend.
+    /// Sets the ordinal of this PE's device among the devices that this process sees. Default: PE
+    /// `i` of a machine uses device `i` of the devices that the PE's process sees, or the only
+    /// visible device. The host backend ignores this setting.
     #[must_use]
     pub fn device(mut self, ordinal: usize) -> Self {
         self.device = Some(ordinal);
@@ -181,10 +186,10 @@ impl WorldBuilder {
     /// Joins the job.
     ///
     /// # Collective
-    /// Every PE of the job must call this with the same settings, except for the device.
+    /// Every PE of the job must call this function with the same settings, except for the device.
     ///
     /// # Errors
-    /// Those of [`World::from_env`].
+    /// The errors of [`World::from_env`].
     pub fn build(mut self) -> Result<World, Error> {
         let backend = match self.backend.take() {
             Some(backend) => backend,
@@ -204,12 +209,11 @@ impl WorldBuilder {
         peerweave_core::World::new(backend).map(World)
     }
 
-    /// Runs `program` on `n_pes` PEs of the host backend, each on its own thread, with these
-    /// settings; see [`on_threads`](crate::on_threads). A backend or a job of this builder is
-    /// ignored.
+    /// Like [`on_threads`](crate::on_threads), but with the settings of this builder. Ignores the
+    /// builder's backend and job.
     ///
     /// # Errors
-    /// Those of [`on_threads`](crate::on_threads).
+    /// The errors of [`on_threads`](crate::on_threads).
     ///
     /// ```
     /// use peerweave::World;
@@ -243,11 +247,11 @@ impl WorldBuilder {
         Ok(peerweave_cuda::Cuda::join(job, &self.cuda_options_with(settings)?)?)
     }
 
-    /// Returns the options that [`build`](Self::build) passes to the backend for GPUs, for programs
-    /// that create the backend themselves.
+    /// Returns the options that [`build`](Self::build) passes to the backend for GPUs. Programs
+    /// that create the backend themselves can use these options.
     ///
     /// # Errors
-    /// As for [`build`](Self::build), for invalid settings in the environment.
+    /// As for [`build`](Self::build), if the environment has an invalid setting.
     #[cfg(feature = "cuda")]
     pub fn cuda_options(&self) -> Result<peerweave_cuda::CudaOptions, Error> {
         self.cuda_options_with(&Settings::from_env()?)

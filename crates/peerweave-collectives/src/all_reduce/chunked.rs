@@ -54,16 +54,16 @@ use peerweave_types::KernelOp;
 
 /// Number of slots of a block.
 const SLOTS: u64 = 3;
-/// Size in bytes of the flags of one rank for one block. Each of the two flags has its own cache
-/// line.
+/// Size in bytes of the memory for the two flags that one rank raises for one block. Each flag has
+/// its own cache line.
 pub const FLAG_BYTES: u64 = 256;
 /// Offset of the offer in these bytes. It is in the cache line of the first flag.
 const OFFER: u64 = 8;
 /// Offset of the second flag in these bytes.
 const SECOND: u64 = 128;
 
-/// Returns the size in bytes of the flags and rings of `blocks` blocks with slots of `slot_bytes`
-/// bytes.
+/// Returns the size in bytes of the flags and rings that `blocks` blocks need. The ring of a block
+/// has six slots of `slot_bytes` bytes: three for inputs, three for results.
 pub const fn ring_bytes(blocks: u32, slot_bytes: u64) -> u64 {
     blocks as u64 * (MAX_RANKS as u64 * FLAG_BYTES + SLOTS * 2 * slot_bytes)
 }

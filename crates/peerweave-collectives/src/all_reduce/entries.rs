@@ -108,15 +108,15 @@ entries! {
     all_reduce_plain_chunked_f32_8: chunked::<f32, 8, true>;
 }
 
-/// Maximum number of threads of a block.
+/// Maximum number of threads in a block.
 pub const MAX_THREADS: u32 = 512;
 
-/// Returns the kernel for an algorithm, an element type and a number of ranks. Returns `None` for
-/// types that cannot be reduced, and for numbers of ranks other than 1 to [`MAX_RANKS`].
+/// Returns the kernel for an algorithm, an element type and a number of ranks. Returns `None` if
+/// the type cannot be reduced, or if `ranks` is not 1 to [`MAX_RANKS`].
 ///
-/// With `is_plain`, the reduction must be the sum, and both operands of this rank must be whole
-/// lines at addresses that are multiples of [`LINE_BYTES`](crate::LINE_BYTES). `is_plain` may
-/// differ between the ranks of a call.
+/// Pass `true` as `is_plain` only if the reduction is the sum and both operands of this rank are
+/// whole lines, at multiples of [`LINE_BYTES`](crate::LINE_BYTES). `is_plain` may differ between
+/// ranks.
 ///
 /// ```
 /// use peerweave_collectives::{Algorithm, all_reduce};

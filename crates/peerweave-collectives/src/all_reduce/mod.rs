@@ -11,19 +11,20 @@ pub use chunked::{FLAG_BYTES, ring_bytes};
 pub use entries::*;
 
 /// Returns the size in bytes of each bank that [`Algorithm::OneShot`](crate::Algorithm::OneShot)
-/// needs for `lines` lines.
+/// needs for an input of `lines` lines.
 pub const fn one_shot_bank_bytes(lines: u64, ranks: u32) -> u64 {
     lines * ranks as u64 * LINE_BYTES as u64
 }
 
 /// Returns the size in bytes of each bank that [`Algorithm::TwoShot`](crate::Algorithm::TwoShot)
-/// needs for `lines` lines.
+/// needs for an input of `lines` lines.
 pub const fn two_shot_bank_bytes(lines: u64, ranks: u32) -> u64 {
     2 * lines.div_ceil(ranks as u64) * ranks as u64 * LINE_BYTES as u64
 }
 
-/// Returns the minimum number of lines for [`Algorithm::TwoShot`](crate::Algorithm::TwoShot). With
-/// this number every rank has a part, so every two ranks exchange a line in both directions.
+/// Returns the minimum number of lines in an input for
+/// [`Algorithm::TwoShot`](crate::Algorithm::TwoShot). From this number on, every rank reduces a
+/// part, so each pair of ranks exchanges a line in both directions.
 pub const fn two_shot_min_lines(ranks: u32) -> u64 {
     ranks as u64 * ranks as u64
 }

@@ -54,8 +54,8 @@ plain_entries! {
     rms_norm_plain_f32_1: f32;
 }
 
-/// Returns the kernel for an algorithm, an element type and a number of ranks. Returns `None` for
-/// types other than `f16`, `bf16` and `f32`, and for numbers of ranks other than 1 to 8.
+/// Returns the kernel for an algorithm, an element type and a number of ranks. Returns `None` if
+/// the type is not `f16`, `bf16` or `f32`, or if `ranks` is not 1 to 8.
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernel(
     algorithm: Algorithm,

@@ -39,11 +39,13 @@ pub use entries::*;
 /// The algorithm by which the kernel moves its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Algorithm {
-    /// Moves nothing: the input is the sum of all ranks already. Adds the residual and normalises.
+    /// The kernel moves no data, because the input already is the sum over all ranks. The kernel
+    /// only adds the residual and normalises.
     None,
     /// Every rank pushes its whole input to every rank.
     OneShot,
-    /// Every rank reduces one part of each row and pushes it to every rank.
+    /// Every rank reduces one part of each row, adds the residual, and pushes the sum to every
+    /// rank.
     TwoShot,
 }
 
@@ -52,20 +54,21 @@ impl Algorithm {
     pub const ALL: [Self; 3] = [Self::None, Self::OneShot, Self::TwoShot];
 }
 
-/// The type of the result.
+/// The element type of the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Output {
-    /// The type of the input.
+    /// The element type of the input.
     Same = 0,
-    /// 8-bit floats (E4M3), saturated.
+    /// 8-bit floats (E4M3). Values beyond their range saturate.
     F8E4M3 = 1,
-    /// 8-bit integers, saturated.
+    /// 8-bit integers. Values beyond their range saturate.
     I8 = 2,
 }
 
 impl Output {
-    /// Returns the value to which the largest value of a row is scaled with [`Norm::scales`].
+    /// Returns the number to which the largest absolute value of a row is scaled with
+    /// [`Norm::scales`].
     pub const fn largest(self) -> f32 {
         match self {
             Self::Same => 1.0,
@@ -75,46 +78,48 @@ impl Output {
     }
 }
 
-/// The arguments of the kernel besides the [`Call`](crate::Call), whose `count` is the number of
-/// elements of the input. All addresses are valid on this rank's device.
+/// The arguments that the kernel takes in addition to a [`Call`](crate::Call). The `count` of the
+/// `Call` is the number of elements in the input. All addresses are valid on this rank's device.
 ///
-/// The values and the contents of residual and weight must be the same on all ranks.
+/// All fields except addresses must be the same on all ranks, and so must the contents of the
+/// residual and of the weight.
 #[derive(Clone, Copy, Debug, PartialEq, KernelArg)]
 #[repr(C)]
 pub struct Norm {
-    /// Address of the residual, as long as the input. The kernel replaces the residual by `x`. It
-    /// overlaps no other operand.
+    /// Address of the residual, which is as long as the input. The kernel replaces the residual by
+    /// `x`. The residual must not overlap any other operand.
     pub residual: u64,
-    /// Address of the weight, as long as a row.
+    /// Address of the weight, which is as long as a row.
     pub weight: u64,
-    /// Address of one `f32` for each row, which gets the scale of the row; 0 if all rows have the
-    /// scale of [`inverse_scale`](Self::inverse_scale). Only for quantised results.
+    /// Address to which the kernel writes the scale of each row, as `f32`. 0 if all rows have the
+    /// same scale, which [`inverse_scale`](Self::inverse_scale) determines. Used only for quantised
+    /// results.
     pub scales: u64,
     /// Number of rows.
     pub rows: u64,
-    /// Number of lines of a row, at least 1.
+    /// Number of lines in a row, at least 1.
     pub row_lines: u64,
     /// The number that is added to the mean of the squares: positive and finite.
     pub epsilon: f32,
-    /// Factor by which results are multiplied before they are quantised.
+    /// Factor by which results are multiplied before they are quantised, if `scales` is 0.
     pub inverse_scale: f32,
-    /// The type of the result: [`Output`] as a number.
+    /// The element type of the result: `Output as u32`.
     pub output: u32,
     /// Unused; 0.
     pub reserved: u32,
 }
 
-/// Lower bound of the largest absolute value from which the scale of a row is computed. So the
-/// scale of a row of zeros is not 0.
+/// The scale of a row is computed from the row's largest absolute value or from this value,
+/// whichever is larger. So the scale of a row of zeros is not 0.
 pub const SMALLEST_SCALED: f32 = 1.0 / 512.0;
 
-/// Returns the number of lines of each rank's part of a row with [`Algorithm::TwoShot`]. Parts of
-/// the last ranks may be shorter.
+/// Returns the number of lines in the part of a row that each rank reduces with
+/// [`Algorithm::TwoShot`]. The parts of the last ranks may be shorter.
 pub const fn part_lines(row_lines: u64, ranks: u32) -> u64 {
     row_lines.div_ceil(ranks as u64)
 }
 
-/// Returns the size in bytes of a bank that has room for `rows` rows.
+/// Returns the size in bytes of a bank that has room for `rows` rows of `row_lines` lines.
 pub const fn bank_bytes(algorithm: Algorithm, rows: u64, row_lines: u64, ranks: u32) -> u64 {
     let lines = match algorithm {
         Algorithm::None => 0,
@@ -124,8 +129,8 @@ pub const fn bank_bytes(algorithm: Algorithm, rows: u64, row_lines: u64, ranks: 
     lines * LINE_BYTES as u64
 }
 
-/// Returns the minimum number of lines of a row for [`Algorithm::TwoShot`]. With this number every
-/// rank has a part, so every two ranks exchange a line in both directions.
+/// Returns the minimum number of lines in a row for [`Algorithm::TwoShot`]. From this number on,
+/// every rank reduces a part, so each pair of ranks exchanges a line in both directions.
 pub const fn two_shot_min_lines(ranks: u32) -> u64 {
     ranks as u64 * ranks as u64
 }

@@ -20,18 +20,18 @@ use peerweave_device::prelude::*;
 /// when it begins to receive a message.
 const ACK_BYTES: u64 = 256;
 
-/// Returns the size in bytes of an area whose channels hold messages of at most `channel_bytes`
+/// Returns the size in bytes of an area in which each channel can hold a message of `channel_bytes`
 /// bytes.
 pub const fn channels_bytes(ranks: u32, channel_bytes: u64) -> u64 {
     ACK_BYTES + 2 * ranks as u64 * channel_bytes
 }
 
-/// Number of bytes at the start of an area that are initially zero. The rest initially holds the
-/// sentinel.
+/// Number of bytes at the start of an area that must be zero before the first launch. The rest of
+/// the area must hold the sentinel.
 pub const CHANNELS_ZEROS: u64 = ACK_BYTES;
 
-/// Number of words by which a rank counts messages: one for each receiver, then one for each
-/// sender.
+/// Number of words in which a rank counts its messages: one word for each receiver, then one for
+/// each sender.
 pub const LINES_COUNTERS: usize = 2 * MAX_RANKS;
 
 /// Returns the lines of a message from rank `rank` in an area.
@@ -183,7 +183,8 @@ fn run<const W: usize, const MORE: bool, const WHOLE: bool>(
 
 macro_rules! entries {
     ($($name:ident: <$w:literal, $more:literal, $whole:literal>;)*) => {$(
-        /// Sends and receives messages by lines. The name ends with the maximum number of ranks.
+        /// Sends and receives messages as lines. The kernel's name ends with the maximum number of
+        /// ranks.
         #[kernel(max_threads = 512, unchecked, ptx = crate::PTX)]
         pub fn $name(ctx: &Context, call: Call, transfers: Transfers) -> Result<(), Failed> {
             run::<$w, $more, $whole>(ctx, &call, &transfers)

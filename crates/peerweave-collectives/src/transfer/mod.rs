@@ -23,53 +23,53 @@ use peerweave_types::KernelOp;
 pub use lines::*;
 pub use ring::*;
 
-/// The transport of messages: lines or rings.
+/// The transport that carries messages: lines or rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Form {
-    /// Messages are sent by lines.
+    /// Messages are sent as lines, whose content shows whether they have arrived.
     Lines,
     /// Messages are sent in chunks through rings.
     Ring,
 }
 
-/// The message to another rank, and the message from that rank. The fields call it *the rank*.
+/// The message to another rank, and the message from that rank. That rank is called *the peer*.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, KernelArg)]
 #[repr(C)]
 pub struct Transfer {
-    /// Address of the message to the rank.
+    /// Address of the message to the peer.
     pub send: u64,
-    /// Length in bytes of the message to the rank; 0 if there is no message.
+    /// Length in bytes of the message to the peer; 0 if there is no message.
     pub send_bytes: u64,
-    /// Address for the message from the rank.
+    /// Address to which the message from the peer is written.
     pub recv: u64,
-    /// Length in bytes of the message from the rank; 0 if there is no message.
+    /// Length in bytes of the message from the peer; 0 if there is no message.
     pub recv_bytes: u64,
-    /// [`Form::Ring`]: 1 if this rank offers `recv` to the rank, which then stores its message
-    /// directly there. An offered `recv` must be mapped on the rank, at the same distance from the
-    /// area of this rank. It must be aligned to lines and must not overwrite a message that this
-    /// rank sends. At index 0 of [`Transfers::peers`]: 1 if this rank offers the results of all
-    /// messages from other ranks.
+    /// For [`Form::Ring`]: 1 if this rank offers `recv` to the peer, which then stores its message
+    /// directly in `recv`. The peer must map an offered `recv` at the same distance from this
+    /// rank's area. An offered `recv` must be aligned to lines, and must not overlap a message that
+    /// this rank sends. At index 0 of [`Transfers::peers`]: 1 if this rank offers `recv` for every
+    /// message that it receives from another rank.
     pub is_direct: u64,
-    /// [`Form::Ring`]: number of lines of a chunk of the message to the rank: at least 1, and at
-    /// most the number for which a slot has room.
+    /// For [`Form::Ring`]: number of lines in each chunk of the message to the peer. At least 1,
+    /// and at most the number for which a slot has room.
     pub send_chunk: u64,
-    /// [`Form::Ring`]: number of lines that each block handles of the message from the rank.
+    /// For [`Form::Ring`]: number of lines in each chunk of the message from the peer.
     pub recv_chunk: u64,
-    /// [`Form::Ring`]: 1 if the receiver of the message to the rank decides, when it runs, whether
-    /// the message is stored directly in its result. The receiver must set `recv_is_offered` for
-    /// the same messages. These messages must be whole lines.
+    /// For [`Form::Ring`]: 1 if the peer decides, when its kernel runs, whether this rank stores
+    /// the message directly in the peer's `recv`. The peer must set `recv_is_offered` for the same
+    /// message. The length of the message must be a multiple of [`LINE_BYTES`](crate::LINE_BYTES).
     pub send_is_offered: u64,
-    /// [`Form::Ring`]: 1 if this rank decides, when it runs, whether the message from the rank is
-    /// stored directly in `recv`. The sender must set `send_is_offered` for the same messages.
+    /// For [`Form::Ring`]: 1 if this rank decides, when its kernel runs, whether the peer stores
+    /// the message directly in `recv`. The peer must set `send_is_offered` for the same message.
     pub recv_is_offered: u64,
 }
 
-/// The messages of a launch.
+/// The messages that a launch sends and receives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, KernelArg)]
 #[repr(C)]
 pub struct Transfers {
-    /// The messages to and from each rank. Index `k` belongs to rank `(rank + k) % ranks`. The
-    /// message at index 0 is copied within this rank.
+    /// The messages to and from each rank. Index `k` belongs to rank `(rank + k) % ranks`. Index 0
+    /// holds the message of this rank to itself.
     pub peers: [Transfer; MAX_RANKS],
 }
 
@@ -130,8 +130,9 @@ fn operation(op: u32) -> KernelOp {
     }
 }
 
-/// Returns the kernel for a number of ranks; `None` for numbers other than 1 to [`MAX_RANKS`]. With
-/// `is_whole`, all addresses and lengths must be multiples of [`LINE_BYTES`](crate::LINE_BYTES).
+/// Returns the kernel for `ranks` ranks, or `None` if `ranks` is not 1 to [`MAX_RANKS`]. Pass
+/// `true` as `is_whole` only if all addresses and lengths are multiples of
+/// [`LINE_BYTES`](crate::LINE_BYTES).
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernel(
     form: Form,

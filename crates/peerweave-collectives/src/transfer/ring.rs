@@ -49,7 +49,7 @@ const OPEN: u64 = 256;
 const OFFER: u64 = 264;
 const SECOND: u64 = 384;
 
-/// Number of words in which a pair of blocks counts: five for each rank.
+/// Number of words that hold the counts of a pair of blocks: five words for each rank.
 pub const RING_COUNTERS: usize = 5 * MAX_RANKS;
 
 /// A count that a pair of blocks keeps from launch to launch. Only one block of the pair uses and
@@ -68,8 +68,8 @@ enum Count {
     OffersHere,
 }
 
-/// Returns the size in bytes of an area for `blocks` blocks: flags, then rings. A slot has
-/// `slot_bytes` bytes, which the ranks share.
+/// Returns the size in bytes of an area for `blocks` blocks, or pairs of blocks: their flags, then
+/// their rings. Each slot has `slot_bytes` bytes, which are divided among the ranks.
 pub const fn transfer_ring_bytes(blocks: u32, slot_bytes: u64) -> u64 {
     blocks as u64 * (MAX_RANKS as u64 * FLAG_BYTES + SLOTS * slot_bytes)
 }
@@ -459,9 +459,9 @@ fn run<const W: usize, const WHOLE: bool>(ctx: &Context, call: &Call, transfers:
 
 macro_rules! entries {
     ($($name:ident: <$w:literal, $whole:literal>;)*) => {$(
-        /// Sends and receives messages through rings. The name ends with the maximum number of
-        /// ranks. The grid has one dimension. It has [`Call::max_blocks`] blocks if
-        /// [`Call::is_combined`] is 1, otherwise this number of pairs of blocks.
+        /// Sends and receives messages through rings. The kernel's name ends with the maximum
+        /// number of ranks. The grid is one-dimensional. It has [`Call::max_blocks`] blocks if
+        /// [`Call::is_combined`] is 1, otherwise twice as many blocks, which work in pairs.
         #[kernel(max_threads = 512, unchecked, ptx = crate::PTX)]
         pub fn $name(ctx: &Context, call: Call, transfers: Transfers) -> Result<(), Failed> {
             run::<$w, $whole>(ctx, &call, &transfers)

@@ -14,8 +14,8 @@ use crate::error::CudaError;
 use crate::route::OwnPath;
 
 impl Collectives {
-    /// Enqueues an all_gather: every rank gets one part of `bytes` bytes of every rank, in the
-    /// order of ranks. `send` may be this rank's part of `recv`.
+    /// Enqueues an all_gather: every rank contributes one part of `bytes` bytes, and gets the parts
+    /// of all ranks in the order of ranks. `send` may be this rank's part of `recv`.
     ///
     /// # Collective
     /// All ranks, with the same length.

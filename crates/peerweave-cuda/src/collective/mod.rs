@@ -44,21 +44,22 @@ pub use norms::{RmsNormCall, RmsNormOutput};
 pub use options::CollectivesOptions;
 pub use transfers::Message;
 
-/// The collectives of a team of GPUs whose memory is mapped. Calls enqueue kernels; operands may
-/// have any length.
+/// The collectives of a team of GPUs that map each other's memory. Each call enqueues kernels.
+/// Operands may have any length.
 ///
 /// # Collective
-/// All ranks make the same calls in the same order, with the same count, type and reduction. The
-/// result has the same bits on every rank.
+/// All ranks make the same calls in the same order, with the same count, type and reduction. A
+/// result that several ranks get has the same bits on all these ranks.
 ///
 /// # Streams
-/// Calls of one team run one after the other. If a call uses another stream than the last call, it
-/// waits on the device for the last call. During a capture the caller must order the streams.
-/// Launches of a graph may alternate with other calls, in the same order on all ranks.
+/// The calls of one team run one after the other on the device. If a call uses a different stream
+/// than the previous call, the stream of the new call waits for the previous call. During a
+/// capture, the caller must order the streams. Launches of a captured graph may alternate with
+/// other calls, in the same order on all ranks.
 ///
 /// # Failures
-/// If a peer does not make the call, the kernel ends at the deadline of the GPU.
-/// [`Gpu::wait`](crate::Gpu::wait) then names the PE. After [`Gpu::recover`] call
+/// If another rank does not make the call, the kernel fails at the deadline of the GPU. The error
+/// of [`Gpu::wait`](crate::Gpu::wait) then names the PE of that rank. After [`Gpu::recover`], call
 /// [`recover`](Self::recover).
 ///
 /// ```no_run
@@ -106,7 +107,7 @@ pub struct Collectives {
 }
 
 impl Collectives {
-    /// Sets up the collectives of all PEs.
+    /// Sets up the collectives of the team of all PEs.
     ///
     /// # Collective
     /// As for [`new`](Self::new).
@@ -133,13 +134,13 @@ impl Collectives {
         Self::new_by(gpu, members, options, Some(routes))
     }
 
-    /// Sets up the collectives of this PE's team. `members` are the PEs of the team in the order of
-    /// ranks, including this PE. Allocates [`CollectivesOptions::heap_bytes`] bytes of every PE's
-    /// heap.
+    /// Sets up the collectives of the team to which this PE belongs. `members` are the PEs of the
+    /// team in the order of ranks, including this PE. Allocates [`CollectivesOptions::heap_bytes`]
+    /// bytes on every PE's heap.
     ///
     /// # Collective
-    /// All PEs of the GPU. Each PE passes the members of its own team, and all PEs pass the same
-    /// options. A PE that is in no team passes itself as the only member.
+    /// All PEs of the GPU's rendezvous. Each PE passes the members of its own team, and all PEs
+    /// pass the same options. A PE that is in no team passes itself as the only member.
     ///
     /// # Errors
     /// [`CudaError::Misuse`] for invalid options or members, and for a member whose memory is not
@@ -229,12 +230,12 @@ impl Collectives {
         })
     }
 
-    /// Returns the rank of this PE.
+    /// Returns the rank of this PE in the team.
     pub fn rank(&self) -> Rank {
         self.rank
     }
 
-    /// Returns the members in the order of ranks.
+    /// Returns the members of the team in the order of ranks.
     pub fn members(&self) -> &[Pe] {
         &self.members
     }
@@ -256,12 +257,12 @@ impl Collectives {
         self.routes.decide(query, &self.staging.limits, libraries).provider
     }
 
-    /// Loads the kernels of all_reduce and reduce_scatter for elements of a type. Otherwise the
-    /// first call of each kernel loads the kernel. Kernels of other PEs then wait for some tenths
-    /// of a second while the driver compiles the kernel.
+    /// Loads the kernels of all_reduce and reduce_scatter for one element type. Without this call,
+    /// the first collective that needs a kernel loads the kernel. While the driver compiles a
+    /// kernel, the kernels of other PEs wait for this PE, for some tenths of a second.
     ///
     /// # Errors
-    /// [`CudaError::Misuse`] for a type that cannot be reduced; errors of loading.
+    /// [`CudaError::Misuse`] if the type cannot be reduced; errors from loading the kernels.
     pub fn load(&self, dtype: DType) -> Result<(), CudaError> {
         [false, true].into_iter().try_for_each(|is_plain| self.scatter_kernel(dtype, is_plain).map(drop))?;
         Algorithm::ALL
@@ -273,7 +274,7 @@ impl Collectives {
     /// Makes the collectives usable after [`Gpu::recover`].
     ///
     /// # Collective
-    /// All PEs of the GPU. No kernel of this GPU may run.
+    /// All PEs of the GPU's rendezvous. No kernel may be running on this GPU.
     ///
     /// # Errors
     /// [`CudaError::Bootstrap`] names a PE that did not arrive; errors of the driver.
@@ -290,7 +291,7 @@ impl Collectives {
     /// work that uses the memory.
     ///
     /// # Collective
-    /// All PEs of the GPU.
+    /// All PEs of the GPU's rendezvous.
     ///
     /// # Errors
     /// Errors of the heap, in particular [`CudaError::Vmm`] while a graph uses the collectives.

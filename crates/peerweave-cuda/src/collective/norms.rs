@@ -12,10 +12,11 @@ use super::Collectives;
 use crate::error::{CudaError, misuse};
 use crate::route::{self, NormRoute, Route};
 
-/// The operands of an all_reduce with residual and RMSNorm: rows of elements.
+/// The operands and parameters of [`Collectives::all_reduce_rms_norm`]. The input, the residual and
+/// the result consist of rows of elements.
 ///
-/// The length of a row in bytes and all addresses are multiples of 16, except the address of the
-/// scales. No two ranges overlap, but the result may be the input.
+/// The length of a row in bytes must be a multiple of 16, and so must every address except that of
+/// the scales. No two ranges may overlap, except that the result may be the input.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RmsNormCall {
     /// Address of the input.
@@ -29,34 +30,34 @@ pub struct RmsNormCall {
     pub weight: u64,
     /// Number of rows.
     pub rows: u64,
-    /// Number of elements of a row.
+    /// Number of elements in a row.
     pub hidden: u64,
     /// Element type: `F16`, `BF16` or `F32`.
     pub dtype: DType,
-    /// The number that is added to the mean of the squares of a row: positive and finite.
+    /// Number that is added to the mean of the squares of a row. Must be positive and finite.
     pub epsilon: f32,
-    /// How the result is quantised.
+    /// The type of the result, and the scale with which the result is quantised.
     pub quantization: RmsNormOutput,
 }
 
-/// The result of an all_reduce with RMSNorm.
+/// The type and the scale of the result of an all_reduce with RMSNorm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum RmsNormOutput {
-    /// Elements of the type of the input.
+    /// The result has the element type of the input.
     Same,
-    /// Bytes of type `F8E4M3` or `I8`, after a division by the scale.
+    /// The result is divided by the scale and converted to `F8E4M3` or `I8`.
     Scaled {
-        /// The type.
+        /// The element type of the result: `F8E4M3` or `I8`.
         dtype: DType,
-        /// The scale: positive and finite.
+        /// The scale: a positive, finite number.
         scale: f32,
     },
-    /// Bytes of type `F8E4M3` or `I8`, after a division of each row by its own scale.
+    /// Each row of the result is divided by its own scale and converted to `F8E4M3` or `I8`.
     RowScaled {
-        /// The type.
+        /// The element type of the result: `F8E4M3` or `I8`.
         dtype: DType,
-        /// Address of one `f32` for each row. The call writes the scales there.
+        /// Address to which the call writes the scales: one `f32` for each row.
         scales: u64,
     },
 }
@@ -74,7 +75,7 @@ impl RmsNormCall {
         }
         let row_bytes = self.row_bytes();
         if self.hidden == 0 || self.hidden > MOST_HIDDEN || !row_bytes.is_multiple_of(LINE) {
-            return Err(misuse(call, "hidden", self.hidden, "1 to 16777215 elements in a multiple of 16 bytes"));
+            return Err(misuse(call, "hidden", self.hidden, "1 to 16777215 elements that fill a multiple of 16 bytes"));
         }
         let bytes = self.rows.checked_mul(row_bytes);
         for (what, at, bytes) in [
@@ -155,26 +156,27 @@ fn output_of(dtype: DType) -> Output {
 }
 
 impl Collectives {
-    /// Enqueues an all_reduce by the sum, the addition of a residual, and RMSNorm of each row, as
-    /// one kernel. `x = all_reduce(input) + residual` replaces the residual. The output is
-    /// `x · weight / √(mean(x²) + epsilon)`. If the rows exceed the staging memory, the call
-    /// enqueues several kernels.
+    /// Enqueues one kernel that adds up the inputs of all ranks, adds a residual, and computes the
+    /// RMSNorm of each row. The kernel replaces the residual by `x = all_reduce(input) + residual`.
+    /// The output is `x · weight / √(mean(x²) + epsilon)`. If the rows do not fit into the staging
+    /// memory together, the call enqueues several kernels.
     ///
-    /// The result has the same bits as that of [`all_reduce`](Self::all_reduce) followed by
+    /// The result has the same bits as the result of [`all_reduce`](Self::all_reduce) followed by
     /// [`add_rms_norm`](Self::add_rms_norm).
     ///
     /// # Collective
-    /// All ranks, with the same rows, type and epsilon, and the same contents of residual and
-    /// weight.
+    /// All ranks, with the same type, epsilon, number of rows and length of a row. The contents of
+    /// the residual and of the weight must be the same on all ranks.
     ///
     /// # Errors
-    /// Before anything is enqueued: [`CudaError::Misuse`] for rows that are not multiples of 16
-    /// bytes or do not fit into the staging memory, for addresses that are not aligned, and for
-    /// other types; [`CudaError::Failed`] after a kernel has failed; errors of the launch.
+    /// Before anything is enqueued: [`CudaError::Misuse`] if the length of a row is not a multiple
+    /// of 16 bytes, or if a row does not fit into the staging memory; [`CudaError::Misuse`] if an
+    /// address is not aligned, or if the type is not supported; [`CudaError::Failed`] after a
+    /// kernel has failed; errors of the launch.
     ///
     /// # Safety
-    /// As for [`all_reduce`](Self::all_reduce), for all ranges of the call. No two ranges overlap,
-    /// but the output may be the input.
+    /// As for [`all_reduce`](Self::all_reduce), for all ranges of the call. No two ranges may
+    /// overlap, except that the output may be the input.
     pub unsafe fn all_reduce_rms_norm(&self, stream: &Arc<CudaStream>, call: &RmsNormCall) -> Result<(), CudaError> {
         const CALL: &str = "all_reduce_rms_norm";
         let row_lines = call.check(CALL)?;
@@ -189,14 +191,15 @@ impl Collectives {
     }
 
     /// Like [`all_reduce_rms_norm`](Self::all_reduce_rms_norm), with an algorithm that the caller
-    /// chooses: two steps if `two_shot`, otherwise one step. For measurements and tests.
+    /// chooses: two-shot if `two_shot` is `true`, otherwise one-shot. Intended for measurements and
+    /// tests.
     ///
     /// # Collective
     /// As for [`all_reduce_rms_norm`](Self::all_reduce_rms_norm), and with the same algorithm.
     ///
     /// # Errors
-    /// As for [`all_reduce_rms_norm`](Self::all_reduce_rms_norm), and [`CudaError::Misuse`] for an
-    /// algorithm that does not support rows of this length.
+    /// As for [`all_reduce_rms_norm`](Self::all_reduce_rms_norm), and [`CudaError::Misuse`] if the
+    /// algorithm does not support rows of this length.
     ///
     /// # Safety
     /// As for [`all_reduce_rms_norm`](Self::all_reduce_rms_norm).
@@ -211,14 +214,20 @@ impl Collectives {
         let algorithm = if two_shot { Algorithm::TwoShot } else { Algorithm::OneShot };
         let route = route::norm_by(algorithm, call.rows, row_lines, &self.staging.limits);
         if route.rows == 0 {
-            return Err(misuse(CALL, "hidden", call.hidden, &format!("rows for {algorithm:?}: {:?}", self.staging.limits)));
+            return Err(misuse(
+                CALL,
+                "hidden",
+                call.hidden,
+                &format!("rows that {algorithm:?} supports with {:?}", self.staging.limits),
+            ));
         }
         // SAFETY: the caller guarantees it.
         unsafe { self.norms(CALL, stream, call, route, row_lines) }
     }
 
-    /// Enqueues the addition of a residual and RMSNorm, without communication: the second half of
-    /// [`all_reduce_rms_norm`](Self::all_reduce_rms_norm). The input is the sum of all ranks.
+    /// Enqueues a kernel that adds a residual and computes RMSNorm, without communication. This is
+    /// the second half of [`all_reduce_rms_norm`](Self::all_reduce_rms_norm): the input must
+    /// already be the sum over all ranks.
     ///
     /// # Errors
     /// As for [`all_reduce_rms_norm`](Self::all_reduce_rms_norm).
@@ -233,8 +242,8 @@ impl Collectives {
         unsafe { self.norms(CALL, stream, call, route, row_lines) }
     }
 
-    /// Loads the kernels of [`all_reduce_rms_norm`](Self::all_reduce_rms_norm) for a type.
-    /// [`load`](Self::load) does not load these kernels.
+    /// Loads the kernels of [`all_reduce_rms_norm`](Self::all_reduce_rms_norm) for one element
+    /// type. [`load`](Self::load) does not load these kernels.
     ///
     /// # Errors
     /// As for [`load`](Self::load).

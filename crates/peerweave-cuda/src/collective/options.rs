@@ -3,22 +3,24 @@
 use super::staging;
 use crate::error::{CudaError, misuse};
 
-/// Options of a team's collectives. All PEs pass the same options.
+/// Options for the collectives of a team. All PEs must pass the same options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CollectivesOptions {
-    /// Size in bytes of each of the two banks, through which small and medium calls send their
-    /// data. An all_reduce of `n` bytes by `r` ranks needs `n * r` bytes of a bank if it takes one
-    /// step, and `2 * n` bytes if it takes two steps. Larger calls use the rings.
+    /// Size in bytes of each of the two banks through which small and medium calls send their data.
+    /// An all_reduce of `n` bytes among `r` ranks needs banks of `n * r` bytes for the one-shot
+    /// algorithm. The two-shot algorithm needs banks of `2 * n` bytes. Larger calls use rings of
+    /// slots.
     pub bank_bytes: u64,
-    /// Size in bytes of a slot of a ring, a multiple of 1024. Each block has six slots for
-    /// reductions.
+    /// Size in bytes of each slot in a ring, a multiple of 1024. For reductions, the ring of each
+    /// block has six slots.
     pub slot_bytes: u64,
-    /// Maximum number of blocks of a kernel, and thus of multiprocessors that the kernel uses.
+    /// Maximum number of blocks in a kernel, and thus of SMs that the kernel uses.
     pub max_blocks: u32,
-    /// Whether the kernel of a small call may begin before the previous kernel in the stream has
-    /// ended, if the device supports this (compute capability 9.0 and later). The route table has
-    /// the size limit: 1 MiB in the built-in tables.
+    /// Whether the kernel of a small call may start before the previous kernel in the stream has
+    /// ended (programmatic dependent launch). Requires compute capability 9.0 or later; other
+    /// devices ignore this option. The route table sets the size up to which a call is small: 1 MiB
+    /// in the built-in tables.
     pub programmatic: bool,
 }
 

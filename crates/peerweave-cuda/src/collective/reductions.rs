@@ -16,11 +16,13 @@ use crate::route::{self, OwnPath, Route};
 const CALL: &str = "all_reduce";
 
 impl Collectives {
-    /// Enqueues the reduction of `count` elements of every rank. Every rank gets the result.
+    /// Enqueues an all_reduce: every rank contributes `count` elements, and gets the reduction of
+    /// the contributions of all ranks.
     ///
-    /// `send` and `recv` are addresses of this device's memory, which need not be on the heap. They
-    /// are aligned to the elements. `recv` is equal to `send`, or the ranges do not overlap. Inputs
-    /// are combined in the order of ranks. 16-bit floats are combined in `f32` and rounded once.
+    /// `send` and `recv` are addresses of memory that this device can access. The memory need not
+    /// be on the symmetric heap. Both addresses must be aligned to the size of an element. `recv`
+    /// must be equal to `send`, or the ranges must not overlap. Inputs are combined in the order of
+    /// ranks. 16-bit floats are combined in `f32`, and the result is rounded once.
     ///
     /// # Collective
     /// All ranks, with the same count, type and reduction.
@@ -28,13 +30,13 @@ impl Collectives {
     /// # Errors
     /// Before anything is enqueued: [`CudaError::Misuse`] for a reduction that the type does not
     /// support, for `PreMulSum` (use [`all_reduce_scaled`](Self::all_reduce_scaled)), and for
-    /// ranges that are not aligned or overlap; [`CudaError::Failed`] after a kernel has failed;
-    /// errors of the launch.
+    /// ranges that are not aligned or that overlap; [`CudaError::Failed`] after a kernel has
+    /// failed; errors of the launch.
     ///
     /// # Safety
-    /// Both ranges are memory that this device can access. They stay allocated until the stream has
-    /// completed the call, and while a graph that captured the call lives. Until then, nothing else
-    /// writes the input or accesses the result.
+    /// Both ranges must be memory that this device can access. They must stay allocated until the
+    /// stream has completed the call, and, if a graph has captured the call, while the graph
+    /// exists. During this time, nothing else may write the input or access the result.
     pub unsafe fn all_reduce(
         &self,
         stream: &Arc<CudaStream>,
@@ -50,8 +52,8 @@ impl Collectives {
     }
 
     /// Like [`all_reduce`](Self::all_reduce), with the reduction `PreMulSum`: each rank multiplies
-    /// its elements by its own scalar before the sum. `scalar` has the bits of a value of type
-    /// `dtype`, zero-extended. Each product is rounded to the type.
+    /// its elements by its own scalar before they are added. `scalar` holds the zero-extended bits
+    /// of a value of type `dtype`. Each product is rounded to `dtype`.
     ///
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce).
@@ -73,14 +75,15 @@ impl Collectives {
         unsafe { self.reduce_by(CALL, route, stream, &operands, Results::Every) }
     }
 
-    /// Enqueues the reduction of `count` elements of every rank. Only the root gets the result;
-    /// `recv` of other ranks is not used.
+    /// Enqueues a reduce: every rank contributes `count` elements, and only the root gets the
+    /// reduction of the contributions of all ranks. Other ranks ignore `recv`.
     ///
     /// # Collective
     /// All ranks, with the same count, type, reduction and root.
     ///
     /// # Errors
-    /// As for [`all_reduce`](Self::all_reduce), and [`CudaError::Misuse`] for an invalid root.
+    /// As for [`all_reduce`](Self::all_reduce), and [`CudaError::Misuse`] if no rank has the number
+    /// `root`.
     ///
     /// # Safety
     /// As for [`all_reduce`](Self::all_reduce).
@@ -141,7 +144,8 @@ impl Collectives {
         unsafe { self.reduce_by(call, route, stream, &operands, Results::Root(root.get())) }
     }
 
-    /// Returns the route that [`all_reduce`](Self::all_reduce) takes.
+    /// Returns the route that [`all_reduce`](Self::all_reduce) takes for `count` elements of type
+    /// `dtype`.
     pub fn all_reduce_route(&self, count: u64, dtype: DType) -> Route {
         self.route_of(CollectiveKind::AllReduce, count, dtype)
     }
@@ -152,15 +156,16 @@ impl Collectives {
         self.routes.reduction(kind, bytes, &self.staging.limits).0
     }
 
-    /// Like [`all_reduce`](Self::all_reduce), by a route that the caller chooses. For measurements.
+    /// Like [`all_reduce`](Self::all_reduce), by a route that the caller chooses. Intended for
+    /// measurements.
     ///
     /// # Collective
     /// As for [`all_reduce`](Self::all_reduce), and with the same route on all ranks.
     ///
     /// # Errors
-    /// As for [`all_reduce`](Self::all_reduce), and [`CudaError::Misuse`] for a route that does not
-    /// fit the staging memory, has too many blocks, or has a number of threads that is not a
-    /// multiple of 32.
+    /// As for [`all_reduce`](Self::all_reduce). Also [`CudaError::Misuse`] if the route does not
+    /// fit into the staging memory, or if the route has too many blocks. Also [`CudaError::Misuse`]
+    /// if the number of threads is not a multiple of 32.
     ///
     /// # Safety
     /// As for [`all_reduce`](Self::all_reduce).

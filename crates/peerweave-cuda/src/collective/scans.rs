@@ -11,14 +11,14 @@ use super::operands::Operands;
 use crate::error::{CudaError, misuse};
 
 impl Collectives {
-    /// Enqueues an inclusive scan of `count` elements of every rank: rank `r` gets the reduction of
-    /// the inputs of ranks 0 to `r`.
+    /// Enqueues an inclusive scan: every rank contributes `count` elements, and rank `r` gets the
+    /// reduction of the inputs of ranks 0 to `r`.
     ///
-    /// The operands have the requirements of [`all_reduce`](Self::all_reduce). Every rank sends its
-    /// elements to all higher ranks, so in a call of `n` bytes by `r` ranks a GPU sends up to
-    /// `(r - 1) * n` bytes. A call that is too long for a bank enqueues several kernels. `scalar`
-    /// has the bits of this rank's factor for [`ReduceOp::PreMulSum`]; other reductions do not use
-    /// it.
+    /// The operands must meet the requirements of [`all_reduce`](Self::all_reduce). Every rank
+    /// sends its elements to all higher ranks. So in a call of `n` bytes among `r` ranks, a GPU
+    /// sends up to `(r - 1) * n` bytes. A call that is too long for a bank enqueues several
+    /// kernels. For [`ReduceOp::PreMulSum`], `scalar` holds the zero-extended bits of the factor by
+    /// which this rank multiplies its elements. Other reductions ignore `scalar`.
     ///
     /// # Collective
     /// All ranks, with the same count, type and reduction.
@@ -46,7 +46,7 @@ impl Collectives {
     }
 
     /// Like [`scan`](Self::scan), without the rank's own input: rank `r` gets the reduction of the
-    /// inputs of ranks 0 to `r - 1`. The call does not write `recv` of rank 0.
+    /// inputs of ranks 0 to `r - 1`. On rank 0, the call does not write `recv`.
     ///
     /// # Errors
     /// As for [`scan`](Self::scan).

@@ -14,24 +14,23 @@ use super::operands::check_parts;
 use crate::error::{CudaError, misuse};
 use crate::route::{self, Route};
 
-/// A message between this rank and another rank, or from this rank to itself; see
-/// [`Collectives::messages`].
+/// A message that this rank sends or receives, for [`Collectives::messages`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// A message to a rank.
+    /// A message that this rank sends.
     Send {
         /// Rank that receives the message.
         to: Rank,
-        /// Address of the message.
+        /// Address of the message on this rank's device.
         at: u64,
         /// Length of the message in bytes.
         bytes: u64,
     },
-    /// A message from a rank.
+    /// A message that this rank receives.
     Receive {
         /// Rank that sends the message.
         from: Rank,
-        /// Address of the result.
+        /// Address to which the message is written.
         at: u64,
         /// Length of the message in bytes.
         bytes: u64,
@@ -184,23 +183,23 @@ impl Collectives {
     /// may send to itself.
     ///
     /// Messages between two ranks arrive in the order in which they are enqueued. Several messages
-    /// to or from the same rank run one after the other. A call may wait on the device until the
-    /// other ranks of its messages have begun their calls for these messages and for earlier
-    /// messages.
+    /// to or from the same rank are transferred one after the other. On the device, a call may wait
+    /// until each peer has begun its calls for these messages and for earlier messages.
     ///
     /// # Collective
-    /// The senders and receivers of the messages. For each message, sender and receiver make a call
-    /// with the same length.
+    /// All senders and receivers of the messages. For each message, the sender and the receiver
+    /// make a call that contains the message, with the same length.
     ///
     /// # Errors
-    /// Before anything is enqueued: [`CudaError::Misuse`] for an invalid rank, an address of 0, or
-    /// a message of this rank to itself without both send and receive; [`CudaError::Failed`] after
-    /// a kernel has failed; errors of the launch.
+    /// Before anything is enqueued: [`CudaError::Misuse`] for an invalid rank and for an address of
+    /// 0; [`CudaError::Misuse`] if a message from this rank to itself lacks its send or its
+    /// receive; [`CudaError::Failed`] after a kernel has failed; errors of the launch.
     ///
     /// # Safety
-    /// All ranges are memory that this device can access. They stay allocated until the stream has
-    /// completed the call, and while a graph that captured the call lives. Until then, nothing else
-    /// writes messages or accesses results. Results overlap no other range.
+    /// All ranges must be memory that this device can access. They must stay allocated until the
+    /// stream has completed the call, and, if a graph has captured the call, while the graph
+    /// exists. During this time, nothing else may write messages or access results. A result must
+    /// not overlap any other range.
     pub unsafe fn messages(&self, stream: &Arc<CudaStream>, messages: &[Message]) -> Result<(), CudaError> {
         const CALL: &str = "messages";
         let ranks = self.members.len();
@@ -248,10 +247,10 @@ impl Collectives {
         Ok(())
     }
 
-    /// Enqueues a message of `bytes` bytes at `at` to a rank, which must call
-    /// [`receive`](Self::receive). The stream may wait until the receiver has begun its previous
-    /// receive. For a long message, the stream may wait until the receiver has begun the receive of
-    /// this message.
+    /// Enqueues a send: transfers the `bytes` bytes at address `at` to rank `to`, which must call
+    /// [`receive`](Self::receive). The stream may wait until the receiver has begun to receive the
+    /// previous message. For a long message, the stream may wait until the receiver has begun to
+    /// receive this message.
     ///
     /// # Errors
     /// As for [`messages`](Self::messages).
@@ -263,8 +262,8 @@ impl Collectives {
         unsafe { self.messages(stream, &[Message::Send { to, at, bytes }]) }
     }
 
-    /// Enqueues the receipt of a message of `bytes` bytes from a rank, which must call
-    /// [`send`](Self::send).
+    /// Enqueues a receive: writes a message of `bytes` bytes from rank `from` to address `at`. Rank
+    /// `from` must call [`send`](Self::send).
     ///
     /// # Errors
     /// As for [`messages`](Self::messages).
@@ -277,13 +276,13 @@ impl Collectives {
     }
 
     /// Enqueues a broadcast: copies `bytes` bytes of the root's `send` to `recv` of every rank. On
-    /// the root, `recv` may be `send`; `send` of other ranks is not used.
+    /// the root, `recv` may be `send`. Other ranks ignore `send`.
     ///
     /// # Collective
     /// All ranks, with the same length and root.
     ///
     /// # Errors
-    /// As for [`messages`](Self::messages), and [`CudaError::Misuse`] for operands that overlap.
+    /// As for [`messages`](Self::messages), and [`CudaError::Misuse`] if the operands overlap.
     ///
     /// # Safety
     /// As for [`messages`](Self::messages).
@@ -341,9 +340,9 @@ impl Collectives {
         unsafe { self.enqueue_wave(CALL, KernelOp::Broadcast, stream, &wave) }
     }
 
-    /// Enqueues a gather: the root's `recv` gets one part of `bytes` bytes of every rank, in the
-    /// order of ranks. On the root, `send` may be the root's part of `recv`. `recv` of other ranks
-    /// is not used.
+    /// Enqueues a gather: every rank contributes one part of `bytes` bytes, and the root's `recv`
+    /// gets the parts in the order of ranks. On the root, `send` may be the root's part of `recv`.
+    /// Other ranks ignore `recv`.
     ///
     /// # Collective
     /// All ranks, with the same length and root.
@@ -374,8 +373,8 @@ impl Collectives {
     }
 
     /// Enqueues a scatter: `recv` of rank `r` gets part `r` of the root's `send`. A part has
-    /// `bytes` bytes. On the root, `recv` may be the root's part of `send`. `send` of other ranks
-    /// is not used.
+    /// `bytes` bytes. On the root, `recv` may be the root's part of `send`. Other ranks ignore
+    /// `send`.
     ///
     /// # Collective
     /// All ranks, with the same length and root.
@@ -414,8 +413,9 @@ impl Collectives {
         unsafe { self.enqueue_wave(CALL, KernelOp::Scatter, stream, &wave) }
     }
 
-    /// Enqueues a barrier: the stream continues when the streams of all ranks have reached the
-    /// barrier. The accesses of all ranks' streams before the barrier are visible to later work.
+    /// Enqueues a barrier: the stream continues once the streams of all ranks have reached the
+    /// barrier. Accesses that any rank's stream has made before the barrier are visible to work
+    /// after the barrier.
     ///
     /// # Collective
     /// All ranks.

@@ -57,15 +57,16 @@ impl fmt::Debug for Gone {
 }
 
 impl Gpu {
-    /// Ends the GPU. Waits for the work of the GPU and for all PEs. Then releases heap, modules and
-    /// context, and waits until no thread of this process holds the rendezvous for the GPU. Each
-    /// wait has the deadline of the GPU.
-    /// [`Rendezvous::leave`](peerweave_bootstrap::Rendezvous::leave) can be called afterwards. On
-    /// NVSHMEM's heap this call also finalises NVSHMEM, unless the process has other handles of
-    /// NVSHMEM.
+    /// Ends the GPU. First waits until the GPU has completed its work and all PEs have made this
+    /// call. Then releases the heap, the modules and the context, and waits until no thread of this
+    /// process holds the rendezvous on behalf of the GPU. The deadline of the GPU limits each wait.
+    /// Afterwards, the caller can call
+    /// [`Rendezvous::leave`](peerweave_bootstrap::Rendezvous::leave). On NVSHMEM's heap, this call
+    /// also finalises NVSHMEM, unless the process has other handles of NVSHMEM.
     ///
-    /// Dropping the last handle instead releases the same parts without the other PEs. The drop
-    /// waits for threads for at most 2 s, reports no errors, and does not finalise NVSHMEM.
+    /// If the last handle is dropped instead, the drop releases the same parts, but does not wait
+    /// for the other PEs. The drop waits for threads for at most 2 s, reports no errors, and does
+    /// not finalise NVSHMEM.
     ///
     /// # Collective
     /// All PEs, each with its last handle.
@@ -73,7 +74,7 @@ impl Gpu {
     /// # Errors
     /// [`CudaError::Misuse`] while there are other handles (clones, streams, memory, teams); the
     /// GPU is then unchanged. All other errors are returned after this PE has released everything
-    /// that it can. [`CudaError::PeLost`] and [`CudaError::Kernel`] for a failure of a kernel.
+    /// that it can. [`CudaError::PeLost`] or [`CudaError::Kernel`] if a kernel has failed.
     /// [`CudaError::Bootstrap`] names a PE that did not arrive. [`CudaError::Stuck`] if work does
     /// not complete, or if threads do not release the rendezvous. Errors of the heap.
     ///

@@ -34,10 +34,11 @@ pub use options::{GpuOptions, Transport};
 /// same GPU.
 ///
 /// # Collective
-/// [`new`](Self::new), [`alloc`](Self::alloc), [`free`](Self::free), [`split`](Self::split),
-/// [`barrier`](Self::barrier), [`recover`](Self::recover) and [`end`](Self::end) are called by all
-/// PEs in the same order with the same arguments. Each call returns by the deadline of the
-/// rendezvous. Its error names the PEs that did not arrive.
+/// All PEs must call [`new`](Self::new), [`alloc`](Self::alloc), [`free`](Self::free),
+/// [`split`](Self::split), [`barrier`](Self::barrier), [`recover`](Self::recover) and
+/// [`end`](Self::end) in the same order and with the same arguments. Only the colors and keys of
+/// [`split`](Self::split) may differ. Each call returns at the deadline of the rendezvous at the
+/// latest. If PEs do not arrive by this deadline, the call returns an error that names these PEs.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -91,7 +92,8 @@ pub(crate) struct Inner {
 }
 
 impl Gpu {
-    /// Sets up the device of `context` for kernels. Each PE needs its own device.
+    /// Sets up the device of `context` for kernels. Each PE should have its own device: PEs that
+    /// share a device, for example in tests, take turns on that device.
     ///
     /// # Collective
     /// All PEs of the rendezvous.
@@ -187,7 +189,7 @@ impl Gpu {
         self.0.rendezvous.n_pes()
     }
 
-    /// Returns the rendezvous of the PEs.
+    /// Returns the rendezvous with which this GPU was set up.
     pub fn rendezvous(&self) -> &Arc<Rendezvous> {
         &self.0.rendezvous
     }
@@ -208,7 +210,7 @@ impl Gpu {
         self.0.network
     }
 
-    /// Returns the time limit of waits, for kernels and for the host.
+    /// Returns the time limit for waits of kernels and of the host.
     pub fn deadline(&self) -> Duration {
         self.0.deadline
     }
@@ -221,12 +223,12 @@ impl Gpu {
         Ok(self.0.rendezvous.barrier(&format!("peerweave-cuda/barrier/{label}"))?)
     }
 
-    /// Makes the GPU usable for communication after a kernel failed: resets the words by which
-    /// teams synchronise. Symmetric memory keeps its content. Recovery is not possible after a PE
-    /// is lost; create a job without that PE instead.
+    /// Makes the GPU usable for communication after a kernel has failed: resets the words by which
+    /// teams synchronise. Symmetric memory keeps its content. Recovery is not possible once a PE
+    /// has been lost: create a job without the lost PE instead.
     ///
     /// # Collective
-    /// All PEs. No kernel of this GPU may run.
+    /// All PEs. No kernel may be running on this GPU.
     ///
     /// # Errors
     /// [`CudaError::Bootstrap`] names a PE that is lost or did not arrive; errors of the driver.

@@ -6,18 +6,18 @@ use std::time::Duration;
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub enum Transport {
-    /// Virtual memory, mapped on all PEs of a machine. PEs of other machines are unreachable.
+    /// Virtual memory that all PEs of a machine map. PEs of other machines are unreachable.
     #[default]
     Mapped,
-    /// NVSHMEM's heap. Kernels access PEs directly if NVSHMEM maps their memory, and all other PEs
-    /// through NVSHMEM's device library.
+    /// NVSHMEM's heap. Kernels access the memory of a PE directly if NVSHMEM maps this memory, and
+    /// otherwise through NVSHMEM's device library.
     Nvshmem(peerweave_nvshmem::Settings),
     /// NVSHMEM's heap. Kernels access all other PEs through NVSHMEM's device library, even if the
-    /// memory of those PEs is mapped. For tests.
+    /// memory of those PEs is mapped. Intended for tests.
     Network(peerweave_nvshmem::Settings),
 }
 
-/// Options of a GPU of a job, the same on all PEs.
+/// Options for [`Gpu::new`](crate::Gpu::new). All PEs must pass the same options.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct GpuOptions {
@@ -25,17 +25,17 @@ pub struct GpuOptions {
     pub heap_bytes: usize,
     /// The transport by which kernels access other PEs.
     pub transport: Transport,
-    /// Time limit of a kernel's wait for another PE. It also limits waits of the host;
-    /// [`Gpu::wait`](crate::Gpu::wait) waits for at most twice this time.
+    /// Time limit for each wait of a kernel for another PE. Waits of the host have the same limit,
+    /// except that [`Gpu::wait`](crate::Gpu::wait) waits for at most twice this time.
     pub deadline: Duration,
-    /// Number of blocks of a kernel that may synchronise with other PEs at a time; `None` for one
-    /// per SM.
+    /// Maximum number of blocks in a kernel that may synchronise with other PEs at the same time.
+    /// `None` means one block per SM.
     pub slots: Option<u32>,
-    /// Maximum number of teams besides the team of all PEs: at most 63.
+    /// Maximum number of teams besides the team of all PEs. Must be at most 63.
     pub teams: u32,
     /// Whether kernels get a multicast address of the heap, by which one access reaches all GPUs of
-    /// the machine. Requires multicast objects of CUDA or NVSHMEM. `PEERWEAVE_MULTICAST=off`
-    /// disables multicast.
+    /// the machine. Requires multicast objects, either of CUDA or of NVSHMEM.
+    /// `PEERWEAVE_MULTICAST=off` disables multicast.
     pub multicast: bool,
 }
 
@@ -47,19 +47,20 @@ impl GpuOptions {
         Self { heap_bytes, transport: Transport::default(), deadline, slots: None, teams: 15, multicast: false }
     }
 
-    /// Sets the transport.
+    /// Sets the transport by which kernels access other PEs.
     #[must_use]
     pub fn transport(self, transport: Transport) -> Self {
         Self { transport, ..self }
     }
 
-    /// Sets the deadline.
+    /// Sets the time limit for waits.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline, ..self }
     }
 
-    /// Sets the number of slots.
+    /// Sets the maximum number of blocks in a kernel that may synchronise with other PEs at the
+    /// same time.
     #[must_use]
     pub fn slots(self, slots: u32) -> Self {
         Self { slots: Some(slots), ..self }

@@ -17,7 +17,8 @@ use crate::gpu::teams::Members;
 use crate::gpu::{Gpu, Inner};
 use crate::heap::Block;
 
-/// A stream of a GPU of a job. Dereferences to cudarc's stream for all other operations.
+/// A CUDA stream on the device of a [`Gpu`]. It dereferences to a stream of cudarc, which has all
+/// other operations.
 pub struct Stream {
     gpu: Gpu,
     stream: PrivateStream,
@@ -38,8 +39,8 @@ impl Stream {
         self.launch_with(kernel, LaunchConfig::new(grid, block), args)
     }
 
-    /// Like [`launch`](Self::launch), with a configuration, for example for dynamic shared memory,
-    /// a cooperative launch, or programmatic start.
+    /// Like [`launch`](Self::launch), but with a launch configuration. The configuration can
+    /// request dynamic shared memory, a cooperative launch or programmatic start.
     ///
     /// # Errors
     /// As for [`Gpu::launch`].
@@ -47,7 +48,7 @@ impl Stream {
         self.gpu.launch(&self.stream, kernel, config, args)
     }
 
-    /// Waits until all work of the stream is complete. See [`Gpu::wait`].
+    /// Waits until all work in the stream is complete. See [`Gpu::wait`].
     ///
     /// # Errors
     /// As for [`Gpu::wait`].
@@ -117,7 +118,7 @@ impl ArgVisitor for Lookup<'_> {
             _ if team == KernelTeam::WORLD => {}
             Some(members) => self.teams.push(members),
             None => {
-                let expected = "a team of this GPU that was not destroyed";
+                let expected = "a team of this GPU that has not been destroyed";
                 self.refused.get_or_insert_with(|| misuse(CALL, "the team", format!("number {}", team.index()), expected));
             }
         }
@@ -125,7 +126,8 @@ impl ArgVisitor for Lookup<'_> {
 }
 
 impl Gpu {
-    /// Creates a stream in the GPU's context. The stream is not ordered with other streams.
+    /// Creates a stream in the GPU's context. Work in this stream is not ordered with work in other
+    /// streams.
     ///
     /// # Errors
     /// Errors of the driver.
@@ -137,31 +139,33 @@ impl Gpu {
     /// together with the kernels of its crate that use the same `static`.
     ///
     /// The first compilation of a kernel's PTX can take seconds. If a launch compiles the kernel,
-    /// it delays the kernels of other PEs that wait for this kernel. Loading may also wait for
+    /// kernels of other PEs that wait for this kernel are delayed. Loading may also wait for
     /// kernels that run on this device. So call `load` on all PEs, then call
     /// [`barrier`](Self::barrier), then launch.
     ///
     /// # Errors
-    /// [`CudaError::NoPtx`]; errors of loading and linking.
+    /// [`CudaError::NoPtx`] if the kernel's crate has no PTX for the device; errors from loading
+    /// and linking.
     pub fn load<A: KernelArgs>(&self, kernel: &Kernel<A>) -> Result<LoadedKernel, CudaError> {
         self.0.kernel(kernel.ptx(), kernel.name())
     }
 
     /// Loads all kernels of a crate. `image` is
     /// [`Kernel::ptx`](peerweave_device::launch::Kernel::ptx) of any kernel of the crate. If PEs of
-    /// one machine make this call at the same time, they share the compilation through the caches
-    /// on disk of the driver and of `peerweave-link`.
+    /// one machine make this call at the same time, they share the compilation through the disk
+    /// caches of the driver and of `peerweave-link`.
     ///
     /// # Errors
-    /// [`CudaError::NoPtx`]; errors of loading and linking the first kernel that failed.
+    /// [`CudaError::NoPtx`] if the crate has no PTX for the device; the error of the first kernel
+    /// that cannot be loaded or linked.
     pub fn load_crate(&self, image: &'static PtxImage) -> Result<(), CudaError> {
         self.0.load_all(image)
     }
 
     /// Enqueues a kernel on a stream of this GPU's device. The first launch of a kernel loads it.
     ///
-    /// Symmetric memory among the arguments stays allocated until the kernel has ended. If the
-    /// stream is being captured, the graph keeps the memory, the module and the context alive.
+    /// Symmetric memory to which the arguments refer stays allocated until the kernel has ended. If
+    /// the stream is being captured, the graph keeps the memory, the module and the context alive.
     /// [`wait`](Self::wait) returns an error if the kernel fails.
     ///
     /// Blocks that wait for each other need a cooperative launch. Two kernels on one device must
@@ -169,8 +173,9 @@ impl Gpu {
     ///
     /// # Errors
     /// Before anything is enqueued: [`CudaError::Misuse`] for a symmetric slice that is not inside
-    /// a live allocation, or a team that does not exist or was destroyed; [`CudaError::Failed`]
-    /// after a kernel has failed; [`CudaError::NoPtx`]; errors of `LoadedKernel::launch`.
+    /// a live allocation, and for a team that does not exist or has been destroyed;
+    /// [`CudaError::Failed`] after a kernel has failed; [`CudaError::NoPtx`]; errors of
+    /// `LoadedKernel::launch`.
     pub fn launch<A: KernelArgs>(
         &self,
         stream: &Arc<CudaStream>,

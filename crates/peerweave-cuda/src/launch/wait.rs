@@ -19,23 +19,24 @@ const GRACE: Duration = Duration::from_secs(5);
 const NOTICE: Duration = Duration::from_millis(1500);
 
 impl Gpu {
-    /// Waits until all work of the stream is complete, for at most twice the deadline of the GPU.
-    /// Kernels that still run then are requested to end, which takes up to 5 s more. Normally this
-    /// is not needed, because a kernel fails when one of its waits exceeds the deadline.
+    /// Waits until all work in the stream is complete, but for at most twice the deadline of the
+    /// GPU. Then asks the kernels that are still running to end, and waits for up to 5 s more.
+    /// Normally this request is not needed, because a kernel fails when one of its waits exceeds
+    /// the deadline.
     ///
-    /// If a PE is lost meanwhile, waiting kernels are requested to end immediately. After an error,
-    /// the GPU can be used for everything except communication. [`recover`](Self::recover) makes
-    /// communication possible again, unless a PE is lost.
+    /// If a PE is lost during the wait, the call immediately requests waiting kernels to end. After
+    /// an error, the GPU can be used for everything except communication.
+    /// [`recover`](Self::recover) makes communication possible again, unless a PE has been lost.
     ///
     /// # Errors
-    /// [`CudaError::PeLost`] names the PE that was lost. [`CudaError::Kernel`] has the report of a
-    /// kernel, with the PE for which the kernel waited. [`CudaError::Stuck`] if kernels do not end.
-    /// Errors of the driver.
+    /// [`CudaError::PeLost`] if a PE has been lost; [`CudaError::Kernel`] if a kernel has failed,
+    /// with the PE for which the kernel waited; [`CudaError::Stuck`] if kernels do not end; errors
+    /// of the driver.
     pub fn wait(&self, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
         self.wait_within(stream, self.0.deadline.saturating_mul(2))
     }
 
-    /// Like [`wait`](Self::wait), with another time limit.
+    /// Like [`wait`](Self::wait), but with the time limit `longest`.
     ///
     /// # Errors
     /// As for [`wait`](Self::wait).

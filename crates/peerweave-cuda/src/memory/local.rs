@@ -11,12 +11,12 @@ use crate::context::tables::{bytes_of, elements_of};
 use crate::error::{CudaError, misuse};
 use crate::gpu::Gpu;
 
-/// An array of elements in memory of one GPU, which is not symmetric. Clones are handles of the
-/// same memory. The memory is freed when the last handle is dropped and the streams that used the
-/// memory have completed their work.
+/// An array of elements in the memory of one GPU. The memory is not symmetric. Clones are handles
+/// of the same memory. The memory is freed once the last handle has been dropped and the streams
+/// that used the memory have completed their work.
 ///
-/// A launch with its [`slice`](Self::slice) among the arguments keeps the memory alive until the
-/// kernel has ended.
+/// A launch that takes the array's [`slice`](Self::slice) as an argument keeps the memory alive
+/// until the kernel has ended.
 pub struct Local<T> {
     memory: Arc<DeviceMemory<u8>>,
     gpu: Gpu,
@@ -25,11 +25,11 @@ pub struct Local<T> {
 }
 
 impl Gpu {
-    /// Allocates `len` elements of this GPU's own memory, filled with zeros. Not collective.
+    /// Allocates `len` elements in this GPU's own memory, and fills these elements with zeros. This
+    /// call is not collective.
     ///
     /// # Errors
-    /// [`CudaError::Misuse`] for more elements than the address space can hold; errors of the
-    /// driver.
+    /// [`CudaError::Misuse`] if the elements exceed the address space; errors of the driver.
     pub fn alloc_local<T: Plain>(&self, len: usize) -> Result<Local<T>, CudaError> {
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
         let bytes =
@@ -54,7 +54,7 @@ impl<T: Plain> Local<T> {
         self.len == 0
     }
 
-    /// Returns the view to pass to kernels.
+    /// Returns a view of the elements, to pass to kernels.
     pub fn slice(&self) -> DeviceSlice<T> {
         // SAFETY: the elements are those of a live allocation of this GPU. A launch looks up the
         // allocation again, and keeps it alive until the kernel has ended.
@@ -71,11 +71,11 @@ impl<T: Plain> Local<T> {
         self.memory.keep().map(|(_, keep)| keep)
     }
 
-    /// Copies `values` to the first elements, after the earlier work of the stream. Waits for
-    /// completion.
+    /// Copies `values` to the first elements after the earlier work in the stream, and waits until
+    /// the copy is complete.
     ///
     /// # Errors
-    /// [`CudaError::Misuse`] for more values than elements; errors of the driver.
+    /// [`CudaError::Misuse`] if there are more values than elements; errors of the driver.
     pub fn write(&self, stream: &Arc<CudaStream>, values: &[T]) -> Result<(), CudaError> {
         let bytes = bytes_of(values);
         if values.len() > self.len {
@@ -84,7 +84,7 @@ impl<T: Plain> Local<T> {
         Ok(self.memory.slice(0..bytes.len())?.copy_from(stream, bytes)?)
     }
 
-    /// Copies the elements to the host after the earlier work of the stream. Waits for the stream
+    /// Copies the elements to the host after the earlier work in the stream. Waits for the stream
     /// like [`Gpu::wait`].
     ///
     /// # Errors

@@ -16,7 +16,7 @@ use crate::heap::Block;
 
 pub use local::Local;
 
-/// Symmetric memory: an array of elements at the same offset of every PE's heap. Pass its
+/// Symmetric memory: an array of elements at the same offset in every PE's heap. Pass its
 /// [`slice`](Self::slice) to kernels. The host can read and write the elements of this PE.
 ///
 /// [`Gpu::free`] frees the memory collectively. Memory that is dropped instead stays allocated.
@@ -28,14 +28,15 @@ pub struct Symmetric<T> {
 }
 
 impl Gpu {
-    /// Allocates `len` elements on every PE, filled with zeros. The offset is a multiple of 256
-    /// bytes.
+    /// Allocates `len` elements on every PE, and fills these elements with zeros. The offset of the
+    /// elements in the heap is a multiple of 256 bytes.
     ///
     /// # Collective
     /// All PEs, with the same type and length.
     ///
     /// # Errors
-    /// Errors of the heap, in particular for too little free memory.
+    /// Errors of the heap, in particular if too little memory is free; [`CudaError::Misuse`] if the
+    /// elements exceed the address space.
     pub fn alloc<T: Plain>(&self, len: usize) -> Result<Symmetric<T>, CudaError> {
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
         let bytes = bytes.ok_or_else(|| misuse("Gpu::alloc", "len", len, "a number of elements that fits the address space"))?;
@@ -60,17 +61,17 @@ impl Gpu {
     /// All PEs, with a handle of the same allocation.
     ///
     /// # Errors
-    /// [`CudaError::Misuse`] for memory of another GPU, or memory that another thread uses in a
-    /// launch. Errors of the heap, in particular [`CudaError::Vmm`] for memory that a graph still
-    /// uses.
+    /// [`CudaError::Misuse`] if the memory belongs to another GPU, or while another thread uses the
+    /// memory in a launch. Errors of the heap, in particular [`CudaError::Vmm`] while a graph uses
+    /// the memory.
     pub fn free<T: Plain>(&self, memory: Symmetric<T>) -> Result<(), CudaError> {
         const CALL: &str = "Gpu::free";
         if !Arc::ptr_eq(&memory.gpu.0, &self.0) {
             return Err(misuse(CALL, "the memory", "of another GPU", "an allocation of this GPU"));
         }
         let offset = memory.block.offset;
-        let block =
-            Arc::try_unwrap(memory.block).map_err(|_| misuse(CALL, "the memory", "in use", "no launch at the same time"))?;
+        let block = Arc::try_unwrap(memory.block)
+            .map_err(|_| misuse(CALL, "the memory", "in use", "memory that no other thread uses in a launch"))?;
         self.0.allocations().remove(&offset);
         self.0.heap.free(block)
     }
@@ -87,32 +88,33 @@ impl<T: Plain> Symmetric<T> {
         self.len == 0
     }
 
-    /// Returns the view to pass to kernels. A launch checks that the memory is still allocated.
+    /// Returns a view of the elements, to pass to kernels. A launch checks that the memory is still
+    /// allocated.
     pub fn slice(&self) -> SymSlice<T> {
         // SAFETY: the elements are those of a live allocation, aligned to 256 bytes. A launch looks
         // up the allocation again, and keeps it alive until the kernel has ended.
         unsafe { SymSlice::from_raw(SymOffset(self.block.offset), self.len) }
     }
 
-    /// Returns the address of this PE's first element on its GPU.
+    /// Returns the address of this PE's first element on this PE's GPU.
     ///
     /// # Errors
-    /// [`CudaError::Misuse`] for a heap that this GPU does not map.
+    /// [`CudaError::Misuse`] if this GPU does not map the heap.
     pub fn address(&self) -> Result<u64, CudaError> {
         Ok(self.gpu.0.base_of(self.gpu.pe())? + self.block.offset)
     }
 
-    /// Copies `values` to this PE's elements that begin at index `first`, after the earlier work of
-    /// the stream. Waits for completion.
+    /// Copies `values` to this PE's elements from index `first` on, after the earlier work in the
+    /// stream. Waits until the copy is complete.
     ///
     /// # Errors
-    /// [`CudaError::Misuse`] for a range beyond the memory; errors of the driver.
+    /// [`CudaError::Misuse`] if the range extends beyond the memory; errors of the driver.
     pub fn write(&self, stream: &Arc<CudaStream>, first: usize, values: &[T]) -> Result<(), CudaError> {
         self.check("Symmetric::write", first, values.len())?;
         self.block.write(stream, first * size_of::<T>(), bytes_of(values), self.gpu.deadline())
     }
 
-    /// Copies this PE's elements to the host after the earlier work of the stream. Waits for the
+    /// Copies this PE's elements to the host after the earlier work in the stream. Waits for the
     /// stream like [`Gpu::wait`], so this call also returns the failure of an earlier kernel.
     ///
     /// # Errors
@@ -133,7 +135,7 @@ impl<T: Plain> Symmetric<T> {
         self.block.keep()
     }
 
-    /// Enqueues filling this PE's elements with zero bytes.
+    /// Enqueues an operation that fills this PE's elements with zero bytes.
     ///
     /// # Errors
     /// Errors of the driver.

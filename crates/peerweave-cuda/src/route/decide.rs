@@ -15,16 +15,16 @@ use super::{Limits, Method, Route, RouteTable, Routes, banks_hold_parts, by_line
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Provider {
-    /// The kernels of this crate.
+    /// Peerweave's kernels.
     Own,
     /// NCCL.
     Nccl,
-    /// NCCL's messages between hosts, and the kernels of this crate within each host.
+    /// NCCL's messages between hosts, and Peerweave's kernels within each host.
     Hosts,
 }
 
 impl Provider {
-    /// Returns the name that settings and tables use.
+    /// Returns the name of this provider in settings and tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Own => "own",
@@ -51,18 +51,18 @@ pub(super) fn library_kind(name: &str) -> Option<CollectiveKind> {
     ROUTED.into_iter().find(|kind| kind.name() == name)
 }
 
-/// The properties of a call that determine its route. They are the same on all ranks.
+/// The properties of a call that determine its route. These properties are the same on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Query {
-    /// The operation.
+    /// The collective operation.
     pub kind: CollectiveKind,
     /// The element type.
     pub dtype: DType,
     /// The reduction; `Sum` for operations that do not reduce.
     pub op: ReduceOp,
-    /// The number of elements. For all_gather, all_to_all, reduce_scatter, gather and scatter, the
-    /// number of elements of one part.
+    /// The number of elements. For all_gather, all_to_all, reduce_scatter, gather and scatter: the
+    /// number of elements in one part.
     pub count: u64,
 }
 

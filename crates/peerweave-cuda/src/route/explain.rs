@@ -8,30 +8,30 @@ use super::decide::{Because, Decision};
 use super::table::{Bytes, Thresholds, name_of};
 use super::{Libraries, Limits, OwnPath, Provider, Query, Route, Routes, Unfit};
 
-/// The method by which a call would be carried out, and the reason. `Display` prints the
+/// The method that would carry out a call, and the reason for this choice. `Display` prints the
 /// explanation in one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Explanation {
-    /// The call.
+    /// The call that this value explains.
     pub query: Query,
-    /// The number of ranks of the team.
+    /// Number of ranks in the team.
     pub ranks: u32,
-    /// Size in bytes of the larger buffer of a rank.
+    /// Size in bytes of the larger of a rank's two buffers.
     pub size_bytes: u64,
     /// The provider that carries out the call.
     pub provider: Provider,
     /// The algorithm and the shape of the launch, such as `two_shot, 128 blocks of 512 threads`.
     pub how: String,
-    /// The route of Peerweave's kernels; `None` if a library carries out the call, and for calls
-    /// without a kernel.
+    /// The route of Peerweave's kernels; `None` if a library carries out the call, or if the call
+    /// needs no kernel.
     pub route: Option<Route>,
     /// The reason for the choice, with the row or threshold that determined it.
     pub why: String,
-    /// The method that the table or the caller requested, and the reason why it was not used;
-    /// `None` if the requested method was used.
+    /// The method that the table or the caller has requested, and the reason why this method is not
+    /// used; `None` if the requested method is used.
     pub refused: Option<String>,
-    /// The table: the path of a file, or the name of a built-in table.
+    /// The route table: the path of its file, or the name of a built-in table.
     pub table: String,
 }
 

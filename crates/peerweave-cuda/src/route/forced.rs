@@ -13,13 +13,14 @@ use super::decide::ROUTED;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Method {
-    /// Peerweave's kernels, with the algorithm of the table.
+    /// Peerweave's kernels, with the algorithm that the route table chooses.
     Own,
     /// Peerweave's kernels: every rank pushes all its lines to every rank (all_reduce, reduce).
     OneShot,
     /// Peerweave's kernels: every rank reduces a part and pushes the result (all_reduce, reduce).
     TwoShot,
-    /// Peerweave's kernels: in chunks through rings (all_reduce, reduce, reduce_scatter).
+    /// Peerweave's kernels: data travels in chunks through rings (all_reduce, reduce,
+    /// reduce_scatter).
     Chunked,
     /// Peerweave's kernels: parts are pushed as lines (all_gather, all_to_all, reduce_scatter).
     Lines,
@@ -33,7 +34,7 @@ impl Method {
     /// All methods.
     pub const ALL: [Self; 7] = [Self::Own, Self::OneShot, Self::TwoShot, Self::Chunked, Self::Lines, Self::Messages, Self::Nccl];
 
-    /// Returns the name that settings use.
+    /// Returns the name of this method in settings.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Own => "own",
@@ -75,23 +76,23 @@ impl fmt::Display for Method {
     }
 }
 
-/// The error of parsing a text that does not describe choices.
+/// The error for a text that cannot be parsed as [`Forced`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{found:?} is not a choice of routes (PEERWEAVE_ROUTE): {expected}")]
 pub struct ForcedError {
-    /// The text.
+    /// The text that was parsed.
     pub found: String,
-    /// The reason, with the expected text.
+    /// The reason why the text is invalid, and what was expected.
     pub expected: String,
 }
 
-/// Choices of the caller: for each operation a method or `None`. As text, choices have the form
-/// `all_reduce=two_shot,all_to_all=nccl`. `all=own` chooses a method for every operation that has
-/// it.
+/// The methods that the caller has chosen: for each operation, a method or `None`. As text, choices
+/// have the form `all_reduce=two_shot,all_to_all=nccl`. `all=own` chooses the method `own` for
+/// every operation that this method can carry out.
 ///
-/// A choice that is not possible for a call is ignored, for example an algorithm for which the
-/// staging memory has no room. The call then takes the route of the table, and its explanation has
-/// the reason.
+/// If the chosen method is not possible for a call, the choice is ignored. For example, the staging
+/// memory may be too small for an algorithm. The call then takes the route of the table, and the
+/// call's [`Explanation`](crate::Explanation) has the reason.
 ///
 /// ```
 /// use peerweave_core::backend::CollectiveKind;
@@ -107,14 +108,14 @@ pub struct ForcedError {
 pub struct Forced([AtomicU8; CollectiveKind::ALL.len()]);
 
 impl Forced {
-    /// Returns the choice for an operation.
+    /// Returns the method that has been chosen for an operation.
     pub fn get(&self, kind: CollectiveKind) -> Option<Method> {
         let code = self.0[kind as usize].load(Ordering::Relaxed);
         Method::ALL.get(usize::from(code).wrapping_sub(1)).copied()
     }
 
-    /// Sets the choice for an operation. Returns `false` and changes nothing if this method cannot
-    /// carry out the operation.
+    /// Chooses a method for an operation; `None` removes the choice. Returns `false` and changes
+    /// nothing if this method cannot carry out the operation.
     pub fn set(&self, kind: CollectiveKind, method: Option<Method>) -> bool {
         if method.is_some_and(|method| !method.serves(kind)) {
             return false;

@@ -30,20 +30,21 @@ pub use parse::RoutesError;
 pub use table::RouteTable;
 pub use tune::Timing;
 
-/// An algorithm and the shape of its launch. All ranks of a call use the same route.
+/// An algorithm, and the shape of the launch. All ranks of a call use the same route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Route {
     /// Algorithm that moves the data.
     pub algorithm: Algorithm,
-    /// Number of blocks.
+    /// Number of blocks in the launch.
     pub blocks: u32,
-    /// Number of threads of a block: a multiple of 32, at most 512.
+    /// Number of threads in each block: a multiple of 32, at most 512.
     pub threads: u32,
 }
 
 impl Route {
-    /// Creates a route from an algorithm, a number of blocks and a number of threads of a block.
+    /// Creates a route from an algorithm, the number of blocks, and the number of threads in each
+    /// block.
     pub const fn new(algorithm: Algorithm, blocks: u32, threads: u32) -> Self {
         Self { algorithm, blocks, threads }
     }

@@ -23,42 +23,42 @@ pub(super) const HEAD: &str = "peerweave-routes 1";
 const FORMAT: &str = "peerweave-routes";
 const VERSION: &str = "1";
 
-/// The reason why a file of routes cannot be used.
+/// The reason why the route table in a file cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RoutesError {
     /// The file cannot be read.
     #[error("cannot read the route table {file}: {error}")]
     Unreadable {
-        /// The file.
+        /// Path of the file.
         file: String,
-        /// The error of the system.
+        /// The error that the operating system returned.
         error: String,
     },
-    /// The file was written by another version of Peerweave.
+    /// The file has the format of another version of Peerweave.
     #[error("the route table {file} has version {found}, expected {VERSION}; write it again with `peerweave tune`")]
     Version {
-        /// The file.
+        /// Path of the file.
         file: String,
-        /// The version of the file.
+        /// Version of the file's format.
         found: String,
     },
     /// A line of the file is invalid, or the file lacks a line.
     #[error("the route table {file} is damaged in line {line}: {what}; write it again with `peerweave tune`")]
     Damaged {
-        /// The file.
+        /// Path of the file.
         file: String,
-        /// Number of the invalid line; the number of the last line if a line is missing.
+        /// Number of the invalid line, or number of the last line if a line is missing.
         line: usize,
         /// Description of the value found and of the expected value.
         what: String,
     },
-    /// The file was measured on other GPUs.
+    /// The table in the file is for GPUs of another architecture.
     #[error("the route table {file} is for GPUs of {found}, expected {expected}; measure this machine with `peerweave tune`")]
     Foreign {
-        /// The file.
+        /// Path of the file.
         file: String,
-        /// Architecture of the file.
+        /// Architecture for which the table is.
         found: String,
         /// Architecture of this PE's GPU.
         expected: String,
@@ -81,10 +81,11 @@ impl RouteTable {
         Ok(table)
     }
 
-    /// Parses the text of a file. `name` is the name of the file in errors and explanations.
+    /// Parses the text of a route table. `name` is the name of the file in errors and explanations.
     ///
     /// # Errors
-    /// [`RoutesError::Version`] and [`RoutesError::Damaged`].
+    /// [`RoutesError::Version`] if the text has the format of another version;
+    /// [`RoutesError::Damaged`] if a line is invalid or missing.
     pub fn parse(name: &str, text: &str) -> Result<Self, RoutesError> {
         let damaged = |line, what| RoutesError::Damaged { file: name.to_owned(), line, what };
         let mut lines = text.lines().enumerate().filter_map(|(at, line)| {

@@ -57,12 +57,13 @@ impl Thresholds {
     }
 }
 
-/// The table of routes for GPUs of one architecture: the fastest algorithm or library for each
+/// The route table for GPUs of one architecture, with the fastest algorithm or library for each
 /// call.
 ///
-/// [`builtin`](Self::builtin) returns the tables of this crate, which are in its folder `routes`.
-/// `peerweave tune` measures a table on the GPUs of a machine and writes the table to a file.
-/// [`read`](Self::read) reads such a file, and `Display` writes its text.
+/// [`builtin`](Self::builtin) returns the built-in tables, which are in the folder `routes` of this
+/// crate. `peerweave tune` measures a table on the GPUs of a machine and writes the table to a
+/// file. [`read`](Self::read) reads such a file, and `Display` writes a table as the text of such a
+/// file.
 ///
 /// ```
 /// use peerweave_cuda::RouteTable;
@@ -88,8 +89,8 @@ const ANY: &str = include_str!("../../routes/any.routes");
 const SM_90: &str = include_str!("../../routes/sm_90.routes");
 
 impl RouteTable {
-    /// Returns the table of this crate for an architecture, such as `sm_90`. If there is no such
-    /// table, returns the table `any`.
+    /// Returns the built-in table for an architecture, such as `sm_90`. If there is no table for
+    /// the architecture, returns the built-in table `any`.
     pub fn builtin(arch: &str) -> Self {
         let (name, text) = match arch {
             "sm_90" => ("the built-in table sm_90", SM_90),
@@ -98,12 +99,12 @@ impl RouteTable {
         Self::parse(name, text).unwrap_or_else(|error| panic!("peerweave-cuda bug: {error}"))
     }
 
-    /// Returns the path of the file, or the name of a built-in table.
+    /// Returns the path of the table's file, or the name of the built-in table.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns the architecture of the GPUs for which the table is, such as `sm_90`, or `any`.
+    /// Returns the architecture of the GPUs to which the table applies, such as `sm_90`, or `any`.
     pub fn arch(&self) -> &str {
         &self.arch
     }

@@ -6,16 +6,16 @@ use peerweave_core::backend::CollectiveKind;
 use super::table::{LibraryRow, OwnRow, RouteTable, Thresholds};
 use super::{Method, Provider};
 
-/// The measured time of a call of one size by one method.
+/// The measured time that one method takes for a call of one size.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timing {
     /// The operation.
     pub kind: CollectiveKind,
-    /// The method by which the call was carried out.
+    /// The method that carried out the call.
     pub method: Method,
-    /// Size in bytes of the larger buffer of a rank.
+    /// Size in bytes of the larger of a rank's two buffers.
     pub size_bytes: u64,
-    /// Time of a call, in microseconds.
+    /// Time of one call, in microseconds.
     pub us: f64,
 }
 
@@ -26,12 +26,14 @@ const FASTER: f64 = 0.97;
 
 impl RouteTable {
     /// Returns a copy of this table for GPUs of architecture `arch`, in which the rows for teams of
-    /// `ranks` ranks follow from measured times. Rows for other numbers of ranks are unchanged, and
-    /// so are thresholds and operations that were not measured.
+    /// `ranks` ranks are derived from measured times. The copy keeps the rows for other numbers of
+    /// ranks, and the rows of operations that were not measured. If the methods [`Method::Lines`]
+    /// and [`Method::Messages`] were measured, the copy has a new threshold between these methods.
+    /// All other thresholds are unchanged.
     ///
-    /// For each size of an all_reduce, the new table has the fastest algorithm, with the launch
-    /// shape of this table. For each measured operation, it has NCCL for the sizes at which NCCL
-    /// takes at most 0.97 of the shortest time of Peerweave's kernels.
+    /// For each measured size of an all_reduce, the new table has the fastest algorithm, with the
+    /// launch shape of this table. For each measured operation, the new table chooses NCCL for the
+    /// sizes at which NCCL takes at most 0.97 of the shortest time of Peerweave's kernels.
     ///
     /// ```
     /// use peerweave_cuda::{CollectiveKind, Method, RouteTable, Timing};
@@ -245,7 +247,12 @@ mod tests {
         let slow = [own(MIB, 5.0), nccl(MIB, 6.0), own(2 * MIB, 9.0), nccl(2 * MIB, 8.0)];
         let again = table.tuned("sm_90", 2, &slow);
         let rows: Vec<String> = again.libraries.iter().map(ToString::to_string).collect();
-        assert_eq!(rows, ["nccl reduce 2 128M rest", "nccl all_reduce 2 256K 256K", "nccl all_to_all 2 2M rest"]);
+        assert_eq!(rows, [
+                "nccl reduce 2 48M rest",
+                "nccl scatter 2 128M rest",
+                "nccl all_reduce 2 256K 256K",
+                "nccl all_to_all 2 2M rest"
+            ]);
         let again = again.tuned("sm_90", 4, &slow);
         assert!(again.to_string().contains("nccl all_to_all 2 2M rest\nnccl all_to_all 4 2M rest"), "{again}");
     }

@@ -3,7 +3,7 @@
 use super::{Clock, WARM_UP};
 use peerweave_device::prelude::*;
 
-/// Measures a `p` of 8 bytes by one thread, with the `quiet` after it.
+/// Measures the latency of a `p` of 8 bytes and of the `quiet` that follows, both by one thread.
 #[kernel(max_threads = 128)]
 pub fn bench_p(ctx: &Context, to: SymSlice<u64>, pe: u32, iterations: u32, result: DeviceSlice<u64>) {
     let mut clock = Clock::new(iterations);
@@ -17,7 +17,7 @@ pub fn bench_p(ctx: &Context, to: SymSlice<u64>, pe: u32, iterations: u32, resul
     clock.write(result);
 }
 
-/// Measures the latency of `g`: one thread gets 8 bytes, and each get waits for the previous one.
+/// Measures the latency of `g`: one thread gets 8 bytes, and each get waits for the previous get.
 #[kernel(max_threads = 128)]
 pub fn bench_g(ctx: &Context, from: SymSlice<u64>, pe: u32, iterations: u32, result: DeviceSlice<u64>) {
     let mut clock = Clock::new(iterations);
@@ -57,7 +57,7 @@ fn alone() {}
 macro_rules! latency {
     ($threads:tt, $lend:ident, $memory:literal, $words:literal, $calls:expr, $sync:expr;
         $put:ident = $put_call:ident, $get:ident = $get_call:ident) => {
-        #[doc = concat!("Measures a put of all elements by ", $words, ", then `quiet` by the first thread of the block. ", $memory)]
+        #[doc = concat!("Measures the latency of a put of all elements by ", $words, ", and of the `quiet` that follows, by the first thread of the block. ", $memory)]
         #[kernel(max_threads = $threads)]
         pub fn $put(ctx: &Context, to: SymSlice<u64>, from: SymSlice<u64>, pe: u32, iterations: u32, result: DeviceSlice<u64>) {
             $lend(ctx);
@@ -76,7 +76,7 @@ macro_rules! latency {
             clock.write(result);
         }
 
-        #[doc = concat!("Measures a get of all elements by ", $words, ". ", $memory)]
+        #[doc = concat!("Measures the latency of a get of all elements by ", $words, ". ", $memory)]
         #[kernel(max_threads = $threads)]
         pub fn $get(ctx: &Context, to: SymSlice<u64>, from: SymSlice<u64>, pe: u32, iterations: u32, result: DeviceSlice<u64>) {
             $lend(ctx);
@@ -94,8 +94,8 @@ macro_rules! latency {
     };
     ($threads:tt, $words:literal, $calls:expr, $sync:expr;
         $put:ident, $put_lent:ident = $put_call:ident, $get:ident, $get_lent:ident = $get_call:ident) => {
-        latency!($threads, keep, "The threads copy.", $words, $calls, $sync; $put = $put_call, $get = $get_call);
-        latency!($threads, lend, "The launch specifies dynamic shared memory, which is lent to bulk copies.", $words, $calls, $sync;
+        latency!($threads, keep, "The threads themselves copy the elements.", $words, $calls, $sync; $put = $put_call, $get = $get_call);
+        latency!($threads, lend, "Bulk copies use the dynamic shared memory, which the launch must request.", $words, $calls, $sync;
             $put_lent = $put_call, $get_lent = $get_call);
     };
 }

@@ -18,7 +18,7 @@ pub use throughput::*;
 
 use peerweave_device::prelude::*;
 
-/// Number of repetitions before the clock starts.
+/// Number of repetitions that are not measured, before the clock starts.
 pub const WARM_UP: u32 = 20;
 
 /// The clock of a measurement. It starts after the warm-up.

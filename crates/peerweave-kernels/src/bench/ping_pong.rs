@@ -3,28 +3,28 @@
 use super::{Clock, WARM_UP};
 use peerweave_device::prelude::*;
 
-/// The parameters of a ping-pong.
+/// The parameters of a ping-pong between two PEs.
 #[derive(Clone, Copy, Debug, KernelArg)]
 #[repr(C)]
 pub struct PingPong {
-    /// Target of the elements, on both PEs.
+    /// Destination of the puts, on each of the two PEs.
     pub to: SymSlice<u32>,
-    /// Source of the elements, of the same length.
+    /// Source of the puts, with the same length as `to`.
     pub from: SymSlice<u32>,
     /// One signal word, initially 0.
     pub signal: SymSlice<u64>,
     /// The other PE.
     pub peer: u32,
-    /// 1 for the PE that starts, 0 for the other.
+    /// 1 on the PE that starts, 0 on the other PE.
     pub begins: u32,
 }
 
 macro_rules! ping_pong {
     ($threads:tt: $name:ident, $put_signal:ident, $wait:ident, $words:literal, $calls:expr) => {
-        #[doc = concat!("Measures a round trip of elements with a signal, by ", $words, ".")]
+        #[doc = concat!("Measures a round trip: two PEs take turns to put elements with a signal. On each PE, ", $words, " makes the calls.")]
         ///
         /// # Errors
-        /// If the other PE does not answer within the deadline.
+        /// Fails if the other PE does not answer within the deadline.
         #[kernel(max_threads = $threads)]
         pub fn $name(ctx: &Context, game: PingPong, iterations: u32, result: DeviceSlice<u64>) -> Result<(), Failed> {
             let PingPong { to, from, signal, peer, begins } = game;

@@ -5,7 +5,7 @@ use peerweave_device::prelude::*;
 
 macro_rules! atomic {
     ($name:ident, $call:ident, $words:literal) => {
-        #[doc = concat!("Measures fetching additions to a word of a PE by one thread, ", $words, ". Each addition waits for the previous one.")]
+        #[doc = concat!("Measures `", stringify!($call), "` on a word of a PE, ", $words, ". One thread makes the calls, and each call waits for the previous call.")]
         #[kernel(max_threads = 256)]
         pub fn $name(ctx: &Context, word: SymSlice<u64>, pe: u32, iterations: u32, result: DeviceSlice<u64>) {
             if gpu::thread_rank() != 0 {
@@ -26,14 +26,14 @@ macro_rules! atomic {
 }
 
 atomic!(bench_atomic, atomic_fetch_add, "with acquire and release order");
-atomic!(bench_atomic_relaxed, atomic_fetch_add_relaxed, "relaxed");
+atomic!(bench_atomic_relaxed, atomic_fetch_add_relaxed, "in relaxed order");
 
 macro_rules! barrier {
     ($name:ident, $call:ident, $words:literal, $calls:expr) => {
-        #[doc = concat!("Measures a barrier of all PEs, by ", $words, ".")]
+        #[doc = concat!("Measures a barrier of all PEs. On each PE, ", $words, " makes the calls.")]
         ///
         /// # Errors
-        /// If a PE does not arrive within the deadline.
+        /// Fails if a PE does not arrive within the deadline.
         #[kernel(max_threads = 256)]
         pub fn $name(ctx: &Context, iterations: u32, result: DeviceSlice<u64>) -> Result<(), Failed> {
             let mut clock = Clock::new(iterations);

@@ -34,7 +34,7 @@ fn part(of: SymSlice<u64>) -> SymSlice<u64> {
     of.slice(start..).truncate(each)
 }
 
-/// Measures puts: every block puts its part of the elements, and calls `quiet` at the end.
+/// Measures the bandwidth of puts: each block puts its part of the elements, then calls `quiet`.
 #[kernel(max_threads = 1024)]
 pub fn bench_put_bandwidth(
     ctx: &Context,
@@ -53,7 +53,7 @@ pub fn bench_put_bandwidth(
     write(result, began);
 }
 
-/// Measures gets: every block gets its part of the elements.
+/// Measures the bandwidth of gets: each block gets its part of the elements, then calls `quiet`.
 #[kernel(max_threads = 1024)]
 pub fn bench_get_bandwidth(
     ctx: &Context,
@@ -94,9 +94,9 @@ fn lend_each_warp(ctx: &Context) {
 
 macro_rules! bulk {
     ($name:ident, $call:ident, $words:literal) => {
-        #[doc = concat!("Measures bulk copies: every block ", $words, " its part of the elements. One thread of each warp copies")]
-        /// a share of the part, and calls `quiet` at the end. The launch specifies dynamic shared
-        /// memory.
+        #[doc = concat!("Measures the bandwidth of bulk copies: each block ", $words, " its part of the elements. One thread of each warp copies")]
+        /// a share of that part. At the end, all threads call `quiet`. The launch must request
+        /// dynamic shared memory.
         #[kernel(max_threads = 1024)]
         pub fn $name(ctx: &Context, to: SymSlice<u64>, from: SymSlice<u64>, pe: u32, iterations: u32, result: DeviceSlice<u64>) {
             let began = gpu::now_ns();

@@ -28,12 +28,12 @@ impl fmt::Debug for Kept {
 /// [`DeviceMemory`](peerweave_driver::DeviceMemory), a DLPack tensor with its owner, and memory of
 /// `peerweave-vmm`.
 ///
-/// The caller must order other work on the memory: the stream of an operation does not wait for
-/// work of other streams.
+/// The caller must order other work that uses the memory: the stream in which an operation is
+/// enqueued does not wait for work in other streams.
 ///
 /// # Errors
-/// [`Error::Unsupported`] for a buffer without an owner, such as a borrowed slice of cudarc. Pass a
-/// slice of cudarc to [`of_cudarc`] instead.
+/// [`Error::Unsupported`] if the buffer has no owner, for example if it is a borrowed slice of
+/// cudarc. Pass a slice of cudarc to [`of_cudarc`] instead.
 ///
 /// ```no_run
 /// # use peerweave_driver::DeviceMemory;
@@ -94,9 +94,9 @@ fn stream_of(stream: &dyn StreamBackend) -> Option<&Arc<CudaStream>> {
     stream.downcast_ref::<CudaQueue>().map(CudaQueue::cuda)
 }
 
-/// Returns a slice of cudarc as an operand. Operations wait for earlier work of the slice's own
-/// stream, and later work of that stream waits for the operations. [`OnDevice::slice`] returns
-/// parts of the operand.
+/// Returns a slice of cudarc as an operand. Operations on the operand wait for earlier work in the
+/// slice's own stream. Later work in the slice's own stream waits for these operations.
+/// [`OnDevice::slice`] returns a part of the operand.
 pub fn of_cudarc<T: Element>(slice: Arc<CudaSlice<T>>) -> OnDevice<T> {
     let (address, len, ordinal) = {
         let own = slice.stream();

@@ -14,10 +14,11 @@ use crate::backend::lock::lock;
 use crate::backend::state::State;
 use crate::backend::streams::{CudaQueue, Queue};
 
-/// The backend for GPUs, as one PE uses it: `World::new(Cuda::new(gpu)?)`.
+/// The backend that runs one PE on a GPU. `World::new(Cuda::new(gpu)?)` creates a world with this
+/// backend.
 ///
-/// A PE has one GPU. PEs are processes, or threads with one GPU each. A table in the
-/// README of this crate lists the implemented operations.
+/// Each PE has its own GPU. A PE is a process, or a thread of a process. A table in the README of
+/// this crate lists the implemented operations.
 pub struct Cuda {
     pub(super) state: Arc<State>,
     pub(super) options: CudaOptions,
@@ -31,18 +32,20 @@ impl Cuda {
         Arc::new(Self { state: Arc::new(state), options, queues: Mutex::default() })
     }
 
-    /// Returns the context of this PE's GPU, for streams and memory of cudarc.
+    /// Returns the context of this PE's GPU, in which the caller can create streams and memory of
+    /// cudarc.
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.state.context
     }
 
     /// Returns a stream of cudarc as a stream of this backend, for
-    /// [`World::adopt_stream`](peerweave_core::World::adopt_stream). Work of the application and
-    /// operations of Peerweave on the stream run in the order in which they were enqueued.
+    /// [`World::adopt_stream`](peerweave_core::World::adopt_stream). In this stream, the
+    /// application's work and Peerweave's operations run in the order in which they have been
+    /// enqueued.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a stream of another device's context, and for a per-thread
-    /// stream.
+    /// [`Error::Unsupported`] if the stream does not belong to the context of this PE's GPU;
+    /// [`Error::System`] if it is a per-thread stream.
     ///
     /// ```no_run
     /// # fn f(world: &peerweave_core::World, stream: std::sync::Arc<peerweave_driver::CudaStream>) -> peerweave_core::Result<()> {

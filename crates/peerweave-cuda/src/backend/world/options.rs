@@ -8,31 +8,35 @@ use crate::route::Forced;
 /// Default size of the symmetric heap of each PE, in bytes.
 pub(super) const DEFAULT_HEAP_BYTES: usize = 1 << 30;
 
-/// Settings of the backend for GPUs. All PEs of a job pass the same values, except for `device`.
+/// Settings of the backend for GPUs. All PEs of a job must pass the same values, except for
+/// `device`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CudaOptions {
-    /// Deadline of every wait whose call sets no deadline. Default: 60 s.
+    /// Time limit for each wait, unless the call sets another limit. Default: 60 s.
     pub deadline: Duration,
     /// Size of the symmetric heap of each PE in bytes. Default: 1 GiB. The backend allocates
-    /// additional memory for collectives: about a quarter of the default size.
+    /// additional memory for collectives. With the default size, this is about a quarter of the
+    /// heap's size.
     pub heap_bytes: Option<usize>,
-    /// The device of this PE, by its ordinal in this process; may differ among PEs. Default: see
-    /// [`Cuda::join`](crate::Cuda::join). PEs may share a device for tests: they take turns on it,
-    /// so each wait of a kernel for another PE takes milliseconds.
+    /// Ordinal of this PE's device among the devices that this process sees. PEs may pass different
+    /// values. Default: see [`Cuda::join`](crate::Cuda::join). In tests, several PEs may share a
+    /// device. These PEs then take turns on the device, so a kernel that waits for another PE waits
+    /// for milliseconds.
     pub device: Option<usize>,
-    /// File with the table of routes, which `peerweave tune` writes. Default: the built-in table of
-    /// the GPUs' architecture.
+    /// File with the route table, as `peerweave tune` writes it. Default: the built-in table for
+    /// the architecture of the GPUs.
     pub route_table: Option<PathBuf>,
-    /// Methods that replace those of the route table, for measurements.
+    /// Methods that replace the choices of the route table, for measurements.
     pub forced: Forced,
-    /// Maximum number of blocks of a kernel of a collective, and thus of multiprocessors that the
-    /// kernel uses. Default: 256. Applies to every team.
+    /// Maximum number of blocks in the kernel of a collective, and thus of SMs that the kernel
+    /// uses. Default: 256. The limit applies to every team.
     pub max_blocks: Option<u32>,
-    /// Whether NCCL may carry out collectives of the team of all PEs. NCCL carries out those for
-    /// which the table says that NCCL is faster, if its results have the same bits as those of
-    /// Peerweave's kernels. Default: no. If NCCL cannot be used, Peerweave's kernels carry out all
-    /// collectives, and [`Cuda::explain`](crate::Cuda::explain) returns the reason.
+    /// Whether NCCL may carry out collectives of the team of all PEs. Default: no. If this is set,
+    /// NCCL carries out collectives for which the route table says that NCCL is faster. NCCL's
+    /// result must also have the same bits as the result of Peerweave's kernels. If NCCL cannot be
+    /// used, Peerweave's kernels carry out all collectives, and
+    /// [`Cuda::explain`](crate::Cuda::explain) returns the reason.
     pub nccl: bool,
 }
 
@@ -54,7 +58,8 @@ impl Default for CudaOptions {
 /// Returns the number of GPUs that this process sees.
 ///
 /// # Errors
-/// The driver was not found, or it reports no GPUs.
+/// [`CudaError::Driver`](crate::CudaError::Driver) if the driver cannot be loaded, or if the driver
+/// finds no GPU.
 pub fn visible_gpus() -> Result<usize, crate::CudaError> {
     Ok(peerweave_driver::Driver::get()?.device_count()?)
 }

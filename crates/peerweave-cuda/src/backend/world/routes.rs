@@ -65,12 +65,14 @@ pub(super) fn agreed(gpu: &Gpu, options: &CudaOptions) -> Result<Arc<Routes>, Cu
 }
 
 impl Cuda {
-    /// Returns the method by which a collective of a team would be carried out, and the reason. The
-    /// method is an algorithm of Peerweave's kernels, or a library. It is the same on all ranks.
+    /// Returns the method by which this backend would carry out a collective of a team, and the
+    /// reason. The method is an algorithm of Peerweave's kernels, or a library. All ranks use the
+    /// same method.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a call that this backend does not support or that has only one
-    /// method; [`Error::Misuse`] for a team that was destroyed, and after finalize.
+    /// [`Error::Unsupported`] if this backend does not support the call, or if the operation has
+    /// only one method; [`Error::Misuse`] if the team has been destroyed, or if the world has been
+    /// finalized.
     ///
     /// ```no_run
     /// use peerweave_core::backend::CollectiveKind;
@@ -113,12 +115,12 @@ impl Cuda {
         }
     }
 
-    /// Sets the method by which an operation is carried out from now on, for all teams of this PE;
-    /// `None` restores the route of the table. Returns `false`, and changes nothing, if the
-    /// operation has no such method. A graph keeps the route with which it was captured.
+    /// Sets the method that carries out an operation from now on, for all teams of this PE. `None`
+    /// restores the choice of the route table. Returns `false` and changes nothing if this method
+    /// cannot carry out the operation. A graph keeps the method with which it was captured.
     ///
     /// # Collective
-    /// All PEs, between the same calls.
+    /// All PEs must make the same call, at the same point in their sequence of collective calls.
     pub fn choose(&self, kind: CollectiveKind, method: Option<Method>) -> bool {
         self.state.routes.forced.set(kind, method)
     }
@@ -126,12 +128,12 @@ impl Cuda {
     /// Returns the architecture of this PE's GPU, such as `sm_90`.
     ///
     /// # Errors
-    /// [`Error::Misuse`] after finalize.
+    /// [`Error::Misuse`] if the world has been finalized.
     pub fn arch(&self) -> Result<String, Error> {
         Ok(self.state.gpu("arch")?.arch().to_string())
     }
 
-    /// Returns the route table.
+    /// Returns the route table that this backend uses.
     pub fn route_table(&self) -> &RouteTable {
         &self.state.routes.table
     }

@@ -22,16 +22,16 @@ use crate::gpu::{Gpu, GpuOptions};
 use crate::nccl::Entry;
 
 impl Cuda {
-    /// Joins a job. Without [`CudaOptions::device`] the PEs of a machine use its GPUs in order: PE
-    /// `i` of the machine uses device `i` of the devices that its process sees, or device 0 if its
-    /// process sees only one.
+    /// Joins a job. If [`CudaOptions::device`] is `None`, PE `i` of a machine uses device `i` of
+    /// the devices that the PE's process sees. If the process sees only one device, the PE uses
+    /// that device.
     ///
     /// # Collective
     /// All PEs of the job, with the same options.
     ///
     /// # Errors
-    /// [`Error::Setup`] without a driver or a device, or if the GPUs cannot access each other;
-    /// errors of the rendezvous, which name the missing PEs.
+    /// [`Error::Setup`] if there is no driver or no device, or if the GPUs cannot access each
+    /// other; errors of the rendezvous, which name the missing PEs.
     pub fn join(job: &Job, options: &CudaOptions) -> Result<Arc<Self>, Error> {
         const CALL: &str = "Cuda::join";
         let setup = |error: CudaError| of_set_up(CALL, job.n_pes as usize, error);
@@ -45,8 +45,8 @@ impl Cuda {
         Self::join_by(&rendezvous, &context, options)
     }
 
-    /// Joins like [`join`](Self::join), with the PEs of an existing rendezvous. The caller may use
-    /// the rendezvous for other purposes too. [`CudaOptions::device`] is not used.
+    /// Like [`join`](Self::join), but uses an existing rendezvous and the device of `context`. The
+    /// caller may use the rendezvous for other purposes too. [`CudaOptions::device`] is ignored.
     ///
     /// # Collective
     /// All PEs of the rendezvous, with the same options.
@@ -67,25 +67,25 @@ impl Cuda {
         Self::with(Gpu::new(rendezvous, context, options).map_err(setup)?, given)
     }
 
-    /// Creates the backend on a GPU of a job. The world takes over the GPU, and ends it in
-    /// `finalize`. Loads the backend's kernels now, because a later load may wait for work of the
-    /// device, such as a kernel that waits for another PE.
+    /// Creates the backend on a GPU of a job. The world takes ownership of `gpu`, and ends the GPU
+    /// in `finalize`. This function loads the backend's kernels, because a later load may wait for
+    /// work on the device, such as a kernel that waits for another PE.
     ///
     /// # Collective
-    /// All PEs of the GPU.
+    /// All PEs of the GPU's rendezvous.
     ///
     /// # Errors
-    /// [`Error::Setup`] if the kernels cannot be loaded, or the heap has no room for the staging
+    /// [`Error::Setup`] if the kernels cannot be loaded, or if the heap has no room for the staging
     /// memory of collectives.
     pub fn new(gpu: Gpu) -> Result<Arc<Self>, Error> {
         Self::with(gpu, &CudaOptions::default())
     }
 
-    /// Creates the backend like [`new`](Self::new), with options for its routes. Memory, deadline
-    /// and device are those of `gpu`; the options for these are not used.
+    /// Like [`new`](Self::new), but with `options`. The memory, the deadline and the device are
+    /// those of `gpu`: the options for these three are ignored.
     ///
     /// # Collective
-    /// All PEs of the GPU, with the same options.
+    /// All PEs of the GPU's rendezvous, with the same options.
     ///
     /// # Errors
     /// As for [`new`](Self::new), and [`Error::Setup`] for a route table that cannot be used.
