@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 /// A reduction for elements of type `T`: a [`ReduceOp`], or a sum in which each PE multiplies its
 /// elements by a scalar.
 ///
-/// Calls take `impl Into<Reduction<T>>`, so `ReduceOp::Sum` is accepted.
+/// Calls take an `impl Into<Reduction<T>>`, so a `ReduceOp` can be passed directly.
 ///
 /// ```
 /// use peerweave::{Reduction, World};
@@ -38,7 +38,7 @@ impl<T: Scalar> Reduction<T> {
 }
 
 impl<T> Reduction<T> {
-    /// Returns the reduction, without its scalar.
+    /// Returns the `ReduceOp` of this reduction; [`ReduceOp::PreMulSum`] for a sum with a scalar.
     pub const fn op(&self) -> ReduceOp {
         self.op
     }

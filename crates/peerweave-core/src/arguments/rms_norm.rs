@@ -50,7 +50,8 @@ impl QuantizedElement for i8 {}
 
 /// The parameters of RMSNorm: `y = x · weight / √(mean(x²) + epsilon)`, for each row.
 ///
-/// `W` is the memory of the weight (also called gamma), which has as many elements as a row.
+/// `W` is the type of the memory that contains the weight (also called gamma). The weight has as
+/// many elements as a row.
 ///
 /// ```
 /// use peerweave::{RmsNorm, World};
@@ -74,17 +75,17 @@ pub struct RmsNorm<W> {
 }
 
 impl<W> RmsNorm<W> {
-    /// The default epsilon.
+    /// The epsilon that [`RmsNorm::new`] sets.
     pub const DEFAULT_EPSILON: f32 = 1e-6;
 
-    /// Creates the parameters of a norm with this weight. The length of the weight is the length of
-    /// a row.
+    /// Creates the parameters of a norm with this weight and the default epsilon. The length of the
+    /// weight determines the length of a row.
     pub const fn new(weight: W) -> Self {
         Self { weight, epsilon: Self::DEFAULT_EPSILON }
     }
 
-    /// Sets the number that is added to the mean of the squares. The number must be positive,
-    /// finite and not subnormal, and the same on all ranks.
+    /// Sets epsilon, the number that is added to the mean of the squares. Epsilon must be positive,
+    /// finite and not subnormal, and must be the same on all ranks.
     pub fn epsilon(mut self, epsilon: f32) -> Self {
         self.epsilon = epsilon;
         self
@@ -106,8 +107,9 @@ pub trait OutputScale: sealed::Scale {}
 )]
 pub trait StreamOutputScale: OutputScale {}
 
-/// Memory to which the operation writes a scale for each row: the largest absolute value of the
-/// row, divided by the largest value of the quantised type. `RowScales` is an [`OutputScale`].
+/// Memory to which the operation writes one scale for each row. The scale is the largest absolute
+/// value in the row, divided by the largest value of the quantised type. `RowScales` is an
+/// [`OutputScale`].
 ///
 /// A row whose absolute values are all below 1/512 is scaled as if its largest absolute value were
 /// 1/512.

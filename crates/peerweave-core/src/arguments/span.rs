@@ -192,7 +192,7 @@ pub trait StreamDest<T: Element>: Dest<T> {}
     note = "pass memory as to other operations (`&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`, or, to a blocking form, `&[T]` or `&Vec<T>`), an `Option` of it, or `none()` on ranks other than the root"
 )]
 pub trait MaybeSource<T: Element>: sealed::Maybe<T> {
-    /// The type of the argument, if there is one.
+    /// The type of the memory that the root passes.
     type Argument: Source<T>;
     #[doc(hidden)]
     fn into_option(self) -> Option<Self::Argument>;
@@ -206,13 +206,13 @@ pub trait MaybeSource<T: Element>: sealed::Maybe<T> {
     note = "pass memory as to other operations (`&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`, or, to a blocking form, `&mut [T]` or `&mut Vec<T>`), an `Option` of it, or `none()` on ranks other than the root"
 )]
 pub trait MaybeDest<T: Element>: sealed::Maybe<T> {
-    /// The type of the argument, if there is one.
+    /// The type of the memory that the root passes.
     type Argument: Dest<T>;
     #[doc(hidden)]
     fn into_option(self) -> Option<Self::Argument>;
 }
 
-/// Returns a typed `None`, for an argument that only the root needs.
+/// Returns `None` with a type that is accepted for an argument that only the root needs.
 ///
 /// ```
 /// use peerweave::{Rank, ReduceOp, World, none};

@@ -22,7 +22,7 @@ mod sealed {
     note = "pass a `&Signal`, or `(&symmetric, index)` for an element of an integer type of at least 16 bits"
 )]
 pub trait WaitWord: sealed::Word {
-    /// The type of the word.
+    /// The integer type of the word.
     type Element: WaitElement;
 }
 
