@@ -59,9 +59,8 @@ impl<T: Element> OnDevice<T> {
     ///
     /// # Safety
     /// `address` points to `len` elements on that device, and is aligned for `T`. The elements stay
-    /// allocated while `owner` or a clone of it lives. The owner tolerates that device work reads
-    /// and writes the elements at any time between [`DeviceOwner::before`] and the end of an
-    /// operation.
+    /// allocated while `owner` or a clone of it lives. The caller allows device work to read and
+    /// write the elements at any time between [`DeviceOwner::before`] and the end of an operation.
     pub unsafe fn from_raw(address: u64, len: usize, ordinal: u32, owner: Arc<dyn DeviceOwner>) -> Self {
         Self { owner, address, len, ordinal, element: PhantomData }
     }
