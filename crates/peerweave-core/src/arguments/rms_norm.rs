@@ -108,8 +108,8 @@ pub trait OutputScale: sealed::Scale {}
 pub trait StreamOutputScale: OutputScale {}
 
 /// Memory to which the operation writes one scale for each row. The scale is the largest absolute
-/// value in the row, divided by the largest value of the quantised type. `RowScales` is an
-/// [`OutputScale`].
+/// value in the row of the result, divided by the largest value of the quantised type. `RowScales`
+/// is an [`OutputScale`].
 ///
 /// A row whose absolute values are all below 1/512 is scaled as if its largest absolute value were
 /// 1/512.

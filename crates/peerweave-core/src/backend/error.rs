@@ -438,7 +438,7 @@ pub enum MisuseKind {
         /// The length of the buffer, in elements.
         len: usize,
     },
-    /// The index exceeds the buffer.
+    /// The buffer has no element at the index.
     #[error("`{argument}` is {found}, expected an index below {len}")]
     Index {
         /// The name of the parameter.

@@ -341,7 +341,7 @@ pub enum LocalAddress {
     },
 }
 
-/// The shape of a job: its PEs, as one of them sees them.
+/// The shape of a job, as one of its PEs sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobShape {
     /// The number of this PE.
