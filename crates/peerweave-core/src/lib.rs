@@ -26,8 +26,8 @@
 //!   operations, and the fastest memory for all operations;
 //! - [`Buffer`]: reference-counted ordinary memory, which stream-ordered operations can use;
 //! - [`OnDevice`]: device memory together with its owner, for backends that use that device;
-//! - slices, arrays and vectors: memory that the caller borrows or owns, accepted only by the
-//!   blocking forms, because a stream cannot hold a borrow.
+//! - slices, arrays and vectors of the calling program, which only the blocking forms accept,
+//!   because a stream cannot hold a borrow.
 //!
 //! ```
 //! use peerweave::{Rank, ReduceOp, World};

@@ -245,8 +245,7 @@ impl Shared {
 #[must_use = "the report lists the symmetric buffers that were not released: check `is_clean`"]
 #[non_exhaustive]
 pub struct FinalizeReport {
-    /// The symmetric buffers that have not been released, in the order in which they were
-    /// allocated.
+    /// The symmetric buffers that had not been released, in the order in which they were allocated.
     pub leaked: Vec<LeakedBuffer>,
 }
 
