@@ -116,7 +116,7 @@ impl Parts {
     /// Returns the range of buffer indices that the part of `rank` occupies.
     ///
     /// # Panics
-    /// If there is no entry for `rank`.
+    /// Panics if there is no entry for `rank`.
     pub fn range(&self, rank: Rank) -> Range<usize> {
         let (offset, count) = (self.offsets[rank.index()], self.counts[rank.index()]);
         offset..offset.saturating_add(count)

@@ -106,7 +106,7 @@ impl RmsNorm {
     /// scale of the row, which is 1 if the result is not quantised.
     ///
     /// # Panics
-    /// If the length of a slice is not the length of a row.
+    /// Panics if the length of a slice is not the length of a row.
     pub fn row(&self, dtype: DType, sum: &[u8], residual: &mut [u8], weight: &[u8], output: &mut [u8]) -> f32 {
         fn two(bytes: &[u8]) -> [u8; 2] {
             [bytes[0], bytes[1]]

@@ -148,7 +148,7 @@ impl Noop {
     /// MiB per PE. The backend records the calls that it gets.
     ///
     /// # Panics
-    /// If `my_pe` is not below `n_pes`.
+    /// Panics if `my_pe` is not below `n_pes`.
     pub fn new(my_pe: u32, n_pes: usize) -> Arc<Self> {
         Self::with_heap(my_pe, n_pes, 1 << 20)
     }
@@ -156,7 +156,7 @@ impl Noop {
     /// Like [`Noop::new`], but with a heap of `heap_bytes` bytes per PE, rounded up to whole pages.
     ///
     /// # Panics
-    /// If `my_pe` is not below `n_pes`.
+    /// Panics if `my_pe` is not below `n_pes`.
     pub fn with_heap(my_pe: u32, n_pes: usize, heap_bytes: usize) -> Arc<Self> {
         let heap_bytes = heap_bytes.next_multiple_of(Heap::PAGE);
         let mut caps = Caps::new(heap_bytes, MAX_TEAMS, "nothing");
@@ -168,7 +168,7 @@ impl Noop {
     /// Like [`Noop::new`], but with the capabilities `caps`.
     ///
     /// # Panics
-    /// If `my_pe` is not below `n_pes`.
+    /// Panics if `my_pe` is not below `n_pes`.
     pub fn with_caps(my_pe: u32, n_pes: usize, caps: Caps) -> Arc<Self> {
         assert!((my_pe as usize) < n_pes, "PE {my_pe} does not exist in a job of {n_pes} PEs");
         let all: Vec<_> = (0..n_pes as u32).map(Pe::new).collect();

@@ -330,7 +330,8 @@ impl World {
     /// # Errors
     /// - [`Error::Timeout`](crate::Error::Timeout) at the world's deadline. The error names the PEs
     ///   that have neither called nor ended, or that were stopped during the call. Once the PEs
-    ///   have agreed, creating the new world may take up to 3 s beyond the deadline.
+    ///   have agreed, creating the new world may take longer than the deadline: by up to 3 s on the
+    ///   host backend, and by up to 11 s on the CUDA backend.
     /// - [`Error::Peer`](crate::Error::Peer) if other PEs have created a new world without this PE.
     /// - [`Misuse`](crate::Misuse) if this world has ended.
     /// - [`Error::Unsupported`](crate::Error::Unsupported) if the backend does not support
