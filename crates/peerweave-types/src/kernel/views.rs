@@ -178,8 +178,7 @@ macro_rules! view {
                 self.part(0, self.len.min(len as u64))
             }
 
-            /// Returns part `index` of `parts` parts of equal length. A remainder belongs to no
-            /// part.
+            /// Returns part `index` of `parts` equal parts. A remainder belongs to no part.
             ///
             /// # Panics
             /// Panics if `index >= parts`.
