@@ -234,7 +234,7 @@ impl<T: Element> Buffer<T> {
     }
 }
 
-/// Takes the elements without a copy.
+/// Creates a buffer that owns the elements of the vector, without copying them.
 impl<T: Element> From<Vec<T>> for Buffer<T> {
     fn from(vec: Vec<T>) -> Self {
         let len = vec.len();

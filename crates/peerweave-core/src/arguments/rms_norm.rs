@@ -22,15 +22,15 @@ pub(crate) enum ErasedScale<'a> {
     Rows(Span<'a>),
 }
 
-/// An element type of [`Team::all_reduce_rms_norm`](crate::Team::all_reduce_rms_norm): `f16`,
-/// `bf16` or `f32`.
+/// An element type that [`Team::all_reduce_rms_norm`](crate::Team::all_reduce_rms_norm) supports:
+/// `f16`, `bf16` or `f32`.
 #[diagnostic::on_unimplemented(
     message = "a norm is not defined for rows of `{Self}`",
     note = "rows are of `f16`, `bf16` or `f32`"
 )]
 pub trait NormElement: Number + sealed::Norm {}
 
-/// An element type of a quantised result: [`F8E4M3`] or `i8`.
+/// An element type that a quantised result can have: [`F8E4M3`] or `i8`.
 #[diagnostic::on_unimplemented(
     message = "a norm cannot be quantized to `{Self}`",
     note = "quantized results are of `F8E4M3` or `i8`"
@@ -92,15 +92,16 @@ impl<W> RmsNorm<W> {
     }
 }
 
-/// The scale by which a result is divided before it is quantised: an `f32`, the same for all rows,
-/// or [`RowScales`].
+/// The scale by which a result is divided before it is quantised: an `f32` that applies to all
+/// rows, or [`RowScales`].
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not the scale of a quantized result",
     note = "pass an `f32` for all rows, or `RowScales(memory)` with memory of `f32` to be written"
 )]
 pub trait OutputScale: sealed::Scale {}
 
-/// An [`OutputScale`] for a stream-ordered operation, whose memory the queue holds.
+/// An [`OutputScale`] that a stream-ordered operation accepts. The stream keeps the memory of the
+/// scale alive.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not the scale of a quantized result of a stream-ordered operation",
     note = "pass an `f32` for all rows, or `RowScales(memory)` with a `&Symmetric<f32>`, `&Buffer<f32>` or `&OnDevice<f32>`, which the queue holds"

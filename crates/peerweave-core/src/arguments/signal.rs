@@ -45,7 +45,7 @@ impl<'a> Signal<'a> {
         Self { region, at }
     }
 
-    /// Returns the offset of the word in bytes, which is the same in the segment of every PE.
+    /// Returns the offset of the word, in bytes. The offset is the same in every PE's segment.
     #[inline]
     pub fn offset(&self) -> SymOffset {
         self.at

@@ -161,8 +161,8 @@ impl<T: Element> Symmetric<T> {
         self.len == 0
     }
 
-    /// Returns the offset of the first element in bytes, which is the same in the segment of every
-    /// PE.
+    /// Returns the offset of the first element, in bytes. The offset is the same in every PE's
+    /// segment.
     #[inline]
     pub fn offset(&self) -> SymOffset {
         self.at

@@ -17,7 +17,7 @@ pub struct Caps {
     pub max_teams: usize,
     /// The largest alignment of an allocation, in bytes: a power of two.
     pub max_align_bytes: usize,
-    /// A description of the instruction set or device that computes.
+    /// A description of the instruction set or the device on which the backend computes.
     pub compute: String,
     /// The ordinal in this process of the device whose memory operations accept
     /// ([`OnDevice`](crate::OnDevice)); `None` if operations accept no device memory.

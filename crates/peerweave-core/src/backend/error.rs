@@ -86,7 +86,7 @@ pub enum Error {
     },
     /// At least one PE already belongs to the maximum number of teams. Every rank of the parent
     /// team gets this error.
-    #[error("{call}: a PE already belongs to {max_teams} teams, the maximum: destroy one first")]
+    #[error("{call}: a PE already belongs to {max_teams} teams, the maximum: destroy a team first")]
     TooManyTeams {
         /// The name of the call that failed.
         call: &'static str,
@@ -259,7 +259,7 @@ pub struct Timeout {
     /// The PE that holds the lock, if the call waited for a lock. The holder is also in `missing`,
     /// unless the holder is this PE.
     pub holder: Option<Pe>,
-    /// The word for which the call waited, if it waited for words and the backend knows their
+    /// The word that the call waited for, if the call waited for words and the backend knows their
     /// values.
     pub word: Option<AwaitedWord>,
 }
@@ -472,7 +472,7 @@ pub enum MisuseKind {
     },
     /// The handle names a part of an allocation, but the call needs a handle to the whole
     /// allocation.
-    #[error("`{argument}` is elements {start}..{end} of an allocation of {len}, expected a handle to all of it")]
+    #[error("`{argument}` covers elements {start}..{end} of an allocation of {len}, expected the whole allocation")]
     PartOfAllocation {
         /// The name of the parameter.
         argument: &'static str,
@@ -522,7 +522,7 @@ pub enum MisuseKind {
         expected: u32,
     },
     /// The operation has been captured into a graph, so its ticket never completes.
-    #[error("the operation was captured into a graph: launch the graph, and wait for the stream of that launch")]
+    #[error("the operation was captured into a graph: launch the graph, and wait for the stream on which it is launched")]
     Captured,
     /// The closure that was passed to a group call has replaced its group by a group that belongs
     /// to another team.
@@ -570,7 +570,7 @@ pub enum MisuseKind {
         element: &'static str,
     },
     /// The shape of a new team does not describe distinct ranks of the parent team.
-    #[error("the shape is {found}, expected distinct ranks of a team of {team_size}")]
+    #[error("the shape is {found}, expected distinct ranks of a team with {team_size} ranks")]
     Shape {
         /// A description of the shape that was passed.
         found: String,

@@ -248,12 +248,12 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
 /// complete.
 ///
 /// # Safety
-/// An implementation promises the same as a [`Backend`], and in addition **\[B6\]**. If `submit`
-/// returns [`Submitted::Queued`], `submit` has called `keep`, and the queue holds the value that
-/// `keep` returned until the operation has completed or failed. If a deadline passes before the
-/// work of the operation has ended, the queue holds or leaks the value until the work has ended. If
-/// `submit` returns [`Submitted::Captured`], the graph holds the value until the graph, and
-/// everything that was instantiated from the graph, has been destroyed.
+/// An implementation promises everything that a [`Backend`] promises, and in addition **\[B6\]**.
+/// If `submit` returns [`Submitted::Queued`], `submit` has called `keep`, and the queue holds the
+/// value that `keep` returned until the operation has completed or failed. If a deadline passes
+/// before the work of the operation has ended, the queue holds or leaks the value until the work
+/// has ended. If `submit` returns [`Submitted::Captured`], the graph holds the value until the
+/// graph, and everything that was instantiated from the graph, has been destroyed.
 pub unsafe trait StreamBackend: Any + Send + Sync + fmt::Debug {
     /// Enqueues an operation. If the queue is idle, `submit` may first run the operation on the
     /// calling thread for about a millisecond.
@@ -286,8 +286,8 @@ pub trait EventBackend: Any + Send + Sync + fmt::Debug {
     /// Waits until the queue has passed the event, for at most `within`. Fails if an operation
     /// before the event has failed.
     fn wait(&self, within: Duration) -> Result<(), Error>;
-    /// Returns the time from `earlier` to this event. Returns `None` if one of the queues has not
-    /// passed its event yet, if this event was passed before `earlier`, or if the clocks of the two
+    /// Returns the time from `earlier` to this event. Returns `None` if one of the events has not
+    /// been passed yet, if this event was passed before `earlier`, or if the clocks of the two
     /// queues cannot be compared. `earlier` belongs to the same backend.
     fn elapsed_since(&self, earlier: &dyn EventBackend) -> Option<Duration>;
 }
@@ -423,7 +423,7 @@ impl SplitCall {
     }
 }
 
-/// Formats the call with the arguments that must be equal on all ranks, for errors.
+/// Formats the call for error messages, with the arguments that must be the same on all ranks.
 impl fmt::Display for SplitCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())?;
@@ -455,7 +455,7 @@ pub struct Allocation {
     pub zeroed: bool,
 }
 
-/// Formats the call, for errors.
+/// Formats the call for error messages.
 impl fmt::Display for Allocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (elements, dtype) = (self.bytes / self.dtype.size_bytes(), self.dtype.rust_name());

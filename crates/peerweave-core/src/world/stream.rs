@@ -112,9 +112,9 @@ impl Event {
         self.inner.wait(limit)
     }
 
-    /// Returns the time from `earlier` to this event. Returns `None` if a stream has not passed its
-    /// event yet, if this event was passed before `earlier`, or if the events belong to different
-    /// worlds, whose clocks may differ.
+    /// Returns the time from `earlier` to this event. Returns `None` if one of the events has not
+    /// been passed yet, if this event was passed before `earlier`, or if the events belong to
+    /// different worlds, whose clocks may differ.
     pub fn elapsed_since(&self, earlier: &Event) -> Option<Duration> {
         if !Arc::ptr_eq(&self.shared, &earlier.shared) {
             return None;

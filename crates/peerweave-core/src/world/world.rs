@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 ///
 /// Teams, buffers and streams stay usable after the `World` has been dropped, and their memory
 /// stays mapped. [`World::finalize`] ends the job normally. If `finalize` is not called, peers are
-/// notified that this PE has left once the last handle (world, team, buffer or stream) has been
+/// notified that this PE has left once the last handle (world, team, stream or buffer) has been
 /// dropped.
 #[derive(Debug)]
 pub struct World {

@@ -58,7 +58,7 @@ impl From<Bool> for bool {
     }
 }
 
-/// Compares the truth values: all bytes but 0 are equal.
+/// Compares the truth values, so all bytes other than 0 are equal.
 impl PartialEq for Bool {
     #[inline]
     fn eq(&self, other: &Self) -> bool {

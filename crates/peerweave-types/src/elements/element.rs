@@ -21,13 +21,13 @@ use half::{bf16, f16};
 /// | `[T; N]` of elements | those of `T`, on each element of the array, without `PreMulSum` |
 /// | a struct with `#[derive(Element)]` | with `#[element(reduce)]` those that every field has, field by field |
 ///
-/// Atomic operations take the integers of 32 and 64 bits, and, to fetch, set and swap, `f32` and
-/// `f64` ([`AtomicElement`], [`AtomicInteger`]). Waits take integers from 16 bits
+/// Atomics take integers of 32 and 64 bits; atomic fetch, set and swap also take `f32` and `f64`
+/// ([`AtomicElement`], [`AtomicInteger`]). Waits take integers of 16 or more bits
 /// ([`WaitElement`]).
 ///
 /// `bool` is not an element type, because a peer could write a byte that is neither 0 nor 1. The
-/// crate `peerweave` exports the derive. It needs `#[repr(C)]` or `#[repr(transparent)]`, fields
-/// that are elements, and no padding.
+/// crate `peerweave` exports the derive macro, which requires `repr(C)` or `repr(transparent)`,
+/// fields that are elements, and no padding.
 ///
 /// ```
 /// use peerweave_types::{DType, Element};
@@ -63,15 +63,15 @@ pub unsafe trait Element: Copy + PartialEq + Send + Sync + Debug + 'static {
     }
 }
 
-/// An element that can be passed as a buffer of length 1: `&x` where an operation reads, `&mut x`
-/// where it writes. Implemented for all element types except arrays, which are buffers already.
+/// An element `x` that can be passed as a buffer of length 1: as `&x` to be read, as `&mut x` to be
+/// written. Arrays, which are already buffers, do not implement this trait.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be passed as a single element",
     note = "arrays are buffers of their own elements, so `&x` is a buffer of one element only if `x` is no array: pass a slice, such as `std::slice::from_ref(&x)`"
 )]
 pub trait SingleElement: Element {}
 
-/// An element on which reductions are defined.
+/// An element type for which reductions are defined.
 #[diagnostic::on_unimplemented(
     message = "reductions are not defined for `{Self}`",
     note = "they are defined for integers, floats of 16 bits and more, `Bool`, complex numbers, arrays of these, and structs with `#[derive(Element)]` and `#[element(reduce)]`"
@@ -111,15 +111,15 @@ pub trait Integer: Scalar {}
 )]
 pub trait AtomicElement: Scalar {}
 
-/// An integer element with all atomic operations: `i32`, `u32`, `i64`, `u64`, `isize` and `usize`.
+/// An integer that supports all atomic operations: `i32`, `u32`, `i64`, `u64`, `isize` and `usize`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` has no atomic arithmetic",
     note = "`i32`, `u32`, `i64`, `u64`, `isize` and `usize` have it; `f32` and `f64` can only be fetched, set and swapped"
 )]
 pub trait AtomicInteger: AtomicElement + Integer {}
 
-/// An integer element that a PE can wait for. One load reads the whole element, and comparisons use
-/// the order of its type.
+/// An integer element that a PE can wait for. A single load reads the whole element. Comparisons
+/// use the order of the element's type.
 #[diagnostic::on_unimplemented(
     message = "a PE cannot wait for elements of type `{Self}`",
     note = "waits and tests take words of `i16`, `u16`, `i32`, `u32`, `i64`, `u64`, `isize` and `usize`"

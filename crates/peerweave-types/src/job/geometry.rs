@@ -6,7 +6,7 @@
 
 use crate::Pe;
 
-/// An offset in bytes from the start of a PE's segment, which is the same on every PE.
+/// A byte offset from the start of a PE's segment. An allocation's offset is the same on all PEs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct SymOffset(pub u64);

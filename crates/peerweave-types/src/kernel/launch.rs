@@ -129,13 +129,13 @@ pub trait ArgVisitor {
 
 /// A type that a kernel takes as an argument, by value.
 ///
-/// `#[derive(KernelArg)]` of `peerweave-macros` implements it for a `#[repr(C)]` struct of such
-/// types.
+/// `#[derive(KernelArg)]` from `peerweave-macros` implements this trait for a `#[repr(C)]` struct
+/// whose fields are such types.
 ///
 /// # Safety
 /// The layout of the type is the same on the host and in the kernel (`repr(C)` or a primitive
-/// number). The type contains no reference and no pointer of the host. Its alignment is at most 16
-/// bytes. [`Self::visit`] reports every view of memory and every team in it.
+/// number). The type contains no reference and no host pointer. Its alignment is at most 16 bytes.
+/// [`Self::visit`] passes every memory view and every team in the value to the visitor.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be an argument of a kernel",
     note = "arguments are numbers, `SymSlice<T>`, `DeviceSlice<T>`, `KernelTeam`, arrays of these, and structs with `#[derive(KernelArg)]` and `#[repr(C)]`"
@@ -212,8 +212,8 @@ unsafe impl<T: Plain> KernelArg for DeviceSlice<T> {
 /// All arguments of a kernel: a tuple of up to 16 [`KernelArg`]s.
 ///
 /// # Safety
-/// Implemented only for tuples. [`Self::each`] passes every element once, in order, with its
-/// address, size and alignment.
+/// Only tuples implement this trait. [`Self::each`] passes every element of the tuple once, in
+/// order, with its address, size and alignment.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a tuple of arguments of a kernel",
     note = "a kernel has at most 16 arguments: pass more in a struct with `#[derive(KernelArg)]` and `#[repr(C)]`"
