@@ -15,9 +15,9 @@ use std::sync::Arc;
 /// element. A clone refers to the same function.
 ///
 /// # On GPUs
-/// The function runs on the host. On every PE, the GPU backend gathers the elements of all ranks in
-/// pinned memory, calls the function on a thread of the CUDA driver in stream order, and copies the
-/// result to its destination.
+/// The function runs on the host. On every PE, the GPU backend first gathers the elements of all
+/// ranks in pinned memory. It then calls the function, in stream order, on a thread of the CUDA
+/// driver, and copies the result to its destination.
 ///
 /// A reduction by a function is slower than one by a [`ReduceOp`](crate::ReduceOp), especially for
 /// large operands. If `r` ranks pass operands of `n` bytes each, every rank moves `r * n` bytes to

@@ -238,8 +238,8 @@ impl<T: Element> Symmetric<T> {
     /// Returns the address at which the host can access this PE's copy.
     ///
     /// The address is valid until the allocation is released or the last handle of the world is
-    /// dropped. Peers may write to the memory at any time, so accesses through the address must be
-    /// atomic, or must be ordered after the writes of peers by signals or barriers.
+    /// dropped. Peers may write to the memory at any time. Accesses through the address must
+    /// therefore be atomic, or must be ordered by signals or barriers.
     ///
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported) if only a device can access the memory:

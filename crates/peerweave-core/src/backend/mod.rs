@@ -42,9 +42,9 @@ use std::time::Duration;
 ///
 /// # Safety
 /// An implementation promises:
-/// - **\[B1\]** The backend accesses a memory range of an [`Op`] only inside the bounds of the
-///   range, and only from the call to `submit` or `run` until the operation has completed or
-///   failed. After a failure, no thread or process accesses the caller's private memory.
+/// - **\[B1\]** The backend accesses only those bytes that an [`Op`] names, and only from the call
+///   to `submit` or `run` until the operation has completed or failed. After a failure, no thread
+///   or process accesses the caller's private memory.
 /// - **\[B2\]** The memory that [`Backend::local`] points into stays mapped until the backend is
 ///   dropped.
 /// - **\[B3\]** Once a wait for a signal, a barrier or a ticket has completed, every put that was
@@ -287,8 +287,8 @@ pub trait EventBackend: Any + Send + Sync + fmt::Debug {
     /// before the event has failed.
     fn wait(&self, within: Duration) -> Result<(), Error>;
     /// Returns the time from `earlier` to this event. Returns `None` if one of the events has not
-    /// been passed yet, if this event was passed before `earlier`, or if the clocks of the two
-    /// queues cannot be compared. `earlier` belongs to the same backend.
+    /// been passed yet, or if this event was passed before `earlier`. Also returns `None` if the
+    /// clocks of the two queues cannot be compared. `earlier` belongs to the same backend.
     fn elapsed_since(&self, earlier: &dyn EventBackend) -> Option<Duration>;
 }
 

@@ -102,7 +102,7 @@ impl RmsNorm {
     }
 
     /// Computes one row on the calling thread. `dtype` is the element type: `F16`, `BF16` or `F32`.
-    /// Replaces the contents of `residual` by `x`, stores the result in `output`, and returns the
+    /// Replaces the contents of `residual` by `x`, and stores the result in `output`. Returns the
     /// scale of the row, which is 1 if the result is not quantised.
     ///
     /// # Panics

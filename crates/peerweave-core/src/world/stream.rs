@@ -113,8 +113,8 @@ impl Event {
     }
 
     /// Returns the time from `earlier` to this event. Returns `None` if one of the events has not
-    /// been passed yet, if this event was passed before `earlier`, or if the events belong to
-    /// different worlds, whose clocks may differ.
+    /// been passed yet, or if this event was passed before `earlier`. Also returns `None` if the
+    /// events belong to different worlds, because the clocks of two worlds may differ.
     pub fn elapsed_since(&self, earlier: &Event) -> Option<Duration> {
         if !Arc::ptr_eq(&self.shared, &earlier.shared) {
             return None;

@@ -299,7 +299,7 @@ impl World {
     /// and the settings of this world. The call corresponds to `MPIX_Comm_shrink` in MPI's
     /// fault-tolerance extension (ULFM).
     ///
-    /// PEs that have died or left are not members of the new world, and neither is a PE that dies
+    /// PEs that have died or left are not members of the new world. Neither is a PE that dies
     /// before the PEs have agreed on the members. A PE that dies after the agreement is still a
     /// member. Operations in the new world then fail with an error that names the dead PE, and the
     /// new world can be shrunk again. If no PE has failed, the new world has the same PEs as this

@@ -15,7 +15,7 @@ use core::ops::{Bound, RangeBounds};
 /// contains no pointer or reference.
 #[diagnostic::on_unimplemented(
     message = "values of `{Self}` cannot be transferred between PEs as bytes",
-    note = "views of kernels are of integers, floats, `Bool`, complex numbers (feature `num-complex`), arrays of these, and structs with `#[derive(Element)]` and `#[repr(C)]`"
+    note = "the elements of a view are integers, floats, `Bool`, complex numbers (feature `num-complex`), arrays of these, and structs with `#[derive(Element)]` and `#[repr(C)]`"
 )]
 pub unsafe trait Plain: Copy + Send + Sync + 'static {}
 

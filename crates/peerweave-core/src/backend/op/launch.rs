@@ -33,8 +33,8 @@ pub trait BoundKernel: Send + Sync + fmt::Debug {
     /// Runs one thread of the kernel on the calling thread.
     ///
     /// # Safety
-    /// The context lives until the call returns, its addresses are valid in this process, and the
-    /// memory that the arguments name stays allocated until the call returns.
+    /// Until the call returns, the context lives, its addresses are valid in this process, and the
+    /// memory that the arguments name stays allocated.
     unsafe fn run_thread(&self, context: *const KernelContext);
 
     /// Calls `with` for each argument, in order, with the argument's address, its size in bytes and
