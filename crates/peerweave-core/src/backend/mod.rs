@@ -42,9 +42,9 @@ use std::time::Duration;
 ///
 /// # Safety
 /// An implementation promises:
-/// - **\[B1\]** The backend accesses only those bytes that an [`Op`] names, and only from the call
-///   to `submit` or `run` until the operation has completed or failed. After a failure, no thread
-///   or process accesses the caller's private memory.
+/// - **\[B1\]** The backend accesses the memory of an [`Op`] only inside the ranges that the
+///   operation names, and only from the call to `submit` or `run` until the operation has completed
+///   or failed. After a failure, no thread or process accesses the caller's private memory.
 /// - **\[B2\]** The memory that [`Backend::local`] points into stays mapped until the backend is
 ///   dropped.
 /// - **\[B3\]** Once a wait for a signal, a barrier or a ticket has completed, every put that was
