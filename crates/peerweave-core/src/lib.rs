@@ -1,8 +1,8 @@
 //! The portable API of Peerweave, its validation, and the contract of a backend.
 //!
-//! This crate does not move data between PEs: a [`backend::Backend`], which is passed to
-//! [`World::new`], does. It depends on no backend; the crate `peerweave` chooses one and re-exports
-//! this API.
+//! This crate does not move data between PEs. A [`backend::Backend`], which is passed to
+//! [`World::new`], moves the data. This crate depends on no backend. The crate `peerweave` chooses
+//! a backend and re-exports this API.
 //!
 //! ```text
 //!   ops/         all_reduce, put, wait_until, …: methods of teams, worlds and streams, typed
@@ -17,16 +17,17 @@
 //! ```
 //!
 //! Every operation has two forms. The *stream-ordered* form has the short name: it takes a
-//! [`Stream`], returns a [`Ticket`] at once, and runs after earlier operations of the stream. The
-//! form with `_blocking` in its name runs on the calling thread and returns when it is complete.
+//! [`Stream`], returns a [`Ticket`] at once, and runs after earlier operations on the stream. The
+//! *blocking* form, which has `_blocking` in its name, runs on the calling thread and returns when
+//! the operation is complete.
 //!
 //! Operations take four kinds of memory, through [`Source`] and [`Dest`]:
-//! - [`Symmetric`]: allocated by all PEs together, the target of one-sided operations, and the
-//!   fastest memory for all operations;
-//! - [`Buffer`]: ordinary memory with reference counting, which pending operations may use;
-//! - [`OnDevice`]: memory of a device with its owner, for backends that work on that device;
-//! - slices, arrays and vectors of the caller, in the blocking forms only, because a queue cannot
-//!   hold a borrow.
+//! - [`Symmetric`]: memory that all PEs allocate together; it is the target of one-sided
+//!   operations, and the fastest memory for all operations;
+//! - [`Buffer`]: reference-counted ordinary memory, which stream-ordered operations can use;
+//! - [`OnDevice`]: device memory together with its owner, for backends that use that device;
+//! - slices, arrays and vectors of the calling program, which only the blocking forms accept,
+//!   because a stream cannot hold a borrow.
 //!
 //! ```
 //! use peerweave::{Rank, ReduceOp, World};
@@ -85,5 +86,5 @@ pub use peerweave_types::{
 pub use shared::{FinalizeReport, LeakedBuffer};
 pub use world::{Event, Stream, Team, Ticket, World};
 
-/// The result of a call of Peerweave.
+/// The result of a Peerweave call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -245,12 +245,12 @@ impl Shared {
 #[must_use = "the report lists the symmetric buffers that were not released: check `is_clean`"]
 #[non_exhaustive]
 pub struct FinalizeReport {
-    /// The symmetric buffers that were never released, in the order in which they were allocated.
+    /// The symmetric buffers that had not been released, in the order in which they were allocated.
     pub leaked: Vec<LeakedBuffer>,
 }
 
 impl FinalizeReport {
-    /// Returns whether every symmetric buffer was released.
+    /// Returns whether every symmetric buffer had been released.
     pub fn is_clean(&self) -> bool {
         self.leaked.is_empty()
     }
@@ -266,19 +266,19 @@ impl fmt::Display for FinalizeReport {
     }
 }
 
-/// A symmetric buffer that was not released before its world was finalized.
+/// A symmetric buffer that had not been released when its world was finalized.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LeakedBuffer {
-    /// The number of elements.
+    /// The number of elements in the buffer.
     pub elements: usize,
     /// The name of the element type.
     pub type_name: &'static str,
-    /// The number of bytes.
+    /// The size of the buffer, in bytes.
     pub bytes: usize,
     /// The source location of the call that allocated the buffer.
     pub allocated_at: &'static Location<'static>,
-    /// Whether all handles to the buffer were dropped.
+    /// Whether all handles to the buffer had been dropped.
     pub dropped: bool,
 }
 

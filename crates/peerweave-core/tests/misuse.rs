@@ -234,7 +234,7 @@ const TABLE: &[(&str, Wrong)] = &[
     ("to_vec: `self` was released", |s| s.released.to_vec().map(drop)),
     ("fill: `self` was released", |s| s.released.fill(1.0)),
     ("release: `self` was released", |s| s.released.clone().release()),
-    ("release: `self` is elements 1..6 of an allocation of 6, expected a handle to all of it", |s| s.x.slice(1..)?.release()),
+    ("release: `self` covers elements 1..6 of an allocation of 6, expected the whole allocation", |s| s.x.slice(1..)?.release()),
     ("wait_until_blocking: `signal` was released", |s| s.team.wait_until_blocking(&s.gone.signal(0)?, Compare::Eq, 0).map(drop)),
     ("wait_until: `index` is 6, expected an index below 6", |s| {
         s.team.wait_until(&s.stream, (&s.words, 6), Compare::Eq, 0).map(drop)
@@ -430,10 +430,10 @@ const TABLE: &[(&str, Wrong)] = &[
     ("team_of: `members` is a list without PE 1, expected a list that contains this PE (only members make the call)", |s| {
         s.world.team_of(&[0, 2].map(Pe::new)).map(drop)
     }),
-    ("split_strided: the shape is 3 ranks from 1 at stride 1, expected distinct ranks of a team of 3", |s| {
+    ("split_strided: the shape is 3 ranks from 1 at stride 1, expected distinct ranks of a team with 3 ranks", |s| {
         s.team.split_strided(TeamShape { start: 1, stride: 1, size: 3 }).map(drop)
     }),
-    ("split_strided: the shape is 2 ranks from 0 at stride 0, expected distinct ranks of a team of 3", |s| {
+    ("split_strided: the shape is 2 ranks from 0 at stride 0, expected distinct ranks of a team with 3 ranks", |s| {
         s.team.split_strided(TeamShape { start: 0, stride: 0, size: 2 }).map(drop)
     }),
     ("split_2d: `x_range` is 0, expected at least 1", |s| s.team.split_2d(0).map(drop)),

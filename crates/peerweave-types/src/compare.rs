@@ -3,13 +3,13 @@
 use crate::DType;
 use core::fmt;
 
-/// The operation of a signal on its word.
+/// The operation by which a signal changes its word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum SignalOp {
-    /// Sets the word to the value.
+    /// The signal sets the word to the value.
     Set = 0,
-    /// Adds the value to the word; wraps on overflow.
+    /// The signal adds the value to the word, wrapping on overflow.
     Add = 1,
 }
 
@@ -17,25 +17,25 @@ pub enum SignalOp {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Compare {
-    /// Equal.
+    /// The word is equal to the value.
     Eq = 0,
-    /// Not equal.
+    /// The word is not equal to the value.
     Ne = 1,
-    /// Greater.
+    /// The word is greater than the value.
     Gt = 2,
-    /// Greater or equal.
+    /// The word is greater than or equal to the value.
     Ge = 3,
-    /// Less.
+    /// The word is less than the value.
     Lt = 4,
-    /// Less or equal.
+    /// The word is less than or equal to the value.
     Le = 5,
 }
 
 impl Compare {
-    /// Every comparison.
+    /// All comparisons.
     pub const ALL: [Self; 6] = [Self::Eq, Self::Ne, Self::Gt, Self::Ge, Self::Lt, Self::Le];
 
-    /// Returns whether the comparison of `word` with `value` holds. Words are unsigned.
+    /// Returns whether `word` satisfies the comparison with `value`, as unsigned numbers.
     #[inline]
     pub const fn holds(self, word: u64, value: u64) -> bool {
         match self {
@@ -48,16 +48,16 @@ impl Compare {
         }
     }
 
-    /// Returns whether the comparison holds between two elements of an integer type, by the order
-    /// of that type. `word` and `value` are the bits of the elements, zero-extended.
+    /// Returns whether `word` satisfies the comparison with `value`, in the order of the integer
+    /// type `dtype`. `word` and `value` are the bits of two elements of that type, zero-extended.
     #[inline]
     pub const fn holds_as(self, dtype: DType, word: u64, value: u64) -> bool {
         let sign = Self::sign_bit(dtype);
         self.holds(word ^ sign, value ^ sign)
     }
 
-    /// Returns the sign bit of an integer type; 0 for unsigned types. Elements of a signed type
-    /// with this bit inverted have the order of unsigned numbers.
+    /// Returns the sign bit of an integer type; 0 for an unsigned type. If the sign bit of signed
+    /// elements is inverted, comparing the elements as unsigned numbers gives their signed order.
     #[inline]
     pub const fn sign_bit(dtype: DType) -> u64 {
         match dtype {

@@ -1,8 +1,8 @@
-//! Plain data shared by the host and kernels: PEs, ranks, element types, reductions, the geometry
-//! of the symmetric heap.
+//! Plain data that the host and kernels share: PEs, ranks, element types, reductions, and the
+//! geometry of the symmetric heap.
 //!
-//! This crate neither communicates nor allocates, and does not depend on an operating system. Types
-//! passed to kernels are `repr(C)`.
+//! This crate neither communicates nor allocates memory, and does not depend on an operating
+//! system. Types that are passed to kernels are `repr(C)`.
 //!
 //! ```
 //! use peerweave_types::{DType, Element, Pe};

@@ -2,7 +2,7 @@
 
 use crate::{Compare, SignalOp};
 
-/// Returns NVSHMEM's constant for a signal operation (`NVSHMEM_SIGNAL_SET`, `NVSHMEM_SIGNAL_ADD`).
+/// Returns NVSHMEM's constant for a signal operation: `NVSHMEM_SIGNAL_SET` or `NVSHMEM_SIGNAL_ADD`.
 #[inline]
 pub const fn signal_op(op: SignalOp) -> i32 {
     match op {
@@ -11,8 +11,8 @@ pub const fn signal_op(op: SignalOp) -> i32 {
     }
 }
 
-/// Returns NVSHMEM's constant for a comparison (`NVSHMEM_CMP_EQ` and so on). The constants do not
-/// have the order of [`Compare`].
+/// Returns NVSHMEM's constant for a comparison, such as `NVSHMEM_CMP_EQ`. The constants are not in
+/// the order of the variants of [`Compare`].
 #[inline]
 pub const fn compare(compare: Compare) -> i32 {
     match compare {
@@ -25,9 +25,9 @@ pub const fn compare(compare: Compare) -> i32 {
     }
 }
 
-/// NVSHMEM's handle of the team of all PEs (`NVSHMEM_TEAM_WORLD`).
+/// NVSHMEM's handle for the team of all PEs: `NVSHMEM_TEAM_WORLD`.
 pub const TEAM_WORLD: i32 = 0;
-/// NVSHMEM's handle of the team of PEs that share memory (`NVSHMEM_TEAM_SHARED`).
+/// NVSHMEM's handle for the team of PEs that share memory: `NVSHMEM_TEAM_SHARED`.
 pub const TEAM_SHARED: i32 = 1;
-/// NVSHMEM's handle of the team of PEs of this PE's node (`NVSHMEMX_TEAM_NODE`).
+/// NVSHMEM's handle for the team of PEs on this PE's node: `NVSHMEMX_TEAM_NODE`.
 pub const TEAM_NODE: i32 = 2;

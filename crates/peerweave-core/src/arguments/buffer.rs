@@ -78,10 +78,10 @@ impl fmt::Debug for Memory {
 /// A handle to ordinary memory of this process that operations can share, or to a range of such
 /// memory.
 ///
-/// A clone refers to the same memory. A stream with a pending operation on the memory holds it too,
-/// so a buffer can be dropped while it is in use. A read of memory that an operation is writing is
-/// allowed, and returns a mixture of old and new values. To avoid that, wait for the
-/// [`Ticket`](crate::Ticket) of the operation first.
+/// A clone refers to the same memory. A stream that has a pending operation on the memory keeps the
+/// memory alive, so handles can be dropped while the operation is pending. Memory may be read while
+/// an operation writes it; the read then returns a mixture of old and new values. To read only new
+/// values, wait for the operation's [`Ticket`](crate::Ticket) first.
 ///
 /// ```
 /// use peerweave::{Buffer, ReduceOp, World};
@@ -111,13 +111,13 @@ impl<T: Element> Buffer<T> {
         Self::from(vec![T::zeroed(); len])
     }
 
-    /// Returns the number of elements.
+    /// Returns the number of elements that the handle refers to.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns whether there are no elements.
+    /// Returns whether the handle refers to no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -131,14 +131,14 @@ impl<T: Element> Buffer<T> {
         Ok(Self { memory: self.memory.clone(), start: self.start + start, len, element: PhantomData })
     }
 
-    /// Copies the elements to a new vector.
+    /// Copies the elements into a new vector.
     pub fn to_vec(&self) -> Vec<T> {
         let mut into = vec![T::zeroed(); self.len];
         self.read(&mut into);
         into
     }
 
-    /// Copies all elements to a slice of the same length.
+    /// Copies all elements into `into`, a slice of the same length.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) if the lengths differ.
@@ -148,7 +148,7 @@ impl<T: Element> Buffer<T> {
         Ok(())
     }
 
-    /// Copies a slice of the same length to the elements.
+    /// Overwrites all elements with those of `from`, a slice of the same length.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) if the lengths differ.
@@ -160,11 +160,12 @@ impl<T: Element> Buffer<T> {
         Ok(())
     }
 
-    /// Returns the elements without a copy, if no other handle and no pending operation shares
-    /// them.
+    /// Returns the elements without copying them, if neither another handle nor a pending operation
+    /// shares them.
     ///
     /// # Errors
-    /// Returns the buffer itself if it is still shared, or if it is a handle to a range.
+    /// Returns the buffer itself if its memory is still shared, or if the buffer is a handle to a
+    /// range.
     pub fn into_vec(self) -> Result<Vec<T>, Self> {
         if self.len != self.memory.len {
             return Err(self);
@@ -183,7 +184,8 @@ impl<T: Element> Buffer<T> {
         }
     }
 
-    /// Borrows the elements, if no other handle and no pending operation shares them.
+    /// Borrows the elements mutably. Returns `None` if another handle or a pending operation shares
+    /// them.
     pub fn get_mut(&mut self) -> Option<&mut [T]> {
         let (start, len) = (self.start, self.len);
         let memory = Arc::get_mut(&mut self.memory)?;
@@ -193,8 +195,8 @@ impl<T: Element> Buffer<T> {
         Some(unsafe { std::slice::from_raw_parts_mut(memory.at.cast::<T>().as_ptr().add(start), len) })
     }
 
-    /// Returns the address of the first element. Accesses through the address must be atomic, or
-    /// must exclude concurrent operations and accesses through other handles.
+    /// Returns the address of the first element. An access through the address must be atomic, or
+    /// must not be concurrent with an operation or with an access through another handle.
     pub fn as_ptr(&self) -> *mut T {
         self.at().cast()
     }
@@ -232,7 +234,7 @@ impl<T: Element> Buffer<T> {
     }
 }
 
-/// Takes the elements without a copy.
+/// Creates a buffer that owns the elements of the vector, without copying them.
 impl<T: Element> From<Vec<T>> for Buffer<T> {
     fn from(vec: Vec<T>) -> Self {
         let len = vec.len();

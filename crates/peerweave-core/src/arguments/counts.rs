@@ -21,8 +21,9 @@ fn running_sums(counts: &[usize]) -> Vec<usize> {
 /// To derive the receive counts from the send counts, use
 /// [`Team::exchange_counts`](crate::Team::exchange_counts).
 impl VectorCounts {
-    /// Returns counts for parts that lie without gaps, in rank order, in both buffers: the offsets
-    /// are running sums. Takes arrays, slices and vectors.
+    /// Returns counts for parts that are contiguous and in rank order in the send buffer and in the
+    /// receive buffer: each offset is the sum of the counts before it. Accepts arrays, slices and
+    /// vectors.
     ///
     /// ```
     /// use peerweave::VectorCounts;
@@ -38,8 +39,8 @@ impl VectorCounts {
         Self { send_counts, send_offsets, recv_counts, recv_offsets }
     }
 
-    /// Returns counts for `ranks` ranks, with parts of `count` elements between any two ranks. The
-    /// parts lie in rank order without gaps, as in [`Team::all_to_all`](crate::Team::all_to_all).
+    /// Returns counts for `ranks` ranks, where each rank sends `count` elements to every rank. The
+    /// parts are contiguous and in rank order, as in [`Team::all_to_all`](crate::Team::all_to_all).
     ///
     /// ```
     /// use peerweave::VectorCounts;
@@ -50,12 +51,14 @@ impl VectorCounts {
         Self::packed(vec![count; ranks], vec![count; ranks])
     }
 
-    /// Returns the smallest length of a buffer that contains all parts to send.
+    /// Returns the minimum length of the send buffer: the end of the part that ends last, in
+    /// elements.
     pub fn send_end(&self) -> usize {
         end(&self.send_offsets, &self.send_counts)
     }
 
-    /// Returns the smallest length of a buffer that contains all parts to receive.
+    /// Returns the minimum length of the receive buffer: the end of the part that ends last, in
+    /// elements.
     pub fn recv_end(&self) -> usize {
         end(&self.recv_offsets, &self.recv_counts)
     }
@@ -67,11 +70,13 @@ fn end(offsets: &[usize], counts: &[usize]) -> usize {
     parts.map(|(offset, &count)| offset.saturating_add(count)).max().unwrap_or(0)
 }
 
-/// The part of each rank in a buffer of [`all_gather_v`](crate::Team::all_gather_v),
-/// [`gather_v`](crate::Team::gather_v) or [`scatter_v`](crate::Team::scatter_v), in elements: its
-/// length and its offset. Each list has one entry per rank of the team.
+/// The length and the offset of each rank's part in a buffer of
+/// [`all_gather_v`](crate::Team::all_gather_v), [`gather_v`](crate::Team::gather_v) or
+/// [`scatter_v`](crate::Team::scatter_v), in elements. Each list has one entry per rank of the
+/// team.
 ///
-/// The default has no parts. Ranks other than the root pass it, because they need no parts.
+/// The default value has no parts. Ranks other than the root pass the default value, because only
+/// the root needs parts.
 ///
 /// ```
 /// use peerweave::{Parts, Rank};
@@ -84,40 +89,40 @@ fn end(offsets: &[usize], counts: &[usize]) -> usize {
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Parts {
-    /// The number of elements of each part.
+    /// The number of elements in each part, by rank.
     pub counts: Vec<usize>,
-    /// The offset of each part in the buffer. The offset of an empty part is not used.
+    /// The offset of each part in the buffer, by rank. The offset of an empty part is ignored.
     pub offsets: Vec<usize>,
 }
 
 impl Parts {
-    /// Returns parts of these lengths at these offsets.
+    /// Creates parts with the lengths `counts` at the offsets `offsets`.
     pub fn new(counts: impl Into<Vec<usize>>, offsets: impl Into<Vec<usize>>) -> Self {
         Self { counts: counts.into(), offsets: offsets.into() }
     }
 
-    /// Returns parts of these lengths, which lie in rank order without gaps.
+    /// Creates contiguous parts, in rank order, with the lengths `counts`.
     pub fn packed(counts: impl Into<Vec<usize>>) -> Self {
         let counts = counts.into();
         let offsets = running_sums(&counts);
         Self { counts, offsets }
     }
 
-    /// Returns parts of the same length for `ranks` ranks, in rank order without gaps.
+    /// Creates `ranks` contiguous parts, in rank order, of `count` elements each.
     pub fn equal(ranks: usize, count: usize) -> Self {
         Self::packed(vec![count; ranks])
     }
 
-    /// Returns the index range of the part of a rank.
+    /// Returns the range of buffer indices that the part of `rank` occupies.
     ///
     /// # Panics
-    /// If there is no entry for `rank`.
+    /// Panics if there is no entry for `rank`.
     pub fn range(&self, rank: Rank) -> Range<usize> {
         let (offset, count) = (self.offsets[rank.index()], self.counts[rank.index()]);
         offset..offset.saturating_add(count)
     }
 
-    /// Returns the smallest length of a buffer that contains all parts.
+    /// Returns the minimum length of the buffer: the end of the part that ends last, in elements.
     pub fn end(&self) -> usize {
         end(&self.offsets, &self.counts)
     }

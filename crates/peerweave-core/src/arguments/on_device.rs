@@ -15,11 +15,12 @@ use std::ops::RangeBounds;
 use std::sync::Arc;
 
 /// A handle to device memory that operations can use, or to a range of such memory. The handle
-/// holds the owner of the memory.
+/// keeps the owner of the memory alive.
 ///
-/// A clone refers to the same memory. A stream with a pending operation on the memory holds the
-/// owner, so a handle can be dropped while the memory is in use. If the backend uses another device
-/// ([`Caps::device`](crate::Caps::device)), calls return an error before anything is enqueued.
+/// A clone refers to the same memory. A stream that has a pending operation on the memory also
+/// keeps the owner alive, so handles can be dropped while the operation is pending. If the memory
+/// belongs to a device other than the backend's ([`Caps::device`](crate::Caps::device)), calls
+/// return an error and enqueue nothing.
 ///
 /// ```
 /// use peerweave::backend::DeviceOwner;
@@ -53,24 +54,24 @@ pub struct OnDevice<T> {
 }
 
 impl<T: Element> OnDevice<T> {
-    /// Creates a handle to `len` elements at `address` of device `ordinal`, which `owner` keeps
-    /// allocated.
+    /// Creates a handle to `len` elements at `address` on device `ordinal`. `owner` keeps the
+    /// elements allocated.
     ///
     /// # Safety
     /// `address` points to `len` elements on that device, and is aligned for `T`. The elements stay
-    /// allocated while `owner` or a clone of it lives. Between [`DeviceOwner::before`] and the end
-    /// of an operation, work of the device may read and write the elements at any time.
+    /// allocated while `owner` or a clone of it lives. The caller allows device work to read and
+    /// write the elements at any time between [`DeviceOwner::before`] and the end of an operation.
     pub unsafe fn from_raw(address: u64, len: usize, ordinal: u32, owner: Arc<dyn DeviceOwner>) -> Self {
         Self { owner, address, len, ordinal, element: PhantomData }
     }
 
-    /// Returns the number of elements.
+    /// Returns the number of elements that the handle refers to.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns whether there are no elements.
+    /// Returns whether the handle refers to no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -80,7 +81,7 @@ impl<T: Element> OnDevice<T> {
         self.address
     }
 
-    /// Returns the number of the device in this process.
+    /// Returns the ordinal of the device that holds the memory, as this process numbers devices.
     pub fn ordinal(&self) -> u32 {
         self.ordinal
     }

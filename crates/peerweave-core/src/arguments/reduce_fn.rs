@@ -15,22 +15,23 @@ use std::sync::Arc;
 /// element. A clone refers to the same function.
 ///
 /// # On GPUs
-/// The function runs on the host. The GPU backend gathers the elements of all ranks in pinned
-/// memory of each PE, calls the function on a thread of the driver in stream order, and copies the
-/// result to its destination.
+/// The function runs on the host. On every PE, the GPU backend first gathers the elements of all
+/// ranks in pinned memory. It then calls the function, in stream order, on a thread of the CUDA
+/// driver, and copies the result to its destination.
 ///
-/// The call is slower than a reduction by a [`ReduceOp`](crate::ReduceOp), above all for large
-/// operands. If operands of `r` ranks have `n` bytes each, every rank moves `r * n` bytes to the
-/// host and `n` bytes back. Each PE combines all operands on one thread.
+/// A reduction by a function is slower than one by a [`ReduceOp`](crate::ReduceOp), especially for
+/// large operands. If `r` ranks pass operands of `n` bytes each, every rank moves `r * n` bytes to
+/// the host and `n` bytes back. Each PE combines the operands of all ranks on a single thread.
 ///
-/// The function must not call CUDA or wait for other PEs, because all streams of the GPU may share
-/// the thread that runs it. If the function panics, the call fails on this PE, and the team stays
-/// usable. In a stream that is being captured, the call fails with
+/// The function must neither call CUDA nor wait for other PEs, because all streams of the GPU may
+/// share the thread that runs the function. If the function panics, the operation fails on this PE,
+/// and the team stays usable. On a stream that is being captured, the call fails with
 /// [`Error::Unsupported`](crate::Error::Unsupported).
 ///
 /// If a function on the host is too slow, or if the reduction must be part of a graph, combine the
-/// elements on the GPU: gather them with [`all_gather`](crate::Team::all_gather), then launch a
-/// kernel in the same stream that combines them ([`Stream::launch`](crate::Stream::launch)).
+/// elements on the GPU. Gather the elements with [`all_gather`](crate::Team::all_gather). Then
+/// launch, on the same stream, a kernel that combines them
+/// ([`Stream::launch`](crate::Stream::launch)).
 ///
 /// ```
 /// use peerweave::{ReduceFn, World};
@@ -58,7 +59,7 @@ pub struct ReduceFn<T> {
 }
 
 impl<T: Element> ReduceFn<T> {
-    /// Creates a reduction by `function`.
+    /// Creates a reduction that combines elements with `function`.
     pub fn new(function: impl Fn(T, T) -> T + Send + Sync + 'static) -> Self {
         let function = Box::new(Function { function, _element: PhantomData });
         Self { function: Arc::new(Special::Function(function)), _element: PhantomData }

@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 /// A reduction for elements of type `T`: a [`ReduceOp`], or a sum in which each PE multiplies its
 /// elements by a scalar.
 ///
-/// Calls take `impl Into<Reduction<T>>`, so `ReduceOp::Sum` is accepted.
+/// Calls take an `impl Into<Reduction<T>>`, so a `ReduceOp` can be passed directly.
 ///
 /// ```
 /// use peerweave::{Reduction, World};
@@ -38,14 +38,14 @@ impl<T: Scalar> Reduction<T> {
 }
 
 impl<T> Reduction<T> {
-    /// Returns the reduction, without its scalar.
+    /// Returns the `ReduceOp` of this reduction; [`ReduceOp::PreMulSum`] for a sum with a scalar.
     pub const fn op(&self) -> ReduceOp {
         self.op
     }
 }
 
-/// Converts an operation without a scalar. Every call rejects a `ReduceOp::PreMulSum` converted in
-/// this way: use [`Reduction::pre_mul_sum`].
+/// Converts a `ReduceOp` to a reduction without a scalar. Every call rejects a
+/// `ReduceOp::PreMulSum` that has been converted like this: use [`Reduction::pre_mul_sum`].
 impl<T> From<ReduceOp> for Reduction<T> {
     #[inline]
     fn from(op: ReduceOp) -> Self {

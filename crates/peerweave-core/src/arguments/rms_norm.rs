@@ -22,15 +22,15 @@ pub(crate) enum ErasedScale<'a> {
     Rows(Span<'a>),
 }
 
-/// An element type of [`Team::all_reduce_rms_norm`](crate::Team::all_reduce_rms_norm): `f16`,
-/// `bf16` or `f32`.
+/// An element type that [`Team::all_reduce_rms_norm`](crate::Team::all_reduce_rms_norm) supports:
+/// `f16`, `bf16` or `f32`.
 #[diagnostic::on_unimplemented(
     message = "a norm is not defined for rows of `{Self}`",
     note = "rows are of `f16`, `bf16` or `f32`"
 )]
 pub trait NormElement: Number + sealed::Norm {}
 
-/// An element type of a quantised result: [`F8E4M3`] or `i8`.
+/// An element type that a quantised result can have: [`F8E4M3`] or `i8`.
 #[diagnostic::on_unimplemented(
     message = "a norm cannot be quantized to `{Self}`",
     note = "quantized results are of `F8E4M3` or `i8`"
@@ -50,7 +50,8 @@ impl QuantizedElement for i8 {}
 
 /// The parameters of RMSNorm: `y = x · weight / √(mean(x²) + epsilon)`, for each row.
 ///
-/// `W` is the memory of the weight (also called gamma), which has as many elements as a row.
+/// `W` is the type of the memory that contains the weight (also called gamma). The weight has as
+/// many elements as a row.
 ///
 /// ```
 /// use peerweave::{RmsNorm, World};
@@ -74,40 +75,42 @@ pub struct RmsNorm<W> {
 }
 
 impl<W> RmsNorm<W> {
-    /// The default epsilon.
+    /// The epsilon that [`RmsNorm::new`] sets.
     pub const DEFAULT_EPSILON: f32 = 1e-6;
 
-    /// Creates the parameters of a norm with this weight. The length of the weight is the length of
-    /// a row.
+    /// Creates the parameters of a norm with this weight and the default epsilon. The length of the
+    /// weight determines the length of a row.
     pub const fn new(weight: W) -> Self {
         Self { weight, epsilon: Self::DEFAULT_EPSILON }
     }
 
-    /// Sets the number that is added to the mean of the squares. The number must be positive,
-    /// finite and not subnormal, and the same on all ranks.
+    /// Sets epsilon, the number that is added to the mean of the squares. Epsilon must be positive,
+    /// finite and not subnormal, and must be the same on all ranks.
     pub fn epsilon(mut self, epsilon: f32) -> Self {
         self.epsilon = epsilon;
         self
     }
 }
 
-/// The scale by which a result is divided before it is quantised: an `f32`, the same for all rows,
-/// or [`RowScales`].
+/// The scale by which a result is divided before it is quantised: an `f32` that applies to all
+/// rows, or [`RowScales`].
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not the scale of a quantized result",
     note = "pass an `f32` for all rows, or `RowScales(memory)` with memory of `f32` to be written"
 )]
 pub trait OutputScale: sealed::Scale {}
 
-/// An [`OutputScale`] for a stream-ordered operation, whose memory the queue holds.
+/// An [`OutputScale`] that a stream-ordered operation accepts. The stream keeps the memory of the
+/// scale alive.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not the scale of a quantized result of a stream-ordered operation",
     note = "pass an `f32` for all rows, or `RowScales(memory)` with a `&Symmetric<f32>`, `&Buffer<f32>` or `&OnDevice<f32>`, which the queue holds"
 )]
 pub trait StreamOutputScale: OutputScale {}
 
-/// Memory to which the operation writes a scale for each row: the largest absolute value of the
-/// row, divided by the largest value of the quantised type. `RowScales` is an [`OutputScale`].
+/// Memory to which the operation writes one scale for each row. The scale is the largest absolute
+/// value in the row of the result, divided by the largest value of the quantised type. `RowScales`
+/// is an [`OutputScale`].
 ///
 /// A row whose absolute values are all below 1/512 is scaled as if its largest absolute value were
 /// 1/512.

@@ -6,14 +6,14 @@ use crate::backend::Place;
 use peerweave_types::{DType, SignalOp, SymOffset};
 use std::sync::Arc;
 
-/// One word of symmetric memory by which PEs notify each other.
+/// A word in symmetric memory that PEs update to notify each other.
 ///
 /// [`Symmetric::<u64>::signal`](crate::Symmetric::signal) borrows a signal from a handle, at no
-/// cost. A struct or thread that outlives the handle stores a clone of the handle, a
-/// [`Symmetric<u64>`](crate::Symmetric), and borrows the signal from the clone.
+/// cost. A struct or thread that may outlive the handle stores a clone of the handle, and borrows
+/// the signal from the clone.
 ///
-/// If another PE waits for a word, change the word only by signals and atomics. A put or a local
-/// store to the word is not ordered after the data that it announces.
+/// Change a word that another PE waits for only by signals and atomics. A put or a local store to
+/// the word is not ordered after the data whose arrival the word announces.
 ///
 /// ```
 /// use peerweave::{Compare, World};
@@ -45,25 +45,25 @@ impl<'a> Signal<'a> {
         Self { region, at }
     }
 
-    /// Returns the offset of the word in the segment of every PE, in bytes.
+    /// Returns the offset of the word, in bytes. The offset is the same in every PE's segment.
     #[inline]
     pub fn offset(&self) -> SymOffset {
         self.at
     }
 
-    /// Returns the update that sets the word to `value`.
+    /// Returns an update that sets the word to `value`.
     #[inline]
     pub fn set(&self, value: u64) -> SignalUpdate<'a> {
         self.update(value, SignalOp::Set)
     }
 
-    /// Returns the update that adds `value` to the word, wrapping.
+    /// Returns an update that adds `value` to the word, wrapping on overflow.
     #[inline]
     pub fn add(&self, value: u64) -> SignalUpdate<'a> {
         self.update(value, SignalOp::Add)
     }
 
-    /// Returns the update that applies `op` with `value` to the word.
+    /// Returns an update that applies `op` to the word, with the operand `value`.
     #[inline]
     pub fn update(&self, value: u64, op: SignalOp) -> SignalUpdate<'a> {
         SignalUpdate { signal: *self, value, op }
@@ -85,7 +85,7 @@ impl<'a> Signal<'a> {
     }
 }
 
-/// An update of a signal word. [`Signal::set`], [`Signal::add`] and [`Signal::update`] create it.
+/// An update of a signal word, created by [`Signal::set`], [`Signal::add`] or [`Signal::update`].
 #[derive(Clone, Copy, Debug)]
 #[must_use = "an update has no effect until it is passed to `Team::signal` or `Team::put_signal`"]
 pub struct SignalUpdate<'a> {

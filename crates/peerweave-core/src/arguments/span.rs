@@ -121,9 +121,9 @@ pub trait Source<T: Element>: sealed::Argument<T> {}
 /// In-place forms, which read and write the same memory, take a `Dest`.
 ///
 /// # Variables that are references
-/// A generic parameter takes a `&mut [T]` by value, which moves the reference: Rust reborrows
-/// automatically only if the type of the parameter is a reference. To use a variable that holds a
-/// reference again after the call, pass `&mut *buffer` or `&mut buffer`:
+/// Passing a `&mut [T]` variable to a generic parameter moves the reference: Rust reborrows
+/// automatically only if the parameter's declared type is a reference. To use the variable again
+/// after the call, pass `&mut *buffer` or `&mut buffer`:
 /// ```
 /// use peerweave::{Rank, Team, World};
 ///
@@ -151,10 +151,10 @@ pub trait Source<T: Element>: sealed::Argument<T> {}
 )]
 pub trait Dest<T: Element>: sealed::Argument<T> {}
 
-/// Memory that a queued operation may read: `&Symmetric<T>`, `&Buffer<T>` or `&OnDevice<T>`. The
-/// queue holds the memory until the operation has ended.
+/// Memory that a stream-ordered operation may read: `&Symmetric<T>`, `&Buffer<T>` or
+/// `&OnDevice<T>`. The stream keeps the memory alive until the operation has ended.
 ///
-/// Slices are not accepted, because the queue could outlive the borrow:
+/// Slices are not accepted, because the operation could outlive the borrow:
 /// ```compile_fail,E0277
 /// # use peerweave::{Rank, World};
 /// # let world = World::from_env().unwrap();
@@ -167,10 +167,10 @@ pub trait Dest<T: Element>: sealed::Argument<T> {}
 )]
 pub trait StreamSource<T: Element>: Source<T> {}
 
-/// Memory that a queued operation may write: `&Symmetric<T>`, `&Buffer<T>` or `&OnDevice<T>`. The
-/// queue holds the memory until the operation has ended.
+/// Memory that a stream-ordered operation may write: `&Symmetric<T>`, `&Buffer<T>` or
+/// `&OnDevice<T>`. The stream keeps the memory alive until the operation has ended.
 ///
-/// Slices are not accepted, because the queue could outlive the borrow:
+/// Slices are not accepted, because the operation could outlive the borrow:
 /// ```compile_fail,E0277
 /// # use peerweave::{ReduceOp, World};
 /// # let world = World::from_env().unwrap();
@@ -184,35 +184,37 @@ pub trait StreamSource<T: Element>: Source<T> {}
 )]
 pub trait StreamDest<T: Element>: Dest<T> {}
 
-/// Memory that an operation reads at the root only: any [`Source`], or an `Option` of one.
+/// Memory that an operation reads only at the root: any [`Source`], or an `Option` that contains
+/// one.
 ///
-/// Other ranks may pass an argument, which is ignored, or [`none`].
+/// Ranks other than the root pass [`none`], or an argument, which is ignored.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be the operand of the root, which is read as elements of type `{T}`",
     note = "pass memory as to other operations (`&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`, or, to a blocking form, `&[T]` or `&Vec<T>`), an `Option` of it, or `none()` on ranks other than the root"
 )]
 pub trait MaybeSource<T: Element>: sealed::Maybe<T> {
-    /// The type of the argument, if there is one.
+    /// The type of the memory that the root passes.
     type Argument: Source<T>;
     #[doc(hidden)]
     fn into_option(self) -> Option<Self::Argument>;
 }
 
-/// Memory that an operation writes at the root only: any [`Dest`], or an `Option` of one.
+/// Memory that an operation writes only at the root: any [`Dest`], or an `Option` that contains
+/// one.
 ///
-/// Other ranks may pass an argument, which is ignored, or [`none`].
+/// Ranks other than the root pass [`none`], or an argument, which is ignored.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be the result of the root, which is written as elements of type `{T}`",
     note = "pass memory as to other operations (`&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`, or, to a blocking form, `&mut [T]` or `&mut Vec<T>`), an `Option` of it, or `none()` on ranks other than the root"
 )]
 pub trait MaybeDest<T: Element>: sealed::Maybe<T> {
-    /// The type of the argument, if there is one.
+    /// The type of the memory that the root passes.
     type Argument: Dest<T>;
     #[doc(hidden)]
     fn into_option(self) -> Option<Self::Argument>;
 }
 
-/// Returns a typed `None`, for an argument that only the root needs.
+/// Returns a `None` that can be passed for an argument that only the root needs.
 ///
 /// ```
 /// use peerweave::{Rank, ReduceOp, World, none};

@@ -80,21 +80,20 @@ impl Drop for Region {
 /// range of such a buffer.
 ///
 /// [`World::alloc`](crate::World::alloc), which all PEs call together, allocates the buffer. The
-/// methods of this type access the copy of this PE. Operations of a [`Team`](crate::Team) access
-/// the copies of other PEs. A clone refers to the same memory.
+/// methods of this type access this PE's copy of the buffer. Operations of a [`Team`](crate::Team)
+/// access the copies of other PEs. A clone refers to the same memory.
 ///
-/// A peer may write to the memory at any time, so the memory cannot be borrowed as a `&[T]`: the
-/// methods copy elements. A copy made during a write is a mixture of old and new bytes. A wait for
-/// a signal, a barrier or a ticket orders the copy after the write.
+/// A peer may write to the memory at any time, so safe code cannot borrow the memory as a `&[T]`:
+/// the methods copy elements. A copy made during a write is a mixture of old and new bytes. To
+/// order the copy after the write, wait for a signal, a barrier or a ticket.
 ///
 /// **Releasing** is collective and explicit ([`Symmetric::release`]). A buffer that is dropped
 /// without a release stays allocated until [`World::finalize`](crate::World::finalize), which
 /// reports it.
 ///
-/// **After [`World::shrink`](crate::World::shrink)** the methods that access the copy of this PE
-/// still work, so that this PE can copy data to the new world. Operations and
-/// [`Symmetric::release`] fail. The memory is freed when the last handle of the old world is
-/// dropped.
+/// **After [`World::shrink`](crate::World::shrink)** the methods that access this PE's copy still
+/// work, so that this PE can copy data to the new world. Operations and [`Symmetric::release`]
+/// fail. The memory is freed when the last handle of the old world is dropped.
 pub struct Symmetric<T> {
     region: Arc<Region>,
     at: SymOffset,
@@ -151,29 +150,30 @@ impl<T: Element> Symmetric<T> {
         Ok(Self { region, at, len, element: PhantomData })
     }
 
-    /// Returns the number of elements.
+    /// Returns the number of elements that the handle refers to.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns whether there are no elements.
+    /// Returns whether the handle refers to no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Returns the offset of the first element in the segment of every PE, in bytes.
+    /// Returns the offset of the first element, in bytes. The offset is the same in every PE's
+    /// segment.
     #[inline]
     pub fn offset(&self) -> SymOffset {
         self.at
     }
 
-    /// Returns a view of the elements for kernels. The view names the same offset in the heap of
-    /// every PE.
+    /// Returns a view that kernels use to access the elements. The view names the same offset in
+    /// the heap of every PE.
     ///
-    /// A launch accepts `&Symmetric<T>` directly. Use a view as a field of an argument that is a
-    /// struct. The view does not keep the memory alive: a launch checks that the view lies within
-    /// an allocation that was not released.
+    /// A launch accepts `&Symmetric<T>` directly. A view is needed only as a field of a struct that
+    /// is passed to a kernel. The view does not keep the memory alive. A launch checks that the
+    /// view lies within an allocation that has not been released.
     #[inline]
     pub fn view(&self) -> SymSlice<T> {
         // SAFETY: [S1]: the elements lie in one allocation and are aligned. Launches check that the
@@ -181,7 +181,7 @@ impl<T: Element> Symmetric<T> {
         unsafe { SymSlice::from_raw(self.at, self.len) }
     }
 
-    /// Returns whether the allocation was released, through this handle or another.
+    /// Returns whether the allocation has been released, through this handle or another.
     pub fn is_released(&self) -> bool {
         self.region.is_released()
     }
@@ -195,7 +195,8 @@ impl<T: Element> Symmetric<T> {
         Ok(self.part(start, len))
     }
 
-    /// Returns a handle to the elements before `middle` and a handle to the rest.
+    /// Returns a handle to the elements before index `middle`, and a handle to the remaining
+    /// elements.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) if `middle` exceeds the length.
@@ -204,7 +205,8 @@ impl<T: Element> Symmetric<T> {
         Ok((self.part(0, middle), self.part(middle, self.len - middle)))
     }
 
-    /// Returns handles to parts of `len` elements, in order. The last part may be shorter.
+    /// Returns an iterator over handles to consecutive parts of `len` elements. The last part may
+    /// be shorter.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) if `len` is 0.
@@ -233,11 +235,11 @@ impl<T: Element> Symmetric<T> {
         Symmetric { region: self.region.clone(), at: self.at, len, element: PhantomData }
     }
 
-    /// Returns the address of this PE's copy, for use by the host.
+    /// Returns the address at which the host can access this PE's copy.
     ///
     /// The address is valid until the allocation is released or the last handle of the world is
-    /// dropped. Peers may write to the memory at any time. Accesses through the address must be
-    /// atomic, or be ordered by signals or barriers.
+    /// dropped. Peers may write to the memory at any time. Accesses through the address must
+    /// therefore be atomic, or must be ordered by signals or barriers.
     ///
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported) if only a device can access the memory:
@@ -246,9 +248,9 @@ impl<T: Element> Symmetric<T> {
         self.host("as_ptr")
     }
 
-    /// Returns the device address of this PE's copy, for kernels and copies of the device, and the
-    /// number of the device. Returns `None` for host memory. The address is valid as long as that
-    /// of [`Symmetric::as_ptr`].
+    /// Returns the device address of this PE's copy and the ordinal of the device. Kernels and
+    /// copies on that device can use the address. Returns `None` for host memory. The address is
+    /// valid until the allocation is released or the last handle of the world is dropped.
     pub fn device_address(&self) -> Option<(u64, usize)> {
         match self.region.shared.backend.local(self.at) {
             LocalAddress::Device { address, ordinal } => Some((address, ordinal)),
@@ -266,11 +268,11 @@ impl<T: Element> Symmetric<T> {
         }
     }
 
-    /// Copies the elements of this PE to a new vector. The copy is not ordered with the operations
-    /// of streams; [`Stream::copy`](crate::Stream::copy) is.
+    /// Copies this PE's elements into a new vector. The copy is not ordered with the operations on
+    /// streams. For a stream-ordered copy, call [`Stream::copy`](crate::Stream::copy).
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) after release or finalize; for device memory also
+    /// [`Misuse`](crate::Misuse) after release or finalize. For device memory also
     /// [`Error::Timeout`](crate::Error::Timeout) and errors of the device.
     pub fn to_vec(&self) -> Result<Vec<T>> {
         self.region.usable("to_vec")?;
@@ -285,7 +287,7 @@ impl<T: Element> Symmetric<T> {
         Ok(into)
     }
 
-    /// Copies the elements of this PE to a slice of the same length.
+    /// Copies this PE's elements into `into`, a slice of the same length.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) if the lengths differ; otherwise as for [`Symmetric::to_vec`].
@@ -298,7 +300,7 @@ impl<T: Element> Symmetric<T> {
         unsafe { self.region.shared.backend.read_local(self.at, into.as_mut_ptr().cast(), size_of_val(into)) }
     }
 
-    /// Copies a slice of the same length to the elements of this PE.
+    /// Overwrites this PE's elements with those of `from`, a slice of the same length.
     ///
     /// # Errors
     /// As for [`Symmetric::copy_to`].
@@ -309,8 +311,9 @@ impl<T: Element> Symmetric<T> {
         unsafe { self.region.shared.backend.write_local(self.at, from.as_ptr().cast(), size_of_val(from)) }
     }
 
-    /// Sets all elements of this PE to `value`. Device memory is set by its device. The call is not
-    /// ordered with the operations of streams; [`Stream::fill`](crate::Stream::fill) is.
+    /// Sets all of this PE's elements to `value`. If the memory is on a device, the device sets it.
+    /// The call is not ordered with the operations on streams. For a stream-ordered fill, call
+    /// [`Stream::fill`](crate::Stream::fill).
     ///
     /// # Errors
     /// As for [`Symmetric::to_vec`].
@@ -331,10 +334,10 @@ impl<T: Element> Symmetric<T> {
         Ok(())
     }
 
-    /// Reads one element of this PE.
+    /// Reads the element at `index` from this PE's copy.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) if there is no such element; otherwise as for
+    /// [`Misuse`](crate::Misuse) if the handle has no element at `index`; otherwise as for
     /// [`Symmetric::to_vec`].
     #[inline]
     pub fn load(&self, index: usize) -> Result<T> {
@@ -346,7 +349,7 @@ impl<T: Element> Symmetric<T> {
         Ok(value)
     }
 
-    /// Writes one element of this PE.
+    /// Writes `value` to the element at `index` in this PE's copy.
     ///
     /// # Errors
     /// As for [`Symmetric::load`].
@@ -363,17 +366,17 @@ impl<T: Element> Symmetric<T> {
         self.at.plus((index * size_of::<T>()) as u64)
     }
 
-    /// Borrows the elements of this PE as a slice.
+    /// Borrows this PE's elements as a slice.
     ///
     /// # Safety
     /// While the slice lives:
-    /// - No PE, including this one, writes these elements by an operation or kernel (`store`,
-    ///   `copy_from`, `fill`, a collective, a pending operation).
-    /// - The allocation is not released, and a handle of its world lives.
-    /// - The slice is not passed to a call of Peerweave, because the call would treat it as
+    /// - No PE, including this one, writes these elements by a method of this type, an operation or
+    ///   a kernel. Examples are `store`, `copy_from`, `fill`, a collective and a pending operation.
+    /// - The allocation is not released, and at least one handle of its world lives.
+    /// - The slice is not passed to a Peerweave call, because the call would treat the slice as
     ///   ordinary memory.
     ///
-    /// Earlier writes of peers must be ordered before this call, by a barrier or a wait.
+    /// Earlier writes by peers must be ordered before this call, by a barrier or a wait.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) after release or finalize;
@@ -387,11 +390,11 @@ impl<T: Element> Symmetric<T> {
         Ok(unsafe { std::slice::from_raw_parts(first, self.len) })
     }
 
-    /// Borrows the elements of this PE as a mutable slice.
+    /// Borrows this PE's elements as a mutable slice.
     ///
     /// # Safety
-    /// As for [`Symmetric::as_slice`]. In addition, no PE reads these elements, and no other slice
-    /// of them lives.
+    /// The conditions of [`Symmetric::as_slice`] hold. In addition, while the slice lives, no PE
+    /// reads these elements, and no other slice of these elements lives.
     ///
     /// # Errors
     /// As for [`Symmetric::as_slice`].
@@ -404,20 +407,21 @@ impl<T: Element> Symmetric<T> {
         Ok(unsafe { std::slice::from_raw_parts_mut(first, self.len) })
     }
 
-    /// Releases the whole allocation. Later calls on other handles to it fail.
+    /// Releases the whole allocation. Later calls on other handles to the allocation fail.
     ///
     /// # Collective
-    /// All PEs must call, in the same order as other allocations and releases. Returns when the
-    /// pending operations of this PE that use the heap are complete, and every PE has called.
+    /// All PEs must call this method, and make all allocations and releases in the same order. The
+    /// call returns once every PE has called, and this PE's pending operations that use the heap
+    /// are complete.
     ///
-    /// This call waits only for stream-ordered operations. A blocking call that another thread
-    /// makes with this buffer, on any PE, must have returned before that PE calls `release`.
-    /// Otherwise a put that is still running may write into memory of a later allocation.
+    /// This call waits only for stream-ordered operations. If another thread of a PE makes a
+    /// blocking call with this buffer, that call must have returned before the PE calls `release`.
+    /// Otherwise a put that is still running may write into the memory of a later allocation.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) for a handle to a range, for an allocation that was released
-    /// before, and after finalize. In these cases the allocation does not change. Otherwise errors
-    /// of the backend.
+    /// [`Misuse`](crate::Misuse) for a handle to a range, for an allocation that has already been
+    /// released, and after finalize. In these cases the allocation does not change. Otherwise
+    /// errors of the backend.
     pub fn release(self) -> Result<()> {
         const CALL: &str = "release";
         let region = &*self.region;

@@ -15,9 +15,9 @@ use std::ops::{Deref, RangeBounds};
 
 /// A range of symmetric memory that borrows a handle: see [`Symmetric::range`].
 ///
-/// If `view` is a variable, `&view` is accepted wherever a `&Symmetric<T>` is. For a view that is
-/// created in the argument list, write `&*x.range(0..2)?`: because of the `?`, the compiler does
-/// not convert `&x.range(0..2)?` to a `&Symmetric<T>`.
+/// If `view` is a variable, `&view` is accepted wherever a `&Symmetric<T>` is accepted. For a view
+/// that is created in the argument list, write `&*x.range(0..2)?`: because of the `?`, the compiler
+/// does not convert `&x.range(0..2)?` to a `&Symmetric<T>`.
 ///
 /// ```
 /// use peerweave::{Rank, World};
@@ -61,8 +61,8 @@ impl<T: Element> Symmetric<T> {
     /// Borrows a range of this handle's elements, for an operation.
     ///
     /// Unlike [`Symmetric::slice`], this call does not change the reference count of the
-    /// allocation. Loops over small ranges are therefore faster, above all in several threads. To
-    /// keep a handle to a range, use `slice`.
+    /// allocation. Loops over small ranges are therefore faster, especially if several threads run
+    /// them. To keep a handle to a range, use `slice`.
     ///
     /// ```
     /// use peerweave::World;
@@ -95,7 +95,7 @@ impl<T: Element> Symmetric<T> {
         Ok(SymmetricRange { handle, borrowed: PhantomData })
     }
 
-    /// Returns a handle to the same bytes as elements of another type.
+    /// Returns a handle to the same bytes, as elements of type `U`.
     ///
     /// Every bit pattern is a value of every element type, so a cast is always safe.
     /// [`Symmetric::release`] accepts the result if it names the whole allocation.
@@ -119,8 +119,8 @@ impl<T: Element> Symmetric<T> {
     /// ```
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) if the size in bytes is not a multiple of the size of the new
-    /// elements, or if the offset is not a multiple of their alignment.
+    /// [`Misuse`](crate::Misuse) if the size of the memory is not a multiple of the size of `U`, or
+    /// if its offset is not a multiple of the alignment of `U`.
     pub fn cast<U: Element>(&self) -> Result<Symmetric<U>> {
         const CALL: &str = "cast";
         let bytes = self.len() * size_of::<T>();

@@ -16,13 +16,13 @@ mod sealed {
     }
 }
 
-/// A word for which a PE waits: `&Signal`, or `(&Symmetric<T>, index)` for an element.
+/// A word that a PE waits for: `&Signal`, or `(&Symmetric<T>, index)` for an element.
 #[diagnostic::on_unimplemented(
     message = "a PE cannot wait for `{Self}`",
     note = "pass a `&Signal`, or `(&symmetric, index)` for an element of an integer type of at least 16 bits"
 )]
 pub trait WaitWord: sealed::Word {
-    /// The type of the word.
+    /// The integer type of the word.
     type Element: WaitElement;
 }
 

@@ -5,7 +5,8 @@ use peerweave_types::Pe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Records whether a job was aborted, by which PE and with which exit code. Clones share the word.
+/// Records whether the job has been aborted and, if so, by which PE and with which exit code.
+/// Clones share one word.
 #[derive(Clone, Debug, Default)]
 pub struct AbortWord(Arc<AtomicU64>);
 
@@ -13,20 +14,20 @@ pub struct AbortWord(Arc<AtomicU64>);
 const ABORTED: u64 = 1 << 63;
 
 impl AbortWord {
-    /// Encodes an abort by the PE `by` with the exit code `code`, for memory that several processes
-    /// share.
+    /// Encodes an abort by the PE `by` with the exit code `code` as one word, which can be stored
+    /// in memory that several processes share.
     pub fn encode(by: Pe, code: u8) -> u64 {
         ABORTED | u64::from(by.get()) << 8 | u64::from(code)
     }
 
-    /// Returns the PE and the exit code of an encoded abort; `None` if `word` does not record an
-    /// abort.
+    /// Returns the PE that aborted the job and the exit code that it passed; `None` if `word` does
+    /// not record an abort.
     pub fn decode(word: u64) -> Option<(Pe, u8)> {
         (word & ABORTED != 0).then(|| (Pe::new((word >> 8) as u32), word as u8))
     }
 
-    /// Aborts the job, unless it was aborted before. Returns the PE and the exit code of the first
-    /// abort.
+    /// Aborts the job, unless the job has already been aborted. Returns the PE and the exit code of
+    /// the first abort.
     pub fn abort(&self, by: Pe, code: u8) -> (Pe, u8) {
         match self.0.compare_exchange(0, Self::encode(by, code), Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => (by, code),
@@ -34,13 +35,14 @@ impl AbortWord {
         }
     }
 
-    /// Returns whether the job was aborted.
+    /// Returns whether the job has been aborted.
     #[inline]
     pub fn is_set(&self) -> bool {
         self.0.load(Ordering::Acquire) != 0
     }
 
-    /// Returns the error of calls after an abort; `None` if the job was not aborted.
+    /// Returns the error with which calls fail after an abort; `None` if the job has not been
+    /// aborted.
     pub fn error(&self) -> Option<Error> {
         Self::decode(self.0.load(Ordering::Acquire)).map(|(by, code)| Error::Aborted { by, code })
     }

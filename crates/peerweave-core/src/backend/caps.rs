@@ -9,34 +9,34 @@ use peerweave_types::{DType, ReduceOp};
 pub struct Caps {
     /// The size of the symmetric heap of each PE, in bytes.
     pub heap_bytes: usize,
-    /// How ordinary (private) buffers take part in operations between PEs.
+    /// How the backend transfers ordinary (private) buffers between PEs.
     pub private_buffers: PrivateBuffers,
-    /// Whether PEs compare their calls before they run them.
+    /// Whether PEs compare their collective calls before they run them.
     pub call_checking: CallChecking,
     /// The number of teams that a PE can belong to at the same time, including the world.
     pub max_teams: usize,
     /// The largest alignment of an allocation, in bytes: a power of two.
     pub max_align_bytes: usize,
-    /// A description of the instruction set or device that computes.
+    /// A description of the instruction set or the device on which the backend computes.
     pub compute: String,
-    /// The device whose memory is accepted as an operand ([`OnDevice`](crate::OnDevice)), by its
-    /// number in this process; `None` if no memory of a device is accepted.
+    /// The ordinal in this process of the device whose memory operations accept
+    /// ([`OnDevice`](crate::OnDevice)); `None` if operations accept no device memory.
     pub device: Option<u32>,
-    /// The behavior of streams after an operation has failed.
+    /// What streams do after an operation has failed.
     pub after_failure: AfterFailure,
-    /// Whether a function of the caller can combine elements
+    /// Whether the backend supports reductions by a function that the caller passes
     /// ([`ReduceFn`](crate::ReduceFn)).
     pub reduce_functions: bool,
-    /// How reductions are computed, one entry for each collective, type and reduction that is
-    /// defined. See [`Caps::reduction`].
+    /// How the backend computes each reduction: one entry for each combination of collective,
+    /// element type and reduction that is defined. See [`Caps::reduction`].
     pub reductions: Vec<ReductionCaps>,
 }
 
 impl Caps {
-    /// Returns minimal capabilities, which a backend can extend: staged private buffers, no call
-    /// checking, allocations aligned to at most 4096 bytes, no device memory, no reductions by
-    /// functions of the caller, streams that skip operations after a failure, and no guarantees
-    /// about reductions.
+    /// Returns minimal capabilities, which a backend can extend. Private buffers are staged, and
+    /// calls are not checked. Allocations are aligned to at most 4096 bytes. Neither device memory
+    /// nor reductions by a [`ReduceFn`](crate::ReduceFn) are supported. Streams skip operations
+    /// after a failure. Nothing is guaranteed about reductions.
     pub fn new(heap_bytes: usize, max_teams: usize, compute: impl Into<String>) -> Self {
         Self {
             heap_bytes,
@@ -52,9 +52,10 @@ impl Caps {
         }
     }
 
-    /// Returns the entries of [`Caps::reductions`], after `describe` has changed each of them.
-    /// Before the change, an entry guarantees nothing: its order and its NaN rule are unspecified,
-    /// bits may differ among ranks, and elements are accumulated in the element type.
+    /// Returns the entries of [`Caps::reductions`], after `describe` has changed each of them. The
+    /// entry that is passed to `describe` guarantees nothing: the order and the NaN rule are
+    /// unspecified, the bits of the result may differ among ranks, and elements are accumulated in
+    /// the element type.
     pub fn reductions_with(mut describe: impl FnMut(&mut ReductionCaps)) -> Vec<ReductionCaps> {
         let mut all = Vec::new();
         for kind in CollectiveKind::ALL.into_iter().filter(|kind| kind.reduces()) {
@@ -71,8 +72,9 @@ impl Caps {
         all
     }
 
-    /// Returns how the backend computes a reduction. Returns `None` if the reduction is not defined
-    /// for the type, if the backend does not support it, or if `kind` does not reduce.
+    /// Returns how the backend computes the reduction `op` of elements of type `dtype` in the
+    /// collective `kind`. Returns `None` if `op` is not defined for `dtype`, if the backend does
+    /// not support the combination, or if `kind` does not reduce.
     ///
     /// ```
     /// use peerweave::backend::CollectiveKind;
@@ -92,7 +94,7 @@ impl Caps {
     }
 }
 
-/// How a backend computes one reduction of one type in one collective.
+/// How a backend computes one reduction of one element type in one collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReductionCaps {
@@ -102,14 +104,14 @@ pub struct ReductionCaps {
     pub dtype: DType,
     /// The reduction.
     pub op: ReduceOp,
-    /// The order in which the operands of the ranks are combined, which decides how floats are
-    /// rounded.
+    /// The order in which the operands of the ranks are combined. For floats, the order affects
+    /// rounding.
     pub order: ReductionOrder,
-    /// Whether every rank that gets a result gets the same bits.
+    /// Whether all ranks that get a result get the same bits.
     pub same_bits: bool,
-    /// The type in which elements are combined.
+    /// The type in which elements are accumulated.
     pub accumulator: AccumulatorType,
-    /// The result if operands are NaN.
+    /// How the reduction treats operands that are NaN.
     pub nan: NanRule,
 }
 
@@ -117,68 +119,71 @@ pub struct ReductionCaps {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReductionOrder {
-    /// From rank 0 upward, for every element. The result does not depend on the size or location of
-    /// the buffers.
+    /// Operands are combined in rank order, starting at rank 0, for every element. The result does
+    /// not depend on the size or the location of the buffers.
     Rank,
     /// The order may differ among elements, sizes and calls.
     Unspecified,
 }
 
-/// The type in which a reduction combines elements.
+/// The type in which a reduction accumulates elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AccumulatorType {
-    /// The element type.
+    /// Elements are accumulated in the element type.
     Element,
-    /// `f32`, and the result is rounded once.
+    /// Elements are accumulated in `f32`, and the result is rounded to the element type once, at
+    /// the end.
     F32RoundedOnce,
 }
 
-/// The result of a reduction of floats if operands are NaN.
+/// How a reduction of floats treats operands that are NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NanRule {
-    /// `Min` and `Max` ignore a NaN if another operand is a number. A NaN result is the positive
-    /// quiet NaN without payload.
+    /// `Min` and `Max` ignore a NaN if another operand is a number. If the result is NaN, it is the
+    /// positive quiet NaN without payload.
     IgnoredByMinMaxCanonical,
-    /// `Min` and `Max` ignore a NaN if another operand is a number. The payload of a NaN result is
-    /// unspecified.
+    /// `Min` and `Max` ignore a NaN if another operand is a number. If the result is NaN, its
+    /// payload is unspecified.
     IgnoredByMinMax,
     /// The treatment of NaN is unspecified.
     Unspecified,
 }
 
-/// The behavior of streams after an operation has failed.
+/// What streams do after an operation has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AfterFailure {
-    /// Later operations of the stream do not run, and fail with
+    /// Later operations on the stream do not run. They fail with
     /// [`Error::Skipped`](crate::Error::Skipped).
     SkipsStream,
-    /// The stream continues. The team of a failed operation or kernel is poisoned: its later
-    /// operations fail ([`Team::failure`](crate::Team::failure)).
+    /// The stream continues. The team of the failed operation or kernel is poisoned: later
+    /// operations of that team fail ([`Team::failure`](crate::Team::failure)).
     PoisonsTeam,
 }
 
-/// How ordinary buffers take part in operations between PEs.
+/// How a backend transfers ordinary buffers between PEs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PrivateBuffers {
-    /// Buffers are copied through memory that both PEs access, which costs one more copy.
+    /// Buffers are copied through memory that the source PE and the target PE can access. This
+    /// costs one more copy.
     Staged,
-    /// The operating system reads them from the memory of the other process.
+    /// The operating system copies buffers directly from the memory of the other process.
     CrossMemoryAttach,
-    /// Buffers cannot take part: operations on them return an error.
+    /// Ordinary buffers are not supported: operations on them return an error.
     Refused,
 }
 
-/// Whether PEs compare operation, count, type, root and reduction before they run a collective.
+/// Whether PEs compare their operation, count, type, root and reduction before they run a
+/// collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CallChecking {
-    /// Every collective is compared.
+    /// PEs compare every collective call.
     Always,
-    /// The check is enabled, by `PEERWEAVE_CHECK_CALLS=1`.
+    /// The check has been enabled by `PEERWEAVE_CHECK_CALLS=1`.
     On,
     /// The check is disabled; `PEERWEAVE_CHECK_CALLS=1` enables it.
     Off,

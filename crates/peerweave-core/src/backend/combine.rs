@@ -8,12 +8,13 @@ use std::any::Any;
 /// The size of the blocks in which elements are copied, in bytes.
 const BLOCK: usize = 4096;
 
-/// Combines `count` elements of each of `operands` operands, in the order of the operands. The
-/// function gets copies of elements, because other threads may access the elements themselves.
+/// Combines `operands` operands of `count` elements each with `function`, in the order of the
+/// operands. The function gets copies of the elements, because other threads may access the
+/// operands concurrently.
 ///
-/// - `read(operand, first, into)` copies bytes of an operand, from byte `first`.
-/// - `write(first, bytes)` stores bytes of the result, from byte `first`. All operands of these
-///   elements are read before the write.
+/// - `read(operand, first, into)` fills `into` with bytes of an operand, starting at byte `first`.
+/// - `write(first, bytes)` stores `bytes` in the result, starting at byte `first`. The same bytes
+///   of all operands are read before the write.
 pub fn combine_in_order(
     function: &dyn Combine,
     operands: usize,
@@ -38,7 +39,7 @@ pub fn combine_in_order(
     }
 }
 
-/// Returns the error of a call whose function panicked with this payload.
+/// Returns the error with which `call` fails if its function has panicked with this payload.
 pub fn function_panicked(call: &'static str, payload: &(dyn Any + Send)) -> Error {
     let text = payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str));
     let text = format!("the function that combines elements panicked: {}", text.unwrap_or("no text"));

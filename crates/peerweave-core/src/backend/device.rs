@@ -8,32 +8,33 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// The owner of device memory. The memory stays allocated while the owner lives.
 ///
-/// A library that orders the uses of its own memory, such as cudarc for its slices, implements the
-/// methods. They are called for each operation that uses the memory.
+/// A library that orders accesses to its own memory, as cudarc does for its slices, implements the
+/// methods. The methods are called for each operation that uses the memory.
 pub trait DeviceOwner: Any + Send + Sync + fmt::Debug {
     /// Prepares the memory for an operation that is about to be enqueued on `stream`, for example
     /// by making the stream wait for earlier work on the memory. For an operation that runs on the
-    /// calling thread, `stream` is `None`. Earlier work must then have ended when this method
-    /// returns.
+    /// calling thread, `stream` is `None`. In this case, earlier work on the memory must have ended
+    /// when this method returns.
     ///
     /// # Errors
-    /// The reason why the operation cannot use the memory. The operation is then not enqueued.
+    /// The reason why the operation cannot use the memory. If the method fails, the operation is
+    /// neither enqueued nor run.
     fn before(&self, stream: Option<&dyn StreamBackend>) -> Result<(), Error> {
         let _ = stream;
         Ok(())
     }
 
-    /// Notifies the owner that the operation was enqueued on `stream`, or could not be enqueued.
-    /// Later work of the owner on the memory must wait for the operation.
+    /// Notifies the owner that the operation has been enqueued on `stream`, or could not be
+    /// enqueued. Work that the owner later starts on the memory must wait for the operation.
     fn after(&self, stream: &dyn StreamBackend) {
         let _ = stream;
     }
 }
 
-/// A value that keeps memory alive while an operation uses it. Dropping the value is local and does
-/// not block. The drop may release the last handle of the world, and with it the backend, on any
-/// thread. Creating and dropping the value allocates no memory. A drop frees only memory of which
-/// this value was the last owner.
+/// A value that keeps memory alive while an operation uses the memory. Neither creating nor
+/// dropping the value allocates memory. Dropping the value is not collective and does not block.
+/// The value may be dropped on any thread, and may be the last handle of the world; the drop then
+/// releases the backend too. A drop frees only memory of which the value was the last owner.
 #[derive(Debug)]
 pub struct Keep(Owners);
 
@@ -71,10 +72,10 @@ impl Keep {
         Self(Owners::Many(owners))
     }
 
-    /// Calls `with` for each owner of device memory, until a call fails.
+    /// Calls `with` for each owner of device memory, until a call returns an error.
     ///
     /// # Errors
-    /// The first error of `with`.
+    /// The first error that `with` returns.
     pub fn device_owners(&self, with: &mut dyn FnMut(&dyn DeviceOwner) -> Result<(), Error>) -> Result<(), Error> {
         let owners = match &self.0 {
             Owners::Few(owners) => owners.as_slice(),

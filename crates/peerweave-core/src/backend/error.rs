@@ -10,57 +10,57 @@ use std::time::Duration;
 
 /// Any failure of Peerweave.
 ///
-/// `Debug` shows the message too, because `unwrap` and a `main` that returns an error print
-/// `Debug`.
+/// `Debug` includes the message of `Display`, because `unwrap` and a `main` that returns an error
+/// print the `Debug` form.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A bug in the caller. Nothing was enqueued and no peer was notified, so a corrected call can
-    /// follow.
+    /// The caller has a bug. The call enqueued nothing and notified no peer, so the caller can make
+    /// a corrected call.
     #[error(transparent)]
     Misuse(#[from] Misuse),
-    /// The PEs of a team made different calls. Every PE of the team gets this error, no PE ran
-    /// anything, and the team stays usable.
+    /// The PEs of a team made different calls. Every PE of the team gets this error. None of the
+    /// calls has run, and the team stays usable.
     #[error(transparent)]
     Mismatch(Box<Mismatch>),
-    /// A peer has died, left the job, failed, or cannot be accessed. Teams that contain the peer
-    /// can run no further collectives.
+    /// A peer has died, has left the job, has failed, or cannot be accessed. Teams that contain the
+    /// peer can run no further collectives.
     #[error("{call} on {team}: {pe} {cause}")]
     Peer {
-        /// The call.
+        /// The name of the call that failed.
         call: &'static str,
-        /// The team.
+        /// The team on which the call was made.
         team: TeamName,
         /// The peer.
         pe: Pe,
-        /// The event that affected the peer.
+        /// What happened to the peer.
         cause: PeerCause,
     },
     /// A deadline expired.
     #[error(transparent)]
     Timeout(Box<Timeout>),
-    /// The operation did not run, because an earlier operation in its stream had failed with an
+    /// The operation did not run, because an earlier operation on its stream had failed with an
     /// error other than [`Mismatch`].
     #[error("{call} was skipped: an earlier operation of the stream failed: {because}")]
     Skipped {
-        /// The call.
+        /// The name of the call that failed.
         call: &'static str,
-        /// The earlier failure.
+        /// The error with which the earlier operation failed.
         because: Arc<Error>,
     },
-    /// The operation did not run, because its team failed earlier. The ranks of the team may be at
-    /// different operations.
+    /// The operation did not run, because its team had failed earlier. The ranks of the team may
+    /// have reached different operations.
     #[error("{call}: {team} is poisoned by an earlier failure: {because}")]
     Poisoned {
-        /// The call.
+        /// The name of the call that failed.
         call: &'static str,
-        /// The team.
+        /// The team that failed earlier.
         team: TeamName,
-        /// The earlier failure.
+        /// The error with which the team failed.
         because: Arc<Error>,
     },
-    /// A PE has ended the job by [`World::abort`](crate::World::abort). All later calls on all PEs
-    /// fail with this error.
+    /// A PE has ended the job with [`World::abort`](crate::World::abort). Every later call, on
+    /// every PE, fails with this error.
     #[error("{by} has aborted the job with exit code {code}")]
     Aborted {
         /// The PE that aborted the job first.
@@ -68,52 +68,54 @@ pub enum Error {
         /// The exit code that this PE passed.
         code: u8,
     },
-    /// A kernel failed, in one of its operations or threads.
+    /// A kernel failed: one of its operations failed, or one of its threads panicked, trapped or
+    /// diverged.
     #[error(transparent)]
     Kernel(Box<KernelFailure>),
     /// The symmetric heap or the machine does not have enough memory.
     #[error("{call}: out of memory: {requested_bytes} bytes requested, {available_bytes} available ({what})")]
     OutOfMemory {
-        /// The call.
+        /// The name of the call that failed.
         call: &'static str,
-        /// The bytes requested.
+        /// The number of bytes that the call requested.
         requested_bytes: usize,
-        /// The bytes available.
+        /// The number of bytes that are available.
         available_bytes: usize,
-        /// The resource: the symmetric heap, memory of the machine.
+        /// The name of the resource that has run out, such as the symmetric heap.
         what: &'static str,
     },
-    /// A PE already belongs to the maximum number of teams. Every rank of the parent team gets this
-    /// error.
-    #[error("{call}: a PE already belongs to {max_teams} teams, the maximum: destroy one first")]
+    /// At least one PE already belongs to the maximum number of teams. Every rank of the parent
+    /// team gets this error.
+    #[error("{call}: a PE already belongs to {max_teams} teams, the maximum: destroy a team first")]
     TooManyTeams {
-        /// The call.
+        /// The name of the call that failed.
         call: &'static str,
         /// The number of teams that a PE can belong to at the same time, including the world.
         max_teams: usize,
     },
-    /// The backend does not support the call.
+    /// The backend does not support the call, or does not support these arguments.
     #[error("{call}: not supported by the {backend} backend: {why}")]
     Unsupported {
-        /// The call.
+        /// The name of the call that failed.
         call: &'static str,
-        /// The backend.
+        /// The name of the backend.
         backend: &'static str,
-        /// The reason, and an alternative.
+        /// The reason, and an alternative if there is one.
         why: &'static str,
     },
-    /// The job could not start: wrong launcher environment, failed rendezvous, missing library.
+    /// The job could not start, for example because the launcher's environment is wrong, the
+    /// rendezvous failed, or a library is missing.
     #[error("{call}: {source}")]
     Setup {
-        /// The call.
+        /// The name of the call that failed.
         call: &'static str,
-        /// The cause.
+        /// The error that prevented the start.
         source: Arc<dyn std::error::Error + Send + Sync>,
     },
-    /// A call of the operating system or of a vendor library failed.
+    /// A call to the operating system or to a vendor library failed.
     #[error("{call}: {source}")]
     System {
-        /// The call.
+        /// The name of the call that failed.
         call: &'static str,
         /// The error that the failed call returned.
         source: Arc<dyn std::error::Error + Send + Sync>,
@@ -127,8 +129,8 @@ impl fmt::Debug for Error {
 }
 
 impl Error {
-    /// Returns the PEs of the job that caused the error: the peer that died, PEs that missed a
-    /// deadline, PEs that made a different call.
+    /// Returns the PEs that caused the error: a peer that died, PEs that missed a deadline, or PEs
+    /// that made a different call.
     pub fn blamed(&self) -> Vec<Pe> {
         match self {
             Self::Peer { pe, .. } => vec![*pe],
@@ -142,8 +144,9 @@ impl Error {
         }
     }
 
-    /// Converts an error of the setup of a new job to an error of `call` on `team` of the old job.
-    /// `old` converts PE numbers of the new job to those of the old job. For backends.
+    /// Converts an error from setting up a new job into an error of `call` on `team` in the old
+    /// job. `old` converts PE numbers of the new job to those of the old job. Backends call this
+    /// method when they shrink a world.
     pub fn renumbered(self, call: &'static str, team: TeamName, old: impl Fn(&[Pe]) -> Vec<Pe>) -> Self {
         let one = |pe: Pe| old(&[pe]).first().copied().unwrap_or(pe);
         match self {
@@ -160,7 +163,7 @@ impl Error {
         }
     }
 
-    /// Returns the kind of misuse; `None` for other errors.
+    /// Returns the kind of misuse; `None` if the error is not a [`Misuse`].
     pub fn misuse(&self) -> Option<&MisuseKind> {
         match self {
             Self::Misuse(misuse) => Some(&misuse.kind),
@@ -168,23 +171,24 @@ impl Error {
         }
     }
 
-    /// Returns the error for a failure of the operating system in `call`.
+    /// Returns the error for `call` if the operating system or a vendor library has failed with
+    /// `source`.
     pub fn system(call: &'static str, source: impl std::error::Error + Send + Sync + 'static) -> Self {
         Self::System { call, source: Arc::new(source) }
     }
 
-    /// Returns the error for a failure to start the job in `call`.
+    /// Returns the error for `call` if the job could not start because of `source`.
     pub fn setup(call: &'static str, source: impl std::error::Error + Send + Sync + 'static) -> Self {
         Self::Setup { call, source: Arc::new(source) }
     }
 }
 
-/// Identifies a team in messages.
+/// A team, as error messages name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TeamName {
     /// The number of the team.
     pub id: TeamId,
-    /// The number of its ranks.
+    /// The number of ranks in the team.
     pub size: usize,
 }
 
@@ -207,19 +211,19 @@ impl fmt::Display for Count {
     }
 }
 
-/// An event that affected a peer.
+/// What happened to a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PeerCause {
-    /// The PE's process ended, or was killed, without leaving the job.
+    /// The PE's process exited or was killed without leaving the job.
     Died,
     /// The PE left the job (finalized or dropped its world) while other PEs still needed it.
     Left,
-    /// The PE reported that it failed in this operation.
+    /// The PE has reported that it failed in this operation.
     Failed,
     /// The memory of the PE could not be read.
     Unreachable,
-    /// The PE has called [`World::shrink`](crate::World::shrink), and runs no more operations of
+    /// The PE has called [`World::shrink`](crate::World::shrink), and runs no further operations in
     /// this world.
     Shrinks,
 }
@@ -236,32 +240,33 @@ impl fmt::Display for PeerCause {
     }
 }
 
-/// A deadline that expired.
+/// A call that did not complete before its deadline.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call} on {team}: timed out after {:.3} s; {}", waited.as_secs_f64(), Awaited { running: *running, missing, holder: *holder, word: *word })]
 pub struct Timeout {
-    /// The call.
+    /// The name of the call that failed.
     pub call: &'static str,
-    /// The team.
+    /// The team on which the call was made.
     pub team: TeamName,
-    /// The time waited.
+    /// How long the call waited.
     pub waited: Duration,
-    /// The PEs that did not arrive; empty for a wait on a signal word, which any PE could have set.
+    /// The PEs that the call waited for and that did not arrive. Empty for a wait on a signal word,
+    /// because any PE could have set the word.
     pub missing: Vec<Pe>,
-    /// The call that a stream of this PE is still running, if the wait was for the streams of this
-    /// PE.
+    /// The name of the call that a stream of this PE is still running, if the call waited for
+    /// streams of this PE.
     pub running: Option<&'static str>,
-    /// The PE that holds the lock, if the wait was for a lock. The holder is in `missing` too,
-    /// unless it is this PE.
+    /// The PE that holds the lock, if the call waited for a lock. The holder is also in `missing`,
+    /// unless the holder is this PE.
     pub holder: Option<Pe>,
-    /// The word for which the call waited, if it waited for words and the backend knows their
+    /// The word that the call waited for, if the call waited for words and the backend knows their
     /// values.
     pub word: Option<AwaitedWord>,
 }
 
 impl Timeout {
-    /// Creates the error of a call that waited for `missing`, and neither for a stream, nor for a
-    /// lock, nor for words.
+    /// Creates the error of a call that waited for the PEs in `missing`, and not for a stream, a
+    /// lock or a word.
     pub fn new(call: &'static str, team: TeamName, waited: Duration, missing: Vec<Pe>) -> Self {
         Self { call, team, waited, missing, running: None, holder: None, word: None }
     }
@@ -273,19 +278,18 @@ impl From<Timeout> for Error {
     }
 }
 
-/// A word that did not satisfy the comparison of a wait when the deadline passed: the first such
-/// word, if there are several.
+/// The first of a wait's words that did not satisfy the comparison when the deadline passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AwaitedWord {
-    /// The index among the words of the wait; `None` if the wait is for one word.
+    /// The index of this word among the words of the wait; `None` if the wait is for one word.
     pub index: Option<usize>,
-    /// The offset in the symmetric heap.
+    /// The offset of the word in the symmetric heap.
     pub offset: SymOffset,
-    /// The type of the word: an integer.
+    /// The integer type of the word.
     pub dtype: DType,
-    /// The bits of the word, zero-extended.
+    /// The bits found in the word, zero-extended.
     pub found: u64,
-    /// The comparison.
+    /// The comparison that the word did not satisfy.
     pub compare: Compare,
     /// The bits of the value with which the word is compared, zero-extended.
     pub value: u64,
@@ -329,23 +333,24 @@ impl fmt::Display for Awaited<'_> {
     }
 }
 
-/// The failure of a kernel on this PE.
+/// A kernel that failed on this PE.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{kernel}: {message}")]
 pub struct KernelFailure {
-    /// The kernel.
+    /// The name of the kernel.
     pub kernel: &'static str,
-    /// The kind of failure of an operation; `None` if a thread panicked, trapped or diverged
-    /// instead.
+    /// The reason why an operation of the kernel failed; `None` if no operation failed, and a
+    /// thread panicked, trapped or diverged instead.
     pub kind: Option<FailureKind>,
     /// The operation that failed.
     pub operation: Option<KernelOp>,
-    /// The PE that did not arrive or cannot be reached; for [`FailureKind::NoSuchPeer`] the PE that
-    /// the job does not have.
+    /// The PE that did not arrive or cannot be reached. For [`FailureKind::NoSuchPeer`], the PE
+    /// number that the job does not have.
     pub missing: Option<Pe>,
-    /// The code that the kernel passed to `Context::exit`, if it called it.
+    /// The code that the kernel passed to `Context::exit`; `None` if the kernel did not call it.
     pub exit_code: Option<u64>,
-    /// A description: the operation with the value expected and found, or the block and thread.
+    /// A description of the failure: the operation with the expected value and the value found, or
+    /// the block and the thread.
     pub message: String,
 }
 
@@ -363,82 +368,82 @@ impl fmt::Display for List<'_> {
     }
 }
 
-/// PEs of a team made different calls, but all must make the same call.
+/// The PEs of a team made different calls, but all PEs must make the same call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the calls of {team} differ: this PE called {mine}, {pe} called {theirs}")]
 pub struct Mismatch {
-    /// The team.
+    /// The team whose PEs made different calls.
     pub team: TeamName,
-    /// A PE whose call differs.
+    /// A PE whose call differs from that of this PE.
     pub pe: Pe,
-    /// The call of this PE, with type, reduction, root and count.
+    /// The call that this PE made, with its type, reduction, root and count.
     pub mine: String,
-    /// The call of that PE.
+    /// The call that `pe` made.
     pub theirs: String,
 }
 
-/// An incorrect call: a bug in the caller.
+/// An incorrect call, which is a bug in the caller.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {kind}")]
 pub struct Misuse {
-    /// The call.
+    /// The name of the call that failed.
     pub call: &'static str,
-    /// The error in the call.
+    /// What is wrong with the call.
     pub kind: MisuseKind,
 }
 
-/// The error in a call.
+/// What is wrong with a call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MisuseKind {
     /// A buffer has the wrong length.
     #[error("`{argument}` has {found} elements, expected {expected}")]
     Length {
-        /// The parameter.
+        /// The name of the parameter.
         argument: &'static str,
-        /// The length of the argument, in elements.
+        /// The length of the buffer that was passed, in elements.
         found: usize,
-        /// The length that the call needs, in elements.
+        /// The length that the call expects, in elements.
         expected: usize,
     },
-    /// A length is not a multiple of the size of the team.
+    /// A buffer's length is not a multiple of the number of ranks in the team.
     #[error("`{argument}` has {found} elements, expected a multiple of {divisor} (the ranks of the team)")]
     NotDivisible {
-        /// The parameter.
+        /// The name of the parameter.
         argument: &'static str,
-        /// The length of the argument, in elements.
+        /// The length of the buffer that was passed, in elements.
         found: usize,
-        /// The size of the team.
+        /// The number of ranks in the team.
         divisor: usize,
     },
     /// The team does not have the rank.
     #[error("`{argument}` is {found}, expected a rank below {team_size} (the ranks of the team)")]
     Rank {
-        /// The parameter.
+        /// The name of the parameter.
         argument: &'static str,
-        /// The rank.
+        /// The rank that was passed.
         found: u32,
-        /// The size of the team.
+        /// The number of ranks in the team.
         team_size: usize,
     },
     /// A range exceeds its buffer.
     #[error("`{argument}` has {len} elements, but the call uses {start}..{end}")]
     Range {
-        /// The parameter.
+        /// The name of the parameter.
         argument: &'static str,
-        /// First element.
+        /// The index of the first element of the range.
         start: usize,
-        /// One past the last element.
+        /// The index after the last element of the range.
         end: usize,
         /// The length of the buffer, in elements.
         len: usize,
     },
-    /// The buffer has no such element.
+    /// The buffer has no element at the index.
     #[error("`{argument}` is {found}, expected an index below {len}")]
     Index {
-        /// The parameter.
+        /// The name of the parameter.
         argument: &'static str,
-        /// The index.
+        /// The index that was passed.
         found: usize,
         /// The length of the buffer, in elements.
         len: usize,
@@ -446,33 +451,34 @@ pub enum MisuseKind {
     /// A range ends before it starts.
     #[error("`{argument}` is {start}..{end}, which ends before it starts")]
     ReversedRange {
-        /// The parameter.
+        /// The name of the parameter.
         argument: &'static str,
-        /// First element.
+        /// The index of the first element of the range.
         start: usize,
-        /// One past the last element.
+        /// The index after the last element of the range.
         end: usize,
     },
     /// A parameter exceeds a limit of the backend.
     #[error("`{argument}` is {found}, expected at most {max} ({limit})")]
     Limit {
-        /// The parameter.
+        /// The name of the parameter.
         argument: &'static str,
-        /// The value of the parameter.
+        /// The value that was passed.
         found: usize,
         /// The largest valid value.
         max: usize,
         /// The name of the limit.
         limit: &'static str,
     },
-    /// The handle names a part of an allocation, but the call needs all of it.
-    #[error("`{argument}` is elements {start}..{end} of an allocation of {len}, expected a handle to all of it")]
+    /// The handle names a part of an allocation, but the call needs a handle to the whole
+    /// allocation.
+    #[error("`{argument}` covers elements {start}..{end} of an allocation of {len}, expected the whole allocation")]
     PartOfAllocation {
-        /// The parameter.
+        /// The name of the parameter.
         argument: &'static str,
-        /// First element.
+        /// The index of the first element of the range.
         start: usize,
-        /// One past the last element.
+        /// The index after the last element of the range.
         end: usize,
         /// The length of the allocation, in elements.
         len: usize,
@@ -480,70 +486,71 @@ pub enum MisuseKind {
     /// Two buffers share bytes.
     #[error("`{first}` and `{second}` overlap: {advice}")]
     Overlap {
-        /// One parameter.
+        /// The name of one parameter.
         first: &'static str,
-        /// The other.
+        /// The name of the other parameter.
         second: &'static str,
-        /// The buffers or the form to use instead.
+        /// What to pass or to call instead.
         advice: &'static str,
     },
-    /// Parts that one call writes share bytes.
+    /// Parts of a buffer that one call writes share bytes.
     #[error("{what} overlap")]
     OverlapWithin {
-        /// The parts that overlap.
+        /// A description of the parts that overlap.
         what: &'static str,
     },
-    /// The buffer was released.
+    /// The buffer has been released.
     #[error("`{argument}` was released")]
     Released {
-        /// The parameter.
+        /// The name of the parameter.
         argument: &'static str,
     },
     /// The buffer belongs to another world.
     #[error("`{argument}` belongs to another world")]
     ForeignBuffer {
-        /// The parameter.
+        /// The name of the parameter.
         argument: &'static str,
     },
     /// The memory does not belong to the device of this PE.
     #[error("`{argument}` is memory of device {found}, expected memory of device {expected} (the device of this PE)")]
     WrongDevice {
-        /// The parameter.
+        /// The name of the parameter.
         argument: &'static str,
-        /// The device of the memory.
+        /// The ordinal of the device that holds the memory.
         found: u32,
-        /// The device of the backend.
+        /// The ordinal of the device that the backend uses.
         expected: u32,
     },
-    /// The operation was captured into a graph, so that its ticket never completes.
-    #[error("the operation was captured into a graph: launch the graph, and wait for the stream of that launch")]
+    /// The operation has been captured into a graph, so its ticket never completes.
+    #[error("the operation was captured into a graph: launch the graph, and wait for the stream on which it is launched")]
     Captured,
-    /// The closure of a group replaced its group by the group of another team.
+    /// The closure that was passed to a group call has replaced its group by a group that belongs
+    /// to another team.
     #[error("the group belongs to another team")]
     ForeignGroup,
     /// The stream or event belongs to another world.
     #[error("the {what} belongs to another world")]
     ForeignQueue {
-        /// "stream" or "event".
+        /// Which of them: "stream" or "event".
         what: &'static str,
     },
-    /// The team was destroyed.
+    /// The team has been destroyed.
     #[error("the team was destroyed")]
     TeamDestroyed,
-    /// The team of all PEs cannot be destroyed.
+    /// The call would destroy the team of all PEs, which cannot be destroyed.
     #[error("the team of all PEs cannot be destroyed: it ends with the world")]
     WorldTeam,
-    /// The team of the PEs of this machine cannot be destroyed.
+    /// The call would destroy the team of this machine's PEs, which cannot be destroyed.
     #[error("the team of the PEs of this machine cannot be destroyed: it ends with the world")]
     LocalTeam,
-    /// The world was finalized.
+    /// The world has been finalized.
     #[error("the world was finalized")]
     Finalized,
-    /// The world was replaced by [`World::shrink`](crate::World::shrink).
+    /// The world has been replaced by [`World::shrink`](crate::World::shrink).
     #[error("the world was replaced by World::shrink: use the world that it returned")]
     Shrunk,
-    /// The process is a child that was forked after the world was created, and does not belong to
-    /// the job.
+    /// The calling process is a child that was forked after the world had been created. A forked
+    /// child does not belong to the job.
     #[error("this process is a forked child: only the process that created the world can use it")]
     Forked,
     /// The reduction is not defined for the element type.
@@ -562,28 +569,28 @@ pub enum MisuseKind {
         /// The name of the element type.
         element: &'static str,
     },
-    /// The shape does not describe ranks of the team.
-    #[error("the shape is {found}, expected distinct ranks of a team of {team_size}")]
+    /// The shape of a new team does not describe distinct ranks of the parent team.
+    #[error("the shape is {found}, expected distinct ranks of a team with {team_size} ranks")]
     Shape {
-        /// A description of the shape.
+        /// A description of the shape that was passed.
         found: String,
-        /// The size of the team.
+        /// The number of ranks in the team.
         team_size: usize,
     },
     /// A parameter has an invalid value.
     #[error("`{argument}` is {found}, expected {expected}")]
     Value {
-        /// The parameter.
+        /// The name of the parameter.
         argument: &'static str,
-        /// The value of the parameter.
+        /// The value that was passed.
         found: String,
-        /// The valid values.
+        /// A description of the valid values.
         expected: &'static str,
     },
-    /// The rank must pass a buffer, but passed none.
+    /// This rank must pass a buffer, but has passed none.
     #[error("`{argument}` is missing: {why}")]
     Missing {
-        /// The parameter.
+        /// The name of the parameter.
         argument: &'static str,
         /// The reason why the buffer is needed.
         why: &'static str,

@@ -38,28 +38,29 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A backend: it moves data through shared memory or between GPUs, or only records the calls.
+/// A backend, which moves data through shared memory or between GPUs, or only records the calls.
 ///
 /// # Safety
 /// An implementation promises:
-/// - **\[B1\]** A memory range of an [`Op`] is accessed only inside its bounds, and only from the
-///   call of `submit` or `run` until the operation has completed or failed. After a failure, no
-///   thread or process accesses private memory of the caller.
+/// - **\[B1\]** The backend accesses the memory of an [`Op`] only inside the ranges that the
+///   operation names, and only from the call to `submit` or `run` until the operation has completed
+///   or failed. After a failure, no thread or process accesses the caller's private memory.
 /// - **\[B2\]** The memory that [`Backend::local`] points into stays mapped until the backend is
 ///   dropped.
-/// - **\[B3\]** A completed wait (signal, barrier, ticket) makes every put visible that was ordered
-///   before it.
-/// - **\[B4\]** Accesses to symmetric memory, and to private memory that an [`Op`] names, stay
-///   defined when others access the same bytes at the same time. Private memory may be a plain
-///   slice, or a buffer that another thread reads or another stream writes.
-/// - **\[B5\]** A call after [`Backend::finalize`], or one that races with it or with
+/// - **\[B3\]** Once a wait for a signal, a barrier or a ticket has completed, every put that was
+///   ordered before it is visible.
+/// - **\[B4\]** The backend's accesses to symmetric memory, and to private memory that an [`Op`]
+///   names, are defined even if other PEs, threads or streams access the same bytes concurrently.
+///   Private memory may be a plain slice, or a buffer that another thread reads or another stream
+///   writes.
+/// - **\[B5\]** A call that follows [`Backend::finalize`], or that races with `finalize` or with
 ///   [`Backend::release`], returns an error or an unspecified value, and has no other effect.
 /// - **\[B7\]** If [`Backend::run`] fails while work that it has started may still access symmetric
-///   or device memory, it has called `keep`. It holds or leaks the returned value until the work
-///   has ended.
-/// - **\[B8\]** A backend whose [`Caps::device`] names a device calls `keep` first. It notifies the
-///   [`DeviceOwner`]s in the returned value before and after it enqueues the operation
-///   ([`Keep::device_owners`]).
+///   or device memory, `run` has called `keep`. The backend holds or leaks the value that `keep`
+///   returned until the work has ended.
+/// - **\[B8\]** If [`Caps::device`] names a device, the backend calls `keep` before it enqueues an
+///   operation. The backend notifies the [`DeviceOwner`]s in the value that `keep` returned before
+///   and after it enqueues the operation ([`Keep::device_owners`]).
 pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// Returns the short name of the backend: `host`, `cuda`, `noop`.
     fn name(&self) -> &'static str;
@@ -67,45 +68,49 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// Returns the capabilities of the backend.
     fn caps(&self) -> &Caps;
 
-    /// Returns the PEs of the job.
+    /// Returns the shape of the job: this PE, the number of PEs, and the PEs of this machine.
     fn job(&self) -> &JobShape;
 
-    /// Returns how the symmetric heap is mapped in this process; `None` if segments are not at
-    /// equal distances, or if some PEs cannot be accessed by address.
+    /// Returns how the segments of all PEs are mapped in this process. Returns `None` if the
+    /// segments are not at equal distances, or if this process cannot access every PE's segment by
+    /// address.
     fn geometry(&self) -> Option<HeapGeometry>;
 
-    /// Returns the default deadline of waits.
+    /// Returns the time after which a wait fails by default.
     fn deadline(&self) -> Duration;
 
-    /// Allocates symmetric memory. Collective over all PEs: all must make the same request;
-    /// otherwise each PE gets an error.
+    /// Allocates symmetric memory. Collective over all PEs: all PEs must make the same request,
+    /// otherwise every PE gets an error.
     fn allocate(&self, request: &Allocation) -> Result<SymOffset, Error>;
 
-    /// Releases symmetric memory, unless the calls mismatch. Collective over all PEs. Waits for the
-    /// pending operations of this PE on all streams.
+    /// Releases symmetric memory. Collective over all PEs. If the calls of the PEs differ, nothing
+    /// is released. Waits for this PE's pending operations on all streams.
     fn release(&self, at: SymOffset) -> Result<(), Error>;
 
-    /// Returns the address of a symmetric offset in the segment of this PE.
+    /// Returns the address of the offset `at` in this PE's segment.
     fn local(&self, at: SymOffset) -> LocalAddress;
 
-    /// Returns the address at which this PE can access a symmetric offset of `pe`, or `None` if the
-    /// memory of that PE is not mapped. The address has the kind that [`Backend::local`] returns.
+    /// Returns the address at which this PE can access the offset `at` in the segment of `pe`.
+    /// Returns `None` if the memory of `pe` is not mapped. The address has the same kind (host or
+    /// device) as the one that [`Backend::local`] returns.
     fn address_of(&self, pe: Pe, at: SymOffset) -> Option<LocalAddress>;
 
-    /// Copies from the symmetric memory of this PE, and returns when the copy is complete. The
-    /// result is defined even if a peer writes the memory meanwhile. The copy is not ordered with
-    /// the operations of any stream.
+    /// Copies `bytes` bytes from this PE's symmetric memory to `into`, and returns when the copy is
+    /// complete. The result is defined even if a peer writes the memory during the copy. The copy
+    /// is not ordered with the operations on streams.
     ///
     /// # Errors
-    /// [`Error::Timeout`] at the deadline; errors of the system. After an error no thread may still
-    /// write to `into`: a backend whose copy can outlast the call copies through its own memory.
+    /// [`Error::Timeout`] at the deadline; errors of the operating system or the device. After an
+    /// error, nothing may still write to `into`. A backend whose copy can outlast the call must
+    /// therefore copy through its own memory.
     ///
     /// # Safety
     /// `at .. at + bytes` lies in one live allocation; `into` is valid for writes of `bytes` and is
     /// not symmetric memory.
     unsafe fn read_local(&self, at: SymOffset, into: *mut u8, bytes: usize) -> Result<(), Error>;
 
-    /// Copies to the symmetric memory of this PE, like [`Backend::read_local`].
+    /// Copies `bytes` bytes from `from` to this PE's symmetric memory. Otherwise like
+    /// [`Backend::read_local`].
     ///
     /// # Errors
     /// As for [`Backend::read_local`].
@@ -115,8 +120,9 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// not symmetric memory.
     unsafe fn write_local(&self, at: SymOffset, from: *const u8, bytes: usize) -> Result<(), Error>;
 
-    /// Sets `count` elements of the symmetric memory of this PE, like [`Backend::write_local`]. The
-    /// new value of each element is the first `element_bytes` bytes of `bits` in memory, at most 8.
+    /// Sets `count` elements of this PE's symmetric memory to one value. Otherwise like
+    /// [`Backend::write_local`]. The value is the first `element_bytes` bytes of `bits`, as `bits`
+    /// lies in memory. `element_bytes` is at most 8.
     ///
     /// # Errors
     /// As for [`Backend::read_local`].
@@ -139,141 +145,150 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
         Ok(())
     }
 
-    /// Splits a team. Collective over the parent. Ranks with the same color form a team, ordered by
-    /// key, then by rank in the parent. A rank that passes no `part` gets no team. `call` must be
-    /// the same on all ranks; otherwise each rank gets an error.
+    /// Splits a team. Collective over the parent team. Ranks that pass the same color form a new
+    /// team, in which ranks are ordered by key, then by rank in the parent. A rank that passes no
+    /// `part` gets no team. All ranks must pass the same `call`, otherwise every rank gets an
+    /// error.
     fn team_split(&self, parent: TeamId, call: SplitCall, part: Option<SplitPart>) -> Result<Option<TeamRecord>, Error>;
 
-    /// Creates a team of these PEs, in this order. Collective over `members`: other PEs do not
-    /// call. The list contains this PE, and no PE twice. If members wait for each other with
-    /// different lists, they get [`Error::Mismatch`].
+    /// Creates a team of the PEs in `members`, in this order. Collective over `members`: PEs that
+    /// are not in the list do not call. The list contains this PE, and contains no PE twice. If PEs
+    /// wait for each other with different lists, these PEs get [`Error::Mismatch`].
     fn team_of(&self, members: &[Pe]) -> Result<TeamRecord, Error>;
 
-    /// Destroys a team, after its earlier operations. Collective over the team. Never called for
-    /// the world. A mismatch leaves the team usable.
+    /// Destroys a team, after the team's earlier operations are complete. Collective over the team.
+    /// This method is never called for the team of all PEs. If the calls of the ranks differ, the
+    /// team stays usable.
     fn team_destroy(&self, team: TeamId) -> Result<(), Error>;
 
-    /// Returns the number of a live team in the contexts of kernels
-    /// ([`KernelContext::teams`](peerweave_types::KernelContext)).
+    /// Returns the number by which kernels name a live team: its index in
+    /// [`KernelContext::teams`](peerweave_types::KernelContext).
     fn kernel_team(&self, team: TeamId) -> KernelTeam {
         KernelTeam::new(team.0)
     }
 
     /// Returns the reason why operations of the team fail from now on; `None` if the team has not
-    /// failed. A team fails on a PE when an operation of it has failed in a way that leaves its
-    /// ranks at different operations.
+    /// failed. A team fails on a PE when one of its operations has failed in such a way that its
+    /// ranks may have reached different operations.
     fn team_failure(&self, team: TeamId) -> Option<Error>;
 
-    /// Returns the error of a call that waits only for `pe`, if `pe` is known to have died or left.
-    /// The error is an [`Error::Peer`] that names `pe`, or the PE whose failure ended `pe`. Returns
-    /// `None` while `pe` may still participate, or if the backend does not know.
+    /// Returns the error with which a call that waits only for `pe` fails, if `pe` is known to have
+    /// died or left. The error is an [`Error::Peer`] that names `pe`, or the PE whose failure
+    /// caused `pe` to end. Returns `None` if `pe` may still participate, or if the backend does not
+    /// know.
     fn lost(&self, call: &'static str, pe: Pe) -> Option<Error> {
         let _ = (call, pe);
         None
     }
 
-    /// Records that a call of this PE fails with an error that [`Backend::lost`] returned, and
-    /// returns that error. Other PEs that later find that this PE has ended can then name the first
-    /// failure.
+    /// Records that a call of this PE fails with `error`, which [`Backend::lost`] has returned, and
+    /// returns `error`. If other PEs later find that this PE has ended, they can name the failure
+    /// that came first.
     fn record_loss(&self, error: Error) -> Error {
         error
     }
 
-    /// Creates an ordered queue.
+    /// Creates a stream: an ordered queue of operations.
     fn stream(&self) -> Result<Arc<dyn StreamBackend>, Error>;
 
-    /// Returns whether this backend created the queue, by [`Backend::stream`] or by a function of
-    /// the backend that wraps a device stream.
+    /// Returns whether this backend created `stream`, either by [`Backend::stream`] or by a
+    /// function that wraps a device stream.
     fn owns(&self, stream: &dyn StreamBackend) -> bool;
 
-    /// Runs an operation on the calling thread and returns when it is complete. If the operation
-    /// fails before its work has ended, for example at the deadline, the backend keeps the memory
-    /// of that work alive with `keep` (\[B7\]). Private memory is the exception, because no work
-    /// accesses it after a failure (\[B1\]).
+    /// Runs an operation on the calling thread and returns when the operation is complete. If the
+    /// operation fails before its work has ended, for example at the deadline, the backend keeps
+    /// the memory that the work accesses alive with `keep` (\[B7\]). The backend need not keep
+    /// private memory alive, because no work accesses private memory after a failure (\[B1\]).
     ///
     /// # Safety
-    /// The memory that `op` names is valid for the operation until this call returns. Symmetric and
-    /// device memory is also valid while the value that `keep` returned lives.
+    /// The memory that `op` names is valid for the operation until this call returns. Symmetric
+    /// memory and device memory also stay valid while the value that `keep` returned lives.
     unsafe fn run(&self, op: &Op, keep: &dyn Fn() -> Keep) -> Result<Outcome, Error>;
 
-    /// Ends the job on all PEs with the exit code `code`, whatever they are doing. If several PEs
-    /// abort, the first abort determines the code.
+    /// Ends the job on all PEs with the exit code `code`, whatever the PEs are doing. If several
+    /// PEs abort, the first abort determines the exit code.
     ///
-    /// If PEs are processes, every process exits with that status, including this one, and the call
-    /// does not return. If PEs are threads, the calls of every PE fail within milliseconds, and
-    /// this call returns [`Error::Aborted`] with the PE and the code of the first abort.
+    /// If PEs are processes, every process, including this one, exits with the status `code`, and
+    /// the call does not return. If PEs are threads, all calls on all PEs fail within milliseconds.
+    /// This call then returns [`Error::Aborted`] with the PE that aborted first and the code that
+    /// it passed.
     fn abort(&self, code: u8) -> Error;
 
-    /// Returns the word that [`Backend::abort`] sets, and that calls of all PEs of this process
-    /// check. The default word is never set. It suits a backend whose PEs are processes, which exit
-    /// instead.
+    /// Returns the word that [`Backend::abort`] sets, and that the calls of all PEs in this process
+    /// check. The default implementation returns a word that is never set. The default suits a
+    /// backend whose PEs are processes, because an abort ends the process.
     fn abort_word(&self) -> AbortWord {
         AbortWord::default()
     }
 
-    /// Creates a backend of the PEs that remain, with memory of its own: see
+    /// Creates a backend for the PEs that remain, with its own memory: see
     /// [`World::shrink`](crate::World::shrink). Collective over the PEs that have neither died nor
-    /// left. From this call on, this backend runs no operation between PEs. If the call succeeds,
-    /// the only later calls are those that access this PE's own memory.
+    /// left. Once this method has been called, this backend runs no operations between PEs. If the
+    /// call succeeds, the only later calls to this backend are those that access this PE's own
+    /// memory.
     ///
     /// # Errors
-    /// [`Error::Timeout`] names the PEs that have neither called nor ended. The call can be made
-    /// again.
+    /// [`Error::Timeout`], which names the PEs that have neither called nor ended. After a timeout,
+    /// the call can be made again.
     fn shrink(&self) -> Result<Shrunk, Error> {
         let why = "the PEs that remain share no memory in which they could agree";
         Err(Error::Unsupported { call: "shrink", backend: self.name(), why })
     }
 
-    /// Ends the job on this PE. Collective over all PEs. Waits for pending operations. The core
-    /// starts no operation after this call.
+    /// Ends the job on this PE. Collective over all PEs. Waits for pending operations. After this
+    /// call, peerweave-core starts no operation.
     fn finalize(&self) -> Result<(), Error>;
 
-    /// Returns a description of pending operations and of the PEs that they wait for, for `info`
-    /// and error reports.
+    /// Returns a description of the pending operations and of the PEs that they wait for, to be
+    /// shown by `info` and in error reports.
     fn describe(&self) -> String;
 }
 
-/// An ordered queue of operations. Each operation starts when the one before it is complete.
+/// A stream: an ordered queue in which each operation starts when the operation before it is
+/// complete.
 ///
 /// # Safety
-/// As for [`Backend`], and in addition **\[B6\]**: if `submit` returns [`Submitted::Queued`], it
-/// has called `keep`, and the queue holds the returned value until the operation has completed or
-/// failed. If a deadline passes before the work of the operation has ended, the queue holds or
-/// leaks the value until the work has ended. If `submit` returns [`Submitted::Captured`], the graph
-/// holds the value until the graph and everything made from it are destroyed.
+/// An implementation promises everything that a [`Backend`] promises, and in addition **\[B6\]**.
+/// If `submit` returns [`Submitted::Queued`], `submit` has called `keep`, and the queue holds the
+/// value that `keep` returned until the operation has completed or failed. If a deadline passes
+/// before the work of the operation has ended, the queue holds or leaks the value until the work
+/// has ended. If `submit` returns [`Submitted::Captured`], the graph holds the value until the
+/// graph, and everything that was instantiated from the graph, has been destroyed.
 pub unsafe trait StreamBackend: Any + Send + Sync + fmt::Debug {
-    /// Enqueues an operation. If the queue is idle, the operation may run on the calling thread for
-    /// about a millisecond.
+    /// Enqueues an operation. If the queue is idle, `submit` may first run the operation on the
+    /// calling thread for about a millisecond.
     ///
     /// # Safety
-    /// The memory that `op` names is valid for the operation while the value that `keep` returned
-    /// lives, or, if `keep` was not called, until this call returns.
+    /// The memory that `op` names stays valid for the operation while the value that `keep`
+    /// returned lives. If `submit` does not call `keep`, the memory stays valid until `submit`
+    /// returns.
     unsafe fn submit(&self, op: &Op, keep: &dyn Fn() -> Keep) -> Result<Submitted, Error>;
 
-    /// Waits until all enqueued operations are complete, and returns the first failure since the
-    /// last call.
+    /// Waits until all enqueued operations have completed or failed, for at most `within`. Returns
+    /// the first failure of an operation since the last call of this method.
     fn synchronize(&self, within: Duration) -> Result<(), Error>;
 
-    /// Returns whether all enqueued operations are complete.
+    /// Returns whether all enqueued operations have completed or failed.
     fn is_idle(&self) -> bool;
 
-    /// Records an event after all operations enqueued so far.
+    /// Records an event after all operations that have been enqueued so far.
     fn record(&self) -> Result<Arc<dyn EventBackend>, Error>;
 
-    /// Makes later operations wait for an event of another queue of the same backend.
+    /// Makes operations that are enqueued later wait for `event`, which belongs to another queue of
+    /// the same backend.
     fn wait_event(&self, event: &Arc<dyn EventBackend>) -> Result<(), Error>;
 }
 
-/// An event in a queue.
+/// An event that has been recorded in a queue.
 pub trait EventBackend: Any + Send + Sync + fmt::Debug {
     /// Returns whether the queue has passed the event.
     fn is_complete(&self) -> bool;
-    /// Waits until the queue has passed the event. Fails if an earlier operation of the queue
-    /// failed.
+    /// Waits until the queue has passed the event, for at most `within`. Fails if an operation
+    /// before the event has failed.
     fn wait(&self, within: Duration) -> Result<(), Error>;
-    /// Returns the time from `earlier` to this event. Returns `None` if a queue has not passed its
-    /// event yet, if this event was passed first, or if the clocks of the two queues cannot be
-    /// compared. `earlier` is an event of the same backend.
+    /// Returns the time from `earlier` to this event. Returns `None` if one of the events has not
+    /// been passed yet, or if this event was passed before `earlier`. Also returns `None` if the
+    /// clocks of the two queues cannot be compared. `earlier` belongs to the same backend.
     fn elapsed_since(&self, earlier: &dyn EventBackend) -> Option<Duration>;
 }
 
@@ -281,32 +296,33 @@ pub trait EventBackend: Any + Send + Sync + fmt::Debug {
 pub trait Pending: Send + Sync + fmt::Debug {
     /// Returns whether the operation has completed or failed.
     fn is_complete(&self) -> bool;
-    /// Waits until the operation has completed or failed.
+    /// Waits until the operation has completed or failed, for at most `within`, and returns the
+    /// result.
     fn wait(&self, within: Duration) -> Result<Outcome, Error>;
 }
 
-/// The state of an operation after it was enqueued.
+/// The state of an operation after `submit` has returned.
 #[derive(Debug)]
 pub enum Submitted {
     /// The operation is complete.
     Complete(Outcome),
-    /// The operation is pending; the queue keeps the operation's memory alive.
+    /// The operation is pending, and the queue keeps the operation's memory alive.
     Queued(Arc<dyn Pending>),
-    /// The operation was captured and has not run. A graph contains it, holds its memory, and may
-    /// run it any number of times.
+    /// The operation has been captured into a graph and has not run. The graph keeps the
+    /// operation's memory alive, and may run the operation any number of times.
     Captured,
 }
 
 /// The result of a complete operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// No result.
+    /// The operation has no result.
     Done,
     /// The bits of one element or word.
     Word(u64),
     /// The indices of the words that satisfied a wait, in ascending order.
     Indices(Vec<usize>),
-    /// The condition of a test does not hold.
+    /// The operation is a test, and its condition does not hold.
     NotYet,
 }
 
@@ -314,21 +330,21 @@ pub enum Outcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LocalAddress {
-    /// In memory that the host can access.
+    /// An address in memory that the host can access.
     Host(*mut u8),
-    /// In memory that only a device accesses.
+    /// An address in memory that only a device can access.
     Device {
-        /// The address for kernels and copies of that device.
+        /// The address that kernels and copies on the device use.
         address: u64,
-        /// The number of the device in this process.
+        /// The ordinal of the device in this process.
         ordinal: usize,
     },
 }
 
-/// The PEs of a job.
+/// The shape of a job, as one of its PEs sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobShape {
-    /// This PE.
+    /// The number of this PE.
     pub my_pe: Pe,
     /// Number of PEs.
     pub n_pes: usize,
@@ -336,18 +352,18 @@ pub struct JobShape {
     pub local: Vec<Pe>,
 }
 
-/// The number of a team in its backend. The world is [`TeamId::WORLD`]. A backend that communicates
-/// does not soon reuse the number of a destroyed team, so that a late call does not reach another
-/// team.
+/// The number by which a backend names a team. The team of all PEs is [`TeamId::WORLD`]. A backend
+/// that communicates does not soon reuse the number of a destroyed team. A late call for the
+/// destroyed team therefore does not reach another team.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TeamId(pub u32);
 
 impl TeamId {
-    /// The team of all PEs, in PE order.
+    /// The team of all PEs, in which the PEs are in ascending order.
     pub const WORLD: Self = Self(0);
 }
 
-/// A new team, as its backend describes it.
+/// A new team, as described by its backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TeamRecord {
     /// The number of the team.
@@ -361,32 +377,34 @@ pub struct TeamRecord {
 pub struct Shrunk {
     /// The new backend.
     pub backend: Arc<dyn Backend>,
-    /// The number that each PE of the new backend has in the old one, ascending.
+    /// The number that each PE of the new backend has in the old backend, ascending.
     pub former: Vec<Pe>,
 }
 
-/// The request of one rank in a split.
+/// The request that one rank makes in a split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SplitPart {
-    /// Ranks of the same color form a team.
+    /// The color: ranks with the same color form a team.
     pub color: u64,
-    /// Orders the ranks of a team.
+    /// The key, by which the ranks of the new team are ordered.
     pub key: i64,
 }
 
-/// The call that splits a team, with the arguments that must be equal on all ranks.
+/// The call that splits a team, with those arguments that must be the same on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SplitCall {
-    /// [`Team::split`](crate::Team::split), whose colors and keys may differ.
+    /// [`Team::split`](crate::Team::split), for which ranks may pass different colors and keys.
     Colors,
-    /// [`Team::split_strided`](crate::Team::split_strided). The shape fits the parent.
+    /// [`Team::split_strided`](crate::Team::split_strided) with this shape, which fits the parent
+    /// team.
     Strided(TeamShape),
-    /// [`Team::split_2d`](crate::Team::split_2d), which splits twice.
+    /// [`Team::split_2d`](crate::Team::split_2d), which splits the team twice: into rows and into
+    /// columns.
     TwoD {
-        /// The number of ranks in a row, at most the size of the parent.
+        /// The number of ranks in a row, at most the number of ranks in the parent team.
         x_range: usize,
-        /// Whether this is the second split, into columns.
+        /// Whether this is the second split, which forms the columns.
         columns: bool,
     },
     /// [`World::local_team`](crate::World::local_team).
@@ -405,7 +423,7 @@ impl SplitCall {
     }
 }
 
-/// Formats the call with the arguments that must be equal on all ranks, for errors.
+/// Formats the call for error messages, with the arguments that must be the same on all ranks.
 impl fmt::Display for SplitCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())?;
@@ -426,17 +444,18 @@ impl fmt::Display for SplitCall {
 /// A request for symmetric memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocation {
-    /// The number of bytes; 0 gives an offset that no operation accesses.
+    /// The number of bytes. If it is 0, the call returns an offset that no operation accesses.
     pub bytes: usize,
     /// The type of the elements.
     pub dtype: DType,
-    /// The alignment, a power of two. Allocations are aligned to at least 64 bytes.
+    /// The minimum alignment in bytes, a power of two. Every allocation is aligned to at least 64
+    /// bytes.
     pub align: usize,
-    /// Whether the memory of this PE is set to zero before the call of any PE returns.
+    /// Whether the backend sets this PE's memory to zero before the call returns on any PE.
     pub zeroed: bool,
 }
 
-/// Formats the call, for errors.
+/// Formats the call for error messages.
 impl fmt::Display for Allocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (elements, dtype) = (self.bytes / self.dtype.size_bytes(), self.dtype.rust_name());

@@ -4,56 +4,59 @@ use super::Place;
 use peerweave_types::{DType, F8E4M3, bf16, f16};
 use std::fmt;
 
-/// The parameters of [`CollectiveKind::AllReduceRmsNorm`](super::CollectiveKind::AllReduceRmsNorm)
-/// besides those of an all-reduce. The input consists of rows.
+/// The parameters that
+/// [`CollectiveKind::AllReduceRmsNorm`](super::CollectiveKind::AllReduceRmsNorm) has in addition to
+/// those of an all-reduce. The input consists of rows.
 ///
 /// `x = sum of the ranks + residual` replaces the residual. The result is
-/// `y = x · weight / √(mean(x²) + epsilon)`, where the mean is that of a row. The sum is rounded to
-/// the element type, as by an all-reduce. Then `x` and `y` are computed in `f32` and rounded once
-/// each.
+/// `y = x · weight / √(mean(x²) + epsilon)`, where the mean is taken over a row. The sum of the
+/// ranks is rounded to the element type, as in an all-reduce. Then `x` and `y` are computed in
+/// `f32`, and each is rounded once.
 #[derive(Clone, Copy, Debug)]
 pub struct RmsNorm {
-    /// The residual, as long as the input.
+    /// The residual, which has as many elements as the input.
     pub residual: Place,
-    /// The weight, as long as a row.
+    /// The weight, which has as many elements as a row.
     pub weight: Place,
-    /// The number of elements of a row: 1 to [`RmsNorm::MOST_HIDDEN`].
+    /// The number of elements in a row: 1 to [`RmsNorm::MOST_HIDDEN`].
     pub hidden: usize,
-    /// The number that is added to the mean: positive, finite and not subnormal.
+    /// The number that is added to the mean of the squares. It is positive, finite and not
+    /// subnormal.
     pub epsilon: f32,
-    /// The size of an element of the input, in bytes.
+    /// The size of an input element, in bytes.
     pub element_bytes: usize,
-    /// The quantisation of the result; `None` if the result has the type of the input.
+    /// How the result is quantised; `None` if the result has the element type of the input.
     pub quantization: Option<Quantization>,
 }
 
-/// The conversion of elements to integers or floats of 8 bits. Elements are divided by a scale,
-/// rounded to nearest, and saturated.
+/// A conversion of elements to 8-bit integers or 8-bit floats. Elements are divided by a scale,
+/// rounded to the nearest value, and saturated.
 #[derive(Clone, Copy, Debug)]
 pub struct Quantization {
-    /// The type of the result: `F8E4M3` or `I8`.
+    /// The element type of the result: `F8E4M3` or `I8`.
     pub dtype: DType,
-    /// The scale.
+    /// The scale by which elements are divided.
     pub scale: NormScale,
 }
 
-/// The scale of quantised elements.
+/// The scale by which elements are divided before they are quantised.
 #[derive(Clone, Copy, Debug)]
 pub enum NormScale {
-    /// One scale for all elements: positive and finite.
+    /// One scale for all elements, which is positive and finite.
     Static(f32),
-    /// A scale for each row: the largest absolute value of the row, divided by the largest value of
-    /// the type. A largest absolute value below [`Quantization::SMALLEST_SCALED`] is replaced by
-    /// that bound. The operation writes the scales to this memory, one `f32` for each row.
+    /// One scale for each row: the largest absolute value in the row of the result, divided by the
+    /// largest value of the quantised type. If the largest absolute value is below
+    /// [`Quantization::SMALLEST_SCALED`], that bound is used instead. The operation writes the
+    /// scales to this memory, one `f32` for each row.
     Rows(Place),
 }
 
 impl Quantization {
-    /// The lower bound of the largest absolute value from which the scale of a row is computed.
-    /// Because of this bound, the scale of a row of zeros is not 0.
+    /// A lower bound on the largest absolute value from which a row's scale is computed. Because of
+    /// this bound, the scale of a row that contains only zeros is not 0.
     pub const SMALLEST_SCALED: f32 = 1.0 / 512.0;
 
-    /// Returns the largest value of the type.
+    /// Returns the largest value of the quantised type.
     pub fn largest(&self) -> f32 {
         if self.dtype == DType::I8 { 127.0 } else { F8E4M3::MAX.to_f32() }
     }
@@ -67,11 +70,11 @@ impl Quantization {
 }
 
 impl RmsNorm {
-    /// The largest number of elements of a row.
+    /// The maximum number of elements in a row.
     pub const MOST_HIDDEN: usize = (1 << 24) - 1;
 
-    /// Encodes the parameters that must be equal on all ranks as one word, for
-    /// [`CollectiveShape::detail`](super::CollectiveShape::detail).
+    /// Encodes those parameters that must be the same on all ranks as one word, which
+    /// [`CollectiveShape::detail`](super::CollectiveShape::detail) contains.
     pub fn detail(&self) -> u64 {
         let output = match &self.quantization {
             None => 0,
@@ -93,17 +96,17 @@ impl RmsNorm {
         Ok(())
     }
 
-    /// Returns the size of an element of the result, in bytes.
+    /// Returns the size of a result element, in bytes.
     pub fn output_bytes(&self) -> usize {
         if self.quantization.is_some() { 1 } else { self.element_bytes }
     }
 
-    /// Computes one row on the calling thread, with elements of type `dtype`: `F16`, `BF16` or
-    /// `F32`. Replaces `residual` by `x`, stores the result in `output`, and returns the scale of
-    /// the row.
+    /// Computes one row on the calling thread. `dtype` is the element type: `F16`, `BF16` or `F32`.
+    /// Replaces the contents of `residual` by `x`, and stores the result in `output`. Returns the
+    /// scale of the row, which is 1 if the result is not quantised.
     ///
     /// # Panics
-    /// If the length of a slice is not the length of a row.
+    /// Panics if the length of a slice is not the length of a row.
     pub fn row(&self, dtype: DType, sum: &[u8], residual: &mut [u8], weight: &[u8], output: &mut [u8]) -> f32 {
         fn two(bytes: &[u8]) -> [u8; 2] {
             [bytes[0], bytes[1]]

@@ -29,40 +29,41 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-/// A call that a [`Noop`] has recorded.
+/// A call that a [`Noop`] backend has recorded.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Call {
-    /// Runs an operation on the calling thread.
+    /// A call that runs an operation on the calling thread.
     Run(Op),
-    /// Enqueues an operation.
+    /// A call that enqueues an operation.
     Submit(Op),
-    /// Allocates symmetric memory.
+    /// A call that allocates symmetric memory.
     Allocate(Allocation),
-    /// Releases the allocation at this offset.
+    /// A call that releases the allocation at this offset.
     Release(SymOffset),
-    /// Splits a team.
+    /// A call that splits a team.
     Split {
-        /// The team.
+        /// The team that is split.
         parent: TeamId,
-        /// The call.
+        /// The call that splits the team.
         call: SplitCall,
-        /// The request of this PE.
+        /// The request that this PE makes.
         part: Option<SplitPart>,
     },
-    /// Makes a team of these PEs.
+    /// A call that creates a team of these PEs.
     TeamOf(Vec<Pe>),
-    /// Destroys a team.
+    /// A call that destroys a team.
     Destroy(TeamId),
-    /// Aborts the job with an exit code.
+    /// A call that aborts the job with this exit code.
     Abort(u8),
-    /// Shrinks the world.
+    /// A call that shrinks the world.
     Shrink,
-    /// Finalizes the job.
+    /// A call that finalizes the job.
     Finalize,
 }
 
-/// A backend without communication.
+/// A backend that simulates one PE of a job in this process, without communication, and records its
+/// calls.
 ///
 /// ```
 /// use peerweave::backend::Op;
@@ -143,19 +144,19 @@ impl Noop {
         }
     }
 
-    /// Creates PE `my_pe` of a simulated job of `n_pes` PEs on one machine, with a heap of 1 MiB
-    /// per PE. The backend records its calls.
+    /// Creates PE `my_pe` of a simulated job that has `n_pes` PEs on one machine, and a heap of 1
+    /// MiB per PE. The backend records the calls that it gets.
     ///
     /// # Panics
-    /// If `my_pe` is not below `n_pes`.
+    /// Panics if `my_pe` is not below `n_pes`.
     pub fn new(my_pe: u32, n_pes: usize) -> Arc<Self> {
         Self::with_heap(my_pe, n_pes, 1 << 20)
     }
 
-    /// Like [`Noop::new`], with a heap of `heap_bytes` per PE, rounded up to pages.
+    /// Like [`Noop::new`], but with a heap of `heap_bytes` bytes per PE, rounded up to whole pages.
     ///
     /// # Panics
-    /// If `my_pe` is not below `n_pes`.
+    /// Panics if `my_pe` is not below `n_pes`.
     pub fn with_heap(my_pe: u32, n_pes: usize, heap_bytes: usize) -> Arc<Self> {
         let heap_bytes = heap_bytes.next_multiple_of(Heap::PAGE);
         let mut caps = Caps::new(heap_bytes, MAX_TEAMS, "nothing");
@@ -164,10 +165,10 @@ impl Noop {
         Self::with_caps(my_pe, n_pes, caps)
     }
 
-    /// Like [`Noop::new`], with given capabilities.
+    /// Like [`Noop::new`], but with the capabilities `caps`.
     ///
     /// # Panics
-    /// If `my_pe` is not below `n_pes`.
+    /// Panics if `my_pe` is not below `n_pes`.
     pub fn with_caps(my_pe: u32, n_pes: usize, caps: Caps) -> Arc<Self> {
         assert!((my_pe as usize) < n_pes, "PE {my_pe} does not exist in a job of {n_pes} PEs");
         let all: Vec<_> = (0..n_pes as u32).map(Pe::new).collect();
@@ -188,17 +189,18 @@ impl Noop {
         })
     }
 
-    /// Sets whether calls are recorded.
+    /// Sets whether the backend records the calls that it gets.
     pub fn set_recording(&self, recording: bool) {
         self.recording.store(recording, Ordering::Relaxed);
     }
 
-    /// Sets whether operations do nothing, to measure the code above a backend.
+    /// Sets whether operations do nothing. This setting is for benchmarks of the code that calls a
+    /// backend.
     pub fn set_inert(&self, inert: bool) {
         self.inert.store(inert, Ordering::Relaxed);
     }
 
-    /// Returns the calls recorded since the last call of this function.
+    /// Returns the calls that have been recorded since the last call of this method.
     pub fn take_calls(&self) -> Vec<Call> {
         std::mem::take(&mut self.state().calls)
     }
@@ -215,12 +217,12 @@ impl Noop {
         self.state().survivors = Some(pes.into_iter().map(Pe::new).collect());
     }
 
-    /// Makes the next operation fail.
+    /// Makes the next operation fail with `error`.
     pub fn fail_next(&self, error: Error) {
         self.state().fail_next = Some(error);
     }
 
-    /// Makes the next access of the host to symmetric memory fail.
+    /// Makes the next host access to symmetric memory fail with `error`.
     pub fn fail_next_access(&self, error: Error) {
         self.state().fail_local = Some(error);
     }
@@ -231,12 +233,13 @@ impl Noop {
         self.late_next.store(true, Ordering::Relaxed);
     }
 
-    /// Poisons a team: its later collectives, sends and receives fail.
+    /// Poisons a team: the team's later collectives, sends and receives fail.
     pub fn poison(&self, team: TeamId, because: Error) {
         self.state().poisoned.insert(team.0, because);
     }
 
-    /// Sets whether streams are captured: operations are then added to a graph instead of running.
+    /// Sets whether streams are captured. While streams are captured, their operations are added to
+    /// a graph and do not run.
     pub fn capture_streams(&self, capture: bool) {
         self.queue.set_capture(capture);
     }
@@ -244,7 +247,7 @@ impl Noop {
     /// Runs the operations of the graph, in the order in which they were captured.
     ///
     /// # Errors
-    /// The first failure of an operation of the graph.
+    /// The first failure of an operation in the graph.
     pub fn replay(&self) -> Result<()> {
         self.queue.replay(|op| self.perform(op))
     }
@@ -254,17 +257,18 @@ impl Noop {
         self.queue.drop_graph();
     }
 
-    /// Sets whether operations wait in their streams until [`Noop::run_next`] or [`Noop::run_all`].
+    /// Sets whether operations stay pending in their streams until [`Noop::run_next`] or
+    /// [`Noop::run_all`] runs them.
     pub fn hold_streams(&self, hold: bool) {
         self.queue.set_hold(hold);
     }
 
-    /// Runs the oldest pending operation; returns `false` if none is pending.
+    /// Runs the oldest pending operation. Returns `false` if no operation is pending.
     pub fn run_next(&self) -> bool {
         self.queue.run_next(|op| self.perform(op))
     }
 
-    /// Runs all pending operations, and ends the work that is still running after its deadline.
+    /// Runs all pending operations. Also ends the work of operations that have timed out.
     pub fn run_all(&self) {
         while self.run_next() {}
         self.queue.end_late();

@@ -154,7 +154,7 @@ impl Pending for Done {
     }
 }
 
-/// A stream of a [`Noop`].
+/// A stream that belongs to a [`Noop`] backend.
 #[derive(Debug)]
 pub struct NoopStream {
     backend: Arc<Noop>,
@@ -267,7 +267,7 @@ unsafe impl StreamBackend for NoopStream {
     }
 }
 
-/// An event in a [`NoopStream`].
+/// An event that has been recorded in a [`NoopStream`].
 #[derive(Debug)]
 pub struct NoopEvent {
     done: Arc<Done>,

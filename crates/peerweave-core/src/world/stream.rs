@@ -7,11 +7,11 @@ use crate::shared::Shared;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// An ordered queue of operations of this PE. Each operation starts when the one before it is
+/// An ordered queue of this PE's operations. Each operation starts when the operation before it is
 /// complete.
 ///
-/// [`World::stream`](crate::World::stream) creates it. A clone refers to the same queue. Dropping a
-/// stream neither cancels pending operations nor waits for them.
+/// [`World::stream`](crate::World::stream) creates a stream. A clone refers to the same queue.
+/// Dropping a stream neither cancels its pending operations nor waits for them.
 #[derive(Clone, Debug)]
 pub struct Stream {
     pub(crate) shared: Arc<Shared>,
@@ -19,16 +19,17 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Waits until all enqueued operations are complete, up to the deadline of the world.
+    /// Waits until all enqueued operations have completed or failed, at most until the world's
+    /// deadline.
     ///
     /// # Errors
-    /// The first failure of an operation of this stream since the last call of this method;
-    /// [`Error::Timeout`](crate::Error::Timeout).
+    /// The first failure of an operation on this stream since the last call of this method.
+    /// [`Error::Timeout`](crate::Error::Timeout) if operations are still pending at the deadline.
     pub fn synchronize(&self) -> Result<()> {
         self.synchronize_within(self.shared.deadline)
     }
 
-    /// Like [`Stream::synchronize`], for no longer than `limit`.
+    /// Like [`Stream::synchronize`], but waits for at most `limit`.
     ///
     /// # Errors
     /// As for [`Stream::synchronize`].
@@ -37,25 +38,25 @@ impl Stream {
         self.inner.synchronize(limit)
     }
 
-    /// Returns whether all enqueued operations are complete.
+    /// Returns whether all enqueued operations have completed or failed.
     pub fn is_idle(&self) -> bool {
         self.inner.is_idle()
     }
 
-    /// Records an event after all operations enqueued so far.
+    /// Records an event after all operations that have been enqueued so far.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) after the world was finalized; errors of the backend.
+    /// [`Misuse`](crate::Misuse) after finalize; errors of the backend.
     pub fn record(&self) -> Result<Event> {
         self.shared.usable("record")?;
         Ok(Event { shared: self.shared.clone(), inner: self.inner.record()? })
     }
 
-    /// Makes later operations of this stream wait until another stream has passed `event`. Returns
-    /// immediately.
+    /// Makes operations that are later enqueued on this stream wait until `event`'s stream has
+    /// passed `event`. Returns immediately.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) for an event of another world; errors of the backend.
+    /// [`Misuse`](crate::Misuse) if the event belongs to another world; errors of the backend.
     pub fn wait_event(&self, event: &Event) -> Result<()> {
         self.shared.usable("wait_event")?;
         self.shared.same_world("wait_event", &event.shared, "event")?;
@@ -63,7 +64,7 @@ impl Stream {
     }
 }
 
-/// An event in a stream. [`Stream::record`] creates it. A clone refers to the same event.
+/// An event in a stream, created by [`Stream::record`]. A clone refers to the same event.
 ///
 /// ```
 /// use peerweave::World;
@@ -92,15 +93,17 @@ impl Event {
         self.inner.is_complete()
     }
 
-    /// Waits until the stream has passed the event, up to the deadline of the world.
+    /// Waits until the stream has passed the event, at most until the world's deadline.
     ///
     /// # Errors
-    /// The failure of an operation before the event; [`Error::Timeout`](crate::Error::Timeout).
+    /// The failure of an operation that was enqueued before the event.
+    /// [`Error::Timeout`](crate::Error::Timeout) if the stream has not passed the event by the
+    /// deadline.
     pub fn wait(&self) -> Result<()> {
         self.wait_within(self.shared.deadline)
     }
 
-    /// Like [`Event::wait`], for no longer than `limit`.
+    /// Like [`Event::wait`], but waits for at most `limit`.
     ///
     /// # Errors
     /// As for [`Event::wait`].
@@ -109,9 +112,9 @@ impl Event {
         self.inner.wait(limit)
     }
 
-    /// Returns the time between `earlier` and this event. Returns `None` if a stream has not passed
-    /// its event yet, if this event was passed first, or if the events belong to different worlds,
-    /// whose clocks differ.
+    /// Returns the time from `earlier` to this event. Returns `None` if one of the events has not
+    /// been passed yet, or if this event was passed before `earlier`. Also returns `None` if the
+    /// events belong to different worlds, because the clocks of two worlds may differ.
     pub fn elapsed_since(&self, earlier: &Event) -> Option<Duration> {
         if !Arc::ptr_eq(&self.shared, &earlier.shared) {
             return None;

@@ -13,11 +13,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// An ordered set of PEs that includes this PE. A clone refers to the same team.
 ///
-/// Operations take ranks of the team that they are called on. Collective operations of a team run
-/// in the order in which they are called, which must be the same on every rank.
+/// Rank arguments of an operation are ranks in the team on which the operation is called. A team's
+/// collective operations run in the order in which they are called. This order must be the same on
+/// every rank.
 ///
-/// Dropping the last handle does not destroy the team, because destruction is a collective call
-/// ([`Team::destroy`]). The number of the team stays in use until the world ends.
+/// Dropping the last handle does not destroy the team, because destroying a team is a collective
+/// call ([`Team::destroy`]). The number of a team that is dropped without a call to `destroy` stays
+/// in use until the world ends.
 ///
 /// ```
 /// use peerweave::World;
@@ -86,24 +88,24 @@ impl Team {
         Self { inner: Arc::new(inner) }
     }
 
-    /// Returns the number of ranks.
+    /// Returns the number of ranks in the team.
     #[inline]
     pub fn size(&self) -> usize {
         self.inner.members.len()
     }
 
-    /// Returns the rank of this PE.
+    /// Returns the rank that this PE has in the team.
     #[inline]
     pub fn my_rank(&self) -> Rank {
         self.inner.my_rank
     }
 
-    /// Returns the PEs, in rank order.
+    /// Returns the PEs that are members of the team, in rank order.
     pub fn members(&self) -> &[Pe] {
         &self.inner.members
     }
 
-    /// Returns the name of the team for messages.
+    /// Returns the name by which error messages refer to the team.
     pub fn name(&self) -> TeamName {
         TeamName { id: self.inner.id, size: self.size() }
     }
@@ -111,9 +113,9 @@ impl Team {
     /// Returns the reason why operations of this team fail from now on; `None` if the team has not
     /// failed.
     ///
-    /// A team fails on a PE when an operation of the team has failed in a way that leaves its ranks
-    /// at different operations, for example because a PE died. Later collectives, sends and
-    /// receives of the team fail with [`Error::Poisoned`], which contains this error.
+    /// A team fails on a PE if a failed operation may have left the ranks of the team at different
+    /// operations, for example because a PE has died. Later collectives, sends and receives of the
+    /// team fail with [`Error::Poisoned`], which contains the error that this method returns.
     /// [`Caps::after_failure`] describes what streams do after a failure.
     ///
     /// [`Caps::after_failure`]: crate::Caps::after_failure
@@ -124,7 +126,7 @@ impl Team {
         self.inner.shared.backend.team_failure(self.inner.id)
     }
 
-    /// Returns the rank of a PE; `None` if the PE is not a member.
+    /// Returns the rank of `pe` in the team; `None` if `pe` is not a member.
     pub fn rank_of(&self, pe: Pe) -> Option<Rank> {
         self.inner.ranks.get(pe.index()).copied().filter(|&rank| rank != NOT_A_MEMBER).map(Rank::new)
     }

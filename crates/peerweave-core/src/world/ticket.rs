@@ -9,12 +9,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A handle to a stream-ordered operation with a result of type `R`.
+/// A handle to a stream-ordered operation, which has a result of type `R`.
 ///
-/// Dropping a ticket neither cancels the operation nor waits for it. If the operation then fails,
-/// [`Stream::synchronize`](crate::Stream::synchronize), or at the latest
-/// [`World::finalize`](crate::World::finalize), returns the failure. Any thread may wait for a
-/// ticket, more than once.
+/// Dropping a ticket neither cancels the operation nor waits for the operation. If the operation
+/// fails after its ticket has been dropped, [`Stream::synchronize`](crate::Stream::synchronize), or
+/// at the latest [`World::finalize`](crate::World::finalize), returns the failure. Any thread may
+/// wait for a ticket, any number of times.
 ///
 /// ```
 /// use peerweave::{Compare, World};
@@ -104,10 +104,11 @@ impl<R> Ticket<R> {
         Ticket { state: self.state, decode: Decode::Memory(Box::new(read)) }
     }
 
-    /// Returns a ticket for the same operation, whose error `explain` converts. A library can use
-    /// this method to return errors that name its own calls.
+    /// Returns a ticket for the same operation. If the operation fails, `explain` converts the
+    /// error that the new ticket returns. A library can use this method to return errors that name
+    /// the library's own calls.
     ///
-    /// [`Stream::synchronize`](crate::Stream::synchronize) returns the failure unchanged.
+    /// [`Stream::synchronize`](crate::Stream::synchronize) still returns the unconverted error.
     ///
     /// ```
     /// use peerweave::{Error, World};
@@ -132,8 +133,9 @@ impl<R> Ticket<R> {
         Self { state, decode: self.decode }
     }
 
-    /// Returns whether the operation was captured into a graph instead of enqueued. Its memory then
-    /// belongs to the graph, and this ticket never completes.
+    /// Returns whether the operation has been captured into a graph, and has therefore not been
+    /// enqueued. The graph keeps the memory of a captured operation alive. The ticket of a captured
+    /// operation never completes.
     pub fn is_captured(&self) -> bool {
         matches!(self.state, State::Captured)
     }
@@ -147,19 +149,19 @@ impl<R> Ticket<R> {
         }
     }
 
-    /// Waits until the operation is complete, up to the deadline of the world, and returns its
-    /// result.
+    /// Waits until the operation is complete, at most until the world's deadline, and returns the
+    /// operation's result.
     ///
     /// # Errors
-    /// - The failure of the operation.
-    /// - [`Error::Skipped`](crate::Error::Skipped) if an earlier operation of the stream failed.
-    ///   Operations after an [`Error::Mismatch`](crate::Error::Mismatch) are not skipped, because
-    ///   the mismatched calls ran nothing and their team stays usable.
+    /// - The error with which the operation failed.
+    /// - [`Error::Skipped`](crate::Error::Skipped) if an earlier operation on the stream has
+    ///   failed. Operations after an [`Error::Mismatch`](crate::Error::Mismatch) are not skipped,
+    ///   because none of the mismatched calls has run, and their team stays usable.
     /// - [`Error::Timeout`](crate::Error::Timeout) if the operation is still pending at the
     ///   deadline.
-    /// - [`Misuse`](crate::Misuse) if the operation was captured into a graph, or if this process
-    ///   is a forked child. In a forked child, operations that were pending at the fork never
-    ///   complete.
+    /// - [`Misuse`](crate::Misuse) if the operation has been captured into a graph, or if this
+    ///   process is a forked child. In a forked child, operations that were pending at the fork
+    ///   never complete.
     pub fn wait(&self) -> Result<R> {
         match &self.state {
             State::Complete(outcome) => Ok(self.decode.result(outcome.clone())),
@@ -168,7 +170,8 @@ impl<R> Ticket<R> {
         }
     }
 
-    /// Like [`Ticket::wait`], for no longer than `limit`. With a limit of zero it polls.
+    /// Like [`Ticket::wait`], but waits for at most `limit`. If `limit` is zero, the call tests
+    /// once and does not wait.
     ///
     /// # Errors
     /// As for [`Ticket::wait`].

@@ -13,11 +13,12 @@ use std::any::Any;
 use std::panic::Location;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The handle of one PE to its job.
+/// A PE's handle to its job.
 ///
-/// Teams, buffers and streams stay usable after the world is dropped, and their memory stays
-/// mapped. [`World::finalize`] ends the job normally. Without that call, peers are notified that
-/// this PE has left when the last handle of the world is dropped.
+/// Teams, buffers and streams stay usable after the `World` has been dropped, and their memory
+/// stays mapped. [`World::finalize`] ends the job normally. If `finalize` is not called, peers are
+/// notified that this PE has left once the last handle (world, team, stream or buffer) has been
+/// dropped.
 #[derive(Debug)]
 pub struct World {
     pub(crate) shared: Arc<Shared>,
@@ -31,10 +32,11 @@ pub struct World {
 const DEFAULT_ALIGN: usize = 64;
 
 impl World {
-    /// Creates a world from a backend that has joined its job. A backend serves one world.
+    /// Creates a world from a backend that has joined its job. A backend can serve only one world.
     ///
     /// # Errors
-    /// None at present; a backend reports its errors when it is created.
+    /// This function currently returns no errors: a backend reports its errors when the backend is
+    /// created.
     pub fn new(backend: Arc<dyn Backend>) -> Result<Self> {
         let former = (0..backend.job().n_pes as u32).map(Pe::new).collect();
         Ok(Self::formerly(backend, former))
@@ -49,20 +51,20 @@ impl World {
         Self { shared, team, local_team: Mutex::new(None), former }
     }
 
-    /// Returns this PE.
+    /// Returns the number of this PE.
     #[inline]
     pub fn my_pe(&self) -> Pe {
         self.shared.my_pe
     }
 
-    /// Returns the number of PEs of the job.
+    /// Returns the number of PEs in the job.
     #[inline]
     pub fn n_pes(&self) -> usize {
         self.shared.n_pes
     }
 
-    /// Returns the index of this PE among the PEs of its machine, counted from 0, for example to
-    /// choose a GPU or core.
+    /// Returns the index of this PE among the PEs of its machine, counted from 0. The index can be
+    /// used to choose a GPU or a core.
     pub fn local_index(&self) -> usize {
         self.local_pes()
             .iter()
@@ -85,19 +87,22 @@ impl World {
         self.shared.backend.caps()
     }
 
-    /// Returns how the symmetric heap is mapped in this process; `None` if the segments of PEs are
-    /// not at equal distances in memory, for example on several machines.
+    /// Returns how the segments of all PEs are mapped in this process. Returns `None` if the
+    /// segments are not at equal distances in memory, for example if the job runs on several
+    /// machines.
     pub fn geometry(&self) -> Option<HeapGeometry> {
         self.shared.backend.geometry()
     }
 
-    /// Returns the backend itself if its type is `B`, to call functions that only this backend has.
+    /// Returns the backend if its type is `B`; otherwise `None`. Use this method to call functions
+    /// that only the backend `B` has.
     pub fn backend<B: Backend>(&self) -> Option<&B> {
         let backend: &dyn Any = &*self.shared.backend;
         backend.downcast_ref()
     }
 
-    /// Returns a description of pending operations and of the PEs that they wait for.
+    /// Returns a description of the pending operations and of the PEs that these operations wait
+    /// for.
     pub fn describe(&self) -> String {
         if self.shared.is_forked() {
             return format!(
@@ -109,7 +114,7 @@ impl World {
         self.shared.backend.describe()
     }
 
-    /// Returns the team of all PEs: rank `r` is PE `r`.
+    /// Returns the team of all PEs, in which rank `r` is PE `r`.
     #[inline]
     pub fn team(&self) -> &Team {
         &self.team
@@ -118,23 +123,24 @@ impl World {
     /// Allocates `count` elements of symmetric memory with unspecified values.
     ///
     /// # Collective
-    /// All PEs must call, with the same type and count, in the same order as other allocations and
-    /// releases.
+    /// All PEs must call this method with the same type and count. All PEs must make all
+    /// allocations and releases in the same order.
     ///
     /// # Ordering
-    /// When the call returns, every PE has made the call, and the memory of every PE may be
-    /// accessed. The call is not a barrier: it does not complete puts.
+    /// When the call returns, every PE has called, and the memory of every PE may be accessed. The
+    /// call is not a barrier, because it does not complete puts.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory); [`Misuse`](crate::Misuse) after finalize
     /// or for a count that exceeds the address space; [`Error::Mismatch`](crate::Error::Mismatch)
-    /// if PEs disagree about the type, the count, the alignment or zeroing.
+    /// if the PEs pass different types, counts or alignments, or if only some PEs request zeroed
+    /// memory.
     #[track_caller]
     pub fn alloc<T: Element>(&self, count: usize) -> Result<Symmetric<T>> {
         Symmetric::allocate("alloc", &self.shared, count, DEFAULT_ALIGN, false, Location::caller())
     }
 
-    /// Like [`World::alloc`]. All elements of every PE are set to zero before the call returns.
+    /// Like [`World::alloc`], but sets all elements on every PE to zero before the call returns.
     ///
     /// # Errors
     /// As for [`World::alloc`].
@@ -143,8 +149,8 @@ impl World {
         Symmetric::allocate("alloc_zeroed", &self.shared, count, DEFAULT_ALIGN, true, Location::caller())
     }
 
-    /// Like [`World::alloc`], with an alignment: the offset, and the address on every PE, are
-    /// multiples of `align_bytes`, which must be a power of two.
+    /// Like [`World::alloc`], but aligns the memory: its offset, and its address on every PE, are
+    /// multiples of `align_bytes`. `align_bytes` must be a power of two.
     ///
     /// # Errors
     /// As for [`World::alloc`]; [`Misuse`](crate::Misuse) if `align_bytes` is not a power of two or
@@ -154,12 +160,12 @@ impl World {
         Symmetric::allocate("alloc_aligned", &self.shared, count, align_bytes, false, Location::caller())
     }
 
-    /// Returns a handle to `len` elements at `offset` of the heap. The elements must lie within an
-    /// allocation that was not released. This is the inverse of [`Symmetric::offset`], for programs
-    /// that store or exchange offsets. The call is not collective.
+    /// Returns a handle to `len` elements at `offset`. The elements must lie within an allocation
+    /// that has not been released. This method is the inverse of [`Symmetric::offset`], for
+    /// programs that store or exchange offsets. The call is not collective.
     ///
-    /// If all handles to an allocation were dropped, this call can create a new handle to the whole
-    /// allocation, which [`Symmetric::release`] accepts.
+    /// If all handles to an allocation have been dropped, this call can create a new handle to the
+    /// whole allocation. [`Symmetric::release`] accepts the new handle.
     ///
     /// ```
     /// use peerweave::World;
@@ -184,15 +190,15 @@ impl World {
     /// ```
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) if the elements do not lie in one live allocation, for an offset
-    /// that is not aligned to the elements, and after finalize.
+    /// [`Misuse`](crate::Misuse) if the elements do not lie in one live allocation, if the offset
+    /// is not aligned for `T`, and after finalize.
     pub fn symmetric_at<T: Element>(&self, offset: SymOffset, len: usize) -> Result<Symmetric<T>> {
         Symmetric::find("symmetric_at", &self.shared, offset, len)
     }
 
-    /// Like [`World::symmetric_at`], for an address in this PE's heap, as returned by
-    /// [`Symmetric::as_ptr`] and [`Symmetric::device_address`]. Any value may be passed, because
-    /// the address is only compared.
+    /// Like [`World::symmetric_at`], but takes an address in this PE's heap, as returned by
+    /// [`Symmetric::as_ptr`] or [`Symmetric::device_address`]. Any address may be passed, because
+    /// the call compares the address and does not access its memory.
     ///
     /// # Errors
     /// As for [`World::symmetric_at`].
@@ -213,7 +219,7 @@ impl World {
         }
     }
 
-    /// Creates a stream: an ordered queue of operations of this PE.
+    /// Creates a stream: an ordered queue of this PE's operations.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) after finalize; errors of the backend.
@@ -222,11 +228,11 @@ impl World {
         Ok(Stream { shared: self.shared.clone(), inner: self.shared.backend.stream()? })
     }
 
-    /// Creates a handle to an existing stream of the backend, for example a stream that wraps a
-    /// native stream of the device.
+    /// Creates a handle to a stream that the backend has already created, for example one that
+    /// wraps a native device stream.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) for a stream of another backend, and after finalize.
+    /// [`Misuse`](crate::Misuse) if the stream belongs to another backend, and after finalize.
     pub fn adopt_stream(&self, stream: Arc<dyn StreamBackend>) -> Result<Stream> {
         const CALL: &str = "adopt_stream";
         self.shared.usable(CALL)?;
@@ -237,31 +243,33 @@ impl World {
     }
 
     /// Ends the whole job immediately with the exit code `code`, whatever the other PEs are doing.
-    /// The call is not collective. If several PEs call, the first call determines the code on all
-    /// PEs. The call corresponds to `MPI_Abort` and `shmem_global_exit`.
+    /// The call is not collective. If several PEs call, the first call determines the exit code on
+    /// all PEs. The call corresponds to `MPI_Abort` and `shmem_global_exit`.
     ///
     /// **PEs as processes:** the call does not return. Every process of the job exits with the
-    /// status `code`, including processes that are computing, and processes that have not yet
-    /// returned from `World::from_env`. `peerweave run` exits with that code. Other launchers end
-    /// the job because a process exits with a status other than 0; the exit status of the launcher
-    /// itself depends on the launcher.
+    /// status `code`. This includes processes that are computing, and processes that have not yet
+    /// returned from `World::from_env`. `peerweave run` exits with the same status. Other launchers
+    /// end the job because a process exits with a status other than 0; the exit status of such a
+    /// launcher depends on the launcher.
     ///
-    /// No PE runs destructors of Rust values or functions registered with `atexit`. The buffer of
-    /// Rust's standard output is flushed before the exit. Other buffered writers and the streams of
-    /// C are not flushed. The operating system frees shared memory, sockets and GPU contexts. A
-    /// process that has dropped its world no longer belongs to the job, and continues.
+    /// No PE runs the destructors of Rust values, or functions that have been registered with
+    /// `atexit`. The buffer of Rust's standard output is flushed before the exit. Other buffered
+    /// writers and C's `stdio` streams are not flushed. The operating system frees shared memory,
+    /// sockets and GPU contexts. A process that has dropped its world no longer belongs to the job,
+    /// and continues.
     ///
-    /// **PEs as threads** (`on_threads`): the process continues. All calls of all PEs, including
+    /// **PEs as threads** (`on_threads`): the process continues. All calls on all PEs, including
     /// waits, fail within milliseconds with [`Error::Aborted`]. This call returns the same error,
-    /// so that the caller can return it from its program; destructors run as usual. When all PEs
-    /// have returned, `on_threads` returns the error too.
+    /// so that the caller can return the error from the PE's closure. Destructors run as usual.
+    /// Once all PEs have returned, `on_threads` also returns the error.
     ///
-    /// A process that has not joined a job yet has no world. Instead of this method it calls
-    /// [`std::process::exit`] with a status other than 0, and the launcher ends the job.
+    /// A process that has not joined a job yet has no `World` to call this method on. To end the
+    /// job, such a process calls [`std::process::exit`] with a status other than 0. The launcher
+    /// then ends the job.
     ///
     /// # Errors
-    /// Returns an error instead of ending the process: [`Error::Aborted`] if PEs are threads;
-    /// [`Misuse`](crate::Misuse) after finalize, and in a forked child.
+    /// The call returns, and does not end the process, in these cases: [`Error::Aborted`] if PEs
+    /// are threads; [`Misuse`](crate::Misuse) after finalize, and in a forked child.
     ///
     /// ```
     /// use peerweave::{Error, World, on_threads};
@@ -285,45 +293,49 @@ impl World {
         }
     }
 
-    /// Creates a world of the PEs that remain after a failure, and ends this world. The PEs keep
-    /// their order, and are numbered from 0 again; [`World::former_pes`] returns the old numbers.
-    /// The new world has its own symmetric heap, teams and streams, and the deadline and the
-    /// settings of this world. The call corresponds to `MPIX_Comm_shrink` of MPI's fault tolerance
-    /// (ULFM).
+    /// Creates a new world of the PEs that remain after a failure, and ends this world. The PEs
+    /// keep their order, and are numbered from 0 again. [`World::former_pes`] returns their old
+    /// numbers. The new world has its own symmetric heap, teams and streams. It keeps the deadline
+    /// and the settings of this world. The call corresponds to `MPIX_Comm_shrink` in MPI's
+    /// fault-tolerance extension (ULFM).
     ///
-    /// PEs that have died or left are not members, and neither is a PE that dies during this call.
-    /// A PE that dies after the members have agreed is still a member. Operations of the new world
-    /// then fail with an error that names that PE, and the new world can be shrunk again. If no PE
-    /// has failed, the new world has the same PEs.
+    /// PEs that have died or left are not members of the new world. Neither is a PE that dies
+    /// before the PEs have agreed on the members. A PE that dies after the agreement is still a
+    /// member. Operations in the new world then fail with an error that names the dead PE, and the
+    /// new world can be shrunk again. If no PE has failed, the new world has the same PEs as this
+    /// world.
     ///
     /// # Collective
     /// All PEs that have neither died nor left must call, whatever the state of their other calls.
-    /// Once a PE has called, operations of this world that wait for that PE soon fail. The error
-    /// names the PE that died, or has the cause [`PeerCause::Shrinks`]. A PE that waits for another
-    /// PE thus learns that it must call too. If the call succeeds on one PE, it succeeds on all
-    /// members that stay alive.
+    /// Once a PE has called, operations of this world that wait for the PE soon fail. Their error
+    /// names the PE that died, or has the cause [`PeerCause::Shrinks`]. From this error, a waiting
+    /// PE learns that it must call `shrink` too. If the call succeeds on one PE, the call succeeds
+    /// on all members that stay alive.
     ///
     /// # This world afterwards
-    /// If the call succeeds, this world has ended, as after [`World::finalize`], and its calls fail
-    /// with [`MisuseKind::Shrunk`](crate::MisuseKind::Shrunk). Only the methods of [`Symmetric`]
-    /// that access the memory of this PE (`to_vec`, `copy_to`, `load`, `store`, `as_slice`, …)
-    /// still work, so that a PE can copy its data to the new world. If an operation failed before
-    /// it was complete, the memory that it writes has unspecified values.
+    /// If the call succeeds, this world has ended, as after [`World::finalize`], and calls on its
+    /// handles fail with [`MisuseKind::Shrunk`](crate::MisuseKind::Shrunk). Only the methods of
+    /// [`Symmetric`] that access this PE's memory (`to_vec`, `copy_to`, `load`, `store`,
+    /// `as_slice`, …) still work, so that a PE can copy its data to the new world. If an operation
+    /// has failed before it was complete, the memory that the operation writes has unspecified
+    /// values.
     ///
-    /// The memory of this world is freed when its last handle (world, team, stream or buffer) is
-    /// dropped. This call does not wait for pending operations of its streams; these operations
-    /// fail.
+    /// The memory of this world is freed when the last handle of this world (world, team, stream or
+    /// buffer) is dropped. `shrink` does not wait for operations that are pending on the streams of
+    /// this world; these operations fail.
     ///
-    /// If the call fails, this world has not ended, but its teams have failed on this PE: later
-    /// collectives, sends and receives fail. All PEs can make the call again.
+    /// If the call fails, this world has not ended, but the teams of this world have failed on this
+    /// PE: their later collectives, sends and receives fail. All PEs can call `shrink` again.
     ///
     /// # Errors
-    /// - [`Error::Timeout`](crate::Error::Timeout) at the deadline of the world. The error names
-    ///   the PEs that have neither called nor ended, or that were stopped during the call. After
-    ///   the PEs have agreed, creating the new world may take up to 3 s longer.
+    /// - [`Error::Timeout`](crate::Error::Timeout) at the world's deadline. The error names the PEs
+    ///   that have neither called nor ended, or that were stopped during the call. Once the PEs
+    ///   have agreed, creating the new world may take longer than the deadline: by up to 3 s on the
+    ///   host backend, and by up to 11 s on the CUDA backend.
     /// - [`Error::Peer`](crate::Error::Peer) if other PEs have created a new world without this PE.
     /// - [`Misuse`](crate::Misuse) if this world has ended.
-    /// - [`Error::Unsupported`](crate::Error::Unsupported) on a backend without this call.
+    /// - [`Error::Unsupported`](crate::Error::Unsupported) if the backend does not support
+    ///   `shrink`.
     /// - Errors of the backend if the new memory cannot be allocated.
     ///
     /// [`PeerCause::Shrinks`]: crate::PeerCause::Shrinks
@@ -366,8 +378,9 @@ impl World {
         Ok(Self::formerly(backend, former))
     }
 
-    /// Returns the number that each PE of this world had in the world that was shrunk to this one,
-    /// ascending. In a world that [`World::shrink`] did not create, these are the PEs themselves.
+    /// Returns the number that each PE of this world had in the world that was shrunk to this
+    /// world, ascending. If [`World::shrink`] did not create this world, returns the numbers that
+    /// the PEs have in this world.
     ///
     /// ```
     /// use peerweave::World;
@@ -385,32 +398,34 @@ impl World {
         &self.former
     }
 
-    /// Ends the job on this PE, and reports the buffers that were not released. Later calls on any
-    /// handle of this world fail with [`MisuseKind::Finalized`](crate::MisuseKind::Finalized).
-    ///
-    /// The method takes `&self`, so threads can share the world, or a `static` can hold it, without
-    /// a lock. One thread finalizes the world. The next call of each other thread then fails with
+    /// Ends the job on this PE, and reports the symmetric buffers that have not been released.
+    /// Later calls on any handle of this world fail with
     /// [`MisuseKind::Finalized`](crate::MisuseKind::Finalized).
     ///
+    /// The method takes `&self`. Threads can therefore share the world, or a `static` can hold the
+    /// world, without a lock. One thread finalizes the world. After that, the next call of every
+    /// other thread fails with [`MisuseKind::Finalized`](crate::MisuseKind::Finalized).
+    ///
     /// # Collective
-    /// All PEs must call, after their other collective calls. Waits for pending operations of
-    /// streams.
+    /// All PEs must call, after their other collective calls. The call waits for the operations
+    /// that are pending on streams.
     ///
     /// # Threads
-    /// Calls that other threads have begun before this call stay defined, because their memory
-    /// stays mapped. Each of them completes, or fails because the world was finalized or a PE has
-    /// left. A wait for a signal ends soon after the other PEs have finalized. It is unspecified
-    /// whether the data of a put that races with this call arrives.
+    /// Calls that other threads have begun before this call remain valid, because their memory
+    /// stays mapped. Each such call either completes, or fails because the world has been finalized
+    /// or a PE has left. A wait for a signal ends soon after the other PEs have finalized. Whether
+    /// the data of a put that races with this call arrives is unspecified.
     ///
     /// # Errors
-    /// - [`Misuse`](crate::Misuse) if this world was finalized before, by any thread.
-    /// - The first failure of a stream-ordered operation that neither its ticket nor its stream has
-    ///   returned.
-    /// - Errors of the backend, such as a peer that died or an expired deadline. If operations are
-    ///   still pending at the deadline, the error is [`Error::Timeout`](crate::Error::Timeout), and
-    ///   names the call that is still running ([`Timeout::running`](crate::Timeout::running)).
+    /// - [`Misuse`](crate::Misuse) if a thread has already finalized this world.
+    /// - The first failure of a stream-ordered operation, if neither its ticket nor its stream has
+    ///   returned the failure.
+    /// - Errors of the backend, for example because a peer has died or the deadline has passed. If
+    ///   operations are still pending at the deadline, the error is
+    ///   [`Error::Timeout`](crate::Error::Timeout), which names the call that is still running
+    ///   ([`Timeout::running`](crate::Timeout::running)).
     ///
-    /// The world has ended even if this call fails.
+    /// Even if this call fails, the world has ended.
     pub fn finalize(&self) -> Result<FinalizeReport> {
         const CALL: &str = "finalize";
         self.shared.usable(CALL)?;

@@ -3,11 +3,11 @@
 use core::fmt;
 use core::hash::{Hash, Hasher};
 
-/// A truth value as an element: a byte that is false if it is 0, and true otherwise.
+/// A truth value as an element: one byte, which means false if it is 0, and true otherwise.
 ///
-/// `bool` cannot be an element: a peer could write a byte that is neither 0 nor 1, which no `bool`
-/// may be. Values made from `bool` are 0 or 1, so `And`, `Or` and `Xor` reduce them as the logical
-/// operators do; `Min` and `Max` are `And` and `Or` for all bytes.
+/// `bool` cannot be an element: a peer could write a byte that is neither 0 nor 1, which is not a
+/// valid `bool`. A `Bool` made from a `bool` is 0 or 1. For these values, `And`, `Or` and `Xor` act
+/// as logical operators. For any bytes, `Min` acts as logical and, and `Max` acts as logical or.
 ///
 /// ```
 /// use peerweave_types::Bool;
@@ -20,24 +20,24 @@ use core::hash::{Hash, Hasher};
 pub struct Bool(u8);
 
 impl Bool {
-    /// False: the byte 0.
+    /// The value false: the byte 0.
     pub const FALSE: Self = Self(0);
-    /// True: the byte 1.
+    /// The value true: the byte 1.
     pub const TRUE: Self = Self(1);
 
-    /// Returns whether the byte is not 0.
+    /// Returns whether the value is true: whether its byte is not 0.
     #[inline]
     pub const fn get(self) -> bool {
         self.0 != 0
     }
 
-    /// Returns the value with this byte.
+    /// Creates the value that has this byte.
     #[inline]
     pub const fn from_bits(byte: u8) -> Self {
         Self(byte)
     }
 
-    /// Returns the byte.
+    /// Returns the byte of this value.
     #[inline]
     pub const fn to_bits(self) -> u8 {
         self.0
@@ -58,7 +58,7 @@ impl From<Bool> for bool {
     }
 }
 
-/// Compares the truth values: all bytes but 0 are equal.
+/// Compares the truth values, so all bytes other than 0 are equal.
 impl PartialEq for Bool {
     #[inline]
     fn eq(&self, other: &Self) -> bool {

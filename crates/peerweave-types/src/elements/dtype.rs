@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-/// The type of an element as a run-time value, for backends, which are not generic over `T`.
+/// The type of an element as a run-time value. Backends use it, because they are not generic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[non_exhaustive]
@@ -19,26 +19,26 @@ pub enum DType {
     I64 = 4,
     /// Unsigned 64-bit integer.
     U64 = 5,
-    /// IEEE 754 binary16. Reduced in f32.
+    /// IEEE 754 binary16. Reductions accumulate in `f32`.
     F16 = 6,
-    /// bfloat16. Reduced in f32.
+    /// bfloat16. Reductions accumulate in `f32`.
     BF16 = 7,
     /// IEEE 754 binary32.
     F32 = 8,
     /// IEEE 754 binary64.
     F64 = 9,
-    /// 8-bit float with 4 exponent bits. Can be moved but not reduced.
+    /// 8-bit float with 4 exponent bits. Reductions are not defined.
     F8E4M3 = 10,
-    /// 8-bit float with 5 exponent bits. Can be moved but not reduced.
+    /// 8-bit float with 5 exponent bits. Reductions are not defined.
     F8E5M2 = 11,
-    /// Signed 16-bit integer. NCCL has no such type.
+    /// Signed 16-bit integer. NCCL has no 16-bit integers.
     I16 = 12,
-    /// Unsigned 16-bit integer. NCCL has no such type.
+    /// Unsigned 16-bit integer. NCCL has no 16-bit integers.
     U16 = 13,
 }
 
 impl DType {
-    /// Every element type.
+    /// All element types.
     pub const ALL: [Self; 14] = [
         Self::I8,
         Self::U8,
@@ -56,7 +56,7 @@ impl DType {
         Self::U16,
     ];
 
-    /// Returns the size of one element in bytes.
+    /// Returns the size of one element, in bytes.
     #[inline]
     pub const fn size_bytes(self) -> usize {
         match self {
@@ -67,7 +67,7 @@ impl DType {
         }
     }
 
-    /// Returns the name used by nccl-tests.
+    /// Returns the name that nccl-tests uses; for a type that it lacks, a name of the same form.
     pub const fn name(self) -> &'static str {
         match self {
             Self::I8 => "int8",
@@ -87,7 +87,7 @@ impl DType {
         }
     }
 
-    /// Returns the name of the Rust type, for errors: `f32`, not `float`.
+    /// Returns the name of the Rust type, for error messages: `f32`, not `float`.
     ///
     /// ```
     /// assert_eq!(peerweave_types::DType::F32.rust_name(), "f32");
@@ -111,17 +111,17 @@ impl DType {
         }
     }
 
-    /// Returns the type with this number, the inverse of `self as u8`.
+    /// Returns the type whose `as u8` value is `number`; `None` if there is none.
     pub const fn from_u8(number: u8) -> Option<Self> {
         if (number as usize) < Self::ALL.len() { Some(Self::ALL[number as usize]) } else { None }
     }
 
-    /// Returns whether elements are integers. Bitwise reductions are defined only for integers.
+    /// Returns whether this is an integer type. Bitwise reductions are defined only for integers.
     pub const fn is_integer(self) -> bool {
         matches!(self, Self::I8 | Self::U8 | Self::I16 | Self::U16 | Self::I32 | Self::U32 | Self::I64 | Self::U64)
     }
 
-    /// Returns whether reductions are defined: for all types except the 8-bit floats.
+    /// Returns whether reductions are defined for this type: true except for 8-bit floats.
     pub const fn is_reducible(self) -> bool {
         !matches!(self, Self::F8E4M3 | Self::F8E5M2)
     }

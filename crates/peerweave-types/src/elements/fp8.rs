@@ -8,13 +8,13 @@ macro_rules! fp8 {
         pub struct $name(u8);
 
         impl $name {
-            /// Creates the element with this bit pattern. Every pattern is valid.
+            /// Creates the element that has this bit pattern. Every bit pattern is valid.
             #[inline]
             pub const fn from_bits(bits: u8) -> Self {
                 Self(bits)
             }
 
-            /// Returns the bit pattern.
+            /// Returns the bit pattern of this element.
             #[inline]
             pub const fn to_bits(self) -> u8 {
                 self.0
@@ -36,11 +36,11 @@ fp8!(
 );
 
 impl F8E4M3 {
-    /// The largest value, 448.
+    /// The largest finite value, 448.
     pub const MAX: Self = Self(0x7e);
 
-    /// Returns the nearest value, ties to even. A value beyond the largest one becomes the largest
-    /// one with the same sign. NaN stays NaN.
+    /// Converts an `f32` to the nearest element, with ties to even. A value whose magnitude is
+    /// above 448, also an infinity, becomes 448 with the same sign. NaN stays NaN.
     ///
     /// ```
     /// use peerweave_types::F8E4M3;
@@ -72,7 +72,7 @@ impl F8E4M3 {
         Self(sign | code)
     }
 
-    /// Returns the value.
+    /// Converts this element to `f32`, exactly.
     #[inline]
     pub fn to_f32(self) -> f32 {
         let (exponent, mantissa) = (u32::from(self.0 >> 3 & 0xf), u32::from(self.0 & 7));

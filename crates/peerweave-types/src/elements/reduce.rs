@@ -3,12 +3,12 @@
 use crate::DType;
 use core::fmt;
 
-/// A reduction as a run-time value.
+/// A reduction operation as a run-time value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[non_exhaustive]
 pub enum ReduceOp {
-    /// The sum; the default.
+    /// The sum, which is the default.
     #[default]
     Sum = 0,
     /// The product.
@@ -17,24 +17,24 @@ pub enum ReduceOp {
     Min = 2,
     /// The maximum.
     Max = 3,
-    /// The sum divided by the number of PEs of the team; for integers rounded toward zero.
+    /// The sum divided by the number of PEs in the team. Integers are rounded toward zero.
     Avg = 4,
-    /// The sum of each PE's elements times the scalar of that PE.
+    /// The sum of the products of each PE's elements and the scalar that the PE passes.
     PreMulSum = 5,
-    /// Bitwise and; integers only.
+    /// Bitwise and, which is defined only for integers.
     And = 6,
-    /// Bitwise or; integers only.
+    /// Bitwise or, which is defined only for integers.
     Or = 7,
-    /// Bitwise exclusive or; integers only.
+    /// Bitwise exclusive or, which is defined only for integers.
     Xor = 8,
 }
 
 impl ReduceOp {
-    /// Every reduction.
+    /// All reductions.
     pub const ALL: [Self; 9] =
         [Self::Sum, Self::Prod, Self::Min, Self::Max, Self::Avg, Self::PreMulSum, Self::And, Self::Or, Self::Xor];
 
-    /// Returns the name used by nccl-tests, which has no bitwise reductions.
+    /// Returns the name that nccl-tests uses, or, for a bitwise reduction, a name of the same form.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Sum => "sum",
@@ -49,17 +49,17 @@ impl ReduceOp {
         }
     }
 
-    /// Returns the reduction with this number, the inverse of `self as u8`.
+    /// Returns the reduction whose `as u8` value is `number`; `None` if there is none.
     pub const fn from_u8(number: u8) -> Option<Self> {
         if (number as usize) < Self::ALL.len() { Some(Self::ALL[number as usize]) } else { None }
     }
 
-    /// Returns whether the reduction is defined only for integers.
+    /// Returns whether the reduction is bitwise, and therefore defined only for integers.
     pub const fn is_bitwise(self) -> bool {
         matches!(self, Self::And | Self::Or | Self::Xor)
     }
 
-    /// Returns whether the reduction is defined for elements of this type.
+    /// Returns whether the reduction is defined for elements of type `dtype`.
     pub const fn accepts(self, dtype: DType) -> bool {
         dtype.is_reducible() && (dtype.is_integer() || !self.is_bitwise())
     }

@@ -6,50 +6,50 @@
 
 use crate::Pe;
 
-/// An offset in the symmetric heap: bytes from the start of a PE's segment, equal on every PE.
+/// A byte offset from the start of a PE's segment. An allocation's offset is the same on all PEs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct SymOffset(pub u64);
 
 impl SymOffset {
-    /// Returns this offset plus `bytes`.
+    /// Returns the offset that is `bytes` bytes after this offset.
     #[inline]
     pub const fn plus(self, bytes: u64) -> Self {
         Self(self.0 + bytes)
     }
 }
 
-/// A signal: an aligned 64-bit word in symmetric memory, written with release order and read with
-/// acquire order.
+/// A signal: an aligned 64-bit word in symmetric memory. Signals are written with release order,
+/// and read with acquire order.
 pub type SignalWord = u64;
 
-/// The mapping of all PEs' segments in this address space.
+/// How the segments of all PEs are mapped in this address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct HeapGeometry {
     /// Address of PE 0's segment in this address space.
     pub base: u64,
-    /// Bytes from one PE's segment to the next.
+    /// Distance from one PE's segment to the next PE's segment, in bytes.
     pub stride: u64,
-    /// Bytes from the start of a segment to its heap; control words precede the heap.
+    /// Offset of the heap in each segment, in bytes. Control words precede the heap.
     pub heap_start: u64,
     /// Size of the heap in each segment, in bytes.
     pub heap_bytes: u64,
-    /// This PE.
+    /// The number of this PE.
     pub my_pe: u32,
     /// Number of PEs whose segments are mapped.
     pub n_pes: u32,
 }
 
 impl HeapGeometry {
-    /// Returns the address, in this address space, of `offset` in the segment of `pe`.
+    /// Returns the address in this address space of `offset` in the segment of `pe`.
     #[inline]
     pub const fn address(&self, pe: Pe, offset: SymOffset) -> u64 {
         self.base + self.stride * pe.get() as u64 + offset.0
     }
 
-    /// Returns the PE and the offset of an address, the inverse of [`Self::address`]. Returns
-    /// `None` outside all segments.
+    /// Returns the PE and the offset to which an address belongs, the inverse of [`Self::address`].
+    /// Returns `None` if the address lies outside all segments.
     #[inline]
     pub const fn locate(&self, address: u64) -> Option<(Pe, SymOffset)> {
         if address < self.base {

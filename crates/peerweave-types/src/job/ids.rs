@@ -10,7 +10,7 @@ macro_rules! index_newtype {
         pub struct $name(u32);
 
         impl $name {
-            /// Creates the value with this index.
+            /// Creates the PE or the rank with this index, counted from 0.
             #[inline]
             pub const fn new(index: u32) -> Self {
                 Self(index)
@@ -22,7 +22,7 @@ macro_rules! index_newtype {
                 self.0
             }
 
-            /// Returns the index as `usize`.
+            /// Returns the index as a `usize`.
             #[inline]
             pub const fn index(self) -> usize {
                 self.0 as usize

@@ -1,6 +1,6 @@
 //! Layout of strided transfers. Does not check bounds.
 
-/// Number of elements of a strided put or get, and their distances on both sides, in elements.
+/// The number of elements in a strided put or get, and the distances between them, in elements.
 ///
 /// ```
 /// use peerweave_types::Strides;
@@ -13,8 +13,8 @@
 pub struct Strides {
     /// Number of elements.
     pub count: usize,
-    /// Distance between elements in the source; at least 1.
+    /// Distance between consecutive elements in the source; at least 1.
     pub source: usize,
-    /// Distance between elements in the destination; at least 1.
+    /// Distance between consecutive elements in the destination; at least 1.
     pub dest: usize,
 }

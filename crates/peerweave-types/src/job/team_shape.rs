@@ -1,21 +1,21 @@
 //! Strided subsets of a team, as in OpenSHMEM and NVSHMEM.
 
-/// A team of `size` ranks of its parent: `start`, `start + stride`, and so on.
+/// A team of `size` ranks of a parent team: `start`, `start + stride`, and so on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct TeamShape {
-    /// The first rank.
+    /// The rank of the first member in the parent team.
     pub start: u32,
-    /// Distance between members. It can be negative or larger than the team, but not 0 with two or
-    /// more members.
+    /// Distance between consecutive members, in ranks of the parent. It can be negative. It must
+    /// not be 0 if there are two or more members.
     pub stride: i32,
     /// Number of members.
     pub size: u32,
 }
 
 impl TeamShape {
-    /// Returns the rank of member `index` in the parent team. Returns `None` if that rank would be
-    /// negative or overflow, or if `index >= size`.
+    /// Returns the rank that member `index` has in the parent team. Returns `None` if that rank is
+    /// negative or exceeds `u32`, or if `index >= size`.
     pub const fn member(&self, index: u32) -> Option<u32> {
         if index >= self.size {
             return None;
@@ -24,7 +24,7 @@ impl TeamShape {
         if rank < 0 || rank > u32::MAX as i64 { None } else { Some(rank as u32) }
     }
 
-    /// Returns whether all members are distinct ranks of a parent of `parent_size` ranks.
+    /// Returns whether all members are distinct ranks of a parent team with `parent_size` ranks.
     pub const fn fits(&self, parent_size: u32) -> bool {
         if self.size == 0 || self.start >= parent_size || (self.stride == 0 && self.size > 1) {
             return false;

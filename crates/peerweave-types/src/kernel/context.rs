@@ -7,28 +7,28 @@
 
 use crate::{Pe, SymOffset};
 
-/// The context of a kernel: its PE, the tables of peers and teams, its deadline, and the memory for
-/// reporting failures.
+/// The context of a kernel: its PE, the tables of peers and teams, its deadline, and the memory in
+/// which it reports failures.
 ///
-/// The context lies in device memory, so a replayed graph reads its current content. All addresses
-/// are valid in kernels on that device. Kernels must not write it.
+/// The context lies in device memory, so a replayed graph reads the current content. All addresses
+/// in the context are valid in kernels on that device. Kernels must not write the context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(16))]
 pub struct KernelContext {
-    /// [`Self::VERSION`] of the code that wrote the context. The launch and the kernel's entry
-    /// compare it.
+    /// The [`Self::VERSION`] of the code that wrote the context. The launch and the kernel's entry
+    /// check that this is their own version.
     pub version: u32,
-    /// This PE.
+    /// Number of this PE.
     pub my_pe: u32,
-    /// Number of PEs of the job.
+    /// Number of PEs in the job.
     pub n_pes: u32,
-    /// Index of this PE on its node.
+    /// Index of this PE among the PEs of its node.
     pub node_pe: u32,
     /// Number of PEs on this PE's node.
     pub node_n_pes: u32,
-    /// Number of entries at [`Self::teams`].
+    /// Number of entries in the table at [`Self::teams`].
     pub n_teams: u32,
-    /// Capabilities of the device and the job: the sum of `KernelContext::CAN_*`.
+    /// Capabilities of the device and the job: the bitwise or of `KernelContext::CAN_*` values.
     pub capabilities: u32,
     /// Unused; 0.
     pub reserved: u32,
@@ -40,110 +40,110 @@ pub struct KernelContext {
     pub teams: u64,
     /// Address of the [`KernelStatus`], which kernels write and the host reads.
     pub status: u64,
-    /// Address of a 32-bit word. Waits fail when the word is not 0. The host, or a failed kernel of
-    /// this PE, sets it.
+    /// Address of the abort word, which has 32 bits. While the word is not 0, waits fail. The host,
+    /// or a failed kernel of this PE, sets the word.
     pub abort: u64,
     /// Maximum duration of a wait, in nanoseconds of the device's global timer.
     pub deadline_ns: u64,
-    /// Address of the heap's multicast mapping, through which one store reaches the heaps of all
-    /// PEs; 0 without one.
+    /// Address of the heap's multicast mapping, through which one store writes to the heaps of all
+    /// PEs; 0 if there is no such mapping.
     pub multicast: u64,
-    /// Address of the list of PEs that no longer participate; 0 without it. The first word is their
-    /// number. The next words have one bit for each PE. Only kernels on the host read the list.
+    /// Address of the table of PEs that have left; 0 if there is no table. The first word counts
+    /// the PEs that have left. The next words have one bit for each PE. Only kernels on the host
+    /// read the table.
     pub gone: u64,
 }
 
 impl KernelContext {
-    /// The version of the layouts in this file.
+    /// The version of the layouts of the context and of the types that it refers to.
     pub const VERSION: u32 = 0x7077_0001;
 
-    /// Bytes between the signal words of neighbouring ranks: two cache lines, because prefetchers
-    /// load pairs of lines.
+    /// Distance between the signal words of consecutive ranks, in bytes. The distance is two cache
+    /// lines, because prefetchers load pairs of lines.
     pub const SIGNAL_LINE_BYTES: u64 = 128;
 
-    /// [`Self::capabilities`]: NVSHMEM's device library is linked into the kernels of this context.
+    /// In [`Self::capabilities`]: NVSHMEM's device library is linked into this context's kernels.
     pub const CAN_NETWORK: u32 = 1;
 }
 
-/// The access of a kernel to a PE.
+/// How a kernel accesses a PE.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, align(16))]
 pub struct PeerEntry {
-    /// Address of the PE's symmetric heap on this device; 0 if it is not mapped. Never 0 for this
-    /// PE itself.
+    /// Address at which this device accesses the PE's symmetric heap; 0 if the heap is not mapped.
+    /// The entry of this PE itself is never 0.
     pub base: u64,
-    /// Index of the PE on its node.
+    /// Index of the PE among the PEs of its node.
     pub node_pe: u32,
-    /// `PeerEntry::MAPPED`, `PeerEntry::NETWORK` or `PeerEntry::UNREACHABLE`.
+    /// How the PE is accessed: `MAPPED`, `NETWORK` or `UNREACHABLE` of `PeerEntry`.
     pub transport: u32,
 }
 
 impl PeerEntry {
-    /// [`Self::transport`]: the PE cannot be reached.
+    /// A [`Self::transport`]: the PE cannot be reached.
     pub const UNREACHABLE: u32 = 0;
-    /// [`Self::transport`]: the PE is accessed by loads and stores at [`Self::base`].
+    /// A [`Self::transport`]: the PE is accessed by loads and stores at [`Self::base`].
     pub const MAPPED: u32 = 1;
-    /// [`Self::transport`]: the PE is accessed through NVSHMEM's device library.
+    /// A [`Self::transport`]: the PE is accessed through NVSHMEM's device library.
     pub const NETWORK: u32 = 2;
 }
 
-/// A team in the context of a kernel.
+/// A team, as described in a kernel's context.
 ///
-/// `sync` is the offset, in every member's heap, of `slots * size` lines of
-/// [`KernelContext::SIGNAL_LINE_BYTES`]. In slot `s`, rank `r` writes line `r`, and the owner of
-/// the heap waits for that line. Block `s` of each member uses slot `s`. The words are initially
-/// zero.
+/// Every member's heap contains `slots * size` lines of [`KernelContext::SIGNAL_LINE_BYTES`] at the
+/// offset `sync`. Block `s` of each member uses slot `s`. In slot `s`, rank `r` writes line `r`,
+/// and the PE that owns the heap waits for that line. The lines are initially zero.
 ///
-/// `epochs` is the address of `slots` words in private memory of this device: for each slot, the
-/// number of completed synchronisations. They are initially zero, and the host never writes them
-/// between launches.
+/// `epochs` is the address of `slots` words in this device's private memory. Each word counts the
+/// synchronisations that its slot has completed. The words are initially zero, and the host never
+/// writes them between launches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, align(16))]
 pub struct TeamEntry {
-    /// The rank of this PE, or [`Self::NOT_A_MEMBER`].
+    /// The rank of this PE in the team, or [`Self::NOT_A_MEMBER`].
     pub my_rank: u32,
-    /// Number of members.
+    /// Number of ranks in the team.
     pub size: u32,
-    /// Address of the members' PEs, as `u32`, by rank.
+    /// Address of the PE numbers of the members, as `u32`, in rank order.
     pub members: u64,
-    /// Offset of the team's lines in every heap.
+    /// Offset of the team's lines in every member's heap.
     pub sync: SymOffset,
-    /// Address of the epochs, one `u64` for each slot.
+    /// Address of the epochs, which are one `u64` for each slot.
     pub epochs: u64,
-    /// Number of slots: the maximum number of blocks that can synchronise.
+    /// Number of slots, which is the maximum number of blocks that can synchronise.
     pub slots: u32,
-    /// NVSHMEM's handle of the team, or [`Self::NO_HANDLE`].
+    /// NVSHMEM's handle for the team, or [`Self::NO_HANDLE`].
     pub nvshmem_team: i32,
-    /// 1 if every member is mapped, else 0.
+    /// 1 if the heap of every member is mapped; otherwise 0.
     pub all_mapped: u32,
     /// Unused; 0.
     pub reserved: u32,
 }
 
 impl TeamEntry {
-    /// [`Self::my_rank`] if this PE is not a member.
+    /// The value of [`Self::my_rank`] if this PE is not a member.
     pub const NOT_A_MEMBER: u32 = u32::MAX;
-    /// [`Self::nvshmem_team`] if NVSHMEM has no such team.
+    /// The value of [`Self::nvshmem_team`] if NVSHMEM has no such team.
     pub const NO_HANDLE: i32 = -1;
 
-    /// Returns the size of the lines of a team in the heap, in bytes.
+    /// Returns the total size, in bytes, of a team's lines in a member's heap.
     #[inline]
     pub const fn sync_bytes(size: u32, slots: u32) -> u64 {
         size as u64 * slots as u64 * KernelContext::SIGNAL_LINE_BYTES
     }
 
-    /// Returns the offset, in a member's heap, of the line that `rank` writes for `slot`.
+    /// Returns the offset of the line that `rank` writes for `slot` in another member's heap.
     #[inline]
     pub const fn line(&self, slot: u32, rank: u32) -> SymOffset {
         SymOffset(self.sync.0 + (slot as u64 * self.size as u64 + rank as u64) * KernelContext::SIGNAL_LINE_BYTES)
     }
 }
 
-/// Report of a kernel's first failure. The host can read it while the kernel runs.
+/// The report of a kernel's first failure. The host can read the report while the kernel runs.
 ///
-/// The first thread that fails swaps `claimed` from 0 to 1, writes the other fields, and stores
-/// `kind` last with release order. After reading the report, the host clears all fields, `claimed`
-/// last.
+/// The first thread that fails changes `claimed` from 0 to 1, writes the other fields, and finally
+/// stores `kind` with release order. After reading the report, the host clears all fields, and
+/// clears `claimed` last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, align(16))]
 pub struct KernelStatus {
@@ -151,13 +151,13 @@ pub struct KernelStatus {
     pub kind: u32,
     /// The [`KernelOp`] that failed, as a number.
     pub operation: u32,
-    /// The PE that is missing or unreachable, or `u32::MAX`.
+    /// The PE that is missing or unreachable; [`Self::NONE`] if the report names no PE.
     pub pe: u32,
-    /// The number of the team, or `u32::MAX`.
+    /// The number of the team; [`Self::NONE`] if the report names no team.
     pub team: u32,
-    /// The expected value: of a signal, an epoch, or a number of bytes.
+    /// The expected value, for example of a signal word, an epoch or a number of bytes.
     pub expected: u64,
-    /// The value found.
+    /// The value that was found instead, or the code passed to `Context::exit`.
     pub found: u64,
     /// Linear index of the block that failed first (x fastest, then y, then z).
     pub block: u32,
@@ -170,18 +170,18 @@ pub struct KernelStatus {
 }
 
 impl KernelStatus {
-    /// [`Self::pe`] or [`Self::team`] if the report names none.
+    /// The value of [`Self::pe`] or [`Self::team`] if the report names no PE or no team.
     pub const NONE: u32 = u32::MAX;
 
-    /// Returns the PE that the report names.
+    /// Returns the PE that the report names; `None` if it names no PE.
     #[inline]
     pub const fn missing_pe(&self) -> Option<Pe> {
         if self.pe == Self::NONE { None } else { Some(Pe::new(self.pe)) }
     }
 }
 
-/// Declares an enum whose values kernels write as 32-bit numbers, starting at 1, and the conversion
-/// from a number.
+/// Declares an enum, whose values kernels write as 32-bit numbers that start at 1, and a function
+/// that converts a number to a value.
 macro_rules! numbered {
     ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $number:literal, $text:literal;)* }) => {
         $(#[$doc])*
@@ -193,10 +193,10 @@ macro_rules! numbered {
         }
 
         impl $name {
-            /// Every value.
+            /// All values.
             pub const ALL: &'static [Self] = &[$(Self::$variant),*];
 
-            /// Returns the value with this number, as written by a kernel.
+            /// Returns the value whose number a kernel has written; `None` if there is none.
             pub const fn from_number(number: u32) -> Option<Self> {
                 match number {
                     $($number => Some(Self::$variant),)*
@@ -216,23 +216,23 @@ macro_rules! numbered {
 }
 
 numbered! {
-    /// The reason why an operation of a kernel failed.
+    /// The reason why an operation in a kernel failed.
     FailureKind {
         /// A wait lasted longer than the context's deadline.
         Deadline = 1, "deadline passed";
         /// The host, or a failed thread of this PE, ended the wait.
         Aborted = 2, "aborted";
-        /// The PE is neither mapped nor reachable through NVSHMEM in this kernel.
+        /// The kernel can access the PE neither by loads and stores nor through NVSHMEM.
         Unreachable = 3, "PE is not reachable";
-        /// There is no such PE, team or member.
+        /// The operation names a PE, a team or a member that does not exist.
         NoSuchPeer = 4, "no such PE or team";
         /// An offset lies outside the symmetric heap.
         OutOfRange = 5, "offset is outside the symmetric heap";
-        /// The block has no slot in the team's synchronisation words.
+        /// The team has fewer slots than the grid has blocks: this block has no slot.
         NoSlot = 6, "block has no slot in the team";
-        /// The context was written by another version of the library.
+        /// Another version of the library has written the context.
         Version = 7, "context has another version";
-        /// Lengths of a checked call differ.
+        /// The lengths that were passed to a checked call differ.
         LengthMismatch = 8, "lengths differ";
         /// The kernel called `Context::exit` with a code.
         Exit = 9, "the kernel's own failure";
@@ -240,9 +240,9 @@ numbered! {
 }
 
 numbered! {
-    /// The operation that failed, for reports.
+    /// The operation that failed, as named in reports.
     KernelOp {
-        /// The entry of the kernel.
+        /// The kernel's entry, which checks the context.
         Entry = 1, "entry";
         /// The operation `p`.
         P = 2, "p";
@@ -288,7 +288,7 @@ numbered! {
         ReduceScatter = 22, "reducescatter";
         /// A bulk copy through shared memory.
         BulkCopy = 23, "bulk copy";
-        /// An access to the kernel's own view of symmetric memory.
+        /// An access to this PE's symmetric memory through a view.
         Local = 24, "access to local memory";
         /// The operation `exit`.
         Exit = 25, "exit";
@@ -298,11 +298,11 @@ numbered! {
         AllGather = 27, "all_gather";
         /// The collective kernel `all_to_all`.
         AllToAll = 28, "all_to_all";
-        /// A collective kernel: gather.
+        /// The collective kernel `gather`.
         Gather = 29, "gather";
-        /// A collective kernel: scatter.
+        /// The collective kernel `scatter`.
         Scatter = 30, "scatter";
-        /// A collective kernel: a message between two PEs.
+        /// The collective kernel that sends and receives a message between two PEs.
         SendRecv = 31, "send and receive";
         /// The collective kernels `scan` and `exclusive_scan`.
         Scan = 32, "scan";

@@ -2,7 +2,7 @@
 
 use crate::{DeviceSlice, Plain, SymOffset, SymSlice};
 
-/// Three dimensions of a grid or block, or a position in a grid or block.
+/// The three dimensions of a grid or a block, or a position in a grid or a block.
 ///
 /// ```
 /// use peerweave_types::Dim3;
@@ -14,34 +14,34 @@ use crate::{DeviceSlice, Plain, SymOffset, SymSlice};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct Dim3 {
-    /// The dimension that varies fastest.
+    /// The first dimension, which varies fastest in a linear index.
     pub x: u32,
     /// The second dimension.
     pub y: u32,
-    /// The third dimension.
+    /// The third dimension, which varies slowest in a linear index.
     pub z: u32,
 }
 
 impl Dim3 {
-    /// The first position of any shape.
+    /// The first position in a grid or a block of any shape.
     pub const ZERO: Self = Self { x: 0, y: 0, z: 0 };
-    /// A shape of one element.
+    /// The shape of a grid or a block that has one element.
     pub const ONE: Self = Self { x: 1, y: 1, z: 1 };
 
-    /// Returns whether this is a valid grid of a GPU: 1 to (2³¹ - 1, 65535, 65535) blocks.
+    /// Returns whether a GPU supports a grid of this shape: 1 to (2³¹ - 1, 65535, 65535) blocks.
     #[inline]
     pub const fn is_grid(self) -> bool {
         self.count() > 0 && self.x <= i32::MAX as u32 && self.y <= 65535 && self.z <= 65535
     }
 
-    /// Returns whether this is a valid block of a GPU: 1 to (1024, 1024, 64) threads, at most 1024
-    /// in total.
+    /// Returns whether a GPU supports a block of this shape: 1 to (1024, 1024, 64) threads, and at
+    /// most 1024 threads in total.
     #[inline]
     pub const fn is_block(self) -> bool {
         self.count() > 0 && self.x <= 1024 && self.y <= 1024 && self.z <= 64 && self.count() <= 1024
     }
 
-    /// Returns the number of elements of this shape.
+    /// Returns the number of blocks or threads in this shape.
     #[inline]
     pub const fn count(self) -> u64 {
         self.x as u64 * self.y as u64 * self.z as u64
@@ -53,7 +53,7 @@ impl Dim3 {
         index.x + self.x * (index.y + self.y * index.z)
     }
 
-    /// Returns the position with this linear index, the inverse of [`Self::linear`].
+    /// Returns the position that has this linear index, the inverse of [`Self::linear`].
     #[inline]
     pub const fn index(self, linear: u32) -> Self {
         Self { x: linear % self.x, y: linear / self.x % self.y, z: linear / self.x / self.y }
@@ -87,9 +87,9 @@ impl From<(u32, u32, u32)> for Dim3 {
     }
 }
 
-/// A team as a kernel argument: its number in the context's table. [`KernelTeam::WORLD`] always
-/// exists. `peerweave_core::Team::kernel_team` and `peerweave_cuda::Team::kernel_team` return the
-/// number of another team.
+/// A team as a kernel argument: the team's number in the context's table. [`KernelTeam::WORLD`] is
+/// always valid. `peerweave_core::Team::kernel_team` and `peerweave_cuda::Team::kernel_team` return
+/// the argument for any other team.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct KernelTeam(u32);
@@ -105,17 +105,17 @@ impl KernelTeam {
         Self(index)
     }
 
-    /// Returns the number in the table.
+    /// Returns the team's number in the table.
     #[inline]
     pub const fn index(self) -> u32 {
         self.0
     }
 }
 
-/// Visits the memory and the teams to which the arguments of a kernel refer, before the launch is
-/// enqueued.
+/// A visitor of the memory and the teams to which a kernel's arguments refer. The visit takes place
+/// before the launch is enqueued.
 pub trait ArgVisitor {
-    /// Visits a range of every PE's symmetric heap.
+    /// Visits a range that lies at the same offset in every PE's symmetric heap.
     fn symmetric(&mut self, offset: SymOffset, bytes: u64);
 
     /// Visits memory at an address that the device can access.
@@ -129,19 +129,19 @@ pub trait ArgVisitor {
 
 /// A type that a kernel takes as an argument, by value.
 ///
-/// `#[derive(KernelArg)]` of `peerweave-macros` implements it for a `#[repr(C)]` struct of such
-/// types.
+/// `#[derive(KernelArg)]` from `peerweave-macros` implements this trait for a `#[repr(C)]` struct
+/// whose fields are such types.
 ///
 /// # Safety
 /// The layout of the type is the same on the host and in the kernel (`repr(C)` or a primitive
-/// number). The type contains no reference and no pointer of the host. Its alignment is at most 16
-/// bytes. [`Self::visit`] reports every view of memory and every team in it.
+/// number). The type contains no reference and no host pointer. Its alignment is at most 16 bytes.
+/// [`Self::visit`] passes every memory view and every team in the value to the visitor.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be an argument of a kernel",
     note = "arguments are numbers, `SymSlice<T>`, `DeviceSlice<T>`, `KernelTeam`, arrays of these, and structs with `#[derive(KernelArg)]` and `#[repr(C)]`"
 )]
 pub unsafe trait KernelArg: Copy + Send + Sync + 'static {
-    /// Passes each view of memory and each team in this argument to the visitor, in order.
+    /// Passes each memory view and each team in this argument to the visitor, in order.
     fn visit(&self, visitor: &mut dyn ArgVisitor) {
         let _ = visitor;
     }
@@ -212,8 +212,8 @@ unsafe impl<T: Plain> KernelArg for DeviceSlice<T> {
 /// All arguments of a kernel: a tuple of up to 16 [`KernelArg`]s.
 ///
 /// # Safety
-/// Implemented only for tuples. [`Self::each`] passes every element once, in order, with its
-/// address, size and alignment.
+/// Only tuples implement this trait. [`Self::each`] passes every element of the tuple once, in
+/// order, with its address, size and alignment.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a tuple of arguments of a kernel",
     note = "a kernel has at most 16 arguments: pass more in a struct with `#[derive(KernelArg)]` and `#[repr(C)]`"
@@ -222,11 +222,11 @@ pub unsafe trait KernelArgs: Copy + Send + Sync + 'static {
     /// Number of arguments.
     const COUNT: usize;
 
-    /// Calls `with` for each argument in order: its address, its size and its alignment in bytes.
-    /// The addresses are valid while `self` is borrowed.
+    /// Calls `with` for each argument, in order, with its address, its size and its alignment in
+    /// bytes. The addresses are valid while `self` is borrowed.
     fn each(&self, with: &mut dyn FnMut(*const u8, usize, usize));
 
-    /// Passes each view of memory and each team in the arguments to the visitor, in order.
+    /// Passes each memory view and each team in the arguments to the visitor, in order.
     fn visit(&self, visitor: &mut dyn ArgVisitor);
 }
 

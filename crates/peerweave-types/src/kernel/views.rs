@@ -15,7 +15,7 @@ use core::ops::{Bound, RangeBounds};
 /// contains no pointer or reference.
 #[diagnostic::on_unimplemented(
     message = "values of `{Self}` cannot be transferred between PEs as bytes",
-    note = "views of kernels are of integers, floats, `Bool`, complex numbers (feature `num-complex`), arrays of these, and structs with `#[derive(Element)]` and `#[repr(C)]`"
+    note = "the elements of a view are integers, floats, `Bool`, complex numbers (feature `num-complex`), arrays of these, and structs with `#[derive(Element)]` and `#[repr(C)]`"
 )]
 pub unsafe trait Plain: Copy + Send + Sync + 'static {}
 
@@ -40,10 +40,10 @@ unsafe impl Plain for num_complex::Complex<f64> {}
 // SAFETY: an array has no padding between elements, and each element is plain.
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 
-/// `len` elements at the same offset of every PE's symmetric heap.
+/// A view of `len` elements that lie at the same offset in every PE's symmetric heap.
 ///
-/// A kernel takes a view as an argument, and passes it to `put`, `get` and other calls. Slicing is
-/// plain arithmetic.
+/// A kernel takes a view as an argument, and passes the view to `put`, `get` and other calls.
+/// Slicing a view accesses no memory.
 ///
 /// ```
 /// use peerweave_types::{SymOffset, SymSlice};
@@ -61,8 +61,8 @@ pub struct SymSlice<T> {
     element: PhantomData<fn() -> T>,
 }
 
-/// `len` elements at an address that this device can access: its own memory, or mapped memory of a
-/// peer.
+/// A view of `len` elements at an address that this device can access. The elements lie in this
+/// device's memory, or in a peer's memory that is mapped.
 ///
 /// ```
 /// use peerweave_types::DeviceSlice;
@@ -96,33 +96,33 @@ impl fmt::Display for Shown {
     }
 }
 
-/// Defines the methods of both kinds of view. `$word` is the name of the view in messages.
+/// Defines the methods that both kinds of view have. `$word` is the view's name in messages.
 macro_rules! view {
     ($name:ident, $word:literal) => {
         impl<T> $name<T> {
-            /// Returns the number of elements.
+            /// Returns the number of elements in the view.
             #[inline]
             pub const fn len(self) -> usize {
                 self.len as usize
             }
 
-            /// Returns whether there are no elements.
+            /// Returns whether the view has no elements.
             #[inline]
             pub const fn is_empty(self) -> bool {
                 self.len == 0
             }
 
-            /// Returns the size in bytes.
+            /// Returns the size of the elements, in bytes.
             #[inline]
             pub const fn size_bytes(self) -> u64 {
                 self.len * size_of::<T>() as u64
             }
 
-            /// Returns a view of a range of indices.
+            /// Returns a view of the elements in a range of indices.
             ///
             /// # Panics
-            /// If the range ends before it starts, or exceeds the view. In a kernel on a GPU, a
-            /// panic is a trap; [`Self::get`] does not panic.
+            /// Panics if the range ends before it starts, or exceeds the view. On a GPU, a panic
+            /// traps; to avoid a panic, call [`Self::get`].
             #[inline]
             #[track_caller]
             pub fn slice(self, range: impl RangeBounds<usize>) -> Self {
@@ -139,8 +139,8 @@ macro_rules! view {
                 }
             }
 
-            /// Returns a view of a range of indices; `None` if the range ends before it starts, or
-            /// exceeds the view.
+            /// Returns a view of the elements in a range of indices; `None` if the range ends
+            /// before it starts, or exceeds the view.
             #[inline]
             pub fn get(self, range: impl RangeBounds<usize>) -> Option<Self> {
                 let start = match range.start_bound() {
@@ -159,7 +159,7 @@ macro_rules! view {
                 Some(self.part(start, end - start))
             }
 
-            /// Returns a view of one element.
+            /// Returns a view of the element at `index`.
             ///
             /// # Panics
             /// As for [`Self::slice`].
@@ -172,16 +172,16 @@ macro_rules! view {
                 self.slice(index..index + 1)
             }
 
-            /// Returns a view of the first `len` elements, or of all if there are fewer.
+            /// Returns a view of the first `len` elements, or of all elements if there are fewer.
             #[inline]
             pub fn truncate(self, len: usize) -> Self {
                 self.part(0, self.len.min(len as u64))
             }
 
-            /// Returns part `index` of `parts` parts of equal length. The remainder is in no part.
+            /// Returns part `index` of `parts` equal parts. A remainder belongs to no part.
             ///
             /// # Panics
-            /// If `index >= parts`.
+            /// Panics if `index >= parts`.
             #[inline]
             #[track_caller]
             pub fn chunk(self, index: usize, parts: usize) -> Self {
@@ -220,7 +220,7 @@ view!(SymSlice, "symmetric slice");
 view!(DeviceSlice, "device slice");
 
 impl<T> SymSlice<T> {
-    /// Creates a view of `len` elements at an offset.
+    /// Creates a view of `len` elements at `offset`.
     ///
     /// # Safety
     /// If the view is passed to a kernel: the elements lie within the symmetric heap of every PE,
@@ -231,7 +231,7 @@ impl<T> SymSlice<T> {
         Self { offset, len: len as u64, element: PhantomData }
     }
 
-    /// Returns the offset of the elements in every PE's heap.
+    /// Returns the offset of the first element, which is the same in every PE's heap.
     #[inline]
     pub const fn offset(self) -> SymOffset {
         self.offset
@@ -247,8 +247,8 @@ impl<T> SymSlice<T> {
         Self { offset: self.offset.plus(start * size_of::<T>() as u64), len, element: PhantomData }
     }
 
-    /// Returns the same memory as elements of another type, whose alignment must not be larger.
-    /// Bytes at the end that are not a whole element are dropped.
+    /// Returns a view of the same memory as elements of type `U`. The alignment of `U` must not
+    /// exceed that of `T`. The view leaves out bytes at the end that are not a whole element.
     #[inline]
     pub fn cast<U: Plain>(self) -> SymSlice<U>
     where
@@ -260,19 +260,19 @@ impl<T> SymSlice<T> {
 }
 
 impl<T> DeviceSlice<T> {
-    /// Creates a view of `len` elements at an address.
+    /// Creates a view of `len` elements at `address`.
     ///
     /// # Safety
     /// If the view is passed to a kernel: the elements lie in memory that the device can access at
     /// this address, belong to the caller, and stay allocated until the kernel has ended. Until
-    /// then all other accesses to them are atomic or volatile. The address is a multiple of the
-    /// alignment of `T`.
+    /// then, all other accesses to the elements are atomic or volatile. The address is a multiple
+    /// of the alignment of `T`.
     #[inline]
     pub const unsafe fn from_raw(address: u64, len: usize) -> Self {
         Self { address, len: len as u64, element: PhantomData }
     }
 
-    /// Returns the address of the elements.
+    /// Returns the address of the first element.
     #[inline]
     pub const fn address(self) -> u64 {
         self.address

@@ -1,13 +1,5 @@
-//! Collective operations and their counts.
-//!
-//! `count` is in elements, with the meaning of NCCL:
-//! - all-reduce (also with a norm), reduce, broadcast and scans: the whole buffer;
-//! - all-gather and gather: the contribution of one rank;
-//! - reduce-scatter and scatter: the result of one rank;
-//! - all-to-all and its strided form: the part from one rank to one rank;
-//! - all-gather-v: the sum of all parts;
-//! - all-to-all-v, gather-v and scatter-v: 0, because some ranks do not know all counts. See
-//!   [`VectorCounts`].
+//! Collective operations and their counts. [`Collective::count`] lists the meaning of the count for
+//! each kind.
 
 use super::Place;
 use crate::backend::{RmsNorm, TeamId};
@@ -15,11 +7,11 @@ use peerweave_types::{DType, Rank, ReduceOp};
 use std::fmt;
 use std::sync::Arc;
 
-/// The collectives.
+/// The kind of a collective operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the names are common; the module head explains the counts")]
+#[allow(missing_docs, reason = "the names are common; `Collective::count` explains the counts")]
 pub enum CollectiveKind {
     Barrier = 0,
     Sync = 1,
@@ -42,7 +34,7 @@ pub enum CollectiveKind {
 }
 
 impl CollectiveKind {
-    /// Every collective.
+    /// All kinds of collectives.
     pub const ALL: [Self; 18] = [
         Self::Barrier,
         Self::Sync,
@@ -64,7 +56,7 @@ impl CollectiveKind {
         Self::AllReduceRmsNorm,
     ];
 
-    /// Returns the name of the call.
+    /// Returns the name of the call that runs the collective.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Barrier => "barrier",
@@ -88,19 +80,19 @@ impl CollectiveKind {
         }
     }
 
-    /// Returns the collective whose `as u8` value is `number`.
+    /// Returns the kind whose `as u8` value is `number`; `None` if there is none.
     pub const fn from_u8(number: u8) -> Option<Self> {
         if (number as usize) < Self::ALL.len() { Some(Self::ALL[number as usize]) } else { None }
     }
 
-    /// Returns whether the collective reduces elements by the reduction of the caller.
+    /// Returns whether the collective combines elements by the reduction that the caller passes.
     pub const fn reduces(self) -> bool {
         matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter | Self::Scan | Self::ExclusiveScan)
     }
 
-    /// Returns whether the collective is a scan. In a scan, rank `r` gets the reduction of ranks 0
-    /// to `r`; in an exclusive scan, of ranks 0 to `r - 1`. An exclusive scan leaves the buffers
-    /// of rank 0 unchanged.
+    /// Returns whether the collective is a scan. In a scan, rank `r` gets the reduction of the
+    /// operands of ranks 0 to `r`. In an exclusive scan, rank `r` gets the reduction of the
+    /// operands of ranks 0 to `r - 1`; the buffers of rank 0 stay unchanged.
     pub const fn is_scan(self) -> bool {
         matches!(self, Self::Scan | Self::ExclusiveScan)
     }
@@ -110,64 +102,74 @@ impl CollectiveKind {
         matches!(self, Self::Reduce | Self::Broadcast | Self::Gather | Self::Scatter | Self::GatherV | Self::ScatterV)
     }
 
-    /// Returns whether the parts may have different lengths, which [`Collective::counts`] contains.
+    /// Returns whether the parts may have different lengths. [`Collective::counts`] contains the
+    /// lengths.
     pub const fn has_counts(self) -> bool {
         matches!(self, Self::AllToAllV | Self::AllGatherV | Self::GatherV | Self::ScatterV)
     }
 }
 
-/// A collective operation of this PE. Fields that a kind does not use hold zeros or `None`.
+/// A collective operation, as this PE takes part in it. Fields that the kind does not use hold 0 or
+/// `None`, unless their documentation names another value.
 ///
-/// In a call in place, `send` and `recv` share bytes as follows. In all other calls, they do not
-/// overlap.
+/// In an in-place call, `send` and `recv` share bytes as listed here, where `rank` is this PE's
+/// rank. In all other calls, `send` and `recv` do not overlap.
 /// - all-reduce (also with a norm), reduce, broadcast, scans, all-to-all, all-to-all-v: `send` and
 ///   `recv` name the same buffer;
 /// - all-gather: `send` is part `rank` of `recv`;
 /// - reduce-scatter: `recv` is part `rank` of `send`;
 /// - gather, at the root: `send` is part `rank` of `recv`;
 /// - scatter, at the root: `recv` is part `rank` of `send`;
-/// - all-gather-v, gather-v, scatter-v: like the forms for equal parts; `counts` gives the part.
+/// - all-gather-v, gather-v, scatter-v: like all-gather, gather and scatter, where `counts`
+///   determines part `rank`.
 #[derive(Clone, Debug)]
 pub struct Collective {
     /// The kind of collective.
     pub kind: CollectiveKind,
     /// The team.
     pub team: TeamId,
-    /// Element type; `U8` for barrier and sync.
+    /// The element type; `U8` for barrier and sync.
     pub dtype: DType,
     /// The reduction; `Sum` for collectives that do not reduce.
     pub op: ReduceOp,
-    /// The bits of the scalar of this PE, for `PreMulSum`.
+    /// The bits of the scalar by which this PE's elements are multiplied, for `PreMulSum`.
     pub scalar: u64,
-    /// The root; rank 0 if there is none.
+    /// The root; rank 0 if the collective has no root.
     pub root: Rank,
-    /// The number of elements; 0 for barrier and sync. The documentation of the module lists the
-    /// meaning for each kind.
+    /// The number of elements, with the meaning of NCCL; 0 for barrier and sync:
+    /// - all-reduce (also with a norm), reduce, broadcast and scans: the whole buffer;
+    /// - all-gather and gather: the part that one rank sends;
+    /// - reduce-scatter and scatter: the part that one rank receives;
+    /// - all-to-all and its strided form: the part that one rank sends to one rank;
+    /// - all-gather-v: all parts together;
+    /// - all-to-all-v, gather-v and scatter-v: 0, because some ranks do not know all counts. See
+    ///   [`VectorCounts`].
     pub count: usize,
-    /// The operand of this PE; `None` if it has none (a barrier, a scatter on ranks other than the
-    /// root, …).
+    /// This PE's operand. `None` if this PE passes no operand, as in a barrier, or in a scatter on
+    /// ranks other than the root.
     pub send: Option<Place>,
-    /// The result of this PE; `None` if it gets none (a reduce on ranks other than the root, …).
+    /// This PE's result. `None` if this PE gets no result, as in a reduce on ranks other than the
+    /// root.
     pub recv: Option<Place>,
     /// The counts of the parts; `None` unless the collective [has
     /// counts](CollectiveKind::has_counts).
     pub counts: Option<Arc<VectorCounts>>,
-    /// Parameters that only few collectives have. A pointer keeps the operations of the others
-    /// small.
+    /// Parameters that only a few collectives have. They are behind a pointer, so that a
+    /// `Collective` without such parameters is small.
     pub special: Option<Arc<Special>>,
 }
 
-/// Parameters that only few collectives have.
+/// Parameters that only a few collectives have.
 #[derive(Debug)]
 pub enum Special {
-    /// A function of the caller that combines elements in rank order, instead of
-    /// [`Collective::op`]. Only for a backend whose
+    /// A function passed by the caller, which combines elements in rank order and replaces
+    /// [`Collective::op`]. A backend gets it only if its
     /// [`Caps::reduce_functions`](crate::backend::Caps::reduce_functions) is set.
     Function(Box<dyn Combine>),
-    /// The strides of a strided all-to-all. The operation moves the same elements as an all-to-all,
-    /// in the same order.
+    /// The strides of a strided all-to-all. Apart from the strides, the operation moves the same
+    /// elements as an all-to-all, in the same order.
     Strides {
-        /// The distances between elements of `send` and of `recv`.
+        /// The distances between consecutive elements in `send` and in `recv`, in elements.
         distances: [usize; 2],
         /// The size of an element, in bytes. An element may consist of several values of the type.
         element_bytes: usize,
@@ -187,20 +189,22 @@ impl Special {
     }
 }
 
-/// A function of the caller that combines elements. The elements are passed as bytes.
+/// A function, passed by the caller of a reduction, that combines elements. The elements are passed
+/// as bytes.
 pub trait Combine: Send + Sync + fmt::Debug {
     /// Returns the size of an element, in bytes. An element may consist of several values of the
     /// type.
     fn element_bytes(&self) -> usize;
 
-    /// Replaces each element `a` of `accumulator` by the combination of `a` and the element `b` at
-    /// the same index of `operand`, in this order. Both slices hold the same number of whole
-    /// elements.
+    /// Replaces each element `a` in `accumulator` by the combination of `a` and `b`, in this order,
+    /// where `b` is the element at the same index in `operand`. The two slices contain the same
+    /// number of whole elements.
     fn combine(&self, accumulator: &mut [u8], operand: &[u8]);
 }
 
 impl Collective {
-    /// Returns the function of the caller that combines elements.
+    /// Returns the function that the caller passed to combine elements; `None` if the reduction is
+    /// a [`ReduceOp`].
     #[inline]
     pub fn function(&self) -> Option<&dyn Combine> {
         match self.special.as_deref()? {
@@ -209,19 +213,20 @@ impl Collective {
         }
     }
 
-    /// Returns the parameters of the norm.
+    /// Returns the parameters of the norm; `None` if the collective has no norm.
     #[inline]
     pub fn rms_norm(&self) -> Option<&RmsNorm> {
         if let Special::RmsNorm(norm) = self.special.as_deref()? { Some(norm) } else { None }
     }
 
-    /// Returns the size of the elements that [`count`](Self::count) counts, in bytes.
+    /// Returns the size, in bytes, of the elements that [`count`](Self::count) counts.
     #[inline]
     pub fn element_bytes(&self) -> usize {
         self.special.as_deref().map_or(self.dtype.size_bytes(), Special::element_bytes)
     }
 
-    /// Returns the distances between elements of `send` and of `recv`.
+    /// Returns the distances between consecutive elements in `send` and in `recv`, in elements; 1
+    /// unless the collective is a strided all-to-all.
     pub fn strides(&self) -> [usize; 2] {
         match self.special.as_deref() {
             Some(Special::Strides { distances, .. }) => *distances,
@@ -229,15 +234,15 @@ impl Collective {
         }
     }
 
-    /// Returns the arguments that must be equal on all ranks of the team.
+    /// Returns those arguments that must be the same on all ranks of the team.
     pub fn shape(&self) -> CollectiveShape {
         let Self { kind, dtype, op, root, count, .. } = *self;
         CollectiveShape { kind, dtype, op, root, count, detail: self.rms_norm().map_or(0, RmsNorm::detail) }
     }
 }
 
-/// The arguments of a collective that must be equal on all ranks. `Display` formats the call for a
-/// message.
+/// Those arguments of a collective that must be the same on all ranks. `Display` formats the call
+/// for error messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are those of a collective")]
 pub struct CollectiveShape {
@@ -246,7 +251,8 @@ pub struct CollectiveShape {
     pub op: ReduceOp,
     pub root: Rank,
     pub count: usize,
-    /// The parameters that few collectives have, as one word: [`RmsNorm::detail`].
+    /// The parameters of the norm, encoded as one word by [`RmsNorm::detail`]; 0 if the collective
+    /// has no norm.
     pub detail: u64,
 }
 
@@ -274,13 +280,13 @@ impl fmt::Display for CollectiveShape {
     }
 }
 
-/// The counts and offsets of an all-to-all-v, in elements. Each list has one entry per rank of the
-/// team.
+/// The counts and offsets of the parts in an all-to-all-v, in elements. Each list has one entry per
+/// rank of the team.
 ///
-/// Backends get counts for all-gather-v, gather-v and scatter-v in the same form: those of an
-/// equivalent all-to-all-v. In an all-gather-v, a rank sends the same part to every rank.
+/// For all-gather-v, gather-v and scatter-v, backends get the counts of an all-to-all-v that moves
+/// the same parts. In an all-gather-v, a rank sends the same part to every rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names describe the fields, the module head their units")]
+#[allow(missing_docs, reason = "the names describe the fields")]
 pub struct VectorCounts {
     pub send_counts: Vec<usize>,
     pub send_offsets: Vec<usize>,

@@ -15,25 +15,25 @@ pub use wait::{Until, WaitMode, WaitUntil, WaitValues};
 use peerweave_types::SymOffset;
 use std::sync::Arc;
 
-/// The location of memory of an operation.
+/// The location of memory that an operation accesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// In the symmetric segment of this PE.
+    /// An offset in this PE's symmetric segment.
     Symmetric(SymOffset),
-    /// Ordinary memory of this process.
+    /// An address of ordinary memory in this process.
     Private(*mut u8),
-    /// Memory of a device that is not in the symmetric segment. Only for a backend whose
+    /// Device memory outside the symmetric segment. A backend gets such a place only if its
     /// [`Caps::device`](super::Caps::device) is this device.
     Device {
-        /// The address for work of the device.
+        /// The address that kernels and copies on the device use.
         address: u64,
-        /// The number of the device in this process.
+        /// The ordinal of the device in this process.
         ordinal: u32,
     },
 }
 
 impl Place {
-    /// Returns the place `bytes` bytes after this place.
+    /// Returns the place that is `bytes` bytes after this place.
     #[must_use]
     pub fn plus(self, bytes: usize) -> Self {
         match self {
@@ -58,39 +58,40 @@ unsafe impl Sync for Place {}
 #[repr(u8)]
 #[derive(Clone, Debug)]
 pub enum Op {
-    /// An operation of a whole team.
+    /// A collective, in which all ranks of a team participate.
     Collective(Collective),
-    /// A send or receive of one rank.
+    /// A send to one rank, or a receive from one rank.
     PointToPoint(PointToPoint),
-    /// Grouped operations. Sends and receives among them run at the same time, the other operations
-    /// in order.
+    /// A group of operations. The sends and receives in the group run at the same time. The other
+    /// operations run in order.
     Group(Arc<Vec<Op>>),
     /// A put of contiguous bytes.
     Put(Put),
     /// A get of contiguous bytes.
     Get(Get),
-    /// A put or get of elements at strides.
+    /// A put or get of elements at regular distances.
     Strided(Strided),
-    /// A put of one element, whose value is in the operation.
+    /// A put of one element. The operation contains its value.
     PutElement(PutElement),
-    /// A get of one element. The outcome is its bits.
+    /// A get of one element. The outcome is the bits of the element.
     GetElement(GetElement),
-    /// A copy between two places of this PE.
+    /// A copy from one place to another on this PE.
     Copy(Copy),
-    /// Sets elements of this PE to one value.
+    /// A fill, which sets elements of this PE to one value.
     Fill(Fill),
-    /// Changes a signal word.
+    /// An update of a signal word.
     Signal(Signal),
-    /// Waits for words of this PE: a signal, or integer elements.
+    /// A wait for words of this PE, which are a signal or integer elements.
     Wait(WaitUntil),
     /// An atomic operation on one element.
     Atomic(Atomic),
-    /// Runs a kernel on a grid of threads.
+    /// A launch of a kernel on a grid of thread blocks.
     Launch(Launch),
-    /// Orders the puts and signals of this PE: a target sees those issued before the fence earlier
-    /// than those issued after it.
+    /// A fence, which orders this PE's puts and signals. Every target sees the puts and signals
+    /// issued before the fence earlier than those issued after the fence.
     Fence,
-    /// Completes the puts, gets and signals of this PE at their targets.
+    /// A quiet, which waits until this PE's earlier puts, gets and signals are complete at their
+    /// targets.
     Quiet,
 }
 

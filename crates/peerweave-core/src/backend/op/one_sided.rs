@@ -3,43 +3,46 @@
 use super::{Direction, Place};
 use peerweave_types::{DType, Pe, SignalOp, SymOffset};
 
-/// A put of `bytes` bytes from `source` on this PE to `target` on `pe`, followed by its signal.
+/// A put of `bytes` bytes from `source` on this PE to `target` on `pe`, followed by the update of a
+/// signal word if `signal` is set.
 #[derive(Clone, Copy, Debug)]
 pub struct Put {
     /// The target PE.
     pub pe: Pe,
-    /// The offset in the segment of that PE.
+    /// The offset of the target in the segment of `pe`.
     pub target: SymOffset,
-    /// The source.
+    /// The memory that is read on this PE.
     pub source: Place,
     /// The number of bytes.
     pub bytes: usize,
-    /// Element size, in bytes.
+    /// The size of an element, in bytes.
     pub element_bytes: usize,
-    /// A signal word that changes at the target after the data is visible there.
+    /// The update of a signal word on `pe`: the word's offset, the value and the operation. The
+    /// word changes after the data is visible on `pe`.
     pub signal: Option<(SymOffset, u64, SignalOp)>,
-    /// Whether the operation may complete as late as the next quiet.
+    /// Whether the put is non-blocking: it may then complete as late as the next quiet.
     pub nbi: bool,
 }
 
 /// A get of `bytes` bytes from `source` on `pe` to `target` on this PE.
 #[derive(Clone, Copy, Debug)]
 pub struct Get {
-    /// The PE that is read.
+    /// The PE whose memory is read.
     pub pe: Pe,
-    /// The offset in the segment of that PE.
+    /// The offset of the source in the segment of `pe`.
     pub source: SymOffset,
-    /// The target.
+    /// The memory that is written on this PE.
     pub target: Place,
     /// The number of bytes.
     pub bytes: usize,
-    /// Element size, in bytes.
+    /// The size of an element, in bytes.
     pub element_bytes: usize,
-    /// Whether the operation may complete as late as the next quiet.
+    /// Whether the get is non-blocking: it may then complete as late as the next quiet.
     pub nbi: bool,
 }
 
-/// A put (`Send`) or get (`Receive`) of `count` elements. Strides are in elements.
+/// A put (`Send`) or get (`Receive`) of `count` elements at regular distances. The strides are in
+/// elements.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct Strided {
@@ -53,32 +56,34 @@ pub struct Strided {
     pub count: usize,
 }
 
-/// A put of one element. The operation contains the value, so no memory must be kept alive for it.
+/// A put of one element. The operation contains the element's value, so it reads no memory that
+/// must be kept alive.
 #[derive(Clone, Copy, Debug)]
 pub struct PutElement {
     /// The target PE.
     pub pe: Pe,
-    /// The offset in the segment of that PE, aligned to the element.
+    /// The offset of the element in the segment of `pe`, aligned to the element.
     pub target: SymOffset,
-    /// The bits: the element is the first `element_bytes` bytes of this word in memory.
+    /// The value: the element is the first `element_bytes` bytes of this word, as the word lies in
+    /// memory.
     pub bits: u64,
-    /// Element size, in bytes: 1, 2, 4 or 8.
+    /// The size of an element, in bytes: 1, 2, 4 or 8.
     pub element_bytes: usize,
 }
 
-/// A get of one element. The outcome is an [`Outcome::Word`](crate::backend::Outcome::Word) whose
-/// first bytes in memory are the element.
+/// A get of one element. The outcome is an [`Outcome::Word`](crate::backend::Outcome::Word). The
+/// element is the first `element_bytes` bytes of that word, as the word lies in memory.
 #[derive(Clone, Copy, Debug)]
 pub struct GetElement {
-    /// The PE that is read.
+    /// The PE whose memory is read.
     pub pe: Pe,
-    /// The offset in the segment of that PE, aligned to the element.
+    /// The offset of the element in the segment of `pe`, aligned to the element.
     pub source: SymOffset,
-    /// Element size, in bytes: 1, 2, 4 or 8.
+    /// The size of an element, in bytes: 1, 2, 4 or 8.
     pub element_bytes: usize,
 }
 
-/// A copy of `bytes` bytes between two memory ranges of this PE that do not overlap.
+/// A copy of `bytes` bytes between two memory ranges on this PE. The two ranges do not overlap.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct Copy {
@@ -87,14 +92,15 @@ pub struct Copy {
     pub bytes: usize,
 }
 
-/// Sets `count` elements of this PE to one value.
+/// A fill, which sets `count` elements of this PE to one value.
 #[derive(Clone, Copy, Debug)]
 pub struct Fill {
     /// The first element.
     pub target: Place,
-    /// The bits: the element is the first `element_bytes` bytes of this word in memory.
+    /// The value: the element is the first `element_bytes` bytes of this word, as the word lies in
+    /// memory.
     pub bits: u64,
-    /// Element size, in bytes: 1, 2, 4 or 8.
+    /// The size of an element, in bytes: 1, 2, 4 or 8.
     pub element_bytes: usize,
     /// The number of elements.
     pub count: usize,
@@ -110,25 +116,25 @@ pub struct Signal {
     pub op: SignalOp,
 }
 
-/// An atomic operation on one element of a PE's symmetric memory.
+/// An atomic operation on one element in a PE's symmetric memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Atomic {
     /// The PE that owns the element.
     pub pe: Pe,
-    /// The offset, aligned to the element.
+    /// The offset of the element, aligned to the element.
     pub at: SymOffset,
-    /// Element type: I32, U32, I64, U64; F32 and F64 for fetch, set and swap.
+    /// The element type: `I32`, `U32`, `I64` or `U64`; for fetch, set and swap also `F32` or `F64`.
     pub dtype: DType,
     /// The kind of operation.
     pub kind: AtomicKind,
-    /// The bits of the operand; 0 if there is none.
+    /// The bits of the operand; 0 if the operation has no operand.
     pub operand: u64,
     /// The bits that compare-swap expects.
     pub compare: u64,
 }
 
-/// The atomic operations. `Fetch`, `Swap`, `CompareSwap` and the `Fetch…` operations return the old
-/// value.
+/// The kind of an atomic operation. `Fetch`, `Swap`, `CompareSwap` and the `Fetch…` kinds return
+/// the old value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "the names are OpenSHMEM's")]
 pub enum AtomicKind {

@@ -4,21 +4,21 @@ use super::Place;
 use crate::backend::TeamId;
 use peerweave_types::{DType, Rank};
 
-/// One send or receive. Sends and receives between two ranks of a team match in the order of their
-/// calls.
+/// A send or a receive. Between two ranks of a team, the first send matches the first receive, the
+/// second send matches the second receive, and so on.
 #[derive(Clone, Debug)]
 pub struct PointToPoint {
     /// Whether this PE sends or receives.
     pub direction: Direction,
     /// The team in which `peer` is a rank.
     pub team: TeamId,
-    /// The other rank; inside a group it may be this rank itself.
+    /// The rank that receives or sends the data. In a group, `peer` may be this rank itself.
     pub peer: Rank,
-    /// Element type.
+    /// The element type.
     pub dtype: DType,
-    /// Number of elements.
+    /// The number of elements.
     pub count: usize,
-    /// The memory that is sent or received.
+    /// The memory that is sent, or into which data is received.
     pub at: Place,
 }
 

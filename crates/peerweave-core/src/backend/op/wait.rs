@@ -4,36 +4,37 @@ use crate::backend::error::AwaitedWord;
 use peerweave_types::{Compare, DType, SymOffset};
 use std::sync::Arc;
 
-/// A wait for contiguous words of this PE.
+/// A wait for contiguous words in this PE's symmetric memory.
 #[derive(Clone, Debug)]
 pub struct WaitUntil {
-    /// The first word, aligned to its size.
+    /// The offset of the first word, aligned to the size of a word.
     pub at: SymOffset,
     /// The number of words.
     pub count: usize,
-    /// Element type of the words: an integer of 2, 4 or 8 bytes, signed or unsigned.
+    /// The type of the words: a signed or unsigned integer of 2, 4 or 8 bytes.
     pub dtype: DType,
-    /// Whether each word is ignored, one entry per word; `None` if no word is ignored.
+    /// One entry per word, which says whether the word is ignored. `None` if no word is ignored.
     pub exclude: Option<Arc<[bool]>>,
-    /// The comparison.
+    /// The comparison of a word with its value.
     pub compare: Compare,
-    /// The values to compare with.
+    /// The values with which the words are compared.
     pub values: WaitValues,
-    /// The condition of the wait.
+    /// How many words must satisfy the comparison.
     pub until: Until,
-    /// The index of the word that [`Until::Any`] looks at first, less than `count`; 0 if there are
-    /// no words.
+    /// The index of the word that [`Until::Any`] checks first. The index is less than `count`, or 0
+    /// if there are no words.
     pub start: usize,
-    /// Whether the operation waits or tests once.
+    /// Whether the operation waits for the condition or tests it once.
     pub mode: WaitMode,
 }
 
-/// The values with which a wait compares words: bits of the words' type, zero-extended.
+/// The values with which a wait compares words. Each value is the bits of an integer of the words'
+/// type, zero-extended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WaitValues {
-    /// One value for all words.
+    /// All words are compared with this value.
     Same(u64),
-    /// A value for each word.
+    /// Each word is compared with the value at its index.
     Each(Arc<[u64]>),
 }
 
@@ -47,8 +48,8 @@ impl WaitUntil {
         }
     }
 
-    /// Returns whether the comparison of the word at `index`, whose zero-extended bits are `word`,
-    /// holds.
+    /// Returns whether the word at `index` satisfies the comparison. `word` is the bits of that
+    /// word, zero-extended.
     #[inline]
     pub fn holds(&self, index: usize, word: u64) -> bool {
         self.compare.holds_as(self.dtype, word, self.value(index))
@@ -60,8 +61,9 @@ impl WaitUntil {
         self.exclude.as_ref().is_some_and(|exclude| exclude[index])
     }
 
-    /// Returns the first word that does not satisfy the comparison, for the error of a deadline.
-    /// `load` reads the word at an index, zero-extended.
+    /// Returns the first word that does not satisfy the comparison, for the error that is returned
+    /// when the deadline has passed. `load` returns the bits of the word at an index,
+    /// zero-extended.
     pub fn unsatisfied(&self, load: impl Fn(usize) -> u64) -> Option<AwaitedWord> {
         let words = (0..self.count).filter(|&i| !self.excludes(i)).map(|i| (i, load(i)));
         words.filter(|&(i, found)| !self.holds(i, found)).map(|(i, found)| self.awaited(i, found)).next()
@@ -93,26 +95,26 @@ impl WaitUntil {
     }
 }
 
-/// The condition of a wait for several words. Excluded words are ignored. If all words are
-/// excluded, the condition holds.
+/// The condition of a wait for words. Excluded words are ignored. If all words are excluded, the
+/// condition holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Until {
-    /// All words satisfy the comparison. The outcome of a wait for one word is the value of the
-    /// word. The outcome of a wait for several words is unspecified.
+    /// All words satisfy the comparison. If the wait is for one word, the outcome is the value of
+    /// the word. Otherwise the outcome is unspecified.
     All,
-    /// One word satisfies the comparison. The outcome is its index: the first one at or after
-    /// [`WaitUntil::start`]; if there is none, the first one before it.
+    /// At least one word satisfies the comparison. The outcome is the index of one such word: the
+    /// first at or after [`WaitUntil::start`] or, if there is none, the first before `start`.
     Any,
     /// At least one word satisfies the comparison. The outcome is the indices of all such words.
     Some,
 }
 
-/// Whether an operation waits or tests once.
+/// Whether an operation waits for a condition or tests it once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitMode {
-    /// Waits until the condition holds or the deadline passes.
+    /// The operation waits until the condition holds or the deadline passes.
     Wait,
-    /// Tests once. The outcome is [`Outcome::NotYet`](crate::backend::Outcome::NotYet) if the
-    /// condition does not hold.
+    /// The operation tests the condition once. The outcome is
+    /// [`Outcome::NotYet`](crate::backend::Outcome::NotYet) if the condition does not hold.
     Test,
 }
