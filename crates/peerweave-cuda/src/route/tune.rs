@@ -247,12 +247,10 @@ mod tests {
         let slow = [own(MIB, 5.0), nccl(MIB, 6.0), own(2 * MIB, 9.0), nccl(2 * MIB, 8.0)];
         let again = table.tuned("sm_90", 2, &slow);
         let rows: Vec<String> = again.libraries.iter().map(ToString::to_string).collect();
-        assert_eq!(rows, [
-                "nccl reduce 2 48M rest",
-                "nccl scatter 2 128M rest",
-                "nccl all_reduce 2 256K 256K",
-                "nccl all_to_all 2 2M rest"
-            ]);
+        assert_eq!(
+            rows,
+            ["nccl reduce 2 48M rest", "nccl scatter 2 128M rest", "nccl all_reduce 2 256K 256K", "nccl all_to_all 2 2M rest"]
+        );
         let again = again.tuned("sm_90", 4, &slow);
         assert!(again.to_string().contains("nccl all_to_all 2 2M rest\nnccl all_to_all 4 2M rest"), "{again}");
     }
