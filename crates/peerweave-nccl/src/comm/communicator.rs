@@ -250,7 +250,8 @@ impl Communicator {
     /// Returns the capabilities of the communicator, such as the transports between its ranks.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] before NCCL 2.29.2; [`NcclError::Dead`]; errors of NCCL.
+    /// [`NcclError::Unsupported`] before NCCL 2.29.2; [`NcclError::Dead`]; errors that NCCL
+    /// returns.
     pub fn properties(&self) -> Result<CommProperties, NcclError> {
         let inner = &self.inner;
         let inside = inner.enter("properties", Allowed::OPEN)?;
@@ -262,7 +263,8 @@ impl Communicator {
     /// Returns statistics about the device memory that NCCL uses for this rank.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] before NCCL 2.29.7; [`NcclError::Dead`]; errors of NCCL.
+    /// [`NcclError::Unsupported`] before NCCL 2.29.7; [`NcclError::Dead`]; errors that NCCL
+    /// returns.
     pub fn mem_stats(&self) -> Result<MemStats, NcclError> {
         let inner = &self.inner;
         let inside = inner.enter("mem_stats", Allowed::OPEN)?;

@@ -203,7 +203,7 @@ mod tests {
         };
         let lines = [
             "communicator #3 (rank 1 of 2) was neither finalized nor aborted",
-            "communicator #4 (rank 1 of 2) was neither finalized nor aborted; the communicator was revoked, and can only be split, shrunk or destroyed; \
+            "communicator #4 (rank 1 of 2) was neither finalized nor aborted; the communicator was revoked, and can only be split, shrunk, aborted or dropped; \
              registered windows and buffers: 2; calls in captured graphs: 1",
             "communicators that are still being ended: 1; Communicator::wait_for_dropped waits for their end",
             "allocations of NCCL's memory that were not freed: 2 (4096 bytes)",

@@ -122,7 +122,7 @@ impl Communicator {
     ///
     /// # Errors
     /// [`NcclError::Timeout`] if NCCL has not finished within `limit`; [`NcclError::Dead`] if the
-    /// communicator has already been ended; errors of NCCL.
+    /// communicator has already been ended; errors that NCCL returns.
     pub fn abort(&self, limit: Duration) -> Result<(), NcclError> {
         const CALL: &str = "abort";
         self.inner.nccl.not_forked(CALL)?;
@@ -165,7 +165,7 @@ impl Communicator {
     /// # Errors
     /// [`NcclError::Unsupported`] with an older NCCL. [`NcclError::Dead`] if the communicator has
     /// already been ended or revoked. [`NcclError::Timeout`] at the communicator's deadline. Errors
-    /// of NCCL.
+    /// that NCCL returns.
     pub fn revoke(&self) -> Result<(), NcclError> {
         const CALL: &str = "revoke";
         let inner = &self.inner;
@@ -187,7 +187,8 @@ impl Communicator {
     /// # Errors
     /// [`NcclError::Misuse`] if captured graphs still use the communicator after two seconds,
     /// because the graphs would replay calls that access released memory.
-    /// [`NcclError::Unsupported`] with an older NCCL. [`NcclError::Dead`]. Errors of NCCL.
+    /// [`NcclError::Unsupported`] with an older NCCL. [`NcclError::Dead`]. Errors that NCCL
+    /// returns.
     pub fn suspend(&self) -> Result<(), NcclError> {
         const CALL: &str = "suspend";
         self.inner.nccl.not_forked(CALL)?;
@@ -206,7 +207,7 @@ impl Communicator {
     /// # Errors
     /// [`NcclError::Misuse`] if the communicator has not been suspended. [`NcclError::Unsupported`]
     /// with an older NCCL. [`NcclError::Dead`] if the communicator has failed, or has been revoked
-    /// or ended. Errors of NCCL.
+    /// or ended. Errors that NCCL returns.
     pub fn resume(&self) -> Result<(), NcclError> {
         const CALL: &str = "resume";
         if self.inner.gate.state() == State::Live {

@@ -181,7 +181,7 @@ fn is_about_asking(code: CudaCode) -> bool {
 /// also ends its work, so the work then looks complete.
 ///
 /// If another thread is inside the gate, this function waits for that thread for at most
-/// `patience`. That thread detects asynchronous errors of NCCL.
+/// `patience`. That thread detects asynchronous errors that NCCL returns.
 fn look(inner: &Arc<Inner>, call: &'static str, patience: Duration) -> Result<(), Stop> {
     let state = inner.gate.state();
     if state != State::Live && state != State::Suspended {

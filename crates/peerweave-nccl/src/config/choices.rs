@@ -79,7 +79,7 @@ pub enum NvlsHostMode {
 
 /// An option that NCCL represents as a number.
 pub(crate) trait Choice: Copy {
-    /// Returns NCCL's number of this value.
+    /// Returns NCCL's number for this value.
     fn number(self) -> c_int;
 
     /// Returns the version that introduced this value, or `None` if the version that introduced the

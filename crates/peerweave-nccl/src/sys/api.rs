@@ -9,7 +9,7 @@ use super::requirements::*;
 use super::types::*;
 
 peerweave_dylib::bindings! {
-    /// The functions of one libnccl. Each function is resolved at its first call.
+    /// The functions of one NCCL library. Each function is resolved at its first call.
     pub struct Api {
         // Version, ids, errors.
 
