@@ -12,7 +12,7 @@
 //!   │   ├─ Window        memory registered by every rank, for one-sided operations and kernels
 //!   │   └─ DeviceCommunicator  the communicator as an argument of kernels
 //!   ├─ Group          calls that are issued together
-//!   └─ NcclError      misuse, missing features, errors of NCCL, expired deadlines, lost peers
+//!   └─ NcclError      misuse, missing features, NCCL errors, expired deadlines, lost peers
 //! ```
 #![doc = include_str!("../README.md")]
 #![allow(clippy::result_large_err, reason = "the error is held to 96 bytes by a test")]

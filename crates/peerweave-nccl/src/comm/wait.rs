@@ -58,10 +58,10 @@ impl Communicator {
     /// while waiting. Another thread that is blocked in a call on the communicator does not delay
     /// this call.
     ///
-    /// After a timeout or an error of the work, **the communicator is aborted**. All of its ranks
-    /// in this process are aborted, each on a separate thread. Other communicators are not
-    /// affected. [`wait_with`](Self::wait_with) can instead abort nothing, or abort all
-    /// communicators in the process.
+    /// After a timeout, or if the work fails, **the communicator is aborted**. All of its ranks in
+    /// this process are aborted, each on a separate thread. Other communicators are not affected.
+    /// [`wait_with`](Self::wait_with) can instead abort nothing, or abort all communicators in the
+    /// process.
     ///
     /// # Errors
     /// [`NcclError::Timeout`] at the deadline. The error names the last call, its number, and the

@@ -87,14 +87,14 @@ impl CollConfig {
         self
     }
 
-    /// Sets the maximum number of CTAs of a collective that uses NVLink switches.
+    /// Sets the maximum number of CTAs if the collective uses NVLink switches.
     pub fn nvls_ctas(mut self, ctas: u32) -> Self {
         self.nvls_ctas = Some(ctas);
         self
     }
 
-    /// Sets the number of thread blocks in a cluster of the kernel, 0 to 8. All collectives in a
-    /// group must have the same cluster size.
+    /// Sets the number of thread blocks in each cluster of the kernel, from 0 to 8. All collectives
+    /// in a group must have the same cluster size.
     pub fn cga_cluster_size(mut self, blocks: u32) -> Self {
         self.cga_cluster_size = Some(blocks);
         self

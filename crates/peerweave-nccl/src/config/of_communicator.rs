@@ -171,8 +171,8 @@ options! {
         nvls_host_mode: NvlsHostMode => nvlsHostMode;
     }
     counts {
-        /// Sets the number of thread blocks in a cluster of NCCL's kernels, 0 to 8. Requires NCCL
-        /// 2.17.
+        /// Sets the number of thread blocks in each cluster of NCCL's kernels, from 0 to 8.
+        /// Requires NCCL 2.17.
         cga_cluster_size in 0..=8, "0 to 8" => cgaClusterSize;
         /// Sets the minimum number of CTAs of a kernel. [`max_ctas`](Self::max_ctas) must be set
         /// too. Requires NCCL 2.17.

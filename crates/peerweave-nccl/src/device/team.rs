@@ -105,8 +105,8 @@ impl DeviceTeam {
         (distance.is_multiple_of(self.stride) && distance / self.stride < self.ranks).then(|| distance / self.stride)
     }
 
-    /// Divides the team into blocks of `size` consecutive members, and returns the block that
-    /// contains this rank. Returns `None` unless `size` divides the number of ranks.
+    /// Divides the team into blocks of `size` consecutive members, and returns as a team the block
+    /// that contains this rank. Returns `None` unless `size` divides the number of ranks.
     pub fn inner(&self, size: usize) -> Option<Self> {
         self.is_blocks_of(size).then(|| {
             let block = self.index - self.index % size;
@@ -114,9 +114,9 @@ impl DeviceTeam {
         })
     }
 
-    /// Divides the team into blocks of `size` consecutive members, and returns the team of the
-    /// ranks that have the same index in their block as this rank has in its own block. Returns
-    /// `None` unless `size` divides the number of ranks.
+    /// Divides the team into blocks of `size` consecutive members. Returns the team of the ranks
+    /// that have the same index in their blocks as this rank has in its own block. Returns `None`
+    /// unless `size` divides the number of ranks.
     pub fn outer(&self, size: usize) -> Option<Self> {
         self.is_blocks_of(size).then(|| Self {
             ranks: self.ranks / size,

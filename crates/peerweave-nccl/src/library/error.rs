@@ -39,7 +39,7 @@ pub enum NcclError {
     /// The CUDA driver is missing or returned an error.
     #[error(transparent)]
     Cuda(#[from] DriverError),
-    /// A wait did not end by its deadline.
+    /// A call or a wait did not complete by its deadline.
     #[error(transparent)]
     Timeout(Box<Timeout>),
     /// A rank has been lost: its process has died, or a connection to it has failed.
@@ -284,14 +284,14 @@ impl fmt::Debug for ResultCode {
     }
 }
 
-/// Name that identifies a communicator, and this rank in the communicator, in messages.
+/// Name that identifies a handle to a communicator in messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CommunicatorName {
     /// Name that the program has set for the communicator, or `None` if the program has set no
     /// name.
     pub name: Option<String>,
-    /// Rank that this process or thread has in the communicator.
+    /// Rank that the named handle has in the communicator.
     pub rank: Rank,
     /// Number of ranks in the communicator.
     pub ranks: usize,
@@ -402,7 +402,7 @@ impl fmt::Display for RankReport {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub struct PeerLost {
-    /// Name of the call that failed, or of the call whose work a wait did not see complete.
+    /// Name of the call that failed, or of the call for whose work the caller waited.
     pub call: &'static str,
     /// Name of the communicator.
     pub communicator: Option<Arc<CommunicatorName>>,

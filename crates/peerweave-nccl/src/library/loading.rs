@@ -75,10 +75,11 @@ impl Nccl {
     /// Returns the NCCL library of this process. The first call finds and loads the library. Later
     /// calls return the same library.
     ///
-    /// If the environment variable `PEERWEAVE_NCCL_PATH` names a file or directory, only that file
-    /// or directory is searched. Otherwise the search order is: the wheels of the active Python
-    /// (`nvidia/nccl/lib`), the dynamic linker's path (`libnccl.so.2`, then `libnccl.so`), and
-    /// well-known directories. Loading needs neither a GPU nor a driver.
+    /// If the environment variable `PEERWEAVE_NCCL_PATH` is set, only the file or directory that it
+    /// names is searched. If the variable is not set, the wheels of the active Python
+    /// (`nvidia/nccl/lib`) are searched first. The dynamic linker's path (`libnccl.so.2`, then
+    /// `libnccl.so`) is searched next, and well-known directories are searched last. Loading needs
+    /// neither a GPU nor a driver.
     ///
     /// # Errors
     /// [`NcclError::Load`] if no library can be loaded. The error lists every path that was tried,

@@ -40,7 +40,7 @@ pub enum MisuseKind {
         found: usize,
         /// The expected length.
         expected: usize,
-        /// Unit of both lengths, such as elements or bytes.
+        /// Unit of `found` and `expected`, such as elements or bytes.
         unit: &'static str,
     },
     /// An argument is too short.
@@ -52,7 +52,7 @@ pub enum MisuseKind {
         found: usize,
         /// The minimum length.
         at_least: usize,
-        /// Unit of both lengths, such as elements or ranks.
+        /// Unit of `found` and `at_least`, such as elements or ranks.
         unit: &'static str,
     },
     /// A text is invalid, or an argument is missing.

@@ -74,7 +74,7 @@ pub enum GinConnection {
     /// The ranks along the rails: see [`Communicator::rail_team`](crate::Communicator::rail_team).
     Rail,
     /// The ranks whose distance from this rank is a multiple of this stride. Requires NCCL 2.31.
-    /// [`CommProperties::gin_connection`] always returns the stride 0.
+    /// [`CommProperties::gin_connection`] cannot determine the stride, and returns 0 as the stride.
     /// [`CommProperties::gin_min_stride`] returns the actual stride.
     Stride(u32),
 }

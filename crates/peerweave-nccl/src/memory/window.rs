@@ -152,8 +152,9 @@ impl<T: Element> Window<T> {
     /// of the same length.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] for memory that is borrowed, empty, on another device, or not aligned
-    /// to 4096 bytes. [`NcclError::Misuse`] on every rank if the lengths differ before NCCL 2.30.7.
+    /// [`NcclError::Misuse`] for memory that is empty, is on another device, or is not aligned to
+    /// 4096 bytes. [`NcclError::Misuse`] for a borrowed slice, which cannot be kept alive.
+    /// [`NcclError::Misuse`] on every rank if the lengths differ before NCCL 2.30.7.
     /// [`NcclError::Unsupported`]. [`NcclError::Timeout`]. [`NcclError::Dead`]. Errors that NCCL
     /// returns.
     pub fn register(
@@ -164,8 +165,8 @@ impl<T: Element> Window<T> {
         Self::register_all(&[(communicator, memory)], kind).map(|mut made| made.pop().flatten())
     }
 
-    /// Registers memory like [`register`](Self::register), for several ranks of this thread. The
-    /// results are in the order of `members`.
+    /// Registers memory like [`register`](Self::register), but for several ranks of this thread.
+    /// The results are in the order of `members`.
     ///
     /// # Collective
     /// As for [`register`](Self::register).

@@ -95,8 +95,9 @@ impl Communicator {
     ///
     /// With [`ShrinkMode::Abort`], the excluded ranks may be lost, and pending work of this
     /// communicator is ended. After this call, [`wait`](Self::wait) for this work returns
-    /// [`NcclError::Dead`], and so do new calls on this communicator. This also applies if this
-    /// call fails. This communicator can only be shrunk again, aborted or dropped.
+    /// [`NcclError::Dead`], and so do new calls on this communicator. This also applies if NCCL
+    /// fails to shrink the communicator. This communicator can only be shrunk again, aborted or
+    /// dropped.
     ///
     /// [`ShrinkMode::Abort`] works if the work is stuck without an error, as over NVLink. If NCCL
     /// itself has detected the loss by an asynchronous error, as over a network, NCCL refuses the
