@@ -1,7 +1,7 @@
-//! A safe API for NCCL, which is loaded at run time. One binary works with NCCL 2.19 to 2.32, and
-//! also runs on machines without NCCL.
+//! A safe API for NCCL. The NCCL library is loaded at run time, so one binary works with NCCL 2.19
+//! to 2.32, and also runs on machines without NCCL.
 //!
-//! This crate has neither a network transport nor a tensor type.
+//! This crate provides neither a network transport nor a tensor type.
 //!
 //! ```text
 //!  Nccl          the library: its path, version, missing functions, parameters and logs
@@ -12,7 +12,7 @@
 //!   │   ├─ Window        memory registered by every rank, for one-sided operations and kernels
 //!   │   └─ DeviceCommunicator  the communicator as an argument of kernels
 //!   ├─ Group          calls that are issued together
-//!   └─ NcclError      misuse, missing features, errors of NCCL, expired deadlines, lost peers
+//!   └─ NcclError      misuse, missing features, NCCL errors, expired deadlines, lost peers
 //! ```
 #![doc = include_str!("../README.md")]
 #![allow(clippy::result_large_err, reason = "the error is held to 96 bytes by a test")]
@@ -70,7 +70,7 @@ pub use ops::group::Group;
 pub use ops::group::sim_info::SimInfo;
 pub use ops::one_sided::{Signal, SignalWait};
 pub use ops::reduction::{PreMulSum, Reduction};
-/// Rendezvous, by which the processes of a job exchange data and detect lost processes.
+/// Rendezvous through which the processes of a job exchange data and detect lost processes.
 pub use peerweave_bootstrap as bootstrap;
 /// The CUDA driver: contexts, streams, device memory, and waits with a deadline.
 pub use peerweave_driver as driver;
@@ -80,12 +80,12 @@ pub use peerweave_types::{DType, Element, F8E4M3, F8E5M2, Rank, ReduceOp, bf16, 
 pub use setup::builder::CommunicatorBuilder;
 pub use setup::split::ShrinkMode;
 
-/// The result type of this crate.
+/// Result of calls in this crate. The default error type is [`NcclError`].
 pub type Result<T, E = NcclError> = std::result::Result<T, E>;
 /// Alias of [`ReduceOp`]. Other bindings of NCCL use this name.
 pub type NcclReduceOp = ReduceOp;
 /// Alias of [`UniqueId`]. Other bindings of NCCL use this name.
 pub type NcclUniqueId = UniqueId;
 /// Alias of [`DType`], the type of a buffer's elements. Other bindings of NCCL use this name. Calls
-/// of this crate determine the type from the buffer.
+/// in this crate determine the element type from the buffer's Rust type.
 pub type NcclDataType = DType;

@@ -36,7 +36,7 @@ fn refused_captured_group_leaves_the_graph_empty() {
             Ok(())
         });
         let error = comm.clone().finalize(SHORT).expect_err("a graph uses the communicator").to_string();
-        assert_eq!(error, "finalize: captured graphs still use the communicator (1 captured calls); destroy them first");
+        assert_eq!(error, "finalize: captured graphs still use the communicator (1 captured calls); destroy the graphs first");
         drop(graph);
         comm.finalize(DEADLINE).expect("the graph was destroyed");
     });
@@ -79,7 +79,7 @@ fn graph_keeps_its_memory_and_its_communicator() {
         };
         assert_eq!(value(&result, &stream), 0.0, "captured calls must not run before the launch");
         let error = comm.clone().finalize(SHORT).expect_err("a graph uses the communicator").to_string();
-        assert_eq!(error, "finalize: captured graphs still use the communicator (1 captured calls); destroy them first");
+        assert_eq!(error, "finalize: captured graphs still use the communicator (1 captured calls); destroy the graphs first");
         let other = comm.clone();
         drop(comm);
         for _ in 0..3 {

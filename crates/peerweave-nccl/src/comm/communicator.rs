@@ -24,30 +24,32 @@ use crate::{CommProperties, Nccl, Rank};
 
 /// One rank's membership in an ordered set of ranks that communicate.
 ///
-/// Clones are handles of the same membership. The membership ends when the last handle is dropped
-/// and no graph, window or reduction of the communicator is left. It then ends in the background,
-/// without waiting for other ranks. [`finalize`](Self::finalize) ends the membership in order.
+/// Clones are handles to the same membership. The membership ends once the last handle has been
+/// dropped and no graph, window or reduction uses the communicator any more. In this case the
+/// membership ends in the background, without waiting for other ranks. [`finalize`](Self::finalize)
+/// instead waits for issued work and for the other ranks.
 ///
 /// # Threads
 /// Any thread may use a communicator. NCCL requires the calls on a communicator to be ordered. So
 /// each call acquires the communicator's own lock, and waits at most [`deadline`](Self::deadline)
-/// for this lock. The lock makes calls of several threads memory-safe. The program must still
+/// for this lock. The lock makes calls from several threads memory-safe. The program must still
 /// ensure that the order of calls is the same on every rank. [`abort`](Self::abort) needs no lock.
-/// [`async_error`](Self::async_error) and [`wait`](Self::wait) wait only briefly for the lock, and
-/// work while another thread is blocked.
+/// [`async_error`](Self::async_error) and [`wait`](Self::wait) wait only briefly for the lock, so a
+/// call in which another thread is blocked does not block them.
 ///
 /// # Blocking
 /// By default communicators block, as in NCCL. When a call returns, NCCL's work on the host is
-/// complete: bootstrap, connecting at first use, splitting. The watchdog, one thread of the
-/// process, ends a call that takes longer than [`deadline`](Self::deadline). The watchdog finds the
-/// ranks that are behind or lost, and aborts the communicator. The call returns an error that names
-/// these ranks. The watchdog adds no overhead to calls.
+/// complete, such as bootstrapping, connecting ranks at first use, and splitting. Each process has
+/// one watchdog thread, which ends calls that take longer than [`deadline`](Self::deadline). For
+/// such a call, the watchdog finds the ranks that are behind or lost, and aborts the communicator.
+/// The call then returns an error that names these ranks. The watchdog adds no overhead to calls.
 ///
-/// With [`Config::blocking`](crate::Config::blocking) off, NCCL returns immediately and this crate
-/// waits, with the same deadline. A non-blocking communicator has two disadvantages. From NCCL
-/// 2.23.4 on, NCCL starts a thread for each call or group. On H200 that takes 60 to 110
-/// microseconds, while a blocking call takes 5. Also, an error that NCCL returns for one call stays
-/// with the communicator: each later call returns [`NcclError::Dead`].
+/// With [`Config::blocking`](crate::Config::blocking) off, NCCL's functions return immediately.
+/// This crate then waits until the work on the host is complete, with the same deadline. A
+/// non-blocking communicator has two disadvantages. First, NCCL 2.23.4 and later start a thread for
+/// each call or group. On H200 the thread takes 60 to 110 microseconds, while a blocking call takes
+/// 5 microseconds. Second, an error that NCCL returns for one call stays with the communicator:
+/// each later call returns [`NcclError::Dead`].
 ///
 /// ```
 /// use std::time::Duration;
@@ -141,15 +143,17 @@ impl Communicator {
     }
 
     /// Returns NCCL's own handle, an `ncclComm_t`. A program can pass the handle to other
-    /// libraries, or use it for calls of NCCL that this crate lacks.
+    /// libraries, or to NCCL functions for which this crate has no method.
     ///
-    /// Using the raw handle is as unsafe as in C. Do not use the raw handle concurrently with calls
-    /// of other threads. Do not use it after this communicator has ended by abort, by finalize, or
-    /// by the drop of its last handle. Never free it. Calls on the raw handle are not counted in
-    /// [`sequence`](Self::sequence).
+    /// The rules of NCCL's C API apply to the raw handle. Do not use the raw handle while another
+    /// thread makes a call on this communicator. Do not use the raw handle after this communicator
+    /// has been aborted or finalized, or after the last clone of this communicator has been
+    /// dropped. Never free the raw handle. [`sequence`](Self::sequence) does not count calls on the
+    /// raw handle.
     ///
     /// # Errors
-    /// [`NcclError::Dead`] after the communicator was aborted or finalized; [`NcclError::Forked`].
+    /// [`NcclError::Dead`] if the communicator has been aborted or finalized;
+    /// [`NcclError::Forked`].
     pub fn as_raw(&self) -> Result<*mut c_void, NcclError> {
         const CALL: &str = "as_raw";
         self.inner.nccl.not_forked(CALL)?;
@@ -157,7 +161,7 @@ impl Communicator {
         Ok(self.inner.handle.get().cast())
     }
 
-    /// Returns the name of the communicator, as in error messages.
+    /// Returns the name that identifies the communicator in error messages.
     pub fn name(&self) -> &CommunicatorName {
         &self.inner.name
     }
@@ -165,40 +169,43 @@ impl Communicator {
     /// Returns the number of the last call issued on this communicator, or 0 before the first call.
     /// Calls are numbered from 1.
     ///
-    /// Ranks that issue the same calls in the same order have the same numbers.
+    /// If all ranks issue the same calls in the same order, a call has the same number on every
+    /// rank.
     pub fn sequence(&self) -> u64 {
         self.inner.last().0
     }
 
-    /// Returns the time limit of a call's work on the host, such as acquiring the lock and
-    /// connecting ranks at first use. If a call exceeds the limit, the communicator is aborted, and
-    /// the call returns [`NcclError::Timeout`] or [`NcclError::PeerLost`].
+    /// Returns the time limit for the work that a call does on the host, such as acquiring the lock
+    /// and connecting ranks at first use. If a call exceeds the limit, the communicator is aborted,
+    /// and the call returns [`NcclError::Timeout`] or [`NcclError::PeerLost`].
     pub fn deadline(&self) -> Duration {
         self.inner.deadline()
     }
 
-    /// Sets [`deadline`](Self::deadline) for all clones. The value is rounded up to milliseconds.
+    /// Sets the [`deadline`](Self::deadline) of this communicator and of its clones. The value is
+    /// rounded up to whole milliseconds.
     pub fn set_deadline(&self, deadline: Duration) {
         self.inner.set_deadline(deadline);
         watchdog::watch();
     }
 
-    /// Returns the time limit of enqueued work, whether or not a thread waits for it. The default
-    /// is 10 minutes.
+    /// Returns the time limit for enqueued work. The limit applies whether or not a thread waits
+    /// for the work. The default is 10 minutes.
     ///
-    /// The limit does not apply to calls replayed by a graph. The time includes other work in the
-    /// same stream before the communicator's work. [`wait`](Self::wait) has a separate deadline.
+    /// The limit does not apply to calls that a graph replays. The measured time includes other
+    /// work that precedes the communicator's work in the same stream. [`wait`](Self::wait) has a
+    /// separate deadline.
     pub fn work_deadline(&self) -> Duration {
         self.inner.work_deadline()
     }
 
-    /// Sets [`work_deadline`](Self::work_deadline) for all clones. The value is rounded up to
-    /// milliseconds. [`Duration::MAX`] disables the limit.
+    /// Sets the [`work_deadline`](Self::work_deadline) of this communicator and of its clones. The
+    /// value is rounded up to whole milliseconds. [`Duration::MAX`] disables the limit.
     ///
-    /// Work that exceeds the limit is detected at most an eighth of the limit later. The
-    /// communicator is then aborted, with all of its ranks in this process. So a thread that waits
-    /// in `CudaStream::synchronize` returns. [`wait`](Self::wait) then returns an error that names
-    /// the ranks that are behind.
+    /// The watchdog detects work that exceeds the limit, at most an eighth of the limit later. The
+    /// watchdog then aborts all ranks that the communicator has in this process. So a thread that
+    /// waits in `CudaStream::synchronize` returns. [`wait`](Self::wait) then returns an error that
+    /// names the ranks that are behind.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -211,12 +218,14 @@ impl Communicator {
         watchdog::watch();
     }
 
-    /// Returns NCCL's asynchronous error, caused by a peer or the network, or `None` without an
-    /// error. Returns [`ResultCode::IN_PROGRESS`] while NCCL is working or another thread is in a
-    /// call. Never waits for a blocked call.
+    /// Returns the asynchronous error that NCCL reports, such as a failure of a peer or of the
+    /// network. Returns `None` if there is no error. Returns [`ResultCode::IN_PROGRESS`] while NCCL
+    /// is working or while another thread makes a call on the communicator. Never waits until a
+    /// blocked call of another thread ends.
     ///
     /// # Errors
-    /// [`NcclError::Dead`] after the communicator was aborted or finalized; [`NcclError::Forked`].
+    /// [`NcclError::Dead`] if the communicator has been aborted or finalized;
+    /// [`NcclError::Forked`].
     pub fn async_error(&self) -> Result<Option<ResultCode>, NcclError> {
         match self.inner.async_code("async_error", PROBE_TIMEOUT)? {
             ncclResult_t::ncclSuccess => Ok(None),
@@ -224,11 +233,13 @@ impl Communicator {
         }
     }
 
-    /// Returns NCCL's text of the last error, or `None` if the text is empty. NCCL stores one such
-    /// text for the whole process, so the text may describe an error of another communicator.
+    /// Returns NCCL's message for the last error, or `None` if the message is empty. NCCL stores
+    /// one such message for the whole process, so the message may describe an error on another
+    /// communicator.
     ///
     /// # Errors
-    /// [`NcclError::Dead`] after the communicator was aborted or finalized; [`NcclError::Forked`].
+    /// [`NcclError::Dead`] if the communicator has been aborted or finalized;
+    /// [`NcclError::Forked`].
     pub fn last_error(&self) -> Result<Option<String>, NcclError> {
         const CALL: &str = "last_error";
         self.inner.nccl.not_forked(CALL)?;
@@ -236,10 +247,11 @@ impl Communicator {
         Ok(Some(self.inner.nccl.last_error_text(self.inner.handle.get())).filter(|text| !text.is_empty()))
     }
 
-    /// Returns the capabilities of the communicator: the transports among the ranks.
+    /// Returns the capabilities of the communicator, such as the transports between its ranks.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] before NCCL 2.29.2; [`NcclError::Dead`]; errors of NCCL.
+    /// [`NcclError::Unsupported`] before NCCL 2.29.2; [`NcclError::Dead`]; errors that NCCL
+    /// returns.
     pub fn properties(&self) -> Result<CommProperties, NcclError> {
         let inner = &self.inner;
         let inside = inner.enter("properties", Allowed::OPEN)?;
@@ -248,10 +260,11 @@ impl Communicator {
         unsafe { CommProperties::query(inner.nccl, inner.handle.get(), &inner.name) }
     }
 
-    /// Returns statistics of the device memory that NCCL uses for this rank.
+    /// Returns statistics about the device memory that NCCL uses for this rank.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] before NCCL 2.29.7; [`NcclError::Dead`]; errors of NCCL.
+    /// [`NcclError::Unsupported`] before NCCL 2.29.7; [`NcclError::Dead`]; errors that NCCL
+    /// returns.
     pub fn mem_stats(&self) -> Result<MemStats, NcclError> {
         let inner = &self.inner;
         let inside = inner.enter("mem_stats", Allowed::OPEN)?;
@@ -272,17 +285,18 @@ impl Communicator {
     }
 }
 
-/// Device memory that NCCL uses for a rank, in bytes.
+/// Statistics about the device memory that NCCL uses for one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemStats {
-    /// Memory that [`Communicator::suspend`] releases, or has released.
+    /// Number of bytes that [`Communicator::suspend`] releases, or has released if the communicator
+    /// is suspended.
     pub suspendable_bytes: u64,
-    /// Whether the suspendable memory is released now.
+    /// Whether the communicator is suspended, so that the suspendable bytes are currently released.
     pub is_suspended: bool,
-    /// Memory that `suspend` does not release.
+    /// Number of bytes that `suspend` does not release.
     pub persistent_bytes: u64,
-    /// All memory tracked by NCCL, including memory released by `suspend`.
+    /// Total number of bytes that NCCL tracks, including bytes that `suspend` has released.
     pub total_bytes: u64,
 }
 

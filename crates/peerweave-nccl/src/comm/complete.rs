@@ -60,7 +60,8 @@ impl Inner {
     /// context is current. Waits until NCCL has finished.
     ///
     /// # Errors
-    /// The errors of [`enter`](Self::enter) and [`complete`](Self::complete); errors of NCCL.
+    /// The errors of [`enter`](Self::enter) and [`complete`](Self::complete); errors that NCCL
+    /// returns.
     pub(crate) fn call(
         self: &Arc<Self>,
         name: &'static str,

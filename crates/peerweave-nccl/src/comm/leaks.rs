@@ -15,7 +15,7 @@ use crate::library::loading;
 use crate::member::membership::{self, Inner};
 use crate::{DeadState, Nccl};
 
-/// Number of allocations by `ncclMemAlloc` that are not freed.
+/// Number of `ncclMemAlloc` allocations that have not been freed.
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 /// Total requested size of these allocations, in bytes.
 static BYTES: AtomicU64 = AtomicU64::new(0);
@@ -38,38 +38,39 @@ impl Drop for CountedAllocation {
     }
 }
 
-/// NCCL's resources that this process has not freed. At the end of a program such resources are
-/// leaks.
+/// NCCL resources that this process has not freed yet. Resources that the process has not freed
+/// when it ends are leaks.
 ///
-/// `Display` prints one line for each resource, and nothing if there are no resources.
+/// `Display` prints one line for each communicator, one line for all communicators that are still
+/// being ended, and one line for all allocations. `Display` prints no line for a number that is 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Leaks {
-    /// Communicators that were neither finalized nor aborted, and that a handle, graph, window or
-    /// reduction still uses.
+    /// Communicators that have been neither finalized nor aborted, and that a handle, graph, window
+    /// or reduction still keeps alive.
     pub communicators: Vec<LeakedCommunicator>,
     /// Number of communicators that are still being ended in the background.
     /// [`Communicator::wait_for_dropped`](crate::Communicator::wait_for_dropped) waits for these
     /// communicators.
     pub ending: usize,
-    /// Number of allocations of [`NcclMem`](crate::NcclMem) that are not freed.
+    /// Number of [`NcclMem`](crate::NcclMem) allocations that have not been freed.
     pub allocations: usize,
-    /// Requested size of these allocations in bytes.
+    /// Total size, in bytes, that was requested for these allocations.
     pub allocated_bytes: u64,
 }
 
-/// A communicator that was not ended.
+/// A communicator that has been neither finalized nor aborted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LeakedCommunicator {
-    /// Name of the communicator, as in error messages.
+    /// Name that identifies the communicator in error messages.
     pub name: Arc<CommunicatorName>,
-    /// State in which the communicator accepts no calls: revoked, suspended or failed. `None` for a
-    /// communicator that can be used.
+    /// State in which no work can be enqueued: revoked, suspended or failed. `None` if work can be
+    /// enqueued.
     pub state: Option<DeadState>,
     /// Number of windows and buffers registered with the communicator.
     pub registrations: usize,
-    /// Number of captured calls whose graphs were not destroyed.
+    /// Number of captured calls whose graphs have not been destroyed.
     pub captured_calls: usize,
 }
 
@@ -85,7 +86,7 @@ impl LeakedCommunicator {
 }
 
 impl Leaks {
-    /// Returns whether there are no leaks.
+    /// Returns whether this process has freed all NCCL resources.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -132,7 +133,7 @@ impl fmt::Display for Leaks {
 }
 
 impl Nccl {
-    /// Returns the NCCL resources that this process holds now, from every loaded NCCL library.
+    /// Returns the NCCL resources that this process currently holds, in all loaded NCCL libraries.
     ///
     /// ```
     /// assert!(peerweave_nccl::Nccl::leaks().is_empty());
@@ -142,14 +143,14 @@ impl Nccl {
     }
 
     /// Makes the process print its leaked resources to standard error when `main` returns or `exit`
-    /// is called. The report has one line for each resource. It is printed once, even if this
-    /// function is called several times.
+    /// is called. The report consists of the lines that [`Leaks`] displays. The process prints the
+    /// report once, even if this function is called several times.
     ///
-    /// At exit the process first waits up to 10 s for dropped communicators that are still being
-    /// ended. The report counts the communicators that take longer.
+    /// At exit the process first waits up to 10 s until dropped communicators have been freed. The
+    /// report states how many dropped communicators have not been freed by then.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] if the system accepts no more functions to run at exit.
+    /// [`NcclError::Misuse`] if the system does not accept another function to run at exit.
     pub fn report_leaks_at_exit() -> Result<(), NcclError> {
         static ONCE: Once = Once::new();
         let mut refused = false;
@@ -202,7 +203,7 @@ mod tests {
         };
         let lines = [
             "communicator #3 (rank 1 of 2) was neither finalized nor aborted",
-            "communicator #4 (rank 1 of 2) was neither finalized nor aborted; the communicator was revoked, and can only be split, shrunk or destroyed; \
+            "communicator #4 (rank 1 of 2) was neither finalized nor aborted; the communicator was revoked, and can only be split, shrunk, aborted or dropped; \
              registered windows and buffers: 2; calls in captured graphs: 1",
             "communicators that are still being ended: 1; Communicator::wait_for_dropped waits for their end",
             "allocations of NCCL's memory that were not freed: 2 (4096 bytes)",

@@ -28,15 +28,16 @@ use crate::sys::{self, ncclResult_t};
 const GRAPH_RELEASE_LIMIT: Duration = Duration::from_secs(2);
 
 impl Communicator {
-    /// Ends the membership in order: waits until issued work is complete, and frees NCCL's
+    /// Waits until all issued work is complete, and then ends the membership and frees NCCL's
     /// resources.
     ///
-    /// This call consumes the handle. Calls through clones of the handle then return
+    /// This call consumes the handle. Later calls through clones of the handle return
     /// [`NcclError::Dead`].
     ///
-    /// NCCL frees memory that peers have mapped, and the driver then waits until the peers' devices
-    /// are idle. So if several ranks are threads of one process, all these threads must return from
-    /// this call before one of these threads enqueues work that waits for another rank.
+    /// When NCCL frees memory that peers have mapped, the driver waits until the peers' devices are
+    /// idle. This matters if several threads of one process finalize their ranks. All these threads
+    /// must have returned from this call before any of these threads enqueues work that waits for
+    /// another rank.
     ///
     /// ```compile_fail,E0382
     /// # use std::time::Duration;
@@ -51,22 +52,23 @@ impl Communicator {
     /// All ranks. A thread with several ranks calls [`finalize_all`](Self::finalize_all) instead.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] if captured graphs still use the communicator after two seconds. The
-    /// communicator is then unchanged. [`NcclError::Timeout`] if other ranks do not arrive or work
-    /// does not complete by the deadline. The communicator is then aborted. [`NcclError::Dead`] if
-    /// the communicator was already ended through another handle.
+    /// [`NcclError::Misuse`] if captured graphs still use the communicator after two seconds. In
+    /// this case the communicator is unchanged. [`NcclError::Timeout`] if other ranks do not arrive
+    /// or work does not complete by the deadline. In this case the communicator is aborted.
+    /// [`NcclError::Dead`] if the communicator has already been ended through another handle.
     pub fn finalize(self, deadline: Duration) -> Result<(), NcclError> {
         Self::finalize_all(vec![self], deadline)
     }
 
-    /// Ends several memberships of this process in order.
+    /// Ends several memberships of this process, each as [`finalize`](Self::finalize) does.
     ///
     /// # Collective
     /// As for [`finalize`](Self::finalize).
     ///
     /// # Errors
-    /// As for [`finalize`](Self::finalize). Returns the first error. All memberships are ended in
-    /// spite of an error, unless a graph uses one of the communicators.
+    /// As for [`finalize`](Self::finalize). Returns the first error. If captured graphs use one of
+    /// the communicators when the call starts, no membership is ended. After an error for one
+    /// membership, this call still ends the other memberships.
     pub fn finalize_all(communicators: Vec<Self>, deadline: Duration) -> Result<(), NcclError> {
         const CALL: &str = "finalize";
         let (start, deadline) = (Instant::now(), bounded(deadline));
@@ -109,17 +111,18 @@ impl Communicator {
         first_error.map_or(Ok(()), Err)
     }
 
-    /// Ends the membership by force. Running work on the device ends soon, with unspecified
-    /// results, and blocked calls of other threads return an error. This call needs neither the
-    /// lock nor another rank.
+    /// Ends the membership without waiting for running work or for other ranks. Running work on the
+    /// device ends soon, with unspecified results. Calls in which other threads are blocked return
+    /// an error. This call does not need the communicator's lock.
     ///
-    /// Returns when NCCL has freed the communicator, or after `limit`. After `limit` NCCL continues
-    /// in the background. If captured graphs use the communicator, NCCL frees its memory only when
-    /// the graphs are destroyed. This call does not wait for that.
+    /// Returns when NCCL has freed the communicator, or after `limit`. In the latter case NCCL
+    /// continues to free the communicator in the background. If captured graphs use the
+    /// communicator, NCCL frees the communicator's memory only when the graphs have been destroyed.
+    /// This call does not wait until the graphs have been destroyed.
     ///
     /// # Errors
     /// [`NcclError::Timeout`] if NCCL has not finished within `limit`; [`NcclError::Dead`] if the
-    /// communicator was already ended; errors of NCCL.
+    /// communicator has already been ended; errors that NCCL returns.
     pub fn abort(&self, limit: Duration) -> Result<(), NcclError> {
         const CALL: &str = "abort";
         self.inner.nccl.not_forked(CALL)?;
@@ -128,7 +131,7 @@ impl Communicator {
         abort_closed(std::slice::from_ref(&self.inner), bounded(limit)).pop().unwrap_or(Ok(()))
     }
 
-    /// Aborts every communicator of this process, each on a separate thread. Returns the number of
+    /// Aborts every communicator in this process, each on a separate thread. Returns the number of
     /// aborted communicators. Aborting several communicators one after the other can deadlock,
     /// because communicators share devices.
     ///
@@ -138,11 +141,11 @@ impl Communicator {
         abort_together(&membership::all(), bounded(limit))
     }
 
-    /// Waits until all communicators that were dropped before this call are freed, for at most
-    /// `deadline`. Returns whether all these communicators are freed.
+    /// Waits until all communicators that were dropped before this call have been freed, for at
+    /// most `deadline`. Returns whether all these communicators have been freed.
     ///
     /// The process also waits for dropped communicators at exit, for at most 10 s. Call this
-    /// function to wait longer, or to know whether the communicators are freed.
+    /// function to wait longer, or to find out whether the communicators have been freed.
     pub fn wait_for_dropped(deadline: Duration) -> bool {
         // The order of the two conditions matters. If the watchdog drops a last handle, the
         // communicator is counted before the inspection of the watchdog ends.
@@ -150,18 +153,19 @@ impl Communicator {
         wait_until::<std::convert::Infallible>(Instant::now() + bounded(deadline), ended).unwrap_or(false)
     }
 
-    /// Ends running work on the communicator. The communicator can then only be split, shrunk or
-    /// ended: see [`split`](Self::split) and [`shrink`](Self::shrink). Requires NCCL 2.28.7.
+    /// Ends running work on the communicator. A revoked communicator can only be
+    /// [split](Self::split), [shrunk](Self::shrink), [aborted](Self::abort) or dropped. Requires
+    /// NCCL 2.28.7.
     ///
-    /// Blocked work on the device ends. On a blocking communicator, blocked calls of other threads
-    /// also end. On a non-blocking communicator, this call acquires the lock like other calls,
-    /// because a concurrent revoke makes NCCL free a call in progress twice. [`abort`](Self::abort)
-    /// ends such a call.
+    /// Blocked work on the device ends. On a blocking communicator, calls in which other threads
+    /// are blocked also end. On a non-blocking communicator, this call does not end a call in
+    /// progress. Instead it waits for the lock like other calls, because a concurrent revocation
+    /// makes NCCL free a call in progress twice. [`abort`](Self::abort) ends a call in progress.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] with an older NCCL. [`NcclError::Dead`] if the communicator was
-    /// already ended or revoked. [`NcclError::Timeout`] at the communicator's deadline. Errors of
-    /// NCCL.
+    /// [`NcclError::Unsupported`] with an older NCCL. [`NcclError::Dead`] if the communicator has
+    /// already been ended or revoked. [`NcclError::Timeout`] at the communicator's deadline. Errors
+    /// that NCCL returns.
     pub fn revoke(&self) -> Result<(), NcclError> {
         const CALL: &str = "revoke";
         let inner = &self.inner;
@@ -178,12 +182,13 @@ impl Communicator {
     /// No work can be issued until [`resume`](Self::resume).
     ///
     /// # Collective
-    /// All ranks, when no work is in flight.
+    /// All ranks, while no work is in flight.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] if captured graphs still use the communicator after two seconds,
-    /// because they would replay calls into released memory. [`NcclError::Unsupported`] with an
-    /// older NCCL. [`NcclError::Dead`]. Errors of NCCL.
+    /// because the graphs would replay calls that access released memory.
+    /// [`NcclError::Unsupported`] with an older NCCL. [`NcclError::Dead`]. Errors that NCCL
+    /// returns.
     pub fn suspend(&self) -> Result<(), NcclError> {
         const CALL: &str = "suspend";
         self.inner.nccl.not_forked(CALL)?;
@@ -194,14 +199,15 @@ impl Communicator {
         })
     }
 
-    /// Reallocates the memory released by [`suspend`](Self::suspend). Requires NCCL 2.29.7.
+    /// Reallocates the memory that [`suspend`](Self::suspend) has released. Requires NCCL 2.29.7.
     ///
     /// # Collective
     /// All ranks.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] unless the communicator is suspended. [`NcclError::Unsupported`] with
-    /// an older NCCL. [`NcclError::Dead`]. Errors of NCCL.
+    /// [`NcclError::Misuse`] if the communicator has not been suspended. [`NcclError::Unsupported`]
+    /// with an older NCCL. [`NcclError::Dead`] if the communicator has failed, or has been revoked
+    /// or ended. Errors that NCCL returns.
     pub fn resume(&self) -> Result<(), NcclError> {
         const CALL: &str = "resume";
         if self.inner.gate.state() == State::Live {

@@ -22,19 +22,19 @@ use crate::member::spans;
 use crate::member::state::State;
 use crate::sys::ncclResult_t;
 
-/// The action on pending work when a wait times out.
+/// Selects how [`Communicator::wait_with`] handles pending work after a timeout or an error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnExpiry {
-    /// Aborts the communicator, with all of its ranks in this process. Other communicators are not
+    /// Aborts all ranks that the communicator has in this process. Other communicators are not
     /// affected.
     #[default]
     Abort,
-    /// Aborts every communicator of the process. Useful if stuck work blocks other communicators on
-    /// the same device.
+    /// Aborts every communicator in the process. This is useful if stuck work blocks other
+    /// communicators on the same device.
     AbortAll,
-    /// Changes nothing. The work and its stream stay stuck until the caller ends the work by
-    /// [`Communicator::shrink`] with [`ShrinkMode::Abort`](crate::ShrinkMode::Abort) or by
-    /// [`Communicator::revoke`].
+    /// Aborts nothing. The work and its stream stay stuck until the caller ends the work. For
+    /// example, [`Communicator::revoke`] ends the work, and so does [`Communicator::shrink`] with
+    /// [`ShrinkMode::Abort`](crate::ShrinkMode::Abort).
     LeaveAlone,
 }
 
@@ -58,24 +58,26 @@ impl Communicator {
     /// while waiting. Another thread that is blocked in a call on the communicator does not delay
     /// this call.
     ///
-    /// After a timeout or an error, **the communicator is aborted**, with all of its ranks in this
-    /// process, each on a separate thread. Other communicators are not affected.
-    /// [`wait_with`](Self::wait_with) can skip the abort, or abort all communicators of the
+    /// After a timeout, or if the work fails, **the communicator is aborted**. All of its ranks in
+    /// this process are aborted, each on a separate thread. Other communicators are not affected.
+    /// [`wait_with`](Self::wait_with) can instead abort nothing, or abort all communicators in the
     /// process.
     ///
     /// # Errors
     /// [`NcclError::Timeout`] at the deadline. The error names the last call, its number, and the
-    /// ranks that are behind. Ranks of other processes are found through the rendezvous, if there
-    /// is one. [`MisuseKind::NotInGroup`] before the deadline, if this thread waits for a rank
-    /// whose call only this thread could issue. [`NcclError::PeerLost`] half a second after the
-    /// rendezvous reports that a rank has died, or at the deadline. [`NcclError::Nccl`] for NCCL's
-    /// asynchronous errors. [`NcclError::Dead`] if another thread ended the communicator during the
-    /// wait. [`NcclError::Cuda`] if the work failed.
+    /// ranks that are behind. The error names ranks of other processes only if the communicator has
+    /// a rendezvous. [`MisuseKind::NotInGroup`], before the deadline, if the work waits for another
+    /// rank of this thread whose call this thread has not issued. [`NcclError::PeerLost`] half a
+    /// second after the rendezvous reports that a rank has died, or at the deadline.
+    /// [`NcclError::Nccl`] if NCCL reports an asynchronous error. [`NcclError::Misuse`] if the
+    /// stream is being captured or belongs to another device. [`NcclError::Dead`] if another thread
+    /// ended the communicator during the wait. [`NcclError::Cuda`] if the work failed.
     pub fn wait(&self, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
         self.wait_with(stream, deadline, OnExpiry::default())
     }
 
-    /// Waits like [`wait`](Self::wait), until the communicator's own [`deadline`](Self::deadline).
+    /// Waits like [`wait`](Self::wait), for at most the communicator's own
+    /// [`deadline`](Self::deadline).
     ///
     /// # Errors
     /// As for [`wait`](Self::wait).
@@ -83,7 +85,7 @@ impl Communicator {
         self.wait(stream, self.deadline())
     }
 
-    /// Waits like [`wait`](Self::wait). `on_expiry` selects the action on pending work after a
+    /// Waits like [`wait`](Self::wait). `on_expiry` selects how pending work is handled after a
     /// timeout or an error.
     ///
     /// # Errors
@@ -143,11 +145,12 @@ impl Communicator {
         Err(error)
     }
 
-    /// Publishes the last call of this rank to the other ranks, and returns the reports that the
-    /// other ranks have already published. Returns an empty list without a rendezvous.
+    /// Publishes this rank's last call to the other ranks, and returns the reports that the other
+    /// ranks have already published. Returns an empty list if the communicator has no rendezvous,
+    /// or if its rendezvous has been dropped.
     ///
     /// # Errors
-    /// [`NcclError::Bootstrap`].
+    /// [`NcclError::Bootstrap`] if the rendezvous fails; [`NcclError::Forked`].
     pub fn report(&self) -> Result<Vec<RankReport>, NcclError> {
         const CALL: &str = "report";
         let inner = &self.inner;
@@ -178,7 +181,7 @@ fn is_about_asking(code: CudaCode) -> bool {
 /// also ends its work, so the work then looks complete.
 ///
 /// If another thread is inside the gate, this function waits for that thread for at most
-/// `patience`. That thread detects asynchronous errors of NCCL.
+/// `patience`. That thread detects asynchronous errors that NCCL returns.
 fn look(inner: &Arc<Inner>, call: &'static str, patience: Duration) -> Result<(), Stop> {
     let state = inner.gate.state();
     if state != State::Live && state != State::Suspended {

@@ -6,73 +6,80 @@ use std::ffi::c_int;
 
 use crate::{Version, sys};
 
-/// Whether a feature is enabled.
+/// Enables or disables a feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Switch {
-    /// Enabled.
+    /// The feature is enabled.
     On,
-    /// Disabled.
+    /// The feature is disabled.
     Off,
 }
 
-/// Policy for the number of CTAs, and so the number of SMs, that NCCL uses.
+/// Policy by which NCCL selects the number of CTAs, and thus the number of SMs that it uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CtaPolicy {
-    /// As many CTAs as the highest performance requires.
+    /// NCCL uses as many CTAs as the highest performance requires.
     Default,
-    /// Fewer CTAs, if the loss of performance is small.
+    /// NCCL uses fewer CTAs if the loss of performance is small.
     Efficiency,
-    /// No CTAs if copy engines and the network can do the work. Requires NCCL 2.28.
+    /// NCCL uses no CTAs if copy engines and the network can do the work. Requires NCCL 2.28.
     Zero,
 }
 
-/// Use of a communicator's collectives in captured graphs.
+/// States how the program uses a communicator's collectives in captured graphs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GraphUsage {
     /// No collective is captured.
     Never,
-    /// Collectives are captured into only one graph at a time. No other launch of collectives runs
-    /// concurrently.
+    /// Collectives are captured into only one graph at a time. No other collectives are launched
+    /// concurrently with this graph.
     One,
-    /// Collectives are captured into several graphs, or are both captured and launched directly.
-    /// This is NCCL's default.
+    /// Collectives are captured into several graphs, or some collectives are captured and others
+    /// are launched directly. This is NCCL's default.
     Mixed,
 }
 
-/// Whether host code can query the addresses of windows in a fabric (CFT). Requires NCCL 2.31.1.
+/// Selects whether host code can query the addresses that windows have in a fabric (CFT). Requires
+/// NCCL 2.31.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HostCftMode {
-    /// Enabled. Creating the communicator fails if the hardware does not support these queries.
+    /// Host code can query these addresses. Creating the communicator fails if the hardware does
+    /// not support these queries.
     Enable,
-    /// Disabled.
+    /// Host code cannot query these addresses.
     Disable,
-    /// Enabled if the hardware supports these queries.
+    /// Host code can query these addresses if the hardware supports these queries.
     Fallback,
 }
 
-/// Operations of NVLink switches (NVLS) that NCCL's host functions use. Requires NCCL 2.32.
+/// Selects the operations of NVLink switches (NVLS) that NCCL's host functions use. Requires NCCL
+/// 2.32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NvlsHostMode {
-    /// All operations.
+    /// NCCL's host functions use all operations.
     Enable,
-    /// All operations except the NVLS transport and the registration of buffers for this transport.
+    /// NCCL's host functions use all operations except the NVLS transport and the registration of
+    /// buffers for this transport.
     DisableTransport,
-    /// All operations except multimem instructions in NCCL's symmetric kernels and copies.
+    /// NCCL's host functions use all operations except multimem instructions in NCCL's symmetric
+    /// kernels and copies.
     DisableSymmetricMultimem,
-    /// All operations except those that [`DisableTransport`](NvlsHostMode::DisableTransport) and
+    /// NCCL's host functions use all operations except the operations that
+    /// [`DisableTransport`](NvlsHostMode::DisableTransport) and
     /// [`DisableSymmetricMultimem`](NvlsHostMode::DisableSymmetricMultimem) disable.
     DisableBoth,
-    /// No operations. Also disables operations that later versions of NCCL add.
+    /// NCCL's host functions use no operations. This mode also disables operations that later
+    /// versions of NCCL add.
     Disable,
 }
 
 /// An option that NCCL represents as a number.
 pub(crate) trait Choice: Copy {
-    /// Returns NCCL's number of this value.
+    /// Returns NCCL's number for this value.
     fn number(self) -> c_int;
 
     /// Returns the version that introduced this value, or `None` if the version that introduced the

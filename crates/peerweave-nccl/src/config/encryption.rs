@@ -7,14 +7,14 @@ use crate::config::of_communicator::{Found, interned};
 use crate::sys::{self, Versioned, ncclEncryptionConfig_t};
 use crate::{MisuseKind, Nccl, NcclError, Version, version_code};
 
-/// Encryption mode of NCCL's own sockets.
+/// Selects whether NCCL encrypts the data on its own sockets.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EncryptionConfig {
-    /// No encryption.
+    /// NCCL does not encrypt the data.
     Plain,
-    /// TLS with a pre-shared key of at least 32 bytes. Every rank must have the same key. The key
-    /// stays in memory until the process ends. `Debug` does not print the key.
+    /// NCCL uses TLS with a pre-shared key of at least 32 bytes. Every rank must have the same key.
+    /// The key stays in memory until the process ends. `Debug` does not print the key.
     PreSharedKey(String),
 }
 
@@ -57,8 +57,9 @@ impl Nccl {
     /// 2.32.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] before 2.32. [`NcclError::Misuse`] for a key that is shorter than
-    /// 32 bytes or contains a zero byte. [`NcclError::Nccl`] if NCCL refuses the configuration.
+    /// [`NcclError::Unsupported`] before NCCL 2.32. [`NcclError::Misuse`] for a key that is shorter
+    /// than 32 bytes or contains a zero byte. [`NcclError::Nccl`] if NCCL refuses the
+    /// configuration.
     pub fn set_encryption(self, config: &EncryptionConfig) -> Result<(), NcclError> {
         let found = Found { call: "Nccl::set_encryption", version: self.version(), path: &self.shared_path() };
         let raw = config.for_version(&found)?;

@@ -18,8 +18,8 @@ use crate::member::membership::Inner;
 use crate::sys::{self, Versioned, ncclCollConfig_t, ncclConfigExt_t};
 use crate::{CtaPolicy, Switch, Version, version_code};
 
-/// Configuration of one collective. NCCL selects the values of unset options. Every rank must pass
-/// the same configuration. Requires NCCL 2.31.
+/// Configuration of one collective. NCCL selects a value for each option that is not set. Every
+/// rank must pass the same configuration. Requires NCCL 2.31.
 ///
 /// ```
 /// use peerweave_nccl::{CollConfig, Switch};
@@ -42,8 +42,8 @@ pub struct CollConfig {
     vendor_options: Vec<VendorOption>,
 }
 
-/// An option of another vendor's library that has NCCL's interface. NVIDIA's library ignores such
-/// options.
+/// An option for a library of another vendor that implements NCCL's interface. NVIDIA's NCCL
+/// ignores such options.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VendorOption {
     /// Number of the vendor, from 1 to 2^24 - 1.
@@ -54,13 +54,13 @@ pub struct VendorOption {
     pub value: VendorValue,
 }
 
-/// The value of a vendor's option.
+/// Value of a [`VendorOption`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum VendorValue {
     /// An integer.
     Number(i32),
-    /// A text. Each distinct text stays in memory until the process ends.
+    /// A string. Each distinct string stays in memory until the process ends.
     Text(String),
 }
 
@@ -70,7 +70,7 @@ const SINCE: Version = Version::new(2, 31, 0);
 const MOST: u32 = i32::MAX as u32;
 
 impl CollConfig {
-    /// Creates a configuration without any option set.
+    /// Creates a configuration in which no option is set.
     pub fn new() -> Self {
         Self::default()
     }
@@ -81,26 +81,26 @@ impl CollConfig {
         self
     }
 
-    /// Sets the maximum number of CTAs, up to the limit of the communicator.
+    /// Sets the maximum number of CTAs. The communicator's own maximum still applies.
     pub fn max_ctas(mut self, ctas: u32) -> Self {
         self.max_ctas = Some(ctas);
         self
     }
 
-    /// Sets the maximum number of CTAs of a collective that uses NVLink switches.
+    /// Sets the maximum number of CTAs if the collective uses NVLink switches.
     pub fn nvls_ctas(mut self, ctas: u32) -> Self {
         self.nvls_ctas = Some(ctas);
         self
     }
 
-    /// Sets the number of thread blocks in a cluster of the kernel, 0 to 8. All collectives of a
-    /// group must have the same number.
+    /// Sets the number of thread blocks in each cluster of the kernel, from 0 to 8. All collectives
+    /// in a group must have the same cluster size.
     pub fn cga_cluster_size(mut self, blocks: u32) -> Self {
         self.cga_cluster_size = Some(blocks);
         self
     }
 
-    /// Sets the algorithms that NCCL may use, in NCCL's own syntax. Each distinct text stays in
+    /// Sets the algorithms that NCCL may use, in NCCL's own syntax. Each distinct string stays in
     /// memory until the process ends.
     pub fn algorithms(mut self, selection: impl Into<String>) -> Self {
         self.algorithms = Some(selection.into());
@@ -114,27 +114,27 @@ impl CollConfig {
         self
     }
 
-    /// Sets the policy for the number of SMs that NCCL uses.
+    /// Sets the policy by which NCCL selects the number of CTAs.
     ///
-    /// [`CtaPolicy::Zero`] is for buffers in symmetric windows, which are then copied by copy
-    /// engines. On 4 H200 with NCCL 2.32.3, NCCL refused an in-place scatter with this policy on
-    /// the root. The other ranks waited for the root until the deadline.
+    /// [`CtaPolicy::Zero`] is for buffers in symmetric windows. Copy engines then copy the data of
+    /// these buffers. With this policy an in-place scatter failed on 4 H200 with NCCL 2.32.3. NCCL
+    /// refused the call on the root, and the other ranks waited for the root until the deadline.
     pub fn cta_policy(mut self, policy: CtaPolicy) -> Self {
         self.cta_policy = Some(policy);
         self
     }
 
-    /// Sets the tag of this collective in profilers. The tag must be less than 2^63. 0 means no
-    /// tag.
+    /// Sets the tag that identifies this collective in profilers. The tag must be less than 2^63.
+    /// The value 0 means that the collective has no tag.
     pub fn profiler_tag(mut self, tag: u64) -> Self {
         self.profiler_tag = tag;
         self
     }
 
-    /// Sets an event that is recorded when the launch of the kernel is complete. The event must
-    /// belong to the context of the communicator, and must be created without timing (cudarc's
-    /// default). Either all ranks must set an event, or no rank. A group can have one event for
-    /// each communicator. Requires NCCL 2.32.
+    /// Sets an event that NCCL records when the launch of the kernel is complete. The event must
+    /// belong to the communicator's context, and must have been created without timing (cudarc's
+    /// default). Either every rank must set an event, or no rank may set an event. A group can have
+    /// one event for each communicator. Requires NCCL 2.32.
     pub fn launch_completion_event(mut self, event: Arc<CudaEvent>) -> Self {
         self.launch_completion_event = Some(event);
         self

@@ -27,7 +27,7 @@ macro_rules! options {
         counts { $($(#[$count_doc:meta])* $count:ident in $range:expr, $expected:literal => $count_field:ident;)* }
         texts { $($(#[$text_doc:meta])* $text:ident => $text_field:ident;)* }
     ) => {
-        /// Configuration of a communicator. NCCL selects the values of unset options.
+        /// Configuration of a communicator. NCCL selects a value for each option that is not set.
         ///
         /// The documentation of each option names the version of NCCL that introduced the option.
         /// With an older library, creating the communicator fails with [`NcclError::Unsupported`].
@@ -119,7 +119,7 @@ options! {
         /// Sets whether calls wait inside NCCL until NCCL's work on the host is complete. The
         /// default is on, and a watchdog enforces the deadlines. If off, NCCL's functions return
         /// immediately, and this crate waits with the same deadlines.
-        /// [`Communicator`](crate::Communicator) documents the costs.
+        /// [`Communicator`](crate::Communicator) documents the costs of non-blocking communicators.
         ///
         /// If on, a separate thread calls NCCL to create the communicator. After a timeout this
         /// thread stays in NCCL until the other ranks arrive, and may keep a processor busy.
@@ -130,10 +130,10 @@ options! {
         /// requirements also apply to the variable. Requires NCCL 2.18.
         ///
         /// # Safety
-        /// If on, no two threads make host calls on the communicator and its children at the same
-        /// time. NCCL changes shared state without a lock, and this crate's lock protects only one
-        /// communicator. Aborting one of these communicators also ends work of the other
-        /// communicators, without an error.
+        /// If the option is on, no two threads make host calls on the communicator or its children
+        /// at the same time. NCCL changes the shared state without a lock, and this crate's locks
+        /// protect only one communicator each. Aborting one of these communicators also ends work
+        /// of the other communicators, without an error.
         split_share: Switch => splitShare, unsafe;
         /// Sets whether children created by shrink share resources with this communicator. If not
         /// set, NCCL reads the environment variable `NCCL_COMM_SHRINK_SHARE_RESOURCES`. Requires
@@ -144,7 +144,7 @@ options! {
         shrink_share: Switch => shrinkShare, unsafe;
         /// Sets whether reductions run inside InfiniBand switches (SHARP). Requires NCCL 2.27.
         collnet_enable: Switch => collnetEnable;
-        /// Sets the policy for the number of SMs that NCCL uses. Requires NCCL 2.27.
+        /// Sets the policy by which NCCL selects the number of CTAs. Requires NCCL 2.27.
         /// [`CtaPolicy::Zero`] requires NCCL 2.28.
         cta_policy: CtaPolicy => CTAPolicy;
         /// Sets whether work is scheduled for the best use of NVLink. Requires NCCL 2.28.
@@ -152,48 +152,48 @@ options! {
         /// Sets how this communicator's collectives are used in graphs. Requires NCCL 2.29.
         graph_usage: GraphUsage => graphUsageMode;
         /// Sets whether NCCL orders kernels that are captured into graphs. If off, the caller must
-        /// order them, and [`graph_usage`](Self::graph_usage) must be [`GraphUsage::Never`] or
-        /// [`GraphUsage::One`]. Requires NCCL 2.30.5.
+        /// order these kernels, and [`graph_usage`](Self::graph_usage) must be
+        /// [`GraphUsage::Never`] or [`GraphUsage::One`]. Requires NCCL 2.30.5.
         graph_stream_ordering: Switch => graphStreamOrdering;
         /// Sets whether NCCL launches the work of several communicators on one device in the same
-        /// order on every rank. Work of different communicators can then not deadlock. Requires
-        /// NCCL 2.31.
+        /// order on every rank. If the option is on, work on different communicators cannot
+        /// deadlock. Requires NCCL 2.31.
         launch_order_implicit: Switch => launchOrderImplicit;
         /// Sets whether one-sided signals are set up when the communicator is created, and not when
         /// the first window is registered. A program that uses signals without windows must set
         /// this option. Requires NCCL 2.31.
         rma_eager_init: Switch => rmaEagerInit;
-        /// Sets whether host code can query the addresses of windows in a fabric (CFT). Requires
-        /// NCCL 2.31.1.
+        /// Sets whether host code can query the addresses that windows have in a fabric (CFT).
+        /// Requires NCCL 2.31.1.
         host_cft_mode: HostCftMode => hostCftMode;
         /// Sets the operations of NVLink switches that NCCL's host functions use. Requires NCCL
         /// 2.32.
         nvls_host_mode: NvlsHostMode => nvlsHostMode;
     }
     counts {
-        /// Sets the number of thread blocks in a cluster of NCCL's kernels, 0 to 8. Requires NCCL
-        /// 2.17.
+        /// Sets the number of thread blocks in each cluster of NCCL's kernels, from 0 to 8.
+        /// Requires NCCL 2.17.
         cga_cluster_size in 0..=8, "0 to 8" => cgaClusterSize;
         /// Sets the minimum number of CTAs of a kernel. [`max_ctas`](Self::max_ctas) must be set
         /// too. Requires NCCL 2.17.
         min_ctas in 1..=MOST, "at least 1" => minCTAs;
         /// Sets the maximum number of CTAs of a kernel. Requires NCCL 2.17.
         max_ctas in 1..=MOST, "at least 1" => maxCTAs;
-        /// Sets the traffic class of network operations. The network defines the meaning, such as
-        /// the service level or the type of service. Requires NCCL 2.26.
+        /// Sets the traffic class of network operations. The network defines the meaning of the
+        /// value, such as a service level or a type of service. Requires NCCL 2.26.
         traffic_class in 0..=MOST, "at most 2147483647" => trafficClass;
         /// Sets the number of CTAs of kernels that use NVLink switches. Requires NCCL 2.27.
         nvls_ctas in 1..=MOST, "at least 1" => nvlsCTAs;
         /// Sets the number of network channels to one peer. NCCL rounds the number up to a power of
         /// two. Requires NCCL 2.28.
         channels_per_net_peer in 1..=64, "1 to 64" => nChannelsPerNetPeer;
-        /// Sets the number of contexts of one-sided operations. 0 means no contexts. Requires NCCL
-        /// 2.29.
+        /// Sets the number of contexts for one-sided operations. With 0 there are no contexts.
+        /// Requires NCCL 2.29.
         num_rma_ctx in 0..=MOST, "at most 2147483647" => numRmaCtx;
         /// Sets the maximum number of peers to which a rank sends, or from which a rank receives,
         /// at the same time. Requires NCCL 2.30.
         max_p2p_peers in 1..=MOST, "at least 1" => maxP2pPeers;
-        /// Sets the number of signals in each context of one-sided operations. Requires NCCL 2.31.
+        /// Sets the number of signals in each context for one-sided operations. Requires NCCL 2.31.
         num_rma_sig in 0..=MOST, "at most 2147483647" => numRmaSig;
     }
     texts {
@@ -206,7 +206,7 @@ options! {
 }
 
 impl Config {
-    /// Creates a configuration without any option set.
+    /// Creates a configuration in which no option is set.
     pub fn new() -> Self {
         Self::default()
     }

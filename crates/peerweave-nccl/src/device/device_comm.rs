@@ -26,8 +26,9 @@ use crate::{DeviceTeam, Version};
 /// The state that a kernel needs to communicate without the host. The state consists of bytes that
 /// only NCCL's device code interprets.
 ///
-/// Dropping a device communicator does not call NCCL. Its resources are freed together with the
-/// communicator. [`destroy`](Self::destroy) frees the resources immediately.
+/// Dropping a device communicator does not call NCCL. NCCL frees the resources of a dropped device
+/// communicator together with its [`Communicator`]. [`destroy`](Self::destroy) frees the resources
+/// immediately.
 pub struct DeviceCommunicator {
     communicator: Communicator,
     bytes: Storage,
@@ -41,7 +42,7 @@ pub struct DeviceCommunicator {
 pub struct MultimemHandle(u64);
 
 impl MultimemHandle {
-    /// Returns the address, or 0 if the hardware has no multicast. Only multimem instructions of
+    /// Returns the address, or 0 if the hardware has no multicast. Only multimem instructions in
     /// kernels may use the address.
     pub fn address(self) -> u64 {
         self.0
@@ -90,16 +91,18 @@ impl DeviceCommunicator {
     /// Creates a device communicator.
     ///
     /// # Collective
-    /// All ranks, with the same requirements and in the same order of calls. A thread with several
-    /// ranks cannot make the calls one after the other. Use one thread for each rank.
+    /// All ranks, with the same requirements and in the same order of calls. A thread cannot make
+    /// the calls of several ranks one after the other. Use one thread for each rank.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] before NCCL 2.30.3, and for requirements that the library does
-    /// not support. [`NcclError::Misuse`] for numbers that NCCL would refuse, or a team that does
-    /// not belong to this rank of this communicator. [`NcclError::MulticastDisabled`] if the
-    /// requirements need multicast objects. [`NcclError::Nccl`] if the hardware does not support
-    /// device communicators, which [`Communicator::properties`] returns. [`NcclError::Timeout`] at
-    /// the communicator's deadline. The communicator is then aborted. [`NcclError::Dead`].
+    /// not support. [`NcclError::Misuse`] for numbers that NCCL would refuse, or for a team of
+    /// another rank or communicator. [`NcclError::MulticastDisabled`] if the requirements need
+    /// multicast objects, and multicast objects are disabled in this process. [`NcclError::Nccl`]
+    /// if the hardware does not support device communicators.
+    /// [`CommProperties::device_api`](crate::CommProperties::device_api) returns whether the
+    /// hardware supports them. [`NcclError::Timeout`] at the communicator's deadline, after which
+    /// the communicator is aborted. [`NcclError::Dead`].
     pub fn create(communicator: &Communicator, requirements: &DeviceCommRequirements) -> Result<Self, NcclError> {
         const CALL: &str = "ncclDevCommCreate";
         let inner = &communicator.inner;
@@ -137,22 +140,22 @@ impl DeviceCommunicator {
         &self.communicator
     }
 
-    /// Returns the handle of the buffer with this index in the requirements, as a parameter of
-    /// NCCL's device functions. Returns `None` if there is no such buffer.
+    /// Returns the handle of the buffer that has this index in the requirements. NCCL's device
+    /// functions take the handle as a parameter. Returns `None` if there is no such buffer.
     pub fn buffer_handle(&self, index: usize) -> Option<u32> {
         self.buffers.get(index).copied()
     }
 
-    /// Returns the offset, in bytes, of the buffer with this index in the requirements. The offset
-    /// is from the start of the device communicator's window. Returns `None` if there is no such
-    /// buffer.
+    /// Returns the offset, in bytes, of the buffer that has this index in the requirements. The
+    /// offset is relative to the start of the device communicator's window. Returns `None` if there
+    /// is no such buffer.
     pub fn buffer_offset_bytes(&self, index: usize) -> Option<usize> {
         // A handle is an offset in units of 128 bytes, as in NCCL's headers.
         self.buffers.get(index).map(|handle| *handle as usize * 128)
     }
 
-    /// Returns the multicast address of the team with this index in the requirements, or `None` if
-    /// there is no such team.
+    /// Returns the multicast address of the team that has this index in the requirements, or `None`
+    /// if there is no such team.
     pub fn multimem_handle(&self, index: usize) -> Option<MultimemHandle> {
         self.multimem.get(index).copied()
     }
@@ -167,8 +170,8 @@ impl DeviceCommunicator {
     /// ```
     ///
     /// # Errors
-    /// [`NcclError::Dead`] if the communicator was aborted or finalized, which has freed the
-    /// resources; [`NcclError::Nccl`].
+    /// [`NcclError::Dead`] if the communicator has been aborted or finalized, which has already
+    /// freed the resources; [`NcclError::Nccl`].
     ///
     /// # Safety
     /// No kernel that uses the device communicator is running. This includes kernels of other ranks
@@ -197,21 +200,21 @@ impl fmt::Debug for DeviceCommunicator {
 pub enum CftTeam {
     /// All ranks of the fabric.
     Flat,
-    /// Ranks that the fabric's multicast reaches.
+    /// The ranks that the fabric's multicast reaches.
     Multimem,
-    /// Ranks that access each other by loads and stores.
+    /// The ranks that access each other by loads and stores.
     Lsa,
 }
 
 impl Communicator {
-    /// Returns the team of all ranks.
+    /// Returns the team that consists of all ranks.
     pub fn world_team(&self) -> DeviceTeam {
         DeviceTeam::world(self.n_ranks(), self.rank())
     }
 
-    /// Returns the LSA team: this rank and the ranks that kernels of this rank access by loads and
-    /// stores. Returns `None` if the communicator does not support device communicators, because
-    /// NCCL does not know the team then. Requires NCCL 2.28.3.
+    /// Returns the LSA team: this rank and the ranks whose memory this rank's kernels access by
+    /// loads and stores. Returns `None` if the communicator does not support device communicators,
+    /// because NCCL does not know the LSA team in this case. Requires NCCL 2.28.3.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] with an older NCCL; [`NcclError::Dead`].
@@ -220,8 +223,8 @@ impl Communicator {
         self.team("ncclTeamLsa", |api, comm| unsafe { api.ncclTeamLsa(comm) })
     }
 
-    /// Returns the rail team: the ranks that have the same index in their LSA team as this rank.
-    /// Requires NCCL 2.28.3.
+    /// Returns the rail team: the ranks that have the same index in their LSA teams as this rank
+    /// has in its own LSA team. Requires NCCL 2.28.3.
     ///
     /// # Errors
     /// As for [`lsa_team`](Self::lsa_team).
@@ -230,7 +233,8 @@ impl Communicator {
         self.team("ncclTeamRail", |api, comm| unsafe { api.ncclTeamRail(comm) })
     }
 
-    /// Returns a team of ranks of the fabric, or `None` if there is no fabric. Requires NCCL 2.31.
+    /// Returns the fabric team that `which` selects, or `None` if there is no fabric. Requires NCCL
+    /// 2.31.
     ///
     /// # Errors
     /// As for [`lsa_team`](Self::lsa_team).

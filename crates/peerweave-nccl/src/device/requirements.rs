@@ -24,17 +24,17 @@ pub(crate) const SINCE: Version = Version::new(2, 30, 3);
 /// First version of NCCL that reports the size of a device communicator.
 pub(crate) const RUNTIME_SINCE: Version = Version::new(2, 31, 0);
 
-/// Version of a device communicator's layout. It must be the version of NCCL for which the kernels
-/// were compiled.
+/// Selects the version of NCCL that determines the layout of a device communicator. The kernels
+/// must have been compiled for the same version.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeviceCommLayout {
-    /// The version of the loaded NCCL, for kernels that are linked at run time with the device code
-    /// of this library.
+    /// The version of the loaded NCCL. Select this version if the kernels are linked at run time
+    /// with the device code of the loaded NCCL.
     #[default]
     Library,
-    /// The given version, for kernels that were compiled with the headers of this version. It must
-    /// not be later than the version of the loaded NCCL.
+    /// The given version. Select the version of the NCCL headers with which the kernels were
+    /// compiled. The given version must not be later than the version of the loaded NCCL.
     Version(Version),
 }
 
@@ -88,8 +88,8 @@ pub struct ResourceBuffer {
 }
 
 impl Default for DeviceCommRequirements {
-    /// Returns the defaults of NCCL's headers. They request no resources, and four network contexts
-    /// for kernels that use a network.
+    /// Returns the defaults of NCCL's headers. The defaults request four network contexts, for
+    /// kernels that use a network. The defaults request no other resources.
     fn default() -> Self {
         Self {
             layout: DeviceCommLayout::Library,
@@ -139,7 +139,7 @@ impl DeviceCommRequirements {
         /// Sets the version of the device communicator's layout.
         layout: DeviceCommLayout;
         /// Sets whether kernels use multimem instructions on the ranks of the LSA team. If on, NCCL
-        /// creates a multicast object, and creating the device communicator fails if multicast
+        /// creates a multicast object. Creating the device communicator then fails if multicast
         /// objects are disabled.
         lsa_multimem: Switch;
         /// Sets the number of barriers among all ranks. These barriers use loads and stores between
@@ -156,11 +156,11 @@ impl DeviceCommRequirements {
         lla2a_blocks: u32;
         /// Sets the number of slots of each block that runs an all-to-all of short messages.
         lla2a_slots: u32;
-        /// Sets the number of network contexts. NCCL takes the number as a hint.
+        /// Sets the number of network contexts. NCCL treats the number as a hint.
         gin_contexts: u32;
-        /// Sets the number of network signals. Their indices start at 0.
+        /// Sets the number of network signals. The indices of the signals start at 0.
         gin_signals: u32;
-        /// Sets the number of network counters. Their indices start at 0.
+        /// Sets the number of network counters. The indices of the counters start at 0.
         gin_counters: u32;
         /// Sets the ranks that kernels reach over the network. Network signals, counters and
         /// barriers require a connection other than [`GinConnection::None`].
@@ -170,41 +170,43 @@ impl DeviceCommRequirements {
         /// Sets the number of operations in the queue of a network context. With 0, NCCL selects
         /// the number.
         gin_queue_depth: u32;
-        /// Sets whether kernels may use strong signals. Off requires NCCL 2.30.7.
+        /// Sets whether kernels may use strong signals. Switching this option off requires NCCL
+        /// 2.30.7.
         gin_strong_signals: Switch;
-        /// Sets whether kernels may signal addresses. Off requires NCCL 2.30.7.
+        /// Sets whether kernels may use signals at virtual addresses (VA signals). Switching this
+        /// option off requires NCCL 2.30.7.
         gin_va_signals: Switch;
         /// Sets the network transport. [`GinType::None`] allows any transport. Requires NCCL 2.31.
         gin_type: GinType;
         /// Sets whether kernels address memory in the fabric by logical endpoints (CFT). Requires
         /// NCCL 2.31.
         cft: Switch;
-        /// Sets whether kernels use the fabric's multicast. If on, creating the device communicator
-        /// fails if multicast objects are disabled. Requires NCCL 2.31.
+        /// Sets whether kernels use the fabric's multicast. If this option is on and multicast
+        /// objects are disabled, creating the device communicator fails. Requires NCCL 2.31.
         cft_multimem: Switch;
         /// Sets the number of barriers over the fabric. Requires NCCL 2.31.
         cft_barriers: u32;
     }
 
-    /// Sets the traffic class of network operations by kernels.
+    /// Sets the traffic class of the network operations that kernels start.
     pub fn gin_traffic_class(mut self, class: u32) -> Self {
         self.gin_traffic_class = Some(class);
         self
     }
 
-    /// Adds a buffer to the device communicator. Buffers have indices from 0 in the order of these
-    /// calls.
+    /// Adds a buffer to the device communicator. The first added buffer has index 0, the second has
+    /// index 1, and so on.
     /// [`DeviceCommunicator::buffer_offset_bytes`](crate::DeviceCommunicator::buffer_offset_bytes)
-    /// returns the offset of the buffer with an index.
+    /// returns the offset of the buffer with a given index.
     pub fn buffer(mut self, buffer: ResourceBuffer) -> Self {
         self.buffers.push(buffer);
         self
     }
 
     /// Adds a team whose ranks multicast to each other. If multicast objects are disabled, creating
-    /// the device communicator fails. Teams have indices from 0 in the order of these calls.
-    /// [`DeviceCommunicator::multimem_handle`](crate::DeviceCommunicator::multimem_handle) returns
-    /// the handle of the team with an index.
+    /// the device communicator fails. The first added team has index 0, the second has index 1, and
+    /// so on. [`DeviceCommunicator::multimem_handle`](crate::DeviceCommunicator::multimem_handle)
+    /// returns the handle of the team with a given index.
     pub fn multimem_team(mut self, team: DeviceTeam) -> Self {
         self.multimem_teams.push(team);
         self

@@ -12,7 +12,7 @@ use crate::Rank;
 use crate::library::error::{MisuseKind, NcclError};
 use crate::sys::ncclTeam_t;
 
-/// A team: ranks of a communicator at equal strides, including this rank.
+/// A team: a set of ranks of one communicator, at equal strides, that includes this rank.
 ///
 /// ```
 /// use peerweave_nccl::{DeviceTeam, Rank};
@@ -36,8 +36,8 @@ pub struct DeviceTeam {
 }
 
 impl DeviceTeam {
-    /// Returns the team of all ranks of a communicator with `ranks` ranks. `rank` is the caller's
-    /// rank.
+    /// Returns the team that consists of all ranks of a communicator with `ranks` ranks. `rank` is
+    /// the caller's rank.
     ///
     /// # Panics
     /// Panics if `rank` is not less than `ranks`.
@@ -77,7 +77,7 @@ impl DeviceTeam {
         }
     }
 
-    /// Returns the number of ranks.
+    /// Returns the number of ranks in the team.
     pub fn ranks(&self) -> usize {
         self.ranks
     }
@@ -87,27 +87,26 @@ impl DeviceTeam {
         self.index
     }
 
-    /// Returns the difference between consecutive ranks of the team, in ranks of the communicator.
+    /// Returns the difference between the communicator ranks of two consecutive team members.
     pub fn stride(&self) -> usize {
         self.stride
     }
 
-    /// Returns the rank, in the communicator, of the team member with this index. Returns `None` if
-    /// the team has no such member.
+    /// Returns the communicator rank of the team member with this index. Returns `None` if the team
+    /// has no such member.
     pub fn rank_of(&self, index: usize) -> Option<Rank> {
         let rank = (index < self.ranks).then(|| self.first + index * self.stride)?;
         u32::try_from(rank).ok().map(Rank::new)
     }
 
-    /// Returns the index in the team of a rank of the communicator, or `None` if the rank is not in
-    /// the team.
+    /// Returns the team index of a communicator rank, or `None` if the rank is not in the team.
     pub fn index_of(&self, rank: Rank) -> Option<usize> {
         let distance = rank.index().checked_sub(self.first)?;
         (distance.is_multiple_of(self.stride) && distance / self.stride < self.ranks).then(|| distance / self.stride)
     }
 
-    /// Divides the team into blocks of `size` consecutive members, and returns the block that
-    /// contains this rank. Returns `None` unless `size` divides the number of ranks.
+    /// Divides the team into blocks of `size` consecutive members, and returns as a team the block
+    /// that contains this rank. Returns `None` unless `size` divides the number of ranks.
     pub fn inner(&self, size: usize) -> Option<Self> {
         self.is_blocks_of(size).then(|| {
             let block = self.index - self.index % size;
@@ -115,9 +114,9 @@ impl DeviceTeam {
         })
     }
 
-    /// Divides the team into blocks of `size` consecutive members, and returns the ranks that have
-    /// the same index in their block as this rank. Returns `None` unless `size` divides the number
-    /// of ranks.
+    /// Divides the team into blocks of `size` consecutive members. Returns the team of the ranks
+    /// that have the same index in their blocks as this rank has in its own block. Returns `None`
+    /// unless `size` divides the number of ranks.
     pub fn outer(&self, size: usize) -> Option<Self> {
         self.is_blocks_of(size).then(|| Self {
             ranks: self.ranks / size,

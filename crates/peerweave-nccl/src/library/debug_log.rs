@@ -10,14 +10,14 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::{MisuseKind, Nccl, NcclError};
 
-/// Log level of NCCL.
+/// Selects the messages that NCCL logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LogLevel {
     /// Errors and warnings only.
     Warn,
-    /// Warnings, and information about the hardware and the settings that NCCL selects. Prints many
-    /// lines at startup, and few lines later.
+    /// Warnings, and information about the hardware and the settings that NCCL selects. NCCL logs
+    /// many lines at startup, and few lines later.
     Info,
     /// All messages that were compiled into the library.
     Trace,
@@ -28,19 +28,20 @@ impl Nccl {
     ///
     /// Sets `NCCL_DEBUG` and `NCCL_DEBUG_FILE` in this process's environment. `NCCL_DEBUG_SUBSYS`
     /// still selects subsystems. NCCL before 2.24.3 reads the variables only once. With such a
-    /// library, call this function before any other call that logs. A thread reads the log until
-    /// the process ends. A second call of this function changes the level.
+    /// library, call this function before any other call that logs. A background thread reads the
+    /// log until the process ends. With NCCL 2.24.3 or later, a second call of this function
+    /// changes the level.
     ///
-    /// Child processes inherit the variables. NCCL in a child process logs to this process. After
-    /// this process has ended, NCCL in the child logs to standard output.
+    /// Child processes inherit the variables, so NCCL in a child process sends its log to this
+    /// process. Once this process has ended, NCCL in the child process logs to standard output.
     ///
     /// # Errors
     /// [`NcclError::Forked`]; [`NcclError::Misuse`] if the system cannot create a pipe or start a
     /// thread.
     ///
     /// # Safety
-    /// No other thread, including threads of NCCL, reads or writes the environment during the call.
-    /// So call this function at the start of the program.
+    /// No other thread, including NCCL's own threads, reads or writes the environment during the
+    /// call. So call this function at the start of the program.
     pub unsafe fn trace_log(self, level: LogLevel) -> Result<(), NcclError> {
         const CALL: &str = "Nccl::trace_log";
         self.not_forked(CALL)?;

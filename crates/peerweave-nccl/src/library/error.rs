@@ -17,9 +17,10 @@ use peerweave_dylib::{LoadError, Unsupported};
 pub use crate::library::misuse::{Misuse, MisuseKind};
 use crate::{Nccl, Rank, Version, sys};
 
-/// An error of this crate.
+/// An error that a call in this crate returns.
 ///
-/// `Debug` prints the message, because `unwrap` and a `main` that returns an error print `Debug`.
+/// `Debug` prints the same message as `Display`, because `unwrap` and a `main` that returns an
+/// error print `Debug`.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum NcclError {
@@ -32,16 +33,16 @@ pub enum NcclError {
     /// NCCL returned an error.
     #[error(transparent)]
     Nccl(Box<Failure>),
-    /// The NCCL library was not found, or cannot be used.
+    /// The NCCL library was not found or cannot be used.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// The CUDA driver is missing, or returned an error.
+    /// The CUDA driver is missing or returned an error.
     #[error(transparent)]
     Cuda(#[from] DriverError),
-    /// A deadline passed.
+    /// A call or a wait did not complete by its deadline.
     #[error(transparent)]
     Timeout(Box<Timeout>),
-    /// A rank is lost.
+    /// A rank has been lost: its process has died, or a connection to it has failed.
     #[error(transparent)]
     PeerLost(Box<PeerLost>),
     /// The process was forked from the process that loaded NCCL. NCCL's threads do not exist in the
@@ -60,7 +61,7 @@ pub enum NcclError {
     Dead {
         /// Name of the call.
         call: &'static str,
-        /// The communicator.
+        /// Name of the communicator.
         communicator: Arc<CommunicatorName>,
         /// The reason why the communicator cannot be used.
         state: DeadState,
@@ -68,12 +69,12 @@ pub enum NcclError {
     /// Multicast objects are disabled in this process. Neither NCCL nor the driver was called.
     #[error(transparent)]
     MulticastDisabled(#[from] MulticastDisabled),
-    /// The rendezvous of the ranks failed.
+    /// The rendezvous between the ranks failed.
     #[error("{call}: {source}")]
     Bootstrap {
         /// Name of the call.
         call: &'static str,
-        /// The error of the rendezvous.
+        /// The error that the rendezvous returned.
         source: Arc<BootstrapError>,
     },
 }
@@ -96,7 +97,7 @@ impl NcclError {
         move |source| Self::Bootstrap { call, source: Arc::new(source) }
     }
 
-    /// Returns the kind of misuse, or `None` for other errors.
+    /// Returns the kind of misuse, or `None` if the error is not [`NcclError::Misuse`].
     pub fn misuse_kind(&self) -> Option<&MisuseKind> {
         match self {
             Self::Misuse(misuse) => Some(&misuse.kind),
@@ -105,9 +106,9 @@ impl NcclError {
     }
 
     /// Creates the error for an NCCL call that returned `code`, with NCCL's description of the code
-    /// and NCCL's last error text. Use it, for example, for a call made through
-    /// [`Communicator::as_raw`](crate::Communicator::as_raw). [`Nccl::check`] returns the same
-    /// error as a `Result`.
+    /// and NCCL's message for the last error. Use this function, for example, after a call on the
+    /// handle that [`Communicator::as_raw`](crate::Communicator::as_raw) returned. [`Nccl::check`]
+    /// returns the same error as a `Result`.
     ///
     /// Any number is accepted, including [`ResultCode::SUCCESS`] and codes that this crate does not
     /// know.
@@ -136,7 +137,7 @@ impl NcclError {
         self
     }
 
-    /// Returns NCCL's result code, or `None` if the error did not come from NCCL.
+    /// Returns NCCL's result code, or `None` if the error is not [`NcclError::Nccl`].
     pub fn code(&self) -> Option<ResultCode> {
         match self {
             Self::Nccl(failure) => Some(failure.code),
@@ -179,18 +180,19 @@ impl From<CudaError> for NcclError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub struct Failure {
-    /// Name of the call, usually of NCCL's function.
+    /// Name of the failed call, usually the name of an NCCL function.
     pub call: &'static str,
-    /// Code of the error.
+    /// Result code that NCCL returned.
     pub code: ResultCode,
     /// NCCL's description of the code.
     pub meaning: &'static str,
-    /// The version of the library.
+    /// Version of the NCCL library.
     pub version: Version,
-    /// NCCL's text of the last error, or empty. NCCL stores one such text for the whole process, so
-    /// the text may describe a failure of another thread.
+    /// NCCL's message for the last error, or an empty string if there is no message. NCCL stores
+    /// one such message for the whole process, so the message may describe a failure in another
+    /// thread.
     pub last_error: String,
-    /// The communicator, or `None` if the failed call belongs to no communicator.
+    /// Name of the communicator, or `None` if the failed call was not made on a communicator.
     pub communicator: Option<Arc<CommunicatorName>>,
 }
 
@@ -208,8 +210,8 @@ impl fmt::Display for Failure {
     }
 }
 
-/// A result code of NCCL's functions. It can be created from any integer. It implements `Error`,
-/// for programs that call NCCL's functions directly.
+/// A result code that NCCL's functions return. Any integer can be converted to a `ResultCode`. The
+/// type implements `Error`, for programs that call NCCL's functions directly.
 ///
 /// ```
 /// use peerweave_nccl::ResultCode;
@@ -231,13 +233,13 @@ impl From<i32> for ResultCode {
 }
 
 impl ResultCode {
-    /// Success. Only an error that [`NcclError::from_code`] created can have this code.
+    /// The call succeeded. Only an error that [`NcclError::from_code`] created can have this code.
     pub const SUCCESS: Self = Self(sys::ncclResult_t::ncclSuccess.0);
-    /// A call of CUDA failed.
+    /// A call to CUDA failed.
     pub const UNHANDLED_CUDA_ERROR: Self = Self(sys::ncclResult_t::ncclUnhandledCudaError.0);
-    /// A call of the operating system failed.
+    /// A call to the operating system failed.
     pub const SYSTEM_ERROR: Self = Self(sys::ncclResult_t::ncclSystemError.0);
-    /// A bug in NCCL, or corrupted memory.
+    /// An internal check in NCCL failed, because of a bug in NCCL or corrupted memory.
     pub const INTERNAL_ERROR: Self = Self(sys::ncclResult_t::ncclInternalError.0);
     /// An argument is invalid.
     pub const INVALID_ARGUMENT: Self = Self(sys::ncclResult_t::ncclInvalidArgument.0);
@@ -247,7 +249,7 @@ impl ResultCode {
     pub const REMOTE_ERROR: Self = Self(sys::ncclResult_t::ncclRemoteError.0);
     /// A call on a non-blocking communicator has not finished.
     pub const IN_PROGRESS: Self = Self(sys::ncclResult_t::ncclInProgress.0);
-    /// A wait inside NCCL timed out. Since NCCL 2.30.3.
+    /// A wait inside NCCL timed out. NCCL has this code since NCCL 2.30.3.
     pub const TIMEOUT: Self = Self(sys::ncclResult_t::ncclTimeout.0);
 
     /// Returns whether a lost peer may have caused this code.
@@ -264,7 +266,7 @@ impl ResultCode {
         self.0
     }
 
-    /// Returns NCCL's name of the code, or `None` if this crate does not know the code.
+    /// Returns NCCL's name for the code, or `None` if this crate does not know the code.
     pub fn name(self) -> Option<&'static str> {
         sys::ncclResult_t(self.0).name()
     }
@@ -282,17 +284,19 @@ impl fmt::Debug for ResultCode {
     }
 }
 
-/// Identifies a communicator in messages.
+/// Name that identifies a handle to a communicator in messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CommunicatorName {
-    /// Name that the program has set for the communicator, if any.
+    /// Name that the program has set for the communicator, or `None` if the program has set no
+    /// name.
     pub name: Option<String>,
-    /// This rank.
+    /// Rank that the named handle has in the communicator.
     pub rank: Rank,
-    /// Number of ranks.
+    /// Number of ranks in the communicator.
     pub ranks: usize,
-    /// Number of the communicator in this process. Distinguishes communicators of the same name.
+    /// Number that the communicator has in this process. The number distinguishes communicators
+    /// that have the same name.
     pub number: u64,
 }
 
@@ -310,19 +314,21 @@ impl fmt::Display for CommunicatorName {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeadState {
-    /// The communicator was aborted.
+    /// The communicator has been aborted.
     #[error("the communicator was aborted")]
     Aborted,
-    /// The communicator was finalized.
+    /// The communicator has been finalized.
     #[error("the communicator was finalized")]
     Finalized,
-    /// The communicator was revoked. It can only be split, shrunk or destroyed.
-    #[error("the communicator was revoked, and can only be split, shrunk or destroyed")]
+    /// The communicator has been revoked. The communicator can only be split, shrunk, aborted or
+    /// dropped.
+    #[error("the communicator was revoked, and can only be split, shrunk, aborted or dropped")]
     Revoked,
-    /// The communicator is suspended. It must be resumed before other calls.
+    /// The communicator is suspended. It must be resumed before other calls are made on it.
     #[error("the communicator is suspended; resume it first")]
     Suspended,
-    /// A call on the communicator failed. The communicator cannot recover.
+    /// A call on the communicator has failed. The communicator can only be shrunk, aborted or
+    /// dropped.
     #[error("a call on the communicator failed; the communicator can only be shrunk, aborted or dropped")]
     Failed,
 }
@@ -333,17 +339,17 @@ pub enum DeadState {
 pub struct Timeout {
     /// Name of the call that waited.
     pub call: &'static str,
-    /// Number of the last call on the communicator, counted from 1. `None` if the error concerns no
-    /// numbered call.
+    /// Number of the last call on the communicator, counted from 1. `None` if the wait does not
+    /// belong to a numbered call.
     pub sequence: Option<u64>,
     /// Duration of the wait.
     pub waited: Duration,
-    /// The communicator, or `None` if it does not exist yet.
+    /// Name of the communicator, or `None` if the communicator did not exist yet.
     pub communicator: Option<Arc<CommunicatorName>>,
-    /// Ranks that have not issued the call, according to the reports of the ranks. Empty if
-    /// unknown.
+    /// Ranks that have not issued the call, according to the reports that ranks have published. The
+    /// list is empty if these ranks are unknown.
     pub missing: Vec<Rank>,
-    /// Reports of the other ranks, each with the last call of that rank.
+    /// Reports that other ranks have published, each with the last call of the reporting rank.
     pub reports: Vec<RankReport>,
 }
 
@@ -367,16 +373,18 @@ impl fmt::Display for Timeout {
     }
 }
 
-/// A report by which a rank publishes its last call. Ranks publish reports after a wait has timed
-/// out.
+/// A report in which a rank publishes its last call. A rank publishes a report after one of its
+/// waits has timed out, and in [`Communicator::report`](crate::Communicator::report).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RankReport {
-    /// The rank that reports.
+    /// The rank that published the report.
     pub rank: Rank,
-    /// Number of the last call that this rank issued, counted from 1. 0 before the first call.
+    /// Number of the last call that this rank issued, counted from 1. The number is 0 if the rank
+    /// has issued no call.
     pub sequence: u64,
-    /// Name of the last call.
+    /// Name of the last call that this rank issued, or an empty string if the rank has issued no
+    /// call.
     pub call: String,
 }
 
@@ -389,17 +397,18 @@ impl fmt::Display for RankReport {
     }
 }
 
-/// Lost ranks: their processes have died, or their connections have failed.
+/// An error for lost ranks. A rank is lost if its process has died or a connection to it has
+/// failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub struct PeerLost {
-    /// Name of the call that failed, or whose work was waited for.
+    /// Name of the call that failed, or of the call for whose work the caller waited.
     pub call: &'static str,
-    /// The communicator.
+    /// Name of the communicator.
     pub communicator: Option<Arc<CommunicatorName>>,
-    /// The lost ranks. Empty if NCCL does not name them.
+    /// The lost ranks. The list is empty if these ranks are unknown.
     pub ranks: Vec<Rank>,
-    /// NCCL's text of the last error, or empty.
+    /// NCCL's message for the last error, or an empty string if there is no message.
     pub last_error: String,
 }
 

@@ -51,10 +51,10 @@ const SEARCH: Search = unsafe { Search::new(PRODUCT, "PEERWEAVE_NCCL_PATH", &["l
 /// Identifies the process that first loaded NCCL. Set at the first load.
 static FIRST: OnceLock<(ForkGuard, u32)> = OnceLock::new();
 
-/// An NCCL library, loaded until the process ends.
+/// An NCCL library. The library stays loaded until the process ends.
 ///
-/// The handle can be copied freely and used on any thread. Two handles are equal if they refer to
-/// the same library.
+/// A handle to the library can be copied, and can be used on any thread. Two handles are equal if
+/// they refer to the same library.
 #[derive(Clone, Copy)]
 pub struct Nccl(&'static Loaded<Api>);
 
@@ -68,21 +68,24 @@ static LOADED: Registry<Api> = Registry::new(
 );
 
 impl Nccl {
-    /// All functions of NCCL that this crate can use, each with the version that introduced it.
+    /// All NCCL functions that this crate can use, each with the NCCL version that introduced the
+    /// function.
     pub const FUNCTIONS: &'static [SymbolInfo] = Api::SYMBOLS;
 
     /// Returns the NCCL library of this process. The first call finds and loads the library. Later
     /// calls return the same library.
     ///
-    /// If `PEERWEAVE_NCCL_PATH` is set, only this file or directory is searched. Without this
-    /// variable, the search order is: the wheels of the active Python (`nvidia/nccl/lib`), the
-    /// dynamic linker's path (`libnccl.so.2`, then `libnccl.so`), and well-known directories.
-    /// Loading needs neither a GPU nor a driver.
+    /// If the environment variable `PEERWEAVE_NCCL_PATH` is set, only the file or directory that it
+    /// names is searched. If the variable is not set, the wheels of the active Python
+    /// (`nvidia/nccl/lib`) are searched first. The dynamic linker's path (`libnccl.so.2`, then
+    /// `libnccl.so`) is searched next, and well-known directories are searched last. Loading needs
+    /// neither a GPU nor a driver.
     ///
     /// # Errors
-    /// [`NcclError::Load`] with every path that was tried. A later call searches again.
-    /// [`NcclError::Unsupported`] for a library older than 2.19.1. [`NcclError::Forked`] in a
-    /// process that was forked from the process that loaded NCCL.
+    /// [`NcclError::Load`] if no library can be loaded. The error lists every path that was tried,
+    /// and a later call repeats the search. [`NcclError::Unsupported`] for a library older than
+    /// 2.19.1. [`NcclError::Forked`] in a process that was forked from the process that loaded
+    /// NCCL.
     pub fn load() -> Result<Self, NcclError> {
         static DEFAULT: OnceLock<Nccl> = OnceLock::new();
         // This check precedes everything else. In a forked process, a lock may be held by a thread
@@ -95,16 +98,16 @@ impl Nccl {
         Ok(*DEFAULT.get_or_init(|| nccl))
     }
 
-    /// Loads the NCCL library at `path`, a file or a directory. Does not change the result of
-    /// [`load`](Self::load).
+    /// Loads the NCCL library at `path`, which is a file or a directory. Does not change the result
+    /// of [`load`](Self::load).
     ///
     /// Handles of one library are invalid in another library. Each library has separate threads,
     /// memory and settings. So a program should load only one library.
     ///
     /// # Safety
-    /// The file is an NCCL library. Its initialisers run, and its functions are called with NCCL's
-    /// signatures. [`load`](Self::load) is safe, because the machine's owner installed the file or
-    /// the environment names it.
+    /// The file is an NCCL library. This call runs the library's initialisers, and later calls use
+    /// the library's functions with NCCL's signatures. [`load`](Self::load) is safe, because the
+    /// owner of the machine has installed the library, or the environment names the library.
     ///
     /// # Errors
     /// As for [`load`](Self::load).
@@ -130,7 +133,7 @@ impl Nccl {
         self.0.version
     }
 
-    /// Returns the path of the mapped file.
+    /// Returns the path of the library file that is mapped into the process.
     pub fn path(self) -> &'static Path {
         &self.0.path
     }
@@ -139,23 +142,24 @@ impl Nccl {
         Arc::clone(&self.0.path)
     }
 
-    /// Returns files of other NCCL libraries that were already mapped in the process when this
+    /// Returns the files of other NCCL libraries that were already mapped in the process when this
     /// library was loaded. For example, an embedded Python or the program's linker may have loaded
     /// another library.
     ///
-    /// Several libraries can be used in one process, if no handle of one library is passed to
-    /// another library. A warning was logged for each of these files.
+    /// Several libraries can be used in one process if no handle from one library is passed to
+    /// another library. When this library was loaded, a warning was logged for each of the returned
+    /// files.
     pub fn others(self) -> &'static [PathBuf] {
         &self.0.others
     }
 
-    /// Returns the functions that this crate can use and that the library lacks, each with the
-    /// version that introduced it.
+    /// Returns the functions that this crate can use but the library lacks, each with the NCCL
+    /// version that introduced the function.
     pub fn missing(self) -> Vec<SymbolInfo> {
         self.0.functions.missing()
     }
 
-    /// Returns whether the library has a function. `function` is NCCL's name of the function.
+    /// Returns whether the library has a function. `function` is NCCL's name for the function.
     /// Returns `false` for functions that this crate does not use.
     pub fn has(self, function: &str) -> bool {
         self.0.functions.has(function)
@@ -177,9 +181,9 @@ impl Nccl {
         Ok(self.meaning(ncclResult_t(code.get())))
     }
 
-    /// Converts the result code of an NCCL function to a `Result`. Use it for functions of NCCL
-    /// that the program calls directly, through
-    /// [`Communicator::as_raw`](crate::Communicator::as_raw), or through the bindings.
+    /// Converts the result code of an NCCL function to a `Result`. Use this method for NCCL
+    /// functions that the program calls itself, through the bindings or with the handle that
+    /// [`Communicator::as_raw`](crate::Communicator::as_raw) returned.
     ///
     /// ```no_run
     /// use peerweave_nccl::{Nccl, ResultCode};
@@ -200,7 +204,8 @@ impl Nccl {
         }
     }
 
-    /// Returns NCCL's text of the last error of this process, or `None` if the text is empty.
+    /// Returns NCCL's message for the last error in this process, or `None` if the message is
+    /// empty.
     ///
     /// # Errors
     /// [`NcclError::Forked`].
@@ -209,8 +214,8 @@ impl Nccl {
         Ok(Some(self.last_error_text(std::ptr::null_mut())).filter(|text| !text.is_empty()))
     }
 
-    /// Creates an id with which ranks connect to each other. Opens a socket in this process, which
-    /// listens until the ranks have connected. NCCL selects the network interface
+    /// Creates an id with which ranks connect to each other. NCCL opens a socket in this process,
+    /// and listens on the socket until the ranks have connected. NCCL selects the network interface
     /// (`NCCL_SOCKET_IFNAME`).
     ///
     /// # Errors
@@ -254,8 +259,8 @@ impl Nccl {
         function(&self.0.functions).map_err(|missing| self.unsupported_function(&missing))
     }
 
-    /// Creates the error of a failed call, with NCCL's description of the code and NCCL's last
-    /// error text.
+    /// Creates the error of a failed call, with NCCL's description of the code and NCCL's message
+    /// for the last error.
     #[cold]
     pub(crate) fn failure(
         self,
@@ -319,7 +324,7 @@ impl Nccl {
         unsafe { self.0.functions.ncclGetErrorString(code).map_or("", |text| static_text(text)) }
     }
 
-    /// Returns NCCL's text of the last error. A null communicator selects the last error of the
+    /// Returns NCCL's message for the last error. A null communicator selects the last error of the
     /// process.
     pub(crate) fn last_error_text(self, communicator: sys::ncclComm_t) -> String {
         // SAFETY: the communicator is null or live; NCCL only reads it, and returns null or text in
@@ -345,7 +350,8 @@ impl fmt::Debug for Nccl {
     }
 }
 
-/// Length of NCCL's buffer for its last error text, in bytes, including the terminating zero.
+/// Length of NCCL's buffer for the message for the last error, in bytes, including the terminating
+/// zero.
 const LAST_ERROR_BYTES: usize = 1024;
 
 /// Maximum number of reads of a changing text. Reading stops earlier if two consecutive reads are

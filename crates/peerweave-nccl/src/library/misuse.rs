@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::Rank;
 use crate::library::error::{CommunicatorName, Ranks};
 
-/// A misuse by the caller.
+/// A misuse of the API by the caller.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {kind}")]
 #[non_exhaustive]
@@ -21,7 +21,7 @@ pub struct Misuse {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MisuseKind {
-    /// A number out of range.
+    /// A number is out of range.
     #[error("{what} is {found}, expected {expected}")]
     Value {
         /// Name of the argument or option.
@@ -31,7 +31,7 @@ pub enum MisuseKind {
         /// Description of valid values.
         expected: &'static str,
     },
-    /// A wrong length.
+    /// A length is wrong.
     #[error("{what} has {found} {unit}, expected {expected}")]
     Length {
         /// Name of the argument.
@@ -40,10 +40,10 @@ pub enum MisuseKind {
         found: usize,
         /// The expected length.
         expected: usize,
-        /// Unit of both lengths, such as elements or bytes.
+        /// Unit of `found` and `expected`, such as elements or bytes.
         unit: &'static str,
     },
-    /// An argument that is too short.
+    /// An argument is too short.
     #[error("{what} has {found} {unit}, expected at least {at_least}")]
     TooShort {
         /// Name of the argument.
@@ -52,58 +52,58 @@ pub enum MisuseKind {
         found: usize,
         /// The minimum length.
         at_least: usize,
-        /// Unit of both lengths, such as elements or ranks.
+        /// Unit of `found` and `at_least`, such as elements or ranks.
         unit: &'static str,
     },
-    /// Invalid text, or a missing argument.
+    /// A text is invalid, or an argument is missing.
     #[error("{what}: {why}")]
     Text {
         /// Name of the argument or option.
         what: &'static str,
-        /// The reason why the value is invalid.
+        /// The reason why the value is invalid, or that the argument is missing.
         why: &'static str,
     },
-    /// A rank that the communicator does not have.
+    /// The communicator does not have the given rank.
     #[error("{what} is {}, expected less than {ranks} (the number of ranks)", found.get())]
     Rank {
         /// Name of the argument, such as the root or the peer.
         what: &'static str,
         /// Value of the argument.
         found: Rank,
-        /// Number of ranks of the communicator.
+        /// Number of ranks in the communicator.
         ranks: usize,
     },
-    /// Memory or a stream of another device.
+    /// Memory or a stream belongs to another device.
     #[error("{what} is on device {found}, expected device {expected}")]
     Device {
         /// Name of the argument.
         what: &'static str,
-        /// Device of the argument.
+        /// Ordinal of the device to which the argument belongs.
         found: usize,
-        /// The expected device.
+        /// Ordinal of the expected device.
         expected: usize,
     },
-    /// An object that was created for another communicator.
+    /// An object was created for another communicator.
     #[error("{what} belongs to {found}, expected {expected}")]
     WrongCommunicator {
         /// Name of the argument.
         what: &'static str,
-        /// The communicator of the argument.
+        /// Name of the communicator to which the argument belongs.
         found: Arc<CommunicatorName>,
-        /// The communicator of the call.
+        /// Name of the communicator on which the call was made.
         expected: Arc<CommunicatorName>,
     },
-    /// An argument that belongs to another loaded libnccl.
+    /// An argument belongs to another loaded NCCL library.
     #[error("{what} belongs to the library {}, expected {}", found.display(), expected.display())]
     WrongLibrary {
         /// Name of the argument.
         what: &'static str,
-        /// The library of the argument.
+        /// Path of the library to which the argument belongs.
         found: Arc<Path>,
-        /// The library that was called.
+        /// Path of the library that the call uses.
         expected: Arc<Path>,
     },
-    /// Options that exclude each other, or an option that requires another option.
+    /// Options exclude each other, or an option requires another option.
     #[error("{what}: {why}")]
     Combination {
         /// Names of the options.
@@ -114,24 +114,24 @@ pub enum MisuseKind {
     /// Two buffers of a call overlap.
     #[error("{send} and {recv} overlap at {address:#x}; use the in-place form of the call")]
     Overlap {
-        /// The argument that is read.
+        /// Name of the buffer that the call reads.
         send: &'static str,
-        /// The argument that is written.
+        /// Name of the buffer that the call writes.
         recv: &'static str,
-        /// The first shared address.
+        /// The lowest address that is in both buffers.
         address: u64,
     },
-    /// Two ranks of one group issue calls that do not match. The calls differ in length, element
-    /// type, root or reduction, or are different collectives. No call of the group was issued.
+    /// Two ranks of one group issue calls that do not match. The calls are different collectives,
+    /// or differ in length, element type, root or reduction. No call in the group was issued.
     #[error("{rank} calls {found}, {other} of the same group calls {expected}")]
     Disagreement {
-        /// A rank.
+        /// One of the two ranks.
         rank: Rank,
-        /// The call of that rank.
+        /// The call that `rank` issues.
         found: Box<str>,
         /// The other rank, whose call was recorded earlier.
         other: Rank,
-        /// The call of the other rank.
+        /// The call that `other` issues.
         expected: Box<str>,
     },
     /// A thread waits for a collective that the same thread has not issued for all of its ranks.
@@ -143,23 +143,23 @@ pub enum MisuseKind {
         Ranks(ranks)
     )]
     NotInGroup {
-        /// The missing ranks.
+        /// The ranks for which the thread has not issued the collective.
         ranks: Vec<Rank>,
-        /// Number of the waiting call on its communicator.
+        /// Number that the waiting call has on its communicator.
         sequence: u64,
-        /// The communicator whose call waits.
+        /// Name of the communicator on which the call waits.
         communicator: Arc<CommunicatorName>,
     },
-    /// Captured graphs use the communicator.
-    #[error("captured graphs still use the communicator ({count} captured calls); destroy them first")]
+    /// Captured graphs still use the communicator.
+    #[error("captured graphs still use the communicator ({count} captured calls); destroy the graphs first")]
     Graphs {
-        /// Number of captured calls whose graphs use the communicator.
+        /// Number of captured calls on the communicator whose graphs have not been destroyed.
         count: usize,
     },
-    /// The call is not possible in the current state.
+    /// The call is not possible in the current situation.
     #[error("{why}")]
     Context {
-        /// The reason, and what to do instead.
+        /// The reason why the call is not possible, and the remedy if there is one.
         why: &'static str,
     },
 }

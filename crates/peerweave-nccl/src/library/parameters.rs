@@ -12,10 +12,11 @@ use crate::{MisuseKind, Nccl, NcclError, Version};
 
 impl Nccl {
     /// Returns all parameters that NCCL publishes, with their values as text. If the environment
-    /// has `NCCL_PARAM_DUMP_ALL=true`, also returns unpublished parameters. Requires NCCL 2.30.3.
+    /// variable `NCCL_PARAM_DUMP_ALL` is `true`, also returns unpublished parameters. Requires NCCL
+    /// 2.30.3.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] before 2.30.3, [`NcclError::Nccl`], [`NcclError::Forked`].
+    /// [`NcclError::Unsupported`] before NCCL 2.30.3; [`NcclError::Nccl`]; [`NcclError::Forked`].
     pub fn params(self) -> Result<BTreeMap<String, String>, NcclError> {
         let mut params = BTreeMap::new();
         for key in self.param_keys()? {
@@ -25,7 +26,7 @@ impl Nccl {
         Ok(params)
     }
 
-    /// Returns the value of a parameter as text, or `None` if NCCL has no parameter of that name.
+    /// Returns the value of a parameter as text, or `None` if NCCL has no parameter with this name.
     /// Requires NCCL 2.30.3.
     ///
     /// # Errors
@@ -42,7 +43,7 @@ impl Nccl {
         }
     }
 
-    /// Returns the value of a parameter, or `None` if NCCL has no parameter of that name. `T` is
+    /// Returns the value of a parameter, or `None` if NCCL has no parameter with this name. `T` is
     /// the type in which NCCL stores the value: an integer of 8 to 64 bits, or `bool`. A `String`
     /// can be read from a parameter of any type. Requires NCCL 2.30.3.
     ///
@@ -56,8 +57,8 @@ impl Nccl {
     /// # Errors
     /// As for [`param`](Self::param). [`NcclError::Nccl`] with
     /// [`ResultCode::INVALID_ARGUMENT`](crate::ResultCode::INVALID_ARGUMENT) for an integer type
-    /// whose width or sign differs from the type of the parameter. [`NcclError::Misuse`] for `bool`
-    /// if the value is neither true nor false.
+    /// whose width or signedness differs from the parameter's type. [`NcclError::Misuse`] for
+    /// `bool` if the value is neither true nor false.
     pub fn param_as<T: ParamValue>(self, name: &str) -> Result<Option<T>, NcclError> {
         const CALL: &str = "Nccl::param_as";
         let Ok(key) = CString::new(name) else {
@@ -73,20 +74,22 @@ impl Nccl {
         }
     }
 
-    /// Makes NCCL print all parameters to standard output. Requires NCCL 2.30.3.
+    /// Makes NCCL print the parameters that [`params`](Self::params) returns to standard output.
+    /// Requires NCCL 2.30.3.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] before 2.30.3, [`NcclError::Forked`].
+    /// [`NcclError::Unsupported`] before NCCL 2.30.3; [`NcclError::Forked`].
     pub fn dump_params(self) -> Result<(), NcclError> {
         // SAFETY: the function takes no arguments and only prints.
         self.code("ncclParamDumpAll", |api| unsafe { api.ncclParamDumpAll() })
     }
 
-    /// Makes NCCL read the variables of its log again before its next message. The variables are
-    /// `NCCL_DEBUG`, `NCCL_DEBUG_SUBSYS` and `NCCL_DEBUG_FILE`. Requires NCCL 2.24.3.
+    /// Makes NCCL read the environment variables for its log again, before it logs the next
+    /// message. These variables are `NCCL_DEBUG`, `NCCL_DEBUG_SUBSYS` and `NCCL_DEBUG_FILE`.
+    /// Requires NCCL 2.24.3.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] before 2.24.3, [`NcclError::Forked`].
+    /// [`NcclError::Unsupported`] before NCCL 2.24.3; [`NcclError::Forked`].
     pub fn reset_debug(self) -> Result<(), NcclError> {
         // NCCL exports `ncclResetDebugInitInternal` since 2.28.3, and deprecates
         // `ncclResetDebugInit`.
@@ -133,7 +136,8 @@ impl Nccl {
     }
 }
 
-/// The types that [`Nccl::param_as`] reads: `i8` to `i64`, `u8` to `u64`, `bool`, `String`.
+/// A type in which [`Nccl::param_as`] can return a value: `i8` to `i64`, `u8` to `u64`, `bool`, and
+/// `String`.
 ///
 /// The trait is sealed, because NCCL has one function for each supported type.
 pub trait ParamValue: sealed::Read {}
@@ -142,7 +146,7 @@ mod sealed {
     use crate::sys::ncclParamHandle_t;
     use crate::{Nccl, NcclError};
 
-    /// Reading of a parameter as a value of the implementing type.
+    /// Reads a parameter as a value of the implementing type.
     pub trait Read: Sized {
         /// Reads the parameter whose handle `ncclParamBind` returned.
         fn read(nccl: Nccl, handle: ncclParamHandle_t) -> Result<Self, NcclError>;

@@ -12,29 +12,30 @@ use crate::sys::{
 };
 use crate::{Nccl, Rank, Version, version_code};
 
-/// Capabilities of a communicator. Requires NCCL 2.29.2. Methods return `None` for fields that the
-/// loaded version of NCCL does not have.
+/// Capabilities of a communicator. Requires NCCL 2.29.2. A method returns `None` if the loaded
+/// version of NCCL does not report the property.
 #[derive(Clone, Copy)]
 pub struct CommProperties {
     raw: ncclCommProperties_t,
     version: Version,
 }
 
-/// Transport by which kernels communicate over the network (GIN).
+/// Transport through which kernels communicate over the network (GIN).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GinType {
-    /// No transport.
+    /// No transport. As a requirement, any transport: see
+    /// [`DeviceCommRequirements::gin_type`](crate::DeviceCommRequirements::gin_type).
     None,
-    /// A proxy thread of the host.
+    /// A proxy thread on the host.
     Proxy,
     /// The device itself (GDAKI).
     Gdaki,
     /// NCCL's GPI transport. Requires NCCL 2.31.
     Gpi,
-    /// Amazon's network adapters (EFA). Requires NCCL 2.31.
+    /// Amazon's Elastic Fabric Adapter (EFA). Requires NCCL 2.31.
     EfaGda,
-    /// A transport unknown to this crate, with NCCL's number.
+    /// A transport that this crate does not know. The value is NCCL's number for the transport.
     Other(i32),
 }
 
@@ -62,7 +63,7 @@ impl GinType {
     }
 }
 
-/// The ranks that kernels reach over the network.
+/// Selects the ranks that kernels reach over the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GinConnection {
@@ -70,10 +71,11 @@ pub enum GinConnection {
     None,
     /// All ranks.
     Full,
-    /// The ranks along the rails.
+    /// The ranks along the rails: see [`Communicator::rail_team`](crate::Communicator::rail_team).
     Rail,
-    /// Ranks at a multiple of this stride. Requires NCCL 2.31. [`CommProperties::gin_connection`]
-    /// returns the stride 0, and [`CommProperties::gin_min_stride`] returns the actual stride.
+    /// The ranks whose distance from this rank is a multiple of this stride. Requires NCCL 2.31.
+    /// [`CommProperties::gin_connection`] cannot determine the stride, and returns 0 as the stride.
+    /// [`CommProperties::gin_min_stride`] returns the actual stride.
     Stride(u32),
 }
 
@@ -132,14 +134,14 @@ impl CommProperties {
         self.raw.deviceApiSupport != 0
     }
 
-    /// Returns whether the hardware supports multimem instructions among the ranks that kernels
+    /// Returns whether the hardware supports multimem instructions between the ranks that kernels
     /// access by loads and stores. [`multicast_switch`](peerweave_driver::multicast_switch) returns
     /// whether this process allows multicast.
     pub fn multimem(&self) -> bool {
         self.raw.multimemSupport != 0
     }
 
-    /// Returns the transport by which kernels communicate over the network.
+    /// Returns the transport through which kernels communicate over the network.
     pub fn gin_type(&self) -> GinType {
         GinType::of(self.raw.ginType)
     }
@@ -155,7 +157,7 @@ impl CommProperties {
         self.since(29, 7).then_some(self.raw.hostRmaSupport != 0)
     }
 
-    /// Returns the transport by which kernels communicate along rails. Requires NCCL 2.29.7.
+    /// Returns the transport through which kernels communicate along rails. Requires NCCL 2.29.7.
     pub fn railed_gin_type(&self) -> Option<GinType> {
         self.since(29, 7).then_some(GinType::of(self.raw.railedGinType))
     }
@@ -166,14 +168,14 @@ impl CommProperties {
         self.since(31, 0).then_some(self.raw.commHash)
     }
 
-    /// Returns the smallest stride, in ranks, between ranks that kernels reach over the network.
-    /// Requires NCCL 2.31.
+    /// Returns the smallest stride, in ranks, between the ranks that kernels can reach over the
+    /// network. Requires NCCL 2.31.
     pub fn gin_min_stride(&self) -> Option<usize> {
         self.since(31, 0).then_some(self.raw.ginMinStride.unsigned_abs() as usize)
     }
 
-    /// Returns the ranks that kernels can reach over the network. Also returns `None` for a value
-    /// unknown to this crate. Requires NCCL 2.31.
+    /// Returns the ranks that kernels can reach over the network. Also returns `None` if NCCL
+    /// reports a value that this crate does not know. Requires NCCL 2.31.
     pub fn gin_connection(&self) -> Option<GinConnection> {
         let known = match self.raw.ginConnectionType {
             ncclGinConnectionType_t::NCCL_GIN_CONNECTION_NONE => GinConnection::None,
@@ -185,7 +187,7 @@ impl CommProperties {
         self.since(31, 0).then_some(known)
     }
 
-    /// Returns whether kernels can use this transport. Requires NCCL 2.31.
+    /// Returns whether kernels can use the transport `gin`. Requires NCCL 2.31.
     pub fn supports_gin(&self, gin: GinType) -> Option<bool> {
         let supported = usize::try_from(gin.raw().0).ok().and_then(|index| self.raw.ginSupport.get(index));
         self.since(31, 0).then_some(supported.is_some_and(|supported| *supported != 0))
@@ -203,7 +205,7 @@ impl CommProperties {
         self.since(32, 0).then_some(self.raw.cftSupport != 0)
     }
 
-    /// Returns whether kernels can use the fabric's multicasts. Requires NCCL 2.32.
+    /// Returns whether kernels can use the fabric's multicast. Requires NCCL 2.32.
     pub fn cft_multicast(&self) -> Option<bool> {
         self.since(32, 0).then_some(self.raw.cftMulticastSupport != 0)
     }

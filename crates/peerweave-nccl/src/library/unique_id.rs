@@ -9,7 +9,7 @@ use crate::library::error::{Misuse, MisuseKind, NcclError};
 use crate::sys;
 
 /// The id of a new communicator. One process creates the id with
-/// [`Nccl::unique_id`](crate::Nccl::unique_id), and every rank of the communicator needs it.
+/// [`Nccl::unique_id`](crate::Nccl::unique_id), and every rank of the communicator needs the id.
 ///
 /// An id consists of 128 opaque bytes, which contain the network address of the process that
 /// created the id. Any process that has the id can join the communicator, so `Debug` prints only
@@ -31,13 +31,13 @@ impl UniqueId {
     /// Length of an id in bytes.
     pub const LEN_BYTES: usize = sys::NCCL_UNIQUE_ID_BYTES;
 
-    /// Creates an id from bytes. The bytes cannot be checked here. If NCCL did not create the
-    /// bytes, connecting the ranks fails.
+    /// Creates an id from bytes. This function cannot check the bytes. If the bytes are not an id
+    /// that NCCL created, connecting the ranks fails.
     pub const fn from_bytes(bytes: [u8; Self::LEN_BYTES]) -> Self {
         Self(bytes)
     }
 
-    /// Returns the bytes of the id, to be sent to the other ranks.
+    /// Returns the bytes of the id, which a program sends to the other ranks.
     pub const fn to_bytes(self) -> [u8; Self::LEN_BYTES] {
         self.0
     }

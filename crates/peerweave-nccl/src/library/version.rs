@@ -5,9 +5,9 @@
 
 use peerweave_dylib::Version;
 
-/// Returns the version that `ncclGetVersion` reports as `code`, or `None` if `code` is not the
-/// number of a version. Up to NCCL 2.8 the number is `major * 1000 + minor * 100 + patch`. Since
-/// NCCL 2.9 the number is `major * 10000 + minor * 100 + patch`.
+/// Returns the version that `ncclGetVersion` reports as `code`, or `None` if no version has this
+/// number. Up to NCCL 2.8 the number is `major * 1000 + minor * 100 + patch`. Since NCCL 2.9 the
+/// number is `major * 10000 + minor * 100 + patch`.
 ///
 /// ```
 /// use peerweave_nccl::{Version, version_from_code};

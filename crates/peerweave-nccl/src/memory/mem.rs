@@ -20,17 +20,18 @@ use crate::library::error::{MisuseKind, NcclError};
 use crate::member::membership::set_current;
 use crate::{Nccl, ResultCode};
 
-/// Device memory of `len` elements from NCCL's own allocator. Clones and slices are handles of the
-/// same memory.
+/// Device memory for elements of type `T`, from NCCL's own allocator. Clones and slices are handles
+/// to the same memory.
 ///
-/// `NcclMem` converts to [`DeviceMemory`], and the rules of `DeviceMemory` apply.
+/// `NcclMem` can be converted to [`DeviceMemory`], and the rules for `DeviceMemory` apply to
+/// `NcclMem`.
 ///
 /// NCCL registers this memory automatically when collectives are captured into graphs. On H200,
-/// captured large out-of-place all-reduces were 5 to 8 % faster than with memory allocated by the
-/// driver.
+/// captured large out-of-place all-reduces were 5 to 8 % faster than with memory that the driver
+/// had allocated.
 ///
-/// A call cannot both read and write the same handle. Use the in-place form of the call instead. If
-/// two handles of the same memory are passed, the call returns an error.
+/// A call cannot read and write through the same handle. Use the in-place form of the call instead.
+/// If two handles to the same memory are passed to a call, the call returns an error.
 ///
 /// ```compile_fail,E0502
 /// # use std::sync::Arc;
@@ -54,15 +55,16 @@ use crate::{Nccl, ResultCode};
 pub struct NcclMem<T>(DeviceMemory<T>);
 
 impl<T: Element> NcclMem<T> {
-    /// Allocates `len` elements, with unspecified values, on the device of `context`. Zero elements
-    /// are allowed. Requires NCCL 2.19.1.
+    /// Allocates memory for `len` elements, with unspecified values, on the device of `context`.
+    /// The length can be 0. Requires NCCL 2.19.1.
     ///
     /// NCCL rounds the size up to whole device pages of at least 2 MiB.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] before 2.19.1. [`NcclError::Misuse`] for more elements than fit
-    /// in the address space. [`NcclError::Forked`]. Errors of NCCL. If the device is out of memory,
-    /// the call first waits up to one second until dropped memory has been freed, and tries again.
+    /// [`NcclError::Unsupported`] before NCCL 2.19.1. [`NcclError::Misuse`] if the elements do not
+    /// fit in the address space. [`NcclError::Forked`]. Errors that NCCL returns. If the device is
+    /// out of memory, the call first waits up to one second until dropped memory has been freed,
+    /// and tries again.
     pub fn alloc(nccl: Nccl, context: &Arc<CudaContext>, len: usize) -> Result<Self, NcclError> {
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok()).ok_or_else(|| {
             let (found, expected) =
@@ -99,7 +101,7 @@ impl<T: Element> NcclMem<T> {
     /// Allocates memory and copies `values` to the memory. Waits until the copy is complete.
     ///
     /// # Errors
-    /// As for [`alloc`](Self::alloc); errors of the driver for the copy.
+    /// As for [`alloc`](Self::alloc); errors that the driver returns for the copy.
     pub fn from_slice(nccl: Nccl, stream: &Arc<CudaStream>, values: &[T]) -> Result<Self, NcclError> {
         let mut memory = Self::alloc(nccl, stream.context(), values.len())?;
         memory.copy_from(stream, values)?;
@@ -109,7 +111,8 @@ impl<T: Element> NcclMem<T> {
     /// Copies `values` to the memory, like [`DeviceMemory::copy_from`].
     ///
     /// # Errors
-    /// [`NcclError::Cuda`] with [the errors of `DeviceMemory::copy_from`](DeviceMemory::copy_from).
+    /// [`NcclError::Cuda`] with [the errors that `DeviceMemory::copy_from`
+    /// returns](DeviceMemory::copy_from).
     pub fn copy_from(&mut self, stream: &Arc<CudaStream>, values: &[T]) -> Result<(), NcclError> {
         Ok(self.0.copy_from(stream, values)?)
     }
@@ -117,15 +120,16 @@ impl<T: Element> NcclMem<T> {
     /// Copies all elements to the host, like [`DeviceMemory::to_vec`].
     ///
     /// # Errors
-    /// [`NcclError::Cuda`] with [the errors of `DeviceMemory::to_vec`](DeviceMemory::to_vec).
+    /// [`NcclError::Cuda`] with [the errors that `DeviceMemory::to_vec`
+    /// returns](DeviceMemory::to_vec).
     pub fn to_vec(&self, stream: &Arc<CudaStream>) -> Result<Vec<T>, NcclError> {
         Ok(self.0.to_vec(stream)?)
     }
 
-    /// Returns a handle of a part of the memory. `range` is in elements.
+    /// Returns a handle to a part of the memory. `range` is in elements.
     ///
     /// # Errors
-    /// [`NcclError::Cuda`] for a range outside of the memory.
+    /// [`NcclError::Cuda`] for a range that is not inside the memory.
     pub fn slice(&self, range: Range<usize>) -> Result<Self, NcclError> {
         Ok(Self(self.0.slice(range)?))
     }
@@ -137,12 +141,12 @@ impl<T> NcclMem<T> {
         self.0.len()
     }
 
-    /// Returns whether there are no elements.
+    /// Returns whether the memory has no elements.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Returns the device address of the first element. The address is valid as long as a handle of
+    /// Returns the device address of the first element. The address is valid as long as a handle to
     /// the memory exists. Calls that take an address are `unsafe`.
     pub fn address(&self) -> CUdeviceptr {
         self.0.address()

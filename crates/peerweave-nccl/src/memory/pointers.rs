@@ -19,8 +19,8 @@ use crate::memory::window::Window;
 use crate::sys::{Api, ncclMultimemHandle_t, ncclResult_t, ncclWindow_t};
 use crate::{DeviceTeam, MultimemHandle, Rank};
 
-/// Address of a memory location in a fabric (CFT), which consists of a logical endpoint and an
-/// offset. Requires NCCL 2.31.1.
+/// Address of a memory location in a fabric (CFT). The address consists of a logical endpoint and
+/// an offset. Requires NCCL 2.31.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LogicalEndpoint {
@@ -31,15 +31,16 @@ pub struct LogicalEndpoint {
 }
 
 impl<T: Element> Window<T> {
-    /// Returns the address of element `offset` of a rank's window, for loads and stores by kernels
-    /// on this rank's device. Returns `None` if kernels cannot access the rank by loads and stores.
-    /// For this rank's own window, the result differs from the memory's address, because NCCL maps
-    /// the memory a second time. Requires NCCL 2.29.2.
+    /// Returns the address at which kernels on this rank's device load and store element `offset`
+    /// of the window of `rank`. Returns `None` if these kernels cannot access the window of `rank`
+    /// by loads and stores. For this rank's own window, the result differs from the memory's
+    /// address, because NCCL maps the memory a second time. Requires NCCL 2.29.2.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] for a rank that does not exist. [`NcclError::Misuse`] for an offset
-    /// that is outside of the window of `rank`, or outside of this rank's window.
-    /// [`NcclError::Unsupported`] with an older NCCL. [`NcclError::Dead`]. Errors of NCCL.
+    /// that is outside the window of `rank` or outside this rank's window.
+    /// [`NcclError::Unsupported`] with an older NCCL. [`NcclError::Dead`]. Errors that NCCL
+    /// returns.
     pub fn peer_pointer(&self, rank: Rank, offset: usize) -> Result<Option<u64>, NcclError> {
         const CALL: &str = "ncclGetPeerDevicePointer";
         let peer = self.peer(CALL, rank)?;
@@ -51,9 +52,9 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// Returns the same address as [`peer_pointer`](Self::peer_pointer). `index` is the rank's
-    /// index in [`lsa_team`](crate::Communicator::lsa_team). Kernels can access all ranks of this
-    /// team.
+    /// Returns an address like [`peer_pointer`](Self::peer_pointer), for the window of the rank
+    /// that has the index `index` in [`lsa_team`](crate::Communicator::lsa_team). Kernels can
+    /// access the windows of all ranks in this team.
     ///
     /// # Errors
     /// As for [`peer_pointer`](Self::peer_pointer). [`NcclError::Misuse`] also for an index that
@@ -69,13 +70,15 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// Returns the multicast address of element `offset` for the LSA team, for multimem
-    /// instructions of kernels. Returns `None` if the hardware has no multicast. Requires NCCL
-    /// 2.29.2.
+    /// Returns the multicast address at which multimem instructions in kernels access element
+    /// `offset` on all ranks of the LSA team. Returns `None` if the hardware has no multicast.
+    /// Requires NCCL 2.29.2.
     ///
     /// # Errors
-    /// [`NcclError::MulticastDisabled`] if multicast is disabled in this process. Errors of
-    /// [`peer_pointer`](Self::peer_pointer), for an offset outside of this rank's window.
+    /// [`NcclError::MulticastDisabled`] if multicast is disabled in this process.
+    /// [`NcclError::Misuse`] for an offset that is outside this rank's window.
+    /// [`NcclError::Unsupported`] with an older NCCL. [`NcclError::Dead`]. Errors that NCCL
+    /// returns.
     pub fn lsa_multimem_pointer(&self, offset: usize) -> Result<Option<u64>, NcclError> {
         const CALL: &str = "ncclGetLsaMultimemDevicePointer";
         multicast_switch()?;
@@ -86,13 +89,15 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// Returns the multicast address of element `offset`, like
-    /// [`lsa_multimem_pointer`](Self::lsa_multimem_pointer), for the team of a multicast handle.
-    /// The handle comes from a device communicator.
+    /// Returns a multicast address of element `offset` like
+    /// [`lsa_multimem_pointer`](Self::lsa_multimem_pointer), but for the team to which the handle
+    /// `team` belongs.
+    /// [`DeviceCommunicator::multimem_handle`](crate::DeviceCommunicator::multimem_handle) returns
+    /// the handle.
     ///
     /// # Errors
-    /// As for [`lsa_multimem_pointer`](Self::lsa_multimem_pointer); [`NcclError::Misuse`] for the
-    /// handle of a team without multicast.
+    /// As for [`lsa_multimem_pointer`](Self::lsa_multimem_pointer); [`NcclError::Misuse`] also for
+    /// the handle of a team without multicast.
     pub fn multimem_pointer(&self, team: MultimemHandle, offset: usize) -> Result<Option<u64>, NcclError> {
         const CALL: &str = "ncclGetMultimemDevicePointer";
         multicast_switch()?;
@@ -107,13 +112,14 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// Returns the address in the fabric of element `offset` of a rank's window. Requires NCCL
+    /// Returns the fabric address of element `offset` in the window of `rank`. Requires NCCL
     /// 2.31.1.
     ///
     /// # Errors
-    /// [`NcclError::Nccl`] if there is no fabric, which
-    /// [`CommProperties::cft`](crate::CommProperties::cft) returns. [`NcclError::Unsupported`] with
-    /// an older NCCL. All other errors of [`peer_pointer`](Self::peer_pointer).
+    /// [`NcclError::Nccl`] if there is no fabric.
+    /// [`CommProperties::cft`](crate::CommProperties::cft) returns whether there is a fabric.
+    /// [`NcclError::Unsupported`] with an older NCCL. All other errors that
+    /// [`peer_pointer`](Self::peer_pointer) returns.
     pub fn peer_endpoint(&self, rank: Rank, offset: usize) -> Result<LogicalEndpoint, NcclError> {
         const CALL: &str = "ncclGetPeerDeviceLeInfo";
         let peer = self.peer(CALL, rank)?;
@@ -124,8 +130,8 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// Returns the address in the fabric of element `offset` of the window of a member of a fabric
-    /// team. `index` is the member's index in the team. Requires NCCL 2.31.1.
+    /// Returns the fabric address of element `offset` in the window of one member of the fabric
+    /// team `team`. `index` is the member's index in the team. Requires NCCL 2.31.1.
     ///
     /// # Errors
     /// As for [`peer_endpoint`](Self::peer_endpoint). [`NcclError::Misuse`] also for an index that
@@ -141,12 +147,13 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// Returns the multicast address in the fabric of element `offset`, which addresses this
-    /// element in all windows that the fabric's multicast reaches. Requires NCCL 2.31.1.
+    /// Returns the fabric's multicast address for element `offset`. The multicast address addresses
+    /// this element in all windows that the fabric's multicast reaches. Requires NCCL 2.31.1.
     ///
     /// # Errors
-    /// [`NcclError::MulticastDisabled`] if multicast is disabled in this process. Errors of
-    /// [`peer_endpoint`](Self::peer_endpoint).
+    /// [`NcclError::MulticastDisabled`] if multicast is disabled in this process. Other errors as
+    /// for [`peer_endpoint`](Self::peer_endpoint), for an offset that is outside this rank's
+    /// window.
     pub fn multimem_endpoint(&self, offset: usize) -> Result<LogicalEndpoint, NcclError> {
         const CALL: &str = "ncclGetMultimemDeviceLeInfo";
         multicast_switch()?;

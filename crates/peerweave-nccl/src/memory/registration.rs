@@ -14,12 +14,12 @@ use crate::member::spans;
 use crate::member::state::Allowed;
 use crate::memory::register::{Place, Raw, meet, unregister};
 
-/// A buffer that one rank has registered with NCCL. Collectives on a registered buffer need not
-/// copy the data to a buffer of NCCL first.
+/// A buffer that one rank has registered with NCCL. For a collective on a registered buffer, NCCL
+/// need not copy the data to its own buffer first.
 ///
-/// After this value was dropped, the buffer stays registered until the communicator ends, because
-/// peers may still access the memory. [`deregister`](Self::deregister) unregisters the buffer
-/// earlier.
+/// After this value has been dropped, the buffer stays registered until the communicator ends,
+/// because peers may still access the memory. [`deregister`](Self::deregister) unregisters the
+/// buffer earlier.
 pub struct Registration {
     communicator: Communicator,
     handle: Raw<c_void>,
@@ -27,11 +27,12 @@ pub struct Registration {
 }
 
 impl Communicator {
-    /// Registers a buffer of this rank, and keeps its memory alive. Requires NCCL 2.19.1.
+    /// Registers a buffer for this rank, and keeps the buffer's memory alive. Requires NCCL 2.19.1.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] for memory that is borrowed, empty, or on another device;
-    /// [`NcclError::Unsupported`]; [`NcclError::Dead`]; errors of NCCL.
+    /// [`NcclError::Misuse`] for memory that is empty, is on another device, or is a borrowed
+    /// slice, which cannot be kept alive; [`NcclError::Unsupported`]; [`NcclError::Dead`]; errors
+    /// that NCCL returns.
     pub fn register<T: Element>(&self, memory: &impl DeviceBuffer<T>) -> Result<Registration, NcclError> {
         const CALL: &str = "register";
         let _span = spans::of(&self.inner, CALL);
@@ -57,9 +58,9 @@ impl Registration {
     /// All ranks of the communicator, each with a registered buffer.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] while captured graphs use the communicator; [`NcclError::Timeout`];
-    /// [`NcclError::Dead`]; errors of NCCL. After an error the buffer stays registered until the
-    /// communicator ends.
+    /// [`NcclError::Misuse`] if captured graphs still use the communicator; [`NcclError::Timeout`];
+    /// [`NcclError::Dead`]; errors that NCCL returns. After an error the buffer stays registered
+    /// until the communicator ends.
     pub fn deregister(self, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
         const CALL: &str = "Registration::deregister";
         let end = deadline_after(deadline);
@@ -70,10 +71,10 @@ impl Registration {
         self.give_back(CALL, end)
     }
 
-    /// Unregisters the buffer of this rank only. Waits until this rank's work on the communicator
-    /// is complete. Other ranks need not call this function. The memory can be freed afterwards. A
-    /// collective completes on this rank only when no other rank accesses this rank's buffers any
-    /// more.
+    /// Unregisters the buffer on this rank only. Waits until this rank's work on the communicator
+    /// is complete. Other ranks need not call this function. The memory can be freed afterwards,
+    /// because a collective completes on this rank only when no other rank accesses this rank's
+    /// buffers any more.
     ///
     /// ```no_run
     /// # use std::time::Duration;

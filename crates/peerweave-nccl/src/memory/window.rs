@@ -43,23 +43,23 @@ pub struct WindowKind {
 }
 
 impl WindowKind {
-    /// Any use.
+    /// The window can be used in every way.
     pub const DEFAULT: Self = Self { flags: sys::NCCL_WIN_DEFAULT, since: None };
-    /// Use in collectives with NCCL's symmetric kernels. Every rank must pass buffers at the same
-    /// offset of its window.
+    /// The window is used in collectives with NCCL's symmetric kernels. Every rank must pass
+    /// buffers at the same offset in its window.
     pub const SYMMETRIC: Self = Self { flags: sys::NCCL_WIN_COLL_SYMMETRIC, since: None };
-    /// Strict ordering of accesses from kernels. Requires NCCL 2.29.7.
+    /// Accesses from kernels to the window are strictly ordered. Requires NCCL 2.29.7.
     pub const STRICT_ORDERING: Self = Self::since(sys::NCCL_WIN_STRICT_ORDERING, "NCCL_WIN_STRICT_ORDERING", [2, 29, 7]);
-    /// Use only by kernels over the network (GIN). Requires NCCL 2.32.0.
+    /// The window is used only by kernels over the network (GIN). Requires NCCL 2.32.0.
     pub const GIN_ONLY: Self = Self::since(sys::NCCL_WIN_GIN_ONLY, "NCCL_WIN_GIN_ONLY", [2, 32, 0]);
-    /// Use only by counted operations over the fabric (CFT). Requires NCCL 2.32.0.
+    /// The window is used only by counted operations over the fabric (CFT). Requires NCCL 2.32.0.
     pub const CFT_COUNTED: Self = Self::since(sys::NCCL_WIN_CFT_COUNTED, "NCCL_WIN_CFT_COUNTED", [2, 32, 0]);
 
     const fn since(flags: c_int, name: &'static str, [major, minor, patch]: [u8; 3]) -> Self {
         Self { flags, since: Some((Version::new(major, minor, patch), name)) }
     }
 
-    /// Combines two uses.
+    /// Returns a kind that combines the uses of `self` and `other`.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         let since = match (self.since, other.since) {
@@ -71,12 +71,12 @@ impl WindowKind {
     }
 }
 
-/// Memory with elements of type `T` that every rank of a communicator has registered. Clones are
-/// handles of the same window.
+/// Memory for elements of type `T`, which all ranks of a communicator have registered together.
+/// Clones are handles to the same window.
 ///
-/// Dropping a window has no effect on other ranks. They may still write to the memory, which stays
-/// allocated until the communicator is freed. [`deregister`](Self::deregister) unregisters the
-/// window earlier.
+/// Dropping a window has no effect on other ranks. Other ranks may still write to the memory, which
+/// stays allocated until the communicator has been freed. [`deregister`](Self::deregister)
+/// unregisters the window earlier.
 ///
 /// Only elements of type `T` can be written to the window:
 ///
@@ -143,18 +143,20 @@ impl Drop for Registered {
 impl<T: Element> Window<T> {
     /// Registers memory as a window. Returns `None` if NCCL does not support windows on this
     /// machine or for this memory. NCCL requires devices with peer access. The memory must come
-    /// from NCCL's allocator ([`NcclMem`](crate::NcclMem)) or must be allocated in the same manner.
-    /// Requires NCCL 2.27.3.
+    /// from NCCL's allocator ([`NcclMem`](crate::NcclMem)), or must have been allocated in the same
+    /// way. Requires NCCL 2.27.3.
     ///
     /// # Collective
     /// All ranks, in the same order of calls. A thread with several ranks calls
-    /// [`register_all`](Self::register_all) instead. Before NCCL 2.30.7 all ranks must pass the
-    /// same length.
+    /// [`register_all`](Self::register_all) instead. Before NCCL 2.30.7 all ranks must pass memory
+    /// of the same length.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] for memory that is borrowed, empty, on another device, or not aligned
-    /// to 4096 bytes. [`NcclError::Misuse`] on every rank if the lengths differ before NCCL 2.30.7.
-    /// [`NcclError::Unsupported`]. [`NcclError::Timeout`]. [`NcclError::Dead`]. Errors of NCCL.
+    /// [`NcclError::Misuse`] for memory that is empty, is on another device, or is not aligned to
+    /// 4096 bytes. [`NcclError::Misuse`] for a borrowed slice, which cannot be kept alive.
+    /// [`NcclError::Misuse`] on every rank if the lengths differ before NCCL 2.30.7.
+    /// [`NcclError::Unsupported`]. [`NcclError::Timeout`]. [`NcclError::Dead`]. Errors that NCCL
+    /// returns.
     pub fn register(
         communicator: &Communicator,
         memory: &impl DeviceBuffer<T>,
@@ -163,8 +165,8 @@ impl<T: Element> Window<T> {
         Self::register_all(&[(communicator, memory)], kind).map(|mut made| made.pop().flatten())
     }
 
-    /// Registers memory like [`register`](Self::register), for several ranks of this thread. The
-    /// results are in the order of `members`.
+    /// Registers memory like [`register`](Self::register), but for several ranks of this thread.
+    /// The results are in the order of `members`.
     ///
     /// # Collective
     /// As for [`register`](Self::register).
@@ -253,13 +255,13 @@ impl<T: Element> Window<T> {
     /// function, and has completed its puts and its earlier work on `stream`.
     ///
     /// # Collective
-    /// All ranks, each on its own thread or process.
+    /// All ranks, each in its own thread or process.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] while a clone or a recorded call uses the window.
-    /// [`NcclError::Misuse`] while captured graphs use the communicator, because the graphs may
-    /// contain addresses in the window. [`NcclError::Timeout`]. [`NcclError::Dead`]. Errors of
-    /// NCCL. After an error the window stays registered until the communicator ends.
+    /// [`NcclError::Misuse`] if a clone or a recorded call still uses the window.
+    /// [`NcclError::Misuse`] if captured graphs still use the communicator, because the graphs may
+    /// contain addresses in the window. [`NcclError::Timeout`]. [`NcclError::Dead`]. Errors that
+    /// NCCL returns. After an error the window stays registered until the communicator ends.
     pub fn deregister(self, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
         const CALL: &str = "Window::deregister";
         let mut registered = self.only_handle(CALL)?;
@@ -276,9 +278,9 @@ impl<T: Element> Window<T> {
     /// complete. Other ranks need not call this function.
     ///
     /// This call frees NCCL's own tables, but not the memory. Peers may still write to the memory,
-    /// so it stays allocated until the communicator ends, unlike with
-    /// [`deregister`](Self::deregister). A peer must not put into this window afterwards, because
-    /// NCCL does not define the result.
+    /// so the memory stays allocated until the communicator ends. In contrast,
+    /// [`deregister`](Self::deregister) allows the memory to be freed. A peer must not put into
+    /// this window after this call, because NCCL does not define the result.
     ///
     /// # Errors
     /// As for [`deregister`](Self::deregister).
@@ -296,8 +298,7 @@ impl<T: Element> Window<T> {
         Arc::into_inner(self.inner).ok_or_else(|| NcclError::misuse(call, MisuseKind::Context { why }))
     }
 
-    /// Returns the number of elements of the window on a rank. Returns 0 for a rank without a
-    /// window.
+    /// Returns the number of elements in the window of `rank`, or 0 if `rank` has no window.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] for a rank that does not exist.
@@ -309,11 +310,11 @@ impl<T: Element> Window<T> {
         self.inner.lens_bytes.get(rank.index()).map(|bytes| *bytes as usize / size_of::<T>()).ok_or_else(wrong)
     }
 
-    /// Returns the address of this rank's memory that was registered, as stored by NCCL. Requires
-    /// NCCL 2.29.2.
+    /// Returns the address of the memory that this rank has registered. NCCL reports the address.
+    /// Requires NCCL 2.29.2.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`]; [`NcclError::Dead`]; errors of NCCL.
+    /// [`NcclError::Unsupported`]; [`NcclError::Dead`]; errors that NCCL returns.
     pub fn user_address(&self) -> Result<u64, NcclError> {
         const CALL: &str = "ncclWinGetUserPtr";
         let window = self.raw_handle();
@@ -326,7 +327,7 @@ impl<T: Element> Window<T> {
         Ok(pointer.expose_provenance() as u64)
     }
 
-    /// Returns the communicator of the window.
+    /// Returns the communicator with which the window was registered.
     pub fn communicator(&self) -> &Communicator {
         &self.inner.communicator
     }
@@ -336,12 +337,12 @@ impl<T: Element> Window<T> {
         self.inner.lens_bytes.get(self.communicator().rank().index()).map_or(0, |bytes| *bytes as usize)
     }
 
-    /// Returns NCCL's handle of the window.
+    /// Returns NCCL's handle for the window.
     pub(crate) fn raw_handle(&self) -> ncclWindow_t {
         self.inner.handle.0
     }
 
-    /// Returns NCCL's handle of the window, for kernels that were linked with NCCL's device code.
+    /// Returns NCCL's handle for the window, for kernels that are linked with NCCL's device code.
     /// The handle is valid while the window is registered.
     pub fn device_handle(&self) -> u64 {
         self.raw_handle().expose_provenance() as u64

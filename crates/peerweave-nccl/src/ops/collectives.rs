@@ -31,15 +31,16 @@ macro_rules! at_once {
 /// Collectives. The documentation of [`all_reduce`](Self::all_reduce) applies to all calls that
 /// enqueue work.
 ///
-/// These calls return when the work is enqueued, not when the work is complete.
+/// These calls return when the work has been enqueued, and not when the work is complete.
 /// [`Communicator::wait`] waits for completion. Buffers may be dropped at any time after the call.
-/// Their memory stays allocated until the stream has completed the work. Counts are in elements.
+/// The memory of the buffers stays allocated until the stream has completed the work. Counts are in
+/// elements.
 impl Communicator {
     collectives!(at_once);
 }
 
-/// Sends, receives, and calls composed of several operations of NCCL. The documentation of
-/// [`all_reduce`](Self::all_reduce) applies.
+/// Sends, receives, and calls that are composed of several NCCL operations. The documentation of
+/// [`all_reduce`](Self::all_reduce) also applies to these calls.
 impl Communicator {
     transfers!(at_once);
 }

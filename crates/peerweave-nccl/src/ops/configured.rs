@@ -18,7 +18,8 @@ use crate::ops::signatures::collectives;
 use crate::{Call, CollConfig};
 
 impl Communicator {
-    /// Returns a wrapper of this communicator whose collectives use `config`. Requires NCCL 2.31.
+    /// Returns a wrapper around this communicator. Collectives that are called on the wrapper use
+    /// `config`. Requires NCCL 2.31.
     ///
     /// ```no_run
     /// # use std::sync::Arc;
@@ -36,10 +37,11 @@ impl Communicator {
 }
 
 impl<'env> Group<'env> {
-    /// Returns a wrapper of this group that records collectives with `config`. Useful for a thread
-    /// with several ranks. Requires NCCL 2.31.
+    /// Returns a wrapper around this group. Collectives that are recorded through the wrapper use
+    /// `config`. This is useful for a thread with several ranks. Requires NCCL 2.31.
     ///
-    /// The configuration is copied when a call is recorded, and need not live longer.
+    /// Recording a call copies the configuration, so the configuration need not live until the
+    /// group is launched.
     ///
     /// ```no_run
     /// # use std::sync::Arc;
@@ -60,7 +62,7 @@ impl<'env> Group<'env> {
     }
 }
 
-/// A communicator with a configuration for single calls. Created by [`Communicator::with`].
+/// A communicator whose collectives use a given configuration. Created by [`Communicator::with`].
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct Configured<'a> {
@@ -68,7 +70,7 @@ pub struct Configured<'a> {
     config: &'a CollConfig,
 }
 
-/// A group with a configuration for single calls. Created by [`Group::with`].
+/// A group whose collectives use a given configuration. Created by [`Group::with`].
 #[derive(Debug)]
 #[must_use]
 pub struct ConfiguredGroup<'a, 'env> {
@@ -85,7 +87,7 @@ macro_rules! configured {
                 #[doc = concat!("Enqueues [`Communicator::", stringify!($name), "`] with the configuration. The rules for lengths are the same.")]
                 #[doc = ""]
                 #[doc = "# Errors"]
-                #[doc = concat!("[Errors of the call](Communicator::", stringify!($name), ").")]
+                #[doc = concat!("[Errors that the call returns](Communicator::", stringify!($name), ").")]
                 #[doc = "[`NcclError::Unsupported`] for options that the library does not support."]
                 pub fn $name<'a, T: Element>(&self, stream: &'a Arc<CudaStream>, $($argument: $Type),*) -> Result<(), NcclError> {
                     self.communicator.run(Call::$Call, stream, Some(self.config), |builder| shapes::$name(builder, $($argument),*))
@@ -100,9 +102,9 @@ macro_rules! configured {
                 #[doc = concat!("Records [`Communicator::", stringify!($name), "`] with the configuration. The call is issued when the group is launched. The rules for lengths are the same.")]
                 #[doc = ""]
                 #[doc = "# Errors"]
-                #[doc = concat!("[Errors of the call](Communicator::", stringify!($name), ") that are detected before the launch.")]
-                #[doc = "[`NcclError::Unsupported`] for options that the library does not support. The call is then not recorded."]
-                #[doc = "[`Nccl::group`](crate::Nccl::group) returns all other errors of the call."]
+                #[doc = concat!("[Errors that the call returns](Communicator::", stringify!($name), ") that are detected before the launch.")]
+                #[doc = "[`NcclError::Unsupported`] for options that the library does not support. After such an error the call is not recorded."]
+                #[doc = "[`Nccl::group`](crate::Nccl::group) returns all other errors that the call causes."]
                 pub fn $name<T: Element>(
                     &mut self,
                     communicator: &Communicator,

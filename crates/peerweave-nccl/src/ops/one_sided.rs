@@ -16,32 +16,36 @@ use crate::ops::operation::{Kind, Operation, Operations, Put};
 use crate::sys::{ncclDataType_t, ncclWaitSignalDesc_t};
 use crate::{Call, Version, Window};
 
-/// A counter on each rank that other ranks increment, identified by its index and its context.
+/// Identifies a signal by an index and a context. A signal is a counter on each rank, which other
+/// ranks increment.
 ///
-/// [`Config::num_rma_sig`](crate::Config::num_rma_sig) and
-/// [`Config::num_rma_ctx`](crate::Config::num_rma_ctx) set the number of signals. The first signal
-/// exists unless one of these numbers is 0. Before NCCL 2.31 the first signal is the only signal.
+/// [`Config::num_rma_ctx`](crate::Config::num_rma_ctx) sets the number of contexts, and
+/// [`Config::num_rma_sig`](crate::Config::num_rma_sig) sets the number of signals in each context.
+/// The first signal exists unless one of these numbers is 0. Before NCCL 2.31 the first signal is
+/// the only signal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Signal {
     /// Index of the signal.
     pub index: u32,
-    /// Index of the signal's context. Operations of different contexts are not ordered.
+    /// Index of the signal's context. Operations in different contexts are not ordered relative to
+    /// each other.
     pub context: u32,
 }
 
-/// A number of increments by one rank to wait for.
+/// Describes a wait until one rank has incremented a signal a given number of times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SignalWait {
     /// The rank that increments the signal.
     pub peer: Rank,
     /// The signal to wait for.
     pub signal: Signal,
-    /// Number of increments by that rank since the last wait. At least 1.
+    /// Number of times that the rank `peer` must have incremented the signal since the last wait.
+    /// Must be at least 1.
     pub count: u32,
 }
 
 /// One-sided operations. The documentation of [`all_reduce`](Self::all_reduce) applies, except that
-/// one-sided operations are not collective. They require NCCL 2.29.2.
+/// one-sided operations are not collective. One-sided operations require NCCL 2.29.2.
 ///
 /// Before NCCL 2.31 the first one-sided operation on a communicator is collective. NCCL then
 /// prepares all ranks, and waits for every rank to call a one-sided operation. NCCL has further
@@ -57,8 +61,8 @@ impl Communicator {
     /// NCCL requires both the target and the source to be in windows that were registered with
     /// [`WindowKind::SYMMETRIC`](crate::WindowKind::SYMMETRIC).
     ///
-    /// In a captured graph, a put waits until the receiver has waited for the previous put. So two
-    /// puts never complete if the receiver waits for both puts at once.
+    /// In a captured graph, a put waits until the peer has waited for the signal of the previous
+    /// put. So two puts never complete if the peer waits for the signals of both puts in one wait.
     ///
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce). [`NcclError::Unsupported`] before NCCL 2.29.2.
@@ -74,7 +78,7 @@ impl Communicator {
         self.run(Call::PutSignal, stream, None, |builder| put_signal(builder, source, peer, window, offset, signal))
     }
 
-    /// Increments a signal of the peer, in stream order.
+    /// Increments a signal on the peer, in stream order.
     ///
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce). [`NcclError::Unsupported`] before NCCL 2.29.2.
@@ -82,8 +86,9 @@ impl Communicator {
         self.run(Call::Signal, stream, None, |builder| raise(builder, peer, signal))
     }
 
-    /// Makes the stream wait until all signals in `waits` have arrived. The data of puts that
-    /// precede these signals is then visible.
+    /// Makes the stream wait until, for each entry of `waits`, the peer has incremented the signal
+    /// on this rank `count` times. Later work in the stream sees the data of the puts that preceded
+    /// these increments.
     ///
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce). [`NcclError::Unsupported`] before NCCL 2.29.2.
@@ -97,9 +102,9 @@ impl<'env> Group<'env> {
     /// Records [`Communicator::put_signal`]. The call is issued when the group is launched.
     ///
     /// # Errors
-    /// [Errors of the call](Communicator::put_signal) that are detected before the launch. The call
-    /// is then not recorded. [`Nccl::group`](crate::Nccl::group) returns all other errors of the
-    /// call.
+    /// [Errors that the call returns](Communicator::put_signal) that are detected before the
+    /// launch. After such an error the call is not recorded. [`Nccl::group`](crate::Nccl::group)
+    /// returns all other errors that the call causes.
     #[allow(clippy::too_many_arguments, reason = "the arguments of the call, and its communicator")]
     pub fn put_signal<T: Element>(
         &mut self,
@@ -119,9 +124,9 @@ impl<'env> Group<'env> {
     /// Records [`Communicator::signal`]. The call is issued when the group is launched.
     ///
     /// # Errors
-    /// [Errors of the call](Communicator::signal) that are detected before the launch. The call
-    /// is then not recorded. [`Nccl::group`](crate::Nccl::group) returns all other errors of the
-    /// call.
+    /// [Errors that the call returns](Communicator::signal) that are detected before the launch.
+    /// After such an error the call is not recorded. [`Nccl::group`](crate::Nccl::group) returns
+    /// all other errors that the call causes.
     pub fn signal(
         &mut self,
         communicator: &Communicator,
@@ -135,9 +140,9 @@ impl<'env> Group<'env> {
     /// Records [`Communicator::wait_signal`]. The call is issued when the group is launched.
     ///
     /// # Errors
-    /// [Errors of the call](Communicator::wait_signal) that are detected before the launch. The
-    /// call is then not recorded. [`Nccl::group`](crate::Nccl::group) returns all other errors of
-    /// the call.
+    /// [Errors that the call returns](Communicator::wait_signal) that are detected before the
+    /// launch. After such an error the call is not recorded. [`Nccl::group`](crate::Nccl::group)
+    /// returns all other errors that the call causes.
     pub fn wait_signal(
         &mut self,
         communicator: &Communicator,

@@ -24,8 +24,8 @@ use crate::ops::check::data_type;
 use crate::sys::{ncclRedOp_t, ncclScalarResidence_t};
 
 impl Nccl {
-    /// Predefined reductions, which every communicator supports. A [`PreMulSum`] is created for one
-    /// communicator. NCCL has no bitwise reductions.
+    /// The predefined reductions, which every communicator supports. In contrast, a [`PreMulSum`]
+    /// is created for one communicator. NCCL has no bitwise reductions.
     ///
     /// ```
     /// use peerweave_nccl::{Nccl, ReduceOp};
@@ -52,9 +52,9 @@ const fn predefined(op: ReduceOp) -> Option<ncclRedOp_t> {
 mod sealed {
     use std::sync::Arc;
 
-    /// Conversion of a reduction to NCCL's number for a call.
+    /// Converts a reduction to the number by which NCCL identifies the reduction in a call.
     pub trait Resolve<T> {
-        /// Returns NCCL's number of the reduction, if NCCL has one, and the created object that
+        /// Returns NCCL's number for the reduction, if NCCL has one, and the created object that
         /// owns the number.
         fn resolve(&self) -> (Option<crate::sys::ncclRedOp_t>, Option<&Arc<super::Made>>);
     }
@@ -98,11 +98,11 @@ impl<T: Element> sealed::Resolve<T> for &PreMulSum<T> {
 
 impl<T: Element> Reduction<T> for &PreMulSum<T> {}
 
-/// A sum over all ranks, in which each rank's elements are first multiplied by a scalar of that
-/// rank.
+/// A sum over all ranks. Before the sum, each rank's elements are multiplied by a scalar that this
+/// rank has passed.
 ///
-/// The reduction is created for one communicator and one element type. It is destroyed after this
-/// value was dropped and no recorded call uses it any more.
+/// The reduction is created for one communicator and one element type. NCCL's reduction is
+/// destroyed once this value has been dropped and no recorded call uses the reduction any more.
 ///
 /// ```no_run
 /// # use std::sync::Arc;
@@ -119,7 +119,8 @@ pub struct PreMulSum<T> {
     _scalar: PhantomData<fn(T)>,
 }
 
-/// A reduction that NCCL created, with its scalar in device memory, if any.
+/// A reduction that NCCL has created. If the reduction's scalar is in device memory, this value
+/// owns the scalar.
 pub struct Made {
     communicator: Arc<Inner>,
     op: ncclRedOp_t,
@@ -140,21 +141,21 @@ impl<T: Element> Scalar for DeviceMemory<T> {
 }
 
 impl<T: Element> PreMulSum<T> {
-    /// Creates the reduction with a scalar value from the host.
+    /// Creates the reduction with a scalar that is passed by value.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] for 8-bit floats before NCCL 2.24.3. [`NcclError::Dead`]. Errors
-    /// of NCCL.
+    /// that NCCL returns.
     pub fn new(communicator: &Communicator, scalar: T) -> Result<Self, NcclError> {
         Self::make("PreMulSum::new", communicator, scalar, None)
     }
 
-    /// Creates the reduction with a scalar in device memory. The scalar is read when a collective
-    /// runs. This object keeps the scalar's memory alive.
+    /// Creates the reduction with a scalar in device memory. Each collective reads the scalar when
+    /// the collective runs. The reduction keeps the scalar's memory alive.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] unless the memory has exactly one element and is on the communicator's
-    /// device. All errors of [`new`](Self::new).
+    /// device. All errors that [`new`](Self::new) returns.
     pub fn from_device(communicator: &Communicator, scalar: DeviceMemory<T>) -> Result<Self, NcclError> {
         const CALL: &str = "PreMulSum::from_device";
         if scalar.len() != 1 {

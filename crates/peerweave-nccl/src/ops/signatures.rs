@@ -20,18 +20,18 @@ macro_rules! collectives {
             ///
             /// # Errors
             /// [`NcclError::Misuse`] for an invalid length, root, device or stream, or for borrowed
-            /// memory on a stream that is being captured. Nothing is enqueued then.
-            /// [`NcclError::Dead`], [`NcclError::Unsupported`], errors of NCCL.
+            /// memory on a stream that is being captured. In these cases nothing is enqueued.
+            /// [`NcclError::Dead`], [`NcclError::Unsupported`], errors that NCCL returns.
             /// [`NcclError::Timeout`] if NCCL cannot connect the ranks by the
-            /// [`deadline`](Communicator::deadline). The communicator is then aborted.
+            /// [`deadline`](Communicator::deadline). In this case the communicator is aborted.
             AllReduce all_reduce(send: &'a impl DeviceBuffer<T>, recv: &'a mut impl DeviceBufferMut<T>, op: impl Reduction<T>);
 
             /// Copies the root's send buffer to the receive buffers of all ranks. Only the root
             /// must pass a send buffer; send buffers of other ranks are not read.
             ///
             /// If the receive buffers are registered or lie in windows, the root's send buffer must
-            /// also be registered or lie in a window. NCCL assumes that all buffers of the call are
-            /// alike.
+            /// also be registered or lie in a window. NCCL assumes that either all buffers of the
+            /// call are registered or lie in windows, or none of them.
             ///
             /// Shape: `recv` has `n` elements, the same number on every rank. The root's `send` has
             /// `n` elements.
@@ -169,8 +169,8 @@ macro_rules! collectives {
             ReduceScatterInPlace reduce_scatter_in_place(buffer: &'a mut impl DeviceBufferMut<T>, op: impl Reduction<T>);
 
             /// Gathers on the root in place. The root's buffer has one part for each rank,
-            /// including the root. The other ranks pass buffers of the length of one part, which
-            /// are only read.
+            /// including the root. The other ranks pass buffers that are as long as one part. These
+            /// buffers are only read.
             ///
             /// Shape: the root's `buffer` has `n` elements for each rank. The part of rank `i`
             /// starts at element `i * n`. The buffers of the other ranks have `n` elements.
@@ -180,8 +180,8 @@ macro_rules! collectives {
             GatherInPlace gather_in_place(buffer: &'a mut impl DeviceBufferMut<T>, root: Rank);
 
             /// Distributes the root's buffer in place. The root's buffer has one part for each
-            /// rank. The root's own part is unchanged. The other ranks pass buffers of the length
-            /// of one part.
+            /// rank. The root's own part is unchanged. The other ranks pass buffers that are as
+            /// long as one part.
             ///
             /// Shape: the root's `buffer` has `n` elements for each rank. The part of rank `i`
             /// starts at element `i * n`. The buffers of the other ranks have `n` elements.
@@ -194,7 +194,7 @@ macro_rules! collectives {
 }
 
 /// Passes the table of transfers to a macro that generates methods. Transfers are sends, receives,
-/// and the calls composed of several operations of NCCL. Transfers accept no configuration.
+/// and calls that are composed of several NCCL operations. Transfers accept no configuration.
 macro_rules! transfers {
     ($form:ident) => {
         $form! {

@@ -49,7 +49,7 @@ impl Communicator {
 }
 
 impl CommunicatorBuilder {
-    /// Sets the NCCL library. All ranks of a process must use the same library.
+    /// Sets the NCCL library. All ranks in a process must use the same library.
     pub fn nccl(mut self, nccl: Nccl) -> Self {
         self.nccl = Some(nccl);
         self
@@ -85,8 +85,9 @@ impl CommunicatorBuilder {
         init(call, JoinRequest { nccl: self.library()?, members, n_ranks, ids, config, began, deadline, world: None })
     }
 
-    /// Creates communicators like [`init_all`](Self::init_all), for devices given by their
-    /// ordinals. Rank `i` is on the device with the `i`-th ordinal.
+    /// Creates communicators like [`init_all`](Self::init_all), but selects the devices by their
+    /// ordinals. Rank `i` is on the device whose ordinal is at position `i` of `ordinals`, counted
+    /// from 0.
     ///
     /// # Errors
     /// As for [`init_all`](Self::init_all); [`NcclError::Cuda`] for a device that does not exist.
@@ -106,7 +107,7 @@ impl CommunicatorBuilder {
     /// [`NcclError::Misuse`] for an empty list of devices or a repeated device;
     /// [`NcclError::Unsupported`] for options that the library does not support;
     /// [`NcclError::Timeout`] at the deadline; [`NcclError::Load`] if no library is found; errors
-    /// of NCCL.
+    /// that NCCL returns.
     pub fn init_all(&self, contexts: &[Arc<CudaContext>]) -> Result<Vec<Communicator>, NcclError> {
         const CALL: &str = "init_all";
         let began = Instant::now();
@@ -125,8 +126,8 @@ impl CommunicatorBuilder {
     ///
     /// # Errors
     /// [`NcclError::Timeout`] if other ranks do not arrive by the deadline. [`NcclError::Misuse`]
-    /// for a rank that is not less than `n_ranks`. All other errors of
-    /// [`init_all`](Self::init_all).
+    /// for a rank that is not less than `n_ranks`. All other errors that
+    /// [`init_all`](Self::init_all) returns.
     pub fn init_rank(
         &self,
         context: &Arc<CudaContext>,
@@ -149,8 +150,8 @@ impl CommunicatorBuilder {
     ///
     /// # Errors
     /// [`NcclError::Misuse`] for an empty list of ids, or for more ids than ranks.
-    /// [`NcclError::Unsupported`] with an older NCCL. All other errors of
-    /// [`init_rank`](Self::init_rank).
+    /// [`NcclError::Unsupported`] with an older NCCL. All other errors that
+    /// [`init_rank`](Self::init_rank) returns.
     pub fn init_rank_scalable(
         &self,
         context: &Arc<CudaContext>,
@@ -169,8 +170,9 @@ impl CommunicatorBuilder {
         self.init(CALL, &members, n_ranks, ids, began).map(only)
     }
 
-    /// Joins a communicator of `n_ranks` ranks with several ranks of this thread. `members` has the
-    /// context and the number of each rank. The results are in the order of `members`.
+    /// Joins a communicator of `n_ranks` ranks as several ranks, which this thread uses. `members`
+    /// contains the context and the rank number of each of these ranks. The results are in the
+    /// order of `members`.
     ///
     /// # Collective
     /// All ranks, as for [`init_rank`](Self::init_rank).
@@ -189,19 +191,20 @@ impl CommunicatorBuilder {
         self.init(CALL, members, n_ranks, std::slice::from_ref(id), began)
     }
 
-    /// Joins the communicator of a job, whose ranks are the PEs of the rendezvous. The rendezvous
-    /// distributes the id. If [`Communicator::wait`] then times out, the error has the last calls
-    /// of the other ranks and names lost ranks.
+    /// Joins a communicator whose ranks are the PEs of the rendezvous. The rendezvous distributes
+    /// the id. If a [`Communicator::wait`] on this communicator times out, its error contains the
+    /// last calls of the other ranks, and names lost ranks.
     ///
     /// The communicator does not keep the rendezvous alive. The caller may leave the rendezvous
-    /// before the communicator ends. The exchange of the id uses the deadline of the rendezvous.
+    /// before the communicator ends. The deadline of the rendezvous applies to the exchange of the
+    /// id.
     ///
     /// # Collective
     /// All PEs of the rendezvous.
     ///
     /// # Errors
     /// [`NcclError::Bootstrap`] if the exchange of the id fails. The error names the PEs that did
-    /// not arrive. All other errors of [`init_rank`](Self::init_rank).
+    /// not arrive. All other errors that [`init_rank`](Self::init_rank) returns.
     pub fn from_rendezvous(&self, context: &Arc<CudaContext>, rendezvous: &Arc<Rendezvous>) -> Result<Communicator, NcclError> {
         const CALL: &str = "from_rendezvous";
         let (began, nccl) = (Instant::now(), self.library()?);
@@ -234,8 +237,8 @@ impl CommunicatorBuilder {
         }
     }
 
-    /// Joins, as the new rank `rank`, a communicator that grows to `n_ranks` ranks by
-    /// [`Communicator::grow`]. Requires NCCL 2.29.2.
+    /// Joins a communicator as the new rank `rank`, while the existing ranks call
+    /// [`Communicator::grow`]. The communicator grows to `n_ranks` ranks. Requires NCCL 2.29.2.
     ///
     /// # Collective
     /// All ranks of the communicator that grows, and all new ranks.

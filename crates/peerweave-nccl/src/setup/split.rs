@@ -22,19 +22,20 @@ use crate::setup::init::{make, mix};
 use crate::sys::{self, Api, ncclComm_t, ncclConfig_t, ncclResult_t};
 use crate::{Call, Config, Rank, Switch, UniqueId, Version};
 
-/// Action on pending work of a communicator that is shrunk.
+/// Selects how [`Communicator::shrink`] handles pending work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShrinkMode {
-    /// Pending work completes. Use this mode if no rank is lost and no work is stuck.
+    /// Shrinking lets pending work complete. Use this mode if no rank is lost and no work is stuck.
     Default,
-    /// Pending work is ended first. Use this mode if a rank is lost or work is stuck.
+    /// Shrinking first ends pending work. Use this mode if a rank is lost or work is stuck.
     Abort,
 }
 
 impl Communicator {
-    /// Splits the communicator. The ranks that pass the same color form a new communicator. The new
-    /// ranks are ordered by `key`, and ranks with equal keys by their rank in this communicator. A
-    /// rank that passes `None` as color joins no new communicator, and the call returns `None`.
+    /// Splits the communicator. The ranks that pass the same color form a new communicator. In the
+    /// new communicator, ranks are ordered by `key`. Ranks with equal keys are ordered by their
+    /// rank in this communicator. A rank that passes `None` as color joins no new communicator, and
+    /// its call returns `None`.
     ///
     /// The new communicator has the configuration of this communicator.
     /// [`split_all`](Self::split_all) accepts a different configuration.
@@ -45,22 +46,25 @@ impl Communicator {
     ///
     /// # Errors
     /// [`NcclError::Misuse`] for a color above 2147483647; [`NcclError::Dead`];
-    /// [`NcclError::Timeout`] at [`deadline`](Self::deadline); errors of NCCL.
+    /// [`NcclError::Timeout`] at [`deadline`](Self::deadline); errors that NCCL returns.
     pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Self>, NcclError> {
         Self::split_all(&[(self, color, key)], None).map(|mut made| made.pop().flatten())
     }
 
-    /// Splits like [`split`](Self::split), for several ranks of this thread, and with a
-    /// configuration. `members` has the communicator, the color and the key of each rank. Unset
-    /// options have NCCL's defaults, not the values of the parent. The results are in the order of
-    /// `members`.
+    /// Splits like [`split`](Self::split), but for several ranks of this thread, and optionally
+    /// with a configuration. `members` contains the communicator, the color and the key of each
+    /// rank. The results are in the order of `members`.
+    ///
+    /// Without `config`, a new communicator has the configuration of its parent, which is the
+    /// communicator that is split. With `config`, a new communicator inherits from its parent only
+    /// whether calls block. Other options that `config` does not set have NCCL's defaults.
     ///
     /// # Collective
     /// All ranks.
     ///
     /// # Errors
-    /// As for [`split`](Self::split); [`NcclError::Misuse`] also if the configuration and the
-    /// communicators are not both blocking or both non-blocking.
+    /// As for [`split`](Self::split); [`NcclError::Misuse`] also if `config` sets
+    /// [`Config::blocking`] to a value that differs from the setting of the communicators.
     pub fn split_all(members: &[(&Self, Option<u32>, i32)], config: Option<&Config>) -> Result<Vec<Option<Self>>, NcclError> {
         const CALL: &str = "split";
         let mut colors = Vec::new();
@@ -90,13 +94,14 @@ impl Communicator {
     /// The other ranks keep their order. Requires NCCL 2.27.3.
     ///
     /// With [`ShrinkMode::Abort`], the excluded ranks may be lost, and pending work of this
-    /// communicator is ended. Waits for this work and new calls on this communicator then return
-    /// [`NcclError::Dead`], even if this call fails. This communicator can be shrunk again, aborted
-    /// or dropped.
+    /// communicator is ended. After this call, [`wait`](Self::wait) for this work returns
+    /// [`NcclError::Dead`], and so do new calls on this communicator. This also applies if NCCL
+    /// fails to shrink the communicator. This communicator can only be shrunk again, aborted or
+    /// dropped.
     ///
     /// [`ShrinkMode::Abort`] works if the work is stuck without an error, as over NVLink. If NCCL
     /// itself has detected the loss by an asynchronous error, as over a network, NCCL refuses the
-    /// call. In this case create a new communicator of the remaining ranks, with a new
+    /// call. In this case create a new communicator from the remaining ranks, with a new
     /// [`UniqueId`].
     ///
     /// # Collective
@@ -104,15 +109,15 @@ impl Communicator {
     /// [`shrink_all`](Self::shrink_all) instead.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] if this rank is excluded, or if an excluded rank does not exist or is
-    /// repeated; [`NcclError::Unsupported`]; [`NcclError::Timeout`] at
-    /// [`deadline`](Self::deadline); [`NcclError::Dead`]; errors of NCCL.
+    /// [`NcclError::Misuse`] if `excluded` is empty, contains this rank, or contains a rank that
+    /// does not exist or is repeated; [`NcclError::Unsupported`]; [`NcclError::Timeout`] at
+    /// [`deadline`](Self::deadline); [`NcclError::Dead`]; errors that NCCL returns.
     pub fn shrink(&self, excluded: &[Rank], mode: ShrinkMode) -> Result<Self, NcclError> {
         Self::shrink_all(&[self], excluded, mode, None).map(|mut made| made.pop().expect("one communicator was requested"))
     }
 
-    /// Shrinks like [`shrink`](Self::shrink), for several ranks of this thread, and with a
-    /// configuration like [`split_all`](Self::split_all).
+    /// Shrinks like [`shrink`](Self::shrink), but for several ranks of this thread, and optionally
+    /// with a configuration. [`split_all`](Self::split_all) documents the effect of `config`.
     ///
     /// # Collective
     /// As for [`shrink`](Self::shrink).
@@ -170,11 +175,11 @@ impl Communicator {
     }
 
     /// Creates an id with which new ranks join this communicator. One of the existing ranks creates
-    /// the id and passes it to [`grow`](Self::grow). New ranks pass the id to
+    /// the id and passes the id to [`grow`](Self::grow). New ranks pass the id to
     /// [`CommunicatorBuilder::join`](crate::CommunicatorBuilder::join). Requires NCCL 2.29.2.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`]; [`NcclError::Dead`]; errors of NCCL.
+    /// [`NcclError::Unsupported`]; [`NcclError::Dead`]; errors that NCCL returns.
     pub fn grow_id(&self) -> Result<UniqueId, NcclError> {
         let empty = sys::ncclUniqueId { internal: [0; sys::NCCL_UNIQUE_ID_BYTES] };
         let id = self.inner.call_into("grow_id", Allowed::LIVE, empty, |api, comm, id| {
@@ -184,12 +189,12 @@ impl Communicator {
         Ok(UniqueId::from_raw(id))
     }
 
-    /// Creates a communicator of `n_ranks` ranks. It consists of the ranks of this communicator,
-    /// with unchanged numbers, and of new ranks. New ranks join by
+    /// Creates a communicator of `n_ranks` ranks. The new communicator consists of the ranks of
+    /// this communicator, with unchanged numbers, and of new ranks. New ranks join by calling
     /// [`CommunicatorBuilder::join`](crate::CommunicatorBuilder::join). Requires NCCL 2.29.2.
     ///
     /// The rank that created the id passes the id. The other ranks of this communicator pass
-    /// `None`. Drop this communicator afterwards.
+    /// `None`. Drop this communicator after this call.
     ///
     /// # Collective
     /// All ranks of this communicator, and all new ranks.
@@ -197,7 +202,7 @@ impl Communicator {
     /// # Errors
     /// [`NcclError::Misuse`] unless `n_ranks` exceeds the current number of ranks;
     /// [`NcclError::Unsupported`]; [`NcclError::Timeout`] at [`deadline`](Self::deadline);
-    /// [`NcclError::Dead`]; errors of NCCL.
+    /// [`NcclError::Dead`]; errors that NCCL returns.
     pub fn grow(&self, n_ranks: usize, id: Option<&UniqueId>) -> Result<Self, NcclError> {
         const CALL: &str = "grow";
         let n = grown(CALL, n_ranks, self.n_ranks())?;

@@ -9,7 +9,7 @@ use super::requirements::*;
 use super::types::*;
 
 peerweave_dylib::bindings! {
-    /// The functions of one libnccl. Each function is resolved at its first call.
+    /// The functions of one NCCL library. Each function is resolved at its first call.
     pub struct Api {
         // Version, ids, errors.
 
@@ -22,23 +22,25 @@ peerweave_dylib::bindings! {
         /// Returns the description of a result code. The text is valid as long as the library is
         /// loaded.
         "2.0.0" fn ncclGetErrorString(result: ncclResult_t) -> *const c_char;
-        /// Returns the text of the last error, or null. The text is valid until the next error.
+        /// Returns the message for the last error, or null. The message is valid until the next
+        /// error.
         "2.13.4" fn ncclGetLastError(comm: ncclComm_t) -> *const c_char;
         /// Returns the state of a communicator.
         "2.4.2" fn ncclCommGetAsyncError(comm: ncclComm_t, asyncError: *mut ncclResult_t) -> ncclResult_t;
-        /// Makes the library read the variables of its log again. Deprecated by NVIDIA.
+        /// Makes the library read the environment variables for its log again. NVIDIA has
+        /// deprecated this function.
         "2.24.3" fn ncclResetDebugInit();
-        /// Makes the library read the variables of its log again. Replaces the deprecated function.
-        /// No header declares this function.
+        /// Makes the library read the environment variables for its log again. Replaces the
+        /// deprecated `ncclResetDebugInit`. No header declares this function.
         "2.28.3" fn ncclResetDebugInitInternal();
 
         // Lifecycle.
 
         /// Creates a communicator. Collective.
         "2.0.0" fn ncclCommInitRank(comm: *mut ncclComm_t, nranks: c_int, commId: ncclUniqueId, rank: c_int) -> ncclResult_t;
-        /// Creates all communicators of one process.
+        /// Creates a communicator whose ranks are all in this process.
         "2.0.0" fn ncclCommInitAll(comm: *mut ncclComm_t, ndev: c_int, devlist: *const c_int) -> ncclResult_t;
-        /// Creates a configured communicator. Collective.
+        /// Creates a communicator with a configuration. Collective.
         "2.14.3" fn ncclCommInitRankConfig(
             comm: *mut ncclComm_t, nranks: c_int, commId: ncclUniqueId, rank: c_int, config: *mut ncclConfig_t,
         ) -> ncclResult_t;
@@ -47,7 +49,8 @@ peerweave_dylib::bindings! {
             newcomm: *mut ncclComm_t, nranks: c_int, myrank: c_int, nId: c_int, commIds: *mut ncclUniqueId,
             config: *mut ncclConfig_t,
         ) -> ncclResult_t;
-        /// Splits a communicator into communicators of subsets of its ranks. Collective.
+        /// Splits a communicator into communicators that each contain some of its ranks.
+        /// Collective.
         "2.18.1" fn ncclCommSplit(
             comm: ncclComm_t, color: c_int, key: c_int, newcomm: *mut ncclComm_t, config: *mut ncclConfig_t,
         ) -> ncclResult_t;
@@ -67,20 +70,20 @@ peerweave_dylib::bindings! {
         "2.0.0" fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t;
         /// Ends running work, and frees a communicator.
         "2.4.2" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t;
-        /// Ends running work. The communicator can then be split or shrunk.
+        /// Ends running work. Afterwards the communicator can only be split, shrunk or freed.
         "2.28.7" fn ncclCommRevoke(comm: ncclComm_t, revokeFlags: c_int) -> ncclResult_t;
-        /// Releases device memory of a communicator.
+        /// Releases device memory that a communicator does not need while it is suspended.
         "2.29.7" fn ncclCommSuspend(comm: ncclComm_t, flags: c_int) -> ncclResult_t;
-        /// Reallocates the released device memory of a communicator.
+        /// Reallocates the device memory that suspending a communicator released.
         "2.29.7" fn ncclCommResume(comm: ncclComm_t) -> ncclResult_t;
 
         // Queries of a communicator.
 
-        /// Returns the number of ranks.
+        /// Returns the number of ranks in a communicator.
         "2.0.0" fn ncclCommCount(comm: ncclComm_t, count: *mut c_int) -> ncclResult_t;
-        /// Returns the CUDA ordinal of the device.
+        /// Returns the CUDA ordinal of the device that this rank uses.
         "2.0.0" fn ncclCommCuDevice(comm: ncclComm_t, device: *mut c_int) -> ncclResult_t;
-        /// Returns this rank.
+        /// Returns this rank's number in a communicator.
         "2.0.0" fn ncclCommUserRank(comm: ncclComm_t, rank: *mut c_int) -> ncclResult_t;
         /// Returns a statistic of a communicator's memory.
         "2.29.7" fn ncclCommMemStats(comm: ncclComm_t, stat: ncclCommMemStat_t, value: *mut u64) -> ncclResult_t;
@@ -95,7 +98,7 @@ peerweave_dylib::bindings! {
             sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: ncclDataType_t, op: ncclRedOp_t,
             comm: ncclComm_t, stream: CUstream,
         ) -> ncclResult_t;
-        /// Copies from the root to all ranks.
+        /// Copies the root's send buffer to the receive buffers of all ranks.
         "2.2.0" fn ncclBroadcast(
             sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: ncclDataType_t, root: c_int,
             comm: ncclComm_t, stream: CUstream,
@@ -115,7 +118,8 @@ peerweave_dylib::bindings! {
             sendbuff: *const c_void, recvbuff: *mut c_void, recvcount: usize, datatype: ncclDataType_t, op: ncclRedOp_t,
             comm: ncclComm_t, stream: CUstream,
         ) -> ncclResult_t;
-        /// Sends one part of the send buffer of each rank to each rank.
+        /// Exchanges parts between all ranks: each rank sends one part of its send buffer to each
+        /// rank.
         "2.28.3" fn ncclAlltoAll(
             sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: ncclDataType_t, comm: ncclComm_t,
             stream: CUstream,
@@ -130,7 +134,7 @@ peerweave_dylib::bindings! {
             sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: ncclDataType_t, root: c_int,
             comm: ncclComm_t, stream: CUstream,
         ) -> ncclResult_t;
-        /// Copies from the root to all ranks, in place.
+        /// Copies the root's buffer to the buffers of all ranks, in place.
         "2.0.0" fn ncclBcast(
             buff: *mut c_void, count: usize, datatype: ncclDataType_t, root: c_int, comm: ncclComm_t, stream: CUstream,
         ) -> ncclResult_t;
@@ -188,25 +192,25 @@ peerweave_dylib::bindings! {
         "2.7.3" fn ncclRecv(
             recvbuff: *mut c_void, count: usize, datatype: ncclDataType_t, peer: c_int, comm: ncclComm_t, stream: CUstream,
         ) -> ncclResult_t;
-        /// Writes to a peer's window, and then increments a signal of the peer.
+        /// Writes to a peer's window, and then increments a signal on the peer.
         "2.29.2" fn ncclPutSignal(
             localbuff: *const c_void, count: usize, datatype: ncclDataType_t, peer: c_int, peerWin: ncclWindow_t,
             peerWinOffset: usize, sigIdx: c_int, ctx: c_int, flags: c_uint, comm: ncclComm_t, stream: CUstream,
         ) -> ncclResult_t;
-        /// Increments a signal of a peer.
+        /// Increments a signal on a peer.
         "2.29.2" fn ncclSignal(
             peer: c_int, sigIdx: c_int, ctx: c_int, flags: c_uint, comm: ncclComm_t, stream: CUstream,
         ) -> ncclResult_t;
-        /// Waits for signals of peers.
+        /// Waits until peers have incremented signals on this rank.
         "2.29.2" fn ncclWaitSignal(
             nDesc: c_int, signalDescs: *mut ncclWaitSignalDesc_t, comm: ncclComm_t, stream: CUstream,
         ) -> ncclResult_t;
-        /// Starts a group of this thread.
+        /// Starts a group on this thread.
         "2.0.0" fn ncclGroupStart() -> ncclResult_t;
-        /// Ends the group of this thread, and launches its calls.
+        /// Ends the group on this thread, and launches the calls in the group.
         "2.0.0" fn ncclGroupEnd() -> ncclResult_t;
-        /// Ends the group of this thread. Estimates the duration of the calls instead of launching
-        /// them.
+        /// Ends the group on this thread. Estimates the duration of the calls in the group instead
+        /// of launching the calls.
         "2.22.3" fn ncclGroupSimulateEnd(simInfo: *mut ncclSimInfo_t) -> ncclResult_t;
 
         // Memory, registration, windows.
@@ -215,7 +219,7 @@ peerweave_dylib::bindings! {
         "2.19.1" fn ncclMemAlloc(ptr: *mut *mut c_void, size: usize) -> ncclResult_t;
         /// Frees memory that `ncclMemAlloc` allocated.
         "2.19.1" fn ncclMemFree(ptr: *mut c_void) -> ncclResult_t;
-        /// Registers a buffer of this rank. Not collective.
+        /// Registers a buffer on this rank only. Not collective.
         "2.19.1" fn ncclCommRegister(comm: ncclComm_t, buff: *mut c_void, size: usize, handle: *mut *mut c_void) -> ncclResult_t;
         /// Unregisters a buffer.
         "2.19.1" fn ncclCommDeregister(comm: ncclComm_t, handle: *mut c_void) -> ncclResult_t;
@@ -224,29 +228,30 @@ peerweave_dylib::bindings! {
         "2.27.3" fn ncclCommWindowRegister(
             comm: ncclComm_t, buff: *mut c_void, size: usize, win: *mut ncclWindow_t, winFlags: c_int,
         ) -> ncclResult_t;
-        /// Unregisters a window of this rank. Not collective.
+        /// Unregisters a window on this rank only. Not collective.
         "2.27.3" fn ncclCommWindowDeregister(comm: ncclComm_t, win: ncclWindow_t) -> ncclResult_t;
         /// Returns the address of the memory that was registered as a window.
         "2.29.2" fn ncclWinGetUserPtr(comm: ncclComm_t, win: ncclWindow_t, outUserPtr: *mut *mut c_void) -> ncclResult_t;
-        /// Returns the address of a rank's window for loads and stores, given its index in the LSA
-        /// team.
+        /// Returns the address at which kernels load and store in a rank's window, given the rank's
+        /// index in the LSA team.
         "2.29.2" fn ncclGetLsaDevicePointer(
             window: ncclWindow_t, offset: usize, lsaRank: c_int, outPtr: *mut *mut c_void,
         ) -> ncclResult_t;
-        /// Returns the multicast address of the LSA team.
+        /// Returns the multicast address of a location in a window, for the LSA team.
         "2.29.2" fn ncclGetLsaMultimemDevicePointer(
             window: ncclWindow_t, offset: usize, outPtr: *mut *mut c_void,
         ) -> ncclResult_t;
-        /// Returns the multicast address of a team.
+        /// Returns the multicast address of a location in a window, for a given team.
         "2.29.2" fn ncclGetMultimemDevicePointer(
             window: ncclWindow_t, offset: usize, multimem: ncclMultimemHandle_t, outPtr: *mut *mut c_void,
         ) -> ncclResult_t;
-        /// Returns the address of a rank's window, or null if kernels cannot access the rank by
-        /// loads and stores.
+        /// Returns the address at which kernels load and store in a rank's window, or null if
+        /// kernels cannot access the window in this way.
         "2.29.2" fn ncclGetPeerDevicePointer(
             window: ncclWindow_t, offset: usize, peer: c_int, outPtr: *mut *mut c_void,
         ) -> ncclResult_t;
-        /// Returns the logical endpoint of a rank's window, given its index in a fabric team.
+        /// Returns the logical endpoint of a rank's window, given the rank's index in a fabric
+        /// team.
         "2.31.1" fn ncclGetCftDeviceLeInfo(
             window: ncclWindow_t, offset: usize, peerCft: c_int, cftTeam: ncclTeam_t, leId: *mut u32, leOffset: *mut usize,
         ) -> ncclResult_t;
@@ -288,7 +293,7 @@ peerweave_dylib::bindings! {
             comm: ncclComm_t, team: ncclTeam_t, nBarriers: c_int, outHandle: *mut ncclGinBarrierHandle_t,
             outReq: *mut ncclDevResourceRequirements_t,
         ) -> ncclResult_t;
-        /// Returns the number of slots of an all-to-all of short messages.
+        /// Returns the number of slots that an all-to-all of short messages needs.
         "2.28.3" fn ncclLLA2ACalcSlots(maxElts: c_int, maxEltSize: c_int) -> c_int;
         /// Returns the requirement for an all-to-all of short messages.
         "2.28.3" fn ncclLLA2ACreateRequirement(
@@ -308,19 +313,20 @@ peerweave_dylib::bindings! {
 
         // Teams.
 
-        /// Returns the team of all ranks.
+        /// Returns the team that consists of all ranks.
         "2.28.3" fn ncclTeamWorld(comm: ncclComm_t) -> ncclTeam_t;
         /// Returns the LSA team: the ranks that access each other by loads and stores.
         "2.28.3" fn ncclTeamLsa(comm: ncclComm_t) -> ncclTeam_t;
-        /// Returns the rail team: the ranks that have the same index in their LSA teams.
+        /// Returns the rail team: the ranks that have the same index in their LSA teams as this
+        /// rank has in its own LSA team.
         "2.28.3" fn ncclTeamRail(comm: ncclComm_t) -> ncclTeam_t;
-        /// Returns a team of ranks of the fabric.
+        /// Returns the fabric team that `mode` selects.
         "2.31.0" fn ncclTeamCft(comm: ncclComm_t, mode: ncclCftTeamMode_t) -> ncclTeam_t;
-        /// Returns the ranks that the fabric's multicast reaches.
+        /// Returns the team of the ranks that the fabric's multicast reaches.
         "2.31.0" fn ncclTeamCftMultimem(comm: ncclComm_t) -> ncclTeam_t;
-        /// Converts a team's rank to the communicator's rank.
+        /// Converts an index in a team to the rank in the communicator.
         "2.28.3" fn ncclTeamRankToWorld(comm: ncclComm_t, team: ncclTeam_t, rank: c_int) -> c_int;
-        /// Converts a team's rank to the LSA team's rank.
+        /// Converts an index in a team to the index in the LSA team.
         "2.28.3" fn ncclTeamRankToLsa(comm: ncclComm_t, team: ncclTeam_t, rank: c_int) -> c_int;
 
         // Parameters.
@@ -350,14 +356,14 @@ peerweave_dylib::bindings! {
         /// Returns a parameter as text, given the parameter's name. The text is valid until this
         /// thread's next query.
         "2.30.3" fn ncclParamGetParameter(key: *const c_char, value: *mut *const c_char, valueLen: *mut c_int) -> ncclResult_t;
-        /// Returns the names of all parameters. The names are valid until this thread's next query.
+        /// Returns the names of parameters. The names are valid until this thread's next query.
         "2.30.3" fn ncclParamGetAllParameterKeys(table: *mut *mut *const c_char, tableLen: *mut c_int) -> ncclResult_t;
-        /// Prints all parameters to the library's log.
+        /// Prints parameters to standard output.
         "2.30.3" fn ncclParamDumpAll();
 
         // Security.
 
-        /// Sets the encryption of the library's sockets.
+        /// Selects whether the library encrypts the data on its sockets.
         "2.32.0" fn ncclSetEncryption(config: *const ncclEncryptionConfig_t) -> ncclResult_t;
     }
 }

@@ -6,42 +6,42 @@ use std::ffi::{c_int, c_uint};
 
 /// Length of a unique id in bytes.
 pub const NCCL_UNIQUE_ID_BYTES: usize = 128;
-/// Value of an integer field that is not set.
+/// Value of an integer field in a configuration struct if the field is not set.
 pub const NCCL_CONFIG_UNDEF_INT: c_int = c_int::MIN;
 /// Magic number of configuration structs.
 pub const NCCL_API_MAGIC: c_uint = 0xcafe_beef;
 /// Magic number of `ncclSimInfo_t`.
 pub const NCCL_SIM_INFO_MAGIC: c_uint = 0x7468_5283;
-/// Estimated time of a group for which NCCL has no estimate.
+/// Value that NCCL stores as the estimated time of a group if NCCL has no estimate.
 pub const NCCL_UNDEF_FLOAT: f32 = -1.0;
 /// Color of a rank that joins no new communicator in a split.
 pub const NCCL_SPLIT_NOCOLOR: c_int = -1;
-/// Flag of a window for any use.
+/// Flag for a window that can be used in every way.
 pub const NCCL_WIN_DEFAULT: c_int = 0;
-/// Flag of a window for collectives in which every rank passes buffers at the same offset of its
-/// window.
+/// Flag for a window that is used in collectives in which every rank passes buffers at the same
+/// offset in its window.
 pub const NCCL_WIN_COLL_SYMMETRIC: c_int = 1;
-/// Flag of a window with strictly ordered accesses from kernels. Since 2.29.7.
+/// Flag for a window to which accesses from kernels are strictly ordered. Since 2.29.7.
 pub const NCCL_WIN_STRICT_ORDERING: c_int = 2;
-/// Flag of a window that only kernels use, over the network (GIN). Since 2.32.0.
+/// Flag for a window that is used only by kernels over the network (GIN). Since 2.32.0.
 pub const NCCL_WIN_GIN_ONLY: c_int = 4;
-/// Flag of a window that only counted operations over the fabric (CFT) use. Since 2.32.0.
+/// Flag for a window that is used only by counted operations over the fabric (CFT). Since 2.32.0.
 pub const NCCL_WIN_CFT_COUNTED: c_int = 8;
 /// Required alignment of a window's address, in bytes.
 pub const NCCL_WIN_REQUIRED_ALIGNMENT: usize = 4096;
 /// CTA policy: NCCL selects the number of CTAs.
 pub const NCCL_CTA_POLICY_DEFAULT: c_int = 0;
-/// CTA policy: fewer CTAs, if the loss of performance is small.
+/// CTA policy: NCCL uses fewer CTAs if the loss of performance is small.
 pub const NCCL_CTA_POLICY_EFFICIENCY: c_int = 1;
-/// CTA policy: no CTAs, if copy engines can do the work.
+/// CTA policy: NCCL uses no CTAs if copy engines can do the work.
 pub const NCCL_CTA_POLICY_ZERO: c_int = 2;
-/// Flag of a shrink without lost ranks or stuck work.
+/// Flag for a shrink while no rank is lost and no work is stuck.
 pub const NCCL_SHRINK_DEFAULT: c_int = 0;
-/// Flag of a shrink that first ends running work.
+/// Flag for a shrink that first ends running work.
 pub const NCCL_SHRINK_ABORT: c_int = 1;
-/// Flag of a revocation. The only mode of revoking.
+/// Flag for a revocation. NCCL has no other mode of revocation.
 pub const NCCL_REVOKE_DEFAULT: c_int = 0;
-/// Flag of a suspension that releases memory.
+/// Flag for a suspension that releases memory.
 pub const NCCL_SUSPEND_MEM: c_int = 1;
 /// Host code can query addresses in the fabric. Since 2.31.1.
 pub const NCCL_HOST_CFT_ENABLE: c_int = 1;

@@ -18,9 +18,9 @@ use crate::Version;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Field {
-    /// NCCL's name of the field.
+    /// NCCL's name for the field.
     pub name: &'static str,
-    /// Version that introduced the field.
+    /// Version of NCCL that introduced the field.
     pub since: Version,
     /// Offset from the start of the struct, in bytes.
     pub offset_bytes: usize,
@@ -28,15 +28,15 @@ pub struct Field {
     pub len_bytes: usize,
 }
 
-/// Layout of a struct in one version.
+/// Layout of a struct in one version of NCCL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Layout {
-    /// NCCL's name of the struct.
+    /// NCCL's name for the struct.
     pub name: &'static str,
     /// Size of the struct in this version, in bytes (`sizeof`).
     pub len_bytes: usize,
-    /// Fields of this version, in order.
+    /// Fields that the struct has in this version, in the order of their offsets.
     pub fields: Vec<Field>,
 }
 
@@ -142,7 +142,7 @@ history!(ncclDevCommRequirements_t as "ncclDevCommRequirements_t" {
 });
 
 /// Returns the layout of a struct in this version, or `None` if the version lacks the struct.
-/// `name` is NCCL's name of the struct.
+/// `name` is NCCL's name for the struct.
 pub fn layout_of(name: &str, version: Version) -> Option<Layout> {
     layouts(version).into_iter().find(|layout| layout.name == name)
 }
@@ -179,7 +179,7 @@ pub fn layouts(version: Version) -> Vec<Layout> {
 }
 
 /// Returns the size of `ncclDevComm` in this version, in bytes, or `None` if this crate does not
-/// know the size. Since 2.31 NCCL reports the size.
+/// know the size. NCCL 2.31 and later report the size at run time.
 pub fn device_comm_len_bytes(version: Version) -> Option<usize> {
     const KNOWN: [(Version, usize); 5] = [
         (Version::new(2, 30, 3), 240),

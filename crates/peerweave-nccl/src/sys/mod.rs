@@ -22,6 +22,6 @@ pub use requirements::*;
 pub use types::*;
 pub use values::values;
 
-/// Version of the header from which the structs are declared. This version is passed to a newer
-/// library, which then uses its own defaults for later fields.
+/// Version of NCCL's header to which the declared structs correspond. This crate passes this
+/// version to a newer library, which uses its own defaults for fields that later versions added.
 pub const HEADER: crate::Version = crate::Version::new(2, 32, 3);

@@ -39,7 +39,7 @@ pub struct ncclCommProperties_t {
     pub cftCountedSupport: u8,
 }
 
-/// Capabilities of a communicator in 2.29.2 and 2.29.3, with a GIN type of one byte.
+/// Capabilities of a communicator in NCCL 2.29.2 and 2.29.3, in which the GIN type has one byte.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "as in `ncclCommProperties_t`")]
@@ -64,7 +64,7 @@ pub struct ncclTeam_t {
     pub nRanks: c_int,
     /// Index of this rank in the team.
     pub rank: c_int,
-    /// Difference between consecutive ranks of the team, in ranks of the communicator.
+    /// Difference between the communicator ranks of two consecutive team members.
     pub stride: c_int,
 }
 
@@ -80,7 +80,7 @@ pub struct ncclMultimemHandle_t {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ncclLsaBarrierHandle_t {
-    /// Handle of the buffer of the barriers.
+    /// Handle of the buffer that the barriers use.
     pub bufHandle: u32,
     /// Number of barriers.
     pub nBarriers: c_int,
@@ -90,9 +90,10 @@ pub struct ncclLsaBarrierHandle_t {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ncclGinBarrierHandle_t {
-    /// Index of the first signal of the barriers.
+    /// Index of the first signal that the barriers use.
     pub signal0: u32,
-    /// Handle of the buffer of the barriers up to 2.29. Not used since 2.30.3.
+    /// Handle of the buffer that the barriers use up to NCCL 2.29. NCCL 2.30.3 and later do not use
+    /// this field.
     pub unused: u32,
 }
 
@@ -100,13 +101,13 @@ pub struct ncclGinBarrierHandle_t {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ncclLLA2AHandle_t {
-    /// Handle of the all-to-all's buffer.
+    /// Handle of the buffer that the all-to-all uses.
     pub bufHandle: u32,
-    /// Number of slots of each thread block.
+    /// Number of slots for each thread block.
     pub nSlots: u32,
 }
 
-/// A resource of a device communicator, in a linked list.
+/// A resource that a device communicator requires. The struct is an element of a linked list.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "filled by the functions whose names end in CreateRequirement")]
@@ -121,7 +122,7 @@ pub struct ncclDevResourceRequirements_t {
     pub outGinCounterStart: *mut u32,
 }
 
-/// A team whose ranks need a multicast object, in a linked list.
+/// A team whose ranks need a multicast object. The struct is an element of a linked list.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "as in the header")]

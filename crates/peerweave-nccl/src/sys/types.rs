@@ -34,7 +34,7 @@ opaque! {
     ncclParamHandle as ncclParamHandle_t;
 }
 
-/// Declares a newtype for an enum of NCCL, with the values that this crate knows.
+/// Declares a newtype for an NCCL enum, with the values that this crate knows.
 macro_rules! numbers {
     ($(#[$attribute:meta])* $Name:ident($Integer:ty) { $($(#[$value_attribute:meta])* $value:ident = $number:expr;)* }) => {
         $(#[$attribute])*
@@ -46,10 +46,10 @@ macro_rules! numbers {
         impl $Name {
             $($(#[$value_attribute])* pub const $value: Self = Self($number);)*
 
-            /// NCCL's names of the known values, with their numbers.
+            /// NCCL's names for the values that this crate knows, with the numbers of the values.
             pub const NAMES: &'static [(&'static str, i64)] = &[$((stringify!($value), $number as i64)),*];
 
-            /// Returns NCCL's name of this value, or `None` if this crate does not know the value.
+            /// Returns NCCL's name for this value, or `None` if this crate does not know the value.
             pub fn name(self) -> Option<&'static str> {
                 Self::NAMES.iter().find(|(_, number)| *number == i64::from(self.0)).map(|(name, _)| *name)
             }
@@ -69,13 +69,13 @@ macro_rules! numbers {
 numbers! {
     /// Result code of a function.
     ncclResult_t(c_int) {
-        /// Success. Work may be enqueued but not complete.
+        /// The call succeeded. Enqueued work need not be complete yet.
         ncclSuccess = 0;
-        /// A call of CUDA failed.
+        /// A call to CUDA failed.
         ncclUnhandledCudaError = 1;
-        /// A call of the operating system failed.
+        /// A call to the operating system failed.
         ncclSystemError = 2;
-        /// A bug in NCCL, or corrupted memory.
+        /// An internal check in NCCL failed, because of a bug in NCCL or corrupted memory.
         ncclInternalError = 3;
         /// An argument is invalid.
         ncclInvalidArgument = 4;
@@ -140,9 +140,10 @@ numbers! {
 numbers! {
     /// Location of a reduction's scalar, and the time at which NCCL reads the scalar.
     ncclScalarResidence_t(c_int) {
-        /// In memory accessible to the device. Read while the collective runs.
+        /// The scalar is in memory that the device can access. NCCL reads the scalar while the
+        /// collective runs.
         ncclScalarDevice = 0;
-        /// In host memory. Read before the call returns.
+        /// The scalar is in host memory. NCCL reads the scalar before the call returns.
         ncclScalarHostImmediate = 1;
     }
 }
@@ -176,18 +177,18 @@ numbers! {
 }
 
 numbers! {
-    /// Transport by which kernels communicate over the network (GIN). The type has one byte in
+    /// Transport through which kernels communicate over the network (GIN). The type has one byte in
     /// 2.29.2 and 2.29.3, and four bytes in later versions.
     ncclGinType_t(c_int) {
         /// No transport. In requirements, any transport.
         NCCL_GIN_TYPE_NONE = 0;
-        /// A proxy thread of the host.
+        /// A proxy thread on the host.
         NCCL_GIN_TYPE_PROXY = 2;
         /// The device itself (GDAKI).
         NCCL_GIN_TYPE_GDAKI = 3;
         /// NCCL's GPI transport.
         NCCL_GIN_TYPE_GPI = 4;
-        /// Amazon's network adapters (EFA).
+        /// Amazon's Elastic Fabric Adapter (EFA).
         NCCL_GIN_TYPE_EFA_GDA = 5;
     }
 }
@@ -197,9 +198,9 @@ numbers! {
     ncclCftTeamMode_t(c_int) {
         /// All ranks of the fabric.
         NCCL_CFT_TEAM_FLAT = 0;
-        /// Ranks that the fabric's multicast reaches.
+        /// The ranks that the fabric's multicast reaches.
         NCCL_CFT_TEAM_HIER_MULTIMEM = 1;
-        /// Ranks that access each other by loads and stores.
+        /// The ranks that access each other by loads and stores.
         NCCL_CFT_TEAM_HIER_LSA = 2;
     }
 }
@@ -255,19 +256,20 @@ pub struct ncclConfigExtKey {
     pub optionId: c_int,
 }
 
-/// The value of a vendor's option.
+/// Value of an option of a vendor other than NVIDIA.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union ncclConfigExtValue {
     /// An integer.
     pub i: c_int,
-    /// A text.
+    /// A string that ends in a zero byte.
     pub s: *const c_char,
     /// A pointer of any type.
     pub raw: *mut c_void,
 }
 
-/// An option of a vendor other than NVIDIA, in a linked list. Since 2.31.0.
+/// An option of a vendor other than NVIDIA. The struct is an element of a linked list. Since
+/// 2.31.0.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ncclConfigExt_t {
@@ -279,7 +281,7 @@ pub struct ncclConfigExt_t {
     pub val: ncclConfigExtValue,
 }
 
-/// Configuration of one collective. Since 2.31.0. The last field exists since 2.32.0.
+/// Configuration of one collective. Since 2.31.0. The last field exists only since 2.32.0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "each field is documented at the method of `CollConfig` that sets it")]
@@ -307,13 +309,13 @@ pub struct ncclSimInfo_t {
     pub size: usize,
     /// Must be [`NCCL_SIM_INFO_MAGIC`](super::NCCL_SIM_INFO_MAGIC).
     pub magic: c_uint,
-    /// Version of the caller.
+    /// Version of NCCL whose struct layout the caller uses.
     pub version: c_uint,
-    /// Estimated time in microseconds, or -1.
+    /// Estimated time in microseconds, or -1 if NCCL has no estimate.
     pub estimatedTime: f32,
 }
 
-/// Encryption of NCCL's sockets. Since 2.32.0.
+/// Selects whether NCCL encrypts the data on its sockets. Since 2.32.0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ncclEncryptionConfig_t {
@@ -321,7 +323,7 @@ pub struct ncclEncryptionConfig_t {
     pub size: usize,
     /// Must be [`NCCL_API_MAGIC`](super::NCCL_API_MAGIC).
     pub magic: c_uint,
-    /// Version of the caller.
+    /// Version of NCCL whose struct layout the caller uses.
     pub version: c_uint,
     /// Encryption mode: 0 for no encryption, 1 for a pre-shared key.
     pub mode: c_int,
@@ -329,11 +331,11 @@ pub struct ncclEncryptionConfig_t {
     pub psk: *const c_char,
 }
 
-/// A number of signals by one rank to wait for. Since 2.29.2.
+/// Describes a wait for a number of signals from one rank. Since 2.29.2.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ncclWaitSignalDesc_t {
-    /// Number of signals.
+    /// Number of signals to wait for.
     pub opCnt: c_int,
     /// The rank that signals.
     pub peer: c_int,

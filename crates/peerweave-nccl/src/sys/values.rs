@@ -5,7 +5,8 @@ use super::constants::*;
 use super::types::*;
 use crate::Version;
 
-/// Returns the name, the first version and the value of each constant.
+/// Returns the name of each constant, the first version whose header has the constant, and the
+/// value of the constant.
 pub fn values() -> Vec<(&'static str, Version, i64)> {
     let mut all = Vec::new();
     let mut from = |minor, patch, values: &[(&'static str, i64)]| {

@@ -35,7 +35,7 @@ use crate::ops::signatures::{collectives, transfers};
 use crate::sys::ncclResult_t;
 use crate::{Call, CollConfig, Nccl, SimInfo, Version};
 
-/// Recorded calls that are issued together. Created by [`Nccl::group`].
+/// A group of recorded calls that are issued together. Created by [`Nccl::group`].
 ///
 /// The resources of a call stay borrowed until the group has been launched:
 ///
@@ -100,10 +100,10 @@ impl Drop for Part<'_, '_> {
 impl Nccl {
     /// Runs the closure, which records calls, and then issues all recorded calls together.
     ///
-    /// If the closure returns an error or panics, no call is issued. A group is required if one
-    /// thread has several ranks, and if ranks send to each other. A group also lets NCCL run
-    /// several operations concurrently. The communicators are locked only while the calls are
-    /// issued, not while they are recorded.
+    /// If the closure returns an error or panics, no call is issued. A group is required in two
+    /// cases: if one thread has several ranks, and if ranks send to each other. A group also lets
+    /// NCCL run several operations concurrently. The communicators are locked while the calls are
+    /// issued, but not while the calls are recorded.
     ///
     /// ```no_run
     /// # use std::sync::Arc;
@@ -121,14 +121,15 @@ impl Nccl {
     /// ```
     ///
     /// # Errors
-    /// The error of the closure. The first error of any of the calls.
+    /// The error that the closure returns, or the first error that one of the calls returns.
     /// [`MisuseKind::Disagreement`](crate::MisuseKind::Disagreement) if ranks of one communicator
     /// issue different collectives, or the same collective with different lengths, element types,
-    /// roots or reductions. The same error if the lengths of a send and its receive differ. No call
-    /// is issued after a disagreement. [`MisuseKind::NotInGroup`](crate::MisuseKind::NotInGroup) if
-    /// NCCL cannot connect the ranks because this thread omitted a rank. [`NcclError::Timeout`] if
-    /// NCCL cannot connect the ranks by the longest [`deadline`](Communicator::deadline) of the
-    /// communicators. All communicators of the group are then aborted.
+    /// roots or reductions. `Disagreement` also if the lengths of a send and of the matching
+    /// receive differ. After a disagreement no call is issued.
+    /// [`MisuseKind::NotInGroup`](crate::MisuseKind::NotInGroup) if NCCL cannot connect the ranks
+    /// because this thread omitted a rank. [`NcclError::Timeout`] if NCCL cannot connect the ranks
+    /// by the longest [`deadline`](Communicator::deadline) among the communicators. In this case
+    /// all communicators of the group are aborted.
     pub fn group<'env, R>(self, record: impl FnOnce(&mut Group<'env>) -> Result<R, NcclError>) -> Result<R, NcclError> {
         let mut group = Group { members: Vec::new(), nccl: self };
         let result = record(&mut group)?;
@@ -136,18 +137,18 @@ impl Nccl {
         Ok(result)
     }
 
-    /// Returns NCCL's estimate of the duration of the calls that the closure records. No call is
+    /// Returns NCCL's estimate of the time that the calls recorded by the closure take. No call is
     /// executed. Requires NCCL 2.22.3.
     ///
     /// The communicators must be blocking ([`Config::blocking`](crate::Config::blocking)) and have
-    /// several ranks, because NCCL would launch the calls of other communicators. Only all-reduce,
-    /// reduce, all-gather and reduce-scatter can be estimated, and broadcast before NCCL 2.29.2.
-    /// NCCL would queue all other calls and launch them with the next group.
+    /// several ranks, because NCCL would launch calls on other communicators. NCCL can estimate
+    /// only all-reduce, reduce, all-gather and reduce-scatter. Before NCCL 2.29.2 it can also
+    /// estimate broadcast. NCCL would queue all other calls and launch them with the next group.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] for other communicators and calls, and for streams that are being
-    /// captured. [`NcclError::Unsupported`] before NCCL 2.22.3. All errors of
-    /// [`group`](Self::group).
+    /// captured. [`NcclError::Unsupported`] before NCCL 2.22.3. All errors that
+    /// [`group`](Self::group) returns.
     pub fn simulate<'env>(self, record: impl FnOnce(&mut Group<'env>) -> Result<(), NcclError>) -> Result<SimInfo, NcclError> {
         const CALL: &str = "simulate";
         let mut info = ManuallyDrop::new(Box::new(SimInfo::empty(self)?));
@@ -168,12 +169,14 @@ impl Nccl {
 
 impl<'env> Group<'env> {
     /// Records a nested group. NCCL receives the calls of the nested group together with the calls
-    /// of this group. Useful in a function that forms a group and may be called inside a group.
+    /// of this group. This is useful in a function that forms a group and may be called inside
+    /// another group.
     ///
-    /// If the closure returns an error or panics, the calls that it recorded are removed.
+    /// If the closure returns an error or panics, the calls that the closure has recorded are
+    /// removed.
     ///
     /// # Errors
-    /// The error of the closure.
+    /// The error that the closure returns.
     pub fn group<R>(&mut self, record: impl FnOnce(&mut Self) -> Result<R, NcclError>) -> Result<R, NcclError> {
         let mut inner = Part { before: self.members.len(), group: self };
         let result = record(inner.group);
@@ -188,7 +191,7 @@ impl<'env> Group<'env> {
         self.members.len()
     }
 
-    /// Returns whether no call was recorded.
+    /// Returns whether the group contains no calls.
     pub fn is_empty(&self) -> bool {
         self.members.is_empty()
     }
@@ -337,8 +340,8 @@ macro_rules! recorded {
                 #[doc = concat!("Records [`Communicator::", stringify!($name), "`]. The call is issued when the group is launched. The rules for lengths are the same.")]
                 #[doc = ""]
                 #[doc = "# Errors"]
-                #[doc = concat!("[Errors of the call](Communicator::", stringify!($name), ") that are detected before the launch. The call is then not recorded.")]
-                #[doc = "[`Nccl::group`](Nccl::group) returns all other errors of the call."]
+                #[doc = concat!("[Errors that the call returns](Communicator::", stringify!($name), ") that are detected before the launch. After such an error the call is not recorded.")]
+                #[doc = "[`Nccl::group`](Nccl::group) returns all other errors that the call causes."]
                 pub fn $name<T: Element>(
                     &mut self,
                     communicator: &Communicator,

@@ -5,11 +5,11 @@ use std::time::Duration;
 use crate::sys::{self, Versioned, ncclSimInfo_t};
 use crate::{Nccl, NcclError, Version, version_code};
 
-/// The estimate for a simulated group.
+/// The estimate that NCCL makes for a simulated group.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct SimInfo {
-    /// Estimated duration of the group; `None` if NCCL has no estimate.
+    /// Estimated duration of the group, or `None` if NCCL has no estimate.
     pub estimated_time: Option<Duration>,
 }
 
