@@ -58,7 +58,7 @@ const TABLE: &[(&str, Wrong)] = &[
     ("`weight` is 0 elements, expected 1 to 16777215 elements (the length of a row)", |s| {
         s.call(&s.x, &s.residual, &s.y, &s.weight.slice(..0)?)
     }),
-    ("`input` is 12 elements for a weight of 5, expected whole rows, each as long as the weight", |s| {
+    ("`input` is 12 elements, expected a multiple of the length of `weight`, which is one row", |s| {
         s.call(&s.x, &s.residual, &s.y, &s.world.alloc_zeroed(5)?)
     }),
     ("`residual` has 8 elements, expected 12", |s| s.call(&s.x, &s.residual.slice(..8)?, &s.y, &s.weight)),

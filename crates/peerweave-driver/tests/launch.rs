@@ -147,7 +147,7 @@ fn cooperative_grid_that_cannot_be_resident_is_refused() {
 }
 
 #[test]
-fn module_is_unloaded_after_the_streams_that_run_its_kernels() {
+fn module_is_unloaded_only_after_its_kernels_have_run() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let memory = DeviceMemory::zeroed(&stream, 1).expect("the device has enough memory");

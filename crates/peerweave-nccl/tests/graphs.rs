@@ -413,7 +413,7 @@ fn refused_meanwhile(
 const NCCL_IS_HELD_UP: &str = "cuStreamIsCapturing:2=400ms";
 
 #[test]
-fn capture_begun_during_a_call_keeps_the_calls_memory() {
+fn capture_begun_during_a_call_keeps_the_memory_of_the_call() {
     // If NCCL's query is delayed, the call is captured. If the query after NCCL's query is delayed,
     // the call runs.
     for question in ["1", "2"] {

@@ -526,7 +526,7 @@ fn only_one_signal_exists_before_2_31() {
 }
 
 #[test]
-fn options_and_calls_need_their_versions() {
+fn options_and_calls_are_refused_if_nccl_is_too_old() {
     for (version, has_window, has_revoke, has_config) in [
         ("2.22.3", false, false, false),
         ("2.27.7", true, false, false),

@@ -232,8 +232,8 @@ impl Decision {
         self.members.binary_search(&old).ok().map(|at| Pe::new(at as u32))
     }
 
-    /// Returns the numbers that the PEs `new` of the new job had in the old job. Omits PEs that the
-    /// new job does not have.
+    /// Converts PE numbers of the new job to PE numbers of the old job. Skips numbers in `new` that
+    /// are not PEs of the new job.
     pub fn old_pes(&self, new: &[Pe]) -> Vec<Pe> {
         new.iter().filter_map(|pe| self.members.get(pe.index()).copied()).collect()
     }

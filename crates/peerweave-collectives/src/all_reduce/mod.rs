@@ -22,9 +22,9 @@ pub const fn two_shot_bank_bytes(lines: u64, ranks: u32) -> u64 {
     2 * lines.div_ceil(ranks as u64) * ranks as u64 * LINE_BYTES as u64
 }
 
-/// Returns the minimum number of lines in an input for
-/// [`Algorithm::TwoShot`](crate::Algorithm::TwoShot). From this number on, every rank reduces a
-/// part, so each pair of ranks exchanges a line in both directions.
+/// Returns the length in lines of the smallest input for which
+/// [`Algorithm::TwoShot`](crate::Algorithm::TwoShot) can be used. With at least so many lines, each
+/// pair of ranks sends at least one line in each direction.
 pub const fn two_shot_min_lines(ranks: u32) -> u64 {
     ranks as u64 * ranks as u64
 }

@@ -42,8 +42,9 @@ pub(crate) fn rms_norm<'a>(call: &'static str, of: &Team, given: NormCall<'a>) -
         return Err(wrong_value(call, "weight", found, "1 to 16777215 elements (the length of a row)"));
     }
     if !input.len.is_multiple_of(hidden) {
-        let found = format!("{} elements for a weight of {hidden}", input.len);
-        return Err(wrong_value(call, first, found, "whole rows, each as long as the weight"));
+        let found = format!("{} elements", input.len);
+        let expected = "a multiple of the length of `weight`, which is one row";
+        return Err(wrong_value(call, first, found, expected));
     }
     length(call, "residual", residual.len, input.len)?;
     if let Some(output) = &output {

@@ -15,16 +15,18 @@ use super::decide::ROUTED;
 pub enum Method {
     /// Peerweave's kernels, with the algorithm that the route table chooses.
     Own,
-    /// Peerweave's kernels: every rank pushes all its lines to every rank (all_reduce, reduce).
+    /// Peerweave's kernels for all_reduce and reduce in which every rank pushes all its lines to
+    /// every rank.
     OneShot,
-    /// Peerweave's kernels: every rank reduces a part and pushes the result (all_reduce, reduce).
+    /// Peerweave's kernels for all_reduce and reduce in which every rank reduces a part and pushes
+    /// the result.
     TwoShot,
-    /// Peerweave's kernels: data travels in chunks through rings (all_reduce, reduce,
-    /// reduce_scatter).
+    /// Peerweave's kernels for all_reduce, reduce and reduce_scatter that send data in chunks
+    /// through rings.
     Chunked,
-    /// Peerweave's kernels: parts are pushed as lines (all_gather, all_to_all, reduce_scatter).
+    /// Peerweave's kernels for all_gather, all_to_all and reduce_scatter that push parts as lines.
     Lines,
-    /// Peerweave's kernels: parts are sent as messages (all_gather, all_to_all).
+    /// Peerweave's kernels for all_gather and all_to_all that send parts as messages.
     Messages,
     /// NCCL, if the backend may use it.
     Nccl,

@@ -46,9 +46,8 @@ impl Drop for Place {
 }
 
 impl Team {
-    /// Binds the `bytes` bytes of `memory` that start at `memory_offset` to the range of the object
-    /// that starts at `offset`. `offset`, `memory_offset` and `bytes` must be multiples of the
-    /// granularity.
+    /// Binds `bytes` bytes of `memory`, from `memory_offset` on, to the multicast object, from
+    /// `offset` on. `offset`, `memory_offset` and `bytes` must be multiples of the granularity.
     ///
     /// # Errors
     /// [`MulticastDisabled`](super::MulticastDisabled) if multicast is disabled in this process.
@@ -56,14 +55,14 @@ impl Team {
     /// not a multiple of the granularity. [`Misuse::OutOfRange`](crate::Misuse::OutOfRange) if a
     /// range is empty, or exceeds the memory or the object.
     ///
-    /// [`Misuse::Occupied`](crate::Misuse::Occupied) if memory of the device is still bound to a
-    /// part of the range. The memory of a dropped binding is unbound later;
-    /// [`peerweave_driver::settle`] waits until the memory is unbound.
+    /// [`Misuse::Occupied`](crate::Misuse::Occupied) if a part of the object's range is already
+    /// bound to memory of the same device as `memory`. Dropping a binding does not unbind its
+    /// memory at once; [`peerweave_driver::settle`] waits until the memory is unbound.
     ///
-    /// [`Misuse::Value`](crate::Misuse::Value) if this process did not add the memory's device, or
-    /// if the memory lacks a handle type that the object has. The same error is returned for
-    /// imported memory, because the device of imported memory is unknown. [`VmmError::Driver`] if a
-    /// driver call fails.
+    /// [`Misuse::Value`](crate::Misuse::Value) if this process did not add the device of `memory`
+    /// to the object, or if the memory lacks a handle type that the object has. The same error is
+    /// returned for imported memory, because the device of imported memory is unknown.
+    /// [`VmmError::Driver`] if a driver call fails.
     pub fn bind(&self, memory: &PhysicalMemory, offset: usize, memory_offset: usize, bytes: usize) -> Result<Binding, VmmError> {
         let call = "Team::bind";
         multicast_switch()?;

@@ -85,7 +85,7 @@ fn abort_during_shared_entry_is_safe() {
 /// The abort does not wait for threads that may be blocked in NCCL. It waits for threads that have
 /// left NCCL.
 #[test]
-fn leave_blocking_after_an_abort_timed_out_is_safe() {
+fn leave_blocking_is_safe_after_a_timed_out_abort() {
     loom::model(|| {
         let shared = Arc::new(Guarded::default());
         let theirs = Arc::clone(&shared);

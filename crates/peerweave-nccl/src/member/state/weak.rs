@@ -99,7 +99,7 @@ fn abort_during_revoke_is_safe() {
 }
 
 #[test]
-fn leave_blocking_after_an_abort_timed_out_is_safe() {
+fn leave_blocking_is_safe_after_a_timed_out_abort() {
     against_an_abort(Duration::ZERO, |shared| {
         if let Ok(inside) = shared.0.enter(Allowed::LIVE, || Duration::ZERO)
             && inside.enter_blocking().is_ok()
