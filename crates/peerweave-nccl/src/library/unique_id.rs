@@ -185,7 +185,7 @@ mod tests {
         let short = UniqueId::try_from([0; 127].as_slice()).expect_err("too short");
         assert_eq!(short.to_string(), "UniqueId::try_from: the id has 127 bytes, expected 128");
         let long = "0".repeat(257).parse::<UniqueId>().expect_err("too long");
-        assert_eq!(long.to_string(), "UniqueId::try_from: the id has 257 digits, expected 256");
+        assert_eq!(long.to_string(), "UniqueId::from_str: the id has 257 digits, expected 256");
         let mut text = counting().to_hex();
         text.replace_range(10..11, "g");
         assert_eq!(
