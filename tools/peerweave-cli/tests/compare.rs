@@ -228,7 +228,7 @@ fn tune_writes_a_table_that_bench_uses() {
         written.contains("# Rows of 2 PEs: ") && written.contains("bfloat16, eager calls, medians of 2 batches"),
         "{written}"
     );
-    assert!(!written.contains("nccl reduce 2 128M"), "the row of the built-in table was measured again: {written}");
+    assert!(!written.contains("nccl reduce 2 48M"), "the row of the built-in table was measured again: {written}");
     assert_ne!(table.digest(), RouteTable::builtin("sm_90").digest());
     // The backend reads the file.
     let variables = [("PEERWEAVE_ROUTE_TABLE", path.to_str().unwrap())];
@@ -246,7 +246,7 @@ fn tune_keeps_other_rows_and_refuses_other_files() {
     assert!(output.status.success(), "{}", text(&output.stderr));
     let written = std::fs::read_to_string(&path).unwrap();
     assert!(written.contains("own all_reduce 3-4 8K one_shot 7x96"), "{written}");
-    assert!(written.contains("# NCCL was not measured.") && written.contains("nccl reduce 2 128M rest"), "{written}");
+    assert!(written.contains("# NCCL was not measured.") && written.contains("nccl reduce 2 48M rest"), "{written}");
     for (content, expected) in [("nonsense", "is damaged in line 1"), ("peerweave-routes 9\n", "has version 9, expected 1")] {
         std::fs::write(&path, content).unwrap();
         let output = tuned(&machine, &path, &["-n", "2"]);
