@@ -68,6 +68,17 @@ impl Variant {
     pub fn file_name(self) -> String {
         format!("{}-sm_{}.ptx", if self.network { "network" } else { "mapped" }, self.sm)
     }
+
+    /// Returns the variant whose [`file_name`](Self::file_name) is `name`; `None` for other names.
+    fn of_file(name: &str) -> Option<Self> {
+        let (flavour, sm) = name.strip_suffix(".ptx")?.split_once("-sm_")?;
+        let network = match flavour {
+            "mapped" => false,
+            "network" => true,
+            _ => return None,
+        };
+        Some(Self { sm: sm.parse().ok()?, network })
+    }
 }
 
 /// The reason why the PTX could not be built, and what to do about it.
@@ -265,14 +276,9 @@ pub fn read_committed(folder: &Path) -> std::io::Result<Vec<(Variant, String)>> 
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let Some((flavour, sm)) = name.strip_suffix(".ptx").and_then(|stem| stem.split_once("-sm_")) else { continue };
-        let network = match flavour {
-            "mapped" => false,
-            "network" => true,
-            _ => continue,
-        };
-        let Ok(sm) = sm.parse() else { continue };
-        read.push((Variant { sm, network }, std::fs::read_to_string(&path)?));
+        if let Some(variant) = Variant::of_file(name) {
+            read.push((variant, std::fs::read_to_string(&path)?));
+        }
     }
     read.sort_unstable();
     Ok(read)

@@ -81,9 +81,6 @@ pub enum JobError {
 pub struct Job {
     heaps: Vec<Heap>,
     epochs: Vec<Epochs>,
-    /// Offset of the first byte after the synchronisation words of the team. Arguments of kernels
-    /// may not refer to the words before this offset.
-    first: u64,
     /// Number of allocated bytes of each heap, including the synchronisation words of the team.
     taken: u64,
     options: Options<'static>,
@@ -115,7 +112,6 @@ impl Job {
         Self {
             heaps: (0..n_pes).map(|_| Heap::new(bytes)).collect(),
             epochs: (0..n_pes).map(|_| (0..SLOTS).map(|_| AtomicU64::new(0)).collect()).collect(),
-            first,
             taken: first,
             options: Options::default().deadline(Duration::from_secs(10)),
             machine: n_pes,
@@ -231,7 +227,7 @@ impl Job {
         assert!(
             self.is_allocated(start, bytes),
             "Job: {view:?} lies outside the allocated part of the heap, bytes {} to {}",
-            self.first,
+            self.first(),
             self.taken
         );
         let at = heap.at.as_ptr().wrapping_add(view.offset().0 as usize).cast::<T>();
@@ -325,10 +321,16 @@ impl Job {
         Ok(outcome?)
     }
 
+    /// Returns the offset of the first byte after the synchronisation words of the team. Arguments
+    /// of kernels may not refer to these words.
+    fn first(&self) -> u64 {
+        TeamEntry::sync_bytes(self.n_pes(), SLOTS)
+    }
+
     /// Returns whether a range of the heap lies in the part from which [`Self::alloc`] allocates,
     /// and is allocated. An empty range only has to end in that part.
     fn is_allocated(&self, start: u64, bytes: u64) -> bool {
-        (bytes == 0 || start >= self.first) && start.checked_add(bytes).is_some_and(|end| end <= self.taken)
+        (bytes == 0 || start >= self.first()) && start.checked_add(bytes).is_some_and(|end| end <= self.taken)
     }
 
     /// Fails if an argument refers to bytes of the heap that are not allocated, or to the

@@ -98,10 +98,10 @@ impl Shape {
         }
         let is_too_long = |elements: usize, bytes: usize| elements.saturating_mul(bytes) / LINE >= u32::MAX as usize / 2;
         if is_too_long(self.hidden, token_bytes.max(result_bytes)) {
-            return wrong("hidden", self.hidden, "fewer than 2^31 lines of 16 bytes in a token or a result");
+            return wrong("hidden", self.hidden, "fewer than 2^31 - 1 lines of 16 bytes in a token or a result");
         }
         if is_too_long(self.scales, size_of::<f32>()) {
-            return wrong("scales", self.scales, "fewer than 2^31 lines of 16 bytes of scales");
+            return wrong("scales", self.scales, "fewer than 2^31 - 1 lines of 16 bytes of scales");
         }
         Ok(())
     }

@@ -30,11 +30,8 @@ impl Survivors<'_> {
     /// Returns the members that still participate in the attempt of a decision, but are stopped.
     fn stopped(&self, decision: &Decision) -> Vec<Pe> {
         self.beat();
-        let is_stopped = |pe: &Pe| {
-            let old = pe.index();
-            let is_left = *pe != self.me && !(self.has_ended)(old) && !self.has_given_up(decision, old);
-            is_left && self.beats.has_stopped(old)
-        };
+        let is_stopped =
+            |pe: &Pe| *pe != self.me && self.participates(decision, pe.index()) && self.beats.has_stopped(pe.index());
         decision.members.iter().copied().filter(is_stopped).collect()
     }
 
@@ -47,7 +44,7 @@ impl Survivors<'_> {
         let mut gone = gone;
         // Each step goes from a PE that has given up to the PE that it has named.
         for _ in 0..decision.members.len() {
-            while !(self.has_ended)(gone.index()) && !self.has_given_up(decision, gone.index()) {
+            while self.participates(decision, gone.index()) {
                 if Instant::now() >= until {
                     return (gone != self.me).then_some(gone);
                 }
@@ -68,8 +65,8 @@ impl Survivors<'_> {
         self.withdraw(decision, None);
         let until = Instant::now() + limit;
         loop {
-            let is_left = |pe: &Pe| !(self.has_ended)(pe.index()) && !self.has_given_up(decision, pe.index());
-            let left: Vec<Pe> = decision.members.iter().copied().filter(is_left).collect();
+            let members = decision.members.iter().copied();
+            let left: Vec<Pe> = members.filter(|pe| self.participates(decision, pe.index())).collect();
             if left.is_empty() || Instant::now() >= until {
                 return left;
             }

@@ -521,7 +521,13 @@ impl<'a> Survivors<'a> {
     /// Returns whether a member has ended, or no longer participates in the attempt that led to
     /// `decision`.
     pub fn is_broken(&self, decision: &Decision) -> bool {
-        decision.members.iter().map(|pe| pe.index()).any(|pe| (self.has_ended)(pe) || self.has_given_up(decision, pe))
+        !decision.members.iter().all(|pe| self.participates(decision, pe.index()))
+    }
+
+    /// Returns whether a PE of the old job has neither ended nor given up the attempt of a
+    /// decision.
+    fn participates(&self, decision: &Decision, old: usize) -> bool {
+        !(self.has_ended)(old) && !self.has_given_up(decision, old)
     }
 
     fn has_given_up(&self, decision: &Decision, old: usize) -> bool {
@@ -549,7 +555,7 @@ impl<'a> Survivors<'a> {
         let absent = || decision.members.iter().copied().filter(|pe| !is_ready(pe));
         let mut pause = SHORTEST_PAUSE;
         loop {
-            let lost = absent().find(|pe| (self.has_ended)(pe.index()) || self.has_given_up(decision, pe.index()));
+            let lost = absent().find(|pe| !self.participates(decision, pe.index()));
             let is_late = Instant::now() >= until;
             if lost.is_some() || is_late {
                 let late = absent().find(|pe| *pe != self.me && !self.has_given_up(decision, pe.index()));

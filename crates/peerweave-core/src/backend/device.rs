@@ -85,8 +85,8 @@ impl Keep {
     }
 }
 
-/// Owners of the memory of a group or norm. A clone refers to the same list. Dropping the last
-/// handle drops the owners, and returns the empty list to its pool.
+/// Owners of the memory of a group, norm or launch. A clone refers to the same list. Dropping the
+/// last handle drops the owners, and returns the empty list to its pool.
 #[derive(Clone, Debug)]
 pub(crate) struct Kept(Option<Arc<KeptList>>);
 
@@ -125,7 +125,8 @@ impl Kept {
         list.held.extend(owners.into_iter().filter(|held| !matches!(held, Held::Nothing)));
     }
 
-    fn list(&self) -> &[Held] {
+    /// Returns the owners.
+    pub(crate) fn list(&self) -> &[Held] {
         self.0.as_ref().map_or(&[], |list| &list.held)
     }
 }

@@ -7,7 +7,7 @@
 use crate::arguments::span::Owner;
 use crate::arguments::symmetric::{Region, Symmetric};
 use crate::backend::error::{MisuseKind, misuse};
-use crate::backend::{BoundKernel, Held, Keep, Launch, Op};
+use crate::backend::{BoundKernel, Keep, Kept, Launch, Op};
 use crate::shared::Shared;
 use crate::world::stream::Stream;
 use crate::world::team::Team;
@@ -80,7 +80,7 @@ pub trait LaunchArg<P: KernelArg>: sealed::Argument<P> {}
 pub trait LaunchArgs<A: KernelArgs>: sealed::Arguments<A> {}
 
 mod sealed {
-    use super::{Held, Result, Shared};
+    use super::{Kept, Result, Shared};
     use std::sync::Arc;
 
     pub trait Argument<P> {
@@ -88,13 +88,13 @@ mod sealed {
         /// also adds the owners of that memory to `held`.
         #[doc(hidden)]
         #[allow(private_interfaces, reason = "the trait is sealed")]
-        fn bind(&self, name: &'static str, shared: &Arc<Shared>, held: &mut Vec<Held>) -> Result<P>;
+        fn bind(&self, name: &'static str, shared: &Arc<Shared>, held: &mut Kept) -> Result<P>;
     }
 
     pub trait Arguments<A> {
         #[doc(hidden)]
         #[allow(private_interfaces, reason = "the trait is sealed")]
-        fn bind(&self, shared: &Arc<Shared>) -> Result<(A, Vec<Held>)>;
+        fn bind(&self, shared: &Arc<Shared>, held: &mut Kept) -> Result<A>;
     }
 }
 
@@ -103,12 +103,12 @@ const CALL: &str = "launch";
 impl<P: KernelArg> LaunchArg<P> for P {}
 impl<P: KernelArg> sealed::Argument<P> for P {
     #[allow(private_interfaces, reason = "the trait is sealed")]
-    fn bind(&self, name: &'static str, shared: &Arc<Shared>, held: &mut Vec<Held>) -> Result<P> {
+    fn bind(&self, name: &'static str, shared: &Arc<Shared>, held: &mut Kept) -> Result<P> {
         /// Holds the allocations of all views, and finds the first view of memory that is not
         /// allocated.
         struct Look<'a> {
             shared: &'a Arc<Shared>,
-            held: &'a mut Vec<Held>,
+            held: &'a mut Kept,
             outside: Option<(u64, u64)>,
         }
         impl ArgVisitor for Look<'_> {
@@ -117,7 +117,7 @@ impl<P: KernelArg> sealed::Argument<P> for P {
                     return;
                 }
                 match Region::containing(self.shared, offset, bytes) {
-                    Some(region) => self.held.push(Owner::Region(&region).hold()),
+                    Some(region) => self.held.extend([Owner::Region(&region).hold()]),
                     None => {
                         self.outside.get_or_insert((offset.0, bytes));
                     }
@@ -141,10 +141,10 @@ impl<P: KernelArg> sealed::Argument<P> for P {
 impl<T: Element> LaunchArg<SymSlice<T>> for &Symmetric<T> where SymSlice<T>: KernelArg {}
 impl<T: Element> sealed::Argument<SymSlice<T>> for &Symmetric<T> {
     #[allow(private_interfaces, reason = "the trait is sealed")]
-    fn bind(&self, name: &'static str, shared: &Arc<Shared>, held: &mut Vec<Held>) -> Result<SymSlice<T>> {
+    fn bind(&self, name: &'static str, shared: &Arc<Shared>, held: &mut Kept) -> Result<SymSlice<T>> {
         let remote = self.remote();
         check::region(CALL, shared, name, remote.region)?;
-        held.push(Owner::Region(remote.region).hold());
+        held.extend([Owner::Region(remote.region).hold()]);
         Ok(self.view())
     }
 }
@@ -152,7 +152,7 @@ impl<T: Element> sealed::Argument<SymSlice<T>> for &Symmetric<T> {
 impl LaunchArg<KernelTeam> for &Team {}
 impl sealed::Argument<KernelTeam> for &Team {
     #[allow(private_interfaces, reason = "the trait is sealed")]
-    fn bind(&self, name: &'static str, shared: &Arc<Shared>, _held: &mut Vec<Held>) -> Result<KernelTeam> {
+    fn bind(&self, name: &'static str, shared: &Arc<Shared>, _held: &mut Kept) -> Result<KernelTeam> {
         self.inner.shared.same_world(CALL, shared, name)?;
         check::team(CALL, self)?;
         Ok(shared.backend.kernel_team(self.inner.id))
@@ -162,8 +162,8 @@ impl sealed::Argument<KernelTeam> for &Team {
 impl LaunchArgs<()> for () {}
 impl sealed::Arguments<()> for () {
     #[allow(private_interfaces, reason = "the trait is sealed")]
-    fn bind(&self, _shared: &Arc<Shared>) -> Result<((), Vec<Held>)> {
-        Ok(((), Vec::new()))
+    fn bind(&self, _shared: &Arc<Shared>, _held: &mut Kept) -> Result<()> {
+        Ok(())
     }
 }
 
@@ -172,10 +172,8 @@ macro_rules! tuples {
         impl<$($parameter: KernelArg, $argument: LaunchArg<$parameter>),*> LaunchArgs<($($parameter,)*)> for ($($argument,)*) {}
         impl<$($parameter: KernelArg, $argument: LaunchArg<$parameter>),*> sealed::Arguments<($($parameter,)*)> for ($($argument,)*) {
             #[allow(private_interfaces, reason = "the trait is sealed")]
-            fn bind(&self, shared: &Arc<Shared>) -> Result<(($($parameter,)*), Vec<Held>)> {
-                let mut held = Vec::new();
-                let bound = ($(sealed::Argument::<$parameter>::bind(&self.$index, ARGUMENTS[$index], shared, &mut held)?,)*);
-                Ok((bound, held))
+            fn bind(&self, shared: &Arc<Shared>, held: &mut Kept) -> Result<($($parameter,)*)> {
+                Ok(($(sealed::Argument::<$parameter>::bind(&self.$index, ARGUMENTS[$index], shared, held)?,)*))
             }
         }
     };
@@ -306,12 +304,11 @@ impl Stream {
     ) -> Result<Ticket> {
         self.shared.usable(CALL)?;
         check::launch_shape(CALL, shape.grid, shape.block, shape.shared_bytes)?;
-        let (args, held) = args.bind(&self.shared)?;
+        let mut kept = self.shared.pools.kept();
+        let args = args.bind(&self.shared, &mut kept)?;
         let bound = Bound { name: kernel.name(), ptx: kernel.ptx(), host: kernel.host(), args };
         let LaunchShape { grid, block, shared_bytes, cooperative } = shape;
         let op = Op::Launch(Launch { kernel: Arc::new(bound), grid, block, shared_bytes, cooperative });
-        let mut kept = self.shared.pools.kept();
-        kept.extend(held);
         // SAFETY: `bind` has checked that the views of symmetric memory lie in live allocations,
         // and the queue holds these allocations. Views of device memory were made by `unsafe`
         // calls, whose callers guarantee that the views are valid.
@@ -330,9 +327,9 @@ mod tests {
     fn view_passed_by_value_holds_its_allocation() {
         let world = World::new(Noop::new(0, 1)).expect("the world is usable");
         let buffer = world.alloc_zeroed::<u32>(8).expect("the heap has room");
-        let (view, mut held) = (buffer.view(), Vec::new());
+        let (view, mut held) = (buffer.view(), world.shared.pools.kept());
         let bound = Argument::<SymSlice<u32>>::bind(&view, "args.0", &world.shared, &mut held).expect("the view is allocated");
-        assert_eq!((bound.offset(), held.len()), (view.offset(), 1));
+        assert_eq!((bound.offset(), held.list().len()), (view.offset(), 1));
         drop(buffer);
         assert!(world.finalize().expect("no operation is pending").leaked.iter().all(|buffer| !buffer.dropped));
         drop(held);

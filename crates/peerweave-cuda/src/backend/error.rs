@@ -33,10 +33,6 @@ pub(crate) fn mismatch(team: TeamName, pe: Pe, mine: String, theirs: String) -> 
     Error::Mismatch(Box::new(Mismatch { team, pe, mine, theirs }))
 }
 
-fn timeout(call: &'static str, team: TeamName, waited: std::time::Duration, missing: Vec<Pe>) -> Error {
-    Timeout::new(call, team, waited, missing).into()
-}
-
 /// Returns the error of `call` on `team` for a failure of the GPU crates.
 pub(crate) fn portable(call: &'static str, team: TeamName, error: CudaError) -> Error {
     match error {
@@ -49,11 +45,11 @@ pub(crate) fn portable(call: &'static str, team: TeamName, error: CudaError) -> 
             exit_code: (failure.kind == Some(peerweave_types::FailureKind::Exit)).then_some(failure.found),
             message: failure.to_string(),
         })),
-        CudaError::Stuck { waited, .. } => timeout(call, team, waited, Vec::new()),
+        CudaError::Stuck { waited, .. } => Timeout::new(call, team, waited, Vec::new()).into(),
         CudaError::PeFailed { pe, .. } => Error::Peer { call, team, pe, cause: PeerCause::Failed },
         CudaError::Bootstrap(error) => of_rendezvous(call, team, error),
         CudaError::Vmm(VmmError::Bootstrap(error)) => of_rendezvous(call, team, error),
-        CudaError::Vmm(VmmError::Timeout { waited, missing, .. }) => timeout(call, team, waited, missing),
+        CudaError::Vmm(VmmError::Timeout { waited, missing, .. }) => Timeout::new(call, team, waited, missing).into(),
         CudaError::Vmm(VmmError::Peer { pe, cause: peerweave_vmm::PeerCause::Lost(loss), .. }) => {
             Error::Peer { call, team, pe, cause: cause(&loss) }
         }
@@ -96,7 +92,7 @@ fn names_a_pe(error: &BootstrapError) -> bool {
 
 fn of_rendezvous(call: &'static str, team: TeamName, error: BootstrapError) -> Error {
     match error {
-        BootstrapError::Timeout { waited, missing, .. } => timeout(call, team, waited, missing),
+        BootstrapError::Timeout { waited, missing, .. } => Timeout::new(call, team, waited, missing).into(),
         BootstrapError::PeLost { pe, cause: loss, .. } => Error::Peer { call, team, pe, cause: cause(&loss) },
         BootstrapError::PeFailed { pe, .. } => Error::Peer { call, team, pe, cause: PeerCause::Failed },
         BootstrapError::Mismatch { other, one_call, other_call, .. } => mismatch(team, other, one_call, other_call),

@@ -155,6 +155,12 @@ fn output_of(dtype: DType) -> Output {
     if dtype == DType::I8 { Output::I8 } else { Output::F8E4M3 }
 }
 
+/// Returns the error for rows that no exchange of a call can hold.
+fn too_long(call: &'static str, hidden: u64, limits: &route::Limits) -> CudaError {
+    let expected = format!("rows that fit a bank of {} bytes with {} ranks", limits.bank_bytes, limits.ranks);
+    misuse(call, "hidden", hidden, &expected)
+}
+
 impl Collectives {
     /// Enqueues one kernel that adds up the inputs of all ranks, adds a residual, and computes the
     /// RMSNorm of each row. The kernel replaces the residual by `x = all_reduce(input) + residual`.
@@ -183,8 +189,7 @@ impl Collectives {
         let limits = &self.staging.limits;
         let route = route::norm(call.rows, row_lines, limits);
         if route.rows == 0 {
-            let expected = format!("rows that fit a bank of {} bytes with {} ranks", limits.bank_bytes, limits.ranks);
-            return Err(misuse(CALL, "hidden", call.hidden, &expected));
+            return Err(too_long(CALL, call.hidden, limits));
         }
         // SAFETY: the caller guarantees it.
         unsafe { self.norms(CALL, stream, call, route, row_lines) }
@@ -214,12 +219,7 @@ impl Collectives {
         let algorithm = if two_shot { Algorithm::TwoShot } else { Algorithm::OneShot };
         let route = route::norm_by(algorithm, call.rows, row_lines, &self.staging.limits);
         if route.rows == 0 {
-            return Err(misuse(
-                CALL,
-                "hidden",
-                call.hidden,
-                &format!("rows that {algorithm:?} supports with {:?}", self.staging.limits),
-            ));
+            return Err(too_long(CALL, call.hidden, &self.staging.limits));
         }
         // SAFETY: the caller guarantees it.
         unsafe { self.norms(CALL, stream, call, route, row_lines) }

@@ -1,12 +1,17 @@
 //! Checks NCCL: every collective, type and reduction, in and out of place, against the host.
 //!
 //! ```text
-//! check nccl [--non-blocking]                               all GPUs in one process
-//! check nccl --lifecycle                                    all GPUs in one process: blocked calls that expire or are aborted, a missing rank
-//! check nccl --newer [PART,...] [--processes N]             functions that NCCL has had since 2.27: a thread or a process for each GPU
-//! check nccl --processes N [--kill K [--early]]             one process for each GPU, connected through a rendezvous
-//! check nccl --rank R --ranks N --id-file PATH [--kill K]   one process for each GPU: start this command N times
+//! check nccl [--non-blocking]
+//! check nccl --lifecycle
+//! check nccl --newer [PART,...] [--processes N]
+//! check nccl --processes N [--kill K [--early]]
+//! check nccl --rank R --ranks N --id-file PATH [--kill K]
 //! ```
+//! The first form uses all GPUs in one process, and so does `--lifecycle`, which checks blocked
+//! calls that expire or are aborted, and a missing rank. `--newer` checks functions that NCCL has
+//! had since 2.27, by a thread or a process for each GPU. With `--processes` one process for each
+//! GPU connects through a rendezvous. The last form is one process of several: start it N times.
+//!
 //! Communicators are blocking (NCCL's default), or non-blocking with `--non-blocking`. Every wait
 //! has a deadline of 20 s, and the whole run one of 300 s.
 
