@@ -67,7 +67,7 @@ fn functions_and_strides_apply_to_composed_elements() {
 
 #[test]
 fn collectives_of_composed_elements_cross_hosts() {
-    let fakes = Fakes::new().cuda().nccl().env("NCCL_NVLS_ENABLE", "0").limit(Duration::from_secs(240));
+    let fakes = Fakes::new().cuda().nccl().env("NCCL_NVLS_ENABLE", "0");
     fakes.run(|| {
         check_on(&["a", "b", "a"], |world| {
             elements::move_by_collectives(world, world.team(), &[1, 70]);

@@ -95,7 +95,7 @@ const CASES: &[Case] = &[
 
 #[test]
 fn collectives_in_graphs_can_alternate_with_queued_calls() {
-    Fakes::new().cuda().limit(Duration::from_secs(120)).run(|| {
+    Fakes::new().cuda().run(|| {
         let options = GpuOptions::new(4 << 20).deadline(Duration::from_secs(20)).slots(4);
         common::worlds(N as u32, options, |world| {
             let (cuda, me) = (world.backend::<Cuda>().expect("the world runs on GPUs"), world.my_pe().index());

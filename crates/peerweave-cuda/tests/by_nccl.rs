@@ -18,7 +18,7 @@ fn gpu() -> GpuOptions {
 }
 
 fn fakes() -> Fakes {
-    Fakes::new().cuda().nccl().env("NCCL_NVLS_ENABLE", "0").limit(Duration::from_secs(120))
+    Fakes::new().cuda().nccl().env("NCCL_NVLS_ENABLE", "0")
 }
 
 /// Returns options with which NCCL carries out every collective that the routes permit.

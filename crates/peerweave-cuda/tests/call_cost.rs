@@ -127,7 +127,7 @@ const FEW: usize = 16;
 
 #[test]
 fn call_of_a_known_shape_allocates_nothing() {
-    let fakes = Fakes::new().cuda().limit(Duration::from_secs(300));
+    let fakes = Fakes::new().cuda();
     fakes.run(|| {
         let threads = Barrier::new(2);
         let options = GpuOptions::new(4 << 20).deadline(Duration::from_secs(20)).slots(4);

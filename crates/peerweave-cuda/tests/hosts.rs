@@ -21,7 +21,7 @@ fn options() -> GpuOptions {
 }
 
 fn fakes() -> Fakes {
-    common::fakes().nccl().env("NCCL_NVLS_ENABLE", "0").limit(Duration::from_secs(120))
+    common::fakes().nccl().env("NCCL_NVLS_ENABLE", "0")
 }
 
 /// The tested jobs: for each job, the host of each PE.

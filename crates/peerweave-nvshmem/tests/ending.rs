@@ -79,7 +79,7 @@ fn failed_finalize_allows_other_calls_again() {
 
 #[test]
 fn last_handles_released_together_finalize_once() {
-    fakes().limit(Duration::from_secs(120)).run_many(1, |child| {
+    fakes().run_many(1, |child| {
         let meeting = rendezvous(&child, DEADLINE);
         for round in 0..400 {
             let context = Context::from_rendezvous(&meeting, &device(0), settings(DEADLINE)).expect("NVSHMEM starts");

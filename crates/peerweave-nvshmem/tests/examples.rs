@@ -3,7 +3,6 @@
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use peerweave_bootstrap::{Job, Server};
 use peerweave_fakes::Fakes;
@@ -22,7 +21,7 @@ fn program(name: &str) -> PathBuf {
 }
 
 fn fakes() -> Fakes {
-    Fakes::new().cuda().nvshmem().limit(Duration::from_secs(240))
+    Fakes::new().cuda().nvshmem()
 }
 
 #[test]

@@ -379,7 +379,7 @@ fn missing_pe_is_named_at_the_deadline() {
 
 #[test]
 fn failed_heap_creation_is_reported_to_all_and_leaks_nothing() {
-    Fakes::new().cuda().limit(Duration::from_secs(120)).run_many(2, |child| {
+    Fakes::new().cuda().run_many(2, |child| {
         let me = process(&child);
         let functions = [
             ("cuMemGetInfo_v2", 1),

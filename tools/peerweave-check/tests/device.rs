@@ -3,7 +3,6 @@
 #![cfg(target_os = "linux")]
 
 use std::process::Command;
-use std::time::Duration;
 
 use peerweave_fakes::Fakes;
 
@@ -38,7 +37,7 @@ fn pe_to_kill_must_be_one_of_the_job() {
 #[test]
 fn failed_check_of_a_thread_is_named_with_its_pe() {
     let fakes = Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_DEVICES", "1").env("PEERWEAVE_MULTICAST", "off");
-    fakes.limit(Duration::from_secs(240)).run(|| {
+    fakes.run(|| {
         let (passed, out) = check(&["--threads", "--only", "kernel writes own memory"]);
         assert!(!passed, "{out}");
         for pe in ["0", "1"] {
@@ -51,7 +50,7 @@ fn failed_check_of_a_thread_is_named_with_its_pe() {
 #[test]
 fn failed_check_of_a_process_is_named_with_its_pe() {
     let fakes = Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_DEVICES", "2").env("PEERWEAVE_MULTICAST", "off");
-    fakes.limit(Duration::from_secs(240)).run(|| {
+    fakes.run(|| {
         let (passed, out) = check(&["--only", "kernel writes own memory"]);
         assert!(!passed, "{out}");
         for pe in ["0", "1"] {

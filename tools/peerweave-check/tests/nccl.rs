@@ -2,7 +2,6 @@
 #![cfg(target_os = "linux")]
 
 use std::process::Command;
-use std::time::Duration;
 
 use peerweave_fakes::Fakes;
 
@@ -16,7 +15,7 @@ fn last_line(arguments: &[&str]) -> String {
 }
 
 fn fakes() -> Fakes {
-    Fakes::new().cuda().nccl().env("PEERWEAVE_FAKE_CUDA_DEVICES", "2").limit(Duration::from_secs(240))
+    Fakes::new().cuda().nccl().env("PEERWEAVE_FAKE_CUDA_DEVICES", "2")
 }
 
 #[test]

@@ -3,7 +3,6 @@
 #![cfg(target_os = "linux")]
 
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use peerweave_bootstrap::{Job, Server};
 use peerweave_fakes::Fakes;
@@ -22,7 +21,7 @@ fn checked(arguments: &[&str]) -> usize {
 }
 
 fn fakes() -> Fakes {
-    Fakes::new().cuda().nvshmem().limit(Duration::from_secs(240))
+    Fakes::new().cuda().nvshmem()
 }
 
 #[test]
@@ -42,7 +41,7 @@ fn all_checks_pass_with_three_pes() {
 
 #[test]
 fn all_checks_pass_with_nvshmem_3_4_5() {
-    let fakes = Fakes::new().cuda().nvshmem_of("3.4.5").limit(Duration::from_secs(240));
+    let fakes = Fakes::new().cuda().nvshmem_of("3.4.5");
     fakes.run(|| assert!(checked(&["--pes", "2"]) >= 4170));
 }
 

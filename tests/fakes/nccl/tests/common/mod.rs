@@ -145,7 +145,7 @@ library! { NCCL = "libnccl.so.2":
 
 /// Returns both fakes.
 pub fn fakes() -> Fakes {
-    Fakes::new().cuda().nccl().limit(Duration::from_secs(30))
+    Fakes::new().cuda().nccl()
 }
 
 /// Returns both fakes with NCCL of this version.

@@ -7,7 +7,6 @@
 
 use core::ffi::{c_char, c_int, c_long, c_uint, c_void};
 use std::ffi::{CStr, CString};
-use std::time::Duration;
 
 use peerweave_fakes::{Child, Fakes, library};
 
@@ -160,7 +159,7 @@ library! { NVSHMEM = "libnvshmem_host.so.3":
 
 /// Returns settings with the fake driver, and the fake NVSHMEM with a small heap.
 pub fn fakes() -> Fakes {
-    let fakes = Fakes::new().cuda().nvshmem().limit(Duration::from_secs(30));
+    let fakes = Fakes::new().cuda().nvshmem();
     fakes.env("NVSHMEM_SYMMETRIC_SIZE", "8M").env("PEERWEAVE_FAKE_NVSHMEM_WAIT_MS", "10000")
 }
 
