@@ -170,7 +170,7 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
             }
         };
         // Two lines of each rank fit in registers only for up to 4 ranks.
-        if PLAIN && W <= 4 {
+        if W <= 4 {
             two_by_two(n, lines, push);
         } else {
             one_by_one(n, lines, push);

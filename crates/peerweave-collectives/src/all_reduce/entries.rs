@@ -1,11 +1,11 @@
 //! One kernel for each algorithm, element type and number of ranks.
 //!
 //! The reduction is chosen when the kernel runs. It is the same for all threads, so it costs one
-//! branch, which takes little time compared with a wait for another GPU. The types that models use
-//! (`f16`, `bf16` and `f32`) have kernels for up to 2, 4 and 8 ranks, whose loops over ranks are
-//! unrolled. All other types have one kernel for up to 8 ranks. For sums of the types that models
-//! use there are additional *plain* kernels for operands of whole lines. Plain kernels have half as
-//! many instructions.
+//! branch, which takes little time compared with a wait for another GPU. Most algorithms have
+//! kernels for up to 2, 4 and 8 ranks, whose loops over ranks are unrolled. Types that models do not
+//! use (all except `f16`, `bf16` and `f32`) have fewer kernels: `one_shot` for up to 2 and 8 ranks,
+//! `two_shot` for up to 8 ranks. For sums of the types that models use there are additional *plain*
+//! kernels for operands of whole lines. Plain kernels have half as many instructions.
 
 use super::{chunked, one_shot, two_shot};
 use crate::Call;
@@ -34,14 +34,23 @@ entries! {
     all_reduce_one_shot_f32_2: one_shot::<f32, 2, false, false>;
     all_reduce_one_shot_f32_4: one_shot::<f32, 4, false, false>;
     all_reduce_one_shot_f32_8: one_shot::<f32, 4, true, false>;
+    all_reduce_one_shot_i8_2: one_shot::<i8, 2, false, false>;
     all_reduce_one_shot_i8_8: one_shot::<i8, 4, true, false>;
+    all_reduce_one_shot_u8_2: one_shot::<u8, 2, false, false>;
     all_reduce_one_shot_u8_8: one_shot::<u8, 4, true, false>;
+    all_reduce_one_shot_i16_2: one_shot::<i16, 2, false, false>;
     all_reduce_one_shot_i16_8: one_shot::<i16, 4, true, false>;
+    all_reduce_one_shot_u16_2: one_shot::<u16, 2, false, false>;
     all_reduce_one_shot_u16_8: one_shot::<u16, 4, true, false>;
+    all_reduce_one_shot_i32_2: one_shot::<i32, 2, false, false>;
     all_reduce_one_shot_i32_8: one_shot::<i32, 4, true, false>;
+    all_reduce_one_shot_u32_2: one_shot::<u32, 2, false, false>;
     all_reduce_one_shot_u32_8: one_shot::<u32, 4, true, false>;
+    all_reduce_one_shot_i64_2: one_shot::<i64, 2, false, false>;
     all_reduce_one_shot_i64_8: one_shot::<i64, 4, true, false>;
+    all_reduce_one_shot_u64_2: one_shot::<u64, 2, false, false>;
     all_reduce_one_shot_u64_8: one_shot::<u64, 4, true, false>;
+    all_reduce_one_shot_f64_2: one_shot::<f64, 2, false, false>;
     all_reduce_one_shot_f64_8: one_shot::<f64, 4, true, false>;
     all_reduce_plain_one_shot_f16_2: one_shot::<f16, 2, false, true>;
     all_reduce_plain_one_shot_f16_4: one_shot::<f16, 4, false, true>;
@@ -88,14 +97,32 @@ entries! {
     all_reduce_chunked_f32_2: chunked::<f32, 2, false>;
     all_reduce_chunked_f32_4: chunked::<f32, 4, false>;
     all_reduce_chunked_f32_8: chunked::<f32, 8, false>;
+    all_reduce_chunked_i8_2: chunked::<i8, 2, false>;
+    all_reduce_chunked_i8_4: chunked::<i8, 4, false>;
     all_reduce_chunked_i8_8: chunked::<i8, 8, false>;
+    all_reduce_chunked_u8_2: chunked::<u8, 2, false>;
+    all_reduce_chunked_u8_4: chunked::<u8, 4, false>;
     all_reduce_chunked_u8_8: chunked::<u8, 8, false>;
+    all_reduce_chunked_i16_2: chunked::<i16, 2, false>;
+    all_reduce_chunked_i16_4: chunked::<i16, 4, false>;
     all_reduce_chunked_i16_8: chunked::<i16, 8, false>;
+    all_reduce_chunked_u16_2: chunked::<u16, 2, false>;
+    all_reduce_chunked_u16_4: chunked::<u16, 4, false>;
     all_reduce_chunked_u16_8: chunked::<u16, 8, false>;
+    all_reduce_chunked_i32_2: chunked::<i32, 2, false>;
+    all_reduce_chunked_i32_4: chunked::<i32, 4, false>;
     all_reduce_chunked_i32_8: chunked::<i32, 8, false>;
+    all_reduce_chunked_u32_2: chunked::<u32, 2, false>;
+    all_reduce_chunked_u32_4: chunked::<u32, 4, false>;
     all_reduce_chunked_u32_8: chunked::<u32, 8, false>;
+    all_reduce_chunked_i64_2: chunked::<i64, 2, false>;
+    all_reduce_chunked_i64_4: chunked::<i64, 4, false>;
     all_reduce_chunked_i64_8: chunked::<i64, 8, false>;
+    all_reduce_chunked_u64_2: chunked::<u64, 2, false>;
+    all_reduce_chunked_u64_4: chunked::<u64, 4, false>;
     all_reduce_chunked_u64_8: chunked::<u64, 8, false>;
+    all_reduce_chunked_f64_2: chunked::<f64, 2, false>;
+    all_reduce_chunked_f64_4: chunked::<f64, 4, false>;
     all_reduce_chunked_f64_8: chunked::<f64, 8, false>;
     all_reduce_plain_chunked_f16_2: chunked::<f16, 2, true>;
     all_reduce_plain_chunked_f16_4: chunked::<f16, 4, true>;
@@ -157,14 +184,23 @@ pub fn kernel(
         (OneShot, F32, ..=2, _) => &all_reduce_one_shot_f32_2::KERNEL,
         (OneShot, F32, ..=4, _) => &all_reduce_one_shot_f32_4::KERNEL,
         (OneShot, F32, _, _) => &all_reduce_one_shot_f32_8::KERNEL,
+        (OneShot, I8, ..=2, _) => &all_reduce_one_shot_i8_2::KERNEL,
         (OneShot, I8, _, _) => &all_reduce_one_shot_i8_8::KERNEL,
+        (OneShot, U8, ..=2, _) => &all_reduce_one_shot_u8_2::KERNEL,
         (OneShot, U8, _, _) => &all_reduce_one_shot_u8_8::KERNEL,
+        (OneShot, I16, ..=2, _) => &all_reduce_one_shot_i16_2::KERNEL,
         (OneShot, I16, _, _) => &all_reduce_one_shot_i16_8::KERNEL,
+        (OneShot, U16, ..=2, _) => &all_reduce_one_shot_u16_2::KERNEL,
         (OneShot, U16, _, _) => &all_reduce_one_shot_u16_8::KERNEL,
+        (OneShot, I32, ..=2, _) => &all_reduce_one_shot_i32_2::KERNEL,
         (OneShot, I32, _, _) => &all_reduce_one_shot_i32_8::KERNEL,
+        (OneShot, U32, ..=2, _) => &all_reduce_one_shot_u32_2::KERNEL,
         (OneShot, U32, _, _) => &all_reduce_one_shot_u32_8::KERNEL,
+        (OneShot, I64, ..=2, _) => &all_reduce_one_shot_i64_2::KERNEL,
         (OneShot, I64, _, _) => &all_reduce_one_shot_i64_8::KERNEL,
+        (OneShot, U64, ..=2, _) => &all_reduce_one_shot_u64_2::KERNEL,
         (OneShot, U64, _, _) => &all_reduce_one_shot_u64_8::KERNEL,
+        (OneShot, F64, ..=2, _) => &all_reduce_one_shot_f64_2::KERNEL,
         (OneShot, F64, _, _) => &all_reduce_one_shot_f64_8::KERNEL,
         (TwoShot, F16, ..=2, true) => &all_reduce_plain_two_shot_f16_2::KERNEL,
         (TwoShot, F16, ..=4, true) => &all_reduce_plain_two_shot_f16_4::KERNEL,
@@ -211,14 +247,32 @@ pub fn kernel(
         (Chunked, F32, ..=2, _) => &all_reduce_chunked_f32_2::KERNEL,
         (Chunked, F32, ..=4, _) => &all_reduce_chunked_f32_4::KERNEL,
         (Chunked, F32, _, _) => &all_reduce_chunked_f32_8::KERNEL,
+        (Chunked, I8, ..=2, _) => &all_reduce_chunked_i8_2::KERNEL,
+        (Chunked, I8, ..=4, _) => &all_reduce_chunked_i8_4::KERNEL,
         (Chunked, I8, _, _) => &all_reduce_chunked_i8_8::KERNEL,
+        (Chunked, U8, ..=2, _) => &all_reduce_chunked_u8_2::KERNEL,
+        (Chunked, U8, ..=4, _) => &all_reduce_chunked_u8_4::KERNEL,
         (Chunked, U8, _, _) => &all_reduce_chunked_u8_8::KERNEL,
+        (Chunked, I16, ..=2, _) => &all_reduce_chunked_i16_2::KERNEL,
+        (Chunked, I16, ..=4, _) => &all_reduce_chunked_i16_4::KERNEL,
         (Chunked, I16, _, _) => &all_reduce_chunked_i16_8::KERNEL,
+        (Chunked, U16, ..=2, _) => &all_reduce_chunked_u16_2::KERNEL,
+        (Chunked, U16, ..=4, _) => &all_reduce_chunked_u16_4::KERNEL,
         (Chunked, U16, _, _) => &all_reduce_chunked_u16_8::KERNEL,
+        (Chunked, I32, ..=2, _) => &all_reduce_chunked_i32_2::KERNEL,
+        (Chunked, I32, ..=4, _) => &all_reduce_chunked_i32_4::KERNEL,
         (Chunked, I32, _, _) => &all_reduce_chunked_i32_8::KERNEL,
+        (Chunked, U32, ..=2, _) => &all_reduce_chunked_u32_2::KERNEL,
+        (Chunked, U32, ..=4, _) => &all_reduce_chunked_u32_4::KERNEL,
         (Chunked, U32, _, _) => &all_reduce_chunked_u32_8::KERNEL,
+        (Chunked, I64, ..=2, _) => &all_reduce_chunked_i64_2::KERNEL,
+        (Chunked, I64, ..=4, _) => &all_reduce_chunked_i64_4::KERNEL,
         (Chunked, I64, _, _) => &all_reduce_chunked_i64_8::KERNEL,
+        (Chunked, U64, ..=2, _) => &all_reduce_chunked_u64_2::KERNEL,
+        (Chunked, U64, ..=4, _) => &all_reduce_chunked_u64_4::KERNEL,
         (Chunked, U64, _, _) => &all_reduce_chunked_u64_8::KERNEL,
+        (Chunked, F64, ..=2, _) => &all_reduce_chunked_f64_2::KERNEL,
+        (Chunked, F64, ..=4, _) => &all_reduce_chunked_f64_4::KERNEL,
         (Chunked, F64, _, _) => &all_reduce_chunked_f64_8::KERNEL,
         _ => return None,
     })
