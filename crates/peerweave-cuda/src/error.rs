@@ -120,12 +120,20 @@ impl CudaError {
     /// Returns the PE that caused this error, if the error names one.
     pub fn pe(&self) -> Option<Pe> {
         match self {
-            Self::PeLost { pe, .. } | Self::PeFailed { pe, .. } => Some(*pe),
+            Self::PeLost { pe, cause, .. } | Self::Bootstrap(BootstrapError::PeLost { pe, cause, .. }) => Some(at_fault(*pe, cause)),
+            Self::PeFailed { pe, .. } | Self::Bootstrap(BootstrapError::PeFailed { pe, .. }) => Some(*pe),
             Self::Kernel { failure, .. } => failure.pe,
             Self::Vmm(VmmError::Peer { pe, .. }) => Some(*pe),
-            Self::Bootstrap(BootstrapError::PeLost { pe, .. } | BootstrapError::PeFailed { pe, .. }) => Some(*pe),
             _ => None,
         }
+    }
+}
+
+/// Returns the PE at fault for the loss of `pe`: the PE because of which `pe` gave up, or `pe`.
+pub(crate) fn at_fault(pe: Pe, loss: &Loss) -> Pe {
+    match loss {
+        Loss::GaveUp { missing } => missing.first().copied().unwrap_or(pe),
+        _ => pe,
     }
 }
 

@@ -84,6 +84,36 @@ fn one_is_killed(child: &peerweave_fakes::Child) {
 }
 
 #[test]
+fn late_pe_is_named_after_another_pe_gave_up_and_exited() {
+    let _ = Fakes::new().cuda().run_with_victims(3, &[0], |child| one_is_late(&child));
+}
+
+/// PE 2 calls a barrier late. PE 0 has a short deadline, gives up, and ends its process.
+fn one_is_late(child: &peerweave_fakes::Child) {
+    let deadline = Duration::from_secs(if child.rank == 0 { 1 } else { 30 });
+    let gpu = common::process(child, options().deadline(deadline));
+    let world = World::new(Cuda::new(gpu.clone()).unwrap()).unwrap();
+    let team = world.team();
+    team.barrier_blocking().unwrap();
+    if child.rank == 2 {
+        // Late enough that the other PEs have seen the end of PE 0.
+        std::thread::sleep(Duration::from_secs(5));
+    }
+    let start = Instant::now();
+    let error = team.barrier_blocking().unwrap_err();
+    if child.rank == 0 {
+        assert_eq!(error.blamed(), [Pe::new(2)], "{error}");
+        std::process::abort();
+    }
+    assert!(start.elapsed() < Duration::from_secs(15), "before the deadline: {:?}", start.elapsed());
+    // To PE 2, PE 0 is the PE that ended.
+    let (expected, cause) = if child.rank == 1 { (2, PeerCause::Failed) } else { (0, PeerCause::Failed) };
+    assert!(matches!(&error, Error::Peer { pe, cause: found, .. } if (pe.get(), found) == (expected, &cause)), "{error}");
+    drop(world);
+    let _ = gpu.end();
+}
+
+#[test]
 fn pe_killed_while_others_join_is_named() {
     let _ = Fakes::new().cuda().run_with_victims(3, &[2], |child| one_is_killed_in_the_join(&child));
 }

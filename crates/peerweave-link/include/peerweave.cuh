@@ -78,6 +78,13 @@ __device__ inline u64 now_ns() {
 }
 __device__ inline u32 thread_rank() { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
 __device__ inline u32 block_rank() { return blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z); }
+// Returns the time between two readings of the abort word in a wait, in nanoseconds. The word may
+// be in host memory, from which a GPU reads for one warp at a time, in about 0.65 us. The time here
+// is four times as long as one reading by all warps of the grid, and at least 0.1 ms.
+__device__ inline u64 abort_ns() {
+    const u64 blocks = u64(gridDim.x) * gridDim.y * gridDim.z, ns = blocks * blockDim.x * blockDim.y * blockDim.z * 80;
+    return ns < 100000 ? 100000 : ns > 25000000 ? 25000000 : ns;
+}
 }  // namespace detail
 
 // Reports a failure, and ends all waits of this PE. If a failure has already been reported, that
@@ -163,12 +170,17 @@ __device__ inline void signal_add(const Context* ctx, SymSlice<u64> signal, u64 
 // context's deadline, or if the host or a failure of another thread has ended the wait.
 __device__ inline bool wait_at_least(const Context* ctx, const u64* word, u64 value, u32 operation, u32 from) {
     const u64 start = detail::now_ns();
+    u64 asked = start;  // time of the last reading of the abort word
     for (u32 looks = 1;; looks++) {
         const u64 found = detail::load_acquire(word);
         if (found >= value) return true;
-        if (looks % 256) continue;
+        if (looks % 64) continue;
+        const u64 now = detail::now_ns();
+        const bool late = now - start > ctx->deadline_ns;
+        if (now - asked < detail::abort_ns() && !late) continue;
+        asked = now;
         if (detail::load_relaxed(reinterpret_cast<const u32*>(ctx->abort))) return fail(ctx, ABORTED, operation, from, value, found);
-        if (detail::now_ns() - start > ctx->deadline_ns) return fail(ctx, DEADLINE, operation, from, value, found);
+        if (late) return fail(ctx, DEADLINE, operation, from, value, found);
     }
 }
 

@@ -11,7 +11,7 @@ use peerweave_types::Pe;
 use peerweave_vmm::VmmError;
 
 use super::lock::lock;
-use crate::error::CudaError;
+use crate::error::{CudaError, at_fault};
 
 /// Name of the backend.
 pub(crate) const NAME: &str = "cuda";
@@ -29,6 +29,12 @@ pub(crate) fn cause(loss: &Loss) -> PeerCause {
     }
 }
 
+/// Returns the error of `call` for a lost PE. If the PE gave up because of another PE, the error
+/// names the other PE.
+pub(crate) fn of_loss(call: &'static str, team: TeamName, pe: Pe, loss: &Loss) -> Error {
+    Error::Peer { call, team, pe: at_fault(pe, loss), cause: cause(loss) }
+}
+
 pub(crate) fn mismatch(team: TeamName, pe: Pe, mine: String, theirs: String) -> Error {
     Error::Mismatch(Box::new(Mismatch { team, pe, mine, theirs }))
 }
@@ -36,7 +42,7 @@ pub(crate) fn mismatch(team: TeamName, pe: Pe, mine: String, theirs: String) -> 
 /// Returns the error of `call` on `team` for a failure of the GPU crates.
 pub(crate) fn portable(call: &'static str, team: TeamName, error: CudaError) -> Error {
     match error {
-        CudaError::PeLost { pe, cause: loss, .. } => Error::Peer { call, team, pe, cause: cause(&loss) },
+        CudaError::PeLost { pe, cause: loss, .. } => of_loss(call, team, pe, &loss),
         CudaError::Kernel { failure, .. } => Error::Kernel(Box::new(KernelFailure {
             kernel: call,
             kind: failure.kind,
@@ -50,9 +56,7 @@ pub(crate) fn portable(call: &'static str, team: TeamName, error: CudaError) -> 
         CudaError::Bootstrap(error) => of_rendezvous(call, team, error),
         CudaError::Vmm(VmmError::Bootstrap(error)) => of_rendezvous(call, team, error),
         CudaError::Vmm(VmmError::Timeout { waited, missing, .. }) => Timeout::new(call, team, waited, missing).into(),
-        CudaError::Vmm(VmmError::Peer { pe, cause: peerweave_vmm::PeerCause::Lost(loss), .. }) => {
-            Error::Peer { call, team, pe, cause: cause(&loss) }
-        }
+        CudaError::Vmm(VmmError::Peer { pe, cause: peerweave_vmm::PeerCause::Lost(loss), .. }) => of_loss(call, team, pe, &loss),
         CudaError::Vmm(VmmError::Peer { pe, .. }) => Error::Peer { call, team, pe, cause: PeerCause::Failed },
         CudaError::Vmm(VmmError::Misuse(peerweave_vmm::Misuse::Diverged { other, one_has, other_has, .. })) => {
             mismatch(team, other, one_has, other_has)
@@ -93,7 +97,7 @@ fn names_a_pe(error: &BootstrapError) -> bool {
 fn of_rendezvous(call: &'static str, team: TeamName, error: BootstrapError) -> Error {
     match error {
         BootstrapError::Timeout { waited, missing, .. } => Timeout::new(call, team, waited, missing).into(),
-        BootstrapError::PeLost { pe, cause: loss, .. } => Error::Peer { call, team, pe, cause: cause(&loss) },
+        BootstrapError::PeLost { pe, cause: loss, .. } => of_loss(call, team, pe, &loss),
         BootstrapError::PeFailed { pe, .. } => Error::Peer { call, team, pe, cause: PeerCause::Failed },
         BootstrapError::Mismatch { other, one_call, other_call, .. } => mismatch(team, other, one_call, other_call),
         error => Error::system(call, error),

@@ -66,9 +66,10 @@ impl Gpu {
 }
 
 impl Inner {
-    /// Returns the PE that was lost first, if any.
+    /// Returns the loss of a PE, if any: the first loss, or, if that PE gave up because of another
+    /// lost PE, the loss of the other PE.
     pub(crate) fn lost(&self) -> Option<(Pe, Loss)> {
-        self.rendezvous.losses().into_iter().next()
+        first_loss(&self.rendezvous.losses(), self.rendezvous.pe())
     }
 
     /// Returns the outcome of completed work: an error if a kernel reported a failure.
@@ -95,5 +96,41 @@ impl Inner {
                 lost => return lost,
             }
         }
+    }
+}
+
+/// Returns the loss that led to all losses. Follows each PE that gave up to the lost PE because of
+/// which it gave up. `me` is never such a PE: this PE was late, but is not lost.
+fn first_loss(losses: &[(Pe, Loss)], me: Pe) -> Option<(Pe, Loss)> {
+    let mut found = losses.first()?;
+    for _ in losses {
+        let Loss::GaveUp { missing } = &found.1 else { break };
+        let Some(next) = losses.iter().find(|(pe, _)| missing.contains(pe)) else { break };
+        found = next;
+    }
+    Some(match found {
+        (pe, Loss::GaveUp { missing }) => {
+            (*pe, Loss::GaveUp { missing: missing.iter().copied().filter(|missing| *missing != me).collect() })
+        }
+        other => other.clone(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_loss_follows_pes_that_gave_up_to_a_lost_pe() {
+        let [a, b, c, me] = [0, 1, 2, 3].map(Pe::new);
+        let gave_up = |missing: &[Pe]| Loss::GaveUp { missing: missing.to_vec() };
+        assert_eq!(first_loss(&[], me), None);
+        assert_eq!(first_loss(&[(a, Loss::Left), (b, Loss::Disconnected)], me), Some((a, Loss::Left)));
+        let chain = [(a, gave_up(&[b])), (b, gave_up(&[c])), (c, Loss::Disconnected)];
+        assert_eq!(first_loss(&chain, me), Some((c, Loss::Disconnected)));
+        assert_eq!(first_loss(&chain[..2], me), Some((b, gave_up(&[c]))), "c is late, but not lost");
+        assert_eq!(first_loss(&[(a, gave_up(&[me]))], me), Some((a, gave_up(&[]))));
+        let circle = [(a, gave_up(&[b])), (b, gave_up(&[a]))];
+        assert!(first_loss(&circle, me).is_some());
     }
 }

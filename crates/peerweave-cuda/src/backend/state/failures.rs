@@ -18,9 +18,20 @@ impl State {
     }
 
     /// Records a failure of a kernel, unless an earlier failure is recorded. Returns `error`.
+    ///
+    /// If another PE is at fault, reports that PE to the rendezvous. So other PEs name it if this
+    /// PE ends because of the failure.
     pub(crate) fn record(&self, error: Error) -> Error {
-        lock(&self.failure).get_or_insert_with(|| error.clone());
+        let mut is_first = false;
+        lock(&self.failure).get_or_insert_with(|| {
+            is_first = true;
+            error.clone()
+        });
         self.has_failure.store(true, Ordering::Release);
+        let at_fault = error.blamed().into_iter().find(|pe| *pe != self.job.my_pe);
+        if let (true, Some(pe), Some(rendezvous)) = (is_first, at_fault, lock(&self.rendezvous).clone()) {
+            rendezvous.blame(pe);
+        }
         error
     }
 

@@ -7,7 +7,7 @@ use peerweave_nccl::NcclError;
 use peerweave_types::Pe;
 
 use super::State;
-use crate::backend::error::{cause, portable};
+use crate::backend::error::{cause, of_loss, portable};
 use crate::backend::teams::TeamOf;
 use crate::error::CudaError;
 
@@ -48,7 +48,7 @@ impl State {
         }
         let lost = self.gpu(call).ok().and_then(|gpu| gpu.0.lost());
         if let Some((pe, loss)) = lost {
-            return self.record(Error::Peer { call, team, pe, cause: cause(&loss) });
+            return self.record(of_loss(call, team, pe, &loss));
         }
         if let Err(error) = self.compare_all() {
             return error;
