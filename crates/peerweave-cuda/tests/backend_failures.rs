@@ -85,30 +85,31 @@ fn one_is_killed(child: &peerweave_fakes::Child) {
 
 #[test]
 fn late_pe_is_named_after_another_pe_gave_up_and_exited() {
-    let _ = Fakes::new().cuda().run_with_victims(3, &[0], |child| one_is_late(&child));
+    let _ = Fakes::new().cuda().run_with_victims(3, &[1], |child| one_is_late(&child));
 }
 
-/// PE 2 calls a barrier late. PE 0 has a short deadline, gives up, and ends its process.
+/// PE 2 calls a barrier late. PE 1 has a short deadline, gives up, and ends its process.
 fn one_is_late(child: &peerweave_fakes::Child) {
-    let deadline = Duration::from_secs(if child.rank == 0 { 1 } else { 30 });
+    let deadline = Duration::from_secs(if child.rank == 1 { 1 } else { 30 });
     let gpu = common::process(child, options().deadline(deadline));
     let world = World::new(Cuda::new(gpu.clone()).unwrap()).unwrap();
     let team = world.team();
     team.barrier_blocking().unwrap();
     if child.rank == 2 {
-        // Late enough that the other PEs have seen the end of PE 0.
+        // Late enough that the other PEs have seen the end of PE 1.
         std::thread::sleep(Duration::from_secs(5));
     }
     let start = Instant::now();
-    let error = team.barrier_blocking().unwrap_err();
-    if child.rank == 0 {
+    // PE 2 completes the first barrier, at which the other PEs have arrived.
+    let error = (0..2).find_map(|_| team.barrier_blocking().err()).unwrap();
+    if child.rank == 1 {
         assert_eq!(error.blamed(), [Pe::new(2)], "{error}");
         std::process::abort();
     }
     assert!(start.elapsed() < Duration::from_secs(15), "before the deadline: {:?}", start.elapsed());
-    // To PE 2, PE 0 is the PE that ended.
-    let (expected, cause) = if child.rank == 1 { (2, PeerCause::Failed) } else { (0, PeerCause::Failed) };
-    assert!(matches!(&error, Error::Peer { pe, cause: found, .. } if (pe.get(), found) == (expected, &cause)), "{error}");
+    // PE 2 itself cannot be at fault for its error, so its error names the PE that ended.
+    let at_fault = Pe::new(if child.rank == 0 { 2 } else { 1 });
+    assert!(matches!(error, Error::Peer { pe, cause: PeerCause::Failed, .. } if pe == at_fault), "{error}");
     drop(world);
     let _ = gpu.end();
 }
