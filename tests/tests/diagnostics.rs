@@ -58,28 +58,28 @@ const BUFFERS: &[Wrong] = &[
         body: "team.put(stream, &[1.5f32], x, rank);",
         says: &[
             "`&[f32; 1]` cannot be read by a stream-ordered operation on elements of type",
-            "a queue holds its arguments: pass `&Symmetric<T>`, `&Buffer<T>` or `&OnDevice<T>`, or call the `_blocking` form",
+            "a queue must keep the memory of its operations alive: pass `&Symmetric<T>`, `&Buffer<T>` or `&OnDevice<T>`, or call the `_blocking` form",
         ],
     },
     Wrong {
         body: "context.get(x, &mut vec![0f32], rank);",
         says: &[
             "`&mut Vec<f32>` cannot be written by a stream-ordered operation on elements of type `f32`",
-            "a queue holds its arguments: pass `&Symmetric<T>`, `&Buffer<T>` or `&OnDevice<T>`, or call the `_blocking` form",
+            "a queue must keep the memory of its operations alive: pass `&Symmetric<T>`, `&Buffer<T>` or `&OnDevice<T>`, or call the `_blocking` form",
         ],
     },
     Wrong {
         body: "team.scatter_blocking((), x, rank);",
         says: &[
-            "`()` cannot be the operand of the root, which is read as elements of type",
-            "`&[T]` or `&Vec<T>`), an `Option` of it, or `none()` on ranks other than the root",
+            "`()` cannot be the operand that the root reads as elements of type",
+            "`&[T]` or `&Vec<T>`; an `Option` of these types is accepted; ranks other than the root may pass `none()`",
         ],
     },
     Wrong {
         body: "team.gather_blocking(x, &[0f32; 4], rank);",
         says: &[
-            "`&[f32; 4]` cannot be the result of the root, which is written as elements of type `f32`",
-            "`&mut [T]` or `&mut Vec<T>`), an `Option` of it, or `none()` on ranks other than the root",
+            "`&[f32; 4]` cannot be the result that the root writes as elements of type `f32`",
+            "`&mut [T]` or `&mut Vec<T>`; an `Option` of these types is accepted; ranks other than the root may pass `none()`",
         ],
     },
     Wrong {
@@ -123,7 +123,7 @@ const ELEMENTS: &[Wrong] = &[
         body: "team.all_reduce_in_place_blocking(&mut [F8E4M3::from_bits(0)], ReduceOp::Sum);",
         says: &[
             "reductions are not defined for `F8E4M3`",
-            "they are defined for integers, floats of 16 bits and more, `Bool`, complex numbers, arrays of these, and structs with `#[derive(Element)]` and `#[element(reduce)]`",
+            "reductions are defined for integers, floats of 16 bits and more, `Bool`, complex numbers, arrays of these, and structs with `#[derive(Element)]` and `#[element(reduce)]`",
         ],
     },
     Wrong {
@@ -141,14 +141,14 @@ const ELEMENTS: &[Wrong] = &[
         body: "team.atomic_add_blocking(x, 0, 1.0, rank);",
         says: &[
             "`f32` has no atomic arithmetic",
-            "`i32`, `u32`, `i64`, `u64`, `isize` and `usize` have it; `f32` and `f64` can only be fetched, set and swapped",
+            "`i32`, `u32`, `i64`, `u64`, `isize` and `usize` have atomic arithmetic; `f32` and `f64` can only be fetched, set and swapped",
         ],
     },
     Wrong {
         body: "team.atomic_set_blocking(&world.alloc::<u8>(1).unwrap(), 0, 1, rank);",
         says: &[
             "`u8` has no atomic operations",
-            "`i32`, `u32`, `i64`, `u64`, `isize` and `usize` have all; `f32` and `f64` can be fetched, set and swapped",
+            "`i32`, `u32`, `i64`, `u64`, `isize` and `usize` have all atomic operations; `f32` and `f64` can only be fetched, set and swapped",
         ],
     },
     Wrong {
@@ -160,7 +160,7 @@ const ELEMENTS: &[Wrong] = &[
     },
     Wrong {
         body: "team.all_reduce_rms_norm_blocking(words, words, words, RmsNorm::new(words));",
-        says: &["a norm is not defined for rows of `u64`", "rows are of `f16`, `bf16` or `f32`"],
+        says: &["a norm is not defined for rows of `u64`", "rows consist of elements of type `f16`, `bf16` or `f32`"],
     },
 ];
 

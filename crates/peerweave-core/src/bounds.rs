@@ -79,7 +79,7 @@ pub(crate) fn allocation(
     }
     match elements.checked_mul(element_bytes) {
         Some(bytes) if isize::try_from(bytes).is_ok() => Ok(bytes),
-        _ => Err(wrong_value(call, "count", elements, "a size that fits the address space")),
+        _ => Err(wrong_value(call, "count", elements, "a number of elements that fits the address space")),
     }
 }
 

@@ -1,8 +1,8 @@
 //! The only file that passes operations to the backend. It checks only that the stream and the team
 //! belong to the same world.
 //!
-//! Invariant: except for launches of kernels, only operations that `check/` has prepared pass
-//! through this file. The safety arguments depend on that (\[C1\]).
+//! Invariant: `check/` has prepared every operation that passes through this file, except launches
+//! of kernels. The safety arguments depend on this invariant (\[C1\]).
 #![allow(unsafe_code)]
 
 use crate::backend::{Keep, Op, Outcome, Submitted};

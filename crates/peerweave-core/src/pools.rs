@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn value_is_reused_when_no_operation_holds_it() {
+    fn pooled_value_is_reused_once_its_handle_is_dropped() {
         let pool = Pool::<Vec<u8>>::default();
         let first = pool.take(|list| list.push(1));
         let second = pool.take(|list| list.push(2));

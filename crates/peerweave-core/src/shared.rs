@@ -50,7 +50,7 @@ pub(crate) struct Shared {
 struct Allocations {
     next: u64,
     live: BTreeMap<u64, LeakedBuffer>,
-    /// The allocations that have bytes, by their start in the heap.
+    /// The allocations of more than 0 bytes, by their start in the heap.
     places: BTreeMap<u64, Placed>,
 }
 
@@ -59,7 +59,7 @@ struct Allocations {
 struct Placed {
     end: u64,
     number: u64,
-    /// The value that the handles to the allocation share. It is dead after the last handle was
+    /// The value that the handles to the allocation share. It is dead once the last handle has been
     /// dropped.
     handles: Weak<dyn Any + Send + Sync>,
 }
@@ -261,7 +261,8 @@ impl fmt::Display for FinalizeReport {
         if self.is_clean() {
             return f.write_str("every symmetric buffer was released");
         }
-        write!(f, "symmetric buffers not released: {}", self.leaked.len())?;
+        let count = self.leaked.len();
+        write!(f, "symmetric buffers not released: {count}")?;
         self.leaked.iter().try_for_each(|buffer| write!(f, "\n  {buffer}"))
     }
 }
@@ -285,6 +286,7 @@ pub struct LeakedBuffer {
 impl fmt::Display for LeakedBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = if self.dropped { "dropped without release" } else { "still alive" };
-        write!(f, "{} × {} ({} bytes) allocated at {}: {state}", self.elements, self.type_name, self.bytes, self.allocated_at)
+        let Self { elements, type_name, bytes, allocated_at, .. } = self;
+        write!(f, "{elements} × {type_name} ({bytes} bytes) allocated at {allocated_at}: {state}")
     }
 }

@@ -106,7 +106,7 @@ fn memory_of_another_device_is_refused() {
 }
 
 #[test]
-fn call_is_not_enqueued_if_an_owner_of_its_memory_refuses() {
+fn call_is_not_enqueued_if_a_memory_owner_returns_an_error() {
     let (noop, world) = on_device();
     let (memory, x) = (Memory::new(&[1.0]), world.alloc::<f32>(1).unwrap());
     let (stream, handle) = (world.stream().unwrap(), memory.handle(DEVICE));
@@ -121,7 +121,7 @@ fn call_is_not_enqueued_if_an_owner_of_its_memory_refuses() {
 }
 
 #[test]
-fn queue_holds_the_owner_of_device_memory_until_completion() {
+fn queue_keeps_device_memory_alive_until_completion() {
     let (noop, world) = on_device();
     let (memory, x) = (Memory::new(&[4.0]), world.alloc_zeroed::<f32>(1).unwrap());
     noop.hold_streams(true);
@@ -135,7 +135,7 @@ fn queue_holds_the_owner_of_device_memory_until_completion() {
 }
 
 #[test]
-fn groups_notify_and_hold_the_owners_of_device_memory() {
+fn groups_notify_device_memory_owners_and_keep_them_alive() {
     let (noop, world) = on_device();
     let (memory, x) = (Memory::new(&[4.0, 5.0]), world.alloc_zeroed::<f32>(2).unwrap());
     noop.hold_streams(true);

@@ -190,7 +190,7 @@ fn ordinary_memory_is_passed_by_address() {
 }
 
 #[test]
-fn one_sided_operations_name_the_pe_of_the_rank() {
+fn one_sided_operations_reach_the_backend_with_pe_and_offset() {
     let s = Scene::new();
     let word = s.world.alloc_zeroed::<u64>(3).unwrap();
     let signal = word.signal(2).unwrap();
@@ -452,7 +452,7 @@ proptest! {
 
     /// `chunks` divides a buffer as `slice::chunks` divides a slice.
     #[test]
-    fn chunks_equal_those_of_a_slice(len in 0usize..50, chunk in 1usize..60) {
+    fn chunks_of_symmetric_memory_equal_chunks_of_a_slice(len in 0usize..50, chunk in 1usize..60) {
         let world = World::new(Noop::new(0, 1)).unwrap();
         let x = world.alloc_zeroed::<u8>(len).unwrap();
         let naive: Vec<u8> = (0..len as u8).collect();

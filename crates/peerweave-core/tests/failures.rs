@@ -37,7 +37,7 @@ fn each_copy_returns_the_error_of_a_failed_host_access() {
 }
 
 #[test]
-fn operation_that_times_out_holds_its_buffers() {
+fn timed_out_operation_keeps_its_buffers_alive() {
     let (noop, world) = world();
     let team = world.team();
     let (send, recv) = (Buffer::from(vec![1i32, 2]), Buffer::zeroed(2));
@@ -50,7 +50,7 @@ fn operation_that_times_out_holds_its_buffers() {
 }
 
 #[test]
-fn group_that_times_out_holds_the_buffers_of_its_members() {
+fn timed_out_group_keeps_the_buffers_of_its_members_alive() {
     let (noop, world) = world();
     let (source, dest) = (Buffer::from(vec![1i32, 2]), Buffer::<i32>::zeroed(2));
     noop.time_out_next();
@@ -65,7 +65,7 @@ fn group_that_times_out_holds_the_buffers_of_its_members() {
 }
 
 #[test]
-fn poisoned_team_names_the_first_failure() {
+fn poisoned_team_error_contains_the_first_failure() {
     let (noop, world) = world();
     let (team, x) = (world.team(), world.alloc_zeroed::<u8>(1).unwrap());
     assert!(team.failure().is_none());

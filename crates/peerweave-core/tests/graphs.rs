@@ -34,7 +34,7 @@ fn waiting_for_a_captured_operation_is_a_misuse() {
 }
 
 #[test]
-fn graph_holds_the_memory_of_its_operations() {
+fn graph_keeps_the_memory_of_its_operations_alive() {
     let noop = Noop::new(0, 1);
     let world = World::new(noop.clone()).unwrap();
     let (stream, source, dest) = (world.stream().unwrap(), Buffer::from(vec![1.0f32, 2.0]), Buffer::zeroed(2));

@@ -159,7 +159,7 @@ fn concurrent_atomic_adds_lose_no_update() {
 }
 
 #[test]
-fn calls_after_an_abort_fail_with_its_pe_and_code() {
+fn calls_after_an_abort_fail_with_the_aborting_pe_and_code() {
     let noop = Noop::new(2, 3);
     let world = World::new(noop.clone()).unwrap();
     let x = world.alloc_zeroed::<u64>(1).unwrap();
@@ -193,7 +193,7 @@ fn abort_after_finalize_has_no_effect() {
 }
 
 #[test]
-fn handles_are_refused_after_finalize() {
+fn calls_on_handles_fail_after_finalize() {
     let noop = Noop::new(0, 1);
     let world = World::new(noop.clone()).unwrap();
     let (team, stream) = (world.team().clone(), world.stream().unwrap());

@@ -41,17 +41,22 @@ fn assert_refused(noop: &Noop, world: &World, lock: Lock, why: &str) {
 }
 
 #[test]
-fn every_call_is_refused_after_finalize() {
+fn every_lock_call_fails_after_finalize() {
     let (noop, world, lock) = scene();
     assert_eq!(world.finalize().unwrap().leaked.len(), 1, "the lock was not released");
     assert_refused(&noop, &world, lock, "the world was finalized");
 }
 
 #[test]
-fn every_call_is_refused_after_shrink() {
+fn every_lock_call_fails_after_shrink() {
     let (noop, world, lock) = scene();
     let new = world.shrink().unwrap();
-    assert_refused(&noop, &world, lock, "the world was replaced by World::shrink: use the world that it returned");
+    assert_refused(
+        &noop,
+        &world,
+        lock,
+        "the world was replaced by World::shrink: use the new world, which World::shrink returned",
+    );
     drop(new.alloc_lock().unwrap().lock().unwrap());
 }
 
@@ -138,7 +143,7 @@ fn alloc_lock_error_names_the_call_if_the_heap_is_full() {
 }
 
 #[test]
-fn lock_is_one_allocation_and_one_release() {
+fn lock_makes_one_allocation_and_one_release() {
     let (noop, world, lock) = scene();
     assert!(matches!(noop.take_calls()[..], [Call::Allocate(_)]));
     lock.release().unwrap();

@@ -69,7 +69,7 @@ type Wrong = fn(&Scene) -> Result<()>;
 /// lists one call of each form.
 const TABLE: &[(&str, Wrong)] = &[
     // ---- views ----
-    ("range: `range` has 6 elements, but the call uses 4..7", |s| s.x.range(4..7).map(drop)),
+    ("range: `range` has 6 elements, but the call uses elements 4..7", |s| s.x.range(4..7).map(drop)),
     ("cast: `self` is 20 bytes for elements of 8 bytes, expected a multiple of the size of the new elements", |s| {
         s.x.slice(..5)?.cast::<u64>().map(drop)
     }),
@@ -84,7 +84,9 @@ const TABLE: &[(&str, Wrong)] = &[
     ("symmetric_of: `address` is 0x8, expected an address of this PE's symmetric heap", |s| {
         s.world.symmetric_of::<f32>(std::ptr::without_provenance(8), 1).map(drop)
     }),
-    ("peer_ptr: `rank` is 3, expected a rank below 3 (the ranks of the team)", |s| s.team.peer_ptr(&s.x, NO_RANK).map(drop)),
+    ("peer_ptr: `rank` is 3, expected a rank below 3 (the number of ranks in the team)", |s| {
+        s.team.peer_ptr(&s.x, NO_RANK).map(drop)
+    }),
     ("peer_ptr: `buffer` was released", |s| s.team.peer_ptr(&s.released, PEER).map(drop)),
     ("peer_device_address: `buffer` belongs to another world", |s| s.team.peer_device_address(&s.other.x, PEER).map(drop)),
     ("peer_ptr: the team was destroyed", |s| s.destroyed.peer_ptr(&s.x, PEER).map(drop)),
@@ -126,52 +128,60 @@ const TABLE: &[(&str, Wrong)] = &[
         s.team.test_all_vector(&s.words, Some(&[true]), Compare::Eq, &[0; 6]).map(drop)
     }),
     // ---- lengths that are no multiple of the number of ranks ----
-    ("all_gather_in_place_blocking: `buffer` has 5 elements, expected a multiple of 3 (the ranks of the team)", |s| {
+    ("all_gather_in_place_blocking: `buffer` has 5 elements, expected a multiple of 3 (the number of ranks in the team)", |s| {
         s.team.all_gather_in_place_blocking(&s.x.slice(1..)?)
     }),
-    ("reduce_scatter_in_place: `buffer` has 4 elements, expected a multiple of 3 (the ranks of the team)", |s| {
+    ("reduce_scatter_in_place: `buffer` has 4 elements, expected a multiple of 3 (the number of ranks in the team)", |s| {
         s.team.reduce_scatter_in_place(&s.stream, &s.x.slice(2..)?, ReduceOp::Max).map(drop)
     }),
-    ("all_to_all_blocking: `send` has 4 elements, expected a multiple of 3 (the ranks of the team)", |s| {
+    ("all_to_all_blocking: `send` has 4 elements, expected a multiple of 3 (the number of ranks in the team)", |s| {
         s.team.all_to_all_blocking(&[0.0; 4], &mut [0.0; 4])
     }),
-    ("all_to_all_in_place_blocking: `buffer` has 1 elements, expected a multiple of 3 (the ranks of the team)", |s| {
+    ("all_to_all_in_place_blocking: `buffer` has 1 elements, expected a multiple of 3 (the number of ranks in the team)", |s| {
         s.team.all_to_all_in_place_blocking(&mut [0.0])
     }),
-    ("gather_in_place_blocking: `buffer` has 2 elements, expected a multiple of 3 (the ranks of the team)", |s| {
+    ("gather_in_place_blocking: `buffer` has 2 elements, expected a multiple of 3 (the number of ranks in the team)", |s| {
         s.team.gather_in_place_blocking(&mut [0.0; 2], ROOT)
     }),
-    ("scatter_in_place_blocking: `buffer` has 2 elements, expected a multiple of 3 (the ranks of the team)", |s| {
+    ("scatter_in_place_blocking: `buffer` has 2 elements, expected a multiple of 3 (the number of ranks in the team)", |s| {
         s.team.scatter_in_place_blocking(&mut [0.0; 2], ROOT)
     }),
     // ---- ranks and roots ----
-    ("put_blocking: `rank` is 3, expected a rank below 3 (the ranks of the team)", |s| s.team.put_blocking(&s.y, &s.x, NO_RANK)),
-    ("get_blocking: `rank` is 3, expected a rank below 3 (the ranks of the team)", |s| s.team.get_blocking(&s.y, &s.x, NO_RANK)),
-    ("g: `rank` is 3, expected a rank below 3 (the ranks of the team)", |s| s.team.g(&s.stream, &s.x, 0, NO_RANK).map(drop)),
-    ("signal_blocking: `rank` is 3, expected a rank below 3 (the ranks of the team)", |s| {
+    ("put_blocking: `rank` is 3, expected a rank below 3 (the number of ranks in the team)", |s| {
+        s.team.put_blocking(&s.y, &s.x, NO_RANK)
+    }),
+    ("get_blocking: `rank` is 3, expected a rank below 3 (the number of ranks in the team)", |s| {
+        s.team.get_blocking(&s.y, &s.x, NO_RANK)
+    }),
+    ("g: `rank` is 3, expected a rank below 3 (the number of ranks in the team)", |s| {
+        s.team.g(&s.stream, &s.x, 0, NO_RANK).map(drop)
+    }),
+    ("signal_blocking: `rank` is 3, expected a rank below 3 (the number of ranks in the team)", |s| {
         s.team.signal_blocking(s.words.signal(0)?.set(1), NO_RANK)
     }),
-    ("atomic_inc_blocking: `rank` is 3, expected a rank below 3 (the ranks of the team)", |s| {
+    ("atomic_inc_blocking: `rank` is 3, expected a rank below 3 (the number of ranks in the team)", |s| {
         s.team.atomic_inc_blocking(&s.words, 0, NO_RANK)
     }),
-    ("send_blocking: `peer` is 3, expected a rank below 3 (the ranks of the team)", |s| s.team.send_blocking(&s.x, NO_RANK)),
-    ("pe_of: `rank` is 3, expected a rank below 3 (the ranks of the team)", |s| s.team.pe_of(NO_RANK).map(drop)),
-    ("reduce_blocking: `root` is 3, expected a rank below 3 (the ranks of the team)", |s| {
+    ("send_blocking: `peer` is 3, expected a rank below 3 (the number of ranks in the team)", |s| {
+        s.team.send_blocking(&s.x, NO_RANK)
+    }),
+    ("pe_of: `rank` is 3, expected a rank below 3 (the number of ranks in the team)", |s| s.team.pe_of(NO_RANK).map(drop)),
+    ("reduce_blocking: `root` is 3, expected a rank below 3 (the number of ranks in the team)", |s| {
         s.team.reduce_blocking(&s.x, &s.y, ReduceOp::Sum, NO_RANK)
     }),
-    ("reduce_in_place_blocking: `root` is 3, expected a rank below 3 (the ranks of the team)", |s| {
+    ("reduce_in_place_blocking: `root` is 3, expected a rank below 3 (the number of ranks in the team)", |s| {
         s.team.reduce_in_place_blocking(&s.x, ReduceOp::Sum, NO_RANK)
     }),
-    ("broadcast: `root` is 3, expected a rank below 3 (the ranks of the team)", |s| {
+    ("broadcast: `root` is 3, expected a rank below 3 (the number of ranks in the team)", |s| {
         s.team.broadcast(&s.stream, &s.x, &s.y, NO_RANK).map(drop)
     }),
-    ("broadcast_in_place_blocking: `root` is 3, expected a rank below 3 (the ranks of the team)", |s| {
+    ("broadcast_in_place_blocking: `root` is 3, expected a rank below 3 (the number of ranks in the team)", |s| {
         s.team.broadcast_in_place_blocking(&s.x, NO_RANK)
     }),
-    ("gather_blocking: `root` is 3, expected a rank below 3 (the ranks of the team)", |s| {
+    ("gather_blocking: `root` is 3, expected a rank below 3 (the number of ranks in the team)", |s| {
         s.team.gather_blocking(&s.x, &s.y, NO_RANK)
     }),
-    ("scatter_blocking: `root` is 3, expected a rank below 3 (the ranks of the team)", |s| {
+    ("scatter_blocking: `root` is 3, expected a rank below 3 (the number of ranks in the team)", |s| {
         s.team.scatter_blocking(&s.x, &s.y, NO_RANK)
     }),
     ("send_blocking: `peer` is rank 1, expected another rank: a rank can send to itself only in a group", |s| {
@@ -181,10 +191,12 @@ const TABLE: &[(&str, Wrong)] = &[
         s.team.recv(&s.stream, &s.x, SELF).map(drop)
     }),
     // ---- missing at the root ----
-    ("reduce_blocking: `recv` is missing: this rank is the root", |s| s.team.reduce_blocking(&s.x, none(), ReduceOp::Sum, ROOT)),
-    ("broadcast_blocking: `send` is missing: this rank is the root", |s| s.team.broadcast_blocking(none(), &s.x, ROOT)),
-    ("gather_blocking: `recv` is missing: this rank is the root", |s| s.team.gather_blocking(&s.x, none(), ROOT)),
-    ("scatter_blocking: `send` is missing: this rank is the root", |s| s.team.scatter_blocking(none(), &s.x, ROOT)),
+    ("reduce_blocking: `recv` is missing: the root must pass this buffer", |s| {
+        s.team.reduce_blocking(&s.x, none(), ReduceOp::Sum, ROOT)
+    }),
+    ("broadcast_blocking: `send` is missing: the root must pass this buffer", |s| s.team.broadcast_blocking(none(), &s.x, ROOT)),
+    ("gather_blocking: `recv` is missing: the root must pass this buffer", |s| s.team.gather_blocking(&s.x, none(), ROOT)),
+    ("scatter_blocking: `send` is missing: the root must pass this buffer", |s| s.team.scatter_blocking(none(), &s.x, ROOT)),
     // ---- buffers that overlap ----
     ("all_reduce_blocking: `send` and `recv` overlap: use the in-place form, or separate buffers", |s| {
         s.team.all_reduce_blocking(&s.x, &s.x, ReduceOp::Sum)
@@ -211,14 +223,14 @@ const TABLE: &[(&str, Wrong)] = &[
     ("put_signal_blocking: `dest` and `signal` overlap: use a signal word outside of `dest`", |s| {
         s.team.put_signal_blocking(&[0; 6], &s.words, s.words.signal(2)?.set(1), PEER)
     }),
-    ("group: a receive and another member of the group overlap", |s| {
+    ("group: the buffers of a receive and of another send or receive in the group overlap", |s| {
         let members = |g: &mut peerweave_core::Group| {
             g.send(&s.x, PEER)?;
             g.recv(&s.x.slice(5..)?, PEER)
         };
         s.team.group(&s.stream, members).map(drop)
     }),
-    ("group_blocking: a receive and another member of the group overlap", |s| {
+    ("group_blocking: the buffers of a receive and of another send or receive in the group overlap", |s| {
         s.team.group_blocking(|g| {
             g.recv(&s.private, PEER)?;
             g.recv(&s.private, SELF)
@@ -273,7 +285,9 @@ const TABLE: &[(&str, Wrong)] = &[
     ("put_nbi: `source` has 3 elements, expected 6", |s| s.team.context()?.put(&s.x.slice(..3)?, &s.y, PEER)),
     ("get_nbi: `source` was released", |s| s.team.context()?.get(&s.released, &s.x, PEER)),
     ("p: `index` is 6, expected an index below 6", |s| s.team.context()?.p(&s.x, 6, 0.0, PEER)),
-    ("g: `rank` is 3, expected a rank below 3 (the ranks of the team)", |s| s.team.context()?.g(&s.x, 0, NO_RANK).map(drop)),
+    ("g: `rank` is 3, expected a rank below 3 (the number of ranks in the team)", |s| {
+        s.team.context()?.g(&s.x, 0, NO_RANK).map(drop)
+    }),
     ("signal: `signal` belongs to another world", |s| s.team.context()?.signal(s.other.words.signal(0)?.set(1), PEER)),
     ("atomic_add: `index` is 6, expected an index below 6", |s| s.team.context()?.atomic_add(&s.words, 6, 1, PEER)),
     ("put_strided: `strides.source` is 0, expected at least 1", |s| {
@@ -289,12 +303,12 @@ const TABLE: &[(&str, Wrong)] = &[
         s.team.all_reduce_in_place_blocking(&s.x, ReduceOp::PreMulSum)
     }),
     // ---- indices, ranges, strides ----
-    ("slice: `range` has 6 elements, but the call uses 2..7", |s| s.x.slice(2..7).map(drop)),
+    ("slice: `range` has 6 elements, but the call uses elements 2..7", |s| s.x.slice(2..7).map(drop)),
     ("slice: `range` is 3..2, which ends before it starts", |s| {
         let (start, end) = (3, 2);
         s.x.slice(start..end).map(drop)
     }),
-    ("split_at: `range` has 6 elements, but the call uses 0..7", |s| s.x.split_at(7).map(drop)),
+    ("split_at: `range` has 6 elements, but the call uses elements 0..7", |s| s.x.split_at(7).map(drop)),
     ("chunks: `len` is 0, expected at least 1", |s| s.x.chunks(0).map(drop)),
     ("load: `index` is 6, expected an index below 6", |s| s.x.load(6).map(drop)),
     ("store: `index` is 6, expected an index below 6", |s| s.x.store(6, 0.0)),
@@ -302,13 +316,13 @@ const TABLE: &[(&str, Wrong)] = &[
     ("p_blocking: `index` is 6, expected an index below 6", |s| s.team.p_blocking(&s.x, 6, 0.0, PEER)),
     ("g_blocking: `index` is 9, expected an index below 6", |s| s.team.g_blocking(&s.x, 9, PEER).map(drop)),
     ("atomic_set: `index` is 6, expected an index below 6", |s| s.team.atomic_set(&s.stream, &s.words, 6, 1, PEER).map(drop)),
-    ("put_strided_blocking: `dest` has 6 elements, but the call uses 0..7", |s| {
+    ("put_strided_blocking: `dest` has 6 elements, but the call uses elements 0..7", |s| {
         s.team.put_strided_blocking(&[0.0; 3], &s.x, Strides { count: 3, source: 1, dest: 3 }, PEER)
     }),
-    ("get_strided_blocking: `source` has 6 elements, but the call uses 0..7", |s| {
+    ("get_strided_blocking: `source` has 6 elements, but the call uses elements 0..7", |s| {
         s.team.get_strided_blocking(&s.x, &mut [0.0; 3], Strides { count: 3, source: 3, dest: 1 }, PEER)
     }),
-    ("put_strided_blocking: `source` has 3 elements, but the call uses 0..18446744073709551615", |s| {
+    ("put_strided_blocking: `source` has 3 elements, but the call uses elements 0..18446744073709551615", |s| {
         s.team.put_strided_blocking(&[0.0; 3], &s.x, Strides { count: 3, source: usize::MAX, dest: 1 }, PEER)
     }),
     ("put_strided: `strides.source` is 0, expected at least 1", |s| {
@@ -324,10 +338,10 @@ const TABLE: &[(&str, Wrong)] = &[
     ("all_to_all_v: `counts.recv_counts` has 4 elements, expected 3", |s| {
         s.team.all_to_all_v(&s.stream, &s.x, &s.y, VectorCounts::packed([1, 1, 1], [1; 4])).map(drop)
     }),
-    ("all_to_all_v_blocking: `send` has 6 elements, but the call uses 4..7", |s| {
+    ("all_to_all_v_blocking: `send` has 6 elements, but the call uses elements 4..7", |s| {
         s.team.all_to_all_v_blocking(&s.x, &s.y, VectorCounts::packed([2, 2, 3], [2, 2, 2]))
     }),
-    ("all_to_all_v_blocking: `recv` has 6 elements, but the call uses 0..18446744073709551615", |s| {
+    ("all_to_all_v_blocking: `recv` has 6 elements, but the call uses elements 0..18446744073709551615", |s| {
         s.team.all_to_all_v_blocking(&s.x, &s.y, VectorCounts::packed([0, 1, 0], [usize::MAX, 1, usize::MAX]))
     }),
     ("all_to_all_v_blocking: the parts of `recv` overlap", |s| {
@@ -335,11 +349,11 @@ const TABLE: &[(&str, Wrong)] = &[
         s.team.all_to_all_v_blocking(&s.x, &s.y, counts)
     }),
     (
-        "all_to_all_v_blocking: `counts.recv_counts` is 1, expected the count of `send_counts` for this rank, which sends to itself",
+        "all_to_all_v_blocking: `counts.recv_counts` is 1, expected the number of elements that this rank sends to itself (its entry in `send_counts`)",
         |s| s.team.all_to_all_v_blocking(&s.x, &s.y, VectorCounts::packed([2, 2, 2], [2, 1, 2])),
     ),
     (
-        "all_to_all_v_in_place_blocking: `counts.recv_counts` is [1, 2, 1], expected the same list as on the sending side, because the call is in place",
+        "all_to_all_v_in_place_blocking: `counts.recv_counts` is [1, 2, 1], expected the same list as `send_counts`, because the call is in place",
         |s| s.team.all_to_all_v_in_place_blocking(&s.x, VectorCounts::packed([2, 2, 2], [1, 2, 1])),
     ),
     ("exchange_counts: `send_counts` has 2 elements, expected 3", |s| s.team.exchange_counts(&[1, 2]).map(drop)),
@@ -350,7 +364,7 @@ const TABLE: &[(&str, Wrong)] = &[
     ("all_gather_v_blocking: `parts.offsets` has 1 elements, expected 3", |s| {
         s.team.all_gather_v_blocking(&s.x, &s.y, Parts::new([0, 6, 0], [0]))
     }),
-    ("all_gather_v_blocking: `recv` has 6 elements, but the call uses 4..7", |s| {
+    ("all_gather_v_blocking: `recv` has 6 elements, but the call uses elements 4..7", |s| {
         s.team.all_gather_v_blocking(&s.x.slice(..2)?, &s.y, Parts::packed([2, 2, 3]))
     }),
     ("all_gather_v_blocking: the parts of `recv` overlap", |s| {
@@ -366,13 +380,13 @@ const TABLE: &[(&str, Wrong)] = &[
         s.team.all_gather_v_in_place(&s.stream, &s.x, Parts::new([2, 2, 2], [0, 1, 4])).map(drop)
     }),
     (
-        "all_gather_v_in_place_blocking: `buffer` has 6 elements, but the call uses 18446744073709551614..18446744073709551615",
+        "all_gather_v_in_place_blocking: `buffer` has 6 elements, but the call uses elements 18446744073709551614..18446744073709551615",
         |s| s.team.all_gather_v_in_place_blocking(&s.x, Parts::new([0, 2, 0], [0, usize::MAX - 1, 0])),
     ),
-    ("gather_v_blocking: `recv` is missing: this rank is the root", |s| {
+    ("gather_v_blocking: `recv` is missing: the root must pass this buffer", |s| {
         s.team.gather_v_blocking(&s.x, none(), Parts::default(), ROOT)
     }),
-    ("gather_v: `root` is 3, expected a rank below 3 (the ranks of the team)", |s| {
+    ("gather_v: `root` is 3, expected a rank below 3 (the number of ranks in the team)", |s| {
         s.team.gather_v(&s.stream, &s.x, none(), Parts::default(), NO_RANK).map(drop)
     }),
     ("gather_v_blocking: `parts.counts` has 0 elements, expected 3", |s| {
@@ -382,7 +396,7 @@ const TABLE: &[(&str, Wrong)] = &[
     ("gather_v_in_place_blocking: `buffer` belongs to another world", |s| {
         s.team.gather_v_in_place_blocking(&s.other.x, Parts::equal(3, 2), ROOT)
     }),
-    ("scatter_v_blocking: `send` is missing: this rank is the root", |s| {
+    ("scatter_v_blocking: `send` is missing: the root must pass this buffer", |s| {
         s.team.scatter_v_blocking(none(), &s.x, Parts::default(), ROOT)
     }),
     ("scatter_v: `recv` has 6 elements, expected 2", |s| {
@@ -397,7 +411,7 @@ const TABLE: &[(&str, Wrong)] = &[
     ("all_to_all_strided: `strides.dest` is 0, expected at least 1", |s| {
         s.team.all_to_all_strided(&s.stream, &s.x, &s.y, Strides { count: 2, source: 1, dest: 0 }).map(drop)
     }),
-    ("all_to_all_strided_blocking: `send` has 6 elements, but the call uses 0..11", |s| {
+    ("all_to_all_strided_blocking: `send` has 6 elements, but the call uses elements 0..11", |s| {
         s.team.all_to_all_strided_blocking(&s.x, &s.y, Strides { count: 2, source: 2, dest: 1 })
     }),
     // ---- scans, reductions by a function ----
@@ -406,7 +420,7 @@ const TABLE: &[(&str, Wrong)] = &[
         s.team.exclusive_scan_blocking(&s.x, &s.x, ReduceOp::Sum)
     }),
     (
-        "scan_in_place_blocking: `op` is avg, expected another reduction; for averages, divide the result of a scan with sum",
+        "scan_in_place_blocking: `op` is avg, expected a reduction other than avg: for averages, use `Sum` and divide the result",
         |s| s.team.scan_in_place_blocking(&s.x, ReduceOp::Avg),
     ),
     ("exclusive_scan_in_place: xor is not defined for f32", |s| {
@@ -415,25 +429,25 @@ const TABLE: &[(&str, Wrong)] = &[
     ("all_reduce_with_blocking: `recv` has 5 elements, expected 6", |s| {
         s.team.all_reduce_with_blocking(&s.x, &s.y.slice(..5)?, &ReduceFn::new(|a, b| a + b))
     }),
-    ("reduce_with: `recv` is missing: this rank is the root", |s| {
+    ("reduce_with: `recv` is missing: the root must pass this buffer", |s| {
         s.team.reduce_with(&s.stream, &s.x, none(), &ReduceFn::new(f32::max), ROOT).map(drop)
     }),
     ("scan_with_blocking: `send` was released", |s| s.team.scan_with_blocking(&s.released, &s.y, &ReduceFn::new(f32::max))),
     // ---- shapes, allocations ----
     ("team_of: `members` is empty, expected at least this PE", |s| s.world.team_of(&[]).map(drop)),
-    ("team_of: `members` is a list with PE 4, expected PEs of this job (World::n_pes)", |s| {
+    ("team_of: `members` is a list that contains PE 4, expected only PEs of this job, which are below World::n_pes", |s| {
         s.world.team_of(&[0, 1, 4].map(Pe::new)).map(drop)
     }),
-    ("team_of: `members` is a list with PE 2 twice, expected each PE at most once", |s| {
+    ("team_of: `members` is a list that contains PE 2 twice, expected each PE at most once", |s| {
         s.world.team_of(&[2, 0, 1, 2].map(Pe::new)).map(drop)
     }),
     ("team_of: `members` is a list without PE 1, expected a list that contains this PE (only members make the call)", |s| {
         s.world.team_of(&[0, 2].map(Pe::new)).map(drop)
     }),
-    ("split_strided: the shape is 3 ranks from 1 at stride 1, expected distinct ranks of a team with 3 ranks", |s| {
+    ("split_strided: the shape is 3 ranks from rank 1 at stride 1, expected distinct ranks of a team with 3 ranks", |s| {
         s.team.split_strided(TeamShape { start: 1, stride: 1, size: 3 }).map(drop)
     }),
-    ("split_strided: the shape is 2 ranks from 0 at stride 0, expected distinct ranks of a team with 3 ranks", |s| {
+    ("split_strided: the shape is 2 ranks from rank 0 at stride 0, expected distinct ranks of a team with 3 ranks", |s| {
         s.team.split_strided(TeamShape { start: 0, stride: 0, size: 2 }).map(drop)
     }),
     ("split_2d: `x_range` is 0, expected at least 1", |s| s.team.split_2d(0).map(drop)),
@@ -441,11 +455,11 @@ const TABLE: &[(&str, Wrong)] = &[
     ("alloc_aligned: `align_bytes` is 4294967296, expected at most 1048576 (`caps().max_align_bytes` of the world)", |s| {
         s.world.alloc_aligned::<u8>(1, 1 << 32).map(drop)
     }),
-    ("alloc: `count` is 9223372036854775807, expected a size that fits the address space", |s| {
+    ("alloc: `count` is 9223372036854775807, expected a number of elements that fits the address space", |s| {
         s.world.alloc::<f64>(usize::MAX / 2).map(drop)
     }),
     // ---- inside groups ----
-    ("group.send: `peer` is 3, expected a rank below 3 (the ranks of the team)", |s| {
+    ("group.send: `peer` is 3, expected a rank below 3 (the number of ranks in the team)", |s| {
         s.team.group_blocking(|g| g.send(&s.x, NO_RANK))
     }),
     ("group.all_reduce: `recv` has 2 elements, expected 6", |s| {
@@ -495,8 +509,14 @@ fn group_of_another_team_is_refused() {
         });
         Ok(())
     });
-    assert_eq!(outer.unwrap_err().to_string(), "group_blocking: the group belongs to another team");
-    assert_eq!(inner.unwrap_err().to_string(), "group_blocking: the group belongs to another team");
+    assert_eq!(
+        outer.unwrap_err().to_string(),
+        "group_blocking: the closure replaced its group by a group of another team: add operations to the group that the closure receives"
+    );
+    assert_eq!(
+        inner.unwrap_err().to_string(),
+        "group_blocking: the closure replaced its group by a group of another team: add operations to the group that the closure receives"
+    );
     assert!(s.noop.take_calls().is_empty());
 }
 

@@ -58,7 +58,7 @@ const TABLE: &[(&str, Wrong)] = &[
     ("`weight` is 0 elements, expected 1 to 16777215 elements (the length of a row)", |s| {
         s.call(&s.x, &s.residual, &s.y, &s.weight.slice(..0)?)
     }),
-    ("`input` is 12 elements, expected a multiple of the length of `weight`, which is one row", |s| {
+    ("`input` is 12 elements, expected a multiple of the length of `weight` (the length of a row)", |s| {
         s.call(&s.x, &s.residual, &s.y, &s.world.alloc_zeroed(5)?)
     }),
     ("`residual` has 8 elements, expected 12", |s| s.call(&s.x, &s.residual.slice(..8)?, &s.y, &s.weight)),
@@ -114,7 +114,7 @@ fn every_wrong_norm_fails_before_the_backend_is_called() {
 }
 
 #[test]
-fn input_and_weight_may_be_the_same_memory() {
+fn norm_accepts_input_and_weight_in_the_same_memory() {
     let s = Scene::new().unwrap();
     let row = |of: &Symmetric<f32>| of.slice(..4).unwrap();
     s.call(&row(&s.x), &row(&s.residual), &row(&s.y), &row(&s.x)).unwrap();
@@ -157,13 +157,13 @@ fn norm_reaches_the_backend_with_addresses_and_parameters() {
     assert_eq!(scales, Place::Symmetric(s.scales.offset()));
     let Quantization { dtype: DType::I8, scale: NormScale::Static(scale) } = quantization(one) else { panic!("{one:?}") };
     assert_eq!(scale, 0.25);
-    assert_eq!(plain.shape().to_string(), "all_reduce_rms_norm of 12 elements of f32 in rows of 4 with epsilon 0.5");
-    let text = "all_reduce_rms_norm of 12 elements of f32 in rows of 4 with epsilon 0.5 to i8 by a scale for each row";
+    assert_eq!(plain.shape().to_string(), "all_reduce_rms_norm of 12 elements of f32 in rows of 4 elements with epsilon 0.5");
+    let text = "all_reduce_rms_norm of 12 elements of f32 in rows of 4 elements with epsilon 0.5, quantized to i8 with one scale for each row";
     assert_eq!(rows.shape().to_string(), text);
 }
 
 #[test]
-fn queue_holds_every_buffer_until_the_norm_is_complete() {
+fn queue_keeps_every_buffer_alive_until_the_norm_is_complete() {
     let noop = Noop::new(0, 1);
     let world = World::new(noop.clone()).unwrap();
     let stream = world.stream().unwrap();
@@ -190,7 +190,7 @@ fn queue_holds_every_buffer_until_the_norm_is_complete() {
 }
 
 #[test]
-fn one_pe_gets_the_norm_of_its_own_rows() {
+fn norm_on_a_single_pe_matches_the_formula() {
     let world = World::new(Noop::new(0, 1)).unwrap();
     let number = |value: f32| bf16::from_f32(value);
     let (input, weight) = ([1.0, 2.0, 0.0, 0.0].map(number), [1.0, 2.0].map(number));

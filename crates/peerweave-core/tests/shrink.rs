@@ -30,7 +30,7 @@ fn survivors_of_a_shrink_keep_their_order_and_are_renumbered() {
 }
 
 #[test]
-fn operations_on_the_old_world_fail_and_name_shrink() {
+fn calls_on_a_shrunk_world_fail_with_an_error_that_names_shrink() {
     let noop = Noop::new(0, 2);
     let old = world(&noop);
     let (x, stream, team) = (old.alloc::<u64>(4).unwrap(), old.stream().unwrap(), old.team().clone());
@@ -54,7 +54,7 @@ fn operations_on_the_old_world_fail_and_name_shrink() {
 }
 
 #[test]
-fn own_memory_of_the_old_world_stays_accessible() {
+fn local_memory_of_a_shrunk_world_stays_accessible() {
     let noop = Noop::new(0, 2);
     let old = world(&noop);
     let x = old.alloc_zeroed::<u64>(4).unwrap();

@@ -43,7 +43,7 @@ fn operations_run_in_the_order_of_their_calls() {
 }
 
 #[test]
-fn queued_operations_keep_their_buffers_until_they_end() {
+fn queued_operations_keep_buffers_alive_until_completion() {
     let (noop, world) = held();
     let (team, stream) = (world.team(), world.stream().unwrap());
     let (source, dest) = (Buffer::from(vec![1.0f32, 2.0]), Buffer::zeroed(2));
@@ -56,7 +56,7 @@ fn queued_operations_keep_their_buffers_until_they_end() {
 }
 
 #[test]
-fn immediately_complete_operations_keep_no_buffers() {
+fn operations_that_complete_at_once_keep_no_buffers() {
     let noop = Noop::new(0, 1);
     let world = World::new(noop.clone()).unwrap();
     let (team, stream) = (world.team(), world.stream().unwrap());
@@ -68,7 +68,7 @@ fn immediately_complete_operations_keep_no_buffers() {
 }
 
 #[test]
-fn groups_keep_the_buffers_of_their_members() {
+fn groups_keep_the_buffers_of_their_members_alive() {
     let (noop, world) = held();
     let (team, stream) = (world.team(), world.stream().unwrap());
     let dest = Buffer::<u32>::zeroed(3);
@@ -113,7 +113,7 @@ fn handles_can_be_dropped_while_operations_are_queued() {
 }
 
 #[test]
-fn elements_of_p_and_g_are_part_of_the_operation() {
+fn queued_p_and_g_store_their_value_in_the_operation() {
     let (noop, world) = held();
     let (team, stream) = (world.team(), world.stream().unwrap());
     let x = world.alloc_zeroed::<peerweave_core::bf16>(3).unwrap();

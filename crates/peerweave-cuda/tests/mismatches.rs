@@ -40,8 +40,8 @@ fn strided_splits_into_different_shapes_mismatch() {
     let split = |world: &World, start, stride, size| world.team().split_strided(TeamShape { start, stride, size }).map(drop);
     Fakes::new().cuda().run(|| {
         differ(
-            "split_strided into 3 ranks from 2 at stride -1",
-            "split_strided into 3 ranks from 0 at stride 1",
+            "split_strided into 3 ranks from rank 2 at stride -1",
+            "split_strided into 3 ranks from rank 0 at stride 1",
             |world, odd| {
                 if odd { split(world, 2, -1, 3) } else { split(world, 0, 1, 3) }
             },
@@ -55,7 +55,7 @@ fn splits_by_different_calls_or_row_lengths_mismatch() {
         differ("split_2d with x_range 1, into rows", "split_2d with x_range 2, into rows", |world, odd| {
             world.team().split_2d(if odd { 1 } else { 2 }).map(drop)
         });
-        differ("split", "split_strided into 2 ranks from 1 at stride 1", |world, odd| {
+        differ("split", "split_strided into 2 ranks from rank 1 at stride 1", |world, odd| {
             let shape = TeamShape { start: 1, stride: 1, size: 2 };
             if odd { world.team().split(Some(0), 0).map(drop) } else { world.team().split_strided(shape).map(drop) }
         });
@@ -65,8 +65,10 @@ fn splits_by_different_calls_or_row_lengths_mismatch() {
 #[test]
 fn allocations_of_different_types_or_lengths_mismatch() {
     Fakes::new().cuda().run(|| {
-        let (eight, sixteen) =
-            ("alloc of 8 elements of f64 aligned to 64, not zeroed", "alloc of 16 elements of i32 aligned to 64, not zeroed");
+        let (eight, sixteen) = (
+            "alloc of 8 elements of f64 aligned to 64 bytes, not zeroed",
+            "alloc of 16 elements of i32 aligned to 64 bytes, not zeroed",
+        );
         differ(eight, sixteen, |world, odd| if odd { world.alloc::<f64>(8).map(drop) } else { world.alloc::<i32>(16).map(drop) });
         differ(
             "split",

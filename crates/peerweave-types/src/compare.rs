@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn comparisons_agree_with_the_operators() {
+    fn comparisons_agree_with_rust_operators() {
         for (word, value) in [(0, 0), (0, 1), (1, 0), (u64::MAX, 0), (5, u64::MAX)] {
             assert_eq!(Compare::Eq.holds(word, value), word == value);
             assert_eq!(Compare::Ne.holds(word, value), word != value);

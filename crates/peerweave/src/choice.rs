@@ -105,19 +105,16 @@ pub(crate) fn decide(
     }
     let count = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
     match found {
-        Ok(found) if found >= pes => choice(
-            BackendKind::Cuda,
-            format!("this process sees {} for {} of the machine", count(found, "GPU"), count(pes, "PE")),
-        ),
-        Ok(found) => choice(
-            BackendKind::Host,
-            format!(
-                "this process sees {}, and the machine has {}; set {}=cuda to use the GPUs nevertheless",
-                count(found, "GPU"),
-                count(pes, "PE"),
-                names::BACKEND
-            ),
-        ),
+        Ok(found) => {
+            let (gpus, all_pes, variable) = (count(found, "GPU"), count(pes, "PE"), names::BACKEND);
+            if found >= pes {
+                return choice(BackendKind::Cuda, format!("this process sees {gpus} for {all_pes} of the machine"));
+            }
+            let why = format!(
+                "this process sees {gpus}, and the machine has {all_pes}; set {variable}=cuda to use the GPUs nevertheless"
+            );
+            choice(BackendKind::Host, why)
+        }
         Err(why) => choice(BackendKind::Host, format!("there is no GPU: {why}")),
     }
 }

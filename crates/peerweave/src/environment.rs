@@ -52,7 +52,7 @@ pub mod names {
         (HEAP_BYTES, "bytes, such as 1073741824 or 1G"),
         (CROSS_MEMORY_ATTACH, "on or off"),
         (KERNEL_SEED, "a number below 2^64, such as 7"),
-        (ROUTE_TABLE, "a file of `peerweave tune`"),
+        (ROUTE_TABLE, "path of a file that `peerweave tune` wrote"),
         (ROUTE, "OPERATION=METHOD, such as all_reduce=two_shot"),
         (NCCL, "auto or off"),
         (LOG, "a tracing filter"),
@@ -66,7 +66,7 @@ pub mod names {
         ("PEERWEAVE_NVRTC_PATH", "path of libnvrtc or its directory"),
         ("PEERWEAVE_NVJITLINK_PATH", "path of libnvJitLink or its directory"),
         ("PEERWEAVE_CUDA_INCLUDE", "directories of CUDA's headers"),
-        ("PEERWEAVE_CACHE_DIR", "directory of linked kernels"),
+        ("PEERWEAVE_CACHE_DIR", "directory for the cache of linked kernels"),
         ("PEERWEAVE_MULTICAST", "off disables multicast objects"),
     ];
 
@@ -94,7 +94,7 @@ pub mod names {
 /// The value of `PEERWEAVE_BACKEND`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Request {
-    /// GPUs if there is one for each PE of the machine, otherwise shared memory.
+    /// GPUs if there is a GPU for each PE of the machine, otherwise shared memory.
     #[default]
     Auto,
     /// Shared memory.
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_parsed_with_their_units() {
+    fn variable_values_are_parsed_with_units() {
         let settings = read(&[
             (names::BACKEND, "host"),
             (names::DEADLINE, "1.5"),
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_variable_is_reported_with_a_similar_name() {
+    fn unknown_variable_warning_suggests_a_similar_name() {
         for (name, similar) in [
             ("PEERWEAVE_HEAP_SIZE", "mean PEERWEAVE_HEAP_BYTES?"),
             ("PEERWEAVE_DEDLINE", "mean PEERWEAVE_DEADLINE?"),
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn known_and_foreign_variables_are_not_reported() {
+    fn known_and_unrelated_variables_get_no_warning() {
         let known = names::all().map(|(name, _)| name);
         for name in known.chain(["HOME", "PEERWEAVE_FAKE_NCCL_SLOW", "PEERWEAVE_PTX"]) {
             assert_eq!(unknown_variable(name), None, "{name}");

@@ -188,8 +188,8 @@ pub mod threads {}
 /// PEs must agree on the step from which they continue. After a failed collective, some PEs may
 /// have the result, and other PEs the error. In the example above, `means` could have three
 /// elements on one PE and two on another PE. If such a difference matters, let the PEs agree after
-/// each shrink, by an all-reduce with [`ReduceOp::Min`] of the last step that each PE has
-/// completed.
+/// each shrink: compute the minimum of the last step that each PE has completed, by an all-reduce
+/// with [`ReduceOp::Min`].
 ///
 /// A launcher must not end the other PEs when one PE has died.
 /// `peerweave run --on-failure=continue` reports the death and lets the other PEs continue; its

@@ -41,8 +41,8 @@ impl World {
     ///
     /// # Errors
     /// - [`Error::Setup`] if the launcher's variables contradict each other, if PEs are missing at
-    ///   the deadline, or if this PE has joined before. The error names the missing PEs.
-    ///   [`Error::Setup`] also if the value of `PEERWEAVE_ROUTE`, or the file of
+    ///   the deadline, or if this PE has joined before. The error names the missing PEs. Also
+    ///   [`Error::Setup`] if the value of `PEERWEAVE_ROUTE`, or the file of
     ///   `PEERWEAVE_ROUTE_TABLE`, is invalid.
     /// - [`Error::Misuse`] if another of Peerweave's variables has an invalid value.
     pub fn from_env() -> Result<Self, Error> {
@@ -174,9 +174,10 @@ impl WorldBuilder {
         self
     }
 
-    /// Sets the ordinal of this PE's device among the devices that this process sees. Default: PE
-    /// `i` of a machine uses device `i` of the devices that the PE's process sees, or the only
-    /// visible device. The host backend ignores this setting.
+    /// Sets the ordinal of this PE's device among the devices that this process sees. Default: the
+    /// PE with index `i` on its machine uses device `i` of the devices that its process sees. If
+    /// the process sees only one device, the PE uses that device. The host backend ignores this
+    /// setting.
     #[must_use]
     pub fn device(mut self, ordinal: usize) -> Self {
         self.device = Some(ordinal);
@@ -275,7 +276,7 @@ impl WorldBuilder {
     /// Returns an error, because this build cannot use GPUs.
     #[cfg(not(feature = "cuda"))]
     fn cuda(&self, _: &Job, _: &Settings) -> Result<Arc<dyn Backend>, Error> {
-        let why = "this build of `peerweave` has no feature `cuda`";
+        let why = "this build of `peerweave` has no feature `cuda`: enable the feature, or use the host backend";
         Err(Error::Unsupported { call: "World::from_env", backend: "cuda", why })
     }
 }

@@ -3,10 +3,10 @@
 //!
 //! Invariants: **\[P1\]** A [`Memory`] owns the allocation of a `Vec`. The allocation is freed when
 //! the last handle is dropped and the last operation that uses it has ended. **\[P2\]** While
-//! several handles or operations may share the allocation, it is accessed only through raw pointers
-//! and atomically, because an operation on another thread may access it at any time. Only
-//! [`Buffer::get_mut`] returns a reference to the elements, and only if no other handle or
-//! operation shares them.
+//! several handles or operations may share the allocation, every access is atomic and uses a raw
+//! pointer. The reason is that an operation on another thread may access the allocation at any
+//! time. Only [`Buffer::get_mut`] returns a reference to the elements, and only if no other handle
+//! or operation shares them.
 #![allow(unsafe_code)]
 
 use crate::arguments::shared_bytes;
@@ -37,7 +37,7 @@ pub(crate) struct Memory {
 // SAFETY: shared: the bytes behind `at`. Synchronised: by [P2], every access while the memory is
 // shared is atomic. The count of the `Arc` around the memory orders the last access before the
 // free, and before `into_vec` returns the `Vec`. Elements are not bound to a thread ([E4]: `Copy`,
-// no pointers). Would be caught by: `queued_operations_keep_their_buffers_until_they_end` in
+// no pointers). Would be caught by: `queued_operations_keep_buffers_alive_until_completion` in
 // tests/streams.rs, under ThreadSanitizer.
 unsafe impl Send for Memory {}
 // SAFETY: as for Send.
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn get_mut_needs_the_only_handle_and_into_vec_all_elements() {
+    fn get_mut_fails_on_shared_memory_and_into_vec_on_a_range() {
         let mut buffer = Buffer::from(vec![1.0f64; 4]);
         buffer.get_mut().unwrap()[1] = 2.0;
         let mut range = buffer.slice(1..3).unwrap();

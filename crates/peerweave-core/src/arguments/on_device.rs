@@ -112,7 +112,8 @@ impl<T> Clone for OnDevice<T> {
 
 impl<T> fmt::Debug for OnDevice<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { address, len, ordinal, .. } = self;
         let element = std::any::type_name::<T>();
-        write!(f, "OnDevice({} x {element} at {:#x} of device {})", self.len, self.address, self.ordinal)
+        write!(f, "OnDevice({len} x {element} at {address:#x} of device {ordinal})")
     }
 }

@@ -26,14 +26,14 @@ pub(crate) enum ErasedScale<'a> {
 /// `f16`, `bf16` or `f32`.
 #[diagnostic::on_unimplemented(
     message = "a norm is not defined for rows of `{Self}`",
-    note = "rows are of `f16`, `bf16` or `f32`"
+    note = "rows consist of elements of type `f16`, `bf16` or `f32`"
 )]
 pub trait NormElement: Number + sealed::Norm {}
 
 /// An element type that a quantised result can have: [`F8E4M3`] or `i8`.
 #[diagnostic::on_unimplemented(
     message = "a norm cannot be quantized to `{Self}`",
-    note = "quantized results are of `F8E4M3` or `i8`"
+    note = "quantized results have elements of type `F8E4M3` or `i8`"
 )]
 pub trait QuantizedElement: Element + sealed::Quantized {}
 
@@ -95,16 +95,16 @@ impl<W> RmsNorm<W> {
 /// The scale by which a result is divided before it is quantised: an `f32` that applies to all
 /// rows, or [`RowScales`].
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is not the scale of a quantized result",
-    note = "pass an `f32` for all rows, or `RowScales(memory)` with memory of `f32` to be written"
+    message = "`{Self}` cannot be the scale of a quantized result",
+    note = "pass an `f32` for all rows, or `RowScales(memory)`: the operation writes one `f32` scale for each row to `memory`"
 )]
 pub trait OutputScale: sealed::Scale {}
 
 /// An [`OutputScale`] that a stream-ordered operation accepts. The stream keeps the memory of the
 /// scale alive.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is not the scale of a quantized result of a stream-ordered operation",
-    note = "pass an `f32` for all rows, or `RowScales(memory)` with a `&Symmetric<f32>`, `&Buffer<f32>` or `&OnDevice<f32>`, which the queue holds"
+    message = "`{Self}` cannot be the scale of a quantized result in a stream-ordered operation",
+    note = "pass an `f32` for all rows, or `RowScales(memory)`, where `memory` is a `&Symmetric<f32>`, `&Buffer<f32>` or `&OnDevice<f32>`"
 )]
 pub trait StreamOutputScale: OutputScale {}
 

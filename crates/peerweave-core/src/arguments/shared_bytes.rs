@@ -1,5 +1,5 @@
-//! Copies to and from memory that other threads and PEs may access at the same time. The copies
-//! order no other accesses; signals, barriers and tickets do.
+//! Copies to and from memory that other threads and PEs may access at the same time. The copies do
+//! not order other accesses; signals, barriers and tickets order them.
 //!
 //! Invariant: the shared side is accessed only by relaxed atomic operations, in aligned words with
 //! single bytes at both ends. The result of a concurrent access is therefore a mixture of old and
@@ -71,7 +71,7 @@ pub(crate) enum Reading {
     Shared(*mut u8),
     /// Memory that the caller passed to an operation. The memory may be borrowed as `&[T]`, which
     /// must not be accessed through an atomic, so the copy uses volatile reads. If another thread
-    /// changes the memory meanwhile, these reads return a mixture of old and new bytes.
+    /// changes the memory during the copy, these reads return a mixture of old and new bytes.
     Named(*const u8),
 }
 

@@ -12,8 +12,8 @@ use std::sync::Arc;
 /// cost. A struct or thread that may outlive the handle stores a clone of the handle, and borrows
 /// the signal from the clone.
 ///
-/// Change a word that another PE waits for only by signals and atomics. A put or a local store to
-/// the word is not ordered after the data whose arrival the word announces.
+/// If another PE waits for a word, change the word only by signals and atomics. A put or a local
+/// store may change the word before the data that the word announces has arrived.
 ///
 /// ```
 /// use peerweave::{Compare, World};

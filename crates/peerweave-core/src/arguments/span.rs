@@ -1,9 +1,9 @@
 //! The memory arguments of operations: traits for memory that is read and for memory that is
 //! written, and their stream-ordered forms.
 //!
-//! This module checks nothing. Invariant: a [`Span`] names memory that is valid for the accesses of
-//! its trait while the argument lives. The traits are sealed, so only types of this crate can break
-//! this invariant.
+//! This module checks nothing. Invariant: a [`Span`] refers to memory that is valid for the
+//! accesses of its trait while the argument lives. The traits are sealed, so only types of this
+//! crate can break this invariant.
 #![allow(private_interfaces, reason = "only this crate uses spans; the traits that name them are sealed")]
 
 use crate::arguments::buffer::{Buffer, Memory};
@@ -163,7 +163,7 @@ pub trait Dest<T: Element>: sealed::Argument<T> {}
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be read by a stream-ordered operation on elements of type `{T}`",
-    note = "a queue holds its arguments: pass `&Symmetric<T>`, `&Buffer<T>` or `&OnDevice<T>`, or call the `_blocking` form"
+    note = "a queue must keep the memory of its operations alive: pass `&Symmetric<T>`, `&Buffer<T>` or `&OnDevice<T>`, or call the `_blocking` form"
 )]
 pub trait StreamSource<T: Element>: Source<T> {}
 
@@ -180,17 +180,17 @@ pub trait StreamSource<T: Element>: Source<T> {}
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be written by a stream-ordered operation on elements of type `{T}`",
-    note = "a queue holds its arguments: pass `&Symmetric<T>`, `&Buffer<T>` or `&OnDevice<T>`, or call the `_blocking` form"
+    note = "a queue must keep the memory of its operations alive: pass `&Symmetric<T>`, `&Buffer<T>` or `&OnDevice<T>`, or call the `_blocking` form"
 )]
 pub trait StreamDest<T: Element>: Dest<T> {}
 
-/// Memory that an operation reads only at the root: any [`Source`], or an `Option` that contains
-/// one.
+/// Memory that an operation reads only at the root: any [`Source`], or an `Option` that contains a
+/// [`Source`].
 ///
-/// Ranks other than the root pass [`none`], or an argument, which is ignored.
+/// Ranks other than the root pass [`none`], or any other argument, which the operation ignores.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` cannot be the operand of the root, which is read as elements of type `{T}`",
-    note = "pass memory as to other operations (`&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`, or, to a blocking form, `&[T]` or `&Vec<T>`), an `Option` of it, or `none()` on ranks other than the root"
+    message = "`{Self}` cannot be the operand that the root reads as elements of type `{T}`",
+    note = "pass `&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`, or, to a blocking form, `&[T]` or `&Vec<T>`; an `Option` of these types is accepted; ranks other than the root may pass `none()`"
 )]
 pub trait MaybeSource<T: Element>: sealed::Maybe<T> {
     /// The type of the memory that the root passes.
@@ -199,13 +199,13 @@ pub trait MaybeSource<T: Element>: sealed::Maybe<T> {
     fn into_option(self) -> Option<Self::Argument>;
 }
 
-/// Memory that an operation writes only at the root: any [`Dest`], or an `Option` that contains
-/// one.
+/// Memory that an operation writes only at the root: any [`Dest`], or an `Option` that contains a
+/// [`Dest`].
 ///
-/// Ranks other than the root pass [`none`], or an argument, which is ignored.
+/// Ranks other than the root pass [`none`], or any other argument, which the operation ignores.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` cannot be the result of the root, which is written as elements of type `{T}`",
-    note = "pass memory as to other operations (`&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`, or, to a blocking form, `&mut [T]` or `&mut Vec<T>`), an `Option` of it, or `none()` on ranks other than the root"
+    message = "`{Self}` cannot be the result that the root writes as elements of type `{T}`",
+    note = "pass `&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`, or, to a blocking form, `&mut [T]` or `&mut Vec<T>`; an `Option` of these types is accepted; ranks other than the root may pass `none()`"
 )]
 pub trait MaybeDest<T: Element>: sealed::Maybe<T> {
     /// The type of the memory that the root passes.

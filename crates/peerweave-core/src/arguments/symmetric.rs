@@ -1,11 +1,11 @@
 //! Handles to symmetric memory. Operations between PEs are in `ops/`.
 //!
-//! Invariants: **\[S1\]** A handle names aligned elements within one allocation. Only
+//! Invariants: **\[S1\]** A handle refers to aligned elements within one allocation. Only
 //! `Symmetric::allocate`, `Symmetric::find`, the slicing below and `view.rs` make handles.
 //! **\[S2\]** The memory is accessed only through the backend, by accesses that stay defined while
 //! a peer accesses the same bytes (\[B4\]). Safe code gets no reference to the memory. **\[S3\]**
 //! The memory stays mapped while a handle, or an operation that uses the memory, lives: each of
-//! these holds the backend.
+//! these keeps the backend alive.
 //!
 //! If one thread releases a buffer while another thread uses it, the caller has a bug: the second
 //! thread may access bytes of a new allocation. These bytes lie in the heap, so \[S2\] still holds.
@@ -138,7 +138,8 @@ impl<T: Element> Symmetric<T> {
     /// allocation.
     pub(crate) fn find(call: &'static str, shared: &Arc<Shared>, at: SymOffset, len: usize) -> Result<Self> {
         shared.usable(call)?;
-        let found = || format!("{len} elements of {} bytes at offset {}", size_of::<T>(), at.0);
+        let (size, offset) = (size_of::<T>(), at.0);
+        let found = || format!("{len} elements of {size} bytes at offset {offset}");
         let bytes = len.checked_mul(size_of::<T>());
         let Some(region) = bytes.and_then(|bytes| Region::containing(shared, at, bytes as u64)) else {
             let expected = "elements within one allocation that was not released";
@@ -168,8 +169,8 @@ impl<T: Element> Symmetric<T> {
         self.at
     }
 
-    /// Returns a view that kernels use to access the elements. The view names the same offset in
-    /// the heap of every PE.
+    /// Returns a view that kernels use to access the elements. The view refers to the same offset
+    /// in the heap of every PE.
     ///
     /// A launch accepts `&Symmetric<T>` directly. A view is needed only as a field of a struct that
     /// is passed to a kernel. The view does not keep the memory alive. A launch checks that the
@@ -181,7 +182,7 @@ impl<T: Element> Symmetric<T> {
         unsafe { SymSlice::from_raw(self.at, self.len) }
     }
 
-    /// Returns whether the allocation has been released, through this handle or another.
+    /// Returns whether the allocation has been released, through this handle or another handle.
     pub fn is_released(&self) -> bool {
         self.region.is_released()
     }
@@ -411,7 +412,7 @@ impl<T: Element> Symmetric<T> {
     ///
     /// # Collective
     /// All PEs must call this method, and make all allocations and releases in the same order. The
-    /// call returns once every PE has called, and this PE's pending operations that use the heap
+    /// call returns once every PE has made it and this PE's pending operations that use the heap
     /// are complete.
     ///
     /// This call waits only for stream-ordered operations. If another thread of a PE makes a
@@ -512,6 +513,7 @@ impl<T> Clone for Symmetric<T> {
 impl<T> fmt::Debug for Symmetric<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = if self.region.is_released() { ", released" } else { "" };
-        write!(f, "Symmetric<{}>[{} at offset {}{state}]", std::any::type_name::<T>(), self.len, self.at.0)
+        let (element, len, offset) = (std::any::type_name::<T>(), self.len, self.at.0);
+        write!(f, "Symmetric<{element}>[{len} at offset {offset}{state}]")
     }
 }

@@ -1,8 +1,8 @@
 //! Views derived from a handle to symmetric memory: ranges that borrow the handle, and casts to
 //! other element types.
 //!
-//! Invariant: a view names aligned elements within the allocation of its handle. \[S1\] in
-//! `symmetric.rs` requires that of all handles.
+//! Invariant: a view refers to aligned elements within the allocation of its handle. \[S1\] in
+//! `symmetric.rs` requires the same of all handles.
 #![allow(unsafe_code)]
 
 use crate::arguments::symmetric::Symmetric;
@@ -98,7 +98,7 @@ impl<T: Element> Symmetric<T> {
     /// Returns a handle to the same bytes, as elements of type `U`.
     ///
     /// Every bit pattern is a value of every element type, so a cast is always safe.
-    /// [`Symmetric::release`] accepts the result if it names the whole allocation.
+    /// [`Symmetric::release`] accepts the result if the result covers the whole allocation.
     ///
     /// ```
     /// use peerweave::{ReduceOp, World};
@@ -123,15 +123,16 @@ impl<T: Element> Symmetric<T> {
     /// if its offset is not a multiple of the alignment of `U`.
     pub fn cast<U: Element>(&self) -> Result<Symmetric<U>> {
         const CALL: &str = "cast";
-        let bytes = self.len() * size_of::<T>();
-        if !bytes.is_multiple_of(size_of::<U>()) {
-            let found = format!("{bytes} bytes for elements of {} bytes", size_of::<U>());
+        let (bytes, size) = (self.len() * size_of::<T>(), size_of::<U>());
+        if !bytes.is_multiple_of(size) {
+            let found = format!("{bytes} bytes for elements of {size} bytes");
             return Err(bounds::wrong_value(CALL, "self", found, "a multiple of the size of the new elements"));
         }
-        if !self.offset().0.is_multiple_of(align_of::<U>() as u64) {
-            let found = format!("at offset {} for elements aligned to {} bytes", self.offset().0, align_of::<U>());
+        let (offset, align) = (self.offset().0, align_of::<U>());
+        if !offset.is_multiple_of(align as u64) {
+            let found = format!("at offset {offset} for elements aligned to {align} bytes");
             return Err(bounds::wrong_value(CALL, "self", found, "a multiple of the alignment of the new elements"));
         }
-        Ok(self.retyped(bytes / size_of::<U>()))
+        Ok(self.retyped(bytes / size))
     }
 }

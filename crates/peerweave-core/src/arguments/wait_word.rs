@@ -16,7 +16,8 @@ mod sealed {
     }
 }
 
-/// A word that a PE waits for: `&Signal`, or `(&Symmetric<T>, index)` for an element.
+/// A word that a PE waits for: `&Signal`, or `(&Symmetric<T>, index)` for an element of symmetric
+/// memory.
 #[diagnostic::on_unimplemented(
     message = "a PE cannot wait for `{Self}`",
     note = "pass a `&Signal`, or `(&symmetric, index)` for an element of an integer type of at least 16 bits"

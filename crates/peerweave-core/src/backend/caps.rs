@@ -11,7 +11,7 @@ pub struct Caps {
     pub heap_bytes: usize,
     /// How the backend transfers ordinary (private) buffers between PEs.
     pub private_buffers: PrivateBuffers,
-    /// Whether PEs compare their collective calls before they run them.
+    /// Whether PEs compare their collective calls before the calls run.
     pub call_checking: CallChecking,
     /// The number of teams that a PE can belong to at the same time, including the world.
     pub max_teams: usize,
@@ -19,16 +19,16 @@ pub struct Caps {
     pub max_align_bytes: usize,
     /// A description of the instruction set or the device on which the backend computes.
     pub compute: String,
-    /// The ordinal in this process of the device whose memory operations accept
-    /// ([`OnDevice`](crate::OnDevice)); `None` if operations accept no device memory.
+    /// The device on which [`OnDevice`](crate::OnDevice) memory must lie, as an ordinal in this
+    /// process. `None` if operations accept no device memory.
     pub device: Option<u32>,
     /// What streams do after an operation has failed.
     pub after_failure: AfterFailure,
     /// Whether the backend supports reductions by a function that the caller passes
     /// ([`ReduceFn`](crate::ReduceFn)).
     pub reduce_functions: bool,
-    /// How the backend computes each reduction: one entry for each combination of collective,
-    /// element type and reduction that is defined. See [`Caps::reduction`].
+    /// How the backend computes each reduction: one entry for each defined combination of
+    /// collective, element type and reduction. See [`Caps::reduction`].
     pub reductions: Vec<ReductionCaps>,
 }
 
@@ -167,10 +167,10 @@ pub enum AfterFailure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PrivateBuffers {
-    /// Buffers are copied through memory that the source PE and the target PE can access. This
-    /// costs one more copy.
+    /// Buffers are copied through memory that the source PE and the target PE can access. Staging
+    /// needs one more copy than a direct transfer.
     Staged,
-    /// The operating system copies buffers directly from the memory of the other process.
+    /// The operating system copies a buffer directly from the memory of the process that owns it.
     CrossMemoryAttach,
     /// Ordinary buffers are not supported: operations on them return an error.
     Refused,
@@ -187,6 +187,6 @@ pub enum CallChecking {
     On,
     /// The check is disabled; `PEERWEAVE_CHECK_CALLS=1` enables it.
     Off,
-    /// The backend has no such check.
+    /// The backend never compares calls.
     Never,
 }

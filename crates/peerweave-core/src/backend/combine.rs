@@ -1,4 +1,4 @@
-//! Reductions by a function of the caller: the loop over the operands, for backends that run it on
+//! Reductions by a function of the caller: the loop over the operands, for backends that compute on
 //! the host.
 
 use super::Combine;
@@ -9,12 +9,12 @@ use std::any::Any;
 const BLOCK: usize = 4096;
 
 /// Combines `operands` operands of `count` elements each with `function`, in the order of the
-/// operands. The function gets copies of the elements, because other threads may access the
-/// operands concurrently.
+/// operands. `function` gets copies of the elements, because other threads may access the operands
+/// concurrently.
 ///
 /// - `read(operand, first, into)` fills `into` with bytes of an operand, starting at byte `first`.
-/// - `write(first, bytes)` stores `bytes` in the result, starting at byte `first`. The same bytes
-///   of all operands are read before the write.
+/// - `write(first, bytes)` stores `bytes` in the result, starting at byte `first`. Before a range
+///   of bytes is written, that range of every operand is read.
 pub fn combine_in_order(
     function: &dyn Combine,
     operands: usize,
@@ -42,6 +42,7 @@ pub fn combine_in_order(
 /// Returns the error with which `call` fails if its function has panicked with this payload.
 pub fn function_panicked(call: &'static str, payload: &(dyn Any + Send)) -> Error {
     let text = payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str));
-    let text = format!("the function that combines elements panicked: {}", text.unwrap_or("no text"));
+    let message = text.unwrap_or("no text");
+    let text = format!("the function that combines elements panicked: {message}");
     Error::system(call, std::io::Error::other(text))
 }

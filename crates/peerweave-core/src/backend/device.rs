@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 /// The owner of device memory. The memory stays allocated while the owner lives.
 ///
 /// A library that orders accesses to its own memory, as cudarc does for its slices, implements the
-/// methods. The methods are called for each operation that uses the memory.
+/// methods of this trait. The methods are called for each operation that uses the memory.
 pub trait DeviceOwner: Any + Send + Sync + fmt::Debug {
     /// Prepares the memory for an operation that is about to be enqueued on `stream`, for example
     /// by making the stream wait for earlier work on the memory. For an operation that runs on the

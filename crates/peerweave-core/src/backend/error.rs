@@ -48,8 +48,8 @@ pub enum Error {
         /// The error with which the earlier operation failed.
         because: Arc<Error>,
     },
-    /// The operation did not run, because its team had failed earlier. The ranks of the team may
-    /// have reached different operations.
+    /// The operation did not run, because its team had failed earlier. Since that failure, the
+    /// ranks of the team may disagree on which operation is next.
     #[error("{call}: {team} is poisoned by an earlier failure: {because}")]
     Poisoned {
         /// The name of the call that failed.
@@ -242,7 +242,7 @@ impl fmt::Display for PeerCause {
 
 /// A call that did not complete before its deadline.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{call} on {team}: timed out after {:.3} s; {}", waited.as_secs_f64(), Awaited { running: *running, missing, holder: *holder, word: *word })]
+#[error("{call} on {team}: timed out after {seconds:.3} s; {awaited}", seconds = waited.as_secs_f64(), awaited = Awaited { running: *running, missing, holder: *holder, word: *word })]
 pub struct Timeout {
     /// The name of the call that failed.
     pub call: &'static str,
@@ -253,8 +253,8 @@ pub struct Timeout {
     /// The PEs that the call waited for and that did not arrive. Empty for a wait on a signal word,
     /// because any PE could have set the word.
     pub missing: Vec<Pe>,
-    /// The name of the call that a stream of this PE is still running, if the call waited for
-    /// streams of this PE.
+    /// If the failed call waited for streams of this PE: the name of the call that a stream is
+    /// still running.
     pub running: Option<&'static str>,
     /// The PE that holds the lock, if the call waited for a lock. The holder is also in `missing`,
     /// unless the holder is this PE.
@@ -297,13 +297,15 @@ pub struct AwaitedWord {
 
 impl fmt::Display for AwaitedWord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let offset = self.offset.0;
         match self.index {
-            Some(index) => write!(f, "word {index} (symmetric offset {})", self.offset.0)?,
-            None => write!(f, "the word at symmetric offset {}", self.offset.0)?,
+            Some(index) => write!(f, "word {index} (symmetric offset {offset})")?,
+            None => write!(f, "the word at symmetric offset {offset}")?,
         }
         let sign = Compare::sign_bit(self.dtype);
         let number = |bits: u64| i128::from(bits & !sign) - i128::from(bits & sign);
-        write!(f, ": found {}, expected {} {}", number(self.found), self.compare, number(self.value))
+        let (found, compare, value) = (number(self.found), self.compare, number(self.value));
+        write!(f, ": found {found}, expected {compare} {value}")
     }
 }
 
@@ -374,7 +376,7 @@ impl fmt::Display for List<'_> {
 pub struct Mismatch {
     /// The team whose PEs made different calls.
     pub team: TeamName,
-    /// A PE whose call differs from that of this PE.
+    /// A PE whose call differs from this PE's call.
     pub pe: Pe,
     /// The call that this PE made, with its type, reduction, root and count.
     pub mine: String,
@@ -407,7 +409,7 @@ pub enum MisuseKind {
         expected: usize,
     },
     /// A buffer's length is not a multiple of the number of ranks in the team.
-    #[error("`{argument}` has {found} elements, expected a multiple of {divisor} (the ranks of the team)")]
+    #[error("`{argument}` has {found} elements, expected a multiple of {divisor} (the number of ranks in the team)")]
     NotDivisible {
         /// The name of the parameter.
         argument: &'static str,
@@ -417,7 +419,7 @@ pub enum MisuseKind {
         divisor: usize,
     },
     /// The team does not have the rank.
-    #[error("`{argument}` is {found}, expected a rank below {team_size} (the ranks of the team)")]
+    #[error("`{argument}` is {found}, expected a rank below {team_size} (the number of ranks in the team)")]
     Rank {
         /// The name of the parameter.
         argument: &'static str,
@@ -427,7 +429,7 @@ pub enum MisuseKind {
         team_size: usize,
     },
     /// A range exceeds its buffer.
-    #[error("`{argument}` has {len} elements, but the call uses {start}..{end}")]
+    #[error("`{argument}` has {len} elements, but the call uses elements {start}..{end}")]
     Range {
         /// The name of the parameter.
         argument: &'static str,
@@ -470,7 +472,7 @@ pub enum MisuseKind {
         /// The name of the limit.
         limit: &'static str,
     },
-    /// The handle names a part of an allocation, but the call needs a handle to the whole
+    /// The handle refers to a part of an allocation, but the call needs a handle to the whole
     /// allocation.
     #[error("`{argument}` covers elements {start}..{end} of an allocation of {len}, expected the whole allocation")]
     PartOfAllocation {
@@ -493,7 +495,8 @@ pub enum MisuseKind {
         /// What to pass or to call instead.
         advice: &'static str,
     },
-    /// Parts of a buffer that one call writes share bytes.
+    /// Two parts of the memory that a call uses overlap, and the call writes to at least one of the
+    /// parts.
     #[error("{what} overlap")]
     OverlapWithin {
         /// A description of the parts that overlap.
@@ -526,12 +529,12 @@ pub enum MisuseKind {
     Captured,
     /// The closure that was passed to a group call has replaced its group by a group that belongs
     /// to another team.
-    #[error("the group belongs to another team")]
+    #[error("the closure replaced its group by a group of another team: add operations to the group that the closure receives")]
     ForeignGroup,
     /// The stream or event belongs to another world.
     #[error("the {what} belongs to another world")]
     ForeignQueue {
-        /// Which of them: "stream" or "event".
+        /// Which kind of handle the caller passed: "stream" or "event".
         what: &'static str,
     },
     /// The team has been destroyed.
@@ -547,14 +550,14 @@ pub enum MisuseKind {
     #[error("the world was finalized")]
     Finalized,
     /// The world has been replaced by [`World::shrink`](crate::World::shrink).
-    #[error("the world was replaced by World::shrink: use the world that it returned")]
+    #[error("the world was replaced by World::shrink: use the new world, which World::shrink returned")]
     Shrunk,
     /// The calling process is a child that was forked after the world had been created. A forked
     /// child does not belong to the job.
-    #[error("this process is a forked child: only the process that created the world can use it")]
+    #[error("this process is a forked child: only the process that created the world can use the world")]
     Forked,
     /// The reduction is not defined for the element type.
-    #[error("{op} is not defined for {}", dtype.rust_name())]
+    #[error("{op} is not defined for {element}", element = dtype.rust_name())]
     Reduction {
         /// The reduction.
         op: ReduceOp,

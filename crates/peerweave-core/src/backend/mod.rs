@@ -2,7 +2,7 @@
 //!
 //! Design choices:
 //! - **Operations have no generics.** An operation is plain data ([`Op`]): element types, locations
-//!   of memory and counts. It takes one indirect call.
+//!   of memory and counts. Passing an operation to a backend takes one indirect call.
 //! - **Backends check nothing.** The core checks lengths, ranks, roots, membership, lifetimes and
 //!   aliasing once, in `check/`. A backend that finds a violation panics with "peerweave-core bug":
 //!   an error would suggest that callers may rely on the check.
@@ -42,25 +42,26 @@ use std::time::Duration;
 ///
 /// # Safety
 /// An implementation promises:
-/// - **\[B1\]** The backend accesses the memory of an [`Op`] only inside the ranges that the
-///   operation names, and only from the call to `submit` or `run` until the operation has completed
-///   or failed. After a failure, no thread or process accesses the caller's private memory.
-/// - **\[B2\]** The memory that [`Backend::local`] points into stays mapped until the backend is
-///   dropped.
-/// - **\[B3\]** Once a wait for a signal, a barrier or a ticket has completed, every put that was
-///   ordered before it is visible.
-/// - **\[B4\]** The backend's accesses to symmetric memory, and to private memory that an [`Op`]
-///   names, are defined even if other PEs, threads or streams access the same bytes concurrently.
-///   Private memory may be a plain slice, or a buffer that another thread reads or another stream
-///   writes.
+/// - **\[B1\]** The backend accesses the memory of an [`Op`] only inside the ranges of the
+///   operation. The accesses happen only from the call to `submit` or `run` until the operation has
+///   completed or failed. After a failure, no thread or process accesses the caller's private
+///   memory.
+/// - **\[B2\]** The memory at the addresses that [`Backend::local`] returns stays mapped until the
+///   backend is dropped.
+/// - **\[B3\]** When a wait for a signal, a barrier or a ticket completes, all puts that were
+///   ordered before the signal, the barrier or the ticket's operation are visible.
+/// - **\[B4\]** The backend's accesses to symmetric memory are defined even if other PEs, threads
+///   or streams access the same bytes concurrently. The backend's accesses to the private memory of
+///   an [`Op`] are defined under the same conditions. Private memory may be a plain slice, or a
+///   buffer that another thread reads or another stream writes.
 /// - **\[B5\]** A call that follows [`Backend::finalize`], or that races with `finalize` or with
 ///   [`Backend::release`], returns an error or an unspecified value, and has no other effect.
 /// - **\[B7\]** If [`Backend::run`] fails while work that it has started may still access symmetric
 ///   or device memory, `run` has called `keep`. The backend holds or leaks the value that `keep`
 ///   returned until the work has ended.
 /// - **\[B8\]** If [`Caps::device`] names a device, the backend calls `keep` before it enqueues an
-///   operation. The backend notifies the [`DeviceOwner`]s in the value that `keep` returned before
-///   and after it enqueues the operation ([`Keep::device_owners`]).
+///   operation. Before and after it enqueues the operation, the backend notifies the
+///   [`DeviceOwner`]s in the value that `keep` returned ([`Keep::device_owners`]).
 pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// Returns the short name of the backend: `host`, `cuda`, `noop`.
     fn name(&self) -> &'static str;
@@ -92,7 +93,7 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
 
     /// Returns the address at which this PE can access the offset `at` in the segment of `pe`.
     /// Returns `None` if the memory of `pe` is not mapped. The address has the same kind (host or
-    /// device) as the one that [`Backend::local`] returns.
+    /// device) as the address that [`Backend::local`] returns.
     fn address_of(&self, pe: Pe, at: SymOffset) -> Option<LocalAddress>;
 
     /// Copies `bytes` bytes from this PE's symmetric memory to `into`, and returns when the copy is
@@ -101,8 +102,8 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// [`Error::Timeout`] at the deadline; errors of the operating system or the device. After an
-    /// error, nothing may still write to `into`. A backend whose copy can outlast the call must
-    /// therefore copy through its own memory.
+    /// error, the backend must not write to `into` any more. A backend whose copy can outlast the
+    /// call must therefore copy through its own memory.
     ///
     /// # Safety
     /// `at .. at + bytes` lies in one live allocation; `into` is valid for writes of `bytes` and is
@@ -121,8 +122,8 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     unsafe fn write_local(&self, at: SymOffset, from: *const u8, bytes: usize) -> Result<(), Error>;
 
     /// Sets `count` elements of this PE's symmetric memory to one value. Otherwise like
-    /// [`Backend::write_local`]. The value is the first `element_bytes` bytes of `bits`, as `bits`
-    /// lies in memory. `element_bytes` is at most 8.
+    /// [`Backend::write_local`]. The value is the first `element_bytes` bytes of `bits` in native
+    /// byte order. `element_bytes` is at most 8.
     ///
     /// # Errors
     /// As for [`Backend::read_local`].
@@ -168,8 +169,8 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     }
 
     /// Returns the reason why operations of the team fail from now on; `None` if the team has not
-    /// failed. A team fails on a PE when one of its operations has failed in such a way that its
-    /// ranks may have reached different operations.
+    /// failed. A team fails on a PE if, after a failed operation, the ranks of the team may
+    /// disagree on which operation is next.
     fn team_failure(&self, team: TeamId) -> Option<Error>;
 
     /// Returns the error with which a call that waits only for `pe` fails, if `pe` is known to have
@@ -182,8 +183,8 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     }
 
     /// Records that a call of this PE fails with `error`, which [`Backend::lost`] has returned, and
-    /// returns `error`. If other PEs later find that this PE has ended, they can name the failure
-    /// that came first.
+    /// returns `error`. If other PEs later find that this PE has ended, these PEs can name the
+    /// failure that came first.
     fn record_loss(&self, error: Error) -> Error {
         error
     }
@@ -196,8 +197,8 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     fn owns(&self, stream: &dyn StreamBackend) -> bool;
 
     /// Runs an operation on the calling thread and returns when the operation is complete. If the
-    /// operation fails before its work has ended, for example at the deadline, the backend keeps
-    /// the memory that the work accesses alive with `keep` (\[B7\]). The backend need not keep
+    /// operation fails before its work has ended, for example at the deadline, the backend uses
+    /// `keep` to keep alive the memory that the work accesses (\[B7\]). The backend need not keep
     /// private memory alive, because no work accesses private memory after a failure (\[B1\]).
     ///
     /// # Safety
@@ -211,7 +212,7 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// If PEs are processes, every process, including this one, exits with the status `code`, and
     /// the call does not return. If PEs are threads, all calls on all PEs fail within milliseconds.
     /// This call then returns [`Error::Aborted`] with the PE that aborted first and the code that
-    /// it passed.
+    /// this PE passed.
     fn abort(&self, code: u8) -> Error;
 
     /// Returns the word that [`Backend::abort`] sets, and that the calls of all PEs in this process
@@ -228,10 +229,10 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// memory.
     ///
     /// # Errors
-    /// [`Error::Timeout`], which names the PEs that have neither called nor ended. After a timeout,
-    /// the call can be made again.
+    /// [`Error::Timeout`], which names the PEs that have neither made this call nor ended. After a
+    /// timeout, the call can be made again.
     fn shrink(&self) -> Result<Shrunk, Error> {
-        let why = "the PEs that remain share no memory in which they could agree";
+        let why = "the remaining PEs have no shared memory in which to agree on the new world";
         Err(Error::Unsupported { call: "shrink", backend: self.name(), why })
     }
 
@@ -239,8 +240,8 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// call, peerweave-core starts no operation.
     fn finalize(&self) -> Result<(), Error>;
 
-    /// Returns a description of the pending operations and of the PEs that they wait for, to be
-    /// shown by `info` and in error reports.
+    /// Returns a description of the pending operations and of the PEs that these operations wait
+    /// for, to be shown by `info` and in error reports.
     fn describe(&self) -> String;
 }
 
@@ -271,7 +272,8 @@ pub unsafe trait StreamBackend: Any + Send + Sync + fmt::Debug {
     /// Returns whether all enqueued operations have completed or failed.
     fn is_idle(&self) -> bool;
 
-    /// Records an event after all operations that have been enqueued so far.
+    /// Records an event. The event is complete when all operations that were enqueued before this
+    /// call have completed or failed.
     fn record(&self) -> Result<Arc<dyn EventBackend>, Error>;
 
     /// Makes operations that are enqueued later wait for `event`, which belongs to another queue of
@@ -281,13 +283,13 @@ pub unsafe trait StreamBackend: Any + Send + Sync + fmt::Debug {
 
 /// An event that has been recorded in a queue.
 pub trait EventBackend: Any + Send + Sync + fmt::Debug {
-    /// Returns whether the queue has passed the event.
+    /// Returns whether all operations before the event have completed or failed.
     fn is_complete(&self) -> bool;
-    /// Waits until the queue has passed the event, for at most `within`. Fails if an operation
-    /// before the event has failed.
+    /// Waits until all operations before the event have completed or failed, for at most `within`.
+    /// Fails if an operation before the event has failed.
     fn wait(&self, within: Duration) -> Result<(), Error>;
-    /// Returns the time from `earlier` to this event. Returns `None` if one of the events has not
-    /// been passed yet, or if this event was passed before `earlier`. Also returns `None` if the
+    /// Returns the time from `earlier` to this event. Returns `None` if one of the events is not
+    /// complete yet, or if this event became complete before `earlier`. Also returns `None` if the
     /// clocks of the two queues cannot be compared. `earlier` belongs to the same backend.
     fn elapsed_since(&self, earlier: &dyn EventBackend) -> Option<Duration>;
 }
@@ -429,9 +431,9 @@ impl fmt::Display for SplitCall {
         f.write_str(self.name())?;
         match self {
             // The stride of a shape of one rank has no meaning.
-            Self::Strided(TeamShape { start, size: 1, .. }) => write!(f, " into 1 rank from {start} at stride 1"),
+            Self::Strided(TeamShape { start, size: 1, .. }) => write!(f, " into 1 rank from rank {start} at stride 1"),
             Self::Strided(TeamShape { start, stride, size }) => {
-                write!(f, " into {size} ranks from {start} at stride {stride}")
+                write!(f, " into {size} ranks from rank {start} at stride {stride}")
             }
             Self::TwoD { x_range, columns } => {
                 write!(f, " with x_range {x_range}, into {}", if *columns { "columns" } else { "rows" })
@@ -458,8 +460,8 @@ pub struct Allocation {
 /// Formats the call for error messages.
 impl fmt::Display for Allocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (elements, dtype) = (self.bytes / self.dtype.size_bytes(), self.dtype.rust_name());
+        let (elements, dtype, align) = (self.bytes / self.dtype.size_bytes(), self.dtype.rust_name(), self.align);
         let zeroed = if self.zeroed { "zeroed" } else { "not zeroed" };
-        write!(f, "alloc of {elements} elements of {dtype} aligned to {}, {zeroed}", self.align)
+        write!(f, "alloc of {elements} elements of {dtype} aligned to {align} bytes, {zeroed}")
     }
 }

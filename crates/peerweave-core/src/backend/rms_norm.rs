@@ -6,7 +6,7 @@ use std::fmt;
 
 /// The parameters that
 /// [`CollectiveKind::AllReduceRmsNorm`](super::CollectiveKind::AllReduceRmsNorm) has in addition to
-/// those of an all-reduce. The input consists of rows.
+/// the parameters of an all-reduce. The input consists of rows.
 ///
 /// `x = sum of the ranks + residual` replaces the residual. The result is
 /// `y = x · weight / √(mean(x²) + epsilon)`, where the mean is taken over a row. The sum of the
@@ -88,10 +88,10 @@ impl RmsNorm {
     /// Formats the parameters that [`detail`](Self::detail) has encoded.
     pub(super) fn describe(detail: u64, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (epsilon, hidden, output) = (f32::from_bits(detail as u32), detail >> 32 & 0xff_ffff, detail >> 56);
-        write!(f, " in rows of {hidden} with epsilon {epsilon:?}")?;
+        write!(f, " in rows of {hidden} elements with epsilon {epsilon:?}")?;
         if output & 1 != 0 {
-            f.write_str(if output & 2 != 0 { " to i8" } else { " to f8e4m3" })?;
-            f.write_str(if output & 4 != 0 { " by a scale for each row" } else { " by one scale" })?;
+            f.write_str(if output & 2 != 0 { ", quantized to i8" } else { ", quantized to f8e4m3" })?;
+            f.write_str(if output & 4 != 0 { " with one scale for each row" } else { " with one scale for all rows" })?;
         }
         Ok(())
     }

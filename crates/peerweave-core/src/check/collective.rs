@@ -384,7 +384,7 @@ pub(crate) fn scatter_in_place<'a>(call: &'static str, of: &Team, buffer: Span<'
 #[cold]
 #[inline(never)]
 fn missing(call: &'static str, argument: &'static str) -> Error {
-    misuse(call, MisuseKind::Missing { argument, why: "this rank is the root" })
+    misuse(call, MisuseKind::Missing { argument, why: "the root must pass this buffer" })
 }
 
 /// Checks that the reduction is defined for the type; returns the bits of the scalar.

@@ -1,9 +1,9 @@
-//! Validates all operations. A call that passes becomes a [`Prepared`] operation, which `call.rs`
-//! passes to the backend.
+//! Validates all operations. A valid call becomes a [`Prepared`] operation, which `call.rs` passes
+//! to the backend.
 //!
-//! Invariant **\[C1\]**: a [`Prepared`] names only bytes inside memory of its owners, or of borrows
-//! that outlive it. Its ranks are ranks of its team, its team is live, and its reduction is defined
-//! for its type. Only this module makes a [`Prepared`].
+//! Invariant **\[C1\]**: a [`Prepared`] refers only to bytes inside memory of its owners, or of
+//! borrows that outlive it. Its ranks are ranks of its team, its team is live, and its reduction is
+//! defined for its type. Only this module makes a [`Prepared`].
 //!
 //! Functions on the path of small operations are always inlined, so that an [`Op`] is built in
 //! place and never moved: a put of 8 bytes takes 6 ns instead of 19 ns
@@ -130,7 +130,12 @@ pub(crate) fn launch_shape(call: &'static str, grid: Dim3, block: Dim3, shared_b
         return Err(wrong_value(call, "block", block, "1 to (1024, 1024, 64) threads, and at most 1024 in all"));
     }
     if shared_bytes > SHARED_BYTES {
-        return Err(wrong_value(call, "shared_bytes", shared_bytes, "at most 232448, the limit of a block on every GPU"));
+        return Err(wrong_value(
+            call,
+            "shared_bytes",
+            shared_bytes,
+            "at most 232448 bytes for each block, the largest limit of any GPU",
+        ));
     }
     Ok(())
 }
@@ -161,7 +166,7 @@ fn device(call: &'static str, shared: &Shared, argument: &'static str, span: &Sp
         Some(expected) if expected == ordinal => Ok(()),
         Some(expected) => Err(misuse(call, MisuseKind::WrongDevice { argument, found: ordinal, expected })),
         None => {
-            let why = "it cannot access device memory: pass symmetric memory or host memory";
+            let why = "the backend cannot access device memory: pass symmetric memory or host memory";
             Err(Error::Unsupported { call, backend: shared.backend.name(), why })
         }
     }
@@ -225,7 +230,8 @@ fn share(call: &'static str, team: &Team, argument: &'static str, len: usize) ->
 pub(crate) fn shape(call: &'static str, team: &Team, shape: TeamShape) -> Result<Option<u32>> {
     let size = team.size();
     if !u32::try_from(size).is_ok_and(|size| shape.fits(size)) {
-        let found = format!("{} ranks from {} at stride {}", shape.size, shape.start, shape.stride);
+        let TeamShape { start, stride, size: ranks } = shape;
+        let found = format!("{ranks} ranks from rank {start} at stride {stride}");
         return Err(misuse(call, MisuseKind::Shape { found, team_size: size }));
     }
     Ok((0..shape.size).find(|&index| shape.member(index) == Some(team.my_rank().get())))
@@ -241,8 +247,8 @@ pub(crate) fn members(call: &'static str, shared: &Shared, members: &[Pe]) -> Re
     let mut listed = vec![false; shared.n_pes];
     for pe in members {
         match listed.get_mut(pe.index()) {
-            None => return value(format!("a list with {pe}"), "PEs of this job (World::n_pes)"),
-            Some(true) => return value(format!("a list with {pe} twice"), "each PE at most once"),
+            None => return value(format!("a list that contains {pe}"), "only PEs of this job, which are below World::n_pes"),
+            Some(true) => return value(format!("a list that contains {pe} twice"), "each PE at most once"),
             Some(listed) => *listed = true,
         }
     }

@@ -43,7 +43,7 @@ pub(crate) fn rms_norm<'a>(call: &'static str, of: &Team, given: NormCall<'a>) -
     }
     if !input.len.is_multiple_of(hidden) {
         let found = format!("{} elements", input.len);
-        let expected = "a multiple of the length of `weight`, which is one row";
+        let expected = "a multiple of the length of `weight` (the length of a row)";
         return Err(wrong_value(call, first, found, expected));
     }
     length(call, "residual", residual.len, input.len)?;

@@ -1,11 +1,11 @@
-//! The word that a wait for any of several words looks at first.
+//! Chooses the word that a wait for any of several words checks first.
 //!
-//! If every wait looked at word 0 first, a word that always satisfies the wait would hide the
-//! others. Therefore the first word changes from wait to wait of a thread. The sequence of first
+//! If every wait checked word 0 first, a word 0 that always satisfies the wait would hide the other
+//! words. Therefore the first word changes from wait to wait of a thread. The sequence of first
 //! words consists of the fractional parts of the multiples of an irrational number (a Weyl
 //! sequence), scaled to the number of words. The values of this sequence are spread evenly, and so
-//! are the values of any subsequence at regular distances. Each word is thus looked at first again
-//! and again, even if a thread waits for several sets of words alternately.
+//! are the values of any subsequence at regular distances. Therefore every word is regularly
+//! checked first, even if a thread waits for several sets of words in turn.
 
 use std::cell::Cell;
 
@@ -40,7 +40,7 @@ mod tests {
     }
 
     #[test]
-    fn every_word_is_examined_first_within_few_calls() {
+    fn every_word_is_checked_first_within_a_few_waits() {
         assert_eq!((start(0), start(1)), (0, 0));
         for count in [1, 2, 3, 8, 64, 1000] {
             assert!(longest_gap(count, 10 * count, &[]) <= 3 * count, "{count} words");

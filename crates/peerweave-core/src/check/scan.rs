@@ -16,7 +16,7 @@ use std::sync::Arc;
 /// Checks that a scan by this reduction is defined; returns the bits of the scalar.
 fn scannable(call: &'static str, op: ErasedReduction, dtype: DType) -> Result<u64> {
     if op.op == ReduceOp::Avg {
-        return Err(wrong_value(call, "op", op.op, "another reduction; for averages, divide the result of a scan with sum"));
+        return Err(wrong_value(call, "op", op.op, "a reduction other than avg: for averages, use `Sum` and divide the result"));
     }
     reduction(call, op, dtype)
 }
@@ -60,7 +60,7 @@ fn element(call: &'static str, bytes: usize) -> Result<()> {
 fn function(call: &'static str, shared: &Shared, function: Arc<Special>) -> Result<CollectiveExtras> {
     element(call, function.element_bytes())?;
     if !shared.backend.caps().reduce_functions {
-        let why = "it cannot call functions on the host: use a `ReduceOp`, or gather the elements and combine them";
+        let why = "the backend cannot call functions on the host: use a `ReduceOp`, or gather the elements and combine them";
         return Err(Error::Unsupported { call, backend: shared.backend.name(), why });
     }
     Ok(CollectiveExtras { special: Some(function), ..CollectiveExtras::NONE })

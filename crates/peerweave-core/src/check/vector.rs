@@ -56,7 +56,7 @@ fn check_counts(call: &'static str, of: &Team, counts: &VectorCounts, send_len: 
     inside(call, "recv", &counts.recv_offsets, &counts.recv_counts, recv_len)?;
     let me = of.my_rank().index();
     if counts.send_counts[me] != counts.recv_counts[me] {
-        let expected = "the count of `send_counts` for this rank, which sends to itself";
+        let expected = "the number of elements that this rank sends to itself (its entry in `send_counts`)";
         return Err(wrong_value(call, "counts.recv_counts", counts.recv_counts[me], expected));
     }
     apart(call, "the parts of `recv`", &counts.recv_offsets, &counts.recv_counts)
@@ -119,17 +119,14 @@ pub(super) fn inside(call: &'static str, name: &'static str, offsets: &[usize], 
 /// Checks the counts of a call in place: the elements sent to a rank lie where the elements
 /// received from that rank are written.
 pub(super) fn symmetric(call: &'static str, counts: &VectorCounts) -> Result<()> {
-    for (name, sent, received) in [
-        ("counts.recv_counts", &counts.send_counts, &counts.recv_counts),
-        ("counts.recv_offsets", &counts.send_offsets, &counts.recv_offsets),
+    let equal_counts = "the same list as `send_counts`, because the call is in place";
+    let equal_offsets = "the same list as `send_offsets`, because the call is in place";
+    for (name, sent, received, expected) in [
+        ("counts.recv_counts", &counts.send_counts, &counts.recv_counts, equal_counts),
+        ("counts.recv_offsets", &counts.send_offsets, &counts.recv_offsets, equal_offsets),
     ] {
         if sent != received {
-            return Err(wrong_value(
-                call,
-                name,
-                format_args!("{received:?}"),
-                "the same list as on the sending side, because the call is in place",
-            ));
+            return Err(wrong_value(call, name, format_args!("{received:?}"), expected));
         }
     }
     Ok(())
@@ -162,7 +159,10 @@ pub(super) fn group(call: &'static str, me: Rank, ops: &[Op], ranges: &mut Vec<R
             (of_kind, any_end, written_end) = (kind, 0, 0);
         }
         if start < written_end || (written && start < any_end) {
-            return Err(misuse(call, MisuseKind::OverlapWithin { what: "a receive and another member of the group" }));
+            return Err(misuse(
+                call,
+                MisuseKind::OverlapWithin { what: "the buffers of a receive and of another send or receive in the group" },
+            ));
         }
         any_end = any_end.max(end);
         if written {

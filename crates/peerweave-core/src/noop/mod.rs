@@ -1,5 +1,5 @@
-//! A backend without communication: it simulates a job of any size in one process, records its
-//! calls, and completes operations immediately.
+//! A backend without communication: it simulates a job of any size in one process, records the
+//! calls that it gets, and completes operations immediately.
 //!
 //! This backend is for unit tests, examples and measurements of the API. One-sided operations,
 //! signals and atomics work on the segments of the simulated PEs. Collectives work if the team has
@@ -62,8 +62,8 @@ pub enum Call {
     Finalize,
 }
 
-/// A backend that simulates one PE of a job in this process, without communication, and records its
-/// calls.
+/// A backend that simulates one PE of a job in this process, without communication, and records the
+/// calls that it gets.
 ///
 /// ```
 /// use peerweave::backend::Op;

@@ -1,5 +1,5 @@
-//! Streams of the no-op backend. They run operations immediately, or hold them until a test runs
-//! them.
+//! Streams of the no-op backend. The streams run operations immediately, or keep operations pending
+//! until a test runs them.
 
 use super::{Call, Noop};
 use crate::backend::{EventBackend, Keep, Op, Outcome, Pending, StreamBackend, Submitted, TeamId};

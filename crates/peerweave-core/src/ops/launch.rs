@@ -238,12 +238,12 @@ impl Stream {
     /// `SymSlice<T>`, or a `&Team` for a `KernelTeam`.
     ///
     /// The kernel starts when earlier operations of the stream are complete. Until the kernel has
-    /// ended, the queue holds the symmetric memory to which the arguments refer.
+    /// ended, the queue keeps alive the symmetric memory to which the arguments refer.
     ///
     /// # Errors
-    /// Before anything is enqueued: [`Misuse`](crate::Misuse) for a shape that no GPU can run, for
-    /// memory that has been released, for a team that has been destroyed, and for memory or a team
-    /// that belongs to another world.
+    /// Before anything is enqueued: [`Misuse`](crate::Misuse) for a shape that no GPU can run; for
+    /// memory that has been released; for a team that has been destroyed; and for memory or a team
+    /// of another world.
     ///
     /// From the ticket:
     /// - [`Error::Kernel`](crate::Error::Kernel) if a thread of the kernel, or an operation that
@@ -253,8 +253,8 @@ impl Stream {
     ///   names that PE.
     ///
     /// # Panics
-    /// Panics if the backend runs kernels on the host, and the program has set an executor of
-    /// kernels that differs from the executor of the backend.
+    /// Panics if the backend runs kernels on the host, but the program has set an executor of
+    /// kernels other than the backend's executor.
     ///
     /// ```
     /// use peerweave::{Result, on_threads};
@@ -324,7 +324,7 @@ mod tests {
     use crate::noop::Noop;
 
     #[test]
-    fn view_passed_by_value_holds_its_allocation() {
+    fn launch_with_a_view_keeps_its_allocation_alive() {
         let world = World::new(Noop::new(0, 1)).expect("the world is usable");
         let buffer = world.alloc_zeroed::<u32>(8).expect("the heap has room");
         let (view, mut held) = (buffer.view(), world.shared.pools.kept());

@@ -14,9 +14,9 @@ impl World {
     /// The team exists until the world ends.
     ///
     /// # Collective
-    /// The first call on each PE is collective: all PEs of the job must make it. All PEs must make
-    /// this call and the other collective calls of [`World::team`] in the same order. Later calls
-    /// are local.
+    /// The first call on each PE is collective: all PEs of the job must make the first call. All
+    /// PEs must make this call and the other collective calls of [`World::team`] in the same order.
+    /// Later calls are local.
     ///
     /// # Errors
     /// As for [`Team::split`].
@@ -35,9 +35,9 @@ impl World {
     /// called by every rank of the parent team.
     ///
     /// # Collective
-    /// All PEs in `members` must make the call, with the same list. A PE creates one such team at a
-    /// time: if a second thread makes this call, it waits for the call of the first thread. So PEs
-    /// that are members of several such teams must create these teams in the same order, even from
+    /// All PEs in `members` must make the call, with the same list. A PE runs one call of `team_of`
+    /// at a time: the call of a second thread waits until the first call has returned. So PEs that
+    /// are members of several of these teams must create the teams in the same order, even from
     /// several threads.
     ///
     /// # Errors
@@ -203,8 +203,8 @@ impl Team {
     /// Destroys the team. Later calls on clones of this handle fail.
     ///
     /// # Collective
-    /// Every rank must make the call, after all its other calls on this team. Before the call, all
-    /// kernels that the rank launched with the team must have ended.
+    /// Every rank must make the call, after all of its other calls on this team. Before the call,
+    /// all kernels that the rank launched with the team must have ended.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) for [`World::team`], for [`World::local_team`], and for a team

@@ -43,7 +43,8 @@ impl Stream {
         self.inner.is_idle()
     }
 
-    /// Records an event after all operations that have been enqueued so far.
+    /// Records an event. The event is complete when all operations that were enqueued before this
+    /// call have completed or failed.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) after finalize; errors of the backend.
@@ -52,8 +53,8 @@ impl Stream {
         Ok(Event { shared: self.shared.clone(), inner: self.inner.record()? })
     }
 
-    /// Makes operations that are later enqueued on this stream wait until `event`'s stream has
-    /// passed `event`. Returns immediately.
+    /// Makes operations that are later enqueued on this stream wait until `event` is complete.
+    /// Returns immediately.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) if the event belongs to another world; errors of the backend.
@@ -88,17 +89,16 @@ pub struct Event {
 }
 
 impl Event {
-    /// Returns whether the stream has passed the event.
+    /// Returns whether all operations that were enqueued before the event have completed or failed.
     pub fn is_complete(&self) -> bool {
         self.inner.is_complete()
     }
 
-    /// Waits until the stream has passed the event, at most until the world's deadline.
+    /// Waits until the event is complete, at most until the world's deadline.
     ///
     /// # Errors
     /// The failure of an operation that was enqueued before the event.
-    /// [`Error::Timeout`](crate::Error::Timeout) if the stream has not passed the event by the
-    /// deadline.
+    /// [`Error::Timeout`](crate::Error::Timeout) if the event is not complete at the deadline.
     pub fn wait(&self) -> Result<()> {
         self.wait_within(self.shared.deadline)
     }
@@ -112,8 +112,8 @@ impl Event {
         self.inner.wait(limit)
     }
 
-    /// Returns the time from `earlier` to this event. Returns `None` if one of the events has not
-    /// been passed yet, or if this event was passed before `earlier`. Also returns `None` if the
+    /// Returns the time from `earlier` to this event. Returns `None` if one of the events is not
+    /// complete yet, or if this event became complete before `earlier`. Also returns `None` if the
     /// events belong to different worlds, because the clocks of two worlds may differ.
     pub fn elapsed_since(&self, earlier: &Event) -> Option<Duration> {
         if !Arc::ptr_eq(&self.shared, &earlier.shared) {

@@ -54,8 +54,8 @@ impl<R> Decode<R> {
 
 enum State {
     Complete(Outcome),
-    /// The operation was enqueued. The ticket does not hold the world, so it does not keep the job
-    /// alive.
+    /// The operation was enqueued. The ticket has no handle to the world, so the ticket does not
+    /// keep the job alive.
     Queued {
         pending: Arc<dyn Pending>,
         deadline: Duration,

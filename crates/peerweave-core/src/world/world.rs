@@ -105,11 +105,8 @@ impl World {
     /// for.
     pub fn describe(&self) -> String {
         if self.shared.is_forked() {
-            return format!(
-                "this process is a forked child of {} (of {}), and does not belong to the job",
-                self.my_pe(),
-                Count(self.n_pes(), "PE")
-            );
+            let (pe, pes) = (self.my_pe(), Count(self.n_pes(), "PE"));
+            return format!("this process is a forked child of {pe}, and does not belong to the job of {pes}");
         }
         self.shared.backend.describe()
     }
@@ -127,8 +124,8 @@ impl World {
     /// allocations and releases in the same order.
     ///
     /// # Ordering
-    /// When the call returns, every PE has called, and the memory of every PE may be accessed. The
-    /// call is not a barrier, because it does not complete puts.
+    /// When the call returns, every PE has made the call, and the memory of every PE may be
+    /// accessed. The call is not a barrier, because it does not complete puts.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory); [`Misuse`](crate::Misuse) after finalize
@@ -228,7 +225,7 @@ impl World {
         Ok(Stream { shared: self.shared.clone(), inner: self.shared.backend.stream()? })
     }
 
-    /// Creates a handle to a stream that the backend has already created, for example one that
+    /// Creates a handle to a stream that the backend has already created, for example a stream that
     /// wraps a native device stream.
     ///
     /// # Errors
@@ -243,8 +240,8 @@ impl World {
     }
 
     /// Ends the whole job immediately with the exit code `code`, whatever the other PEs are doing.
-    /// The call is not collective. If several PEs call, the first call determines the exit code on
-    /// all PEs. The call corresponds to `MPI_Abort` and `shmem_global_exit`.
+    /// The call is not collective. If several PEs make this call, the first call determines the
+    /// exit code on all PEs. The call corresponds to `MPI_Abort` and `shmem_global_exit`.
     ///
     /// **PEs as processes:** the call does not return. Every process of the job exits with the
     /// status `code`. This includes processes that are computing, and processes that have not yet
@@ -285,7 +282,7 @@ impl World {
     /// let ended = on_threads(2, |world| program(&world));
     /// assert!(matches!(ended, Err(Error::Aborted { by, code: 3 }) if by.get() == 1));
     /// ```
-    #[must_use = "if PEs are threads, the program must return"]
+    #[must_use = "if PEs are threads, `abort` returns: return this error from the PE's closure"]
     pub fn abort(&self, code: u8) -> Error {
         match self.shared.usable("abort") {
             Ok(()) => self.shared.backend.abort(code),
@@ -306,11 +303,11 @@ impl World {
     /// world.
     ///
     /// # Collective
-    /// All PEs that have neither died nor left must call, whatever the state of their other calls.
-    /// Once a PE has called, operations of this world that wait for the PE soon fail. Their error
-    /// names the PE that died, or has the cause [`PeerCause::Shrinks`]. From this error, a waiting
-    /// PE learns that it must call `shrink` too. If the call succeeds on one PE, the call succeeds
-    /// on all members that stay alive.
+    /// All PEs that have neither died nor left must make this call, whatever the state of their
+    /// other calls. Once a PE has made the call, operations of this world that wait for the PE soon
+    /// fail. Their error names the PE that died, or has the cause [`PeerCause::Shrinks`]. From this
+    /// error, a waiting PE learns that it must call `shrink` too. If the call succeeds on one PE,
+    /// the call succeeds on all members that stay alive.
     ///
     /// # This world afterwards
     /// If the call succeeds, this world has ended, as after [`World::finalize`], and calls on its
@@ -329,9 +326,9 @@ impl World {
     ///
     /// # Errors
     /// - [`Error::Timeout`](crate::Error::Timeout) at the world's deadline. The error names the PEs
-    ///   that have neither called nor ended, or that were stopped during the call. Once the PEs
-    ///   have agreed, creating the new world may take longer than the deadline: by up to 3 s on the
-    ///   host backend, and by up to 11 s on the CUDA backend.
+    ///   that have neither made the call nor ended, or that were stopped during the call. Once the
+    ///   PEs have agreed, creating the new world may take longer than the deadline: by up to 3 s on
+    ///   the host backend, and by up to 11 s on the CUDA backend.
     /// - [`Error::Peer`](crate::Error::Peer) if other PEs have created a new world without this PE.
     /// - [`Misuse`](crate::Misuse) if this world has ended.
     /// - [`Error::Unsupported`](crate::Error::Unsupported) if the backend does not support
@@ -407,14 +404,14 @@ impl World {
     /// other thread fails with [`MisuseKind::Finalized`](crate::MisuseKind::Finalized).
     ///
     /// # Collective
-    /// All PEs must call, after their other collective calls. The call waits for the operations
-    /// that are pending on streams.
+    /// All PEs must make this call, after their other collective calls. The call waits for the
+    /// operations that are pending on streams.
     ///
     /// # Threads
     /// Calls that other threads have begun before this call remain valid, because their memory
     /// stays mapped. Each such call either completes, or fails because the world has been finalized
-    /// or a PE has left. A wait for a signal ends soon after the other PEs have finalized. Whether
-    /// the data of a put that races with this call arrives is unspecified.
+    /// or a PE has left. A wait for a signal ends soon after the other PEs have finalized. If a put
+    /// races with this call, it is unspecified whether the data of the put arrives.
     ///
     /// # Errors
     /// - [`Misuse`](crate::Misuse) if a thread has already finalized this world.

@@ -160,7 +160,7 @@ fn exit_code_of_a_kernel_is_reported() {
     let report = report(job.launch_each(&gives_up::KERNEL, shape, |pe| (pe == 1).then_some(())));
     assert_eq!((report.kind(), report.0.operation), (Some(FailureKind::Exit), KernelOp::Exit as u32));
     assert_eq!((report.0.found, report.0.thread), (0x1234, 5));
-    assert_eq!(report.to_string(), "exit: the kernel's own failure, code 4660 (block 0, thread 5)");
+    assert_eq!(report.to_string(), "exit: failure reported by the kernel, code 4660 (block 0, thread 5)");
 }
 
 #[kernel]

@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_byte_but_zero_is_true() {
+    fn bool_is_true_for_every_byte_but_zero() {
         for byte in 0..=u8::MAX {
             let value = Bool::from_bits(byte);
             assert_eq!((value.get(), value == Bool::TRUE, value == true), (byte != 0, byte != 0, byte != 0));

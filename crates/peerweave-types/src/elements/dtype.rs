@@ -67,7 +67,7 @@ impl DType {
         }
     }
 
-    /// Returns the name that nccl-tests uses; for a type that it lacks, a name of the same form.
+    /// Returns the name that nccl-tests uses, or, for a type that nccl-tests lacks, a similar name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::I8 => "int8",

@@ -18,8 +18,8 @@ use half::{bf16, f16};
 /// | `i128`, `u128` | `And`, `Or`, `Xor` |
 /// | [`F8E4M3`], [`F8E5M2`] | none |
 /// | `num_complex::Complex<f32>` and `Complex<f64>`, with the feature `num-complex` | `Sum`, `Avg` |
-/// | `[T; N]` of elements | those of `T`, on each element of the array, without `PreMulSum` |
-/// | a struct with `#[derive(Element)]` | with `#[element(reduce)]` those that every field has, field by field |
+/// | `[T; N]` of elements | those of `T` except `PreMulSum`, on each element of the array |
+/// | a struct with `#[derive(Element)]` | with `#[element(reduce)]`: the reductions that every field has, field by field |
 ///
 /// Atomics take integers of 32 and 64 bits; atomic fetch, set and swap also take `f32` and `f64`
 /// ([`AtomicElement`], [`AtomicInteger`]). Waits take integers of 16 or more bits
@@ -40,9 +40,9 @@ use half::{bf16, f16};
 /// An implementation guarantees: **\[E1\]** every bit pattern of `size_of::<Self>()` bytes is a
 /// valid value, so memory that a peer may write at any time can be read without undefined
 /// behaviour; **\[E2\]** the type has no padding; **\[E3\]** the type consists of [`Self::PARTS`]
-/// values of [`Self::DTYPE`] (at least 1), which fill its size exactly; in a [`Number`], they also
-/// have the meaning of that type; **\[E4\]** the type contains no pointer; **\[E5\]** its alignment
-/// is at most 64.
+/// values of [`Self::DTYPE`] (at least 1), which fill its size exactly; each value in a [`Number`]
+/// is a number of type [`Self::DTYPE`]; **\[E4\]** the type contains no pointer; **\[E5\]** its
+/// alignment is at most 64.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an element type",
     label = "Peerweave does not transfer values of this type",
@@ -67,14 +67,14 @@ pub unsafe trait Element: Copy + PartialEq + Send + Sync + Debug + 'static {
 /// written. Arrays, which are already buffers, do not implement this trait.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be passed as a single element",
-    note = "arrays are buffers of their own elements, so `&x` is a buffer of one element only if `x` is no array: pass a slice, such as `std::slice::from_ref(&x)`"
+    note = "arrays are buffers of their own elements, so `&x` is a buffer of one element only if `x` is not an array: pass a slice, such as `std::slice::from_ref(&x)`"
 )]
 pub trait SingleElement: Element {}
 
 /// An element type for which reductions are defined.
 #[diagnostic::on_unimplemented(
     message = "reductions are not defined for `{Self}`",
-    note = "they are defined for integers, floats of 16 bits and more, `Bool`, complex numbers, arrays of these, and structs with `#[derive(Element)]` and `#[element(reduce)]`"
+    note = "reductions are defined for integers, floats of 16 bits and more, `Bool`, complex numbers, arrays of these, and structs with `#[derive(Element)]` and `#[element(reduce)]`"
 )]
 pub trait Number: Element {
     /// Returns whether `op` is defined for this type. A reduction combines each of an element's
@@ -99,7 +99,7 @@ pub trait Scalar: Number + Default {
 /// An integer element, which also supports bitwise reductions.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an integer element",
-    note = "integer elements are those of 8 to 64 bits, `isize` and `usize`"
+    note = "integer elements are the integers of 8 to 64 bits, including `isize` and `usize`"
 )]
 pub trait Integer: Scalar {}
 
@@ -107,14 +107,14 @@ pub trait Integer: Scalar {}
 /// `usize`, `f32` and `f64`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` has no atomic operations",
-    note = "`i32`, `u32`, `i64`, `u64`, `isize` and `usize` have all; `f32` and `f64` can be fetched, set and swapped"
+    note = "`i32`, `u32`, `i64`, `u64`, `isize` and `usize` have all atomic operations; `f32` and `f64` can only be fetched, set and swapped"
 )]
 pub trait AtomicElement: Scalar {}
 
 /// An integer that supports all atomic operations: `i32`, `u32`, `i64`, `u64`, `isize` and `usize`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` has no atomic arithmetic",
-    note = "`i32`, `u32`, `i64`, `u64`, `isize` and `usize` have it; `f32` and `f64` can only be fetched, set and swapped"
+    note = "`i32`, `u32`, `i64`, `u64`, `isize` and `usize` have atomic arithmetic; `f32` and `f64` can only be fetched, set and swapped"
 )]
 pub trait AtomicInteger: AtomicElement + Integer {}
 
@@ -149,7 +149,7 @@ element!(isize => I64 * 1, usize => U64 * 1);
 unsafe impl<T: Element, const N: usize> Element for [T; N] {
     const DTYPE: DType = T::DTYPE;
     const PARTS: usize = {
-        assert!(N > 0, "an array of length 0 has no values, expected at least one");
+        assert!(N > 0, "an element array has length 0, expected at least 1");
         N * T::PARTS
     };
 }
@@ -267,8 +267,8 @@ atomic! {
 pub mod derived {
     use crate::DType;
 
-    /// Returns the value type of a struct with fields of these types: their common type or, if the
-    /// types differ, the unsigned integer as large as the struct's alignment, at most `U64`.
+    /// Returns the common type of a struct's fields. If the types of the fields differ, returns the
+    /// unsigned integer type of `align` bytes, the struct's alignment, but at most `U64`.
     pub const fn dtype(fields: &[DType], align: usize) -> DType {
         if is_uniform(fields) {
             return fields[0];
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn struct_of_several_types_moves_as_integers() {
+    fn struct_with_mixed_field_types_is_moved_as_integers() {
         assert_eq!(derived::dtype(&[DType::F32, DType::F32], 4), DType::F32);
         assert_eq!(derived::dtype(&[DType::F32, DType::U32], 4), DType::U32);
         assert_eq!(derived::dtype(&[DType::U8, DType::I8], 1), DType::U8);

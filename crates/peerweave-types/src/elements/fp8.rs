@@ -1,4 +1,4 @@
-//! The 8-bit floats. Peerweave transfers them and quantises to them. It does no arithmetic on them.
+//! The 8-bit floats: Peerweave transfers and quantises to them, but does no arithmetic on them.
 
 macro_rules! fp8 {
     ($(#[$doc:meta])* $name:ident) => {

@@ -19,7 +19,7 @@ pub enum ReduceOp {
     Max = 3,
     /// The sum divided by the number of PEs in the team. Integers are rounded toward zero.
     Avg = 4,
-    /// The sum of the products of each PE's elements and the scalar that the PE passes.
+    /// The sum, after each PE has multiplied its elements by the scalar that this PE passes.
     PreMulSum = 5,
     /// Bitwise and, which is defined only for integers.
     And = 6,

@@ -1,4 +1,4 @@
-//! Places in a job: PEs, ranks, teams, and offsets in the symmetric heap.
+//! Positions in a job: PEs, ranks, teams, and offsets in the symmetric heap.
 
 mod geometry;
 mod ids;

@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn members_are_computed_for_both_signs_of_the_stride() {
+    fn team_members_are_computed_for_strides_of_both_signs() {
         let odd = TeamShape { start: 1, stride: 2, size: 3 };
         assert!(odd.fits(6) && !odd.fits(5));
         assert_eq!([odd.member(0), odd.member(2), odd.member(3)], [Some(1), Some(5), None]);
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_or_overlapping_shapes_do_not_fit() {
+    fn invalid_team_shapes_do_not_fit_the_parent_team() {
         assert!(!TeamShape { start: 0, stride: 1, size: 0 }.fits(4));
         assert!(!TeamShape { start: 0, stride: 0, size: 2 }.fits(4));
         assert!(TeamShape { start: 3, stride: 0, size: 1 }.fits(4));

@@ -16,7 +16,7 @@ use crate::{Pe, SymOffset};
 #[repr(C, align(16))]
 pub struct KernelContext {
     /// The [`Self::VERSION`] of the code that wrote the context. The launch and the kernel's entry
-    /// check that this is their own version.
+    /// compare this number with their own version.
     pub version: u32,
     /// Number of this PE.
     pub my_pe: u32,
@@ -106,9 +106,9 @@ pub struct TeamEntry {
     pub size: u32,
     /// Address of the PE numbers of the members, as `u32`, in rank order.
     pub members: u64,
-    /// Offset of the team's lines in every member's heap.
+    /// Offset of the team's signal lines in every member's heap.
     pub sync: SymOffset,
-    /// Address of the epochs, which are one `u64` for each slot.
+    /// Address of the epochs: for each slot, a `u64` count of its completed synchronisations.
     pub epochs: u64,
     /// Number of slots, which is the maximum number of blocks that can synchronise.
     pub slots: u32,
@@ -126,13 +126,13 @@ impl TeamEntry {
     /// The value of [`Self::nvshmem_team`] if NVSHMEM has no such team.
     pub const NO_HANDLE: i32 = -1;
 
-    /// Returns the total size, in bytes, of a team's lines in a member's heap.
+    /// Returns the total size, in bytes, of a team's signal lines in a member's heap.
     #[inline]
     pub const fn sync_bytes(size: u32, slots: u32) -> u64 {
         size as u64 * slots as u64 * KernelContext::SIGNAL_LINE_BYTES
     }
 
-    /// Returns the offset of the line that `rank` writes for `slot` in another member's heap.
+    /// Returns the offset, in a member's heap, of the signal line that `rank` writes for `slot`.
     #[inline]
     pub const fn line(&self, slot: u32, rank: u32) -> SymOffset {
         SymOffset(self.sync.0 + (slot as u64 * self.size as u64 + rank as u64) * KernelContext::SIGNAL_LINE_BYTES)
@@ -228,14 +228,14 @@ numbered! {
         NoSuchPeer = 4, "no such PE or team";
         /// An offset lies outside the symmetric heap.
         OutOfRange = 5, "offset is outside the symmetric heap";
-        /// The team has fewer slots than the grid has blocks: this block has no slot.
-        NoSlot = 6, "block has no slot in the team";
+        /// The team has too few synchronisation slots: this block has no slot.
+        NoSlot = 6, "team has no synchronization slot for this block";
         /// Another version of the library has written the context.
-        Version = 7, "context has another version";
+        Version = 7, "context was written by another library version";
         /// The lengths that were passed to a checked call differ.
         LengthMismatch = 8, "lengths differ";
         /// The kernel called `Context::exit` with a code.
-        Exit = 9, "the kernel's own failure";
+        Exit = 9, "failure reported by the kernel";
     }
 }
 
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn report_numbers_convert_back_to_their_value() {
+    fn numbers_in_failure_reports_convert_to_enum_values() {
         for kind in FailureKind::ALL {
             assert_eq!(FailureKind::from_number(*kind as u32), Some(*kind));
         }

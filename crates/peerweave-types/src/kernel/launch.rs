@@ -25,7 +25,7 @@ pub struct Dim3 {
 impl Dim3 {
     /// The first position in a grid or a block of any shape.
     pub const ZERO: Self = Self { x: 0, y: 0, z: 0 };
-    /// The shape of a grid or a block that has one element.
+    /// The shape of a grid of one block, or of a block of one thread.
     pub const ONE: Self = Self { x: 1, y: 1, z: 1 };
 
     /// Returns whether a GPU supports a grid of this shape: 1 to (2³¹ - 1, 65535, 65535) blocks.
@@ -130,7 +130,7 @@ pub trait ArgVisitor {
 /// A type that a kernel takes as an argument, by value.
 ///
 /// `#[derive(KernelArg)]` from `peerweave-macros` implements this trait for a `#[repr(C)]` struct
-/// whose fields are such types.
+/// whose fields implement the trait.
 ///
 /// # Safety
 /// The layout of the type is the same on the host and in the kernel (`repr(C)` or a primitive
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_are_visited_in_order_with_their_memory() {
+    fn kernel_arguments_are_visited_in_order() {
         // SAFETY: never handed to a kernel.
         let (sym, device) = unsafe { (SymSlice::<i32>::from_raw(SymOffset(8), 3), DeviceSlice::<u8>::from_raw(16, 5)) };
         let args = (1u8, sym, [device; 2], 2.5f64);

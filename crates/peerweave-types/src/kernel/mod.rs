@@ -1,4 +1,4 @@
-//! What the host and kernels share: the context of a kernel, its arguments, views of memory.
+//! Data that the host and kernels share: the context of a kernel, its arguments, views of memory.
 
 mod context;
 mod launch;

@@ -248,13 +248,13 @@ impl<T> SymSlice<T> {
     }
 
     /// Returns a view of the same memory as elements of type `U`. The alignment of `U` must not
-    /// exceed that of `T`. The view leaves out bytes at the end that are not a whole element.
+    /// exceed the alignment of `T`. The view omits an incomplete element at the end.
     #[inline]
     pub fn cast<U: Plain>(self) -> SymSlice<U>
     where
         T: Plain,
     {
-        const { assert!(align_of::<U>() <= align_of::<T>(), "cast: the alignment of the new type must not be larger") };
+        const { assert!(align_of::<U>() <= align_of::<T>(), "cast: the new type has a larger alignment than the old type") };
         SymSlice { offset: self.offset, len: self.size_bytes() / size_of::<U>() as u64, element: PhantomData }
     }
 }

@@ -109,13 +109,13 @@ impl CollectiveKind {
     }
 }
 
-/// A collective operation, as this PE takes part in it. Fields that the kind does not use hold 0 or
-/// `None`, unless their documentation names another value.
+/// This PE's part in a collective operation. A field that the kind does not use contains 0 or
+/// `None`, or another value that the field's documentation states.
 ///
 /// In an in-place call, `send` and `recv` share bytes as listed here, where `rank` is this PE's
 /// rank. In all other calls, `send` and `recv` do not overlap.
 /// - all-reduce (also with a norm), reduce, broadcast, scans, all-to-all, all-to-all-v: `send` and
-///   `recv` name the same buffer;
+///   `recv` are the same buffer;
 /// - all-gather: `send` is part `rank` of `recv`;
 /// - reduce-scatter: `recv` is part `rank` of `send`;
 /// - gather, at the root: `send` is part `rank` of `recv`;
@@ -136,7 +136,8 @@ pub struct Collective {
     pub scalar: u64,
     /// The root; rank 0 if the collective has no root.
     pub root: Rank,
-    /// The number of elements, with the meaning of NCCL; 0 for barrier and sync:
+    /// The number of elements, as NCCL counts them; 0 for barrier and sync. The counted elements
+    /// are:
     /// - all-reduce (also with a norm), reduce, broadcast and scans: the whole buffer;
     /// - all-gather and gather: the part that one rank sends;
     /// - reduce-scatter and scatter: the part that one rank receives;
@@ -163,8 +164,8 @@ pub struct Collective {
 #[derive(Debug)]
 pub enum Special {
     /// A function passed by the caller, which combines elements in rank order and replaces
-    /// [`Collective::op`]. A backend gets it only if its
-    /// [`Caps::reduce_functions`](crate::backend::Caps::reduce_functions) is set.
+    /// [`Collective::op`]. A backend gets a function only if the backend sets
+    /// [`Caps::reduce_functions`](crate::backend::Caps::reduce_functions).
     Function(Box<dyn Combine>),
     /// The strides of a strided all-to-all. Apart from the strides, the operation moves the same
     /// elements as an all-to-all, in the same order.
@@ -225,8 +226,8 @@ impl Collective {
         self.special.as_deref().map_or(self.dtype.size_bytes(), Special::element_bytes)
     }
 
-    /// Returns the distances between consecutive elements in `send` and in `recv`, in elements; 1
-    /// unless the collective is a strided all-to-all.
+    /// Returns the distances between consecutive elements in `send` and in `recv`, in elements.
+    /// Both distances are 1 unless the collective is a strided all-to-all.
     pub fn strides(&self) -> [usize; 2] {
         match self.special.as_deref() {
             Some(Special::Strides { distances, .. }) => *distances,

@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 
 /// A kernel with its arguments and the shape of its grid. peerweave-core has checked that GPUs can
-/// run a grid of this shape, and that the arguments name live memory.
+/// run a grid of this shape, and that the arguments refer to live memory.
 #[derive(Clone, Debug)]
 pub struct Launch {
     /// The kernel and its arguments.
@@ -34,7 +34,7 @@ pub trait BoundKernel: Send + Sync + fmt::Debug {
     ///
     /// # Safety
     /// Until the call returns, the context lives, its addresses are valid in this process, and the
-    /// memory that the arguments name stays allocated.
+    /// memory to which the arguments refer stays allocated.
     unsafe fn run_thread(&self, context: *const KernelContext);
 
     /// Calls `with` for each argument, in order, with the argument's address, its size in bytes and

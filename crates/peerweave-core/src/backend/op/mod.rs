@@ -22,8 +22,8 @@ pub enum Place {
     Symmetric(SymOffset),
     /// An address of ordinary memory in this process.
     Private(*mut u8),
-    /// Device memory outside the symmetric segment. A backend gets such a place only if its
-    /// [`Caps::device`](super::Caps::device) is this device.
+    /// Device memory outside the symmetric segment. Only a backend whose
+    /// [`Caps::device`](super::Caps::device) is this device gets this variant.
     Device {
         /// The address that kernels and copies on the device use.
         address: u64,
@@ -52,7 +52,8 @@ unsafe impl Send for Place {}
 // SAFETY: as for Send: a shared place gives no access by itself.
 unsafe impl Sync for Place {}
 
-/// One operation, without generics. It is plain data: cloning it clones no memory.
+/// One operation, without generics. An operation is plain data: a clone does not copy the memory
+/// that the operation accesses.
 // `repr(u8)` gives the enum a separate tag, which one instruction reads. Reading a tag that is
 // encoded in a field takes five.
 #[repr(u8)]
@@ -71,11 +72,11 @@ pub enum Op {
     Get(Get),
     /// A put or get of elements at regular distances.
     Strided(Strided),
-    /// A put of one element. The operation contains its value.
+    /// A put of one element. The operation contains the value of the element.
     PutElement(PutElement),
     /// A get of one element. The outcome is the bits of the element.
     GetElement(GetElement),
-    /// A copy from one place to another on this PE.
+    /// A copy between two memory ranges of this PE.
     Copy(Copy),
     /// A fill, which sets elements of this PE to one value.
     Fill(Fill),
@@ -87,8 +88,8 @@ pub enum Op {
     Atomic(Atomic),
     /// A launch of a kernel on a grid of thread blocks.
     Launch(Launch),
-    /// A fence, which orders this PE's puts and signals. Every target sees the puts and signals
-    /// issued before the fence earlier than those issued after the fence.
+    /// A fence, which orders this PE's puts and signals. A target that sees a put or signal issued
+    /// after the fence also sees the earlier puts and signals to that target.
     Fence,
     /// A quiet, which waits until this PE's earlier puts, gets and signals are complete at their
     /// targets.

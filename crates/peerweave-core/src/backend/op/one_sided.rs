@@ -20,7 +20,7 @@ pub struct Put {
     /// The update of a signal word on `pe`: the word's offset, the value and the operation. The
     /// word changes after the data is visible on `pe`.
     pub signal: Option<(SymOffset, u64, SignalOp)>,
-    /// Whether the put is non-blocking: it may then complete as late as the next quiet.
+    /// Whether the put is non-blocking. A non-blocking put may complete as late as the next quiet.
     pub nbi: bool,
 }
 
@@ -37,7 +37,7 @@ pub struct Get {
     pub bytes: usize,
     /// The size of an element, in bytes.
     pub element_bytes: usize,
-    /// Whether the get is non-blocking: it may then complete as late as the next quiet.
+    /// Whether the get is non-blocking. A non-blocking get may complete as late as the next quiet.
     pub nbi: bool,
 }
 
@@ -56,23 +56,22 @@ pub struct Strided {
     pub count: usize,
 }
 
-/// A put of one element. The operation contains the element's value, so it reads no memory that
-/// must be kept alive.
+/// A put of one element. The operation contains the element's value, so the operation reads no
+/// memory that must be kept alive.
 #[derive(Clone, Copy, Debug)]
 pub struct PutElement {
     /// The target PE.
     pub pe: Pe,
     /// The offset of the element in the segment of `pe`, aligned to the element.
     pub target: SymOffset,
-    /// The value: the element is the first `element_bytes` bytes of this word, as the word lies in
-    /// memory.
+    /// The value of the element: the first `element_bytes` bytes of this word in native byte order.
     pub bits: u64,
     /// The size of an element, in bytes: 1, 2, 4 or 8.
     pub element_bytes: usize,
 }
 
 /// A get of one element. The outcome is an [`Outcome::Word`](crate::backend::Outcome::Word). The
-/// element is the first `element_bytes` bytes of that word, as the word lies in memory.
+/// element is the first `element_bytes` bytes of that word in native byte order.
 #[derive(Clone, Copy, Debug)]
 pub struct GetElement {
     /// The PE whose memory is read.
@@ -97,8 +96,7 @@ pub struct Copy {
 pub struct Fill {
     /// The first element.
     pub target: Place,
-    /// The value: the element is the first `element_bytes` bytes of this word, as the word lies in
-    /// memory.
+    /// The value of the element: the first `element_bytes` bytes of this word in native byte order.
     pub bits: u64,
     /// The size of an element, in bytes: 1, 2, 4 or 8.
     pub element_bytes: usize,

@@ -1,4 +1,4 @@
-//! Waits for words of this PE.
+//! Operations that wait for words of this PE.
 
 use crate::backend::error::AwaitedWord;
 use peerweave_types::{Compare, DType, SymOffset};

@@ -1,4 +1,4 @@
-//! Collectives, sends and receives, and groups of them.
+//! Collectives, sends, receives, and groups of operations.
 
 mod blocking;
 mod exchange_counts;

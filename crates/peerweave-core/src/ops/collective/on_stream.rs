@@ -120,8 +120,8 @@ impl Team {
     /// `send` and `recv` have `n` elements each. The two buffers do not overlap.
     ///
     /// # Errors
-    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, for buffers that
-    /// overlap, belong to another world or have been released, and for a reduction that is not
+    /// As for [`Team::barrier`]. Also [`Misuse`](crate::Misuse) for a wrong length; for buffers
+    /// that overlap, belong to another world or have been released; and for a reduction that is not
     /// defined for `T`.
     #[inline]
     pub fn all_reduce<T: Number>(
@@ -206,9 +206,9 @@ impl Team {
     /// [`none()`](crate::none).
     ///
     /// # Errors
-    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length or root, for buffers
-    /// that overlap, belong to another world or have been released, and if the root passes no
-    /// `send`.
+    /// As for [`Team::barrier`]. Also [`Misuse`](crate::Misuse) for a wrong length or root; for
+    /// buffers that overlap, belong to another world or have been released; and if the root passes
+    /// no `send`.
     #[inline]
     pub fn broadcast<T: Element>(
         &self,
@@ -245,8 +245,8 @@ impl Team {
     /// ranks. The two buffers do not overlap.
     ///
     /// # Errors
-    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, and for buffers that
-    /// overlap, belong to another world or have been released.
+    /// As for [`Team::barrier`]. Also [`Misuse`](crate::Misuse) for a wrong length; and for buffers
+    /// that overlap, belong to another world or have been released.
     #[inline]
     pub fn all_gather<T: Element>(
         &self,
@@ -328,8 +328,8 @@ impl Team {
     /// part has `n` elements. The two buffers do not overlap.
     ///
     /// # Errors
-    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, and for buffers that
-    /// overlap, belong to another world or have been released.
+    /// As for [`Team::barrier`]. Also [`Misuse`](crate::Misuse) for a wrong length; and for buffers
+    /// that overlap, belong to another world or have been released.
     #[inline]
     pub fn all_to_all<T: Element>(
         &self,
@@ -423,9 +423,9 @@ impl Team {
     /// ranks, `recv` is ignored, and may be [`none()`](crate::none).
     ///
     /// # Errors
-    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length or root, for buffers
-    /// that overlap, belong to another world or have been released, and if the root passes no
-    /// `recv`.
+    /// As for [`Team::barrier`]. Also [`Misuse`](crate::Misuse) for a wrong length or root; for
+    /// buffers that overlap, belong to another world or have been released; and if the root passes
+    /// no `recv`.
     #[inline]
     pub fn gather<T: Element>(
         &self,
@@ -464,9 +464,9 @@ impl Team {
     /// overlap. On the other ranks, `send` is ignored, and may be [`none()`](crate::none).
     ///
     /// # Errors
-    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length or root, for buffers
-    /// that overlap, belong to another world or have been released, and if the root passes no
-    /// `send`.
+    /// As for [`Team::barrier`]. Also [`Misuse`](crate::Misuse) for a wrong length or root; for
+    /// buffers that overlap, belong to another world or have been released; and if the root passes
+    /// no `send`.
     #[inline]
     pub fn scatter<T: Element>(
         &self,
@@ -510,9 +510,9 @@ impl Team {
     /// `source` on this rank and `dest` on the peer have `n` elements each.
     ///
     /// # Errors
-    /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) if `peer` is not a rank of the team, if
-    /// `peer` is this rank and the call is not in a group, and for a buffer that belongs to another
-    /// world or has been released.
+    /// As for [`Team::barrier`]. Also [`Misuse`](crate::Misuse) if `peer` is not a rank of the
+    /// team; if `peer` is this rank and the call is not in a group; and for a buffer that belongs
+    /// to another world or has been released.
     ///
     /// On the `host` backend, if the counts or types of a send and its receive differ, the receive
     /// fails with [`Error::Mismatch`](crate::Error::Mismatch), and does not change `dest`. The send

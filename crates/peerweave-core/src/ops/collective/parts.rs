@@ -24,7 +24,7 @@ use std::sync::Arc;
 /// - a list whose length is not the number of ranks,
 /// - a part that is not inside its buffer,
 /// - parts of a result that overlap,
-/// - a buffer for one part whose length is not the length of that part,
+/// - a buffer for one part, if the buffer and the part differ in length,
 /// - a `root` that is not a rank of the team,
 /// - buffers that overlap, belong to another world or have been released.
 ///
@@ -46,7 +46,7 @@ impl Team {
     /// - a list whose length is not the number of ranks,
     /// - a part that is not inside its buffer,
     /// - parts of a result that overlap,
-    /// - a buffer for one part whose length is not the length of that part,
+    /// - a buffer for one part, if the buffer and the part differ in length,
     /// - buffers that overlap, belong to another world or have been released.
     ///
     /// On the `host` backend, also [`Error::Mismatch`](crate::Error::Mismatch) if two ranks pass

@@ -142,16 +142,16 @@ impl Team {
     }
 
     /// Like [`Team::all_reduce_rms_norm`], but the elements of the output are 8-bit floats or 8-bit
-    /// integers. Each result of the norm is divided by the scale in `f32`, rounded to nearest even,
-    /// and saturated.
+    /// integers. Each result of the norm is an `f32`, which is divided by the scale, rounded to
+    /// nearest even, and saturated.
     ///
     /// `scale` is an `f32` or [`RowScales`](crate::RowScales). An `f32` is the scale of all rows,
     /// and may differ between ranks. For `RowScales`, the call computes a scale for each row, and
-    /// stores the scales in the memory that `RowScales` names.
+    /// stores the scales in the memory that `RowScales` contains.
     ///
     /// # Shapes
-    /// As for [`Team::all_reduce_rms_norm`]. The memory that `RowScales` names has `rows` elements
-    /// of type `f32`.
+    /// As for [`Team::all_reduce_rms_norm`]. The memory that `RowScales` contains has `rows`
+    /// elements of type `f32`.
     ///
     /// # Errors
     /// As for [`Team::all_reduce_rms_norm`]; [`Misuse`](crate::Misuse) for a scale that is not

@@ -2,8 +2,8 @@
 //!
 //! The state of a lock is one word: free, held by a PE, or passed on to a PE. Each PE also has a
 //! word that is set while the PE waits. The holder passes the lock on to the next waiting PE, in
-//! cyclic order of PE numbers, starting after its own number. If no PE waits, the holder frees the
-//! lock. So while a PE waits, each other PE holds the lock at most twice.
+//! cyclic order of PE numbers, starting after the holder's number. If no PE waits, the holder frees
+//! the lock. So while a PE waits, every other PE holds the lock at most twice.
 //!
 //! Only the state word decides which PE holds the lock. If a PE dies between two changes of the
 //! state, the state names that PE.
@@ -34,7 +34,7 @@ use words::{State, Words};
 ///
 /// # Order of waiters
 /// The holder passes the lock on to the next waiting PE, in cyclic order of PE numbers, starting
-/// after its own number. So while a PE waits, each other PE holds the lock at most twice. If
+/// after the holder's number. So while a PE waits, every other PE holds the lock at most twice. If
 /// several threads of one PE wait for the same lock, they get the lock in unspecified order.
 ///
 /// If a thread that holds the lock tries to lock it again, the call fails at the deadline. The
@@ -44,7 +44,7 @@ use words::{State, Words};
 /// If the PE that holds the lock dies or leaves the job, the data that the lock protects may be in
 /// any state. So [`Lock::lock`] and [`Lock::try_lock`] then fail on every PE with
 /// [`Error::Peer`](crate::Error::Peer), until a call of [`Lock::take_over`] has succeeded on one
-/// PE. The error names the former holder, or the PE whose failure ended the former holder.
+/// PE. The error names the former holder, or the PE whose failure caused the former holder to end.
 ///
 /// The guard that `take_over` returns names the former holder: see [`LockGuard::taken_from`]. If a
 /// PE dies while it waits for the lock, the lock skips that PE.
@@ -168,7 +168,7 @@ impl Lock {
     }
 
     /// Returns the PE that holds the lock now, or to which the lock has been passed on. Returns
-    /// `None` if the lock is free. The result may be out of date at once, so use it only in
+    /// `None` if the lock is free. The result may be out of date at once, so use the result only in
     /// messages.
     ///
     /// # Errors
@@ -178,7 +178,7 @@ impl Lock {
     }
 
     /// Returns the PEs that wait for the lock now, in ascending order. The result may be out of
-    /// date at once, so use it only in messages.
+    /// date at once, so use the result only in messages.
     ///
     /// # Errors
     /// As for [`Lock::holder`].

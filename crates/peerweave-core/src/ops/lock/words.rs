@@ -1,8 +1,8 @@
-//! The words of a lock, in the symmetric memory of one PE, and accesses to them.
+//! The words of a lock, in the symmetric memory of one PE, and accesses to these words.
 //!
-//! If the host can access that memory, the accesses are atomic instructions of the CPU. The
-//! memory stays mapped when its PE dies, so the lock outlives that PE. Otherwise the accesses are
-//! atomic operations of the backend.
+//! If the host can access that memory, the accesses are atomic instructions of the CPU. The memory
+//! stays mapped when its PE dies, so the lock outlives that PE. If the host cannot access that
+//! memory, the accesses are atomic operations of the backend.
 #![allow(unsafe_code)]
 
 use crate::Result;

@@ -56,17 +56,18 @@ macro_rules! atomics {
             /// longer valid. [`Error::Peer`](crate::Error::Peer) if the target is known to have
             /// died or left the job: see [Dead targets](Team#dead-targets).
             ///
-            #[doc = concat!("[`Team::", stringify!($blocking), "`] does the same on the calling thread.")]
+            /// The method with `_blocking` in its name does the same on the calling thread.
             pub fn $name<T: $bound>(&self, stream: &Stream, dest: &Symmetric<T>, index: usize, $($operand: T,)* rank: Rank) -> Result<Ticket<atomics!(@type $result)>> {
                 const CALL: &str = stringify!($name);
                 let prepared = check::atomic(CALL, self, dest.remote(), index, AtomicKind::$kind, [$($words),*], rank)?;
                 call::submit(CALL, self, stream, prepared, atomics!(@decode $result))
             }
 
-            #[doc = concat!("Like [`Team::", stringify!($name), "`], but runs on the calling thread.")]
+            $(#[$doc])*
+            /// Runs on the calling thread.
             ///
             /// # Errors
-            #[doc = concat!("As for [`Team::", stringify!($name), "`].")]
+            /// As for the method without `_blocking` in its name.
             #[inline]
             pub fn $blocking<T: $bound>(&self, dest: &Symmetric<T>, index: usize, $($operand: T,)* rank: Rank) -> Result<atomics!(@type $result)> {
                 const CALL: &str = stringify!($blocking);
@@ -82,7 +83,7 @@ macro_rules! atomics {
             $(#[$doc])*
             ///
             /// # Errors
-            #[doc = concat!("As for [`Team::", stringify!($name), "`].")]
+            /// As for the method of [`Team`] with the same name.
             #[inline]
             pub fn $name<T: $bound>(&self, dest: &Symmetric<T>, index: usize, $($operand: T,)* rank: Rank) -> Result<atomics!(@issued $result)> {
                 self.team().$name(self.stream(), dest, index, $($operand,)* rank).map(atomics!(@issue $result))

@@ -14,11 +14,11 @@ use peerweave_types::{Element, Rank, Strides};
 /// An independent sequence of one-sided operations on the ranks of a team, with its own
 /// [`fence`](Context::fence) and [`quiet`](Context::quiet). [`Team::context`] creates a context.
 ///
-/// Calls return as soon as their operations have been issued. Each operation holds its buffers
-/// until the operation is complete. A quiet completes the operations of this context, and does not
-/// wait for operations of other contexts. So a program can use one context for each thread, or for
-/// each set of data that it sends, and does not have to keep a list of tickets. A clone refers to
-/// the same context.
+/// Calls return as soon as their operations have been issued. Each operation keeps its buffers
+/// alive until the operation is complete. A quiet completes the operations of this context, and
+/// does not wait for operations of other contexts. So a program can use one context for each
+/// thread, or for each set of data that it sends, and does not have to keep a list of tickets. A
+/// clone refers to the same context.
 ///
 /// # Ordering
 /// Operations of a context start in the order in which they were issued. Only a fence, a quiet or
@@ -99,9 +99,9 @@ impl Context {
         &self.stream
     }
 
-    /// Orders the puts, signals and atomics of this context. A target sees the operations issued
-    /// before the fence earlier than the operations issued after the fence. The fence does not
-    /// complete any operation.
+    /// Orders the puts, signals and atomics of this context. A target that sees an operation issued
+    /// after the fence also sees the operations on that target that were issued before the fence.
+    /// The fence does not complete any operation.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) after finalize; errors of the backend.

@@ -1,8 +1,8 @@
-//! Puts and gets: one PE moves the data, and the target takes no part. Signals are in `signal.rs`,
-//! atomics in `atomic.rs`.
+//! Puts and gets: one PE moves the data, and the target PE makes no call. Signals are in
+//! `signal.rs`, atomics in `atomic.rs`.
 //!
-//! The remote side is always given by a [`Symmetric`] handle of this PE. The handle names the same
-//! elements on the target.
+//! The remote side is always given by a [`Symmetric`] handle of this PE. The handle refers to the
+//! elements at the same offset on the target.
 
 use crate::arguments::SignalUpdate;
 use crate::arguments::buffer::{Buffer, element_bits, is_word};
@@ -73,7 +73,8 @@ impl Team {
     /// # Ordering
     /// The put runs after earlier operations of `stream`. When the put is complete, `source` may be
     /// reused. The data is visible at the target after a [`quiet`](crate::World::quiet) or barrier.
-    /// Puts to one rank are ordered only by a [`fence`](crate::World::fence) between them.
+    /// Two puts to the same rank are ordered only if a [`fence`](crate::World::fence) separates
+    /// them.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) if the lengths differ, if `rank` is not a rank of the team, or if
@@ -104,8 +105,8 @@ impl Team {
     }
 
     /// Like [`Team::put`], but the put may complete as late as the next
-    /// [`quiet`](crate::World::quiet). Until that quiet, the queue holds `source`, and the caller
-    /// must not change `source`.
+    /// [`quiet`](crate::World::quiet). Until that quiet, the queue keeps `source` alive, and the
+    /// caller must not change `source`.
     ///
     /// # Errors
     /// As for [`Team::put`].
@@ -169,7 +170,7 @@ impl Team {
     }
 
     /// Like [`Team::get`], but the data is in `dest` only after the next
-    /// [`quiet`](crate::World::quiet). The queue holds `dest` until that quiet.
+    /// [`quiet`](crate::World::quiet). The queue keeps `dest` alive until that quiet.
     ///
     /// # Errors
     /// As for [`Team::get`].
@@ -392,7 +393,7 @@ impl Team {
     }
 
     /// Like [`Team::put_signal`], but `source` must not change before the next
-    /// [`quiet`](crate::World::quiet). The queue holds `source` until that quiet.
+    /// [`quiet`](crate::World::quiet). The queue keeps `source` alive until that quiet.
     ///
     /// # Errors
     /// As for [`Team::put_signal`].

@@ -1,5 +1,5 @@
-//! Waits for words of this PE and tests of such words, with one value for all words. The forms with
-//! a value for each word are in `wait_vector.rs`.
+//! Calls that wait for words of this PE, or test these words, with one value for all words. The
+//! forms with a value for each word are in `wait_vector.rs`.
 
 use crate::arguments::WaitWord;
 use crate::arguments::symmetric::Symmetric;
