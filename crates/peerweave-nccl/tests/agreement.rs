@@ -37,7 +37,7 @@ fn lengths_that_differ_within_a_group_are_refused() {
                 group.all_reduce_in_place(two, second, &mut long, ReduceOp::Sum)
             },
             "all_reduce_in_place: rank 1 calls all_reduce_in_place of 8 f32 elements by sum, \
-             rank 0 of the same group calls all_reduce_in_place of 4 f32 elements by sum",
+             but rank 0 in the same group calls all_reduce_in_place of 4 f32 elements by sum",
         );
         // The communicators can still be used after the refused group.
         let mut long = long.slice(0..4).expect("the range is inside the memory");
@@ -66,7 +66,7 @@ fn different_types_roots_or_calls_in_a_group_are_refused() {
                 group.reduce_in_place(two, second, &mut integers, ReduceOp::Max, Rank::new(1))
             },
             "reduce_in_place: rank 1 calls reduce_in_place of 4 u32 elements by max with root 1, \
-             rank 0 of the same group calls reduce_in_place of 4 f32 elements by max with root 1",
+             but rank 0 in the same group calls reduce_in_place of 4 f32 elements by max with root 1",
         );
         refused(
             &all,
@@ -75,7 +75,7 @@ fn different_types_roots_or_calls_in_a_group_are_refused() {
                 group.broadcast_in_place(two, second, &mut floats_of_two, Rank::new(1))
             },
             "broadcast_in_place: rank 1 calls broadcast_in_place of 4 f32 elements with root 1, \
-             rank 0 of the same group calls broadcast_in_place of 4 f32 elements with root 0",
+             but rank 0 in the same group calls broadcast_in_place of 4 f32 elements with root 0",
         );
         refused(
             &all,
@@ -84,7 +84,7 @@ fn different_types_roots_or_calls_in_a_group_are_refused() {
                 group.all_reduce_in_place(one, first, &mut floats_of_one, ReduceOp::Min)
             },
             "all_reduce_in_place: rank 0 calls all_reduce_in_place of 4 f32 elements by min, \
-             rank 1 of the same group calls all_gather_in_place of 2 f32 elements",
+             but rank 1 in the same group calls all_gather_in_place of 2 f32 elements",
         );
         let scaled = PreMulSum::new(one, 2.0f32).expect("the reduction is created");
         refused(
@@ -94,7 +94,7 @@ fn different_types_roots_or_calls_in_a_group_are_refused() {
                 group.all_reduce_in_place(two, second, &mut floats_of_two, ReduceOp::Sum)
             },
             "all_reduce_in_place: rank 1 calls all_reduce_in_place of 4 f32 elements by sum, \
-             rank 0 of the same group calls all_reduce_in_place of 4 f32 elements by a custom reduction",
+             but rank 0 in the same group calls all_reduce_in_place of 4 f32 elements by a custom reduction",
         );
     });
 }
@@ -112,7 +112,7 @@ fn send_and_receive_of_different_lengths_are_refused() {
                 group.send(one, first, &four, Rank::new(1))?;
                 group.recv(two, second, &mut eight, Rank::new(0))
             },
-            "recv: rank 1 calls recv of 8 f32 elements, rank 0 of the same group calls send of 4 f32 elements",
+            "recv: rank 1 calls recv of 8 f32 elements, but rank 0 in the same group calls send of 4 f32 elements",
         );
         refused(
             &all,
@@ -120,8 +120,8 @@ fn send_and_receive_of_different_lengths_are_refused() {
                 group.all_to_all_v(one, first, &four, &[2, 2], &mut six_of_one, &[2, 4])?;
                 group.all_to_all_v(two, second, &six, &[4, 2], &mut eight, &[6, 2])
             },
-            "all_to_all_v: rank 1 calls all_to_all_v with 4 elements to and 6 elements from rank 0, \
-             rank 0 of the same group calls all_to_all_v with 2 elements to and 4 elements from rank 1",
+            "all_to_all_v: rank 1 calls all_to_all_v with 4 elements to rank 0 and 6 elements from rank 0, \
+             but rank 0 in the same group calls all_to_all_v with 2 elements to rank 1 and 4 elements from rank 1",
         );
         refused(
             &all,
@@ -129,15 +129,15 @@ fn send_and_receive_of_different_lengths_are_refused() {
                 group.all_gather_v(one, first, &four, &mut six_of_one, &[4, 2])?;
                 group.all_gather_v(two, second, &six, &mut eight, &[2, 6])
             },
-            "all_gather_v: rank 1 calls all_gather_v of (rank, elements) [(0, 2), (1, 6)], \
-             rank 0 of the same group calls all_gather_v of (rank, elements) [(0, 4), (1, 2)]",
+            "all_gather_v: rank 1 calls all_gather_v with (rank, number of elements) [(0, 2), (1, 6)], \
+             but rank 0 in the same group calls all_gather_v with (rank, number of elements) [(0, 4), (1, 2)]",
         );
         assert_eq!((one.sequence(), two.sequence()), (0, 0));
     });
 }
 
 #[test]
-fn unrelated_calls_are_not_compared() {
+fn calls_that_nccl_does_not_match_are_not_compared() {
     fakes(2).run(|| {
         let all = all(2);
         let ((one, first), (two, second)) = (&all[0], &all[1]);
@@ -181,7 +181,7 @@ fn left_out(result: Result<(), NcclError>, expected: &[u32]) -> String {
 }
 
 #[test]
-fn call_without_a_group_names_the_omitted_rank() {
+fn wait_for_an_ungrouped_call_names_the_omitted_rank() {
     fakes(2).run(|| {
         let all = all(2);
         let (one, first) = &all[0];
@@ -192,8 +192,8 @@ fn call_without_a_group_names_the_omitted_rank() {
         assert_eq!(
             text,
             format!(
-                "all_reduce_in_place: call 1 on {} was issued without rank 1, which the waiting thread used last; issue the calls \
-                 of all ranks of a thread in one Nccl::group",
+                "all_reduce_in_place: call 1 on {} waits for calls of rank 1 that the waiting thread has not issued; issue the \
+                 calls of all ranks of a thread in one Nccl::group",
                 one.name()
             )
         );
@@ -202,7 +202,7 @@ fn call_without_a_group_names_the_omitted_rank() {
 }
 
 #[test]
-fn rank_omitted_from_a_group_is_named_within_seconds() {
+fn wait_names_a_rank_omitted_from_a_group_within_seconds() {
     fakes(3).run(|| {
         let all = all(3);
         let mut buffers: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[1.0])).collect();
@@ -220,7 +220,7 @@ fn rank_omitted_from_a_group_is_named_within_seconds() {
 }
 
 #[test]
-fn blocked_first_collective_names_the_omitted_rank() {
+fn error_of_a_blocked_collective_names_the_omitted_rank() {
     // The first collective waits inside NCCL until all ranks have joined.
     fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").run(|| {
         let all = all(2);

@@ -36,19 +36,19 @@ fn some_types(check: &mut Check<'_>) -> Result<(), NcclError> {
 }
 
 #[test]
-fn init_all_on_up_to_three_ranks_has_expected_results() {
+fn collectives_on_one_to_three_ranks_have_expected_results() {
     for devices in [1, 2, 3] {
         fakes(devices).run(|| in_one_process(devices, |check| check.all(13)));
     }
 }
 
 #[test]
-fn init_all_on_eight_ranks_has_expected_results() {
+fn collectives_on_eight_ranks_have_expected_results() {
     fakes(8).run(|| in_one_process(8, some_types));
 }
 
 #[test]
-fn threads_with_one_rank_each_have_equal_results() {
+fn collectives_of_one_rank_per_thread_have_expected_results() {
     fakes(4).run(|| {
         ranks(4, &Config::new(), |comm, stream| {
             let members = [Member { comm, stream }];
@@ -61,7 +61,7 @@ fn threads_with_one_rank_each_have_equal_results() {
 }
 
 #[test]
-fn blocking_communicators_have_the_expected_results() {
+fn collectives_on_blocking_communicators_have_expected_results() {
     fakes(2).run(|| {
         ranks(2, &Config::new().blocking(Switch::On), |comm, stream| {
             let members = [Member { comm, stream }];
@@ -96,7 +96,7 @@ fn processes_with_one_rank_each_connect_by_rendezvous() {
 }
 
 #[test]
-fn every_supported_version_has_the_expected_results() {
+fn collectives_of_old_and_new_nccl_have_expected_results() {
     // Before NCCL 2.28, all-to-all, gather and scatter are composed of sends and receives. Before
     // NCCL 2.24.3, 8-bit floats are transferred as bytes.
     for version in ["2.19.3", "2.22.3", "2.27.7", "2.28.9", "2.30.7"] {

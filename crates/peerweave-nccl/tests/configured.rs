@@ -252,7 +252,7 @@ fn every_collective_has_a_configured_form_in_groups() {
 }
 
 #[test]
-fn configurations_may_differ_within_a_group() {
+fn call_configurations_may_differ_within_a_group() {
     let directory = tempfile::tempdir().expect("a temporary directory is created");
     fakes(1).env(LOG, directory.path().join("log")).run(|| {
         let (comm, stream) = alone();
@@ -270,7 +270,7 @@ fn configurations_may_differ_within_a_group() {
 }
 
 #[test]
-fn wrong_configuration_is_an_error_when_recorded() {
+fn recording_a_call_with_a_wrong_configuration_fails() {
     fakes_of(1, "2.30.7").run(|| {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);
@@ -296,7 +296,7 @@ fn wrong_configuration_is_an_error_when_recorded() {
 }
 
 #[test]
-fn event_of_another_context_is_refused_in_every_form() {
+fn launch_event_of_another_context_is_refused() {
     fakes(2).run(|| {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);
@@ -320,7 +320,7 @@ fn event_of_another_context_is_refused_in_every_form() {
 }
 
 #[test]
-fn launch_event_of_a_captured_group_is_kept_by_the_graph() {
+fn graph_keeps_the_launch_event_of_a_captured_group_alive() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);

@@ -75,7 +75,7 @@ fn device_communicator_of_2_30_has_the_known_size() {
 }
 
 #[test]
-fn requested_older_version_has_its_own_layout() {
+fn device_communicator_has_the_requested_older_layout() {
     fakes_of("2.32.3").run(|| {
         on_every_rank(|communicator| {
             let requirements = DeviceCommRequirements::new().layout(DeviceCommLayout::Version(Version::new(2, 30, 4)));
@@ -103,7 +103,7 @@ fn library_without_a_usable_device_api_is_unsupported() {
 }
 
 #[test]
-fn disabled_multicast_is_refused_before_nccl_is_called() {
+fn multicast_requirements_are_refused_if_multicast_is_disabled() {
     fakes_of("2.32.3")
         .env("PEERWEAVE_MULTICAST", "off")
         .env("NCCL_NVLS_ENABLE", "0")
@@ -122,7 +122,7 @@ fn disabled_multicast_is_refused_before_nccl_is_called() {
 }
 
 #[test]
-fn foreign_team_is_refused_before_nccl_is_called() {
+fn team_of_another_rank_or_communicator_is_refused() {
     fakes_of("2.32.3").run(|| {
         on_every_rank(|communicator| {
             let rank = communicator.rank();
@@ -172,7 +172,7 @@ fn differing_requirements_fail_on_every_rank() {
 }
 
 #[test]
-fn lsa_team_has_all_ranks_of_a_machine_and_rail_team_one() {
+fn lsa_team_has_all_ranks_and_rail_team_has_one_rank() {
     fakes_of("2.32.3").run(|| {
         on_every_rank(|communicator| {
             let rank = communicator.rank();
@@ -203,7 +203,7 @@ fn threads_share_a_device_communicator() {
 }
 
 #[test]
-fn device_communicator_keeps_its_communicator_alive() {
+fn device_communicator_of_an_aborted_communicator_is_dead() {
     fakes_of("2.32.3").run(|| {
         on_every_rank(|communicator| {
             let device = DeviceCommunicator::create(&communicator, &DeviceCommRequirements::new())

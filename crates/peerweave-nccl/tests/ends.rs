@@ -54,7 +54,7 @@ fn ended_communicator_refuses_every_call() {
 }
 
 #[test]
-fn objects_may_be_dropped_in_any_order() {
+fn communicators_and_buffers_can_be_dropped_in_any_order() {
     fakes(2).run(|| {
         // Communicators, buffers, reductions and streams are dropped in each of the 24 possible
         // orders.
@@ -90,7 +90,7 @@ fn objects_may_be_dropped_in_any_order() {
 }
 
 #[test]
-fn abort_ends_a_call_blocked_on_another_thread() {
+fn abort_ends_a_blocked_call_of_another_thread() {
     // A blocking rank waits inside NCCL for the other rank, which never calls split.
     fakes(2).run(|| {
         ranks(2, &Config::new().blocking(Switch::On), |comm, _| {
@@ -122,7 +122,7 @@ fn abort_unblocks_a_thread_stuck_in_a_query() {
 }
 
 #[test]
-fn abort_ends_a_revocation_blocked_on_another_thread() {
+fn abort_ends_a_blocked_revocation_of_another_thread() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclCommRevoke:1").run(|| {
         let (comm, _) = alone();
         let revoking = comm.clone();
@@ -182,7 +182,7 @@ fn revoked_communicator_can_only_be_split_and_shrunk() {
 }
 
 #[test]
-fn first_of_two_revocations_succeeds() {
+fn exactly_one_of_two_concurrent_revocations_succeeds() {
     fakes(1).run(|| {
         for round in 0..50 {
             let (comm, stream) = alone();
@@ -267,7 +267,7 @@ fn timed_out_call_is_not_launched_when_ranks_arrive_late() {
 }
 
 #[test]
-fn memory_of_an_unfreeable_communicator_is_kept() {
+fn memory_stays_allocated_if_nccl_cannot_free_the_communicator() {
     for faults in ["ncclCommFinalize:1=2,ncclCommAbort:1=2", "ncclCommDestroy:1=2"] {
         fakes(1).env("PEERWEAVE_FAKE_NCCL_FAIL", faults).run(|| {
             let (comm, stream) = alone();
@@ -313,7 +313,7 @@ fn abort_waits_for_a_call_that_is_about_to_return() {
 }
 
 #[test]
-fn aborted_call_returns_after_nccl_is_done_with_its_memory() {
+fn aborted_call_returns_after_nccl_stops_using_the_buffer() {
     fakes(1).run(|| {
         let (comm, stream) = alone_non_blocking();
         let mut values = floats(&stream, &[1.0; 4]);
@@ -335,7 +335,7 @@ fn aborted_call_returns_after_nccl_is_done_with_its_memory() {
 }
 
 #[test]
-fn memory_of_an_unabortable_communicator_is_kept() {
+fn memory_stays_allocated_if_nccl_refuses_the_abort() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclCommAbort:1=2").run(|| {
         let (comm, stream) = alone();
         let memory = NcclMem::<f32>::alloc(comm.nccl(), comm.context(), 16).expect("memory is allocated");
@@ -350,7 +350,7 @@ fn memory_of_an_unabortable_communicator_is_kept() {
 }
 
 #[test]
-fn call_with_a_slow_abort_keeps_its_memory_until_the_end() {
+fn call_returns_only_after_a_slow_abort_has_finished() {
     // The abort takes longer than the time limit of all other waits for an abort.
     let slow = fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommAbort@0=11500");
     slow.run(|| {

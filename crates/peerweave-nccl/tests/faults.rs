@@ -103,7 +103,7 @@ fn asynchronous_error_ends_the_wait_immediately() {
 }
 
 #[test]
-fn failed_call_has_nccl_text_and_the_next_call_succeeds() {
+fn blocking_communicator_survives_a_failed_call() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclAllGather:2=4").run(|| {
         let config = Config::new().blocking(Switch::On);
         let comm = Communicator::builder()
@@ -165,7 +165,7 @@ fn abort_from_another_thread_ends_a_wait() {
 }
 
 #[test]
-fn killed_rank_is_named_and_other_ranks_can_continue() {
+fn error_names_a_killed_rank_and_other_ranks_can_continue() {
     for death in ["hang", "error"] {
         // Shrinking takes longer than the time after which other calls fail because of the lost
         // rank.
@@ -259,7 +259,7 @@ fn survivor(child: &peerweave_fakes::Child) {
 }
 
 #[test]
-fn dropped_memory_is_reused() {
+fn allocation_waits_until_dropped_memory_is_freed() {
     // The device has memory for only one allocation, and another thread frees dropped memory.
     fakes(1).env("PEERWEAVE_FAKE_CUDA_MEMORY_BYTES", (64usize << 20).to_string()).run(|| {
         let (nccl, context) = (Nccl::load().expect("the fake library is found"), contexts(1).remove(0));
@@ -273,7 +273,7 @@ fn dropped_memory_is_reused() {
 }
 
 #[test]
-fn failed_stream_query_does_not_abort() {
+fn failed_stream_query_aborts_no_communicator() {
     fakes(1).run(|| {
         let ((comm, stream), (other, beside)) = (alone(), alone());
         // Error codes for parameters, contexts, handles and captures do not mean that the work has

@@ -43,7 +43,7 @@ fn refused_captured_group_leaves_the_graph_empty() {
 }
 
 #[test]
-fn slice_whose_event_was_captured_elsewhere_is_refused() {
+fn slice_whose_event_belongs_to_another_capture_is_refused() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let (own, capturing) = (comm.context().new_stream().expect("a stream is created"), comm.context().new_stream().expect("a stream is created"));
@@ -58,7 +58,7 @@ fn slice_whose_event_was_captured_elsewhere_is_refused() {
         let error = comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect_err("the stream would join the capture");
         assert_eq!(
             error.to_string(),
-            "all_reduce_in_place: a buffer's own events made the stream part of a capture; use memory that can be kept alive, such as a DeviceMemory or a Raw"
+            "all_reduce_in_place: the events of a borrowed slice made the stream part of a capture; pass a DeviceMemory or a Raw instead of a borrowed slice"
         );
         assert_eq!(counted("collectives"), before, "nothing was captured");
         comm.abort(DEADLINE).expect("the communicator ends");
@@ -66,7 +66,7 @@ fn slice_whose_event_was_captured_elsewhere_is_refused() {
 }
 
 #[test]
-fn graph_keeps_its_memory_and_its_communicator() {
+fn graph_keeps_its_buffers_and_communicator_alive() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let result = floats(&stream, &[0.0]);
@@ -160,7 +160,7 @@ fn capture_that_begins_while_a_group_is_recorded_is_an_error() {
 }
 
 #[test]
-fn wait_on_one_stream_keeps_the_capture_of_another() {
+fn wait_on_a_stream_does_not_end_a_capture_of_another_stream() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let other = comm.context().new_stream().expect("a stream is created");
@@ -178,7 +178,7 @@ fn wait_on_one_stream_keeps_the_capture_of_another() {
 }
 
 #[test]
-fn memory_and_communicators_are_created_during_a_capture() {
+fn memory_and_communicators_can_be_created_during_a_capture() {
     for blocking in [Switch::Off, Switch::On] {
         fakes(1).env("BLOCKING", format!("{blocking:?}")).run(|| {
             let blocking = if std::env::var("BLOCKING").as_deref() == Ok("On") { Switch::On } else { Switch::Off };
@@ -216,7 +216,7 @@ fn memory_and_communicators_are_created_during_a_capture() {
 }
 
 #[test]
-fn launch_event_is_recorded_and_kept_by_the_graph() {
+fn graph_records_the_launch_event_and_keeps_it_alive() {
     fakes(2).run(|| {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);
@@ -263,7 +263,7 @@ fn aborted_communicator_is_freed_with_its_graph() {
 }
 
 #[test]
-fn registered_memory_in_a_graph_is_not_unregistered() {
+fn memory_that_a_graph_uses_cannot_be_unregistered() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let memory = NcclMem::from_slice(comm.nccl(), &stream, &[1.0f32; 1024]).expect("memory is allocated");
@@ -499,7 +499,7 @@ fn capture_that_begins_during_a_group_yields_no_graph() {
 }
 
 #[test]
-fn capture_that_ends_during_a_call_leaks_its_memory() {
+fn call_fails_if_its_capture_ends_during_the_call() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);
@@ -523,7 +523,7 @@ fn capture_that_ends_during_a_call_leaks_its_memory() {
 }
 
 #[test]
-fn call_refused_by_a_graph_invalidates_the_capture() {
+fn capture_is_invalid_if_the_graph_cannot_own_resources() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);
@@ -540,7 +540,7 @@ fn call_refused_by_a_graph_invalidates_the_capture() {
 }
 
 #[test]
-fn call_queries_the_driver_once() {
+fn call_queries_the_capture_status_only_once() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let values = floats(&stream, &[1.0]);
@@ -551,7 +551,7 @@ fn call_queries_the_driver_once() {
 }
 
 #[test]
-fn communicator_with_a_captured_graph_is_not_suspended() {
+fn communicator_that_a_graph_uses_cannot_be_suspended() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);

@@ -14,7 +14,7 @@ use peerweave_driver::{DeviceBuffer, DeviceMemory};
 use peerweave_nccl::{Communicator, Config, DeadState, NcclError, NcclMem, Rank, ReduceOp, SimInfo, Switch, Window, WindowKind};
 
 #[test]
-fn error_in_the_closure_issues_nothing() {
+fn group_issues_no_call_if_the_closure_fails() {
     fakes(2).run(|| {
         let all = all(2);
         let mut buffers: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[1.0; 4])).collect();
@@ -52,7 +52,7 @@ fn floats_forever(stream: &Arc<CudaStream>) -> &'static mut DeviceMemory<f32> {
 }
 
 #[test]
-fn panic_in_the_closure_issues_nothing() {
+fn group_issues_no_call_if_the_closure_panics() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let mut buffer = floats(&stream, &[1.0]);
@@ -107,7 +107,7 @@ fn nested_groups_are_issued_together_and_fail_separately() {
 }
 
 #[test]
-fn call_that_nccl_refuses_ends_the_group_with_its_error() {
+fn group_returns_the_error_of_a_call_that_nccl_refuses() {
     fakes(2).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclAllReduce:2=5").run(|| {
         let all = all(2);
         let mut buffers: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[1.0])).collect();
@@ -179,7 +179,7 @@ fn failed_group_does_not_wait_for_the_deadline() {
 }
 
 #[test]
-fn rank_aborted_inside_a_group_is_not_used_again() {
+fn group_fails_if_a_rank_is_aborted_during_the_launch() {
     fakes(2).run(|| {
         let all = all(2);
         let mut buffers: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[1.0])).collect();
@@ -259,7 +259,7 @@ fn registration_error_aborts_the_communicator() {
 }
 
 #[test]
-fn simulated_group_returns_a_time_and_runs_nothing() {
+fn simulated_group_returns_an_estimate_and_runs_no_call() {
     fakes(2).run(|| {
         let all = all_blocking(2);
         let mut buffers: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[1.0; 1024])).collect();
@@ -381,7 +381,7 @@ fn groups_that_lock_in_opposite_order_do_not_deadlock() {
 }
 
 #[test]
-fn cudarc_slices_are_reduced_and_can_be_dropped_early() {
+fn cudarc_slices_can_be_dropped_before_the_work_completes() {
     fakes(2).run(|| {
         let all = all(2);
         let mut slices: Vec<_> = all

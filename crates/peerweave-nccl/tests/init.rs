@@ -153,7 +153,7 @@ fn failed_init_is_an_error_and_leaks_nothing() {
 }
 
 #[test]
-fn init_error_of_one_rank_does_not_wait_for_other_ranks() {
+fn failed_init_of_one_rank_does_not_wait_for_other_ranks() {
     fakes(2).run(|| {
         let (nccl, contexts) = (Nccl::load().expect("the fake library is found"), contexts(2));
         // Both contexts are made current before NCCL is called, and each context again for the call
@@ -199,7 +199,7 @@ fn blocking_init_ends_at_its_deadline_and_leaks_nothing() {
 }
 
 #[test]
-fn blocking_ranks_can_be_used_on_another_thread() {
+fn blocking_communicators_can_be_used_on_another_thread() {
     fakes(2).run(|| {
         let contexts = contexts(2);
         contexts[1].bind_to_thread().expect("the context is current");

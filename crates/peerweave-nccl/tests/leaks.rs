@@ -10,7 +10,7 @@ use peerweave_fakes::child;
 use peerweave_nccl::{Communicator, Config, Nccl, NcclMem};
 
 #[test]
-fn leaks_lists_live_resources() {
+fn leak_report_contains_live_resources() {
     fakes(1).run(|| {
         assert!(Nccl::leaks().is_empty());
         let (comm, stream) = alone();

@@ -100,7 +100,7 @@ fn missing_function_fails_only_the_call_that_needs_it() {
 }
 
 #[test]
-fn ids_differ_and_parse_back_from_text() {
+fn unique_ids_differ_and_round_trip_through_text() {
     Fakes::new().nccl().run(|| {
         let nccl = Nccl::load().expect("the library is found");
         let (one, two) = (nccl.unique_id().expect("an id is created"), nccl.unique_id().expect("an id is created"));
@@ -110,7 +110,7 @@ fn ids_differ_and_parse_back_from_text() {
 }
 
 #[test]
-fn failure_has_code_version_and_nccl_text() {
+fn failure_contains_the_code_the_version_and_nccl_text() {
     Fakes::new().nccl().env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclGetUniqueId=2").run(|| {
         let nccl = Nccl::load().expect("the library is found");
         let Err(NcclError::Nccl(failure)) = nccl.unique_id() else { panic!("the call succeeded") };
@@ -122,7 +122,7 @@ fn failure_has_code_version_and_nccl_text() {
 }
 
 #[test]
-fn params_returns_names_and_values() {
+fn params_method_returns_names_and_values() {
     Fakes::new().nccl().env("NCCL_DEBUG_LEVELS", "WARN").run(|| {
         let nccl = Nccl::load().expect("the library is found");
         let params = nccl.params().expect("NCCL 2.32 has parameters");
@@ -137,7 +137,7 @@ fn params_returns_names_and_values() {
 }
 
 #[test]
-fn param_as_reads_the_type_of_the_parameter() {
+fn param_as_refuses_integers_of_another_type() {
     Fakes::new().nccl().env("NCCL_FAKE_I16", "-300").env("NCCL_FAKE_U64", "18446744073709551615").run(|| {
         let nccl = Nccl::load().expect("the library is found");
         assert_eq!(nccl.param_as::<i16>("NCCL_FAKE_I16").expect("the parameter has this type"), Some(-300));
@@ -192,7 +192,7 @@ fn parameters_and_encryption_of_old_nccl_are_unsupported() {
 }
 
 #[test]
-fn second_library_is_loaded_and_reports_the_first() {
+fn second_library_is_loaded_and_lists_the_first_library() {
     Fakes::new().nccl().run(|| {
         let first = Nccl::load().expect("the library is found");
         assert!(first.others().is_empty());
@@ -214,7 +214,7 @@ fn second_library_is_loaded_and_reports_the_first() {
 }
 
 #[test]
-fn already_mapped_library_is_reported() {
+fn already_mapped_library_is_listed_as_another_library() {
     Fakes::new().nccl().run(|| {
         let own = PathBuf::from(std::env::var_os("PEERWEAVE_NCCL_PATH").expect("the fake library is found")).join("libnccl.so.2");
         let directory = tempfile::tempdir().expect("a temporary directory is created");

@@ -83,7 +83,7 @@ fn shrink_excludes_ranks() {
 }
 
 #[test]
-fn unused_reduction_is_destroyed_once() {
+fn reduction_is_destroyed_when_no_call_uses_it() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[2.0]);
@@ -165,7 +165,7 @@ fn split_that_is_never_ready_ends_at_the_deadline() {
 }
 
 #[test]
-fn unbounded_durations_do_not_panic() {
+fn unbounded_deadlines_do_not_cause_a_panic() {
     fakes(1).run(|| {
         let nccl = Nccl::load().expect("the fake library is found");
         let (id, context) = (nccl.unique_id().expect("an id is created"), contexts(1).remove(0));

@@ -87,7 +87,7 @@ fn has(lines: &Lines, part: &str) -> bool {
 }
 
 #[test]
-fn log_lines_are_events_of_the_requested_level() {
+fn nccl_log_lines_become_events_of_the_requested_level() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclAllReduce:1=5,ncclAllReduce:2=5").run(|| {
         let lines = collect();
         let nccl = Nccl::load().expect("the fake library is found");

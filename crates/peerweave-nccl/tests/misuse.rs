@@ -87,7 +87,7 @@ fn wrong_lengths_roots_and_peers_are_misuse() {
         );
         says(
             comm.all_to_all_v(stream, &two, &[1, 1, 0], &mut six_out, &[2, 2, 2]),
-            "all_to_all_v: the receive count of this rank itself has 2 elements, expected 1",
+            "all_to_all_v: the part that this rank receives from itself has 2 elements, expected 1",
         );
         says(
             comm.all_gather_v(stream, &two, &mut six_out, &[2, usize::MAX, usize::MAX]),
@@ -267,7 +267,7 @@ fn per_thread_streams_are_refused_by_every_call() {
 }
 
 #[test]
-fn pending_cudarc_context_errors_are_not_reported() {
+fn calls_succeed_despite_a_stored_error_of_cudarc() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         // A failing destructor of cudarc stores its error in the context. The next call of cudarc
@@ -343,13 +343,13 @@ fn invalid_ranks_and_devices_are_misuse() {
         let blocking = Config::new().blocking(Switch::On);
         says(
             Communicator::split_all(&[(&comm, Some(0), 0)], Some(&blocking)),
-            "split: Config::blocking: expected the same mode as the parent, both blocking or both non-blocking",
+            "split: Config::blocking: the mode differs from the mode of the parent, expected both blocking or both non-blocking",
         );
     });
 }
 
 #[test]
-fn groups_of_blocking_and_non_blocking_are_refused() {
+fn group_of_blocking_and_non_blocking_ranks_is_refused() {
     fakes(2).run(|| {
         let nccl = Nccl::load().expect("the fake library is found");
         let contexts = contexts(2);
@@ -371,7 +371,7 @@ fn groups_of_blocking_and_non_blocking_are_refused() {
                 group.all_reduce_in_place(&one, &streams[0], &mut first, ReduceOp::Sum)?;
                 group.all_reduce_in_place(&two, &streams[1], &mut second, ReduceOp::Sum)
             }),
-            "group: the communicators: expected all blocking or all non-blocking",
+            "group: the communicators: some are blocking and some are non-blocking, expected all blocking or all non-blocking",
         );
     });
 }
@@ -383,7 +383,7 @@ fn puts_outside_a_window_are_misuse() {
         let slice = stream.alloc_zeros::<f32>(8).expect("memory is allocated");
         let memory = NcclMem::from_slice(comm.nccl(), &stream, &[0.0f32; 8]).expect("memory is allocated");
         let error = Window::register(&comm, &slice, WindowKind::DEFAULT).expect_err("the memory is borrowed").to_string();
-        assert!(error.starts_with("Window::register: registered memory is accessed after the call"), "{error}");
+        assert!(error.starts_with("Window::register: registered memory must outlive the call"), "{error}");
         let error = Window::register(&comm, &memory.slice(1..8).expect("the range is inside the memory"), WindowKind::DEFAULT)
             .expect_err("the address is not aligned")
             .to_string();
@@ -423,7 +423,7 @@ fn puts_outside_a_window_are_misuse() {
         let clone = window.clone();
         says(
             clone.deregister(&stream, DEADLINE),
-            "Window::deregister: a clone, a recorded call or a captured graph still uses the window",
+            "Window::deregister: a clone, a recorded call or a captured graph still uses the window; drop these first",
         );
         let other = comm.split(Some(0), 0).expect("the split succeeds").expect("the rank is in a new communicator");
         let error = other
@@ -463,7 +463,7 @@ fn integers_of_16_bits_are_misuse_in_every_kind_of_call() {
 }
 
 #[test]
-fn library_of_2_19_reports_missing_features() {
+fn nccl_2_19_reports_missing_features_as_unsupported() {
     fakes_of(1, "2.19.3").run(|| {
         let (comm, stream) = alone();
         let nccl = comm.nccl();
@@ -504,7 +504,7 @@ fn library_of_2_19_reports_missing_features() {
 }
 
 #[test]
-fn only_one_signal_exists_before_2_31() {
+fn nccl_before_2_31_has_only_one_signal() {
     fakes_of(1, "2.30.7").run(|| {
         let (comm, stream) = alone();
         comm.signal(&stream, Rank::new(0), Signal::default()).expect("the call is enqueued");
@@ -552,7 +552,7 @@ fn options_and_calls_are_refused_if_nccl_is_too_old() {
 }
 
 #[test]
-fn every_entry_point_without_nccl_is_an_error() {
+fn load_fails_if_nccl_is_not_found() {
     peerweave_fakes::Fakes::new().cuda().env("PEERWEAVE_NCCL_PATH", "/no/such/place").run(|| {
         let error = Nccl::load().expect_err("there is no library");
         assert!(matches!(error, NcclError::Load(_)), "{error}");
@@ -570,8 +570,8 @@ fn reduction_that_nccl_lacks_is_an_error_before_the_call() {
         for op in [ReduceOp::And, ReduceOp::Or, ReduceOp::Xor, ReduceOp::PreMulSum] {
             says(
                 comm.all_reduce_in_place(&stream, &mut values, op),
-                "all_reduce_in_place: the reduction: expected sum, prod, min, max or avg; NCCL has no bitwise reductions, and a PreMulSum is \
-                 created with its scalar",
+                "all_reduce_in_place: the reduction: expected sum, prod, min, max or avg; NCCL has no bitwise reductions; for a PreMulSum, pass \
+                 a reference to a PreMulSum value",
             );
         }
         assert_eq!(comm.sequence(), 0, "NCCL was not called");

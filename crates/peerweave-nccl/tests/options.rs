@@ -82,7 +82,7 @@ fn options_reach_only_libraries_that_support_them() {
 }
 
 #[test]
-fn all_options_reach_the_library_and_split_communicators() {
+fn all_options_reach_the_library_and_children_of_a_split() {
     let directory = tempfile::tempdir().expect("a temporary directory is created");
     fakes(1).env(LOG, directory.path().join("log")).run(|| {
         // SAFETY: the children share no resources.
@@ -150,7 +150,7 @@ fn options_of_a_call_reach_the_library() {
 }
 
 #[test]
-fn launch_completion_event_needs_2_32() {
+fn launch_completion_event_requires_nccl_2_32() {
     fakes_of(1, "2.31.2").run(|| {
         let (comm, stream) = alone();
         let event = Arc::new(comm.context().new_event(None).expect("an event is created"));

@@ -41,7 +41,7 @@ fn beside_a_revocation(mut end: impl FnMut(usize, Communicator, Result<(), NcclE
 }
 
 #[test]
-fn finalize_and_abort_exclude_revoke() {
+fn revoke_concurrent_with_finalize_or_abort_is_safe() {
     fakes(1).run(|| {
         let (mut revoked, mut late) = (0, 0);
         beside_a_revocation(|round, comm, result| {
@@ -88,7 +88,7 @@ fn revoked_state_survives_a_failed_call() {
 }
 
 #[test]
-fn abort_frees_only_after_a_looping_caller_has_left() {
+fn abort_waits_until_a_looping_caller_leaves_nccl() {
     fakes(1).run(|| {
         let start = Instant::now();
         for round in 0.. {

@@ -58,7 +58,7 @@ fn ranks_report_their_positions_to_each_other() {
 }
 
 #[test]
-fn late_rank_is_not_missing_in_the_next_call() {
+fn rank_late_for_one_call_is_not_missing_in_the_next_call() {
     // The second all-reduce never completes, even when all ranks arrive.
     fakes(2).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce:2").run_many(2, |child| {
         let (comm, rendezvous, stream) = join(&child);
@@ -90,7 +90,7 @@ fn late_rank_is_not_missing_in_the_next_call() {
 }
 
 #[test]
-fn rendezvous_does_not_report_ranks_that_joined_by_id() {
+fn timeout_does_not_report_ranks_that_joined_by_id() {
     fakes(2).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce").run_many(1, |child| {
         let (comm, _rendezvous, _) = join(&child);
         let (nccl, id) = (comm.nccl(), comm.grow_id().expect("an id is created"));
@@ -122,12 +122,12 @@ fn rendezvous_does_not_report_ranks_that_joined_by_id() {
 }
 
 #[test]
-fn rank_that_dies_during_creation_is_named() {
+fn creation_error_names_a_rank_that_has_died() {
     fakes(2).run_many(2, |child| dies_while_the_others_make_it(&child, Duration::from_secs(1)));
 }
 
 #[test]
-fn loss_detected_first_by_nccl_names_the_rank() {
+fn error_names_a_lost_rank_that_nccl_detects_first() {
     // NCCL loses its connection to the dead rank before the rendezvous detects the loss.
     let fakes = fakes(2).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclCommInitRankConfig:1=6");
     fakes.run_many(2, |child| dies_while_the_others_make_it(&child, DEADLINE));

@@ -103,7 +103,7 @@ fn deadline_of_a_stuck_group_aborts_all_of_its_ranks() {
 }
 
 #[test]
-fn abort_of_one_rank_ends_the_group_it_is_blocked_in() {
+fn abort_of_one_rank_ends_its_blocked_group() {
     connecting(3).run(|| {
         let nccl = Nccl::load().expect("the fake library is found");
         let (id, contexts) = (nccl.unique_id().expect("an id is created"), contexts(3));
@@ -188,7 +188,7 @@ fn changed_deadline_applies_to_the_running_call() {
 }
 
 #[test]
-fn late_work_ends_at_its_own_deadline() {
+fn late_work_is_aborted_at_the_work_deadline() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce:2").run(|| {
         let (comm, stream) = alone();
         let (bystander, beside) = alone();
@@ -229,7 +229,7 @@ fn always_busy_stream_is_not_reported_as_late() {
 }
 
 #[test]
-fn capture_is_not_broken_by_a_check_of_late_work() {
+fn check_for_late_work_does_not_invalidate_a_capture() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         comm.set_work_deadline(Duration::from_millis(80));
@@ -245,7 +245,7 @@ fn capture_is_not_broken_by_a_check_of_late_work() {
 }
 
 #[test]
-fn killed_rank_is_named_by_a_call_that_waits_for_it() {
+fn call_that_waits_for_a_killed_rank_names_the_rank() {
     connecting(2).run_many(2, |child| {
         if child.rank == 1 {
             // SAFETY: besides the harness, whose threads the child does not need, this process has

@@ -38,7 +38,7 @@ fn with_windows(body: impl Fn(&Communicator, &NcclMem<u32>, &Window<u32>) + Sync
 }
 
 #[test]
-fn window_address_is_the_same_by_rank_and_by_team_index() {
+fn window_address_by_rank_equals_address_by_team_index() {
     fakes_of("2.32.3").run(|| {
         with_windows(|communicator, _, window| {
             // NCCL maps the memory of all ranks a second time, including the memory of this rank.
@@ -115,7 +115,7 @@ fn hardware_without_multicast_has_no_multicast_address() {
 }
 
 #[test]
-fn disabled_multicast_address_is_not_queried() {
+fn multicast_address_is_not_queried_if_multicast_is_disabled() {
     let forbidden = fakes_of("2.32.3").env("NCCL_NVLS_ENABLE", "0").env("PEERWEAVE_FAKE_NCCL_MULTIMEM", "1");
     forbidden.run(|| {
         with_windows(|_, _, window| {
@@ -127,7 +127,7 @@ fn disabled_multicast_address_is_not_queried() {
 }
 
 #[test]
-fn logical_endpoints_need_a_fabric_and_nccl_2_31() {
+fn logical_endpoints_require_a_fabric_and_nccl_2_31() {
     fakes_of("2.32.3").run(|| {
         with_windows(|communicator, _, window| {
             assert!(matches!(window.peer_endpoint(Rank::new(0), 0), Err(NcclError::Nccl(_))), "the fake has no fabric");

@@ -73,7 +73,7 @@ fn dropped_registration_keeps_memory_until_finalize() {
 }
 
 #[test]
-fn windows_of_different_lengths_need_2_30_7() {
+fn windows_of_different_lengths_require_nccl_2_30_7() {
     for (version, is_right) in [("2.28.9", false), ("2.30.7", true)] {
         fakes_of(2, version).run(|| {
             ranks(2, &Config::new(), |comm, stream| {
@@ -131,7 +131,7 @@ fn put_offset_beyond_this_ranks_window_is_misuse() {
 }
 
 #[test]
-fn null_window_is_none_on_every_rank() {
+fn register_all_returns_none_for_unsupported_windows() {
     fakes(2).env("PEERWEAVE_FAKE_NCCL_NULL_WINDOW", "1").run(|| {
         let all = all(2);
         let memories: Vec<_> = all
@@ -174,7 +174,7 @@ fn deregister_on_a_stuck_stream_ends_at_its_deadline() {
 }
 
 #[test]
-fn signals_are_counted_by_sender_and_index() {
+fn signals_are_counted_separately_for_each_index() {
     fakes(2).run(|| {
         ranks(2, &Config::new().num_rma_sig(2), |comm, stream| {
             let (rank, peer) = (comm.rank().index(), 1 - comm.rank().index());
@@ -218,7 +218,7 @@ fn signals_are_counted_by_sender_and_index() {
 }
 
 #[test]
-fn registered_buffers_of_rooted_calls_are_used_on_all_ranks() {
+fn rooted_calls_accept_registered_buffers_on_every_rank() {
     fakes(3).run(|| {
         ranks(3, &Config::new(), |comm, stream| {
             let (send, mut recv) = (floats(&stream, &[comm.rank().get() as f32 + 1.0; 2]), floats(&stream, &[0.0; 6]));
@@ -257,7 +257,7 @@ fn registered_buffers_of_rooted_calls_are_used_on_all_ranks() {
 }
 
 #[test]
-fn registered_buffer_is_unregistered() {
+fn registered_buffer_can_be_deregistered_after_use() {
     fakes(2).run(|| {
         ranks(2, &Config::new(), |comm, stream| {
             let buffer = floats(&stream, &[1.0; 1024]);
@@ -274,7 +274,7 @@ fn registered_buffer_is_unregistered() {
 }
 
 #[test]
-fn window_does_not_keep_every_stream_that_used_it() {
+fn window_does_not_keep_every_used_stream_alive() {
     fakes(1).run(|| {
         let (comm, _) = alone();
         let memory = NcclMem::<f32>::alloc(comm.nccl(), comm.context(), 64).expect("memory is allocated");
@@ -292,7 +292,7 @@ fn window_does_not_keep_every_stream_that_used_it() {
 }
 
 #[test]
-fn timed_out_wait_for_a_put_unregisters_nothing() {
+fn deregister_starts_no_collective_if_a_put_is_stuck() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclPutSignal:1").run(|| {
         let (comm, stream) = alone();
         let beside = comm.context().new_stream().expect("a stream is created");

@@ -1,7 +1,7 @@
 //! Forced teardown of communicators.
 //!
-//! Invariant: a handle is passed to `ncclCommAbort` once, on a separate thread, by the thread that
-//! closed its gate.
+//! Invariant: a handle is passed to `ncclCommAbort` once. The thread that closes the gate of the
+//! communicator starts the abort, which runs on a separate thread if the system can start a thread.
 
 use std::convert::Infallible;
 use std::sync::Arc;

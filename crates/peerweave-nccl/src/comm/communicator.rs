@@ -34,8 +34,8 @@ use crate::{CommProperties, Nccl, Rank};
 /// each call acquires the communicator's own lock, and waits at most [`deadline`](Self::deadline)
 /// for this lock. The lock makes calls from several threads memory-safe. The program must still
 /// ensure that the order of calls is the same on every rank. [`abort`](Self::abort) needs no lock.
-/// [`async_error`](Self::async_error) and [`wait`](Self::wait) wait only briefly for the lock, so a
-/// call in which another thread is blocked does not block them.
+/// [`async_error`](Self::async_error) and [`wait`](Self::wait) wait only briefly for the lock. So
+/// neither method waits until a blocked call of another thread returns.
 ///
 /// # Blocking
 /// By default communicators block, as in NCCL. When a call returns, NCCL's work on the host is
@@ -202,10 +202,10 @@ impl Communicator {
     /// Sets the [`work_deadline`](Self::work_deadline) of this communicator and of its clones. The
     /// value is rounded up to whole milliseconds. [`Duration::MAX`] disables the limit.
     ///
-    /// The watchdog detects work that exceeds the limit, at most an eighth of the limit later. The
-    /// watchdog then aborts all ranks that the communicator has in this process. So a thread that
-    /// waits in `CudaStream::synchronize` returns. [`wait`](Self::wait) then returns an error that
-    /// names the ranks that are behind.
+    /// The watchdog detects late work at most one eighth of the limit after the limit has expired.
+    /// The watchdog then aborts all ranks that the communicator has in this process. So a thread
+    /// that waits in `CudaStream::synchronize` returns. [`wait`](Self::wait) then returns an error
+    /// that names the ranks that are behind.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -220,8 +220,8 @@ impl Communicator {
 
     /// Returns the asynchronous error that NCCL reports, such as a failure of a peer or of the
     /// network. Returns `None` if there is no error. Returns [`ResultCode::IN_PROGRESS`] while NCCL
-    /// is working or while another thread makes a call on the communicator. Never waits until a
-    /// blocked call of another thread ends.
+    /// is working or while another thread makes a call on the communicator. Does not wait for a
+    /// call in which another thread is blocked.
     ///
     /// # Errors
     /// [`NcclError::Dead`] if the communicator has been aborted or finalized;
@@ -302,6 +302,7 @@ pub struct MemStats {
 
 impl fmt::Debug for Communicator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} on device {} ({:?})", self.inner.name, self.inner.device(), self.inner.gate.state())
+        let (name, device, state) = (&self.inner.name, self.inner.device(), self.inner.gate.state());
+        write!(f, "{name} on device {device} ({state:?})")
     }
 }

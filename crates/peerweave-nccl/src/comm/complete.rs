@@ -1,8 +1,8 @@
 //! Completion of a call: waits until NCCL has finished the call's work on the host.
 //!
-//! `wait.rs` waits for work on the device. Invariant: when a call returns, NCCL has finished the
-//! call. If NCCL cannot finish the call, the communicator is aborted. NCCL has then stopped using
-//! the communicator before the borrows of the call end ([C2] of `membership.rs`).
+//! `wait.rs` waits for work on the device. Invariant: before a call returns, NCCL has finished the
+//! call on the host, or the communicator has been aborted ([C2] of `membership.rs`). So NCCL does
+//! not launch the work of a call after the call has returned.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -257,7 +257,7 @@ pub(crate) fn complete_all(
         }
         drop(members);
         for error in abort_closed(&late, ABORT_LIMIT).into_iter().filter_map(Result::err) {
-            tracing::error!(%error, "could not abort in time a communicator whose call did not return");
+            tracing::error!(%error, "could not abort the communicator of a call that did not return");
         }
         late.iter().for_each(|inner| Abort::wait(inner));
     } else {
@@ -366,7 +366,7 @@ fn end_badly(
     // The aborting thread waits for this thread to leave the gates.
     drop(inside);
     if is_partial && let Err(error) = abort_together(&inners, ABORT_LIMIT) {
-        tracing::error!(%error, "could not abort in time the communicators of a partial group");
+        tracing::error!(%error, "could not abort the communicators of a group whose calls were only partly issued");
     }
     inners.iter().filter(|inner| inner.gate.is_closed()).for_each(|inner| Abort::wait(inner));
     ended.map_err(|error| inners.first().map_or_else(|| error.clone(), |inner| root_cause(inner, error.clone())))

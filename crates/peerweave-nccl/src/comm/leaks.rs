@@ -1,4 +1,4 @@
-//! Leaks: NCCL's resources that a process has not freed, as a value and as a report at process
+//! Lists the NCCL resources that a process has not freed, as a value and in a report at process
 //! exit.
 //!
 //! This module frees nothing. Invariant: the report at exit calls neither NCCL nor the driver,
@@ -55,7 +55,8 @@ pub struct Leaks {
     pub ending: usize,
     /// Number of [`NcclMem`](crate::NcclMem) allocations that have not been freed.
     pub allocations: usize,
-    /// Total size, in bytes, that was requested for these allocations.
+    /// Total requested size, in bytes, of the [`NcclMem`](crate::NcclMem) allocations that have not
+    /// been freed.
     pub allocated_bytes: u64,
 }
 
@@ -105,15 +106,15 @@ impl Leaks {
 impl fmt::Display for Leaks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for leaked in &self.communicators {
-            write!(f, "{} was neither finalized nor aborted", leaked.name)?;
+            write!(f, "{name} was neither finalized nor aborted", name = leaked.name)?;
             if let Some(state) = leaked.state {
                 write!(f, "; {state}")?;
             }
             if leaked.registrations > 0 {
-                write!(f, "; registered windows and buffers: {}", leaked.registrations)?;
+                write!(f, "; registered windows and buffers: {count}", count = leaked.registrations)?;
             }
             if leaked.captured_calls > 0 {
-                write!(f, "; calls in captured graphs: {}", leaked.captured_calls)?;
+                write!(f, "; calls in captured graphs: {count}", count = leaked.captured_calls)?;
             }
             writeln!(f)?;
         }
@@ -162,7 +163,7 @@ impl Nccl {
         if !refused {
             return Ok(());
         }
-        let why = "atexit failed: the system accepts no more functions";
+        let why = "atexit failed: the system accepts no further function to run at exit";
         Err(NcclError::misuse("report_leaks_at_exit", crate::MisuseKind::Context { why }))
     }
 }

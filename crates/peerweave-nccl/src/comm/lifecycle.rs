@@ -1,10 +1,9 @@
-//! Calls that end communicators in order or by force, and calls that suspend and resume
-//! communicators.
+//! Calls that finalize, abort, revoke, suspend and resume communicators.
 //!
-//! Calls of NCCL that may never return run on a separate thread.
+//! Calls to NCCL that may never return run on a separate thread.
 //!
-//! Invariant: a handle is passed to `ncclCommDestroy` or `ncclCommAbort` once, by the thread that
-//! closed its gate.
+//! Invariant: a handle is passed to `ncclCommDestroy` or `ncclCommAbort` once. Only the thread that
+//! closes the communicator's gate starts this call.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -158,9 +157,10 @@ impl Communicator {
     /// NCCL 2.28.7.
     ///
     /// Blocked work on the device ends. On a blocking communicator, calls in which other threads
-    /// are blocked also end. On a non-blocking communicator, this call does not end a call in
-    /// progress. Instead it waits for the lock like other calls, because a concurrent revocation
-    /// makes NCCL free a call in progress twice. [`abort`](Self::abort) ends a call in progress.
+    /// are blocked also end. On a non-blocking communicator, `revoke` does not end a call in
+    /// progress. Instead `revoke` waits until the call in progress releases the lock. A revocation
+    /// during the call would make NCCL free the resources of the call twice. [`abort`](Self::abort)
+    /// ends a call in progress.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] with an older NCCL. [`NcclError::Dead`] if the communicator has

@@ -54,8 +54,8 @@ pub(crate) struct LeftOut {
     thread: u64,
     /// Time of the next check.
     next: Instant,
-    /// Time after which a rank counts as omitted. The time is shorter if the thread is known to
-    /// issue calls for several ranks.
+    /// Waiting time after which a rank counts as omitted by the thread. The time is shorter if the
+    /// thread is known to issue calls for several ranks.
     patience: Duration,
 }
 

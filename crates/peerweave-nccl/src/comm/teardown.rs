@@ -1,6 +1,6 @@
 //! Background threads that end communicators, for dropped communicators and for `finalize`.
 //!
-//! Calls of NCCL that may never return run on a separate thread.
+//! Calls to NCCL that may never return run on a separate thread.
 
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -36,7 +36,7 @@ const CLOSED: usize = 1 << (usize::BITS - 1);
 pub(super) enum Work {
     /// Ends a dropped or finalized communicator.
     End,
-    /// Calls `ncclCommFinalize` for a thread with [`Work::End`].
+    /// Calls `ncclCommFinalize` for the thread that ends the communicator ([`Work::End`]).
     Finalize,
     /// Aborts a communicator.
     Abort,

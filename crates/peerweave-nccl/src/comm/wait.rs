@@ -66,12 +66,13 @@ impl Communicator {
     /// # Errors
     /// [`NcclError::Timeout`] at the deadline. The error names the last call, its number, and the
     /// ranks that are behind. The error names ranks of other processes only if the communicator has
-    /// a rendezvous. [`MisuseKind::NotInGroup`], before the deadline, if the work waits for another
-    /// rank of this thread whose call this thread has not issued. [`NcclError::PeerLost`] half a
-    /// second after the rendezvous reports that a rank has died, or at the deadline.
-    /// [`NcclError::Nccl`] if NCCL reports an asynchronous error. [`NcclError::Misuse`] if the
-    /// stream is being captured or belongs to another device. [`NcclError::Dead`] if another thread
-    /// ended the communicator during the wait. [`NcclError::Cuda`] if the work failed.
+    /// a rendezvous. [`MisuseKind::NotInGroup`] if this thread has another rank, and the work waits
+    /// for a call of that rank that this thread has not issued. This error is returned before the
+    /// deadline if the deadline is long enough. [`NcclError::PeerLost`] half a second after the
+    /// rendezvous reports that a rank has died, or at an earlier deadline. [`NcclError::Nccl`] if
+    /// NCCL reports an asynchronous error. [`NcclError::Misuse`] if the stream is being captured or
+    /// belongs to another device. [`NcclError::Dead`] if another thread ended the communicator
+    /// during the wait. [`NcclError::Cuda`] if the work failed.
     pub fn wait(&self, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
         self.wait_with(stream, deadline, OnExpiry::default())
     }

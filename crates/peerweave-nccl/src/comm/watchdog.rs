@@ -6,8 +6,9 @@
 //! late call, a separate thread queries the positions of the other ranks. So a query does not delay
 //! the deadline of another call.
 //!
-//! Invariant: the watchdog closes the gate of a communicator before it aborts the communicator, and
-//! only while the late call is still blocked.
+//! Invariant: the watchdog closes the gate of a communicator before the watchdog aborts the
+//! communicator. For a late call, the watchdog closes the gate only while the call is still
+//! blocked.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -38,7 +39,8 @@ const INSPECT_EVERY: Duration = Duration::from_millis(50);
 #[derive(Default)]
 struct Thread {
     is_running: bool,
-    /// Number of changes that require an inspection.
+    /// Number of calls of `watch`. After each of these calls, the thread inspects all
+    /// communicators.
     changes: u64,
 }
 
@@ -241,7 +243,7 @@ fn abort_late_work(inner: &Weak<Inner>, since: Instant) {
 
 /// Aborts communicators. Waits and blocked calls on these communicators then return `error`.
 pub(crate) fn abort_late(communicators: &[Arc<Inner>], error: &NcclError) {
-    tracing::error!(%error, count = communicators.len(), "aborting communicators with late work");
+    tracing::error!(%error, count = communicators.len(), "aborting communicators with blocked calls or late work");
     for inner in communicators {
         // An earlier reason is kept.
         let _ = inner.abort_reason.set(error.clone());

@@ -28,10 +28,9 @@ pub(crate) struct Work {
     done: u64,
     /// Time at which a call after `done` was first observed.
     since: Option<Instant>,
-    /// Number of the last call before the events, and the events behind the work of all calls up to
-    /// that number.
+    /// The recorded events, and the number of the last call whose work precedes the events.
     marks: Option<(u64, Vec<Mark>)>,
-    /// Whether the passed deadline was already reported.
+    /// Whether the method `is_late` has already returned `true`.
     is_late: bool,
 }
 
@@ -64,7 +63,7 @@ struct Mark(CUevent);
 
 // SAFETY: the shared value is a handle that only the driver dereferences, on any thread. The handle
 // is synchronised because only the watchdog's thread uses it. A failure would be caught by the test
-// `late_work_ends_at_its_own_deadline`.
+// `late_work_is_aborted_at_the_work_deadline`.
 unsafe impl Send for Mark {}
 
 impl Mark {

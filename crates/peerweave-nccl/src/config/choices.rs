@@ -46,12 +46,13 @@ pub enum GraphUsage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HostCftMode {
-    /// Host code can query these addresses. Creating the communicator fails if the hardware does
-    /// not support these queries.
+    /// Host code can query the addresses of windows in a fabric. Creating the communicator fails if
+    /// the hardware does not support these queries.
     Enable,
-    /// Host code cannot query these addresses.
+    /// Host code cannot query the addresses of windows in a fabric.
     Disable,
-    /// Host code can query these addresses if the hardware supports these queries.
+    /// Host code can query the addresses of windows in a fabric if the hardware supports these
+    /// queries.
     Fallback,
 }
 
@@ -60,20 +61,20 @@ pub enum HostCftMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NvlsHostMode {
-    /// NCCL's host functions use all operations.
+    /// NCCL's host functions use all NVLS operations.
     Enable,
-    /// NCCL's host functions use all operations except the NVLS transport and the registration of
-    /// buffers for this transport.
+    /// NCCL's host functions use all NVLS operations except the NVLS transport and the registration
+    /// of buffers for this transport.
     DisableTransport,
-    /// NCCL's host functions use all operations except multimem instructions in NCCL's symmetric
-    /// kernels and copies.
+    /// NCCL's host functions use all NVLS operations except multimem instructions in NCCL's
+    /// symmetric kernels and copies.
     DisableSymmetricMultimem,
-    /// NCCL's host functions use all operations except the operations that
+    /// NCCL's host functions use all NVLS operations except the operations that
     /// [`DisableTransport`](NvlsHostMode::DisableTransport) and
     /// [`DisableSymmetricMultimem`](NvlsHostMode::DisableSymmetricMultimem) disable.
     DisableBoth,
-    /// NCCL's host functions use no operations. This mode also disables operations that later
-    /// versions of NCCL add.
+    /// NCCL's host functions use no NVLS operations. This mode also disables NVLS operations that
+    /// later versions of NCCL add.
     Disable,
 }
 

@@ -1,12 +1,13 @@
-//! Applies the environment variable that disables multicast objects to NCCL.
+//! Ensures that NCCL creates no multicast objects while multicast objects are disabled in this
+//! process.
 //!
 //! NCCL creates multicast objects for NVLink switches together with a communicator, and reads only
 //! its own variable `NCCL_NVLS_ENABLE`. Peerweave's crates check Peerweave's variable for their own
 //! multicast objects. For a device communicator, the variable is checked when the program requests
 //! multimem.
 //!
-//! Invariant: while multicast objects are disabled, no communicator is created unless NCCL is
-//! configured not to create multicast objects.
+//! Invariant: while multicast objects are disabled, a communicator is created only if
+//! `NCCL_NVLS_ENABLE` is 0.
 
 use peerweave_driver::multicast_switch;
 
@@ -21,8 +22,8 @@ pub(crate) fn obeys_the_switch(call: &'static str) -> Result<(), NcclError> {
     if is_obeyed(multicast_switch().is_ok(), told.as_deref()) {
         return Ok(());
     }
-    let why = "multicast objects are disabled in this process (PEERWEAVE_MULTICAST or NVSHMEM_DISABLE_NVLS), but NCCL creates multicast objects; \
-               set NCCL_NVLS_ENABLE=0 too";
+    let why = "PEERWEAVE_MULTICAST or NVSHMEM_DISABLE_NVLS disables multicast objects, but NCCL would create multicast objects; \
+               also set NCCL_NVLS_ENABLE=0";
     Err(NcclError::misuse(call, MisuseKind::Context { why }))
 }
 
@@ -35,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn disabled_multicast_must_be_configured_in_nccl() {
+    fn disabled_multicast_requires_nccl_nvls_enable_0() {
         for (told, obeyed) in [(None, false), (Some(""), false), (Some("1"), false), (Some("2"), false), (Some(" 0 "), true)] {
             assert_eq!(is_obeyed(false, told), obeyed, "{told:?}");
             assert!(is_obeyed(true, told));

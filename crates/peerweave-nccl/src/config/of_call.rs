@@ -1,10 +1,10 @@
 //! The configuration of one collective (requires NCCL 2.31). `of_communicator.rs` has the
 //! configuration of a communicator.
 //!
-//! This module makes no calls of NCCL. NCCL checks the configuration on each rank separately, so
-//! the caller must pass the same configuration on all ranks.
+//! This module does not call NCCL. NCCL checks the configuration on each rank separately, so the
+//! caller must pass the same configuration on all ranks.
 //!
-//! Invariant: each set option is either passed to NCCL or causes an error, as in
+//! Invariant: each option that is set is either passed to NCCL or causes an error, as in
 //! `of_communicator.rs`.
 
 use std::ffi::c_int;
@@ -87,7 +87,7 @@ impl CollConfig {
         self
     }
 
-    /// Sets the maximum number of CTAs if the collective uses NVLink switches.
+    /// Sets the maximum number of CTAs for the case that the collective uses NVLink switches.
     pub fn nvls_ctas(mut self, ctas: u32) -> Self {
         self.nvls_ctas = Some(ctas);
         self
@@ -201,14 +201,18 @@ impl CollConfig {
         Ok(RawCollConfig { raw, _extensions: extensions, event: self.launch_completion_event.clone() })
     }
 
-    /// Converts the vendors' options to NCCL's linked list. Fails if an option is set twice.
+    /// Converts the vendors' options to NCCL's linked list. Fails if two options
+    /// have the same vendor and number.
     fn extensions(&self, call: &'static str) -> Result<Vec<ncclConfigExt_t>, NcclError> {
         const WHAT: &str = "CollConfig::vendor_option";
         let mut list = Vec::with_capacity(self.vendor_options.len());
         for (index, option) in self.vendor_options.iter().enumerate() {
             let key = (option.vendor, option.option);
             if self.vendor_options[..index].iter().any(|earlier| (earlier.vendor, earlier.option) == key) {
-                return Err(NcclError::misuse(call, MisuseKind::Combination { what: WHAT, why: "an option is set twice" }));
+                return Err(NcclError::misuse(
+                    call,
+                    MisuseKind::Combination { what: WHAT, why: "two options have the same vendor and number" },
+                ));
             }
             let vendor = in_range(call, WHAT, option.vendor, 1..=(1 << 24) - 1, "a vendor from 1 to 16777215")?;
             let val = match &option.value {
@@ -266,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn call_config_struct_has_the_size_of_the_version() {
+    fn call_config_struct_has_the_size_of_its_nccl_version() {
         for (version, len_bytes, code) in
             [("2.31.0", 64, 23100), ("2.31.2", 64, 23102), ("2.32.3", 72, 23203), ("2.40.1", 72, 23203)]
         {
@@ -302,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn vendor_options_are_a_terminated_list() {
+    fn vendor_options_form_a_null_terminated_list() {
         let option = |option, value| VendorOption { vendor: 77, option, value };
         let config = CollConfig::new()
             .vendor_option(option(1, VendorValue::Number(-5)))

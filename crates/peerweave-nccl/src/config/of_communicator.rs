@@ -2,8 +2,8 @@
 //!
 //! NCCL selects the values of options that are not set.
 //!
-//! Invariant: each set option is either passed to NCCL or causes an error. NCCL itself silently
-//! ignores options that it does not support.
+//! Invariant: each option that is set is either passed to NCCL or causes an error. NCCL itself
+//! silently ignores options that it does not support.
 
 use std::collections::HashSet;
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -159,9 +159,9 @@ options! {
         /// order on every rank. If the option is on, work on different communicators cannot
         /// deadlock. Requires NCCL 2.31.
         launch_order_implicit: Switch => launchOrderImplicit;
-        /// Sets whether one-sided signals are set up when the communicator is created, and not when
-        /// the first window is registered. A program that uses signals without windows must set
-        /// this option. Requires NCCL 2.31.
+        /// Sets whether NCCL sets up one-sided signals when the communicator is created. If off,
+        /// NCCL sets up the signals when the first window is registered. A program that uses
+        /// signals without windows must switch this option on. Requires NCCL 2.31.
         rma_eager_init: Switch => rmaEagerInit;
         /// Sets whether host code can query the addresses that windows have in a fabric (CFT).
         /// Requires NCCL 2.31.1.
@@ -248,7 +248,7 @@ impl Config {
     fn check(&self, call: &'static str) -> Result<(), NcclError> {
         let combination = |what, why| Err(NcclError::misuse(call, MisuseKind::Combination { what, why }));
         match (self.min_ctas, self.max_ctas) {
-            (Some(_), None) => return combination("Config::min_ctas", "min_ctas requires max_ctas too"),
+            (Some(_), None) => return combination("Config::min_ctas", "min_ctas is set without max_ctas; set both"),
             (Some(min), Some(max)) if min > max => return combination("Config::min_ctas", "min_ctas is greater than max_ctas"),
             _ => {}
         }
@@ -257,7 +257,7 @@ impl Config {
         {
             return combination(
                 "Config::graph_stream_ordering",
-                "Off requires graph_usage Never or One, because NCCL would ignore Off",
+                "Off requires graph_usage Never or One; otherwise NCCL ignores Off",
             );
         }
         Ok(())
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn every_field_of_the_struct_has_an_option() {
+    fn every_field_of_the_config_struct_has_an_option() {
         let mut options: Vec<_> = one_by_one().into_iter().map(|(field, _)| field).collect();
         let mut fields: Vec<_> = ncclConfig_t::FIELDS[3..].iter().map(|field| field.name).collect();
         options.sort_unstable();
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn value_of_a_newer_version_is_unsupported() {
+    fn option_value_newer_than_the_library_is_unsupported() {
         let error = build(&Config::new().cta_policy(CtaPolicy::Zero), Version::new(2, 27, 7))
             .expect_err("2.27 has the option without this value");
         assert_eq!(
@@ -497,11 +497,11 @@ mod tests {
                 Config::new().cga_cluster_size(9),
                 "init_rank: Config::cga_cluster_size (ncclConfig_t.cgaClusterSize) is 9, expected 0 to 8",
             ),
-            (Config::new().min_ctas(2), "init_rank: Config::min_ctas: min_ctas requires max_ctas too"),
+            (Config::new().min_ctas(2), "init_rank: Config::min_ctas: min_ctas is set without max_ctas; set both"),
             (Config::new().min_ctas(9).max_ctas(8), "init_rank: Config::min_ctas: min_ctas is greater than max_ctas"),
             (
                 Config::new().graph_stream_ordering(Switch::Off),
-                "init_rank: Config::graph_stream_ordering: Off requires graph_usage Never or One, because NCCL would ignore Off",
+                "init_rank: Config::graph_stream_ordering: Off requires graph_usage Never or One; otherwise NCCL ignores Off",
             ),
             (Config::new().name("a\0b"), "init_rank: Config::name (ncclConfig_t.commName): the text contains a zero byte"),
             (

@@ -190,7 +190,8 @@ impl DeviceCommunicator {
 
 impl fmt::Debug for DeviceCommunicator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "DeviceCommunicator({} bytes, of {})", self.bytes.len_bytes, self.communicator.inner.name)
+        let (len_bytes, name) = (self.bytes.len_bytes, &self.communicator.inner.name);
+        write!(f, "DeviceCommunicator({len_bytes} bytes, of {name})")
     }
 }
 

@@ -278,7 +278,7 @@ impl DeviceCommRequirements {
     /// Returns the version for the structs, the size of the device communicator in bytes if known,
     /// and whether NCCL must use the layout of the loaded library.
     fn version_of(&self, found: &Found<'_>) -> Result<(Version, Option<usize>, bool), NcclError> {
-        const WHAT: &str = "a device communicator whose size is known";
+        const WHAT: &str = "a query of the size of a device communicator";
         let newest = found.version.min(sys::HEADER);
         match self.layout {
             DeviceCommLayout::Library if found.version.at_least(RUNTIME_SINCE) => Ok((newest, None, true)),
@@ -293,7 +293,7 @@ impl DeviceCommRequirements {
                     None => Err(NcclError::misuse(
                         found.call,
                         MisuseKind::Context {
-                            why: "the layout of that version is unknown; the known versions are 2.30.3, 2.30.4, 2.30.7, 2.31.2 and 2.32.3",
+                            why: "the device communicator layout of the requested version is unknown; the known versions are 2.30.3, 2.30.4, 2.30.7, 2.31.2 and 2.32.3",
                         },
                     )),
                 }
@@ -307,14 +307,14 @@ impl DeviceCommRequirements {
         if self.gin_connection == GinConnection::None && gin.iter().any(|count| *count > 0) {
             return combination(
                 "DeviceCommRequirements",
-                "signals, counters and barriers of the network require a gin_connection",
+                "network signals, counters and barriers require a gin_connection other than None",
             );
         }
         if (self.lla2a_blocks == 0) != (self.lla2a_slots == 0) {
-            return combination("DeviceCommRequirements", "lla2a_blocks and lla2a_slots require each other");
+            return combination("DeviceCommRequirements", "only one of lla2a_blocks and lla2a_slots is set; set both or neither");
         }
         if self.buffers.iter().any(|buffer| !buffer.align_bytes.is_power_of_two()) {
-            return combination("ResourceBuffer::align_bytes", "expected a power of two");
+            return combination("ResourceBuffer::align_bytes", "the alignment is not a power of two");
         }
         if self.lsa_multimem == Switch::On || self.cft_multimem == Switch::On || !self.multimem_teams.is_empty() {
             multicast_switch()?;
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn default_layout_is_the_layout_of_the_library() {
+    fn default_device_comm_layout_matches_the_library_version() {
         for (version, size, code, len_bytes, runtime) in [
             ("2.30.3", 96, 23003, Some(240), false),
             ("2.30.7", 96, 23007, Some(240), false),
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_with_unknown_size_are_unsupported() {
+    fn device_comm_layout_of_unknown_size_is_refused() {
         assert!(
             matches!(refused(&DeviceCommRequirements::new(), "2.29.7"), NcclError::Unsupported(error) if error.since == Some(SINCE))
         );
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn older_layout_on_a_newer_library_has_its_own_version() {
+    fn older_layout_has_the_requested_version_and_size() {
         let requirements =
             DeviceCommRequirements::new().lsa_barriers(3).layout(DeviceCommLayout::Version(Version::new(2, 30, 4)));
         let (built, len_bytes) = build(&requirements, "2.32.3").expect("the layout is known");
@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn requirement_newer_than_the_version_is_unsupported() {
+    fn requirement_newer_than_the_library_is_unsupported() {
         let new = DeviceCommRequirements::new;
         for (requirements, before) in [
             (new().gin_strong_signals(Switch::Off), "2.30.4"),
@@ -504,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn requirement_lists_are_linked_and_filled_in_order() {
+    fn nccl_fills_requirement_lists_in_the_order_of_buffers() {
         let mut requirements = DeviceCommRequirements::new();
         for len_bytes in [128, 256, 512] {
             requirements = requirements.buffer(ResourceBuffer { len_bytes, align_bytes: 128 });

@@ -42,8 +42,9 @@ impl DeviceTeam {
     /// # Panics
     /// Panics if `rank` is not less than `ranks`.
     pub fn world(ranks: usize, rank: Rank) -> Self {
-        assert!(rank.index() < ranks, "{rank}, expected less than {ranks} (the number of ranks)");
-        Self { ranks, index: rank.index(), stride: 1, first: 0 }
+        let index = rank.index();
+        assert!(index < ranks, "DeviceTeam::world: rank is {index}, expected less than {ranks} (the number of ranks)");
+        Self { ranks, index, stride: 1, first: 0 }
     }
 
     /// Converts NCCL's struct of a team. `rank` is the caller's rank in the communicator. Returns
@@ -105,8 +106,9 @@ impl DeviceTeam {
         (distance.is_multiple_of(self.stride) && distance / self.stride < self.ranks).then(|| distance / self.stride)
     }
 
-    /// Divides the team into blocks of `size` consecutive members, and returns as a team the block
-    /// that contains this rank. Returns `None` unless `size` divides the number of ranks.
+    /// Divides the team into blocks of `size` consecutive members, and returns the block that
+    /// contains this rank. Returns `None` if `size` does not divide the number of ranks in the
+    /// team.
     pub fn inner(&self, size: usize) -> Option<Self> {
         self.is_blocks_of(size).then(|| {
             let block = self.index - self.index % size;
@@ -116,7 +118,7 @@ impl DeviceTeam {
 
     /// Divides the team into blocks of `size` consecutive members. Returns the team of the ranks
     /// that have the same index in their blocks as this rank has in its own block. Returns `None`
-    /// unless `size` divides the number of ranks.
+    /// if `size` does not divide the number of ranks in the team.
     pub fn outer(&self, size: usize) -> Option<Self> {
         self.is_blocks_of(size).then(|| Self {
             ranks: self.ranks / size,
@@ -162,13 +164,13 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_do_not_fit_yield_no_team() {
+    fn block_size_that_does_not_divide_the_team_yields_no_team() {
         let world = DeviceTeam::world(6, Rank::new(0));
         assert_eq!((world.inner(4), world.outer(4), world.inner(0)), (None, None, None));
     }
 
     #[test]
-    fn ranks_without_another_team_are_the_remaining_ranks() {
+    fn team_difference_excludes_the_ranks_of_the_second_team() {
         let world = DeviceTeam::world(8, Rank::new(5));
         let rail = world.outer(4).expect("the size divides the number of ranks");
         assert_eq!(world.without(rail).collect::<Vec<_>>(), [0, 2, 3, 4, 6, 7].map(Rank::new));
@@ -206,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_raw_team_is_none_and_a_valid_team_converts_back() {
+    fn valid_raw_team_round_trips_and_invalid_raw_team_is_refused() {
         let raw = ncclTeam_t { nRanks: 2, rank: 1, stride: 4 };
         let team = DeviceTeam::from_raw(raw, Rank::new(6)).expect("the struct is valid");
         assert_eq!(team.to_raw("test", Rank::new(6), 7).expect("the team belongs to this communicator"), raw);

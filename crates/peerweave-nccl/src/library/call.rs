@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn collectives_and_transfers_are_distinguished() {
+    fn calls_are_classified_as_collectives_and_transfers() {
         let collective = [Call::AllReduce, Call::AllToAllV, Call::AllGatherV, Call::GatherInPlace, Call::ScatterInPlace];
         assert!(collective.into_iter().all(|call| call.is_collective() && !call.is_transfer()));
         let others = [Call::Send, Call::Recv, Call::PutSignal, Call::Signal, Call::WaitSignal, Call::Split, Call::Grow];

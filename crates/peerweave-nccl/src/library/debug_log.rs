@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn log_levels_are_parsed_from_lines() {
+    fn log_levels_are_parsed_from_log_lines() {
         for (line, level) in [
             ("node1:7:9 [0] NCCL INFO Bootstrap: Using lo:127.0.0.1<0>", tracing::Level::INFO),
             ("[2026-11-21 05:00:00] node1:7:9 [0] init.cc:99 NCCL WARN Invalid config", tracing::Level::WARN),
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn reader_reads_every_line_until_all_writers_close() {
+    fn log_reader_reads_every_line_until_all_writers_close() {
         use std::io::Write as _;
         let (reader, mut writer) = std::io::pipe().expect("the system creates a pipe");
         let reader = std::thread::spawn(move || forward(reader));

@@ -1,7 +1,7 @@
 //! Error types, grouped by cause: the caller, the library, a peer, a deadline.
 //!
-//! A message is sufficient for a bug report. It names the call, the value, the expected value, and
-//! NCCL's own error text, if any.
+//! A message is sufficient for a bug report. The message names the call, the value, the expected
+//! value, and NCCL's own error text, if any.
 //!
 //! Invariant: large variants are boxed, so that a `Result` is cheap to return.
 
@@ -24,7 +24,8 @@ use crate::{Nccl, Rank, Version, sys};
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum NcclError {
-    /// The caller misused the API. NCCL was not called.
+    /// The caller misused the API, or the system refused a resource such as a thread. Most of these
+    /// errors are detected before NCCL is called.
     #[error(transparent)]
     Misuse(#[from] Misuse),
     /// The loaded NCCL is too old for this call or option. NCCL was not called.
@@ -204,7 +205,7 @@ impl fmt::Display for Failure {
         }
         write!(f, ": {} (NCCL {}): {}", self.code, self.version, self.meaning)?;
         if !self.last_error.is_empty() {
-            write!(f, "; NCCL's last error: {}", self.last_error.trim_end())?;
+            write!(f, "; NCCL's last error: {text}", text = self.last_error.trim_end())?;
         }
         Ok(())
     }
@@ -284,14 +285,14 @@ impl fmt::Debug for ResultCode {
     }
 }
 
-/// Name that identifies a handle to a communicator in messages.
+/// Name that identifies one rank of a communicator in messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CommunicatorName {
     /// Name that the program has set for the communicator, or `None` if the program has set no
     /// name.
     pub name: Option<String>,
-    /// Rank that the named handle has in the communicator.
+    /// Rank that the name identifies.
     pub rank: Rank,
     /// Number of ranks in the communicator.
     pub ranks: usize,
@@ -362,7 +363,7 @@ impl fmt::Display for Timeout {
         if let Some(communicator) = &self.communicator {
             write!(f, " on {communicator}")?;
         }
-        write!(f, ": timed out after {:?}", self.waited)?;
+        write!(f, ": timed out after {waited:?}", waited = self.waited)?;
         if !self.missing.is_empty() {
             write!(f, ", {} did not arrive", Ranks(&self.missing))?;
         }
@@ -391,8 +392,8 @@ pub struct RankReport {
 impl fmt::Display for RankReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.sequence {
-            0 => write!(f, "{} has not issued any call", self.rank),
-            sequence => write!(f, "{} last issued {} (call {sequence})", self.rank, self.call),
+            0 => write!(f, "{rank} has not issued any call", rank = self.rank),
+            sequence => write!(f, "{rank} last issued {call} (call {sequence})", rank = self.rank, call = self.call),
         }
     }
 }
@@ -402,7 +403,8 @@ impl fmt::Display for RankReport {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub struct PeerLost {
-    /// Name of the call that failed, or of the call for whose work the caller waited.
+    /// Name of the failed call. If the error is from a wait for enqueued work, name of the call
+    /// that enqueued the work.
     pub call: &'static str,
     /// Name of the communicator.
     pub communicator: Option<Arc<CommunicatorName>>,
@@ -423,7 +425,7 @@ impl fmt::Display for PeerLost {
             ranks => write!(f, ": lost: {}", Ranks(ranks))?,
         }
         if !self.last_error.is_empty() {
-            write!(f, "; NCCL's last error: {}", self.last_error.trim_end())?;
+            write!(f, "; NCCL's last error: {text}", text = self.last_error.trim_end())?;
         }
         Ok(())
     }
@@ -451,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn failure_message_has_call_code_and_last_error() {
+    fn failure_message_contains_the_call_the_code_and_last_error() {
         let error = NcclError::from(Failure {
             call: "ncclAllReduce",
             code: ResultCode::INVALID_USAGE,
@@ -468,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn timeout_names_missing_ranks() {
+    fn timeout_message_names_the_missing_ranks() {
         let error = NcclError::from(Timeout {
             call: "all_reduce",
             sequence: Some(12),
@@ -488,17 +490,17 @@ mod tests {
     }
 
     #[test]
-    fn unknown_code_keeps_its_number() {
+    fn unknown_result_code_keeps_its_number() {
         assert_eq!(ResultCode::new(sys::ncclResult_t(77)).to_string(), "unknown code (77)");
     }
 
     #[test]
-    fn result_types_stay_small() {
+    fn nccl_error_has_at_most_96_bytes() {
         assert!(size_of::<NcclError>() <= 96, "{}", size_of::<NcclError>());
     }
 
     #[test]
-    fn source_of_a_rendezvous_failure_is_kept() {
+    fn bootstrap_error_has_the_rendezvous_error_as_source() {
         use std::error::Error as _;
         let inner = "no endpoint".parse::<peerweave_bootstrap::Endpoint>().expect_err("the text is not an endpoint");
         let error = NcclError::bootstrap("Communicator::from_world")(inner);

@@ -1,12 +1,12 @@
-//! The NCCL libraries of this process: search and loading, version, missing functions, and calls of
+//! The NCCL libraries of this process: search and loading, version, missing functions, and calls to
 //! NCCL's functions.
 //!
 //! `of_communicator.rs` has configurations. `parameters.rs` and `debug_log.rs` have parameters and
 //! logs. The modules of `comm` have communicators.
 //!
 //! # Invariants
-//! - **[L1]** A library is never unloaded, and the record of a loaded library is never freed. So an
-//!   [`Nccl`] is a plain reference that stays valid.
+//! - **[L1]** A library is never unloaded, and the struct that describes a loaded library is never
+//!   freed. So an [`Nccl`] is a plain reference that stays valid.
 //! - **[L2]** No function of a library is called in a process that was forked from the process that
 //!   loaded the library.
 

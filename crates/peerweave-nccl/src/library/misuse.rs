@@ -1,4 +1,4 @@
-//! Misuse by the caller, detected before NCCL is called.
+//! Misuse of the API by the caller. Most misuses are detected before NCCL is called.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -64,7 +64,7 @@ pub enum MisuseKind {
         why: &'static str,
     },
     /// The communicator does not have the given rank.
-    #[error("{what} is {}, expected less than {ranks} (the number of ranks)", found.get())]
+    #[error("{what} is {number}, expected less than {ranks} (the number of ranks)", number = found.get())]
     Rank {
         /// Name of the argument, such as the root or the peer.
         what: &'static str,
@@ -94,7 +94,7 @@ pub enum MisuseKind {
         expected: Arc<CommunicatorName>,
     },
     /// An argument belongs to another loaded NCCL library.
-    #[error("{what} belongs to the library {}, expected {}", found.display(), expected.display())]
+    #[error("{what} belongs to the library {file}, expected {wanted}", file = found.display(), wanted = expected.display())]
     WrongLibrary {
         /// Name of the argument.
         what: &'static str,
@@ -123,7 +123,7 @@ pub enum MisuseKind {
     },
     /// Two ranks of one group issue calls that do not match. The calls are different collectives,
     /// or differ in length, element type, root or reduction. No call in the group was issued.
-    #[error("{rank} calls {found}, {other} of the same group calls {expected}")]
+    #[error("{rank} calls {found}, but {other} in the same group calls {expected}")]
     Disagreement {
         /// One of the two ranks.
         rank: Rank,
@@ -134,13 +134,13 @@ pub enum MisuseKind {
         /// The call that `other` issues.
         expected: Box<str>,
     },
-    /// A thread waits for a collective that the same thread has not issued for all of its ranks.
-    /// The waiting thread created the missing ranks, or was the last thread that used them. The
-    /// communicator is aborted, as after a timeout.
+    /// A thread waits for a collective that the thread has issued for some of its ranks, but not
+    /// for the ranks in `ranks`. The waiting thread created these missing ranks, or was the last
+    /// thread that used these ranks. The communicator is aborted, as after a timeout.
     #[error(
-        "call {sequence} on {communicator} was issued without {}, which the waiting thread used last; issue the calls of all ranks of a \
-         thread in one Nccl::group",
-        Ranks(ranks)
+        "call {sequence} on {communicator} waits for calls of {missing} that the waiting thread has not issued; issue the calls of all \
+         ranks of a thread in one Nccl::group",
+        missing = Ranks(ranks)
     )]
     NotInGroup {
         /// The ranks for which the thread has not issued the collective.

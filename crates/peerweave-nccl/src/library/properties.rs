@@ -24,7 +24,7 @@ pub struct CommProperties {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GinType {
-    /// No transport. As a requirement, any transport: see
+    /// As a property, no transport. As a requirement, any transport: see
     /// [`DeviceCommRequirements::gin_type`](crate::DeviceCommRequirements::gin_type).
     None,
     /// A proxy thread on the host.
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn field_of_a_newer_version_is_none() {
+    fn property_newer_than_the_library_is_none() {
         let fill = |filled: &mut Filled| {
             filled.raw.rank = 3;
             filled.raw.nRanks = 8;
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn nccl_2_28_has_no_layout_of_properties() {
+    fn nccl_2_28_has_no_communicator_properties() {
         assert!(empty(Version::new(2, 28, 9)).is_none());
     }
 }

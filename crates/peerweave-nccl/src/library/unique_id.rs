@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn id_is_unchanged_by_conversions_to_bytes_and_text() {
+    fn unique_id_round_trips_through_bytes_and_text() {
         let id = counting();
         assert_eq!(UniqueId::from_bytes(id.to_bytes()), id);
         assert_eq!(UniqueId::try_from(id.as_bytes().as_slice()).expect("128 bytes"), id);
@@ -205,7 +205,7 @@ mod tests {
 
     #[cfg(feature = "serde")]
     #[test]
-    fn serde_writes_hexadecimal_in_readable_formats() {
+    fn serde_writes_an_id_as_hexadecimal_in_readable_formats() {
         let id = counting();
         let text = serde_json::to_string(&id).expect("the id can be written");
         assert_eq!(text, format!("\"{}\"", id.to_hex()));

@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_version_encodings_are_decoded() {
+    fn old_and_new_version_encodings_are_decoded() {
         for (code, version) in [
             (2305, Version::new(2, 3, 5)),
             (2804, Version::new(2, 8, 4)),
@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_version_numbers_are_none() {
+    fn invalid_version_numbers_yield_no_version() {
         for code in [i32::MIN, -1, 0, 999, 2906, 20804, 2_560_000, i32::MAX] {
             assert_eq!(version_from_code(code), None, "{code}");
         }

@@ -1,6 +1,6 @@
-//! Entering the gates of several communicators, for calls that NCCL receives together.
+//! Acquires the gates (locks) of several communicators, for calls that NCCL receives together.
 //!
-//! `state.rs` has a single gate. Invariant: all threads of the process enter gates in the same
+//! `state.rs` implements the gate. Invariant: all threads of the process acquire gates in the same
 //! order, so two threads cannot deadlock.
 
 use std::ops::Deref;
@@ -70,7 +70,7 @@ fn enter_many<'a>(
             return Err(NcclError::misuse(call, MisuseKind::WrongLibrary { what: "a communicator", found, expected }));
         }
         if first.blocking != inner.blocking {
-            let why = "expected all blocking or all non-blocking";
+            let why = "some are blocking and some are non-blocking, expected all blocking or all non-blocking";
             return Err(NcclError::misuse(call, MisuseKind::Combination { what: "the communicators", why }));
         }
         inside.push((inner, inner.enter(call, allowed)?));

@@ -1,14 +1,14 @@
-//! The state shared by clones, graphs, windows and operations of a communicator, and short calls of
-//! NCCL on the communicator.
+//! The state shared by clones, graphs, windows and operations of a communicator, and short NCCL
+//! calls on the communicator.
 //!
 //! `communicator.rs` has the public handle.
 //!
 //! # Invariants
-//! - **[C1]** The handle is used only inside the gate (`state.rs`), and freed only by the thread
-//!   that closed the gate.
+//! - **[C1]** Only a thread inside the gate (`state.rs`) uses NCCL's handle. Only the thread that
+//!   closed the gate frees the handle.
 //! - **[C2]** Before the borrows of a call end, NCCL has finished the call, or the communicator is
 //!   aborted.
-//! - A list has every communicator of the process until the communicator is dropped, so that all
+//! - A list contains every communicator of the process until the communicator is dropped. So all
 //!   communicators can be aborted.
 
 use std::cell::Cell;
@@ -78,7 +78,8 @@ pub(crate) struct Inner {
     pub(crate) identity: u64,
     pub(crate) blocking: bool,
     deadline_ms: AtomicU64,
-    /// The last call in the low bits, and the number of this call in the bits above.
+    /// The [`Call`] that was issued last, in the low bits, and the number of this call in the high
+    /// bits.
     last: AtomicU64,
     /// Number of issued collectives.
     collectives: AtomicU64,

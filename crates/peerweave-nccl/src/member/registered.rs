@@ -1,5 +1,5 @@
-//! Streams with work of a communicator. Unregistering memory waits for these streams, and the
-//! watchdog inspects them.
+//! Streams that contain work of a communicator. Unregistering memory waits for these streams, and
+//! the watchdog inspects them.
 //!
 //! Invariant: a stream is recorded inside the communicator's gate, before NCCL is called. A
 //! registration is counted before NCCL registers the memory.

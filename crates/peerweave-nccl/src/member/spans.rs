@@ -1,8 +1,8 @@
 //! `tracing` spans of calls. A span has the name `nccl`, and fields for the call and its
 //! communicator.
 //!
-//! Events inside a call, such as warnings of an abort, belong to the span of the call. Calls that
-//! take nanoseconds create a span only if a subscriber is enabled.
+//! Events inside a call, such as the warning about an abort, belong to the span of the call. Calls
+//! that take nanoseconds create a span only if a subscriber is enabled.
 
 use tracing::span::EnteredSpan;
 

@@ -1,11 +1,11 @@
-//! The gate of a communicator. The gate decides which thread may call NCCL on the handle, and when
-//! the handle may be freed.
+//! The gate of a communicator: a lock that decides which thread may call NCCL on the communicator's
+//! handle, and when the handle may be freed.
 //!
-//! The gate does not call NCCL. The word `owner` describes the current owner, and only the owner
-//! writes it. The state and the number of readers are in a second word, `word`. So entering takes
-//! one locked instruction. A thread that enters writes `owner` and then reads `word`. A thread that
-//! closes the gate writes `word` and then reads `owner`. So at least one of these threads sees the
-//! other thread.
+//! The gate does not call NCCL. The atomic `owner` describes the thread that owns the gate, and
+//! only this thread writes `owner`. The atomic `word` contains the state and the number of readers.
+//! So entering takes one locked instruction. A thread that enters writes `owner` and then reads
+//! `word`. A thread that closes the gate writes `word` and then reads `owner`. So at least one of
+//! these threads sees the other thread.
 //!
 //! # Invariants
 //! - **[G1]** At most one thread has entered exclusively, because NCCL forbids unordered calls on
@@ -18,10 +18,11 @@
 //!   threads without a limit.
 //!
 //! [`Gate::drain`] waits only for a limited time for a thread that is marked as blocking, because
-//! only an abort ends the call of this thread. The system may suspend a thread between the mark and
-//! the call of NCCL. Such a thread looks the same, and would use a freed handle. So the caller
-//! checks the state again right before the call of NCCL. A short window remains, as in NCCL itself,
-//! where the caller decides when to abort.
+//! only an abort ends the call of this thread. The system may suspend a thread after the thread was
+//! marked, but before the thread calls NCCL. An abort does not wait for this thread, which would
+//! then use a freed handle. So the caller checks the state again immediately before the call to
+//! NCCL. A short race between the check and the call remains. NCCL itself has this race too,
+//! because its caller decides when to abort.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
@@ -104,9 +105,9 @@ impl Allowed {
 /// Reason for which entering the gate failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// The state does not allow the call.
+    /// The communicator's state does not allow the call.
     State(State),
-    /// Another thread was inside until the deadline.
+    /// Another thread was inside the gate until the deadline.
     Busy,
 }
 
@@ -166,11 +167,11 @@ fn with_state(word: u64, state: State) -> u64 {
 pub(crate) struct Gate {
     /// Mode of the owner, and number of acquisitions, so that each acquisition has a different
     /// value. A thread that acquires the free gate becomes the owner. Only the owner writes this
-    /// word, so leaving is a plain store.
+    /// value, so leaving the gate is a plain store.
     owner: AtomicU64,
     /// Number of waiters.
     waiting: AtomicU32,
-    /// Number of waiters that are starving.
+    /// Number of starving waiters, which have waited for at least [`STARVING_AFTER`].
     starving: AtomicU32,
     /// State, number of readers, and number of readers that may be blocked in NCCL.
     word: AtomicU64,
@@ -205,11 +206,11 @@ pub(crate) struct Reader<'a>(&'a Gate);
 /// Kind of the threads inside a closed gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Occupancy {
-    /// No threads.
+    /// No thread is inside the gate.
     Empty,
-    /// At least one thread that leaves the gate without an abort.
+    /// At least one thread inside the gate will leave without an abort.
     Brief,
-    /// Only threads that may be blocked in NCCL.
+    /// All threads inside the gate may be blocked in NCCL.
     Stuck,
 }
 

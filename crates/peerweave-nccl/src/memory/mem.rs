@@ -1,9 +1,11 @@
-//! Memory allocated by NCCL. Windows and the fastest algorithms of collectives require such memory.
+//! Memory from NCCL's allocator. Windows and the fastest algorithms of collectives require memory
+//! of this kind.
 //!
 //! `window.rs` registers the memory. [`NcclMem`] wraps a [`DeviceMemory`], which copies, shares and
 //! frees the memory.
 //!
-//! Invariant: the memory is freed only after every stream that used it has completed that work.
+//! Invariant: the memory is freed only after every stream that used the memory has completed its
+//! work on the memory.
 
 use std::fmt;
 use std::ops::Range;

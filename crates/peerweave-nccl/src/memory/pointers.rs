@@ -1,5 +1,5 @@
 //! Addresses at which kernels access a window: the memory of peers, multicast addresses, and
-//! logical endpoints of a fabric (NCCL 2.29.2).
+//! logical endpoints of a fabric. Requires NCCL 2.29.2.
 //!
 //! `window.rs` registers windows. Host code must not access these addresses, because they are
 //! device addresses to which other ranks write.
@@ -151,9 +151,9 @@ impl<T: Element> Window<T> {
     /// this element in all windows that the fabric's multicast reaches. Requires NCCL 2.31.1.
     ///
     /// # Errors
-    /// [`NcclError::MulticastDisabled`] if multicast is disabled in this process. Other errors as
-    /// for [`peer_endpoint`](Self::peer_endpoint), for an offset that is outside this rank's
-    /// window.
+    /// [`NcclError::MulticastDisabled`] if multicast is disabled in this process.
+    /// [`NcclError::Misuse`] for an offset that is outside this rank's window. All other errors
+    /// that [`peer_endpoint`](Self::peer_endpoint) returns.
     pub fn multimem_endpoint(&self, offset: usize) -> Result<LogicalEndpoint, NcclError> {
         const CALL: &str = "ncclGetMultimemDeviceLeInfo";
         multicast_switch()?;

@@ -51,8 +51,8 @@ impl Place {
             return Err(NcclError::misuse(call, kind));
         }
         let Some((address, keep)) = memory.keep() else {
-            let why = "registered memory is accessed after the call; use memory that can be kept alive (NcclMem, DeviceMemory or Raw) instead \
-                       of a borrowed slice";
+            let why =
+                "registered memory must outlive the call; pass an NcclMem, a DeviceMemory or a Raw instead of a borrowed slice";
             return Err(NcclError::misuse(call, MisuseKind::Context { why }));
         };
         Ok(Self { address, len_bytes: (memory.len() * size_of::<T>()) as u64, keep })

@@ -15,7 +15,7 @@ use crate::member::state::Allowed;
 use crate::memory::register::{Place, Raw, meet, unregister};
 
 /// A buffer that one rank has registered with NCCL. For a collective on a registered buffer, NCCL
-/// need not copy the data to its own buffer first.
+/// need not copy the data to an internal buffer first.
 ///
 /// After this value has been dropped, the buffer stays registered until the communicator ends,
 /// because peers may still access the memory. [`deregister`](Self::deregister) unregisters the

@@ -294,7 +294,7 @@ impl<T: Element> Window<T> {
     /// Returns the registration. Fails if a clone, a recorded call or a graph still uses the
     /// window.
     fn only_handle(self, call: &'static str) -> Result<Registered, NcclError> {
-        let why = "a clone, a recorded call or a captured graph still uses the window";
+        let why = "a clone, a recorded call or a captured graph still uses the window; drop these first";
         Arc::into_inner(self.inner).ok_or_else(|| NcclError::misuse(call, MisuseKind::Context { why }))
     }
 
@@ -358,11 +358,8 @@ impl<T> Clone for Window<T> {
 impl<T> fmt::Debug for Window<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (name, inner) = (std::any::type_name::<T>(), &self.inner);
-        write!(
-            f,
-            "Window of {name} at {:#x}, {:?} bytes, of {}",
-            inner.device_address, inner.lens_bytes, inner.communicator.inner.name
-        )
+        let (address, lens_bytes, communicator) = (inner.device_address, &inner.lens_bytes, &inner.communicator.inner.name);
+        write!(f, "Window of {name} at {address:#x}, {lens_bytes:?} bytes, of {communicator}")
     }
 }
 

@@ -3,9 +3,8 @@
 //!
 //! `shapes.rs` has the lengths that each call expects. This module neither issues calls nor waits.
 //!
-//! Invariant: while the entries that a check has added to `Holds` exist, the memory of the call
-//! stays allocated. Until then the call's stream also stays ordered with other streams that use the
-//! memory.
+//! Invariant: a check adds entries to `Holds`. While these entries exist, the memory of the call
+//! stays allocated, and the call's stream stays ordered with other streams that use the memory.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -23,7 +22,7 @@ use crate::{Call, Nccl, Version};
 
 /// Text of the error for a reduction that is not predefined.
 const NOT_PREDEFINED: &str =
-    "expected sum, prod, min, max or avg; NCCL has no bitwise reductions, and a PreMulSum is created with its scalar";
+    "expected sum, prod, min, max or avg; NCCL has no bitwise reductions; for a PreMulSum, pass a reference to a PreMulSum value";
 
 /// Returns NCCL's number of an element type. If NCCL lacks 8-bit floats, they are transferred as
 /// bytes, and cannot be reduced.
@@ -44,7 +43,12 @@ pub(crate) fn data_type(call: &'static str, nccl: Nccl, dtype: DType, reduces: b
         DType::I16 | DType::U16 => {
             return Err(NcclError::misuse(call, MisuseKind::Context { why: "NCCL has no 16-bit integers" }));
         }
-        _ => return Err(NcclError::misuse(call, MisuseKind::Context { why: "NCCL lacks this element type" })),
+        _ => {
+            return Err(NcclError::misuse(
+                call,
+                MisuseKind::Context { why: "NCCL does not support the element type of the buffer" },
+            ));
+        }
     })
 }
 
@@ -115,7 +119,7 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
     #[inline]
     pub(crate) fn moved<T: Element>(&self) -> Checked<ncclDataType_t> {
         const {
-            assert!(T::PARTS == 1, "NCCL has no type for elements that are made of several values: pass a buffer of those values")
+            assert!(T::PARTS == 1, "NCCL has no element type that consists of several values; pass a buffer of the single values")
         };
         Ok(data_type(self.call.name(), self.inner.nccl, T::DTYPE, false)?)
     }
@@ -125,7 +129,7 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
     #[inline]
     pub(crate) fn reduced<T: Element>(&mut self, op: &impl Reduction<T>) -> Checked<(ncclDataType_t, ncclRedOp_t)> {
         const {
-            assert!(T::PARTS == 1, "NCCL has no type for elements that are made of several values: pass a buffer of those values")
+            assert!(T::PARTS == 1, "NCCL has no element type that consists of several values; pass a buffer of the single values")
         };
         let data_type = data_type(self.call.name(), self.inner.nccl, T::DTYPE, true)?;
         let (op, made) = op.resolve();
@@ -292,8 +296,7 @@ fn misuse(call: Call, kind: MisuseKind) -> Box<NcclError> {
 #[cold]
 fn kept(call: Call, holds: &mut Holds<'_>, kept: Option<(u64, Keep)>) -> Checked<u64> {
     let Some((address, keep)) = kept else {
-        let why = "the stream is being captured, and the graph accesses memory after the call; use memory that can be kept alive, such as a DeviceMemory or \
-                   a Raw, instead of a borrowed slice";
+        let why = "the stream is being captured, and the graph accesses memory after the call; pass a DeviceMemory or a Raw instead of a borrowed slice";
         return Err(misuse(call, MisuseKind::Context { why }));
     };
     holds.keeps.push(keep);
@@ -312,7 +315,7 @@ fn finish_guarded(call: Call, inner: &Inner, stream: &CudaStream, holds: &mut Ho
     if !inner.is_capturing(stream)? {
         return Ok(());
     }
-    let why = "a buffer's own events made the stream part of a capture; use memory that can be kept alive, such as a DeviceMemory or a Raw";
+    let why = "the events of a borrowed slice made the stream part of a capture; pass a DeviceMemory or a Raw instead of a borrowed slice";
     Err(misuse(call, MisuseKind::Context { why }))
 }
 

@@ -2,7 +2,8 @@
 //! recorded in a group.
 //!
 //! `of_call.rs` has the configuration. Invariant: each call passes its own copy of the
-//! configuration to NCCL. The copy lives as long as the borrows of the call.
+//! configuration to NCCL. The copy lives until the call has ended, or until the group of the call
+//! has ended.
 
 use std::sync::Arc;
 
@@ -84,7 +85,7 @@ macro_rules! configured {
         /// with [`NcclError::Unsupported`].
         impl Configured<'_> {
             $(
-                #[doc = concat!("Enqueues [`Communicator::", stringify!($name), "`] with the configuration. The rules for lengths are the same.")]
+                #[doc = concat!("Enqueues [`Communicator::", stringify!($name), "`] with the configuration. The linked method documents the lengths of the buffers.")]
                 #[doc = ""]
                 #[doc = "# Errors"]
                 #[doc = concat!("[Errors that the call returns](Communicator::", stringify!($name), ").")]
@@ -99,7 +100,7 @@ macro_rules! configured {
         /// 2.31 each call fails with [`NcclError::Unsupported`].
         impl<'a> ConfiguredGroup<'_, 'a> {
             $(
-                #[doc = concat!("Records [`Communicator::", stringify!($name), "`] with the configuration. The call is issued when the group is launched. The rules for lengths are the same.")]
+                #[doc = concat!("Records [`Communicator::", stringify!($name), "`] with the configuration. The call is issued when the group is launched. The linked method documents the lengths of the buffers.")]
                 #[doc = ""]
                 #[doc = "# Errors"]
                 #[doc = concat!("[Errors that the call returns](Communicator::", stringify!($name), ") that are detected before the launch.")]

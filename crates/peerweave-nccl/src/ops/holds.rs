@@ -1,7 +1,7 @@
 //! Resources that a call keeps alive: its buffers until the call is issued, and the resources of a
 //! captured call for as long as the graph exists.
 //!
-//! Invariant: the graph into which a call is captured keeps all resources of the call.
+//! Invariant: the graph into which a call is captured keeps all resources of the call alive.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

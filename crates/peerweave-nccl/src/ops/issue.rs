@@ -98,8 +98,8 @@ pub(crate) struct Request<'a> {
     pub(crate) call: Call,
     pub(crate) stream: &'a Arc<CudaStream>,
     pub(crate) operations: Operations,
-    /// Resources that the call keeps alive. They are boxed, because most calls have no resources
-    /// and a group may record many calls.
+    /// Resources that the call keeps alive. The resources are boxed to keep a recorded call small:
+    /// most calls have no resources, and a group may record many calls.
     holds: Option<Box<Holds<'a>>>,
     /// Configuration of a single collective, if the caller has set it.
     config: Option<Box<RawCollConfig>>,

@@ -21,8 +21,8 @@ use crate::{Call, Version, Window};
 ///
 /// [`Config::num_rma_ctx`](crate::Config::num_rma_ctx) sets the number of contexts, and
 /// [`Config::num_rma_sig`](crate::Config::num_rma_sig) sets the number of signals in each context.
-/// The first signal exists unless one of these numbers is 0. Before NCCL 2.31 the first signal is
-/// the only signal.
+/// The first signal exists if both numbers are at least 1. Before NCCL 2.31 the first signal is the
+/// only signal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Signal {
     /// Index of the signal.
@@ -167,7 +167,7 @@ fn number(builder: &CallBuilder<'_, '_>, what: &'static str, found: u32) -> Chec
 fn numbers(builder: &CallBuilder<'_, '_>, signal: Signal) -> Checked<(c_int, c_int)> {
     if signal != Signal::default() {
         // Before NCCL 2.31 only the first signal of the first context exists.
-        builder.inner.nccl.needs("a signal or a context other than the first", Version::new(2, 31, 0))?;
+        builder.inner.nccl.needs("a signal or context with an index other than 0", Version::new(2, 31, 0))?;
     }
     Ok((number(builder, "the signal's index", signal.index)?, number(builder, "the signal's context", signal.context)?))
 }

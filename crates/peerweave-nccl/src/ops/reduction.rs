@@ -154,8 +154,8 @@ impl<T: Element> PreMulSum<T> {
     /// the collective runs. The reduction keeps the scalar's memory alive.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] unless the memory has exactly one element and is on the communicator's
-    /// device. All errors that [`new`](Self::new) returns.
+    /// [`NcclError::Misuse`] if the memory does not have exactly one element, or is not on the
+    /// communicator's device. All errors that [`new`](Self::new) returns.
     pub fn from_device(communicator: &Communicator, scalar: DeviceMemory<T>) -> Result<Self, NcclError> {
         const CALL: &str = "PreMulSum::from_device";
         if scalar.len() != 1 {
@@ -178,7 +178,7 @@ impl<T: Element> PreMulSum<T> {
         let inner = &communicator.inner;
         let _span = spans::of(inner, call);
         const {
-            assert!(T::PARTS == 1, "NCCL has no type for elements that are made of several values: pass a buffer of those values")
+            assert!(T::PARTS == 1, "NCCL has no element type that consists of several values; pass a buffer of the single values")
         };
         let data_type = data_type(call, inner.nccl, T::DTYPE, true)?;
         let on_device = memory.as_ref().map(|memory| std::ptr::with_exposed_provenance_mut::<c_void>(memory.address() as usize));

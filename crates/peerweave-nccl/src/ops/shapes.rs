@@ -310,7 +310,7 @@ pub(crate) fn all_to_all_v<'a, T: Element>(
     builder.counts(["the list of send counts", "the send buffer"], send_counts, send.len())?;
     builder.counts(["the list of receive counts", "the receive buffer"], recv_counts, recv.len())?;
     let (mine, element_bytes) = (builder.inner.rank.index(), size_of::<T>());
-    builder.length("the receive count of this rank itself", recv_counts[mine], send_counts[mine])?;
+    builder.length("the part that this rank receives from itself", recv_counts[mine], send_counts[mine])?;
     builder.many(send, recv, |mut send, mut recv, data_type| {
         let mut operations = Vec::with_capacity(2 * send_counts.len());
         for (peer, (&to, &from)) in send_counts.iter().zip(recv_counts).enumerate() {

@@ -30,8 +30,8 @@ macro_rules! collectives {
             /// must pass a send buffer; send buffers of other ranks are not read.
             ///
             /// If the receive buffers are registered or lie in windows, the root's send buffer must
-            /// also be registered or lie in a window. NCCL assumes that either all buffers of the
-            /// call are registered or lie in windows, or none of them.
+            /// also be registered or lie in a window. NCCL assumes that no call uses both
+            /// registered and unregistered memory.
             ///
             /// Shape: `recv` has `n` elements, the same number on every rank. The root's `send` has
             /// `n` elements.
@@ -86,7 +86,8 @@ macro_rules! collectives {
             /// Before NCCL 2.28 this call is composed of sends and receives.
             ///
             /// Shape: `send` and `recv` have `n` elements for each rank, the same number on every
-            /// rank. The elements for or from rank `i` start at index `i * n`.
+            /// rank. The elements for rank `i` start at index `i * n` of `send`. The elements from
+            /// rank `i` start at index `i * n` of `recv`.
             ///
             /// # Errors
             /// As for [`all_reduce`](Self::all_reduce).
@@ -211,8 +212,8 @@ macro_rules! transfers {
             /// As for [`all_reduce`](Self::all_reduce).
             Send send(buffer: &'a impl DeviceBuffer<T>, peer: Rank);
 
-            /// Receives `buffer` from `peer`. The peer must [`send`](Self::send) the same number of
-            /// elements of the same type.
+            /// Receives elements from `peer` into `buffer`. The peer must [`send`](Self::send) the
+            /// same number of elements of the same type.
             ///
             /// Shape: `buffer` has as many elements as the buffer of the peer's
             /// [`send`](Self::send).

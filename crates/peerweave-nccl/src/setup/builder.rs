@@ -142,8 +142,8 @@ impl CommunicatorBuilder {
     }
 
     /// Joins a communicator like [`init_rank`](Self::init_rank), but with several ids, for
-    /// thousands of ranks. Different processes create the ids, so that not all ranks connect to one
-    /// process. Requires NCCL 2.23.4.
+    /// thousands of ranks. Different processes create the ids, so that the ranks do not all connect
+    /// to the same process. Requires NCCL 2.23.4.
     ///
     /// # Collective
     /// All ranks, each with the same ids in the same order.
@@ -192,8 +192,8 @@ impl CommunicatorBuilder {
     }
 
     /// Joins a communicator whose ranks are the PEs of the rendezvous. The rendezvous distributes
-    /// the id. If a [`Communicator::wait`] on this communicator times out, its error contains the
-    /// last calls of the other ranks, and names lost ranks.
+    /// the id. If a [`Communicator::wait`] on this communicator times out, the error contains the
+    /// last calls of the other ranks, or names lost ranks.
     ///
     /// The communicator does not keep the rendezvous alive. The caller may leave the rendezvous
     /// before the communicator ends. The deadline of the rendezvous applies to the exchange of the

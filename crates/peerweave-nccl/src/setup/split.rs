@@ -200,7 +200,7 @@ impl Communicator {
     /// All ranks of this communicator, and all new ranks.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] unless `n_ranks` exceeds the current number of ranks;
+    /// [`NcclError::Misuse`] if `n_ranks` is not greater than the current number of ranks;
     /// [`NcclError::Unsupported`]; [`NcclError::Timeout`] at [`deadline`](Self::deadline);
     /// [`NcclError::Dead`]; errors that NCCL returns.
     pub fn grow(&self, n_ranks: usize, id: Option<&UniqueId>) -> Result<Self, NcclError> {
@@ -256,7 +256,7 @@ fn children(
     if let Some(config) = config {
         let mode = if blocking { Switch::On } else { Switch::Off };
         if config.blocking_set().is_some_and(|asked| asked != mode) {
-            let why = "expected the same mode as the parent, both blocking or both non-blocking";
+            let why = "the mode differs from the mode of the parent, expected both blocking or both non-blocking";
             return Err(NcclError::misuse(call, MisuseKind::Combination { what: "Config::blocking", why }));
         }
         raw = Some(config.clone().blocking(mode).to_raw(call, nccl)?);

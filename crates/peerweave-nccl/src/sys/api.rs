@@ -49,7 +49,7 @@ peerweave_dylib::bindings! {
             newcomm: *mut ncclComm_t, nranks: c_int, myrank: c_int, nId: c_int, commIds: *mut ncclUniqueId,
             config: *mut ncclConfig_t,
         ) -> ncclResult_t;
-        /// Splits a communicator into communicators that each contain some of its ranks.
+        /// Splits a communicator into several communicators, each with some of the original ranks.
         /// Collective.
         "2.18.1" fn ncclCommSplit(
             comm: ncclComm_t, color: c_int, key: c_int, newcomm: *mut ncclComm_t, config: *mut ncclConfig_t,

@@ -18,8 +18,8 @@ pub const NCCL_UNDEF_FLOAT: f32 = -1.0;
 pub const NCCL_SPLIT_NOCOLOR: c_int = -1;
 /// Flag for a window that can be used in every way.
 pub const NCCL_WIN_DEFAULT: c_int = 0;
-/// Flag for a window that is used in collectives in which every rank passes buffers at the same
-/// offset in its window.
+/// Flag for a window that is used in symmetric collectives: every rank passes buffers at the same
+/// offset in its own window.
 pub const NCCL_WIN_COLL_SYMMETRIC: c_int = 1;
 /// Flag for a window to which accesses from kernels are strictly ordered. Since 2.29.7.
 pub const NCCL_WIN_STRICT_ORDERING: c_int = 2;

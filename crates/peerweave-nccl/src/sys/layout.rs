@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn config_struct_grows_with_the_versions() {
+    fn config_struct_is_larger_in_later_versions() {
         let known = [
             (13, 4, None),
             (14, 3, Some(24)),
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn struct_histories_are_ordered_by_version_and_offset() {
+    fn struct_fields_are_ordered_by_version_and_offset() {
         for layout in layouts(super::super::HEADER) {
             assert!(layout.fields.windows(2).all(|pair| pair[0].since <= pair[1].since), "{}", layout.name);
             assert!(

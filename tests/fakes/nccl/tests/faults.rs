@@ -10,7 +10,7 @@ use peerweave_fakes::child;
 const I32: i32 = 2;
 
 #[test]
-fn injected_fault_makes_the_call_return_its_code() {
+fn injected_fault_makes_the_call_return_the_error_code() {
     fakes().env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclAllReduce:2=1,ncclGroupEnd:2=3,ncclCommInitAll:1=2").run(|| {
         use_device(0);
         let mut comm = 0;
@@ -29,7 +29,7 @@ fn injected_fault_makes_the_call_return_its_code() {
 }
 
 #[test]
-fn fault_of_one_rank_does_not_affect_others() {
+fn fault_of_one_rank_does_not_affect_other_ranks() {
     fakes().env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclAllReduce@1:1=5").run(|| {
         ranks(2, |rank, comm, stream| {
             let data = buffer(&[1]);
@@ -42,7 +42,7 @@ fn fault_of_one_rank_does_not_affect_others() {
 }
 
 #[test]
-fn stuck_operation_ends_with_an_abort() {
+fn abort_ends_a_stuck_operation() {
     fakes().env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce:2").run(|| {
         ranks(1, |_, comm, stream| {
             let data = buffer(&[1]);
@@ -58,7 +58,7 @@ fn stuck_operation_ends_with_an_abort() {
 }
 
 #[test]
-fn asynchronous_error_is_reported_and_sticky() {
+fn asynchronous_error_is_reported_until_the_abort() {
     fakes().env("PEERWEAVE_FAKE_NCCL_ASYNC_ERROR", "ncclAllReduce:1=6").run(|| {
         ranks(1, |_, comm, stream| {
             let data = buffer(&[1]);
@@ -104,7 +104,7 @@ fn slow_function_keeps_its_communicator_busy() {
 }
 
 #[test]
-fn initialisation_can_be_stuck_for_one_rank() {
+fn initialisation_stays_in_progress_if_one_rank_is_stuck() {
     fakes().env("PEERWEAVE_FAKE_NCCL_INIT_STUCK", "1").run(|| {
         let mut id = UniqueId([0; 128]);
         ok(ncclGetUniqueId(&mut id));
@@ -136,7 +136,7 @@ fn successful_registration_can_return_a_null_window() {
 }
 
 #[test]
-fn multimem_setting_reports_multicast() {
+fn multimem_setting_enables_multicast_addresses() {
     fakes().env("PEERWEAVE_FAKE_NCCL_MULTIMEM", "1").run(|| {
         ranks(1, |_, comm, _| {
             let mut pointer = 0;
@@ -147,7 +147,7 @@ fn multimem_setting_reports_multicast() {
 }
 
 #[test]
-fn collectives_without_work_are_only_counted() {
+fn noop_collectives_are_counted_and_change_no_data() {
     fakes().env("PEERWEAVE_FAKE_NCCL_NOOP", "1").run(|| {
         ranks(2, |rank, comm, stream| {
             let data = buffer(&[rank]);
@@ -163,7 +163,7 @@ fn collectives_without_work_are_only_counted() {
 }
 
 #[test]
-fn non_blocking_call_without_work_starts_in_progress() {
+fn noop_call_on_a_non_blocking_communicator_is_in_progress() {
     fakes().env("PEERWEAVE_FAKE_NCCL_NOOP", "1").run(|| {
         use_device(0);
         let (mut id, mut comm, stream, data) = (UniqueId([0; 128]), 0, stream(), buffer(&[5]));
@@ -282,7 +282,7 @@ fn log_contains_every_call_with_its_arguments() {
 }
 
 #[test]
-fn call_with_its_own_configuration_is_logged() {
+fn call_configuration_is_validated_and_event_is_recorded() {
     fakes().run(|| {
         ranks(1, |_, comm, stream| {
             let (data, mut event) = (buffer(&[1]), 0);

@@ -18,7 +18,7 @@ fn sum(comm: Handle, stream: Handle, value: i32) -> i32 {
 }
 
 #[test]
-fn abort_wakes_a_wait_for_a_missing_rank() {
+fn abort_ends_a_wait_for_a_missing_rank() {
     fakes().run(|| {
         ranks(2, |rank, comm, stream| {
             if rank == 0 {
@@ -126,7 +126,7 @@ fn split_without_a_color_returns_no_communicator() {
 }
 
 #[test]
-fn survivors_shrink_without_the_dead_rank() {
+fn surviving_ranks_shrink_without_the_dead_rank() {
     fakes().run(|| {
         ranks(3, |rank, comm, stream| {
             if rank == 1 {

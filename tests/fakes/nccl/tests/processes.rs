@@ -25,7 +25,7 @@ fn join(me: &Child) -> (Handle, Handle) {
 }
 
 #[test]
-fn processes_reduce_send_and_split() {
+fn ranks_in_several_processes_can_reduce_send_and_split() {
     fakes().run_many(3, |me| {
         let rank = me.rank as i32;
         let (comm, stream) = join(&me);
@@ -76,7 +76,7 @@ fn puts_reach_another_process() {
 }
 
 #[test]
-fn process_can_end_when_its_own_part_is_complete() {
+fn process_can_end_when_its_part_of_a_broadcast_is_complete() {
     fakes().run_many(3, |me| {
         let (comm, stream) = join(&me);
         let data = buffer(&vec![me.rank as i32; 500_000]);
@@ -118,7 +118,7 @@ fn wait_for_a_dead_process_hangs_until_an_abort() {
 }
 
 #[test]
-fn death_can_be_reported_as_an_asynchronous_error() {
+fn process_death_can_be_reported_as_an_asynchronous_error() {
     fakes().env("PEERWEAVE_FAKE_NCCL_DEATH", "error").run_many(3, |me| {
         let Some((comm, stream)) = lose_one(&me) else { return };
         eventually(|| async_state(comm) == 6);

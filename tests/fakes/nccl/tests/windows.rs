@@ -10,7 +10,7 @@ use peerweave_fakes::child;
 const I32: i32 = 2;
 
 #[test]
-fn window_gives_access_to_every_rank_of_the_process() {
+fn window_gives_access_to_the_memory_of_every_rank() {
     fakes().run(|| {
         ranks(2, |rank, comm, stream| {
             let (mut memory, mut window, mut pointer) = (0, 0, 0);
@@ -55,7 +55,7 @@ fn window_gives_access_to_every_rank_of_the_process() {
 }
 
 #[test]
-fn windows_of_several_communicators_end_with_them() {
+fn communicator_deregisters_only_its_own_windows() {
     fakes().run(|| {
         use_device(0);
         let mut comms = [0; 2];
@@ -117,7 +117,7 @@ fn int(words: &[u64], at: usize) -> i32 {
 }
 
 #[test]
-fn device_communicators_have_the_layout_of_their_version() {
+fn device_communicator_has_the_layout_of_its_nccl_version() {
     fakes().run(|| {
         ranks(2, |rank, comm, _| {
             let mut properties = versioned(152, 0xcafe_beef, 23203);
@@ -151,7 +151,7 @@ fn device_communicators_have_the_layout_of_their_version() {
 }
 
 #[test]
-fn parameters_are_read_only_by_functions_of_their_type() {
+fn function_for_another_type_cannot_read_a_parameter() {
     fakes().env("NCCL_FAKE_I64", "-5").run(|| {
         let (mut handle, mut wide, mut narrow) = (0, 0, 0);
         ok(ncclParamBind(&mut handle, c"NCCL_FAKE_I64".as_ptr()));

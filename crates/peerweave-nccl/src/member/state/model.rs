@@ -1,8 +1,8 @@
 //! Tests of the gate with the model checker loom, which runs all interleavings of calls, an abort
 //! and a reader. Durations of waits are not modelled.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p peerweave-nccl --lib state::model`. Invariant: in no
-//! interleaving is the guarded value freed while a thread may still use it.
+//! Command: `RUSTFLAGS="--cfg loom" cargo test -p peerweave-nccl --lib state::model`. Invariant: in
+//! no interleaving is the guarded value freed while a thread may still use it.
 
 use super::*;
 use loom::cell::UnsafeCell;

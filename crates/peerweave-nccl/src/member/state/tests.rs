@@ -1,8 +1,7 @@
-//! Tests of the gate with real threads: entering, waiting, notification, and giving up after a time
-//! limit.
+//! Tests of the gate with real threads: entering, waiting, notification, and timeouts.
 //!
 //! `model.rs` tests every interleaving. `weak.rs` tests weak memory orders. Invariant: no test
-//! depends on which thread is first.
+//! depends on the order in which threads enter.
 
 use super::*;
 use std::sync::Barrier;
@@ -81,12 +80,12 @@ fn blocking_entry_succeeds_only_on_live_communicators() {
         let gate = Gate::default();
         gate.set(state).expect("the gate is open");
         assert!(gate.try_enter_blocking().is_none(), "{state:?}");
-        assert!(gate.enter(Allowed::OPEN, || Duration::ZERO).is_ok(), "{state:?}: the gate is free");
+        assert!(gate.enter(Allowed::OPEN, || Duration::ZERO).is_ok(), "{state:?}: a thread must be able to enter a free gate");
     }
     let gate = Gate::default();
     let inside = gate.try_enter_blocking().expect("the communicator is live");
     gate.close(State::Aborted).expect("the gate was open");
-    assert!(!gate.drain(Duration::from_millis(5)), "the thread inside may be stuck");
+    assert!(!gate.drain(Duration::from_millis(5)), "drain did not notice that the thread inside may be blocked");
     drop(inside);
     assert!(gate.drain(Duration::ZERO) && gate.try_enter_blocking().is_none());
 }
@@ -158,7 +157,7 @@ fn drain_waits_only_for_callers_that_are_not_blocked() {
     let inside = gate.enter(Allowed::LIVE, || LONG).expect("no thread is inside");
     inside.enter_blocking().expect("the gate is open");
     gate.close(State::Aborted).expect("the gate was open");
-    assert!(!gate.drain(Duration::from_millis(5)), "the thread inside is stuck");
+    assert!(!gate.drain(Duration::from_millis(5)), "drain did not notice that the thread inside is blocked");
     inside.leave_blocking();
     std::thread::scope(|scope| {
         let draining = scope.spawn(|| gate.drain(Duration::ZERO));
@@ -184,7 +183,7 @@ fn drain_does_not_wait_for_a_blocked_reader() {
 }
 
 #[test]
-fn state_changes_only_from_the_expected_state() {
+fn gate_state_changes_only_from_the_expected_state() {
     let gate = Gate::default();
     assert_eq!(gate.change(State::Suspended, State::Live), Err(State::Live));
     gate.set(State::Revoked).expect("the gate is open");
@@ -203,14 +202,14 @@ fn gate_closes_only_from_the_expected_state() {
     assert_eq!(freed, Ok(Err(State::Revoked)), "the handle would be freed while a thread is inside NCCL");
     assert!(!gate.is_closed());
     drop((inside, reader));
-    assert!(gate.enter(Allowed::SPLIT, || LONG).is_ok(), "a revoked communicator can have children");
+    assert!(gate.enter(Allowed::SPLIT, || LONG).is_ok(), "a revoked communicator must allow a split");
     let gate = Gate::default();
     assert_eq!(gate.close_from(State::Live, State::Finalized), Ok(()));
-    assert_eq!(gate.set(State::Revoked), Err(State::Finalized), "a closed gate stays closed");
+    assert_eq!(gate.set(State::Revoked), Err(State::Finalized), "a closed gate must stay closed");
 }
 
 #[test]
-fn gate_closes_once() {
+fn gate_can_be_closed_only_once() {
     let gate = Gate::default();
     assert_eq!(gate.close(State::Finalized), Ok(()));
     assert_eq!(gate.close(State::Aborted), Err(State::Finalized));
@@ -225,11 +224,11 @@ fn entry_into_a_busy_gate_fails_at_the_deadline() {
     let _inside = gate.enter(Allowed::LIVE, || LONG).expect("no thread is inside");
     let second = gate.enter(Allowed::LIVE, || Duration::from_millis(10));
     assert_eq!(second.map(drop), Err(Refused::Busy));
-    assert!(gate.enter_shared(Allowed::LIVE).is_ok(), "a reader can enter beside an owner");
+    assert!(gate.enter_shared(Allowed::LIVE).is_ok(), "a reader must be able to enter beside an owner");
 }
 
 #[test]
-fn entry_succeeds_only_in_allowed_states() {
+fn gate_entry_succeeds_only_in_allowed_states() {
     let gate = Gate::default();
     gate.set(State::Revoked).expect("the gate is open");
     assert_eq!(gate.enter(Allowed::LIVE, || LONG).map(drop), Err(Refused::State(State::Revoked)));

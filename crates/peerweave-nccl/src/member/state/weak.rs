@@ -1,8 +1,8 @@
-//! Tests of the gate under weak memory, with Miri. Loads may return old values, as far as the
-//! memory orders allow.
+//! Tests of the gate under weak memory, with Miri. Miri lets a load return an old value if the
+//! memory orders allow this.
 //!
-//! `MIRIFLAGS="-Zmiri-many-seeds=0..16 -Zmiri-disable-isolation" cargo +nightly miri test -p
-//! peerweave-nccl --lib state::weak`. Miri tests only the executions that the seeds select.
+//! Command: `MIRIFLAGS="-Zmiri-many-seeds=0..16 -Zmiri-disable-isolation" cargo +nightly miri test
+//! -p peerweave-nccl --lib state::weak`. Miri tests only the executions that the seeds select.
 //! `model.rs` tests every execution with few preemptions, but only with explicit fences.
 //!
 //! Invariant: in no execution is the guarded value freed while a thread may still use it.

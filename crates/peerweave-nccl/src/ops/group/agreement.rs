@@ -1,6 +1,6 @@
 //! Checks that the ranks of one communicator in a group agree. The ranks must issue the same
 //! collectives in the same order, with the same lengths, types, roots and reductions. Each receive
-//! must have the length of its send.
+//! must have the length of the matching send.
 //!
 //! NCCL makes none of these checks. Ranks that disagree deadlock, or write beyond a buffer. Ranks
 //! of other threads and processes are not checked.
@@ -57,8 +57,8 @@ pub(crate) fn check<'a, 'env: 'a>(calls: impl Iterator<Item = Recorded<'a, 'env>
 /// One rank's communicator, with counts of its calls in the group.
 struct Member<'a> {
     inner: &'a Arc<Inner>,
-    /// Number of the last collective of this communicator, including the calls of the group visited
-    /// by `collectives`.
+    /// Number of collectives that were issued on this communicator before, plus the collectives of
+    /// this group that the function `collectives` has visited.
     collectives: u64,
     /// Number of sends and receives of this communicator whose matching call is in this group.
     paired: u64,
@@ -159,7 +159,7 @@ fn transfers<'a, 'env: 'a>(
 
 /// The sends and receives from one rank to another rank within the group.
 struct Pair<'a, 'env> {
-    /// Identity of the communicator, sending rank, receiving rank.
+    /// The identity of the communicator, the sending rank, and the receiving rank.
     key: (u64, Rank, Rank),
     sends: Vec<Recorded<'a, 'env>>,
     receives: Vec<Recorded<'a, 'env>>,
@@ -224,11 +224,11 @@ impl fmt::Display for Shown<'_> {
             Operations::Many(operations) if *call == Call::AllToAllV => {
                 let count = |kind| operations.iter().find(|part| part.kind == kind).map_or(0, |part| part.count);
                 let (sent, received) = (count(Kind::Send(peer.get() as i32)), count(Kind::Recv(peer.get() as i32)));
-                write!(f, " with {sent} elements to and {received} elements from {peer}")?;
+                write!(f, " with {sent} elements to {peer} and {received} elements from {peer}")?;
             }
             Operations::Many(operations) => {
                 let counts: Vec<_> = operations.iter().filter_map(|part| Some((part.root()?, part.count))).collect();
-                write!(f, " of (rank, elements) {counts:?}")?;
+                write!(f, " with (rank, number of elements) {counts:?}")?;
             }
             Operations::Put(_) | Operations::Wait(_) => {}
         }

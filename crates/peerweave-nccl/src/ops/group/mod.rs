@@ -66,10 +66,12 @@ impl Member<'_> {
     fn can_be_simulated(&self, call: &'static str) -> Result<(), NcclError> {
         let why = match self.request.call {
             _ if !self.inner.blocking => {
-                "NCCL would launch a group of non-blocking communicators instead of estimating the duration"
+                "NCCL would launch a group of non-blocking communicators instead of estimating the duration; use blocking communicators"
             }
-            _ if self.inner.n_ranks == 1 => "NCCL would execute a call of a communicator of one rank immediately",
-            _ if self.request.is_captured() => "the stream is being captured",
+            _ if self.inner.n_ranks == 1 => {
+                "NCCL would execute a call on a communicator of one rank immediately; use a communicator of several ranks"
+            }
+            _ if self.request.is_captured() => "the stream is being captured; end the capture before the simulation",
             Call::AllReduce | Call::Reduce | Call::AllGather | Call::ReduceScatter => return Ok(()),
             Call::AllReduceInPlace | Call::ReduceInPlace | Call::AllGatherInPlace | Call::ReduceScatterInPlace => return Ok(()),
             Call::Broadcast | Call::BroadcastInPlace if !self.inner.nccl.version().at_least(BROADCASTS_ARE_SENT) => return Ok(()),
@@ -142,12 +144,12 @@ impl Nccl {
     ///
     /// The communicators must be blocking ([`Config::blocking`](crate::Config::blocking)) and have
     /// several ranks, because NCCL would launch calls on other communicators. NCCL can estimate
-    /// only all-reduce, reduce, all-gather and reduce-scatter. Before NCCL 2.29.2 it can also
+    /// only all-reduce, reduce, all-gather and reduce-scatter. Versions before NCCL 2.29.2 can also
     /// estimate broadcast. NCCL would queue all other calls and launch them with the next group.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] for other communicators and calls, and for streams that are being
-    /// captured. [`NcclError::Unsupported`] before NCCL 2.22.3. All errors that
+    /// [`NcclError::Misuse`] for communicators and calls that NCCL cannot simulate, and for streams
+    /// that are being captured. [`NcclError::Unsupported`] before NCCL 2.22.3. All errors that
     /// [`group`](Self::group) returns.
     pub fn simulate<'env>(self, record: impl FnOnce(&mut Group<'env>) -> Result<(), NcclError>) -> Result<SimInfo, NcclError> {
         const CALL: &str = "simulate";
@@ -173,7 +175,7 @@ impl<'env> Group<'env> {
     /// another group.
     ///
     /// If the closure returns an error or panics, the calls that the closure has recorded are
-    /// removed.
+    /// removed from the group.
     ///
     /// # Errors
     /// The error that the closure returns.
@@ -337,7 +339,7 @@ macro_rules! recorded {
         /// Collectives and transfers of [`Communicator`], recorded in the group.
         impl<'a> Group<'a> {
             $(
-                #[doc = concat!("Records [`Communicator::", stringify!($name), "`]. The call is issued when the group is launched. The rules for lengths are the same.")]
+                #[doc = concat!("Records [`Communicator::", stringify!($name), "`]. The call is issued when the group is launched. The linked method documents the lengths of the buffers.")]
                 #[doc = ""]
                 #[doc = "# Errors"]
                 #[doc = concat!("[Errors that the call returns](Communicator::", stringify!($name), ") that are detected before the launch. After such an error the call is not recorded.")]

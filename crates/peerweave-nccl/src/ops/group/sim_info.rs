@@ -45,14 +45,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sim_info_struct_needs_2_22_3() {
+    fn sim_info_struct_requires_nccl_2_22_3() {
         let raw = empty(Version::new(2, 22, 3)).expect("NCCL 2.22.3 has the struct");
         assert_eq!((raw.size, raw.magic, raw.version), (24, 0x7468_5283, 22203));
         assert!(empty(Version::new(2, 21, 5)).is_none());
     }
 
     #[test]
-    fn missing_estimate_is_none() {
+    fn estimated_time_is_none_if_nccl_has_no_estimate() {
         let mut raw = empty(Version::new(2, 32, 3)).expect("NCCL 2.32 has the struct");
         assert_eq!(SimInfo::of(&raw).estimated_time, None);
         raw.estimatedTime = f32::NAN;
