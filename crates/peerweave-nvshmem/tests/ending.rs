@@ -49,7 +49,7 @@ fn call_of_another_thread_is_refused_while_finalize_waits() {
             let begun = peerweave_driver::wait_until::<()>(Instant::now() + DEADLINE, || Ok(team.config().is_err()));
             assert_eq!(begun, Ok(true), "finalising did not begin in time");
             let kind = misuse(team.barrier(&other));
-            assert!(matches!(kind, MisuseKind::Context { why } if why.contains("another thread is ending NVSHMEM")), "{kind:?}");
+            assert!(matches!(kind, MisuseKind::Context { why } if why.contains("another thread is finalising NVSHMEM")), "{kind:?}");
             unblock(&stream);
             ending.join().expect("the thread does not panic");
         });

@@ -88,6 +88,6 @@ impl<'a> Reader<'a> {
 
 /// Returns the error for an invalid blob from `pe`.
 pub(crate) fn unreadable(call: &str, pe: Pe) -> VmmError {
-    let cause = PeerCause::Failed("sent an invalid blob".into());
+    let cause = PeerCause::Failed("the PE sent invalid data".into());
     VmmError::Peer { call: call.to_owned(), pe, cause }
 }

@@ -483,7 +483,7 @@ fn peers_that_lose_data_are_found_and_named_to_all() {
         let heap = heap(&me, options());
         let error = heap.check_peers().expect_err("data written from PE 0 to PE 1 is lost");
         let text = error.to_string();
-        assert!(text.contains("peer access from PE 0 to PE 1 is broken: written: word 0"), "{text}");
+        assert!(text.contains("peer access from PE 0 to PE 1 is broken: word 0 of the data written is"), "{text}");
         assert_eq!(matches!(error, VmmError::BrokenPeer { .. }), me.pe == 1);
         heap.finalize().expect("all PEs finalize the heap");
         me.leave();

@@ -52,7 +52,7 @@ fn peer_access_that_loses_data_is_named() {
         let error = peer::check_pair(&contexts[0], &contexts[1], soon()).expect_err("the written data is lost");
         let VmmError::BrokenPeer { from, to, what } = &error else { panic!("{error}") };
         assert_eq!((from.as_str(), to.as_str()), ("device 0", "device 1"));
-        assert!(what.contains("written: word 0 is"), "{what}");
+        assert!(what.contains("word 0 of the data written is"), "{what}");
     });
 }
 

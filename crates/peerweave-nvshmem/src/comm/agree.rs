@@ -58,7 +58,7 @@ pub(crate) fn arrive<'a>(
             round("came", some, arguments, able).inspect_err(|_| {
                 // Notifies the other PEs now. Without this call, they would wait until their
                 // deadline.
-                agree::give_up(world, key, "seen", "another PE made another call");
+                agree::give_up(world, key, "seen", "the PEs made different calls");
             })?;
             // All members have read the statements of the previous call, so these can be removed.
             for step in ["came", "seen"] {
@@ -72,7 +72,7 @@ pub(crate) fn arrive<'a>(
 }
 
 /// The statement of a PE in the second round: it has agreed to the call and acquired the gate.
-const ENTERED: &str = "entered, after all PEs agreed";
+const ENTERED: &str = "ready to call NVSHMEM, after all PEs agreed on the arguments";
 
 /// Compares `arguments` with those of all PEs if the PEs have a rendezvous. `able` is an error if
 /// this PE cannot make the call.

@@ -82,7 +82,7 @@ impl Inside<'_> {
     /// Converts the guard to a guard that another thread can drop. `gate` is the gate to which the
     /// guard belongs.
     pub(crate) fn send(self, gate: &Arc<Gate>) -> Sent {
-        debug_assert!(std::ptr::eq(self.0, Arc::as_ptr(gate)), "the guard belongs to this gate");
+        debug_assert!(std::ptr::eq(self.0, Arc::as_ptr(gate)), "the guard must belong to this gate");
         std::mem::forget(self);
         Sent(Arc::clone(gate))
     }

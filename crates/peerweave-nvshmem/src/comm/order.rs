@@ -69,7 +69,7 @@ impl Order {
                 (false, true) => wait_stream(call, comm, former)?,
                 (true, true) if is_same_capture(former, stream)? => join(stream, former)?,
                 (true, _) => {
-                    let why = "the team's last collective is on a stream that is being captured, and work outside of that graph cannot wait for it; end the capture first, or use another team";
+                    let why = "the team's last collective is on a stream that is being captured, and work outside of the captured graph cannot wait for that collective; end the capture first, or use another team";
                     return Err(NvshmemError::misuse(call, MisuseKind::Context { why }));
                 }
             }

@@ -142,7 +142,7 @@ impl Start {
         };
         let (pe, n_pes) = result?;
         if let Some(asked) = arguments.place.filter(|asked| *asked != (pe, n_pes)) {
-            let detail = format!("PE {pe} of {n_pes}, expected PE {} of {}", asked.0, asked.1);
+            let detail = format!("NVSHMEM started PE {pe} of {n_pes}, expected PE {} of {}", asked.0, asked.1);
             return Err(nvshmem.failure(FUNCTION, None, detail));
         }
         tracing::debug!(pe, n_pes, took = ?began.elapsed(), version = %nvshmem.version(), "NVSHMEM started");
@@ -174,7 +174,7 @@ impl Drop for Start {
 }
 
 const STARTING: &str = "another thread is starting NVSHMEM; a process can run only one NVSHMEM";
-const ENDING: &str = "another thread is ending NVSHMEM; a process can run only one NVSHMEM";
+const ENDING: &str = "another thread is finalising NVSHMEM; a process can run only one NVSHMEM";
 
 fn busy(call: &'static str, why: &'static str) -> NvshmemError {
     NvshmemError::misuse(call, MisuseKind::Context { why })

@@ -48,7 +48,7 @@ impl StartInfo {
         if let Some(reason) = text.strip_prefix("error\t") {
             return Err(reason.to_owned());
         }
-        let unreadable = || format!("invalid start-up data: {text:?}");
+        let unreadable = || format!("the PE sent invalid start-up data: {text:?}");
         let [_, version, uuid, settings] = text.split('\t').collect::<Vec<_>>().try_into().map_err(|_| unreadable())?;
         let version = version.parse().map_err(|_| unreadable())?;
         Ok(Self { version, uuid: uuid.to_owned(), settings: settings.to_owned() })
@@ -134,7 +134,7 @@ fn check_not_initialized(nvshmem: Nvshmem) -> Result<(), NvshmemError> {
         // `Bootstrapped` is refused too: NVSHMEM would reuse the PEs that are already connected.
         Status::Bootstrapped | Status::Initialized | Status::LimitedSharing | Status::FullSharing => {
             let (found, asked) =
-                ("an NVSHMEM initialised by other code in this process".to_owned(), "no earlier initialisation".to_owned());
+                ("initialised by other code".to_owned(), "no earlier initialisation".to_owned());
             let kind = MisuseKind::AlreadyInitialized { what: "NVSHMEM", found, asked };
             Err(NvshmemError::misuse("nvshmemx_init_status", kind))
         }

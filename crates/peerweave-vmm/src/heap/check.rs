@@ -140,7 +140,7 @@ fn compare_with(found: &[u64], pattern: (Pe, Pe), blamed: (Pe, Pe), direction: &
     match found.iter().enumerate().find(|(at, word)| **word != expected(*at)) {
         None => Ok(()),
         Some((at, word)) => {
-            Err(broken(blamed.0, blamed.1, format!("{direction}: word {at} is {word:#018x}, expected {:#018x}", expected(at))))
+            Err(broken(blamed.0, blamed.1, format!("word {at} of the data {direction} is {word:#018x}, expected {:#018x}", expected(at))))
         }
     }
 }

@@ -97,7 +97,7 @@ impl Team {
         range_of(call, mapping_offset, bytes, mapping.bytes())?;
         aligned(call, "mapping_offset", mapping_offset, self.granularity().minimum)?;
         let Some(memory) = mapping.physical() else {
-            return Err(wrong_value(call, "mapping", "of a multicast object", "a mapping of physical memory"));
+            return Err(wrong_value(call, "mapping", "a mapping of a multicast object", "a mapping of physical memory"));
         };
         let context = memory.context();
         let place = self.place(call, memory, offset, bytes)?;

@@ -106,7 +106,7 @@ pub(crate) fn check_exportable(call: &'static str, exportable: Exportable, possi
     match possible {
         true => Ok(()),
         false => {
-            Err(wrong_value(call, "exportable", format!("{exportable:?}"), "the requested handle type, set at its creation"))
+            Err(wrong_value(call, "exportable", format!("{exportable:?}"), "the requested handle type, which must be set at creation"))
         }
     }
 }
