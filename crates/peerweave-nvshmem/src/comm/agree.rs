@@ -2,11 +2,12 @@
 //! NVSHMEM.
 //!
 //! NVSHMEM's setup calls wait forever for a missing PE, and corrupt the heap if PEs allocate
-//! different sizes. PEs with a rendezvous therefore agree there before the call. The rendezvous
-//! names PEs that are missing, were lost, or made another call.
+//! different sizes. PEs that have a rendezvous therefore compare their arguments at the rendezvous
+//! before the call. The errors name PEs that are missing, were lost, or made a different call.
 //!
-//! Each PE then acquires the gate, and the PEs agree again. So no PE waits inside NVSHMEM for a PE
-//! that could not acquire the gate. PEs without a rendezvous have only the deadline.
+//! Each PE then acquires the gate, which is the lock for calls of NVSHMEM. The PEs then report the
+//! outcome to each other. Therefore no PE waits inside NVSHMEM for a PE that could not acquire the
+//! gate. Without a rendezvous, only the deadline ends the wait for a missing PE.
 //!
 //! Invariant: either all PEs get an error, or no PE does.
 

@@ -1,6 +1,6 @@
 //! The entry to NVSHMEM: one thread at a time, with a deadline, and only while NVSHMEM is usable.
 //!
-//! `gate.rs` has the lock, and the thread that makes calls that wait.
+//! `gate.rs` implements the lock, and the worker thread for calls that wait.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};

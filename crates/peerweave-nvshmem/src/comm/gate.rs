@@ -4,8 +4,8 @@
 //! separate thread, so that the caller can time out. After a timeout the gate stays locked, because
 //! the separate thread is still inside NVSHMEM.
 //!
-//! Invariant: a thread that calls NVSHMEM owns an [`Inside`] or a [`Sent`], and drops it only after
-//! the call has returned.
+//! Invariant: a thread that calls NVSHMEM owns a guard ([`Inside`] or [`Sent`]), and drops the
+//! guard only after the call has returned.
 
 use std::sync::mpsc::{Sender, channel, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};

@@ -37,7 +37,7 @@ pub enum PreflightError {
         uuid: String,
     },
     /// NVSHMEM was initialised, and reported that another PE uses the same GPU as this PE. Half of
-    /// NVSHMEM's calls would end the process, so NVSHMEM was finalised again.
+    /// NVSHMEM's calls would end the process, so this crate has finalised NVSHMEM.
     #[error(
         "{pe} shares device {device} with another PE: NVSHMEM needs one GPU for each PE; choose the device by the PE's index on its machine"
     )]

@@ -131,7 +131,7 @@ impl Settings {
         /// Sets the path of the log file. NVSHMEM replaces `%h` in the path by the host name, and
         /// `%p` by the process ID.
         debug_file "NVSHMEM_DEBUG_FILE";
-        /// Sets the ranges to mark for a profiler: `off`, `common`, `all` and others.
+        /// Sets the NVTX ranges that NVSHMEM marks for a profiler: `off`, `common`, `all` and others.
         nvtx "NVSHMEM_NVTX";
         /// Sets the InfiniBand adapters to use.
         hca_list "NVSHMEM_HCA_LIST";

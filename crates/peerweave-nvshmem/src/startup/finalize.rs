@@ -33,14 +33,14 @@ pub struct Leak {
 }
 
 impl Context {
-    /// Releases this handle to the context. Releasing the last handle on every PE finalises
-    /// NVSHMEM. This call then also frees the symmetric memory that was dropped but not freed, and
-    /// reports this memory in the result.
+    /// Releases this handle to the context. If this handle is the last handle of the process, the
+    /// call finalises NVSHMEM together with the other PEs. The call also frees the symmetric memory
+    /// that was dropped but not freed, and reports this memory in the result.
     ///
     /// While NVSHMEM is being finalised, calls that other threads make through teams and buffers
-    /// return [`MisuseKind::Context`]. If finalising fails, these calls are possible again. The
-    /// call waits, within the context's deadline, for every stream that has been used with this
-    /// context.
+    /// return [`MisuseKind::Context`]. If finalising fails, these calls are possible again.
+    /// `finalize` waits, within the context's deadline, for every stream that has been used with
+    /// this context.
     ///
     /// After an initialisation by an id or a rendezvous, NVSHMEM can be initialised again in this
     /// process.

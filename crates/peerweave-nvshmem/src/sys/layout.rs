@@ -6,7 +6,7 @@ use super::types::*;
 use crate::Version;
 
 /// The size of a struct, or the offset of a field. The elements are `size X` or `offset X.f`, the
-/// first version whose header declares it, and the number of bytes.
+/// first version whose header declares the struct or field, and the number of bytes.
 pub type Fact = (&'static str, Version, i64);
 
 /// Returns the sizes of all declared structs, and the offsets of their fields.

@@ -15,7 +15,7 @@ pub const fn version_word(layout: c_int, bytes: usize) -> c_int {
 
 /// A team's handle.
 pub type nvshmem_team_t = i32;
-/// The id that all members of a team pass to create the team by an id.
+/// The id that all members pass to create a team without a parent team.
 pub type nvshmemx_team_uniqueid_t = u64;
 /// A queue pair's handle.
 pub type nvshmemx_qp_handle_t = c_int;

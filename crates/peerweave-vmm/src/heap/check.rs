@@ -1,7 +1,7 @@
 //! Tests the access among the PEs of a machine by writing and reading memory.
 //!
-//! Invariant: a path between two PEs passes only if the transferred data was compared at the
-//! receiving PE. What the driver reports about peer access does not count.
+//! Invariant: a path between two PEs passes the test only if the transferred data was compared at
+//! the receiving PE. The driver's report about peer access is not sufficient.
 
 use std::time::Instant;
 

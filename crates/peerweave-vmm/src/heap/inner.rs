@@ -1,7 +1,7 @@
 //! The state that a heap shares with the handles of its memory: mapped chunks, allocator and PEs.
 //!
 //! `mod.rs` has the public calls. Invariants: [H1] to [H3] of that module. The state is locked
-//! during a whole collective call, and no destructor takes that lock.
+//! during a whole collective call, and no destructor acquires this lock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -77,7 +77,8 @@ pub(super) struct Around {
     vmm: bool,
     file_descriptor: bool,
     fabric: bool,
-    /// The reason why fabric handles cannot be used; empty if they can, or if they were not tried.
+    /// The reason why fabric handles cannot be used; empty if fabric handles can be used or were
+    /// not tried.
     refusal: String,
 }
 
