@@ -45,7 +45,7 @@ fn pair_check_names_a_pair_without_access() {
 }
 
 #[test]
-fn peer_access_that_loses_data_is_named() {
+fn pair_check_error_names_the_devices_that_lose_data() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_BROKEN_PEER", "0-1").run(|| {
         let contexts = contexts(2);
         assert!(peer::pair(0, 1).expect("the fake driver is loaded").access, "the driver must report peer access");

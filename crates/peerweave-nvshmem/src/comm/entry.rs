@@ -66,7 +66,10 @@ impl Comm {
         // The call that held the gate before may have made NVSHMEM unusable.
         self.check_usable(call)?;
         if self.entry.ending.load(Ordering::Relaxed) && call != END {
-            return Err(NvshmemError::misuse(call, MisuseKind::Context { why: "another thread is finalising NVSHMEM; call again only if finalising fails" }));
+            return Err(NvshmemError::misuse(
+                call,
+                MisuseKind::Context { why: "another thread is finalising NVSHMEM; call again only if finalising fails" },
+            ));
         }
         if self.deferred.is_any() {
             self.run_deferred();

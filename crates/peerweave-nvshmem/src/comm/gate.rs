@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn panic_inside_a_call_ends_the_wait() {
+    fn panic_in_a_call_is_reported_and_frees_the_gate() {
         let gate = Arc::new(Gate::default());
         let worker = Worker::start().expect("the thread starts");
         let inside = gate.enter("first", LONG).expect("the gate is free").send(&gate);

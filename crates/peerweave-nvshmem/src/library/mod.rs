@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn transports_of_unknown_versions_are_not_checked() {
+    fn transport_plugin_of_unknown_nvshmem_version_is_not_checked() {
         let directory = tempfile::tempdir().expect("the temporary directory is created");
         let version = Version::new(3, 7, 0);
         assert!(check_plugin(directory.path(), "nvshmem_transport_ibrc", transport_abi(version), version).is_ok());

@@ -71,7 +71,10 @@ impl Context {
                 return Ok(FinalizeReport { leaked: Vec::new(), other_handles });
             }
             if !matches!(&*life, ProcessState::Live(_)) {
-                return Err(NvshmemError::misuse(CALL, MisuseKind::Context { why: "another thread is finalising NVSHMEM; call again only if finalising fails" }));
+                return Err(NvshmemError::misuse(
+                    CALL,
+                    MisuseKind::Context { why: "another thread is finalising NVSHMEM; call again only if finalising fails" },
+                ));
             }
             *life = ProcessState::Ending(Arc::clone(&running));
             Ending(Some(ProcessState::Live(Arc::clone(&running))))

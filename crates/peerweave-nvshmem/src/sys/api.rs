@@ -438,7 +438,8 @@ peerweave_dylib::bindings! {
         ) -> c_int;
         /// Concatenates `bytes` bytes of each PE of a team, on every PE of the team.
         "3.3.24" fn nvshmem_fcollectmem(team: nvshmem_team_t, target: *mut c_void, source: *const c_void, bytes: usize) -> c_int;
-        /// Concatenates `bytes` bytes of each PE of a team, on every PE of the team, in stream order.
+        /// Concatenates `bytes` bytes of each PE of a team, on every PE of the team, in stream
+        /// order.
         "3.3.24" fn nvshmemx_fcollectmem_on_stream(
             team: nvshmem_team_t, target: *mut c_void, source: *const c_void, bytes: usize, stream: CUstream,
         ) -> c_int;

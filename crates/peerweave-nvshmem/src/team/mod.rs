@@ -211,7 +211,13 @@ impl Team {
             }
             Ok((rank, members))
         })?;
-        let wrong = || comm.nvshmem.failure(TRANSLATE, None, format!("NVSHMEM returned an invalid rank {rank} or invalid members {members:?} of team {handle}"));
+        let wrong = || {
+            comm.nvshmem.failure(
+                TRANSLATE,
+                None,
+                format!("NVSHMEM returned an invalid rank {rank} or invalid members {members:?} of team {handle}"),
+            )
+        };
         let pes: Vec<Pe> = members
             .iter()
             .map(|pe| u32::try_from(*pe).ok().filter(|pe| *pe < comm.n_pes).map(Pe::new))

@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn pes_of_a_group_must_have_the_same_object() {
+    fn pes_of_a_group_must_have_the_same_multicast_object() {
         let groups = [statement(&[0, 2], "a"), statement(&[1], "b"), statement(&[0, 2], "a")];
         assert!(check_objects("it", &groups).is_ok());
         let apart = [statement(&[0, 2], "a"), statement(&[1], "a"), statement(&[0, 2], "b")];
