@@ -314,7 +314,7 @@ pub struct Disagree {
     pub ours: String,
 }
 
-/// The call that the other PE in a [`Disagree`] made, or the reason why it made no call.
+/// The call that the other PE in a [`Disagree`] made, or the reason why that PE made no call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OtherCall {

@@ -15,9 +15,9 @@ use crate::error::{MisuseKind, NvshmemError};
 /// Settings for NVSHMEM. If the caller does not specify a setting, NVSHMEM uses the value in the
 /// environment. If the environment has no value either, NVSHMEM uses its default.
 ///
-/// NVSHMEM takes its options only from environment variables. NVSHMEM reads all of these variables
-/// only once in a process, when it starts or when it creates an id. A second start with other
-/// settings fails with [`MisuseKind::AlreadyInitialized`].
+/// NVSHMEM takes its options only from environment variables. A process reads these variables once:
+/// when NVSHMEM starts or creates an id, whichever is first. A second start with other settings
+/// fails with [`MisuseKind::AlreadyInitialized`].
 ///
 /// Initialisation therefore sets these variables in the environment of the process, and restores
 /// the environment afterwards. Threads that read the environment during initialisation, through

@@ -19,11 +19,11 @@ use crate::sys::{self, nvshmemx_init_attr_t};
 
 /// The kind of bootstrap and its arguments.
 pub(super) enum Bootstrapping {
-    /// By an id: the id, the number of this PE, and the number of PEs.
+    /// A start by an id: the id, the number of this PE, and the number of PEs.
     Id(UniqueId, u32, u32),
-    /// By MPI: the address of the communicator, as a number because another thread uses it.
+    /// A start by MPI: the address of the communicator, as a number because another thread uses it.
     Mpi(usize),
-    /// By the launcher of the job.
+    /// A start by the launcher of the job.
     Launcher,
 }
 
