@@ -40,7 +40,7 @@ fn setup_calls_in_different_orders_are_errors_on_all_pes() {
 }
 
 #[test]
-fn setup_calls_in_the_same_order_wait_for_each_other() {
+fn setup_calls_of_two_threads_in_one_order_succeed() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let world = here.context.world();
@@ -60,7 +60,7 @@ fn setup_calls_in_the_same_order_wait_for_each_other() {
 }
 
 #[test]
-fn timeout_behind_another_setup_call_does_not_affect_it() {
+fn setup_call_completes_although_a_queued_call_timed_out() {
     fakes().run_many(2, |child| {
         let here = start_within(&child, SHORT);
         let first = if child.rank == 0 {
@@ -83,7 +83,7 @@ fn timeout_behind_another_setup_call_does_not_affect_it() {
 }
 
 #[test]
-fn timeout_after_agreement_does_not_block_other_pes() {
+fn allocation_during_slow_puts_has_one_outcome_on_all_pes() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_putmem=1500").run_many(2, |child| {
         let here = start_within(&child, Duration::from_secs(3));
         let memory = here.context.alloc::<u32>(128).expect("the memory is allocated");
@@ -113,7 +113,7 @@ fn timeout_after_agreement_does_not_block_other_pes() {
 }
 
 #[test]
-fn team_created_by_an_id_does_not_change_split_numbers() {
+fn split_succeeds_after_some_pes_created_a_team_by_id() {
     fakes().run_many(3, |child| {
         let here = start_within(&child, Duration::from_secs(2));
         if child.rank < 2 {
@@ -151,7 +151,7 @@ fn splits_after_a_restart_use_new_rendezvous_keys() {
 }
 
 #[test]
-fn start_by_another_id_is_refused() {
+fn second_start_with_another_id_is_refused() {
     fakes().run(|| {
         let quiet = || settings(DEADLINE);
         let (one, other) =
@@ -235,7 +235,7 @@ fn shared_gpu_without_a_rendezvous_is_an_error() {
 }
 
 #[test]
-fn bad_alignment_on_one_pe_is_an_error_on_all() {
+fn bad_alignment_on_one_pe_is_an_error_on_all_pes() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let began = Instant::now();
@@ -255,7 +255,7 @@ fn bad_alignment_on_one_pe_is_an_error_on_all() {
 }
 
 #[test]
-fn bad_settings_of_one_pe_are_an_error_on_all() {
+fn bad_settings_of_one_pe_are_an_error_on_all_pes() {
     fakes().run_many(2, |child| {
         let meeting = rendezvous(&child, DEADLINE);
         let wrong = match child.rank {

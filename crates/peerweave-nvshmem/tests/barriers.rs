@@ -90,7 +90,7 @@ fn barrier_all_times_out_if_a_pe_is_missing() {
 }
 
 #[test]
-fn team_with_a_negative_stride_counts_down() {
+fn negative_stride_selects_ranks_in_descending_order() {
     fakes().run_many(4, |child| {
         let here = start(&child);
         let world = here.context.world();
@@ -117,7 +117,7 @@ fn team_with_a_negative_stride_counts_down() {
 }
 
 #[test]
-fn strides_that_leave_the_team_are_refused() {
+fn split_with_ranks_outside_the_team_is_refused() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let split = |start, stride, count| {

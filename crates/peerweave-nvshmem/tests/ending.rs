@@ -49,7 +49,10 @@ fn call_of_another_thread_is_refused_while_finalize_waits() {
             let begun = peerweave_driver::wait_until::<()>(Instant::now() + DEADLINE, || Ok(team.config().is_err()));
             assert_eq!(begun, Ok(true), "finalising did not begin in time");
             let kind = misuse(team.barrier(&other));
-            assert!(matches!(kind, MisuseKind::Context { why } if why.contains("another thread is ending NVSHMEM")), "{kind:?}");
+            assert!(
+                matches!(kind, MisuseKind::Context { why } if why.contains("another thread is finalising NVSHMEM")),
+                "{kind:?}"
+            );
             unblock(&stream);
             ending.join().expect("the thread does not panic");
         });
@@ -64,7 +67,7 @@ fn call_of_another_thread_is_refused_while_finalize_waits() {
 }
 
 #[test]
-fn failed_finalize_allows_other_calls_again() {
+fn calls_succeed_after_a_failed_finalize() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let (memory, team) = (here.context.alloc_zeroed::<u64>(1).expect("the memory is allocated"), here.context.world());
@@ -78,7 +81,7 @@ fn failed_finalize_allows_other_calls_again() {
 }
 
 #[test]
-fn last_handles_released_together_finalize_once() {
+fn handles_released_concurrently_finalize_nvshmem_once() {
     fakes().run_many(1, |child| {
         let meeting = rendezvous(&child, DEADLINE);
         for round in 0..400 {

@@ -25,7 +25,7 @@ fn fakes() -> Fakes {
 }
 
 #[test]
-fn ring_puts_to_the_next_pe() {
+fn ring_example_puts_data_to_the_next_pe() {
     fakes().run(|| {
         let output = Command::new(program("ring")).output().expect("the program starts");
         assert_eq!(String::from_utf8_lossy(&output.stdout), "PE 0 of 1: received 1024 times 0 from PE 0\n", "{output:?}");
@@ -52,7 +52,7 @@ fn check_start(arguments: &[&str]) -> Vec<(bool, String)> {
 }
 
 #[test]
-fn launcher_service_and_id_file_start_a_job() {
+fn check_start_example_starts_by_pmi_and_by_id_file() {
     let place = tempfile::tempdir().expect("the directory is created");
     let fakes = fakes().env("PEERWEAVE_FAKE_NVSHMEM_DIR", place.path());
     fakes.run(|| {
@@ -72,7 +72,7 @@ fn launcher_service_and_id_file_start_a_job() {
 }
 
 #[test]
-fn failed_start_names_its_cause() {
+fn check_start_example_prints_the_cause_of_a_failure() {
     let nowhere = "/there/is/no/mpi/here";
     fakes().env("PEERWEAVE_MPI_PATH", nowhere).env_remove("PEERWEAVE_FAKE_NVSHMEM_DIR").run(|| {
         let causes = [

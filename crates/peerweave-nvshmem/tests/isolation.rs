@@ -85,7 +85,7 @@ fn new_memory_is_zero_even_if_the_default_stream_is_busy() {
 }
 
 #[test]
-fn alloc_zeroed_without_rendezvous_waits_for_all_zeros() {
+fn alloc_zeroed_without_rendezvous_waits_for_zeros_on_all_pes() {
     fakes().env("PEERWEAVE_FAKE_CUDA_LOG", "").run_many(2, |child| {
         if child.rank == 0 {
             child.put_file("id", &Context::unique_id(&settings(DEADLINE)).expect("the id is created").to_bytes());
@@ -146,7 +146,7 @@ fn copy_does_not_wait_for_later_work_of_other_threads() {
 }
 
 #[test]
-fn start_on_a_busy_device_ends_at_its_deadline() {
+fn start_on_a_busy_device_times_out() {
     fakes().run_many(1, |child| {
         let meeting = rendezvous(&child, DEADLINE);
         let gpu = device(0);
@@ -323,7 +323,7 @@ fn broken_launcher_plugin_is_an_error_before_start() {
 }
 
 #[test]
-fn device_error_is_returned_by_calls_without_a_status() {
+fn quiet_returns_an_earlier_error_of_the_device() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let memory = here.context.alloc::<u32>(8).expect("the memory is allocated");
@@ -338,7 +338,7 @@ fn device_error_is_returned_by_calls_without_a_status() {
 }
 
 #[test]
-fn invalid_member_list_is_reported_to_all_at_once() {
+fn invalid_member_list_is_an_immediate_error_on_all_pes() {
     fakes().run_many(3, |child| {
         let here = start(&child);
         let all: Vec<Pe> = (0..3).map(Pe::new).collect();
@@ -408,7 +408,7 @@ fn setup_call_is_not_made_after_one_pe_timed_out() {
 }
 
 #[test]
-fn all_missing_members_of_a_team_call_are_named() {
+fn timeout_error_names_all_missing_members_of_a_team_call() {
     fakes().run_many(3, |child| {
         let meeting = rendezvous(&child, Duration::from_secs(2));
         let context = Context::from_rendezvous(&meeting, &device(child.rank), settings(DEADLINE)).expect("NVSHMEM starts");

@@ -49,7 +49,7 @@ unsafe impl<B: DeviceBuffer<u32>> DeviceBuffer<u32> for Counted<B> {
 }
 
 #[test]
-fn foreign_memory_is_kept_while_its_registration_is_stuck() {
+fn memory_is_not_dropped_while_its_registration_is_stuck() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_STUCK", "nvshmemx_buffer_register_symmetric").run_many(1, |child| {
         let here = start_within(&child, SHORT);
         let memory = Counted { memory: mapped(&here, 1), owner: Arc::default() };
@@ -76,7 +76,7 @@ fn failed_unregister_leaks_memory_and_finalize_succeeds() {
 }
 
 #[test]
-fn allocation_that_fails_on_one_pe_is_an_error_on_all() {
+fn allocation_that_fails_on_one_pe_is_an_error_on_all_pes() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_FULL", "nvshmem_malloc@1:2").run_many(3, |child| {
         let here = common::start_with(&child, settings(DEADLINE).disable_cuda_vmm(true));
         let first = here.context.alloc::<u8>(100).expect("the memory is allocated");
@@ -92,7 +92,7 @@ fn allocation_that_fails_on_one_pe_is_an_error_on_all() {
 }
 
 #[test]
-fn failed_allocation_of_a_fixed_heap_leaves_it_usable() {
+fn fixed_heap_is_usable_after_a_failed_allocation() {
     fakes().run_many(2, |child| {
         let here = common::start_with(&child, settings(DEADLINE).disable_cuda_vmm(true));
         let error = here.context.alloc::<u8>(1 << 30).expect_err("the heap is smaller than the request");
@@ -166,7 +166,7 @@ fn split_is_refused_while_a_stream_waits_for_a_signal() {
 }
 
 #[test]
-fn nvshmem_that_other_code_started_is_refused() {
+fn start_is_refused_if_other_code_started_nvshmem() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmemx_init_status@0:1=2,nvshmemx_init_status:1=2").run(|| {
         let id = Context::unique_id(&settings(DEADLINE)).expect("the id is created");
         let refused = misuse(Context::from_unique_id(id, Pe::new(0), 1, &device(0), settings(DEADLINE)));
@@ -302,7 +302,7 @@ fn multicast_addresses_require_team_and_memory_of_one_context() {
 }
 
 #[test]
-fn unreleasable_memory_does_not_stop_finalize() {
+fn nvshmem_is_finalised_although_memory_cannot_be_released() {
     let fails = fakes().env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmemx_buffer_unregister_symmetric");
     fails.run_many(1, |child| {
         let here = start(&child);

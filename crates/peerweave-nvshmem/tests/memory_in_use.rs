@@ -214,7 +214,7 @@ enum Freed {
 }
 
 #[test]
-fn memory_of_nbi_transfers_waits_for_the_stream_of_the_quiet() {
+fn free_of_nbi_memory_waits_for_the_stream_of_the_quiet() {
     for (by_barrier, which) in [(false, Freed::Source), (true, Freed::Source), (false, Freed::Target), (true, Freed::Word)] {
         fakes().run_many(1, move |child| {
             let here = start(&child);
@@ -307,7 +307,7 @@ fn unsupported_flush_leaves_nbi_transfers_pending() {
 }
 
 #[test]
-fn completed_streams_of_memory_are_released() {
+fn memory_does_not_keep_completed_streams_alive() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let buffer = here.context.alloc_zeroed::<u32>(64).expect("the memory is allocated");

@@ -20,7 +20,7 @@ fn capture(stream: &Arc<CudaStream>) {
 }
 
 #[test]
-fn collective_waits_for_the_last_one_on_another_stream() {
+fn collective_waits_for_previous_collective_on_other_stream() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let hold = Hold::new(&here);
@@ -61,7 +61,7 @@ fn collective_waits_for_the_last_one_on_another_stream() {
 }
 
 #[test]
-fn blocking_call_waits_for_the_teams_last_stream() {
+fn blocking_call_waits_for_the_teams_last_collective() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let stream = &here.stream;
@@ -107,7 +107,7 @@ fn finalize_waits_for_the_collectives_of_every_team() {
 }
 
 #[test]
-fn timed_out_wait_for_the_last_stream_can_be_retried() {
+fn context_is_usable_after_a_wait_for_a_stream_timed_out() {
     fakes().run_many(2, |child| {
         let here = start_within(&child, SHORT);
         let hold = Hold::new(&here);
@@ -130,7 +130,7 @@ fn timed_out_wait_for_the_last_stream_can_be_retried() {
 }
 
 #[test]
-fn split_teams_have_separate_orders() {
+fn collectives_of_split_teams_do_not_wait_for_other_teams() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let hold = Hold::new(&here);
@@ -150,7 +150,7 @@ fn split_teams_have_separate_orders() {
 }
 
 #[test]
-fn predefined_teams_share_one_order() {
+fn predefined_teams_share_one_collective_order() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let (one, other) = (here.new_stream(), here.new_stream());
@@ -196,7 +196,7 @@ fn blocking_barrier_is_refused_in_a_capture() {
 }
 
 #[test]
-fn threads_with_separate_streams_order_their_collectives() {
+fn collectives_of_several_threads_run_one_at_a_time() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         std::thread::scope(|scope| {
@@ -220,7 +220,7 @@ fn threads_with_separate_streams_order_their_collectives() {
 }
 
 #[test]
-fn captured_collective_waits_on_the_host_for_earlier_work() {
+fn captured_collective_makes_the_host_wait_for_earlier_work() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let hold = Hold::new(&here);
@@ -278,7 +278,7 @@ fn per_thread_stream_is_refused() {
 }
 
 #[test]
-fn thread_in_a_team_call_blocks_others_until_the_deadline() {
+fn call_times_out_while_another_thread_is_in_a_team_call() {
     fakes().run_many(2, |child| {
         let here = start_within(&child, SHORT);
         let allocate = || {

@@ -86,7 +86,7 @@ fn foreign_memory_of_unsuitable_length_is_refused() {
 }
 
 #[test]
-fn oversized_allocation_is_refused_before_the_heap_is_lost() {
+fn oversized_allocation_is_refused_and_the_heap_stays_usable() {
     fakes().run_many(2, |child| {
         let here = start_with(&child, settings(DEADLINE).max_memory_bytes(32 << 30));
         let first = here.context.alloc_zeroed::<u32>(64).expect("the memory is allocated");
@@ -102,7 +102,7 @@ fn oversized_allocation_is_refused_before_the_heap_is_lost() {
 }
 
 #[test]
-fn registration_in_use_lives_until_the_call_is_enqueued() {
+fn registration_lives_until_a_running_put_is_enqueued() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_fence=600").run_many(2, |child| {
         let here = by_network(&child);
         let hold = Hold::new(&here);

@@ -46,7 +46,7 @@ fn missing_library_error_lists_every_tried_path() {
 }
 
 #[test]
-fn pe_without_the_library_is_named_on_the_other_pes() {
+fn error_on_other_pes_names_the_pe_without_the_library() {
     fakes().run_many(3, |child| {
         if child.rank == 1 {
             set("PEERWEAVE_NVSHMEM_PATH", "/nowhere/at/all");
@@ -108,7 +108,7 @@ fn missing_required_function_is_an_error_before_start() {
 }
 
 #[test]
-fn different_libraries_error_names_the_other_pe() {
+fn error_for_different_versions_names_the_other_pe() {
     fakes().run_many(2, |child| {
         set("PEERWEAVE_FAKE_NVSHMEM_VERSION", ["3.8.0", "3.6.5"][child.rank]);
         let error = start_error(&child, child.rank, settings(DEADLINE));
@@ -120,7 +120,7 @@ fn different_libraries_error_names_the_other_pe() {
 }
 
 #[test]
-fn different_settings_error_names_the_other_pe() {
+fn error_for_different_settings_shows_both_values() {
     fakes().run_many(2, |child| {
         let error = start_error(&child, child.rank, settings(DEADLINE).max_teams(8 + child.rank as u64));
         assert!(
@@ -135,7 +135,7 @@ fn different_settings_error_names_the_other_pe() {
 }
 
 #[test]
-fn pes_on_one_gpu_are_named_and_can_start_again() {
+fn error_names_pes_on_one_gpu_and_a_later_start_succeeds() {
     fakes().run_many(3, |child| {
         let rendezvous = rendezvous(&child, DEADLINE);
         let shared = [0, 1, 0][child.rank];
@@ -172,7 +172,7 @@ fn heap_size_with_a_unit_is_checked_before_start() {
 }
 
 #[test]
-fn missing_pe_at_start_is_named_at_the_deadline() {
+fn start_error_at_the_deadline_names_the_missing_pe() {
     fakes().run_many(3, |child| {
         let rendezvous = rendezvous(&child, Duration::from_secs(1));
         if child.rank == 2 {
@@ -205,7 +205,7 @@ fn missing_pe_at_start_by_id_times_out() {
 }
 
 #[test]
-fn failed_initialisation_on_one_pe_is_an_error_on_both() {
+fn failed_initialisation_on_one_pe_is_an_error_on_both_pes() {
     let fails = fakes().env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmemx_hostlib_init_attr@1:1=5");
     fails.run_many(2, |child| {
         let rendezvous = rendezvous(&child, DEADLINE);
@@ -226,7 +226,7 @@ fn failed_initialisation_on_one_pe_is_an_error_on_both() {
 }
 
 #[test]
-fn second_start_returns_a_handle_or_names_the_difference() {
+fn second_start_returns_a_handle_if_the_arguments_are_equal() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let own = device(child.rank);
@@ -254,7 +254,7 @@ fn second_start_returns_a_handle_or_names_the_difference() {
 }
 
 #[test]
-fn restart_after_finalize_shares_no_state_with_the_first() {
+fn team_of_a_finalised_context_is_unusable_after_a_restart() {
     fakes().run_many(2, |child| {
         let first = start(&child);
         let (team, world) = (first.context.world(), first.context.clone());
@@ -277,7 +277,7 @@ fn restart_after_finalize_shares_no_state_with_the_first() {
 }
 
 #[test]
-fn invalid_arguments_are_refused_before_any_effect() {
+fn start_refuses_invalid_arguments() {
     fakes().run_many(1, |_| {
         let own = device(0);
         let id = UniqueId::from_bytes([0; 128]);
@@ -349,7 +349,7 @@ fn id_distributed_by_the_caller_starts_a_job() {
 }
 
 #[test]
-fn call_in_a_forked_child_names_the_parent() {
+fn call_in_a_forked_child_is_refused() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let memory = here.context.alloc::<u8>(8).expect("the memory is allocated");
@@ -374,7 +374,7 @@ fn call_in_a_forked_child_names_the_parent() {
 }
 
 #[test]
-fn missing_interface_is_named_with_the_existing_ones() {
+fn missing_interface_error_lists_the_existing_interfaces() {
     fakes().run_many(2, |child| {
         let error = start_error(&child, child.rank, settings(DEADLINE).bootstrap_interface("=wrong0"));
         let is_it = |inner: &PreflightError| matches!(inner, PreflightError::Interface { asked, .. } if asked == "=wrong0");
@@ -416,7 +416,7 @@ fn broken_id_plugin_is_refused_before_nvshmem_loads_it() {
 }
 
 #[test]
-fn failed_unique_id_is_not_requested_again() {
+fn unique_id_is_not_requested_again_after_a_failure() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmemx_get_uniqueid:1").run_many(1, |_| {
         let error = Context::unique_id(&settings(DEADLINE)).expect_err("the call fails");
         assert!(matches!(error, NvshmemError::Nvshmem(_)), "{error}");
@@ -444,7 +444,7 @@ fn start_that_only_connects_the_pes_is_an_error() {
 }
 
 #[test]
-fn pe_with_another_context_is_reported_to_all_at_once() {
+fn pe_with_another_context_is_an_immediate_error_on_all_pes() {
     fakes().run_many(2, |child| {
         let meeting = rendezvous(&child, DEADLINE);
         let running = (child.rank == 1).then(|| {
@@ -469,7 +469,7 @@ fn pe_with_another_context_is_reported_to_all_at_once() {
 }
 
 #[test]
-fn settings_that_affect_collectives_must_be_equal() {
+fn settings_that_affect_collectives_must_be_equal_on_all_pes() {
     fakes().run_many(2, |child| {
         let own = match child.rank {
             0 => settings(DEADLINE).disable_nccl(true).debug_file("one"),
@@ -483,7 +483,7 @@ fn settings_that_affect_collectives_must_be_equal() {
 }
 
 #[test]
-fn equal_sizes_written_in_different_units_are_equal() {
+fn equal_heap_sizes_in_different_units_are_accepted() {
     fakes().run_many(2, |child| {
         let size = if child.rank == 0 { "64M" } else { "67108864" };
         let own =
@@ -526,7 +526,7 @@ fn unknown_bootstrap_is_refused_before_nvshmem_is_called() {
 }
 
 #[test]
-fn multicast_switch_applies_to_unique_ids_too() {
+fn multicast_switch_applies_to_a_start_by_unique_id() {
     let fakes = fakes().env("PEERWEAVE_FAKE_NVSHMEM_MULTICAST", "1").env_remove("NVSHMEM_DISABLE_NVLS");
     fakes.run_many(1, |_| {
         // NVSHMEM reads its settings in this call, and only once.

@@ -8,7 +8,7 @@ use common::{DEADLINE, device, fakes, misuse, rendezvous, settings, start};
 use peerweave_nvshmem::{Context, MisuseKind, Strides, TeamConfig};
 
 #[test]
-fn strides_beyond_a_c_integer_are_refused() {
+fn strides_beyond_the_range_of_a_c_int_are_refused() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let buffer = here.context.alloc::<u64>(4).expect("the memory is allocated");
@@ -43,7 +43,7 @@ fn strides_beyond_a_c_integer_are_refused() {
 }
 
 #[test]
-fn strides_beyond_a_cuda_copy_are_refused() {
+fn strides_beyond_the_limit_of_cuda_copies_are_refused() {
     fakes().env("PEERWEAVE_FAKE_CUDA_MEMORY_BYTES", "17179869184").run_many(1, |child| {
         let meeting = rendezvous(&child, DEADLINE);
         let own = settings(DEADLINE).symmetric_size_bytes(6 << 30);

@@ -1,8 +1,9 @@
-//! The round in which the PEs of a collective call report their outcome to each other. Converts its
-//! errors to this crate's.
+//! The exchange in which the PEs of a collective call report their outcomes to each other. This
+//! module converts the errors of the exchange to [`VmmError`].
 //!
-//! [`peerweave_bootstrap::agree`] implements the round. Invariant: after [`Disagreement::Known`]
-//! every PE undoes the call, so no PE waits for another until the deadline.
+//! [`peerweave_bootstrap::agree`] implements the exchange. Invariant: after
+//! [`Disagreement::Known`], every PE undoes the call, so no PE waits for another PE until the
+//! deadline.
 
 use peerweave_bootstrap::agree::{self, Failure, Members};
 use peerweave_bootstrap::{BootstrapError, Rendezvous};
@@ -88,6 +89,6 @@ impl<'a> Reader<'a> {
 
 /// Returns the error for an invalid blob from `pe`.
 pub(crate) fn unreadable(call: &str, pe: Pe) -> VmmError {
-    let cause = PeerCause::Failed("sent an invalid blob".into());
+    let cause = PeerCause::Failed("the PE sent invalid data".into());
     VmmError::Peer { call: call.to_owned(), pe, cause }
 }

@@ -196,7 +196,9 @@ pub enum Misuse {
     },
     /// The heap has too little free memory. Either the heap does not grow automatically, or it
     /// would exceed its limit.
-    #[error("{call}: {bytes} bytes do not fit: {free} of {total} bytes are free, and the heap's limit is {limit} bytes")]
+    #[error(
+        "{call}: {bytes} bytes do not fit into the heap: {free} of {total} bytes are free, and the heap's limit is {limit} bytes"
+    )]
     Exhausted {
         /// Name of the call.
         call: &'static str,

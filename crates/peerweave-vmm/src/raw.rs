@@ -1,8 +1,9 @@
 //! Structs of the driver as plain data, and the conversion of the driver's codes to errors.
 //!
 //! The structs are declared here because cudarc's declarations depend on the CUDA version for which
-//! a program is built. The driver's structs do not. Invariant: each struct has the size and layout
-//! of its counterpart in the driver's header. The sizes are compared with cudarc's below.
+//! a program is built. The driver's structs do not depend on this version. Invariant: each struct
+//! has the size and layout of its counterpart in the driver's header. The sizes are compared with
+//! cudarc's below.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;

@@ -113,7 +113,7 @@ fn failed_ipc_growth_frees_memory_that_other_pes_opened() {
 }
 
 #[test]
-fn pe_out_of_descriptors_is_reported_and_the_heap_survives() {
+fn heap_is_usable_after_one_pe_ran_out_of_descriptors() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     Fakes::new().cuda().run_many(3, |child| {
         let me = process(&child);
@@ -192,7 +192,7 @@ fn failed_peer_check_is_an_error_on_all_pes() {
 }
 
 #[test]
-fn finalize_of_an_ipc_heap_ignores_other_devices() {
+fn finalize_of_an_ipc_heap_ignores_work_on_other_devices() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(2, |child| {
         let me = process(&child);
         let heap = heap(&me);
@@ -253,7 +253,7 @@ fn finalize_of_an_ipc_heap_keeps_memory_with_a_handle() {
 }
 
 #[test]
-fn growth_that_timed_out_keeps_its_memory() {
+fn memory_of_a_timed_out_growth_stays_allocated() {
     let deadline = Duration::from_millis(1500);
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(2, |child| {
         let me = process_within(&child, deadline);
@@ -291,7 +291,7 @@ fn finalize_waits_for_work_on_the_memory_of_the_heap() {
 }
 
 #[test]
-fn pe_that_sends_an_invalid_blob_is_named_to_all() {
+fn error_names_the_pe_that_sent_invalid_data() {
     Fakes::new().cuda().run(|| {
         threads(2, |me| {
             let options = HeapOptions::new(4 * MIB);
@@ -358,7 +358,7 @@ fn broken_heap_creates_no_multicast_objects() {
 }
 
 #[test]
-fn allocation_waits_for_multicast_creation_of_its_pe() {
+fn allocation_during_multicast_creation_succeeds() {
     Fakes::new().cuda().run(|| {
         threads(2, |me| {
             let heap = heap(&me);

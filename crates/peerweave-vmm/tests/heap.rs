@@ -125,7 +125,7 @@ fn processes_without_virtual_memory_share_by_legacy_ipc() {
 }
 
 #[test]
-fn failure_of_one_pe_leaves_no_ipc_memory_open() {
+fn ipc_memory_is_freed_if_heap_creation_fails_on_one_pe() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(2, |child| {
         let me = process(&child);
         let free = free_bytes(&me.context);
@@ -142,7 +142,7 @@ fn failure_of_one_pe_leaves_no_ipc_memory_open() {
 }
 
 #[test]
-fn memory_kept_for_a_graph_is_not_freed() {
+fn memory_with_another_owner_is_not_freed() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let heap = heap(&me, options());
@@ -169,7 +169,7 @@ fn threads_without_virtual_memory_enable_peer_access() {
 }
 
 #[test]
-fn fabric_handles_are_used_or_the_reason_is_returned() {
+fn heap_uses_fabric_handles_or_returns_the_reason_why_not() {
     let place = tempfile::tempdir().expect("the temporary directory is created");
     let fabric = || Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FABRIC_DIR", place.path());
     let fallback_reason = |me: &Me| {
@@ -261,7 +261,7 @@ fn heap_grows_automatically_up_to_its_limit() {
 }
 
 #[test]
-fn diverging_calls_are_an_error_on_all_pes_and_recoverable() {
+fn heap_is_usable_after_diverging_calls_fail_on_all_pes() {
     Fakes::new().cuda().run(|| {
         let all = threads(3, |me| {
             let heap = heap(&me, options());
@@ -316,7 +316,7 @@ fn memory_with_another_handle_is_not_freed() {
 }
 
 #[test]
-fn memory_of_one_heap_is_not_freed_by_another() {
+fn free_refuses_memory_of_another_heap() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let (one, other) = (heap(&me, options()), heap(&me, options()));
@@ -359,7 +359,7 @@ fn free_waits_for_local_streams_and_times_out() {
 }
 
 #[test]
-fn missing_pe_is_named_at_the_deadline() {
+fn error_at_the_deadline_names_the_missing_pe() {
     Fakes::new().cuda().run(|| {
         let is_over = std::sync::Barrier::new(3);
         threads_within(3, Duration::from_millis(1500), |me| {
@@ -378,7 +378,7 @@ fn missing_pe_is_named_at_the_deadline() {
 }
 
 #[test]
-fn failed_heap_creation_is_reported_to_all_and_leaks_nothing() {
+fn failed_heap_creation_fails_on_all_pes_and_leaks_nothing() {
     Fakes::new().cuda().run_many(2, |child| {
         let me = process(&child);
         let functions = [
@@ -438,7 +438,7 @@ fn failed_growth_leaves_the_heap_unchanged() {
 }
 
 #[test]
-fn too_little_memory_on_one_device_is_an_error_on_all() {
+fn too_little_memory_on_one_device_is_an_error_on_all_pes() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_MEMORY_BYTES", (8 * MIB).to_string()).run(|| {
         threads(2, |me| {
             let taken =
@@ -457,7 +457,7 @@ fn too_little_memory_on_one_device_is_an_error_on_all() {
 }
 
 #[test]
-fn devices_without_peer_access_are_named() {
+fn heap_on_devices_without_peer_access_is_refused() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_PEER", "0-1,1-0").run(|| {
         threads(2, |me| {
             let error = SymmetricHeap::new(&me.rendezvous, &me.context, options())
@@ -470,7 +470,7 @@ fn devices_without_peer_access_are_named() {
 }
 
 #[test]
-fn peers_that_lose_data_are_found_and_named_to_all() {
+fn error_on_all_pes_names_the_peers_that_lose_data() {
     Fakes::new().cuda().run(|| {
         threads(3, |me| {
             let heap = heap(&me, options());
@@ -483,7 +483,7 @@ fn peers_that_lose_data_are_found_and_named_to_all() {
         let heap = heap(&me, options());
         let error = heap.check_peers().expect_err("data written from PE 0 to PE 1 is lost");
         let text = error.to_string();
-        assert!(text.contains("peer access from PE 0 to PE 1 is broken: written: word 0"), "{text}");
+        assert!(text.contains("peer access from PE 0 to PE 1 is broken: word 0 of the data written is"), "{text}");
         assert_eq!(matches!(error, VmmError::BrokenPeer { .. }), me.pe == 1);
         heap.finalize().expect("all PEs finalize the heap");
         me.leave();
@@ -491,7 +491,7 @@ fn peers_that_lose_data_are_found_and_named_to_all() {
 }
 
 #[test]
-fn pe_killed_with_mapped_memory_is_an_error_for_the_others() {
+fn pe_killed_with_mapped_memory_is_an_error_on_other_pes() {
     let outputs = Fakes::new().cuda().run_with_victims(3, &[2], |child| one_is_killed(&child));
     if let [.., killed] = &outputs[..] {
         use std::os::unix::process::ExitStatusExt;
@@ -545,7 +545,7 @@ fn thousand_allocations_leak_nothing() {
 }
 
 #[test]
-fn invalid_requests_are_refused_with_their_value() {
+fn heap_refuses_invalid_requests() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let heap = heap(&me, options());

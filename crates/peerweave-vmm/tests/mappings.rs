@@ -78,7 +78,7 @@ fn mapping_keeps_its_memory_and_addresses_alive() {
 }
 
 #[test]
-fn dropped_mapping_is_unmapped_after_its_streams() {
+fn dropped_mapping_is_unmapped_after_its_streams_complete() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         let stream = context.new_stream().expect("the stream is created");
@@ -97,7 +97,7 @@ fn dropped_mapping_is_unmapped_after_its_streams() {
 }
 
 #[test]
-fn completed_streams_of_a_mapping_are_released() {
+fn mapping_does_not_keep_completed_streams_alive() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         let (memory, mapping) = mapped(&context);
@@ -363,7 +363,7 @@ fn ipc_memory_that_another_process_may_have_open_is_leaked() {
 }
 
 #[test]
-fn memory_used_by_address_is_freed_after_recorded_streams() {
+fn memory_used_by_address_is_freed_after_its_stream_completes() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         let stream = context.new_stream().expect("the stream is created");

@@ -147,7 +147,7 @@ fn multicast_store_reaches_the_pes_of_all_processes() {
 }
 
 #[test]
-fn groups_of_pes_create_and_complete_separate_objects() {
+fn groups_of_pes_create_separate_multicast_objects() {
     Fakes::new().cuda().run(|| {
         // The groups are as on several machines. The last group has one PE less.
         threads(5, |me| {
@@ -282,7 +282,7 @@ fn disabled_multicast_calls_no_driver_function() {
 }
 
 #[test]
-fn multicast_disabled_on_one_pe_is_an_error_on_all() {
+fn multicast_disabled_on_one_pe_is_an_error_on_all_pes() {
     Fakes::new().cuda().run_many(2, |child| {
         let bytes = bytes();
         if child.rank == 1 {
@@ -343,7 +343,7 @@ fn failing_driver_calls_leak_nothing_and_do_not_panic() {
 }
 
 #[test]
-fn failed_step_is_reported_and_no_pe_keeps_the_object() {
+fn failed_multicast_step_leaves_no_object_on_any_pe() {
     Fakes::new().cuda().run_many(2, |child| {
         let me = process(&child);
         let options = HeapOptions::new(16 * MIB).max_bytes(64 * MIB);
@@ -394,7 +394,7 @@ fn failed_step_is_reported_and_no_pe_keeps_the_object() {
 }
 
 #[test]
-fn multicast_parts_are_released_in_order() {
+fn mapping_bindings_and_object_are_released_in_order() {
     const GOING: [&str; 4] = ["cuMemUnmap", "cuMulticastUnbind", "cuMemRelease", "cuMemAddressFree"];
     Fakes::new().cuda().run(|| {
         let contexts = contexts(2);
@@ -455,7 +455,7 @@ fn multicast_parts_are_released_in_order() {
 }
 
 #[test]
-fn invalid_properties_are_refused_with_their_value() {
+fn multicast_calls_refuse_invalid_arguments() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(3);
         let bytes = bytes();
@@ -580,7 +580,7 @@ fn multicast_object_imported_as_memory_is_not_mapped() {
 }
 
 #[test]
-fn old_driver_or_device_error_names_the_requirement() {
+fn multicast_error_names_the_missing_requirement() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_VERSION", "12000").run(|| {
         let error = Building::create(&context(0), MulticastProperties::new(2, 16 * MIB)).map(drop).expect_err("the driver is too old");
         assert_eq!(

@@ -39,7 +39,7 @@ fn memory(context: &Arc<CudaContext>, bytes: usize) -> PhysicalMemory {
 }
 
 #[test]
-fn bindings_that_are_not_passed_do_not_count() {
+fn multicast_object_with_a_gap_in_its_bindings_is_refused() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(2);
         let bytes = bytes();
@@ -178,7 +178,7 @@ fn bound_range_is_occupied_until_it_is_unbound() {
 }
 
 #[test]
-fn imported_memory_is_bound_only_by_its_creator() {
+fn imported_memory_cannot_be_bound_to_a_multicast_object() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(2);
         let bytes = bytes();
@@ -206,7 +206,7 @@ fn imported_memory_is_bound_only_by_its_creator() {
 }
 
 #[test]
-fn devices_of_different_objects_form_no_team() {
+fn devices_of_two_multicast_objects_form_no_team() {
     Fakes::new().cuda().run(|| {
         threads(2, |me| {
             let mut building =
@@ -296,7 +296,7 @@ fn member_lists_must_be_equal_and_without_duplicates() {
 }
 
 #[test]
-fn pes_on_one_device_are_refused_and_create_nothing() {
+fn pes_on_one_device_create_no_multicast_object() {
     Fakes::new().cuda().run_many(3, |child| {
         let me = process(&child);
         let members = [0, 1, 2].map(Pe::new);
@@ -353,7 +353,7 @@ fn timeout_at_a_later_chunk_keeps_earlier_chunks_bound() {
 }
 
 #[test]
-fn pe_lost_before_import_costs_one_deadline() {
+fn call_waits_for_at_most_one_deadline_if_a_pe_is_lost() {
     Fakes::new().cuda().run(|| {
         let deadline = Duration::from_secs(3);
         threads_within(2, deadline, |me| {
@@ -381,7 +381,7 @@ fn pe_lost_before_import_costs_one_deadline() {
 }
 
 #[test]
-fn pe_that_cannot_import_is_named_at_once() {
+fn import_error_names_the_failed_pe_before_the_deadline() {
     Fakes::new().cuda().run_many(3, |child| {
         let me = process(&child);
         let members: Vec<Pe> = (0..3).map(Pe::new).collect();
@@ -459,7 +459,7 @@ fn collective_calls_of_a_heap_are_serialised() {
 }
 
 #[test]
-fn steps_after_multicast_is_disabled_are_refused() {
+fn multicast_calls_are_refused_once_multicast_is_disabled() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let contexts = contexts(2);
@@ -506,7 +506,7 @@ fn steps_after_multicast_is_disabled_are_refused() {
 }
 
 #[test]
-fn object_with_two_handle_types_uses_the_requested_one() {
+fn object_with_two_handle_types_exports_both_types() {
     let place = tempfile::tempdir().expect("the temporary directory is created");
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FABRIC_DIR", place.path()).run(|| {
         let exportable = Exportable { file_descriptor: true, fabric: true };
@@ -559,7 +559,7 @@ fn heap_memory_is_freed_after_work_at_its_multicast_address() {
 }
 
 #[test]
-fn fabric_service_is_named_only_for_refused_fabric_handles() {
+fn error_mentions_imex_only_if_fabric_handles_are_refused() {
     let place = tempfile::tempdir().expect("the temporary directory is created");
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FABRIC_DIR", place.path()).run(|| {
         let context = context(0);
@@ -582,7 +582,7 @@ fn fabric_service_is_named_only_for_refused_fabric_handles() {
 }
 
 #[test]
-fn imported_object_keeps_its_id() {
+fn imported_multicast_object_keeps_its_id() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(2);
         let building = Building::create(&contexts[0], MulticastProperties::new(2, bytes())).expect("the object is created");

@@ -45,14 +45,14 @@ fn pair_check_names_a_pair_without_access() {
 }
 
 #[test]
-fn peer_access_that_loses_data_is_named() {
+fn pair_check_error_names_the_devices_that_lose_data() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_BROKEN_PEER", "0-1").run(|| {
         let contexts = contexts(2);
         assert!(peer::pair(0, 1).expect("the fake driver is loaded").access, "the driver must report peer access");
         let error = peer::check_pair(&contexts[0], &contexts[1], soon()).expect_err("the written data is lost");
         let VmmError::BrokenPeer { from, to, what } = &error else { panic!("{error}") };
         assert_eq!((from.as_str(), to.as_str()), ("device 0", "device 1"));
-        assert!(what.contains("written: word 0 is"), "{what}");
+        assert!(what.contains("word 0 of the data written is"), "{what}");
     });
 }
 

@@ -31,7 +31,7 @@ fn mapped(context: &Arc<CudaContext>) -> (Mapping, MappedMemory<u64>) {
 }
 
 #[test]
-fn finished_streams_of_heap_memory_are_released() {
+fn heap_memory_does_not_keep_finished_streams_alive() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let heap = SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(4 * MIB)).expect("the heap is created");
@@ -161,7 +161,7 @@ fn memory_used_on_a_foreign_per_thread_stream_stays_mapped() {
 }
 
 #[test]
-fn endless_work_of_other_code_delays_no_deadline() {
+fn endless_work_of_other_code_does_not_block_heap_calls() {
     Fakes::new().cuda().run(|| {
         let (send, receive) = channel();
         std::thread::spawn(move || {
@@ -184,7 +184,7 @@ fn endless_work_of_other_code_delays_no_deadline() {
 }
 
 #[test]
-fn host_copies_on_a_stuck_stream_end_at_their_deadline() {
+fn host_copies_on_a_stuck_stream_time_out() {
     Fakes::new().cuda().run(|| {
         let (send, receive) = channel();
         std::thread::spawn(move || {
@@ -309,7 +309,7 @@ fn ipc_memory_is_freed_while_other_streams_are_stuck() {
 }
 
 #[test]
-fn failed_stream_creation_is_an_error_with_its_call() {
+fn stream_creation_error_names_the_failed_driver_call() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         fail("cuStreamCreate:1=201");

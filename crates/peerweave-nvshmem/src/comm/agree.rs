@@ -2,11 +2,12 @@
 //! NVSHMEM.
 //!
 //! NVSHMEM's setup calls wait forever for a missing PE, and corrupt the heap if PEs allocate
-//! different sizes. PEs with a rendezvous therefore agree there before the call. The rendezvous
-//! names PEs that are missing, were lost, or made another call.
+//! different sizes. PEs that have a rendezvous therefore compare their arguments at the rendezvous
+//! before the call. The errors name PEs that are missing, were lost, or made a different call.
 //!
-//! Each PE then acquires the gate, and the PEs agree again. So no PE waits inside NVSHMEM for a PE
-//! that could not acquire the gate. PEs without a rendezvous have only the deadline.
+//! Each PE then acquires the gate, which is the lock for calls of NVSHMEM. The PEs then report the
+//! outcome to each other. Therefore no PE waits inside NVSHMEM for a PE that could not acquire the
+//! gate. Without a rendezvous, only the deadline ends the wait for a missing PE.
 //!
 //! Invariant: either all PEs get an error, or no PE does.
 
@@ -58,7 +59,7 @@ pub(crate) fn arrive<'a>(
             round("came", some, arguments, able).inspect_err(|_| {
                 // Notifies the other PEs now. Without this call, they would wait until their
                 // deadline.
-                agree::give_up(world, key, "seen", "another PE made another call");
+                agree::give_up(world, key, "seen", "the PEs made different calls");
             })?;
             // All members have read the statements of the previous call, so these can be removed.
             for step in ["came", "seen"] {
@@ -72,7 +73,7 @@ pub(crate) fn arrive<'a>(
 }
 
 /// The statement of a PE in the second round: it has agreed to the call and acquired the gate.
-const ENTERED: &str = "entered, after all PEs agreed";
+const ENTERED: &str = "ready to call NVSHMEM, after all PEs agreed on the arguments";
 
 /// Compares `arguments` with those of all PEs if the PEs have a rendezvous. `able` is an error if
 /// this PE cannot make the call.

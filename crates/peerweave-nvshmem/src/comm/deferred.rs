@@ -1,6 +1,6 @@
-//! Calls of NVSHMEM by destructors. A destructor must not wait for the gate or for a stream. The
-//! call of a destructor is made immediately if the gate is free and the streams are idle. If not, a
-//! thread that acquires the gate later makes the call.
+//! Calls of NVSHMEM by destructors. A destructor must not wait for a stream, or for the gate, which
+//! is the lock for calls of NVSHMEM. If the gate is free and the streams are idle, the destructor
+//! makes its call immediately. If not, a thread that acquires the gate later makes the call.
 //!
 //! Invariants: a resource that NVSHMEM may still use is never released, unless NVSHMEM has ended.
 //! No destructor of the user runs while the gate is held.

@@ -20,9 +20,9 @@ use crate::sys::nvshmem_team_t;
 pub(crate) struct InFlight {
     /// All streams that were passed to NVSHMEM.
     pub(crate) used: Arc<Streams>,
-    /// Collective order of NVSHMEM's predefined teams and of its setup calls. They share one order,
-    /// because NVSHMEM implements a collective of all PEs partly by collectives of the node team
-    /// and the same-index team.
+    /// The collective order that all predefined teams and all setup calls share. The order is
+    /// shared because NVSHMEM implements a collective of all PEs partly by collectives of the node
+    /// team and the same-index team.
     world_order: Arc<Order>,
     /// Collective order of each team that the program created, by the team's handle.
     orders: Mutex<HashMap<nvshmem_team_t, Arc<Order>>>,

@@ -1,6 +1,6 @@
 //! The entry to NVSHMEM: one thread at a time, with a deadline, and only while NVSHMEM is usable.
 //!
-//! `gate.rs` has the lock, and the thread that makes calls that wait.
+//! `gate.rs` implements the lock, and the worker thread for calls that wait.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -66,7 +66,10 @@ impl Comm {
         // The call that held the gate before may have made NVSHMEM unusable.
         self.check_usable(call)?;
         if self.entry.ending.load(Ordering::Relaxed) && call != END {
-            return Err(NvshmemError::misuse(call, MisuseKind::Context { why: "another thread is ending NVSHMEM" }));
+            return Err(NvshmemError::misuse(
+                call,
+                MisuseKind::Context { why: "another thread is finalising NVSHMEM; call again only if finalising fails" },
+            ));
         }
         if self.deferred.is_any() {
             self.run_deferred();

@@ -4,8 +4,8 @@
 //! separate thread, so that the caller can time out. After a timeout the gate stays locked, because
 //! the separate thread is still inside NVSHMEM.
 //!
-//! Invariant: a thread that calls NVSHMEM owns an [`Inside`] or a [`Sent`], and drops it only after
-//! the call has returned.
+//! Invariant: a thread that calls NVSHMEM owns a guard ([`Inside`] or [`Sent`]), and drops the
+//! guard only after the call has returned.
 
 use std::sync::mpsc::{Sender, channel, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -82,7 +82,7 @@ impl Inside<'_> {
     /// Converts the guard to a guard that another thread can drop. `gate` is the gate to which the
     /// guard belongs.
     pub(crate) fn send(self, gate: &Arc<Gate>) -> Sent {
-        debug_assert!(std::ptr::eq(self.0, Arc::as_ptr(gate)), "the guard belongs to this gate");
+        debug_assert!(std::ptr::eq(self.0, Arc::as_ptr(gate)), "the guard must belong to this gate");
         std::mem::forget(self);
         Sent(Arc::clone(gate))
     }
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn panic_inside_a_call_ends_the_wait() {
+    fn panic_in_a_call_is_reported_and_frees_the_gate() {
         let gate = Arc::new(Gate::default());
         let worker = Worker::start().expect("the thread starts");
         let inside = gate.enter("first", LONG).expect("the gate is free").send(&gate);

@@ -153,6 +153,7 @@ impl Comm {
 
 impl fmt::Debug for Comm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}, {} of {} on device {}", self.nvshmem, self.pe, self.n_pes, self.context.ordinal())
+        let Self { nvshmem, pe, n_pes, .. } = self;
+        write!(f, "{nvshmem:?}, {pe} of {n_pes} PEs, on device {}", self.context.ordinal())
     }
 }

@@ -4,8 +4,8 @@
 //!
 //! NVSHMEM has one set of counters for each team, with which the PEs of the team synchronise. Two
 //! collectives of a team that run concurrently on two streams corrupt these counters: both
-//! collectives may hang or end too early. Therefore a collective on another stream than the team's
-//! last one waits for the last one.
+//! collectives may hang or end too early. Therefore a collective waits for the team's previous
+//! collective if that collective is on another stream.
 //!
 //! # Invariant
 //! - **\[O1\]** Each collective of a team in this process starts on the device after the team's
@@ -69,7 +69,7 @@ impl Order {
                 (false, true) => wait_stream(call, comm, former)?,
                 (true, true) if is_same_capture(former, stream)? => join(stream, former)?,
                 (true, _) => {
-                    let why = "the team's last collective is on a stream that is being captured, and work outside of that graph cannot wait for it; end the capture first, or use another team";
+                    let why = "the team's last collective is on a stream that is being captured, and work outside of the captured graph cannot wait for that collective; end the capture first, or use another team";
                     return Err(NvshmemError::misuse(call, MisuseKind::Context { why }));
                 }
             }

@@ -1,8 +1,9 @@
 //! Incomplete transfers on NVSHMEM's own streams (`nbi`), and the memory that they use.
 //!
 //! A quiet or a barrier on a stream makes that stream wait for NVSHMEM's own streams. NVSHMEM then
-//! forgets these transfers: a later quiet on the host does not wait for them, and neither does the
-//! quiet inside a free. From then on, freeing their memory must wait for that stream.
+//! treats the transfers as complete: a later quiet on the host, or inside a free, does not wait for
+//! the transfers. This crate therefore waits for that stream before it frees the memory of the
+//! transfers.
 //!
 //! # Invariant
 //! - **\[N1\]** The memory of an incomplete `nbi` transfer is in this list, or is recorded as used
@@ -29,8 +30,8 @@ pub(crate) struct Pending {
 /// stream waits for the transfers, that stream is added to each of these lists.
 pub(crate) struct Open {
     memory: Vec<Arc<Streams>>,
-    /// Number of times that the list was emptied, starting at 1. A memory is in the list if it has
-    /// stored this number.
+    /// Number of times that the list was emptied, starting at 1. Memory that has stored the current
+    /// number is in the list.
     emptied: u64,
 }
 

@@ -8,7 +8,7 @@ use crate::Version;
 
 /// The error for a plug-in that the NVSHMEM library needs, and that is missing or cannot be loaded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("NVSHMEM {version} needs {plugin} in {}, beside the library; {found}", directory.display())]
+#[error("NVSHMEM {version} needs the plug-in {plugin} in the directory {}; {found}", directory.display())]
 #[non_exhaustive]
 pub struct PluginError {
     /// File name of the plug-in.
@@ -37,7 +37,7 @@ pub enum PreflightError {
         uuid: String,
     },
     /// NVSHMEM was initialised, and reported that another PE uses the same GPU as this PE. Half of
-    /// NVSHMEM's calls would end the process, so NVSHMEM was finalised again.
+    /// NVSHMEM's calls would end the process, so this crate has finalised NVSHMEM.
     #[error(
         "{pe} shares device {device} with another PE: NVSHMEM needs one GPU for each PE; choose the device by the PE's index on its machine"
     )]
@@ -68,7 +68,7 @@ pub enum PreflightError {
         ours: String,
     },
     /// Another PE cannot take part in the initialisation.
-    #[error("{pe} cannot initialise: {reason}")]
+    #[error("{pe} cannot initialise NVSHMEM: {reason}")]
     Peer {
         /// The PE that cannot take part.
         pe: Pe,
@@ -98,7 +98,7 @@ pub enum PreflightError {
     },
     /// /dev/shm has too little free memory, which is common in containers.
     #[error(
-        "/dev/shm has {free_bytes} bytes free, expected about {needed_bytes} for NVSHMEM to start; enlarge it, in a container by --shm-size"
+        "/dev/shm has {free_bytes} bytes free, expected about {needed_bytes} for NVSHMEM to start; enlarge /dev/shm (in a container, use --shm-size)"
     )]
     SharedMemory {
         /// Number of free bytes in /dev/shm.
@@ -118,7 +118,7 @@ pub enum PreflightError {
     },
     /// The GPU of another PE cannot be accessed directly, and the settings disable the network.
     #[error(
-        "the GPU of {pe} cannot be accessed from device {device}, expected direct access because the remote transport is none"
+        "device {device} cannot access the GPU of {pe} directly, expected direct access because NVSHMEM_REMOTE_TRANSPORT is none"
     )]
     Unreachable {
         /// The PE whose GPU cannot be accessed.

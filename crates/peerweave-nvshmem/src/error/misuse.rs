@@ -125,7 +125,7 @@ pub enum MisuseKind {
         address: u64,
     },
     /// NVSHMEM does not support this reduction for the element type.
-    #[error("{op} of {} elements is not supported by NVSHMEM", dtype.rust_name())]
+    #[error("the reduction `{op}` of {} elements is not supported by NVSHMEM", dtype.rust_name())]
     Reduction {
         /// The reduction.
         op: peerweave_types::ReduceOp,

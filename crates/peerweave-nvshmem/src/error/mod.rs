@@ -259,8 +259,8 @@ impl fmt::Display for DeadState {
             Self::InitFailed => {
                 f.write_str("an earlier initialisation failed in this process, and NVSHMEM cannot be initialised again")
             }
-            Self::Stuck { inside } => write!(f, "{inside} has not returned from NVSHMEM; end the process"),
-            Self::Broken { by } => write!(f, "NVSHMEM is unusable because {by} failed; end the process"),
+            Self::Stuck { inside } => write!(f, "the call {inside} has not returned from NVSHMEM; end the process"),
+            Self::Broken { by } => write!(f, "NVSHMEM is unusable because the call {by} failed; end the process"),
         }
     }
 }
@@ -314,7 +314,7 @@ pub struct Disagree {
     pub ours: String,
 }
 
-/// The call that the other PE in a [`Disagree`] made, or the reason why it made no call.
+/// The call that the other PE in a [`Disagree`] made, or the reason why that PE made no call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OtherCall {
@@ -335,7 +335,7 @@ mod tests {
     fn error_messages_name_types_as_rust_does() {
         use peerweave_types::{DType, ReduceOp};
         let kind = MisuseKind::Reduction { op: ReduceOp::And, dtype: DType::F32 };
-        assert_eq!(kind.to_string(), "and of f32 elements is not supported by NVSHMEM");
+        assert_eq!(kind.to_string(), "the reduction `and` of f32 elements is not supported by NVSHMEM");
     }
 
     #[test]

@@ -83,6 +83,6 @@ impl Allocation {
 
 impl fmt::Debug for Allocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "#{}: {} bytes at {:#x}", self.id, self.bytes, self.address)
+        write!(f, "allocation #{}: {} bytes at {:#x}", self.id, self.bytes, self.address)
     }
 }

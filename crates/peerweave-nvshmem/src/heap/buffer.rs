@@ -1,7 +1,7 @@
 //! The caller's handles of symmetric memory: slices, copies from and to the host, addresses of
 //! other PEs' memory.
 //!
-//! Invariant: memory is not freed while a handle of it exists.
+//! Invariant: memory is not freed while a handle to the memory exists.
 
 use std::fmt;
 use std::marker::PhantomData;

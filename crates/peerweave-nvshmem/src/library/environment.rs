@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn change_is_visible_through_c_and_through_rust() {
+    fn environment_change_is_visible_to_c_and_rust() {
         let _alone = alone();
         change(&[set("PEERWEAVE_TEST_ONE", "first"), set("PEERWEAVE_TEST_TWO", "")]);
         assert_eq!(through_c(c"PEERWEAVE_TEST_ONE").as_deref(), Some("first"));

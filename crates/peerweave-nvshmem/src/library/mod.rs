@@ -211,7 +211,7 @@ impl Nvshmem {
     }
 
     /// Returns NVSHMEM's typed functions. Calling these functions is unsafe for the same reason as
-    /// calling those that [`api`](Self::api) returns.
+    /// for the functions that [`api`](Self::api) returns.
     #[cfg(feature = "raw")]
     pub fn families(self) -> &'static Families {
         &self.0.functions.families
@@ -219,8 +219,8 @@ impl Nvshmem {
 
     /// Checks the plug-ins that an initialisation by an id needs. The bootstrap plug-in must be in
     /// the library's directory, in a version that the library can load. The transport plug-in may
-    /// be missing, because NVSHMEM then uses only NVLink, but the plug-in must not have a wrong
-    /// version.
+    /// be missing: NVSHMEM then uses only NVLink. A transport plug-in of a wrong version is an
+    /// error.
     ///
     /// `remote_transport` is the value that `NVSHMEM_REMOTE_TRANSPORT` will have, such as `ibrc` or
     /// `none`.
@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn transports_of_unknown_versions_are_not_checked() {
+    fn transport_plugin_of_unknown_nvshmem_version_is_not_checked() {
         let directory = tempfile::tempdir().expect("the temporary directory is created");
         let version = Version::new(3, 7, 0);
         assert!(check_plugin(directory.path(), "nvshmem_transport_ibrc", transport_abi(version), version).is_ok());

@@ -70,7 +70,7 @@ pub(crate) fn check(
     match open(&path) {
         Ok(()) => Ok(()),
         Err(words) => {
-            let (directory, found) = (directory.to_path_buf(), format!("a plug-in that cannot be loaded: {words}"));
+            let (directory, found) = (directory.to_path_buf(), format!("the plug-in cannot be loaded: {words}"));
             Err(PluginError { plugin, directory, found, version: nvshmem.version() }.into())
         }
     }

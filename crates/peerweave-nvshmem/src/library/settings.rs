@@ -15,9 +15,9 @@ use crate::error::{MisuseKind, NvshmemError};
 /// Settings for NVSHMEM. If the caller does not specify a setting, NVSHMEM uses the value in the
 /// environment. If the environment has no value either, NVSHMEM uses its default.
 ///
-/// NVSHMEM takes its options only from environment variables. NVSHMEM reads all of these variables
-/// only once in a process, when it starts or when it creates an id. A second start with other
-/// settings fails with [`MisuseKind::AlreadyInitialized`].
+/// NVSHMEM takes its options only from environment variables. A process reads these variables once:
+/// when NVSHMEM starts or creates an id, whichever is first. A second start with other settings
+/// fails with [`MisuseKind::AlreadyInitialized`].
 ///
 /// Initialisation therefore sets these variables in the environment of the process, and restores
 /// the environment afterwards. Threads that read the environment during initialisation, through
@@ -131,7 +131,8 @@ impl Settings {
         /// Sets the path of the log file. NVSHMEM replaces `%h` in the path by the host name, and
         /// `%p` by the process ID.
         debug_file "NVSHMEM_DEBUG_FILE";
-        /// Sets the ranges to mark for a profiler: `off`, `common`, `all` and others.
+        /// Sets the NVTX ranges that NVSHMEM marks for a profiler: `off`, `common`, `all` and
+        /// others.
         nvtx "NVSHMEM_NVTX";
         /// Sets the InfiniBand adapters to use.
         hca_list "NVSHMEM_HCA_LIST";
@@ -365,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn default_does_not_replace_a_set_variable() {
+    fn default_value_does_not_replace_the_callers_setting() {
         let settings =
             Settings::default().bootstrap_interface("ib0").or("NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", || Some("eth0".into()));
         assert_eq!(settings.effective("NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME").as_deref(), Some("ib0"));

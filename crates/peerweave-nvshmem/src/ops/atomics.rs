@@ -1,9 +1,9 @@
-//! Atomic operations on words of another PE that NVSHMEM's host library supports.
+//! The atomic operations on memory of another PE that work from the host.
 //!
-//! The library exports 150 typed atomics. In every release from 3.3.24 to 3.8.0 they only print
-//! "not implemented" and return zero. The library's signal operations work: they set a 64-bit word
-//! or add to it. The operations of this module use these signal operations. Kernels can use all
-//! atomics.
+//! NVSHMEM's host library exports 150 typed atomics. In every release from 3.3.24 to 3.8.0, these
+//! atomics only print "not implemented" and return zero. The library's signal operations work: they
+//! set a 64-bit word, or add a value to a 64-bit word. This module uses these signal operations.
+//! Kernels can use all atomics.
 
 use std::sync::Arc;
 

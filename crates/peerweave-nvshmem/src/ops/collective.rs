@@ -1,7 +1,7 @@
-//! Collectives of a team on a stream, by element type and operation, and barriers.
+//! Collectives and barriers of a team, on a stream or blocking.
 //!
 //! A collective has no deadline. If a PE does not call the collective, the streams of the other PEs
-//! stay blocked. If a host waits for such a stream, its wait times out.
+//! stay blocked. A wait of the host for such a stream times out.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

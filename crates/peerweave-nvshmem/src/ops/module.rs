@@ -24,8 +24,8 @@ pub struct ModuleGuard {
     comm: Arc<Comm>,
     module: Kind,
     held: Held,
-    /// A token: while it exists, NVSHMEM cannot be finalised. After a finalisation, NVSHMEM would
-    /// write its state into the module at its next start.
+    /// While this token exists, NVSHMEM cannot be finalised. Otherwise, the next start of NVSHMEM
+    /// would write NVSHMEM's state into the module.
     _counted: Arc<()>,
 }
 

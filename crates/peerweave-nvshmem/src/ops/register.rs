@@ -108,7 +108,8 @@ impl Context {
         }
         check_all_allocated(comm, call, address, Ok(())).inspect_err(|_| keep.leak())?;
         if address == 0 {
-            let detail = format!("NVSHMEM refused {bytes} bytes, expected CUDA virtual memory with a shareable handle");
+            let detail =
+                format!("NVSHMEM refused to make {bytes} bytes symmetric, expected CUDA virtual memory with a shareable handle");
             return Err(comm.nvshmem.failure(call, None, detail));
         }
         Ok(SymmetricBuffer::whole(self.heap.add_allocation(address as u64, bytes, Some(keep)), memory.len()))

@@ -1,8 +1,7 @@
 //! Signals, waits for signals, quiet and fence, in stream order or blocking.
 //!
 //! `wait_words.rs` has waits for words of other types. A wait on a stream has no deadline. If the
-//! signal never arrives, the stream stays blocked. If the host waits for that stream, its wait
-//! times out.
+//! signal never arrives, the stream stays blocked. A wait of the host for that stream times out.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -219,8 +218,8 @@ impl Context {
     }
 
     /// Completes the puts and gets that this PE enqueued earlier on `stream`, in stream order. Also
-    /// completes pending transfers on NVSHMEM's own streams (`nbi`), except transfers for which an
-    /// earlier quiet or barrier makes another stream wait.
+    /// completes pending transfers on NVSHMEM's own streams (`nbi`). The exception is a transfer
+    /// for which another stream already waits because of an earlier quiet or barrier.
     ///
     /// # Errors
     /// [`MisuseKind::Device`] if `stream` belongs to another device. [`NvshmemError::Dead`] if
@@ -246,8 +245,8 @@ impl Context {
         self.comm.check_device_errors()
     }
 
-    /// Orders the puts that this PE makes: every PE observes the puts from before this call before
-    /// the puts from after this call. Waits for NVSHMEM within the context's deadline.
+    /// Orders the puts that this PE makes. Every PE observes first the puts made before this call,
+    /// and then the puts made after this call. Waits for NVSHMEM within the context's deadline.
     ///
     /// # Errors
     /// Returns the same errors as [`quiet_blocking`](Self::quiet_blocking).

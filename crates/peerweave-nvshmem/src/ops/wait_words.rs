@@ -1,7 +1,7 @@
 //! Calls that make a stream wait for words on this PE. The words are integers of 32 or 64 bits.
 //!
 //! A wait on a stream has no deadline. If the expected value never arrives, the stream stays
-//! blocked. If the host waits for that stream, its wait times out.
+//! blocked. A wait of the host for that stream times out.
 
 use std::ffi::c_int;
 use std::sync::Arc;

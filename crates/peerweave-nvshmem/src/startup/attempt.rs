@@ -19,11 +19,11 @@ use crate::sys::{self, nvshmemx_init_attr_t};
 
 /// The kind of bootstrap and its arguments.
 pub(super) enum Bootstrapping {
-    /// By an id: the id, the number of this PE, and the number of PEs.
+    /// A start by an id: the id, the number of this PE, and the number of PEs.
     Id(UniqueId, u32, u32),
-    /// By MPI: the address of the communicator, as a number because another thread uses it.
+    /// A start by MPI: the address of the communicator, as a number because another thread uses it.
     Mpi(usize),
-    /// By the launcher of the job.
+    /// A start by the launcher of the job.
     Launcher,
 }
 
@@ -142,7 +142,7 @@ impl Start {
         };
         let (pe, n_pes) = result?;
         if let Some(asked) = arguments.place.filter(|asked| *asked != (pe, n_pes)) {
-            let detail = format!("PE {pe} of {n_pes}, expected PE {} of {}", asked.0, asked.1);
+            let detail = format!("NVSHMEM started PE {pe} of {n_pes}, expected PE {} of {}", asked.0, asked.1);
             return Err(nvshmem.failure(FUNCTION, None, detail));
         }
         tracing::debug!(pe, n_pes, took = ?began.elapsed(), version = %nvshmem.version(), "NVSHMEM started");
@@ -174,7 +174,7 @@ impl Drop for Start {
 }
 
 const STARTING: &str = "another thread is starting NVSHMEM; a process can run only one NVSHMEM";
-const ENDING: &str = "another thread is ending NVSHMEM; a process can run only one NVSHMEM";
+const ENDING: &str = "another thread is finalising NVSHMEM; a process can run only one NVSHMEM";
 
 fn busy(call: &'static str, why: &'static str) -> NvshmemError {
     NvshmemError::misuse(call, MisuseKind::Context { why })

@@ -33,14 +33,14 @@ pub struct Leak {
 }
 
 impl Context {
-    /// Releases this handle to the context. Releasing the last handle on every PE finalises
-    /// NVSHMEM. This call then also frees the symmetric memory that was dropped but not freed, and
-    /// reports this memory in the result.
+    /// Releases this handle to the context. If this handle is the last handle of the process, the
+    /// call finalises NVSHMEM together with the other PEs. The call also frees the symmetric memory
+    /// that was dropped but not freed, and reports this memory in the result.
     ///
     /// While NVSHMEM is being finalised, calls that other threads make through teams and buffers
-    /// return [`MisuseKind::Context`]. If finalising fails, these calls are possible again. The
-    /// call waits, within the context's deadline, for every stream that has been used with this
-    /// context.
+    /// return [`MisuseKind::Context`]. If finalising fails, these calls are possible again.
+    /// `finalize` waits, within the context's deadline, for every stream that has been used with
+    /// this context.
     ///
     /// After an initialisation by an id or a rendezvous, NVSHMEM can be initialised again in this
     /// process.
@@ -71,7 +71,10 @@ impl Context {
                 return Ok(FinalizeReport { leaked: Vec::new(), other_handles });
             }
             if !matches!(&*life, ProcessState::Live(_)) {
-                return Err(NvshmemError::misuse(CALL, MisuseKind::Context { why: "another thread is ending NVSHMEM" }));
+                return Err(NvshmemError::misuse(
+                    CALL,
+                    MisuseKind::Context { why: "another thread is finalising NVSHMEM; call again only if finalising fails" },
+                ));
             }
             *life = ProcessState::Ending(Arc::clone(&running));
             Ending(Some(ProcessState::Live(Arc::clone(&running))))
@@ -80,16 +83,16 @@ impl Context {
         let allocations = heap.allocations().clone();
         let idle = || -> Result<(), NvshmemError> {
             if !is_alone(&comm.enqueued.modules) {
-                let by = "a module guard; drop it first";
+                let by = "a module guard; drop the guard first";
                 return Err(NvshmemError::misuse(CALL, MisuseKind::InUse { what: "the context", by }));
             }
             if !comm.unused_after_graphs(|| is_alone(&comm.enqueued.captured)) {
-                let by = "a captured graph; destroy it first";
+                let by = "a captured graph; destroy the graph first";
                 return Err(NvshmemError::misuse(CALL, MisuseKind::InUse { what: "the context", by }));
             }
             for allocation in &allocations {
                 if !comm.unused_after_graphs(|| allocation.handles.is_at_most(0)) {
-                    let by = "a handle, a slice or a captured graph; drop or free it first";
+                    let by = "a handle, a slice or a captured graph; drop all of these first";
                     return Err(NvshmemError::misuse(CALL, MisuseKind::InUse { what: "symmetric memory", by }));
                 }
             }

@@ -48,7 +48,7 @@ impl StartInfo {
         if let Some(reason) = text.strip_prefix("error\t") {
             return Err(reason.to_owned());
         }
-        let unreadable = || format!("invalid start-up data: {text:?}");
+        let unreadable = || format!("the PE sent invalid start-up data: {text:?}");
         let [_, version, uuid, settings] = text.split('\t').collect::<Vec<_>>().try_into().map_err(|_| unreadable())?;
         let version = version.parse().map_err(|_| unreadable())?;
         Ok(Self { version, uuid: uuid.to_owned(), settings: settings.to_owned() })
@@ -133,8 +133,7 @@ fn check_not_initialized(nvshmem: Nvshmem) -> Result<(), NvshmemError> {
     match nvshmem.status()? {
         // `Bootstrapped` is refused too: NVSHMEM would reuse the PEs that are already connected.
         Status::Bootstrapped | Status::Initialized | Status::LimitedSharing | Status::FullSharing => {
-            let (found, asked) =
-                ("an NVSHMEM initialised by other code in this process".to_owned(), "no earlier initialisation".to_owned());
+            let (found, asked) = ("initialised by other code".to_owned(), "no earlier initialisation".to_owned());
             let kind = MisuseKind::AlreadyInitialized { what: "NVSHMEM", found, asked };
             Err(NvshmemError::misuse("nvshmemx_init_status", kind))
         }
@@ -282,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn two_pes_on_one_gpu_are_named() {
+    fn error_names_two_pes_that_share_a_gpu() {
         let error = together(Pe::new(1), &[Ok(card("a")), Ok(card("b")), Ok(card("a"))]).expect_err("the PEs share a GPU");
         assert_eq!(error, PreflightError::SharedGpu { pes: vec![Pe::new(0), Pe::new(2)], uuid: "a".to_owned() });
         assert_eq!(together(Pe::new(1), &[Ok(card("a")), Ok(card("b"))]), Ok(()));
@@ -295,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn different_libraries_and_settings_are_named() {
+    fn error_names_the_pe_with_a_different_version_or_settings() {
         let mut other = card("b");
         other.version = Version::new(3, 8, 0);
         assert!(

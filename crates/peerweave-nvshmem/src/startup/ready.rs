@@ -27,7 +27,7 @@ pub(super) fn number_of(id: &UniqueId) -> u64 {
 
 pub(super) fn start_worker(call: &'static str) -> Result<Worker, NvshmemError> {
     Worker::start().map_err(|error| {
-        tracing::error!(%error, "cannot start the thread for NVSHMEM");
+        tracing::error!(%error, "cannot start the thread that calls NVSHMEM");
         NvshmemError::misuse(call, MisuseKind::Context { why: "the operating system cannot start a thread" })
     })
 }

@@ -1,7 +1,7 @@
 //! Starts NVSHMEM by a rendezvous, an id, MPI or a launcher.
 //!
-//! Invariant: NVSHMEM is initialised once. Another attempt during the initialisation, or after a
-//! failed one, is an error.
+//! Invariant: NVSHMEM is initialised once. An attempt to initialise NVSHMEM during an
+//! initialisation, or after a failed initialisation, is an error.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -24,9 +24,9 @@ impl Context {
     /// Starts NVSHMEM on the PEs of a rendezvous. Each PE has the same number in NVSHMEM as in the
     /// rendezvous. Most programs use this bootstrap.
     ///
-    /// The PEs first exchange data about their libraries, settings and GPUs. If a PE cannot start,
-    /// every PE gets an error before NVSHMEM is initialised. The same holds if two PEs have
-    /// different libraries, have different settings or share a GPU.
+    /// The PEs first exchange data about their libraries, settings and GPUs. Before NVSHMEM is
+    /// initialised, every PE gets an error if a PE cannot start. Every PE also gets an error if two
+    /// PEs have different libraries, have different settings, or share a GPU.
     ///
     /// The rendezvous distributes the id. Unless the settings select a network interface, NVSHMEM
     /// uses the network interface of the rendezvous. The context keeps the rendezvous for later

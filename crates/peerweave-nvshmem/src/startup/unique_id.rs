@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn id_converted_to_bytes_or_raw_and_back_is_the_same() {
+    fn id_is_unchanged_after_conversion_to_bytes_and_back() {
         let id = UniqueId::from_bytes(std::array::from_fn(|index| (index * 37 % 256) as u8));
         assert_eq!(UniqueId::from_raw(&id.to_raw()), id);
         assert_eq!(UniqueId::try_from(id.to_bytes().as_slice()).expect("the id has 128 bytes"), id);

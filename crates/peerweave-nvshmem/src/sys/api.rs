@@ -430,24 +430,24 @@ peerweave_dylib::bindings! {
 
         // Collectives by bytes.
 
-        /// Exchanges parts, in bytes, among all PEs of a team.
+        /// Exchanges parts of `bytes` bytes among all PEs of a team.
         "3.3.24" fn nvshmem_alltoallmem(team: nvshmem_team_t, target: *mut c_void, source: *const c_void, bytes: usize) -> c_int;
-        /// Exchanges parts, in bytes, among all PEs of a team, in stream order.
+        /// Exchanges parts of `bytes` bytes among all PEs of a team, in stream order.
         "3.3.24" fn nvshmemx_alltoallmem_on_stream(
             team: nvshmem_team_t, target: *mut c_void, source: *const c_void, bytes: usize, stream: CUstream,
         ) -> c_int;
-        /// Concatenates the sources of a team's PEs, in bytes, on every PE of the team.
+        /// Concatenates `bytes` bytes of each PE of a team, on every PE of the team.
         "3.3.24" fn nvshmem_fcollectmem(team: nvshmem_team_t, target: *mut c_void, source: *const c_void, bytes: usize) -> c_int;
-        /// Concatenates the sources of a team's PEs, in bytes, on every PE of the team, in stream
+        /// Concatenates `bytes` bytes of each PE of a team, on every PE of the team, in stream
         /// order.
         "3.3.24" fn nvshmemx_fcollectmem_on_stream(
             team: nvshmem_team_t, target: *mut c_void, source: *const c_void, bytes: usize, stream: CUstream,
         ) -> c_int;
-        /// Copies the root's source, in bytes, to every PE of a team.
+        /// Copies `bytes` bytes from the root's source to every PE of a team.
         "3.3.24" fn nvshmem_broadcastmem(
             team: nvshmem_team_t, target: *mut c_void, source: *const c_void, bytes: usize, root: c_int,
         ) -> c_int;
-        /// Copies the root's source, in bytes, to every PE of a team, in stream order.
+        /// Copies `bytes` bytes from the root's source to every PE of a team, in stream order.
         "3.3.24" fn nvshmemx_broadcastmem_on_stream(
             team: nvshmem_team_t, target: *mut c_void, source: *const c_void, bytes: usize, root: c_int, stream: CUstream,
         ) -> c_int;

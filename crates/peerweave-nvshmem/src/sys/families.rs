@@ -4,7 +4,7 @@
 //! types to which their pointers point, and pointers have one calling convention. For a function
 //! that takes or returns an element by value ([`ByValue`]), the caller states the function's type.
 //!
-//! Invariant: each name in a table is that of a function with the type of its accessor.
+//! Invariant: each function that a table names has the type that the table's accessor returns.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::NonNull;
@@ -14,7 +14,8 @@ use peerweave_dylib::{Library, MissingSymbol, Symbol, SymbolInfo};
 
 use super::types::nvshmem_team_t;
 
-/// A C type. Each variant is named like the part of NVSHMEM's function names that states the type.
+/// A C type. The name of each variant, in lower case, is the part of NVSHMEM's function names that
+/// states the type, such as `float` in `nvshmem_float_put`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the vendor's names of C types")]
 #[repr(usize)]
@@ -303,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn families_have_all_1344_functions_of_the_library() {
+    fn typed_families_declare_1344_distinct_functions() {
         let names = typed_symbols();
         assert_eq!(names.len(), 1344);
         let distinct: std::collections::BTreeSet<_> = names.iter().map(|symbol| symbol.name).collect();

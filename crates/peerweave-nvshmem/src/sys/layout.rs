@@ -6,7 +6,7 @@ use super::types::*;
 use crate::Version;
 
 /// The size of a struct, or the offset of a field. The elements are `size X` or `offset X.f`, the
-/// first version whose header declares it, and the number of bytes.
+/// first version whose header declares the struct or field, and the number of bytes.
 pub type Fact = (&'static str, Version, i64);
 
 /// Returns the sizes of all declared structs, and the offsets of their fields.
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn version_words_equal_the_headers() {
+    fn struct_version_fields_match_the_nvshmem_headers() {
         let old = nvshmemx_init_attr_t::unset(Version::new(3, 4, 5));
         assert_eq!((old.version, old.args.version, old.args.uid_args.version), (65680, 65664, 65560));
         assert_eq!(old.args.cuda_device_id, 0, "the device is padding in layout 1");
@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn struct_sizes_equal_the_headers() {
+    fn struct_sizes_match_the_nvshmem_headers() {
         let size = |name: &str| facts().iter().find(|fact| fact.0 == format!("size {name}")).expect("the struct is listed").2;
         assert_eq!(size("nvshmemx_uniqueid_t"), 128);
         assert_eq!(size("nvshmemx_uniqueid_args_t"), 24);

@@ -6,8 +6,8 @@
 //! library), and functions that the headers define inline. No library exports the inline functions
 //! `nvshmem_init`, `nvshmemx_init_attr` and `nvshmem_finalize`.
 //!
-//! The version stated for a function is the first *library* that exports it, of 3.3.24, 3.4.5,
-//! 3.6.5 and 3.8.0.
+//! The version stated for a function is the first *library* version that exports the function. Only
+//! the versions 3.3.24, 3.4.5, 3.6.5 and 3.8.0 were compared.
 
 mod api;
 mod families;

@@ -15,7 +15,7 @@ pub const fn version_word(layout: c_int, bytes: usize) -> c_int {
 
 /// A team's handle.
 pub type nvshmem_team_t = i32;
-/// The id that all members of a team pass to create the team by an id.
+/// The id that all members pass to create a team without a parent team.
 pub type nvshmemx_team_uniqueid_t = u64;
 /// A queue pair's handle.
 pub type nvshmemx_qp_handle_t = c_int;
@@ -174,17 +174,17 @@ constants! {
     /// Adds the value of a put's signal.
     NVSHMEM_SIGNAL_ADD: c_int = signal_op(SignalOp::Add);
 
-    /// Compares for equal.
+    /// The comparison `==`.
     NVSHMEM_CMP_EQ: c_int = compare(Compare::Eq);
-    /// Compares for not equal.
+    /// The comparison `!=`.
     NVSHMEM_CMP_NE: c_int = compare(Compare::Ne);
-    /// Compares for greater.
+    /// The comparison `>`.
     NVSHMEM_CMP_GT: c_int = compare(Compare::Gt);
-    /// Compares for less or equal.
+    /// The comparison `<=`.
     NVSHMEM_CMP_LE: c_int = compare(Compare::Le);
-    /// Compares for less.
+    /// The comparison `<`.
     NVSHMEM_CMP_LT: c_int = compare(Compare::Lt);
-    /// Compares for greater or equal.
+    /// The comparison `>=`.
     NVSHMEM_CMP_GE: c_int = compare(Compare::Ge);
 
     /// NVSHMEM is not initialised.
@@ -198,9 +198,9 @@ constants! {
     /// NVSHMEM is initialised. Several PEs share a GPU, and all calls are supported.
     NVSHMEM_STATUS_FULL_MPG: c_int = 4;
 
-    /// The team's configuration has a number of contexts.
+    /// The configuration specifies the number of contexts.
     NVSHMEM_TEAM_CONFIG_MASK_NUM_CONTEXTS: c_long = 1;
-    /// The team's configuration has an id.
+    /// The configuration specifies an id.
     NVSHMEM_TEAM_CONFIG_MASK_UNIQUEID: c_long = 2;
 
     /// The call succeeded.

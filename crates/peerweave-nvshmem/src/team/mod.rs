@@ -45,10 +45,10 @@ use crate::sys::{self, nvshmem_team_config_t, nvshmem_team_t};
 ///   enqueued after the new collective, the two streams deadlock. To avoid this deadlock, use a
 ///   separate team for each independent stream.
 /// - Setup calls allocate, free or register symmetric memory, create or destroy teams, or finalise
-///   NVSHMEM. Every PE that takes part must make its setup calls in the same order, over all teams.
-///   Only one thread of a process makes a setup call at a time, and other threads wait for that
-///   call. If the PEs make setup calls in different orders, these PEs wait for each other outside
-///   of NVSHMEM until the deadline, and then get errors.
+///   NVSHMEM. The PEs must make the setup calls that they have in common in the same order, over
+///   all teams. Only one thread of a process makes a setup call at a time, and other threads wait
+///   for that call. If the PEs make setup calls in different orders, these PEs wait for each other
+///   outside of NVSHMEM until the deadline, and then get errors.
 /// - Some calls first wait, within the context's deadline, for the team's last stream: blocking
 ///   calls, and calls that NVSHMEM runs on its own stream (allocating, freeing, registering). Calls
 ///   that create or destroy a team or finalise NVSHMEM first wait for every stream that has been
@@ -211,7 +211,13 @@ impl Team {
             }
             Ok((rank, members))
         })?;
-        let wrong = || comm.nvshmem.failure(TRANSLATE, None, format!("rank {rank}, members {members:?} of team {handle}"));
+        let wrong = || {
+            comm.nvshmem.failure(
+                TRANSLATE,
+                None,
+                format!("NVSHMEM returned an invalid rank {rank} or invalid members {members:?} of team {handle}"),
+            )
+        };
         let pes: Vec<Pe> = members
             .iter()
             .map(|pe| u32::try_from(*pe).ok().filter(|pe| *pe < comm.n_pes).map(Pe::new))

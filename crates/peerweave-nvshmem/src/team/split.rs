@@ -83,7 +83,7 @@ impl Team {
         }
         let last = i64::from(start) + i64::from(stride) * i64::from(count - 1);
         if last < 0 {
-            return value("the last member", last, "at least 0, counting down from the start by the stride");
+            return value("the last member", last, "at least 0 (start + stride * (count - 1))");
         }
         // The first rank can be the highest only if the stride is negative or there is one rank.
         let highest = last.max(start.into());

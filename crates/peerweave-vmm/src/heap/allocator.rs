@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn aligned_allocation_leaves_the_gap_free() {
+    fn space_before_an_aligned_allocation_stays_free() {
         let mut ranges = Ranges::default();
         ranges.add(0, 1 << 20);
         assert_eq!(ranges.take(10, 1), Some(0));
@@ -138,7 +138,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn equal_calls_return_equal_offsets_and_keep_invariants(
+        fn allocators_with_equal_calls_return_equal_offsets(
             calls in proptest::collection::vec((0u64..20_000, 0u32..12, any::<prop::sample::Index>(), any::<bool>()), 1..120)
         ) {
             let mut one = Ranges::default();

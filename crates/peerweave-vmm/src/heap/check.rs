@@ -1,7 +1,7 @@
 //! Tests the access among the PEs of a machine by writing and reading memory.
 //!
-//! Invariant: a path between two PEs passes only if the transferred data was compared at the
-//! receiving PE. What the driver reports about peer access does not count.
+//! Invariant: a path between two PEs passes the test only if the transferred data was compared at
+//! the receiving PE. The driver's report about peer access is not sufficient.
 
 use std::time::Instant;
 
@@ -139,9 +139,11 @@ fn compare_with(found: &[u64], pattern: (Pe, Pe), blamed: (Pe, Pe), direction: &
     let expected = |at| pattern_word(seed(pattern.0, pattern.1), at);
     match found.iter().enumerate().find(|(at, word)| **word != expected(*at)) {
         None => Ok(()),
-        Some((at, word)) => {
-            Err(broken(blamed.0, blamed.1, format!("{direction}: word {at} is {word:#018x}, expected {:#018x}", expected(at))))
-        }
+        Some((at, word)) => Err(broken(
+            blamed.0,
+            blamed.1,
+            format!("word {at} of the data {direction} is {word:#018x}, expected {:#018x}", expected(at)),
+        )),
     }
 }
 
@@ -156,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn missing_data_error_names_the_tested_path() {
+    fn missing_data_error_names_the_two_tested_pes() {
         let late = || VmmError::Timeout { call: "copy".into(), waited: Duration::from_secs(1), missing: Vec::new() };
         let error = broken_path::<()>(Err(late()), Pe::new(1), Pe::new(3), "written").expect_err("the data did not arrive");
         let text = "peer access from PE 1 to PE 3 is broken: data written did not arrive by the deadline";

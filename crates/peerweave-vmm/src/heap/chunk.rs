@@ -65,8 +65,8 @@ pub(crate) struct Layout {
 /// A chunk of this PE before the other PEs have mapped it.
 pub(crate) struct Made {
     own: Own,
-    /// The chunk's entry in the table that the other PEs of this process read. Dropping it removes
-    /// the entry.
+    /// The chunk's entry in the table that the other PEs of this process read. Dropping this value
+    /// removes the entry.
     _entry: Option<Entry>,
     pub(crate) fd: Option<Descriptor>,
     /// The data with which other PEs open the chunk.
@@ -273,7 +273,7 @@ fn gone(call: &str, pe: Pe) -> VmmError {
     VmmError::Peer {
         call: call.to_owned(),
         pe,
-        cause: PeerCause::Failed("its memory was closed before this PE mapped it".into()),
+        cause: PeerCause::Failed("its memory was closed before this PE mapped the memory".into()),
     }
 }
 

@@ -1,7 +1,7 @@
 //! The state that a heap shares with the handles of its memory: mapped chunks, allocator and PEs.
 //!
 //! `mod.rs` has the public calls. Invariants: [H1] to [H3] of that module. The state is locked
-//! during a whole collective call, and no destructor takes that lock.
+//! during a whole collective call, and no destructor acquires this lock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -77,7 +77,8 @@ pub(super) struct Around {
     vmm: bool,
     file_descriptor: bool,
     fabric: bool,
-    /// The reason why fabric handles cannot be used; empty if they can, or if they were not tried.
+    /// The reason why fabric handles cannot be used; empty if fabric handles can be used or were
+    /// not tried.
     refusal: String,
 }
 
@@ -554,7 +555,7 @@ mod tests {
     }
 
     #[test]
-    fn chunk_gap_is_the_same_on_all_machines() {
+    fn gap_between_chunks_is_equal_on_all_machines() {
         let here = || around(1, true, true, true);
         let there = |vmm| Around { machine: 3, ..around(2, vmm, vmm, vmm) };
         assert_eq!(Around::gap(&[here(), there(true)], Sharing::Auto, 7), 0);
@@ -565,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn different_offsets_error_names_the_pes() {
+    fn error_for_different_offsets_names_two_pes() {
         let at = |at: u64| at.to_le_bytes().to_vec();
         assert!(same_offsets("alloc", &[at(256), at(256)]).is_ok());
         assert!(same_offsets("alloc", &[vec![], vec![]]).is_ok());

@@ -282,7 +282,7 @@ impl SymmetricHeap {
         const MAX_ALIGNMENT_BYTES: usize = 2 << 20;
         let name = std::any::type_name::<T>();
         let history = state.history.get();
-        let call = format!("{ALLOC}({len} x {name}, aligned to {alignment_bytes}) after calls with digest {history:016x}");
+        let call = format!("{ALLOC}({len} x {name}, aligned to {alignment_bytes}) after earlier calls with hash {history:016x}");
         let wanted = match alignment_bytes.is_power_of_two() && alignment_bytes <= MAX_ALIGNMENT_BYTES {
             true => bytes_of::<T>(ALLOC, len).map(|bytes| bytes as u64),
             false => Err(wrong_value(ALLOC, "alignment_bytes", alignment_bytes, "a power of two of at most 2 MiB")),
@@ -369,7 +369,7 @@ impl SymmetricHeap {
     fn free_in<T: Element>(&self, state: &mut State, mut memory: SymmetricMemory<T>, until: Instant) -> Result<(), VmmError> {
         let is_alone = memory.is_only_handle();
         let (block, offset) = (memory.block(), memory.block().offset());
-        let call = format!("{FREE}(offset {offset}) after calls with digest {:016x}", state.history.get());
+        let call = format!("{FREE}(offset {offset}) after earlier calls with hash {:016x}", state.history.get());
         let outcome = if !Arc::ptr_eq(block.heap(), &self.inner) {
             Err(Misuse::OtherHeap { call: FREE }.into())
         } else if !is_alone {
@@ -410,7 +410,7 @@ impl SymmetricHeap {
     pub fn grow(&self, bytes: usize) -> Result<(), VmmError> {
         const CALL: &str = "SymmetricHeap::grow";
         let mut state = self.inner.enter(CALL)?;
-        let call = format!("{CALL}({bytes} bytes) after calls with digest {:016x}", state.history.get());
+        let call = format!("{CALL}({bytes} bytes) after earlier calls with hash {:016x}", state.history.get());
         let rounded = self.inner.rounded(bytes);
         if state.total.saturating_add(rounded) > self.inner.max_bytes {
             let error = self.inner.exhausted(CALL, &state, rounded);

@@ -28,7 +28,7 @@ use crate::{SymmetricHeap, multicast_switch};
 /// storing to the addresses before the drop. Synchronise the PEs by a barrier or another collective
 /// call.
 pub struct HeapMulticast {
-    /// The heap. The weak reference does not keep its memory allocated.
+    /// The heap. The weak reference does not keep the heap's memory allocated.
     heap: Weak<HeapInner>,
     addresses: Reservation,
     /// Offset and length of each chunk in bytes.

@@ -2,8 +2,8 @@
 //! other PEs.
 //!
 //! The heap allocates and frees the memory. No Rust references to the memory are returned, because
-//! a peer may write it at any time. Invariants: a handle keeps the heap mapped; memory whose
-//! handles are dropped without `free` stays allocated.
+//! a peer may write the memory at any time. Invariants: a handle keeps the heap mapped; memory
+//! whose handles are dropped without `free` stays allocated.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -25,7 +25,7 @@ pub(crate) struct Block {
     heap: Arc<HeapInner>,
     offset: u64,
     address: CUdeviceptr,
-    /// The streams that use this range. The heap's streams include them.
+    /// The streams that use this range. The heap's list of streams includes these streams.
     streams: Streams,
     freed: AtomicBool,
 }

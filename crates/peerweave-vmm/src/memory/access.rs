@@ -1,6 +1,7 @@
 //! Access rights of devices to a mapping.
 //!
-//! Invariant: a device's address of a mapping is returned only after the device has rights to it.
+//! Invariant: the address of a mapping is returned for a device only after the device has rights to
+//! the mapping.
 
 /// The access rights that a device has to a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

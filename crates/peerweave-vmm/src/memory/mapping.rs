@@ -61,8 +61,8 @@ pub(crate) struct Inner {
     context: Arc<CudaContext>,
     rights: Mutex<BTreeMap<usize, Rights>>,
     streams: Arc<Streams>,
-    /// Whether no stream used this mapping. `streams` may be shared with other memory, and is then
-    /// not empty.
+    /// Whether no stream has used this mapping. This flag is needed because `streams` may also
+    /// contain streams of other memory.
     is_unused: AtomicBool,
 }
 

@@ -1,7 +1,7 @@
 //! Waits for the streams that use memory.
 //!
 //! `peerweave_driver::Streams` records the streams. Invariant: a stream is recorded before work
-//! that uses the memory is enqueued on it.
+//! that uses the memory is enqueued on the stream.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,8 +1,8 @@
 //! Memory bound to a multicast object. Dropping the binding unbinds the memory.
 //!
-//! Invariants: the memory and the object outlive the binding. A mapping of the object keeps the
-//! bindings of the memory that it can access, so memory is unbound only after all such mappings are
-//! dropped.
+//! Invariants: the memory and the object outlive the binding. A mapping of the object owns the
+//! bindings of all memory that the mapping can access. Memory is therefore unbound only after these
+//! mappings are dropped.
 
 use std::fmt;
 use std::ops::Range;
@@ -24,8 +24,8 @@ use crate::raw;
 /// the memory.
 #[must_use = "dropping the binding unbinds the memory"]
 pub struct Binding {
-    /// The occupied range and the owner of the memory. A background thread drops them after it has
-    /// unbound the memory, so the range is free only then.
+    /// The occupied range and the owner of the memory. A background thread unbinds the memory and
+    /// then drops both. Until then, the range is occupied.
     parts: Option<(Place, Keep)>,
     device: usize,
     range: Range<usize>,
@@ -97,7 +97,7 @@ impl Team {
         range_of(call, mapping_offset, bytes, mapping.bytes())?;
         aligned(call, "mapping_offset", mapping_offset, self.granularity().minimum)?;
         let Some(memory) = mapping.physical() else {
-            return Err(wrong_value(call, "mapping", "of a multicast object", "a mapping of physical memory"));
+            return Err(wrong_value(call, "mapping", "a mapping of a multicast object", "a mapping of physical memory"));
         };
         let context = memory.context();
         let place = self.place(call, memory, offset, bytes)?;

@@ -1,9 +1,9 @@
 //! A multicast object to which every device has bound memory, and its mappings.
 //!
 //! Invariant: a mapping exists only while every device of this process has memory bound to every
-//! byte of the object. The mapping owns these bindings. A collective call ensures the same for the
-//! other processes. After that call, a process may unbind its memory only when no other process
-//! stores to the object.
+//! byte of the object. The mapping owns these bindings. A collective call ensures that the other
+//! processes have also bound their memory. After that call, a process may unbind its memory only
+//! when no other process stores to the object.
 
 use std::fmt;
 use std::ops::Range;

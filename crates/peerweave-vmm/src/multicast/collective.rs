@@ -217,8 +217,8 @@ mod tests {
         );
         assert!(message_of(&[statement(&[0, 1], "a"), statement(&[1], "b")]).contains("PE 1"));
         assert!(message_of(&[statement(&[0, 7], "a")]).contains("no such PE"));
-        assert!(message_of(&[vec![9, 0, 0, 0, 1]]).contains("sent an invalid blob"));
-        assert!(message_of(&[vec![0; 3]]).contains("sent an invalid blob"));
+        assert!(message_of(&[vec![9, 0, 0, 0, 1]]).contains("sent invalid data"));
+        assert!(message_of(&[vec![0; 3]]).contains("sent invalid data"));
     }
 
     #[test]
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn pes_of_a_group_must_have_the_same_object() {
+    fn pes_of_a_group_must_have_the_same_multicast_object() {
         let groups = [statement(&[0, 2], "a"), statement(&[1], "b"), statement(&[0, 2], "a")];
         assert!(check_objects("it", &groups).is_ok());
         let apart = [statement(&[0, 2], "a"), statement(&[1], "a"), statement(&[0, 2], "b")];

@@ -16,10 +16,11 @@
 //! [`SymmetricHeap::multicast`](crate::SymmetricHeap::multicast) performs all steps for a heap.
 //!
 //! **The authors of this crate have never tested multicast on a real GPU.** Environment variables
-//! disable it: see [`multicast_switch`]. Every step above, the granularity and an export first
-//! check that multicast is enabled. A mapping that exists when multicast is disabled stays until it
-//! is dropped, and is then unmapped, unbound and released. Only [`check_device`] ignores the
-//! variables: it reads the driver's version and an attribute.
+//! disable multicast: see [`multicast_switch`]. Each step above first checks that multicast is
+//! enabled, and so do the granularity query and each export. A mapping that exists when multicast
+//! is disabled stays until it is dropped, and is then unmapped, unbound and released. Unbinding
+//! ignores the variables, and so does [`check_device`], which only reads the driver's version and
+//! an attribute.
 //!
 //! Memory can be bound only to a complete team:
 //! ```compile_fail,E0599

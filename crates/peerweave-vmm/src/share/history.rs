@@ -31,7 +31,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn different_calls_have_different_histories(a in proptest::collection::vec(any::<u64>(), 1..8), b in any::<u64>()) {
+        fn hash_of_the_call_history_changes_with_each_call(a in proptest::collection::vec(any::<u64>(), 1..8), b in any::<u64>()) {
             let history = History::default().with(&a);
             prop_assert_ne!(history.with(&[b]), history);
             prop_assert_eq!(history, History::default().with(&a));

@@ -45,8 +45,8 @@ struct Inner {
     /// Whether another process may have the memory open.
     lent: AtomicBool,
     streams: Arc<Streams>,
-    /// Whether no stream used this memory. `streams` may be shared with other memory, and is then
-    /// not empty.
+    /// Whether no stream has used this memory. This flag is needed because `streams` may also
+    /// contain streams of other memory.
     is_unused: AtomicBool,
 }
 

@@ -105,9 +105,12 @@ impl PhysicalMemory {
 pub(crate) fn check_exportable(call: &'static str, exportable: Exportable, possible: bool) -> Result<(), VmmError> {
     match possible {
         true => Ok(()),
-        false => {
-            Err(wrong_value(call, "exportable", format!("{exportable:?}"), "the requested handle type, set at its creation"))
-        }
+        false => Err(wrong_value(
+            call,
+            "exportable",
+            format!("{exportable:?}"),
+            "the requested handle type, which must be set at creation",
+        )),
     }
 }
 

@@ -42,11 +42,11 @@ fn by_network() -> Fakes {
 }
 
 aborts! {
-    pes_that_allocate_differently_are_named: 2 "PE 0 is in nvshmem_malloc[100, 0", quick(), |me| {
+    error_names_pes_that_allocate_different_sizes: 2 "PE 0 is in nvshmem_malloc[100, 0", quick(), |me| {
         init(me);
         nvshmem_malloc([100, 200][me.rank]);
     };
-    pes_in_different_collectives_are_named: 2 "nvshmem_barrier_all", quick(), |me| {
+    error_names_pes_in_different_collectives: 2 "nvshmem_barrier_all", quick(), |me| {
         init(me);
         if me.rank == 0 { nvshmem_barrier_all() } else { nvshmem_sync_all() }
     };
@@ -241,7 +241,7 @@ fn injected_fault_fails_the_initialisation() {
 }
 
 #[test]
-fn operation_can_be_stuck_or_slow() {
+fn injected_fault_makes_an_operation_stuck_or_slow() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_STUCK", "nvshmemx_barrier_on_stream:2").run_many(1, |me| {
         let stream = init(&me);
         assert_eq!(nvshmemx_barrier_on_stream(0, stream), 0);
@@ -259,13 +259,13 @@ fn operation_can_be_stuck_or_slow() {
     let stuck = Fakes::new().cuda().nvshmem().limit(Duration::from_secs(1));
     if child().is_none() {
         let stuck = stuck.env("PEERWEAVE_FAKE_NVSHMEM_STUCK", "nvshmemx_hostlib_init_attr");
-        let outputs = stuck.spawn_children(1, "initialisation_can_be_stuck");
+        let outputs = stuck.spawn_children(1, "injected_fault_blocks_the_initialisation");
         assert!(outputs[0].timed_out, "{}", outputs[0]);
     }
 }
 
 #[test]
-fn initialisation_can_be_stuck() {
+fn injected_fault_blocks_the_initialisation() {
     if let Some(me) = child() {
         init(&me);
     }
@@ -287,7 +287,7 @@ fn global_exit_ends_all_pes_with_its_status() {
 }
 
 #[test]
-fn two_pes_on_one_gpu_are_refused_unless_a_test_allows_it() {
+fn shared_gpu_is_refused_unless_a_test_allows_sharing() {
     fakes().run_many(2, |me| {
         use_device(3);
         let id = shared_id(&me, "id");
@@ -332,7 +332,7 @@ fn struct_layout_2_is_accepted_since_version_3_6_5() {
 }
 
 #[test]
-fn job_starts_by_a_launcher_and_not_by_mpi() {
+fn fake_supports_a_start_by_launcher_but_not_by_mpi() {
     fakes().run_many(1, |_| {
         use_device(0);
         let mut attr = attr(2);
@@ -411,7 +411,7 @@ fn multicast_setting_enables_multicast() {
 }
 
 #[test]
-fn heap_that_is_full_on_one_pe_returns_null_only_there() {
+fn malloc_returns_null_only_on_the_pe_with_a_full_heap() {
     fakes().env("NVSHMEM_DISABLE_CUDA_VMM", "1").env("PEERWEAVE_FAKE_NVSHMEM_FULL", "nvshmem_malloc@1:1").run_many(2, |me| {
         init(&me);
         assert_eq!(nvshmem_malloc(64) == 0, me.rank == 1);

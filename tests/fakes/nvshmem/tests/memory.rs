@@ -100,7 +100,7 @@ fn unmapped_peers_have_no_pointer_and_still_receive_data() {
 }
 
 #[test]
-fn allocations_are_poisoned_zeroed_or_aligned() {
+fn malloc_fills_with_poison_and_calloc_fills_with_zeros() {
     fakes().env("NVSHMEM_DISABLE_CUDA_VMM", "1").run_many(2, |me| {
         init(&me);
         let fresh = nvshmem_malloc(1000);
@@ -160,7 +160,7 @@ fn pending_transfers_complete_at_quiet() {
 }
 
 #[test]
-fn stream_wait_ends_when_the_words_satisfy_it() {
+fn stream_wait_ends_when_the_words_satisfy_the_condition() {
     fakes().run_many(2, |me| {
         let stream = init(&me);
         let words = symmetric(&[0_i32; 4]);
@@ -232,7 +232,7 @@ fn external_memory_can_be_registered_as_symmetric() {
 }
 
 #[test]
-fn captured_graph_transfers_at_each_launch() {
+fn captured_put_transfers_data_at_each_launch() {
     fakes().run_many(2, |me| {
         let stream = init(&me);
         let other = 1 - me.rank as i32;
@@ -257,7 +257,7 @@ fn captured_graph_transfers_at_each_launch() {
 }
 
 #[test]
-fn second_job_can_start_after_the_first() {
+fn nvshmem_can_start_again_after_finalize() {
     fakes().run_many(2, |me| {
         init(&me);
         nvshmemx_hostlib_finalize();

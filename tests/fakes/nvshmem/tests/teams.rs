@@ -5,7 +5,7 @@ mod common;
 use common::*;
 
 #[test]
-fn collectives_move_and_compute_in_stream_order() {
+fn collectives_return_exact_results_in_stream_order() {
     fakes().run_many(3, |me| {
         let rank = me.rank as i32;
         let stream = init(&me);

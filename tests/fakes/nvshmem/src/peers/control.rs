@@ -84,7 +84,7 @@ pub(crate) struct Control {
 // SAFETY: the mapped memory is shared among threads and with other processes. All of it is atomic
 // except the records, which are synchronised by the count of their member: only that member writes
 // a record, before it counts the exchange; other members read the record afterwards (`exchange`).
-// The test `collectives_move_and_compute_in_stream_order`, with three processes, would catch a
+// The test `collectives_return_exact_results_in_stream_order`, with three processes, would catch a
 // mistake.
 unsafe impl Sync for Control {}
 
