@@ -228,7 +228,7 @@ mod tests {
     const VERSION: Version = Version([2, 30, 7]);
 
     #[test]
-    fn table_is_parsed_and_turned_into_queries() {
+    fn binding_table_is_parsed_into_queries_for_the_c_header() {
         let table = parse_table("size ncclTeam_t 12\noffset ncclTeam_t.rank 4\nvalue ncclSum 0\nsymbol ncclSend 2.7.3\n")
             .expect("a table");
         assert_eq!(questions_for(&table.facts), "OFFSET(ncclTeam_t, rank)\nSIZE(ncclTeam_t)\nVALUE(ncclSum)\n");
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn different_and_missing_facts_are_named() {
+    fn values_that_differ_from_the_header_are_reported() {
         let rust = Facts::from([("size A".to_owned(), 8), ("size B".to_owned(), 4), ("size C".to_owned(), 1)]);
         let header = Facts::from([("size A".to_owned(), 8), ("size B".to_owned(), 5)]);
         assert_eq!(
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_with_a_wrong_first_version_are_named() {
+    fn functions_with_a_wrong_first_version_are_reported() {
         let claimed = BTreeMap::from([
             ("early".to_owned(), Version([2, 31, 0])),
             ("late".to_owned(), Version([2, 29, 2])),
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn exports_of_the_c_library_are_read() {
+    fn exported_symbols_of_a_shared_library_are_read() {
         let maps = std::fs::read_to_string("/proc/self/maps").expect("Linux");
         let libc = maps.split_whitespace().find(|word| word.contains("libc.so")).expect("the test is linked to the C library");
         let exported = exports(Path::new(libc)).expect("exports can be read");

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_word_is_found_with_its_line() {
+    fn every_forbidden_word_is_reported_with_its_line() {
         for word in WORDS {
             let text = format!("fine\n    {}rest", word.text);
             let found = faults("src/a.rs", &text);
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn path_is_found_in_any_file_and_macro_only_in_rust() {
+    fn forbidden_path_is_found_in_any_file_but_macro_only_in_rust() {
         let path = concat!("see `/wo", "rk/out`");
         assert_eq!(faults("notes.md", path).len(), 1);
         let unfinished = concat!("to", "do!()");
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn longer_word_or_path_is_not_found() {
+    fn longer_word_or_path_is_not_a_fault() {
         assert_eq!(faults("a.rs", concat!("my_to", "do!()")), []);
         assert_eq!(faults("a.md", concat!("https://host/wo", "rk/")), []);
         assert_eq!(faults("a.md", concat!("target/wo", "rk/x")), []);

@@ -87,7 +87,7 @@ fn reductions_of_all_types_have_right_results() {
 }
 
 #[test]
-fn calls_that_one_quiet_completes_have_right_results() {
+fn calls_completed_by_one_quiet_have_right_results() {
     for operation in ["put", "get", "put-signal", "put-strided", "p"] {
         for form in [&["--nbi"][..], &["--nbi", "--stream"]] {
             let sizes = if operation == "p" { &[][..] } else { &["-b", "256", "-e", "64K", "-f", "16"] };
@@ -206,7 +206,7 @@ fn options_that_the_cuda_backend_lacks_are_refused() {
 }
 
 #[test]
-fn explain_is_refused_if_there_is_no_route() {
+fn explain_option_is_refused_for_operations_without_route() {
     for (op, backend, text) in [
         ("all-reduce", "host", "--explain is supported only with --backend cuda"),
         ("send-recv", "cuda", "--explain is not supported by send-recv, which has only one method"),
@@ -226,7 +226,7 @@ fn bench_ignores_the_backend_variable_of_its_environment() {
 }
 
 #[test]
-fn failed_pe_is_named_and_ends_the_measurement() {
+fn failed_pe_ends_the_measurement_with_exit_code_3() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
     command.env_remove("PEERWEAVE_PE").env("PEERWEAVE_HEAP_BYTES", "1M");
     let output = command.args(["bench", "all-reduce", "-n", "2", "-b", "64M", "-e", "64M", "--timeout", "30"]).output().unwrap();
@@ -235,7 +235,7 @@ fn failed_pe_is_named_and_ends_the_measurement() {
 }
 
 #[test]
-fn killed_pe_ends_the_bench_and_is_named_by_its_peers() {
+fn killed_pe_ends_bench_and_errors_of_its_peers_name_it() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
     command.env_remove("PEERWEAVE_PE").args(["bench", "barrier", "-n", "3", "--iters", "1000000000", "--no-check"]);
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();

@@ -81,7 +81,7 @@ fn info_shows_peer_access_between_gpus() {
 }
 
 #[test]
-fn pair_without_access_is_named_and_others_are_measured() {
+fn pair_without_access_is_named_and_other_pairs_are_measured() {
     let fakes = Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_DEVICES", "3").env("PEERWEAVE_FAKE_CUDA_NO_PEER", "0-1");
     fakes.run(|| {
         let place = tempfile::tempdir().expect("a temporary directory");

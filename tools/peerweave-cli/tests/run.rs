@@ -295,7 +295,7 @@ fn other_pes_continue_with_on_failure_continue() {
 }
 
 #[test]
-fn status_is_that_of_the_last_pe_if_no_pe_succeeds() {
+fn job_has_the_status_of_the_pe_that_failed_last() {
     let status = |script: &str| run(3, &["--on-failure", "continue"], script).status.code();
     assert_eq!(status(r#"sleep 0.$((PEERWEAVE_PE * 4)); exit $((PEERWEAVE_PE + 10))"#), Some(12));
     assert_eq!(status(r#"[ $PEERWEAVE_PE = 0 ] || kill -TERM $$; sleep 0.5; exit 7"#), Some(7));
@@ -308,7 +308,7 @@ fn status_is_that_of_the_last_pe_if_no_pe_succeeds() {
 }
 
 #[test]
-fn stopped_pe_is_named_after_the_others_have_ended() {
+fn stopped_pe_is_named_after_all_other_pes_have_ended() {
     let script = r#"case $PEERWEAVE_PE in 0) exit 0;; 1) exit 3;; *) kill -STOP $$;; esac"#;
     for options in [["--on-failure=continue", "--timeout=12s"], ["--on-failure=abort", "--timeout=12s"]] {
         let others_fail = options[0] == "--on-failure=continue";
@@ -547,7 +547,7 @@ fn kill(signal: i32, pid: i32) {
 }
 
 #[test]
-fn signal_repeated_at_once_counts_as_one() {
+fn signal_sent_twice_at_once_counts_as_one_signal() {
     // Sends the signal to the launcher and to its process group, as `timeout` does.
     let mut at_once = 0;
     while at_once < 4 {

@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn kernel_that_waits_for_too_few_lines_is_a_fault() {
+    fn kernel_that_polls_too_few_ranks_at_once_is_a_fault() {
         let variant = Variant { sm: 90, network: false };
         let found =
             |looks| check(&kernel("all_reduce_one_shot_f32_4", &[(LOOK, looks), (PUSH, 1), (READ, 1), (WRITE, 1)]), variant);

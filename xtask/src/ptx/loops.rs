@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn loops_of_fewer_vectors_are_faults() {
+    fn copy_loops_with_fewer_than_8_vectors_are_faults() {
         let whole = check(&kernels(8), OLD);
         assert_eq!((whole.checked, whole.faults), (COPIES.len(), Vec::new()));
         assert_eq!(check(&kernels(7), OLD).faults.len(), COPIES.len());

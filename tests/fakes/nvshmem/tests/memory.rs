@@ -100,7 +100,7 @@ fn unmapped_peers_have_no_pointer_and_still_receive_data() {
 }
 
 #[test]
-fn allocations_are_poisoned_zeroed_or_aligned() {
+fn malloc_calloc_and_align_return_the_requested_memory() {
     fakes().env("NVSHMEM_DISABLE_CUDA_VMM", "1").run_many(2, |me| {
         init(&me);
         let fresh = nvshmem_malloc(1000);

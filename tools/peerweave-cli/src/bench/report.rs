@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn note_belongs_to_its_own_line() {
+    fn note_appears_with_the_table_line_it_describes() {
         let mut collector = Collector::new(config(BenchOp::Put, 2, &[8, 16]));
         let note = |row: usize| Record::Note(Note { row, text: format!("line {row}") });
         // PE 0 is ahead: it explains the second size before PE 1 has measured the first.

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn six_significant_digits_match_c() {
+    fn six_digit_format_matches_printf_of_c() {
         for (value, text) in [
             (0.0, "0"),
             (1.0, "1"),

@@ -118,7 +118,7 @@ mod tests {
     use crate::launch::{Failure, Status};
 
     #[test]
-    fn processes_that_fail_without_a_line_are_explained() {
+    fn error_explains_why_the_torch_processes_failed() {
         let ended = |status| Ending { failure: Some(Failure { pe: 1, status }), ..Ending::default() };
         assert_eq!(why(&ended(Status::Code(3)), ""), "PE 1 exited with status 3");
         assert_eq!(why(&ended(Status::Code(1)), "PE 0: no GPU"), "PE 1 exited with status 1; the last line is PE 0: no GPU");

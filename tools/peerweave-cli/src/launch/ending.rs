@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exit_codes_depend_on_the_ending() {
+    fn exit_code_of_a_job_depends_on_its_outcome() {
         let ended = |status| Ending { failure: Some(Failure { pe: 1, status }), ..Ending::default() }.exit_code();
         assert_eq!(Ending::default().exit_code(), 0);
         assert_eq!(ended(Status::Code(3)), 3);

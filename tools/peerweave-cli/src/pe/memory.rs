@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn almost_all_elements_of_a_missing_result_are_wrong() {
+    fn almost_all_elements_of_a_missing_result_count_as_wrong() {
         let tile = moved_tile::<u8>(1, 0);
         let buffer = Buffer::<u8>::zeroed(4 * PERIOD);
         spoil(&buffer, 0..buffer.len()).unwrap();
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn almost_all_elements_of_shifted_data_are_wrong() {
+    fn almost_all_elements_of_shifted_data_count_as_wrong() {
         let tile = moved_tile::<f32>(1, 0);
         let buffer = filled(&tile);
         for shift in [1, 2, 64, 4096, 8192] {
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn almost_all_elements_of_another_rank_or_round_are_wrong() {
+    fn data_of_another_rank_or_round_counts_as_wrong() {
         let tile = |rank, round| input_tile::<f32>(ReduceOp::Sum, 2, rank, round);
         let buffer = filled(&tile(0, 0));
         for other in [tile(1, 0), tile(0, 1)] {

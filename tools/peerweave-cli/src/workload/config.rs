@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn given_number_of_calls_is_one_batch_by_default() {
+    fn iters_option_selects_one_batch_by_default() {
         let fixed = config(&["put", "-n", "2", "--iters", "20"]).unwrap();
         assert_eq!((fixed.iters, fixed.batches, fixed.warmup), (Some(20), 1, 5));
         assert_eq!(config(&["put", "-n", "2", "--iters", "20", "--batches", "3"]).unwrap().batches, 3);
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn configuration_is_the_same_after_passing_to_pes() {
+    fn configuration_survives_a_json_round_trip() {
         let config = config(&["reduce", "-n", "4", "-d", "all", "-o", "all", "-r", "all", "--dirty"]).unwrap();
         let text = serde_json::to_string(&config).unwrap();
         assert_eq!(serde_json::from_str::<Config>(&text).unwrap(), config);

@@ -336,7 +336,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_are_those_of_nccl_tests() {
+    fn element_counts_match_nccl_tests() {
         let counts = |op: BenchOp, bytes, element, n| {
             let Counts { param, send, recv } = op.counts(bytes, element, n);
             (param, send, recv)
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn bus_bandwidth_factors_are_those_of_nccl_tests() {
+    fn bus_bandwidth_factors_match_nccl_tests() {
         let factor = |op: BenchOp, n| {
             let (alg, bus) = op.bandwidth(Counts { param: 1, send: 1_000_000, recv: 1_000_000 }, 1, 1e-3, n);
             assert!((alg - 1.0).abs() < 1e-12);
