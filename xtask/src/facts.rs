@@ -1,7 +1,7 @@
 //! Checks that files, tests and CI steps cited in comments and documents exist.
 //!
-//! Reads comments of Rust sources and the text of Markdown files, outside of code blocks. This
-//! module does not check whether a test proves the comment's statement.
+//! Reads comments of Rust sources and the text of Markdown files, outside of code blocks. Does not
+//! check whether a cited test proves the statement of the comment.
 //!
 //! Invariant: a recognised citation is looked up; other text is ignored.
 

@@ -1,8 +1,8 @@
 //! Checks that the reductions of `peerweave-host` for AVX-512 compute in whole registers.
 //!
-//! The compiler vectorizes the loops over lanes. It depends on the code in a codegen unit whether
-//! the compiler uses registers of 64 bytes or parts of them. So the check compiles the crate as one
-//! codegen unit, as many applications do.
+//! The compiler vectorizes the loops over lanes. It uses registers of 64 bytes or only parts of
+//! these registers, depending on the code in the codegen unit. So the check compiles the crate as
+//! one codegen unit, as many applications do.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -23,12 +23,12 @@ enum Place {
 }
 
 const UNFINISHED: &str = "finish the code, or remove it and document what is missing";
-const SOMEBODYS: &str = "a path of one machine is meaningless elsewhere";
+const SOMEBODYS: &str = "this path exists only on one machine; use a relative path or a variable";
 
 const WORDS: &[Word] = &[
     Word { text: concat!("to", "do!"), place: Place::Rust, why: UNFINISHED },
     Word { text: concat!("unimple", "mented!"), place: Place::Rust, why: UNFINISHED },
-    Word { text: concat!("#[ig", "nore"), place: Place::Rust, why: "a skipped test tests nothing" },
+    Word { text: concat!("#[ig", "nore"), place: Place::Rust, why: "a skipped test tests nothing; repair or remove the test" },
     Word { text: concat!("d", "bg!("), place: Place::Rust, why: "debugging output" },
     Word { text: concat!("/wo", "rk/"), place: Place::Anywhere, why: SOMEBODYS },
     Word { text: concat!("/ro", "ot/"), place: Place::Anywhere, why: SOMEBODYS },

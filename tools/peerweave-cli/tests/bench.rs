@@ -133,8 +133,8 @@ fn options_that_an_operation_lacks_are_refused() {
         (&["put", "-r", "all"], "--root is not supported by put, which has no root"),
         (&["broadcast", "-r", "2"], "--root is 2, expected less than 2 (the number of PEs)"),
         (&["all-reduce", "--limit", "400"], "--limit is supported only with --compare: it is a line in the plot of a comparison"),
-        (&["scan", "-o", "avg"], "reduction avg is not defined for scan, which continues from rank to rank"),
-        (&["moe", "-d", "int32"], "moe of int32 is not defined, expected float, half or bfloat16"),
+        (&["scan", "-o", "avg"], "reduction avg is not defined for scan, expected another reduction"),
+        (&["moe", "-d", "int32"], "-d int32 is not supported by moe, expected float, half or bfloat16"),
         (&["moe", "--buffers", "private"], "moe requires --buffers symmetric"),
         (&["scan", "--backend", "nccl"], "--backend nccl: NCCL has no operation scan"),
         (&["lock", "--backend", "nvshmem"], "--backend nvshmem: NVSHMEM has no operation lock on streams"),
@@ -188,7 +188,7 @@ fn timeout_ends_a_measurement() {
 fn invalid_command_line_is_an_error() {
     let output = bench(&["put", "-n", "1"]);
     assert_eq!(output.status.code(), Some(2));
-    assert_eq!(text(&output.stderr), "peerweave bench: -n is 1, but put needs at least 2 PEs\n");
+    assert_eq!(text(&output.stderr), "peerweave bench: -n is 1, expected at least 2 PEs for put\n");
 }
 
 #[test]

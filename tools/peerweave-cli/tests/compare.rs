@@ -142,7 +142,7 @@ fn own_kernels_and_libraries_are_compared_with_right_values() {
 fn graphs_of_calls_alternate() {
     let (document, out) = Machine::with_all().document("all-gather", "nccl", &["--graphs=3"], &[]);
     assert_eq!(measured(&document), ["own", "nccl"]);
-    assert!(out.contains("# graphs of 3, out of place; 3 batches of each, alternated"), "{out}");
+    assert!(out.contains("# graphs of 3, out of place; 3 batches of each contender, alternated"), "{out}");
 }
 
 fn methods_are_compared_if_the_call_permits_them() {
@@ -187,7 +187,7 @@ fn wrong_options_are_refused() {
         (&["all-reduce", "--backend", "host", "--compare", "nccl"][..], "--compare is supported only with --backend cuda"),
         (&["put", "--backend", "cuda", "--compare", "nccl"], "--compare is not supported by put"),
         (&["all-reduce", "--backend", "cuda", "--compare", "mpi"], "\"mpi\" is not a contender"),
-        (&["all-reduce", "--backend", "cuda", "--compare", "own:lines"], "--compare own:lines: all-reduce has no such method"),
+        (&["all-reduce", "--backend", "cuda", "--compare", "own:lines"], "--compare own:lines: all-reduce has no method lines"),
         (
             &["all-reduce", "--backend", "cuda", "--compare", "own", "--buffers", "private"],
             "--compare requires --buffers symmetric",
@@ -294,7 +294,10 @@ done
     python("echo no module named torch >&2; exit 1\n");
     let (document, out) = compare("bfloat16");
     assert_eq!(measured(&document), ["own"], "{out}");
-    assert!(out.contains("# torch is not measured: its processes failed: PE ") && out.contains("no module named torch"), "{out}");
+    assert!(
+        out.contains("# torch is not measured: the processes of PyTorch failed: PE ") && out.contains("no module named torch"),
+        "{out}"
+    );
     let (_, out) = compare("int32");
-    assert!(out.contains("# torch is not measured: its symmetric memory reduces only half, bfloat16 and float"), "{out}");
+    assert!(out.contains("# torch is not measured: PyTorch's symmetric memory supports only half, bfloat16 and float"), "{out}");
 }

@@ -145,7 +145,7 @@ fn open_file_limit_error_names_the_limit_and_the_need() {
     shell.args(["-c", &format!("ulimit -n 20; exec {peerweave} run -n 2 -- true")]).env_remove("PEERWEAVE_PE");
     let output = shell.stdin(Stdio::null()).output().unwrap();
     let text = stderr(&output);
-    assert!(text.contains("the limit is 20, and 2 PEs need about 30: raise it with `ulimit -n`"), "{text}");
+    assert!(text.contains("the limit of open files is 20, and 2 PEs need about 30; raise the limit with `ulimit -n`"), "{text}");
 }
 
 #[test]

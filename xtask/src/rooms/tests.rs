@@ -32,7 +32,7 @@ fn use_of_a_room_above_is_a_fault_that_names_the_file() {
         faults(TABLE, &sources),
         [
             "c/README.md says that `heap` uses nothing, expected `ops`",
-            "c/src/heap/list.rs: `heap` uses `ops`, which is above it in c/README.md",
+            "c/src/heap/list.rs: `heap` uses `ops`, expected only rooms below `heap` in c/README.md",
         ]
     );
 }
@@ -105,7 +105,7 @@ fn rooms_of_a_folder_are_compared_with_its_table() {
         [
             "c/README.md (`Rooms of ops`) says that `call` uses `queue`, expected nothing",
             "c/README.md (`Rooms of ops`) says that `queue` uses nothing, expected `call`",
-            "c/src/ops/queue/mod.rs: `queue` uses `call`, which is above it in c/README.md (`Rooms of ops`)",
+            "c/src/ops/queue/mod.rs: `queue` uses `call`, expected only rooms below `queue` in c/README.md (`Rooms of ops`)",
         ]
     );
 }

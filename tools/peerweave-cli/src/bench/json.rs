@@ -1,5 +1,5 @@
-//! Formats a result as JSON, with the keys of nccl-tests (version 3 of its file) followed by
-//! additional ones.
+//! Formats a result as JSON, with the keys of nccl-tests (version 3 of its JSON format) followed by
+//! additional keys.
 //!
 //! Invariant: every key of nccl-tests is present with the same meaning; other keys are only added.
 //! As in nccl-tests, booleans are the strings `"true"` and `"false"`.

@@ -1,4 +1,5 @@
-//! Formats the table, with the columns of nccl-tests, so that the same parsers can read both.
+//! Formats the table with the columns of nccl-tests, so that parsers of nccl-tests can read the
+//! table.
 //!
 //! Invariant: every line has 13 fields; a field that an operation does not have is `N/A`.
 

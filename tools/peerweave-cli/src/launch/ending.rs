@@ -49,7 +49,7 @@ pub struct Failure {
     pub status: Status,
 }
 
-/// Outcome of a job. If PEs continue after a failure, a failure is recorded only if no PE succeeds.
+/// Outcome of a job. With `--on-failure continue`, a failure is recorded only if no PE succeeds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ending {
     /// The failure that decides the exit code, if any.

@@ -54,7 +54,7 @@ memory!(
     Buffer, |memory| memory.as_ptr()
 );
 
-/// Fills a part of a buffer with the elements of the part's tile.
+/// Fills `part` of a buffer with the elements of `tile`, which repeat after the end of the tile.
 pub fn fill<T: Sample>(memory: &impl Memory<T>, part: &Part, tile: &[T]) -> Result<()> {
     pieces(part, tile.len(), |at, from, len| memory.range(at..at + len)?.set(&tile[from..from + len]))
 }
@@ -69,7 +69,8 @@ pub fn spoil<T: Sample>(memory: &impl Memory<T>, range: Range<usize>) -> Result<
     Ok(())
 }
 
-/// Counts the elements of a part that differ from the tile.
+/// Counts the elements of `part` of a buffer that differ from the elements of `tile`, which repeat
+/// after the end of the tile.
 pub fn count_wrong<T: Sample>(memory: &impl Memory<T>, part: &Part, tile: &[T]) -> Result<u64> {
     let (mut wrong, mut found) = (0, vec![T::default(); tile.len()]);
     pieces(part, tile.len(), |at, from, len| {
