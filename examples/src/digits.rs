@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_line_is_refused_with_its_number() {
+    fn bad_line_error_names_the_line_number() {
         let good = format!("{}7", "3,".repeat(64));
         let refused = |bad: &str| match Digits::parse(&format!("{good}\n{bad}\n")) {
             Err(DigitsError::Line { line: 2, found }) => found,

@@ -19,7 +19,7 @@ fn main() -> ExitCode {
             collectives_are_right_in_teams_of_every_shape,
             collectives_larger_than_the_caches_are_right,
             inexact_sums_have_the_same_bits_on_every_pe,
-            min_and_max_ignore_nans_unless_all_are_nan,
+            min_and_max_ignore_nans_unless_all_inputs_are_nan,
             many_collectives_in_a_row_are_right,
             ranks_can_mix_in_place_and_out_of_place_calls,
             reduction_functions_combine_elements_in_rank_order,
@@ -194,7 +194,7 @@ fn nans(seat: &Seat) {
     let _ = world.finalize().expect("all finalize");
 }
 
-fn min_and_max_ignore_nans_unless_all_are_nan() {
+fn min_and_max_ignore_nans_unless_all_inputs_are_nan() {
     for n_pes in [1, 2, 4] {
         Job::new("nans", n_pes).everywhere();
     }

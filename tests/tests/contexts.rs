@@ -10,7 +10,7 @@ fn main() -> ExitCode {
         named![operations, independent, finalized, death],
         named![
             every_operation_of_a_context_has_the_right_result,
-            quiet_completes_only_its_own_context,
+            quiet_of_a_context_completes_only_that_context,
             context_is_refused_after_finalize,
             quiet_error_names_a_pe_that_died,
         ],
@@ -37,7 +37,7 @@ fn independent(seat: &Seat) {
     assert!(world.finalize().unwrap().is_clean());
 }
 
-fn quiet_completes_only_its_own_context() {
+fn quiet_of_a_context_completes_only_that_context() {
     for n_pes in [1, 3] {
         Job::new("independent", n_pes).on_threads();
         Job::new("independent", n_pes).on_processes();

@@ -20,7 +20,7 @@ fn main() -> ExitCode {
             wrong_call_of_one_pe_does_not_affect_other_pes,
             handles_of_another_world_are_refused,
             different_settings_are_an_error_on_every_pe,
-            private_memory_is_not_read_if_one_pe_forbids_it,
+            private_memory_of_peers_is_not_read_if_a_pe_forbids_reads,
         ],
     )
 }
@@ -406,6 +406,6 @@ fn attach_differs(_: &Seat) {
     let _ = world.finalize().unwrap();
 }
 
-fn private_memory_is_not_read_if_one_pe_forbids_it() {
+fn private_memory_of_peers_is_not_read_if_a_pe_forbids_reads() {
     Job::new("attach_differs", 3).on_processes();
 }

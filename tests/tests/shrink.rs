@@ -25,7 +25,7 @@ fn main() -> ExitCode {
             shrink_excludes_several_killed_pes,
             shrink_excludes_a_pe_killed_during_the_call,
             second_shrink_excludes_a_pe_killed_after_the_first,
-            last_pe_continues_alone_after_all_others_died,
+            last_pe_continues_alone_after_all_other_pes_died,
             shrink_without_a_dead_pe_keeps_all_pes,
             shrink_timeout_names_a_late_pe_which_may_call_later,
             waits_for_a_pe_that_called_shrink_fail_soon,
@@ -162,7 +162,7 @@ fn second_shrink_excludes_a_pe_killed_after_the_first() {
     assert!(took < SOON, "{took:?}");
 }
 
-fn last_pe_continues_alone_after_all_others_died() {
+fn last_pe_continues_alone_after_all_other_pes_died() {
     let took = go_on(Job::new("survive", 4), 4, "0@1000 1@1200 2@1@100", 6);
     assert!(took < SOON, "{took:?}");
 }

@@ -12,7 +12,7 @@ fn main() -> ExitCode {
     peerweave_tests::main(
         named![shapes, churn, exhaustion, exhaustion_of_one, after_destroy, nested, disjoint, reuse],
         named![
-            members_ranks_and_translations_match_the_split,
+            team_members_ranks_and_translations_match_the_split,
             teams_can_be_created_and_destroyed_thousands_of_times,
             exhausted_team_slots_are_an_error_and_can_be_reused,
             split_without_a_free_slot_on_one_pe_fails_on_all_pes,
@@ -82,7 +82,7 @@ fn shapes(seat: &Seat) {
     let _ = world.finalize().unwrap();
 }
 
-fn members_ranks_and_translations_match_the_split() {
+fn team_members_ranks_and_translations_match_the_split() {
     for n_pes in [1, 2, 3, 6] {
         Job::new("shapes", n_pes).on_threads();
         Job::new("shapes", n_pes).on_processes();

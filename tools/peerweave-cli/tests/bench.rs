@@ -160,7 +160,7 @@ fn number_of_calls_is_chosen_by_default() {
 }
 
 #[test]
-fn plot_is_written() {
+fn plot_option_writes_an_svg_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("plot.svg");
     figures(&["all-gather", "-n", "2", "-b", "64", "-e", "4K", "--iters", "3", "--plot", path.to_str().unwrap()]);
@@ -235,7 +235,7 @@ fn failed_pe_ends_the_measurement_with_exit_code_3() {
 }
 
 #[test]
-fn killed_pe_ends_bench_and_errors_of_its_peers_name_it() {
+fn killed_pe_ends_bench_and_is_named_in_peer_errors() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
     command.env_remove("PEERWEAVE_PE").args(["bench", "barrier", "-n", "3", "--iters", "1000000000", "--no-check"]);
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -339,7 +339,7 @@ fn backend_that_moves_no_data_is_detected() {
 }
 
 #[test]
-fn all_missing_elements_are_counted() {
+fn all_missing_elements_are_counted_as_wrong() {
     // Two checks of 256 elements each, none of which was written.
     assert_eq!(wrong_on_noop(BenchOp::AllReduce, 0, Placement::OutOfPlace), 2 * 256);
     assert_eq!(wrong_on_noop(BenchOp::Put, 1, Placement::OutOfPlace), 2 * 256);

@@ -138,7 +138,7 @@ fn pes_are_threads_of_one_process_on_request() {
 }
 
 #[test]
-fn failed_thread_ends_the_measurement_and_error_names_it() {
+fn error_names_the_failed_thread_that_ends_the_measurement() {
     let options = ["bench", "all-reduce", "--backend", "nccl", "--threads", "-n", "3", "-e", "8", "--timeout", "60"];
     let output = Machine::with_gpus().run(&options, &[("PEERWEAVE_FAKE_NCCL_FAIL", "ncclAllReduce@2=3")]);
     assert!(!output.status.success());

@@ -146,7 +146,7 @@ fn json_has_the_time_of_every_batch() {
 }
 
 #[test]
-fn missing_elements_are_counted() {
+fn missing_elements_are_counted_as_wrong() {
     let machine = Machine::with_gpus();
     // A call of the fake returns success and moves no data.
     for (op, fault, wrong) in [

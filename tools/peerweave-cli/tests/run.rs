@@ -149,7 +149,7 @@ fn open_file_limit_error_names_the_limit_and_the_need() {
 }
 
 #[test]
-fn panic_is_reported_without_the_note_that_follows_it() {
+fn panic_is_reported_without_the_backtrace_note() {
     let script = "printf '\\nthread main panicked\\n' >&2; printf \"thread 'main' (7) panicked at src/main.rs:2:5:\\nthe disk is full\\n\" >&2; \
                   echo 'note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace' >&2; exit 101";
     let output = run(1, &["--tag"], script);
@@ -207,7 +207,7 @@ fn output_that_cannot_be_written_is_an_error() {
 }
 
 #[test]
-fn message_that_cannot_be_written_keeps_the_exit_code() {
+fn unwritable_message_does_not_change_the_exit_code() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
     command.env_remove("PEERWEAVE_PE").args(["run", "-n", "2", "--nnodes", "2", "--rendezvous", "nowhere", "--", "true"]);
     let output = command.output().unwrap();
@@ -280,7 +280,7 @@ fn pes_that_ignore_sigterm_are_killed_soon() {
 }
 
 #[test]
-fn other_pes_continue_with_on_failure_continue() {
+fn on_failure_continue_lets_other_pes_continue() {
     let script = r#"case $PEERWEAVE_PE in 1) kill -KILL $$;; 2) exit 5;; *) sleep 3.5; echo done;; esac"#;
     let output = run(4, &["--on-failure=continue"], script);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
@@ -346,7 +346,7 @@ fn signals_are_forwarded_to_every_pe() {
 }
 
 #[test]
-fn unhandled_signal_ends_the_job_with_its_code() {
+fn unhandled_signal_sets_the_exit_code_of_the_job() {
     let mut child = job(2, &[], "echo ready; exec sleep 30").stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     read_until_ready(child.stdout.as_mut().unwrap(), 2);
     kill(15, child.id() as i32);
@@ -425,7 +425,7 @@ fn stop_at_fork(launcher: &Child) {
 }
 
 #[test]
-fn launcher_killed_while_it_starts_a_pe_leaves_nothing() {
+fn launcher_killed_while_starting_a_pe_leaves_no_process() {
     let mark = unique("forked");
     let script = format!(": {mark}; sh -c 'sleep 60; : {mark}' & sh -c 'sleep 60; : {mark}'");
     let mut launcher = traced(job(2, &[], &script)).spawn().unwrap();
@@ -438,7 +438,7 @@ fn launcher_killed_while_it_starts_a_pe_leaves_nothing() {
 }
 
 #[test]
-fn launcher_killed_at_a_random_instant_leaves_nothing() {
+fn launcher_killed_at_a_random_instant_leaves_no_process() {
     let kills: u32 = std::env::var("PEERWEAVE_KILLS").map_or(25, |text| text.parse().unwrap());
     let mark = unique("random");
     let script = format!(": {mark}; sh -c 'sleep 60; : {mark}' & sh -c 'sleep 60; : {mark}'");

@@ -42,7 +42,7 @@ fn lookup_of_a_removed_function_fails() {
 }
 
 #[test]
-fn settings_change_the_reported_features() {
+fn environment_settings_change_the_reported_features() {
     Fakes::new()
         .cuda()
         .env("PEERWEAVE_FAKE_CUDA_VERSION", "11080")

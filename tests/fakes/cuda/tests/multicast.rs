@@ -241,7 +241,7 @@ fn join(me: &Child) -> (u64, u64, u64) {
 }
 
 #[test]
-fn processes_store_to_the_memory_of_all_processes() {
+fn multicast_store_reaches_the_memory_of_all_processes() {
     fakes().run_many(4, |me| {
         let _context = CudaContext::new(me.rank).unwrap();
         let (object, address, view) = join(&me);

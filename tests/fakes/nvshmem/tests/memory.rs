@@ -160,7 +160,7 @@ fn pending_transfers_complete_at_quiet() {
 }
 
 #[test]
-fn stream_wait_ends_when_the_words_satisfy_it() {
+fn stream_wait_ends_when_words_satisfy_the_comparison() {
     fakes().run_many(2, |me| {
         let stream = init(&me);
         let words = symmetric(&[0_i32; 4]);

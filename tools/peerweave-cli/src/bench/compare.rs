@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn percentile_is_the_nearest_rank() {
+    fn percentile_uses_the_nearest_rank_method() {
         let values: Vec<f64> = (1..=200).map(f64::from).collect();
         assert_eq!((percentile(&values, 99), percentile(&values, 50)), (Some(198.0), Some(100.0)));
         assert_eq!((percentile(&[4.0, 2.0], 99), percentile(&[], 99)), (Some(4.0), None));

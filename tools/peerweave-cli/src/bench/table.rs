@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn header_is_aligned_with_its_columns() {
+    fn table_header_is_aligned_with_the_columns() {
         use clap::Parser;
         #[derive(Parser)]
         struct Wrapper {
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_fit_their_columns() {
+    fn table_numbers_fit_their_columns() {
         assert_eq!(fitted(0.0, 7), "0.00");
         assert_eq!(fitted(1234.567, 7), "1234.57");
         assert_eq!(fitted(12345.67, 7), "12345.7");

@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn roots_are_ranks_or_all() {
+    fn root_option_accepts_a_rank_or_all() {
         assert_eq!(config(&["reduce", "-n", "3", "-r", "all"]).unwrap().roots, [0, 1, 2]);
         assert_eq!(config(&["reduce", "-n", "3", "--root", "2"]).unwrap().roots, [2]);
         assert_eq!(
