@@ -1,4 +1,4 @@
-//! Checks operations that must end although other ranks do not take part: a stuck collective that
+//! Checks operations that must end although other ranks do not join: a stuck collective that
 //! reaches its deadline or is aborted, and the creation of a communicator without one of its ranks.
 //!
 //! One process drives all ranks. Every step has a deadline. The check compares the error and the

@@ -413,7 +413,7 @@ impl Part<'_> {
             let mut values = DeviceMemory::from_slice(&self.stream, &pattern::<f32>(comm.rank().index(), len))?;
             comm.all_reduce_in_place(&self.stream, &mut values, ReduceOp::Sum)?;
             self.wait(comm)?;
-            self.same(&values.to_vec(&self.stream)?, &sums(n, 0..len), || format!("{what}: all_reduce of {len}"));
+            self.same(&values.to_vec(&self.stream)?, &sums(n, 0..len), || format!("{what}: all_reduce of {len} elements"));
         }
         Ok(())
     }

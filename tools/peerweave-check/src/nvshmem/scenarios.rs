@@ -82,7 +82,7 @@ impl<'a> Checks<'a> {
     pub(crate) fn refused<R>(&mut self, what: &'static str, result: Result<R, NvshmemError>, kind: impl Fn(&MisuseKind) -> bool) {
         let error = result.err();
         let right = error.as_ref().and_then(NvshmemError::misuse_kind).is_some_and(kind);
-        self.check("refused", right, || format!("{what}: {error:?}"));
+        self.check("refused", right, || format!("{what}: found {error:?}, expected a misuse error"));
     }
 
     /// Prints the failures of every PE, and returns the number of checks of this PE.

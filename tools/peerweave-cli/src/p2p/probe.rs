@@ -95,8 +95,8 @@ const COMPARED_WORDS: usize = 1 << 17;
 const LINE_BYTES: u64 = 128;
 
 impl Probe {
-    /// Allocates `bytes`, rounded up to the largest granularity, twice on each device. All devices
-    /// with peer access can access the memory.
+    /// Allocates a source and a target on each device, each of `bytes` rounded up to the largest
+    /// granularity. All devices with peer access can access this memory.
     ///
     /// # Errors
     /// Errors of the driver; [`VmmError::Timeout`] if a device has not filled its memory by the

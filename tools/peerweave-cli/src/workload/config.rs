@@ -66,7 +66,7 @@ pub struct Config {
     pub clock: Clock,
 }
 
-/// One line of the table.
+/// One line of the table: an element type, a reduction, a root and a size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Case {
     /// Element type.
@@ -238,7 +238,7 @@ impl Config {
         std::iter::once(Placement::OutOfPlace).chain(in_place)
     }
 
-    /// Returns a description of the memory.
+    /// Returns a description of the memory that is passed to the calls.
     pub fn buffers_name(&self) -> &'static str {
         match (self.backend, self.buffers) {
             (BackendName::Nccl, Buffers::Symmetric) if self.window => "NCCL's allocator, registered as windows",
@@ -250,7 +250,7 @@ impl Config {
         }
     }
 
-    /// Returns a description of the calls.
+    /// Returns a description of the timed calls.
     pub fn calls_name(&self) -> String {
         let is_compared = !self.compare.is_empty();
         let mut name =

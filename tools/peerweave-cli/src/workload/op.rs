@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 /// that leaves too early is not detected if the system suspends it until the late PE has arrived.
 pub(crate) const ROUNDS_LATE: usize = 8;
 
-/// An operation.
+/// An operation that `bench` can measure.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum BenchOp {

@@ -112,7 +112,7 @@ fn forms(
             issue!($name($($argument),*))?;
             part.wait(comm)?;
             if let Some(expected) = expected {
-                part.same(&$to.to_vec(stream)?, &expected, || format!("{} of {len} with {what}", stringify!($name)));
+                part.same(&$to.to_vec(stream)?, &expected, || format!("{} of {len} elements with {what}", stringify!($name)));
             }
         }};
     }
@@ -124,7 +124,7 @@ fn forms(
             issue!($name($($argument),*))?;
             part.wait(comm)?;
             if let Some(expected) = expected {
-                part.same(&$both.slice($range)?.to_vec(stream)?, &expected, || format!("{} of {len} with {what}", stringify!($name)));
+                part.same(&$both.slice($range)?.to_vec(stream)?, &expected, || format!("{} of {len} elements with {what}", stringify!($name)));
             }
         }};
     }
@@ -238,7 +238,9 @@ fn events(part: &Part<'_>, comm: &Communicator) -> Outcome {
         let reached = peerweave_driver::wait(&beside, Instant::now() + super::DEADLINE)?;
         part.check(reached, || format!("round {round}: the completion event did not complete"));
         part.wait(comm)?;
-        part.same(&values.to_vec(stream)?, &sums(comm.n_ranks(), 0..1 << 16), || format!("with an event, round {round}"));
+        part.same(&values.to_vec(stream)?, &sums(comm.n_ranks(), 0..1 << 16), || {
+            format!("all_reduce with a completion event, round {round}")
+        });
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
-//! Checks device communicators: creates them on every rank in the layouts of all versions that the
-//! library accepts, and destroys them.
+//! Checks device communicators: creates and destroys device communicators on every rank, in the
+//! struct layout of each version that the library accepts.
 //!
-//! No kernel runs. The check is that NCCL accepts the requirements in the layout of this crate, and
-//! that the result has the expected version, rank and size. Requests no multicast object.
+//! No kernel runs. NCCL must accept the requirements in the layout of this crate, and the result
+//! must have the expected version, rank and size. Requests no multicast object.
 
 use peerweave_nccl::{
     CftTeam, Communicator, Config, DeviceCommLayout, DeviceCommRequirements, DeviceCommunicator, DeviceTeam, NcclError,

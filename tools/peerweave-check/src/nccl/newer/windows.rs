@@ -224,10 +224,10 @@ fn graphs(part: &Part<'_>, comm: &Communicator) -> Outcome {
                 expected.iter_mut().zip(given_now(of)).for_each(|(sum, given)| *sum += given);
             }
             let gathered: Vec<f32> = (0..n).flat_map(|of| given_now(of)[of * share..(of + 1) * share].to_vec()).collect();
-            part.same(&sum.to_vec(stream)?, &expected, || format!("captured all_reduce of {len}, round {round}"));
-            part.same(&all.to_vec(stream)?, &gathered, || format!("captured all_gather of {share}, round {round}"));
+            part.same(&sum.to_vec(stream)?, &expected, || format!("captured all_reduce of {len} elements, round {round}"));
+            part.same(&all.to_vec(stream)?, &gathered, || format!("captured all_gather of {share} elements, round {round}"));
             let mine = &expected[rank * share..(rank + 1) * share];
-            part.same(&part_of.to_vec(stream)?, mine, || format!("captured reduce_scatter of {share}, round {round}"));
+            part.same(&part_of.to_vec(stream)?, mine, || format!("captured reduce_scatter of {share} elements, round {round}"));
         }
         drop(graph);
         // The driver releases the windows of a destroyed graph asynchronously, so windows that are
