@@ -53,7 +53,8 @@ pub(crate) struct Arguments {
     /// Number of ranks; each rank is a process started with --rank
     #[arg(long, value_name = "N", value_parser = at_least_one, requires = "rank")]
     ranks: Option<usize>,
-    /// File for the communicator's id; the file must not exist yet, and all processes must be able to read it
+    /// File for the communicator's id; the file must not exist yet, and all processes must be able
+    /// to read it
     #[arg(long, value_name = "PATH", requires = "rank")]
     id_file: Option<PathBuf>,
     /// Rank that kills itself after a first all-reduce; the other ranks detect its death, shrink
