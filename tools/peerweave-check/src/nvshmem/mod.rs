@@ -1,12 +1,12 @@
 //! Checks NVSHMEM: `check nvshmem [--pes N] [--only PART | --fault FAULT]`.
 //!
-//! Starts one process for each GPU. If a launcher has started the command, as in `peerweave run -n
-//! 4 -- check nvshmem`, the process is one PE of that job. The parts are `operations` (every
-//! operation for every element type, on every kind of team, compared with the host), `blocking`
-//! (calls that return when they are complete), `ordering` (collectives of a team on several streams
-//! and threads), `mistakes` (wrong calls, which must return typed errors), `outside` (memory that
-//! NVSHMEM did not allocate) and `lifetimes` (drops in any order, finalize with live objects,
-//! restart). Without `--only` all parts run.
+//! Starts one process for each GPU. If a launcher has started the command, as in
+//! `peerweave run -n 4 -- check nvshmem`, the process is one PE of that job. The parts are
+//! `operations` (every operation for every element type, on every kind of team, compared with the
+//! host), `blocking` (calls that return when they are complete), `ordering` (collectives of a team
+//! on several streams and threads), `mistakes` (wrong calls, which must return typed errors),
+//! `outside` (memory that NVSHMEM did not allocate) and `lifetimes` (drops in any order, finalize
+//! with live objects, restart). Without `--only` all parts run.
 //!
 //! The faults are `shared-gpu`, `missing` (a PE that does not start NVSHMEM), `killed` (a PE that
 //! is killed), `no-library` and `no-plugins` (only on the last PE). With a fault, the command
