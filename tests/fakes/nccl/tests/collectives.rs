@@ -114,7 +114,7 @@ fn every_type_and_operator_has_the_expected_result() {
 }
 
 #[test]
-fn premulsum_factor_in_device_memory_is_read_at_execution() {
+fn factor_in_device_memory_is_read_when_the_collective_runs() {
     fakes().run(|| {
         ranks(1, |_, comm, stream| {
             let (factor, data) = (buffer(&[3.0_f32]), buffer(&[2.0_f32]));

@@ -29,7 +29,7 @@ fn injected_fault_makes_the_call_return_its_code() {
 }
 
 #[test]
-fn fault_of_one_rank_does_not_affect_other_ranks() {
+fn fault_of_one_rank_does_not_affect_others() {
     fakes().env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclAllReduce@1:1=5").run(|| {
         ranks(2, |rank, comm, stream| {
             let data = buffer(&[1]);
@@ -42,7 +42,7 @@ fn fault_of_one_rank_does_not_affect_other_ranks() {
 }
 
 #[test]
-fn abort_ends_a_stuck_operation() {
+fn stuck_operation_ends_with_an_abort() {
     fakes().env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce:2").run(|| {
         ranks(1, |_, comm, stream| {
             let data = buffer(&[1]);
@@ -147,7 +147,7 @@ fn multimem_setting_reports_multicast() {
 }
 
 #[test]
-fn collectives_in_noop_mode_are_counted_and_move_no_data() {
+fn collectives_without_work_are_only_counted() {
     fakes().env("PEERWEAVE_FAKE_NCCL_NOOP", "1").run(|| {
         ranks(2, |rank, comm, stream| {
             let data = buffer(&[rank]);
@@ -163,7 +163,7 @@ fn collectives_in_noop_mode_are_counted_and_move_no_data() {
 }
 
 #[test]
-fn non_blocking_call_in_noop_mode_returns_in_progress() {
+fn non_blocking_call_without_work_starts_in_progress() {
     fakes().env("PEERWEAVE_FAKE_NCCL_NOOP", "1").run(|| {
         use_device(0);
         let (mut id, mut comm, stream, data) = (UniqueId([0; 128]), 0, stream(), buffer(&[5]));
@@ -282,7 +282,7 @@ fn log_contains_every_call_with_its_arguments() {
 }
 
 #[test]
-fn collective_refuses_an_invalid_configuration() {
+fn call_with_its_own_configuration_is_logged() {
     fakes().run(|| {
         ranks(1, |_, comm, stream| {
             let (data, mut event) = (buffer(&[1]), 0);

@@ -118,7 +118,7 @@ fn send_outside_a_group_waits_for_its_receiver() {
 }
 
 #[test]
-fn group_with_a_failed_call_fails_and_launches_nothing() {
+fn failed_member_fails_the_group_and_launches_nothing() {
     fakes().run(|| {
         let comm = all(1)[0];
         let (stream, data) = (stream(), buffer(&[3]));

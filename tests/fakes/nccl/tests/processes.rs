@@ -25,7 +25,7 @@ fn join(me: &Child) -> (Handle, Handle) {
 }
 
 #[test]
-fn processes_can_reduce_send_and_split() {
+fn processes_reduce_send_and_split() {
     fakes().run_many(3, |me| {
         let rank = me.rank as i32;
         let (comm, stream) = join(&me);
@@ -76,7 +76,7 @@ fn puts_reach_another_process() {
 }
 
 #[test]
-fn process_can_end_when_its_part_of_a_broadcast_is_complete() {
+fn process_can_end_when_its_own_part_is_complete() {
     fakes().run_many(3, |me| {
         let (comm, stream) = join(&me);
         let data = buffer(&vec![me.rank as i32; 500_000]);

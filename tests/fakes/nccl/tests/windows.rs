@@ -55,7 +55,7 @@ fn window_gives_access_to_every_rank_of_the_process() {
 }
 
 #[test]
-fn windows_can_be_registered_in_a_group_and_deregistered() {
+fn windows_of_several_communicators_end_with_them() {
     fakes().run(|| {
         use_device(0);
         let mut comms = [0; 2];
@@ -151,7 +151,7 @@ fn device_communicators_have_the_layout_of_their_version() {
 }
 
 #[test]
-fn parameter_getter_of_the_wrong_type_is_refused() {
+fn parameters_are_read_only_by_functions_of_their_type() {
     fakes().env("NCCL_FAKE_I64", "-5").run(|| {
         let (mut handle, mut wide, mut narrow) = (0, 0, 0);
         ok(ncclParamBind(&mut handle, c"NCCL_FAKE_I64".as_ptr()));

@@ -241,7 +241,7 @@ fn injected_fault_fails_the_initialisation() {
 }
 
 #[test]
-fn injected_fault_makes_an_operation_stuck_or_slow() {
+fn operation_can_be_stuck_or_slow() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_STUCK", "nvshmemx_barrier_on_stream:2").run_many(1, |me| {
         let stream = init(&me);
         assert_eq!(nvshmemx_barrier_on_stream(0, stream), 0);
@@ -259,13 +259,13 @@ fn injected_fault_makes_an_operation_stuck_or_slow() {
     let stuck = Fakes::new().cuda().nvshmem().limit(Duration::from_secs(1));
     if child().is_none() {
         let stuck = stuck.env("PEERWEAVE_FAKE_NVSHMEM_STUCK", "nvshmemx_hostlib_init_attr");
-        let outputs = stuck.spawn_children(1, "injected_fault_makes_initialisation_stuck");
+        let outputs = stuck.spawn_children(1, "initialisation_can_be_stuck");
         assert!(outputs[0].timed_out, "{}", outputs[0]);
     }
 }
 
 #[test]
-fn injected_fault_makes_initialisation_stuck() {
+fn initialisation_can_be_stuck() {
     if let Some(me) = child() {
         init(&me);
     }
@@ -332,7 +332,7 @@ fn struct_layout_2_is_accepted_since_version_3_6_5() {
 }
 
 #[test]
-fn job_can_be_started_by_a_launcher_but_not_by_mpi() {
+fn job_starts_by_a_launcher_and_not_by_mpi() {
     fakes().run_many(1, |_| {
         use_device(0);
         let mut attr = attr(2);
@@ -411,7 +411,7 @@ fn multicast_setting_enables_multicast() {
 }
 
 #[test]
-fn malloc_returns_null_only_on_the_pe_with_a_full_heap() {
+fn heap_that_is_full_on_one_pe_returns_null_only_there() {
     fakes().env("NVSHMEM_DISABLE_CUDA_VMM", "1").env("PEERWEAVE_FAKE_NVSHMEM_FULL", "nvshmem_malloc@1:1").run_many(2, |me| {
         init(&me);
         assert_eq!(nvshmem_malloc(64) == 0, me.rank == 1);

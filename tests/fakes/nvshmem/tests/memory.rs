@@ -100,7 +100,7 @@ fn unmapped_peers_have_no_pointer_and_still_receive_data() {
 }
 
 #[test]
-fn malloc_calloc_and_align_return_the_requested_memory() {
+fn allocations_are_poisoned_zeroed_or_aligned() {
     fakes().env("NVSHMEM_DISABLE_CUDA_VMM", "1").run_many(2, |me| {
         init(&me);
         let fresh = nvshmem_malloc(1000);
@@ -160,7 +160,7 @@ fn pending_transfers_complete_at_quiet() {
 }
 
 #[test]
-fn stream_wait_ends_when_words_satisfy_the_comparison() {
+fn stream_wait_ends_when_the_words_satisfy_it() {
     fakes().run_many(2, |me| {
         let stream = init(&me);
         let words = symmetric(&[0_i32; 4]);

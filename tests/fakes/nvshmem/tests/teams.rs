@@ -53,7 +53,7 @@ fn xor_and_bfloat16_sum_reductions_are_exact() {
 }
 
 #[test]
-fn teams_can_be_split_queried_used_and_destroyed() {
+fn teams_are_split_queried_used_and_destroyed() {
     fakes().run_many(4, |me| {
         let rank = me.rank as i32;
         let stream = init(&me);

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn conversion_to_fp8_rounds_to_even_and_saturates() {
+    fn known_values_ties_and_the_largest_value_are_encoded() {
         assert_eq!(E4M3::from_f32(1.0).to_bits(), 0x38);
         assert_eq!(E4M3::from_f32(1000.0).to_f32(), 448.0);
         assert_eq!(E4M3::from_f32(17.0).to_f32(), 16.0);
