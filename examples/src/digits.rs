@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_line_is_refused_with_its_number() {
+    fn bad_line_error_names_the_line_number() {
         let good = format!("{}7", "3,".repeat(64));
         let refused = |bad: &str| match Digits::parse(&format!("{good}\n{bad}\n")) {
             Err(DigitsError::Line { line: 2, found }) => found,
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_cover_a_batch_once_and_differ_by_at_most_one() {
+    fn shares_of_a_batch_are_disjoint_and_nearly_equal_in_size() {
         for batch in [0, 1, 7, BATCH] {
             for ranks in 1..=9 {
                 let shares: Vec<_> = (0..ranks).map(|rank| share(batch, rank, ranks)).collect();
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn generator_returns_the_published_numbers() {
+    fn random_generator_returns_the_published_numbers() {
         // The first outputs of the reference implementation for the seed 1234567.
         let mut generator = SplitMix64::new(1_234_567);
         let found: Vec<_> = (0..5).map(|_| generator.next_u64()).collect();

@@ -335,14 +335,14 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "gradient: out has 3 elements")]
-    fn gradient_buffer_of_another_length_is_refused() {
+    fn gradient_buffer_of_wrong_length_is_refused() {
         let (digits, _) = data();
         Model::new(SEED).gradient(&digits, &[0], &mut [0.0; 3]);
     }
 
     #[test]
     #[should_panic(expected = "apply: images is 0")]
-    fn step_over_no_images_is_refused() {
+    fn training_step_without_images_is_refused() {
         Model::new(SEED).apply(&[0.0; PARAMETERS], 0, LEARNING_RATE);
     }
 }

@@ -155,7 +155,7 @@ fn final_loss_does_not_depend_on_the_number_of_pes() {
 }
 
 #[test]
-fn ring_attention_by_the_kernel_prints_the_same() {
+fn ring_attention_prints_equal_results_with_and_without_kernel() {
     for n_pes in [1, 3] {
         let by_kernel = run(env!("CARGO_BIN_EXE_ring-attention"), n_pes, &["--kernel", "--passes", "1"]);
         assert_eq!(tagged(&by_kernel), tagged(&run(env!("CARGO_BIN_EXE_ring-attention"), n_pes, &["--passes", "1"])));
@@ -163,7 +163,7 @@ fn ring_attention_by_the_kernel_prints_the_same() {
 }
 
 #[test]
-fn tensor_parallel_mlp_by_the_kernel_prints_the_same() {
+fn tensor_parallel_mlp_prints_equal_results_by_kernel_and_cpu() {
     let program = env!("CARGO_BIN_EXE_tensor-parallel-mlp");
     for n_pes in [1, 3] {
         let small = ["--tokens", "5", "--hidden", "36", "--inner", "70", "--passes", "1"];
@@ -175,14 +175,14 @@ fn tensor_parallel_mlp_by_the_kernel_prints_the_same() {
 }
 
 #[test]
-fn untrained_network_classifies_by_chance() {
+fn untrained_network_has_the_loss_of_random_guessing() {
     let output = run(env!("CARGO_BIN_EXE_train-digits"), 2, &["--epochs", "0"]);
     let loss = final_loss(&output);
     assert!((2.2..2.5).contains(&loss), "{loss}; ten classes at even odds have a loss of ln 10 = 2.303");
 }
 
 #[test]
-fn example_without_a_launcher_is_a_job_of_one_pe() {
+fn example_without_a_launcher_runs_as_one_pe() {
     let output = Command::new(env!("CARGO_BIN_EXE_hello-team")).env_clear().output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(String::from_utf8(output.stdout).unwrap(), text(&folder("01-hello-team/expected/1.txt")));
@@ -225,7 +225,7 @@ fn variable_of_an_unknown_launcher_causes_a_warning() {
 }
 
 #[test]
-fn every_folder_with_a_number_is_an_example() {
+fn every_numbered_folder_is_a_tested_example() {
     let mut found: Vec<String> = std::fs::read_dir(folder("."))
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -265,7 +265,7 @@ fn examples_forbid_unsafe_code() {
 }
 
 #[test]
-fn lines_that_differ_only_in_rounding_compare_equal() {
+fn output_lines_that_differ_only_in_rounding_compare_equal() {
     assert!(alike("loss 0.500001 of 7", "loss  0.500000 of 7"));
     assert!(!alike("loss 0.50002 of 7", "loss 0.50000 of 7"));
     assert!(!alike("loss 0.5 of 8", "loss 0.5 of 7"));

@@ -14,11 +14,11 @@ fn main() -> ExitCode {
     peerweave_tests::main(
         named![act, at_once, before_the_end_of_a_join],
         named![
-            abort_ends_every_process_with_its_code,
-            abort_ends_processes_while_they_join,
-            first_of_two_aborts_is_the_status_of_all_processes,
+            abort_code_is_the_exit_status_of_every_process,
+            abort_ends_processes_that_are_joining,
+            first_of_two_aborts_sets_the_status_of_all_processes,
             abort_fails_the_calls_of_every_thread,
-            first_of_two_aborts_is_the_error_of_all_threads,
+            first_of_two_aborts_sets_the_error_of_all_threads,
             panic_because_of_an_abort_is_reported_as_the_abort,
             abort_after_finalize_is_misuse,
         ],
@@ -95,7 +95,7 @@ fn act(seat: &Seat) {
     say(format!("returned {returned}"));
 }
 
-fn abort_ends_every_process_with_its_code() {
+fn abort_code_is_the_exit_status_of_every_process() {
     let acts = || ACTS.into_iter().chain(["compute"]);
     let cases = acts().map(|name| (3, name, 7)).chain([
         (1, "barrier", 0),
@@ -131,7 +131,7 @@ fn before_the_end_of_a_join(seat: &Seat) {
     say(format!("went on with {world:?}"));
 }
 
-fn abort_ends_processes_while_they_join() {
+fn abort_ends_processes_that_are_joining() {
     for _ in 0..10 {
         let mut running = Job::new("before_the_end_of_a_join", 4).start();
         for pe in 0..4 {
@@ -153,7 +153,7 @@ fn at_once(seat: &Seat) {
     say(format!("went on with {outcome:?}"));
 }
 
-fn first_of_two_aborts_is_the_status_of_all_processes() {
+fn first_of_two_aborts_sets_the_status_of_all_processes() {
     for n_pes in [2, 3, 8] {
         for _ in 0..5 {
             let mut running = Job::new("at_once", n_pes).start();
@@ -209,7 +209,7 @@ fn abort_fails_the_calls_of_every_thread() {
     }
 }
 
-fn first_of_two_aborts_is_the_error_of_all_threads() {
+fn first_of_two_aborts_sets_the_error_of_all_threads() {
     for _ in 0..50 {
         let together = Barrier::new(3);
         let seen = std::sync::Mutex::new(Vec::new());

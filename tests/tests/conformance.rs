@@ -14,16 +14,16 @@ fn main() -> ExitCode {
     peerweave_tests::main(
         named![every_collective, borders, streaming, same_bits, nans, long_run, mixed_places, functions, panics, strided],
         named![
-            collectives_are_right_at_thresholds_on_all_buffers,
+            collectives_are_right_around_size_thresholds,
             collectives_are_right_among_1_2_3_5_and_8_pes,
             collectives_are_right_in_teams_of_every_shape,
             collectives_larger_than_the_caches_are_right,
             inexact_sums_have_the_same_bits_on_every_pe,
-            min_and_max_ignore_nans_unless_all_are_nan,
+            min_and_max_ignore_nans_unless_all_inputs_are_nan,
             many_collectives_in_a_row_are_right,
-            mixed_in_place_and_out_of_place_ranks_are_right,
-            functions_combine_elements_in_rank_order,
-            panic_of_a_function_fails_the_call_without_a_hang,
+            ranks_can_mix_in_place_and_out_of_place_calls,
+            reduction_functions_combine_elements_in_rank_order,
+            panic_in_a_reduction_function_fails_without_a_hang,
             strided_all_to_all_moves_each_element_to_its_place,
         ],
     )
@@ -64,7 +64,7 @@ fn borders(seat: &Seat) {
     let _ = world.finalize().expect("all finalize");
 }
 
-fn collectives_are_right_at_thresholds_on_all_buffers() {
+fn collectives_are_right_around_size_thresholds() {
     Job::new("borders", 2).everywhere();
     Job::new("borders", 3).on_processes();
 }
@@ -194,7 +194,7 @@ fn nans(seat: &Seat) {
     let _ = world.finalize().expect("all finalize");
 }
 
-fn min_and_max_ignore_nans_unless_all_are_nan() {
+fn min_and_max_ignore_nans_unless_all_inputs_are_nan() {
     for n_pes in [1, 2, 4] {
         Job::new("nans", n_pes).everywhere();
     }
@@ -301,7 +301,7 @@ fn mixed_places(seat: &Seat) {
     let _ = world.finalize().expect("all finalize");
 }
 
-fn mixed_in_place_and_out_of_place_ranks_are_right() {
+fn ranks_can_mix_in_place_and_out_of_place_calls() {
     for n_pes in [2, 3] {
         Job::new("mixed_places", n_pes).everywhere();
     }
@@ -317,7 +317,7 @@ fn functions(seat: &Seat) {
     let _ = world.finalize().expect("all finalize");
 }
 
-fn functions_combine_elements_in_rank_order() {
+fn reduction_functions_combine_elements_in_rank_order() {
     Job::new("functions", 1).on_threads();
     Job::new("functions", 2).everywhere();
     Job::new("functions", 5).on_threads();
@@ -346,7 +346,7 @@ fn panics(seat: &Seat) {
     drop(world.finalize());
 }
 
-fn panic_of_a_function_fails_the_call_without_a_hang() {
+fn panic_in_a_reduction_function_fails_without_a_hang() {
     Job::new("panics", 3).on_threads();
     Job::new("panics", 2).on_processes();
 }

@@ -9,10 +9,10 @@ fn main() -> ExitCode {
     peerweave_tests::main(
         named![operations, independent, finalized, death],
         named![
-            every_operation_of_a_context_arrives,
-            quiet_completes_only_its_own_context,
+            every_operation_of_a_context_has_the_right_result,
+            quiet_of_a_context_completes_only_that_context,
             context_is_refused_after_finalize,
-            quiet_names_a_pe_that_died,
+            quiet_error_names_a_pe_that_died,
         ],
     )
 }
@@ -24,7 +24,7 @@ fn operations(seat: &Seat) {
     assert!(world.finalize().unwrap().is_clean());
 }
 
-fn every_operation_of_a_context_arrives() {
+fn every_operation_of_a_context_has_the_right_result() {
     for n_pes in [1, 2, 3, 8] {
         Job::new("operations", n_pes).on_threads();
         Job::new("operations", n_pes).on_processes();
@@ -37,7 +37,7 @@ fn independent(seat: &Seat) {
     assert!(world.finalize().unwrap().is_clean());
 }
 
-fn quiet_completes_only_its_own_context() {
+fn quiet_of_a_context_completes_only_that_context() {
     for n_pes in [1, 3] {
         Job::new("independent", n_pes).on_threads();
         Job::new("independent", n_pes).on_processes();
@@ -61,7 +61,7 @@ fn death(seat: &Seat) {
     say("named");
 }
 
-fn quiet_names_a_pe_that_died() {
+fn quiet_error_names_a_pe_that_died() {
     for how in contexts::REPEATED {
         for n_pes in [2, 3] {
             let mut running = Job::new("death", n_pes).args(how).start();

@@ -9,10 +9,10 @@ fn main() -> ExitCode {
     peerweave_tests::main(
         named![movement, reductions, functions, refusals],
         named![
-            composed_elements_move_by_every_operation,
-            composed_elements_reduce_as_their_values,
-            functions_and_strides_apply_to_composed_elements,
-            wrong_use_of_composed_elements_is_refused,
+            every_operation_moves_composite_types,
+            reductions_of_composite_types_match_their_components,
+            reduction_functions_and_strides_accept_composite_types,
+            wrong_use_of_composite_types_is_refused,
         ],
     )
 }
@@ -34,7 +34,7 @@ fn movement(seat: &Seat) {
     });
 }
 
-fn composed_elements_move_by_every_operation() {
+fn every_operation_moves_composite_types() {
     for n in [1, 2, 3] {
         Job::new("movement", n).on_threads();
     }
@@ -46,7 +46,7 @@ fn reductions(seat: &Seat) {
     check(seat, |world| elements::reduce(world, world.team(), &[1, 33, 4000]));
 }
 
-fn composed_elements_reduce_as_their_values() {
+fn reductions_of_composite_types_match_their_components() {
     for n in [1, 2, 3] {
         Job::new("reductions", n).on_threads();
     }
@@ -60,7 +60,7 @@ fn functions(seat: &Seat) {
     check(seat, |world| elements::combine_and_stride(world, world.team(), &[1, 5, 700, 40_000]));
 }
 
-fn functions_and_strides_apply_to_composed_elements() {
+fn reduction_functions_and_strides_accept_composite_types() {
     for n in [1, 2, 3] {
         Job::new("functions", n).on_threads();
     }
@@ -72,7 +72,7 @@ fn refusals(seat: &Seat) {
     check(seat, elements::refuse);
 }
 
-fn wrong_use_of_composed_elements_is_refused() {
+fn wrong_use_of_composite_types_is_refused() {
     Job::new("refusals", 2).on_threads();
     Job::new("refusals", 2).on_processes();
 }

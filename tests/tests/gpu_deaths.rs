@@ -32,14 +32,14 @@ fn copies(how: &&str) -> bool {
 }
 
 #[test]
-fn quiet_names_a_pe_that_died_in_copies() {
+fn quiet_error_names_a_pe_that_died_during_puts_or_gets() {
     for how in contexts::REPEATED.into_iter().filter(copies) {
         let _ = Fakes::new().cuda().run_with_victims(3, &[2], |child| one_is_killed(&child, how));
     }
 }
 
 #[test]
-fn quiet_names_a_pe_that_died_in_signals_atomics_and_waits() {
+fn quiet_error_names_a_pe_that_died_during_other_operations() {
     for how in contexts::REPEATED.into_iter().filter(|how| !copies(how)) {
         let _ = Fakes::new().cuda().run_with_victims(3, &[2], |child| one_is_killed(&child, how));
     }

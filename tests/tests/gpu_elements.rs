@@ -46,27 +46,27 @@ fn check_teams(run: impl Fn(&World, &peerweave::Team) + Sync) {
 }
 
 #[test]
-fn composed_elements_move_by_one_sided_operations() {
+fn one_sided_operations_move_composite_types() {
     Fakes::new().cuda().run(|| check_teams(|world, team| elements::move_one_sided(world, team, &COUNTS)));
 }
 
 #[test]
-fn composed_elements_move_by_collectives() {
+fn collectives_move_composite_types() {
     Fakes::new().cuda().run(|| check_teams(|world, team| elements::move_by_collectives(world, team, &COUNTS)));
 }
 
 #[test]
-fn composed_elements_reduce_as_their_values() {
+fn reductions_of_composite_types_match_their_components() {
     Fakes::new().cuda().run(|| check_teams(|world, team| elements::reduce(world, team, &[1, 33, 700])));
 }
 
 #[test]
-fn functions_and_strides_apply_to_composed_elements() {
+fn reduction_functions_and_strides_accept_composite_types() {
     Fakes::new().cuda().run(|| check_teams(|world, team| elements::combine_and_stride(world, team, &[1, 5, 700])));
 }
 
 #[test]
-fn collectives_of_composed_elements_cross_hosts() {
+fn collectives_move_composite_types_across_hosts() {
     let fakes = Fakes::new().cuda().nccl().env("NCCL_NVLS_ENABLE", "0");
     fakes.run(|| {
         check_on(&["a", "b", "a"], |world| {
@@ -77,6 +77,6 @@ fn collectives_of_composed_elements_cross_hosts() {
 }
 
 #[test]
-fn wrong_use_of_composed_elements_is_refused() {
+fn wrong_use_of_composite_types_is_refused() {
     Fakes::new().cuda().run(|| check(2, elements::refuse));
 }

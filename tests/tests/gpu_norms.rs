@@ -23,7 +23,7 @@ fn on_gpus(n_pes: u32, program: impl Fn(peerweave::World) + Sync) {
 }
 
 #[test]
-fn norms_of_every_type_have_the_bits_of_separate_steps() {
+fn norms_of_every_type_equal_separate_steps_bit_for_bit() {
     Fakes::new().cuda().run(|| {
         on_gpus(2, |world| {
             norms::of_every_type(&world, Some(world.team()), &[(0, 64), (3, 136)], 2);
@@ -33,7 +33,7 @@ fn norms_of_every_type_have_the_bits_of_separate_steps() {
 }
 
 #[test]
-fn norms_of_one_pe_and_of_teams_have_the_bits_of_separate_steps() {
+fn norms_of_one_pe_and_of_teams_equal_separate_steps() {
     Fakes::new().cuda().run(|| {
         on_gpus(1, |world| {
             norms::of_every_type(&world, Some(world.team()), &[(2, 72)], 1);

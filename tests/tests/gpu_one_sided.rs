@@ -38,7 +38,7 @@ fn puts_and_gets_are_right_for_all_types_and_sizes() {
 }
 
 #[test]
-fn views_name_the_same_bytes_on_every_rank() {
+fn views_refer_to_the_same_bytes_on_every_rank() {
     Fakes::new().cuda().run(|| {
         for n_pes in [1, 2, 3] {
             check(n_pes, |world| views::name_the_same_bytes(world, world.team()));
@@ -52,7 +52,7 @@ fn views_name_the_same_bytes_on_every_rank() {
 }
 
 #[test]
-fn handles_by_offset_and_address_name_the_elements_there() {
+fn symmetric_handles_can_be_made_from_offset_or_address() {
     Fakes::new().cuda().run(|| {
         for n_pes in [1, 3] {
             check(n_pes, views::are_found_by_offset_and_address);

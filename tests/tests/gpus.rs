@@ -72,7 +72,7 @@ fn contexts_are_independent() {
 }
 
 #[test]
-fn locks_have_one_holder_and_name_it() {
+fn locks_have_one_holder_and_errors_name_the_holder() {
     Fakes::new().cuda().run(|| {
         on_gpus(2, |world| {
             locks::one_holds_at_a_time(&world, 2, 4);
@@ -84,7 +84,7 @@ fn locks_have_one_holder_and_name_it() {
 }
 
 #[test]
-fn lock_of_a_lost_pe_is_taken_over() {
+fn lock_held_by_a_lost_pe_can_be_taken_over() {
     Fakes::new().cuda().run(|| {
         common::pes_that_may_fail(2, options(), |gpu| {
             let gpu = gpu.expect("it is set up");
@@ -131,7 +131,7 @@ fn collectives_are_correct_with_three_pes() {
 }
 
 #[test]
-fn collectives_are_correct_in_teams_of_other_shapes() {
+fn collectives_are_correct_in_reversed_and_partial_teams() {
     Fakes::new().cuda().run(|| {
         every_collective(3, "reversed", &[DType::I32], 1, 4);
         every_collective(3, "all_but_one", &[DType::F16], 1, 5);
@@ -149,7 +149,7 @@ fn collectives_of_two_hosts_are_correct_with_every_type() {
 }
 
 #[test]
-fn collectives_of_hosts_with_two_pes_and_one_are_correct() {
+fn collectives_of_two_hosts_with_2_pes_and_1_pe_are_correct() {
     with_nccl().run(|| every_collective_on(&["a", "a", "b"], "world", &[DType::F32, DType::BF16, DType::I16], 1, 7));
 }
 
@@ -167,7 +167,7 @@ fn collectives_of_teams_on_several_hosts_are_correct() {
 }
 
 #[test]
-fn functions_and_strides_cross_hosts() {
+fn reduction_functions_and_strides_work_across_hosts() {
     with_nccl().run(|| {
         common::pes_on(&["a", "b", "a"], options(), |gpu| {
             let backend = Cuda::new(gpu.expect("it is set up")).expect("a backend");
@@ -185,7 +185,7 @@ fn collectives_are_correct_with_one_pe() {
 }
 
 #[test]
-fn functions_combine_elements_in_rank_order() {
+fn reduction_functions_combine_elements_in_rank_order() {
     Fakes::new().cuda().run(|| {
         for n_pes in [1, 3] {
             on_gpus(n_pes, |world| {
@@ -203,7 +203,7 @@ fn functions_combine_elements_in_rank_order() {
 }
 
 #[test]
-fn panic_of_a_function_fails_the_call_of_its_pe_alone() {
+fn panic_of_a_reduction_function_fails_only_its_pe() {
     Fakes::new().cuda().run(|| {
         on_gpus(3, |world| {
             let (team, me) = (world.team(), world.my_pe().get());
@@ -247,7 +247,7 @@ fn strided_all_to_all_moves_each_element_to_its_place() {
 }
 
 #[test]
-fn capabilities_name_every_reduction_that_is_defined() {
+fn capabilities_list_every_defined_reduction() {
     Fakes::new().cuda().run(|| {
         on_gpus(1, |world| {
             let named = |all: &[ReductionCaps]| all.iter().map(|caps| (caps.kind, caps.dtype, caps.op)).collect::<Vec<_>>();

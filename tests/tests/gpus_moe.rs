@@ -58,7 +58,7 @@ moe_kernels! {
 }
 
 #[test]
-fn dispatch_and_combine_match_the_plain_computation() {
+fn dispatch_and_combine_match_the_reference_computation() {
     Fakes::new().cuda().run(|| {
         register_moe();
         for n in [1, 2, 3] {

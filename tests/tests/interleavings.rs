@@ -19,13 +19,13 @@ fn main() -> ExitCode {
         named![],
         named![
             late_collective_fails_after_a_peer_timed_out,
-            concurrent_splits_take_different_slots,
-            different_counts_of_equal_signature_are_a_mismatch,
+            concurrent_splits_use_different_team_slots,
+            counts_with_colliding_signatures_are_still_a_mismatch,
             message_of_a_sender_that_timed_out_is_not_received,
             mismatched_destroy_leaves_the_team_usable,
             destroy_waits_for_queued_sends_and_receives,
             two_threads_can_share_a_stream_and_a_team,
-            empty_part_can_have_any_offset,
+            empty_part_of_all_to_all_v_can_have_any_offset,
             all_to_all_v_mixes_short_and_long_parts,
             late_peer_does_not_extend_the_deadline,
             mismatch_reported_by_a_ticket_leaves_the_stream_usable,
@@ -121,7 +121,7 @@ fn late_collective_fails_after_a_peer_timed_out() {
     }
 }
 
-fn concurrent_splits_take_different_slots() {
+fn concurrent_splits_use_different_team_slots() {
     on_threads(2, &options(PATIENT), |world| {
         let me = u64::from(world.my_pe().get());
         let parents = [0, 1].map(|_| world.team().split(Some(0), 0).unwrap().unwrap());
@@ -151,7 +151,7 @@ fn concurrent_splits_take_different_slots() {
     .unwrap();
 }
 
-fn different_counts_of_equal_signature_are_a_mismatch() {
+fn counts_with_colliding_signatures_are_still_a_mismatch() {
     // Pairs of counts with equal 32-bit signatures.
     const ALIKE: [[usize; 2]; 4] = [[3206, 124_389], [24_499, 140_343], [59_545, 109_356], [34_300, 169_577]];
     on_threads(2, &options(PATIENT), |world| {
@@ -317,7 +317,7 @@ fn two_threads_can_share_a_stream_and_a_team() {
     .unwrap();
 }
 
-fn empty_part_can_have_any_offset() {
+fn empty_part_of_all_to_all_v_can_have_any_offset() {
     for n_pes in [1, 2] {
         on_threads(n_pes, &options(PATIENT), |world| {
             let (team, me) = (world.team(), world.my_pe().index());

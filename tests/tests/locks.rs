@@ -16,10 +16,10 @@ fn main() -> ExitCode {
             lock_has_one_holder_at_a_time,
             waiters_get_the_lock_in_turn,
             wait_for_a_lock_ends_at_its_deadline,
-            late_take_over_and_release_name_the_holder,
-            killed_holder_is_named_and_the_lock_taken_over,
-            killed_waiter_is_passed_over,
-            holder_that_leaves_is_named,
+            take_over_and_release_timeouts_name_the_holder,
+            exactly_one_pe_takes_over_the_lock_of_a_killed_holder,
+            killed_waiter_does_not_block_other_waiters,
+            error_names_a_lock_holder_that_left,
             lock_is_usable_after_a_death_at_any_instant,
             lock_is_refused_after_finalize,
         ],
@@ -94,7 +94,7 @@ fn messages(seat: &Seat) {
     assert!(late.starts_with("release on the world") && late.ends_with(&format!("missing: PE {last}")), "{late}");
 }
 
-fn late_take_over_and_release_name_the_holder() {
+fn take_over_and_release_timeouts_name_the_holder() {
     Job::new("messages", 2).deadline(Duration::from_secs(1)).on_threads();
     Job::new("messages", 3).deadline(Duration::from_secs(1)).on_processes();
 }
@@ -156,7 +156,7 @@ fn holder_dies(seat: &Seat) {
     std::thread::sleep(Duration::from_millis(100));
 }
 
-fn killed_holder_is_named_and_the_lock_taken_over() {
+fn exactly_one_pe_takes_over_the_lock_of_a_killed_holder() {
     for n_pes in [2, 3, 8] {
         for victim in [0, n_pes / 2, n_pes - 1] {
             let before = Before::now();
@@ -204,7 +204,7 @@ fn waiter_dies(seat: &Seat) {
     say("fine");
 }
 
-fn killed_waiter_is_passed_over() {
+fn killed_waiter_does_not_block_other_waiters() {
     let mut running = Job::new("waiter_dies", 3).start();
     running.reap(1);
     running.all_say([0, 2], "fine");
@@ -215,7 +215,7 @@ fn holder_leaves(seat: &Seat) {
     locks::holder_that_leaves_is_named(seat.join(), PeerCause::Left);
 }
 
-fn holder_that_leaves_is_named() {
+fn error_names_a_lock_holder_that_left() {
     for n_pes in [2, 3] {
         Job::new("holder_leaves", n_pes).on_threads();
         Job::new("holder_leaves", n_pes).on_processes();

@@ -15,16 +15,16 @@ fn main() -> ExitCode {
     peerweave_tests::main(
         named![lists, busy, again, death],
         named![
-            team_by_a_list_has_the_order_of_the_list,
+            team_made_from_a_list_has_the_order_of_the_list,
             teams_are_made_while_other_pes_are_busy,
-            slots_are_reused_thousands_of_times,
-            exhausted_slots_are_an_error_on_all_members,
+            team_slots_are_reused_thousands_of_times,
+            exhausted_team_slots_are_an_error_on_all_members,
             threads_of_one_pe_make_teams_one_at_a_time,
-            teams_are_made_while_others_are_split,
-            missing_member_is_named_by_all_that_wait,
-            late_member_completes_the_next_call,
-            different_lists_are_a_mismatch_on_both,
-            member_that_dies_or_leaves_is_named_soon,
+            teams_are_made_while_other_teams_are_split,
+            errors_of_all_waiting_members_name_the_missing_member,
+            team_is_made_by_the_call_after_a_timeout,
+            different_member_lists_are_a_mismatch_on_both_pes,
+            errors_soon_name_a_member_that_dies_or_leaves,
         ],
     )
 }
@@ -85,7 +85,7 @@ fn lists(seat: &Seat) {
     assert!(world.finalize().unwrap().is_clean());
 }
 
-fn team_by_a_list_has_the_order_of_the_list() {
+fn team_made_from_a_list_has_the_order_of_the_list() {
     for n_pes in [1, 2, 3, 5, 8] {
         Job::new("lists", n_pes).everywhere();
     }
@@ -135,7 +135,7 @@ fn again(seat: &Seat) {
     assert!(world.finalize().unwrap().is_clean());
 }
 
-fn slots_are_reused_thousands_of_times() {
+fn team_slots_are_reused_thousands_of_times() {
     for (n_pes, rounds) in [(2, 1000), (3, 500), (8, 100)] {
         Job::new("again", n_pes).args(rounds.to_string()).everywhere();
     }
@@ -155,7 +155,7 @@ fn pes_run<R: Send>(n_pes: usize, deadline: Duration, body: impl Fn(&World) -> R
 
 const PATIENT: Duration = Duration::from_secs(60);
 
-fn exhausted_slots_are_an_error_on_all_members() {
+fn exhausted_team_slots_are_an_error_on_all_members() {
     pes_run(3, PATIENT, |world| {
         let (all, max) = (pes(&[0, 1, 2]), world.caps().max_teams);
         // PE 0 uses half of its slots for teams of itself, so other PEs have free slots that are
@@ -200,7 +200,7 @@ fn threads_of_one_pe_make_teams_one_at_a_time() {
     });
 }
 
-fn teams_are_made_while_others_are_split() {
+fn teams_are_made_while_other_teams_are_split() {
     pes_run(3, PATIENT, |world| {
         let everyone = pes(&[2, 0, 1]);
         scope(|scope| {
@@ -216,7 +216,7 @@ fn teams_are_made_while_others_are_split() {
     });
 }
 
-fn missing_member_is_named_by_all_that_wait() {
+fn errors_of_all_waiting_members_name_the_missing_member() {
     // First PE 0 is missing, which is the first of the list, and then PE 2.
     for absent in [0u32, 2] {
         let errors = pes_run(4, Duration::from_millis(600), |world| {
@@ -240,7 +240,7 @@ fn missing_member_is_named_by_all_that_wait() {
     }
 }
 
-fn late_member_completes_the_next_call() {
+fn team_is_made_by_the_call_after_a_timeout() {
     let (failed, late) = (Barrier::new(2), pes(&[0, 1]));
     pes_run(2, Duration::from_millis(400), |world| {
         if world.my_pe().get() == 0 {
@@ -252,7 +252,7 @@ fn late_member_completes_the_next_call() {
     });
 }
 
-fn different_lists_are_a_mismatch_on_both() {
+fn different_member_lists_are_a_mismatch_on_both_pes() {
     for (one, other) in
         [([0, 1].to_vec(), [1, 0].to_vec()), ([0, 1].to_vec(), [0, 1, 2].to_vec()), ([1, 0].to_vec(), [2, 0, 1].to_vec())]
     {
@@ -305,7 +305,7 @@ fn death(seat: &Seat) {
     say(format!("{right} {:?} {error}", named_by(&error)));
 }
 
-fn member_that_dies_or_leaves_is_named_soon() {
+fn errors_soon_name_a_member_that_dies_or_leaves() {
     if cfg!(peerweave_portable) {
         return;
     }

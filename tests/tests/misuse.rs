@@ -16,11 +16,11 @@ fn main() -> ExitCode {
     peerweave_tests::main(
         named![disagree, wrong_alone, foreign, settings, attach_differs],
         named![
-            mismatch_is_an_error_on_all_and_the_team_stays_usable,
-            wrong_call_of_one_pe_does_not_affect_others,
+            mismatch_is_an_error_on_all_pes_and_the_team_stays_usable,
+            wrong_call_of_one_pe_does_not_affect_other_pes,
             handles_of_another_world_are_refused,
             different_settings_are_an_error_on_every_pe,
-            private_memory_is_not_read_if_one_pe_forbids_it,
+            private_memory_of_peers_is_not_read_if_a_pe_forbids_reads,
         ],
     )
 }
@@ -237,7 +237,7 @@ fn disagree(seat: &Seat) {
     assert!(world.finalize().unwrap().is_clean());
 }
 
-fn mismatch_is_an_error_on_all_and_the_team_stays_usable() {
+fn mismatch_is_an_error_on_all_pes_and_the_team_stays_usable() {
     Job::new("disagree", 2).on_threads();
     Job::new("disagree", 3).on_processes();
     Job::new("disagree", 3).without_attach().check_calls().on_processes();
@@ -330,7 +330,7 @@ fn wrong_alone(seat: &Seat) {
     let _ = world.finalize().unwrap();
 }
 
-fn wrong_call_of_one_pe_does_not_affect_others() {
+fn wrong_call_of_one_pe_does_not_affect_other_pes() {
     Job::new("wrong_alone", 2).on_threads();
     Job::new("wrong_alone", 3).on_processes();
 }
@@ -406,6 +406,6 @@ fn attach_differs(_: &Seat) {
     let _ = world.finalize().unwrap();
 }
 
-fn private_memory_is_not_read_if_one_pe_forbids_it() {
+fn private_memory_of_peers_is_not_read_if_a_pe_forbids_reads() {
     Job::new("attach_differs", 3).on_processes();
 }

@@ -13,7 +13,7 @@ fn on_all(test: impl Fn(&World) -> Result<()> + Sync) {
 }
 
 #[test]
-fn random_routing_matches_the_plain_computation() {
+fn random_routing_matches_the_reference_computation() {
     on_all(|world| {
         let case = Case::new(4 * world.n_pes(), 3, 24, 9, 0, Routing::Random);
         exchange::<bf16, bf16>(world, &case, 6)
@@ -31,7 +31,7 @@ fn results_of_every_type_are_added_in_f32() {
 }
 
 #[test]
-fn tokens_of_8_bits_travel_with_their_scales() {
+fn tokens_of_8_bits_arrive_with_their_scales() {
     on_all(|world| {
         let case = Case::new(3 * world.n_pes(), 2, 48, 7, 4, Routing::Random);
         exchange::<F8E4M3, bf16>(world, &case, 5)
@@ -39,7 +39,7 @@ fn tokens_of_8_bits_travel_with_their_scales() {
 }
 
 #[test]
-fn skewed_routing_matches_the_plain_computation() {
+fn skewed_routing_matches_the_reference_computation() {
     on_all(|world| {
         for routing in [Routing::OneRank, Routing::FirstOfEach, Routing::Nobody] {
             exchange::<bf16, bf16>(world, &Case::new(2 * world.n_pes(), 3, 8, 6, 0, routing), 3)?;

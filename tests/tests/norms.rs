@@ -9,9 +9,9 @@ fn main() -> ExitCode {
     peerweave_tests::main(
         named![every_type, in_a_team, disagree],
         named![
-            norms_have_the_bits_of_separate_steps,
-            norms_in_teams_have_the_bits_of_separate_steps,
-            norms_that_differ_among_ranks_are_a_mismatch,
+            norms_equal_separate_steps_bit_for_bit,
+            norms_in_teams_equal_separate_steps_bit_for_bit,
+            norm_arguments_that_differ_among_ranks_are_a_mismatch,
         ],
     )
 }
@@ -25,7 +25,7 @@ fn every_type(seat: &Seat) {
     assert!(world.finalize().expect("all finalize").is_clean());
 }
 
-fn norms_have_the_bits_of_separate_steps() {
+fn norms_equal_separate_steps_bit_for_bit() {
     for n_pes in [1, 2, 3, 4, 8] {
         Job::new("every_type", n_pes).heap_bytes(32 << 20).on_threads();
     }
@@ -42,7 +42,7 @@ fn in_a_team(seat: &Seat) {
     let _ = world.finalize().expect("all finalize");
 }
 
-fn norms_in_teams_have_the_bits_of_separate_steps() {
+fn norms_in_teams_equal_separate_steps_bit_for_bit() {
     for shape in ["reversed", "all_but_one"] {
         Job::new("in_a_team", 3).args(shape).on_threads();
     }
@@ -54,7 +54,7 @@ fn disagree(seat: &Seat) {
     let _ = world.finalize().expect("all finalize");
 }
 
-fn norms_that_differ_among_ranks_are_a_mismatch() {
+fn norm_arguments_that_differ_among_ranks_are_a_mismatch() {
     Job::new("disagree", 2).everywhere();
     Job::new("disagree", 3).on_threads();
 }

@@ -13,12 +13,12 @@ fn main() -> ExitCode {
         named![movement, ring, signals, message_passing, atomics, nbi, views],
         named![
             puts_and_gets_are_right_for_all_types_and_sizes,
-            token_passes_a_ring_thousands_of_times,
+            token_circulates_in_a_ring_thousands_of_times,
             waits_and_tests_of_every_kind_see_the_signals,
             data_is_visible_after_its_signal,
-            concurrent_atomics_lose_no_count,
+            concurrent_atomics_lose_no_increment,
             nbi_puts_are_complete_after_quiet,
-            views_name_the_same_bytes_on_every_rank,
+            views_refer_to_the_same_bytes_on_every_rank,
         ],
     )
 }
@@ -80,7 +80,7 @@ fn ring(seat: &Seat) {
     assert!(world.finalize().unwrap().is_clean());
 }
 
-fn token_passes_a_ring_thousands_of_times() {
+fn token_circulates_in_a_ring_thousands_of_times() {
     Job::new("ring", 1).args("1000").everywhere();
     Job::new("ring", 2).args("10000").everywhere();
     Job::new("ring", 4).args("1000").everywhere();
@@ -288,7 +288,7 @@ fn atomics(seat: &Seat) {
     assert!(world.finalize().unwrap().is_clean());
 }
 
-fn concurrent_atomics_lose_no_count() {
+fn concurrent_atomics_lose_no_increment() {
     Job::new("atomics", 1).args("500").everywhere();
     Job::new("atomics", 4).args("2000").on_threads();
     Job::new("atomics", 4).args("2000").on_processes();
@@ -337,7 +337,7 @@ fn views(seat: &Seat) {
     assert!(world.finalize().unwrap().is_clean());
 }
 
-fn views_name_the_same_bytes_on_every_rank() {
+fn views_refer_to_the_same_bytes_on_every_rank() {
     for n in [1, 2, 3, 8] {
         Job::new("views", n).on_threads();
     }

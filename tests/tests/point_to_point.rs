@@ -15,7 +15,7 @@ fn main() -> ExitCode {
         named![
             messages_of_every_size_arrive_between_all_ranks,
             group_accepts_sends_and_receives_in_any_order,
-            sender_can_be_many_messages_ahead,
+            sender_can_be_many_messages_ahead_of_the_receiver,
             mismatched_receive_fails_and_the_next_message_arrives,
             group_accepts_collectives_and_puts,
             groups_on_streams_overlap_with_the_caller,
@@ -170,7 +170,7 @@ fn ahead(seat: &Seat) {
     let _ = world.finalize().unwrap();
 }
 
-fn sender_can_be_many_messages_ahead() {
+fn sender_can_be_many_messages_ahead_of_the_receiver() {
     Job::new("ahead", 2).on_threads();
     Job::new("ahead", 2).on_processes();
     Job::new("ahead", 2).without_attach().on_processes();

@@ -21,18 +21,18 @@ fn main() -> ExitCode {
     peerweave_tests::main(
         named![survive, intact, absent, waiting, carry, ending, stopped],
         named![
-            killed_pe_is_excluded,
-            several_killed_pes_are_excluded,
-            pe_killed_during_shrink_is_excluded,
-            pe_killed_in_the_second_world_causes_a_second_shrink,
-            last_pe_continues_alone_after_all_others_died,
-            world_without_a_failure_keeps_its_pes,
-            pe_that_does_not_call_is_named_and_may_call_later,
+            shrink_excludes_a_killed_pe,
+            shrink_excludes_several_killed_pes,
+            shrink_excludes_a_pe_killed_during_the_call,
+            second_shrink_excludes_a_pe_killed_after_the_first,
+            last_pe_continues_alone_after_all_other_pes_died,
+            shrink_without_a_dead_pe_keeps_all_pes,
+            shrink_timeout_names_a_late_pe_which_may_call_later,
             waits_for_a_pe_that_called_shrink_fail_soon,
-            stopped_pe_is_named_at_the_deadline,
-            old_memory_is_readable_and_freed_with_its_handles,
+            shrink_error_names_a_stopped_pe_at_the_deadline,
+            memory_of_the_old_world_is_readable_until_handles_drop,
             finalize_and_abort_of_the_new_world_end_every_process,
-            threads_that_panic_or_return_are_excluded,
+            shrink_excludes_threads_that_panic_or_return,
             operations_of_concurrent_worlds_do_not_mix,
             survivors_of_random_kills_compute_right_results,
         ],
@@ -126,7 +126,7 @@ fn go_on(job: Job, n_pes: usize, deaths: &str, seed: u64) -> Duration {
     took
 }
 
-fn killed_pe_is_excluded() {
+fn shrink_excludes_a_killed_pe() {
     for (n_pes, victim) in [(2, 0), (2, 1), (3, 0), (3, 1), (4, 0), (4, 3), (8, 0), (8, 5)] {
         let took = go_on(Job::new("survive", n_pes), n_pes, &format!("{victim}@3000"), 1);
         assert!(took < SOON, "PE {victim} of {n_pes}: {took:?}");
@@ -134,14 +134,14 @@ fn killed_pe_is_excluded() {
     go_on(Job::new("survive", 4).without_attach(), 4, "1@2000", 2);
 }
 
-fn several_killed_pes_are_excluded() {
+fn shrink_excludes_several_killed_pes() {
     for (n_pes, deaths) in [(3, "0@2000 1@2000"), (4, "0@0 3@0"), (4, "0@1000 1@1800"), (8, "0@3000 1@3050 7@4000")] {
         let took = go_on(Job::new("survive", n_pes), n_pes, deaths, 3);
         assert!(took < SOON, "{deaths} of {n_pes}: {took:?}");
     }
 }
 
-fn pe_killed_during_shrink_is_excluded() {
+fn shrink_excludes_a_pe_killed_during_the_call() {
     // The first survivor leads the shrink and serves the others. The last one only follows.
     for (n_pes, first, second) in [(3, 0, 1), (4, 0, 1), (4, 0, 3), (4, 3, 0), (4, 1, 2)] {
         for microseconds in [0, 150, 400, 1000, 2500, 5000, 9000] {
@@ -154,7 +154,7 @@ fn pe_killed_during_shrink_is_excluded() {
     go_on(Job::new("survive", 4), 4, "0@500 1@1@300 2@1@1500", 4);
 }
 
-fn pe_killed_in_the_second_world_causes_a_second_shrink() {
+fn second_shrink_excludes_a_pe_killed_after_the_first() {
     // PE 1, which leads the first shrink, dies in the second world.
     let took = go_on(Job::new("survive", 4), 4, "0@1000 1@400000", 5);
     assert!(took < SOON, "{took:?}");
@@ -162,7 +162,7 @@ fn pe_killed_in_the_second_world_causes_a_second_shrink() {
     assert!(took < SOON, "{took:?}");
 }
 
-fn last_pe_continues_alone_after_all_others_died() {
+fn last_pe_continues_alone_after_all_other_pes_died() {
     let took = go_on(Job::new("survive", 4), 4, "0@1000 1@1200 2@1@100", 6);
     assert!(took < SOON, "{took:?}");
 }
@@ -190,7 +190,7 @@ fn intact(seat: &Seat) {
     assert!(world.finalize().unwrap().is_clean());
 }
 
-fn world_without_a_failure_keeps_its_pes() {
+fn shrink_without_a_dead_pe_keeps_all_pes() {
     for n_pes in [1, 2, 4, 8] {
         Job::new("intact", n_pes).on_threads();
         Job::new("intact", n_pes).on_processes();
@@ -223,7 +223,7 @@ fn absent(seat: &Seat) {
     assert!(world.finalize().unwrap().is_clean());
 }
 
-fn pe_that_does_not_call_is_named_and_may_call_later() {
+fn shrink_timeout_names_a_late_pe_which_may_call_later() {
     for n_pes in [2, 4] {
         let job = Job::new("absent", n_pes).args("2.5").deadline(Duration::from_millis(2500));
         job.on_processes();
@@ -257,7 +257,7 @@ fn stopped(seat: &Seat) {
     std::thread::sleep(STOPPED);
 }
 
-fn stopped_pe_is_named_at_the_deadline() {
+fn shrink_error_names_a_stopped_pe_at_the_deadline() {
     for round in 0..6u64 {
         let (n_pes, victim) = (3, (round % 3) as usize);
         let mut running = Job::new("stopped", n_pes).args(victim.to_string()).deadline(STOPPED).start();
@@ -363,7 +363,7 @@ fn carry(seat: &Seat) {
     say("carried");
 }
 
-fn old_memory_is_readable_and_freed_with_its_handles() {
+fn memory_of_the_old_world_is_readable_until_handles_drop() {
     for n_pes in [2, 4] {
         let mut running = Job::new("carry", n_pes).start();
         running.reap(0);
@@ -415,7 +415,7 @@ fn finalize_and_abort_of_the_new_world_end_every_process() {
     }
 }
 
-fn threads_that_panic_or_return_are_excluded() {
+fn shrink_excludes_threads_that_panic_or_return() {
     for (n_pes, gone) in [(2, vec![0]), (3, vec![1]), (4, vec![0, 3]), (8, vec![0, 1, 2, 6])] {
         for panics in [false, true] {
             let done = AtomicU32::new(0);

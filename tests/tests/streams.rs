@@ -16,8 +16,8 @@ fn main() -> ExitCode {
             call_returns_before_a_late_peer_has_arrived,
             streams_of_one_team_run_in_the_order_of_the_calls,
             event_orders_two_streams,
-            error_stays_until_the_stream_is_synchronized,
-            expired_deadline_names_the_missing_pes,
+            stream_error_stays_until_the_stream_is_synchronized,
+            timeout_error_names_the_missing_pes,
             handles_can_be_dropped_while_operations_are_pending,
             threads_of_one_pe_use_separate_teams_concurrently,
             queued_mismatch_is_an_error_on_every_pe,
@@ -182,7 +182,7 @@ fn sticky(seat: &Seat) {
     let _ = world.finalize().unwrap();
 }
 
-fn error_stays_until_the_stream_is_synchronized() {
+fn stream_error_stays_until_the_stream_is_synchronized() {
     Job::new("sticky", 1).deadline(Duration::from_millis(300)).on_threads();
     Job::new("sticky", 2).deadline(Duration::from_millis(1500)).on_processes();
 }
@@ -217,7 +217,7 @@ fn missing(seat: &Seat) {
     sleep(Duration::from_secs(60));
 }
 
-fn expired_deadline_names_the_missing_pes() {
+fn timeout_error_names_the_missing_pes() {
     let mut running = Job::new("missing", 4).deadline(Duration::from_secs(5)).start();
     running.all_say([0, 2], "named");
 }

@@ -12,14 +12,14 @@ fn main() -> ExitCode {
     peerweave_tests::main(
         named![shapes, churn, exhaustion, exhaustion_of_one, after_destroy, nested, disjoint, reuse],
         named![
-            members_ranks_and_translations_match_the_split,
+            team_members_ranks_and_translations_match_the_split,
             teams_can_be_created_and_destroyed_thousands_of_times,
-            exhausted_slots_are_an_error_on_all_and_are_reused,
-            split_without_slots_on_one_pe_fails_on_all,
+            exhausted_team_slots_are_an_error_and_can_be_reused,
+            split_without_a_free_slot_on_one_pe_fails_on_all_pes,
             destroyed_team_refuses_every_call,
             nested_teams_work_concurrently,
             disjoint_teams_work_independently,
-            slot_can_be_reused_while_a_former_member_sleeps,
+            team_slot_can_be_reused_while_a_former_member_sleeps,
         ],
     )
 }
@@ -82,7 +82,7 @@ fn shapes(seat: &Seat) {
     let _ = world.finalize().unwrap();
 }
 
-fn members_ranks_and_translations_match_the_split() {
+fn team_members_ranks_and_translations_match_the_split() {
     for n_pes in [1, 2, 3, 6] {
         Job::new("shapes", n_pes).on_threads();
         Job::new("shapes", n_pes).on_processes();
@@ -182,7 +182,7 @@ fn exhaustion(seat: &Seat) {
     let _ = world.finalize().unwrap();
 }
 
-fn exhausted_slots_are_an_error_on_all_and_are_reused() {
+fn exhausted_team_slots_are_an_error_and_can_be_reused() {
     Job::new("exhaustion", 1).on_threads();
     Job::new("exhaustion", 3).on_threads();
     Job::new("exhaustion", 3).on_processes();
@@ -216,7 +216,7 @@ fn exhaustion_of_one(seat: &Seat) {
     let _ = world.finalize().unwrap();
 }
 
-fn split_without_slots_on_one_pe_fails_on_all() {
+fn split_without_a_free_slot_on_one_pe_fails_on_all_pes() {
     Job::new("exhaustion_of_one", 3).on_threads();
     Job::new("exhaustion_of_one", 3).on_processes();
 }
@@ -344,7 +344,7 @@ fn reuse(seat: &Seat) {
     let _ = world.finalize().unwrap();
 }
 
-fn slot_can_be_reused_while_a_former_member_sleeps() {
+fn team_slot_can_be_reused_while_a_former_member_sleeps() {
     Job::new("reuse", 3).on_threads();
     Job::new("reuse", 3).on_processes();
 }

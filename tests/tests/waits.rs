@@ -12,8 +12,8 @@ fn main() -> ExitCode {
     peerweave_tests::main(
         named![types, fairness, death],
         named![
-            words_of_every_type_follow_the_order_of_the_type,
-            repeated_waits_for_any_return_every_satisfied_word,
+            comparisons_in_waits_follow_the_order_of_the_type,
+            repeated_wait_until_any_returns_every_satisfied_word,
             waits_of_every_kind_end_at_the_deadline,
             waits_of_every_kind_name_a_pe_that_left,
         ],
@@ -26,7 +26,7 @@ fn types(seat: &Seat) {
     assert!(world.finalize().unwrap().is_clean());
 }
 
-fn words_of_every_type_follow_the_order_of_the_type() {
+fn comparisons_in_waits_follow_the_order_of_the_type() {
     for n_pes in [1, 2, 3, 8] {
         Job::new("types", n_pes).on_threads();
         Job::new("types", n_pes).on_processes();
@@ -39,7 +39,7 @@ fn fairness(seat: &Seat) {
     assert!(world.finalize().unwrap().is_clean());
 }
 
-fn repeated_waits_for_any_return_every_satisfied_word() {
+fn repeated_wait_until_any_returns_every_satisfied_word() {
     Job::new("fairness", 1).everywhere();
     Job::new("fairness", 2).everywhere();
 }

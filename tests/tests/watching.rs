@@ -15,14 +15,14 @@ fn main() -> ExitCode {
     peerweave_tests::main(
         named![looping, closing, contained, heaps, little_address_space, little_file_size],
         named![
-            death_with_few_descriptors_is_named_soon,
-            pe_that_closes_descriptors_is_not_reported_dead,
+            errors_soon_name_a_dead_pe_if_file_descriptors_are_few,
+            pe_that_closes_file_descriptors_is_not_reported_dead,
             private_buffers_across_pid_namespaces_are_right,
-            death_across_pid_namespaces_is_named_soon,
+            errors_soon_name_a_dead_pe_in_another_pid_namespace,
             exit_of_an_unrelated_process_with_the_same_pid_is_ignored,
-            different_heap_sizes_are_a_mismatch_on_all,
-            too_little_address_space_names_the_setting,
-            too_small_file_size_names_the_setting,
+            different_heap_sizes_are_a_mismatch_on_all_pes,
+            error_for_too_little_address_space_names_the_setting,
+            error_for_a_low_file_size_limit_names_the_setting,
         ],
     )
 }
@@ -70,7 +70,7 @@ fn victim_is_named_soon(job: &Job, n_pes: usize, victim: usize) {
     running.succeed((0..n_pes).filter(|&pe| pe != victim));
 }
 
-fn death_with_few_descriptors_is_named_soon() {
+fn errors_soon_name_a_dead_pe_if_file_descriptors_are_few() {
     for descriptors in [7, 8, 10, 14] {
         victim_is_named_soon(&Job::new("looping", 6).args(format!("5 {descriptors}")), 6, 5);
     }
@@ -111,7 +111,7 @@ fn closing(seat: &Seat) {
     std::process::exit(0);
 }
 
-fn pe_that_closes_descriptors_is_not_reported_dead() {
+fn pe_that_closes_file_descriptors_is_not_reported_dead() {
     for reopens in [false, true] {
         let mut running = Job::new("closing", 3).args(reopens.to_string()).start();
         running.all_say(0..3, "fine");
@@ -170,7 +170,7 @@ fn private_buffers_across_pid_namespaces_are_right() {
     }
 }
 
-fn death_across_pid_namespaces_is_named_soon() {
+fn errors_soon_name_a_dead_pe_in_another_pid_namespace() {
     if needs("pid-namespaces") {
         victim_is_named_soon_after_aborting(&Job::new("contained", 3).args("true 20000").under(&CONTAINER), 3);
     }
@@ -222,7 +222,7 @@ fn heaps(seat: &Seat) {
     }
 }
 
-fn different_heap_sizes_are_a_mismatch_on_all() {
+fn different_heap_sizes_are_a_mismatch_on_all_pes() {
     let mut running = Job::new("heaps", 3).start();
     for pe in 0..3 {
         let line = running.line(pe);
@@ -237,7 +237,7 @@ fn little_address_space(seat: &Seat) {
     say_outcome(seat.try_join().map(drop));
 }
 
-fn too_little_address_space_names_the_setting() {
+fn error_for_too_little_address_space_names_the_setting() {
     let mut running = Job::new("little_address_space", 2).heap_bytes(64 << 30).start();
     let lines = [running.line(0), running.line(1)];
     assert!(lines.iter().any(|line| line.contains("PEERWEAVE_HEAP_BYTES") && line.contains("ulimit -v")), "{lines:?}");
@@ -249,7 +249,7 @@ fn little_file_size(seat: &Seat) {
     say_outcome(seat.try_join().map(drop));
 }
 
-fn too_small_file_size_names_the_setting() {
+fn error_for_a_low_file_size_limit_names_the_setting() {
     let mut running = Job::new("little_file_size", 2).heap_bytes(64 << 30).start();
     let lines = [running.line(0), running.line(1)];
     assert!(lines[0].contains("PEERWEAVE_HEAP_BYTES") && lines[0].contains("ulimit -f"), "{lines:?}");

@@ -4,8 +4,8 @@
 //! Downloads nothing, because `.ci/abi-nccl` downloads the library. Calls no function of the
 //! library: the check reads the symbol table.
 //!
-//! Invariant: a fact that cannot be checked is a fault. The C compiler computes the facts of the
-//! header. This check never parses the header itself.
+//! Invariant: a size, an offset or a constant that cannot be checked is a fault. The C compiler
+//! computes the values of the header. This check parses only the version macros of the header.
 
 pub(crate) mod nvshmem;
 
@@ -33,7 +33,7 @@ pub(crate) enum AbiError {
     Start { program: &'static str, source: io::Error },
     #[error("{program} failed:\n{output}")]
     Failed { program: &'static str, output: String },
-    #[error("invalid line of the table: {0}")]
+    #[error("the table of the bindings has the invalid line {0:?}, expected KIND NAME VALUE")]
     Line(String),
 }
 
@@ -93,14 +93,15 @@ pub(crate) fn compare(root: &Path, directory: &Path) -> Result<Findings, AbiErro
     let exported = exports(&library)?;
     faults.extend(misplaced(&table.symbols, &exported, version));
 
-    let mut summary = format!("NCCL {version}: {} facts of the header, {} functions\n", table.facts.len(), table.symbols.len());
+    let mut summary =
+        format!("NCCL {version}: compared {} values of the header and {} functions\n", table.facts.len(), table.symbols.len());
     let absent: Vec<_> = table.symbols.iter().filter(|(name, _)| !exported.contains(*name)).collect();
     for (name, since) in &absent {
         let _ = writeln!(summary, "  missing in this library: {name} (since {since})");
     }
     let unbound = exported.iter().filter(|name| name.starts_with("nccl") && !table.symbols.contains_key(*name));
     for name in unbound {
-        let _ = writeln!(summary, "  exported without a binding: {name}");
+        let _ = writeln!(summary, "  exported by the library, but without a binding: {name}");
     }
     Ok(Findings { summary, faults })
 }
@@ -111,7 +112,9 @@ fn differing(rust: &Facts, header: &Facts, version: Version) -> Vec<String> {
     let said = |facts: &Facts, fact: &str| facts.get(fact).map_or("nothing".to_owned(), i64::to_string);
     all.into_iter()
         .filter(|fact| rust.get(*fact) != header.get(*fact))
-        .map(|fact| format!("{fact} in {version}: the crate has {}, the header {}", said(rust, fact), said(header, fact)))
+        .map(|fact| {
+            format!("{fact} in {version}: the crate has {}, expected {} as in the header", said(rust, fact), said(header, fact))
+        })
         .collect()
 }
 
@@ -121,8 +124,12 @@ fn misplaced(claimed: &BTreeMap<String, Version>, exported: &BTreeSet<String>, v
     let mut faults = Vec::new();
     for (name, since) in claimed {
         match (exported.contains(name), version >= *since) {
-            (true, false) => faults.push(format!("{name}: the crate names {since} as its first version, but {version} has it")),
-            (false, true) => faults.push(format!("{name}: the crate names {since} as its first version, but {version} lacks it")),
+            (true, false) => {
+                faults.push(format!("the crate says that {name} exists since {since}, but the library {version} already has it"))
+            }
+            (false, true) => {
+                faults.push(format!("the crate says that {name} exists since {since}, but the library {version} lacks it"))
+            }
             _ => {}
         }
     }
@@ -228,7 +235,7 @@ mod tests {
     const VERSION: Version = Version([2, 30, 7]);
 
     #[test]
-    fn table_is_parsed_and_turned_into_queries() {
+    fn binding_table_is_parsed_into_queries_for_the_c_header() {
         let table = parse_table("size ncclTeam_t 12\noffset ncclTeam_t.rank 4\nvalue ncclSum 0\nsymbol ncclSend 2.7.3\n")
             .expect("a table");
         assert_eq!(questions_for(&table.facts), "OFFSET(ncclTeam_t, rank)\nSIZE(ncclTeam_t)\nVALUE(ncclSum)\n");
@@ -238,17 +245,20 @@ mod tests {
     }
 
     #[test]
-    fn different_and_missing_facts_are_named() {
+    fn values_that_differ_from_the_header_are_reported() {
         let rust = Facts::from([("size A".to_owned(), 8), ("size B".to_owned(), 4), ("size C".to_owned(), 1)]);
         let header = Facts::from([("size A".to_owned(), 8), ("size B".to_owned(), 5)]);
         assert_eq!(
             differing(&rust, &header, VERSION),
-            ["size B in 2.30.7: the crate has 4, the header 5", "size C in 2.30.7: the crate has 1, the header nothing"]
+            [
+                "size B in 2.30.7: the crate has 4, expected 5 as in the header",
+                "size C in 2.30.7: the crate has 1, expected nothing as in the header"
+            ]
         );
     }
 
     #[test]
-    fn functions_with_a_wrong_first_version_are_named() {
+    fn functions_with_a_wrong_first_version_are_reported() {
         let claimed = BTreeMap::from([
             ("early".to_owned(), Version([2, 31, 0])),
             ("late".to_owned(), Version([2, 29, 2])),
@@ -259,14 +269,14 @@ mod tests {
         assert_eq!(
             misplaced(&claimed, &exported, VERSION),
             [
-                "early: the crate names 2.31.0 as its first version, but 2.30.7 has it",
-                "late: the crate names 2.29.2 as its first version, but 2.30.7 lacks it"
+                "the crate says that early exists since 2.31.0, but the library 2.30.7 already has it",
+                "the crate says that late exists since 2.29.2, but the library 2.30.7 lacks it"
             ]
         );
     }
 
     #[test]
-    fn exports_of_the_c_library_are_read() {
+    fn exported_symbols_of_a_shared_library_are_read() {
         let maps = std::fs::read_to_string("/proc/self/maps").expect("Linux");
         let libc = maps.split_whitespace().find(|word| word.contains("libc.so")).expect("the test is linked to the C library");
         let exported = exports(Path::new(libc)).expect("exports can be read");

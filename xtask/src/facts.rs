@@ -1,7 +1,7 @@
 //! Checks that files, tests and CI steps cited in comments and documents exist.
 //!
-//! Reads comments of Rust sources and the text of Markdown files, outside of code blocks. This
-//! module does not check whether a test proves the comment's statement.
+//! Reads comments of Rust sources and the text of Markdown files, outside of code blocks. Does not
+//! check whether a cited test proves the statement of the comment.
 //!
 //! Invariant: a recognised citation is looked up; other text is ignored.
 
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn citation_of_a_missing_file_is_found() {
+    fn citation_of_a_missing_file_is_reported() {
         assert_eq!(
             faults("fn f() {}\n// See `waits.rs`.\n"),
             ["crates/a/src/lib.rs:2: cites the file waits.rs, which does not exist"]
@@ -184,13 +184,13 @@ mod tests {
     }
 
     #[test]
-    fn renamed_test_is_found_over_two_lines() {
+    fn citation_of_a_missing_test_over_two_lines_is_reported() {
         let found = faults("// Would be caught by the test\n// `threads_share_two_words`.\n");
         assert_eq!(found, ["crates/a/src/lib.rs:1: cites the test threads_share_two_words, which does not exist"]);
     }
 
     #[test]
-    fn citation_of_a_step_that_skips_the_crate_is_found() {
+    fn citation_of_a_ci_step_that_skips_the_crate_is_reported() {
         assert_eq!(
             faults("// (under ThreadSanitizer)\n"),
             ["crates/a/src/lib.rs:1: cites ThreadSanitizer, but .ci/run has no step sanitizer"]
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn citation_of_a_missing_check_is_found() {
+    fn citation_of_a_missing_check_is_reported() {
         assert_eq!(faults("/// `cargo xtask colors`\n").len(), 1);
     }
 }

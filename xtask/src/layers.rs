@@ -6,9 +6,10 @@
 //! Invariant: each member declares its layer as `[package.metadata.peerweave] layer = N`. A normal
 //! or build dependency between members points to a strictly lower layer, so there is no cycle and
 //! crates of one layer do not depend on each other. A dev-dependency points to the same layer or a
-//! lower layer: tests may combine two crates of one layer. A crate whose tests need a higher layer
-//! could not be used alone, and its unit tests would link the crate twice. The only exception:
-//! documentation examples of a crate that another crate re-exports may use that other crate.
+//! lower layer, so that tests may combine two crates of one layer. A crate whose tests need a
+//! higher layer could not be used alone, and its unit tests would link the crate twice. The only
+//! exception: documentation examples of a crate that another crate re-exports may use that other
+//! crate.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -86,7 +87,7 @@ struct Member {
     layer: Option<u64>,
     /// Dependencies on other members in the manifest, for any feature or target.
     dependencies: BTreeSet<(String, Use)>,
-    /// Names of all crates reached through normal or build dependencies.
+    /// Names of all direct and indirect normal or build dependencies.
     reaches: BTreeSet<String>,
     /// Root file of the library, if any.
     library: Option<String>,

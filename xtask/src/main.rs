@@ -35,23 +35,25 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Check {
-    /// Check that dependencies point only downwards, among crates and among folders of a crate, and
-    /// that no crate depends on a forbidden one
+    /// Check the layers: a crate depends only on crates of lower layers, a folder of a crate only
+    /// on folders below it, and no crate on a forbidden crate
     Layers,
-    /// Check that every unsafe block and impl has a SAFETY argument and every unsafe fn has a
-    /// contract; count these by crate
+    /// Check that every unsafe block and impl has a SAFETY comment, and every unsafe fn a Safety
+    /// section; count the blocks, impls and fns of each crate
     Unsafe,
     /// Compare structs, constants and functions of peerweave-nccl with the headers and the library
     /// of NCCL
     Abi {
-        /// Directory with `include` and `lib` of one NCCL, as in its wheel
+        /// Directory with the folders `include` and `lib` of one version of NCCL, as in NCCL's
+        /// wheel
         #[arg(long)]
         nccl: PathBuf,
     },
     /// Compare structs, constants and functions of peerweave-nvshmem with the headers and the
     /// library of NVSHMEM
     AbiNvshmem {
-        /// Directory with `include` and `lib` of one NVSHMEM, as in its wheel
+        /// Directory with the folders `include` and `lib` of one version of NVSHMEM, as in
+        /// NVSHMEM's wheel
         #[arg(long)]
         nvshmem: PathBuf,
     },

@@ -7,8 +7,10 @@
 //!   scope ([`probes`]);
 //! - every atomic instruction of a kernel states its semantics and its scope;
 //! - inner loops of copies move vectors of 16 bytes, eight in flight ([`loops`]);
-//! - collectives wait for a line of every rank at once, by accesses of 16 bytes ([`collectives`]);
-//! - barriers that return a value are not copied into the paths of a branch ([`barriers`]);
+//! - a collective that waits reads a line of 16 bytes of each rank, each by one access, before it
+//!   examines the first line ([`collectives`]);
+//! - the compiler has not copied barriers that return a value into the paths of a branch
+//!   ([`barriers`]);
 //! - every kernel is either in the list of kernels that copy arrays or in the list of other kernels
 //!   ([`loops`]);
 //! - ptxas, if given, accepts every file and the primitives for each architecture. No shipped

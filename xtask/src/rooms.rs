@@ -28,7 +28,7 @@ pub(crate) enum Fault {
     Gone { table: String, source_directory: String, room: String },
     #[error("{table} says that `{room}` uses {said}, expected {uses}")]
     Differs { table: String, room: String, said: String, uses: String },
-    #[error("{path}: `{from}` uses `{to}`, which is above it in {table}")]
+    #[error("{path}: `{from}` uses `{to}`, expected only rooms below `{from}` in {table}")]
     Upward { table: String, path: String, from: String, to: String },
 }
 

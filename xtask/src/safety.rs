@@ -7,11 +7,12 @@
 //! that it compiles. This check also reads code for other targets and configurations, and requires
 //! more for `Send` and `Sync`. A method in the `impl` of a trait has the trait's contract.
 //!
-//! Invariant: "above" is above the statement or item with the `unsafe` and above its attributes, or
-//! between the first line of that statement and the `unsafe`. The argument for `Send` or `Sync`
-//! names the *shared* data, what *synchronises* the data (or that *nothing* is shared) and the
-//! *test* that would detect a mistake. If the argument for the same type precedes it, an argument
-//! may say `as above` or `as for` instead.
+//! Invariant: a comment is "above" if it precedes the statement or item that contains the `unsafe`,
+//! and the attributes of that statement or item. A comment between the first line of the statement
+//! and the `unsafe` is accepted too. The argument for `Send` or `Sync` names the *shared* data,
+//! what *synchronises* the data, and the *test* that would detect a mistake. The word *nothing*
+//! replaces *synchronises* if no shared data changes. An argument may instead refer to an earlier
+//! argument for the same type by `as above` or `as for`.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn wide_comment_is_found_and_wide_code_is_not() {
+    fn wide_comment_is_a_fault_and_wide_code_is_not() {
         let wide = "word ".repeat(21);
         assert_eq!(found("a.rs", &format!("// {wide}\n")), ["a.rs:1: comment of 108 columns, expected at most 100"]);
         assert_eq!(found("a.rs", &format!("let code = \"{wide}\";\n")), [""; 0]);
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn long_test_name_is_found_and_long_function_name_is_not() {
+    fn long_test_name_is_a_fault_and_long_function_name_is_not() {
         let name = "word_".repeat(13);
         assert_eq!(found("a.rs", &format!("#[test]\nfn {name}() {{}}\n")).len(), 1);
         assert_eq!(found("a.rs", &format!("#[test]\n#[cfg(unix)]\nfn {name}() {{}}\n")).len(), 1);

@@ -1,8 +1,8 @@
 //! Checks that the reductions of `peerweave-host` for AVX-512 compute in whole registers.
 //!
-//! The compiler vectorizes the loops over lanes. It depends on the code in a codegen unit whether
-//! the compiler uses registers of 64 bytes or parts of them. So the check compiles the crate as one
-//! codegen unit, as many applications do.
+//! The compiler vectorizes the loops over lanes. It uses registers of 64 bytes or only parts of
+//! these registers, depending on the code in the codegen unit. So the check compiles the crate as
+//! one codegen unit, as many applications do.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packed_arithmetic_in_part_of_a_register_is_narrow() {
+    fn packed_arithmetic_on_xmm_or_ymm_is_narrow() {
         for line in ["\tvaddps\t%xmm1, %xmm2, %xmm3", "\tvpaddq\t16(%rax), %ymm2, %ymm3", "\tvpminuq\t%xmm1, %xmm2, %xmm3"] {
             assert!(is_narrow(line), "{line}");
         }
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn split_reduction_is_a_fault() {
+    fn reduction_with_narrow_registers_is_a_fault() {
         let kernel = |at: usize, line: &str| format!("_Rrun_avx512_6Reduce{at}:\n\t.cfi_startproc\n{line}\n.Lend{at}:\n");
         let wide: String = (0..FEWEST_KERNELS).map(|at| kernel(at, "\tvaddps\t%zmm1, %zmm2, %zmm3")).collect();
         assert_eq!(findings(&wide).faults, Vec::<String>::new());

@@ -23,12 +23,12 @@ enum Place {
 }
 
 const UNFINISHED: &str = "finish the code, or remove it and document what is missing";
-const SOMEBODYS: &str = "a path of one machine is meaningless elsewhere";
+const SOMEBODYS: &str = "this path exists only on one machine; use a relative path or a variable";
 
 const WORDS: &[Word] = &[
     Word { text: concat!("to", "do!"), place: Place::Rust, why: UNFINISHED },
     Word { text: concat!("unimple", "mented!"), place: Place::Rust, why: UNFINISHED },
-    Word { text: concat!("#[ig", "nore"), place: Place::Rust, why: "a skipped test tests nothing" },
+    Word { text: concat!("#[ig", "nore"), place: Place::Rust, why: "a skipped test tests nothing; repair or remove the test" },
     Word { text: concat!("d", "bg!("), place: Place::Rust, why: "debugging output" },
     Word { text: concat!("/wo", "rk/"), place: Place::Anywhere, why: SOMEBODYS },
     Word { text: concat!("/ro", "ot/"), place: Place::Anywhere, why: SOMEBODYS },
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_word_is_found_with_its_line() {
+    fn every_forbidden_word_is_reported_with_its_line() {
         for word in WORDS {
             let text = format!("fine\n    {}rest", word.text);
             let found = faults("src/a.rs", &text);
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn path_is_found_in_any_file_and_macro_only_in_rust() {
+    fn forbidden_path_is_found_in_any_file_but_macro_only_in_rust() {
         let path = concat!("see `/wo", "rk/out`");
         assert_eq!(faults("notes.md", path).len(), 1);
         let unfinished = concat!("to", "do!()");
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn longer_word_or_path_is_not_found() {
+    fn longer_word_or_path_is_not_a_fault() {
         assert_eq!(faults("a.rs", concat!("my_to", "do!()")), []);
         assert_eq!(faults("a.md", concat!("https://host/wo", "rk/")), []);
         assert_eq!(faults("a.md", concat!("target/wo", "rk/x")), []);

@@ -124,7 +124,7 @@ macro_rules! collectives {
 for_each_collective!(collectives);
 
 #[test]
-fn samples_of_different_numbers_differ() {
+fn samples_of_consecutive_numbers_differ() {
     use peerweave_check_kernels::Sample;
     for number in 0..200u64 {
         assert_ne!(u8::of(number), u8::of(number + 1));
@@ -134,7 +134,7 @@ fn samples_of_different_numbers_differ() {
 }
 
 #[test]
-fn difference_is_recorded_with_its_source_line() {
+fn failed_kernel_check_records_its_source_line() {
     let mut job = Job::new(1);
     let (words, result) = (job.alloc::<u64>(signal::WORDS), job.alloc::<u64>(RESULT_WORDS));
     // The kernel expects zeros in `words`.

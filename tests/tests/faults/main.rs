@@ -27,22 +27,22 @@ fn main() -> ExitCode {
     peerweave_tests::main(
         named![absent, joining, stage, finalizing, leaving, mixture],
         named![
-            pe_killed_before_it_joins_is_named,
-            pe_killed_while_it_joins_is_named,
-            pe_killed_before_or_in_a_collective_is_named,
-            pe_killed_in_strided_exchanges_and_functions_is_named,
-            pe_killed_in_allocation_split_or_stream_is_named,
-            pe_killed_while_others_wait_for_its_signal_is_named,
-            pe_killed_while_kernels_wait_for_it_is_named,
-            pe_killed_while_others_access_its_memory_is_named,
-            pe_killed_in_sends_and_receives_is_named,
-            pe_killed_in_finalize_is_named_by_pes_that_need_it,
-            pe_that_leaves_in_any_way_is_named,
-            thread_that_panics_is_named,
-            stopped_pe_is_named_at_the_deadline,
+            errors_name_a_pe_killed_before_it_joins,
+            errors_name_a_pe_killed_while_it_joins,
+            errors_name_a_pe_killed_before_or_in_a_collective,
+            errors_name_a_pe_killed_in_strided_exchange_or_reduce_fn,
+            errors_name_a_pe_killed_in_allocation_split_or_stream,
+            errors_name_a_pe_killed_while_peers_wait_for_its_signal,
+            errors_name_a_pe_killed_while_kernels_wait_for_it,
+            errors_name_a_pe_killed_while_peers_access_its_memory,
+            errors_name_a_pe_killed_in_sends_and_receives,
+            finalize_errors_name_a_pe_killed_during_finalize,
+            errors_name_a_pe_that_panics_returns_exits_or_aborts,
+            errors_name_a_pe_whose_thread_panics,
+            timeout_errors_name_a_stopped_pe,
             pe_that_resumes_before_the_deadline_is_awaited,
-            randomly_killed_pes_are_named,
-            more_pes_than_processors_complete_without_errors,
+            errors_name_a_pe_killed_at_a_random_instant,
+            job_with_more_pes_than_processors_has_no_errors,
         ],
     )
 }
@@ -99,7 +99,7 @@ fn absent(seat: &Seat) {
     say_outcome(seat.try_join().map(drop));
 }
 
-fn pe_killed_before_it_joins_is_named() {
+fn errors_name_a_pe_killed_before_it_joins() {
     for victim in [0, 1, 3] {
         let job = Job::new("absent", 4).args(victim.to_string());
         victim_is_named(&job, 4, victim, |running| {
@@ -123,7 +123,7 @@ fn joining(seat: &Seat) {
     }));
 }
 
-fn pe_killed_while_it_joins_is_named() {
+fn errors_name_a_pe_killed_while_it_joins() {
     for i in 0..24u64 {
         let victim = (i % 3) as usize;
         let job = Job::new("joining", 3).args(format!("{victim} {}", i * 250));
@@ -184,7 +184,7 @@ impl Drop for Context<'_> {
     }
 }
 
-fn pe_killed_before_or_in_a_collective_is_named() {
+fn errors_name_a_pe_killed_before_or_in_a_collective() {
     let sizes = [(8, "private"), (1500, "private"), (100_000, "symmetric"), (100_000, "private"), (1_500_000, "private")];
     let mut seed = 0;
     for form in ["barrier", "sync"] {
@@ -204,7 +204,7 @@ fn pe_killed_before_or_in_a_collective_is_named() {
     }
 }
 
-fn pe_killed_in_strided_exchanges_and_functions_is_named() {
+fn errors_name_a_pe_killed_in_strided_exchange_or_reduce_fn() {
     let names = [
         "strided:60",
         "strided:30000:symmetric",
@@ -220,32 +220,32 @@ fn pe_killed_in_strided_exchanges_and_functions_is_named() {
     }
 }
 
-fn pe_killed_in_allocation_split_or_stream_is_named() {
+fn errors_name_a_pe_killed_in_allocation_split_or_stream() {
     for (seed, name) in (1000..).zip(["alloc:100", "alloc:3000000", "split", "stream:8", "stream:300000", "wait_on_stream"]) {
         killed_around(name, seed, 4);
     }
 }
 
-fn pe_killed_while_others_wait_for_its_signal_is_named() {
+fn errors_name_a_pe_killed_while_peers_wait_for_its_signal() {
     killed_around("wait", 2000, 8);
     for (seed, name) in (2010..).zip(["wait16", "wait_vector"]) {
         killed_around(name, seed, 3);
     }
 }
 
-fn pe_killed_while_kernels_wait_for_it_is_named() {
+fn errors_name_a_pe_killed_while_kernels_wait_for_it() {
     for (seed, name) in (2100..).zip(["kernel_barrier", "kernel_signal:4096", "moe"]) {
         killed_around(name, seed, 6);
     }
 }
 
-fn pe_killed_while_others_access_its_memory_is_named() {
+fn errors_name_a_pe_killed_while_peers_access_its_memory() {
     for (seed, name) in (2200..).zip(["atomics", "quiet", "test", "context"]) {
         killed_around(name, seed, 2);
     }
 }
 
-fn pe_killed_in_sends_and_receives_is_named() {
+fn errors_name_a_pe_killed_in_sends_and_receives() {
     for (seed, name) in (3000..).zip(["ring:100", "ring:30000", "ring:2000000"]) {
         killed_around(name, seed, 4);
     }
@@ -275,7 +275,7 @@ fn finalizing(seat: &Seat) {
     }
 }
 
-fn pe_killed_in_finalize_is_named_by_pes_that_need_it() {
+fn finalize_errors_name_a_pe_killed_during_finalize() {
     for i in 0..8u64 {
         let victim = (i % 3) as usize;
         let when = if i < 3 { "before".to_owned() } else { (i * 20).to_string() };
@@ -333,7 +333,7 @@ fn leaving(seat: &Seat) {
     }
 }
 
-fn pe_that_leaves_in_any_way_is_named() {
+fn errors_name_a_pe_that_panics_returns_exits_or_aborts() {
     for (i, how) in ["panic", "return", "exit", "abort", "orphan"].into_iter().enumerate() {
         for victim in [0, 1 + i % 2] {
             let job = Job::new("leaving", 3).args(format!("{victim} {how}"));
@@ -348,7 +348,7 @@ fn pe_that_leaves_in_any_way_is_named() {
     }
 }
 
-fn thread_that_panics_is_named() {
+fn errors_name_a_pe_whose_thread_panics() {
     let told = Mutex::new(Vec::new());
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         on_threads(3, &HostOptions::default(), |world| {
@@ -372,7 +372,7 @@ fn thread_that_panics_is_named() {
     }
 }
 
-fn stopped_pe_is_named_at_the_deadline() {
+fn timeout_errors_name_a_stopped_pe() {
     for (victim, name) in
         [(0, "barrier"), (1, "AllReduce:20000:private"), (2, "AllReduce:200000:symmetric"), (1, "alloc:100"), (0, "stream:8")]
     {
@@ -430,7 +430,7 @@ fn mixture(seat: &Seat) {
     say_outcome(seat.try_join().and_then(run));
 }
 
-fn randomly_killed_pes_are_named() {
+fn errors_name_a_pe_killed_at_a_random_instant() {
     let kills: u64 = std::env::var("PEERWEAVE_KILLS").map_or(20, |kills| kills.parse().expect("PEERWEAVE_KILLS is a number"));
     let mut slowest = Duration::ZERO;
     let mut wrong = Vec::new();
@@ -465,7 +465,7 @@ fn randomly_killed_pes_are_named() {
     assert!(wrong.is_empty(), "{} wrong reports:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-fn more_pes_than_processors_complete_without_errors() {
+fn job_with_more_pes_than_processors_has_no_errors() {
     for (n_pes, rounds) in [(8, 300), (16, 60)] {
         let job = Job::new("mixture", n_pes).args(rounds.to_string());
         let mut running = job.start();

@@ -47,7 +47,7 @@ pub(crate) fn processes(n_pes: u32, limit: Duration, keeps: fn(&str) -> bool) ->
         let mut command = Command::new(&program);
         command.args(std::env::args_os().skip(1)).env(PE, "1").envs(job.to_vars()).stdout(Stdio::piped());
         let mut child = command.spawn()?;
-        let output = BufReader::new(child.stdout.take().ok_or("a child has no output")?);
+        let output = BufReader::new(child.stdout.take().ok_or("the child process has no pipe for its standard output")?);
         readers.push(std::thread::spawn(move || {
             let mut kept = Vec::new();
             for line in output.lines().map_while(Result::ok) {

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_aligned() {
+    fn table_columns_are_aligned() {
         let mut table = Table::new(&["part", "checks"]);
         table.row(["operations".to_owned(), "7".to_owned()]);
         assert_eq!(table.text(), "part        checks\noperations       7\n");

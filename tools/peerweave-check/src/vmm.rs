@@ -56,7 +56,7 @@ pub(crate) struct Arguments {
     /// contains FELL BACK and the reason
     #[arg(long)]
     fabric: bool,
-    /// Number of rounds of allocations and of mappings; the number of heaps is a fiftieth of it
+    /// Number of allocation rounds, and of mappings; a fiftieth of this number of heaps is created
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
 }
@@ -133,7 +133,7 @@ fn parent(plan: &Arguments) -> Result<String, Failure> {
         processes(n_pes, plan)?;
     }
     let kind = if plan.threads { "threads" } else { "processes" };
-    let what = if plan.kill { ", the last one killed" } else { "" };
+    let what = if plan.kill { ", the last process killed" } else { "" };
     Ok(format!("{n_pes} {kind}{what}, {:.1?}", start.elapsed()))
 }
 
@@ -143,7 +143,7 @@ fn processes(n_pes: u32, plan: &Arguments) -> Result<(), Failure> {
         let killed = plan.kill && pe + 1 == n_pes as usize;
         match (ended.status.success(), killed) {
             (true, false) | (false, true) => {}
-            (true, true) => return Err("the PE to be killed exited without an error".into()),
+            (true, true) => return Err("the last PE exited with status 0, expected it to be killed".into()),
             (false, false) => return Err(format!("PE {pe}: {}", ended.status).into()),
         }
     }
@@ -219,13 +219,13 @@ fn walk(job: &Job, plan: &Arguments, steps: &mut Steps) -> Result<(), Failure> {
         kept.push(format!("{kind} {}, then {}", lost(first, second), lost(second, third)));
         if lost(second, third) > MOST_KEPT {
             return Err(format!(
-                "{n} {kind} leak memory: free memory decreased by {} bytes after the first pass",
+                "{n} {kind} leak memory: free memory decreased by {} bytes in the second pass, expected at most {MOST_KEPT}",
                 lost(second, third)
             )
             .into());
         }
     }
-    pes.say(&format!("decrease of free memory after the first rounds, and after the others: {}", kept.join("; ")));
+    pes.say(&format!("bytes of free memory lost in the first pass, then in the second pass: {}", kept.join("; ")));
     let after = steady(&pes)?;
     pes.say(&format!("free memory: {before} before, {after_heap} after the first heap, {after} at the end (bytes)"));
     pes.barrier("measured")?;
@@ -281,7 +281,7 @@ fn all_to_all(pes: &Pes, heap: &SymmetricHeap, round: u32, len: usize) -> Result
     for pe in pes.others() {
         let mine = mailbox.slice(slot(pe.get()))?;
         let found = peerweave_vmm::read(&pes.stream, &mine, soon())?;
-        compare(&found, &words(pe.get(), pes.me, round, len), &format!("the elements that {pe} put"))?;
+        compare(&found, &words(pe.get(), pes.me, round, len), &format!("the elements that {pe} put into this PE's memory"))?;
     }
     // Reads the data of every put from the PE that received it.
     for pe in pes.others() {
@@ -289,7 +289,11 @@ fn all_to_all(pes: &Pes, heap: &SymmetricHeap, round: u32, len: usize) -> Result
             let theirs = mailbox.peer(pe)?.slice(slot(from))?;
             peerweave_vmm::copy(&pes.stream, &mut staging, &theirs)?;
             let found = peerweave_vmm::read(&pes.stream, &staging, soon())?;
-            compare(&found, &words(from, pe.get(), round, len), &format!("got from {pe} the elements that PE {from} put"))?;
+            compare(
+                &found,
+                &words(from, pe.get(), round, len),
+                &format!("the elements of PE {from}, read from the memory of {pe}"),
+            )?;
         }
     }
     pes.barrier("got")?;
@@ -335,7 +339,7 @@ fn exchange_and_grow(pes: &Pes) -> Result<(), Failure> {
         for place in 0..pes.n {
             let expected = geometry.base + u64::from(place) * geometry.stride + 4096;
             if heap.address_of(Pe::new(place), 4096)? != expected {
-                return Err("an address is not base + stride * pe + offset".into());
+                return Err("address_of differs from base + stride * pe + offset of the heap's geometry".into());
             }
         }
     }
@@ -358,7 +362,7 @@ fn exchange_and_grow(pes: &Pes) -> Result<(), Failure> {
     drop(dropped);
     let report = heap.finalize()?;
     if report.leaks.len() != 1 || !report.leaks[0].dropped {
-        return Err(format!("expected one dropped allocation, found {report:?}").into());
+        return Err(format!("expected a report of one dropped allocation, found {report:?}").into());
     }
     Ok(())
 }
@@ -432,11 +436,11 @@ fn pairs(pes: &Pes, devices: usize) -> Result<(), Failure> {
             peer::check_pair(from, to, Instant::now() + Duration::from_secs(5))?;
             tried += 1;
             if start.elapsed() > WAIT * 3 / 4 {
-                return Err(format!("only {tried} pairs of devices within {:.1?}", start.elapsed()).into());
+                return Err(format!("too slow: {tried} pairs of devices were checked within {:.1?}", start.elapsed()).into());
             }
         }
     }
-    pes.say(&format!("{tried} pairs of devices tried from one process: {:.1?}", start.elapsed()));
+    pes.say(&format!("{tried} pairs of devices checked from one process: {:.1?}", start.elapsed()));
     Ok(())
 }
 
@@ -454,11 +458,11 @@ fn killed(pes: &Pes) -> Result<(), Failure> {
         // does not leave the rendezvous.
         #[cfg(target_os = "linux")]
         rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)?;
-        return Err("the killed process continued".into());
+        return Err("the process is still running after SIGKILL to itself".into());
     }
     let start = Instant::now();
     let error = match heap.alloc::<f32>(1000) {
-        Ok(_) => return Err("an allocation with a dead PE succeeded".into()),
+        Ok(_) => return Err("an allocation succeeded, expected an error that names the dead PE".into()),
         Err(error) => error,
     };
     let waited = start.elapsed();
@@ -468,7 +472,7 @@ fn killed(pes: &Pes) -> Result<(), Failure> {
     pes.say(&format!("after {waited:.1?}: {error}"));
     match heap.grow(1) {
         Err(VmmError::Misuse(Misuse::Broken { .. })) => {}
-        other => return Err(format!("expected the error of a failed heap, found {other:?}").into()),
+        other => return Err(format!("grow after the death: expected an error that the heap has failed, found {other:?}").into()),
     }
     // The memory of the killed PE is still mapped in this process, and the mapping keeps it alive.
     let found = peerweave_vmm::read(&pes.stream, &memory.peer(victim)?, soon())?;

@@ -26,7 +26,7 @@ fn missing_driver_is_an_error_that_lists_the_paths_tried() {
 }
 
 #[test]
-fn pe_to_kill_must_be_one_of_the_job() {
+fn pe_to_kill_outside_the_job_is_refused() {
     Fakes::new().cuda().run(|| {
         let (passed, out) = check(&["--pes", "2", "--kill", "2"]);
         assert!(!passed, "{out}");
@@ -35,7 +35,7 @@ fn pe_to_kill_must_be_one_of_the_job() {
 }
 
 #[test]
-fn failed_check_of_a_thread_is_named_with_its_pe() {
+fn output_names_the_failed_check_and_the_pe_of_a_thread() {
     let fakes = Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_DEVICES", "1").env("PEERWEAVE_MULTICAST", "off");
     fakes.run(|| {
         let (passed, out) = check(&["--threads", "--only", "kernel writes own memory"]);
@@ -48,7 +48,7 @@ fn failed_check_of_a_thread_is_named_with_its_pe() {
 }
 
 #[test]
-fn failed_check_of_a_process_is_named_with_its_pe() {
+fn output_names_the_failed_check_and_the_pe_of_a_process() {
     let fakes = Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_DEVICES", "2").env("PEERWEAVE_MULTICAST", "off");
     fakes.run(|| {
         let (passed, out) = check(&["--only", "kernel writes own memory"]);

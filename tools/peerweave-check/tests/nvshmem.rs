@@ -62,33 +62,33 @@ macro_rules! parts {
 parts! {
     blocking_operations_complete: "blocking";
     collectives_of_several_streams_are_ordered: "ordering";
-    mistakes_are_typed_errors: "mistakes";
-    foreign_memory_is_symmetric_or_registered: "outside";
-    objects_dropped_in_any_order_are_reported: "lifetimes";
+    misuse_returns_typed_errors: "mistakes";
+    memory_from_outside_nvshmem_can_be_registered: "outside";
+    objects_can_be_dropped_in_any_order: "lifetimes";
 }
 
 #[test]
-fn pes_that_share_a_gpu_are_named() {
+fn errors_name_pes_that_share_a_gpu() {
     fakes().run(|| assert_eq!(checked(&["--pes", "3", "--fault", "shared-gpu"]), 3));
 }
 
 #[test]
-fn missing_pe_is_named_at_the_deadline() {
+fn error_at_the_deadline_names_the_missing_pe() {
     fakes().run(|| assert_eq!(checked(&["--pes", "3", "--fault", "missing"]), 2));
 }
 
 #[test]
-fn killed_pe_is_named() {
+fn errors_name_the_killed_pe() {
     fakes().run(|| assert_eq!(checked(&["--pes", "3", "--fault", "killed"]), 2));
 }
 
 #[test]
-fn pe_without_the_library_is_named() {
+fn errors_name_the_pe_without_the_nvshmem_library() {
     fakes().run(|| assert_eq!(checked(&["--pes", "3", "--fault", "no-library"]), 3));
 }
 
 #[test]
-fn pe_without_plugins_is_named() {
+fn errors_name_the_pe_without_nvshmem_plugins() {
     fakes().run(|| assert_eq!(checked(&["--pes", "3", "--fault", "no-plugins"]), 3));
 }
 

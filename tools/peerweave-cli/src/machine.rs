@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_of_cpus_are_counted() {
+    fn cpus_in_a_cpu_list_are_counted() {
         assert_eq!(count_list("0-3,8\n"), Some(5));
         assert_eq!(count_list("0"), Some(1));
         assert_eq!(count_list(""), None);

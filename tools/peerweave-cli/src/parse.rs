@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_powers_of_1024_in_either_case() {
+    fn size_suffixes_are_powers_of_1024_in_either_case() {
         let table = [
             ("0", 0),
             ("8", 8),

@@ -18,7 +18,10 @@ const SOON: Duration = Duration::from_secs(15);
 fn main() -> ExitCode {
     match std::env::var(CODE) {
         Ok(code) => pe(code.parse().expect("an exit code")),
-        Err(_) => peerweave_tests::main(&[], named![run_returns_the_code_of_an_abort, torchrun_processes_exit_with_the_code]),
+        Err(_) => peerweave_tests::main(
+            &[],
+            named![run_exits_with_the_status_of_world_abort, torchrun_processes_exit_with_the_status_of_world_abort],
+        ),
     }
 }
 
@@ -36,7 +39,7 @@ fn this_program() -> std::path::PathBuf {
     std::env::current_exe().expect("this program")
 }
 
-fn run_returns_the_code_of_an_abort() {
+fn run_exits_with_the_status_of_world_abort() {
     for (n_pes, code) in [(1, 3), (2, 0), (3, 7), (8, 255)] {
         let started = Instant::now();
         let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
@@ -58,7 +61,7 @@ fn run_returns_the_code_of_an_abort() {
 }
 
 /// Starts the processes as torchrun does: PE 0 runs the rendezvous.
-fn torchrun_processes_exit_with_the_code() {
+fn torchrun_processes_exit_with_the_status_of_world_abort() {
     for (n_pes, code) in [(2, 0), (3, 7)] {
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let started = Instant::now();

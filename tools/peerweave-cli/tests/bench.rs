@@ -87,7 +87,7 @@ fn reductions_of_all_types_have_right_results() {
 }
 
 #[test]
-fn calls_that_one_quiet_completes_have_right_results() {
+fn calls_completed_by_one_quiet_have_right_results() {
     for operation in ["put", "get", "put-signal", "put-strided", "p"] {
         for form in [&["--nbi"][..], &["--nbi", "--stream"]] {
             let sizes = if operation == "p" { &[][..] } else { &["-b", "256", "-e", "64K", "-f", "16"] };
@@ -133,8 +133,8 @@ fn options_that_an_operation_lacks_are_refused() {
         (&["put", "-r", "all"], "--root is not supported by put, which has no root"),
         (&["broadcast", "-r", "2"], "--root is 2, expected less than 2 (the number of PEs)"),
         (&["all-reduce", "--limit", "400"], "--limit is supported only with --compare: it is a line in the plot of a comparison"),
-        (&["scan", "-o", "avg"], "reduction avg is not defined for scan, which continues from rank to rank"),
-        (&["moe", "-d", "int32"], "moe of int32 is not defined, expected float, half or bfloat16"),
+        (&["scan", "-o", "avg"], "reduction avg is not defined for scan, expected another reduction"),
+        (&["moe", "-d", "int32"], "-d int32 is not supported by moe, expected float, half or bfloat16"),
         (&["moe", "--buffers", "private"], "moe requires --buffers symmetric"),
         (&["scan", "--backend", "nccl"], "--backend nccl: NCCL has no operation scan"),
         (&["lock", "--backend", "nvshmem"], "--backend nvshmem: NVSHMEM has no operation lock on streams"),
@@ -160,7 +160,7 @@ fn number_of_calls_is_chosen_by_default() {
 }
 
 #[test]
-fn plot_is_written() {
+fn plot_option_writes_an_svg_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("plot.svg");
     figures(&["all-gather", "-n", "2", "-b", "64", "-e", "4K", "--iters", "3", "--plot", path.to_str().unwrap()]);
@@ -188,7 +188,7 @@ fn timeout_ends_a_measurement() {
 fn invalid_command_line_is_an_error() {
     let output = bench(&["put", "-n", "1"]);
     assert_eq!(output.status.code(), Some(2));
-    assert_eq!(text(&output.stderr), "peerweave bench: -n is 1, but put needs at least 2 PEs\n");
+    assert_eq!(text(&output.stderr), "peerweave bench: -n is 1, expected at least 2 PEs for put\n");
 }
 
 #[test]
@@ -206,7 +206,7 @@ fn options_that_the_cuda_backend_lacks_are_refused() {
 }
 
 #[test]
-fn explain_is_refused_if_there_is_no_route() {
+fn explain_option_is_refused_for_operations_without_route() {
     for (op, backend, text) in [
         ("all-reduce", "host", "--explain is supported only with --backend cuda"),
         ("send-recv", "cuda", "--explain is not supported by send-recv, which has only one method"),
@@ -226,7 +226,7 @@ fn bench_ignores_the_backend_variable_of_its_environment() {
 }
 
 #[test]
-fn failed_pe_is_named_and_ends_the_measurement() {
+fn failed_pe_ends_the_measurement_with_exit_code_3() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
     command.env_remove("PEERWEAVE_PE").env("PEERWEAVE_HEAP_BYTES", "1M");
     let output = command.args(["bench", "all-reduce", "-n", "2", "-b", "64M", "-e", "64M", "--timeout", "30"]).output().unwrap();
@@ -235,7 +235,7 @@ fn failed_pe_is_named_and_ends_the_measurement() {
 }
 
 #[test]
-fn killed_pe_ends_the_bench_and_is_named_by_its_peers() {
+fn killed_pe_ends_bench_and_is_named_in_peer_errors() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
     command.env_remove("PEERWEAVE_PE").args(["bench", "barrier", "-n", "3", "--iters", "1000000000", "--no-check"]);
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -339,7 +339,7 @@ fn backend_that_moves_no_data_is_detected() {
 }
 
 #[test]
-fn all_missing_elements_are_counted() {
+fn all_missing_elements_are_counted_as_wrong() {
     // Two checks of 256 elements each, none of which was written.
     assert_eq!(wrong_on_noop(BenchOp::AllReduce, 0, Placement::OutOfPlace), 2 * 256);
     assert_eq!(wrong_on_noop(BenchOp::Put, 1, Placement::OutOfPlace), 2 * 256);

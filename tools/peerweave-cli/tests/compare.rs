@@ -27,14 +27,14 @@ fn main() -> ExitCode {
             &[],
             named![
                 own_kernels_and_libraries_are_compared_with_right_values,
-                graphs_of_calls_alternate,
-                methods_are_compared_if_the_call_permits_them,
-                missing_libraries_are_reported_and_the_rest_is_measured,
+                graph_replays_of_the_contenders_alternate,
+                methods_that_support_the_call_are_compared,
+                missing_libraries_are_reported_and_own_kernels_measured,
                 pes_that_share_a_gpu_are_compared_without_nccl,
                 wrong_options_are_refused,
-                torch_runs_in_processes_of_its_own_or_is_reported,
+                torch_is_measured_in_own_processes_or_reported_missing,
                 tune_writes_a_table_that_bench_uses,
-                tune_keeps_other_rows_and_refuses_other_files
+                tune_keeps_rows_of_other_pe_counts_and_refuses_bad_files
             ],
         ),
     }
@@ -139,13 +139,13 @@ fn own_kernels_and_libraries_are_compared_with_right_values() {
     }
 }
 
-fn graphs_of_calls_alternate() {
+fn graph_replays_of_the_contenders_alternate() {
     let (document, out) = Machine::with_all().document("all-gather", "nccl", &["--graphs=3"], &[]);
     assert_eq!(measured(&document), ["own", "nccl"]);
-    assert!(out.contains("# graphs of 3, out of place; 3 batches of each, alternated"), "{out}");
+    assert!(out.contains("# graphs of 3, out of place; 3 batches of each contender, alternated"), "{out}");
 }
 
-fn methods_are_compared_if_the_call_permits_them() {
+fn methods_that_support_the_call_are_compared() {
     let methods = "own:one_shot,own:two_shot,own:chunked";
     let (document, _) = Machine::with(&[]).document("all-reduce", methods, &[], &[]);
     assert_eq!(measured(&document), ["own", "own:one_shot", "own:two_shot", "own:chunked"]);
@@ -155,7 +155,7 @@ fn methods_are_compared_if_the_call_permits_them() {
     assert!(out.contains("N/A"), "{out}");
 }
 
-fn missing_libraries_are_reported_and_the_rest_is_measured() {
+fn missing_libraries_are_reported_and_own_kernels_measured() {
     let machine = Machine::with(&[]);
     let (document, out) = machine.document("broadcast", "nccl,nccl-window,nvshmem", &[], &[]);
     assert_eq!(measured(&document), ["own"]);
@@ -187,7 +187,7 @@ fn wrong_options_are_refused() {
         (&["all-reduce", "--backend", "host", "--compare", "nccl"][..], "--compare is supported only with --backend cuda"),
         (&["put", "--backend", "cuda", "--compare", "nccl"], "--compare is not supported by put"),
         (&["all-reduce", "--backend", "cuda", "--compare", "mpi"], "\"mpi\" is not a contender"),
-        (&["all-reduce", "--backend", "cuda", "--compare", "own:lines"], "--compare own:lines: all-reduce has no such method"),
+        (&["all-reduce", "--backend", "cuda", "--compare", "own:lines"], "--compare own:lines: all-reduce has no method lines"),
         (
             &["all-reduce", "--backend", "cuda", "--compare", "own", "--buffers", "private"],
             "--compare requires --buffers symmetric",
@@ -237,7 +237,7 @@ fn tune_writes_a_table_that_bench_uses() {
     assert!(out.contains("because of the row \"own all_reduce 2 ") && out.contains("my.routes"), "{out}");
 }
 
-fn tune_keeps_other_rows_and_refuses_other_files() {
+fn tune_keeps_rows_of_other_pe_counts_and_refuses_bad_files() {
     let machine = Machine::with(&[]);
     let path = machine.0.path().join("my.routes");
     let text_of = |rows: &str| RouteTable::builtin("sm_90").to_string().replace("own all_reduce 3-4 8K one_shot 4x128", rows);
@@ -265,7 +265,7 @@ fn tune_keeps_other_rows_and_refuses_other_files() {
     assert!(!machine.0.path().join("none.routes").exists());
 }
 
-fn torch_runs_in_processes_of_its_own_or_is_reported() {
+fn torch_is_measured_in_own_processes_or_reported_missing() {
     let machine = Machine::with(&[]);
     let bin = machine.0.path().join("bin");
     std::fs::create_dir(&bin).unwrap();
@@ -294,7 +294,10 @@ done
     python("echo no module named torch >&2; exit 1\n");
     let (document, out) = compare("bfloat16");
     assert_eq!(measured(&document), ["own"], "{out}");
-    assert!(out.contains("# torch is not measured: its processes failed: PE ") && out.contains("no module named torch"), "{out}");
+    assert!(
+        out.contains("# torch is not measured: the processes of PyTorch failed: PE ") && out.contains("no module named torch"),
+        "{out}"
+    );
     let (_, out) = compare("int32");
-    assert!(out.contains("# torch is not measured: its symmetric memory reduces only half, bfloat16 and float"), "{out}");
+    assert!(out.contains("# torch is not measured: PyTorch's symmetric memory supports only half, bfloat16 and float"), "{out}");
 }

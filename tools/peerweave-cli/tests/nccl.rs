@@ -138,7 +138,7 @@ fn pes_are_threads_of_one_process_on_request() {
 }
 
 #[test]
-fn thread_that_fails_ends_the_measurement_and_is_named() {
+fn error_names_the_failed_thread_that_ends_the_measurement() {
     let options = ["bench", "all-reduce", "--backend", "nccl", "--threads", "-n", "3", "-e", "8", "--timeout", "60"];
     let output = Machine::with_gpus().run(&options, &[("PEERWEAVE_FAKE_NCCL_FAIL", "ncclAllReduce@2=3")]);
     assert!(!output.status.success());
@@ -168,7 +168,7 @@ fn buffers_are_registered_as_windows_on_request() {
 }
 
 #[test]
-fn missing_nccl_is_named_on_a_machine_without_gpus() {
+fn error_names_missing_nccl_on_a_machine_without_gpus() {
     let output = Machine::new(&[]).run(&["bench", "all-reduce", "--backend", "nccl", "-n", "1", "-e", "8"], &[]);
     assert!(!output.status.success());
     let err = text(&output.stderr);
@@ -185,7 +185,7 @@ fn more_pes_than_devices_are_refused() {
 }
 
 #[test]
-fn pes_that_share_the_only_device_are_announced() {
+fn note_says_that_pes_share_the_only_device() {
     // The fake driver runs no kernels in this process, so only the start of the output is checked.
     let options = ["bench", "all-reduce", "--backend", "cuda", "-n", "2", "-e", "8", "--timeout", "60"];
     let output = Machine::with_gpus().run(&options, &[("PEERWEAVE_FAKE_CUDA_DEVICES", "1"), ("PEERWEAVE_DEADLINE", "5")]);

@@ -146,7 +146,7 @@ fn json_has_the_time_of_every_batch() {
 }
 
 #[test]
-fn missing_elements_are_counted() {
+fn missing_elements_are_counted_as_wrong() {
     let machine = Machine::with_gpus();
     // A call of the fake returns success and moves no data.
     for (op, fault, wrong) in [
@@ -167,7 +167,7 @@ fn missing_elements_are_counted() {
 }
 
 #[test]
-fn wrong_elements_of_a_lost_last_call_are_counted() {
+fn elements_lost_by_the_last_call_are_counted_as_wrong() {
     // The last call moves no data. The check after timing detects this.
     let arguments = ["put", "-n", "2", "-b", "1K", "-e", "1K", "--iters", "2", "-w", "1"];
     let lost = [("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmemx_putmem_on_stream:1=0")];
@@ -187,7 +187,7 @@ fn barrier_that_does_not_wait_is_reported_as_wrong() {
 }
 
 #[test]
-fn failed_call_is_named_in_the_error() {
+fn error_names_the_failed_call() {
     for (op, function) in [
         ("all-reduce", "nvshmemx_float_sum_reduce_on_stream"),
         ("all-gather", "nvshmemx_uint32_fcollect_on_stream"),
@@ -204,7 +204,7 @@ fn failed_call_is_named_in_the_error() {
 }
 
 #[test]
-fn missing_nvshmem_is_named() {
+fn error_names_the_missing_nvshmem_library() {
     let machine = Machine::new(&[("peerweave-fake-cuda", "libcuda.so.1"), ("peerweave-fake-cuda", "libcuda.so")]);
     let output = machine.run(&["all-reduce", "-n", "1", "-e", "8"], &[]);
     let err = text(&output.stderr);
@@ -213,7 +213,7 @@ fn missing_nvshmem_is_named() {
 }
 
 #[test]
-fn missing_driver_is_named() {
+fn error_names_the_missing_driver() {
     let machine = Machine::new(&[("peerweave-fake-nvshmem", "libnvshmem_host.so.3")]);
     let output = machine.run(&["all-reduce", "-n", "1", "-e", "8"], &[]);
     let err = text(&output.stderr);

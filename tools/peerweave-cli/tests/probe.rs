@@ -118,7 +118,7 @@ fn missing_kernels_are_reported_and_copy_engines_are_used() {
 }
 
 #[test]
-fn lost_words_are_counted() {
+fn lost_words_are_counted_as_wrong() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_BROKEN_PEER", "0-1").run(|| {
         let probe = Probe::new(&contexts(2), 2 << 20, soon()).expect("room");
         let moved = probe.bandwidth(Method::CopyEngine, &[(0, 1), (1, 0)], 1, SHAPE, soon()).expect("no call fails");
@@ -127,7 +127,7 @@ fn lost_words_are_counted() {
 }
 
 #[test]
-fn pair_without_access_is_refused_and_the_others_measured() {
+fn pair_without_access_is_refused_and_other_pairs_measured() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_PEER", "0-2").run(|| {
         let probe = Probe::new(&contexts(3), 2 << 20, soon()).expect("the other pairs can be measured");
         let error = probe.access(0, 2).expect_err("no access");

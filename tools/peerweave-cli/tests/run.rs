@@ -145,11 +145,11 @@ fn open_file_limit_error_names_the_limit_and_the_need() {
     shell.args(["-c", &format!("ulimit -n 20; exec {peerweave} run -n 2 -- true")]).env_remove("PEERWEAVE_PE");
     let output = shell.stdin(Stdio::null()).output().unwrap();
     let text = stderr(&output);
-    assert!(text.contains("the limit is 20, and 2 PEs need about 30: raise it with `ulimit -n`"), "{text}");
+    assert!(text.contains("the limit of open files is 20, and 2 PEs need about 30; raise the limit with `ulimit -n`"), "{text}");
 }
 
 #[test]
-fn panic_is_reported_without_the_note_that_follows_it() {
+fn panic_is_reported_without_the_backtrace_note() {
     let script = "printf '\\nthread main panicked\\n' >&2; printf \"thread 'main' (7) panicked at src/main.rs:2:5:\\nthe disk is full\\n\" >&2; \
                   echo 'note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace' >&2; exit 101";
     let output = run(1, &["--tag"], script);
@@ -207,7 +207,7 @@ fn output_that_cannot_be_written_is_an_error() {
 }
 
 #[test]
-fn message_that_cannot_be_written_keeps_the_exit_code() {
+fn unwritable_message_does_not_change_the_exit_code() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
     command.env_remove("PEERWEAVE_PE").args(["run", "-n", "2", "--nnodes", "2", "--rendezvous", "nowhere", "--", "true"]);
     let output = command.output().unwrap();
@@ -280,7 +280,7 @@ fn pes_that_ignore_sigterm_are_killed_soon() {
 }
 
 #[test]
-fn other_pes_continue_with_on_failure_continue() {
+fn on_failure_continue_lets_other_pes_continue() {
     let script = r#"case $PEERWEAVE_PE in 1) kill -KILL $$;; 2) exit 5;; *) sleep 3.5; echo done;; esac"#;
     let output = run(4, &["--on-failure=continue"], script);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
@@ -295,7 +295,7 @@ fn other_pes_continue_with_on_failure_continue() {
 }
 
 #[test]
-fn status_is_that_of_the_last_pe_if_no_pe_succeeds() {
+fn job_has_the_status_of_the_pe_that_failed_last() {
     let status = |script: &str| run(3, &["--on-failure", "continue"], script).status.code();
     assert_eq!(status(r#"sleep 0.$((PEERWEAVE_PE * 4)); exit $((PEERWEAVE_PE + 10))"#), Some(12));
     assert_eq!(status(r#"[ $PEERWEAVE_PE = 0 ] || kill -TERM $$; sleep 0.5; exit 7"#), Some(7));
@@ -308,7 +308,7 @@ fn status_is_that_of_the_last_pe_if_no_pe_succeeds() {
 }
 
 #[test]
-fn stopped_pe_is_named_after_the_others_have_ended() {
+fn stopped_pe_is_named_after_all_other_pes_have_ended() {
     let script = r#"case $PEERWEAVE_PE in 0) exit 0;; 1) exit 3;; *) kill -STOP $$;; esac"#;
     for options in [["--on-failure=continue", "--timeout=12s"], ["--on-failure=abort", "--timeout=12s"]] {
         let others_fail = options[0] == "--on-failure=continue";
@@ -346,7 +346,7 @@ fn signals_are_forwarded_to_every_pe() {
 }
 
 #[test]
-fn unhandled_signal_ends_the_job_with_its_code() {
+fn unhandled_signal_sets_the_exit_code_of_the_job() {
     let mut child = job(2, &[], "echo ready; exec sleep 30").stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     read_until_ready(child.stdout.as_mut().unwrap(), 2);
     kill(15, child.id() as i32);
@@ -425,7 +425,7 @@ fn stop_at_fork(launcher: &Child) {
 }
 
 #[test]
-fn launcher_killed_while_it_starts_a_pe_leaves_nothing() {
+fn launcher_killed_while_starting_a_pe_leaves_no_process() {
     let mark = unique("forked");
     let script = format!(": {mark}; sh -c 'sleep 60; : {mark}' & sh -c 'sleep 60; : {mark}'");
     let mut launcher = traced(job(2, &[], &script)).spawn().unwrap();
@@ -438,7 +438,7 @@ fn launcher_killed_while_it_starts_a_pe_leaves_nothing() {
 }
 
 #[test]
-fn launcher_killed_at_a_random_instant_leaves_nothing() {
+fn launcher_killed_at_a_random_instant_leaves_no_process() {
     let kills: u32 = std::env::var("PEERWEAVE_KILLS").map_or(25, |text| text.parse().unwrap());
     let mark = unique("random");
     let script = format!(": {mark}; sh -c 'sleep 60; : {mark}' & sh -c 'sleep 60; : {mark}'");
@@ -547,7 +547,7 @@ fn kill(signal: i32, pid: i32) {
 }
 
 #[test]
-fn signal_repeated_at_once_counts_as_one() {
+fn signal_sent_twice_at_once_counts_as_one_signal() {
     // Sends the signal to the launcher and to its process group, as `timeout` does.
     let mut at_once = 0;
     while at_once < 4 {

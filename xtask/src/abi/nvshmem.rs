@@ -4,7 +4,7 @@
 //! Downloads nothing, because `.ci/abi-nvshmem` downloads the library. Calls no function of the
 //! library.
 //!
-//! Invariant: as for NCCL, a fact that cannot be checked is a fault.
+//! Invariant: a size, an offset or a constant that cannot be checked is a fault.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -42,13 +42,13 @@ pub(crate) fn compare(root: &Path, directory: &Path) -> Result<Findings, AbiErro
         faults.extend(misplaced(&table.symbols, &exported, version));
     }
     let mut summary =
-        format!("NVSHMEM {version}: {} facts of the header, {} functions\n", table.facts.len(), table.symbols.len());
+        format!("NVSHMEM {version}: compared {} values of the header and {} functions\n", table.facts.len(), table.symbols.len());
     for (name, since) in table.symbols.iter().filter(|(name, _)| !exported.contains(*name)) {
         let _ = writeln!(summary, "  missing in this library: {name} (since {since})");
     }
     let unbound = exported.iter().filter(|name| name.starts_with("nvshmem") && !table.symbols.contains_key(*name));
     for name in unbound.filter(|name| !NOT_BOUND.iter().any(|prefix| name.starts_with(prefix))) {
-        let _ = writeln!(summary, "  exported without a binding: {name}");
+        let _ = writeln!(summary, "  exported by the library, but without a binding: {name}");
     }
     Ok(Findings { summary, faults })
 }

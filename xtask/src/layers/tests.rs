@@ -63,7 +63,7 @@ fn faults(members: &[Given<'_>]) -> Vec<String> {
 }
 
 #[test]
-fn dependencies_that_point_down_pass() {
+fn dependencies_on_lower_layers_pass() {
     let members: &[Given<'_>] = &[
         ("types", Some(0), &[]),
         ("core", Some(2), &[("types", "normal")]),
@@ -73,7 +73,7 @@ fn dependencies_that_point_down_pass() {
 }
 
 #[test]
-fn dependency_on_a_sibling_or_upwards_is_found() {
+fn dependency_on_the_same_or_a_higher_layer_is_a_fault() {
     let members: &[Given<'_>] =
         &[("core", Some(2), &[("host", "normal")]), ("host", Some(3), &[("other", "build")]), ("other", Some(3), &[])];
     assert_eq!(
@@ -86,7 +86,7 @@ fn dependency_on_a_sibling_or_upwards_is_found() {
 }
 
 #[test]
-fn tests_may_use_crates_of_the_same_layer_but_not_above() {
+fn tests_may_use_crates_of_the_same_but_no_higher_layer() {
     let members: &[Given<'_>] = &[
         ("core", Some(2), &[("host", "dev")]),
         ("host", Some(3), &[("other", "dev"), ("host", "dev"), ("core", "dev")]),
@@ -103,13 +103,13 @@ fn examples_may_use_the_crate_that_reexports_their_crate() {
 }
 
 #[test]
-fn member_without_a_layer_is_found() {
+fn crate_without_a_layer_is_a_fault() {
     let members: &[Given<'_>] = &[("core", Some(2), &[("new", "normal")]), ("new", None, &[])];
     assert_eq!(faults(members), ["new has no layer, expected `[package.metadata.peerweave] layer = N` in its manifest"]);
 }
 
 #[test]
-fn forbidden_indirect_dependency_is_found_but_not_of_tests() {
+fn forbidden_indirect_dependency_outside_tests_is_a_fault() {
     const RULES: Rules = Rules {
         forbidden: &[Forbidden { from: "core", to: &["host", "cuda*"], why: "it knows no backend" }],
         examples_up: &[],
@@ -129,7 +129,7 @@ fn forbidden_indirect_dependency_is_found_but_not_of_tests() {
 }
 
 #[test]
-fn rule_about_a_missing_crate_is_found() {
+fn rule_about_a_missing_crate_is_a_fault() {
     let found = workspace(&[("a", Some(0), &[])], &[], "#![no_std]").faults(&RULES);
     let unknown = |name| Fault::UnknownCrate { name };
     assert_eq!(
@@ -145,7 +145,7 @@ fn rule_about_a_missing_crate_is_found() {
 }
 
 #[test]
-fn std_is_found_in_a_no_std_crate() {
+fn no_std_crate_that_uses_std_is_a_fault() {
     const RULES: Rules = Rules { forbidden: &[], examples_up: &[], no_std: &["device"] };
     let passes = |source: &str| workspace(&[("device", Some(1), &[])], &[], source).faults(&RULES).is_empty();
     assert!(passes("//! Kernels.\n#![no_std]\npub mod flag;"));
@@ -160,7 +160,7 @@ fn std_is_found_in_a_no_std_crate() {
 }
 
 #[test]
-fn picture_shows_layers_from_the_top() {
+fn layer_diagram_shows_layers_from_the_top() {
     let members: &[Given<'_>] =
         &[("a", Some(0), &[]), ("b", Some(1), &[("a", "normal")]), ("cc", Some(1), &[("a", "normal"), ("b", "dev")])];
     assert_eq!(workspace(members, &[], "").picture(), " 1  b  -> a\n    cc -> a (tests: b)\n 0  a\n");

@@ -1,4 +1,4 @@
-//! Checks that kernels have as many barriers that return a value as their source.
+//! Checks that the PTX of a kernel has as many barriers that return a value as the kernel's source.
 //!
 //! If a compiler copies a barrier into the paths of a branch, threads of the same barrier wait at
 //! different instructions, which NVIDIA's synccheck reports.

@@ -1,6 +1,6 @@
-//! Checks the collective kernels. A wait reads the lines of all ranks of a group, each line by one
-//! access of 16 bytes, before it examines a line. Pushes and copies move 16 bytes at a time. The
-//! check counts instructions between two branches.
+//! Checks the collective kernels. Each rank sends lines of 16 bytes. A kernel that waits reads a
+//! line of each rank by one access of 16 bytes, before it examines the first line. Pushes and
+//! copies move 16 bytes at a time. The check counts instructions in basic blocks.
 
 use super::{Outcome, text};
 use peerweave_build::Variant;
@@ -72,7 +72,9 @@ pub(super) fn check(ptx: &str, _: Variant) -> Outcome {
         for (wanted, least) in expected(kernel, ranks) {
             let most = text::blocks(body).into_iter().map(|block| count(block, wanted)).max().unwrap_or(0);
             if most < least {
-                outcome.faults.push(format!("{kernel}: a basic block has at most {most} `{wanted}`, expected {least}"));
+                outcome.faults.push(format!(
+                    "{kernel}: no basic block has more than {most} `{wanted}`, expected one with at least {least}"
+                ));
             }
         }
         let barriers = count(body, BARRIER);
@@ -104,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn kernel_that_waits_for_too_few_lines_is_a_fault() {
+    fn kernel_that_polls_too_few_ranks_at_once_is_a_fault() {
         let variant = Variant { sm: 90, network: false };
         let found =
             |looks| check(&kernel("all_reduce_one_shot_f32_4", &[(LOOK, looks), (PUSH, 1), (READ, 1), (WRITE, 1)]), variant);

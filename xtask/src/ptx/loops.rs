@@ -80,7 +80,7 @@ pub(super) fn check(ptx: &str, variant: Variant) -> Outcome {
         if widest < IN_FLIGHT {
             outcome
                 .faults
-                .push(format!("{kernel}: the loops have at most {widest} `{load}` and `{store}`, expected {IN_FLIGHT}"));
+                .push(format!("{kernel}: no loop has more than {widest} pairs of `{load}` and `{store}`, expected {IN_FLIGHT}"));
         }
         let bulks = text::instructions(body).filter(|found| text::operation(found).starts_with("cp.async.bulk.")).count();
         if bulk && (variant.sm >= BULK) != (bulks > 0) {
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn loops_of_fewer_vectors_are_faults() {
+    fn copy_loops_with_fewer_than_8_vectors_are_faults() {
         let whole = check(&kernels(8), OLD);
         assert_eq!((whole.checked, whole.faults), (COPIES.len(), Vec::new()));
         assert_eq!(check(&kernels(7), OLD).faults.len(), COPIES.len());

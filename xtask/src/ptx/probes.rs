@@ -13,7 +13,7 @@ use super::{Outcome, PtxError, barriers, text};
 
 /// A call of a primitive, with the instruction expected for it.
 struct Probe {
-    /// The call; it may use the parameters of [`PARAMETERS`].
+    /// The Rust expression that calls the primitive; may use the parameters in [`PARAMETERS`].
     call: String,
     /// The expected instruction that accesses or orders memory.
     expected: String,
@@ -261,7 +261,7 @@ fn compare(ptx: &str, probes: &[Probe]) -> Outcome {
     let mut outcome = Outcome::default();
     for (index, Probe { call, expected }) in probes.iter().enumerate() {
         let Some(body) = text::body(ptx, &format!("probe_{index}")) else {
-            outcome.faults.push(format!("`{call}`: not in the PTX"));
+            outcome.faults.push(format!("the PTX lacks the kernel for the call `{call}`"));
             continue;
         };
         let found: Vec<&str> = text::instructions(body)
@@ -277,7 +277,7 @@ fn compare(ptx: &str, probes: &[Probe]) -> Outcome {
         if found == [expected] {
             outcome.checked += 1;
         } else {
-            outcome.faults.push(format!("`{call}` is {found:?}, expected `{expected}`"));
+            outcome.faults.push(format!("the call `{call}` is compiled to {found:?}, expected `{expected}`"));
         }
     }
     outcome

@@ -79,7 +79,7 @@ mod tests {
                         \t{ .reg .b128 q; ld.relaxed.sys.global.b128 q, [%rd1]; }\n\t@%p1 bra \t$L__BB0_1;\n$L__BB0_2:\n\tret;\n\n}\n";
 
     #[test]
-    fn hashes_of_crates_are_removed_and_names_stay() {
+    fn crate_hashes_are_removed_from_symbol_names() {
         assert_eq!(without_hashes("_RNvCs6Jg8P0bNFE6_16peerweave_device Csx"), "_RNvCs_16peerweave_device Csx");
     }
 

@@ -19,20 +19,20 @@ const TABLE: &str =
 const ROOT: (&str, &str) = ("lib.rs", "mod heap;\nmod ops;\npub use heap::list::List;\n");
 
 #[test]
-fn correct_table_passes() {
+fn correct_table_of_rooms_passes() {
     let sources = [ROOT, ("ops/mod.rs", "use crate::heap::Heap;"), ("heap/mod.rs", "mod list;"), ("heap/list.rs", "")];
     assert_eq!(faults(TABLE, &sources), [""; 0]);
 }
 
 #[test]
-fn use_of_a_room_above_is_found_with_its_file() {
+fn use_of_a_room_above_is_a_fault_that_names_the_file() {
     let sources =
         [ROOT, ("ops/mod.rs", "use crate::heap::Heap;"), ("heap/mod.rs", ""), ("heap/list.rs", "use crate::ops::call;")];
     assert_eq!(
         faults(TABLE, &sources),
         [
             "c/README.md says that `heap` uses nothing, expected `ops`",
-            "c/src/heap/list.rs: `heap` uses `ops`, which is above it in c/README.md",
+            "c/src/heap/list.rs: `heap` uses `ops`, expected only rooms below `heap` in c/README.md",
         ]
     );
 }
@@ -55,7 +55,7 @@ fn every_form_of_import_is_found() {
 }
 
 #[test]
-fn tests_and_documentation_are_ignored() {
+fn imports_in_tests_and_documentation_are_ignored() {
     let text =
         "#[cfg(test)]\nmod tests { use crate::ops::call; }\n#[cfg(doc)]\nuse crate::{ops};\nfn f() {}\n#[cfg(test)]\nmod other;";
     let sources = [ROOT, ("ops/mod.rs", "use crate::heap::Heap;"), ("heap/mod.rs", text), ("heap/tests.rs", "use crate::ops;")];
@@ -63,13 +63,13 @@ fn tests_and_documentation_are_ignored() {
 }
 
 #[test]
-fn reexport_of_the_root_counts_as_its_room() {
+fn import_of_a_root_reexport_counts_as_import_of_its_room() {
     let sources = [ROOT, ("ops/mod.rs", "use crate::List;"), ("heap/mod.rs", "mod list;"), ("heap/list.rs", "")];
     assert_eq!(faults(TABLE, &sources), [""; 0]);
 }
 
 #[test]
-fn new_and_removed_rooms_are_found() {
+fn rooms_missing_from_table_or_source_are_faults() {
     let sources = [ROOT, ("ops/mod.rs", "use crate::heap::Heap;"), ("team.rs", "use crate::heap::Heap;"), ("heap/mod.rs", "")];
     let row = "expected a row: | `team` | what is in it | `heap` |";
     assert_eq!(faults(TABLE, &sources), [format!("c/README.md lacks the room `team`; {row}")]);
@@ -79,7 +79,7 @@ fn new_and_removed_rooms_are_found() {
 }
 
 #[test]
-fn crate_with_folders_needs_a_table() {
+fn crate_with_folders_needs_a_table_of_rooms() {
     let sources = [ROOT, ("ops/mod.rs", ""), ("heap/mod.rs", "mod list;"), ("heap/list.rs", "")];
     assert_eq!(faults("# c\n", &sources), ["c/src has folders; expected a table under `## Rooms` in c/README.md"]);
     assert_eq!(faults("# c\n", &[ROOT, ("ops.rs", ""), ("heap.rs", "")]), [""; 0]);
@@ -105,13 +105,13 @@ fn rooms_of_a_folder_are_compared_with_its_table() {
         [
             "c/README.md (`Rooms of ops`) says that `call` uses `queue`, expected nothing",
             "c/README.md (`Rooms of ops`) says that `queue` uses nothing, expected `call`",
-            "c/src/ops/queue/mod.rs: `queue` uses `call`, which is above it in c/README.md (`Rooms of ops`)",
+            "c/src/ops/queue/mod.rs: `queue` uses `call`, expected only rooms below `queue` in c/README.md (`Rooms of ops`)",
         ]
     );
 }
 
 #[test]
-fn folder_with_many_folders_needs_a_table() {
+fn folder_with_many_folders_needs_a_table_of_rooms() {
     let sources = |last: &'static str| {
         let files = ["ops/a/mod.rs", "ops/a/b.rs", "ops/c/d.rs", "ops/e/f.rs", last].map(|path| (path, ""));
         files.into_iter().chain([ROOT, ("ops/mod.rs", "use crate::heap::Heap;"), ("heap.rs", "")]).collect::<Vec<_>>()

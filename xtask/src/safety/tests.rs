@@ -10,7 +10,7 @@ fn faults(source: &str) -> Vec<(usize, Lacks)> {
 }
 
 #[test]
-fn block_with_an_argument_above_passes() {
+fn unsafe_block_with_a_safety_comment_above_passes() {
     assert_eq!(
         faults(
             "fn f(p: *const u8) -> u8 {
@@ -24,7 +24,7 @@ fn block_with_an_argument_above_passes() {
 }
 
 #[test]
-fn block_without_an_argument_is_found() {
+fn unsafe_block_without_a_safety_comment_is_a_fault() {
     assert_eq!(faults("fn f(p: *const u8) -> u8 {\n    unsafe { *p }\n}"), [(2, Lacks::Argument)]);
     assert_eq!(faults("// SAFETY: for something else.\n\nfn f() {\n    unsafe { g() }\n}"), [(4, Lacks::Argument)]);
     assert_eq!(faults("fn f() {\n    // SAFETY: checked by g.\n    g();\n    unsafe { h() }\n}"), [(4, Lacks::Argument)]);
@@ -32,7 +32,7 @@ fn block_without_an_argument_is_found() {
 }
 
 #[test]
-fn argument_can_be_above_the_statement() {
+fn safety_comment_can_be_above_the_statement() {
     let source = "fn f() {
     // SAFETY: g has no contract on Tuesdays.
     #[allow(unused)]
@@ -54,7 +54,7 @@ fn argument_can_be_above_the_statement() {
 }
 
 #[test]
-fn argument_does_not_apply_to_the_next_statement() {
+fn safety_comment_does_not_apply_to_the_next_statement() {
     let source = "fn f() {
     if a {
         // SAFETY: a holds here.
@@ -66,7 +66,7 @@ fn argument_does_not_apply_to_the_next_statement() {
 }
 
 #[test]
-fn code_under_cfg_or_in_a_macro_is_checked() {
+fn unsafe_code_under_cfg_or_in_a_macro_is_checked() {
     assert_eq!(faults("#[cfg(loom)]\nfn f() {\n    unsafe { g() }\n}"), [(3, Lacks::Argument)]);
     assert_eq!(faults("macro_rules! m {\n    ($x:expr) => {\n        unsafe { $x }\n    };\n}"), [(3, Lacks::Argument)]);
 }
@@ -90,14 +90,14 @@ unsafe trait T {}
 }
 
 #[test]
-fn impl_without_an_argument_is_found() {
+fn unsafe_impl_without_a_safety_comment_is_a_fault() {
     assert_eq!(faults("unsafe impl Zeroable for X {}"), [(1, Lacks::Argument)]);
     assert_eq!(faults("/// SAFETY: of no use here.\nunsafe impl Zeroable for X {}"), [(2, Lacks::Argument)]);
     assert_eq!(faults("// SAFETY: all bits of a u8 are valid.\nunsafe impl Zeroable for X {}"), []);
 }
 
 #[test]
-fn send_and_sync_arguments_name_sharing_lock_and_test() {
+fn safety_comment_of_send_names_sharing_lock_and_test() {
     let item = |argument: &str| format!("// SAFETY: {argument}\nunsafe impl<T: Send> Send for a::X<T> {{}}");
     assert_eq!(faults(&item("it is fine.")), [(2, Lacks::Shared)]);
     assert_eq!(faults(&item("shared: the mapping.")), [(2, Lacks::Synchronised)]);
@@ -107,7 +107,7 @@ fn send_and_sync_arguments_name_sharing_lock_and_test() {
 }
 
 #[test]
-fn as_above_refers_only_to_the_same_type() {
+fn safety_comment_as_above_refers_only_to_the_same_type() {
     let source = "// SAFETY: shared: the mapping, synchronised by its lock; test `two_threads_write`.
 unsafe impl Send for X {}
 // SAFETY: as for Send.
@@ -131,7 +131,7 @@ fn fault_names_its_file_and_line() {
 }
 
 #[test]
-fn unsafe_function_without_a_contract_is_found() {
+fn unsafe_function_without_a_safety_section_is_a_fault() {
     let lacks = |source: &str| {
         let found = faults(source);
         assert!(found.iter().all(|(_, lacks)| *lacks == Lacks::Contract), "{found:?}");
@@ -148,7 +148,7 @@ fn unsafe_function_without_a_contract_is_found() {
 }
 
 #[test]
-fn method_of_a_trait_needs_no_contract() {
+fn method_in_a_trait_impl_needs_no_safety_section() {
     let source = "impl<T> a::Read for X<T>
 where
     T: Copy,

@@ -19,7 +19,7 @@ fn injected_fault_fails_its_call() {
 }
 
 #[test]
-fn removed_function_is_found_by_no_lookup() {
+fn lookup_of_a_removed_function_fails() {
     Fakes::new().cuda().without("cuMulticastCreate").without("cuMemCreate").run(|| {
         // SAFETY: the names are only looked up, and nothing is called.
         unsafe {
@@ -42,7 +42,7 @@ fn removed_function_is_found_by_no_lookup() {
 }
 
 #[test]
-fn settings_change_the_reported_features() {
+fn environment_settings_change_the_reported_features() {
     Fakes::new()
         .cuda()
         .env("PEERWEAVE_FAKE_CUDA_VERSION", "11080")
@@ -77,7 +77,7 @@ fn settings_change_the_reported_features() {
 }
 
 #[test]
-fn writes_of_a_broken_pair_are_lost() {
+fn writes_from_a_device_to_its_broken_peer_are_lost() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_BROKEN_PEER", "0-1").run(|| {
         let contexts: Vec<_> = (0..2).map(|ordinal| CudaContext::new(ordinal).unwrap()).collect();
         let streams: Vec<_> = contexts.iter().map(|context| context.new_stream().unwrap()).collect();
@@ -120,7 +120,7 @@ fn log_contains_every_call_and_nothing_else() {
 }
 
 #[test]
-fn error_names_are_those_of_the_driver() {
+fn error_names_match_the_cuda_driver() {
     Fakes::new().cuda().run(|| {
         let error = cudarc::driver::DriverError(CUDA_ERROR_OUT_OF_MEMORY);
         assert_eq!(error.error_name().unwrap().to_str(), Ok("CUDA_ERROR_OUT_OF_MEMORY"));
@@ -129,7 +129,7 @@ fn error_names_are_those_of_the_driver() {
 }
 
 #[test]
-fn image_without_a_kernel_is_refused() {
+fn module_image_without_a_kernel_is_refused() {
     Fakes::new().cuda().run(|| {
         let _context = CudaContext::new(0).unwrap();
         let mut module = core::ptr::null_mut();
@@ -159,7 +159,7 @@ fn failed_context_stays_failed_and_other_devices_work() {
 }
 
 #[test]
-fn peer_access_is_enabled_once_and_disabled_once() {
+fn second_enable_of_peer_access_is_an_error() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_PEER", "0-2").run(|| {
         let contexts: Vec<_> = (0..3).map(|ordinal| CudaContext::new(ordinal).unwrap()).collect();
         contexts[0].bind_to_thread().unwrap();

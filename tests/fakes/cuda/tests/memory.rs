@@ -151,7 +151,7 @@ fn address_queries_return_the_device_and_the_range() {
 }
 
 #[test]
-fn new_memory_is_poisoned_and_pinned_memory_is_host_memory() {
+fn device_memory_is_prefilled_and_pinned_memory_is_usable() {
     fakes().run(|| {
         let context = CudaContext::new(0).unwrap();
         let stream = context.new_stream().unwrap();
@@ -167,7 +167,7 @@ fn new_memory_is_poisoned_and_pinned_memory_is_host_memory() {
 }
 
 #[test]
-fn invalid_handles_are_errors_and_not_crashes() {
+fn calls_with_invalid_handles_return_errors() {
     fakes().run(|| {
         let mut device = 0;
         assert_eq!(call!(cuDeviceGet(&mut device, 0)), CUDA_ERROR_NOT_INITIALIZED);
@@ -229,7 +229,7 @@ fn managed_memory_is_accessible_by_host_and_device() {
 }
 
 #[test]
-fn host_memory_is_registered_once() {
+fn second_registration_of_host_memory_is_an_error() {
     fakes().run(|| {
         let context = CudaContext::new(0).unwrap();
         context.bind_to_thread().unwrap();

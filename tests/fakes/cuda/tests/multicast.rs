@@ -174,7 +174,7 @@ fn bound_memory_lives_until_it_is_unbound() {
 }
 
 #[test]
-fn address_and_handle_bind_the_same_memory() {
+fn multicast_store_reaches_memory_bound_by_its_address() {
     fakes().run(|| {
         let _context = CudaContext::new(0).unwrap();
         let object = create_object(2, PIECE).unwrap();
@@ -241,7 +241,7 @@ fn join(me: &Child) -> (u64, u64, u64) {
 }
 
 #[test]
-fn processes_store_to_the_memory_of_all_processes() {
+fn multicast_store_reaches_the_memory_of_all_processes() {
     fakes().run_many(4, |me| {
         let _context = CudaContext::new(me.rank).unwrap();
         let (object, address, view) = join(&me);

@@ -68,7 +68,7 @@ fn misuse_of_mappings_is_refused() {
 }
 
 #[test]
-fn handle_beyond_the_free_memory_is_out_of_memory() {
+fn allocation_beyond_the_free_memory_is_out_of_memory() {
     fakes().env("PEERWEAVE_FAKE_CUDA_MEMORY_BYTES", (3 * PIECE).to_string()).run(|| {
         let context = CudaContext::new(0).unwrap();
         let one = create(0, 2 * PIECE).unwrap();

@@ -344,8 +344,8 @@ mod tests {
     }
 
     #[test]
-    fn test_is_identified_by_the_type_of_its_body() {
-        assert_eq!(name(|| ()), "tests::test_is_identified_by_the_type_of_its_body");
+    fn scenario_is_named_after_the_test_function() {
+        assert_eq!(name(|| ()), "tests::scenario_is_named_after_the_test_function");
     }
 
     #[test]

@@ -11,16 +11,16 @@ use super::rows::Rows;
 pub(crate) fn run(gpu: &Gpu, table: &mut Rows) {
     // Loads all kernels before a kernel runs. Loading may wait for a running kernel, and on a GPU
     // that PEs share, that kernel may wait for this PE.
-    table.check("load all kernels of the basics", || {
+    table.check("load all kernels of the part basics", || {
         gpu.load_crate(ring::KERNEL.ptx())?;
         Ok(gpu.barrier("basics loaded")?)
     });
     table.check("kernel writes own memory", || local(gpu));
-    table.check("put and signal around the ring, 100 launches", || around(gpu));
+    table.check("each PE puts and signals the next, 100 launches", || around(gpu));
     table.check("1000 barriers in one kernel", || meet(gpu, 1000));
     table.check("wrong arguments are refused before the launch", || refused(gpu));
-    table.check("captured ring replayed 10 times", || replayed(gpu));
-    table.check("teams of all PEs backwards, of one PE, of each parity", || teams(gpu));
+    table.check("graph with barriers replayed 10 times", || replayed(gpu));
+    table.check("teams of all PEs, of one PE, of even or odd PEs", || teams(gpu));
 }
 
 /// Returns an error unless two values are equal.
@@ -74,7 +74,7 @@ fn teams(gpu: &Gpu) -> Outcome {
         stream.launch(&meet_in_team::KERNEL, 1, 64, (team.kernel_team(), word.slice(), 100))?;
         stream.launch(&sum_in_team::KERNEL, 1, 256, (team.kernel_team(), to.slice(), from.slice()))?;
         total += 100 * u64::from(sum);
-        same("the word that all members add to", word.read(&stream)?, vec![total])?;
+        same("the word to which all members add", word.read(&stream)?, vec![total])?;
         same("the sum of the team", to.read(&stream)?, vec![sum; 1000])?;
         gpu.barrier("teams")?;
         team.destroy()?;

@@ -45,7 +45,7 @@ pub(crate) fn load(gpu: &Gpu) -> Outcome {
 
 pub(crate) fn run(gpu: &Gpu) -> Outcome {
     if gpu.n_pes() < 2 {
-        return Err("the measurements need at least 2 PEs".into());
+        return Err(format!("--part bench: found {} PE, expected at least 2", gpu.n_pes()).into());
     }
     let bench = Bench { gpu, stream: gpu.stream()?, result: gpu.alloc_local(512)?, network: gpu.uses_network() };
     gpu.barrier("bench")?;

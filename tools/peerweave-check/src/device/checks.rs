@@ -22,11 +22,11 @@ fn check<A: KernelArgs>(gpu: &Gpu, kernel: &Kernel<A>, blocks: u32, result: Symm
     let ran = loaded.and_then(|()| stream.launch_with(kernel, config, args)).and_then(|()| result.read(&stream));
     let outcome = ran.map_err(|error| error.to_string()).and_then(|found| match found[..4] {
         [0, ..] if found[RESULT_WORDS - 1] == FINISHED => Ok(()),
-        [0, ..] => Err("the kernel did not run to its end".to_owned()),
+        [0, ..] => Err("the kernel wrote no end mark, so it did not run to its end".to_owned()),
         [count, line, value, expected] => {
-            Err(format!("{count} differences, first in line {line}: {value:#x}, expected {expected:#x}"))
+            Err(format!("{count} wrong values; the first, at source line {line}, is {value:#x}, expected {expected:#x}"))
         }
-        _ => Err("the result is too short".to_owned()),
+        _ => Err(format!("the kernel's result has {} words, expected {RESULT_WORDS}", found.len())),
     });
     let text = outcome.as_ref().err().cloned().unwrap_or_default();
     let all = gpu.rendezvous().exchange("check device/outcome", text.as_bytes())?;
@@ -39,7 +39,7 @@ fn check<A: KernelArgs>(gpu: &Gpu, kernel: &Kernel<A>, blocks: u32, result: Symm
 }
 
 pub(crate) fn run(gpu: &Gpu, table: &mut Rows) {
-    table.check("load all kernels of the checks", || Ok(gpu.load_crate(signal::check_signal::KERNEL.ptx())?));
+    table.check("load all kernels of the part checks", || Ok(gpu.load_crate(signal::check_signal::KERNEL.ptx())?));
     let n = gpu.n_pes() as usize;
     macro_rules! rma {
         ($($t:ty: $($kernel:ident),*;)*) => {$($(

@@ -27,7 +27,7 @@ pub(crate) fn run(gpu: &Gpu, table: &mut Rows, victim: u32) {
         // every thread waits.
         stream.launch(&wait_for_ever_block::KERNEL, 2, 72, (signal.slice(), victim))?;
         stream.launch(&wait_for_ever::KERNEL, 1, 32, (signal.slice(), victim))?;
-        let error = stream.wait().err().ok_or("the wait for a dead PE succeeded")?;
+        let error = stream.wait().err().ok_or("the wait succeeded, expected an error because the PE is dead")?;
         println!("{}: after {:.0} ms: {error}", gpu.pe(), start.elapsed().as_secs_f64() * 1e3);
         same("the PE that the error names", error.pe().map(|pe| pe.get()), Some(victim))?;
         same("the wait ended within the deadline", start.elapsed() <= 2 * gpu.deadline(), true)?;

@@ -1,4 +1,4 @@
-//! Checks on GPUs that kernels communicate: `check device [--transport T] [--part P] [--kill PE]
+//! Checks communication from inside kernels: `check device [--transport T] [--part P] [--kill PE]
 //! [--threads]`.
 //!
 //! There is one process for each GPU. With `--threads` there is one thread for each PE, and all
@@ -170,7 +170,9 @@ fn pe(arguments: &Arguments, job: &Job, device: usize) -> Result<(usize, usize),
     let (passed, failed) = table.print();
     if failed == 0 && arguments.kill.is_none() {
         gpu.end()?;
-        Arc::into_inner(rendezvous).ok_or("the GPU has ended, but the rendezvous still has another owner")?.leave()?;
+        Arc::into_inner(rendezvous)
+            .ok_or("the rendezvous still has another owner after the end of the GPU, expected none")?
+            .leave()?;
     }
     Ok((passed, failed))
 }

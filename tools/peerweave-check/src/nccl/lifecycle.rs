@@ -1,4 +1,4 @@
-//! Checks operations that must end although other ranks do not take part: a stuck collective that
+//! Checks operations that must end although other ranks do not join: a stuck collective that
 //! reaches its deadline or is aborted, and the creation of a communicator without one of its ranks.
 //!
 //! One process drives all ranks. Every step has a deadline. The check compares the error and the
@@ -49,15 +49,15 @@ pub(crate) fn all(nccl: Nccl, contexts: &[Arc<CudaContext>]) -> Result<usize, St
                 first_error.get_or_insert(format!("{what} ({mode}): {error}"));
             }
         };
-        step("several ranks of one thread, connected by an id", by_id);
+        step("one thread creates all ranks from an id", by_id);
         step("a missing rank", missing_rank);
         if contexts.len() > 1 {
-            step("a first call that other ranks do not join", unconnected);
-            step("a wait that reaches its deadline; other communicators work", expires);
-            step("a wait that reaches its deadline and aborts all communicators", expires_for_all);
-            step("late work that the watchdog aborts", late_work);
-            step("stuck work that its owner aborts", left_alone);
-            step("stuck work that another thread aborts", aborted_by_another);
+            step("a first call that other ranks do not make", unconnected);
+            step("an expired wait ends only its communicator", expires);
+            step("an expired wait aborts all communicators", expires_for_all);
+            step("the watchdog aborts stuck work", late_work);
+            step("the waiting thread aborts stuck work", left_alone);
+            step("another thread aborts stuck work", aborted_by_another);
         }
         step("a communicator after finalize", after_the_end);
     }
@@ -91,7 +91,9 @@ fn expect(
     match outcome {
         Ok(()) => Err(format!("{what} succeeded")),
         Err(error) if !is(&error) => Err(format!("{what}: unexpected error: {error}")),
-        Err(_) if took < least || took > least + LATE => Err(format!("{what}: the error was returned after {took:?}")),
+        Err(_) if took < least || took > least + LATE => {
+            Err(format!("{what}: the error was returned after {took:?}, expected {least:?} to {:?}", least + LATE))
+        }
         Err(error) => {
             println!("  after {took:?}: {error}");
             Ok(())
@@ -141,7 +143,7 @@ fn unconnected(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Re
     expect("a first all_reduce", began, Duration::ZERO, outcome, |error| {
         matches!(error, NcclError::Timeout(_)) || matches!(error.misuse_kind(), Some(MisuseKind::NotInGroup { .. }))
     })?;
-    Communicator::wait_for_dropped(DEADLINE).then_some(()).ok_or("an abort did not complete")?;
+    Communicator::wait_for_dropped(DEADLINE).then_some(()).ok_or("an abort did not complete before the deadline")?;
     idle(first)?;
     drop((buffer, members));
     works(nccl, contexts, config)
@@ -190,7 +192,7 @@ fn expires(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result
     let began = Instant::now();
     let outcome = first.comm.wait(&first.stream, SHORT);
     expect("wait", began, Duration::ZERO, outcome, is_late)?;
-    Communicator::wait_for_dropped(DEADLINE).then_some(()).ok_or("an abort did not complete")?;
+    Communicator::wait_for_dropped(DEADLINE).then_some(()).ok_or("an abort did not complete before the deadline")?;
     idle(first)?;
     drop(buffer);
     for member in &members {
@@ -212,7 +214,7 @@ fn expires_for_all(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -
     let began = Instant::now();
     let outcome = first.comm.wait_with(&first.stream, SHORT, OnExpiry::AbortAll);
     expect("wait_with", began, Duration::ZERO, outcome, is_late)?;
-    Communicator::wait_for_dropped(DEADLINE).then_some(()).ok_or("an abort did not complete")?;
+    Communicator::wait_for_dropped(DEADLINE).then_some(()).ok_or("an abort did not complete before the deadline")?;
     idle(first)?;
     drop(buffer);
     for member in members.iter().chain(&others) {
@@ -232,11 +234,11 @@ fn late_work(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Resu
     let began = Instant::now();
     let buffer = stuck(first)?;
     if !peerweave_driver::wait(&first.stream, began + SHORT + LATE).map_err(text)? {
-        return Err(format!("the stream is still busy after {:?}", began.elapsed()));
+        return Err(format!("the stream is still busy after {:?}, expected an abort by the watchdog", began.elapsed()));
     }
     let outcome = first.comm.wait(&first.stream, DEADLINE);
     expect("wait", began, SHORT / 2, outcome, is_late)?;
-    Communicator::wait_for_dropped(DEADLINE).then_some(()).ok_or("an abort did not complete")?;
+    Communicator::wait_for_dropped(DEADLINE).then_some(()).ok_or("an abort did not complete before the deadline")?;
     drop((buffer, members));
     works(nccl, contexts, config)
 }

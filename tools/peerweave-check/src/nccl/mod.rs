@@ -7,13 +7,14 @@
 //! check nccl --processes N [--kill K [--early]]
 //! check nccl --rank R --ranks N --id-file PATH [--kill K]
 //! ```
-//! The first form uses all GPUs in one process, and so does `--lifecycle`, which checks blocked
-//! calls that expire or are aborted, and a missing rank. `--newer` checks functions that NCCL has
-//! had since 2.27, by a thread or a process for each GPU. With `--processes` one process for each
-//! GPU connects through a rendezvous. The last form is one process of several: start it N times.
+//! The first two forms drive all GPUs from one process. `--lifecycle` checks blocked calls that
+//! expire or are aborted, and the creation of a communicator without one of its ranks. `--newer`
+//! checks functions that NCCL 2.27 or a later version introduced, with a thread for each GPU. With
+//! `--processes`, the command starts a process for each rank, and the processes connect through a
+//! rendezvous. The last form runs one rank: start it once for each rank R from 0 to N - 1.
 //!
 //! Communicators are blocking (NCCL's default), or non-blocking with `--non-blocking`. Every wait
-//! has a deadline of 20 s, and the whole run one of 300 s.
+//! has a deadline of 20 s, and the whole run has a deadline of 300 s.
 
 mod lifecycle;
 #[path = "../../../../crates/peerweave-nccl/tests/matrix/mod.rs"]
@@ -45,14 +46,15 @@ pub(crate) struct Arguments {
     /// Start N processes, one for each rank, which connect through a rendezvous
     #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with = "rank")]
     processes: Option<usize>,
-    /// Run as this rank of --ranks; rank 0 writes an id to --id-file, and the other ranks read the
-    /// id
+    /// Run as this rank of the communicator; rank 0 writes the communicator's id to --id-file, and
+    /// the other ranks read the id
     #[arg(long, value_name = "R", requires_all = ["ranks", "id_file"])]
     rank: Option<usize>,
-    /// Number of processes that are started with --rank
+    /// Number of ranks; each rank is a process started with --rank
     #[arg(long, value_name = "N", value_parser = at_least_one, requires = "rank")]
     ranks: Option<usize>,
-    /// File for the id; the file must not exist yet, and all processes must be able to read it
+    /// File for the communicator's id; the file must not exist yet, and all processes must be able
+    /// to read it
     #[arg(long, value_name = "PATH", requires = "rank")]
     id_file: Option<PathBuf>,
     /// Rank that kills itself after a first all-reduce; the other ranks detect its death, shrink
@@ -66,13 +68,13 @@ pub(crate) struct Arguments {
     /// Use non-blocking communicators
     #[arg(long)]
     non_blocking: bool,
-    /// Check stuck operations that time out or are aborted, and a missing rank, with blocking and
-    /// non-blocking communicators
+    /// Check operations that time out or are aborted, and the creation of a communicator without
+    /// one of its ranks; with blocking and with non-blocking communicators
     #[arg(long, value_name = "yes|no", num_args = 0..=1, default_missing_value = "yes", default_value = "no",
         value_parser = |word: &str| yes_or_no(word), conflicts_with_all = ["processes", "rank", "kill"])]
     lifecycle: bool,
-    /// Check functions that NCCL has had since 2.27, or only these parts; requires
-    /// NCCL_NVLS_ENABLE=0
+    /// Check functions that NCCL 2.27 or a later version introduced, or only the given parts of
+    /// this check; requires NCCL_NVLS_ENABLE=0
     #[arg(long, value_name = "PART,...", num_args = 0..=1, default_missing_value = "all", value_parser = newer::parts,
         conflicts_with_all = ["rank", "kill", "lifecycle"])]
     newer: Option<String>,
@@ -95,8 +97,10 @@ fn check_ranks(arguments: &Arguments) {
     let ranks = arguments.processes.or(arguments.ranks);
     for (option, rank) in [("--rank", arguments.rank), ("--kill", arguments.kill)] {
         let wrong = match (rank, ranks) {
-            (Some(rank), Some(ranks)) if rank >= ranks => format!("{option} {rank}: expected a rank below {ranks}"),
-            (Some(rank), None) => format!("{option} {rank}: requires --processes or --rank"),
+            (Some(rank), Some(ranks)) if rank >= ranks => {
+                format!("{option} is {rank}, expected less than {ranks} (the number of ranks)")
+            }
+            (Some(rank), None) => format!("{option} {rank} requires --processes or --rank"),
             _ => continue,
         };
         crate::Arguments::command().error(ErrorKind::ValueValidation, wrong).exit();
@@ -173,7 +177,7 @@ fn summary(check: &Check<'_>) -> Result<usize, String> {
     }
     match check.totals() {
         (passed, 0) => Ok(passed),
-        (passed, failed) => Err(format!("{failed} of {} checks", passed + failed)),
+        (passed, failed) => Err(format!("failed checks: {failed} of {}", passed + failed)),
     }
 }
 
@@ -186,7 +190,7 @@ fn split_and_shrink(members: &[Member]) -> Result<(), NcclError> {
     let streams: Vec<_> = members.iter().map(|member| Arc::clone(&member.stream)).collect();
     let halves: Vec<_> = halves.into_iter().flatten().zip(streams).map(|(comm, stream)| Member { comm, stream }).collect();
     sum_of_ranks(&halves)?;
-    println!("split into {} halves", if n > 1 { 2 } else { 1 });
+    println!("number of communicators after the split: {}", if n > 1 { 2 } else { 1 });
     Communicator::finalize_all(halves.into_iter().map(|member| member.comm).collect(), DEADLINE)?;
     let nccl = members[0].comm.nccl();
     if n > 1 && nccl.has("ncclCommShrink") {
@@ -241,7 +245,7 @@ fn start(arguments: &Arguments, processes: usize) -> Result<usize, String> {
     }
     table.print();
     let expected = ended.len() - usize::from(arguments.kill.is_some());
-    if failed == 0 { Ok(expected) } else { Err(format!("{failed} of {expected} processes")) }
+    if failed == 0 { Ok(expected) } else { Err(format!("failed processes: {failed} of {expected}")) }
 }
 
 /// Runs as one of the processes that `start` starts.
@@ -362,7 +366,7 @@ fn after_a_death(member: &Member, killed: usize, early: bool, named: bool) -> Re
         }
     }
     if matches!(comm.async_error(), Err(NcclError::Dead { state: DeadState::Aborted, .. })) {
-        println!("{}: an abort ended the call, so the communicator cannot be shrunk", comm.rank());
+        println!("{}: the communicator was aborted and cannot be shrunk", comm.rank());
         return Ok(1);
     }
     comm.set_deadline(DEADLINE);

@@ -1,12 +1,13 @@
-//! Checks functions that NCCL has had since 2.27, on every GPU of a machine, with a thread or a
-//! process for each rank: windows, one-sided calls, pointers, configured calls, device
-//! communicators; growing, shrinking, revoking and suspending communicators; and misuse.
+//! Checks functions that NCCL 2.27 or a later version introduced, on every GPU of a machine, with a
+//! thread or a process for each rank: windows, one-sided calls, peer pointers, calls with a
+//! configuration and device communicators. Also checks growing, shrinking, revoking and suspending
+//! communicators, and misuse.
 //!
 //! The parts are in `newer/`. This module runs the parts and connects the ranks. The check runs
 //! with any version of NCCL: parts whose functions the library lacks are listed as not run.
 //!
 //! Invariant: each part has its own communicators, and all ranks leave a part before the next part
-//! begins, so that a failed part does not affect the others.
+//! begins, so that a failed part does not affect other parts.
 
 mod configured;
 mod device;
@@ -120,7 +121,7 @@ impl Board {
                 return Ok(value);
             }
             if Instant::now() > until {
-                return Err(Failed(format!("no rank has written {key:?} within {deadline:?}")));
+                return Err(Failed(format!("the message {key:?} of another rank did not arrive within {deadline:?}")));
             }
             std::thread::sleep(Duration::from_micros(100));
         }
@@ -231,8 +232,8 @@ impl Member {
         let ended = Communicator::wait_for_dropped(DEADLINE);
         match (failed.is_empty(), ended) {
             (true, true) => Ok(checks),
-            (true, false) => Err("dropped communicators did not end".to_owned()),
-            (false, _) => Err(format!("parts with failures: {}; checks passed: {checks}", failed.join(", "))),
+            (true, false) => Err("dropped communicators were not destroyed before the deadline".to_owned()),
+            (false, _) => Err(format!("failed parts: {}; passed checks: {checks}", failed.join(", "))),
         }
     }
 
@@ -380,7 +381,7 @@ impl Part<'_> {
     /// Creates a communicator of all ranks.
     fn communicator(&self, config: &Config) -> Result<Communicator, Failed> {
         self.communicator_of(self.ranks(), config)?
-            .ok_or_else(|| Failed("a communicator of all ranks does not contain this rank".to_owned()))
+            .ok_or_else(|| Failed("this rank got no communicator, although all ranks are members".to_owned()))
     }
 
     /// Creates a communicator of the first `ranks` ranks. Collective: every rank must call this
@@ -412,7 +413,7 @@ impl Part<'_> {
             let mut values = DeviceMemory::from_slice(&self.stream, &pattern::<f32>(comm.rank().index(), len))?;
             comm.all_reduce_in_place(&self.stream, &mut values, ReduceOp::Sum)?;
             self.wait(comm)?;
-            self.same(&values.to_vec(&self.stream)?, &sums(n, 0..len), || format!("{what}: all_reduce of {len}"));
+            self.same(&values.to_vec(&self.stream)?, &sums(n, 0..len), || format!("{what}: all_reduce of {len} elements"));
         }
         Ok(())
     }

@@ -26,7 +26,7 @@ pub(crate) fn run(job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Fail
     let (pe, n) = (context.pe().get(), context.n_pes());
     let old_team = context.world();
     drop(context);
-    let context = Context::current().ok_or("dropping the context ended NVSHMEM")?;
+    let context = Context::current().ok_or("dropping the context finalized NVSHMEM, expected it to keep running")?;
     let mut checks = Checks::new(&context, rendezvous)?;
     let stream = Arc::clone(context.stream());
     let (mine, theirs) = (orphan.slice(0..8)?, orphan.slice(8..16)?);
@@ -47,7 +47,7 @@ pub(crate) fn run(job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Fail
         Err(NvshmemError::Disagree(_)) => kept.is_none(),
         _ => false,
     };
-    let context = Context::current().ok_or("a refused finalize ended NVSHMEM")?;
+    let context = Context::current().ok_or("a refused finalize finalized NVSHMEM, expected it to keep running")?;
     let mut checks = Checks::new(&context, rendezvous)?;
     checks.check("finalize with a live buffer", right, || format!("{refused:?}"));
     drop(kept);
@@ -76,7 +76,7 @@ pub(crate) fn run(job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Fail
     count += checks.finish()?;
     let report = second.finalize()?;
     if !report.leaked.is_empty() {
-        return Err(format!("the second finalize reported {report:?}").into());
+        return Err(format!("the second finalize reported {report:?}, expected no leaks").into());
     }
     Ok(count + 2)
 }
@@ -97,7 +97,10 @@ fn dropped_in_different_orders(checks: &mut Checks<'_>) -> Result<peerweave_nvsh
     let mut teams = Vec::new();
     for _ in 0..2 {
         teams.push(
-            context.world().split_strided(0, 1, checks.n(), TeamConfig::default())?.ok_or("every PE is a member of the team")?,
+            context
+                .world()
+                .split_strided(0, 1, checks.n(), TeamConfig::default())?
+                .ok_or("split_strided returned no team to a member")?,
         );
     }
     checks.barrier()?;

@@ -193,7 +193,7 @@ fn captures(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &Symm
     }
     for result in copies {
         let right = matches!(result, Err(NvshmemError::Cuda(DriverError::Capturing { .. })));
-        checks.check("refused", right, || format!("a copy in a graph: {result:?}"));
+        checks.check("refused", right, || format!("a copy during a stream capture: {result:?}"));
     }
     checks.check("refused", graph.is_ok(), || format!("the capture was invalidated: {:?}", graph.as_ref().err()));
     drop(graph);
@@ -224,7 +224,7 @@ fn devices(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>) -> Result<(),
         checks.refused(call, result, |kind| matches!(kind, MisuseKind::Device { .. }));
     }
     let result = context.world().barrier(&context.device().per_thread_stream());
-    checks.check("refused", result.is_err(), || "the per-thread default stream".to_owned());
+    checks.check("refused", result.is_err(), || "a barrier on the per-thread default stream succeeded".to_owned());
     Ok(())
 }
 
@@ -239,7 +239,7 @@ fn memory(checks: &mut Checks<'_>) -> Result<(), Failure> {
     checks.check("aligned", aligned.address().is_multiple_of(4096), || format!("{aligned:?}"));
     for pe in 0..checks.n() {
         let address = zeros.peer_address(Pe::new(pe))?;
-        checks.check("peer_address", address.is_some(), || format!("PE {pe} is not mapped"));
+        checks.check("peer_address", address.is_some(), || format!("the memory of PE {pe} is not mapped, expected an address"));
     }
     let empty = context.alloc::<f64>(0)?;
     checks.check("empty", empty.is_empty() && empty.to_vec(&stream)?.is_empty(), || format!("{empty:?}"));

@@ -1,12 +1,12 @@
 //! Checks NVSHMEM: `check nvshmem [--pes N] [--only PART | --fault FAULT]`.
 //!
-//! Starts one process for each GPU, or is one PE of a job that a launcher started, as
-//! `peerweave run -n 4 -- check nvshmem` does. The parts are `operations` (every operation for
-//! every element type, on every kind of team, compared with the host), `blocking` (calls that
-//! return when they are complete), `ordering` (collectives of a team on several streams and
-//! threads), `mistakes` (wrong calls, which must return typed errors), `outside` (memory that
-//! NVSHMEM did not allocate) and `lifetimes` (drops in any order, finalize with live objects,
-//! restart). Without `--only` all parts run.
+//! Starts one process for each GPU. If a launcher has started the command, as in
+//! `peerweave run -n 4 -- check nvshmem`, the process is one PE of that job. The parts are
+//! `operations` (every operation for every element type, on every kind of team, compared with the
+//! host), `blocking` (calls that return when they are complete), `ordering` (collectives of a team
+//! on several streams and threads), `mistakes` (wrong calls, which must return typed errors),
+//! `outside` (memory that NVSHMEM did not allocate) and `lifetimes` (drops in any order, finalize
+//! with live objects, restart). Without `--only` all parts run.
 //!
 //! The faults are `shared-gpu`, `missing` (a PE that does not start NVSHMEM), `killed` (a PE that
 //! is killed), `no-library` and `no-plugins` (only on the last PE). With a fault, the command
@@ -60,7 +60,7 @@ pub(crate) struct Arguments {
     /// Cause this fault on the last PE, and check the errors of the other PEs
     #[arg(long, value_name = "FAULT", value_parser = FAULTS, conflicts_with = "only")]
     fault: Option<String>,
-    /// Print the path of the library; used by a PE that must not load it
+    /// Print the path of NVSHMEM's library; for a PE that must not load the library itself
     #[arg(long = WHERE, hide = true)]
     place: bool,
 }
@@ -254,8 +254,9 @@ fn faulty(fault: &str, job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<(), Fa
             unsafe { libc::_exit(0) }
         }
         "missing" | "shared-gpu" | "no-library" | "no-plugins" => {
-            let error =
-                Context::from_rendezvous(rendezvous, &device, settings()).err().ok_or("NVSHMEM started despite the fault")?;
+            let error = Context::from_rendezvous(rendezvous, &device, settings())
+                .err()
+                .ok_or("NVSHMEM started, expected an error because of the fault")?;
             println!("{}: {error}", job.pe);
             let named = error.to_string().contains(&format!("PE {}", job.n_pes - 1));
             let right = match (fault, &error) {
@@ -278,15 +279,16 @@ fn faulty(fault: &str, job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<(), Fa
             if last {
                 std::process::abort();
             }
-            let error = world.barrier_blocking().err().ok_or("a barrier without one of the PEs succeeded")?;
+            let error = world.barrier_blocking().err().ok_or("a barrier succeeded, expected an error because a PE was killed")?;
             println!("{}: {error}", job.pe);
             if !matches!(&error, NvshmemError::Timeout(timeout) if timeout.lost.is_some()) {
                 return Err(format!("expected a timeout that names the lost PE, found {error}").into());
             }
         }
     }
-    if start.elapsed() > 2 * WAIT + Duration::from_secs(20) {
-        return Err(format!("the error was returned after {:?}", start.elapsed()).into());
+    let limit = 2 * WAIT + Duration::from_secs(20);
+    if start.elapsed() > limit {
+        return Err(format!("the error was returned after {:?}, expected at most {limit:?}", start.elapsed()).into());
     }
     if let Some(place) = made.filter(|place| place.exists()) {
         std::fs::remove_dir_all(place)?;

@@ -1,7 +1,7 @@
 //! Computes expected results on the host: the input elements of the PEs, and their reductions.
 //!
 //! Inputs are small numbers, so that every sum and product is exact in every type, or wraps in the
-//! same way.
+//! same way on the host and on the GPU.
 
 use half::{bf16, f16};
 use peerweave_types::{Element, F8E4M3, F8E5M2, Number, ReduceOp};

@@ -45,7 +45,7 @@ fn two_streams(checks: &mut Checks<'_>) -> Result<(), Failure> {
     // A setup call waits for the work of the streams.
     for round in 0..4 {
         world.barrier(&streams[round % 2])?;
-        let made = world.split_strided(0, 1, n, Default::default())?.ok_or("every PE is a member of the team")?;
+        let made = world.split_strided(0, 1, n, Default::default())?.ok_or("split_strided returned no team to a member")?;
         made.barrier(&streams[(round + 1) % 2])?;
         checks.check("two streams", made.members().len() == n as usize, || format!("{made:?}"));
         let memory = context.alloc::<u8>(1 << round)?;

@@ -82,7 +82,7 @@ impl<'a> Checks<'a> {
     pub(crate) fn refused<R>(&mut self, what: &'static str, result: Result<R, NvshmemError>, kind: impl Fn(&MisuseKind) -> bool) {
         let error = result.err();
         let right = error.as_ref().and_then(NvshmemError::misuse_kind).is_some_and(kind);
-        self.check("refused", right, || format!("{what}: {error:?}"));
+        self.check("refused", right, || format!("{what}: found {error:?}, expected a misuse error"));
     }
 
     /// Prints the failures of every PE, and returns the number of checks of this PE.
@@ -267,7 +267,7 @@ fn signals(checks: &mut Checks<'_>) -> Result<(), Failure> {
         context.signal_wait(&word, Compare::Eq, sum, &stream)?;
         context.signal_wait(&word, condition, value, &stream)?;
         let found = word.to_vec(&stream)?[0];
-        checks.check("signal_wait", found == sum, || format!("the word is {found}, expected {sum}"));
+        checks.check("signal_wait", found == sum, || format!("the signal word is {found}, expected {sum}"));
     }
     checks.barrier()?;
     context.signal(&Signal { word: &word, value: 5, op: SignalOp::Set }, checks.next(), &stream)?;
@@ -276,7 +276,7 @@ fn signals(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let fetched = word.to_vec(&stream)?[0];
     // The first read does not wait for the stream, so it may precede the update.
     checks.check("signal", (found == 5 || found == sum) && fetched == 5, || {
-        format!("the word is {found}, then {fetched}, expected 5")
+        format!("the signal word is {found}, then {fetched}; expected 5 in the second read")
     });
     checks.world.barrier_blocking()?;
     context.free(word)?;
@@ -326,7 +326,7 @@ fn teams(checks: &mut Checks<'_>) -> Result<Vec<Named>, Failure> {
         ("same index", Some(context.same_index()?)),
     ];
     checks.check("team", teams[1].1.as_ref().is_some_and(|team| team.len() == n as usize), || {
-        "the shared team does not have all PEs".to_owned()
+        "the shared team does not contain all PEs, expected all on one machine".to_owned()
     });
     let even = world.split_strided(0, 2, n.div_ceil(2), TeamConfig::default())?;
     checks.check("team", even.is_some() == pe.is_multiple_of(2), || format!("{even:?}"));
@@ -353,12 +353,13 @@ fn teams(checks: &mut Checks<'_>) -> Result<Vec<Named>, Failure> {
         let part = team.split_strided(0, 1, n - 1, TeamConfig::default())?;
         checks.check("team", part.is_some() == (pe != 0), || format!("{part:?}"));
         // All PEs in descending order.
-        let down = world.split_strided(n - 1, -1, n, TeamConfig::default())?.ok_or("every PE is a member of the team")?;
+        let down =
+            world.split_strided(n - 1, -1, n, TeamConfig::default())?.ok_or("split_strided returned no team to a member")?;
         checks.check("team", down.members() == backwards && down.rank().get() == n - 1 - pe, || format!("{down:?}"));
         down.barrier_blocking()?;
         down.destroy()?;
         teams.push(("backwards", Some(team)));
-        teams.push(("in reverse order, without the last", part));
+        teams.push(("all but the last PE, in reverse order", part));
     }
     Ok(teams)
 }

@@ -1,6 +1,7 @@
-//! The result of a comparison: several libraries measured in one run. Prints a line for each size,
-//! with the median and the 99th percentile of each contender, and the time of Peerweave's kernels
-//! divided by the time of each contender. Writes JSON and a plot.
+//! The result of a comparison: several libraries, the contenders, measured in one run.
+//!
+//! Prints a line for each size, with the median and the 99th percentile of each contender, and the
+//! time of Peerweave's kernels divided by the time of each contender. Writes JSON and a plot.
 //!
 //! Invariant: a line is complete when every PE has reported every contender.
 
@@ -18,7 +19,7 @@ use peerweave_types::ReduceOp;
 /// Version of the JSON document.
 const VERSION: u32 = 1;
 
-/// Times of one contender in one line.
+/// Times of one contender for one case.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cell {
     /// Name of the contender.
@@ -38,7 +39,7 @@ pub struct Cell {
     pub wrong: Option<u64>,
 }
 
-/// One line.
+/// One line of the result: one case, with the times of all contenders.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Line {
     /// Index of the case.
@@ -50,13 +51,13 @@ pub struct Line {
 }
 
 impl Line {
-    /// Returns the median of a contender.
+    /// Returns the median time of a contender in microseconds per call; `None` if there is no time.
     pub fn p50_us(&self, contender: &str) -> Option<f64> {
         self.cells.iter().find(|cell| cell.contender == contender)?.p50_us
     }
 
     /// Returns the median time of Peerweave's kernels divided by the shortest median time of the
-    /// other libraries.
+    /// other libraries; `None` if there is no time of Peerweave or of another library.
     pub fn ratio_to_best(&self) -> Option<f64> {
         let others = self.cells.iter().filter(|cell| !is_own(&cell.contender)).filter_map(|cell| cell.p50_us);
         let best = others.fold(f64::INFINITY, f64::min);
@@ -85,9 +86,9 @@ pub struct Comparison {
 pub enum News {
     /// Nothing is printed.
     Nothing,
-    /// The contenders are known.
+    /// The contenders are known, so the header can be printed.
     Header,
-    /// This line is complete.
+    /// This line is complete and can be printed.
     Line(Line),
 }
 
@@ -136,7 +137,7 @@ impl Comparison {
         self.notes.iter().filter(move |note| note.row == row).map(|note| &*note.text)
     }
 
-    /// Adds a record.
+    /// Adds a record and returns the output that follows from the record.
     pub fn take(&mut self, record: Record) -> News {
         match record {
             Record::Ready(ready) => {
@@ -205,7 +206,10 @@ impl Comparison {
         let (version, plural) = (env!("CARGO_PKG_VERSION"), if *n_pes == 1 { "" } else { "s" });
         let mut lines = vec![
             format!("# peerweave version {version} compares {}, {n_pes} PE{plural}, {compute}", op.name()),
-            format!("# {}, out of place; {batches} batches of each, alternated; microseconds per call", self.config.calls_name()),
+            format!(
+                "# {}, out of place; {batches} batches of each contender, alternated; microseconds per call",
+                self.config.calls_name()
+            ),
         ];
         lines.extend(self.contenders.present.iter().map(|(name, version)| format!("# {name}: {version}")));
         lines.extend(self.contenders.absent.iter().map(|(name, why)| format!("# {name} is not measured: {why}")));
@@ -299,11 +303,11 @@ impl Comparison {
         })
     }
 
-    /// Returns the plot: time and bus bandwidth against size, a line for each contender and for
-    /// `limit`, the bus bandwidth of the hardware in GB/s.
+    /// Returns the plot: time and bus bandwidth against size, with a line for each contender. If
+    /// `limit` is given, a line shows this bus bandwidth of the hardware in GB/s.
     ///
     /// # Errors
-    /// [`PlotError`].
+    /// [`PlotError`] if there are fewer than two sizes, or if the drawing library fails.
     pub fn svg(&self, subtitle: &str, limit: Option<f64>) -> Result<String, PlotError> {
         let types = self.config.dtypes.len() * self.config.redops.len().max(1) * self.config.roots.len().max(1);
         let mut all: Vec<Series> = Vec::new();
@@ -475,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn percentile_is_the_nearest_rank() {
+    fn percentile_uses_the_nearest_rank_method() {
         let values: Vec<f64> = (1..=200).map(f64::from).collect();
         assert_eq!((percentile(&values, 99), percentile(&values, 50)), (Some(198.0), Some(100.0)));
         assert_eq!((percentile(&[4.0, 2.0], 99), percentile(&[], 99)), (Some(4.0), None));

@@ -1,5 +1,5 @@
-//! Formats a result as JSON, with the keys of nccl-tests (version 3 of its file) followed by
-//! additional ones.
+//! Formats a result as JSON, with the keys of nccl-tests (version 3 of its JSON format) followed by
+//! additional keys.
 //!
 //! Invariant: every key of nccl-tests is present with the same meaning; other keys are only added.
 //! As in nccl-tests, booleans are the strings `"true"` and `"false"`.
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_those_of_nccl_tests() {
+    fn json_has_the_keys_of_nccl_tests() {
         let document = written(BenchOp::AllReduce);
         let has = |value: &Value, names: &[&str]| {
             for name in names {
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_values_are_null() {
+    fn missing_values_are_null_in_the_json() {
         let document = written(BenchOp::SendRecv);
         assert_eq!(document["results"][0]["in_place"], Value::Null);
         assert_eq!(document["results"][0]["redop"], "none");

@@ -29,7 +29,7 @@ const MOST_SERIES: usize = 14;
 #[non_exhaustive]
 pub enum PlotError {
     /// The measurement has fewer than two sizes.
-    #[error("cannot draw a plot of fewer than two sizes")]
+    #[error("cannot draw a plot of one size, expected at least two sizes")]
     TooFewSizes,
     /// The drawing library failed.
     #[error("cannot draw the plot: {0}")]
@@ -46,7 +46,7 @@ pub(super) struct Series {
 /// Returns the plot as SVG. `subtitle` describes the conditions of the measurement.
 ///
 /// # Errors
-/// [`PlotError`].
+/// [`PlotError`] if there are fewer than two sizes, or if the drawing library fails.
 pub fn svg(rows: &[Row], config: &Config, subtitle: &str) -> Result<String, PlotError> {
     drawn(&series(rows), &title(config), subtitle)
 }
@@ -63,7 +63,7 @@ pub(super) fn add(all: &mut Vec<Series>, name: &str, point: (f64, f64, f64)) {
 /// Draws series.
 ///
 /// # Errors
-/// [`PlotError`].
+/// [`PlotError`] if there are fewer than two sizes, or if the drawing library fails.
 pub(super) fn drawn(series: &[Series], title: &str, subtitle: &str) -> Result<String, PlotError> {
     let all = || series.iter().flat_map(|series| &series.points);
     let (first, last) = all().fold((f64::INFINITY, 0.0f64), |(first, last), point| (first.min(point.0), last.max(point.0)));

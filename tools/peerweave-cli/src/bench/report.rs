@@ -1,13 +1,14 @@
 //! Combines the measurements of the PEs: the slowest PE of each batch, the median of the batches,
 //! the sum of wrong elements.
 //!
-//! Invariant: a line of the table is complete when every PE has reported every placement.
+//! Invariant: a line of the table is complete when every PE has reported every placement
+//! (in place and out of place).
 
 use crate::workload::config::{Case, Config};
 use crate::workload::geometry::Placement;
 use crate::workload::record::{Measured, Note, Ready, Record};
 
-/// Result of one placement in one line of the table.
+/// Result of the in-place or the out-of-place form in one line of the table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cell {
     /// Microseconds per call of the slowest PE; the median over the batches.
@@ -19,9 +20,10 @@ pub struct Cell {
     pub pe0_us: Vec<f64>,
     /// Calls per batch.
     pub iters: u64,
-    /// algbw in GB/s.
+    /// Algorithm bandwidth (algbw of nccl-tests) in GB/s.
     pub alg_bw: f64,
-    /// busbw in GB/s: algbw times the factor of the operation.
+    /// Bus bandwidth (busbw of nccl-tests) in GB/s: `alg_bw` times a factor that depends on the
+    /// operation.
     pub bus_bw: f64,
     /// Number of wrong elements on all PEs; `None` if results were not checked.
     pub wrong: Option<u64>,
@@ -57,7 +59,7 @@ pub enum News {
     Row(Row),
 }
 
-/// Records collected so far.
+/// Collects the records of all PEs, and combines the records into lines of the table.
 #[derive(Debug)]
 pub struct Collector {
     config: Config,
@@ -109,7 +111,7 @@ impl Collector {
         self.notes.iter().filter(|note| note.row == self.last).map(|note| &*note.text)
     }
 
-    /// Adds a record.
+    /// Adds a record and returns the output that follows from the record.
     pub fn take(&mut self, record: Record) -> News {
         match record {
             Record::Note(note) => {
@@ -238,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn note_belongs_to_its_own_line() {
+    fn note_appears_with_the_table_line_it_describes() {
         let mut collector = Collector::new(config(BenchOp::Put, 2, &[8, 16]));
         let note = |row: usize| Record::Note(Note { row, text: format!("line {row}") });
         // PE 0 is ahead: it explains the second size before PE 1 has measured the first.

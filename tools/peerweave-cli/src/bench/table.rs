@@ -1,4 +1,5 @@
-//! Formats the table, with the columns of nccl-tests, so that the same parsers can read both.
+//! Formats the table with the columns of nccl-tests, so that parsers of nccl-tests can read the
+//! table.
 //!
 //! Invariant: every line has 13 fields; a field that an operation does not have is `N/A`.
 
@@ -182,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn header_is_aligned_with_its_columns() {
+    fn table_header_is_aligned_with_the_columns() {
         use clap::Parser;
         #[derive(Parser)]
         struct Wrapper {
@@ -207,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_fit_their_columns() {
+    fn table_numbers_fit_their_columns() {
         assert_eq!(fitted(0.0, 7), "0.00");
         assert_eq!(fitted(1234.567, 7), "1234.57");
         assert_eq!(fitted(12345.67, 7), "12345.7");
@@ -218,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn six_significant_digits_match_c() {
+    fn six_digit_format_matches_printf_of_c() {
         for (value, text) in [
             (0.0, "0"),
             (1.0, "1"),

@@ -61,7 +61,7 @@ pub(super) fn measure(config: &Config, timeout: Option<Duration>) -> (Contenders
     match (ending, records.contenders) {
         (Err(error), _) => absent(error.to_string()),
         (Ok(ending), Some(contenders)) if ending.exit_code() == exit::OK => (contenders, records.compared),
-        (Ok(ending), _) => absent(format!("its processes failed: {}", why(&ending, &records.last_complaint))),
+        (Ok(ending), _) => absent(format!("the processes of PyTorch failed: {}", why(&ending, &records.last_complaint))),
     }
 }
 
@@ -70,9 +70,9 @@ fn why(ending: &Ending, last_complaint: &str) -> String {
     let how = match &ending.failure {
         _ if ending.timed_out => "--timeout expired".to_owned(),
         Some(failure) => format!("PE {} {}", failure.pe, failure.status),
-        None => "they wrote no results".to_owned(),
+        None => "the processes wrote no results".to_owned(),
     };
-    if last_complaint.is_empty() { how } else { format!("{how}; the last line is {last_complaint}") }
+    if last_complaint.is_empty() { how } else { format!("{how}; the last line of output is {last_complaint}") }
 }
 
 /// Returns the reason why PyTorch's symmetric memory cannot run a configuration, if any.
@@ -80,9 +80,13 @@ fn lacks(config: &Config) -> Option<&'static str> {
     let types = config.dtypes.iter().filter_map(|number| DType::from_u8(*number));
     let is_known = |dtype: DType| matches!(dtype, DType::F16 | DType::BF16 | DType::F32);
     if config.op != BenchOp::AllReduce || config.redops != [ReduceOp::Sum as u8] {
-        return Some("its symmetric memory supports only the sum of all-reduce");
+        return Some("PyTorch's symmetric memory supports only all-reduce with the reduction sum");
     }
-    if !types.into_iter().all(is_known) { Some("its symmetric memory reduces only half, bfloat16 and float") } else { None }
+    if !types.into_iter().all(is_known) {
+        Some("PyTorch's symmetric memory supports only half, bfloat16 and float")
+    } else {
+        None
+    }
 }
 
 /// The records of the processes.
@@ -118,11 +122,14 @@ mod tests {
     use crate::launch::{Failure, Status};
 
     #[test]
-    fn processes_that_fail_without_a_line_are_explained() {
+    fn error_explains_why_the_torch_processes_failed() {
         let ended = |status| Ending { failure: Some(Failure { pe: 1, status }), ..Ending::default() };
         assert_eq!(why(&ended(Status::Code(3)), ""), "PE 1 exited with status 3");
-        assert_eq!(why(&ended(Status::Code(1)), "PE 0: no GPU"), "PE 1 exited with status 1; the last line is PE 0: no GPU");
+        assert_eq!(
+            why(&ended(Status::Code(1)), "PE 0: no GPU"),
+            "PE 1 exited with status 1; the last line of output is PE 0: no GPU"
+        );
         assert_eq!(why(&Ending { timed_out: true, ..Ending::default() }, ""), "--timeout expired");
-        assert_eq!(why(&Ending::default(), ""), "they wrote no results");
+        assert_eq!(why(&Ending::default(), ""), "the processes wrote no results");
     }
 }

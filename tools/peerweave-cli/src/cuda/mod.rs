@@ -4,7 +4,7 @@
 //! ```text
 //!   nccl.rs       a PE with NCCL         nccl_calls.rs     its calls
 //!   nvshmem.rs    a PE with NVSHMEM      nvshmem_calls.rs  its calls
-//!   trial.rs      the measurement of one case, alike for both
+//!   trial.rs      the measurement of one case, the same for both
 //!   agreement.rs  barriers and agreement of PEs
 //! ```
 
@@ -62,7 +62,7 @@ pub(crate) fn collective_kind(op: BenchOp) -> Option<peerweave::cuda::Collective
 pub(crate) fn method(op: BenchOp, name: &str) -> Result<peerweave::cuda::Method, String> {
     let method = peerweave::cuda::Method::ALL.into_iter().find(|method| method.name() == name);
     let method = method.filter(|method| collective_kind(op).is_some_and(|kind| method.serves(kind)));
-    method.ok_or_else(|| format!("--compare own:{name}: {} has no such method", op.name()))
+    method.ok_or_else(|| format!("--compare own:{name}: {} has no method {name}", op.name()))
 }
 
 /// Checks that the operation has the methods of the contenders `own:METHOD`.

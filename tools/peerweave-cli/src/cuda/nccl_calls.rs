@@ -56,7 +56,7 @@ pub(super) fn enqueue<T: Sample>(
         return match operation {
             Operation::Plain(op) => reduce(setting, *op, send, recv),
             Operation::Scaled(op) => reduce(setting, op, send, recv),
-            Operation::None => unreachable!("an operation that reduces has a reduction here"),
+            Operation::None => unreachable!("peerweave bug: {} without a reduction", view.op.name()),
         };
     }
     let in_place = view.placement == Placement::InPlace;

@@ -106,7 +106,7 @@ fn lengths(config: &Config, case: &Case) -> (usize, usize, usize) {
 pub(crate) struct Session<'a> {
     context: &'a Context,
     world: Team,
-    /// Two events: one before and one after the timed calls.
+    /// Two events: the first precedes the timed calls, and the second follows them.
     events: [CudaEvent; 2],
     site: &'a Site<'a>,
 }

@@ -1,7 +1,7 @@
 //! The NVSHMEM call of each operation of `bench`, and the memory that the calls use.
 //!
-//! Invariant: every PE counts the calls of all PEs, even if the PE makes no calls, so that it knows
-//! the expected word.
+//! Invariant: every PE counts the calls of all PEs, even if that PE itself makes no calls. So each
+//! PE knows the expected value of the word that the calls change.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -96,7 +96,9 @@ impl<T: Sample> Memory<T> {
         match self {
             Self::Symmetric(buffer) => buffer,
             Self::Device(_) => {
-                unreachable!("only stream-ordered puts and gets have private memory; the configuration should have refused it")
+                unreachable!(
+                    "only stream-ordered puts and gets support private memory; the configuration should have refused this call"
+                )
             }
         }
     }

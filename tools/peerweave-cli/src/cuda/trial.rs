@@ -1,8 +1,8 @@
 //! The measurement of one case on a GPU, the same for every contender: checks the result, times
 //! the calls, and checks the result again.
 //!
-//! [`Trial::measure`] runs the stages for one contender. A comparison begins all contenders, and
-//! alternates their batches.
+//! [`Trial::measure`] runs these stages for one contender. A comparison instead begins the
+//! trials of all contenders and alternates their batches.
 //!
 //! Invariant: every PE calls the same sequence of barriers here; PEs differ only in whether they
 //! are timed.

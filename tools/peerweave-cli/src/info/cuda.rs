@@ -16,7 +16,7 @@ use crate::cuda::NO_DRIVER;
 
 /// Looks for NVIDIA's libraries and returns what was found of each.
 pub(super) fn libraries() -> Vec<Library> {
-    let later = "the commands of this version do not use it";
+    let later = "no command of this version uses this library";
     vec![
         driver(),
         nccl(),

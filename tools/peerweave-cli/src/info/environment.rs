@@ -11,7 +11,8 @@ use serde::Serialize;
 /// The launcher that has set the environment variables of this process.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Launcher {
-    /// Name of the launcher; `None` without a launcher or if its variables are invalid.
+    /// Name of the launcher; `None` if there is no launcher, or if the launcher's variables are
+    /// invalid.
     name: Option<String>,
     /// Position of this process in the job.
     place: Option<Place>,
@@ -134,7 +135,7 @@ fn variables_in(value_of: &dyn Fn(&str) -> Option<String>, set: Vec<String>) -> 
     others.sort();
     variables.extend(others.into_iter().map(|name| Variable {
         value: value_of(&name),
-        note: "not read by this version".to_owned(),
+        note: "this version does not read the variable".to_owned(),
         name,
     }));
     variables
@@ -157,7 +158,7 @@ mod tests {
         let of = |name: &str| variables.iter().find(|variable| variable.name == name).map(ToString::to_string);
         assert_eq!(of("PEERWEAVE_TOKEN").unwrap(), "set, not shown  (64 hexadecimal digits)");
         assert_eq!(of("PEERWEAVE_NCCL_PATH").unwrap(), "/lib  (path of libnccl or its directory)");
-        assert_eq!(of("PEERWEAVE_DEDLINE").unwrap(), "6  (not read by this version)");
+        assert_eq!(of("PEERWEAVE_DEDLINE").unwrap(), "6  (this version does not read the variable)");
         assert!(of("PEERWEAVE_DEADLINE").unwrap().starts_with("5  ("));
         assert!(of("PEERWEAVE_PE").unwrap().starts_with("not set  ("));
         assert_eq!(of("HOME"), None);

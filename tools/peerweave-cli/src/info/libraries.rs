@@ -69,7 +69,9 @@ impl Library {
         let path = self.path.as_ref().map(|path| format!(", {path}")).unwrap_or_default();
         let mut lines = vec![(self.name.to_owned(), format!("{}{version}{path}", self.state))];
         lines.extend(self.devices.map(|devices| (String::new(), format!("{devices} devices"))));
-        lines.extend(self.others.iter().map(|other| (String::new(), format!("another copy is also mapped: {other}"))));
+        lines.extend(
+            self.others.iter().map(|other| (String::new(), format!("another copy of this library is also loaded: {other}"))),
+        );
         lines.extend(self.why.iter().map(|why| (String::new(), why.clone())));
         if !self.lacks.is_empty() {
             let lacks: Vec<_> = self.lacks.iter().map(|Function { name, since }| format!("{name} ({since})")).collect();

@@ -19,7 +19,7 @@ pub(super) struct Trial {
     pub works: bool,
     /// Messages of the PEs if they failed.
     pub complaints: Vec<String>,
-    /// Time from the start of the first PE until both have passed a barrier, in milliseconds.
+    /// Time from the start of the first PE until both PEs have passed a barrier, in milliseconds.
     pub first_barrier_ms: Option<f64>,
     /// Instruction set that reductions use.
     pub compute: Option<String>,

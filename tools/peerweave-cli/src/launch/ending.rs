@@ -49,7 +49,7 @@ pub struct Failure {
     pub status: Status,
 }
 
-/// Outcome of a job. If PEs continue after a failure, a failure is recorded only if no PE succeeds.
+/// Outcome of a job. With `--on-failure continue`, a failure is recorded only if no PE succeeds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ending {
     /// The failure that decides the exit code, if any.
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exit_codes_depend_on_the_ending() {
+    fn exit_code_of_a_job_depends_on_its_outcome() {
         let ended = |status| Ending { failure: Some(Failure { pe: 1, status }), ..Ending::default() }.exit_code();
         assert_eq!(Ending::default().exit_code(), 0);
         assert_eq!(ended(Status::Code(3)), 3);

@@ -6,8 +6,8 @@
 //! remaining groups and exits.
 //!
 //! Invariant: the process of a PE adds its own group before it executes the program. Until then,
-//! this process holds a copy of the socket. So the input cannot end before the guard knows the
-//! group, even if the launcher is killed in between.
+//! the process of the PE holds a copy of the socket that is the guard's input. So the input cannot
+//! end before the guard knows the group, even if the launcher is killed.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};

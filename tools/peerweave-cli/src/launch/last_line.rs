@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn panic_message_is_shown_instead_of_the_note_after_it() {
+    fn panic_message_is_shown_instead_of_the_backtrace_note() {
         let panic = "starting\n\nthread 'main' (7) panicked at src/main.rs:2:5:\nassertion `left == right` failed\n  left: 1\n right: 2\n";
         let shown = "thread 'main' (7) panicked at src/main.rs:2:5: assertion `left == right` failed left: 1 right: 2";
         assert_eq!(last(panic), shown);
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn long_message_is_cut() {
+    fn long_failure_message_is_truncated() {
         assert_eq!(last(&"x".repeat(2000)).len(), MAX_BYTES);
         assert_eq!(last(&format!("thread 'a' panicked at a.rs:1:1:\n{0}\n{0}", "x".repeat(400))).len(), MAX_BYTES);
     }

@@ -1,7 +1,7 @@
 //! Starts the PEs of this machine, watches them until they end, and cleans up.
 //!
-//! Invariant: when [`supervise`] returns, no process that it started is alive, nor any descendant
-//! of such a process. If the launcher itself is killed, the kernel kills the PEs, and the guard
+//! Invariant: when [`supervise`] returns, the processes that it started and all their descendants
+//! have ended. If the launcher itself is killed, the kernel kills the PEs, and the guard
 //! ([`guard`]) kills the other processes of the PEs' process groups. Processes that have left these
 //! groups (`setsid`) then survive.
 //!
@@ -64,7 +64,7 @@ pub enum OnFailure {
     /// End the other PEs; the job fails
     #[default]
     Abort,
-    /// Let the other PEs continue; the job succeeds if a PE succeeds
+    /// Let the other PEs continue; the job succeeds if at least one PE succeeds
     Continue,
 }
 

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn path_precedes_the_directory_of_the_command() {
+    fn path_variable_precedes_the_directory_of_the_command() {
         let root = tempfile::tempdir().unwrap();
         let (path, beside) = (root.path().join("path"), root.path().join("beside"));
         fs::create_dir_all(&path).unwrap();
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_program_error_lists_directories_and_a_guess() {
+    fn error_for_a_missing_program_lists_places_and_similar_name() {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir(root.path().join("examples")).unwrap();
         executable(&root.path().join("examples/hello-team"));

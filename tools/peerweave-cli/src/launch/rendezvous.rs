@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn address_of_no_interface_makes_the_server_listen_on_all() {
+    fn server_listens_on_all_interfaces_if_none_has_the_address() {
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         // An address for documentation (RFC 5737): no interface has it.
         let place = Place::Machines { address: format!("192.0.2.1:{port}"), n_machines: 2, machine: 0 };

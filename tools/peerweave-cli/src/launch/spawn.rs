@@ -79,5 +79,7 @@ fn explained(error: io::Error, n_local: usize) -> io::Error {
     // The launcher needs 24 files for itself, and two pipes and a connection for each PE.
     let needed = 24 + 3 * n_local;
     let pes = if n_local == 1 { "1 PE needs".to_owned() } else { format!("{n_local} PEs need") };
-    io::Error::other(format!("{error}: the limit is {limit}, and {pes} about {needed}: raise it with `ulimit -n`"))
+    io::Error::other(format!(
+        "{error}: the limit of open files is {limit}, and {pes} about {needed}; raise the limit with `ulimit -n`"
+    ))
 }

@@ -47,8 +47,8 @@ const _: () = assert!(GRACE.as_millis() + TERM_TO_KILL.as_millis() + 2 * DRAIN.a
 /// Starts the PEs and watches them until they end.
 ///
 /// # Errors
-/// [`LaunchError`] if a PE cannot be started (the started ones are killed) or if a system call of
-/// the launcher fails. A PE that fails is reported in [`Ending`] instead.
+/// [`LaunchError`] if a PE cannot be started, or if a system call of the launcher fails. All PEs
+/// that were started are then killed. A PE that fails is reported in [`Ending`] instead.
 pub fn supervise(launch: &Launch, observer: &mut dyn Observer) -> Result<Ending, LaunchError> {
     let signals = Signals::take_over().map_err(LaunchError::system("cannot install signal handlers"))?;
     // Orphans of a PE become children of the launcher, so that the launcher can kill the orphans.

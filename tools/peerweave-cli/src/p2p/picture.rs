@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn larger_values_are_darker() {
+    fn larger_values_have_darker_cells() {
         assert!(shade(0.9).0 < shade(0.1).0);
         assert_eq!(shade(2.0), shade(1.0));
     }

@@ -64,8 +64,8 @@ struct Station {
     stream: PrivateStream,
     source: Mapping,
     target: Mapping,
-    /// Flags of the ping-pong: one cache line for each other device, and one cache line for the
-    /// report of a failure.
+    /// Flags of the ping-pong: one cache line for the flag, and one cache line for the report of a
+    /// failure.
     flags: Mapping,
     kernels: Option<Kernels>,
 }
@@ -73,7 +73,7 @@ struct Station {
 /// The result of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Moved {
-    /// Time from the first to the last repetition, on the device's clock.
+    /// Time from the start of the first repetition to the end of the last, by the device's clock.
     pub seconds: f64,
     /// Bytes moved in that time.
     pub bytes: u64,
@@ -95,8 +95,8 @@ const COMPARED_WORDS: usize = 1 << 17;
 const LINE_BYTES: u64 = 128;
 
 impl Probe {
-    /// Allocates `bytes`, rounded up to the largest granularity, twice on each device. All devices
-    /// with peer access can access the memory.
+    /// Allocates a source and a target on each device, each of `bytes` rounded up to the largest
+    /// granularity. All devices with peer access can access this memory.
     ///
     /// # Errors
     /// Errors of the driver; [`VmmError::Timeout`] if a device has not filled its memory by the
@@ -111,7 +111,8 @@ impl Probe {
             .max()
             .unwrap_or(1);
         let rounded = bytes.max(1).checked_next_multiple_of(step);
-        let rounded = rounded.ok_or_else(|| wrong_value("Probe::new", "bytes", bytes, "the memory of a device"))?;
+        let rounded =
+            rounded.ok_or_else(|| wrong_value("Probe::new", "bytes", bytes, "a size that fits into the memory of a device"))?;
         let mut probe = Self { stations: Vec::new(), no_access: BTreeMap::new(), bytes: rounded, no_kernels: None };
         for (at, context) in contexts.iter().enumerate() {
             let kernels = Kernels::load(context).map_err(|error| probe.no_kernels = Some(error)).ok();
@@ -169,7 +170,7 @@ impl Probe {
                 call,
                 "paths",
                 format!("{paths:?}"),
-                "devices of the probe, each at most once as first and once as second",
+                "pairs of devices of the probe with no device twice at the same position, and at least one repetition",
             ));
         }
         paths.iter().try_for_each(|(from, to)| self.access(*from, *to)).map_err(Clone::clone)?;
@@ -220,7 +221,7 @@ impl Probe {
                 call,
                 "devices",
                 format!("{one} and {other}"),
-                "two devices of the probe, and at least one round",
+                "two different devices of the probe, and at least one round",
             ));
         }
         let pair = [(one, other), (other, one)];
@@ -270,7 +271,7 @@ impl Probe {
         match (&self.stations[at].kernels, &self.no_kernels) {
             (Some(kernels), _) => Ok(kernels),
             (None, Some(error)) => Err(error.clone()),
-            (None, None) => unreachable!("the error is recorded if kernels cannot be loaded"),
+            (None, None) => unreachable!("peerweave bug: the kernels of a device are missing, but no error is recorded"),
         }
     }
 

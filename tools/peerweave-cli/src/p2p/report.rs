@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn table_names_units_gpus_and_missing_measurements() {
+    fn table_shows_units_gpus_and_missing_measurements() {
         let text = example().text();
         for part in [
             "GPU 1: a GPU at 0000:10:00.0",

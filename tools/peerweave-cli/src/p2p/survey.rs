@@ -78,7 +78,7 @@ fn measure(args: &P2pArgs) -> Result<Report, Failure> {
     let ring = Some((0..n).map(|from| (from, (from + 1) % n)).collect::<Vec<_>>())
         .filter(|ring| ring.iter().all(|way| pairs.contains(way)));
     if ring.is_none() {
-        report.notes.push("all at once (every GPU to the next) was not measured: some pairs have no peer access".to_owned());
+        report.notes.push("every GPU to the next, all at once: not measured, because some pairs have no peer access".to_owned());
     }
     for method in methods.iter().copied() {
         let run = |ways: &[(usize, usize)], shape| probe.bandwidth(method, ways, args.iters, shape, soon());

@@ -41,7 +41,7 @@ pub struct Setting<'a, M> {
 
 /// Additional arguments of one-sided operations.
 pub struct Words<'a> {
-    /// A word on every PE.
+    /// The symmetric word that operations use as a signal or as a counter.
     pub word: &'a Symmetric<u64>,
     /// Number of received words that differed from the expected words.
     pub wrong: &'a Cell<u64>,

@@ -66,7 +66,7 @@ pub(super) fn run(config: &Config) -> Result<(), Failure> {
     if config.bind == Bind::Processor {
         bind(world.my_pe().index(), config.n_pes);
     }
-    let cuda = world.backend::<Cuda>().ok_or("the world does not run on GPUs")?;
+    let cuda = world.backend::<Cuda>().ok_or("the world does not run on GPUs, expected the backend cuda")?;
     let queue = world.adopt_stream(cuda.wrap_stream((*stream).clone())?)?;
     site.agreement.barrier()?;
     say(&Record::Ready(Ready {

@@ -54,7 +54,7 @@ memory!(
     Buffer, |memory| memory.as_ptr()
 );
 
-/// Fills a part of a buffer with the elements of the part's tile.
+/// Fills `part` of a buffer with the elements of `tile`, which repeat after the end of the tile.
 pub fn fill<T: Sample>(memory: &impl Memory<T>, part: &Part, tile: &[T]) -> Result<()> {
     pieces(part, tile.len(), |at, from, len| memory.range(at..at + len)?.set(&tile[from..from + len]))
 }
@@ -69,7 +69,8 @@ pub fn spoil<T: Sample>(memory: &impl Memory<T>, range: Range<usize>) -> Result<
     Ok(())
 }
 
-/// Counts the elements of a part that differ from the tile.
+/// Counts the elements of `part` of a buffer that differ from the elements of `tile`, which repeat
+/// after the end of the tile.
 pub fn count_wrong<T: Sample>(memory: &impl Memory<T>, part: &Part, tile: &[T]) -> Result<u64> {
     let (mut wrong, mut found) = (0, vec![T::default(); tile.len()]);
     pieces(part, tile.len(), |at, from, len| {
@@ -158,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn almost_all_elements_of_a_missing_result_are_wrong() {
+    fn almost_all_elements_of_a_missing_result_count_as_wrong() {
         let tile = moved_tile::<u8>(1, 0);
         let buffer = Buffer::<u8>::zeroed(4 * PERIOD);
         spoil(&buffer, 0..buffer.len()).unwrap();
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn almost_all_elements_of_shifted_data_are_wrong() {
+    fn almost_all_elements_of_shifted_data_count_as_wrong() {
         let tile = moved_tile::<f32>(1, 0);
         let buffer = filled(&tile);
         for shift in [1, 2, 64, 4096, 8192] {
@@ -191,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn almost_all_elements_of_another_rank_or_round_are_wrong() {
+    fn data_of_another_rank_or_round_counts_as_wrong() {
         let tile = |rank, round| input_tile::<f32>(ReduceOp::Sum, 2, rank, round);
         let buffer = filled(&tile(0, 0));
         for other in [tile(1, 0), tile(0, 1)] {

@@ -44,23 +44,23 @@ pub trait Operands {
     /// Returns the calls to be timed. The calls add to `wrong` the number of received words that
     /// differed from the expected words.
     fn calls<'a>(&'a self, wrong: &'a Cell<u64>) -> Calls<'a>;
-    /// Fills a part with the elements of its tile.
+    /// Fills a part of a buffer with the elements that the part's tile has in this round.
     fn fill(&self, side: Side, part: &Part, round: u64) -> Result<()>;
-    /// Fills a range with a value that no result has.
+    /// Fills a range of a buffer with a value that no result has.
     fn spoil(&self, side: Side, range: Range<usize>) -> Result<()>;
     /// Writes the elements of this case again without changing their values.
     fn rewrite(&self, side: Side);
-    /// Counts the elements of a part that differ from its tile.
+    /// Counts the elements of a part of a buffer that differ from the part's tile in this round.
     fn count_wrong(&self, side: Side, part: &Part, round: u64) -> Result<u64>;
     /// Counts the elements of a range that differ from the value written by `spoil`.
     fn count_unspoiled(&self, side: Side, range: Range<usize>) -> Result<u64>;
-    /// Returns the number of elements of the result that this case uses.
+    /// Returns the number of result elements that this case uses.
     fn recv_len(&self) -> usize;
     /// Returns the signal or counter.
     fn word(&self) -> &Symmetric<u64>;
-    /// Stores the element with these low bits as the first one of the target.
+    /// Stores an element, given by the low bits of `bits`, as the first element of the target.
     fn store_target(&self, bits: u64) -> Result<()>;
-    /// Returns whether the first element of the target has these low bits.
+    /// Returns whether the first element of the target equals the low bits of `bits`.
     fn target_is(&self, bits: u64) -> Result<bool>;
     /// Returns the size of an element in bytes.
     fn element_bytes(&self) -> usize;

@@ -63,7 +63,7 @@ fn explained(world: &World, config: &Config, case: &Case) -> Result<String> {
     use peerweave::cuda::{Cuda, Query};
 
     let (Some(cuda), Some(kind)) = (world.backend::<Cuda>(), cuda::collective_kind(config.op)) else {
-        return Ok("there is no route to explain".to_owned());
+        return Ok("no route to explain: the operation has only one method".to_owned());
     };
     let query = Query::new(kind, case.dtype, case.counts.param as u64);
     let query = query.reduction(case.redop.unwrap_or(peerweave::ReduceOp::Sum));

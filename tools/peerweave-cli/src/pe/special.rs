@@ -89,7 +89,7 @@ struct Norm<'a, T, M> {
     input: M,
     residual: M,
     weight: M,
-    /// The result and the guard elements behind it.
+    /// The result, and the guard elements behind the result.
     guarded: M,
     output: M,
     element: std::marker::PhantomData<T>,

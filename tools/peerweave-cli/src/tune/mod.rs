@@ -21,7 +21,7 @@ mod measure;
 #[derive(Args, Clone, Debug)]
 #[command(after_help = HELP)]
 pub struct TuneArgs {
-    /// File to write; rows of an existing file for other numbers of PEs are kept
+    /// File to write; if the file exists, its rows for other numbers of PEs stay in the file
     #[arg(short = 'o', long, value_name = "FILE", default_value = "peerweave.routes")]
     pub output: PathBuf,
     /// Number of PEs, each with its own GPU; default: the number of GPUs
@@ -39,7 +39,7 @@ pub struct TuneArgs {
     /// Factor from one size to the next
     #[arg(short = 'f', long, value_name = "FACTOR", default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..=1024))]
     pub step_factor: u32,
-    /// Number of batches of each method; the median of the batches counts
+    /// Number of batches of each method; the result is the median of the batches
     #[arg(long, value_name = "B", default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub batches: u32,
     /// Calls per batch; default: as many as run in 3 milliseconds

@@ -25,7 +25,7 @@ pub struct BenchArgs {
     /// Smallest size in bytes of the larger buffer of a PE
     #[arg(short = 'b', long, value_name = "MIN", value_parser = parse_size, default_value = "8")]
     pub min_bytes: usize,
-    /// Largest size; default: 64M, or MIN if that is larger
+    /// Largest size in bytes; default: the larger of 64M and MIN
     #[arg(short = 'e', long, value_name = "MAX", value_parser = parse_size)]
     pub max_bytes: Option<usize>,
     /// Factor from one size to the next
@@ -94,8 +94,8 @@ pub struct BenchArgs {
     /// and put-strided: one quiet at the end of each batch instead of one after each call
     #[arg(long)]
     pub nbi: bool,
-    /// Time each call or graph separately and wait for it before the next one; only with --backend
-    /// nvshmem
+    /// Time each call or graph separately, and wait for its end before the next call or graph; only
+    /// with --backend nvshmem
     #[arg(long)]
     pub each: bool,
     /// Print how each call is carried out and why: the algorithm, the launch, and the row or
@@ -220,7 +220,7 @@ pub struct ReduceOps(pub Vec<ReduceOp>);
 /// The roots to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Root {
-    /// This rank.
+    /// Only this rank.
     One(usize),
     /// Every rank in turn.
     All,

@@ -66,7 +66,7 @@ pub struct Config {
     pub clock: Clock,
 }
 
-/// One line of the table.
+/// One line of the table: an element type, a reduction, a root and a size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Case {
     /// Element type.
@@ -129,7 +129,7 @@ impl Config {
         let op = args.op;
         let n_pes = args.n.unwrap_or_else(|| default_pes().max(op.least_pes()));
         if n_pes < op.least_pes() {
-            return Err(format!("-n is {n_pes}, but {} needs at least {} PEs", op.name(), op.least_pes()));
+            return Err(format!("-n is {n_pes}, expected at least {1} PEs for {0}", op.name(), op.least_pes()));
         }
         let mut dtypes = if op.has_type() { args.datatype.0.clone() } else { vec![DType::I64] };
         if dtypes.len() > 1 {
@@ -138,10 +138,10 @@ impl Config {
             dtypes.retain(|dtype| op.takes(*dtype) && has_type(args.backend, *dtype) && is_compared(*dtype));
         }
         if let Some(dtype) = dtypes.iter().find(|dtype| !op.takes(**dtype)) {
-            return Err(format!("{} of {dtype} is not defined, expected float, half or bfloat16", op.name()));
+            return Err(format!("-d {dtype} is not supported by {}, expected float, half or bfloat16", op.name()));
         }
         if let Some(dtype) = dtypes.iter().find(|dtype| !has_type(args.backend, **dtype)) {
-            return Err(format!("{} of {dtype} is not supported by this backend", op.name()));
+            return Err(format!("-d {dtype} is not supported by {} with this backend", op.name()));
         }
         let mut redops = if op.reduces() { args.redop.0.clone() } else { Vec::new() };
         if redops.len() > 1 {
@@ -149,11 +149,11 @@ impl Config {
             redops.retain(|redop| has_reduction(args.backend, *redop) && op.accepts(*redop));
         }
         if let Some(redop) = redops.iter().find(|redop| !op.accepts(**redop)) {
-            return Err(format!("reduction {redop} is not defined for {}, which continues from rank to rank", op.name()));
+            return Err(format!("reduction {redop} is not defined for {}, expected another reduction", op.name()));
         }
         if op.reduces() && !dtypes.iter().any(|dtype| redops.iter().any(|redop| redop.accepts(*dtype))) {
             let (dtype, redop) = (dtypes[0], redops[0]);
-            return Err(format!("reduction {redop} is not defined for {dtype}"));
+            return Err(format!("reduction {redop} is not defined for the element type {dtype}"));
         }
         let roots = match args.root.unwrap_or(Root::One(0)) {
             _ if !op.has_root() && args.root.is_some() => {
@@ -174,13 +174,15 @@ impl Config {
             return Err(format!("--stream is not supported by {}, which waits in each call", op.name()));
         }
         if args.limit.is_some() && args.compare.is_empty() {
-            return Err("--limit is supported only with --compare: it is a line in the plot of a comparison".to_owned());
+            return Err(
+                "--limit is supported only with --compare, because --limit adds a line to the plot of a comparison".to_owned()
+            );
         }
         check_backend(args, &redops)?;
         let clock = clock(args)?;
         let sizes = sizes(args)?;
         if args.plot.is_some() && sizes.len() < 2 {
-            return Err("--plot needs at least two sizes, but -b and -e give one".to_owned());
+            return Err("--plot needs at least two sizes, but -b, -e and the step give only one".to_owned());
         }
         Ok(Self {
             op,
@@ -236,7 +238,7 @@ impl Config {
         std::iter::once(Placement::OutOfPlace).chain(in_place)
     }
 
-    /// Returns a description of the memory.
+    /// Returns a description of the memory that is passed to the calls.
     pub fn buffers_name(&self) -> &'static str {
         match (self.backend, self.buffers) {
             (BackendName::Nccl, Buffers::Symmetric) if self.window => "NCCL's allocator, registered as windows",
@@ -248,7 +250,7 @@ impl Config {
         }
     }
 
-    /// Returns a description of the calls.
+    /// Returns a description of the timed calls.
     pub fn calls_name(&self) -> String {
         let is_compared = !self.compare.is_empty();
         let mut name =
@@ -375,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn roots_are_ranks_or_all() {
+    fn root_option_accepts_a_rank_or_all() {
         assert_eq!(config(&["reduce", "-n", "3", "-r", "all"]).unwrap().roots, [0, 1, 2]);
         assert_eq!(config(&["reduce", "-n", "3", "--root", "2"]).unwrap().roots, [2]);
         assert_eq!(
@@ -389,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn given_number_of_calls_is_one_batch_by_default() {
+    fn iters_option_selects_one_batch_by_default() {
         let fixed = config(&["put", "-n", "2", "--iters", "20"]).unwrap();
         assert_eq!((fixed.iters, fixed.batches, fixed.warmup), (Some(20), 1, 5));
         assert_eq!(config(&["put", "-n", "2", "--iters", "20", "--batches", "3"]).unwrap().batches, 3);
@@ -420,9 +422,9 @@ mod tests {
     #[test]
     fn invalid_arguments_are_refused_with_the_reason() {
         for (arguments, expected) in [
-            (&["put", "-n", "1"][..], "-n is 1, but put needs at least 2 PEs"),
-            (&["all-reduce", "-d", "f8e4m3"], "reduction sum is not defined for f8e4m3"),
-            (&["all-reduce", "-o", "and"], "reduction and is not defined for float"),
+            (&["put", "-n", "1"][..], "-n is 1, expected at least 2 PEs for put"),
+            (&["all-reduce", "-d", "f8e4m3"], "reduction sum is not defined for the element type f8e4m3"),
+            (&["all-reduce", "-o", "and"], "reduction and is not defined for the element type float"),
             (&["barrier", "--dirty"], "--dirty is not supported by barrier, which has no input"),
             (&["all-reduce", "-b", "0"], "-b is 0, expected at least 1 byte"),
             (&["all-reduce", "-b", "2K", "-e", "1K"], "-b is 2K, expected at most 1K (-e)"),
@@ -465,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn configuration_is_the_same_after_passing_to_pes() {
+    fn configuration_survives_a_json_round_trip() {
         let config = config(&["reduce", "-n", "4", "-d", "all", "-o", "all", "-r", "all", "--dirty"]).unwrap();
         let text = serde_json::to_string(&config).unwrap();
         assert_eq!(serde_json::from_str::<Config>(&text).unwrap(), config);

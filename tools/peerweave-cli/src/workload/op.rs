@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 /// that leaves too early is not detected if the system suspends it until the late PE has arrived.
 pub(crate) const ROUNDS_LATE: usize = 8;
 
-/// An operation.
+/// An operation that `bench` can measure.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum BenchOp {
@@ -52,9 +52,9 @@ pub enum BenchOp {
     Gather,
     /// Every PE gets its part of the root's input
     Scatter,
-    /// No PE leaves before all have arrived
+    /// No PE continues before all PEs have arrived and all puts are complete
     Barrier,
-    /// No PE leaves before all have arrived; puts may still be pending
+    /// No PE continues before all PEs have arrived; puts may still be pending
     Sync,
     /// Every PE sends to the next PE and receives from the previous one
     SendRecv,
@@ -169,7 +169,8 @@ impl BenchOp {
         !matches!(self, Self::Barrier | Self::Sync | Self::Atomics | Self::Lock)
     }
 
-    /// Returns whether the operation is defined for an element type, apart from its reduction.
+    /// Returns whether the operation is defined for an element type. Ignores whether the reduction
+    /// is defined for the type.
     pub const fn takes(self, dtype: DType) -> bool {
         !matches!(self, Self::RmsNorm | Self::Moe) || matches!(dtype, DType::F16 | DType::BF16 | DType::F32)
     }
@@ -191,7 +192,7 @@ impl BenchOp {
             || matches!(self, Self::Scan | Self::ExclusiveScan | Self::GatherV | Self::ScatterV | Self::AllToAllStrided)
     }
 
-    /// Returns whether the operation has an input, for `--dirty`.
+    /// Returns whether the operation has an input that `--dirty` can rewrite.
     pub const fn has_input(self) -> bool {
         !matches!(self, Self::Barrier | Self::Sync | Self::P | Self::G | Self::Atomics | Self::PingPong | Self::Moe | Self::Lock)
     }
@@ -235,8 +236,7 @@ impl BenchOp {
         if self.is_one_sided() { 2 } else { 1 }
     }
 
-    /// Returns the counts for a size in bytes. As in nccl-tests, the size is that of the larger
-    /// buffer of a PE.
+    /// Returns the counts for `bytes`, the size of the larger buffer of a PE, as in nccl-tests.
     pub fn counts(self, bytes: usize, element_bytes: usize, n_pes: usize) -> Counts {
         let whole = (bytes / element_bytes).max(1);
         // A part of at least 16 bytes is rounded down to a multiple of 16 bytes.
@@ -287,7 +287,8 @@ impl BenchOp {
         }
     }
 
-    /// Returns algbw and busbw of nccl-tests in GB/s (10^9 bytes per second).
+    /// Returns the algorithm bandwidth and the bus bandwidth, as defined by nccl-tests, in GB/s
+    /// (10^9 bytes per second).
     pub fn bandwidth(self, counts: Counts, element_bytes: usize, seconds: f64, n_pes: usize) -> (f64, f64) {
         let base_bytes = self.size_count(counts) * element_bytes;
         let n = n_pes as f64;
@@ -336,7 +337,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_are_those_of_nccl_tests() {
+    fn element_counts_match_nccl_tests() {
         let counts = |op: BenchOp, bytes, element, n| {
             let Counts { param, send, recv } = op.counts(bytes, element, n);
             (param, send, recv)
@@ -354,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn bus_bandwidth_factors_are_those_of_nccl_tests() {
+    fn bus_bandwidth_factors_match_nccl_tests() {
         let factor = |op: BenchOp, n| {
             let (alg, bus) = op.bandwidth(Counts { param: 1, send: 1_000_000, recv: 1_000_000 }, 1, 1e-3, n);
             assert!((alg - 1.0).abs() < 1e-12);

@@ -7,8 +7,9 @@
 //!
 //! Invariant: a result depends neither on the order of the reduction nor on intermediate rounding.
 //! Inputs of floats are small integers (for products, small factors and powers of two), so that
-//! every intermediate result is representable. With more PEs than a 16-bit float can count, this
-//! relies on accumulation in f32, which Peerweave documents. Sums and products of integers wrap.
+//! every intermediate result is representable. With more PEs than a 16-bit float can count, exact
+//! results require accumulation in f32, which Peerweave documents. Sums and products of integers
+//! wrap.
 
 use half::{bf16, f16};
 use peerweave_types::{DType, Element, F8E4M3, F8E5M2, ReduceOp};
@@ -75,7 +76,9 @@ pub fn tile<T: Sample>(of: Tile, redop: Option<ReduceOp>, n_pes: usize, round: u
         (Tile::Input(rank), Some(redop)) => input_tile(redop, n_pes, rank, round),
         (Tile::Reduced, Some(redop)) => reduced_tile(redop, n_pes, n_pes, round),
         (Tile::Prefix(ranks), Some(redop)) => reduced_tile(redop, n_pes, ranks, round),
-        (Tile::Reduced | Tile::Prefix(_), None) => unreachable!("only reductions have a reduced result"),
+        (Tile::Reduced | Tile::Prefix(_), None) => {
+            unreachable!("peerweave bug: a reduced result was requested for an operation that does not reduce")
+        }
     }
 }
 
@@ -107,7 +110,7 @@ pub fn poison<T: Sample>() -> T {
 /// A number before conversion to an element.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Value {
-    /// The bits of an integer; the type uses the low ones.
+    /// The bits of an integer; the type uses the low bits.
     Bits(u64),
     /// An integer that the type represents.
     Whole(i64),
@@ -115,7 +118,7 @@ enum Value {
     Float(f64),
 }
 
-/// Returns the element of a type of floats with this value, which the type represents.
+/// Returns `value` as an element of the float type `T`, which must represent the value exactly.
 pub fn float<T: Sample>(value: f64) -> T {
     T::from_bits64(encode(T::DTYPE, Value::Float(value)))
 }
@@ -132,7 +135,7 @@ fn encode(dtype: DType, value: Value) -> u64 {
         DType::BF16 => u64::from(bf16::from_f64(float).to_bits()),
         DType::F32 => u64::from((float as f32).to_bits()),
         DType::F64 => float.to_bits(),
-        _ => unreachable!("{dtype} cannot be reduced; the plan should not contain it"),
+        _ => unreachable!("peerweave bug: reduction of {dtype}, which has no reductions"),
     }
 }
 
@@ -216,7 +219,7 @@ fn reduce(dtype: DType, redop: ReduceOp, inputs: impl Iterator<Item = Value>) ->
         let float = match *value {
             Value::Whole(whole) => whole as f64,
             Value::Float(float) => float,
-            Value::Bits(_) => unreachable!("inputs of floats are numbers"),
+            Value::Bits(_) => unreachable!("peerweave bug: the input of a float type is given as integer bits"),
         };
         if redop == ReduceOp::PreMulSum { float * (1 + rank % 2) as f64 } else { float }
     });

@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn injected_fault_fails_its_call_and_no_other() {
+    fn injected_fault_fails_only_the_chosen_call() {
         let mut orders = Orders::parse("cuMemCreate:2=2, cuMemMap:*=999").expect("well formed");
         assert_eq!(orders.next("cuMemCreate"), None);
         assert_eq!(orders.next("cuMemCreate"), Some(Fate::Fails(Code(2))));

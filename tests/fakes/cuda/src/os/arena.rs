@@ -101,7 +101,7 @@ mod tests {
 
     /// Allocates and frees in a pseudo-random order for a few thousand steps.
     #[test]
-    fn pieces_never_overlap_and_all_are_freed() {
+    fn arena_allocations_never_overlap_and_all_are_freed() {
         let mut arena = Arena::new(0, 8 << 20);
         let mut live: Vec<(u64, u64)> = Vec::new();
         let mut state = 12345_u64;

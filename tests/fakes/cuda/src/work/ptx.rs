@@ -63,7 +63,7 @@ mod tests {
     use super::entries;
 
     #[test]
-    fn parameters_are_laid_out_as_in_a_struct() {
+    fn kernel_parameters_are_laid_out_as_in_a_c_struct() {
         let text = "
             .version 7.8 // .entry no(.param .u64 x)
             .visible .entry first(

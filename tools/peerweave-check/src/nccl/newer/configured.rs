@@ -112,7 +112,7 @@ fn forms(
             issue!($name($($argument),*))?;
             part.wait(comm)?;
             if let Some(expected) = expected {
-                part.same(&$to.to_vec(stream)?, &expected, || format!("{} of {len} with {what}", stringify!($name)));
+                part.same(&$to.to_vec(stream)?, &expected, || format!("{} of {len} elements with {what}", stringify!($name)));
             }
         }};
     }
@@ -124,7 +124,7 @@ fn forms(
             issue!($name($($argument),*))?;
             part.wait(comm)?;
             if let Some(expected) = expected {
-                part.same(&$both.slice($range)?.to_vec(stream)?, &expected, || format!("{} of {len} with {what}", stringify!($name)));
+                part.same(&$both.slice($range)?.to_vec(stream)?, &expected, || format!("{} of {len} elements with {what}", stringify!($name)));
             }
         }};
     }
@@ -196,7 +196,7 @@ fn forms(
     let given = if at_root { mine } else { moved(rank, len) };
     in_place!(gather_in_place, given, 0..n * len, at_root.then(gathered), |both| &mut both, Rank::new(root as u32));
     if what == NO_CTAS && len == WINDOWED {
-        part.note("not run: scatter in place on windows without CTAs: NCCL 2.32.3 refuses the call on the root, and the other ranks wait");
+        part.note("not run: in-place scatter on windows with zero CTAs: NCCL 2.32.3 refuses the call on the root only, and the other ranks hang");
         return Ok(());
     }
     let (given, place) = if at_root { (row(root), own) } else { (zeros(), 0..len) };
@@ -236,9 +236,11 @@ fn events(part: &Part<'_>, comm: &Communicator) -> Outcome {
         let beside = part.all.context.new_stream()?;
         beside.wait(&event)?;
         let reached = peerweave_driver::wait(&beside, Instant::now() + super::DEADLINE)?;
-        part.check(reached, || format!("the event of round {round} did not complete"));
+        part.check(reached, || format!("round {round}: the completion event did not complete"));
         part.wait(comm)?;
-        part.same(&values.to_vec(stream)?, &sums(comm.n_ranks(), 0..1 << 16), || format!("with an event, round {round}"));
+        part.same(&values.to_vec(stream)?, &sums(comm.n_ranks(), 0..1 << 16), || {
+            format!("all_reduce with a completion event, round {round}")
+        });
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
-//! Checks device communicators: creates them on every rank in the layouts of all versions that the
-//! library accepts, and destroys them.
+//! Checks device communicators: creates and destroys device communicators on every rank, in the
+//! struct layout of each version that the library accepts.
 //!
-//! No kernel runs. The check is that NCCL accepts the requirements in the layout of this crate, and
-//! that the result has the expected version, rank and size. Requests no multicast object.
+//! No kernel runs. NCCL must accept the requirements in the layout of this crate, and the result
+//! must have the expected version, rank and size. Requests no multicast object.
 
 use peerweave_nccl::{
     CftTeam, Communicator, Config, DeviceCommLayout, DeviceCommRequirements, DeviceCommunicator, DeviceTeam, NcclError,
@@ -65,12 +65,12 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
 
 fn teams(part: &Part<'_>, comm: &Communicator) -> Outcome {
     let (lsa, rail) = (comm.lsa_team()?, comm.rail_team()?);
-    part.note(format!("rank 0: lsa {lsa:?}, rail {rail:?}"));
+    part.note(format!("rank 0: LSA team {lsa:?}, rail team {rail:?}"));
     for team in [Some(comm.world_team()), lsa, rail].into_iter().flatten() {
         let own = DeviceTeam::rank_of(&team, team.index());
-        part.check(own == Some(comm.rank()), || format!("{team:?} has {own:?} as this rank"));
+        part.check(own == Some(comm.rank()), || format!("{team:?}: this rank is {own:?}, expected {:?}", comm.rank()));
     }
-    part.check(lsa.is_some() && rail.is_some(), || format!("lsa {lsa:?}, rail {rail:?}"));
+    part.check(lsa.is_some() && rail.is_some(), || format!("expected an LSA and a rail team, found {lsa:?} and {rail:?}"));
     if part.has("fabric teams", "ncclTeamCft") {
         for which in [CftTeam::Flat, CftTeam::Multimem, CftTeam::Lsa] {
             part.note(format!("rank 0: {which:?} {:?}", comm.cft_team(which)));
@@ -95,10 +95,12 @@ fn make(
     let word = |index: usize| u32::from_ne_bytes(std::array::from_fn(|byte| device.as_bytes()[4 * index + byte]));
     let head: [u32; 4] = std::array::from_fn(word);
     let expected = [0xcafe_beef, version_code(version).unsigned_abs(), comm.rank().get(), comm.n_ranks() as u32];
-    part.check(head == expected, || format!("{layout:?}: the head is {head:x?}, expected {expected:x?}"));
+    part.check(head == expected, || format!("{layout:?}: the first words are {head:x?}, expected {expected:x?}"));
     let offsets = [device.buffer_offset_bytes(0), device.buffer_offset_bytes(1)];
     let aligned = |offset: Option<usize>, to: usize| offset.is_some_and(|offset| offset.is_multiple_of(to));
     let apart = offsets[0].zip(offsets[1]).is_some_and(|(first, second)| second >= first + 5000 || first >= second + 64);
-    part.check(aligned(offsets[0], 512) && aligned(offsets[1], 128) && apart, || format!("{layout:?}: buffers at {offsets:?}"));
+    part.check(aligned(offsets[0], 512) && aligned(offsets[1], 128) && apart, || {
+        format!("{layout:?}: buffer offsets {offsets:?}, expected aligned and apart")
+    });
     Ok(device)
 }

@@ -44,7 +44,7 @@ fn halves(part: &Part<'_>, comm: &Communicator, what: &str) -> Outcome {
     let half = comm.split(Some((rank % 2) as u32), -(rank as i32))?;
     let Some(half) = half else { return Err(super::Failed("no half".to_owned())) };
     let expected = (n - rank).div_ceil(2) - 1;
-    part.check(half.n_ranks() == (n + 1 - rank % 2) / 2, || format!("{what}: {half:?}"));
+    part.check(half.n_ranks() == (n + 1 - rank % 2) / 2, || format!("{what}: wrong number of ranks in {half:?}"));
     part.check(half.rank().index() == expected, || format!("{what}: {half:?}, expected rank {expected}"));
     part.computes(&half, what)?;
     Ok(half.finalize(super::DEADLINE)?)
@@ -152,7 +152,7 @@ pub(super) fn revoke_stuck(part: &Part<'_>) -> Outcome {
     part.step("revoke");
     comm.revoke()?;
     let idle = peerweave_driver::wait(&part.stream, Instant::now() + super::DEADLINE)?;
-    part.check(idle, || "the stream is still busy after revoke".to_owned());
+    part.check(idle, || "the stream is still busy after revoke and the deadline".to_owned());
     part.meet()?;
     after(part, &comm)?;
     if part.is_since("a new communicator after a stuck call", Version::new(2, 28, 7)) {

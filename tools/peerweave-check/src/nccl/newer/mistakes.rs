@@ -1,6 +1,6 @@
 //! Checks misuse: each call returns a typed error, nothing is enqueued, and the communicator works
-//! afterwards. Misuse that only NCCL refuses is checked last, each on its own communicator, because
-//! NCCL keeps such an error in the communicator.
+//! afterwards. Misuse that NCCL detects, but this crate does not, is checked last. Each of these
+//! checks has its own communicator, because NCCL keeps the error in the communicator.
 
 use std::sync::Arc;
 

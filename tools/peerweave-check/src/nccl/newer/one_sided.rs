@@ -5,8 +5,8 @@
 //! wait without its signal cannot be aborted. Therefore each rank synchronizes with the other ranks
 //! on the host before it waits for their signals.
 //!
-//! NCCL before 2.31 has one signal and one context, and creates both in the first call of all
-//! ranks.
+//! NCCL before 2.31 has only one signal and one context. It creates both in the first one-sided
+//! call, which all ranks must make.
 
 use peerweave_nccl::{Communicator, Config, NcclMem, Rank, Signal, SignalWait, Switch, Version, Window, WindowKind};
 use peerweave_types::{F8E4M3, F8E5M2, bf16, f16};

@@ -1,5 +1,5 @@
-//! Checks the addresses at which a rank can access the windows of other ranks, with copies of the
-//! driver in both directions.
+//! Checks the addresses at which a rank can access the windows of other ranks: the CUDA driver
+//! copies from and to these addresses.
 //!
 //! Requests no multicast address. If multicast is disabled, the crate must refuse such a request
 //! before NCCL is called.
@@ -45,10 +45,14 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
             part.step(&format!("from rank {peer}, element {offset}"));
             let address = registered.peer_pointer(Rank::new(peer as u32), offset)?;
             let reached = team.and_then(|team| team.index_of(Rank::new(peer as u32)));
-            part.check(address.is_some() == reached.is_some(), || format!("rank {peer} is at {address:x?}, LSA team {team:?}"));
+            part.check(address.is_some() == reached.is_some(), || {
+                format!("the pointer to rank {peer} is {address:x?}, expected one for each rank of {team:?}")
+            });
             let Some(address) = address else { continue };
             if let Some(index) = reached {
-                part.check(registered.lsa_pointer(index, offset)? == Some(address), || format!("index {index} in the LSA team"));
+                part.check(registered.lsa_pointer(index, offset)? == Some(address), || {
+                    format!("lsa_pointer of index {index} differs from peer_pointer of rank {peer}")
+                });
             }
             let len = LEN - offset;
             // SAFETY: the window is registered, has that length and is filled; its first half is
@@ -72,7 +76,7 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
         let expected = (1000 + 100 * from + rank) as u32;
         let reached = team.is_some_and(|team| team.index_of(Rank::new(from as u32)).is_some());
         let found = written[LEN + from * (LEN / n)];
-        part.check(!reached || found == expected, || format!("rank {from} wrote {found}, expected {expected}"));
+        part.check(!reached || found == expected, || format!("the word that rank {from} wrote is {found}, expected {expected}"));
     }
     part.step("refused arguments");
     part.refused("a rank that does not exist", registered.peer_pointer(Rank::new(n as u32), 0), |error| {

@@ -24,10 +24,12 @@ pub(super) fn properties(part: &Part<'_>) -> Outcome {
         part.check(properties.cuda_device() == part.all.context.ordinal(), || format!("{properties:?}"));
         let hash = properties.comm_hash().map_or(0, |hash| hash);
         let all = part.exchange(&hash.to_le_bytes())?;
-        part.check(all.iter().all(|other| *other == all[0]), || format!("comm_hash {hash:#x} differs among the ranks"));
+        part.check(all.iter().all(|other| *other == all[0]), || {
+            format!("comm_hash is {hash:#x}, expected the same on all ranks")
+        });
     }
     if part.has("teams", "ncclTeamLsa") {
-        part.note(format!("rank 0: lsa {:?}, rail {:?}", comm.lsa_team()?, comm.rail_team()?));
+        part.note(format!("rank 0: LSA team {:?}, rail team {:?}", comm.lsa_team()?, comm.rail_team()?));
     }
     if part.has("parameters", "ncclParamGetAllParameterKeys") {
         let params = part.nccl().params()?;
@@ -39,10 +41,12 @@ pub(super) fn properties(part: &Part<'_>) -> Outcome {
         part.check(!params.is_empty(), || "no parameters".to_owned());
         if let Some((name, value)) = params.iter().next() {
             let again = part.nccl().param(name)?;
-            part.check(again.as_ref() == Some(value), || format!("{name} is {value:?}, then {again:?}"));
+            part.check(again.as_ref() == Some(value), || {
+                format!("param({name}) is {again:?}, expected {value:?} as listed by params")
+            });
         }
         let unknown = part.nccl().param("NCCL_NO_SUCH_PARAMETER")?;
-        part.check(unknown.is_none(), || format!("a missing parameter: {unknown:?}"));
+        part.check(unknown.is_none(), || format!("a parameter that does not exist is {unknown:?}, expected none"));
     }
     part.computes(&comm, "any communicator")?;
     Ok(comm.finalize(super::DEADLINE)?)
@@ -118,7 +122,7 @@ pub(super) fn suspend(part: &Part<'_>) -> Outcome {
         rests(part, &comm);
         if let Some(before) = before {
             let resting = comm.mem_stats()?;
-            part.check(!before.is_suspended && resting.is_suspended, || format!("{before:?}, suspended {resting:?}"));
+            part.check(!before.is_suspended && resting.is_suspended, || format!("suspend: {before:?} became {resting:?}"));
             // NCCL 2.30 does not update its statistics, so the check compares the device's free
             // memory.
             let gained = || free(part).map(|now| now.saturating_sub(free_before) as u64).unwrap_or(0);
@@ -127,10 +131,10 @@ pub(super) fn suspend(part: &Part<'_>) -> Outcome {
                 std::thread::sleep(Duration::from_millis(10));
             }
             let (gained, fewer) = (gained(), before.total_bytes.saturating_sub(resting.total_bytes));
-            part.note(format!("rank 0: {before:?}, suspended {resting:?}; the device has {gained} more free bytes"));
+            part.note(format!("rank 0: suspend freed {gained} bytes of the device; before {before:?}, after {resting:?}"));
             let nothing_to_give = before.suspendable_bytes == 0;
             part.check(gained > 0 || fewer > 0 || nothing_to_give, || {
-                format!("suspend freed no memory: {before:?}, {resting:?}")
+                format!("suspend freed no memory: before {before:?}, after {resting:?}")
             });
         }
         part.meet()?;

@@ -63,17 +63,19 @@ fn of_type<T: Sample>(part: &Part<'_>, comm: &Communicator, sizes: &[usize]) -> 
         "lengths".to_owned()
     });
     if part.nccl().has("ncclWinGetUserPtr") {
-        part.check(sending.user_address()? == send.address(), || "the address of a window".to_owned());
+        part.check(sending.user_address()? == send.address(), || {
+            "the address of a window differs from that of its memory".to_owned()
+        });
     }
     // NCCL 2.28.9 returns wrong elements for starts that are no multiple of 4 bytes.
     let whole_words = |start: usize| (start * size_of::<T>()).is_multiple_of(4);
     let parts_of_words = STARTS.into_iter().all(whole_words)
-        || part.is_since("parts of windows that begin at no multiple of 4 bytes", Version::new(2, 30, 7));
+        || part.is_since("windows at offsets that are not multiples of 4 bytes", Version::new(2, 30, 7));
     let mut took = Duration::ZERO;
     for bytes in sizes {
         let slow = part.exchange(&[u8::from(took > SLOW)])?.contains(&vec![1]);
         if slow {
-            part.note(format!("not run: {bytes} bytes of {}: a smaller size took {took:?}", T::DTYPE));
+            part.note(format!("not run: {bytes} bytes of {}: a smaller size was too slow ({took:?})", T::DTYPE));
             continue;
         }
         let (elements, began) = ((bytes / size_of::<T>()).max(1), Instant::now());
@@ -222,10 +224,10 @@ fn graphs(part: &Part<'_>, comm: &Communicator) -> Outcome {
                 expected.iter_mut().zip(given_now(of)).for_each(|(sum, given)| *sum += given);
             }
             let gathered: Vec<f32> = (0..n).flat_map(|of| given_now(of)[of * share..(of + 1) * share].to_vec()).collect();
-            part.same(&sum.to_vec(stream)?, &expected, || format!("captured all_reduce of {len}, round {round}"));
-            part.same(&all.to_vec(stream)?, &gathered, || format!("captured all_gather of {share}, round {round}"));
+            part.same(&sum.to_vec(stream)?, &expected, || format!("captured all_reduce of {len} elements, round {round}"));
+            part.same(&all.to_vec(stream)?, &gathered, || format!("captured all_gather of {share} elements, round {round}"));
             let mine = &expected[rank * share..(rank + 1) * share];
-            part.same(&part_of.to_vec(stream)?, mine, || format!("captured reduce_scatter of {share}, round {round}"));
+            part.same(&part_of.to_vec(stream)?, mine, || format!("captured reduce_scatter of {share} elements, round {round}"));
         }
         drop(graph);
         // The driver releases the windows of a destroyed graph asynchronously, so windows that are
