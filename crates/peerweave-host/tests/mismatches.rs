@@ -66,7 +66,7 @@ fn allocations_of_different_types_mismatch() {
     differ(
         "alloc of 8 elements of f64 aligned to 64 bytes, not zeroed",
         "alloc of 16 elements of i32 aligned to 64 bytes, not zeroed",
-        { |world, odd| if odd { world.alloc::<f64>(8).map(drop) } else { world.alloc::<i32>(16).map(drop) } },
+        |world, odd| if odd { world.alloc::<f64>(8).map(drop) } else { world.alloc::<i32>(16).map(drop) },
     );
 }
 
