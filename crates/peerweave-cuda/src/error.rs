@@ -120,7 +120,9 @@ impl CudaError {
     /// Returns the PE that caused this error, if the error names one.
     pub fn pe(&self) -> Option<Pe> {
         match self {
-            Self::PeLost { pe, cause, .. } | Self::Bootstrap(BootstrapError::PeLost { pe, cause, .. }) => Some(at_fault(*pe, cause)),
+            Self::PeLost { pe, cause, .. } | Self::Bootstrap(BootstrapError::PeLost { pe, cause, .. }) => {
+                Some(at_fault(*pe, cause))
+            }
             Self::PeFailed { pe, .. } | Self::Bootstrap(BootstrapError::PeFailed { pe, .. }) => Some(*pe),
             Self::Kernel { failure, .. } => failure.pe,
             Self::Vmm(VmmError::Peer { pe, .. }) => Some(*pe),

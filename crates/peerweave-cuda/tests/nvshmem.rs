@@ -4,9 +4,10 @@
 
 mod common;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use peerweave_cuda::{CudaError, GpuOptions, Transport};
+use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags as Flags, CUstreamCaptureMode as Mode};
 use peerweave_fakes::{Child, Fakes};
 use peerweave_nvshmem::Settings;
 use peerweave_test_kernels::{barriers, count_up, meet_in_team, ring, sum_in_team, wait_for_ever};
@@ -71,6 +72,55 @@ fn freed_memory_is_reused_and_zeroed() {
             );
             gpu.free(memory).expect("freed");
         }
+    });
+}
+
+#[test]
+fn free_in_nvshmems_heap_waits_for_kernels_that_use_the_memory() {
+    fakes().run_many(1, |child| {
+        let gpu = gpu(&child);
+        let (signal, memory) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.alloc::<u64>(64).expect("allocated"));
+        let (stream, other) = (gpu.stream().expect("a stream"), gpu.stream().expect("a stream"));
+        stream.launch(&wait_for_ever::KERNEL, 1, 1, (signal.slice(), 0)).expect("launched");
+        stream.launch(&count_up::KERNEL, 1, 64, (memory.slice(), 0)).expect("launched");
+        let delay = Duration::from_millis(300);
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(delay);
+                signal.write(&other, 0, &[u64::MAX]).expect("written");
+            });
+            gpu.free(memory).expect("freed after the kernels");
+            assert!(start.elapsed() >= delay, "freed after {:?}, while a kernel used the memory", start.elapsed());
+        });
+        stream.wait().expect("the kernels complete");
+        gpu.free(signal).expect("freed");
+    });
+}
+
+#[test]
+fn memory_of_a_graph_in_nvshmems_heap_is_not_freed() {
+    fakes().run_many(2, |child| {
+        let gpu = gpu(&child);
+        let (memory, stream) = (gpu.alloc::<u64>(64).expect("allocated"), gpu.stream().expect("a stream"));
+        let offset = memory.slice().offset();
+        let graph = (child.rank == 0).then(|| {
+            stream.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("the capture begins");
+            stream.launch(&count_up::KERNEL, 1, 64, (memory.slice(), 0)).expect("captured");
+            let graph = stream.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
+            graph.expect("the capture ends").expect("a graph")
+        });
+        let error = gpu.free(memory).expect_err("a graph of PE 0 uses the memory");
+        match &error {
+            CudaError::Misuse { call: "Gpu::free", .. } if child.rank == 0 => {}
+            CudaError::PeFailed { pe, .. } if child.rank == 1 && *pe == Pe::new(0) => {}
+            _ => panic!("{error}"),
+        }
+        if let Some(graph) = graph {
+            graph.launch().expect("launched");
+            stream.wait().expect("the kernel completes");
+        }
+        assert_ne!(gpu.alloc::<u64>(64).expect("allocated").slice().offset(), offset, "the memory stays allocated");
     });
 }
 

@@ -3,20 +3,22 @@
 //! Invariant: an offset belongs to the same allocation on every PE, because all PEs make the same
 //! calls and compare the results.
 
-use std::collections::BTreeMap;
+mod arena;
+
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use peerweave_bootstrap::Rendezvous;
-use peerweave_driver::{CudaContext, CudaStream, DeviceBuffer as _, Keep, deadline_after, wait};
-use peerweave_nvshmem::SymmetricBuffer;
+use peerweave_driver::{CudaContext, CudaStream, DeviceBuffer as _, Keep, deadline_after};
 use peerweave_types::{Pe, PeerEntry, SymOffset};
 use peerweave_vmm::HeapMulticast;
 use peerweave_vmm::multicast::MulticastMapping;
 use peerweave_vmm::{HeapOptions, SymmetricHeap, SymmetricMemory};
 
 use crate::error::{CudaError, misuse};
+
+pub(crate) use arena::Arena;
+use arena::Lease;
 
 /// Alignment of every allocation, in bytes: sufficient for bulk copies and cache lines.
 const ALIGNMENT_BYTES: u64 = 256;
@@ -63,8 +65,7 @@ impl Heap {
         Ok(match self {
             Self::Vmm(_, Some(mapping)) => mapping.address_of(SymOffset(0))?,
             Self::Vmm(_, None) => 0,
-            Self::Nvshmem(arena) if arena.multicast => arena.whole.multicast_address(&arena.context.world())?.unwrap_or(0),
-            Self::Nvshmem(_) => 0,
+            Self::Nvshmem(arena) => arena.multicast_address()?,
         })
     }
 
@@ -82,7 +83,7 @@ impl Heap {
     pub(crate) fn bytes(&self) -> u64 {
         match self {
             Self::Vmm(heap, _) => heap.bytes(),
-            Self::Nvshmem(arena) => arena.whole.len() as u64,
+            Self::Nvshmem(arena) => arena.bytes(),
         }
     }
 
@@ -91,9 +92,9 @@ impl Heap {
     pub(crate) fn entry(&self, me: Pe, pe: Pe, node_pe: u32, network: bool) -> Result<PeerEntry, CudaError> {
         let base = match self {
             Self::Vmm(heap, _) => heap.members().contains(&pe).then(|| heap.address_of(pe, 0)).transpose()?,
-            Self::Nvshmem(arena) if pe == me => Some(arena.whole.address()),
+            Self::Nvshmem(arena) if pe == me => Some(arena.address()),
             Self::Nvshmem(_) if network => None,
-            Self::Nvshmem(arena) => arena.whole.peer_address(pe)?,
+            Self::Nvshmem(arena) => arena.peer_address(pe)?,
         };
         let transport = match (self, base) {
             (_, Some(_)) => PeerEntry::MAPPED,
@@ -132,7 +133,7 @@ impl Heap {
             }
             Self::Nvshmem(arena) => {
                 let lease = arena.lease(stream, bytes as u64)?;
-                let offset = lease.offset;
+                let offset = lease.offset();
                 Block { memory: Memory::Nvshmem(lease), offset, bytes: bytes as u64 }
             }
         })
@@ -167,12 +168,7 @@ impl Heap {
                 tracing::debug!(leaks = report.leaks.len(), "finalized the heap of a GPU");
                 Ok(None)
             }
-            Self::Nvshmem(Arena { context, whole, .. }) => {
-                context.free(whole)?;
-                let gone: Question = Box::new(context.gone());
-                let report = context.finalize()?;
-                Ok((report.other_handles == 0).then_some(gone))
-            }
+            Self::Nvshmem(arena) => arena.finalize(),
         }
     }
 
@@ -180,7 +176,7 @@ impl Heap {
     pub(crate) fn nvshmem(&self) -> Option<&peerweave_nvshmem::Context> {
         match self {
             Self::Vmm(..) => None,
-            Self::Nvshmem(arena) => Some(&arena.context),
+            Self::Nvshmem(arena) => Some(arena.context()),
         }
     }
 }
@@ -190,23 +186,22 @@ impl Block {
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         match &self.memory {
             Memory::Vmm(memory) => drop(memory.read(stream)),
-            Memory::Nvshmem(lease) => drop(lease.buffer.read(stream)),
+            Memory::Nvshmem(lease) => drop(lease.buffer(stream)),
         }
     }
 
-    /// Returns whether this is the only handle of the memory. Always `true` on NVSHMEM's heap,
-    /// whose handles are not counted.
+    /// Returns whether this is the only handle of the memory.
     pub(crate) fn is_only_handle(&self) -> bool {
         match &self.memory {
             Memory::Vmm(memory) => memory.handles() == 1,
-            Memory::Nvshmem(_) => true,
+            Memory::Nvshmem(lease) => lease.is_only_handle(),
         }
     }
 
     pub(crate) fn keep(&self) -> Option<Keep> {
         match &self.memory {
             Memory::Vmm(memory) => memory.keep().map(|(_, keep)| keep),
-            Memory::Nvshmem(lease) => lease.buffer.keep().map(|(_, keep)| keep),
+            Memory::Nvshmem(lease) => Some(lease.keep()),
         }
     }
 
@@ -222,7 +217,7 @@ impl Block {
         let (range, deadline) = (at..at + bytes.len(), deadline_after(longest));
         match &self.memory {
             Memory::Vmm(memory) => peerweave_vmm::write(stream, &mut memory.slice(range)?, bytes, deadline)?,
-            Memory::Nvshmem(lease) => peerweave_vmm::write(stream, &mut lease.buffer.slice(range)?, bytes, deadline)?,
+            Memory::Nvshmem(lease) => peerweave_vmm::write(stream, &mut lease.buffer(stream).slice(range)?, bytes, deadline)?,
         }
         Ok(())
     }
@@ -239,7 +234,7 @@ impl Block {
         let (range, deadline) = (at..at + len, deadline_after(longest));
         Ok(match &self.memory {
             Memory::Vmm(memory) => peerweave_vmm::read(stream, &memory.slice(range)?, deadline)?,
-            Memory::Nvshmem(lease) => peerweave_vmm::read(stream, &lease.buffer.slice(range)?, deadline)?,
+            Memory::Nvshmem(lease) => peerweave_vmm::read(stream, &lease.buffer(stream).slice(range)?, deadline)?,
         })
     }
 
@@ -252,134 +247,8 @@ impl Block {
     pub(crate) fn zero_range(&self, stream: &Arc<CudaStream>, range: Range<usize>) -> Result<(), CudaError> {
         match &self.memory {
             Memory::Vmm(memory) => peerweave_vmm::zero(stream, &mut memory.slice(range)?)?,
-            Memory::Nvshmem(lease) => peerweave_vmm::zero(stream, &mut lease.buffer.slice(range)?)?,
+            Memory::Nvshmem(lease) => peerweave_vmm::zero(stream, &mut lease.buffer(stream).slice(range)?)?,
         }
         Ok(())
-    }
-}
-
-/// One allocation of NVSHMEM's heap, in which this crate allocates blocks. Therefore a block has
-/// the same offset on every PE.
-pub(crate) struct Arena {
-    context: peerweave_nvshmem::Context,
-    whole: SymmetricBuffer<u8>,
-    /// Whether kernels get NVSHMEM's multicast address of the arena.
-    multicast: bool,
-    rendezvous: Arc<Rendezvous>,
-    ranges: Arc<Mutex<Ranges>>,
-}
-
-/// Allocated ranges (start and length in bytes), and the number of exchanges for [`Arena::agree`].
-#[derive(Default)]
-struct Ranges {
-    taken: BTreeMap<u64, u64>,
-    calls: u64,
-}
-
-/// An allocated range of an arena. The range of a lease that is dropped without being freed stays
-/// allocated, because the same range is still allocated on the other PEs.
-pub(crate) struct Lease {
-    buffer: SymmetricBuffer<u8>,
-    offset: u64,
-    freed: AtomicBool,
-}
-
-impl Arena {
-    pub(crate) fn new(
-        context: peerweave_nvshmem::Context,
-        rendezvous: &Arc<Rendezvous>,
-        bytes: usize,
-        multicast: bool,
-    ) -> Result<Self, CudaError> {
-        let whole = context.alloc_aligned::<u8>(ALIGNMENT_BYTES as usize, bytes)?;
-        Ok(Self { context, whole, multicast, rendezvous: Arc::clone(rendezvous), ranges: Arc::default() })
-    }
-
-    fn ranges(&self) -> MutexGuard<'_, Ranges> {
-        self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Compares `found` with the values of all PEs; a different value is an error. The caller holds
-    /// the lock of `ranges` meanwhile, so calls are serialised.
-    fn agree(&self, ranges: &mut Ranges, call: &'static str, found: u64) -> Result<(), CudaError> {
-        let label = format!("peerweave-cuda/arena/{}", ranges.calls);
-        ranges.calls += 1;
-        let all = self.rendezvous.exchange(&label, format!("{call} {found}").as_bytes())?;
-        let own = &all[self.rendezvous.pe().get() as usize];
-        match all.iter().position(|other| other != own) {
-            None => Ok(()),
-            Some(pe) => {
-                let text = |blob: &Vec<u8>| String::from_utf8_lossy(blob).into_owned();
-                Err(misuse(call, "the call of this PE", text(own), &format!("the call of PE {pe}: {}", text(&all[pe]))))
-            }
-        }
-    }
-
-    fn lease(&self, stream: &Arc<CudaStream>, bytes: u64) -> Result<Lease, CudaError> {
-        const CALL: &str = "Gpu::alloc";
-        let mut ranges = self.ranges();
-        let at = ranges.find(bytes, self.whole.len() as u64);
-        self.agree(&mut ranges, CALL, at.unwrap_or(u64::MAX))?;
-        let free = self.whole.len() as u64 - ranges.taken.values().sum::<u64>();
-        let at = at.ok_or_else(|| {
-            misuse(CALL, "the length", format!("{bytes} bytes"), &format!("at most {free} bytes, the free part of the heap"))
-        })?;
-        ranges.taken.insert(at, bytes.next_multiple_of(ALIGNMENT_BYTES).max(ALIGNMENT_BYTES));
-        let buffer = self.whole.slice(at as usize..(at + bytes) as usize)?;
-        peerweave_vmm::zero(stream, &mut buffer.clone())?;
-        let zeroed = wait(stream, deadline_after(self.context.deadline()))?;
-        // No PE may write to the memory before it is zero on all PEs.
-        self.agree(&mut ranges, CALL, u64::from(zeroed))?;
-        if !zeroed {
-            return Err(CudaError::Stuck { call: CALL, waited: self.context.deadline() });
-        }
-        Ok(Lease { buffer, offset: at, freed: AtomicBool::new(false) })
-    }
-
-    fn end(&self, lease: Lease) -> Result<(), CudaError> {
-        let mut ranges = self.ranges();
-        self.agree(&mut ranges, "Gpu::free", lease.offset)?;
-        lease.freed.store(true, Ordering::Relaxed);
-        ranges.taken.remove(&lease.offset);
-        Ok(())
-    }
-}
-
-impl Ranges {
-    /// Returns the start of the first gap of at least `bytes` bytes; `None` if there is no such
-    /// gap.
-    fn find(&self, bytes: u64, len: u64) -> Option<u64> {
-        let mut start = 0;
-        for (at, taken) in &self.taken {
-            if at - start >= bytes.max(1) {
-                return Some(start);
-            }
-            start = at + taken;
-        }
-        (bytes <= len && start <= len - bytes).then_some(start)
-    }
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        if !*self.freed.get_mut() {
-            tracing::debug!(offset = self.offset, "symmetric memory was dropped without Gpu::free and stays allocated");
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn free_range_is_the_first_gap_that_is_large_enough() {
-        let mut ranges = Ranges::default();
-        assert_eq!(ranges.find(1024, 1024), Some(0));
-        assert_eq!(ranges.find(1025, 1024), None);
-        ranges.taken.extend([(0, 256), (512, 256)]);
-        assert_eq!(ranges.find(256, 1024), Some(256));
-        assert_eq!(ranges.find(257, 1024), None);
-        assert_eq!(ranges.find(257, 2048), Some(768));
     }
 }

@@ -1,0 +1,249 @@
+//! One allocation of NVSHMEM's heap, in which this crate allocates ranges.
+//!
+//! Invariant: a range is given out again only after all work that used it has completed on all PEs.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use peerweave_bootstrap::Rendezvous;
+use peerweave_bootstrap::agree::{Disagreement, Failure, Members, agree};
+use peerweave_driver::{CudaStream, DeviceBuffer as _, Keep, Streams, deadline_after, wait, wait_past_capture};
+use peerweave_nvshmem::SymmetricBuffer;
+use peerweave_types::Pe;
+
+use super::Question;
+use crate::error::{CudaError, misuse};
+
+const ALLOC: &str = "Gpu::alloc";
+const FREE: &str = "Gpu::free";
+/// Alignment of every range, in bytes.
+const ALIGNMENT_BYTES: u64 = super::ALIGNMENT_BYTES;
+
+/// One allocation of NVSHMEM's heap. All PEs allocate and free the same ranges in the same order,
+/// so a range has the same offset on every PE.
+pub(crate) struct Arena {
+    context: peerweave_nvshmem::Context,
+    whole: SymmetricBuffer<u8>,
+    /// Whether kernels get NVSHMEM's multicast address of the arena.
+    multicast: bool,
+    rendezvous: Arc<Rendezvous>,
+    ranges: Mutex<Ranges>,
+}
+
+/// Allocated ranges (start and length in bytes), and the number of collective calls.
+#[derive(Default)]
+struct Ranges {
+    taken: BTreeMap<u64, u64>,
+    calls: u64,
+}
+
+/// An allocated range of an arena. If a lease is dropped without being freed, its range stays
+/// allocated, because the range is still allocated on the other PEs.
+pub(crate) struct Lease {
+    buffer: SymmetricBuffer<u8>,
+    offset: u64,
+    /// The streams with work that uses the range.
+    streams: Streams,
+    /// Counts the handles of the range: this one, and those that [`Self::keep`] has returned.
+    handles: Arc<()>,
+    freed: bool,
+}
+
+impl Arena {
+    pub(crate) fn new(
+        context: peerweave_nvshmem::Context,
+        rendezvous: &Arc<Rendezvous>,
+        bytes: usize,
+        multicast: bool,
+    ) -> Result<Self, CudaError> {
+        let whole = context.alloc_aligned::<u8>(ALIGNMENT_BYTES as usize, bytes)?;
+        Ok(Self { context, whole, multicast, rendezvous: Arc::clone(rendezvous), ranges: Mutex::default() })
+    }
+
+    pub(super) fn context(&self) -> &peerweave_nvshmem::Context {
+        &self.context
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.whole.len() as u64
+    }
+
+    /// Returns the address of the arena on this PE.
+    pub(super) fn address(&self) -> u64 {
+        self.whole.address()
+    }
+
+    /// Returns the address by which this PE accesses the arena of another PE; `None` if it is not
+    /// mapped.
+    pub(super) fn peer_address(&self, pe: Pe) -> Result<Option<u64>, CudaError> {
+        Ok(self.whole.peer_address(pe)?)
+    }
+
+    /// Returns the multicast address of the arena; 0 if there is none, or if kernels do not get it.
+    pub(super) fn multicast_address(&self) -> Result<u64, CudaError> {
+        if !self.multicast {
+            return Ok(0);
+        }
+        Ok(self.whole.multicast_address(&self.context.world())?.unwrap_or(0))
+    }
+
+    /// Frees the arena and finalises NVSHMEM. Collective. If NVSHMEM has ended, returns a function
+    /// that checks whether all threads have released its context.
+    pub(super) fn finalize(self) -> Result<Option<Question>, CudaError> {
+        let Self { context, whole, .. } = self;
+        context.free(whole)?;
+        let gone: Question = Box::new(context.gone());
+        let report = context.finalize()?;
+        Ok((report.other_handles == 0).then_some(gone))
+    }
+
+    fn ranges(&self) -> MutexGuard<'_, Ranges> {
+        self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Checks that all PEs make the same call, and that no PE has failed in it. The caller holds
+    /// the lock of `ranges`, so calls of several threads are serialised.
+    fn agree(
+        &self,
+        ranges: &mut Ranges,
+        name: &'static str,
+        call: &str,
+        outcome: Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
+        let label = format!("peerweave-cuda/arena/{}", ranges.calls);
+        ranges.calls += 1;
+        let failure = |error: &CudaError| Failure { reason: error.to_string(), is_consequence: error.pe().is_some() };
+        let mine = outcome.as_ref().map(|()| &[][..]).map_err(failure);
+        match agree(&self.rendezvous, Members::All, &label, call, mine) {
+            Ok(_) => Ok(()),
+            Err(Disagreement::Failed { pe, reason }) => Err(CudaError::PeFailed { call: name, pe, message: reason }),
+            Err(Disagreement::Diverged { one, one_has, other, other_has }) => {
+                let (pe, theirs) = if one_has == call { (other, other_has) } else { (one, one_has) };
+                Err(misuse(name, "the call of this PE", call, &format!("the call of {pe}: {theirs}")))
+            }
+            // This PE's own failure takes precedence over that of the rendezvous.
+            Err(Disagreement::Own) => outcome,
+            Err(Disagreement::Rendezvous(error)) => outcome.and(Err(error.into())),
+        }
+    }
+
+    pub(super) fn lease(&self, stream: &Arc<CudaStream>, bytes: u64) -> Result<Lease, CudaError> {
+        let mut ranges = self.ranges();
+        let at = ranges.find(bytes, self.bytes());
+        let call = at.map_or_else(|| format!("{bytes} bytes without a range"), |at| format!("{bytes} bytes at offset {at}"));
+        self.agree(&mut ranges, ALLOC, &call, Ok(()))?;
+        let free = self.bytes() - ranges.taken.values().sum::<u64>();
+        let at = at.ok_or_else(|| {
+            misuse(ALLOC, "the length", format!("{bytes} bytes"), &format!("at most {free} bytes, the free part of the heap"))
+        })?;
+        ranges.taken.insert(at, bytes.next_multiple_of(ALIGNMENT_BYTES).max(ALIGNMENT_BYTES));
+        let zeroed = self.whole.slice(at as usize..(at + bytes) as usize).map_err(CudaError::from).and_then(|buffer| {
+            let lease = Lease { buffer, offset: at, streams: Streams::new(), handles: Arc::default(), freed: false };
+            peerweave_vmm::zero(stream, &mut lease.buffer(stream).clone())?;
+            match wait(stream, deadline_after(self.context.deadline()))? {
+                true => Ok(lease),
+                false => Err(CudaError::Stuck { call: ALLOC, waited: self.context.deadline() }),
+            }
+        });
+        let (lease, outcome) = match zeroed {
+            Ok(lease) => (Some(lease), Ok(())),
+            Err(error) => (None, Err(error)),
+        };
+        // No PE may write to the memory before it is zero on all PEs.
+        self.agree(&mut ranges, ALLOC, "the memory is zero", outcome)?;
+        Ok(lease.unwrap_or_else(|| panic!("peerweave-cuda bug: the PEs agreed on an allocation that failed")))
+    }
+
+    /// Frees a range on every PE, after the work that uses the range has completed. Collective.
+    pub(super) fn end(&self, mut lease: Lease) -> Result<(), CudaError> {
+        let mut ranges = self.ranges();
+        let outcome = lease.drain(self.context.deadline());
+        self.agree(&mut ranges, FREE, &format!("the memory at offset {}", lease.offset), outcome)?;
+        lease.freed = true;
+        ranges.taken.remove(&lease.offset);
+        Ok(())
+    }
+}
+
+impl Lease {
+    pub(super) fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Returns the memory of the range. Records that work that uses the range is about to be
+    /// enqueued on `stream`.
+    pub(super) fn buffer(&self, stream: &Arc<CudaStream>) -> &SymmetricBuffer<u8> {
+        self.streams.note(stream);
+        drop(self.buffer.read(stream));
+        &self.buffer
+    }
+
+    /// Returns whether there is no handle of the range except this one.
+    pub(super) fn is_only_handle(&self) -> bool {
+        Arc::strong_count(&self.handles) == 1
+    }
+
+    /// Returns a handle. The range cannot be freed while the handle lives.
+    pub(super) fn keep(&self) -> Keep {
+        // The handle is in an `Arc` of its own, because a `Weak` of `handles` could be upgraded
+        // after the last check of the count.
+        Arc::new((Arc::clone(&self.handles), self.buffer.keep()))
+    }
+
+    /// Waits until all work that uses the range has completed. Fails if there are other handles.
+    fn drain(&self, longest: std::time::Duration) -> Result<(), CudaError> {
+        if !self.is_only_handle() {
+            let handles = Arc::strong_count(&self.handles) - 1;
+            return Err(misuse(FREE, "the memory", format!("used by {handles} graphs or launches"), "memory that no graph uses"));
+        }
+        let start = Instant::now();
+        let deadline = deadline_after(longest);
+        for stream in self.streams.all() {
+            peerweave_driver::refuse_per_thread(FREE, &stream)?;
+            if !wait_past_capture(&stream, deadline)? {
+                return Err(CudaError::Stuck { call: FREE, waited: start.elapsed() });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Ranges {
+    /// Returns the start of the first gap of at least `bytes` bytes; `None` if there is no such
+    /// gap.
+    fn find(&self, bytes: u64, len: u64) -> Option<u64> {
+        let mut start = 0;
+        for (at, taken) in &self.taken {
+            if at - start >= bytes.max(1) {
+                return Some(start);
+            }
+            start = at + taken;
+        }
+        (bytes <= len && start <= len - bytes).then_some(start)
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if !self.freed {
+            tracing::debug!(offset = self.offset, "symmetric memory was dropped without Gpu::free and stays allocated");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn free_range_is_the_first_gap_that_is_large_enough() {
+        let mut ranges = Ranges::default();
+        assert_eq!(ranges.find(1024, 1024), Some(0));
+        assert_eq!(ranges.find(1025, 1024), None);
+        ranges.taken.extend([(0, 256), (512, 256)]);
+        assert_eq!(ranges.find(256, 1024), Some(256));
+        assert_eq!(ranges.find(257, 1024), None);
+        assert_eq!(ranges.find(257, 2048), Some(768));
+    }
+}
