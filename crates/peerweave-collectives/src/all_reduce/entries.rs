@@ -2,10 +2,10 @@
 //!
 //! The reduction is chosen when the kernel runs. It is the same for all threads, so it costs one
 //! branch, which takes little time compared with a wait for another GPU. Most algorithms have
-//! kernels for up to 2, 4 and 8 ranks, whose loops over ranks are unrolled. Types that models do not
-//! use (all except `f16`, `bf16` and `f32`) have fewer kernels: `one_shot` for up to 2 and 8 ranks,
-//! `two_shot` for up to 8 ranks. For sums of the types that models use there are additional *plain*
-//! kernels for operands of whole lines. Plain kernels have half as many instructions.
+//! kernels for up to 2, 4 and 8 ranks, whose loops over ranks are unrolled. Types other than `f16`,
+//! `bf16` and `f32` have fewer kernels: `one_shot` for up to 2 and 8 ranks, `two_shot` for up to 8
+//! ranks. For sums of `f16`, `bf16` and `f32` there are additional *plain* kernels for operands of
+//! whole lines. Plain kernels have half as many instructions.
 
 use super::{chunked, one_shot, two_shot};
 use crate::Call;

@@ -34,8 +34,8 @@ use std::time::Duration;
 
 pub use child::{Child, Output, child, entered, wait_until_entered};
 
-/// Default time limit of a child; see [`Fakes::limit`]. The limit ends a child that hangs. It is many
-/// times what the longest test takes, because a machine with other work slows each test down.
+/// Default time limit of a child; see [`Fakes::limit`]. The limit ends a child that hangs. It is
+/// many times what the longest test takes, because a machine with other work slows each test down.
 pub const DEFAULT_LIMIT: Duration = Duration::from_secs(300);
 
 /// The libraries and settings of children.
