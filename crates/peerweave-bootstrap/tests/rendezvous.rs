@@ -222,7 +222,7 @@ fn pe_lost_during_an_exchange_is_named() {
 }
 
 #[test]
-fn pe_that_left_fails_only_waits_that_need_it() {
+fn waits_fail_only_if_they_need_the_pe_that_left() {
     let party = Party::new(3);
     party.run(0..3, |rendezvous| {
         if rendezvous.pe() == Pe::new(1) {
@@ -425,7 +425,7 @@ fn server_listens_on_the_requested_interface() {
 }
 
 #[test]
-fn lost_pe_0_with_the_server_is_named() {
+fn error_names_pe_0_lost_together_with_its_server() {
     run_jobs(served_by_pe_0(3, Endpoint::random_unix().unwrap()), LONG, |joined| {
         let rendezvous = joined.unwrap();
         rendezvous.barrier("start").unwrap();
@@ -440,7 +440,7 @@ fn lost_pe_0_with_the_server_is_named() {
 }
 
 #[test]
-fn missing_pe_0_is_named_by_all_others() {
+fn missing_pe_0_is_named_by_all_other_pes() {
     let jobs = served_by_pe_0(3, Endpoint::random_unix().unwrap()).split_off(1);
     for error in run_jobs(jobs, Duration::from_millis(200), |joined| joined.unwrap_err()) {
         assert_eq!(error.blamed(), pes([0]), "{error}");
@@ -448,7 +448,7 @@ fn missing_pe_0_is_named_by_all_others() {
 }
 
 #[test]
-fn pe_0_that_gives_up_names_the_missing_pes() {
+fn join_timeout_of_pe_0_ends_the_join_of_all_pes() {
     let mut jobs = served_by_pe_0(4, Endpoint::random_unix().unwrap());
     jobs.pop();
     let serving = jobs.remove(0);

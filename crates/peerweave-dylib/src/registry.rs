@@ -70,8 +70,8 @@ impl<A> Registry<A> {
             let Loaded { product, version, path, others, .. } = record;
             tracing::debug!(product, %version, path = %path.display(), "library adopted");
             for other in others {
-                let (used, other, file) = (path.display(), other.display(), self.stem);
-                tracing::warn!(%used, %other, "a second {file} is mapped in this process; {}", self.hazard);
+                let (used, other, file, hazard) = (path.display(), other.display(), self.stem, self.hazard);
+                tracing::warn!(%used, %other, "a second {file} is mapped in this process; {hazard}");
             }
         }
         Ok(record)

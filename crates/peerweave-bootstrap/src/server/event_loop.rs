@@ -54,10 +54,11 @@ pub(super) struct EventLoop {
     /// Closing connections, in the order of their deadlines.
     leaving: VecDeque<Link>,
     retry_accept_at: Option<Instant>,
-    /// Whether connections may still be pending after the last turn. Pending connections cause no
-    /// new event.
+    /// Whether connections may still be pending after the last iteration of the loop. Pending
+    /// connections cause no new event.
     more_to_accept: bool,
-    /// Connections with data that was not read in the last turn. This data causes no new event.
+    /// Connections with data that was not read in the last iteration of the loop. This data causes
+    /// no new event.
     unfinished: Vec<Link>,
     scratch: Box<[u8]>,
 }

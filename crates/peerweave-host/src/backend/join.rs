@@ -203,7 +203,7 @@ impl Host {
         let readable = if threads.is_some() {
             Err(THREADS.to_owned())
         } else if !options.cross_memory_attach {
-            Err("disabled by the options".to_owned())
+            Err("cross_memory_attach is false in the options".to_owned())
         } else {
             let own = Identity::own();
             (0..segments.layout().n_pes)

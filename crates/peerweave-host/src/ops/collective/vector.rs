@@ -1,7 +1,7 @@
 //! Collectives with parts of different lengths: all-to-all-v, all-gather-v, gather-v and scatter-v.
 //! A rank need not know the counts of all pairs of ranks.
 //!
-//! Each rank chooses by its own counts how its parts travel. There are three choices: slots in its
+//! The counts of a rank determine how the rank sends its parts. There are three ways: slots in its
 //! entry line, slots in its staging area, or no slots. Slots have equal lengths, and there is one
 //! slot for each rank. The entry contains the choice. If all ranks use slots, each rank reads its
 //! parts from the slots, and the entries are the only synchronization. If a rank uses no slots, all
