@@ -156,7 +156,7 @@ fn incomplete_collective_names_the_missing_pes() {
 }
 
 #[test]
-fn late_pe_completes_an_exchange_after_a_timeout() {
+fn late_pe_completes_an_exchange_that_timed_out_elsewhere() {
     let party = Party::new(2);
     thread::scope(|scope| {
         let patient = scope.spawn(|| {

@@ -1,8 +1,9 @@
 //! The variables of `mpiexec` of MPICH (Hydra) and Intel MPI, and of other PMI-1 launchers.
 //!
 //! The PMI connection is not used, because it belongs to the program's MPI library, if any. The
-//! environment contains the index of the PE and the number of PEs. MPICH also sets the index and
-//! the number on this machine. The process that started the PEs on this machine identifies the job.
+//! environment contains the index of the PE and the number of PEs in the job. MPICH also sets the
+//! index of the PE and the number of PEs on this machine. The process that started the PEs on this
+//! machine identifies the job.
 //!
 //! Invariant: a missing count is an error that names the variable to set. A count is never guessed.
 

@@ -1,7 +1,7 @@
 //! The variables of Open MPI's `mpirun` and of other PMIx launchers (`prterun`, `srun --mpi=pmix`).
 //!
 //! The PMIx library is not called. PMIx puts the index of the PE and the identifier of the job into
-//! the environment. Only Open MPI adds the counts.
+//! the environment. Only Open MPI adds the numbers of PEs.
 //!
 //! Invariant: a missing count is an error that names the variable to set. A count is never guessed.
 

@@ -77,8 +77,8 @@ impl<'a> Access<'a> {
         Self::after("DeviceBuffer::read", is_shared, is_shared, own, stream, ask)
     }
 
-    /// Like [`reading`](Self::reading), for work that writes to the slice. Dropping the access
-    /// makes `own` wait only if cudarc's event for writes does not already make `own` wait.
+    /// Like [`reading`](Self::reading), for work that writes to the slice. If cudarc's event for
+    /// writes already makes `own` wait, dropping the access adds no second wait.
     ///
     /// # Errors
     /// As for [`reading`](Self::reading).
