@@ -72,7 +72,7 @@ fn choose(asked: Option<&str>, all: Vec<Interface>) -> Result<Interface, Bootstr
     all.into_iter().filter(right).min_by_key(rank).ok_or_else(|| BootstrapError::Environment {
         variable: names::INTERFACE,
         value: asked.map(str::to_owned),
-        expected: format!("the name or an address of one of: {}", names.join(", ")),
+        expected: format!("the name or an address of one of these interfaces: {names}", names = names.join(", ")),
     })
 }
 

@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn too_old_library_is_refused_with_both_versions() {
+    fn error_for_a_too_old_library_names_both_versions() {
         let old = Version::new(1, 9, 0);
         let error =
             registry().adopt(library(), |library| Ok::<_, Unsupported>((library, old))).expect_err("version 1.9.0 is too old");

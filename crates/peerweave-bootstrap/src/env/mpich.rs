@@ -22,7 +22,7 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
     let local_n_pes = match vars.number(count, 1, n_pes)? {
         Some(local_n_pes) => local_n_pes,
         None if n_pes == 1 => 1,
-        None => return Err(vars.wrong(count, format!("the number of PEs on this machine (the job has {n_pes})"))),
+        None => return Err(vars.wrong(count, format!("the number of PEs on this machine (the job has {n_pes} PEs)"))),
     };
     let local_pe = match vars.number(index, 0, local_n_pes - 1)? {
         Some(local_pe) => local_pe,

@@ -37,7 +37,7 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
             None if n_pes == 1 => 1,
             None => {
                 let variable = if by_open_mpi { names::OMPI_COMM_WORLD_LOCAL_SIZE } else { names::LOCAL_N_PES };
-                return Err(vars.wrong(variable, format!("the number of PEs on this machine (the job has {n_pes})")));
+                return Err(vars.wrong(variable, format!("the number of PEs on this machine (the job has {n_pes} PEs)")));
             }
         },
     };

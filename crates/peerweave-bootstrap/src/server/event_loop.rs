@@ -167,7 +167,9 @@ impl EventLoop {
         while let Some(link) = self.unidentified.front().copied() {
             match self.connections.get(&link).map(|connection| &connection.phase) {
                 Some(Phase::Unidentified(by)) if *by > now => break,
-                Some(Phase::Unidentified(_)) => self.drop_connection(link, "it did not send a hello within the time limit"),
+                Some(Phase::Unidentified(_)) => {
+                    self.drop_connection(link, "the connection did not send a hello within the time limit")
+                }
                 _ => {}
             }
             self.unidentified.pop_front();

@@ -185,8 +185,8 @@ unsafe impl<T> DeviceBuffer<T> for DlpackTensor<T> {
 struct Owned<M: Managed>(NonNull<M>);
 
 // SAFETY: nothing is shared: `Owned` alone owns the struct. The caller of the import promised that
-// the deleter may be called on any thread. The test `deleter_is_called_once_after_all_stream_work_ends`
-// would catch a violation.
+// the deleter may be called on any thread. The test
+// `deleter_is_called_once_after_all_stream_work_ends` would catch a violation.
 unsafe impl<M: Managed> Send for Owned<M> {}
 
 impl<M: Managed> Drop for Owned<M> {
