@@ -11,7 +11,7 @@ use peerweave_types::Pe;
 
 use crate::{BootstrapError, Rendezvous};
 
-/// The PEs that participate in a round.
+/// The PEs that participate in a call of [`agree`]. Each such call is a round.
 #[derive(Clone, Copy, Debug)]
 pub enum Members<'a> {
     /// All PEs of the rendezvous.
@@ -36,12 +36,12 @@ pub struct Failure {
     pub is_consequence: bool,
 }
 
-/// The reason why a round failed.
+/// The reason why a call of [`agree`] failed.
 #[derive(Debug)]
 pub enum Disagreement {
     /// This PE passed a failure as its outcome. The other PEs have been notified of the failure.
     Own,
-    /// Another PE passed a failure as its outcome, or sent an invalid statement.
+    /// Another PE passed a failure as its outcome, or sent invalid data.
     Failed {
         /// The PE that failed.
         pe: Pe,
@@ -50,7 +50,7 @@ pub enum Disagreement {
     },
     /// Two PEs made different calls.
     Diverged {
-        /// The first PE of the round.
+        /// The first PE in the list of members.
         one: Pe,
         /// Description of the call that `one` made.
         one_has: String,
@@ -113,16 +113,17 @@ pub fn agree(
     decide(&pes, &answers)
 }
 
-/// Notifies the other members of a round with [`Members::Some`] that this PE does not continue. If
-/// the rendezvous fails, this function ignores the error, and the other members time out.
+/// Notifies the other members that this PE will not call [`agree`] with [`Members::Some`], `key`
+/// and `label`. Their calls then fail with `reason`. If the rendezvous fails, this function ignores
+/// the error, and the other members time out.
 pub fn give_up(rendezvous: &Rendezvous, key: &str, label: &str, reason: &str) {
     let failure = Failure { reason: reason.to_owned(), is_consequence: true };
     let _ = rendezvous.put(&key_of(key, label, rendezvous.pe()), &encode("", Err(&failure)));
 }
 
-/// Removes the statement that this PE made in a round with [`Members::Some`]. Call this function
-/// after all members have read the statement. If the rendezvous fails, this function ignores the
-/// error, and the statement stays in the store.
+/// Removes the data that this PE stored in a call of [`agree`] with [`Members::Some`]. Call this
+/// function after all members have read the data. If the rendezvous fails, this function ignores
+/// the error, and the data stays in the store.
 pub fn forget(rendezvous: &Rendezvous, key: &str, label: &str) {
     let _ = rendezvous.remove(&key_of(key, label, rendezvous.pe()));
 }
@@ -277,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn original_failure_is_named_before_consequences() {
+    fn error_names_the_original_failure_not_its_consequence() {
         let all = pes(4, |rendezvous| {
             let outcome: Result<&[u8], _> = match rendezvous.pe().get() {
                 0 => Err(failure("PE 2 failed", true)),
@@ -304,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn round_of_some_pes_does_not_wait_for_other_pes() {
+    fn agree_among_some_pes_does_not_wait_for_other_pes() {
         let all = pes(3, |rendezvous| {
             let (some, key) = ([Pe::new(2), Pe::new(0)], "meeting");
             let blobs = (rendezvous.pe() != Pe::new(1)).then(|| {
@@ -318,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn member_that_gives_up_is_reported() {
+    fn give_up_reports_its_reason_to_other_members() {
         let all = pes(2, |rendezvous| {
             let (some, key) = ([Pe::new(0), Pe::new(1)], "meeting");
             let outcome = match rendezvous.pe().get() {
@@ -336,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn truncated_statements_are_refused() {
+    fn truncated_messages_are_not_decoded() {
         let whole = encode("call", Ok(&[1, 2, 3]));
         assert_eq!(decode(&whole), Some(("call", Ok(&[1u8, 2, 3][..]))));
         for len in 0..9 {

@@ -1,7 +1,7 @@
 //! Addresses of a rendezvous.
 //!
-//! Invariant: the text form is that of `PEERWEAVE_RENDEZVOUS`. Parsing the text form of an endpoint
-//! returns the same endpoint.
+//! Invariant: `PEERWEAVE_RENDEZVOUS` contains an endpoint in text form. Parsing the text form of an
+//! endpoint returns the same endpoint.
 
 use std::fmt;
 use std::str::FromStr;
@@ -128,7 +128,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn endpoint_text_parses_to_the_same_endpoint(name in "[!-~]{1,100}", host in "[a-z0-9.-]{1,40}", port: u16) {
+        fn formatted_endpoint_parses_to_the_original_endpoint(name in "[!-~]{1,100}", host in "[a-z0-9.-]{1,40}", port: u16) {
             for endpoint in [Endpoint::Unix(name), Endpoint::Tcp(host, port), Endpoint::Tcp("fe80::1%eth0".into(), port)] {
                 prop_assert_eq!(endpoint.to_string().parse::<Endpoint>().unwrap(), endpoint);
             }

@@ -255,7 +255,7 @@ pub enum ProtocolError {
         field: &'static str,
     },
     /// The frame has bytes after its last field.
-    #[error("a frame has {len_bytes} bytes after its last field")]
+    #[error("a frame has {len_bytes} bytes after its last field, expected 0")]
     Trailing {
         /// Number of extra bytes.
         len_bytes: usize,
@@ -314,8 +314,8 @@ fn did_not_arrive(missing: &[Pe]) -> String {
         0 => String::new(),
         more => format!(" and {more} more"),
     };
-    let word = if missing.len() == 1 { "PE" } else { "PEs" };
-    format!(", {word} {}{more} did not arrive", names.join(", "))
+    let noun = if missing.len() == 1 { "PE" } else { "PEs" };
+    format!(", {noun} {numbers}{more} did not arrive", numbers = names.join(", "))
 }
 
 #[cfg(test)]

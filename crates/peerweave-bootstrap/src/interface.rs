@@ -43,8 +43,8 @@ pub fn interfaces() -> Result<Vec<Interface>, BootstrapError> {
 ///
 /// `asked` is the name or an address of an interface, as in `PEERWEAVE_INTERFACE`. If `asked` is
 /// `None`, this function returns an external interface. Physical interfaces precede virtual
-/// interfaces, such as bridges for containers. Among these, link-local addresses come last, and
-/// IPv4 precedes IPv6. If there is no external interface, the function returns a loopback
+/// interfaces, such as bridges for containers. Within each kind, link-local addresses come last,
+/// and IPv4 precedes IPv6. If there is no external interface, the function returns a loopback
 /// interface.
 ///
 /// ```
@@ -72,7 +72,7 @@ fn choose(asked: Option<&str>, all: Vec<Interface>) -> Result<Interface, Bootstr
     all.into_iter().filter(right).min_by_key(rank).ok_or_else(|| BootstrapError::Environment {
         variable: names::INTERFACE,
         value: asked.map(str::to_owned),
-        expected: format!("the name or an address of one of: {}", names.join(", ")),
+        expected: format!("the name or an address of one of these interfaces: {names}", names = names.join(", ")),
     })
 }
 

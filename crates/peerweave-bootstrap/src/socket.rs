@@ -249,7 +249,10 @@ pub(crate) fn connect_unix(name: &str, deadline: Instant) -> io::Result<unix::Un
     rx::connect(&socket, &address)?;
     match may_speak(&socket)? {
         Some(_) => Ok(socket.into()),
-        None => Err(io::Error::new(io::ErrorKind::PermissionDenied, "the socket of this name belongs to another user")),
+        None => {
+            let text = format!("the socket {name:?} belongs to another user, expected this user or the superuser");
+            Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
+        }
     }
 }
 
@@ -281,7 +284,10 @@ fn peer_credentials(socket: std::os::fd::BorrowedFd<'_>) -> io::Result<libc::ucr
     };
     match result {
         0 if len == size => Ok(credentials),
-        0 => Err(io::Error::new(io::ErrorKind::InvalidData, "SO_PEERCRED returned a structure of unknown size")),
+        0 => {
+            let text = format!("SO_PEERCRED returned {len} bytes, expected {size}");
+            Err(io::Error::new(io::ErrorKind::InvalidData, text))
+        }
         _ => Err(io::Error::last_os_error()),
     }
 }

@@ -20,7 +20,7 @@ fn watched(rendezvous: Rendezvous) -> (Arc<Rendezvous>, Receiver<Aborted>) {
 }
 
 #[test]
-fn abort_reaches_every_pe_that_calls_nothing() {
+fn abort_reaches_pes_that_make_no_calls() {
     for n_pes in [2, 3, 8] {
         let party = Party::new(n_pes);
         let ended = party.run(0..n_pes, |rendezvous| {
@@ -78,7 +78,7 @@ fn abort_by_pe_0_arrives_before_its_server_ends() {
 }
 
 #[test]
-fn watch_ends_silently_when_its_pe_leaves() {
+fn abort_watch_ends_without_a_callback_if_its_pe_leaves() {
     let party = Party::new(2);
     let ended = party.run(0..2, |rendezvous| {
         let (rendezvous, aborted) = watched(rendezvous);
@@ -95,7 +95,7 @@ fn watch_ends_silently_when_its_pe_leaves() {
 }
 
 #[test]
-fn requests_work_while_the_watch_reads_the_connection() {
+fn requests_succeed_while_the_abort_watch_is_running() {
     let party = Party::new(3);
     party.run(0..3, |rendezvous| {
         let (rendezvous, aborted) = watched(rendezvous);

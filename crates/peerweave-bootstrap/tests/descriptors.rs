@@ -107,7 +107,7 @@ fn wrong_members_or_descriptors_are_refused() {
 }
 
 #[test]
-fn missing_member_is_named_to_other_members() {
+fn missing_member_is_named_in_the_timeout() {
     let party = Party::new(4);
     let members = pes(0..4);
     party.try_run(0..4, Duration::from_secs(1), |joined| {
@@ -140,7 +140,7 @@ fn repeated_exchanges_do_not_fill_the_store() {
 }
 
 #[test]
-fn missing_leader_is_named_to_other_members() {
+fn missing_leader_is_named_in_the_timeout() {
     let party = Party::new(3);
     let members = pes(0..3);
     party.try_run(0..3, Duration::from_secs(1), |joined| {
@@ -158,7 +158,7 @@ fn missing_leader_is_named_to_other_members() {
 }
 
 #[test]
-fn incomplete_calls_do_not_fill_the_store() {
+fn timed_out_calls_do_not_fill_the_store() {
     let options = ServerOptions { max_stored_bytes: 400, ..ServerOptions::default() };
     let party = Party::with(3, Endpoint::random_unix().unwrap(), options);
     let members = pes(0..3);

@@ -45,7 +45,7 @@ fn say_hello(endpoint: &Endpoint, pe: u32, n_pes: u32, token: Token) -> UnixStre
 }
 
 #[test]
-fn slow_pe_after_the_server_ended_names_the_first_loss() {
+fn slow_pe_names_the_first_lost_pe_after_the_server_ended() {
     let (endpoint, token) = (Endpoint::random_unix().unwrap(), Token::random().unwrap());
     let pe = |pe| join(&served_by_pe0(pe, 3, &endpoint, token), LONG).unwrap();
     let server_ended = AtomicBool::new(false);
@@ -64,7 +64,7 @@ fn slow_pe_after_the_server_ended_names_the_first_loss() {
 }
 
 #[test]
-fn late_pe_after_a_failed_join_gets_the_name_of_the_lost_pe() {
+fn error_of_a_late_join_names_the_lost_pe() {
     let (endpoint, token) = (Endpoint::random_unix().unwrap(), Token::random().unwrap());
     thread::scope(|scope| {
         let holder = scope.spawn(|| join(&served_by_pe0(0, 3, &endpoint, token), LONG).map(drop));
@@ -79,7 +79,7 @@ fn late_pe_after_a_failed_join_gets_the_name_of_the_lost_pe() {
 }
 
 #[test]
-fn failed_join_without_late_pes_ends_soon() {
+fn join_fails_soon_after_the_loss_of_a_pe() {
     let (endpoint, token) = (Endpoint::random_unix().unwrap(), Token::random().unwrap());
     thread::scope(|scope| {
         let holder = scope.spawn(|| join(&served_by_pe0(0, 3, &endpoint, token), LONG).map(drop));
@@ -91,7 +91,7 @@ fn failed_join_without_late_pes_ends_soon() {
 }
 
 #[test]
-fn losses_are_reported_without_a_request() {
+fn server_reports_lost_pes_without_a_request() {
     let party = Party::new(3);
     let mut pes = party.run(0..3, |rendezvous| rendezvous);
     assert!(pes[0].losses().is_empty());
@@ -150,7 +150,7 @@ fn server_under_a_flood_of_connections_serves_and_ends() {
 }
 
 #[test]
-fn loss_of_a_pe_that_blames_another_names_that_pe() {
+fn error_names_the_pe_that_the_lost_pe_blamed() {
     let party = Party::new(4);
     let mut pes = party.run(0..4, |rendezvous| rendezvous);
     let gone = pes.remove(1);

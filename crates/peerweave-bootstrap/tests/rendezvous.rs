@@ -156,7 +156,7 @@ fn incomplete_collective_names_the_missing_pes() {
 }
 
 #[test]
-fn late_pe_completes_an_exchange_after_a_timeout() {
+fn late_pe_completes_an_exchange_that_timed_out_elsewhere() {
     let party = Party::new(2);
     thread::scope(|scope| {
         let patient = scope.spawn(|| {
@@ -171,6 +171,24 @@ fn late_pe_completes_an_exchange_after_a_timeout() {
         // The late answer to the exchange is not mistaken for the answer to this call.
         rendezvous.barrier("after").unwrap();
         patient.join().unwrap();
+    });
+}
+
+#[test]
+fn limit_of_a_call_may_be_longer_than_the_deadline() {
+    let (deadline, late) = (Duration::from_secs(1), Duration::from_millis(1300));
+    Party::new(2).try_run(0..2, deadline, |joined| {
+        let rendezvous = joined.unwrap();
+        let me = rendezvous.pe().get();
+        if me == 1 {
+            thread::sleep(late);
+        }
+        assert_eq!(rendezvous.exchange_within("exchange", b"x", LONG).unwrap().len(), 2);
+        if me == 0 {
+            thread::sleep(late);
+        }
+        rendezvous.barrier_within("barrier", Duration::MAX).unwrap();
+        rendezvous.leave().unwrap();
     });
 }
 
@@ -222,7 +240,7 @@ fn pe_lost_during_an_exchange_is_named() {
 }
 
 #[test]
-fn pe_that_left_fails_only_waits_that_need_it() {
+fn waits_fail_only_if_they_need_the_pe_that_left() {
     let party = Party::new(3);
     party.run(0..3, |rendezvous| {
         if rendezvous.pe() == Pe::new(1) {
@@ -425,7 +443,7 @@ fn server_listens_on_the_requested_interface() {
 }
 
 #[test]
-fn lost_pe_0_with_the_server_is_named() {
+fn error_names_pe_0_lost_together_with_its_server() {
     run_jobs(served_by_pe_0(3, Endpoint::random_unix().unwrap()), LONG, |joined| {
         let rendezvous = joined.unwrap();
         rendezvous.barrier("start").unwrap();
@@ -440,7 +458,7 @@ fn lost_pe_0_with_the_server_is_named() {
 }
 
 #[test]
-fn missing_pe_0_is_named_by_all_others() {
+fn missing_pe_0_is_named_by_all_other_pes() {
     let jobs = served_by_pe_0(3, Endpoint::random_unix().unwrap()).split_off(1);
     for error in run_jobs(jobs, Duration::from_millis(200), |joined| joined.unwrap_err()) {
         assert_eq!(error.blamed(), pes([0]), "{error}");
@@ -448,7 +466,7 @@ fn missing_pe_0_is_named_by_all_others() {
 }
 
 #[test]
-fn pe_0_that_gives_up_names_the_missing_pes() {
+fn join_timeout_of_pe_0_ends_the_join_of_all_pes() {
     let mut jobs = served_by_pe_0(4, Endpoint::random_unix().unwrap());
     jobs.pop();
     let serving = jobs.remove(0);

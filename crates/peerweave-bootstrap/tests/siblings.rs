@@ -104,7 +104,10 @@ mod linux {
             hanging.kill();
             for process in &mut others {
                 let said = process.line();
-                assert!(said.contains(") ended before it joined") && said.contains(&hanging.child.id().to_string()), "{said}");
+                assert!(
+                    said.contains(") ended before the PE joined") && said.contains(&hanging.child.id().to_string()),
+                    "{said}"
+                );
                 assert_eq!(process.line(), format!("lost {victim}"));
             }
             assert!(since.elapsed() < SOON, "{:?}", since.elapsed());
@@ -121,7 +124,7 @@ mod linux {
         assert_eq!(shell.line(), "hanging");
         thread::sleep(A_WHILE);
         shell.kill();
-        assert!(other.line().contains("ended before it joined"));
+        assert!(other.line().contains("ended before the PE joined"));
         assert_eq!(other.line(), "lost 1");
     }
 

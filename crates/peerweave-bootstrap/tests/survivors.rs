@@ -117,7 +117,7 @@ fn decision_of_a_leader_that_has_died_stays_valid() {
 }
 
 #[test]
-fn pe_that_does_not_call_is_named_and_may_call_later() {
+fn pe_that_does_not_call_agree_is_named_and_may_call_later() {
     let old = Old::new(4, &[1]);
     let late = old.pes(&[0, 2], |survivors| agree(survivors, soon(100 + 50 * u64::from(survivors.me().get()))));
     for outcome in late {
@@ -132,7 +132,7 @@ fn pe_that_does_not_call_is_named_and_may_call_later() {
 }
 
 #[test]
-fn stopped_leader_is_named_by_each_pe_that_gives_up() {
+fn stopped_leader_is_named_by_each_pe_that_times_out() {
     let old = Old::new(3, &[]);
     let given_up = AtomicBool::new(false);
     let stopped = |_: u64, _: &[Pe]| {
@@ -199,7 +199,7 @@ fn pe_left_out_of_the_new_job_gets_an_error() {
 }
 
 #[test]
-fn error_of_lead_or_check_ends_the_agreement() {
+fn error_of_the_lead_or_check_function_ends_the_agreement() {
     let old = Old::new(2, &[0]);
     old.pe(1, |survivors| {
         let failed = survivors.agree(soon(20_000), || Ok(()), |_, _| Err("no memory"));

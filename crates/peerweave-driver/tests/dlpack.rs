@@ -186,7 +186,7 @@ fn tensor_of_either_dlpack_version_is_a_buffer() {
 }
 
 #[test]
-fn deleter_is_called_once_after_the_last_stream() {
+fn deleter_is_called_once_after_all_stream_work_ends() {
     Fakes::new().cuda().run(|| {
         let (_, stream) = device();
         let (made, deleted) = Made::floats(&[1.0; 4], &[4]);

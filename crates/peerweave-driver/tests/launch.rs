@@ -209,7 +209,7 @@ fn kernel_is_launched_from_several_threads() {
 }
 
 #[test]
-fn invalid_images_and_names_are_typed_errors() {
+fn invalid_images_and_kernel_names_return_typed_errors() {
     Fakes::new().cuda().run(|| {
         let (context, _) = device();
         register();

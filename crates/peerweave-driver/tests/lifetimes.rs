@@ -82,7 +82,7 @@ fn reaper_does_not_invalidate_a_global_capture() {
 }
 
 #[test]
-fn retiring_does_not_invalidate_a_capture() {
+fn retiring_a_value_does_not_invalidate_a_capture() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let before = peerweave_fakes::entered("cuEventRecord");
@@ -101,7 +101,7 @@ fn retiring_does_not_invalidate_a_capture() {
 }
 
 #[test]
-fn wait_does_not_invalidate_a_capture_that_begins() {
+fn wait_does_not_invalidate_a_capture_begun_during_the_wait() {
     Fakes::new().cuda().run(|| {
         let (_, stream) = device();
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -142,7 +142,7 @@ fn allocation_and_copies_succeed_during_a_global_capture() {
 }
 
 #[test]
-fn graph_never_fills_memory_that_it_does_not_keep() {
+fn zeroed_and_from_slice_are_refused_during_a_capture() {
     Fakes::new().cuda().run(|| {
         let (_, stream) = device();
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("capture");
@@ -166,7 +166,7 @@ fn wait_for_a_captured_stream_fails_and_keeps_the_capture() {
 }
 
 #[test]
-fn event_that_cannot_be_queried_frees_nothing() {
+fn value_is_leaked_if_its_event_cannot_be_queried() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FAIL", "cuEventQuery:1=1").run(|| {
         let (context, stream) = device();
         let freed = retire_flag(&context, &stream);
@@ -210,7 +210,7 @@ fn error_recorded_by_other_code_stays_in_the_context() {
 }
 
 #[test]
-fn default_stream_belongs_to_its_context_on_any_thread() {
+fn default_stream_uses_its_own_context_on_any_thread() {
     Fakes::new().cuda().run(|| {
         let (zero, one) = (context(0).expect("a device"), context(1).expect("another device"));
         let stream = zero.default_stream();
@@ -252,7 +252,7 @@ fn freed_after(own: &Arc<CudaStream>, stuck: &Arc<CudaStream>, slice: CudaSlice<
 }
 
 #[test]
-fn slice_read_by_two_streams_outlives_the_work_of_both() {
+fn slice_read_by_two_streams_outlives_their_work() {
     Fakes::new().cuda().run(|| {
         let (context, own) = device();
         let (first, second) = (context.new_stream().expect("a stream"), context.new_stream().expect("a stream"));
@@ -265,7 +265,7 @@ fn slice_read_by_two_streams_outlives_the_work_of_both() {
 }
 
 #[test]
-fn slice_outlives_streams_of_another_context_object() {
+fn slice_outlives_work_of_streams_of_another_context_object() {
     Fakes::new().cuda().run(|| {
         // Two cudarc objects for one context of the driver. Neither knows how many streams the
         // other has created.
@@ -302,7 +302,7 @@ fn default_stream_slice_is_freed_after_work_of_other_streams() {
 }
 
 #[test]
-fn slice_written_by_another_stream_does_not_delay_own_stream() {
+fn write_on_another_stream_does_not_delay_the_slices_stream() {
     Fakes::new().cuda().run(|| {
         let (context, own) = device();
         let other = context.new_stream().expect("a stream");

@@ -75,7 +75,7 @@ fn pending_copy_does_not_read_memory_of_the_caller() {
 }
 
 #[test]
-fn wrong_lengths_ranges_and_devices_are_named() {
+fn errors_name_wrong_lengths_ranges_and_devices() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let mut memory = DeviceMemory::<u32>::alloc(&context, 8).expect("the device has enough memory");
@@ -96,7 +96,7 @@ fn wrong_lengths_ranges_and_devices_are_named() {
 }
 
 #[test]
-fn memory_is_freed_after_the_streams_that_used_it() {
+fn memory_is_freed_after_the_work_of_its_streams() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let before = free_bytes(&context);
@@ -169,7 +169,7 @@ fn waits_end_at_their_deadlines() {
 }
 
 #[test]
-fn graph_keeps_its_values_alive() {
+fn captured_graph_keeps_its_memory_allocated() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let before = free_bytes(&context);

@@ -49,7 +49,7 @@ fn idle_streams_without_handles_are_removed() {
 }
 
 #[test]
-fn streams_in_several_lists_are_removed() {
+fn idle_streams_in_several_lists_are_removed() {
     Fakes::new().cuda().run(|| {
         let context = context(0).expect("a device");
         let source = DeviceMemory::<u64>::alloc(&context, 64).expect("the device has enough memory");

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_are_called_with_their_types() {
+    fn bound_functions_return_correct_results() {
         let math = math();
         // SAFETY: the signatures are those of the C standard.
         let results = unsafe { (math.cos(0.0), math.scalbn(1.5, 4), math.cos(0.0)) };
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_lists_bound_functions_that_are_absent() {
+    fn absent_bound_functions_are_listed_as_missing() {
         let missing: Vec<_> = math().missing().iter().map(|symbol| (symbol.name, symbol.since)).collect();
         assert_eq!(missing, [("no_such_function", "C42")]);
         assert_eq!(Math::SYMBOLS.len(), 3);

@@ -103,7 +103,7 @@ impl fmt::Display for Unsupported {
         let Self { product, what, found, path, .. } = self;
         match self.since {
             Some(since) => write!(f, "{what} needs {product} {since}, found {found} ({})", path.display()),
-            None => write!(f, "{what} is not implemented for the host by {product} {found} ({})", path.display()),
+            None => write!(f, "{product} {found} does not implement {what} for the host ({})", path.display()),
         }
     }
 }
@@ -120,7 +120,7 @@ mod tests {
         let never = Unsupported { product, what, since: None, found, path: Arc::clone(&path) };
         assert_eq!(
             never.to_string(),
-            "nvshmem_int32_atomic_add is not implemented for the host by NVSHMEM 3.8.0 (/lib/libnvshmem_host.so.3)"
+            "NVSHMEM 3.8.0 does not implement nvshmem_int32_atomic_add for the host (/lib/libnvshmem_host.so.3)"
         );
         let later = Unsupported { product, what: "nvshmem_new", since: Some(Version::new(3, 9, 1)), found, path };
         assert_eq!(later.to_string(), "nvshmem_new needs NVSHMEM 3.9.1, found 3.8.0 (/lib/libnvshmem_host.so.3)");

@@ -1,8 +1,9 @@
 //! The package directories of the active Python. They are found by reading directories, without
 //! starting an interpreter.
 //!
-//! Wheels install a vendor's library under `site-packages/nvidia/...`. The active Python is that of
-//! the activated environment. Without an activated environment, the `python3` in `PATH` is active.
+//! Wheels install a vendor's library under `site-packages/nvidia/...`. If an environment is
+//! activated, its Python is the active Python. Otherwise, the `python3` in `PATH` is the active
+//! Python.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -123,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn user_packages_precede_system_and_follow_environment() {
+    fn user_packages_rank_between_environment_and_system() {
         let root = tempfile::tempdir().expect("temporary directory");
         let user = package_directory(root.path(), "home/.local/lib/python3.12/site-packages");
         let found = |prefix: &str| {
@@ -143,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn no_variables_yield_no_directories() {
+    fn unset_variables_yield_no_package_directories() {
         assert!(site_packages(&|_| None).is_empty());
     }
 }

@@ -70,8 +70,8 @@ impl<A> Registry<A> {
             let Loaded { product, version, path, others, .. } = record;
             tracing::debug!(product, %version, path = %path.display(), "library adopted");
             for other in others {
-                let (used, other, file) = (path.display(), other.display(), self.stem);
-                tracing::warn!(%used, %other, "a second {file} is mapped in this process; {}", self.hazard);
+                let (used, other, file, hazard) = (path.display(), other.display(), self.stem, self.hazard);
+                tracing::warn!(%used, %other, "a second {file} is mapped in this process; {hazard}");
             }
         }
         Ok(record)
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn too_old_library_is_refused_with_both_versions() {
+    fn error_for_a_too_old_library_names_both_versions() {
         let old = Version::new(1, 9, 0);
         let error =
             registry().adopt(library(), |library| Ok::<_, Unsupported>((library, old))).expect_err("version 1.9.0 is too old");

@@ -207,7 +207,10 @@ impl Search {
         let reason = match Library::open(self.product, file, visibility) {
             Ok(library) => match self.mark.filter(|mark| library.symbol(mark).is_none()) {
                 None => return Some(library),
-                Some(mark) => format!("lacks the function {}, so it is not {}", mark.to_string_lossy(), self.product),
+                Some(mark) => {
+                    let (function, product) = (mark.to_string_lossy(), self.product);
+                    format!("lacks the function {function}, so the file is not {product}")
+                }
             },
             // The dynamic linker's message for a file of another architecture is the same as for a
             // missing file.
@@ -326,7 +329,7 @@ mod tests {
         let error = search.known_by(c"ncclGetVersion").open(Visibility::Local).expect_err("libm is not NCCL");
         assert_eq!(
             error.tried.last().map(|attempt| attempt.reason.as_str()),
-            Some("lacks the function ncclGetVersion, so it is not mathematics")
+            Some("lacks the function ncclGetVersion, so the file is not mathematics")
         );
     }
 }

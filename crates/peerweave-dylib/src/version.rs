@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn alternate_form_omits_a_patch_of_zero() {
+    fn alternate_format_omits_a_patch_version_of_zero() {
         assert_eq!(format!("{:#}", Version::of_numbers([12, 9, 0])), "12.9");
         assert_eq!(format!("{:#}", Version::of_numbers([12, 9, 86])), "12.9.86");
         assert_eq!(Version::of_numbers([3, 400, 1]), Version::new(3, 255, 1));

@@ -4,8 +4,8 @@
 //! The owner of the value decides what a forked process may do with the value. A process created by
 //! a direct `clone` system call is not detected, because the C library's fork handler does not run.
 //!
-//! Invariant: after a process has first called [`ForkGuard::new`], the count in this process
-//! differs from the count in every process that was forked from this process.
+//! Each process counts the forks since the first call of [`ForkGuard::new`]. Invariant: after this
+//! call, a process and every process that was forked from it have different counts.
 #![doc = include_str!("../README.md")]
 
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -58,7 +58,7 @@ fn watch() {
         if status != 0 {
             tracing::warn!(
                 status,
-                "forks of this process will not be detected: do not use values created before the fork in a forked process"
+                "pthread_atfork failed, so forks of this process are not detected: in a forked process, do not use values created before the fork"
             );
         }
     });
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn guard_is_forked_only_in_a_child() {
+    fn fork_is_detected_only_in_the_child() {
         let guard = ForkGuard::new();
         // SAFETY: the child only reads an atomic, creates its own guard, and ends without running
         // destructors.

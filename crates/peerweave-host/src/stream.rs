@@ -36,7 +36,7 @@ struct Inner {
     shared: Arc<Shared>,
     /// Whether a thread is running an operation of this stream.
     busy: AtomicBool,
-    /// Whether operations were queued that may not have ended. Set only while `queue` is locked.
+    /// Whether a queued operation may not have ended yet. Set only while `queue` is locked.
     pending: AtomicBool,
     queue: Mutex<Jobs>,
     changed: Condvar,

@@ -42,7 +42,7 @@ const CALLS: &[(&str, Call)] = &[
     ("all_gather_v of pairs", |team, on, _| team.all_gather_v_blocking(&on.pairs, &on.all_pairs, Arc::clone(&on.pair_parts))),
     ("gather_v", |team, on, _| team.gather_v_blocking(&on.x, &on.all, Arc::clone(&on.parts), Rank::new(0))),
     ("scatter_v", |team, on, _| team.scatter_v_blocking(&on.all, &on.x, Arc::clone(&on.parts), Rank::new(0))),
-    ("all_to_all_strided", |team, on, _| {
+    ("all_to_all with strides", |team, on, _| {
         let strides = Strides { count: on.x.len() / 2, source: 2, dest: 2 };
         team.all_to_all_strided_blocking(&on.all, &on.more, strides)
     }),

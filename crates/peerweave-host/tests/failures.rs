@@ -20,7 +20,7 @@ fn wait_in_vain(world: &World) -> peerweave_core::Ticket<u64> {
 }
 
 #[test]
-fn calls_after_a_failure_are_poisoned_and_name_the_pe() {
+fn calls_after_a_failure_are_poisoned_and_name_the_failed_pe() {
     with_deadline(3, HostOptions::DEADLINE, |world| {
         let (team, stream) = (world.team().clone(), world.stream().unwrap());
         team.barrier_blocking().unwrap();
@@ -69,7 +69,7 @@ fn finalize_returns_the_failure_of_a_pending_operation() {
 }
 
 #[test]
-fn finalize_does_not_return_a_returned_failure() {
+fn finalize_does_not_return_a_failure_a_second_time() {
     with_deadline(1, SHORT, |world| {
         let ticket = wait_in_vain(&world);
         assert!(matches!(ticket.wait_within(HostOptions::DEADLINE), Err(Error::Timeout(_))));

@@ -142,7 +142,7 @@ fn error_of_a_kernel_contains_the_chosen_seed() {
 }
 
 #[test]
-fn kernel_that_uses_an_invalid_pe_blames_no_pe() {
+fn error_of_a_kernel_with_an_invalid_pe_blames_no_pe() {
     alone(|world| -> Result<()> {
         let (stream, words) = (world.stream()?, world.alloc_zeroed::<u64>(1)?);
         let error = stream.launch(&puts_to_pe_5::KERNEL, 1, 1, (&words,))?.wait().unwrap_err();

@@ -90,7 +90,7 @@ fn capabilities_describe_each_reduction() {
 }
 
 #[test]
-fn team_failure_is_kept_on_the_pe_that_detected_it() {
+fn failure_of_a_team_is_recorded_on_the_pe_that_detected_it() {
     let mut options = HostOptions::default();
     options.deadline = Duration::from_millis(100);
     on_threads(2, &options, |world| {

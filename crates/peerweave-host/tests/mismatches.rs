@@ -27,7 +27,7 @@ fn differ(odd: &str, others: &str, call: impl Fn(&World, bool) -> Result<()> + S
 }
 
 #[test]
-fn strided_splits_with_different_shapes_mismatch() {
+fn strided_splits_with_different_shapes_are_a_mismatch() {
     let split = |world: &World, start, stride, size| world.team().split_strided(TeamShape { start, stride, size }).map(drop);
     differ(
         "split_strided into 1 rank from rank 0 at stride 1",
@@ -44,7 +44,7 @@ fn strided_splits_with_different_shapes_mismatch() {
 }
 
 #[test]
-fn splits_by_different_calls_or_row_lengths_mismatch() {
+fn splits_by_different_calls_or_row_lengths_are_a_mismatch() {
     differ("split_2d with x_range 1, into rows", "split_2d with x_range 2, into rows", |world, odd| {
         world.team().split_2d(if odd { 1 } else { 2 }).map(drop)
     });
@@ -62,7 +62,7 @@ fn splits_by_different_calls_or_row_lengths_mismatch() {
 }
 
 #[test]
-fn allocations_of_different_types_mismatch() {
+fn allocations_of_different_types_are_a_mismatch() {
     differ(
         "alloc of 8 elements of f64 aligned to 64 bytes, not zeroed",
         "alloc of 16 elements of i32 aligned to 64 bytes, not zeroed",
@@ -71,7 +71,7 @@ fn allocations_of_different_types_mismatch() {
 }
 
 #[test]
-fn stride_of_a_shape_of_one_rank_may_differ() {
+fn strides_may_differ_if_the_team_has_one_rank() {
     on_threads(2, &HostOptions::default(), |world| {
         let stride = world.my_pe().get() as i32 + 7;
         let team = world.team().split_strided(TeamShape { start: 1, stride, size: 1 }).unwrap();

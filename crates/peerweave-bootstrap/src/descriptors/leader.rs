@@ -1,8 +1,9 @@
 //! The first member of a call, which is the leader. The leader listens, collects the descriptors
 //! and distributes them. The code of the other members is in [`super`].
 //!
-//! Invariant: a connection belongs to a member only after its hello. Until then the connection
-//! stores a few bytes and the descriptors of at most one message, for a limited time.
+//! Invariant: a connection is assigned to a member only after the member's hello has arrived. Until
+//! then the leader stores a few bytes of the connection and the descriptors of at most one message,
+//! for a limited time.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -216,7 +217,7 @@ impl Call<'_> {
                 _ => {
                     tracing::debug!(
                         call = self.name,
-                        "dropped a connection that sent no valid hello, or a second connection of a member"
+                        "dropped a connection: it sent no valid hello, or its member is already connected"
                     )
                 }
             }

@@ -21,7 +21,8 @@ pub(super) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>])
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PER_MESSAGE))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many descriptors for one message"));
+        let text = format!("the message has {} descriptors, expected at most {PER_MESSAGE}", fds.len());
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
     Ok(sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?)
 }

@@ -102,7 +102,7 @@ impl Rendezvous {
         };
         match (call.leads(), fd) {
             (true, None) => Err(misuse("none", "a descriptor on the first member")),
-            (false, Some(_)) => Err(misuse("a descriptor", "None on every member but the first")),
+            (false, Some(_)) => Err(misuse("a descriptor", "none, because only the first member passes a descriptor")),
             (true, Some(fd)) => {
                 call.lead(Transfer::Share(fd.as_fd()))?;
                 Ok(fd)
@@ -169,7 +169,7 @@ impl<'a> Call<'a> {
                 call: name,
                 what: "members",
                 value: format!("{:?}", members.iter().map(|pe| pe.get()).collect::<Vec<_>>()),
-                expected: format!("different PEs below {}, with {}", rendezvous.n_pes(), rendezvous.pe()),
+                expected: format!("distinct PEs below {n_pes}, including {me}", n_pes = rendezvous.n_pes(), me = rendezvous.pe()),
             });
         };
         let (number, stale_key) = {
@@ -363,7 +363,7 @@ fn wait(sockets: &mut [PollFd<'_>], limit: Duration) -> io::Result<bool> {
 }
 
 fn descriptor_limit() -> io::Error {
-    io::Error::other("the process has reached its limit of open descriptors; raise it with `ulimit -n`")
+    io::Error::other("the process has reached its limit of open descriptors; raise the limit with `ulimit -n`")
 }
 
 fn is_retryable(error: &io::Error) -> bool {

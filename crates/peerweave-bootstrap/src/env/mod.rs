@@ -121,9 +121,9 @@ impl Job {
         Ok(job)
     }
 
-    /// Returns the variables that a launcher sets for this PE. From these variables,
-    /// [`from_vars`](Self::from_vars) reads the same position, with [`Launcher::Peerweave`] as the
-    /// launcher.
+    /// Returns the variables that a launcher sets for this PE. [`from_vars`](Self::from_vars) reads
+    /// the same position of the PE from these variables, but the launcher of the resulting job is
+    /// [`Launcher::Peerweave`].
     ///
     /// The value of `PEERWEAVE_TOKEN` is a secret. Pass the variable in the environment, never on a
     /// command line.
@@ -310,7 +310,7 @@ impl Reader<'_> {
         let i = self.required(index, 0, MAX_PES - 1)?;
         match i < n {
             true => Ok((i, n)),
-            false => Err(self.wrong(index, format!("less than {count} (the value of {n})"))),
+            false => Err(self.wrong(index, format!("less than {n} (the value of {count})"))),
         }
     }
 

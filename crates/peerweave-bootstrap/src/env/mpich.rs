@@ -1,8 +1,9 @@
 //! The variables of `mpiexec` of MPICH (Hydra) and Intel MPI, and of other PMI-1 launchers.
 //!
 //! The PMI connection is not used, because it belongs to the program's MPI library, if any. The
-//! environment contains the index of the PE and the number of PEs. MPICH also sets the index and
-//! the number on this machine. The process that started the PEs on this machine identifies the job.
+//! environment contains the index of the PE and the number of PEs in the job. MPICH also sets the
+//! index of the PE and the number of PEs on this machine. The process that started the PEs on this
+//! machine identifies the job.
 //!
 //! Invariant: a missing count is an error that names the variable to set. A count is never guessed.
 
@@ -21,7 +22,7 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
     let local_n_pes = match vars.number(count, 1, n_pes)? {
         Some(local_n_pes) => local_n_pes,
         None if n_pes == 1 => 1,
-        None => return Err(vars.wrong(count, format!("the number of PEs on this machine (the job has {n_pes})"))),
+        None => return Err(vars.wrong(count, format!("the number of PEs on this machine (the job has {n_pes} PEs)"))),
     };
     let local_pe = match vars.number(index, 0, local_n_pes - 1)? {
         Some(local_pe) => local_pe,

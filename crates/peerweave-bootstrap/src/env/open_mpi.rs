@@ -1,7 +1,7 @@
 //! The variables of Open MPI's `mpirun` and of other PMIx launchers (`prterun`, `srun --mpi=pmix`).
 //!
 //! The PMIx library is not called. PMIx puts the index of the PE and the identifier of the job into
-//! the environment. Only Open MPI adds the counts.
+//! the environment. Only Open MPI adds the numbers of PEs.
 //!
 //! Invariant: a missing count is an error that names the variable to set. A count is never guessed.
 
@@ -37,7 +37,7 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
             None if n_pes == 1 => 1,
             None => {
                 let variable = if by_open_mpi { names::OMPI_COMM_WORLD_LOCAL_SIZE } else { names::LOCAL_N_PES };
-                return Err(vars.wrong(variable, format!("the number of PEs on this machine (the job has {n_pes})")));
+                return Err(vars.wrong(variable, format!("the number of PEs on this machine (the job has {n_pes} PEs)")));
             }
         },
     };

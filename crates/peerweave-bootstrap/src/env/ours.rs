@@ -1,7 +1,7 @@
 //! The variables of `peerweave run`, which also runs the rendezvous server.
 //!
-//! This module is used if [`names::PE`] is set. If these variables are set in addition to those of
-//! another launcher, but without [`names::PE`], [`super::read`] handles them.
+//! This module is used if [`names::PE`] is set. Without [`names::PE`], the variables can add to the
+//! variables of another launcher. [`super::read`] handles this case.
 
 use peerweave_types::Pe;
 

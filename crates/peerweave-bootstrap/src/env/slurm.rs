@@ -1,8 +1,7 @@
 //! The variables of Slurm's `srun`, and the two list notations of Slurm.
 //!
-//! An `salloc` shell has a job identifier but no index (`SLURM_PROCID`). It is not a PE, so the
-//! result is `None`. A batch script of `sbatch` has `SLURM_PROCID=0` and no step, or a special
-//! step. It is not a PE either.
+//! An `salloc` shell has a job identifier but no index (`SLURM_PROCID`). A batch script of `sbatch`
+//! has `SLURM_PROCID=0` and no step, or a special step. Neither is a PE, so the result is `None`.
 //!
 //! Invariant: variables of the step take precedence over those of the job, because a step may use
 //! part of the job.
@@ -117,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn host_list_returns_its_first_host() {
+    fn first_host_of_a_slurm_host_list_is_found() {
         for (list, first) in [
             ("node1", "node1"),
             ("gpu[01-03,7],login", "gpu01"),
@@ -136,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn tasks_per_machine_are_expanded() {
+    fn slurm_list_of_tasks_per_node_is_expanded() {
         assert_eq!(tasks_per_machine("4(x2),3"), Some(vec![4, 4, 3]));
         assert_eq!(tasks_per_machine("8"), Some(vec![8]));
         for wrong in ["", "4(x", "4(x2", "x2", "4,,3", "-1", "4(x999999999)", "4(x99999999999)", "+4"] {

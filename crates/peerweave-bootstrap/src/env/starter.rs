@@ -1,8 +1,8 @@
 //! Finds the process that set a variable for this process. This is the launcher, even with shells
 //! and wrappers in between. Reads `/proc`.
 //!
-//! Invariant: processes that one launcher started with the same variable get the same answer,
-//! unless one of them set the variable itself.
+//! Invariant: all processes that one launcher started with the same variable get the same answer.
+//! The only exception is a process that has set the variable itself.
 
 use std::fs;
 
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn ended_process_is_not_alive() {
+    fn zombie_process_counts_as_ended() {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let process = Process::of(child.id() as i32).unwrap();
         assert!(process.lives());
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn starter_of_a_missing_variable_is_the_parent_process() {
+    fn unset_variable_is_attributed_to_the_parent_process() {
         let parent = rustix::process::getppid().unwrap().as_raw_nonzero().get();
         let starter = of_variable("PEERWEAVE_NOBODY_SETS_THIS").unwrap();
         assert!(starter.starts_with(&format!("{parent} ")), "{starter}");

@@ -82,7 +82,7 @@ fn every_launcher_environment_gives_pe_and_counts() {
 }
 
 #[test]
-fn contradictory_environment_names_the_variable() {
+fn error_for_an_invalid_environment_names_the_variable() {
     let ours = format!("PEERWEAVE_RENDEZVOUS=unix:@x PEERWEAVE_TOKEN={HEX}");
     let torch = "MASTER_ADDR=node7 MASTER_PORT=29500";
     let slurm = "SLURM_JOB_ID=42 SLURM_STEP_ID=0";
@@ -266,7 +266,7 @@ fn explicit_token_and_rendezvous_are_used() {
 }
 
 #[test]
-fn variables_of_a_pe_parse_to_the_same_position() {
+fn variables_of_a_job_parse_to_the_original_job() {
     let mut original = Job::on_one_machine(2, 4, Endpoint::Unix("x".into()), Token::random().unwrap());
     original.interface = Some("eth0".into());
     let vars: HashMap<_, _> = original.to_vars().into_iter().collect();
@@ -281,7 +281,7 @@ fn empty_variable_counts_as_not_set() {
 }
 
 #[test]
-fn derived_token_is_marked_and_refused_on_request() {
+fn derived_token_is_public_and_refused_if_a_token_is_required() {
     let torchrun = "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=x MASTER_PORT=1";
     assert!(job(torchrun).unwrap().token_is_public);
     assert!(!job(&format!("{torchrun} PEERWEAVE_TOKEN={HEX}")).unwrap().token_is_public);

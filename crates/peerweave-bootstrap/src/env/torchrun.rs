@@ -45,7 +45,7 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
         // this machine.
         None if is_loopback(&host) => n_pes,
         None => {
-            let expected = format!("the number of PEs on this machine (the job has {n_pes})");
+            let expected = format!("the number of PEs on this machine (the job has {n_pes} PEs)");
             return Err(vars.wrong(names::LOCAL_WORLD_SIZE, expected));
         }
     };

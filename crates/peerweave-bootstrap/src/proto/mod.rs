@@ -1,9 +1,9 @@
 //! Wire format of the rendezvous: length-prefixed frames, and their decoder for untrusted data.
 //!
-//! This module performs no input or output, which [`Server`](crate::Server) and
-//! [`Rendezvous`](crate::Rendezvous) do. A frame starts with the length of the rest as a `u32`.
-//! Then follow one byte for the kind and the fields of that kind. Integers are little-endian. Text
-//! and blobs have a `u32` length prefix.
+//! This module performs no input or output. [`Server`](crate::Server) and
+//! [`Rendezvous`](crate::Rendezvous) send and receive the frames. A frame starts with the length of
+//! its other bytes as a `u32`. One byte for the kind and the fields of that kind follow. Integers
+//! are little-endian. Text and blobs have a `u32` length prefix.
 //!
 //! Invariant: the decoder allocates no more than the limits allow and never panics. The encoding is
 //! canonical: a decoded frame encodes to the same bytes.
@@ -26,7 +26,8 @@ pub const HELLO_FRAME_LEN_BYTES: usize = 4 + 1 + MAGIC.len() + 2 + 4 + 4 + 4 + T
 
 /// Number of the request to join. This request completes when all PEs have joined.
 pub const JOIN_REQUEST: u64 = 0;
-/// Flag in the request number of a collective call. The other bits contain the number of the round.
+/// Flag in the request number of a collective call. The other bits contain the number of this call
+/// among the collective calls of the PE, from 0.
 pub const ROUND_BIT: u64 = 1 << 63;
 
 /// The first frame of a connection, which identifies the PE.
@@ -140,7 +141,7 @@ pub enum Frame {
     /// Client: enters a collective call. Answered by `Done`. In an exchange, one `Part` for each PE
     /// precedes `Done`.
     Enter {
-        /// Number of the round, combined with [`ROUND_BIT`].
+        /// Number of the collective call, combined with [`ROUND_BIT`].
         request: u64,
         /// Kind of the collective call.
         collective: Collective,
@@ -175,7 +176,7 @@ pub enum Frame {
         /// The key.
         key: String,
     },
-    /// Client: asks whether a PE is lost. Answered by `Done` if no PE is lost, otherwise by
+    /// Client: asks whether any PE is lost. Answered by `Done` if no PE is lost, otherwise by
     /// `Failed`.
     Check {
         /// Number of the request, chosen by the client.
@@ -208,7 +209,7 @@ pub enum Frame {
     },
     /// Server: the blob of one PE in an exchange. The parts are sent in the order of the PEs.
     Part {
-        /// Number of the round, combined with [`ROUND_BIT`].
+        /// Number of the collective call, combined with [`ROUND_BIT`].
         request: u64,
         /// The blob.
         blob: Vec<u8>,

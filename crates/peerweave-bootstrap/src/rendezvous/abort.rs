@@ -1,5 +1,5 @@
-//! Ends all PEs of a job. One PE calls `abort`, and every process is notified, even while it is
-//! busy.
+//! Ends all PEs of a job. One PE calls `abort`, and every process is notified, even if the
+//! process is busy.
 //!
 //! The server decides which call was first. In each process, a thread waits for the notification on
 //! the connection, because other threads may never call this crate again.

@@ -60,8 +60,8 @@ pub(crate) struct Connection {
 struct State {
     slots: HashMap<u64, Slot>,
     closed: Option<Closed>,
-    /// Losses that the server reported without a request, in the order of the reports. If the
-    /// server dies, they may explain its death.
+    /// Lost PEs that the server reported without a request, in the order of the reports. If the
+    /// server dies, these losses may explain why.
     lost: Vec<Fault>,
     /// The PE that has ended the job, with its exit code.
     aborted: Option<(u32, u8)>,

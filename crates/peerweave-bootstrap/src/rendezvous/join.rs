@@ -3,8 +3,8 @@
 //!
 //! [`super`] sends the requests. [`super::siblings`] finds the process of each PE.
 //!
-//! Invariant: every function of this module returns by the deadline of the join, apart from the
-//! grace time in which the server names missing PEs.
+//! Invariant: every function of this module returns by the deadline of the join, plus the time that
+//! the server needs to name missing PEs.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;

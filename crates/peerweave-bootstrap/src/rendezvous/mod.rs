@@ -275,13 +275,13 @@ impl Rendezvous {
         self.collective(Collective::Exchange, label, blob, self.deadline)
     }
 
-    /// Like [`exchange`](Self::exchange), but waits for at most `within`, if `within` is shorter
-    /// than [`deadline`](Self::deadline).
+    /// Like [`exchange`](Self::exchange), but waits for at most `within`, which may be shorter or
+    /// longer than [`deadline`](Self::deadline).
     ///
     /// # Errors
     /// As for [`exchange`](Self::exchange).
     pub fn exchange_within(&self, label: &str, blob: &[u8], within: Duration) -> Result<Vec<Vec<u8>>, BootstrapError> {
-        self.collective(Collective::Exchange, label, blob, within.min(self.deadline))
+        self.collective(Collective::Exchange, label, blob, within)
     }
 
     /// Waits until all PEs have called `barrier` with the same label.
@@ -295,13 +295,13 @@ impl Rendezvous {
         self.barrier_within(label, self.deadline)
     }
 
-    /// Like [`barrier`](Self::barrier), but waits for at most `within`, if `within` is shorter than
-    /// [`deadline`](Self::deadline).
+    /// Like [`barrier`](Self::barrier), but waits for at most `within`, which may be shorter or
+    /// longer than [`deadline`](Self::deadline).
     ///
     /// # Errors
     /// As for [`exchange`](Self::exchange).
     pub fn barrier_within(&self, label: &str, within: Duration) -> Result<(), BootstrapError> {
-        self.collective(Collective::Barrier, label, &[], within.min(self.deadline)).map(|_| ())
+        self.collective(Collective::Barrier, label, &[], within).map(|_| ())
     }
 
     /// Returns the process ID of each PE, in the order of the PEs. Each process ID is valid in the
@@ -445,7 +445,7 @@ impl Rendezvous {
         let request = connection.next_round();
         let frame = Frame::Enter { request, collective, label: label.to_owned(), blob: blob.to_owned() };
         let n_blobs = if collective == Collective::Exchange { self.n_pes as usize } else { 0 };
-        match connection.request(request, &frame, start + within) {
+        match connection.request(request, &frame, start + within.min(LONGEST_WAIT)) {
             Answer::Done(blobs) if blobs.len() == n_blobs => Ok(blobs),
             answer => Err(self.error(call(), answer, start)),
         }
@@ -514,6 +514,9 @@ impl fmt::Debug for Rendezvous {
         f.debug_struct("Rendezvous").field("pe", &self.pe).field("n_pes", &self.n_pes).finish_non_exhaustive()
     }
 }
+
+/// Maximum time limit of a call. A longer limit could not be added to the present time.
+const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Time limit for notifying the server that this PE leaves. The server only needs to read the
 /// frame.

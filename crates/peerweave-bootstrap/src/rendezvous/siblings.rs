@@ -6,13 +6,13 @@
 //! process. [`super`] receives its reports.
 //!
 //! Invariants:
-//! - [1] A process belongs to rank `n` if this user runs the process in this PID namespace, and if
-//!   the environments of the process and of its ancestors up to the agent have rank `n` of this
-//!   job. The same agent also started this PE.
+//! - [1] A process belongs to rank `n` if this user runs the process in this PID namespace. In
+//!   addition, `n` is the rank in the environment of the process, and in the environments of its
+//!   ancestors below the agent. The same agent also started this PE.
 //! - [2] A rank is reported as ended only if one of its processes ran this program and every
-//!   observed process of the rank has ended. In addition, no process of this machine has had the
-//!   rank for [`GRACE`]. So a shell that replaces itself by `exec`, a helper, a fork, and a program
-//!   that continues in its child are not reported.
+//!   observed process of the rank has ended. In addition, no process of this machine has had this
+//!   rank during the last [`GRACE`]. So a shell that replaces itself by `exec`, a helper, a fork,
+//!   and a program that continues in its child are not reported.
 //! - [3] A process is identified by its process ID and start time, because process IDs are reused.
 //! - [4] A process that cannot be read, or was never observed, is not reported.
 
@@ -59,7 +59,7 @@ pub(crate) struct Siblings {
 #[derive(Debug, Default)]
 struct Rank {
     members: Vec<Process>,
-    /// Whether a process of the rank was observed running the program of this process.
+    /// Whether a process of the rank was seen while it ran the same program as this process.
     ran: bool,
     gone_since: Option<Instant>,
     is_over: bool,
@@ -137,7 +137,7 @@ impl Siblings {
         let rank = &mut self.ranks[index as usize];
         rank.is_over = now - gone_since >= GRACE;
         let pids: Vec<String> = rank.members.iter().map(|member| member.pid.to_string()).collect();
-        rank.is_over.then(|| format!("its process ({}) ended before it joined", pids.join(", ")))
+        rank.is_over.then(|| format!("its process ({pids}) ended before the PE joined", pids = pids.join(", ")))
     }
 
     /// Records the processes of the awaited ranks among the descendants of the agent.

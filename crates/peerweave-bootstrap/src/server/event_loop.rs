@@ -54,10 +54,11 @@ pub(super) struct EventLoop {
     /// Closing connections, in the order of their deadlines.
     leaving: VecDeque<Link>,
     retry_accept_at: Option<Instant>,
-    /// Whether connections may still be pending after the last turn. Pending connections cause no
-    /// new event.
+    /// Whether connections may still be pending after the last iteration of the loop. Pending
+    /// connections cause no new event.
     more_to_accept: bool,
-    /// Connections with data that was not read in the last turn. This data causes no new event.
+    /// Connections with data that was not read in the last iteration of the loop. This data causes
+    /// no new event.
     unfinished: Vec<Link>,
     scratch: Box<[u8]>,
 }
@@ -166,7 +167,9 @@ impl EventLoop {
         while let Some(link) = self.unidentified.front().copied() {
             match self.connections.get(&link).map(|connection| &connection.phase) {
                 Some(Phase::Unidentified(by)) if *by > now => break,
-                Some(Phase::Unidentified(_)) => self.drop_connection(link, "it did not send a hello within the time limit"),
+                Some(Phase::Unidentified(_)) => {
+                    self.drop_connection(link, "the connection did not send a hello within the time limit")
+                }
                 _ => {}
             }
             self.unidentified.pop_front();

@@ -1,5 +1,5 @@
 //! Non-blocking sockets of the server, and the buffers of a connection. [`super::event_loop`]
-//! decides what to do with them.
+//! decides when to read, write and close.
 //!
 //! Invariant: the bytes of an `Outbox` are sent exactly once, in the order in which they were
 //! pushed.
@@ -131,8 +131,8 @@ pub(super) struct Outbox {
     queue: VecDeque<Arc<[u8]>>,
     /// Number of bytes of the first element that have been sent.
     sent_len_bytes: usize,
-    /// Number of bytes pushed since the queue was last empty that are not shared with other
-    /// connections.
+    /// Number of bytes that were pushed since the queue was last empty, without the bytes that
+    /// other connections share.
     own_len_bytes: usize,
 }
 

@@ -1,5 +1,5 @@
-//! The members that caused the failure of an attempt: each PE that fails withdraws, and names the
-//! PE that was the cause for it.
+//! Finds the members that caused the failure of an attempt. A PE whose attempt fails withdraws from
+//! the attempt, and names the PE that caused its failure.
 
 use std::thread;
 use std::time::{Duration, Instant};

@@ -210,7 +210,7 @@ impl std::fmt::Debug for Ticket {
     }
 }
 
-/// A new job on which the members of that job have agreed.
+/// The new job on which its members have agreed.
 #[derive(Clone, Debug)]
 pub struct Decision {
     attempt: u64,
@@ -249,8 +249,8 @@ pub enum Disagreement<E> {
         /// The PEs for which this PE waited in vain, in ascending order.
         missing: Vec<Pe>,
     },
-    /// The PE in this variant is a member of a new job without the calling PE, has ended, or has
-    /// given up.
+    /// This PE has ended, no longer participates, or is a member of a new job to which the calling
+    /// PE does not belong.
     Left(Pe),
     /// The function `lead` or the function `check` returned this error.
     Failed(E),
@@ -302,8 +302,8 @@ impl<'a> Survivors<'a> {
         self.beats.beat(self.me.index(), self.words);
     }
 
-    /// Runs `work`. Meanwhile, another thread increments this PE's counter, so that members that
-    /// wait for this PE do not consider this PE stopped.
+    /// Runs `work` and returns its result. While `work` runs, another thread increments this PE's
+    /// counter. So members that wait for this PE do not consider this PE stopped.
     pub fn beating<T>(&self, work: impl FnOnce() -> T) -> T {
         let (beats, me, words) = (&self.beats, self.me.index(), self.words);
         let (done, ends) = mpsc::channel::<()>();
@@ -326,7 +326,7 @@ impl<'a> Survivors<'a> {
     /// Agrees on a new job with the other PEs that have not ended. Only the leader, which is one of
     /// these PEs, calls `lead` with the number of the attempt and the members. `lead` prepares the
     /// new job and returns the ticket of the new job. While a PE waits, it calls `check`
-    /// repeatedly. If `check` returns an error, the call ends.
+    /// repeatedly. If `check` returns an error, this function returns that error.
     ///
     /// # Collective
     /// All PEs of the old job that have not ended.
@@ -507,7 +507,7 @@ impl<'a> Survivors<'a> {
                 let why = if (self.has_ended)(old) {
                     "it has ended"
                 } else if self.has_given_up(decision, old) {
-                    "it has given up"
+                    "it no longer participates"
                 } else {
                     return None;
                 };

@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     #[cfg(target_pointer_width = "64")]
-    fn struct_layouts_equal_those_of_the_c_header() {
+    fn struct_layouts_equal_the_layouts_of_the_dlpack_header() {
         assert_eq!((size_of::<DLDevice>(), size_of::<DLDataType>(), size_of::<DLTensor>()), (8, 4, 48));
         assert_eq!((offset_of!(DLTensor, device), offset_of!(DLTensor, ndim), offset_of!(DLTensor, dtype)), (8, 16, 20));
         assert_eq!((offset_of!(DLTensor, shape), offset_of!(DLTensor, strides), offset_of!(DLTensor, byte_offset)), (24, 32, 40));

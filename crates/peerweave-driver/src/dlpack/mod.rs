@@ -185,8 +185,8 @@ unsafe impl<T> DeviceBuffer<T> for DlpackTensor<T> {
 struct Owned<M: Managed>(NonNull<M>);
 
 // SAFETY: nothing is shared: `Owned` alone owns the struct. The caller of the import promised that
-// the deleter may be called on any thread. The test `deleter_is_called_once_after_the_last_stream`
-// would catch a violation.
+// the deleter may be called on any thread. The test
+// `deleter_is_called_once_after_all_stream_work_ends` would catch a violation.
 unsafe impl<M: Managed> Send for Owned<M> {}
 
 impl<M: Managed> Drop for Owned<M> {
@@ -287,7 +287,7 @@ unsafe fn check<T: Element>(call: &'static str, tensor: &DLTensor) -> Result<(Ve
         _ => wrong(
             "address",
             format!("{:#x} + {} bytes", tensor.data.addr(), tensor.byte_offset),
-            format!("a non-null multiple of {}", size_of::<T>()),
+            format!("a non-null multiple of {element_bytes}", element_bytes = size_of::<T>()),
         ),
     }
 }

@@ -101,7 +101,7 @@ mod tests {
     use crate::cudarc::driver::sys::{CUlaunchAttribute, CUlaunchConfig};
 
     #[test]
-    fn structs_have_the_layout_of_the_header() {
+    fn launch_structs_have_the_layout_of_the_cuda_header() {
         assert_eq!(size_of::<RawConfig>(), size_of::<CUlaunchConfig>());
         assert_eq!(offset_of!(RawConfig, stream), offset_of!(CUlaunchConfig, hStream));
         assert_eq!(offset_of!(RawConfig, attributes), offset_of!(CUlaunchConfig, attrs));

@@ -270,12 +270,14 @@ impl LoadedKernel {
             }
         }
         if config.block.count() > u64::from(self.kernel.max_threads) {
-            let expected = format!("at most {}, given the kernel's {} registers", self.kernel.max_threads, self.kernel.registers);
+            let Kernel { max_threads, registers, .. } = &*self.kernel;
+            let expected = format!("at most {max_threads}, because each thread of the kernel uses {registers} registers");
             return refused("the number of threads of a block", config.block.count().to_string(), expected);
         }
         let room = self.kernel.max_shared_bytes.saturating_sub(self.kernel.static_shared_bytes);
         if config.shared_bytes > room {
-            let expected = format!("at most {room} bytes (the kernel itself uses {})", self.kernel.static_shared_bytes);
+            let used = self.kernel.static_shared_bytes;
+            let expected = format!("at most {room} bytes, because the kernel uses {used} bytes of static shared memory");
             return refused("dynamic shared memory", format!("{} bytes", config.shared_bytes), expected);
         }
         Ok(())
@@ -311,7 +313,7 @@ impl LoadedKernel {
         }
         let kernel = || self.kernel.name.clone();
         if !self.kernel.is_cooperative {
-            let expected = "a device that supports them".into();
+            let expected = "a device that supports cooperative launches".into();
             return Err(LaunchError::Shape {
                 kernel: kernel(),
                 what: "the device",

@@ -79,7 +79,7 @@ impl MappedWords {
     /// # Panics
     /// If the index is out of range.
     pub fn word(&self, index: usize) -> &AtomicU32 {
-        assert!(index < self.0.len, "index of a word is {index}, expected less than {}", self.0.len);
+        assert!(index < self.0.len, "the index of the word is {index}, expected less than {}", self.0.len);
         // SAFETY: the index is below the length. The memory lives as long as a handle, and is only
         // accessed atomically.
         unsafe { self.0.host.0.add(index).as_ref() }
@@ -91,8 +91,8 @@ impl MappedWords {
         let len = self.0.len * size_of::<u32>();
         assert!(
             at <= len && bytes <= len - at,
-            "range of bytes is {at}..{}, expected a range within {len} bytes",
-            at.saturating_add(bytes)
+            "the byte range is {at}..{end}, expected a range within {len} bytes",
+            end = at.saturating_add(bytes)
         );
         self.0.host.0.as_ptr().cast::<u8>().wrapping_add(at)
     }
@@ -128,7 +128,7 @@ impl MappedWords {
     /// # Panics
     /// As for [`word`](Self::word).
     pub fn device_address(&self, index: usize) -> CUdeviceptr {
-        assert!(index < self.0.len, "index of a word is {index}, expected less than {}", self.0.len);
+        assert!(index < self.0.len, "the index of the word is {index}, expected less than {}", self.0.len);
         self.0.device + (index * size_of::<u32>()) as u64
     }
 
@@ -166,11 +166,11 @@ impl fmt::Debug for MappedWords {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "MappedWords({} at {:p}, {:#x} for device {})",
-            self.0.len,
-            self.0.host.0,
-            self.0.device,
-            self.0.context.ordinal()
+            "MappedWords({len} words, host address {host:p}, address {address:#x} on device {ordinal})",
+            len = self.0.len,
+            host = self.0.host.0,
+            address = self.0.device,
+            ordinal = self.0.context.ordinal()
         )
     }
 }

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn code_numbers_equal_those_of_the_header() {
+    fn result_codes_equal_the_codes_of_the_cuda_header() {
         let header = [
             CUresult::CUDA_SUCCESS,
             CUresult::CUDA_ERROR_INVALID_VALUE,

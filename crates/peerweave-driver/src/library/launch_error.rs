@@ -32,7 +32,7 @@ pub enum LaunchError {
         /// Number of parameters that the kernel has.
         expected: usize,
     },
-    /// The length or the offset of an argument differs from that of the kernel's parameter.
+    /// An argument and the kernel's parameter have different lengths or offsets.
     #[error(
         "launch of {kernel}: argument {index} has {found_bytes} bytes at offset {found_offset}, expected {expected_bytes} bytes at offset {expected_offset}"
     )]

@@ -1,6 +1,7 @@
 //! The driver of this process, loaded and initialised once.
 //!
-//! Invariant: cudarc loads the same library, because both try the same names in the same order.
+//! Invariant: cudarc and this crate load the same library, because they try the same file names in
+//! the same order.
 
 pub(crate) mod api;
 mod code;

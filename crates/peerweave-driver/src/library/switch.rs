@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn each_variable_disables_multicast_alone() {
+    fn each_variable_alone_disables_multicast() {
         for (name, value) in [
             ("PEERWEAVE_MULTICAST", "off"),
             ("PEERWEAVE_MULTICAST", "OFF"),

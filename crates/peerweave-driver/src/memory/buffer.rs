@@ -77,8 +77,8 @@ impl<'a> Access<'a> {
         Self::after("DeviceBuffer::read", is_shared, is_shared, own, stream, ask)
     }
 
-    /// Like [`reading`](Self::reading), for work that writes to the slice. Dropping the access
-    /// makes `own` wait only if cudarc's event for writes does not already make `own` wait.
+    /// Like [`reading`](Self::reading), for work that writes to the slice. If cudarc's event for
+    /// writes already makes `own` wait, dropping the access adds no second wait.
     ///
     /// # Errors
     /// As for [`reading`](Self::reading).
@@ -216,10 +216,10 @@ fn hold_back(own: &Arc<CudaStream>, stream: &Arc<CudaStream>, longest: Duration)
     match held {
         Ok(true) => {}
         // The error shows that the work failed, so it has ended.
-        Err(error) => tracing::error!(%error, "work on another stream that uses the memory of a cudarc slice failed"),
+        Err(error) => tracing::error!(%error, "on another stream, work that uses the memory of a cudarc slice failed"),
         Ok(false) => {
             let why = "the slice's own stream is being captured, and the work on another stream has not completed";
-            tracing::error!(waited = ?longest, "memory of a cudarc slice cannot be kept allocated for the work that uses it: {why}; aborting");
+            tracing::error!(waited = ?longest, "aborting: memory of a cudarc slice is in use: {why}");
             eprintln!("peerweave-driver: aborting: memory of a cudarc slice is in use after {longest:?}: {why}");
             std::process::abort();
         }
@@ -297,9 +297,10 @@ pub unsafe trait DeviceBuffer<T> {
     /// creating an access neither enqueues work nor makes the stream wait.
     ///
     /// If this function returns `true`, a caller need not know before a call whether the stream is
-    /// being captured. The caller checks this after enqueuing the work, and obtains the owner if
-    /// the stream is being captured. If this function returns `false`, which is the default, the
-    /// caller checks before the call, and chooses between `read` and [`keep`](Self::keep).
+    /// being captured. The caller enqueues the work first. After that, the caller checks whether
+    /// the stream is being captured, and if so, obtains the owner. If this function returns
+    /// `false`, which is the default, the caller checks before the call whether the stream is being
+    /// captured. If so, the caller calls [`keep`](Self::keep), otherwise `read`.
     #[inline]
     fn is_keepable(&self) -> bool {
         false
@@ -463,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn raw_buffer_without_owner_is_only_borrowed() {
+    fn raw_buffer_without_owner_cannot_be_kept() {
         // SAFETY: nothing is enqueued.
         let raw = unsafe { Raw::<f32>::new(0x1000, 4, 0, None) };
         assert!(raw.keep().is_none(), "a window of the memory would dangle after the owner freed the memory");
@@ -483,11 +484,11 @@ mod tests {
 
     #[test]
     #[cfg(all(target_os = "linux", not(miri)))]
-    fn access_that_cannot_be_ordered_aborts_the_process() {
+    fn slice_stream_that_cannot_wait_aborts_the_process() {
         use std::os::unix::process::ExitStatusExt;
 
         use crate::cudarc::driver::sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        const NAME: &str = "memory::buffer::tests::access_that_cannot_be_ordered_aborts_the_process";
+        const NAME: &str = "memory::buffer::tests::slice_stream_that_cannot_wait_aborts_the_process";
         if peerweave_fakes::child().is_none() {
             let output = peerweave_fakes::Fakes::new().cuda().run_child(NAME);
             assert_eq!(output.status.signal(), Some(6 /* SIGABRT */), "{output}");

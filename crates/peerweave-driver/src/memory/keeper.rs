@@ -31,7 +31,7 @@ mod tests {
     use crate::Access;
 
     #[test]
-    fn memory_is_kept_only_when_its_keeper_is_called() {
+    fn owner_is_cloned_only_when_its_keeper_is_called() {
         let owner = Arc::new(0u8);
         let access = Access::kept_by(0x1000, &owner);
         assert_eq!((access.address(), Arc::strong_count(&owner)), (0x1000, 1));

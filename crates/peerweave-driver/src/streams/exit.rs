@@ -1,4 +1,5 @@
-//! The end of the process: no thread of this library may be inside the driver when it shuts down.
+//! The end of the process: when the driver shuts down, no thread of this library may be inside the
+//! driver.
 //!
 //! The driver shuts down in a function that runs when the process exits, while other threads
 //! continue. A thread that is inside a call of the driver at that time may access memory that was

@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_of_two_fences_sees_the_access_of_the_other_thread() {
+    fn two_fenced_threads_never_both_miss_a_write() {
         // Each thread writes its own word and reads the word of the other thread. Without a fence
         // both threads may read the old value.
         let rounds = 5_000;

@@ -33,8 +33,8 @@ pub fn is_per_thread(stream: &CudaStream) -> bool {
     stream.cu_stream().addr() == PER_THREAD
 }
 
-/// Returns an error if the stream is the per-thread stream. Before freeing memory, another thread
-/// could not wait for the work on that stream.
+/// Returns an error if the stream is the per-thread stream. Another thread frees the memory, and
+/// that thread cannot wait for the work on a per-thread stream.
 ///
 /// # Errors
 /// [`DriverError::PerThreadStream`] for the per-thread stream.

@@ -2,13 +2,15 @@
 //! running functions after streams have completed.
 //!
 //! ```text
-//!  list      the streams that use some memory           fences   the fences of such a list
-//!  wait      waits with a deadline        join   one stream waits for another
+//!  list      the streams that use some memory
+//!  fences    memory fences between users of a list and the thread that removes streams
+//!  wait      waits with a deadline
+//!  join      makes one stream wait for another
 //!  capture   streams that are being captured, and the values that their graph keeps
 //!  private   streams for a library's own use
 //!  reaper    frees memory when the streams that used it have completed
 //!  free      calls that free memory without waiting for the whole device
-//!  exit      ends calls of background threads before the driver shuts down
+//!  exit      waits for driver calls of background threads before the driver shuts down
 //! ```
 
 use std::any::Any;

@@ -2,8 +2,9 @@
 //!
 //! cudarc's `new_stream` is not used. The first call in a context waits without a deadline for all
 //! work of the device (`cuCtxSynchronize`), because cudarc then starts to order streams by events.
-//! cudarc's `fork` is not used either. It counts as the first stream, but does not wait. The user's
-//! next stream could then use memory that the default stream is still filling.
+//! cudarc's `fork` is not used either. The stream that it creates counts as the first stream, but
+//! `fork` does not wait. The user's next stream could then use memory that the default stream is
+//! still filling.
 //!
 //! Invariant: the driver's stream is destroyed once, when no handle of it remains.
 

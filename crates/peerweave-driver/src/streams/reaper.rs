@@ -4,9 +4,10 @@
 //! only records the streams that used the memory. A thread frees the memory when these streams have
 //! completed. Each device has its own thread, so a stuck device delays only its own memory.
 //!
-//! Invariants: memory is freed only after every event that was recorded at its retirement or later
-//! is complete. If the completion cannot be known, the memory is leaked. No retired function can
-//! end the thread that runs it, and no retired function is dropped without being run or leaked.
+//! Invariants: memory is freed only after all its events are complete. The events are recorded when
+//! the memory is retired, or later if the stream is being captured. If the completion cannot be
+//! known, the memory is leaked. No retired function can end the thread that runs it. Every retired
+//! function is either run or leaked.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -31,8 +32,8 @@ pub type Retired = Box<dyn FnOnce() + Send>;
 struct Entry {
     context: Option<Arc<CudaContext>>,
     events: Vec<Event>,
-    /// The function to run. Dropping the entry does not drop the function: it owns memory that a
-    /// stream may still use, so it is leaked if it is not run.
+    /// The function to run. Dropping the entry leaks the function instead of dropping it, because
+    /// the function owns memory that a stream may still use.
     free: ManuallyDrop<Retired>,
     _pending: Pending,
 }
@@ -40,9 +41,9 @@ struct Entry {
 /// An event that a stream must pass before the function is run.
 struct Event {
     event: CUevent,
-    /// Whether the event is recorded. The event is not recorded while the stream is being captured,
-    /// because it would become part of the graph. It is recorded after the capture, which is later
-    /// than necessary but never too early.
+    /// Whether the event is recorded. While the stream is being captured, the event is not
+    /// recorded, because the event would become part of the graph. It is recorded after the
+    /// capture, which is later than necessary but never too early.
     is_recorded: bool,
     /// The stream, which is kept alive so that its event can complete.
     stream: Arc<CudaStream>,
@@ -61,7 +62,7 @@ enum Readiness {
 
 // SAFETY: the shared value is a handle of the driver, whose functions may be called from any
 // thread. The channel synchronises: after the event is sent, only the reaper uses it. The test
-// `memory_is_freed_after_the_streams_that_used_it` in tests/memory.rs would catch a violation.
+// `memory_is_freed_after_the_work_of_its_streams` in tests/memory.rs would catch a violation.
 unsafe impl Send for Event {}
 
 /// Number of pending entries of all devices.
@@ -255,7 +256,7 @@ pub fn retire(context: &Arc<CudaContext>, streams: impl IntoIterator<Item = Arc<
         Err(error) => {
             std::mem::forget(free);
             if !is_over() {
-                tracing::warn!(%error, "device memory is leaked, because the driver cannot report when its use ends");
+                tracing::warn!(%error, "device memory is leaked, because the driver cannot report when the memory is no longer in use");
             }
         }
     }
@@ -351,7 +352,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn value_without_a_device_is_dropped_by_the_reaper() {
+    fn value_without_a_device_is_dropped_by_the_reaper_thread() {
         struct Told(std::sync::mpsc::Sender<std::thread::ThreadId>);
         impl Drop for Told {
             fn drop(&mut self) {

@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn error_of_ready_ends_the_wait() {
+    fn error_of_the_polled_function_ends_the_wait() {
         assert_eq!(wait_until(Instant::now() + Duration::from_secs(60), || Err("broken")), Err("broken"));
     }
 }

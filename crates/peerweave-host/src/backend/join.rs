@@ -43,7 +43,7 @@ pub struct HostOptions {
     pub heap_bytes: Option<usize>,
     /// Whether ranks compare the full parameters of every collective. If `false`, ranks compare
     /// 64-bit signatures of the parameters. In this case, ranks compare the full parameters only in
-    /// collectives in which a rank accesses memory that another rank names.
+    /// collectives in which a rank may access the buffers of other ranks.
     pub check_calls: bool,
     /// Whether PEs read private buffers directly from other processes, if the system permits it.
     pub cross_memory_attach: bool,
@@ -203,7 +203,7 @@ impl Host {
         let readable = if threads.is_some() {
             Err(THREADS.to_owned())
         } else if !options.cross_memory_attach {
-            Err("disabled by the options".to_owned())
+            Err("cross_memory_attach is false in the options".to_owned())
         } else {
             let own = Identity::own();
             (0..segments.layout().n_pes)

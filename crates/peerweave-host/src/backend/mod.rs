@@ -87,7 +87,7 @@ impl Host {
             // The PEs of the launcher's job that are not in this world have died.
             && let Err(error) = launcher.leave()
         {
-            tracing::debug!(%error, "left the rendezvous of the launcher");
+            tracing::debug!(%error, "leaving the rendezvous of the launcher failed");
         }
         left
     }
@@ -132,7 +132,7 @@ unsafe impl Backend for Host {
                 call: "alloc",
                 requested_bytes: request.bytes,
                 available_bytes: (available / shared.n_pes() as u64) as usize,
-                what: "memory of this machine, for each PE",
+                what: "free memory of this machine per PE",
             });
         }
         let mut heap = self.heap();
@@ -288,25 +288,23 @@ unsafe impl Backend for Host {
         let shared = &*self.shared;
         let heap = self.heap();
         let mut text = format!(
-            "PE {} of {}; heap {} of {} bytes allocated; {} operations queued",
-            shared.peers.me,
-            shared.n_pes(),
-            heap.allocated_bytes(),
-            heap.capacity(),
-            shared.queues.queued.load(Ordering::Relaxed),
+            "PE {me} of {n_pes}; {allocated} of {capacity} bytes of the heap allocated; {queued} operations queued",
+            me = shared.peers.me,
+            n_pes = shared.n_pes(),
+            allocated = heap.allocated_bytes(),
+            capacity = heap.capacity(),
+            queued = shared.queues.queued.load(Ordering::Relaxed),
         );
         if let Some(call) = shared.queues.pending_call() {
             text += &format!("; a stream runs {call}");
         }
         let missing = shared.teams.missing(&shared.peers);
         if !missing.is_empty() {
-            text += &format!("; waiting for {missing:?}");
+            text += &format!("; waiting for PEs {missing:?}");
         }
         let distant = shared.peers.liveness.distant();
         if !distant.is_empty() {
-            text += &format!(
-                "; watched through the rendezvous, because their processes are in other PID namespaces: PEs {distant:?}"
-            );
+            text += &format!("; the rendezvous watches PEs {distant:?}, because their processes are in other PID namespaces");
         }
         text
     }

@@ -304,7 +304,11 @@ impl Segments {
     }
 
     fn team_block(&self, pe: usize, slot: usize) -> *mut u8 {
-        assert!(slot < MAX_TEAMS && pe < self.layout.n_pes, "team slot {slot} of PE {pe} is not in the layout");
+        assert!(
+            slot < MAX_TEAMS && pe < self.layout.n_pes,
+            "team slot {slot} of PE {pe} does not exist, expected a slot below {MAX_TEAMS} and a PE below {}",
+            self.layout.n_pes
+        );
         self.at(pe, self.layout.team_blocks + self.layout.team_block_bytes * slot)
     }
 
@@ -338,7 +342,8 @@ impl Segments {
     fn mail_at(&self, pe: usize, slot: usize, from: usize, index: usize) -> *mut u8 {
         assert!(
             from < self.layout.n_pes && index < MAILBOX_SLOTS,
-            "slot {index} of the mailbox of rank {from} is not in the layout"
+            "slot {index} of the mailbox of rank {from} does not exist, expected a slot below {MAILBOX_SLOTS} and a rank below {}",
+            self.layout.n_pes
         );
         let words = size_of::<TeamWords>().next_multiple_of(PAGE);
         let start = words + 2 * STAGE_BYTES + from * MAILBOX_BYTES + index * MAIL_SLOT_BYTES;

@@ -1,5 +1,5 @@
-//! The entry line is one cache line. In it a rank publishes that it has entered an operation, the
-//! signature of its call, and up to 24 bytes of its operand.
+//! The entry line is one cache line. A rank that enters an operation publishes in its line the
+//! epoch of the operation, the signature of the call, and up to 24 bytes of its operand.
 //!
 //! The protocol, with its rule for the reuse of lines, is [`peerweave_device::sealed`]. Each of the
 //! eight words contains 32 bits of data and the 32-bit epoch. A reader that finds the epoch in all
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn entry_is_read_only_under_its_epoch() {
+    fn entry_is_returned_only_for_its_epoch() {
         let line = line();
         let entry = Entry { signature: 0xdead_beef_0bad_cafe, payload: [u64::MAX, 0x0123_4567_89ab_cdef, 7] };
         line.publish(9, &entry);
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn half_written_line_is_not_read() {
+    fn half_written_entry_is_not_returned() {
         let line = line();
         line.publish(3, &Entry::default());
         line.words[5].store(sealed::seal(1, 5), Ordering::Relaxed);

@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn control_group_limits_of_both_versions_are_read() {
+    fn limits_of_cgroup_versions_1_and_2_are_read() {
         let mount = tempfile::tempdir().unwrap();
         let group = |path: &str, files: &[(&str, &str)]| {
             let path = mount.path().join(path);

@@ -1,4 +1,4 @@
-//! The memory of all segments: one range, which all PEs map, or share if they are threads.
+//! The memory of all segments is one range. Processes map the range, and threads share it.
 //!
 //! `layout.rs` describes the content.
 

@@ -34,8 +34,8 @@ pub(crate) enum Task<'a> {
     Transfers(Transfers),
     Wait(Cow<'a, WaitUntil>),
     Launch(Cow<'a, Launch>),
-    /// Transfers, then operations that run one after the other, and the first failure of any of
-    /// them.
+    /// Transfers, the operations that run one by one after the transfers, and the first failure of
+    /// a transfer or operation.
     Group(Transfers, VecDeque<Task<'a>>, Option<Error>),
     /// An operation that waits for no PE.
     OneSided(Cow<'a, Op>),

@@ -1,8 +1,8 @@
 //! Puts, gets, signals and atomics: accesses to the segment of the target PE, which is mapped in
 //! this process.
 //!
-//! No operation of this file waits. Once in a number of calls, an operation checks that its target
-//! is alive (`sync/target.rs`). On x86-64, stores of `simd` become visible in order. On other
+//! No operation of this file waits. At intervals, an operation checks that its target is alive
+//! (`sync/target.rs`). On x86-64, stores of `simd` become visible in order. On other
 //! processors a fence orders them. Streaming stores are followed by a fence. So a put is complete
 //! when it returns, `fence` is a release fence, and `quiet` is a full fence.
 
@@ -86,7 +86,7 @@ impl Shared {
             Op::Fence => fence(Ordering::Release),
             Op::Quiet => fence(Ordering::SeqCst),
             Op::Collective(_) | Op::PointToPoint(_) | Op::Group(_) | Op::Wait(_) | Op::Launch(_) => {
-                unreachable!("the operation may wait for other PEs")
+                unreachable!("the operation may wait for other PEs, expected a one-sided operation")
             }
         }
         Ok(Outcome::Done)

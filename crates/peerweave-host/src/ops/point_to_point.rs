@@ -38,7 +38,7 @@ mod place {
 struct Transfer {
     op: PointToPoint,
     team: Arc<TeamState>,
-    /// Number of the operation in its channel, from 0.
+    /// Position of the operation among the operations of its channel, from 0.
     turn: u64,
     state: State,
     /// Number of messages of the channel at the last poll of this operation. Used only while the
@@ -410,7 +410,7 @@ impl Transfer {
 
     /// Returns the error for a message that the receiver refused.
     fn refusal(&self) -> Error {
-        let theirs = "recv with another count or element type, or could not read the memory that was sent".to_owned();
+        let theirs = "recv with a different count or element type, or a recv that could not read the sender's memory".to_owned();
         Error::Mismatch(Box::new(self.mismatch(describe("send", self.op.dtype, self.op.count), theirs)))
     }
 

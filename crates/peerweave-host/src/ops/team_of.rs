@@ -6,9 +6,10 @@
 //! slot and resets its words of the slot. When all members have done this, the leader publishes to
 //! each member that the team is created.
 //!
-//! Only its own PE publishes a call, and only the leader of the list changes its phase. As an
-//! exception, any PE may end a call that waits. Each change is a compare-and-swap of the state,
-//! which contains the number of the call. So a PE that has given up is never asked afterwards.
+//! Only the PE that owns a block publishes a call in the block. Only the leader of the list changes
+//! the phase of the call, except that any PE may end a call that waits. Each change is a
+//! compare-and-swap of the state, which contains the number of the call. So the leader never asks a
+//! PE whose call has already ended.
 
 use crate::memory::layout::{MAX_TEAMS, TeamCallWords};
 use crate::ops::shared::Shared;

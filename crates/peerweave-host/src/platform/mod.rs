@@ -2,8 +2,8 @@
 //! other processes, and access to their memory.
 //!
 //! `linux` has all of these functions. `portable` has the functions that PEs need if they are
-//! threads of one process. It uses only the standard library, and is for other systems. `--cfg
-//! peerweave_portable` selects it on Linux too, so that it can be tested.
+//! threads of one process. `portable` uses only the standard library, and is for other systems.
+//! `--cfg peerweave_portable` selects `portable` on Linux too, for tests.
 
 #[cfg(all(target_os = "linux", not(peerweave_portable)))]
 mod linux;

@@ -286,7 +286,11 @@ pub(super) unsafe fn reduce_on(
     count: usize,
     stores: Stores,
 ) {
-    assert!(!inputs.is_empty() && op.accepts(dtype), "peerweave-core bug: {op} of {dtype} over {} inputs", inputs.len());
+    assert!(
+        !inputs.is_empty() && op.accepts(dtype),
+        "peerweave-core bug: {op} of {dtype} with {} inputs, expected a supported reduction and at least one input",
+        inputs.len()
+    );
     if outputs.is_empty() || count == 0 {
         return;
     }
@@ -315,7 +319,7 @@ pub(super) unsafe fn reduce_on(
             (_, DType::I16) => erased.comparing::<i16>(op),
             (_, DType::I32) => erased.comparing::<i32>(op),
             (_, DType::I64) => erased.comparing::<i64>(op),
-            _ => unreachable!("peerweave-core bug: {op} of {dtype}"),
+            _ => unreachable!("peerweave-core bug: {op} of {dtype} is not supported"),
         }
     }
 }
@@ -376,7 +380,7 @@ impl Erased<'_> {
                 ReduceOp::Min => self.run::<S, _>(Min),
                 ReduceOp::Max => self.run::<S, _>(Max),
                 ReduceOp::Avg => self.run::<S, _>(Avg(S::Value::divisor(self.inputs.len()))),
-                _ => unreachable!("{op} does not depend on the sign or is bitwise"),
+                _ => unreachable!("the operation is {op}, expected Min, Max or Avg"),
             }
         }
     }
@@ -522,10 +526,10 @@ macro_rules! bitwise {
 }
 
 bitwise!(
-    /// Bitwise and of any integer type, computed on bytes.
+    /// Bitwise AND for any integer type, computed on bytes.
     And, &;
-    /// Bitwise or of any integer type, computed on bytes.
+    /// Bitwise OR for any integer type, computed on bytes.
     Or, |;
-    /// Bitwise exclusive or of any integer type, computed on bytes.
+    /// Bitwise XOR for any integer type, computed on bytes.
     Xor, ^;
 );

@@ -28,8 +28,8 @@ enum Process {
     Own,
     /// The PE is another process, which is watched.
     Watched(Watch),
-    /// The PE is a process whose process ID is not valid here, for example because it is in another
-    /// PID namespace. The rendezvous reports its end.
+    /// The PE is a process whose process ID is not valid in this process, for example because the
+    /// PE is in another PID namespace. The rendezvous reports the end of the PE.
     Distant,
 }
 
@@ -52,7 +52,7 @@ impl Liveness {
             match own.number_of(&theirs) {
                 Ok(pid) => Process::Watched(Watch::of(pe, pid)),
                 Err(why) => {
-                    tracing::warn!(pe, %why, "the end of this PE will be reported by the rendezvous");
+                    tracing::warn!(pe, %why, "the process of this PE cannot be watched; the rendezvous will report its end");
                     Process::Distant
                 }
             }

@@ -1,9 +1,9 @@
 //! The identity of the process of a PE, for other processes of the machine. It consists of the
 //! process ID, the PID namespace of that ID, and a random word in the memory of the process.
 //!
-//! A process ID alone does not identify a process, because in another PID namespace it belongs to
-//! another process. So a process ID is used only if both processes have the same namespace of the
-//! same boot. Memory is read only if the random word was found in it.
+//! A process ID alone does not identify a process, because in another PID namespace the same ID
+//! belongs to another process. So a process ID is used only if both processes have the same
+//! namespace of the same boot. Memory is read only if the random word was found in it.
 
 use crate::memory::layout::PePage;
 use crate::platform::{self, Pid, cross_memory};

@@ -3,7 +3,8 @@
 //! failure.
 //!
 //! A failure word is 0, or names a PE and the cause of its failure. Each word has one writer. The
-//! writer writes the word once for each page, and once for each team that uses a slot.
+//! word of a team is written at most once. The word in the page of a PE is replaced only if the PE
+//! that it names is not gone.
 
 use crate::sync::peers::Peers;
 use crate::sync::wait::Stop;
@@ -213,7 +214,7 @@ mod tests {
     use peerweave_core::Timeout;
 
     #[test]
-    fn failure_word_names_the_pe_and_its_cause() {
+    fn failure_word_encodes_the_failed_pe_and_the_cause() {
         let team = TeamName { id: TeamId::WORLD, size: 9 };
         for cause in CAUSES {
             let error = Error::Peer { call: "barrier", team, pe: Pe::new(7), cause: cause.clone() };

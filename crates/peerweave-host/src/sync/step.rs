@@ -37,8 +37,8 @@ pub(crate) fn progress_before_next(epoch: u32) -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum With {
     Nothing,
-    /// The first line of the staging area of the rank. Without this, the line would be requested
-    /// only after the entry has arrived.
+    /// The first line of the staging area of the rank. Without this early fetch, the line would be
+    /// requested only after the entry has arrived.
     StagedLine,
 }
 

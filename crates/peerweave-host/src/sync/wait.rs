@@ -55,7 +55,7 @@ impl Stop {
     pub(crate) fn into_error(self) -> Error {
         match self {
             Self::Failed(error) => *error,
-            Self::BudgetSpent => unreachable!("the wait had a deadline, not a budget"),
+            Self::BudgetSpent => unreachable!("the wait had a budget, expected a deadline"),
         }
     }
 }
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn deadline_ends_the_wait_with_the_time_waited() {
+    fn wait_fails_at_its_deadline_and_reports_the_time_waited() {
         let mut waiter = Waiter::new(None, false, Limit::Deadline(Duration::from_millis(30)));
         let (started, waited) = (Instant::now(), Default::default());
         let stop = expired(&mut waiter, || Ok(()), &waited);

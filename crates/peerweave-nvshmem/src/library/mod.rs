@@ -472,7 +472,7 @@ mod tests {
         let error = unsafe { Nvshmem::open(libc) }.expect_err("libc is not NVSHMEM");
         assert!(matches!(&error, NvshmemError::Load(_)), "{error}");
         assert!(
-            error.to_string().contains("lacks the function nvshmemx_vendor_get_version_info, so it is not NVSHMEM"),
+            error.to_string().contains("lacks the function nvshmemx_vendor_get_version_info, so the file is not NVSHMEM"),
             "{error}"
         );
     }

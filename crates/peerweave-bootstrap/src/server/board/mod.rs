@@ -5,8 +5,8 @@
 //! the frames to send.
 //!
 //! Invariants:
-//! - [1] Each PE has one seat. At most one connection takes the seat. After the connection has
-//!   given up the seat, it is never taken again.
+//! - [1] Each PE has one seat, which belongs to the connection of the PE. After this connection has
+//!   closed, no other connection can get the seat.
 //! - [2] Every request of a joined PE is answered, or the connection of the PE is closed. A
 //!   cancelled collective may be answered a second time, which the client ignores.
 //! - [3] `rounds` contains the rounds `first_round..first_round + rounds.len()` without a gap. A
@@ -45,7 +45,7 @@ pub(crate) enum Seat {
 
 struct Member {
     seat: Seat,
-    /// Number of rounds that the PE has entered.
+    /// Number of rounds (collective calls) that the PE has entered.
     entered: u64,
     /// The PEs that were missing at the deadline of the PE's last call. The next call clears the
     /// list.
@@ -84,8 +84,8 @@ pub(crate) struct Board {
     broken: Option<Fault>,
     /// The first PE that has ended the job, with its exit code.
     aborted: Option<(u32, u8)>,
-    /// The smallest number of rounds that a PE had entered when it left, with that PE. Rounds from
-    /// this number on cannot complete.
+    /// The smallest number of rounds that a PE had entered before the PE left, and this PE. Rounds
+    /// with this number or a higher number cannot complete.
     first_left: Option<(u64, u32)>,
 }
 

@@ -217,7 +217,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_request_is_answered_even_after_a_loss(steps in prop::collection::vec(step(), 0..80)) {
+    fn every_request_is_answered_even_if_a_pe_is_lost(steps in prop::collection::vec(step(), 0..80)) {
         let mut world = World::new();
         // In most sequences all PEs join first.
         if steps.len() % 4 != 0 {
@@ -235,7 +235,7 @@ proptest! {
 }
 
 #[test]
-fn finished_rounds_are_removed() {
+fn completed_collective_calls_are_removed() {
     let mut world = World::new();
     (0..N_PES).for_each(|pe| world.take(Step::Hello(pe)));
     for _ in 0..5000 {
@@ -246,7 +246,7 @@ fn finished_rounds_are_removed() {
 }
 
 #[test]
-fn pe_too_many_rounds_ahead_is_an_error() {
+fn pe_too_many_collective_calls_ahead_is_an_error() {
     let mut world = World::new();
     (0..N_PES).for_each(|pe| world.take(Step::Hello(pe)));
     for _ in 0..MAX_OPEN_ROUNDS {

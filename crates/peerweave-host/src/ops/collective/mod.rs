@@ -5,14 +5,14 @@
 //! synchronization. Only the algorithms that access buffers of other ranks end with a second
 //! synchronization.
 //!
-//! | algorithm | used for | data passes through | synchronizations |
+//! | algorithm | used for | data passes through | syncs |
 //! |---|---|---|---|
 //! | [`staged`], in the line | operands of at most 24 bytes | the entry line | 1 |
 //! | [`staged`], in one round | small operands | the staging area | 1 |
-//! | [`direct`] | symmetric buffers | nothing (one direct copy) | 2 |
-//! | [`vector`], in slots | small parts of different lengths | the entry line or the staging area | 1 |
-//! | [`cross_memory`] | private buffers that all ranks can read | nothing, or a copy by the system
-//! | 2 or 3 | | [`staged`], in rounds | private buffers | the staging areas | 1 per block, plus 1 |
+//! | [`direct`] | symmetric buffers | nothing: copied directly | 2 |
+//! | [`vector`], in slots | small parts of different lengths | the entry line or staging area | 1 |
+//! | [`cross_memory`] | private buffers that all ranks can read | nothing: system copy | 2 or 3 |
+//! | [`staged`], in rounds | private buffers | the staging areas | 1 per block, plus 1 |
 //!
 //! Collectives with larger parts of different lengths need one or two more synchronizations to
 //! exchange their counts.
@@ -62,7 +62,8 @@ pub(crate) struct CollectiveTask<'a> {
     team: TeamRef<'a>,
     op: Cow<'a, Collective>,
     turn: Turn,
-    /// The norm of an all-reduce with RMSNorm. This rank computes it alone, after the reduction.
+    /// The norm of an all-reduce with RMSNorm. Each rank computes the norm after the reduction,
+    /// without communication.
     norm: Option<Box<Norm>>,
 }
 
@@ -233,8 +234,8 @@ enum Algorithm {
     InLine,
     Staged,
     Large,
-    /// The parts have different lengths. Each rank chooses how its parts travel by its counts,
-    /// which the signature does not cover.
+    /// The parts have different lengths. The counts of a rank determine how the rank sends its
+    /// parts. The signature does not cover the counts.
     Vector,
 }
 

@@ -1,4 +1,5 @@
-//! RMSNorm after an all-reduce. The ranks only exchange the sum. Each rank computes all rows.
+//! RMSNorm after an all-reduce. The ranks communicate only for the all-reduce. Then each rank
+//! computes the norm of all rows by itself.
 
 use crate::ops::shared::Shared;
 use crate::simd;

@@ -1,11 +1,11 @@
 //! Collectives with parts of different lengths: all-to-all-v, all-gather-v, gather-v and scatter-v.
 //! A rank need not know the counts of all pairs of ranks.
 //!
-//! Each rank chooses by its own counts how its parts travel. There are three choices: slots in its
-//! entry line, slots in its staging area, or no slots. Slots have equal lengths, and there is one
-//! slot for each rank. The entry contains the choice. If all ranks use slots, each rank reads its
-//! parts from the slots, and the entries are the only synchronization. If a rank uses no slots, all
-//! ranks exchange all counts, and continue like other collectives with large operands.
+//! The counts of a rank determine how the rank sends its parts. There are three choices: slots in
+//! its entry line, slots in its staging area, or no slots. Slots have equal lengths, and there is
+//! one slot for each rank. The entry contains the choice. If all ranks use slots, each rank reads
+//! its parts from the slots, and the entries are the only synchronization. If a rank uses no slots,
+//! all ranks exchange all counts, and continue like other collectives with large operands.
 //!
 //! Each entry also contains the balance of the counts of its rank. All ranks add up the balances,
 //! so all ranks detect a disagreement. They then exchange the counts only to describe the

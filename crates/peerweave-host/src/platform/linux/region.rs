@@ -128,7 +128,7 @@ impl Drop for Region {
 /// the setting to change.
 fn too_large(bytes: usize, what: &str, error: &io::Error) -> io::Error {
     let limit = rustix::process::getrlimit(rustix::process::Resource::As).current;
-    let limit = limit.map_or(String::new(), |limit| format!(", the limit of this process is {limit} (ulimit -v)"));
+    let limit = limit.map_or(String::new(), |limit| format!(" (this process may map at most {limit} bytes, see ulimit -v)"));
     let text = format!("cannot map {bytes} bytes for {what}{limit}: {error}; set PEERWEAVE_HEAP_BYTES to a smaller value");
     io::Error::new(error.kind(), text)
 }
@@ -141,7 +141,7 @@ fn create(bytes: usize) -> io::Result<OwnedFd> {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
     if let Some(limit) = limit.filter(|limit| *limit < bytes as u64) {
         let text = format!(
-            "the heaps of all PEs are one file of {bytes} bytes, the limit of this process is {limit} (ulimit -f); set PEERWEAVE_HEAP_BYTES to a smaller value"
+            "the heaps of all PEs need one file of {bytes} bytes, but this process may create files of at most {limit} bytes (ulimit -f); set PEERWEAVE_HEAP_BYTES to a smaller value"
         );
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, text));
     }
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn two_mappings_of_one_file_share_their_words() {
+    fn two_mappings_of_one_file_share_their_memory() {
         let file = create(2 * ALIGN).unwrap();
         let [one, two] = [map(&file, 2 * ALIGN).unwrap(), map(&file, 2 * ALIGN).unwrap()];
         // SAFETY: the start of a mapping is aligned, and atomics accept any bytes.

@@ -1,6 +1,6 @@
-//! Watches a process of this machine. A process descriptor (pidfd) is used if possible, which the
-//! kernel marks when the process ends. Without a descriptor, the process is watched by its process
-//! ID.
+//! Watches a process of this machine. If possible, this module opens a process descriptor (pidfd),
+//! which becomes readable when the process ends. Without a descriptor, the process is watched by
+//! its process ID.
 //!
 //! A process descriptor always refers to the same process, even if the process ID is reused. A
 //! process ID is compared together with the start time of the process.
@@ -41,7 +41,7 @@ impl Watch {
             Err(Errno::NOSYS) => Self::Numbered(process),
             Err(error) => {
                 let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-                tracing::warn!(pe, %error, ?limit, "cannot open a descriptor of the process of this PE (raise the limit with `ulimit -n`); its end will be detected by its process ID");
+                tracing::warn!(pe, %error, ?limit, "cannot open a process descriptor for this PE, so its process is watched by process ID; raise the limit of open descriptors with `ulimit -n`");
                 Self::Numbered(process)
             }
         }
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn end_of_a_process_is_detected_by_descriptor_and_number() {
+    fn end_of_a_process_is_detected_by_pidfd_and_by_pid() {
         let (mut child, pid) = sleeper();
         let descriptor = pidfd_open(pid, PidfdFlags::empty()).unwrap();
         let process = Numbered { pid, started: started(pid) };
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn process_with_another_start_time_has_ended() {
+    fn process_id_with_another_start_time_counts_as_ended() {
         let (mut child, pid) = sleeper();
         let process = Numbered { pid, started: started(pid).map(|started| started - 1) };
         assert_eq!(process.has_ended(), Some(true));

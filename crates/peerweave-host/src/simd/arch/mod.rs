@@ -293,8 +293,9 @@ impl Isa {
     #[cold]
     fn detect(best: &AtomicU8) -> Self {
         // The last level of the list runs on every processor, so the list is never empty.
-        let isa =
-            Self::available().next().unwrap_or_else(|| unreachable!("every build has a level that runs on every processor"));
+        let isa = Self::available()
+            .next()
+            .unwrap_or_else(|| unreachable!("this build has no instruction set that runs on every processor"));
         best.store(isa.0 as u8, Ordering::Relaxed);
         isa
     }

@@ -65,7 +65,7 @@ fn short_lengths_are_copied_at_several_alignments() {
 }
 
 #[test]
-fn copies_around_the_string_instruction_sizes_are_complete() {
+fn copies_near_the_thresholds_of_rep_movsb_are_complete() {
     let mut random = Random(5);
     let borders: &[usize] = if FEW {
         &[257]

@@ -256,7 +256,7 @@ fn conversion_to_16_bits_rounds_to_nearest_even() {
 }
 
 #[test]
-#[should_panic(expected = "over 0 inputs")]
+#[should_panic(expected = "with 0 inputs")]
 fn reduction_without_inputs_panics() {
     // SAFETY: no memory is accessed.
     unsafe { reduce_on(Isa::best(), DType::F32, ReduceOp::Sum, &[], &[], 1, Stores::Cached) };
