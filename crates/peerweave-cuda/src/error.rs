@@ -92,7 +92,7 @@ pub enum CudaError {
     /// An error of the driver.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// An error of the symmetric heap of virtual memory.
+    /// An error of the symmetric heap in virtual memory.
     #[error(transparent)]
     Vmm(#[from] VmmError),
     /// An error of NVSHMEM.

@@ -1,9 +1,9 @@
-//! Teams of GPUs for kernels. All PEs of a split create the teams together. Each team has a number,
+//! Teams of GPUs for kernels. All PEs that split create the teams together. Each team has a number,
 //! which is its index in the tables that kernels read.
 //!
 //! Invariant: a new team gets a number that is free on every PE. So no kernel of an older team uses
-//! the lines and epochs of this number. The members set them to zero before the call returns on any
-//! PE.
+//! the lines and epochs of this number. The members set these lines and epochs to zero before the
+//! call returns on any PE.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,8 +16,8 @@ use crate::error::{CudaError, misuse};
 use crate::gpu::Gpu;
 use crate::gpu::teams::{Members, Number};
 
-/// An ordered set of PEs, including this one, whose kernels synchronise and make collective calls
-/// together.
+/// An ordered set of PEs that contains the calling PE. The kernels of the members synchronise and
+/// make collective calls together.
 ///
 /// [`Gpu::split`] creates teams. Pass the [`kernel_team`](Self::kernel_team) of a team to kernels.
 /// The team of all PEs is [`KernelTeam::WORLD`]. Each team has a number. Dropping a team is local
@@ -33,7 +33,7 @@ struct Part {
     free: u64,
     color: Option<u64>,
     key: i64,
-    /// The id with which NVSHMEM creates the team, if this PE is its first member.
+    /// The id for NVSHMEM's team. NVSHMEM uses the id of the team's first member.
     id: u64,
     /// The call with its arguments, which must be the same on all PEs.
     call: String,
@@ -217,7 +217,7 @@ impl Gpu {
 }
 
 impl Team {
-    /// Returns the value that stands for this team among the arguments of a launch.
+    /// Returns the argument that identifies this team in a kernel.
     pub fn kernel_team(&self) -> KernelTeam {
         KernelTeam::new(self.number)
     }
@@ -253,7 +253,7 @@ impl Team {
         let Self { gpu, number, members } = self;
         let inner = &*gpu.0;
         if !inner.teams.end(number, &members) {
-            return Err(misuse(CALL, "the team", "in use", "no graph that uses it, and no launch with it at the same time"));
+            return Err(misuse(CALL, "the team", "in use", "a team that no graph and no concurrent launch uses"));
         }
         let deadline = deadline_after(inner.deadline);
         let streams = std::mem::take(&mut *members.streams.lock().unwrap_or_else(PoisonError::into_inner));

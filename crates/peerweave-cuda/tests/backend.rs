@@ -67,7 +67,7 @@ fn put_with_signal_delivers_data_before_the_signal() {
 }
 
 #[test]
-fn elements_of_every_size_are_put_and_got() {
+fn single_element_put_and_get_support_every_element_size() {
     fakes().run(|| {
         worlds(2, options(), |world| {
             let (team, stream, (other, _)) = (world.team(), world.stream().unwrap(), neighbors(world));
@@ -97,7 +97,7 @@ fn elements_of_every_size_are_put_and_got() {
 }
 
 #[test]
-fn fill_and_strided_copy_change_only_their_elements() {
+fn fill_and_strided_transfers_change_only_given_elements() {
     fakes().run(|| {
         worlds(2, options(), |world| {
             let (team, stream, (other, _)) = (world.team(), world.stream().unwrap(), neighbors(world));
@@ -343,7 +343,7 @@ fn all_to_all_v_moves_parts_of_any_length() {
 }
 
 #[test]
-fn collective_that_moves_data_delivers_each_ranks_part() {
+fn data_moving_collectives_deliver_each_ranks_part() {
     fakes().run(|| {
         // A part is so long that its transfer takes several rounds.
         worlds(3, options(), |world| {
@@ -486,7 +486,7 @@ fn job_without_a_launcher_uses_one_gpu() {
 }
 
 #[test]
-fn chosen_device_is_used_and_must_exist() {
+fn join_uses_the_chosen_device_and_refuses_a_missing_device() {
     fakes().run(|| {
         common::register();
         let mut options = peerweave_cuda::CudaOptions::default();

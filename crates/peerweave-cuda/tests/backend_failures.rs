@@ -134,7 +134,7 @@ fn one_is_killed_in_the_join(child: &peerweave_fakes::Child) {
 }
 
 #[test]
-fn pe_that_does_not_join_is_named_at_the_deadline() {
+fn join_error_names_the_missing_pe_at_the_deadline() {
     let _ = Fakes::new().cuda().run_with_victims(2, &[1], |child| one_does_not_join(&child));
 }
 
@@ -150,7 +150,7 @@ fn one_does_not_join(child: &peerweave_fakes::Child) {
 }
 
 #[test]
-fn abort_ends_every_process_with_its_code() {
+fn abort_ends_every_process_with_the_given_exit_code() {
     let outputs = Fakes::new().cuda().run_with_victims(4, &[0, 1, 2, 3], |child| one_aborts(&child));
     for (pe, output) in outputs.iter().enumerate() {
         assert_eq!(output.status.code(), Some(6), "PE {pe}: {output}");
@@ -184,7 +184,7 @@ const KILLED_IN: [&str; 7] =
     ["scan", "exclusive_scan", "all_gather_v", "scatter_v", "all_to_all_strided", "all_reduce_with", "group"];
 
 #[test]
-fn pe_killed_during_a_collective_or_group_is_named() {
+fn collective_or_group_error_names_a_killed_pe() {
     for call in KILLED_IN {
         let _ = Fakes::new().cuda().run_with_victims(3, &[2], |child| one_is_killed_in_a_call(&child, call));
     }

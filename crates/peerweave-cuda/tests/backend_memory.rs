@@ -57,7 +57,7 @@ fn device_memory_can_be_an_operand() {
 }
 
 #[test]
-fn slice_of_cudarc_is_ordered_with_its_own_stream() {
+fn stream_of_a_cudarc_slice_waits_for_operations_on_the_slice() {
     Fakes::new().cuda().run(|| {
         worlds(1, options(), |world| {
             let (team, stream, me) = (world.team(), world.stream().unwrap(), Rank::new(0));
@@ -81,7 +81,7 @@ fn slice_of_cudarc_is_ordered_with_its_own_stream() {
 }
 
 #[test]
-fn operations_on_a_wrapped_stream_run_after_its_work() {
+fn operations_on_a_wrapped_stream_run_on_the_cudarc_stream() {
     Fakes::new().cuda().run(|| {
         worlds(1, options(), |world| {
             let (own, x) = (own_stream(world), world.alloc_zeroed::<i32>(2).unwrap());
@@ -141,7 +141,7 @@ fn captured_operations_are_replayed_by_their_graph() {
 }
 
 #[test]
-fn kernels_of_the_user_are_launched_on_the_stream() {
+fn user_kernels_are_launched_on_a_stream_of_the_world() {
     common::fakes().run(|| {
         worlds(2, options(), |world| {
             let (word, signal) = (world.alloc_zeroed::<u64>(1).unwrap(), world.alloc_zeroed::<u64>(1).unwrap());

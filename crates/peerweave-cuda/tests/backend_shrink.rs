@@ -105,7 +105,7 @@ fn shrunk_world_excludes_a_killed_pe() {
 }
 
 #[test]
-fn shrunk_world_excludes_killed_pe_0_with_the_server() {
+fn shrunk_world_excludes_killed_pe_0_that_ran_the_server() {
     let _ = common::fakes().run_with_victims(3, &[0], |child| one_goes_on(&child, &[0], None));
 }
 
@@ -145,7 +145,7 @@ fn shrink_without_a_failure_keeps_all_pes() {
 }
 
 #[test]
-fn pe_that_does_not_shrink_is_named_at_the_deadline() {
+fn shrink_error_names_the_missing_pe_at_the_deadline() {
     Fakes::new().cuda().run(|| {
         on_threads(2, 3, |world| {
             if world.my_pe() == Pe::new(1) {

@@ -183,12 +183,17 @@ fn nccl_calls_in_place_and_on_host_memory_are_correct() {
 }
 
 #[test]
-fn nccl_serves_only_world_calls_with_the_same_bits() {
+fn nccl_is_used_only_for_the_world_team_and_identical_bits() {
     fakes().run(|| {
         worlds(3, options, |world| {
             let (provider_of_floats, text) = provider(world, CollectiveKind::AllReduce, DType::F32);
             assert_eq!(provider_of_floats, Provider::Own, "{text}");
-            assert!(text.contains("not taken: the caller's choice nccl, because NCCL could give other bits"), "{text}");
+            assert!(
+                text.contains(
+                    "not used: the method nccl, which the caller chose, because the bits of NCCL's result could differ"
+                ),
+                "{text}"
+            );
             let (x, y) = (world.alloc::<f32>(3).unwrap(), world.alloc_zeroed::<f32>(3).unwrap());
             x.fill(1.5).unwrap();
             world.team().all_reduce_blocking(&x, &y, ReduceOp::Sum).unwrap();
@@ -197,7 +202,7 @@ fn nccl_serves_only_world_calls_with_the_same_bits() {
             if let Some(pair) = pair {
                 let explained = cuda(world).explain(&pair, &Query::new(CollectiveKind::AllReduce, DType::U32, 100)).unwrap();
                 assert_eq!(explained.provider, Provider::Own);
-                assert!(explained.to_string().contains("a communicator for the team of all PEs only"), "{explained}");
+                assert!(explained.to_string().contains("a communicator only for the team of all PEs"), "{explained}");
                 pair.all_reduce_blocking(&x, &y, ReduceOp::Sum).unwrap();
                 assert_eq!(y.to_vec().unwrap(), [3.0; 3]);
                 pair.destroy().unwrap();
@@ -269,7 +274,7 @@ fn nccl_that_is_not_enabled_is_not_loaded() {
 }
 
 #[test]
-fn graphs_of_nccl_alternate_with_queued_calls_and_kernels() {
+fn graphs_with_nccl_calls_can_alternate_with_queued_calls() {
     fakes().run(|| {
         worlds(2, options, |world| {
             let (cuda, me) = (cuda(world), world.my_pe().get());
@@ -305,7 +310,7 @@ fn graphs_of_nccl_alternate_with_queued_calls_and_kernels() {
 }
 
 #[test]
-fn rank_that_does_not_call_is_named_at_the_deadline() {
+fn timed_out_nccl_call_names_the_missing_pe() {
     fakes().run(|| {
         let gpu = gpu().deadline(Duration::from_secs(2));
         // If a PE ended its world before another PE had timed out, the other PE's error would name
@@ -341,7 +346,7 @@ fn rank_that_does_not_call_is_named_at_the_deadline() {
 }
 
 #[test]
-fn ranks_with_different_calls_of_nccl_get_a_mismatch() {
+fn nccl_call_on_one_rank_and_barrier_on_another_mismatch() {
     fakes().run(|| {
         let gpu = gpu().deadline(Duration::from_secs(10));
         let all_have_failed = std::sync::Barrier::new(2);
@@ -364,12 +369,12 @@ fn ranks_with_different_calls_of_nccl_get_a_mismatch() {
 }
 
 #[test]
-fn killed_pe_is_named_while_nccl_runs() {
+fn nccl_call_error_names_a_killed_pe() {
     let _ = fakes().run_with_victims(3, &[2], |child| one_is_killed(&child));
 }
 
 #[test]
-fn pe_that_dies_before_nccl_connects_is_named() {
+fn nccl_error_names_a_pe_killed_before_nccl_connects() {
     let _ = fakes().env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").run_with_victims(3, &[2], |child| one_is_killed(&child));
 }
 

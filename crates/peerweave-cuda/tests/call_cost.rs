@@ -126,7 +126,7 @@ const ROUNDS: usize = 64;
 const FEW: usize = 16;
 
 #[test]
-fn call_of_a_known_shape_allocates_nothing() {
+fn repeated_call_stays_within_allocation_and_driver_limits() {
     let fakes = Fakes::new().cuda();
     fakes.run(|| {
         let threads = Barrier::new(2);

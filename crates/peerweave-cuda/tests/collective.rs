@@ -166,7 +166,7 @@ fn team_reduces_in_the_order_of_its_members() {
 }
 
 #[test]
-fn missing_pe_is_named_and_calls_succeed_after_recovery() {
+fn error_names_the_missing_pe_and_recovery_restores_calls() {
     fakes().run(|| {
         pes(2, options().deadline(Duration::from_millis(300)), |gpu| {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");
@@ -192,7 +192,7 @@ fn missing_pe_is_named_and_calls_succeed_after_recovery() {
 }
 
 #[test]
-fn parts_are_gathered_exchanged_and_reduced_by_rank() {
+fn collectives_of_parts_deliver_parts_in_the_order_of_ranks() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");
@@ -458,7 +458,7 @@ fn only_the_root_gets_the_result_of_a_reduce() {
 }
 
 #[test]
-fn results_on_the_heap_of_some_or_all_ranks_are_correct() {
+fn results_on_the_heap_or_in_private_memory_are_correct() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");

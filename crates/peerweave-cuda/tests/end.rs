@@ -49,7 +49,7 @@ fn is_free_right_after(end: impl Fn(Gpu) + Copy + Send + Sync + 'static) {
 }
 
 #[test]
-fn rendezvous_has_no_other_owner_after_end() {
+fn gpu_end_releases_its_handles_of_the_rendezvous() {
     fakes().run(|| is_free_right_after(|gpu| gpu.end().expect("nothing failed")));
 }
 
@@ -70,7 +70,7 @@ fn modules_are_unloaded_when_end_returns() {
 }
 
 #[test]
-fn rendezvous_has_no_other_owner_after_a_drop() {
+fn gpu_drop_releases_its_handles_of_the_rendezvous() {
     fakes().run(|| is_free_right_after(drop));
 }
 

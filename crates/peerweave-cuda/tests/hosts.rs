@@ -113,7 +113,7 @@ fn check_collectives(world: &World, team: &Team, len: usize) {
 }
 
 #[test]
-fn every_collective_is_correct_on_hosts_of_every_shape() {
+fn every_collective_is_correct_in_each_layout_of_pes_on_hosts() {
     fakes().run(|| {
         for hosts in SHAPES {
             worlds(hosts, |world| {
@@ -184,7 +184,7 @@ fn call_that_needs_memory_of_another_host_is_refused() {
 }
 
 #[test]
-fn messages_vector_calls_and_functions_cross_hosts() {
+fn send_recv_all_to_all_v_and_reduce_fn_work_between_hosts() {
     fakes().run(|| {
         for hosts in [&["a", "a", "b"][..], &["b", "a", "b", "a"], &["a", "b", "c"]] {
             worlds(hosts, |world| {
@@ -277,7 +277,7 @@ fn messages_of_a_group_do_not_wait_for_each_other() {
 }
 
 #[test]
-fn team_within_a_host_uses_only_own_kernels() {
+fn team_within_a_host_uses_only_peerweave_kernels() {
     fakes().run(|| {
         worlds(&["a", "a", "b", "b"], |world| {
             let (me, cuda) = (world.my_pe().get(), world.backend::<Cuda>().unwrap());
@@ -347,7 +347,7 @@ fn captured_calls_between_hosts_are_replayed() {
 }
 
 #[test]
-fn hosts_without_nccl_have_a_world_and_give_the_reason() {
+fn collectives_between_hosts_are_refused_without_nccl() {
     common::fakes().env("PEERWEAVE_NCCL_PATH", "/nowhere").run(|| {
         worlds(&["a", "a", "b"], |world| {
             let mut sum = [world.my_pe().get()];
@@ -364,7 +364,7 @@ fn hosts_without_nccl_have_a_world_and_give_the_reason() {
 }
 
 #[test]
-fn pes_that_share_a_gpu_use_communicators_of_pairs() {
+fn collectives_between_hosts_are_correct_if_pes_share_a_gpu() {
     fakes().run_many(4, |child| {
         let gpu = process_on(&child, if child.rank < 2 { "a" } else { "b" }, 0, options());
         let world = World::new(Cuda::new(gpu.clone()).unwrap()).unwrap();
@@ -379,7 +379,7 @@ fn pes_that_share_a_gpu_use_communicators_of_pairs() {
 }
 
 #[test]
-fn pe_that_dies_on_another_host_is_named() {
+fn collective_error_names_a_pe_killed_on_another_host() {
     let _ = fakes().run_with_victims(3, &[2], |child| one_is_killed(&child));
 }
 

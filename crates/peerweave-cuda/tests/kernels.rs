@@ -51,7 +51,7 @@ fn block_barriers_synchronize_all_threads_of_a_block() {
 }
 
 #[test]
-fn missing_pe_is_named_and_recovery_resets_barriers() {
+fn kernel_error_names_a_missing_pe_and_recovery_resets_barriers() {
     fakes().run(|| {
         let short = options().deadline(Duration::from_millis(300));
         pes(2, short, |gpu| {
@@ -76,7 +76,7 @@ fn missing_pe_is_named_and_recovery_resets_barriers() {
 }
 
 #[test]
-fn killed_pe_is_named_and_ends_kernels_that_wait_for_it() {
+fn kernels_that_wait_for_a_killed_pe_fail_and_name_the_pe() {
     let _ = fakes().run_with_victims(3, &[2], |child| one_is_killed(&child));
 }
 

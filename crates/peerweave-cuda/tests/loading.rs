@@ -42,7 +42,7 @@ fn kernel_is_loaded_without_other_kernels_of_its_crate() {
 }
 
 #[test]
-fn kernels_of_a_loaded_crate_load_no_further_module() {
+fn launches_after_load_crate_load_no_further_module() {
     fakes().run(|| {
         pes(2, options(), |gpu| {
             gpu.load_crate(ring::KERNEL.ptx()).expect("all kernels are registered");

@@ -29,7 +29,7 @@ fn works(team: &Team, members: &[Pe]) {
 }
 
 #[test]
-fn team_of_members_alone_has_the_order_of_their_list() {
+fn team_of_call_creates_a_team_in_the_order_of_the_list() {
     Fakes::new().cuda().run(|| {
         worlds(4, options(), |world| {
             let lists = [list([3, 1]), list([0, 1, 2]), list([2]), list([1, 3]), list([3, 2, 1, 0])];
@@ -49,7 +49,7 @@ fn team_of_members_alone_has_the_order_of_their_list() {
 }
 
 #[test]
-fn team_of_without_a_free_number_fails_on_all_members() {
+fn team_of_call_without_a_free_number_fails_on_all_members() {
     Fakes::new().cuda().run(|| {
         // The number of teams is small, because the fake driver takes long to create a team.
         worlds(3, options().teams(4), |world| {
@@ -82,7 +82,7 @@ fn mismatch(world: &World, members: &[Pe]) -> (u32, String) {
 }
 
 #[test]
-fn different_lists_are_a_mismatch_on_all_waiting_members() {
+fn different_member_lists_are_a_mismatch_on_all_callers() {
     Fakes::new().cuda().run(|| {
         worlds(3, options(), |world| {
             let all = list(0..3);
@@ -112,7 +112,7 @@ fn different_lists_are_a_mismatch_on_all_waiting_members() {
 }
 
 #[test]
-fn late_member_is_named_and_the_call_can_be_repeated() {
+fn timed_out_team_of_names_the_late_pe_and_can_be_repeated() {
     Fakes::new().cuda().run(|| {
         worlds(3, options().deadline(Duration::from_secs(2)), |world| {
             let all = list(0..3);

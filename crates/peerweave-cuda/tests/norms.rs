@@ -74,7 +74,7 @@ impl Operands {
 }
 
 #[test]
-fn fused_norm_has_the_bits_of_all_reduce_and_norm() {
+fn fused_rms_norm_equals_all_reduce_then_norm_bit_for_bit() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");
@@ -119,7 +119,7 @@ fn fused_norm_has_the_bits_of_all_reduce_and_norm() {
 }
 
 #[test]
-fn rows_of_several_launches_have_their_own_scales() {
+fn row_scales_are_correct_if_a_norm_takes_several_launches() {
     fakes().run(|| {
         pes(2, options(), |gpu| {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");
@@ -151,7 +151,7 @@ fn rows_of_several_launches_have_their_own_scales() {
 }
 
 #[test]
-fn norm_in_a_graph_can_alternate_with_calls() {
+fn captured_norm_can_alternate_with_queued_norms() {
     fakes().run(|| {
         pes(2, options(), |gpu| {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");
@@ -177,7 +177,7 @@ fn norm_in_a_graph_can_alternate_with_calls() {
 }
 
 #[test]
-fn missing_pe_is_named_by_the_norm() {
+fn rms_norm_error_names_the_missing_pe() {
     fakes().run(|| {
         pes(2, options().deadline(Duration::from_millis(300)), |gpu| {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");
@@ -229,7 +229,7 @@ fn invalid_norm_is_refused_before_anything_is_enqueued() {
 }
 
 #[test]
-fn norms_that_differ_among_ranks_are_a_mismatch() {
+fn rms_norm_with_different_epsilons_is_a_mismatch() {
     fakes().run(|| {
         common::pes_that_may_fail(2, options().deadline(Duration::from_millis(500)), |gpu| {
             let world =
@@ -253,7 +253,7 @@ fn norms_that_differ_among_ranks_are_a_mismatch() {
 }
 
 #[test]
-fn portable_norm_is_captured_with_its_memory() {
+fn captured_rms_norm_keeps_its_memory_alive() {
     const CALLS: i32 = 2;
     fakes().run(|| {
         worlds(2, options(), |world| {

@@ -166,7 +166,7 @@ fn teams_in_nvshmems_heap_can_be_split_and_destroyed() {
 }
 
 #[test]
-fn missing_pe_is_named_in_nvshmems_heap() {
+fn kernel_error_names_the_missing_pe_on_nvshmems_heap() {
     fakes().run_many(2, |child| {
         let short = options(Transport::Nvshmem(settings())).deadline(Duration::from_millis(300));
         let gpu = common::process(&child, short);
@@ -184,7 +184,7 @@ fn missing_pe_is_named_in_nvshmems_heap() {
 }
 
 #[test]
-fn launch_over_forced_network_needs_the_device_library() {
+fn launch_by_network_fails_without_nvshmems_device_library() {
     fakes().run_many(2, |child| {
         let gpu = common::process(&child, options(Transport::Network(settings())));
         assert!(gpu.uses_network(), "no other PE is reached directly");

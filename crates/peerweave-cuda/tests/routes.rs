@@ -48,7 +48,7 @@ fn sums_are_right(world: &World, len: usize) {
 }
 
 #[test]
-fn chosen_algorithm_is_explained_and_gives_the_same_sums() {
+fn every_chosen_algorithm_is_explained_and_sums_correctly() {
     Fakes::new().cuda().run(|| {
         pes(
             3,
@@ -85,7 +85,7 @@ fn chosen_algorithm_is_explained_and_gives_the_same_sums() {
 }
 
 #[test]
-fn forced_messages_and_rings_give_the_same_results() {
+fn collectives_forced_to_messages_or_rings_are_correct() {
     Fakes::new().cuda().run(|| {
         let forced: Forced = "all_gather=messages,all_to_all=messages,reduce_scatter=chunked".parse().unwrap();
         let options = |_| {
@@ -203,7 +203,7 @@ fn damaged_or_foreign_table_is_an_error_that_names_the_file() {
 }
 
 #[test]
-fn different_choices_or_tables_fail_on_all_pes() {
+fn setup_with_different_choices_or_tables_fails_on_all_pes() {
     Fakes::new().cuda().run(|| {
         let choose = |pe| {
             let mut options = CudaOptions::default();

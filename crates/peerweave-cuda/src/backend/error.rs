@@ -65,7 +65,7 @@ pub(crate) fn portable(call: &'static str, team: TeamName, error: CudaError) -> 
             call,
             requested_bytes: bytes as usize,
             available_bytes: free as usize,
-            what: "of the symmetric heap of the GPU",
+            what: "the symmetric heap of the GPU",
         },
         error => Error::system(call, error),
     }

@@ -1,6 +1,6 @@
 //! The backend of the portable API for GPUs: one GPU for each PE, with its symmetric heap.
 //!
-//! The README of this crate has a table of the rooms under `### Rooms of backend`.
+//! The modules are listed in the README of this crate, under `### Rooms of backend`.
 //!
 //! Copies run on copy engines, in the order of their stream. Signals, waits, atomics, barriers and
 //! operations on single elements are small kernels. The README of `peerweave-stream-kernels` gives

@@ -59,8 +59,8 @@ pub use transfers::Message;
 ///
 /// # Failures
 /// If another rank does not make the call, the kernel fails at the deadline of the GPU. The error
-/// of [`Gpu::wait`](crate::Gpu::wait) then names the PE of that rank. After [`Gpu::recover`], call
-/// [`recover`](Self::recover).
+/// of [`Gpu::wait`](crate::Gpu::wait) then names the PE of the missing rank. After
+/// [`Gpu::recover`], call [`recover`](Self::recover).
 ///
 /// ```no_run
 /// # use std::sync::Arc;
@@ -88,16 +88,18 @@ pub struct Collectives {
     staging: Staging,
     options: CollectivesOptions,
     routes: Arc<Routes>,
-    /// Loaded kernels of all_reduce, by algorithm, type, and whether the call is plain (a sum of
-    /// whole lines).
+    /// Loaded kernels of all_reduce, by algorithm, type, and whether the call is plain. A call is
+    /// plain if its reduction is `Sum` and its operands are whole 16-byte lines.
     kernels: [[[OnceLock<LoadedKernel>; 2]; DType::ALL.len()]; Algorithm::ALL.len()],
-    /// Loaded kernels of reduce_scatter, by type and whether the call is plain.
+    /// Loaded kernels of reduce_scatter, by type, and whether the call is plain (see `kernels`).
     scatters: [[OnceLock<LoadedKernel>; 2]; DType::ALL.len()],
     /// Loaded kernels of scans, by type.
     scans: [OnceLock<LoadedKernel>; DType::ALL.len()],
-    /// Loaded kernels of all_gather and all_to_all, by whether parts are whole lines.
+    /// Loaded kernels of all_gather and all_to_all, by operation, and whether all parts are whole
+    /// 16-byte lines.
     exchanges: [[OnceLock<LoadedKernel>; 2]; 2],
-    /// Loaded kernels of messages, by form and whether all messages are whole lines.
+    /// Loaded kernels of messages, by form (lines or ring), and whether all messages are whole
+    /// 16-byte lines.
     transfers: [[OnceLock<LoadedKernel>; 2]; 2],
     barriers: OnceLock<LoadedKernel>,
     /// Loaded kernels of all_reduce with RMSNorm, by algorithm and type.

@@ -15,8 +15,9 @@ use crate::route::{self, NormRoute, Route};
 /// The operands and parameters of [`Collectives::all_reduce_rms_norm`]. The input, the residual and
 /// the result consist of rows of elements.
 ///
-/// The length of a row in bytes must be a multiple of 16, and so must every address except that of
-/// the scales. No two ranges may overlap, except that the result may be the input.
+/// The length of a row in bytes must be a multiple of 16. All addresses must be multiples of 16,
+/// except the address of the scales, which must be a multiple of 4. Ranges must not overlap, except
+/// that the result may overwrite the input.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RmsNormCall {
     /// Address of the input.
@@ -157,7 +158,7 @@ fn output_of(dtype: DType) -> Output {
 
 /// Returns the error for rows that no exchange of a call can hold.
 fn too_long(call: &'static str, hidden: u64, limits: &route::Limits) -> CudaError {
-    let expected = format!("rows that fit a bank of {} bytes with {} ranks", limits.bank_bytes, limits.ranks);
+    let expected = format!("rows short enough for a bank of {} bytes among {} ranks", limits.bank_bytes, limits.ranks);
     misuse(call, "hidden", hidden, &expected)
 }
 

@@ -61,7 +61,7 @@ impl Operands {
         };
         if send != recv && send < recv + bytes && recv < send + bytes {
             let value = format!("{recv:#x}, which overlaps send at {send:#x}");
-            return Err(misuse(call, "recv", value, "send itself, or memory that does not overlap it"));
+            return Err(misuse(call, "recv", value, "the address of send, or memory that does not overlap send"));
         }
         Ok(())
     }

@@ -24,8 +24,8 @@ impl Collectives {
     /// All ranks, with the same count, type and reduction.
     ///
     /// # Errors
-    /// As for [`all_reduce`](Self::all_reduce), except that `PreMulSum` is valid, and
-    /// [`CudaError::Misuse`] for [`ReduceOp::Avg`].
+    /// As for [`all_reduce`](Self::all_reduce), with two differences: `PreMulSum` is valid, and
+    /// [`ReduceOp::Avg`] is a [`CudaError::Misuse`].
     ///
     /// # Safety
     /// As for [`all_reduce`](Self::all_reduce).
@@ -80,7 +80,7 @@ impl Collectives {
     ) -> Result<(), CudaError> {
         let Operands { send, recv, count, dtype, op, scalar, .. } = *operands;
         if op == ReduceOp::Avg {
-            return Err(misuse(name, "op", op, "another reduction; for averages, use a scan with sum and divide its result"));
+            return Err(misuse(name, "op", op, "another reduction; for averages, divide the result of a scan with sum"));
         }
         operands.check(name)?;
         if count == 0 {

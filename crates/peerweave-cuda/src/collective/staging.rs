@@ -1,8 +1,9 @@
 //! The memory of a team's collectives: staging areas on the symmetric heap, and counters of this
 //! device.
 //!
-//! An area begins with two banks of lines and the channels of pairs of ranks, whose lines initially
-//! hold the sentinel. Flags and rings follow, which are initially zero.
+//! An area begins with two banks, followed by the channels of pairs of ranks. Banks and channels
+//! consist of lines, which initially contain the sentinel. Flags and rings follow. They are
+//! initially zero.
 
 use std::sync::Arc;
 
@@ -28,8 +29,8 @@ pub(crate) struct Room {
 /// The staging memory of one team.
 pub(super) struct Staging {
     room: Room,
-    /// One counter of launches, one counter for each block that uses rings, then the counters of
-    /// channels and of the rings of messages.
+    /// Counters of this device, in this order: one for launches, one for each block that uses
+    /// rings, then the counters of channels and of the rings of messages.
     counters: Local<u64>,
     /// Argument of kernels that use banks, with the values that are the same in all calls.
     pub(super) banks: Call,

@@ -77,9 +77,9 @@ pub(super) struct Wave {
     transfers: Transfers,
     /// Whether the result of a message overwrites a message that this rank sends.
     in_place: bool,
-    /// Whether ranks offer the memory of their results to the senders; the same on all ranks.
-    /// Messages that all have the same sender or the same receiver are faster through the rings:
-    /// bench-results/2026-11-26-h100.
+    /// Whether receivers may offer their result buffers, so that senders write directly to these
+    /// buffers. The value is the same on all ranks. Messages that all have the same sender or the
+    /// same receiver are faster through the rings: bench-results/2026-11-26-h100.
     has_offers: bool,
 }
 
@@ -209,7 +209,12 @@ impl Collectives {
                 return Err(misuse(CALL, what, rank, &format!("a rank below {ranks}")));
             }
             if bytes > 0 && (at == 0 || at.checked_add(bytes).is_none()) {
-                return Err(misuse(CALL, "at", format!("{at:#x}"), "an address other than 0, without overflow"));
+                return Err(misuse(
+                    CALL,
+                    "at",
+                    format!("{at:#x}"),
+                    "an address other than 0, and a range inside the address space",
+                ));
             }
         }
         // The lengths of this rank's messages to itself, as sent or as received.
@@ -219,8 +224,8 @@ impl Collectives {
         };
         if !own("to").eq(own("from")) {
             let [sent, received] = ["to", "from"].map(|way| own(way).collect::<Vec<u64>>());
-            let value = format!("messages of {sent:?} bytes, received as {received:?}");
-            return Err(misuse(CALL, "messages of this rank to itself", value, "the same lengths"));
+            let value = format!("sends of lengths {sent:?} and receives of lengths {received:?}");
+            return Err(misuse(CALL, "the list of messages from this rank to itself", value, "equal lengths"));
         }
         // Wave `n` contains the message number `n` to each rank and from each rank.
         for number in 0.. {

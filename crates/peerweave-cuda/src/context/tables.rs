@@ -17,7 +17,8 @@ pub(crate) struct Tables {
     teams: DeviceMemory<u64>,
     /// One row for each team, with one entry for each PE.
     members: DeviceMemory<u32>,
-    /// One row for each team, with one entry for each slot.
+    /// One row for each team. A row has one entry for each block that can synchronise with other
+    /// PEs at the same time.
     epochs: DeviceMemory<u64>,
     contents: Contents,
 }
@@ -207,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn peer_entry_is_converted_to_its_words() {
+    fn peer_entry_converts_to_64_bit_words() {
         let entry = PeerEntry { base: 0x1234, node_pe: 5, transport: 1 };
         // SAFETY: the entry is `repr(C)`, and its fields leave no padding.
         assert_eq!(unsafe { words(&entry) }, [0x1234, 5 | 1 << 32]);

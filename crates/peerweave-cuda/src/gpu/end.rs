@@ -1,8 +1,9 @@
-//! The end of a GPU: releases its parts, and waits until no thread holds the rendezvous any more.
+//! Ends a GPU: releases its parts, and waits until no thread of this process uses the rendezvous on
+//! behalf of the GPU.
 //!
-//! Memory of the GPU holds the rendezvous. Threads of other crates free such memory after the
-//! streams that used it have completed. Invariant: [`Gone`] is the last field of the struct whose
-//! parts it waits for. So the other fields have been dropped when `Gone` begins to wait.
+//! Memory of the GPU owns handles of the rendezvous. Threads of other crates free this memory after
+//! the streams that used it have completed. Invariant: [`Gone`] is the last field of its struct. So
+//! the other fields have been dropped when [`Gone`] waits for their release.
 
 use std::fmt;
 use std::sync::Arc;
@@ -95,7 +96,7 @@ impl Gpu {
         const CALL: &str = "Gpu::end";
         let inner = Arc::try_unwrap(self.0).map_err(|shared| {
             let others = format!("in use by {} other handles", Arc::strong_count(&shared) - 1);
-            misuse(CALL, "the GPU", others, "no other handle; drop clones, streams, memory and teams first")
+            misuse(CALL, "the GPU", others, "no other handle: drop clones, streams, memory and teams first")
         })?;
         inner.close(CALL)
     }

@@ -83,8 +83,8 @@ pub(crate) struct Inner {
     /// The first failure since the start or the last recovery.
     failed: Mutex<Option<String>>,
     recoveries: Mutex<u64>,
-    /// Number of steps so far in which all PEs set up or recover collectives, for the labels of
-    /// their exchanges.
+    /// Number of exchanges in which all PEs have set up or recovered collectives. The label of each
+    /// exchange contains this number.
     collectives: AtomicU64,
     /// Waits, when it is dropped, for threads that hold parts of the fields above. Must be the last
     /// field.
@@ -273,7 +273,9 @@ impl Inner {
     /// not mapped.
     pub(crate) fn base_of(&self, pe: Pe) -> Result<u64, CudaError> {
         let base = self.tables.lock().unwrap_or_else(PoisonError::into_inner).base_of(pe);
-        base.ok_or_else(|| misuse("Collectives::new", "members", format!("a list with {pe}"), "PEs whose memory is mapped here"))
+        base.ok_or_else(|| {
+            misuse("Collectives::new", "members", format!("a list with {pe}"), "only PEs whose memory this GPU maps")
+        })
     }
 
     /// Returns the number of the next step in which all PEs set up or recover collectives. The

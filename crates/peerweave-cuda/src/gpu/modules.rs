@@ -22,8 +22,8 @@ pub(crate) struct Modules {
     /// Loaded kernels. The key is the address of the image, the name, and whether the kernel is of
     /// the variant for the network.
     kernels: Mutex<HashMap<(usize, &'static str, bool), LoadedKernel>>,
-    /// Crates, one for each different PTX text. The images of several kernels can have the same
-    /// text, because each kernel has its own image.
+    /// One entry for each different PTX text. Kernels of the same crate have the same text, but
+    /// each kernel has its own image.
     crates: Mutex<Vec<Arc<Crate>>>,
 }
 

@@ -23,7 +23,8 @@ pub(crate) enum Number {
 
 /// The teams of a GPU by number; number 0 is the team of all PEs.
 pub(crate) struct Teams {
-    /// Locked only briefly, because launches look up teams.
+    /// The state of each team number. Every launch looks up its teams here, so the lock is held
+    /// only briefly.
     numbers: Mutex<Vec<Number>>,
     /// Number of splits so far, for the labels of their exchanges. Locked during a split.
     pub(crate) splits: Mutex<u64>,

@@ -17,8 +17,8 @@ use crate::gpu::teams::Members;
 use crate::gpu::{Gpu, Inner};
 use crate::heap::Block;
 
-/// A CUDA stream on the device of a [`Gpu`]. It dereferences to a stream of cudarc, which has all
-/// other operations.
+/// A CUDA stream on the device of a [`Gpu`]. A `Stream` dereferences to a stream of cudarc, which
+/// has all other operations.
 pub struct Stream {
     gpu: Gpu,
     stream: PrivateStream,
@@ -225,9 +225,9 @@ impl Gpu {
     /// As for [`launch`](Self::launch).
     ///
     /// # Safety
-    /// The kernel takes the address of a [`KernelContext`](peerweave_types::KernelContext) of this
-    /// version, followed by exactly these arguments by value. It accesses only memory of the
-    /// context and the arguments.
+    /// The parameters of the kernel must be the address of a
+    /// [`KernelContext`](peerweave_types::KernelContext) of this version, then exactly these
+    /// arguments by value. The kernel must access only memory of the context and of the arguments.
     pub unsafe fn launch_loaded<A: KernelArgs>(
         &self,
         stream: &Arc<CudaStream>,

@@ -53,7 +53,7 @@ impl Gpu {
             if lost.is_some() || Instant::now() >= deadline {
                 inner.report.abort();
                 if !wait(stream, deadline_after(GRACE))? {
-                    *inner.failed() = Some(format!("{CALL}: the stream was still busy"));
+                    *inner.failed() = Some(format!("{CALL}: the work of a stream did not complete in time"));
                     return Err(match lost {
                         Some((pe, cause)) => CudaError::PeLost { call: CALL, pe, cause, report: inner.report.failure() },
                         None => CudaError::Stuck { call: CALL, waited: start.elapsed() },

@@ -164,8 +164,8 @@ impl<T: Plain> Symmetric<T> {
             false => Err(misuse(
                 call,
                 "the range",
-                format!("{len} elements from {first}"),
-                &format!("a range within {} elements", self.len),
+                format!("{len} elements from index {first}"),
+                &format!("a range within the {} elements of the memory", self.len),
             )),
         }
     }

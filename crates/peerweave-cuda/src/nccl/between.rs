@@ -1,8 +1,8 @@
 //! Messages between PEs of different hosts, by NCCL's sends and receives.
 //!
-//! A job on several hosts has one communicator of all PEs. But NCCL refuses two ranks of one host
-//! on one GPU. If PEs of a host share a GPU, each pair of PEs of different hosts has a communicator
-//! of its own instead. This is for tests on machines with few GPUs.
+//! A job on several hosts normally has one communicator of all PEs. But NCCL refuses two ranks of
+//! one host on one GPU. So if PEs of a host share a GPU, each pair of PEs of different hosts has
+//! its own communicator instead. Pairs are intended for tests on machines with few GPUs.
 //!
 //! Invariant: every PE enqueues the messages of a call in ascending order of the pairs of PEs, so
 //! that the communicators of pairs cannot deadlock.
@@ -31,7 +31,8 @@ pub(crate) struct Remote {
 /// A communicator between this PE and PEs of other hosts.
 struct Link {
     communicator: Communicator,
-    /// The other PE of a communicator of a pair; `None` for the communicator of all PEs.
+    /// The peer, if the communicator connects a pair of PEs; `None` for the communicator of all
+    /// PEs.
     other: Option<Pe>,
 }
 

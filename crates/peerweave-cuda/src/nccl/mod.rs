@@ -1,5 +1,5 @@
-//! NCCL: as an entry of the route table, for the team of all PEs of a job on one host, and for
-//! messages between hosts.
+//! Uses NCCL for two purposes: for collectives of the team of all PEs on one host, if the route
+//! table chooses NCCL, and for messages between hosts.
 //!
 //! ```text
 //!  mod.rs      set-up that all PEs agree on, abort, end
@@ -8,9 +8,8 @@
 //! ```
 //!
 //! NCCL's kernels have no deadline, and over NVLink they do not detect that a PE has died. So this
-//! module aborts a communicator, which ends its kernels. It does so when a PE is lost, when a wait
-//! reaches its deadline, and when work is older than the deadline although no thread waits for the
-//! work.
+//! module aborts the communicator, which ends its kernels, in three cases: a PE is lost, a wait
+//! reaches its deadline, or work that no thread waits for is older than the deadline.
 
 mod between;
 mod calls;
@@ -234,7 +233,7 @@ impl Watched {
             }
         };
         if let Err(error) = std::thread::Builder::new().name("peerweave-nccl-watch".into()).spawn(look) {
-            tracing::warn!(%error, "cannot start the thread that detects lost PEs: a graph that contains NCCL's calls waits for a lost PE forever");
+            tracing::warn!(%error, "cannot start the thread that detects lost PEs: a graph with NCCL calls will wait forever if a PE is lost");
         }
         Self(Mutex::new(Some(token)))
     }

@@ -103,7 +103,7 @@ pub(crate) enum OwnPath {
     Barrier,
     /// A reduction, by the algorithm of the route.
     Reduction(Route),
-    /// A push of parts as lines, in a number of launches.
+    /// Each rank pushes its parts as 16-byte lines. A long call is divided into several launches.
     Lines { route: Route, launches: u64 },
     /// Messages between pairs of ranks.
     Messages(Route),
@@ -143,9 +143,9 @@ pub(crate) enum Unfit {
     Unavailable,
     /// The library has no communicator for the team.
     Team,
-    /// The library could give other bits than Peerweave's kernels.
+    /// The bits of the library's result could differ from those of Peerweave's kernels.
     Bits,
-    /// The staging memory has no room, or the call is too short for the algorithm.
+    /// The method does not fit the length of the call or the staging memory.
     NoRoom,
 }
 
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn every_size_has_a_route_that_fits() {
+    fn every_call_size_has_a_route_within_the_limits() {
         let routes = routes();
         for ranks in 2..=8 {
             for shift in 0..34 {

@@ -62,7 +62,7 @@ impl fmt::Display for Explanation {
         }
         write!(f, " ({} bytes) by {} ranks: {}", Bytes(self.size_bytes), self.ranks, self.how)?;
         write!(f, "; because {}", self.why)?;
-        self.refused.as_ref().map_or(Ok(()), |refused| write!(f, "; not taken: {refused}"))
+        self.refused.as_ref().map_or(Ok(()), |refused| write!(f, "; not used: {refused}"))
     }
 }
 
@@ -100,18 +100,18 @@ impl Routes {
     fn asked(&self, because: Because) -> String {
         match because {
             Because::Library(at) => format!("the row \"{}\"", self.table.libraries[at]),
-            Because::Forced(method) => format!("the caller's choice {method}"),
+            Because::Forced(method) => format!("the method {method}, which the caller chose"),
             _ => "another route".to_owned(),
         }
     }
 
     fn unfit(&self, unfit: Unfit, unavailable: &str) -> String {
         match unfit {
-            Unfit::Off => "NCCL is not enabled (PEERWEAVE_NCCL=auto, or CudaOptions::nccl)".to_owned(),
+            Unfit::Off => "NCCL is not enabled: set PEERWEAVE_NCCL=auto or CudaOptions::nccl".to_owned(),
             Unfit::Unavailable => format!("NCCL cannot be used: {unavailable}"),
-            Unfit::Team => "NCCL has a communicator for the team of all PEs only".to_owned(),
-            Unfit::Bits => "NCCL could give other bits for this type and reduction with this number of ranks".to_owned(),
-            Unfit::NoRoom => "the staging memory has no room for this method, or the call is too short for it".to_owned(),
+            Unfit::Team => "NCCL has a communicator only for the team of all PEs".to_owned(),
+            Unfit::Bits => "the bits of NCCL's result could differ from those of Peerweave's kernels".to_owned(),
+            Unfit::NoRoom => "this method does not fit the length of the call or the staging memory".to_owned(),
         }
     }
 }
@@ -132,7 +132,9 @@ fn path(own: OwnPath) -> (String, Option<Route>) {
         OwnPath::Lines { route, launches: 1 } => format!("Peerweave's kernel, lines, {}", shape(route)),
         OwnPath::Lines { route, launches } => format!("Peerweave's kernels, lines in {launches} launches, {}", shape(route)),
         OwnPath::Messages(route) => format!("Peerweave's kernel, messages, {}", shape(route)),
-        OwnPath::Scattered(route) => format!("Peerweave's kernels, parts that the ranks pass on, {}", shape(route)),
+        OwnPath::Scattered(route) => {
+            format!("Peerweave's kernels, scattered parts that each rank sends to the other ranks, {}", shape(route))
+        }
     };
     let (OwnPath::Reduction(route) | OwnPath::Lines { route, .. } | OwnPath::Messages(route) | OwnPath::Scattered(route)) = own
     else {
@@ -169,7 +171,7 @@ mod tests {
         let text = explain(&routes, &query, Err(Unfit::Unavailable));
         assert!(text.contains("Peerweave's kernel, messages, 128 blocks of 256 threads"), "{text}");
         assert!(
-            text.contains("not taken: the row \"nccl scatter 2 128M rest\", because NCCL cannot be used: libnccl.so.2"),
+            text.contains("not used: the row \"nccl scatter 2 128M rest\", because NCCL cannot be used: libnccl.so.2"),
             "{text}"
         );
         let query = Query::new(CollectiveKind::AllToAll, DType::F32, 8 << 20);

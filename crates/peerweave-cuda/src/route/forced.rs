@@ -15,16 +15,17 @@ use super::decide::ROUTED;
 pub enum Method {
     /// Peerweave's kernels, with the algorithm that the route table chooses.
     Own,
-    /// Peerweave's kernels for all_reduce and reduce in which every rank pushes all its lines to
+    /// Peerweave's kernels for all_reduce and reduce in which every rank sends all its elements to
     /// every rank.
     OneShot,
-    /// Peerweave's kernels for all_reduce and reduce in which every rank reduces a part and pushes
-    /// the result.
+    /// Peerweave's kernels for all_reduce and reduce in which every rank reduces one part of the
+    /// elements and sends its result.
     TwoShot,
     /// Peerweave's kernels for all_reduce, reduce and reduce_scatter that send data in chunks
     /// through rings.
     Chunked,
-    /// Peerweave's kernels for all_gather, all_to_all and reduce_scatter that push parts as lines.
+    /// Peerweave's kernels for all_gather, all_to_all and reduce_scatter that send parts in 16-byte
+    /// lines.
     Lines,
     /// Peerweave's kernels for all_gather and all_to_all that send parts as messages.
     Messages,
@@ -88,9 +89,9 @@ pub struct ForcedError {
     pub expected: String,
 }
 
-/// The methods that the caller has chosen: for each operation, a method or `None`. As text, choices
-/// have the form `all_reduce=two_shot,all_to_all=nccl`. `all=own` chooses the method `own` for
-/// every operation that this method can carry out.
+/// The method that the caller has chosen for each operation, if any. As text, choices have the form
+/// `all_reduce=two_shot,all_to_all=nccl`. The text `all=own` chooses the method `own` for every
+/// operation that this method can carry out.
 ///
 /// If the chosen method is not possible for a call, the choice is ignored. For example, the staging
 /// memory may be too small for an algorithm. The call then takes the route of the table, and the
@@ -199,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn error_of_an_invalid_choice_has_the_valid_choices() {
+    fn invalid_choice_of_a_method_is_refused_with_the_reason() {
         for (text, expected) in [
             ("all_reduce", "has no ="),
             ("all_reduce=fast", "expected one of own, one_shot"),

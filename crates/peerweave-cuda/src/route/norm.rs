@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn norm_of_any_rows_has_a_route_whose_launches_fit() {
+    fn norm_route_fits_the_banks_for_any_number_of_rows() {
         use rms_norm::Algorithm::{None, OneShot, TwoShot};
         for ranks in 1..=8 {
             let limits = limits(ranks);

@@ -1,12 +1,13 @@
 //! The file format of route tables: each line consists of words. `#` begins a comment. Sizes are in
 //! bytes, with an optional suffix K, M or G for powers of 1024. `rest` stands for all larger sizes.
-//! The rows `own` of a number of ranks are in the order of their sizes.
+//! For each number of ranks, the rows `own` are in ascending order of sizes, and the last of these
+//! rows has the size `rest` and the algorithm `chunked`.
 //!
 //! ```text
 //! peerweave-routes 1                                  the format and its version: the first line
 //! arch sm_90                                          the architecture, or `any`
 //! threshold NAME SIZE                                 each threshold once
-//! own all_reduce RANKS UP-TO ALGORITHM BLOCKSxTHREADS also for reduce; last: `rest chunked`
+//! own all_reduce RANKS UP-TO ALGORITHM BLOCKSxTHREADS Peerweave's kernel for all_reduce and reduce
 //! nccl OPERATION RANKS FROM UP-TO                     sizes for which NCCL is faster
 //! ```
 
@@ -124,7 +125,7 @@ impl RouteTable {
             outcome.map_err(|what| damaged(at, what))?;
         }
         let end = text.lines().count().max(1);
-        let arch = arch.ok_or_else(|| damaged(end, "there is no line \"arch\"".to_owned()))?;
+        let arch = arch.ok_or_else(|| damaged(end, "the line \"arch\" is missing".to_owned()))?;
         if let Some(missing) = values.iter().position(Option::is_none) {
             return Err(damaged(end, format!("threshold {} is missing", Thresholds::NAMES[missing])));
         }
@@ -186,7 +187,8 @@ fn library_row(library: Provider, words: &[&str]) -> Result<LibraryRow, String> 
         let (found, name) = (words.join(" "), library.name());
         return Err(format!("{found:?} is not a row of {name}, expected OPERATION RANKS FROM UP-TO"));
     };
-    let kind = library_kind(operation).ok_or_else(|| format!("{operation:?} is not an operation that NCCL carries out here"))?;
+    let kind =
+        library_kind(operation).ok_or_else(|| format!("{operation:?} is not an operation for which a row may choose NCCL"))?;
     let bytes = (bytes(from)?, bytes(up_to)?);
     if bytes.0 > bytes.1 {
         return Err(format!("the sizes {from} to {up_to} are reversed, expected the smaller size first"));

@@ -31,9 +31,9 @@ impl RouteTable {
     /// and [`Method::Messages`] were measured, the copy has a new threshold between these methods.
     /// All other thresholds are unchanged.
     ///
-    /// For each measured size of an all_reduce, the new table has the fastest algorithm, with the
-    /// launch shape of this table. For each measured operation, the new table chooses NCCL for the
-    /// sizes at which NCCL takes at most 0.97 of the shortest time of Peerweave's kernels.
+    /// For each measured size of an all_reduce, the copy has the fastest algorithm, with the launch
+    /// shape of this table. For each measured operation, the copy chooses NCCL for the sizes at
+    /// which NCCL takes at most 0.97 of the shortest time of Peerweave's kernels.
     ///
     /// ```
     /// use peerweave_cuda::{CollectiveKind, Method, RouteTable, Timing};
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn fastest_algorithm_of_each_size_is_chosen() {
+    fn tuned_table_has_the_fastest_algorithm_for_each_size() {
         let table = RouteTable::builtin("sm_90").tuned("sm_90", 2, &timings());
         let routes = Routes::new(table);
         let limits = |ranks| Limits { ranks, bank_bytes: 32 * MIB, channel_bytes: MIB, max_blocks: 256 };
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn nccl_gets_the_sizes_at_which_it_is_clearly_faster() {
+    fn tuned_table_uses_nccl_if_nccl_is_clearly_faster() {
         let table = RouteTable::builtin("sm_90").tuned("sm_90", 2, &timings());
         let rows: Vec<String> = table.libraries.iter().map(ToString::to_string).collect();
         // The rows of other operations are unchanged. At 1 MiB NCCL takes more than 0.97 of the

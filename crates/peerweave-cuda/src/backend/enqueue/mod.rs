@@ -1,10 +1,10 @@
-//! One operation that is being enqueued on a CUDA stream: the memory that it uses, its copies, its
-//! kernels, and where its outcome is.
+//! One operation that is being enqueued on a CUDA stream: its memory, its copies, its kernels, and
+//! the location of its outcome.
 //!
-//! Invariants: everything that work on the stream uses is recorded with the stream, or held by the
-//! caller of `ops::enqueue`, until the stream has passed the work. **\[G3\]** Memory of the host
-//! that an operation names is valid for as long as its [`Copier`] needs; the caller of
-//! `ops::enqueue` guarantees this validity.
+//! Invariant: the resources that the stream's work uses stay alive until the stream has completed
+//! the work. For each resource, either its use is recorded with the stream, or the caller of
+//! `ops::enqueue` keeps the resource alive. **\[G3\]** The caller of `ops::enqueue` guarantees that
+//! operands in host memory are valid while the operation's [`Copier`] accesses them.
 
 mod copies;
 mod kernels;

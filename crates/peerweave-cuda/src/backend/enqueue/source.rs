@@ -12,8 +12,8 @@ use crate::backend::state::State;
 /// The location of the outcome of an operation.
 #[derive(Debug)]
 pub(crate) enum Source {
-    /// The operation is a copy. It has no stored outcome: it has succeeded when the stream has
-    /// passed it.
+    /// The operation is a copy, which has no stored outcome. The copy has succeeded once the stream
+    /// has completed it.
     Copy,
     /// The operation is a quiet. It fails if a PE is known to have died.
     Quiet,
@@ -24,19 +24,24 @@ pub(crate) enum Source {
     /// The operation is a kernel without a result. Only the GPU's report shows whether the kernel
     /// failed.
     Kernel,
-    /// A function of the caller has combined elements. The value is the error of the function's
-    /// first panic, if it panicked.
+    /// The operation is a reduction by a function of the caller. The value is the error of the
+    /// function's first panic; empty if the function did not panic.
     Function(Arc<OnceLock<Error>>),
-    /// A copy has written the result to word 1 of the slot.
+    /// The operation reads one element. A copy writes the element to word 1 of the slot in pinned
+    /// memory.
     Element(Slot),
-    /// The slot contains whether the kernel succeeded.
+    /// The operation is a kernel without a result. Word 0 of the slot in pinned memory shows
+    /// whether the kernel succeeded.
     Done(Slot),
-    /// The slot contains whether the last barrier of a collective succeeded. The GPU's report
-    /// contains the failure of an earlier barrier.
+    /// The operation is a collective. Word 0 of the slot in pinned memory shows whether the last
+    /// barrier of the collective succeeded. If an earlier barrier failed, only the GPU's report
+    /// shows the failure.
     Collective(Slot),
-    /// The slot contains whether the kernel succeeded, and its result in word 1.
+    /// The operation is a kernel with a result. In the slot in pinned memory, word 0 shows whether
+    /// the kernel succeeded, and word 1 is the result.
     Word(Slot),
-    /// A wait for this number of words has written the slot.
+    /// The operation is a wait for words; the number is the number of these words. The kernel of
+    /// the wait writes its outcome to the slot in pinned memory.
     Wait(Slot, Until, usize),
 }
 

@@ -1,4 +1,5 @@
-//! How calls of teams on several hosts are carried out, for explanations and capabilities.
+//! Describes how calls of teams on several hosts are carried out: as text for explanations, and as
+//! capabilities.
 
 use peerweave_core::backend::{AccumulatorType, CollectiveKind, ReductionCaps, ReductionOrder};
 
@@ -12,27 +13,27 @@ pub(crate) fn how(span: &Span, query: &Query) -> &'static str {
     let has_several = span.shares_hosts();
     let is_short = is_gathered(query.dtype, query.count as usize);
     match query.kind {
-        Barrier | Sync => "barriers within each host, and messages of NCCL between one rank of each host",
-        Broadcast => "a message of NCCL to one rank of each host, then Peerweave's kernels within each host",
+        Barrier | Sync => "barriers within each host, and NCCL messages between hosts, by one rank of each host",
+        Broadcast => "an NCCL message to one rank of each host, then Peerweave's kernels within each host",
         AllReduce if is_short && has_several => {
-            "Peerweave's kernels within each host, then messages of NCCL with the results of the hosts, which every rank combines"
+            "Peerweave's kernels reduce within each host; NCCL then sends the result of each host; every rank combines these results"
         }
         AllReduce | ReduceScatter | AllGather if span.rails().is_some() => {
-            "Peerweave's kernels within each host, and messages of NCCL between the ranks at the same position of each host"
+            "Peerweave's kernels within each host, and NCCL messages among ranks at the same position within their hosts"
         }
         CollectiveKind::Reduce if has_several => {
-            "Peerweave's kernels within each host, then messages of NCCL with the results of the hosts, which the root combines"
+            "Peerweave's kernels reduce within each host; NCCL then sends the result of each host; the root combines these results"
         }
         AllReduce if is_short => {
-            "Peerweave's kernels within hosts and messages of NCCL between hosts gather the operands, which every rank combines"
+            "Peerweave's kernels within hosts and NCCL messages between hosts gather all operands; every rank combines them"
         }
         AllReduce => {
-            "Peerweave's kernels within hosts and messages of NCCL between hosts move parts, each combined by one rank, and the results"
+            "Peerweave's kernels within hosts and NCCL messages between hosts move the data; each rank combines one part and sends its result"
         }
         kind if kind.reduces() => {
-            "Peerweave's kernels within hosts and messages of NCCL between hosts move the operands to the ranks that combine them"
+            "Peerweave's kernels within hosts and NCCL messages between hosts move the operands to the ranks that combine them"
         }
-        _ => "Peerweave's kernels within hosts, and messages of NCCL between hosts",
+        _ => "Peerweave's kernels within hosts, and NCCL messages between hosts",
     }
 }
 

@@ -15,7 +15,7 @@ use crate::nccl::Remote;
 
 /// Reason why the members of one host have no collectives.
 const NO_KERNELS_INSIDE: &str =
-    "a host has more than 8 members of the team, or the heap has no room for the staging memory of its members";
+    "more than 8 members of the team are on one host, or the heap has no room for the staging memory of the team";
 
 /// Returns the rank of a host that exchanges the data of a rooted collective with other hosts: the
 /// root on its own host, and the first rank on any other host.

@@ -1,12 +1,13 @@
 //! Collectives of teams on several hosts that first work within each host, so that less data
 //! crosses the network.
 //!
-//! If all hosts have the same number of ranks, the ranks at the same position of each host form a
-//! *rail*. Peerweave's kernels divide the data among the rails, and the rails exchange their parts
-//! at the same time.
+//! If all hosts have the same number of ranks, a *rail* consists of one rank of each host: the
+//! ranks at the same position within their hosts. Peerweave's kernels divide the data among the
+//! rails, and the rails exchange their parts at the same time.
 //!
-//! Operands are combined within each host in the order of ranks, then in the order of hosts. So all
-//! ranks get the same bits, but floats are rounded in another order than on one host.
+//! Operands are first combined within each host, in the order of ranks. The results of the hosts
+//! are then combined in the order of hosts. So all ranks get the same bits, but floats are rounded
+//! in another order than on one host.
 
 use peerweave_collectives::LINE_BYTES;
 use peerweave_core::Error;

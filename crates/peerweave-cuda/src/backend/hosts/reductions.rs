@@ -1,6 +1,6 @@
 //! Reductions and scans of teams whose members are on several hosts. Operands are sent as messages,
-//! and each rank combines the operands of its result in the order of ranks. `rails.rs` has the
-//! reductions that combine operands within each host first.
+//! and each rank combines the operands of its result in the order of ranks. Reductions that first
+//! combine operands within each host are in `rails.rs`.
 
 use peerweave_collectives::LINE_BYTES;
 use peerweave_core::Error;

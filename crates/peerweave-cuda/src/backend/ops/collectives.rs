@@ -11,13 +11,14 @@ use crate::backend::teams::{Span, TeamOf};
 use crate::collective::Collectives;
 
 /// Reason why a team has no collectives.
-pub(crate) const NO_KERNELS: &str = "the team has more than 8 members, or the heap has no room for its staging memory";
+pub(crate) const NO_KERNELS: &str =
+    "the team has more than 8 members, or the heap has no room for the staging memory of the team";
 
 /// How the members of a team of several ranks communicate.
 pub(super) enum Path<'t> {
-    /// By kernels, because all members are on one host.
+    /// Kernels carry out the call, because all members are on one host.
     Kernels(&'t Collectives),
-    /// By kernels within each host and messages between hosts.
+    /// Kernels within each host and messages between hosts carry out the call.
     Hosts(&'t Span),
 }
 

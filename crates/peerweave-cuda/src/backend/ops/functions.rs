@@ -1,9 +1,9 @@
-//! Reductions by a function of the caller, which runs on the host: the operands of all ranks are
-//! gathered in pinned memory of each PE, a thread of the driver combines them in stream order, and
-//! the result is copied to the result buffer.
+//! Reductions by a function that the caller passes and the host runs. The operands of all ranks are
+//! gathered in pinned memory of each PE. A thread of the driver calls the function in stream order.
+//! The result is then copied to the result buffer.
 //!
 //! Invariant **\[G4\]**: the device accesses the pinned memory of a call only in the work of that
-//! call, which its stream runs before or after the function.
+//! call. The stream runs this work before or after the function.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
@@ -24,7 +24,7 @@ const PIECE: usize = 4 << 20;
 struct Combination {
     call: &'static str,
     special: Arc<Special>,
-    /// The operands of the ranks, one after the other. The first one becomes the result.
+    /// The operands of the ranks, one after the other. The result overwrites the first operand.
     gathered: Arc<Pinned>,
     /// Number of operands that are combined.
     operands: usize,
@@ -35,7 +35,9 @@ struct Combination {
 impl Combination {
     /// Combines the operands, each `bytes` bytes long.
     fn run(&self, bytes: usize) {
-        let Special::Function(function) = &*self.special else { unreachable!("a combination has a function") };
+        let Special::Function(function) = &*self.special else {
+            unreachable!("peerweave-cuda bug: the operation has no function")
+        };
         if self.panicked.get().is_some() {
             return;
         }

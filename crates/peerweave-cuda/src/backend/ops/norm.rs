@@ -30,7 +30,7 @@ impl Enqueue<'_> {
         }
         let are_aligned = [send, recv, norm.residual, norm.weight].into_iter().all(|place| self.is_aligned(place));
         if !are_aligned {
-            let why = "the kernels need operands that start at multiples of 16 bytes: align them";
+            let why = "the kernels need operands whose addresses are multiples of 16: align the operands";
             return Err(unsupported(self.call, why));
         }
         let bytes = rows * row_bytes;

@@ -1,4 +1,5 @@
-//! What operations use and give back: memory, words for outcomes, events, loaded kernels.
+//! Resources that operations borrow: memory, words in which kernels store outcomes, events, loaded
+//! kernels.
 
 mod event;
 mod kernels;

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn dropped_piece_is_reused() {
+    fn dropped_pool_memory_is_reused() {
         let pool = Pieces::default();
         let (first, second) = (take(&pool, 5000), take(&pool, 8192));
         assert!(!Arc::ptr_eq(&first, &second));
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn pool_keeps_no_more_than_its_limit() {
+    fn pool_keeps_at_most_its_byte_limit() {
         let pool = Pieces::default();
         let held: Vec<Arc<usize>> = (0..5).map(|_| take(&pool, MOST / 4)).collect();
         assert_eq!(lock(&pool.pieces).len(), 4);

@@ -27,7 +27,7 @@ pub(crate) struct Pool {
 #[derive(Debug)]
 pub(crate) struct Slot {
     words: MappedWords,
-    /// Index of the slot's first 32-bit word.
+    /// Index of the slot's first word in `words`, counted in 32-bit words.
     first: usize,
     /// Length of the slot in 64-bit words.
     len: usize,

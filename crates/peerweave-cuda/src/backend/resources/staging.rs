@@ -16,9 +16,10 @@ use peerweave_driver::{CudaError, CudaStream, Driver, DriverError, bind};
 /// The thread that copies between the caller's memory and pinned memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Copier {
-    /// The calling thread: before the operation is enqueued, and after it has ended.
+    /// The calling thread copies: operands before the operation is enqueued, results after the
+    /// operation has ended.
     Caller,
-    /// A thread of the driver, in stream order.
+    /// A thread of the driver copies, in stream order.
     Stream,
 }
 

@@ -84,7 +84,10 @@ impl State {
             // An earlier failure has consumed the report.
             Ok(()) => match self.failure() {
                 Some(because) => Error::Poisoned { call, team, because: Arc::new(because) },
-                None => Error::system(call, std::io::Error::other("the kernel ended without an outcome or a report")),
+                None => Error::system(
+                    call,
+                    std::io::Error::other("the kernel ended, but it has stored neither an outcome nor a failure report"),
+                ),
             },
         }
     }

@@ -111,9 +111,9 @@ pub(crate) struct State {
     pub(crate) between_hosts: Mutex<Option<PrivateStream>>,
     /// Kernels for teams on several hosts.
     pub(crate) combiners: Combiners,
-    /// Staging memory of all teams except the team of all PEs, one after the other.
+    /// One allocation with the staging memory of every team except the team of all PEs.
     rooms: Mutex<Option<Arc<Symmetric<u8>>>>,
-    /// Options for each team's part of `rooms`.
+    /// Options of the collectives of each team whose staging memory is in `rooms`.
     rooms_options: CollectivesOptions,
     /// Stream for accesses of the host to symmetric memory, one at a time.
     pub(crate) access: Mutex<Option<PrivateStream>>,
@@ -122,7 +122,7 @@ pub(crate) struct State {
     pub(crate) slots: Arc<Pool>,
     /// Pinned memory that replaces memory of the caller.
     pinned: Pieces<Pinned>,
-    /// Empty lists for the messages of an operation and their results.
+    /// Empty lists, to be reused by operations that consist of messages.
     lists: Mutex<Vec<Lists>>,
     /// Temporary device memory of operations.
     pub(crate) scratch: Pieces<DeviceMemory<u8>>,
@@ -239,8 +239,8 @@ impl State {
     pub(crate) fn out_of_reach(&self, call: &'static str, pe: Pe) -> Error {
         let (theirs, mine) = (self.hosts.name_of(pe), self.hosts.name_of(self.job.my_pe));
         let why = format!(
-            "{pe} is on host {theirs}, and this PE is on host {mine}, where the memory of {pe} is not mapped: \
-             one-sided operations between hosts need a transport of NVSHMEM, which the portable API does not use yet; \
+            "{pe} is on host {theirs}, and this PE is on host {mine}, which does not map the memory of {pe}: \
+             the portable API does not yet support one-sided operations between hosts, which need NVSHMEM; \
              use collectives, or send and receive"
         );
         unsupported(call, interned(why))

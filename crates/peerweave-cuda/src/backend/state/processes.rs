@@ -1,4 +1,4 @@
-//! Detects the end of the processes of the other PEs, also when the server of the rendezvous has
+//! Detects the end of the processes of the other PEs, even if the server of the rendezvous has
 //! died.
 
 use peerweave_bootstrap::Rendezvous;

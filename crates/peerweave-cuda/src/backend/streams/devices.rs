@@ -78,7 +78,7 @@ impl<T: Send + Sync + 'static> DeviceOwner for Slice<T> {
         if let Some(stream) = stream_of(stream)
             && let Err(error) = join(self.slice.stream(), stream)
         {
-            tracing::warn!(%error, "the stream of a cudarc slice does not wait for an operation on the slice");
+            tracing::warn!(%error, "cannot make the stream of a cudarc slice wait for an operation on the slice");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The operations that a stream may not have passed, with the resources that they use.
+//! The operations that are not known to be complete, and the resources that they use.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
@@ -15,14 +15,14 @@ use crate::backend::state::State;
 /// The operations in flight of one stream.
 #[derive(Default)]
 pub(super) struct InFlight {
-    /// The operations that the stream may not have passed, oldest first.
+    /// The operations that are not known to be complete, oldest first.
     pub(super) operations: VecDeque<Held>,
-    /// Number of operations in flight at which the driver is queried for operations that the stream
-    /// has passed.
+    /// Number of operations in flight at which the driver is asked which operations are complete.
     ask_at: usize,
     /// Bytes of pools that the operations use.
     pub(super) held_bytes: usize,
-    /// Tickets of ended operations without other handles, to be reused by later operations.
+    /// Tickets of completed operations that have no other handle. Later operations reuse these
+    /// tickets.
     free: Vec<Arc<Ticket>>,
     /// The first failure since the last synchronisation.
     pub(super) failed: Option<Error>,

@@ -3,7 +3,7 @@
 //! ```text
 //!  devices.rs     memory of other libraries as operands
 //!  queue.rs       streams and their events      run.rs   one operation on the calling thread
-//!  in_flight.rs   operations that a stream may not have passed, with the resources that they use
+//!  in_flight.rs   operations that are not known to be complete, and their resources
 //!  ticket.rs      enqueued operations, and waits for their outcomes
 //! ```
 

@@ -1,8 +1,8 @@
 //! Streams of the portable API over CUDA streams.
 //!
-//! Invariant: the resources of an operation are held until the stream has passed the operation: by
-//! the queue, by the graph that captured the operation, or, after the queue was dropped, by the
-//! thread that frees device memory.
+//! Invariant: the resources of an operation stay alive until the stream has completed the
+//! operation. The queue owns these resources, or the graph that captured the operation. After the
+//! queue was dropped, the thread that frees device memory owns them.
 
 use std::any::Any;
 use std::fmt;

@@ -2,12 +2,13 @@
 //! machine can read. If ranks make different calls, each rank gets an error with both calls.
 //!
 //! For each call, a rank writes a few words to its own memory before it enqueues the call. No rank
-//! waits for these words. They are compared when a caller waits for the result. When the kernel of
-//! a rank has ended, the ranks that sent data to that rank have already recorded their calls.
+//! waits for these words. A caller that waits for a result compares the words of all ranks. When
+//! the kernel of a rank has ended, the ranks that sent data to that rank have already recorded
+//! their calls.
 //!
 //! Invariants: only a PE itself writes its words, one thread at a time. The word `chain` of a call
-//! depends on all calls of the team up to this call, so one comparison of chains covers all these
-//! calls.
+//! is a hash of all calls of the team up to this call. So one comparison of `chain` compares all
+//! these calls.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -34,7 +35,7 @@ const TEAM_WORDS: usize = HEAD_WORDS + CALLS as usize * CALL_WORDS;
 
 /// The records of all PEs.
 pub(crate) struct Calls {
-    /// Mapped words of each PE.
+    /// The words of each PE, which this process maps.
     pages: Box<[Pages]>,
     me: usize,
     teams: usize,
@@ -169,7 +170,7 @@ fn describe([what, count, detail]: Words) -> String {
     let known = (CollectiveKind::from_u8(kind), DType::from_u8(dtype), ReduceOp::from_u8(op));
     let (Some(kind), Some(dtype), Some(op)) = known else { return format!("an unknown operation ({what:#x})") };
     let shape = CollectiveShape { kind, dtype, op, root: Rank::new((what >> 32) as u32), count: count as usize, detail };
-    if what & BY_FUNCTION == 0 { shape.to_string() } else { format!("{shape}, by a function") }
+    if what & BY_FUNCTION == 0 { shape.to_string() } else { format!("{shape}, by a function of the caller") }
 }
 
 /// Mixes the bits of a word. Different words have different results.
@@ -193,7 +194,7 @@ mod tests {
             detail: 0,
         };
         assert_eq!(describe(words_of(shape, false)), "reduce of 17 elements of f32 by max with root 3");
-        assert!(describe(words_of(shape, true)).ends_with(", by a function"));
+        assert!(describe(words_of(shape, true)).ends_with(", by a function of the caller"));
         assert_eq!(describe([255, 0, 0]), "an unknown operation (0xff)");
     }
 

@@ -27,10 +27,10 @@ use crate::team::Team;
 
 /// The kernels of a team's collectives.
 pub(crate) enum Kernels {
-    /// All members are mapped. `None` if there are more than 8, or the heap has no room for the
-    /// staging memory.
+    /// This PE maps the memory of all members. `None` if the team has more than 8 members, or if
+    /// the heap has no room for the staging memory.
     OneHost(Option<Collectives>),
-    /// The members are on several hosts.
+    /// The members are on several hosts. The value lists the ranks of each host.
     Hosts(Span),
 }
 

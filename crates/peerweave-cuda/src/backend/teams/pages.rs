@@ -62,7 +62,7 @@ impl Pages {
 
     /// Returns a word.
     pub(super) fn word(&self, index: usize) -> &AtomicU64 {
-        assert!(index < self.words, "peerweave-cuda bug: word {index} does not exist, expected less than {}", self.words);
+        assert!(index < self.words, "peerweave-cuda bug: word {index} does not exist, expected an index below {}", self.words);
         // SAFETY: the word is aligned and lies in the mapping, which lives as long as this value.
         // It is accessed only atomically. The file cannot shrink.
         unsafe { AtomicU64::from_ptr(self.base.add(index)) }

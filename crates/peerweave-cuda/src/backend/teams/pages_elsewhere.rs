@@ -1,4 +1,4 @@
-//! Words that all PEs of a machine map. This system does not support them.
+//! Replaces `pages` on systems other than Linux, where PEs cannot map words of other PEs.
 
 use std::sync::atomic::AtomicU64;
 

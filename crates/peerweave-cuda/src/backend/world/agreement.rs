@@ -1,7 +1,7 @@
 //! Calls that the members of a team make together on the host: allocations, releases, splits.
 //!
-//! Before such a call has any effect, the members exchange a description of their calls. So a
-//! difference is an error on every member, and no call is executed in part.
+//! Before a call has any effect, the members exchange descriptions of their calls. If the
+//! descriptions differ, every member gets an error, and no member executes its call.
 
 use std::time::{Duration, Instant};
 

@@ -106,7 +106,7 @@ unsafe impl Backend for Cuda {
     fn release(&self, at: SymOffset) -> Result<(), Error> {
         const CALL: &str = "release";
         let (gpu, world) = (self.state.gpu(CALL)?, self.state.team(CALL, TeamId::WORLD)?);
-        self.state.agree(gpu.rendezvous(), &world, CALL, &format!("release of the buffer at {:#x}", at.0))?;
+        self.state.agree(gpu.rendezvous(), &world, CALL, &format!("release of the buffer at heap offset {:#x}", at.0))?;
         self.drain(CALL)?;
         let memory = lock(&self.state.allocations).remove(&at.0);
         let memory = memory.unwrap_or_else(|| panic!("peerweave-core bug: nothing is allocated at {at:?}"));
@@ -258,7 +258,7 @@ unsafe impl Backend for Cuda {
         let launcher = lock(&state.launcher).take();
         if let Some(Err(error)) = launcher.and_then(Arc::into_inner).map(Rendezvous::leave) {
             // PEs of that job that are not in this world have died, so an error is expected.
-            tracing::debug!(%error, "left the rendezvous of the launcher");
+            tracing::debug!(%error, "an error occurred when this PE left the rendezvous of the launcher");
         }
         drained.and(nccl).and(ended).and(left)
     }

@@ -1,13 +1,13 @@
-//! Creates a team by calls of its members alone.
+//! Creates a team from a list of PEs. Only the PEs in the list make the call.
 //!
-//! The members find each other by values in the store of the rendezvous: each calling PE stores its
-//! list of members. A PE makes one such call at a time. So if a member has stored a different list
+//! The members exchange values in the store of the rendezvous: each calling PE stores its list of
+//! members. A PE creates one team at a time in this way. So if a member has stored a different list
 //! that contains this PE, neither call can complete. The PE that detects the difference stores a
-//! refusal for the other PE.
+//! refusal for that member.
 //!
-//! When all members have called, they form a temporary parent team and split it. Each call has a
-//! random number, and the names of the exchanges depend on the numbers of all members. So values of
-//! an earlier call that failed are not read.
+//! When all members have called, they form a temporary parent team and split this team. Each call
+//! has a random number, and the names of the exchanges depend on the numbers of all members. So a
+//! call does not read values of an earlier call that failed.
 
 use std::time::{Duration, Instant};
 

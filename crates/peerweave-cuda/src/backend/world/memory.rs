@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn teams_take_an_eighth_of_a_large_heap_at_most() {
+    fn staging_of_teams_takes_at_most_an_eighth_of_a_large_heap() {
         for heap_bytes in [8 << 20, 64 << 20, 1 << 30, 1 << 40] {
             let options = options_of_others(heap_bytes, 15);
             assert!(15 * options.heap_bytes() <= heap_bytes / 8, "{heap_bytes}: {options:?}");

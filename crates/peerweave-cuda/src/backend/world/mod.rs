@@ -7,7 +7,7 @@
 //!  shrink.rs      a job of the surviving PEs after a failure
 //!  set_up.rs      set-up                                 memory.rs   memory of collectives
 //!  routes.rs      how collectives are carried out
-//!  cuda.rs        the backend, and its streams           options.rs  its settings
+//!  cuda.rs        the backend, and its streams           options.rs  settings of the backend
 //! ```
 
 mod agreement;

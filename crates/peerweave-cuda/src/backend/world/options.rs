@@ -16,8 +16,8 @@ pub struct CudaOptions {
     /// Time limit for each wait, unless the call sets another limit. Default: 60 s.
     pub deadline: Duration,
     /// Size of the symmetric heap of each PE in bytes. Default: 1 GiB. The backend allocates
-    /// additional memory for collectives. With the default size, this is about a quarter of the
-    /// heap's size.
+    /// additional memory for collectives: with the default heap size, about a quarter of the heap
+    /// size.
     pub heap_bytes: Option<usize>,
     /// Ordinal of this PE's device among the devices that this process sees. PEs may pass different
     /// values. Default: see [`Cuda::join`](crate::Cuda::join). In tests, several PEs may share a
@@ -32,11 +32,11 @@ pub struct CudaOptions {
     /// Maximum number of blocks in the kernel of a collective, and thus of SMs that the kernel
     /// uses. Default: 256. The limit applies to every team.
     pub max_blocks: Option<u32>,
-    /// Whether NCCL may carry out collectives of the team of all PEs. Default: no. If this is set,
-    /// NCCL carries out collectives for which the route table says that NCCL is faster. NCCL's
-    /// result must also have the same bits as the result of Peerweave's kernels. If NCCL cannot be
-    /// used, Peerweave's kernels carry out all collectives, and
-    /// [`Cuda::explain`](crate::Cuda::explain) returns the reason.
+    /// Whether NCCL may carry out collectives of the team of all PEs. Default: no. If set, NCCL
+    /// carries out a collective if the route table says that NCCL is faster, and if NCCL's result
+    /// has the same bits as the result of Peerweave's kernels. If NCCL cannot be used, Peerweave's
+    /// kernels carry out all collectives, and [`Cuda::explain`](crate::Cuda::explain) returns the
+    /// reason.
     pub nccl: bool,
 }
 

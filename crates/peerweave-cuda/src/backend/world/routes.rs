@@ -1,4 +1,5 @@
-//! The routes of a backend: one table and the same choices on all PEs, and explanations of them.
+//! The routes of a backend, and their explanations. All PEs use the same route table, and the same
+//! choices of the caller.
 
 use std::sync::Arc;
 
@@ -56,7 +57,7 @@ pub(super) fn agreed(gpu: &Gpu, options: &CudaOptions) -> Result<Arc<Routes>, Cu
                     if is_file(text) { "a table of a file" } else { "the built-in table" }
                 )
             };
-            let expected = format!("those of {pe}: {}, with the same rows", show(&theirs));
+            let expected = format!("the routes of {pe}: {}, with the same rows", show(&theirs));
             return Err(misuse(CALL, "the routes", show(&mine), &expected));
         }
     }
@@ -91,7 +92,7 @@ impl Cuda {
         let team = state.team(CALL, team.name().id)?;
         let refuse = |why| Err(unsupported(kind.name(), why));
         if kind.is_scan() || kind == CollectiveKind::AllToAllStrided {
-            return refuse("the operation has only one method");
+            return refuse("this operation has only one method, so there is no choice to explain");
         }
         if kind.reduces() && !query.op.accepts(query.dtype) {
             return refuse("the reduction is not defined for the type");

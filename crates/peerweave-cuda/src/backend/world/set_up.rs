@@ -68,8 +68,9 @@ impl Cuda {
     }
 
     /// Creates the backend on a GPU of a job. The world takes ownership of `gpu`, and ends the GPU
-    /// in `finalize`. This function loads the backend's kernels, because a later load may wait for
-    /// work on the device, such as a kernel that waits for another PE.
+    /// in `finalize`. This function already loads the kernels of one-sided operations and barriers.
+    /// If such a kernel were loaded later, the load might wait for work on the device, such as a
+    /// kernel that waits for another PE.
     ///
     /// # Collective
     /// All PEs of the GPU's rendezvous.

@@ -1,7 +1,7 @@
 //! Creates a backend of the surviving PEs after a failure, on the same GPUs.
 //!
-//! The PEs agree by words in memory of the host that all PEs map (`calls`), like the PEs of the
-//! host backend. So any PE may have died. Then the surviving PEs join a new rendezvous, and set up
+//! The PEs agree through words in host memory that all PEs map (see `calls`). So agreement is
+//! possible no matter which PE has died. Then the surviving PEs join a new rendezvous, and set up
 //! their GPUs as at the start of a job. A final agreement ensures that either all surviving members
 //! have the new job, or none has.
 
@@ -39,7 +39,7 @@ impl Cuda {
         if state.calls.is_none() && state.job.n_pes > 1 {
             return Err(unsupported(
                 CALL,
-                "PEs on several machines, or on NVSHMEM's heap, share no memory in which they could agree",
+                "PEs on several machines, or on NVSHMEM's heap, share no host memory, through which the survivors would have to agree",
             ));
         }
         let words = |pe: usize| state.calls.as_ref().map_or(&alone, |calls| calls.survivors(pe));
@@ -109,7 +109,7 @@ impl Cuda {
         }
         // Work that still runs at the deadline keeps its memory, which stays mapped.
         if let Err(error) = self.drain(CALL) {
-            tracing::warn!(%error, "work of the old world still runs");
+            tracing::warn!(%error, "operations of the old world are still running; their memory stays allocated");
         }
     }
 
