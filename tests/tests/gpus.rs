@@ -60,7 +60,7 @@ fn on_gpus(n_pes: u32, program: impl Fn(peerweave::World) + Sync) {
 }
 
 #[test]
-fn contexts_are_independent() {
+fn operations_and_quiets_of_contexts_are_independent() {
     Fakes::new().cuda().run(|| {
         on_gpus(2, |world| {
             contexts::all_operations(&world);

@@ -178,7 +178,7 @@ fn timed_out_calls_do_not_fill_the_store() {
 }
 
 #[test]
-fn member_that_dies_during_a_call_is_named() {
+fn exchange_error_names_a_member_that_died() {
     // The dead member is the leader first, then another member.
     for dead in [0, 2] {
         let party = Party::new(3);

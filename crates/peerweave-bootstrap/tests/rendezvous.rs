@@ -216,7 +216,7 @@ fn deadline_can_be_zero_or_practically_unlimited() {
 }
 
 #[test]
-fn pe_lost_during_an_exchange_is_named() {
+fn exchange_error_names_the_lost_pe() {
     let party = Party::new(4);
     party.run(0..4, |rendezvous| {
         rendezvous.barrier("start").unwrap();

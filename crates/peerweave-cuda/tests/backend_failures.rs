@@ -84,7 +84,7 @@ fn one_is_killed(child: &peerweave_fakes::Child) {
 }
 
 #[test]
-fn late_pe_is_named_after_another_pe_gave_up_and_exited() {
+fn error_names_the_late_pe_that_made_another_pe_exit() {
     let _ = Fakes::new().cuda().run_with_victims(3, &[1], |child| one_is_late(&child));
 }
 
@@ -115,7 +115,7 @@ fn one_is_late(child: &peerweave_fakes::Child) {
 }
 
 #[test]
-fn pe_killed_while_others_join_is_named() {
+fn join_error_names_a_pe_killed_during_the_join() {
     let _ = Fakes::new().cuda().run_with_victims(3, &[2], |child| one_is_killed_in_the_join(&child));
 }
 

@@ -273,7 +273,7 @@ fn wait_that_times_out_names_the_missing_pe() {
 }
 
 #[test]
-fn pe_that_leaves_while_a_kernel_waits_is_named() {
+fn kernel_error_names_the_pe_that_left() {
     let started = Instant::now();
     let outcomes = on_threads(2, &options(Duration::from_secs(60)), |world| -> Result<()> {
         let (stream, signal) = (world.stream()?, world.alloc_zeroed::<u64>(1)?);

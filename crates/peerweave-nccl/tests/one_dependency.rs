@@ -46,7 +46,7 @@ mod by_prelude {
 }
 
 #[test]
-fn all_reduce_on_two_gpus_takes_ten_lines() {
+fn all_reduce_example_on_two_gpus_has_ten_lines_of_code() {
     let program = include_str!("one_dependency/two_gpus.rs");
     let lines = program.lines().filter(|line| !line.trim().is_empty() && !line.trim_start().starts_with("//"));
     assert_eq!(lines.count(), 10);

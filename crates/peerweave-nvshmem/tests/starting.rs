@@ -429,7 +429,7 @@ fn unique_id_is_not_requested_again_after_a_failure() {
 }
 
 #[test]
-fn start_that_only_connects_the_pes_is_an_error() {
+fn start_that_fails_after_connecting_the_pes_is_an_error() {
     fakes().run_many(2, |child| {
         let gives_up = settings(DEADLINE).variable("NVSHMEM_MAX_TEAMS", "many");
         let error = start_error(&child, child.rank, gives_up.clone());

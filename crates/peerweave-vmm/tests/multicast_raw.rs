@@ -145,7 +145,7 @@ fn bound_object_that_is_in_use_is_not_unbound() {
 }
 
 #[test]
-fn memory_bound_by_the_raw_handle_is_unbound_by_range() {
+fn unbind_by_range_releases_memory_bound_by_raw_handle() {
     Fakes::new().cuda().run(|| {
         let contexts = [context(0)];
         let team = team(&contexts, 4 * MIB);

@@ -146,7 +146,7 @@ fn options_that_an_operation_lacks_are_refused() {
 }
 
 #[test]
-fn number_of_calls_is_chosen_by_default() {
+fn bench_chooses_the_number_of_calls_by_default() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("result.json");
     figures(&["all-reduce", "-n", "2", "-b", "64", "-e", "64", "--batches", "3", "--json", path.to_str().unwrap()]);
