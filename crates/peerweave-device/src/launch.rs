@@ -110,8 +110,8 @@ pub struct NoVariant {
 
 impl fmt::Display for NoVariant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let with = if self.network { "with" } else { "without" };
-        write!(f, "kernels have no PTX for sm_{} {with} NVSHMEM's device library", self.sm)?;
+        let with_or_without = if self.network { "with" } else { "without" };
+        write!(f, "kernels have no PTX for sm_{} {with_or_without} NVSHMEM's device library", self.sm)?;
         if self.problem.is_empty() { Ok(()) } else { write!(f, ": {}", self.problem) }
     }
 }

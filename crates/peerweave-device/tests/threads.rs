@@ -78,7 +78,7 @@ fn flag_already_posted_is_found_without_a_pause() {
 
 #[test]
 #[cfg(debug_assertions)]
-#[should_panic(expected = "a flag never decreases")]
+#[should_panic(expected = "flag: the epoch is before the epoch of the previous post")]
 fn decreasing_flag_panics_in_debug_builds() {
     let word = AtomicU64::new(3);
     flag::post(&word, 2);

@@ -150,12 +150,12 @@ fn different_shapes_are_a_mismatch_on_all_pes() {
     let shape = Shape::new(6, 2, 16, 4);
     for (other, difference) in [
         (Shape::new(12, 2, 16, 4), "12 experts"),
-        (Shape::new(6, 1, 16, 4), "1 for each token"),
+        (Shape::new(6, 1, 16, 4), "1 experts for each token"),
         (Shape::new(6, 2, 32, 4), "32 elements"),
         (Shape::new(6, 2, 16, 3), "at most 3 tokens"),
         (shape.scales(4), "4 scales"),
-        (Shape::new(6, 0, 16, 4), "0 for each token"),
-        (shape.launch(0, 32), "with a wrong value"),
+        (Shape::new(6, 0, 16, 4), "0 experts for each token"),
+        (shape.launch(0, 32), "a value of this shape is wrong"),
     ] {
         let outcomes = on_threads(3, |world| {
             let stream = world.stream()?;
