@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn put_overtakes_another_only_without_a_fence() {
+    fn fence_prevents_reordering_of_puts() {
         let mut overtaken = [0; 2];
         for (fenced, overtaken) in overtaken.iter_mut().enumerate() {
             for seed in 0..200 {

@@ -75,7 +75,7 @@ mod tests {
     use core::sync::atomic::AtomicU64;
 
     #[test]
-    fn line_is_read_as_published_and_only_under_its_epoch() {
+    fn sealed_line_is_read_only_with_its_epoch() {
         let line = [const { AtomicU64::new(0) }; 3];
         let mut got = [0; 3];
         publish(&line, u32::MAX, &[7, u32::MAX, 0]);
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn line_with_one_word_of_another_epoch_is_not_read() {
+    fn sealed_line_with_one_word_of_another_epoch_is_not_read() {
         for odd in 0..3 {
             let line = seal_line(&[1, 2, 3], 5).map(AtomicU64::new);
             assert!(try_read(&line, 5, &mut [0; 3]));
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "publish: the line and the data have different lengths")]
-    fn line_of_wrong_length_is_refused() {
+    fn publish_panics_if_line_and_data_lengths_differ() {
         publish(&[AtomicU64::new(0), AtomicU64::new(0)], 1, &[1]);
     }
 }
