@@ -120,8 +120,8 @@ impl Default for Kernels {
 }
 
 impl Kernels {
-    /// Returns the default options: one variant for GPUs from `sm_70` on, one variant for GPUs from
-    /// `sm_90` on, and no variant that calls NVSHMEM.
+    /// Returns a builder with the default options: one variant for GPUs from `sm_70` on, one for
+    /// GPUs from `sm_90` on, and no variant that calls NVSHMEM.
     pub fn new() -> Self {
         Self { variants: [70, 90].map(|sm| Variant { sm, network: false }).to_vec(), require: false, on_request: false }
     }
@@ -291,7 +291,7 @@ fn in_second_cargo() -> bool {
 }
 
 fn variable(name: &str) -> String {
-    env::var(name).unwrap_or_else(|_| panic!("{name} is not set, expected a call from a build script"))
+    env::var(name).unwrap_or_else(|_| panic!("the variable {name} is not set, expected a call from a build script"))
 }
 
 /// Makes Cargo run the build script again when the crate or a file in `sources` changes.

@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_get_the_requested_thread_bound() {
+    fn kernel_entry_gets_its_requested_thread_limit() {
         let text = "// peerweave.max_threads ring 256\n.visible .entry other(\n)\n{\n}\n.visible .entry ring(\n\t.param .u64 x\n)\n{\n}\n";
         let bounded = ".visible .entry other(\n)\n{\n}\n.visible .entry ring(\n\t.param .u64 x\n)\n.maxntid 256, 1, 1\n{\n}\n";
         assert_eq!(finish(text), bounded);
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_and_undefined_functions_are_found() {
+    fn kernel_entries_and_undefined_functions_are_found() {
         let text = "\t// .globl\tring\n.visible .entry ring(\n)\n.weak .entry two(\n.extern .func _ZN4core9panicking()\n;\n\
                     .visible .func  (.param .b32 func_retval0) helper(\n.extern .shared .align 16 .b8 x[];\n\tcall.uni _ZN4core9panicking;\n";
         assert_eq!(entries(text), ["ring", "two"]);

@@ -54,7 +54,7 @@ fn run<T: Class, const W: usize, const MORE: bool, const PLAIN: bool>(ctx: &Cont
 
 macro_rules! entries {
     ($($name:ident: <$t:ty, $w:literal, $more:literal, $plain:literal>;)*) => {$(
-        #[doc = concat!("reduce_scatter of `", stringify!($t), "`. The name ends with the maximum number of ranks.")]
+        #[doc = concat!("reduce_scatter of `", stringify!($t), "`. The kernel's name ends with the maximum number of ranks.")]
         #[kernel(max_threads = 512, unchecked, ptx = crate::PTX)]
         pub fn $name(ctx: &Context, call: Call) -> Result<(), Failed> {
             run::<$t, $w, $more, $plain>(ctx, &call)

@@ -87,8 +87,8 @@ pub struct PtxImage {
 /// One compiled variant of the PTX of a crate of kernels.
 #[derive(Debug)]
 pub struct PtxVariant {
-    /// The architecture for which the PTX was built: 90 means `sm_90`. The PTX runs on this
-    /// architecture and later ones.
+    /// The architecture for which the PTX was built: 90 means `sm_90`. The PTX also runs on later
+    /// architectures.
     pub sm: u32,
     /// Whether the PTX calls NVSHMEM's device library and must be linked with it.
     pub network: bool,
@@ -110,8 +110,8 @@ pub struct NoVariant {
 
 impl fmt::Display for NoVariant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let with = if self.network { "with" } else { "without" };
-        write!(f, "kernels have no PTX for sm_{} {with} NVSHMEM's device library", self.sm)?;
+        let with_or_without = if self.network { "with" } else { "without" };
+        write!(f, "kernels have no PTX for sm_{} {with_or_without} NVSHMEM's device library", self.sm)?;
         if self.problem.is_empty() { Ok(()) } else { write!(f, ": {}", self.problem) }
     }
 }

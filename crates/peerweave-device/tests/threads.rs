@@ -56,7 +56,7 @@ fn ranks_of(missing: impl Iterator<Item = Rank>) -> Vec<u32> {
 }
 
 #[test]
-fn epochs_are_compared_by_their_distance() {
+fn epoch_order_is_correct_across_wraparound() {
     for epoch in [0, 1, u64::MAX / 2, u64::MAX / 2 + 1, u64::MAX - 1, u64::MAX] {
         assert!(flag::at_or_after(epoch, epoch));
         assert!(flag::at_or_after(epoch.wrapping_add(1), epoch));
@@ -78,7 +78,7 @@ fn flag_already_posted_is_found_without_a_pause() {
 
 #[test]
 #[cfg(debug_assertions)]
-#[should_panic(expected = "a flag never decreases")]
+#[should_panic(expected = "flag: the epoch is before the epoch of the previous post")]
 fn decreasing_flag_panics_in_debug_builds() {
     let word = AtomicU64::new(3);
     flag::post(&word, 2);
@@ -111,7 +111,7 @@ fn barrier_survives_epoch_wraparound() {
 }
 
 #[test]
-fn timed_out_barrier_names_missing_ranks_and_resumes() {
+fn timed_out_barrier_lists_missing_ranks_and_can_resume() {
     let words = words(4 * 4, 0);
     let arrive = |rank: usize| barrier::announce(&word::from_fn(4, |target| &words[target * 4 + rank]), 1);
     let mine = &words[..4];
@@ -144,7 +144,7 @@ fn data_put_before_a_signal_is_visible_after_the_signal() {
 }
 
 #[test]
-fn added_signal_wraps() {
+fn signal_addition_wraps_on_overflow() {
     let word = AtomicU64::new(u64::MAX);
     put_signal::signal(&word, 3, SignalOp::Add);
     assert_eq!(put_signal::test(&word, Compare::Eq, 2), Some(2));
@@ -152,7 +152,7 @@ fn added_signal_wraps() {
 }
 
 #[test]
-fn waits_and_tests_for_all_any_or_some_words_find_them() {
+fn waits_and_tests_of_several_words_find_the_matching_words() {
     let words = words(5, 0);
     let several = Several { words: words.as_slice(), exclude: |index| index == 1, compare: Compare::Ge, value: 5 };
     let some = || {
@@ -179,7 +179,7 @@ fn waits_and_tests_for_all_any_or_some_words_find_them() {
 }
 
 #[test]
-fn waits_for_no_words_return_immediately() {
+fn waits_without_included_words_return_immediately() {
     let words = words(2, 0);
     let excluded = Several { words: words.as_slice(), exclude: |_| true, compare: Compare::Ne, value: 0 };
     let empty = Several { words: &words[..0], exclude: EXCLUDE_NONE, compare: Compare::Ne, value: 0 };
@@ -227,7 +227,7 @@ fn messages_arrive_in_order_and_undamaged() {
 }
 
 #[test]
-fn slot_is_free_when_its_last_message_is_answered() {
+fn mailbox_slot_is_free_after_its_message_is_answered() {
     let words = words(2 * SLOT, 0);
     let slot = |number| slot(&words, number);
     assert!(!slot(1).read(1, &mut []));
@@ -259,6 +259,6 @@ fn withdrawn_message_is_reported_as_withdrawn() {
 
 #[test]
 #[should_panic(expected = "the message has 4 words, expected at most 3")]
-fn oversized_message_is_not_truncated() {
+fn publishing_an_oversized_message_panics() {
     slot(&words(SLOT, 0), 1).publish(1, &[0; 4]);
 }

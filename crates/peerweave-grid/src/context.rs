@@ -37,8 +37,8 @@ pub struct ContextMemory {
     peers: Box<[PeerEntry]>,
     members: Vec<Box<[u32]>>,
     teams: Box<[TeamEntry]>,
-    /// PEs that have left the job: word 0 is their number, and the words after it have one bit for
-    /// each PE.
+    /// PEs that have left the job. Word 0 contains the number of these PEs, and the following words
+    /// have one bit for each PE of the job.
     gone: Box<[AtomicU64]>,
 }
 

@@ -226,7 +226,7 @@ impl Job {
         let (start, bytes) = (view.offset().0, view.size_bytes());
         assert!(
             self.is_allocated(start, bytes),
-            "Job: {view:?} lies outside the allocated part of the heap, bytes {} to {}",
+            "Job: {view:?} lies outside the allocated part of the heap, expected bytes from {} to {}",
             self.first(),
             self.taken
         );

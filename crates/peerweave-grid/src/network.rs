@@ -1,8 +1,8 @@
 //! An emulated network among the PEs of a job. On the host it replaces NVSHMEM's device library,
 //! for PEs whose memory is not mapped.
 //!
-//! The ordering of the network is as weak as NVSHMEM permits. A put can arrive late, and after puts
-//! that were issued later, unless a fence or a quiet orders it. A put with signal delivers its data
+//! The ordering of the network is as weak as NVSHMEM permits. A put can arrive after puts that were
+//! issued later, unless a fence or a quiet separates the puts. A put with signal delivers its data
 //! before its signal. The source of an `nbi` put in symmetric memory is read when the put arrives.
 //! The seed determines the order of arrivals. So under some seeds a protocol without a required
 //! fence or quiet fails.
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn put_overtakes_another_only_without_a_fence() {
+    fn fence_prevents_reordering_of_puts() {
         let mut overtaken = [0; 2];
         for (fenced, overtaken) in overtaken.iter_mut().enumerate() {
             for seed in 0..200 {

@@ -76,7 +76,11 @@ impl<'a> Launch<'a> {
             return wrong("the grid", grid.to_string(), "1 to (2147483647, 65535, 65535) blocks".to_string());
         }
         if !block.is_block() {
-            return wrong("the block", block.to_string(), "1 to (1024, 1024, 64), and at most 1024 threads".to_string());
+            return wrong(
+                "the block",
+                block.to_string(),
+                "1 to (1024, 1024, 64) threads, and at most 1024 threads in all".to_string(),
+            );
         }
         if shared_bytes > MAX_SHARED_BYTES {
             let expected = format!("at most {MAX_SHARED_BYTES} bytes");

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn schedule_with_any_seed_starves_no_thread_forever() {
+    fn schedule_runs_every_thread_under_any_seed() {
         for seed in 0..64 {
             let mut schedule = Schedule::new(seed);
             (0..8).for_each(|thread| schedule.add(thread));

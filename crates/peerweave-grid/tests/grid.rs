@@ -20,7 +20,7 @@ fn step() {
 }
 
 #[test]
-fn indices_cover_every_thread_once_for_any_shape() {
+fn indices_of_a_3d_launch_cover_every_thread_once() {
     let seen = RefCell::new(BTreeSet::new());
     let key = |index: Dim3| (index.x, index.y, index.z);
     let body = || {
@@ -110,7 +110,7 @@ fn warp_operations_with_disjoint_masks_do_not_interfere() {
 }
 
 #[test]
-fn dynamic_shared_memory_belongs_to_the_block() {
+fn each_block_has_its_own_dynamic_shared_memory() {
     explore(SEEDS, |seed| {
         let body = || {
             let (at, bytes) = gpu::dynamic_shared();
@@ -323,7 +323,7 @@ fn barrier_not_reached_by_all_threads_is_an_error() {
 }
 
 #[test]
-fn barrier_while_others_wait_in_a_warp_operation_is_an_error() {
+fn barrier_is_an_error_while_lanes_wait_in_a_warp_operation() {
     explore(SEEDS, |seed| {
         let error = go(seed, 1, 32, &|| {
             if gpu::lane() == 7 {
@@ -395,7 +395,7 @@ fn endless_loop_of_shared_accesses_ends_at_the_deadline() {
 }
 
 #[test]
-fn idle_grid_calls_on_idle() {
+fn on_idle_is_called_when_every_thread_waits() {
     let flag = AtomicBool::new(false);
     let on_idle = || flag.store(true, Ordering::Release);
     let body = || {
@@ -407,7 +407,7 @@ fn idle_grid_calls_on_idle() {
 }
 
 #[test]
-fn shapes_that_no_gpu_runs_are_refused() {
+fn invalid_launch_shapes_are_refused() {
     let refused = |grid: (u32, u32, u32), block: (u32, u32, u32)| {
         go(0, grid, block, &|| panic!("a thread of a refused grid ran")).unwrap_err().to_string()
     };
@@ -425,7 +425,7 @@ fn shapes_that_no_gpu_runs_are_refused() {
 }
 
 #[test]
-fn grid_inside_a_kernel_is_refused() {
+fn running_a_grid_inside_a_kernel_is_refused() {
     let error = go(0, 1, 1, &|| go(0, 1, 1, &|| ()).unwrap()).unwrap_err();
     assert!(error.to_string().contains("from inside a"), "{error}");
 }

@@ -33,7 +33,7 @@ pub fn copy_without_wait(ctx: &Context, to: SymSlice<u32>, from: SymSlice<u32>, 
 }
 
 #[test]
-fn lost_update_of_gets_and_puts_is_found() {
+fn lost_update_by_get_and_put_occurs_under_some_seed() {
     for n_pes in [1, 2, 4] {
         let threads = if n_pes == 1 { 8 } else { 1 };
         let counts: BTreeSet<i32> = (0..SEEDS)
@@ -50,7 +50,7 @@ fn lost_update_of_gets_and_puts_is_found() {
 }
 
 #[test]
-fn read_before_the_put_of_a_peer_is_found() {
+fn read_before_a_put_of_a_peer_occurs_under_some_seed() {
     let seen: BTreeSet<(i32, i32)> = (0..SEEDS)
         .map(|seed| {
             let mut job = Job::with_heap(2, HEAP_BYTES).seed(seed);
@@ -63,7 +63,7 @@ fn read_before_the_put_of_a_peer_is_found() {
 }
 
 #[test]
-fn copy_during_a_put_of_a_peer_is_found() {
+fn copy_sees_part_of_a_put_of_a_peer_under_some_seed() {
     let partial = (0..SEEDS).any(|seed| {
         let mut job = Job::with_heap(2, HEAP_BYTES).seed(seed);
         let [to, from, seen] = [(); 3].map(|()| job.alloc::<u32>(64));

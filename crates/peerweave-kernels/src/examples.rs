@@ -1,9 +1,9 @@
-//! The kernels of the examples. For each kernel, a program in the folder `examples` of the
-//! repository launches it.
+//! The kernels of the examples. Each kernel is launched by a program in the folder `examples` of
+//! the repository.
 //!
 //! [`ring()`] is the first program of NVSHMEM4Py's documentation. In [`pipeline()`] chunks pass
 //! through all PEs in order, and each PE processes one chunk while the next PE processes the
-//! previous one. In [`all_gather()`] parts are passed around a ring while the PEs process them.
+//! previous chunk. In [`all_gather()`] the PEs pass parts around a ring while they process parts.
 
 use peerweave_device::prelude::*;
 

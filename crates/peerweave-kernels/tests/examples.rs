@@ -22,7 +22,7 @@ fn ring_gives_each_pe_its_left_neighbours_number() {
 }
 
 #[test]
-fn pipeline_adds_every_pe_to_every_element() {
+fn every_pe_of_the_pipeline_adds_to_every_element() {
     const LEN: usize = 8 * 100;
     for n in PES {
         explore(8, |seed| {
@@ -39,7 +39,7 @@ fn pipeline_adds_every_pe_to_every_element() {
 }
 
 #[test]
-fn all_gather_has_every_part_and_its_sum() {
+fn all_gather_collects_every_part_and_sums_each_part() {
     const LEN: usize = 300;
     for n in PES {
         explore(8, |seed| {

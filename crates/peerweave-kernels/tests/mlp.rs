@@ -9,7 +9,7 @@ fn element(matrix: usize, i: usize) -> f32 {
 }
 
 #[test]
-fn product_of_any_shape_is_exact() {
+fn matrix_product_of_any_shape_is_exact() {
     for (rows, inner, columns) in [(1, 1, 1), (3, 40, 33), (32, 32, 32), (33, 65, 5), (2, 7, 100), (4, 0, 4)] {
         for is_relu in [0, 1] {
             let mut job = Job::new(1);

@@ -4,7 +4,7 @@
 
 use std::ffi::OsString;
 
-/// Names of the environment variables that this crate uses and no other crate uses.
+/// Names of the environment variables that only this crate uses.
 pub mod names {
     /// The variable that sets the directory of the disk cache. The value `off` disables the cache.
     pub const CACHE_DIR: &str = "PEERWEAVE_CACHE_DIR";

@@ -56,7 +56,7 @@ fn symbols(cubin: &[u8]) -> Vec<String> {
 }
 
 #[test]
-fn every_wrapper_links_with_every_release() {
+fn every_wrapper_links_with_every_nvshmem_release() {
     let names: Vec<&str> = FUNCTIONS.iter().map(|function| function.name).collect();
     let ptx = caller(&names);
     for library in installed() {
@@ -112,7 +112,7 @@ fn parts_of_a_crate_share_the_compiled_wrappers() {
 }
 
 #[test]
-fn host_older_than_the_device_library_is_a_mismatch() {
+fn host_library_older_than_device_library_is_a_mismatch() {
     for library in installed() {
         library.check_host(library.version).expect("equal versions are compatible");
         let older = peerweave_link::Version { minor: library.version.minor - 1, ..library.version };

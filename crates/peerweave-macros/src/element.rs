@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn only_structs_marked_reduce_implement_number() {
+    fn only_structs_marked_reduce_implement_the_number_trait() {
         let plain = expand(quote!(
             #[repr(C)]
             struct A {

@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn kernel_with_a_ptx_path_uses_that_static() {
+    fn ptx_argument_replaces_the_generated_static() {
         let expanded = |attribute: TokenStream| {
             expand(
                 attribute,

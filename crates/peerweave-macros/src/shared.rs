@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn symbols_depend_on_name_and_number_only() {
+    fn shared_memory_symbols_depend_only_on_name_and_number() {
         let first = expanded("there, TILE, [f32; 4]");
         let moved = expanded("\n\n\n        there, TILE, [f32; 4]");
         let other = expanded("there, ROW, [f32; 4]");
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn symbols_have_only_characters_that_ptx_allows() {
+    fn shared_memory_symbols_have_only_characters_of_ptx_names() {
         assert_eq!(symbol("kernels", "r#Größe", 3), "peerweave_shared_kernels_Gr_f6__df_e_3");
     }
 }

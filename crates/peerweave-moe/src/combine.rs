@@ -1,9 +1,9 @@
 //! The two kernels of a combination: send, receive.
 //!
-//! For each token, a rank multiplies the results of its experts by their weights, and adds them up
-//! in `f32`. It rounds the sum to the type of results, and sends the sum once to the rank of the
-//! token. The rank of the token adds up the sums of all ranks in the order of ranks, again in
-//! `f32`.
+//! For each token, a rank multiplies the results of its experts by the experts' weights, and adds
+//! up the products in `f32`. It rounds the sum to the type of results, and sends the sum once to
+//! the rank of the token. The rank of the token adds up the sums of all ranks in the order of
+//! ranks, again in `f32`.
 
 use crate::call::{Peers, order, pe_of};
 use crate::dispatch::each_token;

@@ -13,7 +13,7 @@ use peerweave_device::prelude::*;
 /// Maximum number of threads in a kernel that runs as one block.
 pub const PLAN_THREADS: u32 = 512;
 
-/// Maximum number of threads in each block of the other kernels.
+/// Maximum number of threads in each block of a kernel that runs as several blocks.
 pub const THREADS: u32 = 512;
 
 /// Maximum number of warps of the kernel that plans.

@@ -77,15 +77,15 @@ pub struct Received<'a, T> {
 /// The call that was enqueued last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// No call, or a whole combination.
+    /// No call was enqueued, or the last call completed a combination.
     Ready,
-    /// [`Moe::dispatch_send`].
+    /// The last call was [`Moe::dispatch_send`].
     Sent,
-    /// [`Moe::dispatch_receive`].
+    /// The last call was [`Moe::dispatch_receive`].
     Received,
-    /// [`Moe::combine_send`].
+    /// The last call was [`Moe::combine_send`].
     Returned,
-    /// Only a part of a call, so that no other call may follow.
+    /// Only a part of the last call was enqueued, so no other call may follow.
     Failed,
 }
 
@@ -217,10 +217,11 @@ fn agree(world: &World, shape: &Shape, [ranks, token_bytes, result_bytes]: [usiz
     world.team().all_gather_blocking(&[mine], &mut all)?;
     let describe = |of: [u64; 9]| {
         let [experts, top_k, hidden, max_tokens, scales, token_bytes, result_bytes, ranks, is_wrong] = of;
-        let refused = if is_wrong == 1 { ", with a wrong value" } else { "" };
+        let refused = if is_wrong == 1 { "; a value of this shape is wrong" } else { "" };
         format!(
-            "an exchange of {experts} experts among {ranks} ranks, {top_k} for each token, of {hidden} elements of {token_bytes} bytes \
-             with {scales} scales, {result_bytes} bytes for each result, at most {max_tokens} tokens{refused}"
+            "an exchange of {experts} experts among {ranks} ranks, {top_k} experts for each token, {hidden} elements \
+             for each token ({token_bytes} bytes each), {scales} scales, results with elements of {result_bytes} bytes, \
+             at most {max_tokens} tokens for each rank{refused}"
         )
     };
     // A PE with the same values as PE 0 names the first PE that differs. Every other PE names PE 0.
@@ -256,7 +257,7 @@ impl<T: Element, Y: Output> Moe<T, Y> {
     /// size.
     ///
     /// # Errors
-    /// [`Misuse`] if the shape does not fit the team or the types on any PE.
+    /// [`Misuse`] if all PEs pass the same shape, but the shape does not fit the team or the types.
     /// [`Error::Mismatch`](peerweave_core::Error::Mismatch) on all PEs if the PEs pass different
     /// shapes, sizes of types or sizes of teams, or if only some PEs pass a wrong value. After
     /// these checks, the call allocates symmetric memory and ends with a barrier. The call returns
@@ -316,7 +317,7 @@ impl<T: Element, Y: Output> Moe<T, Y> {
     /// Every rank of the team must make this call. The numbers of tokens may differ.
     ///
     /// # Errors
-    /// As for each half. All checks run before anything is enqueued, with one exception: memory
+    /// As for both halves. All checks run before anything is enqueued, with one exception: memory
     /// of another world in `received` is detected after the first half has been enqueued. If a half
     /// fails, the ticket fails with the first failure, and the error names the call `moe_dispatch`.
     pub fn dispatch(&mut self, tokens: &Tokens<'_, T>, received: &Received<'_, T>) -> Result<Ticket> {

@@ -70,7 +70,7 @@ fn wrong_shapes_are_misuse() {
 }
 
 #[test]
-fn experts_not_divisible_by_the_ranks_are_misuse() {
+fn expert_count_not_divisible_by_ranks_is_misuse() {
     for outcome in on_threads(3, |world| {
         let stream = world.stream()?;
         Moe::<bf16, bf16>::new(&world, world.team(), &stream, Shape::new(4, 1, 8, 1)).map(|_| ())
@@ -150,12 +150,12 @@ fn different_shapes_are_a_mismatch_on_all_pes() {
     let shape = Shape::new(6, 2, 16, 4);
     for (other, difference) in [
         (Shape::new(12, 2, 16, 4), "12 experts"),
-        (Shape::new(6, 1, 16, 4), "1 for each token"),
+        (Shape::new(6, 1, 16, 4), "1 experts for each token"),
         (Shape::new(6, 2, 32, 4), "32 elements"),
         (Shape::new(6, 2, 16, 3), "at most 3 tokens"),
         (shape.scales(4), "4 scales"),
-        (Shape::new(6, 0, 16, 4), "0 for each token"),
-        (shape.launch(0, 32), "with a wrong value"),
+        (Shape::new(6, 0, 16, 4), "0 experts for each token"),
+        (shape.launch(0, 32), "a value of this shape is wrong"),
     ] {
         let outcomes = on_threads(3, |world| {
             let stream = world.stream()?;
@@ -282,7 +282,7 @@ fn rank_that_leaves_is_named_before_the_deadline() {
 }
 
 #[test]
-fn tokens_sent_before_their_rank_leaves_arrive() {
+fn tokens_arrive_if_their_rank_leaves_after_sending() {
     let outcomes = one_leaves(3, |mut all, _world| {
         let tokens = Tokens { rows: &all.rows, scales: None, experts: &all.experts, weights: &all.weights };
         all.moe.dispatch_send(&tokens).unwrap().wait().unwrap();

@@ -208,8 +208,8 @@ pub fn stream_atomic(
     outcome.write(0, OUTCOME_DONE);
 }
 
-/// Synchronises the members of a team. All threads of one block take part. When the kernel has
-/// ended, the effects of the earlier work in every member's stream are visible to this PE.
+/// Synchronises the members of a team. Launch this kernel as one block. When the kernel has ended,
+/// the effects of the earlier work in every member's stream are visible to this PE.
 #[kernel]
 pub fn stream_barrier(ctx: &Context, team: KernelTeam, outcome: DeviceSlice<u64>) -> Result<(), Failed> {
     ctx.barrier_block(team)?;

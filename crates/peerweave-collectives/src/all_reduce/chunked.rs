@@ -22,12 +22,12 @@
 //! 3. waits for the second flags of round `j - 1`, and copies the results of that round.
 //!
 //! Inputs of round `j + 1` replace inputs of round `j - 2`. The receiving rank reads the old inputs
-//! before it raises its second flag of round `j - 2`. This rank saw that flag in step 3 of round
-//! `j - 1`.
+//! before it raises its second flag of round `j - 2`. The pushing rank saw that flag in step 3 of
+//! round `j - 1`.
 //!
 //! Results of round `j` replace results of round `j - 3`. The receiving rank copies the old results
 //! in step 3 of its round `j - 2`. Afterwards, in its round `j - 1`, it raises its first flag of
-//! round `j`. This rank saw that flag in step 2 of round `j`.
+//! round `j`. The pushing rank saw that flag in step 2 of round `j`.
 //!
 //! When a launch has ended, all results have been copied and all inputs have been read.
 //!

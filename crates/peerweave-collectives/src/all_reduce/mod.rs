@@ -23,7 +23,7 @@ pub const fn two_shot_bank_bytes(lines: u64, ranks: u32) -> u64 {
 }
 
 /// Returns the length in lines of the smallest input for which
-/// [`Algorithm::TwoShot`](crate::Algorithm::TwoShot) can be used. With at least so many lines, each
+/// [`Algorithm::TwoShot`](crate::Algorithm::TwoShot) can be used. From this length on, each
 /// pair of ranks sends at least one line in each direction.
 pub const fn two_shot_min_lines(ranks: u32) -> u64 {
     ranks as u64 * ranks as u64

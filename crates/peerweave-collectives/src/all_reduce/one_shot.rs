@@ -1,6 +1,6 @@
 //! One-shot: every rank pushes all of its lines to every rank, and reduces the lines that arrive.
-//! Every rank does so even if only one rank gets the result. Every two ranks must exchange a line
-//! ([`mod@crate::epoch`]), and the links to the other ranks would otherwise be idle.
+//! Every rank pushes to every rank even if only one rank gets the result, because every two ranks
+//! must exchange a line ([`mod@crate::epoch`]). The extra lines use links that are otherwise idle.
 
 use crate::Call;
 use crate::line::Operand;

@@ -70,7 +70,7 @@ fn schedules_do_not_change_the_result() {
 }
 
 #[test]
-fn lengths_and_alignments_do_not_change_the_result() {
+fn all_reduce_is_correct_for_any_length_and_alignment() {
     let mut world = World::new(3, 1);
     let mut random = 12345_u64;
     let mut next = |below: u64| {
@@ -129,7 +129,7 @@ fn more_chunks_than_slots_wait_for_free_slots() {
 }
 
 #[test]
-fn plain_sums_of_whole_lines_match_the_reference() {
+fn sums_of_whole_16_byte_lines_match_the_reference() {
     for ranks in RANKS {
         let mut world = World::new(ranks, 5);
         for algorithm in Algorithm::ALL {

@@ -88,7 +88,7 @@ fn reduce_scatter_gives_each_rank_its_part() {
 }
 
 #[test]
-fn parts_with_any_alignment_reach_their_ranks() {
+fn all_gather_and_all_to_all_work_at_any_alignment() {
     for ranks in RANKS {
         explore(2, |seed| {
             let mut world = World::new(ranks, seed);
@@ -103,7 +103,7 @@ fn parts_with_any_alignment_reach_their_ranks() {
 }
 
 #[test]
-fn collectives_of_different_kinds_share_the_banks() {
+fn collectives_of_different_kinds_can_alternate() {
     explore(3, |seed| {
         let mut world = World::new(3, seed);
         for call in 0..6 {

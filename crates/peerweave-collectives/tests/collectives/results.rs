@@ -65,7 +65,7 @@ fn result_of_a_reduce_is_written_only_at_the_root() {
 }
 
 #[test]
-fn chunked_own_part_gives_each_rank_only_its_part() {
+fn chunked_all_reduce_of_own_parts_writes_only_own_parts() {
     for ranks in RANKS {
         explore(2, |seed| {
             let mut world = World::new(ranks, seed);
@@ -87,7 +87,7 @@ fn chunked_own_part_gives_each_rank_only_its_part() {
 }
 
 #[test]
-fn chunked_results_are_the_same_with_and_without_offers() {
+fn chunked_result_does_not_depend_on_symmetric_memory() {
     for ranks in RANKS {
         explore(2, |seed| {
             let mut world = World::new(ranks, seed);
@@ -109,7 +109,7 @@ fn chunked_results_are_the_same_with_and_without_offers() {
 }
 
 #[test]
-fn barrier_shares_the_banks_and_names_a_missing_rank() {
+fn barrier_works_between_calls_and_names_a_missing_rank() {
     let given = Given { blocks: 1, ..Given::default() };
     for ranks in RANKS {
         let mut world = World::new(ranks, 3);

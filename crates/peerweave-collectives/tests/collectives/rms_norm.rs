@@ -234,22 +234,22 @@ fn every_case<T: Float>() {
 }
 
 #[test]
-fn rms_norm_of_bf16_has_the_bits_of_separate_steps() {
+fn fused_rms_norm_of_bf16_equals_separate_steps_bitwise() {
     every_case::<bf16>();
 }
 
 #[test]
-fn rms_norm_of_f16_has_the_bits_of_separate_steps() {
+fn fused_rms_norm_of_f16_equals_separate_steps_bitwise() {
     every_case::<f16>();
 }
 
 #[test]
-fn rms_norm_of_f32_has_the_bits_of_separate_steps() {
+fn fused_rms_norm_of_f32_equals_separate_steps_bitwise() {
     every_case::<f32>();
 }
 
 #[test]
-fn rows_blocks_and_threads_do_not_change_the_result() {
+fn rms_norm_is_correct_for_any_rows_blocks_and_threads() {
     for ranks in [1, 3, 4] {
         let mut norms = Norms::new(World::new(ranks, 9));
         for (rows, hidden) in [(1, 8), (5, 8), (1, 128), (7, 136), (3, 1000), (1, 2048)] {
@@ -267,7 +267,7 @@ fn rows_blocks_and_threads_do_not_change_the_result() {
 }
 
 #[test]
-fn schedules_do_not_change_the_norm() {
+fn thread_schedules_do_not_change_the_rms_norm() {
     for ranks in [2, 4] {
         explore(3, |seed| {
             let mut norms = Norms::new(World::new(ranks, seed));
@@ -285,7 +285,7 @@ fn schedules_do_not_change_the_norm() {
 }
 
 #[test]
-fn result_is_quantised_with_one_scale_or_a_scale_for_each_row() {
+fn rms_norm_quantises_with_one_scale_or_one_scale_per_row() {
     for ranks in [1, 2, 5] {
         let mut norms = Norms::new(World::new(ranks, 4));
         for algorithm in Algorithm::ALL {
@@ -301,7 +301,7 @@ fn result_is_quantised_with_one_scale_or_a_scale_for_each_row() {
 }
 
 #[test]
-fn missing_rank_is_named_by_both_algorithms() {
+fn missing_rank_is_named_by_one_shot_and_two_shot() {
     for algorithm in [Algorithm::OneShot, Algorithm::TwoShot] {
         // Rank 1 is PE 2.
         let world = World::with_deadline(4, &[3, 2, 0], 1, Duration::from_millis(200));

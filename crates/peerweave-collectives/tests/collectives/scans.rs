@@ -63,7 +63,7 @@ types! {
 }
 
 #[test]
-fn scans_of_any_length_share_the_banks_with_other_calls() {
+fn scans_of_any_length_alternate_with_other_collectives() {
     for ranks in [2, 3, 8] {
         explore(2, |seed| {
             let mut world = World::new(ranks, seed);
@@ -80,14 +80,14 @@ fn scans_of_any_length_share_the_banks_with_other_calls() {
 }
 
 #[test]
-fn scan_reduces_in_the_order_of_the_ranks_of_a_team() {
+fn scan_of_a_team_reduces_in_rank_order() {
     let mut world = World::of(5, &[4, 0, 2], 1);
     check::<f32>(&mut world, &Given { count: 1000, ..Given::default() }, false);
     check::<f32>(&mut world, &Given { count: 1000, ..Given::default() }, true);
 }
 
 #[test]
-fn scan_names_a_missing_rank_above_and_below() {
+fn scan_names_a_missing_lowest_or_highest_rank() {
     for missing in [0, 2] {
         let mut world = World::with_deadline(3, &[2, 0, 1], 1, Duration::from_millis(200));
         let given = Given { count: 4, blocks: 1, ..Given::default() };

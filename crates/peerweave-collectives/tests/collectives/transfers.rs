@@ -190,7 +190,7 @@ fn some_lengths(seed: u64, ranks: usize, below: usize, unit: usize) -> Vec<usize
 }
 
 #[test]
-fn messages_of_any_length_arrive_by_lines() {
+fn messages_sent_as_lines_arrive_at_any_length() {
     for ranks in RANKS {
         explore(2, |seed| {
             let mut world = World::new(ranks, seed, Duration::from_secs(20));
@@ -208,7 +208,7 @@ fn messages_of_any_length_arrive_by_lines() {
 }
 
 #[test]
-fn messages_of_any_length_arrive_through_rings() {
+fn messages_sent_through_rings_arrive_at_any_length() {
     for ranks in RANKS {
         explore(2, |seed| {
             let mut world = World::new(ranks, seed, Duration::from_secs(20));
@@ -228,7 +228,7 @@ fn messages_of_any_length_arrive_through_rings() {
 }
 
 #[test]
-fn each_pair_counts_its_messages_separately() {
+fn each_pair_of_ranks_counts_its_messages_separately() {
     explore(3, |seed| {
         let mut world = World::new(4, seed, Duration::from_secs(20));
         for call in 0..10 {
@@ -243,7 +243,7 @@ fn each_pair_counts_its_messages_separately() {
 }
 
 #[test]
-fn missing_sender_or_receiver_is_named_by_the_other_rank() {
+fn missing_sender_or_receiver_is_named_by_its_peer() {
     let ring = Shared { form: Form::Ring, direct: Direct::Nothing, combined: false, shift: [0, 0], threads: 32 };
     let cases = [
         (Shared { form: Form::Lines, ..ring }, 0, 1, 1000),

@@ -100,9 +100,9 @@ impl Context {
         Ok(unsafe { Self::enter_unchecked(raw) })
     }
 
-    /// Like [`Self::enter`], but does not check the version. Without the check, a thread starts
-    /// without waiting for the version field. The entry of `#[kernel(unchecked)]` calls this
-    /// function. The host compares the version when it launches such a kernel.
+    /// Like [`Self::enter`], but does not check the version, so a thread starts without waiting for
+    /// the load of the version. The entry that `#[kernel(unchecked)]` creates calls this function.
+    /// The host checks the version when it launches such a kernel.
     ///
     /// # Safety
     /// As for [`Self::enter`]. In addition, the context has the version [`KernelContext::VERSION`].

@@ -105,8 +105,8 @@ pub(crate) struct Spin<'a> {
     context: &'a Context,
     looks: u32,
     started: u64,
-    /// Time at which the abort word was last read; before the first reading, the time of the first
-    /// reading of the clock.
+    /// Time of the last read of the abort word. Until the word is read, the time at which the clock
+    /// was first read.
     asked: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Words of the model checker loom. It explores all interleavings, and all stale reads that the
+//! Words of the model checker loom. Loom explores all interleavings, and all stale reads that the
 //! memory orders allow.
 //!
 //! Compiled only under `--cfg loom`.

@@ -1,7 +1,7 @@
 //! Barrier of a team: each rank announces its arrival to every rank, and waits for the arrival of
 //! every rank.
 //!
-//! Each rank has one word for every rank in its own memory, and each word has one writer. An
+//! In its own memory, each rank has one word for every rank. Each word has one writer. An
 //! arrival is one store per rank, without read-modify-writes. Each rank polls only its own memory,
 //! where it also finds which ranks are missing. The protocol does not complete puts: the barrier of
 //! the API first calls `quiet`.

@@ -2,12 +2,12 @@
 //! of that data.
 //!
 //! The words of a line may be stored in any order, and the line has no sequence word. So one vector
-//! store may write the line, although only each aligned word of it is guaranteed to be written as a
-//! unit.
+//! store may write the line: only each aligned word must be written as a unit, and not the whole
+//! line.
 //!
-//! Reuse rule: a rank has two lines, and publishes epoch `k` in line `k & 1`. It does so only after
-//! it has read the lines of all ranks for epoch `k - 1`. Every rank publishes epoch `k - 1` only
-//! after it has finished reading epoch `k - 2`, which is the previous content of line `k & 1`. So
+//! Reuse rule: a rank has two lines, and publishes epoch `k` in line `k & 1`. It publishes only
+//! after it has read the lines of all ranks for epoch `k - 1`. Every rank publishes epoch `k - 1`
+//! only after it has read epoch `k - 2`, which is the previous content of line `k & 1`. So
 //! no line is overwritten while a rank may still read it. Every rank publishes in every epoch.
 //!
 //! Invariant: a reader accepts a line only if all words of the line have the expected epoch. Zeroed
@@ -38,7 +38,7 @@ pub fn seal_line<const N: usize>(data: &[u32; N], epoch: u32) -> [u64; N] {
 /// If `data` and `line` have different lengths.
 #[inline]
 pub fn publish<W: Word>(line: &[W], epoch: u32, data: &[u32]) {
-    assert_eq!(line.len(), data.len(), "every word of a sealed line is written");
+    assert_eq!(line.len(), data.len(), "publish: the line and the data have different lengths");
     W::fence_release();
     for (word, data) in line.iter().zip(data) {
         word.store_relaxed(seal(*data, epoch));
@@ -56,7 +56,7 @@ pub fn publish<W: Word>(line: &[W], epoch: u32, data: &[u32]) {
 /// If `into` and `line` have different lengths.
 #[inline]
 pub fn try_read<W: Word>(line: &[W], epoch: u32, into: &mut [u32]) -> bool {
-    assert_eq!(line.len(), into.len(), "every word of a sealed line is read");
+    assert_eq!(line.len(), into.len(), "try_read: the line and the buffer have different lengths");
     let mut whole = true;
     for (word, data) in line.iter().zip(into) {
         let value = word.load_relaxed();
@@ -75,7 +75,7 @@ mod tests {
     use core::sync::atomic::AtomicU64;
 
     #[test]
-    fn line_is_read_as_published_and_only_under_its_epoch() {
+    fn sealed_line_is_read_only_with_its_epoch() {
         let line = [const { AtomicU64::new(0) }; 3];
         let mut got = [0; 3];
         publish(&line, u32::MAX, &[7, u32::MAX, 0]);
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn line_with_one_word_of_another_epoch_is_not_read() {
+    fn sealed_line_with_one_word_of_another_epoch_is_not_read() {
         for odd in 0..3 {
             let line = seal_line(&[1, 2, 3], 5).map(AtomicU64::new);
             assert!(try_read(&line, 5, &mut [0; 3]));
@@ -98,8 +98,8 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "every word of a sealed line is written")]
-    fn line_of_wrong_length_is_refused() {
+    #[should_panic(expected = "publish: the line and the data have different lengths")]
+    fn publish_panics_if_line_and_data_lengths_differ() {
         publish(&[AtomicU64::new(0), AtomicU64::new(0)], 1, &[1]);
     }
 }

@@ -174,7 +174,7 @@ fn withdrawn<W: TestWord>(withdraw: fn(&Slot<'_, W>), is_withdrawn: fn(&Slot<'_,
 }
 
 #[test]
-fn copy_of_changed_data_is_detected_as_withdrawn() {
+fn receiver_of_changed_data_detects_the_withdrawal() {
     withdrawn::<Exact>(|slot| slot.withdraw(), |slot| slot.is_withdrawn());
 }
 

@@ -54,7 +54,7 @@ fn data_is_visible_when_a_set_signal_is_seen() {
 }
 
 #[test]
-fn data_of_both_senders_is_visible_when_both_have_added() {
+fn data_of_two_senders_is_visible_after_two_signal_adds() {
     add::<Exact>();
 }
 
@@ -123,22 +123,22 @@ fn some<W: TestWord>(words: &Several<&[W], fn(usize) -> bool>) -> Result<Vec<usi
 }
 
 #[test]
-fn wait_all_makes_data_of_all_words_visible() {
+fn wait_all_makes_data_of_all_signals_visible() {
     two_words::<Exact>(all, EXCLUDE_NONE);
 }
 
 #[test]
-fn wait_any_makes_data_of_its_word_visible() {
+fn wait_any_makes_data_of_the_found_signal_visible() {
     two_words::<Exact>(any, EXCLUDE_NONE);
 }
 
 #[test]
-fn wait_some_makes_data_of_its_words_visible() {
+fn wait_some_makes_data_of_the_found_signals_visible() {
     two_words::<Exact>(some, EXCLUDE_NONE);
 }
 
 #[test]
-fn waits_ignore_excluded_words() {
+fn waits_ignore_excluded_signals() {
     two_words::<Exact>(all, |index| index == 0);
     two_words::<Exact>(any, |index| index == 0);
 }

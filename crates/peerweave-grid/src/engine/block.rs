@@ -221,7 +221,7 @@ impl Block {
     pub(crate) fn fixed(&mut self, key: usize, bytes: usize, align: usize) -> *mut u8 {
         let fill = self.fill;
         let memory = self.fixed.entry(key).or_insert_with(|| SharedMemory::new(bytes, align, fill));
-        assert_eq!(memory.layout.size(), bytes, "size of a shared memory declaration, expected the size of its first request");
+        assert_eq!(memory.layout.size(), bytes, "a shared memory declaration was requested again with another size");
         memory.at.as_ptr()
     }
 }

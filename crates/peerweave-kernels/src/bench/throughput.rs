@@ -1,5 +1,5 @@
-//! Bandwidth: every block transfers a part of the elements, `iterations` times, by vectors of all
-//! its threads, or by bulk copies that one thread of each warp starts.
+//! Bandwidth: every block transfers its part of the elements `iterations` times. Either all threads
+//! of the block copy vectors, or one thread of each warp starts bulk copies.
 //!
 //! The kernels have no warm-up, because blocks are not equally fast. To warm up, launch a kernel
 //! twice. Block `b` writes its start time and the time at which its accesses were complete, on the

@@ -141,7 +141,7 @@ macro_rules! halves {
             }
 
             #[test]
-            fn half_word_additions_do_not_change_the_neighbour() {
+            fn additions_to_16_bit_floats_keep_adjacent_elements() {
                 let mut job = job(4);
                 let of = job.alloc::<$t>(4);
                 (0..PES).for_each(|pe| job.write(pe, of, &[$t::from_f32(7.0), $t::ZERO, $t::from_f32(9.0), $t::ONE]));

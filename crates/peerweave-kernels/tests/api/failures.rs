@@ -169,7 +169,7 @@ fn too_many_blocks(ctx: &Context) -> Result<(), Failed> {
 }
 
 #[test]
-fn block_without_a_slot_is_refused() {
+fn barrier_with_too_many_blocks_is_refused() {
     let mut job = impatient();
     let report = report(job.launch(&too_many_blocks::KERNEL, 5000, 1, ()));
     assert_eq!((report.kind(), report.0.operation), (Some(FailureKind::NoSlot), KernelOp::Barrier as u32));

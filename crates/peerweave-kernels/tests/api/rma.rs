@@ -221,7 +221,7 @@ fn from_shared(ctx: &Context, to: SymSlice<u32>, got: SymSlice<u32>) -> Result<(
 }
 
 #[test]
-fn shared_memory_is_a_source_and_a_target() {
+fn shared_memory_is_source_of_puts_and_target_of_gets() {
     for seed in 0..4 {
         let mut job = job(seed);
         let [to, got] = [0; 2].map(|_| job.alloc::<u32>(40));
@@ -254,7 +254,7 @@ fn from_slices(ctx: &Context, to: SymSlice<u16>, got: SymSlice<u16>) -> Result<(
 }
 
 #[test]
-fn slices_of_a_thread_are_sources_and_targets() {
+fn thread_slices_are_sources_of_puts_and_targets_of_gets() {
     let mut job = job(1);
     let [to, got] = [0; 2].map(|_| job.alloc::<u16>(8));
     go(&mut job, &from_slices::KERNEL, 1, (to, got));

@@ -145,7 +145,7 @@ fn version_of(include: &Path) -> Result<Version, LinkError> {
         [Some(major), Some(minor), Some(patch)] => Ok(Version::of_numbers([major, minor, patch])),
         _ => Err(LinkError::Io {
             path,
-            reason: "found no version of NVSHMEM, expected the macros NVSHMEM_VENDOR_MAJOR_VERSION, _MINOR_ and _PATCH_".into(),
+            reason: "found no version of NVSHMEM, expected the macros NVSHMEM_VENDOR_{MAJOR,MINOR,PATCH}_VERSION".into(),
         }),
     }
 }

@@ -1,5 +1,5 @@
-//! NVSHMEM's device functions for kernels. Wrappers of the functions are compiled with the headers,
-//! and linked with the archive, of the NVSHMEM that the user has installed.
+//! NVSHMEM's device functions for kernels. Wrappers of the functions are compiled with the headers
+//! of the user's NVSHMEM installation, and linked with the archive of this installation.
 //!
 //! `peerweave-nvshmem` initialises NVSHMEM and registers modules. This crate contains no code of
 //! NVIDIA. Linked modules contain code of NVIDIA, and are stored only in the cache.

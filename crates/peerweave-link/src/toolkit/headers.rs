@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn variable_replaces_all_other_directories() {
+    fn cuda_include_variable_replaces_all_search_directories() {
         let root = tempfile::tempdir().expect("temporary directory");
         let empty = root.path().join("empty");
         let error = CudaHeaders::find_with(Path::new("/nowhere/lib/libnvrtc.so"), &|name| {

@@ -359,8 +359,8 @@ impl Session<'_> {
             },
             ARCH_MISMATCH => LinkError::VersionMismatch {
                 what: format!("an input of {names}"),
-                found: format!("for another architecture: {log}"),
-                expected: format!("code for {arch}"),
+                found: "for another architecture".to_string(),
+                expected: format!("code for {arch}: {log}"),
             },
             UNRECOGNIZED_ARCH | UNSUPPORTED_ARCH => unknown_arch(),
             // The message of nvJitLink before CUDA 13.

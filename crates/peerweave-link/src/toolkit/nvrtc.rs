@@ -191,7 +191,7 @@ impl Nvrtc {
     }
 
     /// Returns the architectures that NVRTC supports, in ascending order and without suffixes. The
-    /// list is empty if NVRTC does not report its architectures.
+    /// list is empty if NVRTC cannot report the number of architectures.
     ///
     /// # Errors
     /// [`LinkError::Missing`] if NVRTC lacks the function that reports its architectures.

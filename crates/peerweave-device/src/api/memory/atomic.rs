@@ -209,20 +209,20 @@ impl Context {
     }
 
     fetching! { KernelInteger:
-        /// Replaces the first element of `of` on `pe` by its bitwise AND with `value`.
+        /// Replaces the first element of `of` on `pe` by the element's bitwise AND with `value`.
         atomic_fetch_and, atomic_fetch_and_relaxed(value) = fetch_and, network_fetch_and;
-        /// Replaces the first element of `of` on `pe` by its bitwise OR with `value`.
+        /// Replaces the first element of `of` on `pe` by the element's bitwise OR with `value`.
         atomic_fetch_or, atomic_fetch_or_relaxed(value) = fetch_or, network_fetch_or;
-        /// Replaces the first element of `of` on `pe` by its bitwise XOR with `value`.
+        /// Replaces the first element of `of` on `pe` by the element's bitwise XOR with `value`.
         atomic_fetch_xor, atomic_fetch_xor_relaxed(value) = fetch_xor, network_fetch_xor;
     }
 
     reducing! {
-        /// Replaces the first element of `of` on `pe` by its bitwise AND with `value`.
+        /// Replaces the first element of `of` on `pe` by the element's bitwise AND with `value`.
         atomic_and, atomic_and_relaxed = and, network_and;
-        /// Replaces the first element of `of` on `pe` by its bitwise OR with `value`.
+        /// Replaces the first element of `of` on `pe` by the element's bitwise OR with `value`.
         atomic_or, atomic_or_relaxed = or, network_or;
-        /// Replaces the first element of `of` on `pe` by its bitwise XOR with `value`.
+        /// Replaces the first element of `of` on `pe` by the element's bitwise XOR with `value`.
         atomic_xor, atomic_xor_relaxed = xor, network_xor;
     }
 

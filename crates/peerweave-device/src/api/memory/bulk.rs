@@ -3,8 +3,8 @@
 //!
 //! The lent region contains two barriers and two buffers. A copy fills one buffer from global
 //! memory while the other buffer is written to global memory. Invariant: a buffer is filled again
-//! only when the stores of its previous content no longer read it. Stores may be outstanding
-//! between calls. [`Context::finish_bulk`] completes these stores.
+//! only after the stores have read its previous content. Stores may be outstanding between calls.
+//! [`Context::finish_bulk`] completes these stores.
 
 use crate::Pause;
 use crate::api::report::Report;

@@ -1,7 +1,7 @@
 //! Views of symmetric memory at a multicast address. One access reaches every GPU of the machine.
 //!
-//! This module is compiled and assembled, but not yet tested on GPUs. If `multicast` of the context
-//! is 0, there is no such view.
+//! This module is compiled and assembled, but not yet tested on GPUs. If the field `multicast` of
+//! the context is 0, the heap has no multicast address.
 
 use crate::api::Context;
 use core::marker::PhantomData;

@@ -369,8 +369,8 @@ macro_rules! scoped {
             /// copied. The source can be reused when the call returns.
             ///
             /// # Ordering
-            /// None. The put is complete at the peer once [`Self::quiet`] has returned, and before
-            /// a later signal arrives.
+            /// None. The put is complete at the peer once [`Self::quiet`] has returned. A later
+            /// signal arrives at the peer after the put.
             #[inline(always)]
             pub fn $put<T: Plain>(&self, to: SymSlice<T>, from: impl Source<T>, pe: u32) -> usize {
                 self.put_any::<T, $scope, _>(to, &from, pe, false)
@@ -389,8 +389,8 @@ macro_rules! scoped {
 
             #[doc = concat!("Starts to copy the elements of `from` to `to` on `pe`. Called by ", $words, ".")]
             /// If the lengths differ, the shorter length is used. Returns the number of elements
-            /// copied. The source can be reused once the scope's first thread, or all its threads,
-            /// have called [`Self::flush`] or [`Self::quiet`].
+            /// copied. The source can be reused once either the first thread or all threads of the
+            /// scope have called [`Self::flush`] or [`Self::quiet`].
             #[inline(always)]
             pub fn $put_nbi<T: Plain>(&self, to: SymSlice<T>, from: impl Source<T>, pe: u32) -> usize {
                 self.put_any::<T, $scope, _>(to, &from, pe, true)
@@ -398,8 +398,8 @@ macro_rules! scoped {
 
             #[doc = concat!("Starts to copy the elements of `from` on `pe` to `to`. Called by ", $words, ".")]
             /// If the lengths differ, the shorter length is used. Returns the number of elements
-            /// copied. The elements have arrived once the scope's first thread, or all its threads,
-            /// have called [`Self::quiet`].
+            /// copied. The elements have arrived once either the first thread or all threads of the
+            /// scope have called [`Self::quiet`].
             #[inline(always)]
             pub fn $get_nbi<T: Plain>(&self, mut to: impl Target<T>, from: SymSlice<T>, pe: u32) -> usize {
                 self.get_any::<T, $scope, _>(&mut to, from, pe, true)

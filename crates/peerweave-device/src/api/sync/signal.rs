@@ -205,8 +205,8 @@ macro_rules! scoped {
 
             #[doc = concat!("Starts to copy the elements of `from` to `to` on `pe`. After the copy, the first element of `signal` on `pe` is changed. Called by ", $words, ".")]
             /// If the lengths differ, the shorter length is used. Returns the number of elements
-            /// copied. The source can be reused once the scope's first thread, or all its threads,
-            /// have called [`Self::flush`] or [`Self::quiet`].
+            /// copied. The source can be reused once either the first thread or all threads of the
+            /// scope have called [`Self::flush`] or [`Self::quiet`].
             ///
             /// # Ordering
             /// A waiter that acquires the signal sees the elements.

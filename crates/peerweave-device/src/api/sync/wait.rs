@@ -2,7 +2,7 @@
 //! any, all or some of several elements.
 //!
 //! The waits use the loops of [`crate::put_signal`]. A wait acquires: writes that the writer of the
-//! element has released are visible afterwards. Every wait ends by the context's deadline.
+//! element has released are visible afterwards. A wait fails at the context's deadline.
 
 use crate::api::bits::{KernelAtomic, KernelInteger};
 use crate::api::report::Report;

@@ -92,7 +92,7 @@ impl Context {
     }
 
     /// Waits until the comparison has been true for every integer that is not excluded. Returns the
-    /// last such integer; `None` if all integers are excluded.
+    /// non-excluded integer with the highest index; `None` if all integers are excluded.
     ///
     /// # Ordering
     /// Acquire, for each integer.

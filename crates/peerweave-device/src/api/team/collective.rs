@@ -3,12 +3,12 @@
 //! A collective puts data into the results of the members, and a reduction also reads the operands
 //! of the members. Mapped members are accessed by loads and stores, and unmapped members over the
 //! network. Each collective ends with a synchronisation of the team ([`Context::meet_as`]), which
-//! completes its puts. A reduction also begins with one.
+//! completes the puts. A reduction also begins with a synchronisation of the team.
 //!
 //! Kernels call collectives in many places, with many types. To limit the code size, the functions
-//! that move data are not inlined. [`give_each`] moves bytes, so there is one function for each
-//! scope. The reductions are one function for each element type and operator: [`combine_near`] if
-//! all members are mapped, [`combine_far`] if not.
+//! that move data are not inlined. [`give_each`] moves bytes, so it is compiled once for each
+//! scope. Reductions are compiled for each element type and operator: they use [`combine_near`] if
+//! all members are mapped, and [`combine_far`] if not.
 //!
 //! Invariant: elements are combined in rank order, so that the result does not depend on the member
 //! that computes it.

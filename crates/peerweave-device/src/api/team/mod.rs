@@ -189,7 +189,7 @@ macro_rules! scoped {
             /// # Errors
             /// [`FailureKind::Deadline`] if a member has not arrived in time; the status names that
             /// member. [`FailureKind::Aborted`] if another wait of this PE has failed.
-            /// [`FailureKind::NoSlot`] if the team has no slot for this block.
+            /// [`FailureKind::NoSlot`] if this block's index is at least the team's slot count.
             /// [`FailureKind::NoSuchPeer`] if the team does not exist or this PE is not a member.
             #[inline(always)]
             pub fn $barrier(&self, team: KernelTeam) -> Result<(), Failed> {
@@ -226,8 +226,8 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Waits until every member of the team has arrived, and orders nothing. Called by ", $words, ".")]
-            /// Unlike a barrier, this call has no fences. Use it if members exchange no data by it,
-            /// for example before they reuse a buffer whose accesses other signals order.
+            /// Unlike a barrier, this call has no fences. Use it only where it need not order data,
+            /// for example before the reuse of a buffer whose earlier accesses are already ordered.
             ///
             /// # Ordering
             /// None: after the call, members' earlier writes may not be visible, and puts may be
