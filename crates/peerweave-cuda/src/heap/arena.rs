@@ -25,7 +25,7 @@ const ALIGNMENT_BYTES: u64 = super::ALIGNMENT_BYTES;
 pub(crate) struct Arena {
     context: peerweave_nvshmem::Context,
     whole: SymmetricBuffer<u8>,
-    /// Whether kernels get NVSHMEM's multicast address of the arena.
+    /// Whether kernels get the multicast address of this allocation.
     multicast: bool,
     rendezvous: Arc<Rendezvous>,
     ranges: Mutex<Ranges>,

@@ -65,7 +65,10 @@ impl Entry {
             }
             Self { communicator: None, is_enabled, unavailable: why, watched: None, between }
         };
-        if !is_enabled || gpu.n_pes() < 2 {
+        if !is_enabled {
+            return Ok(without(between, "NCCL is not enabled".to_owned()));
+        }
+        if gpu.n_pes() < 2 {
             return Ok(without(between, "the job has one PE".to_owned()));
         }
         if gpu.0.hosts.len() > 1 {

@@ -167,7 +167,9 @@ impl FromStr for Forced {
                 return Err(refused(format!("{operation:?} is not an operation, expected all or one of {names}")));
             }
             if kinds.iter().filter(|kind| forced.set(**kind, Some(method))).count() == 0 {
-                return Err(refused(format!("{operation} has no method {name}")));
+                let has = |method: &Method| kinds.iter().any(|kind| Self::default().set(*kind, Some(*method)));
+                let methods: Vec<&str> = Method::ALL.into_iter().filter(has).map(Method::name).collect();
+                return Err(refused(format!("{operation} has no method {name}, expected one of {}", methods.join(", "))));
             }
         }
         Ok(forced)

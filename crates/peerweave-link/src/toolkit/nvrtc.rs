@@ -191,7 +191,7 @@ impl Nvrtc {
     }
 
     /// Returns the architectures that NVRTC supports, in ascending order and without suffixes. The
-    /// list is empty if NVRTC cannot report the number of architectures.
+    /// list is empty if NVRTC cannot report its architectures.
     ///
     /// # Errors
     /// [`LinkError::Missing`] if NVRTC lacks the function that reports its architectures.
@@ -202,7 +202,10 @@ impl Nvrtc {
         let mut numbers = vec![0; if code == 0 { count.unsigned_abs() as usize } else { 0 }];
         if !numbers.is_empty() {
             // SAFETY: the buffer has the number of elements that the library reported.
-            let _ = unsafe { self.api.nvrtcGetSupportedArchs(numbers.as_mut_ptr()) }?;
+            let code = unsafe { self.api.nvrtcGetSupportedArchs(numbers.as_mut_ptr()) }?;
+            if code != 0 {
+                numbers.clear();
+            }
         }
         Ok(numbers.iter().map(|number: &c_int| Arch::new((number / 10) as u8, (number % 10) as u8)).collect())
     }
