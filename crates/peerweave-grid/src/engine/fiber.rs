@@ -7,9 +7,11 @@ use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 use std::any::Any;
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
+use std::sync::{Mutex, PoisonError};
 use std::thread::LocalKey;
 
 /// The handle by which a kernel thread suspends itself.
@@ -34,11 +36,21 @@ pub(crate) struct Fiber {
     current: Rc<Current>,
 }
 
-/// A pool of stacks. Stacks of ended threads are reused.
+/// The stacks of one run. Stacks of ended threads are reused, also by later runs.
 pub(crate) struct Stacks {
     bytes: usize,
     free: Vec<DefaultStack>,
 }
+
+/// Free stacks of ended runs, by their size in bytes. Allocating a stack takes longer than many
+/// kernels run.
+static FREE: Mutex<BTreeMap<usize, Vec<DefaultStack>>> = Mutex::new(BTreeMap::new());
+
+/// Maximum number of free stacks of one size. A stack occupies only the pages that were used.
+const MOST_FREE: usize = 8192;
+
+/// Number of free stacks that a run takes at a time.
+const TAKEN_TOGETHER: usize = 64;
 
 impl Stacks {
     /// Creates a pool of stacks of `bytes` bytes each, allocated on demand.
@@ -47,12 +59,28 @@ impl Stacks {
     }
 
     fn take(&mut self) -> io::Result<DefaultStack> {
+        if self.free.is_empty()
+            && let Some(free) = FREE.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&self.bytes)
+        {
+            self.free = free.split_off(free.len().saturating_sub(TAKEN_TOGETHER));
+        }
         self.free.pop().map_or_else(|| DefaultStack::new(self.bytes), Ok)
     }
 
     /// Adds the stack of an ended thread to the pool.
     pub(crate) fn give(&mut self, fiber: Fiber) {
         self.free.push(fiber.coroutine.into_stack());
+    }
+}
+
+impl Drop for Stacks {
+    fn drop(&mut self) {
+        let mut all = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = all.entry(self.bytes).or_default();
+        free.append(&mut self.free);
+        let more = free.split_off(free.len().min(MOST_FREE));
+        drop(all);
+        drop(more);
     }
 }
 
