@@ -7,7 +7,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use peerweave_core::{Buffer, Error, Rank, ReduceOp, Result, Strides, TeamShape, World};
+use peerweave_core::{Buffer, Error, Group, Pe, Rank, ReduceOp, Result, Strides, TeamShape, VectorCounts, World};
 use peerweave_cuda::{Cuda, GpuOptions};
 use peerweave_fakes::Fakes;
 
@@ -175,5 +175,80 @@ fn streamed_collectives_of_different_types_or_roots_mismatch() {
             }
             stream.synchronize()
         });
+    });
+}
+
+/// Exchanges 20 equal messages between two PEs, then makes `call`, in which a message of PE 0 to
+/// PE 1 differs from what PE 1 receives. Checks that each PE gets an error with both, long before
+/// the deadline.
+fn messages_differ(sent: &str, received: &str, call: impl Fn(&World, u32) -> Result<()> + Sync) {
+    let ends = common::pes_that_may_fail(2, options(), |gpu| {
+        let world = World::new(Cuda::new(gpu.unwrap()).unwrap()).unwrap();
+        let (me, team) = (world.my_pe().get(), world.team());
+        for _ in 0..20 {
+            match me {
+                0 => team.send_blocking(&[1.0f32; 3], Rank::new(1)).unwrap(),
+                _ => team.recv_blocking(&mut [0.0f32; 3], Rank::new(0)).unwrap(),
+            }
+        }
+        let start = Instant::now();
+        // The kernel of a sender may end before the receiver begins. The sender then detects the
+        // difference in its next call.
+        let error = call(&world, me).and_then(|()| team.barrier_blocking()).unwrap_err();
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+        let Error::Mismatch(mismatch) = &error else { panic!("PE {me}: {error}") };
+        let (mine, theirs) = if me == 0 { (sent, received) } else { (received, sent) };
+        assert_eq!((mismatch.mine.as_str(), mismatch.theirs.as_str()), (mine, theirs));
+        assert_eq!(error.blamed(), [Pe::new(1 - me)], "{error}");
+        assert!(matches!(team.failure(), Some(Error::Mismatch(_))));
+        let _ = world.finalize();
+    });
+    assert_eq!(ends.len(), 2);
+}
+
+#[test]
+fn send_and_receive_of_different_lengths_or_types_mismatch() {
+    Fakes::new().cuda().run(|| {
+        // Short messages are sent by lines, long messages through rings.
+        for (sent, received) in [(3, 5), (5, 3), (300_000, 7), (7, 300_000)] {
+            messages_differ(
+                &format!("send of {sent} elements of f32"),
+                &format!("recv of {received} elements of f32"),
+                |world, me| match me {
+                    0 => world.team().send_blocking(&vec![1.0f32; sent], Rank::new(1)),
+                    _ => world.team().recv_blocking(&mut vec![0.0f32; received], Rank::new(0)),
+                },
+            );
+        }
+        messages_differ("send of 4 elements of f32", "recv of 4 elements of i32", |world, me| {
+            let stream = world.stream()?;
+            match me {
+                0 => world.team().send(&stream, &Buffer::<f32>::zeroed(4), Rank::new(1))?.wait(),
+                _ => world.team().recv(&stream, &Buffer::<i32>::zeroed(4), Rank::new(0))?.wait(),
+            }
+        });
+        messages_differ("send of 2 elements of u8", "recv of 1 elements of u8", |world, me| {
+            let (stream, buffer) = (world.stream()?, Buffer::<u8>::zeroed(2));
+            let members = |group: &mut Group| match me {
+                0 => group.send(&buffer, Rank::new(1)),
+                _ => group.recv(&buffer.slice(..1)?, Rank::new(0)),
+            };
+            world.team().group(&stream, |group| members(group).map(drop))?.wait()
+        });
+    });
+}
+
+#[test]
+fn all_to_all_v_with_different_counts_mismatches() {
+    Fakes::new().cuda().run(|| {
+        messages_differ(
+            "all_to_all_v in which rank 0 sends 3 elements of f32 to rank 1",
+            "all_to_all_v in which rank 1 receives 2 elements of f32 from rank 0",
+            |world, me| {
+                let (sent, received) = if me == 0 { ([1, 3], [1, 1]) } else { ([1, 1], [2, 1]) };
+                let counts = VectorCounts::packed(sent, received);
+                world.team().all_to_all_v_blocking(&[1.0f32; 4], &mut [0.0f32; 4], counts)
+            },
+        );
     });
 }

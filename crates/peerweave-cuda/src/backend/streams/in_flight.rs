@@ -114,12 +114,12 @@ impl InFlight {
         let Some(mut ticket) = self.free.pop() else {
             return match Recorded::new(stream, false) {
                 Ok(event) => {
-                    let Made { call, team, is_collective, source } = made;
+                    let Made { call, team, is_compared, source } = made;
                     Ok(Arc::new(Ticket {
                         state: Arc::clone(state),
                         call,
                         team,
-                        is_collective,
+                        is_compared,
                         event,
                         source,
                         outcome: OnceLock::new(),
@@ -132,7 +132,7 @@ impl InFlight {
         if let Err(error) = unused.event.again(stream) {
             return Err((made, error));
         }
-        Made { call: unused.call, team: unused.team, is_collective: unused.is_collective, source: unused.source } = made;
+        Made { call: unused.call, team: unused.team, is_compared: unused.is_compared, source: unused.source } = made;
         Ok(ticket)
     }
 }
@@ -141,7 +141,7 @@ impl InFlight {
 pub(super) struct Made {
     pub(super) call: &'static str,
     pub(super) team: TeamName,
-    pub(super) is_collective: bool,
+    pub(super) is_compared: bool,
     pub(super) source: Source,
 }
 
@@ -150,13 +150,14 @@ pub(super) fn team_of(state: &State, op: &Op) -> TeamName {
     match op {
         Op::Collective(op) => state.team_name(op.team),
         Op::PointToPoint(op) => state.team_name(op.team),
+        Op::Group(ops) if !ops.is_empty() => team_of(state, &ops[0]),
         _ => state.team_name(TeamId::WORLD),
     }
 }
 
-/// Returns whether an operation is a collective call, which all ranks of a team make.
-pub(super) fn is_collective(op: &Op) -> bool {
-    matches!(op, Op::Collective(_))
+/// Returns whether other ranks record a matching operation, with which the operation is compared.
+pub(super) fn is_compared(op: &Op) -> bool {
+    matches!(op, Op::Collective(_) | Op::PointToPoint(_) | Op::Group(_))
 }
 
 /// Takes the resources of an operation from the value that enqueued it.

@@ -13,7 +13,7 @@ use peerweave_core::Error;
 use peerweave_core::backend::{EventBackend, Keep, Op, StreamBackend, Submitted};
 use peerweave_driver::{CudaStream, PrivateStream, bind, is_capturing, keep_in_graph, retire};
 
-use super::in_flight::{Held, InFlight, Made, hold_back, is_collective, team_of, uses_of};
+use super::in_flight::{Held, InFlight, Made, hold_back, is_compared, team_of, uses_of};
 use crate::backend::enqueue::{Enqueue, Source};
 use crate::backend::error::{driver, unsupported};
 use crate::backend::lock::lock;
@@ -145,7 +145,7 @@ unsafe impl StreamBackend for CudaQueue {
             Ok(source) => (source, None),
             Err(error) => (Source::Copy, Some(error)),
         };
-        let made = Made { call, team: team_of(state, op), is_collective: is_collective(op), source };
+        let made = Made { call, team: team_of(state, op), is_compared: is_compared(op), source };
         let ticket = match inner.ticket(state, stream, made) {
             Ok(ticket) => ticket,
             Err((made, error)) => {

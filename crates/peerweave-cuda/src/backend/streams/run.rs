@@ -6,7 +6,7 @@ use peerweave_core::Error;
 use peerweave_core::backend::{Keep, Op, Outcome, Pending};
 use peerweave_driver::bind;
 
-use super::in_flight::{hold_back, is_collective, team_of, uses_of};
+use super::in_flight::{hold_back, is_compared, team_of, uses_of};
 use super::ticket::Ticket;
 use crate::backend::enqueue::{Enqueue, Source};
 use crate::backend::error::driver;
@@ -41,8 +41,8 @@ pub(crate) unsafe fn run(state: &Arc<State>, op: &Op, keep: &dyn Fn() -> Keep) -
             return Err(error);
         }
     };
-    let (team, is_collective) = (team_of(state, op), is_collective(op));
-    let ticket = Ticket { state: Arc::clone(state), call, team, is_collective, event, source, outcome: OnceLock::new() };
+    let (team, is_compared) = (team_of(state, op), is_compared(op));
+    let ticket = Ticket { state: Arc::clone(state), call, team, is_compared, event, source, outcome: OnceLock::new() };
     let outcome = ticket.wait(state.deadline);
     if !ticket.is_complete() {
         // The work continues, so its memory is held and its stream is not reused.

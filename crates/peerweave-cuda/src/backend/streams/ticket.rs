@@ -17,8 +17,8 @@ pub(super) struct Ticket {
     pub(super) state: Arc<State>,
     pub(super) call: &'static str,
     pub(super) team: TeamName,
-    /// Whether the operation is a collective call, which all ranks of a team make.
-    pub(super) is_collective: bool,
+    /// Whether other ranks record a matching operation, with which the operation is compared.
+    pub(super) is_compared: bool,
     pub(super) event: Recorded,
     pub(super) source: Source,
     pub(super) outcome: OnceLock<Result<Outcome, Error>>,
@@ -71,7 +71,7 @@ impl Pending for Ticket {
             Ok(true) => {
                 // Ranks that exchanged data with this rank have begun a call, which may be a
                 // different call.
-                if self.is_collective
+                if self.is_compared
                     && let Some(team) = self.state.teams.find(self.team.id)
                     && let Err(error) = self.state.compare(&team)
                 {

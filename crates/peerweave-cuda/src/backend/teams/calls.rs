@@ -18,6 +18,7 @@ use peerweave_core::Error;
 use peerweave_core::backend::{Collective, CollectiveKind, CollectiveShape};
 use peerweave_types::{DType, KernelTeam, Pe, Rank, ReduceOp};
 
+use super::messages;
 use super::pages::Pages;
 use crate::backend::teams::TeamOf;
 
@@ -31,13 +32,15 @@ const CALL_WORDS: usize = 5;
 /// Number of words before the calls of a team. Word 0 is the team's tag, word 1 the number of its
 /// calls. Word 2 is 1 if a graph has captured calls. The others are unused.
 const HEAD_WORDS: usize = 8;
-const TEAM_WORDS: usize = HEAD_WORDS + CALLS as usize * CALL_WORDS;
+/// Index of the first word of the team's messages.
+const MESSAGES_AT: usize = HEAD_WORDS + CALLS as usize * CALL_WORDS;
+const TEAM_WORDS: usize = MESSAGES_AT + messages::WORDS;
 
 /// The records of all PEs.
 pub(crate) struct Calls {
     /// The words of each PE, which this process maps.
     pages: Box<[Pages]>,
-    me: usize,
+    pub(super) me: usize,
     teams: usize,
 }
 
@@ -70,6 +73,18 @@ impl Calls {
         self.pages[pe].word(team * TEAM_WORDS + index)
     }
 
+    /// Returns word `index` of the messages of a PE in a team.
+    pub(super) fn message_word(&self, pe: usize, team: KernelTeam, index: usize) -> &AtomicU64 {
+        self.word(pe, team, MESSAGES_AT + index)
+    }
+
+    /// Returns whether the records of this PE and of another PE belong to this team, and no graph
+    /// has captured calls of either.
+    pub(super) fn can_compare(&self, team: &TeamOf, pe: usize) -> bool {
+        let head = |pe: usize, index| self.word(pe, team.number(), index).load(Ordering::Acquire);
+        head(self.me, 2) == 0 && head(pe, 0) == team.tag && head(pe, 2) == 0
+    }
+
     /// Returns the index of the first word of a call.
     const fn at(number: u64) -> usize {
         HEAD_WORDS + (number % CALLS) as usize * CALL_WORDS
@@ -82,6 +97,7 @@ impl Calls {
         word(1).store(0, Ordering::Relaxed);
         word(2).store(0, Ordering::Relaxed);
         (0..CALLS).for_each(|number| word(Self::at(number)).store(0, Ordering::Relaxed));
+        self.begin_messages(team);
         word(0).store(team.tag, Ordering::Release);
     }
 
@@ -127,21 +143,22 @@ impl Calls {
         if is_known(self.me) { team.members.iter().copied().filter(is_behind).collect() } else { Vec::new() }
     }
 
-    /// Returns the first member whose calls are known to differ from those of this PE. Also returns
-    /// descriptions of the first different call: that of this PE, then that of the member.
+    /// Returns the first member whose calls or messages are known to differ from those of this PE.
+    /// Also returns descriptions of the first different call or message: that of this PE, then that
+    /// of the member.
     pub(crate) fn difference(&self, team: &TeamOf) -> Option<(Pe, String, String)> {
+        self.different_call(team).or_else(|| self.different_message(team))
+    }
+
+    fn different_call(&self, team: &TeamOf) -> Option<(Pe, String, String)> {
         let number = team.number();
-        let head = |pe: usize, index| self.word(pe, number, index).load(Ordering::Acquire);
-        let mine = head(self.me, 1);
-        if head(self.me, 2) != 0 {
-            return None;
-        }
         team.members.iter().find_map(|pe| {
             let index = pe.index();
-            if index == self.me || head(index, 0) != team.tag || head(index, 2) != 0 {
+            if index == self.me || !self.can_compare(team, index) {
                 return None;
             }
-            let both = mine.min(head(index, 1));
+            let count = |pe: usize| self.word(pe, number, 1).load(Ordering::Acquire);
+            let both = count(self.me).min(count(index));
             let calls = |call| Some((self.read(self.me, number, call)?, self.read(index, number, call)?));
             let ((_, my_chain), (_, their_chain)) = calls(both.checked_sub(1)?)?;
             if my_chain == their_chain {
@@ -174,7 +191,7 @@ fn describe([what, count, detail]: Words) -> String {
 }
 
 /// Mixes the bits of a word. Different words have different results.
-const fn mix(word: u64) -> u64 {
+pub(super) const fn mix(word: u64) -> u64 {
     let word = (word ^ (word >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (word ^ (word >> 29)).wrapping_mul(0xd6e8_feb8_6659_fd93)
 }

@@ -1,6 +1,7 @@
 //! The teams of one PE, with the state that operations need.
 
 mod calls;
+mod messages;
 #[cfg(target_os = "linux")]
 mod pages;
 #[cfg(not(target_os = "linux"))]
@@ -10,6 +11,7 @@ mod pages;
 mod span;
 
 pub(crate) use calls::Calls;
+pub(crate) use messages::MessageRecord;
 pub(crate) use span::Span;
 
 use std::collections::VecDeque;

@@ -1,0 +1,156 @@
+//! Records the messages between each two ranks of a team, beside the calls of the team. If a send
+//! and the matching receive differ in length or type, each of both ranks gets an error with both.
+//!
+//! Only two ranks make a call for a message, so the team has no common count of messages. Each pair
+//! of ranks has a *channel* for each direction, in which both ranks count and record the messages.
+
+use std::sync::atomic::{Ordering, fence};
+
+use peerweave_collectives::MAX_RANKS;
+use peerweave_core::backend::{CollectiveKind, Direction};
+use peerweave_types::{DType, Pe};
+
+use super::calls::{Calls, mix};
+use crate::backend::teams::TeamOf;
+
+/// Number of messages of a channel that are recorded; older ones are overwritten.
+const MESSAGES: u64 = 16;
+/// Number of words of a channel. Word 0 is the number of messages. Each message has two words: its
+/// length and type, and a hash of all messages of the channel up to this message.
+const CHANNEL_WORDS: usize = 1 + 2 * MESSAGES as usize;
+/// Number of words of the channels of a team, for both directions and every rank.
+pub(super) const WORDS: usize = 2 * MAX_RANKS * CHANNEL_WORDS;
+
+/// A message of this PE that is about to be enqueued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MessageRecord {
+    pub(crate) direction: Direction,
+    /// Rank of the other PE.
+    pub(crate) peer: usize,
+    pub(crate) dtype: DType,
+    /// Number of elements.
+    pub(crate) count: usize,
+    /// The collective to which the message belongs; `None` for a send or a receive.
+    pub(crate) collective: Option<CollectiveKind>,
+}
+
+impl MessageRecord {
+    /// Returns the length, the type and the collective as one word.
+    fn word(&self) -> u64 {
+        let collective = self.collective.map_or(NO_COLLECTIVE, |kind| kind as u64);
+        (self.count as u64) << 16 | collective << 8 | self.dtype as u64
+    }
+}
+
+/// The number of a collective for sends and receives.
+const NO_COLLECTIVE: u64 = 0xff;
+
+/// Returns the description of the message in `word`, which rank `me` sends to rank `peer`, or
+/// receives from it.
+fn describe(word: u64, direction: Direction, me: usize, peer: usize) -> String {
+    let (count, kind, dtype) = (word >> 16, (word >> 8) as u8, DType::from_u8(word as u8));
+    let dtype = dtype.map_or("an unknown type", |dtype| dtype.rust_name());
+    match (CollectiveKind::from_u8(kind), direction) {
+        (Some(kind), Direction::Send) => {
+            format!("{} in which rank {me} sends {count} elements of {dtype} to rank {peer}", kind.name())
+        }
+        (Some(kind), Direction::Receive) => {
+            format!("{} in which rank {me} receives {count} elements of {dtype} from rank {peer}", kind.name())
+        }
+        (None, Direction::Send) => format!("send of {count} elements of {dtype}"),
+        (None, Direction::Receive) => format!("recv of {count} elements of {dtype}"),
+    }
+}
+
+/// Returns the first word of a channel among the words of the channels.
+const fn channel(direction: Direction, peer: usize) -> usize {
+    let sends = matches!(direction, Direction::Send) as usize;
+    (sends * MAX_RANKS + peer) * CHANNEL_WORDS
+}
+
+/// Returns the first word of a message in its channel.
+const fn at(number: u64) -> usize {
+    1 + 2 * (number % MESSAGES) as usize
+}
+
+impl Calls {
+    /// Deletes the messages of an earlier team with the same number.
+    pub(super) fn begin_messages(&self, team: &TeamOf) {
+        for peer in 0..MAX_RANKS {
+            for direction in [Direction::Send, Direction::Receive] {
+                self.message_word(self.me, team.number(), channel(direction, peer)).store(0, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Records a message of this PE that is about to be enqueued. The caller holds the lock of the
+    /// team's order. A message of a rank to itself is not recorded.
+    pub(crate) fn write_message(&self, team: &TeamOf, message: &MessageRecord) {
+        if message.peer == team.me || message.peer >= MAX_RANKS {
+            return;
+        }
+        let channel = channel(message.direction, message.peer);
+        let word = |index| self.message_word(self.me, team.number(), channel + index);
+        let number = word(0).load(Ordering::Relaxed);
+        let chain = if number == 0 { 0 } else { word(at(number - 1) + 1).load(Ordering::Relaxed) };
+        // A reader that finds a word of this message also finds the number of messages before it.
+        fence(Ordering::Release);
+        word(at(number)).store(message.word(), Ordering::Relaxed);
+        word(at(number) + 1).store(mix(chain ^ message.word()), Ordering::Relaxed);
+        word(0).store(number + 1, Ordering::Release);
+    }
+
+    /// Returns a recorded message of a PE with its hash; `None` if the message was overwritten.
+    fn read_message(&self, pe: usize, team: &TeamOf, channel: usize, number: u64) -> Option<(u64, u64)> {
+        let word = |index| self.message_word(pe, team.number(), channel + index);
+        let found = [0, 1].map(|index| word(at(number) + index).load(Ordering::Relaxed));
+        fence(Ordering::Acquire);
+        // The words are overwritten when `MESSAGES` messages follow.
+        (word(0).load(Ordering::Relaxed) < number + MESSAGES).then_some((found[0], found[1]))
+    }
+
+    /// Returns the first member whose messages to or from this PE are known to differ from the
+    /// messages that this PE has recorded. Also returns descriptions of the first different
+    /// message: by this PE, then by the member.
+    pub(super) fn different_message(&self, team: &TeamOf) -> Option<(Pe, String, String)> {
+        let others = team.members.iter().enumerate().filter(|(rank, _)| *rank != team.me && *rank < MAX_RANKS);
+        others.filter(|(_, pe)| self.can_compare(team, pe.index())).find_map(|(rank, pe)| {
+            [(Direction::Send, Direction::Receive), (Direction::Receive, Direction::Send)].into_iter().find_map(
+                |(mine, theirs)| {
+                    let (my_channel, their_channel) = (channel(mine, rank), channel(theirs, team.me));
+                    let count = |pe, channel| self.message_word(pe, team.number(), channel).load(Ordering::Acquire);
+                    let both = count(self.me, my_channel).min(count(pe.index(), their_channel));
+                    let messages = |number| {
+                        let my_message = self.read_message(self.me, team, my_channel, number)?;
+                        Some((my_message, self.read_message(pe.index(), team, their_channel, number)?))
+                    };
+                    let ((_, my_hash), (_, their_hash)) = messages(both.checked_sub(1)?)?;
+                    if my_hash == their_hash {
+                        return None;
+                    }
+                    let first = (both.saturating_sub(MESSAGES)..both).filter_map(messages).find(|((a, _), (b, _))| a != b);
+                    first.map(|((my_word, _), (their_word, _))| {
+                        (*pe, describe(my_word, mine, team.me, rank), describe(their_word, theirs, rank, team.me))
+                    })
+                },
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn recorded_message_is_described_with_its_arguments() {
+        let mut message = MessageRecord { direction: Direction::Send, peer: 2, dtype: DType::F32, count: 7, collective: None };
+        assert_eq!(describe(message.word(), Direction::Send, 0, 2), "send of 7 elements of f32");
+        assert_eq!(describe(message.word(), Direction::Receive, 0, 2), "recv of 7 elements of f32");
+        message.collective = Some(CollectiveKind::AllToAllV);
+        assert_eq!(
+            describe(message.word(), Direction::Receive, 0, 2),
+            "all_to_all_v in which rank 0 receives 7 elements of f32 from rank 2"
+        );
+    }
+}
