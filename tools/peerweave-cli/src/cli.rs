@@ -70,15 +70,17 @@ fn with_long_np(mut arguments: Vec<OsString>) -> Vec<OsString> {
         };
         command.get_arguments().find(named).is_some_and(|argument| argument.get_action().takes_values())
     };
+    let starts_program = command.get_arguments().any(clap::Arg::is_trailing_var_arg_set);
     let mut at = 2;
-    while let Some(option) =
-        arguments.get(at).and_then(|word| word.to_str()).filter(|word| word.starts_with('-') && *word != "--")
-    {
-        if option == "-np" {
-            arguments[at] = "--np".into();
-            at += 2;
-        } else {
-            at += if takes_value(option) { 2 } else { 1 };
+    while let Some(word) = arguments.get(at).and_then(|word| word.to_str()).filter(|word| *word != "--") {
+        match word {
+            "-np" => {
+                arguments[at] = "--np".into();
+                at += 2;
+            }
+            // The program, whose arguments follow.
+            word if !word.starts_with('-') && starts_program => break,
+            option => at += if takes_value(option) { 2 } else { 1 },
         }
     }
     arguments
@@ -98,6 +100,15 @@ mod tests {
 
     fn words(words: &[&str]) -> Vec<OsString> {
         with_p2p_as_one_word(words.iter().map(OsString::from).collect())
+    }
+
+    #[test]
+    fn short_np_option_is_accepted_before_and_after_the_operation() {
+        let np = |words: &[&str]| with_long_np(words.iter().map(OsString::from).collect());
+        assert_eq!(np(&["peerweave", "bench", "put", "-np", "2"]), ["peerweave", "bench", "put", "--np", "2"]);
+        assert_eq!(np(&["peerweave", "bench", "-np", "2", "put"]), ["peerweave", "bench", "--np", "2", "put"]);
+        assert_eq!(np(&["peerweave", "bench", "-d", "-np", "put"]), ["peerweave", "bench", "-d", "-np", "put"]);
+        assert_eq!(np(&["peerweave", "run", "echo", "-np"]), ["peerweave", "run", "echo", "-np"]);
     }
 
     #[test]

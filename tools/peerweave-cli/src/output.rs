@@ -22,13 +22,16 @@ pub(crate) fn tell(line: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{line}");
 }
 
-/// Checks that a file can be written. Creates the file if it does not exist; does not change an
-/// existing file.
+/// Checks that a file can be written. Neither creates the file nor changes an existing file.
 ///
 /// # Errors
 /// The exit code and a message.
 pub(crate) fn check_writable(path: &Path) -> Result<(), (u8, String)> {
+    let is_new = !path.exists();
     let opened = std::fs::OpenOptions::new().create(true).append(true).open(path);
+    if is_new && opened.is_ok() {
+        let _ = std::fs::remove_file(path);
+    }
     opened.map(drop).map_err(|error| (exit::LAUNCHER, format!("cannot write {}: {error}", path.display())))
 }
 
@@ -38,4 +41,22 @@ pub(crate) fn check_writable(path: &Path) -> Result<(), (u8, String)> {
 /// The exit code and a message.
 pub(crate) fn write_file(path: &Path, text: &str) -> Result<(), (u8, String)> {
     std::fs::write(path, text).map_err(|error| (exit::LAUNCHER, format!("cannot write {}: {error}", path.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn check_of_an_output_file_neither_creates_nor_changes_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let (new, old) = (folder.path().join("new"), folder.path().join("old"));
+        std::fs::write(&old, "text").unwrap();
+        check_writable(&new).unwrap();
+        check_writable(&old).unwrap();
+        assert!(!new.exists());
+        assert_eq!(std::fs::read_to_string(old).unwrap(), "text");
+        let (code, message) = check_writable(&folder.path().join("missing/new")).unwrap_err();
+        assert!(code == exit::LAUNCHER && message.starts_with("cannot write "), "{message}");
+    }
 }

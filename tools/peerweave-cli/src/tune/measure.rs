@@ -33,10 +33,9 @@ pub(super) fn run(args: &TuneArgs) -> Result<u8, (u8, String)> {
     if let Some(op) = args.ops.iter().find(|op| !op.has_route()) {
         return Err(usage(format!("--ops: {} has only one method, so there is nothing to measure", op.name())));
     }
-    let existed = args.output.exists();
     // A file that cannot be read or parsed is reported before the measurement and is not
     // overwritten.
-    let before = existed.then(|| std::fs::read_to_string(&args.output)).transpose();
+    let before = args.output.exists().then(|| std::fs::read_to_string(&args.output)).transpose();
     let before = before.map_err(|error| (exit::LAUNCHER, format!("cannot read {}: {error}", args.output.display())))?;
     let name = args.output.display().to_string();
     let before = before.filter(|text| !text.trim().is_empty()).map(|text| RouteTable::parse(&name, &text)).transpose();
@@ -48,13 +47,9 @@ pub(super) fn run(args: &TuneArgs) -> Result<u8, (u8, String)> {
         let bench = words(args, op, n_pes)?;
         let comparison = match bench::run_comparison(&bench)? {
             Ok(comparison) => comparison,
-            Err(code) => {
-                restore(args, existed);
-                return Ok(code);
-            }
+            Err(code) => return Ok(code),
         };
         if comparison.wrong() > 0 {
-            restore(args, existed);
             return Ok(exit::WRONG_VALUES);
         }
         timings.extend(timings_of(op, &comparison));
@@ -73,13 +68,6 @@ pub(super) fn run(args: &TuneArgs) -> Result<u8, (u8, String)> {
     write_file(&args.output, &text(args, &table, n_pes, &device, &timings))?;
     print_line(&format!("# {name}: the table for {arch} with rows of {n_pes} PEs; set PEERWEAVE_ROUTE_TABLE={name}"));
     Ok(exit::OK)
-}
-
-/// Removes the empty file that [`check_writable`] created.
-fn restore(args: &TuneArgs, existed: bool) {
-    if !existed {
-        let _ = std::fs::remove_file(&args.output);
-    }
 }
 
 /// Returns the arguments of `bench` for an operation.

@@ -28,7 +28,7 @@ pub struct Config {
     pub redops: Vec<u8>,
     /// Roots; empty for operations without a root.
     pub roots: Vec<usize>,
-    /// Calls per batch, if given.
+    /// Number of calls in a batch; `None` if `bench` chooses the number.
     pub iters: Option<u64>,
     /// Approximate duration of a batch, if the number of calls is not given.
     pub batch_ms: u32,

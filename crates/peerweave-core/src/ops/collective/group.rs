@@ -56,7 +56,7 @@ pub struct BlockingGroup<'env> {
     /// ended.
     held: Kept,
     refused: Option<Error>,
-    /// Stands for the borrows of the memory that members use.
+    /// Makes the group borrow the memory of its members, as references would.
     env: PhantomData<&'env mut &'env ()>,
 }
 

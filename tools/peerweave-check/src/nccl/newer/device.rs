@@ -73,7 +73,7 @@ fn teams(part: &Part<'_>, comm: &Communicator) -> Outcome {
     part.check(lsa.is_some() && rail.is_some(), || format!("expected an LSA and a rail team, found {lsa:?} and {rail:?}"));
     if part.has("fabric teams", "ncclTeamCft") {
         for which in [CftTeam::Flat, CftTeam::Multimem, CftTeam::Lsa] {
-            part.note(format!("rank 0: {which:?} {:?}", comm.cft_team(which)));
+            part.note(format!("rank 0: CFT team of kind {which:?}: {:?}", comm.cft_team(which)));
         }
     }
     Ok(())
