@@ -221,7 +221,7 @@ mod tests {
         for (from, to, line, what) in [
             ("peerweave-routes 1", "something else", 1, "found \"something else\", expected \"peerweave-routes 1\""),
             ("arch sm_90", "arch H200", 2, "is not a valid line"),
-            ("arch sm_90", "# arch", 24, "no line \"arch\""),
+            ("arch sm_90", "# arch", 24, "the line \"arch\" is missing"),
             ("16M", "16Q", 4, "\"16Q\" is not a size"),
             ("threshold parts_by_lines_up_to", "threshold parts", 4, "\"parts\" is not a threshold"),
             ("threshold parts_by_lines_up_to 16M\n", "", 23, "threshold parts_by_lines_up_to is missing"),
