@@ -65,7 +65,7 @@ fn findings(assembly: &str) -> Findings {
 /// A reduction for AVX-512.
 struct Kernel {
     name: String,
-    /// Packed arithmetic on registers of 16 or 32 bytes.
+    /// The instructions of the reduction that compute with registers of 16 or 32 bytes.
     narrow: Vec<String>,
 }
 

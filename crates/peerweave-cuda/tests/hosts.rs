@@ -156,7 +156,7 @@ fn call_that_needs_memory_of_another_host_is_refused() {
                     let Err(Error::Unsupported { call: found, backend, why }) = make() else { panic!("{call} was not refused") };
                     assert_eq!((found, backend), (call, "cuda"));
                     assert!(
-                        why.contains("PE 2 is on host b, and this PE is on host a") && why.contains("NVSHMEM"),
+                        why.contains("PE 2 is on host b, but this PE is on host a") && why.contains("NVSHMEM"),
                         "{call}: {why}"
                     );
                 }

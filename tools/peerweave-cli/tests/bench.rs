@@ -132,7 +132,10 @@ fn options_that_an_operation_lacks_are_refused() {
         (&["all-reduce", "-r", "1"][..], "--root is not supported by all-reduce, which has no root"),
         (&["put", "-r", "all"], "--root is not supported by put, which has no root"),
         (&["broadcast", "-r", "2"], "--root is 2, expected less than 2 (the number of PEs)"),
-        (&["all-reduce", "--limit", "400"], "--limit is supported only with --compare, because --limit adds a line to the plot of a comparison"),
+        (
+            &["all-reduce", "--limit", "400"],
+            "--limit is supported only with --compare, because --limit adds a line to the plot of a comparison",
+        ),
         (&["scan", "-o", "avg"], "reduction avg is not defined for scan, expected another reduction"),
         (&["moe", "-d", "int32"], "-d int32 is not supported by moe, expected float, half or bfloat16"),
         (&["moe", "--buffers", "private"], "moe requires --buffers symmetric"),

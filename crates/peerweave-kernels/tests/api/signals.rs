@@ -150,3 +150,28 @@ compares! {
     compares_i64 i64: i64::MIN, 1;
     compares_u64 u64: 3, u64::MAX;
 }
+
+/// A thread of PE 0 puts an element, and then all its threads put with signal. PE 1 reads the
+/// element after the signal.
+#[kernel]
+fn put_before_signal(ctx: &Context, element: SymSlice<u32>, data: SymSlice<u32>, signal: SymSlice<u64>) -> Result<(), Failed> {
+    if ctx.my_pe() == 0 {
+        if gpu::thread_rank() == gpu::block_threads() - 1 {
+            ctx.p(element, 7, 1);
+        }
+        ctx.put_signal_block(data, data, signal, 1, SignalOp::Set, 1);
+    } else if ctx.my_pe() == 1 {
+        ctx.signal_wait_until_block(signal, Compare::Ge, 1)?;
+        assert_eq!(ctx.local(element).read(0), 7, "the element did not arrive before the signal");
+    }
+    Ok(())
+}
+
+#[test]
+fn put_signal_over_a_network_releases_earlier_puts() {
+    for seed in 0..100 {
+        let mut job = job(seed).machines_of(1);
+        let (element, data, signal) = (job.alloc::<u32>(1), job.alloc::<u32>(5), job.alloc::<u64>(1));
+        go(&mut job, &put_before_signal::KERNEL, 8, (element, data, signal));
+    }
+}

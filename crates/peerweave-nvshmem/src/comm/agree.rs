@@ -133,8 +133,8 @@ pub(crate) fn split_outcome<T>(result: Result<T, NvshmemError>) -> (Option<T>, R
 pub(crate) enum Counter {
     /// Number of allocations of symmetric memory.
     Allocations,
-    /// Number of collective calls of the team with this identity.
+    /// Counts the collective calls of a team. The value is the identity of the team.
     Calls(u64),
-    /// Number of teams split from the team with this identity.
+    /// Counts the teams that were split from a team. The value is the identity of that parent team.
     Children(u64),
 }

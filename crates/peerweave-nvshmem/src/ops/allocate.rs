@@ -100,7 +100,7 @@ impl Context {
             able.and_then(|()| self.heap.check_room(call, bytes, alignment)).and_then(|()| order.drain(call, comm)),
         );
         let zeroed = if matches!(kind, Kind::Zeroed) { ", zeroed" } else { "" };
-        let what = format!("{len} x {:?}, alignment {alignment}{zeroed}", T::DTYPE);
+        let what = format!("{len} x {}, alignment {alignment}{zeroed}", T::DTYPE.rust_name());
         let mut entered = arrive(comm, call, Members::World, &what, able)?;
         let address = entered.block(call, move |api, _| {
             // SAFETY: every size is permitted, and all PEs make the same call.

@@ -77,7 +77,7 @@ impl Context {
                 .and_then(|_| self.heap.check_addresses(call, bytes))
                 .and_then(|()| order.drain(call, comm)),
         );
-        let mut entered = arrive(comm, call, Members::World, &format!("{} x {:?}", memory.len(), T::DTYPE), able)?;
+        let mut entered = arrive(comm, call, Members::World, &format!("{} x {}", memory.len(), T::DTYPE.rust_name()), able)?;
         let (source, keep) = kept?;
         let address = entered.block(call, move |api, _| {
             let source = std::ptr::without_provenance_mut(source as usize);

@@ -133,7 +133,7 @@ impl Team {
                     call,
                     "the bound memory",
                     format!("{found} of device {device}"),
-                    "a binding of every byte",
+                    "memory that is bound to every byte of the multicast object",
                 ));
             }
         }

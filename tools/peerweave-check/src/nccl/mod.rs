@@ -9,9 +9,11 @@
 //! ```
 //! The first two forms drive all GPUs from one process. `--lifecycle` checks blocked calls that
 //! expire or are aborted, and the creation of a communicator without one of its ranks. `--newer`
-//! checks functions that NCCL 2.27 or a later version introduced, with a thread for each GPU. With
-//! `--processes`, the command starts a process for each rank, and the processes connect through a
-//! rendezvous. The last form runs one rank: start it once for each rank R from 0 to N - 1.
+//! checks functions that NCCL 2.27 or a later version introduced, or only the named parts, with a
+//! thread for each GPU. With `--processes`, each rank is a process instead, and the processes
+//! connect through a rendezvous. With `--kill K`, rank K kills itself after a first all-reduce, or
+//! before it with `--early`. The command then checks that the other ranks get an error and
+//! continue. The last form runs one rank: start it once for each rank R from 0 to N - 1.
 //!
 //! Communicators are blocking (NCCL's default), or non-blocking with `--non-blocking`. Every wait
 //! has a deadline of 20 s, and the whole run has a deadline of 300 s.

@@ -40,7 +40,7 @@ pub struct BenchArgs {
     /// Reduction: sum, prod, min, max, avg, mulsum, and, or, xor, or all
     #[arg(short = 'o', long = "redop", value_name = "REDOP", value_parser = parse_redops, default_value = "sum")]
     pub redop: ReduceOps,
-    /// Root, for operations that have a root: a rank, or all; default: 0
+    /// Root of an operation that has one: a rank, or `all` to measure each rank as root; default: 0
     #[arg(short = 'r', long, value_name = "R", value_parser = parse_root)]
     pub root: Option<Root>,
     /// Calls per batch; default: as many as run in --batch-ms milliseconds, at least 3

@@ -239,9 +239,8 @@ impl State {
     pub(crate) fn out_of_reach(&self, call: &'static str, pe: Pe) -> Error {
         let (theirs, mine) = (self.hosts.name_of(pe), self.hosts.name_of(self.job.my_pe));
         let why = format!(
-            "{pe} is on host {theirs}, and this PE is on host {mine}, which does not map the memory of {pe}: \
-             the portable API does not yet support one-sided operations between hosts, which need NVSHMEM; \
-             use collectives, or send and receive"
+            "{pe} is on host {theirs}, but this PE is on host {mine}: this backend has no one-sided operations \
+             between hosts; use collectives, send and receive, or NVSHMEM through peerweave-nvshmem"
         );
         unsupported(call, interned(why))
     }

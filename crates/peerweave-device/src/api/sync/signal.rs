@@ -162,6 +162,10 @@ impl Context {
                         self.copy_to_peer::<S, false>(target, source, bytes, true);
                     }
                 }
+                if !nbi && !X::GLOBAL && S::rank() == 0 {
+                    // Any thread of the scope may write to the source when the call returns.
+                    self.flush_bulk();
+                }
                 S::sync();
                 if S::rank() == 0 {
                     // SAFETY: the peer's heap is mapped at `base`, and the slice is not empty.
@@ -171,6 +175,11 @@ impl Context {
             Ok(Reach::Network) => {
                 let base = self.my_base();
                 let signal = Signal { word: base + word.offset().0, value, op };
+                if !nbi {
+                    // The signal also releases the earlier writes of all threads of the scope.
+                    network::fence(self.my_pe());
+                    S::sync();
+                }
                 network::put_signal::<S>(base + to.offset().0, source as u64, bytes, signal, pe, nbi);
             }
             Err(_) => S::sync(),

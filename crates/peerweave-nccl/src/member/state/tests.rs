@@ -224,7 +224,7 @@ fn entry_into_a_busy_gate_fails_at_the_deadline() {
     let _inside = gate.enter(Allowed::LIVE, || LONG).expect("no thread is inside");
     let second = gate.enter(Allowed::LIVE, || Duration::from_millis(10));
     assert_eq!(second.map(drop), Err(Refused::Busy));
-    assert!(gate.enter_shared(Allowed::LIVE).is_ok(), "a reader must be able to enter beside an owner");
+    assert!(gate.enter_shared(Allowed::LIVE).is_ok(), "a shared entry must succeed while another thread is inside the gate");
 }
 
 #[test]
