@@ -4,21 +4,19 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use peerweave_bootstrap::Rendezvous;
 use peerweave_bootstrap::agree::{Disagreement, Failure, Members, agree};
-use peerweave_driver::{CudaStream, DeviceBuffer as _, Keep, Streams, deadline_after, wait, wait_past_capture};
+use peerweave_driver::{CudaStream, DeviceBuffer as _, Keep, Streams, deadline_after, wait};
 use peerweave_nvshmem::SymmetricBuffer;
 use peerweave_types::Pe;
 
-use super::Question;
+use super::{ALIGNMENT_BYTES, Question};
 use crate::error::{CudaError, misuse};
 
 const ALLOC: &str = "Gpu::alloc";
 const FREE: &str = "Gpu::free";
-/// Alignment of every range, in bytes.
-const ALIGNMENT_BYTES: u64 = super::ALIGNMENT_BYTES;
 
 /// One allocation of NVSHMEM's heap. All PEs allocate and free the same ranges in the same order,
 /// so a range has the same offset on every PE.
@@ -102,29 +100,29 @@ impl Arena {
         self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Checks that all PEs make the same call, and that no PE has failed in it. The caller holds
-    /// the lock of `ranges`, so calls of several threads are serialised.
-    fn agree(
+    /// Checks that all PEs make the same call, and that no PE has failed in it. Returns the value
+    /// in `outcome`. The caller holds the lock of `ranges`, so calls of several threads are
+    /// serialised.
+    fn agree<T>(
         &self,
         ranges: &mut Ranges,
         name: &'static str,
         call: &str,
-        outcome: Result<(), CudaError>,
-    ) -> Result<(), CudaError> {
+        outcome: Result<T, CudaError>,
+    ) -> Result<T, CudaError> {
         let label = format!("peerweave-cuda/arena/{}", ranges.calls);
         ranges.calls += 1;
         let failure = |error: &CudaError| Failure { reason: error.to_string(), is_consequence: error.pe().is_some() };
-        let mine = outcome.as_ref().map(|()| &[][..]).map_err(failure);
+        let mine = outcome.as_ref().map(|_| &[][..]).map_err(failure);
         match agree(&self.rendezvous, Members::All, &label, call, mine) {
-            Ok(_) => Ok(()),
+            // This PE's own failure takes precedence over that of the rendezvous.
+            Ok(_) | Err(Disagreement::Own) => outcome,
+            Err(Disagreement::Rendezvous(error)) => outcome.and(Err(error.into())),
             Err(Disagreement::Failed { pe, reason }) => Err(CudaError::PeFailed { call: name, pe, message: reason }),
             Err(Disagreement::Diverged { one, one_has, other, other_has }) => {
                 let (pe, theirs) = if one_has == call { (other, other_has) } else { (one, one_has) };
                 Err(misuse(name, "the call of this PE", call, &format!("the call of {pe}: {theirs}")))
             }
-            // This PE's own failure takes precedence over that of the rendezvous.
-            Err(Disagreement::Own) => outcome,
-            Err(Disagreement::Rendezvous(error)) => outcome.and(Err(error.into())),
         }
     }
 
@@ -146,13 +144,8 @@ impl Arena {
                 false => Err(CudaError::Stuck { call: ALLOC, waited: self.context.deadline() }),
             }
         });
-        let (lease, outcome) = match zeroed {
-            Ok(lease) => (Some(lease), Ok(())),
-            Err(error) => (None, Err(error)),
-        };
         // No PE may write to the memory before it is zero on all PEs.
-        self.agree(&mut ranges, ALLOC, "the memory is zero", outcome)?;
-        Ok(lease.unwrap_or_else(|| panic!("peerweave-cuda bug: the PEs agreed on an allocation that failed")))
+        self.agree(&mut ranges, ALLOC, "the memory is zero", zeroed)
     }
 
     /// Frees a range on every PE, after the work that uses the range has completed. Collective.
@@ -192,20 +185,14 @@ impl Lease {
     }
 
     /// Waits until all work that uses the range has completed. Fails if there are other handles.
-    fn drain(&self, longest: std::time::Duration) -> Result<(), CudaError> {
+    fn drain(&self, longest: Duration) -> Result<(), CudaError> {
         if !self.is_only_handle() {
             let handles = Arc::strong_count(&self.handles) - 1;
             return Err(misuse(FREE, "the memory", format!("used by {handles} graphs or launches"), "memory that no graph uses"));
         }
         let start = Instant::now();
-        let deadline = deadline_after(longest);
-        for stream in self.streams.all() {
-            peerweave_driver::refuse_per_thread(FREE, &stream)?;
-            if !wait_past_capture(&stream, deadline)? {
-                return Err(CudaError::Stuck { call: FREE, waited: start.elapsed() });
-            }
-        }
-        Ok(())
+        let late = self.streams.wait_for_all(FREE, deadline_after(longest))?;
+        late.map_or(Ok(()), |_| Err(CudaError::Stuck { call: FREE, waited: start.elapsed() }))
     }
 }
 

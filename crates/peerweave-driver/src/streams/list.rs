@@ -1,9 +1,10 @@
 //! The streams that use memory.
 //!
-//! The list neither waits nor frees. The owner of the memory passes [`Streams::all`] to
-//! [`retire`](crate::retire). Invariants: a stream is recorded before work that uses the memory is
-//! enqueued on it. A stream is removed only when no more work can be enqueued on it and its work is
-//! complete. Every stream in a nested list is also in the outer list.
+//! The list frees nothing. The owner of the memory passes [`Streams::all`] to
+//! [`retire`](crate::retire), or calls [`Streams::wait_for_all`]. Invariants: a stream is recorded
+//! before work that uses the memory is enqueued on it. A stream is removed only when no more work
+//! can be enqueued on it and its work is complete. Every stream in a nested list is also in the
+//! outer list.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,7 +12,7 @@ use std::sync::atomic::{AtomicPtr, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
-use super::{fences, private, relaxed, wait};
+use super::{fences, private, relaxed, wait, wait_past_capture};
 use crate::DriverError;
 use crate::cudarc::driver::CudaStream;
 use crate::library::with_context_kept;
@@ -205,6 +206,23 @@ impl Streams {
     pub fn all(&self) -> Vec<Arc<CudaStream>> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.streams.values().map(|noted| Arc::clone(&noted.held.stream)).collect()
+    }
+
+    /// Waits until all work that is now enqueued on the recorded streams is complete. Returns a
+    /// stream whose work is not complete by the deadline; `None` if all work is complete. A stream
+    /// that is being captured is not complete.
+    ///
+    /// # Errors
+    /// The error of work that failed on a stream. [`DriverError::PerThreadStream`] for a per-thread
+    /// stream, because its work on other threads is unknown.
+    pub fn wait_for_all(&self, call: &'static str, deadline: Instant) -> Result<Option<Arc<CudaStream>>, DriverError> {
+        for stream in self.all() {
+            refuse_per_thread(call, &stream)?;
+            if !wait_past_capture(&stream, deadline)? {
+                return Ok(Some(stream));
+            }
+        }
+        Ok(None)
     }
 
     /// Returns whether the list contains no stream.

@@ -19,7 +19,7 @@ use half::{bf16, f16};
 /// | [`F8E4M3`], [`F8E5M2`] | none |
 /// | `num_complex::Complex<f32>` and `Complex<f64>`, with the feature `num-complex` | `Sum`, `Avg` |
 /// | `[T; N]` of elements | those of `T` except `PreMulSum`, on each element of the array |
-/// | a struct with `#[derive(Element)]` | with `#[element(reduce)]`: the reductions that every field has, field by field |
+/// | a struct with `#[derive(Element)]` and `#[element(reduce)]` | those of the type of its fields |
 ///
 /// Atomics take integers of 32 and 64 bits; atomic fetch, set and swap also take `f32` and `f64`
 /// ([`AtomicElement`], [`AtomicInteger`]). Waits take integers of 16 or more bits

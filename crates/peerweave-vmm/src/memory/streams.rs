@@ -6,25 +6,18 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use peerweave_driver::{CudaStream, DriverError, Streams, refuse_per_thread, wait_past_capture};
+use peerweave_driver::{CudaStream, DriverError, Streams};
 
 use crate::VmmError;
 
 /// Waits until all work that is now enqueued on the streams is complete.
 ///
 /// # Errors
-/// The error of work that failed on a stream. An error for a per-thread stream, because its work on
-/// other threads is unknown. [`VmmError::Timeout`] if a stream is not complete by the deadline. A
-/// stream that is being captured is not complete.
+/// As for [`Streams::wait_for_all`], and [`VmmError::Timeout`] if a stream is not complete by the
+/// deadline.
 pub(crate) fn wait_for_all(streams: &Streams, call: &'static str, deadline: Instant) -> Result<(), VmmError> {
     let start = Instant::now();
-    for stream in streams.all() {
-        refuse_per_thread(call, &stream)?;
-        if !wait_past_capture(&stream, deadline)? {
-            return Err(busy(call, &stream, start.elapsed()));
-        }
-    }
-    Ok(())
+    streams.wait_for_all(call, deadline)?.map_or(Ok(()), |stream| Err(busy(call, &stream, start.elapsed())))
 }
 
 /// Waits until the work of `stream` is complete. Returns [`VmmError::Timeout`] if the work is not

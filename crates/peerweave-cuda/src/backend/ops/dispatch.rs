@@ -8,7 +8,7 @@ use peerweave_types::ReduceOp;
 use super::order::order;
 use super::transfers::transfers_of;
 use crate::backend::enqueue::{Enqueue, Source};
-use crate::backend::teams::TeamOf;
+use crate::backend::teams::{Calls, TeamOf};
 
 /// Enqueues an operation. Returns the location of its outcome.
 ///
@@ -51,7 +51,7 @@ impl Enqueue<'_> {
         self.state.poisoned(self.call, team.name())?;
         let alone = team.members.len() == 1;
         let _order = order(&team.order, self.call, self.stream, self.capturing)?;
-        self.compared(team, op);
+        self.compared(team, |calls| calls.write(team, op));
         match op.kind {
             CollectiveKind::Barrier | CollectiveKind::Sync => self.barrier(team),
             CollectiveKind::AllToAllStrided => self.all_to_all_strided(team, op),
@@ -65,13 +65,13 @@ impl Enqueue<'_> {
         }
     }
 
-    /// Records this call, which is about to be enqueued, so that other ranks can compare their
-    /// calls with it. A captured call ends the comparisons of the team instead. The caller holds
-    /// the lock of the team's order.
-    fn compared(&self, team: &TeamOf, op: &Collective) {
+    /// Calls `write` to record a call or a message that is about to be enqueued, so that other
+    /// ranks can compare their calls with it. During a capture, ends the comparisons of the team
+    /// instead. The caller holds the lock of the team's order.
+    pub(super) fn compared(&self, team: &TeamOf, write: impl FnOnce(&Calls)) {
         match &self.state.calls {
             Some(calls) if team.members.len() > 1 && self.capturing => calls.end(team),
-            Some(calls) if team.members.len() > 1 => calls.write(team, op),
+            Some(calls) if team.members.len() > 1 => write(calls),
             _ => {}
         }
     }

@@ -26,7 +26,8 @@ impl Enqueue<'_> {
             let (mut messages, mut results) = self.state.take_lists();
             for op in ops.clone().filter(|op| op.team == first.team) {
                 let (direction, peer) = (op.direction, op.peer.index());
-                self.recorded(team, &MessageRecord { direction, peer, dtype: op.dtype, count: op.count, collective: None });
+                let record = MessageRecord { direction, peer, dtype: op.dtype, count: op.count, collective: None };
+                self.compared(team, |calls| calls.write_message(team, &record));
                 let bytes = op.count * op.dtype.size_bytes();
                 messages.push(match op.direction {
                     Direction::Send => Message::Send { to: op.peer, at: self.reading(op.at, bytes)?, bytes: bytes as u64 },
@@ -45,17 +46,6 @@ impl Enqueue<'_> {
             self.state.give_back_lists(messages, results);
         }
         Ok(source)
-    }
-
-    /// Records a message that is about to be enqueued, so that the other rank can compare its
-    /// message. A captured message ends the comparisons of the team instead. The caller holds the
-    /// lock of the team's order.
-    fn recorded(&self, team: &TeamOf, message: &MessageRecord) {
-        match &self.state.calls {
-            Some(calls) if self.capturing => calls.end(team),
-            Some(calls) => calls.write_message(team, message),
-            None => {}
-        }
     }
 
     fn messages(&mut self, team: &TeamOf, messages: &[Message]) -> Result<Source, Error> {
@@ -106,7 +96,8 @@ impl Enqueue<'_> {
             |rank: usize, bytes: u64| op.kind == CollectiveKind::AllToAllV || (bytes > 0 && !(is_there && rank == team.me));
         let (mut messages, results) = self.state.take_lists();
         let record = |direction, peer: usize, count| {
-            self.recorded(team, &MessageRecord { direction, peer, dtype: op.dtype, count, collective: Some(op.kind) });
+            let record = MessageRecord { direction, peer, dtype: op.dtype, count, collective: Some(op.kind) };
+            self.compared(team, |calls| calls.write_message(team, &record));
         };
         for rank in 0..team.members.len() {
             let ((at, bytes), to) = (sent_to(rank), Rank::new(rank as u32));

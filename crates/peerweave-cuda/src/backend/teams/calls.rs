@@ -160,17 +160,25 @@ impl Calls {
             let count = |pe: usize| self.word(pe, number, 1).load(Ordering::Acquire);
             let both = count(self.me).min(count(index));
             let calls = |call| Some((self.read(self.me, number, call)?, self.read(index, number, call)?));
-            let ((_, my_chain), (_, their_chain)) = calls(both.checked_sub(1)?)?;
-            if my_chain == their_chain {
-                return None;
-            }
-            // Finds the first different call that is still recorded.
-            (both.saturating_sub(CALLS)..both)
-                .filter_map(calls)
-                .find(|((mine, _), (theirs, _))| mine != theirs)
-                .map(|((mine, _), (theirs, _))| (*pe, describe(mine), describe(theirs)))
+            first_difference(both, CALLS, calls).map(|(mine, theirs)| (*pe, describe(mine), describe(theirs)))
         })
     }
+}
+
+/// Returns the first difference between the first `both` entries of two records that is still
+/// recorded. Of each record, `kept` entries are recorded. `read` returns an entry of both records,
+/// each with the hash of all entries up to it; `None` if the entry was overwritten.
+pub(super) fn first_difference<W: PartialEq>(
+    both: u64,
+    kept: u64,
+    read: impl Fn(u64) -> Option<((W, u64), (W, u64))>,
+) -> Option<(W, W)> {
+    let ((_, my_hash), (_, their_hash)) = read(both.checked_sub(1)?)?;
+    if my_hash == their_hash {
+        return None;
+    }
+    let recorded = (both.saturating_sub(kept)..both).filter_map(read);
+    recorded.map(|((mine, _), (theirs, _))| (mine, theirs)).find(|(mine, theirs)| mine != theirs)
 }
 
 /// Marks a reduction by a function of the caller.

@@ -10,7 +10,7 @@ use peerweave_collectives::MAX_RANKS;
 use peerweave_core::backend::{CollectiveKind, Direction};
 use peerweave_types::{DType, Pe};
 
-use super::calls::{Calls, mix};
+use super::calls::{Calls, first_difference, mix};
 use crate::backend::teams::TeamOf;
 
 /// Number of messages of a channel that are recorded; older ones are overwritten.
@@ -115,26 +115,28 @@ impl Calls {
     pub(super) fn different_message(&self, team: &TeamOf) -> Option<(Pe, String, String)> {
         let others = team.members.iter().enumerate().filter(|(rank, _)| *rank != team.me && *rank < MAX_RANKS);
         others.filter(|(_, pe)| self.can_compare(team, pe.index())).find_map(|(rank, pe)| {
-            [(Direction::Send, Direction::Receive), (Direction::Receive, Direction::Send)].into_iter().find_map(
-                |(mine, theirs)| {
-                    let (my_channel, their_channel) = (channel(mine, rank), channel(theirs, team.me));
-                    let count = |pe, channel| self.message_word(pe, team.number(), channel).load(Ordering::Acquire);
-                    let both = count(self.me, my_channel).min(count(pe.index(), their_channel));
-                    let messages = |number| {
-                        let my_message = self.read_message(self.me, team, my_channel, number)?;
-                        Some((my_message, self.read_message(pe.index(), team, their_channel, number)?))
-                    };
-                    let ((_, my_hash), (_, their_hash)) = messages(both.checked_sub(1)?)?;
-                    if my_hash == their_hash {
-                        return None;
-                    }
-                    let first = (both.saturating_sub(MESSAGES)..both).filter_map(messages).find(|((a, _), (b, _))| a != b);
-                    first.map(|((my_word, _), (their_word, _))| {
-                        (*pe, describe(my_word, mine, team.me, rank), describe(their_word, theirs, rank, team.me))
-                    })
-                },
-            )
+            let sent = || self.different_messages_with(team, rank, Direction::Send, Direction::Receive);
+            let received = || self.different_messages_with(team, rank, Direction::Receive, Direction::Send);
+            sent().or_else(received).map(|(mine, theirs)| (*pe, mine, theirs))
         })
+    }
+
+    /// Returns descriptions of the first different message between this PE and the rank `peer`: by
+    /// this PE, for which its direction is `mine`, and by the peer, for which it is `theirs`.
+    fn different_messages_with(
+        &self,
+        team: &TeamOf,
+        peer: usize,
+        mine: Direction,
+        theirs: Direction,
+    ) -> Option<(String, String)> {
+        let ours = (self.me, channel(mine, peer));
+        let peers = (team.members[peer].index(), channel(theirs, team.me));
+        let count = |(pe, channel)| self.message_word(pe, team.number(), channel).load(Ordering::Acquire);
+        let message = |(pe, channel), number| self.read_message(pe, team, channel, number);
+        let both = |number| Some((message(ours, number)?, message(peers, number)?));
+        let (my_word, their_word) = first_difference(count(ours).min(count(peers)), MESSAGES, both)?;
+        Some((describe(my_word, mine, team.me, peer), describe(their_word, theirs, peer, team.me)))
     }
 }
 
