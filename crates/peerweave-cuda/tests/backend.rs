@@ -430,6 +430,7 @@ fn events_order_streams_and_measure_time() {
             let (x, words) = (world.alloc_zeroed::<u64>(1).unwrap(), world.alloc_zeroed::<u64>(1).unwrap());
             let go = words.signal(0).unwrap();
             let before = first.record().unwrap();
+            before.wait().unwrap();
             team.wait_until(&first, &go, Compare::Eq, 1).unwrap();
             team.atomic_set(&first, &x, 0, 5, me).unwrap();
             let after = first.record().unwrap();
