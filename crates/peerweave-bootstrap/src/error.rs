@@ -204,7 +204,8 @@ impl fmt::Display for Loss {
 pub enum Refusal {
     /// The token belongs to another job.
     Token,
-    /// This PE has already joined.
+    /// This PE has already joined. Either the same process joins twice, or another process has the
+    /// same PE number. A PE cannot join again even after it has left or died.
     AlreadyJoined,
     /// The number of PEs that this PE passed differs from the number that the server expects.
     NPes,
@@ -216,7 +217,10 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Token => "the token belongs to another job; set the same PEERWEAVE_TOKEN on all PEs",
-            Self::AlreadyJoined => "this PE has already joined",
+            Self::AlreadyJoined => {
+                "this PE has already joined, and a PE can join only once; \
+                 share the handle of the first join, or give each process its own PE number"
+            }
             Self::NPes => "the number of PEs differs from the server's; start all PEs with the same number of PEs",
             Self::Version => "the protocol version differs from the server's; use the same Peerweave version on all PEs",
         })

@@ -111,6 +111,7 @@ fn join_at_an_address_in_use_fails_before_the_deadline() {
     let start = Instant::now();
     let error = join(&served_by_pe0(0, 2, &endpoint, token), LONG).unwrap_err();
     assert!(error.to_string().contains("in use"), "{error}");
+    assert!(error.to_string().contains("PE 0 has already joined"), "{error}");
     assert!(start.elapsed() < LONG / 3, "{:?}", start.elapsed());
 }
 

@@ -359,7 +359,9 @@ fn pe_can_join_only_once_and_only_its_own_job() {
         rendezvous.leave().unwrap();
     });
     // A PE cannot join again even after it has left.
-    assert!(matches!(party.join(1, LONG).unwrap_err(), BootstrapError::Refused { reason: Refusal::AlreadyJoined, .. }));
+    let error = party.join(1, LONG).unwrap_err();
+    assert!(matches!(error, BootstrapError::Refused { reason: Refusal::AlreadyJoined, .. }));
+    assert!(error.to_string().contains("can join only once; share the handle of the first join"), "{error}");
 }
 
 #[test]

@@ -59,6 +59,11 @@ pub(super) fn serve(
             Err(BootstrapError::Io { kind: std::io::ErrorKind::AddrInUse, .. }) if Instant::now() < until => {
                 thread::sleep(pause(start).min(until.saturating_duration_since(Instant::now())));
             }
+            Err(BootstrapError::Io { call, kind: kind @ std::io::ErrorKind::AddrInUse, message }) => {
+                let advice = "another job uses the address, or PE 0 has already joined this job; \
+                              use another address, or share the handle of the first join";
+                return Err(BootstrapError::Io { call, kind, message: format!("{message}: {advice}") });
+            }
             result => return result,
         }
     }

@@ -120,10 +120,24 @@ enum Link {
 impl Rendezvous {
     /// Joins the job and returns when all PEs have joined.
     ///
-    /// With [`Served::ByPe0`], PE 0 runs the server. A job of one PE opens no socket. A job can
-    /// have only one rendezvous at a time. A program that needs the rendezvous in several places
-    /// must share this value.
+    /// With [`Served::ByPe0`], PE 0 runs the server. A job of one PE opens no socket.
     ///
+    /// # Joining twice
+    /// A job has one rendezvous, and each PE joins it once. The server has one connection for each
+    /// PE, and the connection shows whether the PE is alive. A second connection of the same PE
+    /// would make this unclear. So the server refuses a PE that has joined before, even if the PE
+    /// has left or died: [`BootstrapError::Refused`] with
+    /// [`Refusal::AlreadyJoined`](crate::Refusal::AlreadyJoined). A program that needs the
+    /// rendezvous in several places must share this value.
+    ///
+    /// With [`Served::ByPe0`], a second join of PE 0 starts a second server. As long as the first
+    /// server runs, the join fails with [`BootstrapError::Io`], because the address is in use. The
+    /// error is returned after 3 s at most. Once the first server has ended, PEs can join again,
+    /// but a PE that joins too early is refused by the first server.
+    ///
+    /// In a job of one PE, each call creates an independent rendezvous.
+    ///
+    /// # Watched processes
     /// If the job was read from torchrun's variables and runs on one machine, the processes are
     /// also watched. If a PE's process was found in `/proc` and ends before the PE has joined, the
     /// PE is reported as lost half a second later. The README of the crate describes which
@@ -135,8 +149,9 @@ impl Rendezvous {
     /// # Errors
     /// [`BootstrapError::Timeout`] names the PEs that did not arrive. [`BootstrapError::PeLost`]
     /// names a PE that was lost during the join. [`BootstrapError::Refused`] if the server refuses
-    /// this PE, for example because the server belongs to another job. [`BootstrapError::Misuse`]
-    /// if the fields of `job` are inconsistent.
+    /// this PE, for example because this PE has joined before, or because the server belongs to
+    /// another job. [`BootstrapError::Misuse`] if the fields of `job` are inconsistent.
+    /// [`BootstrapError::Io`] if this PE runs the server, and the address of the server is in use.
     pub fn join(job: &Job, options: Options) -> Result<Self, BootstrapError> {
         let start = Instant::now();
         // Ten years is practically unlimited, and adding it to the present time does not overflow.
