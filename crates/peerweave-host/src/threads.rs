@@ -11,6 +11,8 @@ use std::sync::Arc;
 /// A PE that panics leaves the job, so the other PEs get an error that names the PE that panicked.
 /// When all threads have ended, the panic continues on the calling thread.
 ///
+/// Each call creates a new job, so a process may call this function several times.
+///
 /// # Errors
 /// [`Error::Misuse`] if `n_pes` is 0 or too large, or if the heaps are too large. [`Error::System`]
 /// if the shared memory cannot be mapped. [`Error::Aborted`] if a PE has aborted the job, even if

@@ -35,15 +35,32 @@ impl World {
     /// [`BackendChoice`](crate::BackendChoice) describes.
     ///
     /// # Collective
-    /// Every PE of the job must call this function once. A PE that a launcher has started cannot
-    /// join the job again, not even after [`finalize`](peerweave_core::World::finalize). Without a
-    /// launcher, each call creates another job of one PE.
+    /// Every PE of the job must call this function once.
+    ///
+    /// # Joining twice
+    /// In a job of several PEs, each PE can join only once. The other PEs have mapped the memory of
+    /// the first join, and detect the death of the PE by the connection of the first join. A second
+    /// join would replace neither. So the rendezvous refuses the second call with
+    /// [`Error::Setup`]. The text of the error says that this PE has already joined. A second
+    /// process with the same PE number gets the same error.
+    ///
+    /// - Under `peerweave run`, the second call fails even after
+    ///   [`finalize`](peerweave_core::World::finalize).
+    /// - Under other launchers, PE 0 runs the rendezvous. Until `finalize`, the second call fails.
+    ///   On PE 0, the second call fails after 3 s, because the address of the rendezvous is in use.
+    ///   After `finalize`, it is unspecified whether a second call of all PEs succeeds.
+    /// - In a job of one PE, with or without a launcher, each call creates another job of one PE.
+    ///
+    /// Join once, and share the world: its methods take `&self`, so threads can share a reference,
+    /// and a `static` can hold the world. For a smaller world after a failure, call
+    /// [`World::shrink`] instead of joining again.
     ///
     /// # Errors
-    /// - [`Error::Setup`] if the launcher's variables contradict each other, if PEs are missing at
-    ///   the deadline, or if this PE has joined before. The error names the missing PEs. Also
-    ///   [`Error::Setup`] if the value of `PEERWEAVE_ROUTE`, or the file of
+    /// - [`Error::Setup`] if the launcher's variables contradict each other, or if this PE has
+    ///   joined before. Also [`Error::Setup`] if the value of `PEERWEAVE_ROUTE`, or the file of
     ///   `PEERWEAVE_ROUTE_TABLE`, is invalid.
+    /// - [`Error::Timeout`] if PEs are missing at the deadline. The error names the missing PEs.
+    /// - [`Error::Peer`] if a PE has died before all PEs have joined.
     /// - [`Error::Misuse`] if another of Peerweave's variables has an invalid value.
     pub fn from_env() -> Result<Self, Error> {
         Self::builder().build()
@@ -118,7 +135,8 @@ pub struct WorldBuilder {
 
 impl WorldBuilder {
     /// Sets a backend that the caller created. The other settings of this builder and the
-    /// environment are then ignored.
+    /// environment are then ignored. A backend has already joined its job, and can serve only one
+    /// world: create another backend for another world.
     #[must_use]
     pub fn backend(mut self, backend: Arc<dyn Backend>) -> Self {
         self.backend = Some(backend);
@@ -187,7 +205,10 @@ impl WorldBuilder {
     /// Joins the job.
     ///
     /// # Collective
-    /// Every PE of the job must call this function with the same settings, except for the device.
+    /// Every PE of the job must call this function once, with the same settings, except for the
+    /// device. [`World::from_env`] describes what happens if a PE [joins
+    /// twice](World::from_env#joining-twice). The same applies to a job from
+    /// [`WorldBuilder::job`].
     ///
     /// # Errors
     /// The errors of [`World::from_env`].
@@ -211,7 +232,7 @@ impl WorldBuilder {
     }
 
     /// Like [`on_threads`](crate::on_threads), but with the settings of this builder. Ignores the
-    /// builder's backend and job.
+    /// builder's backend and job. Each call creates another job.
     ///
     /// # Errors
     /// The errors of [`on_threads`](crate::on_threads).

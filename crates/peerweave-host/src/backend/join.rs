@@ -66,14 +66,16 @@ impl Default for HostOptions {
 
 impl Host {
     /// Joins the job that `job` describes. This call is collective over all PEs of the job. All PEs
-    /// must be on this machine.
+    /// must be on this machine. In a job of several PEs, each PE joins once: see [joining
+    /// twice](peerweave_bootstrap::Rendezvous::join#joining-twice).
     ///
     /// # Errors
     /// [`Error::Timeout`] names the missing PEs. [`Error::Peer`] names a PE that died.
     /// [`Error::Mismatch`] names a PE with another heap size. [`Error::Setup`] if the rendezvous
-    /// fails for another reason. [`Error::Misuse`] if the job has too many PEs, or if the heaps are
-    /// too large. [`Error::Unsupported`] if the job spans several machines, or if it has several
-    /// PEs on a system other than Linux. [`Error::System`] if the memory cannot be mapped.
+    /// fails for another reason, for example because this PE has joined before. [`Error::Misuse`]
+    /// if the job has too many PEs, or if the heaps are too large. [`Error::Unsupported`] if the
+    /// job spans several machines, or if it has several PEs on a system other than Linux.
+    /// [`Error::System`] if the memory cannot be mapped.
     pub fn join(job: &Job, options: &HostOptions) -> Result<Self, Error> {
         const CALL: &str = JOIN;
         if !job.is_on_one_machine() {

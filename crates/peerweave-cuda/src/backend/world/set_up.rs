@@ -27,11 +27,12 @@ impl Cuda {
     /// that device.
     ///
     /// # Collective
-    /// All PEs of the job, with the same options.
+    /// All PEs of the job, with the same options. In a job of several PEs, each PE joins once: see
+    /// [joining twice](Rendezvous::join#joining-twice).
     ///
     /// # Errors
-    /// [`Error::Setup`] if there is no driver or no device, or if the GPUs cannot access each
-    /// other; errors of the rendezvous, which name the missing PEs.
+    /// [`Error::Setup`] if there is no driver or no device, if the GPUs cannot access each other,
+    /// or if this PE has joined before; errors of the rendezvous, which name the missing PEs.
     pub fn join(job: &Job, options: &CudaOptions) -> Result<Arc<Self>, Error> {
         const CALL: &str = "Cuda::join";
         let setup = |error: CudaError| of_set_up(CALL, job.n_pes as usize, error);
