@@ -2,7 +2,7 @@
 //! and an all-to-all-v delivers each key to the PE of its part.
 #![forbid(unsafe_code)]
 
-use peerweave::{Error, ReduceOp, VectorCounts, World};
+use peerweave::{Error, ReduceOp, World};
 use peerweave_examples::{SplitMix64, share};
 
 /// Number of keys of all PEs.
@@ -33,15 +33,12 @@ fn main() -> Result<(), Error> {
     all.sort_unstable();
     let starts: Vec<u64> = (1..n).map(|part| all[part * all.len() / n]).collect();
 
-    // Counts the keys for each PE, and gets the number of keys from each PE.
+    // Counts the keys for each PE, gets the number of keys from each PE, and delivers the keys.
     let mut ends: Vec<usize> = starts.iter().map(|start| keys.partition_point(|key| key < start)).collect();
     ends.push(keys.len());
-    let counts: Vec<u64> = ends.iter().scan(0, |from, &to| Some((to - std::mem::replace(from, to)) as u64)).collect();
-    let mut incoming = vec![0; n];
-    team.all_to_all_blocking(&counts, &mut incoming)?;
-    let lengths = |counts: &[u64]| counts.iter().map(|&count| count as usize).collect::<Vec<_>>();
-    let counts = VectorCounts::packed(lengths(&counts), lengths(&incoming));
-    let mut mine = vec![0; counts.recv_counts.iter().sum()];
+    let sent: Vec<usize> = ends.iter().scan(0, |from, &to| Some(to - std::mem::replace(from, to))).collect();
+    let counts = team.exchange_counts(&sent)?;
+    let mut mine = vec![0; counts.recv_end()];
     team.all_to_all_v_blocking(&keys, &mut mine, counts)?;
     mine.sort_unstable();
 

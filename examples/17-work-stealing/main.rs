@@ -38,7 +38,7 @@ fn main() -> Result<(), Error> {
     team.barrier_blocking()?; // no PE steals before every PE has its tasks
 
     let mut times = vec![0u64; TASKS];
-    let mut total = [0];
+    let mut total = 0u64;
     let mut victim = me;
     while team.atomic_fetch_blocking(&done, 0, Rank::new(0))? < TASKS as u64 {
         // Takes the first task of this PE's range. The swap fails if a thief was faster. Then this
@@ -48,7 +48,7 @@ fn main() -> Result<(), Error> {
         if from < to {
             if team.atomic_compare_swap_blocking(&ranges, 0, old, word(from + 1, to), me)? == old {
                 times[from as usize] += 1;
-                total[0] += run(from);
+                total += run(from);
                 team.atomic_add_blocking(&done, 0, 1, Rank::new(0))?;
             }
             continue;
@@ -68,10 +68,10 @@ fn main() -> Result<(), Error> {
     team.all_reduce_in_place_blocking(&mut total, ReduceOp::Sum)?;
     assert!(times.iter().all(|&times| times == 1), "each task is done once");
     let alone: u64 = (0..TASKS as u64).map(run).sum();
-    assert_eq!(total[0], alone, "the result of {n} PEs, and of one");
+    assert_eq!(total, alone, "the result of {n} PEs, and of one");
     if me.index() == 0 {
         println!("{TASKS} tasks, each done once; PEs: {n}");
-        println!("{} steps in total", total[0]);
+        println!("{total} steps in total");
     }
 
     ranges.release()?;
