@@ -33,9 +33,7 @@ pub use library::{
     Api, CudaCode, CudaError, Driver, DriverError, MulticastDisabled, bind, bind_if_needed, context, local_context,
     multicast_switch, with_context_kept,
 };
-pub use memory::{
-    Access, DEADLINE, DeviceBuffer, DeviceBufferMut, DeviceMemory, Keeper, Raw, check_copy, copy_from_host, copy_to_host,
-};
+pub use memory::{Access, DEADLINE, DeviceBuffer, DeviceBufferMut, DeviceMemory, Raw, check_copy, copy_from_host, copy_to_host};
 pub use streams::{
     BeforeExit, Keep, PrivateStream, Retired, Streams, alloc_when_freed, deadline_after, free, is_capturing, is_per_thread,
     is_same_capture, join, keep_in_graph, refuse_capture_begun, refuse_per_thread, relaxed, retire, settle, wait,

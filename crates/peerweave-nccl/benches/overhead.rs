@@ -5,9 +5,9 @@
 //! non-blocking communicator NCCL starts a thread for each call, and a caller in C polls until that
 //! thread is done, so the bare calls poll too. The overhead is measured with a library that starts
 //! no thread and is in progress for one query, and again with a library that starts a thread. Each
-//! wrapped call queries the driver twice, for the current context and for whether the stream is
-//! being captured. The two queries are also measured separately. They use the fake driver, which is
-//! about as fast as the real one. The results do not apply to GPUs: see `examples/call_cost.rs`.
+//! wrapped call queries the driver twice, before and after the call of NCCL, for whether the stream
+//! is being captured. The two queries are also measured separately. They use the fake driver, which
+//! is about as fast as the real one. The results do not apply to GPUs: see `examples/call_cost.rs`.
 //!
 //! Fails if a call did not reach the library, or if the communicator counted another number of
 //! calls. The variable `ONLY` selects the rows whose names contain its value.
@@ -35,7 +35,6 @@ type Recv = unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, Handle, Handl
 type State = unsafe extern "C" fn(Handle, *mut c_int) -> c_int;
 type Group = unsafe extern "C" fn() -> c_int;
 type Count = unsafe extern "C" fn(*const c_char) -> i64;
-type CurrentContext = unsafe extern "C" fn(*mut Handle) -> c_int;
 type IsCapturing = unsafe extern "C" fn(Handle, *mut c_uint) -> c_int;
 
 /// Variable that selects the fake library's mode without work on a non-blocking communicator: with
@@ -83,7 +82,7 @@ unsafe fn function<F: Copy>(library: &str, name: &CStr) -> F {
     let function = unsafe { libc::dlsym(libc::dlopen(library.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD), name.as_ptr()) };
     assert!(!function.is_null(), "{name:?}");
     assert_eq!(size_of::<F>(), size_of::<Handle>());
-    // SAFETY: the caller's promise; both are pointers.
+    // SAFETY: the caller promised that `F` is the type of this function. Both types are pointers.
     unsafe { std::mem::transmute_copy(&function) }
 }
 
@@ -97,7 +96,6 @@ struct Bare {
     end: Group,
     state: State,
     count: Count,
-    current: CurrentContext,
     is_capturing: IsCapturing,
 }
 
@@ -115,7 +113,6 @@ impl Bare {
                 end: function(path, c"ncclGroupEnd"),
                 state: function(path, c"ncclCommGetAsyncError"),
                 count: function(path, c"peerweave_fake_nccl_count"),
-                current: function(cuda, c"cuCtxGetCurrent"),
                 is_capturing: function(cuda, c"cuStreamIsCapturing"),
             }
         }
@@ -124,13 +121,12 @@ impl Bare {
     /// Makes the two driver queries of a wrapped call.
     #[inline]
     fn ask(&self, stream: Handle) {
-        let (mut current, mut status) = (std::ptr::null_mut(), 0);
-        // SAFETY: the pointers are to a live handle and a live number.
-        unsafe {
-            assert_eq!((self.current)(&raw mut current), 0);
-            assert_eq!((self.is_capturing)(stream, &raw mut status), 0);
+        for _ in 0..2 {
+            let mut status = 0;
+            // SAFETY: the stream is live, and the pointer is to a live number.
+            assert_eq!(unsafe { (self.is_capturing)(stream, &raw mut status) }, 0);
+            black_box(status);
         }
-        black_box((current, status));
     }
 
     /// Completes a bare call: polls while NCCL is in progress.

@@ -60,16 +60,16 @@ struct Arguments {
 enum Kind {
     /// A call of C.
     Bare,
-    /// A call of C, followed by the driver query that this crate makes after a call: whether the
-    /// stream is being captured.
-    Question,
+    /// A call of C, with the driver queries that this crate makes before and after a call: whether
+    /// the stream is being captured.
+    Questions,
     /// A call of C, after locking and unlocking an uncontended mutex.
     Turn,
     /// A call of this crate.
     Ours,
 }
 
-const KINDS: [Kind; 4] = [Kind::Bare, Kind::Question, Kind::Turn, Kind::Ours];
+const KINDS: [Kind; 4] = [Kind::Bare, Kind::Questions, Kind::Turn, Kind::Ours];
 
 /// The measurements of one rank in one mode: nanoseconds per call.
 struct Measured {
@@ -242,9 +242,9 @@ impl One {
     fn time(&self, kind: Kind) -> Result<f64, String> {
         match kind {
             Kind::Bare => self.timed(|| self.bare()),
-            Kind::Question => {
+            Kind::Questions => {
                 let ask = || is_capturing(&self.stream).map_err(text);
-                self.timed(|| self.bare().and_then(|()| ask().map(drop)))
+                self.timed(|| ask().and_then(|_| self.bare()).and_then(|()| ask().map(drop)))
             }
             Kind::Turn => self.timed(|| {
                 let turn = self.turn.load(Ordering::Relaxed);
@@ -312,7 +312,7 @@ unsafe fn function<F: Copy>(nccl: Nccl, name: &str) -> F {
     // SAFETY: both names end with zero; the library is loaded already, and stays.
     let function = unsafe { libc::dlsym(libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD), name.as_ptr()) };
     assert!(!function.is_null(), "NCCL has {name:?}");
-    // SAFETY: the caller's promise; both are pointers.
+    // SAFETY: the caller promised that `F` is the type of this function. Both types are pointers.
     unsafe { std::mem::transmute_copy(&function) }
 }
 

@@ -413,34 +413,6 @@ fn refused_meanwhile(
 const NCCL_IS_HELD_UP: &str = "cuStreamIsCapturing:2=400ms";
 
 #[test]
-fn capture_begun_during_a_call_keeps_the_memory_of_the_call() {
-    // If NCCL's query is delayed, the call is captured. If the query after NCCL's query is delayed,
-    // the call runs.
-    for question in ["1", "2"] {
-        fakes(1).env("QUESTION", question).run(|| {
-            let question = std::env::var("QUESTION").expect("the parent has set the variable");
-            let (comm, stream) = alone();
-            let (send, result) = (floats(&stream, &[1.0]), floats(&stream, &[0.0]));
-            let buffers = (send, result.clone());
-            let held_up = format!("cuStreamIsCapturing:{question}=400ms");
-            let (called, graph) = captured_during((&comm, &stream), &held_up, buffers, |comm, stream, (send, recv)| {
-                comm.all_reduce(stream, send, recv, ReduceOp::Sum)
-            });
-            called.expect("the graph keeps the memory of the call alive");
-            let graph = graph.expect("the capture is still valid");
-            let error = comm.clone().finalize(SHORT).expect_err("a graph uses the communicator");
-            assert!(matches!(error.misuse_kind(), Some(MisuseKind::Graphs { count: 1 })), "{error}");
-            drop(comm);
-            assert_eq!(counted("communicators"), 1, "the graph keeps the communicator alive");
-            graph.launch().expect("the graph is launched");
-            assert_eq!(value(&result, &stream), 1.0, "the graph keeps the send buffer alive");
-            drop((graph, result, stream));
-            nothing_is_left();
-        });
-    }
-}
-
-#[test]
 fn capture_begun_during_a_call_on_borrowed_memory_fails() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
@@ -459,14 +431,13 @@ fn capture_begun_during_a_call_on_borrowed_memory_fails() {
 #[test]
 fn capture_that_begins_during_a_call_yields_no_graph() {
     fakes(1).run(|| {
-        // After the first capture in a process, calls also query the stream before they are issued.
-        let (comm, stream) = alone();
-        let mut values = floats(&stream, &[1.0]);
-        drop(captured(&stream, || comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum)));
-        drop((comm, stream, values));
-        refused_meanwhile(Switch::On, NCCL_IS_HELD_UP, |comm, stream, values| {
-            comm.all_reduce_in_place(stream, values, ReduceOp::Sum)
-        });
+        // If NCCL's query is delayed, the call is captured. If the query after NCCL's query is
+        // delayed, the call runs.
+        for held_up in [NCCL_IS_HELD_UP, "cuStreamIsCapturing:3=400ms"] {
+            refused_meanwhile(Switch::On, held_up, |comm, stream, values| {
+                comm.all_reduce_in_place(stream, values, ReduceOp::Sum)
+            });
+        }
     });
 }
 
@@ -503,7 +474,6 @@ fn call_fails_if_its_capture_ends_during_the_call() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);
-        drop(captured(&stream, || comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum)));
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("the capture begins");
         // If the quick query finds a capture, the stream is queried again. So there are two queries
         // before the call, two before the lock, one query of NCCL, and one query after NCCL.
@@ -523,30 +493,30 @@ fn call_fails_if_its_capture_ends_during_the_call() {
 }
 
 #[test]
-fn capture_is_invalid_if_the_graph_cannot_own_resources() {
+fn nccl_is_not_called_if_the_graph_cannot_own_resources() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
-        let mut values = floats(&stream, &[1.0]);
+        let (mut values, before) = (floats(&stream, &[1.0]), comm.sequence());
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("the capture begins");
-        // NCCL creates the first user object, and this crate the second.
-        fail_driver("cuUserObjectCreate:2=2");
+        fail_driver("cuUserObjectCreate:1=2");
         let error =
             comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect_err("the graph does not accept the resources");
         assert!(error.to_string().contains("cuUserObjectCreate"), "{error}");
+        assert_eq!((comm.sequence(), counted("collectives")), (before, 0), "the graph would use memory that is not kept alive");
         let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-        assert!(!matches!(stream.end_capture(flags), Ok(Some(_))), "the graph would use memory that is not kept alive");
+        drop(stream.end_capture(flags).expect("the capture is still valid"));
         comm.abort(DEADLINE).expect("the communicator ends");
     });
 }
 
 #[test]
-fn call_queries_the_capture_status_only_once() {
+fn call_queries_the_capture_status_before_and_after_nccl() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let values = floats(&stream, &[1.0]);
         let before = peerweave_fakes::entered("cuStreamIsCapturing");
         comm.all_reduce_in_place(&stream, &mut values.clone(), ReduceOp::Sum).expect("the call is enqueued");
-        assert_eq!(peerweave_fakes::entered("cuStreamIsCapturing") - before, 2, "one query of NCCL and one of this crate");
+        assert_eq!(peerweave_fakes::entered("cuStreamIsCapturing") - before, 3, "one query of NCCL and two of this crate");
     });
 }
 

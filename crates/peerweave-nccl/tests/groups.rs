@@ -165,6 +165,7 @@ fn failed_group_does_not_wait_for_the_deadline() {
             }
             // The context of the last rank is current. Each rank's context is made current once
             // before NCCL is called, and once for the call of the rank.
+            all[1].0.context().bind_to_thread().expect("the context is live");
             fail_driver("cuCtxSetCurrent:4=709");
             Ok(())
         });
@@ -196,6 +197,7 @@ fn group_fails_if_a_rank_is_aborted_during_the_launch() {
             for ((comm, stream), buffer) in all.iter().zip(&mut buffers) {
                 group.all_reduce_in_place(comm, stream, buffer, ReduceOp::Sum)?;
             }
+            all[1].0.context().bind_to_thread().expect("the context is live");
             fail_driver("cuCtxSetCurrent:4=1500ms");
             Ok(())
         });
@@ -439,6 +441,7 @@ fn held_up(blocking: Switch) {
         }
         // Each rank's context is made current before NCCL is called, and again for the call of the
         // rank. So this fault delays the call of the second rank.
+        all[1].0.context().bind_to_thread().expect("the context is live");
         fail_driver("cuCtxSetCurrent:4=900ms");
         Ok(())
     });

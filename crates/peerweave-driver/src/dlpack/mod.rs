@@ -156,7 +156,7 @@ impl<T> fmt::Debug for DlpackTensor<T> {
     }
 }
 
-// SAFETY: [D1] the length is that of the shape, which was checked. [D2] to [D4] are true for the
+// SAFETY: [D1] the length is that of the shape, which was checked. [D2] and [D3] are true for the
 // memory inside, whose methods are called.
 unsafe impl<T> DeviceBuffer<T> for DlpackTensor<T> {
     fn len(&self) -> usize {
@@ -173,11 +173,6 @@ unsafe impl<T> DeviceBuffer<T> for DlpackTensor<T> {
 
     fn keep(&self) -> Option<(CUdeviceptr, Keep)> {
         self.memory.keep()
-    }
-
-    #[inline]
-    fn is_keepable(&self) -> bool {
-        self.memory.is_keepable()
     }
 }
 

@@ -16,7 +16,7 @@ use crate::streams::capture::cannot_be_asked;
 use crate::streams::is_of_every_context;
 use crate::streams::private::is_private;
 use crate::streams::wait::wait_past_capture;
-use crate::{DEADLINE, DriverError, Keep, Keeper, deadline_after, join, wait, wait_until};
+use crate::{DEADLINE, DriverError, Keep, deadline_after, join, wait, wait_until};
 
 /// The address of a buffer, for work that is about to be enqueued on one stream.
 ///
@@ -38,7 +38,6 @@ pub struct Access<'a> {
     streams: Option<(Arc<CudaStream>, &'a Arc<CudaStream>)>,
     /// Whether the first stream of `streams` must wait for the second.
     joins: bool,
-    keeper: Option<&'a dyn Keeper>,
     /// Makes the type `!Send`, so that the thread that enqueues the work also drops the access.
     /// Each thread has a different per-thread stream.
     _this_thread: PhantomData<*const ()>,
@@ -48,13 +47,7 @@ impl<'a> Access<'a> {
     /// Creates an access to memory whose owner need not be notified when the work is enqueued.
     #[inline]
     pub fn new(address: CUdeviceptr) -> Self {
-        Self { address, guard: None, streams: None, joins: false, keeper: None, _this_thread: PhantomData }
-    }
-
-    /// Like [`new`](Self::new), for memory that `keeper` can keep alive.
-    #[inline]
-    pub fn kept_by(address: CUdeviceptr, keeper: &'a dyn Keeper) -> Self {
-        Self { address, guard: None, streams: None, joins: false, keeper: Some(keeper), _this_thread: PhantomData }
+        Self { address, guard: None, streams: None, joins: false, _this_thread: PhantomData }
     }
 
     /// Creates an access that lets work read a slice of cudarc. The access contains cudarc's guard.
@@ -118,20 +111,13 @@ impl<'a> Access<'a> {
             with_context_kept(|| follow(call, stream, own))?;
         }
         let streams = Some((Arc::clone(own), stream));
-        Ok(Self { address, guard: Some(guard), streams, joins, keeper: None, _this_thread: PhantomData })
+        Ok(Self { address, guard: Some(guard), streams, joins, _this_thread: PhantomData })
     }
 
     /// Returns the device address of the first element.
     #[inline]
     pub fn address(&self) -> CUdeviceptr {
         self.address
-    }
-
-    /// Returns the keeper, if there is one. The owner that the keeper creates keeps the memory
-    /// alive even after the work of one call has completed.
-    #[inline]
-    pub fn keeper(&self) -> Option<&'a dyn Keeper> {
-        self.keeper
     }
 
     /// Returns whether this access contains a guard of cudarc. In this case, cudarc must be
@@ -254,9 +240,7 @@ impl fmt::Debug for Access<'_> {
 /// - **\[D2\]** the memory stays allocated until all work that was enqueued on the stream while the
 ///   access lived is complete;
 /// - **\[D3\]** if [`keep`](Self::keep) returns a value, the memory stays allocated while that
-///   value lives, and `keep` returns the same address as `read`;
-/// - **\[D4\]** if [`is_keepable`](Self::is_keepable) returns `true`, each access has a keeper, and
-///   D3 is also true for the value that this keeper returns.
+///   value lives, and `keep` returns the same address as `read`.
 pub unsafe trait DeviceBuffer<T> {
     /// Returns the number of elements.
     fn len(&self) -> usize;
@@ -273,8 +257,8 @@ pub unsafe trait DeviceBuffer<T> {
     /// the access lives may read the memory. Makes `stream` wait for earlier writes on other
     /// streams, if the owner tracks writes. May make the context of `stream` current.
     ///
-    /// Do not call this function for a stream that is being captured, unless
-    /// [`is_keepable`](Self::is_keepable) returns `true`. Call [`keep`](Self::keep) instead.
+    /// Do not call this function for a stream that is being captured. Call [`keep`](Self::keep)
+    /// instead.
     ///
     /// # Errors
     /// Returns the reason why work on `stream` cannot use the memory. After an error, enqueue no
@@ -292,19 +276,6 @@ pub unsafe trait DeviceBuffer<T> {
     /// call has completed. Captured graphs, registrations and windows need such an owner. Returns
     /// `None` for borrowed memory, which cannot be used for these purposes.
     fn keep(&self) -> Option<(CUdeviceptr, Keep)>;
-
-    /// Returns whether the accesses of this buffer have a [`keeper`](Access::keeper). In this case,
-    /// creating an access neither enqueues work nor makes the stream wait.
-    ///
-    /// If this function returns `true`, a caller need not know before a call whether the stream is
-    /// being captured. The caller enqueues the work first. After that, the caller checks whether
-    /// the stream is being captured, and if so, obtains the owner. If this function returns
-    /// `false`, which is the default, the caller checks before the call whether the stream is being
-    /// captured. If so, the caller calls [`keep`](Self::keep), otherwise `read`.
-    #[inline]
-    fn is_keepable(&self) -> bool {
-        false
-    }
 }
 
 /// Device memory that can be written.
@@ -417,7 +388,7 @@ impl<T> fmt::Debug for Raw<T> {
     }
 }
 
-// SAFETY: the caller of `Raw::new` promised [D1] to [D4].
+// SAFETY: the caller of `Raw::new` promised [D1] to [D3].
 unsafe impl<T> DeviceBuffer<T> for Raw<T> {
     fn len(&self) -> usize {
         self.len
@@ -428,18 +399,11 @@ unsafe impl<T> DeviceBuffer<T> for Raw<T> {
     }
 
     fn read<'a>(&'a self, _stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError> {
-        Ok(match &self.keep {
-            Some(keep) => Access::kept_by(self.address, keep),
-            None => Access::new(self.address),
-        })
+        Ok(Access::new(self.address))
     }
 
     fn keep(&self) -> Option<(CUdeviceptr, Keep)> {
         self.keep.clone().map(|keep| (self.address, keep))
-    }
-
-    fn is_keepable(&self) -> bool {
-        self.keep.is_some()
     }
 }
 

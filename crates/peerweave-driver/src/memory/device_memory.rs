@@ -228,7 +228,7 @@ impl<T> fmt::Debug for DeviceMemory<T> {
 
 // SAFETY: [D1] `slice` returns only ranges inside the allocation. [D2] The stream is recorded
 // before work is enqueued, and the reaper frees the memory after that work. [D3] `keep` returns the
-// allocation itself. [D4] The keeper of each access is the same allocation.
+// allocation itself.
 unsafe impl<T> DeviceBuffer<T> for DeviceMemory<T> {
     #[inline]
     fn len(&self) -> usize {
@@ -243,16 +243,11 @@ unsafe impl<T> DeviceBuffer<T> for DeviceMemory<T> {
     #[inline]
     fn read<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError> {
         self.allocation.streams.note(stream);
-        Ok(Access::kept_by(self.address(), &self.allocation))
+        Ok(Access::new(self.address()))
     }
 
     fn keep(&self) -> Option<(CUdeviceptr, Keep)> {
         Some((self.address(), Arc::<Allocation>::clone(&self.allocation)))
-    }
-
-    #[inline]
-    fn is_keepable(&self) -> bool {
-        true
     }
 }
 

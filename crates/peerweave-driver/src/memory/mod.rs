@@ -3,9 +3,7 @@
 mod buffer;
 mod copy;
 mod device_memory;
-mod keeper;
 
 pub use buffer::{Access, DeviceBuffer, DeviceBufferMut, Raw};
 pub use copy::{check_copy, copy_from_host, copy_to_host};
 pub use device_memory::{DEADLINE, DeviceMemory};
-pub use keeper::Keeper;

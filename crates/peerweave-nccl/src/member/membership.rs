@@ -469,15 +469,31 @@ impl Inner {
         Ok(())
     }
 
-    /// Returns whether all checks before the checks of the buffers would succeed without a query of
-    /// the driver. If true, the process is not forked, the communicator is live,
-    /// [`bind_for`](Self::bind_for) and [`check_stream`](Self::check_stream) would succeed, and
-    /// [`may_check_capture_later`](Self::may_check_capture_later) is true.
+    /// Checks the communicator and the stream of a call, before its buffers are checked. Returns
+    /// whether the stream is being captured.
     #[inline]
-    pub(crate) fn is_common_case(&self, stream: &CudaStream) -> bool {
+    pub(crate) fn begin_call(&self, call: &'static str, stream: &CudaStream) -> Result<bool, NcclError> {
+        if !self.is_common_case(stream) {
+            self.check_call(call, stream)?;
+        }
+        self.is_capturing(stream)
+    }
+
+    /// Returns whether [`check_call`](Self::check_call) would succeed and have no effect: the
+    /// process is not forked, the communicator is live, and
+    /// [`bind_for`](Self::bind_for) and [`check_stream`](Self::check_stream) would succeed.
+    #[inline]
+    fn is_common_case(&self, stream: &CudaStream) -> bool {
         let thread_is_bound = stream.cu_stream().addr() > OF_EVERY_CONTEXT && HAS_CONTEXT.get();
         let is_ours = stream.context().cu_ctx() == self.cu_context.0;
-        !is_fork() && self.gate.state() == State::Live && thread_is_bound && is_ours && self.may_check_capture_later(stream)
+        !is_fork() && self.gate.state() == State::Live && thread_is_bound && is_ours
+    }
+
+    #[cold]
+    fn check_call(&self, call: &'static str, stream: &CudaStream) -> Result<(), NcclError> {
+        self.check_live(call)?;
+        self.bind_for(stream)?;
+        self.check_stream(call, stream)
     }
 
     /// Fails unless work of this communicator can be enqueued on the stream.

@@ -183,7 +183,7 @@ impl<T> fmt::Debug for NcclMem<T> {
     }
 }
 
-// SAFETY: the wrapped [`DeviceMemory`] satisfies [D1] to [D4], and all methods forward to it.
+// SAFETY: the wrapped [`DeviceMemory`] satisfies [D1] to [D3], and all methods forward to it.
 unsafe impl<T> DeviceBuffer<T> for NcclMem<T> {
     fn len(&self) -> usize {
         self.0.len()
@@ -200,11 +200,6 @@ unsafe impl<T> DeviceBuffer<T> for NcclMem<T> {
 
     fn keep(&self) -> Option<(CUdeviceptr, Keep)> {
         self.0.keep()
-    }
-
-    #[inline]
-    fn is_keepable(&self) -> bool {
-        self.0.is_keepable()
     }
 }
 

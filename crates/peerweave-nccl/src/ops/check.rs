@@ -71,8 +71,8 @@ pub(crate) struct CallBuilder<'c, 'a> {
     pub(crate) call: Call,
     pub(crate) inner: &'c Arc<Inner>,
     pub(crate) stream: &'a Arc<CudaStream>,
-    /// Whether the stream is being captured. `None` if the stream was not queried yet.
-    pub(crate) capturing: Option<bool>,
+    /// Whether the stream is being captured.
+    capturing: bool,
     pub(crate) holds: &'c mut Holds<'a>,
     pub(crate) operations: &'c mut Operations,
 }
@@ -93,14 +93,14 @@ const READ: usize = 0;
 const WRITTEN: usize = 1;
 
 impl<'c, 'a> CallBuilder<'c, 'a> {
-    /// Creates the builder of one call. `capturing` is `None` if the stream has not been queried
-    /// for a capture.
+    /// Creates the builder of one call. `capturing` is the result of
+    /// [`begin_call`](Inner::begin_call).
     #[inline]
     pub(crate) fn new(
         call: Call,
         inner: &'c Arc<Inner>,
         stream: &'a Arc<CudaStream>,
-        capturing: Option<bool>,
+        capturing: bool,
         holds: &'c mut Holds<'a>,
         operations: &'c mut Operations,
     ) -> Self {
@@ -200,7 +200,7 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
     ) -> Checked<Operand> {
         self.device(what, buffer.device())?;
         let len_bytes = (buffer.len() * size_of::<T>()) as u64;
-        let address = match self.must_keep(buffer.is_keepable())? {
+        let address = match self.capturing {
             false => self.borrow(READ, buffer.read(self.stream).map_err(NcclError::from)?),
             true => kept(self.call, self.holds, buffer.keep())?,
         };
@@ -216,39 +216,11 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
     ) -> Checked<Operand> {
         self.device(what, buffer.device())?;
         let len_bytes = (buffer.len() * size_of::<T>()) as u64;
-        let address = match self.must_keep(buffer.is_keepable())? {
+        let address = match self.capturing {
             false => self.borrow(WRITTEN, buffer.write(self.stream).map_err(NcclError::from)?),
             true => kept(self.call, self.holds, buffer.keep())?,
         };
         Ok(Operand { address, len_bytes })
-    }
-
-    /// Returns whether a graph must keep the buffer alive. Does not query the stream if the buffer
-    /// can be kept later.
-    #[inline(always)]
-    fn must_keep(&mut self, is_keepable: bool) -> Checked<bool> {
-        match self.capturing {
-            Some(capturing) => Ok(capturing),
-            None if is_keepable => Ok(false),
-            None => self.ask(),
-        }
-    }
-
-    /// Queries whether the stream is being captured.
-    #[cold]
-    pub(crate) fn ask(&mut self) -> Checked<bool> {
-        let capturing = self.inner.is_capturing(self.stream)?;
-        self.capturing = Some(capturing);
-        Ok(capturing)
-    }
-
-    /// Queries whether the stream is being captured, if that is not known yet. Not needed for a
-    /// call that is issued immediately.
-    pub(crate) fn resolve_capture(&mut self) -> Checked<()> {
-        if self.capturing.is_none() && self.ask()? {
-            self.holds.set_captured();
-        }
-        Ok(())
     }
 
     /// Records the access to a buffer that is borrowed during the call. Returns the address of the
@@ -256,7 +228,6 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
     #[inline(always)]
     fn borrow(&mut self, which: usize, access: Access<'a>) -> u64 {
         let address = access.address();
-        self.holds.keepers[which] = access.keeper();
         if access.is_guarded() {
             self.holds.guards[which] = Some(access);
         } else {
@@ -280,7 +251,7 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
                 ));
             }
         }
-        if self.capturing == Some(true) || self.holds.guards.iter().any(Option::is_some) {
+        if self.capturing || self.holds.guards.iter().any(Option::is_some) {
             return finish_guarded(self.call, self.inner, self.stream, self.holds);
         }
         Ok(())
@@ -317,20 +288,4 @@ fn finish_guarded(call: Call, inner: &Inner, stream: &CudaStream, holds: &mut Ho
     }
     let why = "the events of a borrowed slice made the stream part of a capture; pass a DeviceMemory or a Raw instead of a borrowed slice";
     Err(misuse(call, MisuseKind::Context { why }))
-}
-
-impl CallBuilder<'_, '_> {
-    /// Checks the communicator and the stream of a call, if [`Inner::is_common_case`] is false.
-    /// Called before the buffers are checked.
-    #[cold]
-    pub(super) fn begin(&mut self) -> Checked<()> {
-        let (inner, stream, name) = (self.inner, self.stream, self.call.name());
-        inner.check_live(name)?;
-        inner.bind_for(stream)?;
-        inner.check_stream(name, stream)?;
-        if !inner.may_check_capture_later(stream) {
-            self.ask()?;
-        }
-        Ok(())
-    }
 }

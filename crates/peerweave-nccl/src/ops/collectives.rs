@@ -80,10 +80,8 @@ impl Communicator {
         let inner = &self.inner;
         let span = spans::if_enabled(inner, call.name());
         let (mut holds, mut operations) = (Holds::default(), Operations::default());
-        let mut builder = CallBuilder::new(call, inner, stream, None, &mut holds, &mut operations);
-        if !inner.is_common_case(stream) {
-            builder.begin().map_err(|error| *error)?;
-        }
+        let capturing = inner.begin_call(call.name(), stream)?;
+        let mut builder = CallBuilder::new(call, inner, stream, capturing, &mut holds, &mut operations);
         prepare(&mut builder).map_err(|error| *error)?;
         let issued = builder.issue(config);
         // Saves the calls of two drop functions, which would have no effect.

@@ -6,9 +6,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use peerweave_driver::{Access, CudaStream, Keep, Keeper, keep_in_graph, refuse_capture_begun};
+use peerweave_driver::{Access, CudaStream, Keep, keep_in_graph};
 
-use crate::Call;
 use crate::library::error::NcclError;
 use crate::member::membership::Inner;
 
@@ -19,10 +18,8 @@ pub(crate) struct Holds<'a> {
     /// Guards of the buffer that is read and of the buffer that is written. A guard exists if the
     /// owner of the buffer is notified when the work is enqueued.
     pub(super) guards: [Option<Access<'a>>; 2],
-    /// Owners of these two buffers. They are moved to `keeps` if a capture is detected.
-    pub(super) keepers: [Option<&'a dyn Keeper>; 2],
     /// Owners that the captured graph keeps alive. The list is not empty if and only if the stream
-    /// is known to be captured.
+    /// is being captured.
     pub(super) keeps: Vec<Keep>,
     /// The reduction or window that the call uses.
     pub(super) owner: Option<Keep>,
@@ -37,8 +34,7 @@ impl Holds<'_> {
 
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        let has_no_buffer = self.guards.iter().all(Option::is_none) && self.keepers.iter().all(Option::is_none);
-        has_no_buffer && self.keeps.is_empty() && self.owner.is_none()
+        self.guards.iter().all(Option::is_none) && self.keeps.is_empty() && self.owner.is_none()
     }
 
     /// Returns whether dropping this value has no effect.
@@ -47,34 +43,10 @@ impl Holds<'_> {
         self.guards.iter().all(Option::is_none) && self.keeps.capacity() == 0 && self.owner.is_none()
     }
 
-    /// Records that the call is captured. Adds the resources of the call to `keeps`, or an empty
-    /// placeholder, because a non-empty list marks a captured call.
+    /// Records that the call is captured. Adds the owner to `keeps`, or an empty placeholder,
+    /// because a non-empty list marks a captured call.
     pub(super) fn set_captured(&mut self) {
-        self.keeps.extend(self.keepers.iter_mut().filter_map(Option::take).map(|keeper| keeper.keep()));
         self.keeps.push(self.owner.clone().unwrap_or_else(|| Arc::new(())));
-    }
-
-    /// Attaches the call's resources to the graph of an open capture. Used if the capture is found
-    /// only after NCCL was called. The call is in the graph, or ran right before the capture began.
-    /// In either case the graph may keep the resources.
-    ///
-    /// # Errors
-    /// Fails if the graph does not accept the resources, or if the capture has ended. The resources
-    /// are then leaked, and an open capture is invalidated.
-    #[cold]
-    pub(crate) fn keep_in_open_capture(
-        &mut self,
-        inner: &Arc<Inner>,
-        call: Call,
-        stream: &Arc<CudaStream>,
-    ) -> Result<(), NcclError> {
-        self.set_captured();
-        let Err(error) = keep_call(inner, stream, &self.keeps) else { return Ok(()) };
-        std::mem::forget((GraphHold::new(inner), std::mem::take(&mut self.keeps)));
-        // The result is ignored. It only tells whether the capture was invalidated here or had
-        // already ended.
-        let _ = refuse_capture_begun(call.name(), stream);
-        Err(error)
     }
 }
 

@@ -23,7 +23,7 @@ use crate::{Call, CollConfig};
 
 impl CallBuilder<'_, '_> {
     /// Issues a checked call. Issues the call immediately if the gate is free and the stream is not
-    /// known to be captured.
+    /// being captured.
     ///
     /// The caller keeps the owners of the operation's buffers alive.
     // `inline(always)` saves a function call: the only caller is not generic.
@@ -38,11 +38,8 @@ impl CallBuilder<'_, '_> {
             let (comm, handle) = (inner.handle.get(), stream.cu_stream());
             // SAFETY: the handle is live inside the gate. The operation was checked, so the buffers
             // have the length that the operation states. The caller keeps the buffers alive until
-            // NCCL is done. Afterwards the buffers live as long as the stream or a graph needs
-            // them.
+            // NCCL is done. Afterwards the buffers live as long as the stream needs them.
             let issued = unsafe { operation.issue(inner.nccl.functions(), inner, comm, handle, std::ptr::null()) };
-            // This thread is still inside the gate, so the communicator is not finalized before a
-            // graph keeps it alive.
             return match issued {
                 Ok(ncclResult_t::ncclSuccess) if inner.is_surely_not_captured(stream) => Ok(()),
                 Ok(code) => self.complete_issued(code, inside),
@@ -53,26 +50,16 @@ impl CallBuilder<'_, '_> {
     }
 
     #[cold]
-    fn complete_issued(&mut self, code: ncclResult_t, inside: Inside<'_>) -> Checked<()> {
-        let (inner, stream, name) = (self.inner, self.stream, self.call.name());
-        if self.capturing.is_some() {
-            let completed = inner.complete(name, code, inside);
-            inner.not_captured_meanwhile(name, stream).and(completed)?;
-        } else {
-            let kept = match inner.is_capturing(stream) {
-                Ok(true) => self.holds.keep_in_open_capture(inner, self.call, stream),
-                asked => asked.map(drop),
-            };
-            kept.and(inner.complete(name, code, inside))?;
-        }
-        Ok(())
+    fn complete_issued(&self, code: ncclResult_t, inside: Inside<'_>) -> Checked<()> {
+        let (inner, name) = (self.inner, self.call.name());
+        let completed = inner.complete(name, code, inside);
+        Ok(inner.not_captured_meanwhile(name, self.stream).and(completed)?)
     }
 
     /// Issues a call after waiting for the gate. Unlike the fast path, accepts configurations,
     /// captured streams and several operations.
     #[cold]
     fn issue_locked(&mut self, config: Option<&CollConfig>) -> Checked<()> {
-        self.resolve_capture()?;
         let (inner, name) = (self.inner, self.call.name());
         let (operations, holds) = (std::mem::take(self.operations), std::mem::take(self.holds));
         let mut request = Request::new(self.call, self.stream, operations, holds);

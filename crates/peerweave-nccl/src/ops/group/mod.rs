@@ -227,12 +227,9 @@ impl<'env> Group<'env> {
             let (found, expected) = (inner.nccl.shared_path(), self.nccl.shared_path());
             return Err(NcclError::misuse(name, MisuseKind::WrongLibrary { what: "the communicator", found, expected }));
         }
-        inner.check_live(name)?;
-        inner.bind()?;
-        let mut holds = Holds::default();
-        let capturing = inner.check_stream(name, stream).and_then(|()| inner.is_capturing(stream))?;
-        let mut operations = Operations::default();
-        let mut builder = CallBuilder::new(call, inner, stream, Some(capturing), &mut holds, &mut operations);
+        let capturing = inner.begin_call(name, stream)?;
+        let (mut holds, mut operations) = (Holds::default(), Operations::default());
+        let mut builder = CallBuilder::new(call, inner, stream, capturing, &mut holds, &mut operations);
         prepare(&mut builder).map_err(|error| *error)?;
         let mut request = Request::new(call, stream, operations, holds);
         request.configure(inner, config)?;
