@@ -56,6 +56,8 @@ mod host;
 pub mod interface;
 mod job;
 mod limits;
+#[cfg(target_os = "linux")]
+pub mod process;
 pub mod proto;
 mod rendezvous;
 mod server;

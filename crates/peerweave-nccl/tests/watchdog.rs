@@ -10,6 +10,7 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use common::*;
+use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use peerweave_nccl::{Communicator, CommunicatorBuilder, Config, DeadState, Nccl, NcclError, Rank, ReduceOp, Switch};
 
 /// Deadline of waits that must time out.
@@ -241,6 +242,24 @@ fn check_for_late_work_does_not_invalidate_a_capture() {
         });
         graph.launch().expect("the graph is launched");
         comm.wait(&stream, DEADLINE).expect("the work completes");
+    });
+}
+
+#[test]
+fn work_that_precedes_a_capture_is_aborted_at_the_work_deadline() {
+    fakes(1).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce:1").run(|| {
+        let (comm, stream) = alone();
+        comm.set_work_deadline(SHORT);
+        let mut values = floats(&stream, &[1.0]);
+        comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("the call is enqueued");
+        // The watchdog cannot record an event in a stream that is being captured.
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("the capture begins");
+        std::thread::sleep(SHORT);
+        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        drop(stream.end_capture(flags).expect("the capture is valid"));
+        // This wait of the driver has no deadline.
+        stream.synchronize().expect("the stream completes after the abort");
+        assert!(matches!(comm.wait(&stream, DEADLINE), Err(NcclError::Timeout(_))));
     });
 }
 

@@ -23,8 +23,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::env::names;
-use crate::env::starter::{Process, agent_of_variable, parent_of, value};
+use crate::env::starter::{agent_of_variable, value};
 use crate::job::{Job, Launcher, Served};
+use crate::process::{Process, parent_of};
 
 /// Time between the end of a rank's processes and the report of the rank. In this time an agent may
 /// start the next process of the rank.

@@ -30,20 +30,29 @@ const ABORT_GRACE: Duration = Duration::from_millis(500);
 /// the communicator.
 const ABORT_WITH_GRAPHS: Duration = Duration::from_millis(200);
 
+/// Time after the begin of an abort in which a thread of NCCL stops launching the work of a call,
+/// if graphs prevent NCCL from reporting that the abort is finished.
+const LAUNCH_WITH_GRAPHS: Duration = Duration::from_secs(2);
+
 impl Abort {
-    /// Waits until NCCL has finished the abort, without a deadline. If captured graphs prevent NCCL
-    /// from freeing the communicator, waits only until NCCL has ended the running work. An aborted
-    /// call waits here before it returns. Until then NCCL may still launch the call's work, on
-    /// memory that the caller may reuse after the return.
+    /// Waits until NCCL has finished the abort, without a deadline. An aborted call waits here
+    /// before it returns. Until then NCCL may still launch the call's work, on memory that the
+    /// caller may reuse after the return.
     ///
-    /// This is the only wait of this crate without a deadline. Returning before NCCL has finished
-    /// would be unsound.
+    /// Captured graphs prevent NCCL from freeing the communicator and from reporting that the abort
+    /// is finished. With such graphs, this function does not wait on a blocking communicator, where
+    /// the calling thread has left NCCL and no other thread launches its work. On a non-blocking
+    /// communicator, this function waits for [`LAUNCH_WITH_GRAPHS`] after the abort has begun.
+    ///
+    /// Without graphs, this is the only wait of this crate without a deadline. Returning before
+    /// NCCL has finished would be unsound.
     pub(crate) fn wait(inner: &Inner) {
+        let limit = if inner.blocking { Duration::ZERO } else { LAUNCH_WITH_GRAPHS };
         let mut started = None;
         let mut done = || {
             let with_graphs = inner.graphs.load(Ordering::Acquire) != 0 && inner.abort.has_begun.load(Ordering::Acquire);
-            let ended_what_runs = with_graphs && started.get_or_insert_with(Instant::now).elapsed() >= ABORT_WITH_GRAPHS;
-            Ok(ended_what_runs || inner.abort.is_done.load(Ordering::Acquire))
+            let has_launched = with_graphs && started.get_or_insert_with(Instant::now).elapsed() >= limit;
+            Ok(has_launched || inner.abort.is_done.load(Ordering::Acquire))
         };
         while wait_until::<Infallible>(deadline_after(ABORT_LIMIT), &mut done) != Ok(true) {
             tracing::error!(communicator = %inner.name, "NCCL has not finished the abort; the aborted call returns when NCCL no longer uses the memory of the call");

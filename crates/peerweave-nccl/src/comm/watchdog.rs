@@ -141,8 +141,11 @@ fn look_at_all(seen: &mut HashMap<u64, Seen>) -> Option<Duration> {
         seen.look_at_call(inner, now);
         if seen.work.is_late(inner, now) {
             let late = Arc::downgrade(inner);
-            // If the system cannot start the thread, the late work is not aborted.
-            drop(std::thread::Builder::new().name("peerweave-late".into()).spawn(move || abort_late_work(&late, now)));
+            let thread = std::thread::Builder::new().name("peerweave-late".into());
+            // If the system cannot start the thread, the next inspection tries again.
+            if thread.spawn(move || abort_late_work(&late, now)).is_ok() {
+                seen.work.report();
+            }
         }
         let deadline = inner.deadline().min(inner.work_deadline());
         shortest = Some(shortest.map_or(deadline, |shortest: Duration| shortest.min(deadline)));

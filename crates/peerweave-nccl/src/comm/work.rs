@@ -28,18 +28,28 @@ pub(crate) struct Work {
     done: u64,
     /// Time at which a call after `done` was first observed.
     since: Option<Instant>,
-    /// The recorded events, and the number of the last call whose work precedes the events.
-    marks: Option<(u64, Vec<Mark>)>,
-    /// Whether the method `is_late` has already returned `true`.
-    is_late: bool,
+    marks: Option<Marks>,
+    /// Whether the late work was reported.
+    is_reported: bool,
+}
+
+/// Events behind the work that was enqueued up to a call.
+struct Marks {
+    /// Number of the call.
+    sequence: u64,
+    /// The events that the streams have not reached.
+    pending: Vec<Mark>,
+    /// Whether every stream got an event. A stream that is being captured gets none.
+    is_complete: bool,
 }
 
 impl Work {
-    /// Returns whether the deadline of enqueued work has passed. Returns `true` only once.
+    /// Returns whether the deadline of enqueued work has passed and [`report`](Self::report) was
+    /// not called.
     pub(crate) fn is_late(&mut self, inner: &Arc<Inner>, now: Instant) -> bool {
         let limit = inner.work_deadline();
         let (last, _) = inner.last();
-        if self.is_late || last == self.done || limit == Duration::MAX {
+        if self.is_reported || last == self.done || limit == Duration::MAX {
             self.since = None;
             return false;
         }
@@ -47,14 +57,38 @@ impl Work {
         if waited < limit / PART {
             return false;
         }
-        let (sequence, marks) = self.marks.get_or_insert_with(|| (last, Mark::all(inner)));
-        marks.retain(|mark| !mark.is_reached(inner));
-        if marks.is_empty() {
-            (self.done, self.since, self.marks) = (*sequence, None, None);
-            return false;
+        let marks = self.marks.get_or_insert_with(|| Marks::record(inner, last));
+        marks.pending.retain(|mark| !mark.is_reached(inner));
+        if !marks.pending.is_empty() {
+            return waited >= limit;
         }
-        self.is_late = waited >= limit;
-        self.is_late
+        // The work of a stream without an event is checked again from now on.
+        if marks.is_complete {
+            (self.done, self.since) = (marks.sequence, None);
+        } else {
+            self.since = Some(now);
+        }
+        self.marks = None;
+        false
+    }
+
+    /// Records that the late work was reported.
+    pub(crate) fn report(&mut self) {
+        self.is_reported = true;
+    }
+}
+
+impl Marks {
+    /// Records events behind all work enqueued by the communicator, up to the call with this
+    /// number. Streams that are being captured, and streams that return an error, get no event.
+    fn record(inner: &Inner, sequence: u64) -> Self {
+        if set_current(&inner.context).is_err() {
+            return Self { sequence, pending: Vec::new(), is_complete: false };
+        }
+        let streams = inner.registered.streams();
+        let pending: Vec<_> = relaxed(|| streams.iter().filter_map(|stream| Mark::behind(inner, stream)).collect());
+        let is_complete = pending.len() == streams.len();
+        Self { sequence, pending, is_complete }
     }
 }
 
@@ -67,15 +101,6 @@ struct Mark(CUevent);
 unsafe impl Send for Mark {}
 
 impl Mark {
-    /// Records events behind all work enqueued by the communicator. Streams that are being
-    /// captured, and streams that return an error, get no event.
-    fn all(inner: &Arc<Inner>) -> Vec<Self> {
-        if set_current(&inner.context).is_err() {
-            return Vec::new();
-        }
-        relaxed(|| inner.registered.streams().iter().filter_map(|stream| Self::behind(inner, stream)).collect())
-    }
-
     fn behind(inner: &Inner, stream: &CudaStream) -> Option<Self> {
         if !matches!(is_capturing(stream), Ok(false)) {
             return None;

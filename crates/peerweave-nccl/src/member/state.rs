@@ -18,11 +18,11 @@
 //!   threads without a limit.
 //!
 //! [`Gate::drain`] waits only for a limited time for a thread that is marked as blocking, because
-//! only an abort ends the call of this thread. The system may suspend a thread after the thread was
-//! marked, but before the thread calls NCCL. An abort does not wait for this thread, which would
-//! then use a freed handle. So the caller checks the state again immediately before the call to
-//! NCCL. A short race between the check and the call remains. NCCL itself has this race too,
-//! because its caller decides when to abort.
+//! only an abort ends the call of this thread. The system may suspend only this thread, after the
+//! thread was marked, but before the thread calls NCCL. An abort does not wait for this thread,
+//! which would then use a freed handle. So the caller checks the state again immediately before the
+//! call to NCCL. A short race between the check and the call remains. NCCL itself has this race
+//! too, because its caller decides when to abort.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
@@ -138,6 +138,9 @@ const SLEEP_FRACTION: u32 = 8;
 const STARVING_AFTER: Duration = Duration::from_millis(5);
 /// Minimum and maximum duration of one sleep of a waiter.
 const SLEEP_BOUNDS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
+
+/// Longest time between two checks of [`Gate::drain`] that counts as waiting.
+const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
 /// Executes a fence under the model checker loom. Loom models sequentially consistent accesses as
 /// weaker than they are.
@@ -350,19 +353,24 @@ impl Gate {
     /// Waits, after `close`, until no thread is inside the gate. After `grace`, stops waiting if
     /// all threads inside may be blocked in NCCL. Returns whether no thread is inside.
     ///
-    /// Waits without a limit for threads that are not marked as blocking [G3].
+    /// Waits without a limit for threads that are not marked as blocking [G3]. Time in which the
+    /// system suspends the whole process, or this thread, does not count towards `grace`: a thread
+    /// inside could not leave in that time.
     pub(crate) fn drain(&self, grace: Duration) -> bool {
-        let start = Instant::now();
+        let (mut waited, mut looked_at) = (Duration::ZERO, Instant::now());
         loop {
             match self.occupancy() {
                 Occupancy::Empty => return true,
-                Occupancy::Stuck if start.elapsed() >= grace => return false,
+                Occupancy::Stuck if waited >= grace => return false,
                 Occupancy::Stuck | Occupancy::Brief => {}
             }
-            match start.elapsed() {
-                waited if waited < Duration::from_micros(50) => std::hint::spin_loop(),
-                waited => std::thread::sleep((waited / 8).min(Duration::from_millis(2))),
+            if waited < Duration::from_micros(50) {
+                std::hint::spin_loop();
+            } else {
+                std::thread::sleep((waited / 8).min(Duration::from_millis(2)));
             }
+            waited += looked_at.elapsed().min(LONGEST_PAUSE);
+            looked_at = Instant::now();
         }
     }
 

@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use peerweave_bootstrap::process::is_stopped;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, kill_process_group, set_child_subreaper, wait, waitpgid};
@@ -536,13 +537,6 @@ impl Job {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
-}
-
-/// Returns whether `/proc` shows that a process is stopped, by a signal or a debugger.
-fn is_stopped(pid: Pid) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
-    // The name of the program is in parentheses, and may itself contain parentheses.
-    stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['T', 't']))
 }
 
 /// Returns the children of this process except the guard. After the PEs have ended, these are their

@@ -2,14 +2,9 @@
 
 pub(crate) mod cross_memory;
 mod region;
-mod watch;
 
+pub(crate) use peerweave_bootstrap::process::{Pid, Watch, pid_namespace as namespace};
 pub(crate) use region::Region;
-pub(crate) use rustix::process::Pid;
-pub(crate) use watch::Watch;
-
-use std::fs;
-use std::os::unix::fs::MetadataExt;
 
 /// Whether PEs can be processes. The error is the reason why not.
 pub(crate) const PROCESSES: Result<(), &str> = Ok(());
@@ -41,14 +36,4 @@ pub(crate) fn random_word() -> u64 {
         _ => u64::from(std::process::id()) << 32 | (&raw const bytes) as u64 >> 4,
     };
     word | 1
-}
-
-/// Returns a digest of the PID namespace of this process and of the boot of the machine. Returns 0
-/// if the system does not report the namespace.
-pub(crate) fn namespace() -> u64 {
-    let Ok(namespace) = fs::metadata("/proc/self/ns/pid") else { return 0 };
-    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let words = [namespace.dev(), namespace.ino()].into_iter().chain(boot.bytes().map(u64::from));
-    // This is FNV-1a, applied to words instead of bytes.
-    words.fold(0xcbf2_9ce4_8422_2325, |hash: u64, word| (hash ^ word).wrapping_mul(0x0100_0000_01b3)) | 1
 }

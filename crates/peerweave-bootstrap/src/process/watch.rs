@@ -10,54 +10,60 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// A process that is watched.
+use super::{Process, parent_and_start};
+
+/// The process of a PE, which is watched.
 #[derive(Debug)]
-pub(crate) enum Watch {
+pub struct Watch(By);
+
+#[derive(Debug)]
+enum By {
     /// Watched by its descriptor, or by its process ID after the program closed the descriptor.
-    Described(OwnedFd, Numbered),
+    Descriptor(OwnedFd, Numbered),
     /// Watched by its process ID, because no descriptor could be opened.
-    Numbered(Numbered),
+    Number(Numbered),
     /// A process that ended before it could be watched.
     Ended,
 }
 
 /// A process, identified by its process ID and start time.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Numbered {
+struct Numbered {
     pid: Pid,
     /// Start time of the process, in clock ticks since boot. `None` if it could not be read.
     started: Option<u64>,
 }
 
 impl Watch {
-    /// Starts to watch the process of PE `pe`.
-    pub(crate) fn of(pe: usize, pid: Pid) -> Self {
+    /// Starts to watch the process of PE `pe`, which was alive a moment ago. `pid` is valid in this
+    /// process: both processes have the same [`pid_namespace`](super::pid_namespace).
+    pub fn of(pe: usize, pid: Pid) -> Self {
         let process = Numbered { pid, started: started(pid) };
-        match pidfd_open(pid, PidfdFlags::empty()) {
-            Ok(descriptor) => Self::Described(descriptor, process),
+        Self(match pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(descriptor) => By::Descriptor(descriptor, process),
             // The process was alive when it joined, and has died since then.
-            Err(Errno::SRCH) => Self::Ended,
+            Err(Errno::SRCH) => By::Ended,
             // The kernel does not support process descriptors (before version 5.3).
-            Err(Errno::NOSYS) => Self::Numbered(process),
+            Err(Errno::NOSYS) => By::Number(process),
             Err(error) => {
                 let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
                 tracing::warn!(pe, %error, ?limit, "cannot open a process descriptor for this PE, so its process is watched by process ID; raise the limit of open descriptors with `ulimit -n`");
-                Self::Numbered(process)
+                By::Number(process)
             }
-        }
+        })
     }
 
     /// Returns whether the process has ended. Returns `None` if that is unknown.
-    pub(crate) fn has_ended(&self) -> Option<bool> {
-        match self {
-            Self::Described(descriptor, process) => Some(match has_ended(descriptor) {
+    pub fn has_ended(&self) -> Option<bool> {
+        match &self.0 {
+            By::Descriptor(descriptor, process) => Some(match has_ended(descriptor) {
                 Some(ended) => ended,
                 // The program has closed the descriptor, and its number may now refer to another
                 // file.
                 None => process.has_ended().unwrap_or(false),
             }),
-            Self::Numbered(process) => process.has_ended(),
-            Self::Ended => Some(true),
+            By::Number(process) => process.has_ended(),
+            By::Ended => Some(true),
         }
     }
 }
@@ -69,12 +75,9 @@ impl Numbered {
         if rustix::process::test_kill_process(self.pid) == Err(Errno::SRCH) {
             return Some(true);
         }
-        match (stat(self.pid), self.started) {
-            // The process has ended, but its parent has not reaped it.
-            (Some(Stat { state: 'Z' | 'X', .. }), _) => Some(true),
-            (Some(now), Some(started)) => Some(now.started != started),
-            _ => None,
-        }
+        // A process may have ended although its parent has not reaped it.
+        let (now, lives) = (started(self.pid)?, Process::of(self.pid.as_raw_pid()).is_some());
+        if lives { self.started.map(|started| started != now) } else { Some(true) }
     }
 }
 
@@ -100,24 +103,9 @@ fn has_ended(descriptor: &OwnedFd) -> Option<bool> {
     is_process.then_some(true)
 }
 
-struct Stat {
-    state: char,
-    started: u64,
-}
-
-/// Reads the state of a process from `/proc`. Returns `None` if the state cannot be read.
-fn stat(pid: Pid) -> Option<Stat> {
-    let text = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
-    // The name of the program, in parentheses, may contain any character.
-    let mut fields = text.rsplit_once(')')?.1.split_ascii_whitespace();
-    let state = fields.next()?.chars().next()?;
-    // The start time is field 22, and the state is field 3.
-    let started = fields.nth(18)?.parse().ok()?;
-    Some(Stat { state, started })
-}
-
+/// Returns the start time of a process. Returns `None` if it cannot be read.
 fn started(pid: Pid) -> Option<u64> {
-    stat(pid).map(|stat| stat.started)
+    parent_and_start(pid.as_raw_pid()).map(|(_, process)| process.started)
 }
 
 #[cfg(test)]
