@@ -10,7 +10,7 @@ use peerweave_cuda::GpuOptions;
 use peerweave_fakes::Fakes;
 
 fn options() -> GpuOptions {
-    GpuOptions::new(4 << 20).deadline(Duration::from_secs(20)).slots(4)
+    GpuOptions::new(4 << 20).deadline(Duration::from_secs(60)).slots(4)
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn messages_and_collectives_run_in_the_order_of_calls() {
 #[test]
 fn receive_times_out_if_ordered_before_the_send() {
     Fakes::new().cuda().run(|| {
-        let outcomes = common::worlds(2, options().deadline(Duration::from_millis(500)), |world| {
+        let outcomes = common::worlds(2, options().deadline(Duration::from_secs(4)), |world| {
             let (team, me, other) = (world.team(), world.my_pe().get(), Rank::new(1 - world.my_pe().get()));
             let (first, second) = (world.stream().unwrap(), world.stream().unwrap());
             let x = world.alloc_zeroed::<u32>(4).unwrap();
@@ -70,7 +70,7 @@ fn receive_times_out_if_ordered_before_the_send() {
                 let _ = team.send(&second, &x, other);
                 ticket.wait()
             };
-            assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+            assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
             let _ = (first.synchronize(), second.synchronize());
             x.release().unwrap();
             outcome
