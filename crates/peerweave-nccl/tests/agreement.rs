@@ -188,7 +188,7 @@ fn wait_for_an_ungrouped_call_names_the_omitted_rank() {
         let mut values = floats(first, &[1.0]);
         let start = Instant::now();
         one.all_reduce_in_place(first, &mut values, ReduceOp::Sum).expect("the call is enqueued");
-        let text = left_out(one.wait(first, Duration::from_secs(10)), &[1]);
+        let text = left_out(one.wait(first, DEADLINE), &[1]);
         assert_eq!(
             text,
             format!(
@@ -197,7 +197,7 @@ fn wait_for_an_ungrouped_call_names_the_omitted_rank() {
                 one.name()
             )
         );
-        assert!(start.elapsed() < Duration::from_secs(9), "{:?}: not before the deadline", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(19), "{:?}: not before the deadline", start.elapsed());
     });
 }
 
@@ -225,11 +225,11 @@ fn error_of_a_blocked_collective_names_the_omitted_rank() {
     fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").run(|| {
         let all = all(2);
         let (one, first) = &all[0];
-        one.set_deadline(Duration::from_secs(10));
+        one.set_deadline(Duration::from_secs(20));
         let mut values = floats(first, &[1.0]);
         let start = Instant::now();
         left_out(one.all_reduce_in_place(first, &mut values, ReduceOp::Sum), &[1]);
-        assert!(start.elapsed() < Duration::from_secs(9), "{:?}: not before the deadline", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(19), "{:?}: not before the deadline", start.elapsed());
     });
 }
 
@@ -253,7 +253,7 @@ fn rank_of_another_thread_is_not_reported_as_omitted() {
 #[test]
 fn timeout_names_late_ranks_of_other_threads() {
     fakes(3).run(|| {
-        let is_over = std::sync::Barrier::new(3);
+        let (have_called, is_over) = (std::sync::Barrier::new(2), std::sync::Barrier::new(3));
         ranks(3, &Config::new(), |comm, stream| {
             sum(&comm, &stream).expect("all ranks join");
             if comm.rank() == Rank::new(2) {
@@ -262,6 +262,7 @@ fn timeout_names_late_ranks_of_other_threads() {
             }
             let mut values = floats(&stream, &[1.0]);
             comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("the call is enqueued");
+            have_called.wait();
             let late =
                 comm.wait_with(&stream, Duration::from_millis(400), OnExpiry::LeaveAlone).expect_err("rank 2 does not join");
             let NcclError::Timeout(timeout) = &late else { panic!("{late}") };

@@ -24,7 +24,7 @@ fn timed_out_wait_aborts_only_its_own_communicator() {
         comm.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum).expect("the second call is enqueued");
         let start = Instant::now();
         let error = comm.wait(&stream, Duration::from_millis(200)).expect_err("the work is stuck");
-        assert!((Duration::from_millis(200)..Duration::from_secs(5)).contains(&start.elapsed()));
+        assert!((Duration::from_millis(200)..Duration::from_secs(20)).contains(&start.elapsed()));
         let NcclError::Timeout(timeout) = &error else { panic!("{error}") };
         assert_eq!((timeout.call, timeout.sequence), ("all_reduce_in_place", Some(3)));
         assert_eq!(timeout.communicator.as_deref(), Some(comm.name()));
@@ -89,7 +89,7 @@ fn asynchronous_error_ends_the_wait_immediately() {
         comm.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum).expect("the call is enqueued");
         let start = Instant::now();
         let error = comm.wait_with(&stream, DEADLINE, OnExpiry::LeaveAlone).expect_err("a peer failed");
-        assert!(start.elapsed() < Duration::from_secs(5));
+        assert!(start.elapsed() < Duration::from_secs(20));
         assert_eq!(error.code(), Some(ResultCode::REMOTE_ERROR));
         assert!(matches!(
             comm.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum),
@@ -185,7 +185,7 @@ fn victim(child: &peerweave_fakes::Child) {
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         let (comm, rendezvous) = join(child);
-        reduce(&comm).expect("the first call succeeds");
+        reduce(&comm, DEADLINE).expect("the first call succeeds");
         rendezvous.barrier("the first is over").expect("all ranks arrive");
         // SAFETY: the call accesses no memory, and ends the process.
         unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
@@ -205,11 +205,11 @@ fn join(child: &peerweave_fakes::Child) -> (Communicator, Arc<peerweave_bootstra
     (comm, rendezvous)
 }
 
-fn reduce(comm: &Communicator) -> Result<f32, NcclError> {
+fn reduce(comm: &Communicator, within: Duration) -> Result<f32, NcclError> {
     let stream = comm.context().new_stream().expect("a stream is created");
     let mut buffer = floats(&stream, &[comm.rank().get() as f32 + 1.0]);
     comm.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum)?;
-    comm.wait_with(&stream, Duration::from_secs(2), OnExpiry::LeaveAlone)?;
+    comm.wait_with(&stream, within, OnExpiry::LeaveAlone)?;
     Ok(buffer.to_vec(&stream)?[0])
 }
 
@@ -238,9 +238,9 @@ fn anew(comm: &Communicator, rendezvous: &peerweave_bootstrap::Rendezvous) -> Co
 /// end would look like a death.
 fn survivor(child: &peerweave_fakes::Child) {
     let (comm, rendezvous) = join(child);
-    assert_eq!(reduce(&comm).expect("the first call succeeds"), 6.0);
+    assert_eq!(reduce(&comm, DEADLINE).expect("the first call succeeds"), 6.0);
     rendezvous.barrier("the first is over").expect("all ranks arrive");
-    let error = reduce(&comm).expect_err("rank 1 is dead");
+    let error = reduce(&comm, Duration::from_secs(6)).expect_err("rank 1 is dead");
     let NcclError::PeerLost(lost) = &error else { panic!("{error}") };
     assert_eq!(lost.ranks, [Rank::new(1)], "{error}");
     comm.set_deadline(DEADLINE);
@@ -252,7 +252,7 @@ fn survivor(child: &peerweave_fakes::Child) {
             anew(&comm, &rendezvous)
         }
     };
-    assert_eq!(reduce(&fewer).expect("the all-reduce succeeds"), 3.0);
+    assert_eq!(reduce(&fewer, DEADLINE).expect("the all-reduce succeeds"), 3.0);
     comm.abort(DEADLINE).expect("the communicator ends");
     fewer.finalize(DEADLINE).expect("the communicator ends");
     child.meet("the end");

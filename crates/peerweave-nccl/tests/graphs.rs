@@ -312,7 +312,7 @@ fn capture_begun_while_finalize_waits_is_an_error() {
         let graph = captured(&stream, || {
             // The call queries the stream twice before it acquires the lock, and a third time while
             // it holds the lock.
-            fail_driver("cuStreamIsCapturing:3=800ms");
+            fail_driver("cuStreamIsCapturing:3=4000ms");
             comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum)
         });
         let error = finalizing.join().expect("the thread does not panic").expect_err("a graph uses the communicator");

@@ -198,7 +198,7 @@ fn group_fails_if_a_rank_is_aborted_during_the_launch() {
                 group.all_reduce_in_place(comm, stream, buffer, ReduceOp::Sum)?;
             }
             all[1].0.context().bind_to_thread().expect("the context is live");
-            fail_driver("cuCtxSetCurrent:4=1500ms");
+            fail_driver("cuCtxSetCurrent:4=5000ms");
             Ok(())
         });
         assert!(matches!(result, Err(NcclError::Dead { state: DeadState::Aborted, .. })), "{result:?}");
@@ -442,7 +442,7 @@ fn held_up(blocking: Switch) {
         // Each rank's context is made current before NCCL is called, and again for the call of the
         // rank. So this fault delays the call of the second rank.
         all[1].0.context().bind_to_thread().expect("the context is live");
-        fail_driver("cuCtxSetCurrent:4=900ms");
+        fail_driver("cuCtxSetCurrent:4=4000ms");
         Ok(())
     });
     // The fake ends the process if the end of a group uses a freed rank.

@@ -123,7 +123,7 @@ fn init_that_is_never_ready_ends_at_its_deadline() {
             .init_all(&contexts(2));
         let NcclError::Timeout(timeout) = error.expect_err("the initialization never ends") else { panic!("expected a timeout") };
         assert_eq!(timeout.call, "init_all");
-        assert!((Duration::from_millis(200)..Duration::from_secs(5)).contains(&start.elapsed()));
+        assert!((Duration::from_millis(200)..Duration::from_secs(20)).contains(&start.elapsed()));
         nothing_is_left();
     });
 }
@@ -163,7 +163,7 @@ fn failed_init_of_one_rank_does_not_wait_for_other_ranks() {
         let error =
             Communicator::builder().nccl(nccl).deadline(DEADLINE).init_all(&contexts).expect_err("the second rank cannot start");
         assert!(matches!(error, NcclError::Cuda(_)), "{error}");
-        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
         assert_eq!(counted("communicators"), 0, "the first rank was aborted");
         Communicator::builder().nccl(nccl).deadline(DEADLINE).init_all(&contexts).expect("the thread is in no group");
     });
@@ -184,7 +184,7 @@ fn blocking_init_ends_at_its_deadline_and_leaks_nothing() {
         );
         let NcclError::Timeout(timeout) = error.expect_err("rank 1 does not join") else { panic!("expected a timeout") };
         assert_eq!(timeout.call, "init_rank");
-        assert!((Duration::from_millis(300)..Duration::from_secs(5)).contains(&start.elapsed()));
+        assert!((Duration::from_millis(300)..Duration::from_secs(20)).contains(&start.elapsed()));
         // NCCL's call continues. The communicator that it creates when rank 1 arrives has no owner.
         let late = Communicator::builder()
             .nccl(nccl)

@@ -92,7 +92,7 @@ fn exit_waits_for_dropped_communicator() {
         Nccl::report_leaks_at_exit().expect("atexit accepts the function");
         drop(all(1));
         // The watchdog may hold the communicator for a moment after the drop.
-        let until = std::time::Instant::now() + std::time::Duration::from_millis(300);
+        let until = std::time::Instant::now() + DEADLINE;
         while Nccl::leaks().ending == 0 && std::time::Instant::now() < until {
             std::thread::yield_now();
         }
@@ -102,6 +102,6 @@ fn exit_waits_for_dropped_communicator() {
         std::process::exit(0);
     }
     let output =
-        fakes(1).env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommFinalize=500").run_child("exit_waits_for_dropped_communicator");
+        fakes(1).env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommFinalize=4000").run_child("exit_waits_for_dropped_communicator");
     assert!(output.status.success() && !output.stderr.contains("leaked"), "{output}");
 }

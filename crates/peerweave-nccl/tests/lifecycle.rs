@@ -195,7 +195,7 @@ fn parent_with_an_unfinished_split_is_unusable() {
         let start = Instant::now();
         let error = Communicator::split_all(&members, None).expect_err("the second rank cannot start");
         assert!(matches!(error, NcclError::Cuda(_)), "{error}");
-        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
         // The other rank never joins the split of the first rank.
         assert_eq!(state_of(all[0].0.split(Some(0), 0)), DeadState::Failed);
         for (comm, _) in &all {

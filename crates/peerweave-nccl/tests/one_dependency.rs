@@ -21,7 +21,7 @@ mod by_prelude {
     use peerweave_nccl::prelude::*;
 
     pub(super) fn run() -> Result<()> {
-        let deadline = Duration::from_secs(20);
+        let deadline = Duration::from_secs(60);
         let devices = peerweave_nccl::driver::Driver::get()?.device_count()?;
         let made = Communicator::builder().config(Config::new().name("prelude")).deadline(deadline).on_devices(0..devices)?;
         assert_eq!(result::device::get_count().expect("cudarc can be called"), devices as i32);

@@ -13,11 +13,12 @@ use std::time::{Duration, Instant};
 use common::*;
 use peerweave_nccl::{Communicator, DeadState, NcclError, ReduceOp};
 
-/// Revokes on one thread and runs `end` on another, repeatedly, with varying delays.
-fn beside_a_revocation(mut end: impl FnMut(usize, Communicator, Result<(), NcclError>)) {
-    let start = Instant::now();
+/// Revokes on one thread and runs `end` on another, repeatedly, with varying delays. Stops after
+/// four seconds, or later when `end` first returns that the threads have raced.
+fn beside_a_revocation(mut end: impl FnMut(usize, Communicator, Result<(), NcclError>) -> bool) {
+    let (start, mut has_raced) = (Instant::now(), false);
     for round in 0.. {
-        if start.elapsed() > Duration::from_secs(4) {
+        if start.elapsed() > if has_raced { Duration::from_secs(4) } else { DEADLINE } {
             break;
         }
         let (comm, _) = alone();
@@ -32,10 +33,10 @@ fn beside_a_revocation(mut end: impl FnMut(usize, Communicator, Result<(), NcclE
         if round % 2 == 0 {
             let finalized = comm.clone().finalize(DEADLINE);
             assert!(!matches!(finalized, Err(NcclError::Nccl(_))), "round {round}: a revoked communicator was finalized in NCCL");
-            end(round, comm, revoking.join().expect("the thread does not panic").and(finalized));
+            has_raced = end(round, comm, revoking.join().expect("the thread does not panic").and(finalized));
         } else {
             comm.abort(DEADLINE).expect("the abort succeeds");
-            end(round, comm, revoking.join().expect("the thread does not panic"));
+            has_raced = end(round, comm, revoking.join().expect("the thread does not panic"));
         }
     }
 }
@@ -54,6 +55,7 @@ fn revoke_concurrent_with_finalize_or_abort_is_safe() {
                 _ => assert!(state.contains("Aborted"), "round {round}: {state}: an aborted communicator stays aborted"),
             }
             if state.contains("Revoked") { revoked += 1 } else { late += 1 }
+            revoked > 0 && late > 0
         });
         assert!(revoked > 0 && late > 0, "{revoked} revoked, {late} ended: the threads did not race");
         nothing_is_left();
@@ -68,7 +70,7 @@ fn revoked_state_survives_a_failed_call() {
         // The thread of NCCL is slow before it launches the work. The launch then fails, as after a
         // revocation.
         let before = peerweave_fakes::entered("cuStreamIsCapturing");
-        fail_driver("cuStreamIsCapturing:2=400ms,cuLaunchHostFunc:1=999");
+        fail_driver("cuStreamIsCapturing:2=4000ms,cuLaunchHostFunc:1=999");
         let other = comm.clone();
         let calling = std::thread::spawn(move || other.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum));
         peerweave_fakes::wait_until_entered("cuStreamIsCapturing", before + 2);

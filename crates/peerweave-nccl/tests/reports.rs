@@ -40,9 +40,13 @@ fn ranks_report_their_positions_to_each_other() {
         if child.rank == 2 {
             // This rank never calls the all-reduce, but reports its position.
             comm.report().expect("the rendezvous is reachable");
+            rendezvous.barrier("all ranks have issued their calls").expect("all ranks arrive");
             rendezvous.barrier("all other ranks have timed out").expect("all ranks arrive");
         } else {
             comm.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum).expect("the call is enqueued");
+            // A rank whose wait times out later than that of the other rank is then not missing.
+            comm.report().expect("the rendezvous is reachable");
+            rendezvous.barrier("all ranks have issued their calls").expect("all ranks arrive");
             let error = comm.wait(&stream, Duration::from_millis(500)).expect_err("rank 2 does not join");
             let text = error.to_string();
             let timeout = timeout(Err(error));
@@ -65,10 +69,12 @@ fn rank_late_for_one_call_is_not_missing_in_the_next_call() {
         let mut buffer = floats(&stream, &[1.0]);
         if child.rank == 1 {
             comm.report().expect("the rendezvous is reachable");
+            rendezvous.barrier("rank 1 has reported").expect("all ranks arrive");
             rendezvous.barrier("the wait of rank 0 has timed out").expect("all ranks arrive");
         }
         comm.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum).expect("the call is enqueued");
         if child.rank == 0 {
+            rendezvous.barrier("rank 1 has reported").expect("all ranks arrive");
             let first = timeout(comm.wait_with(&stream, Duration::from_millis(200), OnExpiry::LeaveAlone));
             assert_eq!((first.sequence, first.missing.as_slice()), (Some(1), &[Rank::new(1)][..]));
             rendezvous.barrier("the wait of rank 0 has timed out").expect("all ranks arrive");
@@ -153,5 +159,5 @@ fn dies_while_the_others_make_it(child: &Child, deadline: Duration) {
     let made = Communicator::builder().nccl(nccl).deadline(deadline).from_rendezvous(&device(0), &rendezvous);
     let error = made.expect_err("rank 1 is dead");
     assert!(matches!(error, NcclError::Bootstrap { .. }) && error.to_string().contains("PE 1"), "{error}");
-    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
 }

@@ -164,7 +164,7 @@ fn deregister_on_a_stuck_stream_ends_at_its_deadline() {
         {
             assert!(matches!(result, Err(NcclError::Timeout(_))), "{result:?}");
         }
-        assert!((Duration::from_millis(400)..Duration::from_secs(5)).contains(&start.elapsed()));
+        assert!((Duration::from_millis(400)..Duration::from_secs(20)).contains(&start.elapsed()));
         peerweave_driver::settle(Instant::now() + Duration::from_millis(50));
         assert_eq!((counted("allocations"), counted("windows")), (1, 1), "peers may still write to the memory");
         comm.abort(DEADLINE).expect("the communicator ends");

@@ -16,7 +16,7 @@ pub(crate) use peerweave_fakes::driver::fail as fail_driver;
 use peerweave_fakes::{Child, Fakes};
 use peerweave_nccl::{Communicator, Config, DeadState, Nccl, NcclError, Rank, ReduceOp, Switch, UniqueId, Version, version_code};
 
-pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Returns a fake machine with `devices` devices and the newest library.
 pub(crate) fn fakes(devices: usize) -> Fakes {

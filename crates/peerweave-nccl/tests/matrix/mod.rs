@@ -13,7 +13,7 @@ use peerweave_nccl::{Communicator, Nccl, NcclError, PreMulSum, ReduceOp};
 use peerweave_types::{Element, F8E4M3, F8E5M2, Rank, bf16, f16};
 
 /// Time limit of each wait.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
 /// A rank of this thread, with the stream of its calls.
 pub(crate) struct Member {
