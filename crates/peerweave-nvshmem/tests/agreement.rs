@@ -10,13 +10,15 @@ use common::{DEADLINE, SHORT, device, fakes, misuse, rendezvous, settings, start
 use peerweave_nvshmem::{Context, MisuseKind, NvshmemError, Settings, TeamConfig, TeamId};
 use peerweave_types::Pe;
 
-const A_WHILE: Duration = Duration::from_millis(200);
+/// A time after which another thread has begun a call.
+const A_WHILE: Duration = Duration::from_secs(1);
 
 #[test]
 fn setup_calls_in_different_orders_are_errors_on_all_pes() {
     fakes().run_many(2, |child| {
-        let meeting = rendezvous(&child, Duration::from_secs(3));
-        let here = start_at(meeting, &child, settings(Duration::from_secs(1)));
+        child.meet("started");
+        let meeting = rendezvous(&child, Duration::from_secs(6));
+        let here = start_at(meeting, &child, settings(Duration::from_secs(4)));
         let (context, world) = (&here.context, here.context.world());
         let (one, other) = (here.team_of_first(2), here.team_of_first(2));
         let (first, second) = if child.rank == 0 { (&one, &other) } else { (&other, &one) };
@@ -85,7 +87,7 @@ fn setup_call_completes_although_a_queued_call_timed_out() {
 #[test]
 fn allocation_during_slow_puts_has_one_outcome_on_all_pes() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_putmem=1500").run_many(2, |child| {
-        let here = start_within(&child, Duration::from_secs(3));
+        let here = start_within(&child, Duration::from_secs(6));
         let memory = here.context.alloc::<u32>(128).expect("the memory is allocated");
         let (target, source) =
             (memory.slice(0..64).expect("the range is in bounds"), memory.slice(64..128).expect("the range is in bounds"));
@@ -115,7 +117,7 @@ fn allocation_during_slow_puts_has_one_outcome_on_all_pes() {
 #[test]
 fn split_succeeds_after_some_pes_created_a_team_by_id() {
     fakes().run_many(3, |child| {
-        let here = start_within(&child, Duration::from_secs(2));
+        let here = start(&child);
         if child.rank < 2 {
             let members = [Pe::new(0), Pe::new(1)];
             let team = here.context.team_of(TeamId::from_u64(1), &members, TeamConfig::default()).expect("the team is created");
@@ -199,14 +201,18 @@ fn pes_that_allocate_different_types_get_an_error() {
 #[test]
 fn late_pe_does_not_call_nvshmem_alone() {
     fakes().run_many(2, |child| {
-        let meeting = rendezvous(&child, Duration::from_secs(2));
-        let deadline = Duration::from_secs(3);
+        child.meet("started");
+        let meeting = rendezvous(&child, SHORT);
+        let deadline = 2 * SHORT;
         let context = Context::from_rendezvous(&meeting, &device(child.rank), settings(deadline)).expect("NVSHMEM starts");
         let node = context.node().expect("the team exists");
         if child.rank == 1 {
-            std::thread::sleep(Duration::from_millis(3500));
+            child.wait_for_file("given up");
         }
         let error = node.split_strided(0, 1, 2, TeamConfig::default()).expect_err("the other PE was late");
+        if child.rank == 0 {
+            child.put_file("given up", b"");
+        }
         // No PE called NVSHMEM, so NVSHMEM is usable.
         let alive = context.quiet_blocking();
         // PE 0 must not end before PE 1, because PE 0 runs the server of the rendezvous.

@@ -82,7 +82,7 @@ fn barrier_all_times_out_if_a_pe_is_missing() {
             let began = Instant::now();
             let error = here.context.barrier_all_blocking().expect_err("PE 1 does not make the call");
             assert!(matches!(error, NvshmemError::Timeout(_)), "{error}");
-            assert!(began.elapsed() < SHORT + Duration::from_secs(5), "{:?}", began.elapsed());
+            assert!(began.elapsed() < SHORT + Duration::from_secs(15), "{:?}", began.elapsed());
             assert!(matches!(here.context.barrier_all_blocking(), Err(NvshmemError::Dead { .. })));
         }
         child.meet("given up");

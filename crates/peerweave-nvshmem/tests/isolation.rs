@@ -224,19 +224,19 @@ fn module_that_cannot_be_finalized_is_never_unloaded() {
 
 #[test]
 fn wait_for_calls_of_other_threads_times_out() {
-    fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_putmem=400").run_many(1, |child| {
-        let here = start_within(&child, Duration::from_millis(600));
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_putmem=1500").run_many(1, |child| {
+        let here = start_within(&child, Duration::from_secs(4));
         let memory = here.context.alloc::<u32>(128).expect("the memory is allocated");
         let (target, source) =
             (memory.slice(0..64).expect("the range is in bounds"), memory.slice(64..128).expect("the range is in bounds"));
-        let together = Barrier::new(4);
+        let together = Barrier::new(6);
         // Each call returns well within its own deadline, but the last calls time out at the gate.
         let put = || {
             together.wait();
             here.context.put_blocking(&target, &source, here.context.pe())
         };
         let results: Vec<_> = std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..4).map(|_| scope.spawn(put)).collect();
+            let threads: Vec<_> = (0..6).map(|_| scope.spawn(put)).collect();
             threads.into_iter().map(|thread| thread.join().expect("the thread does not panic")).collect()
         });
         let late: Vec<_> = results.into_iter().filter_map(Result::err).collect();
@@ -254,13 +254,13 @@ fn wait_for_calls_of_other_threads_times_out() {
 
 #[test]
 fn call_after_finalize_is_an_error() {
-    fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmemx_hostlib_finalize=1500").run_many(1, |child| {
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmemx_hostlib_finalize=6000").run_many(1, |child| {
         let here = start(&child);
         let team = here.context.world();
         let Here { context, .. } = here;
         std::thread::scope(|scope| {
             let asked = scope.spawn(|| {
-                std::thread::sleep(4 * A_WHILE);
+                std::thread::sleep(Duration::from_secs(3));
                 team.config()
             });
             context.finalize().expect("all PEs finalize NVSHMEM");
@@ -382,8 +382,9 @@ fn sizes_that_overflow_are_refused() {
 
 #[test]
 fn setup_call_is_not_made_after_one_pe_timed_out() {
-    const PATIENCE: Duration = Duration::from_millis(1000);
+    const PATIENCE: Duration = Duration::from_secs(4);
     fakes().run_many(3, |child| {
+        child.meet("started");
         let meeting = rendezvous(&child, PATIENCE * if child.rank == 0 { 1 } else { 4 });
         let context = Context::from_rendezvous(&meeting, &device(child.rank), settings(DEADLINE)).expect("NVSHMEM starts");
         let node = context.node().expect("the team exists");
@@ -410,7 +411,8 @@ fn setup_call_is_not_made_after_one_pe_timed_out() {
 #[test]
 fn timeout_error_names_all_missing_members_of_a_team_call() {
     fakes().run_many(3, |child| {
-        let meeting = rendezvous(&child, Duration::from_secs(2));
+        child.meet("started");
+        let meeting = rendezvous(&child, SHORT);
         let context = Context::from_rendezvous(&meeting, &device(child.rank), settings(DEADLINE)).expect("NVSHMEM starts");
         let node = context.node().expect("the team exists");
         if child.rank == 0 {

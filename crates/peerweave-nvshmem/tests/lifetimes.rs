@@ -177,7 +177,7 @@ fn start_is_refused_if_other_code_started_nvshmem() {
 
 #[test]
 fn slow_malloc_times_out_and_ends_the_context() {
-    fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_malloc=4000").run_many(1, |child| {
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_malloc=12000").run_many(1, |child| {
         let here = start_within(&child, SHORT);
         let error = here.context.alloc::<u8>(8).expect_err("the call exceeds the deadline");
         assert!(matches!(error, NvshmemError::Timeout(_)), "{error}");
@@ -345,7 +345,7 @@ impl Drop for Quiet {
 
 #[test]
 fn destructor_of_an_owner_may_panic_or_call_nvshmem() {
-    let slow = fakes().env("PEERWEAVE_FAKE_NVSHMEM_ANY_MODULE", "1").env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_fence=500");
+    let slow = fakes().env("PEERWEAVE_FAKE_NVSHMEM_ANY_MODULE", "1").env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_fence=4000");
     slow.run_many(1, |child| {
         let here = start(&child);
         let tell = |address: usize, keep: Keep| {
@@ -362,7 +362,7 @@ fn destructor_of_an_owner_may_panic_or_call_nvshmem() {
         ];
         std::thread::scope(|scope| {
             scope.spawn(|| here.context.fence_blocking().expect("the call returns"));
-            std::thread::sleep(A_WHILE);
+            std::thread::sleep(Duration::from_secs(1));
             drop(guards);
         });
         assert_eq!(count("modules"), 3, "a module was finalised although another call held the gate");
@@ -380,9 +380,9 @@ fn memory_dropped_in_use_lives_until_its_stream_completes() {
         let here = start(&child);
         let source = here.context.alloc_zeroed::<u32>(64).expect("the memory is allocated");
         let target = here.context.alloc_zeroed::<u32>(64).expect("the memory is allocated");
+        let began = Instant::now();
         here.context.put(&target, &source, here.next(), &here.stream).expect("the work is enqueued");
         drop((source, target));
-        let began = Instant::now();
         let report = here.context.finalize().expect("all PEs finalize NVSHMEM");
         assert!(began.elapsed() >= A_WHILE, "{:?}", began.elapsed());
         assert_eq!(report.leaked.len(), 2, "{report:?}");

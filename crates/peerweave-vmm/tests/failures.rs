@@ -254,8 +254,9 @@ fn finalize_of_an_ipc_heap_keeps_memory_with_a_handle() {
 
 #[test]
 fn memory_of_a_timed_out_growth_stays_allocated() {
-    let deadline = Duration::from_millis(1500);
+    let deadline = Duration::from_secs(5);
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(2, |child| {
+        child.meet("started");
         let me = process_within(&child, deadline);
         let heap = heap(&me);
         let free = common::free_bytes(&me.context);
@@ -331,7 +332,7 @@ fn settle_waits_until_a_dropped_mapping_is_unmapped() {
         let addresses = peerweave_vmm::Reservation::new(&context, bytes, bytes).expect("the addresses are reserved");
         for _ in 0..100 {
             drop(addresses.map(0, &memory, bytes).expect("the addresses are free"));
-            assert!(peerweave_driver::settle(Instant::now() + Duration::from_secs(10)));
+            assert!(peerweave_driver::settle(Instant::now() + LONG));
         }
     });
 }
@@ -339,7 +340,7 @@ fn settle_waits_until_a_dropped_mapping_is_unmapped() {
 #[test]
 fn broken_heap_creates_no_multicast_objects() {
     Fakes::new().cuda().run(|| {
-        let deadline = Duration::from_secs(3);
+        let deadline = Duration::from_secs(5);
         let is_over = std::sync::Barrier::new(2);
         threads_within(2, deadline, |me| {
             let heap = heap(&me);

@@ -81,26 +81,29 @@ fn multicast_object_with_a_gap_in_its_bindings_is_refused() {
 #[test]
 fn pe_that_times_out_keeps_its_memory_bound() {
     Fakes::new().cuda().run(|| {
-        threads_within(2, Duration::from_millis(1500), |me| {
+        let (has_failed, is_over) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
+        threads_within(2, Duration::from_secs(5), |me| {
             let bytes = bytes();
             let team = collective(&me.rendezvous, &me.context, &[Pe::new(0), Pe::new(1)], "late", bytes)
                 .expect("both PEs add their devices");
             let binding = team.bind(&memory(&me.context, bytes), 0, 0, bytes).expect("the range is unbound");
             if me.pe == 1 {
-                std::thread::sleep(Duration::from_millis(3000));
+                has_failed.wait();
             }
             match (me.pe, team.bound_with(&me.rendezvous, "late", vec![binding])) {
                 (0, given_up) => {
                     assert!(matches!(given_up, Err(VmmError::Timeout { .. })), "{given_up:?}");
                     settle();
+                    has_failed.wait();
                     // The rendezvous of this PE stays open, so that this PE does not count as lost.
-                    std::thread::sleep(Duration::from_millis(3500));
+                    is_over.wait();
                 }
                 (_, message_of) => {
                     let bound = message_of.expect("the other PE has reported that its memory is bound");
                     let addresses = Reservation::new(&me.context, bytes, 2 * MIB).expect("the addresses are reserved");
                     let mapping = bound.map(&addresses, 0, bytes, &[me.context.ordinal()]).expect("the memory is mapped");
                     assert_eq!(multicast_store(&me.context, mapping.address(), &[1; 8]), Ok(()));
+                    is_over.wait();
                 }
             }
         });
@@ -112,12 +115,13 @@ fn pe_that_times_out_keeps_its_memory_bound() {
 #[test]
 fn pe_that_times_out_after_mapping_keeps_its_memory_bound() {
     Fakes::new().cuda().run(|| {
-        let ends = threads_within(2, Duration::from_millis(1500), |me| {
+        let is_over = std::sync::Barrier::new(2);
+        let ends = threads_within(2, Duration::from_secs(5), |me| {
             let heap = SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(16 * MIB)).expect("the heap is created");
             me.barrier("made");
             if me.pe == 0 {
                 // Delays the last step of PE 0, so that only its report is missing.
-                fail("cuMemSetAccess:1=3000ms");
+                fail("cuMemSetAccess:1=10000ms");
             }
             me.barrier("ordered");
             match heap.multicast() {
@@ -126,7 +130,7 @@ fn pe_that_times_out_after_mapping_keeps_its_memory_bound() {
                     settle();
                     let again = heap.multicast().map(drop).expect_err("the PEs may have different outcomes");
                     assert!(matches!(again, VmmError::Misuse(Misuse::Broken { .. })), "{again}");
-                    std::thread::sleep(Duration::from_millis(3500));
+                    is_over.wait();
                     false
                 }
                 Ok(multicast) => {
@@ -136,6 +140,7 @@ fn pe_that_times_out_after_mapping_keeps_its_memory_bound() {
                         Ok(()),
                         "the other PE has reported that the object is mapped"
                     );
+                    is_over.wait();
                     true
                 }
             }
@@ -263,7 +268,7 @@ fn fabric_object_refuses_memory_without_fabric_handles() {
         }
         me.barrier("stored");
         let view = own.memory::<u64>(me.context.ordinal()).and_then(|view| view.slice(0..1)).expect("the device has rights");
-        let soon = Instant::now() + Duration::from_secs(10);
+        let soon = Instant::now() + Duration::from_secs(60);
         assert_eq!(peerweave_vmm::read(&me.stream, &view, soon).expect("the read completes"), [9]);
         drop((bound, mapping, own, view, memory, addresses));
         settle();
@@ -288,7 +293,7 @@ fn member_lists_must_be_equal_and_without_duplicates() {
                 .map(drop)
                 .expect_err("the data of the PEs differs");
             assert!(matches!(error, VmmError::Misuse(Misuse::Diverged { .. })), "{error}");
-            assert!(start.elapsed() < Duration::from_secs(10), "a PE waited for the deadline");
+            assert!(start.elapsed() < Duration::from_secs(25), "a PE waited for the deadline");
         });
         settle();
         Calls::now().assert_balanced("after the refused calls");
@@ -321,20 +326,20 @@ fn pes_on_one_device_create_no_multicast_object() {
 #[test]
 fn timeout_at_a_later_chunk_keeps_earlier_chunks_bound() {
     Fakes::new().cuda().run(|| {
-        threads_within(2, Duration::from_millis(1500), |me| {
+        let is_over = std::sync::Barrier::new(2);
+        threads_within(2, Duration::from_secs(5), |me| {
             let options = HeapOptions::new(16 * MIB).max_bytes(64 * MIB);
             let heap = SymmetricHeap::new(&me.rendezvous, &me.context, options).expect("the heap is created");
             heap.grow(16 * MIB).expect("there is enough memory");
             me.barrier("made");
             if me.pe == 0 {
                 // Delays the last step of PE 0 for the second chunk.
-                fail("cuMemSetAccess:3=3000ms");
+                fail("cuMemSetAccess:3=10000ms");
             }
             me.barrier("ordered");
             match heap.multicast() {
                 Err(given_up) => {
                     assert!(matches!(given_up, VmmError::Timeout { .. }), "{given_up:?}");
-                    std::thread::sleep(Duration::from_millis(3500));
                 }
                 Ok(multicast) => {
                     settle();
@@ -348,6 +353,7 @@ fn timeout_at_a_later_chunk_keeps_earlier_chunks_bound() {
                     }
                 }
             }
+            is_over.wait();
         });
     });
 }
@@ -355,7 +361,7 @@ fn timeout_at_a_later_chunk_keeps_earlier_chunks_bound() {
 #[test]
 fn call_waits_for_at_most_one_deadline_if_a_pe_is_lost() {
     Fakes::new().cuda().run(|| {
-        let deadline = Duration::from_secs(3);
+        let deadline = Duration::from_secs(6);
         threads_within(2, deadline, |me| {
             let (members, bytes) = ([Pe::new(0), Pe::new(1)], bytes());
             if me.pe == 0 {
@@ -406,7 +412,7 @@ fn import_error_names_the_failed_pe_before_the_deadline() {
                 .expect_err("one PE is out of descriptors");
             let took = start.elapsed();
             drop(held);
-            assert!(took < Duration::from_secs(8), "PE {}: the error came only after {took:?}: {error}", me.pe);
+            assert!(took < Duration::from_secs(25), "PE {}: the error came only after {took:?}: {error}", me.pe);
             if me.pe != full {
                 assert!(matches!(&error, VmmError::Peer { pe, .. } if pe.get() == full), "PE {}: {error}", me.pe);
             }

@@ -165,7 +165,7 @@ fn endless_work_of_other_code_does_not_block_heap_calls() {
     Fakes::new().cuda().run(|| {
         let (send, receive) = channel();
         std::thread::spawn(move || {
-            let options = Options { deadline: Duration::from_secs(2), ..Options::default() };
+            let options = Options { deadline: Duration::from_secs(30), ..Options::default() };
             let rendezvous = Arc::new(Rendezvous::join(&Job::single(), options).expect("a job of one PE joins"));
             let context = context(0);
             let default = context.default_stream();
@@ -178,7 +178,7 @@ fn endless_work_of_other_code_does_not_block_heap_calls() {
             let _ = send.send([made.map(drop), allocated, checked].map(|done| done.map_err(|error| error.to_string())));
             hold(&default, false);
         });
-        let done = receive.recv_timeout(Duration::from_secs(10)).expect("the calls do not wait for foreign work");
+        let done = receive.recv_timeout(Duration::from_secs(100)).expect("the calls do not wait for foreign work");
         assert_eq!(done, [const { Ok(()) }; 3]);
     });
 }
@@ -204,7 +204,7 @@ fn host_copies_on_a_stuck_stream_time_out() {
             let after = read(&stuck, &view, soon()).expect("the stream continues");
             let _ = send.send(([got, put], after));
         });
-        let (ends, after) = receive.recv_timeout(Duration::from_secs(10)).expect("the copies return by their deadline");
+        let (ends, after) = receive.recv_timeout(Duration::from_secs(100)).expect("the copies return by their deadline");
         for end in ends {
             let error = end.expect_err("the stream is stuck");
             assert!(matches!(&error, VmmError::Timeout { missing, .. } if missing.is_empty()), "{error}");
@@ -297,7 +297,7 @@ fn ipc_memory_is_freed_while_other_streams_are_stuck() {
         // work.
         drop(memory);
         assert!(
-            peerweave_driver::settle(std::time::Instant::now() + Duration::from_secs(5)),
+            peerweave_driver::settle(std::time::Instant::now() + Duration::from_secs(60)),
             "freeing must not wait for the stuck stream"
         );
         assert_eq!(

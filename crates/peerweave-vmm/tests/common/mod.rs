@@ -12,7 +12,7 @@ use peerweave_fakes::{Child, driver};
 use peerweave_vmm::VmmError;
 
 /// A time limit that no passing test reaches.
-pub(crate) const LONG: Duration = Duration::from_secs(20);
+pub(crate) const LONG: Duration = Duration::from_secs(60);
 
 /// A PE with its device.
 pub(crate) struct Me {
