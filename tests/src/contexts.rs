@@ -181,8 +181,8 @@ pub fn quiet_names_the_dead(world: &World, how: &str, victim: Rank, die: impl Fn
     assert!(matches!(error, Error::Peer { cause: PeerCause::Died, .. }), "{how}: {error}");
     is_named(&error);
     assert!(
-        start.elapsed() < Duration::from_secs(10),
-        "the death was reported after {:?}, expected less than 10 s",
+        start.elapsed() < Duration::from_secs(20),
+        "the death was reported after {:?}, expected less than 20 s",
         start.elapsed()
     );
     // Both contexts name the victim again, and so does a new context.

@@ -39,7 +39,7 @@ impl Job {
             n_pes,
             args: String::new(),
             limit: Duration::from_secs(120),
-            deadline: Duration::from_secs(30),
+            deadline: Duration::from_secs(60),
             attach: true,
             check_calls: false,
             heap_bytes: None,

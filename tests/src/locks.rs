@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 /// The rank whose memory has the elements that a lock protects.
 const HOME: Rank = Rank::new(0);
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(60);
 
 /// Adds 1 to both elements at `home`. The caller must hold the lock. The elements differ only while
 /// a holder changes them. Returns their previous value.

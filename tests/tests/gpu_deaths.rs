@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// Kills the last of three PEs while all of them repeat an operation.
 fn one_is_killed(child: &Child, how: &str) {
-    let options = GpuOptions::new(1 << 20).deadline(Duration::from_secs(20)).slots(4);
+    let options = GpuOptions::new(1 << 20).deadline(Duration::from_secs(60)).slots(4);
     let gpu = common::process(child, options);
     let world = World::from(peerweave_core::World::new(Cuda::new(gpu.clone()).expect("a backend")).expect("a world"));
     contexts::quiet_names_the_dead(&world, how, Rank::new(2), || {
@@ -23,7 +23,7 @@ fn one_is_killed(child: &Child, how: &str) {
     });
     drop(world);
     let (_, took) = gpu.end();
-    assert!(took < Duration::from_secs(5), "the end took {took:?}, expected less than 5 s, without a wait for the dead PE");
+    assert!(took < Duration::from_secs(20), "the end took {took:?}, expected less than 20 s, without a wait for the dead PE");
 }
 
 /// Returns whether an operation of a context only copies.

@@ -28,7 +28,7 @@ fn main() -> ExitCode {
 
 /// Time within which a waiter must notice the death of the holder on a busy machine; much less than
 /// the deadline.
-const SOON: Duration = Duration::from_secs(8);
+const SOON: Duration = Duration::from_secs(20);
 
 /// Arguments: the number of threads of each PE, and how often each thread acquires the lock.
 fn contend(seat: &Seat) {
@@ -70,7 +70,7 @@ fn wait_for_a_lock_ends_at_its_deadline() {
     }
 }
 
-/// Holds the lock on the last PE for longer than the deadline of one second.
+/// Holds the lock on the last PE for longer than the deadline of five seconds.
 fn messages(seat: &Seat) {
     let world = seat.join();
     let (n, lock) = (world.n_pes(), world.alloc_lock().unwrap());
@@ -78,14 +78,14 @@ fn messages(seat: &Seat) {
     if world.my_pe().get() == last {
         let _guard = lock.lock().unwrap();
         world.team().barrier_blocking().unwrap();
-        std::thread::sleep(Duration::from_millis(1500));
+        std::thread::sleep(Duration::from_secs(7));
         world.team().barrier_blocking().unwrap();
-        std::thread::sleep(Duration::from_millis(2500)); // the others release the lock
+        std::thread::sleep(Duration::from_secs(10)); // the others release the lock
         return;
     }
     world.team().barrier_blocking().unwrap();
     let late = lock.take_over().map(drop).unwrap_err().to_string();
-    let start = format!("take_over on the world ({n} PEs): timed out after 1.");
+    let start = format!("take_over on the world ({n} PEs): timed out after ");
     assert!(late.starts_with(&start) && late.ends_with(&format!(" s; PE {last} holds the lock")), "{late}");
     world.team().barrier_blocking().unwrap();
     let late = lock.release().unwrap_err();
@@ -95,8 +95,8 @@ fn messages(seat: &Seat) {
 }
 
 fn take_over_and_release_timeouts_name_the_holder() {
-    Job::new("messages", 2).deadline(Duration::from_secs(1)).on_threads();
-    Job::new("messages", 3).deadline(Duration::from_secs(1)).on_processes();
+    Job::new("messages", 2).deadline(Duration::from_secs(5)).on_threads();
+    Job::new("messages", 3).deadline(Duration::from_secs(5)).on_processes();
 }
 
 /// Asserts that an attempt failed because of PE `victim`.
@@ -113,6 +113,17 @@ fn meet(world: &World, arrived: &Symmetric<u64>, victim: u32, calls: u64) {
     team.atomic_inc_blocking(arrived, 0, counter).unwrap();
     let due = calls * (world.n_pes() as u64 - 1);
     locks::until("the survivors arrive", || team.atomic_fetch_blocking(arrived, 0, counter).unwrap() >= due);
+}
+
+/// Returns when this PE may end. The PE with the counter of [`meet`] ends last.
+fn end_last(world: &World, arrived: &Symmetric<u64>, victim: u32) {
+    let (team, counter) = (world.team(), Rank::new((victim + 1) % world.n_pes() as u32));
+    if team.my_rank() != counter {
+        team.atomic_inc_blocking(arrived, 1, counter).unwrap();
+        return;
+    }
+    let due = world.n_pes() as u64 - 2;
+    locks::until("the other survivors end", || team.atomic_fetch_blocking(arrived, 1, counter).unwrap() >= due);
 }
 
 /// Takes the lock after the death of `victim`; prints whether this PE took it over.
@@ -143,7 +154,7 @@ fn holder_dies(seat: &Seat) {
     if world.my_pe().get() == victim {
         locks.iter().for_each(|lock| std::mem::forget(lock.lock().unwrap()));
     }
-    let arrived = world.alloc_zeroed::<u64>(1).unwrap();
+    let arrived = world.alloc_zeroed::<u64>(2).unwrap();
     world.team().barrier_blocking().unwrap();
     if world.my_pe().get() == victim {
         die();
@@ -151,9 +162,7 @@ fn holder_dies(seat: &Seat) {
     for (calls, lock) in (1..).zip(&locks) {
         survive(&world, lock, victim, &arrived, calls);
     }
-    // The PE with the counter leaves last.
-    meet(&world, &arrived, victim, 3);
-    std::thread::sleep(Duration::from_millis(100));
+    end_last(&world, &arrived, victim);
 }
 
 fn exactly_one_pe_takes_over_the_lock_of_a_killed_holder() {
@@ -185,7 +194,7 @@ fn waiter_dies(seat: &Seat) {
     match world.my_pe().get() {
         0 => {
             waits(2);
-            std::thread::sleep(Duration::from_millis(300));
+            std::thread::sleep(Duration::from_secs(3));
             drop(guard); // passes the lock on to PE 1, which is dead
             drop(lock.lock().unwrap());
         }
@@ -226,7 +235,7 @@ fn error_names_a_lock_holder_that_left() {
 fn any_instant(seat: &Seat) {
     let (world, victim, after) = (seat.join(), seat.arg::<u32>(0), seat.arg(1));
     let (lock, pair) = (world.alloc_lock().unwrap(), world.alloc_zeroed::<u64>(2).unwrap());
-    let arrived = world.alloc_zeroed::<u64>(1).unwrap();
+    let arrived = world.alloc_zeroed::<u64>(2).unwrap();
     let home = Rank::new((victim + 1) % world.n_pes() as u32);
     let is_victim = world.my_pe().get() == victim;
     world.team().barrier_blocking().unwrap();
@@ -252,7 +261,7 @@ fn any_instant(seat: &Seat) {
         locks::step(&world, &pair, home);
     }
     meet(&world, &arrived, victim, 1);
-    std::thread::sleep(Duration::from_millis(100));
+    end_last(&world, &arrived, victim);
 }
 
 fn lock_is_usable_after_a_death_at_any_instant() {

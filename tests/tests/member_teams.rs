@@ -31,7 +31,7 @@ fn main() -> ExitCode {
 
 /// Time within which a loss is reported on a machine whose processors are all busy; much less than
 /// the deadline.
-const SOON: Duration = Duration::from_secs(8);
+const SOON: Duration = Duration::from_secs(20);
 
 fn pes(list: &[u32]) -> Vec<Pe> {
     list.iter().copied().map(Pe::new).collect()
@@ -219,18 +219,21 @@ fn teams_are_made_while_other_teams_are_split() {
 fn errors_of_all_waiting_members_name_the_missing_member() {
     // First PE 0 is missing, which is the first of the list, and then PE 2.
     for absent in [0u32, 2] {
-        let errors = pes_run(4, Duration::from_millis(600), |world| {
+        let failed = Barrier::new(4);
+        let errors = pes_run(4, Duration::from_secs(4), |world| {
             let me = world.my_pe().get();
             if me == absent {
-                sleep(Duration::from_millis(1500));
+                failed.wait();
                 return None;
             }
             // The members begin to wait at different times. All fail at the first deadline.
             sleep(Duration::from_millis(u64::from(me) * 50));
             let started = Instant::now();
-            let error = world.team_of(&pes(&[0, 1, 2, 3])).unwrap_err();
-            assert!(started.elapsed() < Duration::from_secs(5), "PE {me}: {:?}", started.elapsed());
-            Some(error)
+            let outcome = world.team_of(&pes(&[0, 1, 2, 3]));
+            let waited = started.elapsed();
+            failed.wait();
+            assert!(waited < Duration::from_secs(15), "PE {me}: {waited:?}");
+            Some(outcome.unwrap_err())
         });
         for (pe, error) in errors.into_iter().enumerate().filter_map(|(pe, error)| Some((pe, error?))) {
             assert!(matches!(error, Error::Timeout(_)), "PE {pe}: {error}");
@@ -242,7 +245,7 @@ fn errors_of_all_waiting_members_name_the_missing_member() {
 
 fn team_is_made_by_the_call_after_a_timeout() {
     let (failed, late) = (Barrier::new(2), pes(&[0, 1]));
-    pes_run(2, Duration::from_millis(400), |world| {
+    pes_run(2, Duration::from_secs(4), |world| {
         if world.my_pe().get() == 0 {
             assert!(matches!(world.team_of(&late), Err(Error::Timeout(_))));
         }
@@ -256,7 +259,7 @@ fn different_member_lists_are_a_mismatch_on_both_pes() {
     for (one, other) in
         [([0, 1].to_vec(), [1, 0].to_vec()), ([0, 1].to_vec(), [0, 1, 2].to_vec()), ([1, 0].to_vec(), [2, 0, 1].to_vec())]
     {
-        let errors = pes_run(3, Duration::from_secs(20), |world| {
+        let errors = pes_run(3, PATIENT, |world| {
             let error = match world.my_pe().get() {
                 0 => Some(world.team_of(&pes(&one)).unwrap_err()),
                 1 => Some(world.team_of(&pes(&other)).unwrap_err()),

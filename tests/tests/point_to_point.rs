@@ -155,7 +155,7 @@ fn ahead(seat: &Seat) {
         let tickets: Vec<_> =
             (0..400).map(|i| team.send(&stream, &Buffer::from(message(0, 1, i, lens(i))), rank(1)).unwrap()).collect();
         // A call on an idle stream may block briefly, but does not wait for the receiver.
-        assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+        assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
         team.barrier_blocking().unwrap();
         tickets.iter().for_each(|ticket| ticket.wait().unwrap());
     } else {
@@ -339,7 +339,7 @@ fn late_receiver(seat: &Seat) {
         let error = team.send_blocking(&vec![1u8; 100_000], rank(1)).unwrap_err();
         assert!(matches!(&error, Error::Timeout(timeout) if timeout.call == "send"), "{error}");
         assert_eq!(error.blamed(), [peerweave::Pe::new(1)]);
-        assert!(started.elapsed() >= Duration::from_secs(1) && started.elapsed() < Duration::from_secs(4));
+        assert!(started.elapsed() >= Duration::from_secs(5) && started.elapsed() < Duration::from_secs(20));
         say("timed out");
     }
     // PE 1 sleeps until the scenario ends it.
@@ -347,6 +347,6 @@ fn late_receiver(seat: &Seat) {
 }
 
 fn send_without_a_receive_expires_and_names_the_receiver() {
-    let mut running = Job::new("late_receiver", 2).deadline(Duration::from_secs(1)).start();
+    let mut running = Job::new("late_receiver", 2).deadline(Duration::from_secs(5)).start();
     assert_eq!(running.line(0), "timed out");
 }

@@ -41,7 +41,7 @@ fn main() -> ExitCode {
 
 /// Time within which the survivors must continue on a machine whose processors are all busy; less
 /// than the deadline.
-const SOON: Duration = Duration::from_secs(12);
+const SOON: Duration = Duration::from_secs(25);
 
 /// The death of a PE, in microseconds after all PEs are ready, or after the PE has begun the shrink
 /// with the number `in_shrink`.
@@ -225,14 +225,14 @@ fn absent(seat: &Seat) {
 
 fn shrink_timeout_names_a_late_pe_which_may_call_later() {
     for n_pes in [2, 4] {
-        let job = Job::new("absent", n_pes).args("2.5").deadline(Duration::from_millis(2500));
+        let job = Job::new("absent", n_pes).args("6").deadline(Duration::from_secs(6));
         job.on_processes();
         job.on_threads();
     }
 }
 
 /// The deadline of jobs in which a PE is stopped.
-const STOPPED: Duration = Duration::from_secs(3);
+const STOPPED: Duration = Duration::from_secs(5);
 
 /// Shrinks repeatedly. Argument: the PE that the scenario stops at a random instant.
 fn stopped(seat: &Seat) {
@@ -420,7 +420,7 @@ fn shrink_excludes_threads_that_panic_or_return() {
         for panics in [false, true] {
             let done = AtomicU32::new(0);
             let mut options = HostOptions::default();
-            options.deadline = Duration::from_secs(30);
+            options.deadline = Duration::from_secs(60);
             let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 on_threads(n_pes, &options, |world| {
                     let me = world.my_pe().get();

@@ -183,8 +183,8 @@ fn sticky(seat: &Seat) {
 }
 
 fn stream_error_stays_until_the_stream_is_synchronized() {
-    Job::new("sticky", 1).deadline(Duration::from_millis(300)).on_threads();
-    Job::new("sticky", 2).deadline(Duration::from_millis(1500)).on_processes();
+    Job::new("sticky", 1).deadline(Duration::from_secs(3)).on_threads();
+    Job::new("sticky", 2).deadline(Duration::from_secs(5)).on_processes();
 }
 
 fn missing(seat: &Seat) {
@@ -201,24 +201,24 @@ fn missing(seat: &Seat) {
     let behind = team.barrier(&stream).unwrap();
     let error = ticket.wait_within(Duration::from_millis(50)).unwrap_err();
     assert!(matches!(&error, Error::Timeout(timeout) if timeout.waited >= Duration::from_millis(50)), "{error}");
-    let error = ticket.wait_within(Duration::from_secs(20)).unwrap_err();
+    let error = ticket.wait_within(Duration::from_secs(60)).unwrap_err();
     let Error::Timeout(timeout) = &error else { panic!("{error}") };
     assert_eq!(timeout.missing, absent, "{error}");
-    assert!(timeout.waited >= Duration::from_secs(5) && timeout.call.starts_with("all_reduce"), "{error}");
+    assert!(timeout.waited >= Duration::from_secs(12) && timeout.call.starts_with("all_reduce"), "{error}");
     assert!(error.to_string().contains("missing: PE 1, PE 3"), "{error}");
-    assert_eq!(behind.wait_within(Duration::from_secs(20)).unwrap_err().blamed(), absent);
+    assert_eq!(behind.wait_within(Duration::from_secs(60)).unwrap_err().blamed(), absent);
     assert_eq!(stream.synchronize().unwrap_err().blamed(), absent);
     // Later calls of the team fail at once.
     let started = Instant::now();
     assert!(team.barrier_blocking().is_err());
-    assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
     say("named");
     // Stays alive, so that a PE that still waits does not report that this PE has left.
     sleep(Duration::from_secs(60));
 }
 
 fn timeout_error_names_the_missing_pes() {
-    let mut running = Job::new("missing", 4).deadline(Duration::from_secs(5)).start();
+    let mut running = Job::new("missing", 4).deadline(Duration::from_secs(12)).start();
     running.all_say([0, 2], "named");
 }
 

@@ -28,7 +28,7 @@ fn main() -> ExitCode {
 }
 
 /// Time within which every PE must detect a loss.
-const SOON: Duration = Duration::from_secs(8);
+const SOON: Duration = Duration::from_secs(20);
 
 fn limit(resource: Resource, to: u64) {
     setrlimit(resource, Rlimit { current: Some(to), maximum: Some(to) }).expect("a lower limit");

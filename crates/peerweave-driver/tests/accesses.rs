@@ -92,7 +92,7 @@ fn drop_of_an_access_waits_until_the_work_ends() {
 /// work of `call` does not become part of a graph.
 fn captured_meanwhile<R>(stream: &Arc<CudaStream>, late: &str, call: impl FnOnce() -> Result<R, DriverError>) {
     let before = peerweave_fakes::entered(late);
-    fail(&format!("{late}:*=400ms"));
+    fail(&format!("{late}:*=3000ms"));
     std::thread::scope(|scope| {
         scope.spawn(|| {
             peerweave_fakes::wait_until_entered(late, before + 1);

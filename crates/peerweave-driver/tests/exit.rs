@@ -18,7 +18,8 @@ fn exit_waits_for_memory_that_is_being_freed() {
         let (sender, receiver) = channel();
         let free = move || {
             sender.send(()).expect("the main thread waits");
-            std::thread::sleep(Duration::from_millis(300));
+            // Less than the time for which the exit waits.
+            std::thread::sleep(Duration::from_secs(1));
             eprintln!("the free has returned");
         };
         retire(&context, [stream], Box::new(free));

@@ -86,7 +86,7 @@ fn retiring_a_value_does_not_invalidate_a_capture() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let before = peerweave_fakes::entered("cuEventRecord");
-        fail("cuEventRecord:1=400ms");
+        fail("cuEventRecord:1=3000ms");
         let freed = std::thread::scope(|scope| {
             let retiring = scope.spawn(|| retire_flag(&context, &stream));
             peerweave_fakes::wait_until_entered("cuEventRecord", before + 1);

@@ -376,7 +376,7 @@ fn endless_wait_ends_at_the_deadline() {
     let started = Instant::now();
     let options = Options::default().deadline(Duration::from_millis(100));
     let error = run(&Launch::new("forever", 2, 4, &body), &options).unwrap_err();
-    assert!(started.elapsed() < Duration::from_secs(5));
+    assert!(started.elapsed() < Duration::from_secs(20));
     let text = error.to_string();
     assert!(text.contains("forever: timed out") && text.contains("3 waiting in sync_threads"), "{text}");
     assert!(dropped.into_inner());

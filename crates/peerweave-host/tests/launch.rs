@@ -14,7 +14,7 @@ fn options(deadline: Duration) -> HostOptions {
 }
 
 fn alone<R: Send>(program: impl Fn(World) -> R + Sync) -> R {
-    on_threads(1, &options(Duration::from_secs(20)), program).unwrap().remove(0)
+    on_threads(1, &options(Duration::from_secs(60)), program).unwrap().remove(0)
 }
 
 /// Adds 1 for each thread to the word at the address `word`.
@@ -128,12 +128,12 @@ fn error_of_a_kernel_contains_the_chosen_seed() {
     seeded.kernel_seed = 41;
     let outcomes = on_threads(1, &seeded, |world| -> Result<()> {
         let (stream, signal) = (world.stream()?, world.alloc_zeroed::<u64>(1)?);
-        let error = stream.launch(&panics_in::KERNEL, 2, 64, (1, 40))?.wait_within(Duration::from_secs(20)).unwrap_err();
+        let error = stream.launch(&panics_in::KERNEL, 2, 64, (1, 40))?.wait_within(Duration::from_secs(60)).unwrap_err();
         assert!(error.to_string().ends_with("; PEERWEAVE_KERNEL_SEED=41 repeats the schedule"), "{error}");
         // The error of an operation in a kernel contains the seed too.
         let stream = world.stream()?;
         let ticket = stream.launch(&waits_for_pe_1::KERNEL, 1, 1, (&signal,))?;
-        let error = ticket.wait_within(Duration::from_secs(20)).unwrap_err();
+        let error = ticket.wait_within(Duration::from_secs(60)).unwrap_err();
         assert!(error.to_string().ends_with("; PEERWEAVE_KERNEL_SEED=41 repeats the schedule"), "{error}");
         drop(stream);
         Ok(())
@@ -159,9 +159,9 @@ fn kernel_that_never_returns_is_stopped_at_the_deadline() {
         let stream = world.stream()?;
         let started = Instant::now();
         stream.launch(&forever::KERNEL, 2, 32, ())?;
-        let error = stream.synchronize_within(Duration::from_secs(20)).unwrap_err();
+        let error = stream.synchronize_within(Duration::from_secs(60)).unwrap_err();
         assert!(error.to_string().starts_with("forever: timed out after "), "{error}");
-        assert!(started.elapsed() < Duration::from_secs(10));
+        assert!(started.elapsed() < Duration::from_secs(20));
         Ok(())
     })
     .unwrap()
@@ -231,7 +231,7 @@ fn shift(ctx: &Context, dst: SymSlice<u32>) -> Result<(), Failed> {
 #[test]
 fn kernels_of_pes_on_threads_wait_for_each_other() {
     for kernel_seed in [0, 1, 2, 3] {
-        let mut options = options(Duration::from_secs(20));
+        let mut options = options(Duration::from_secs(60));
         options.kernel_seed = kernel_seed;
         let received = on_threads(3, &options, |world| -> Result<u32> {
             let (stream, dst) = (world.stream()?, world.alloc_zeroed::<u32>(1)?);
@@ -249,17 +249,17 @@ fn kernels_of_pes_on_threads_wait_for_each_other() {
 #[test]
 fn wait_that_times_out_names_the_missing_pe() {
     let gave_up = AtomicBool::new(false);
-    let outcomes = on_threads(2, &options(Duration::from_millis(300)), |world| -> Result<()> {
+    let outcomes = on_threads(2, &options(Duration::from_secs(4)), |world| -> Result<()> {
         let (stream, signal) = (world.stream()?, world.alloc_zeroed::<u64>(1)?);
         let outcome = match world.my_pe().get() {
-            0 => stream.launch(&waits_for_pe_1::KERNEL, 2, 64, (&signal,))?.wait_within(Duration::from_secs(20)),
+            0 => stream.launch(&waits_for_pe_1::KERNEL, 2, 64, (&signal,))?.wait_within(Duration::from_secs(60)),
             _ => Ok(()),
         };
         if world.my_pe().get() == 0 {
             gave_up.store(true, Ordering::Release);
         }
         // PE 1 stays until PE 0 has given up.
-        let end = Instant::now() + Duration::from_secs(30);
+        let end = Instant::now() + Duration::from_secs(90);
         while !gave_up.load(Ordering::Acquire) && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -313,7 +313,7 @@ fn work_of_a_team(
 #[test]
 fn kernel_communicates_only_with_members_of_its_team() {
     for n in [1, 2, 3, 8] {
-        let outcomes = on_threads(n, &options(Duration::from_secs(20)), |world| -> Result<()> {
+        let outcomes = on_threads(n, &options(Duration::from_secs(60)), |world| -> Result<()> {
             let me = u64::from(world.my_pe().get());
             let team = world.team().split(Some(me % 2), -(me as i64))?.expect("the rank passed a color");
             let members: Vec<u64> = (0..n as u64).rev().filter(|pe| pe % 2 == me % 2).collect();
@@ -338,7 +338,7 @@ fn kernel_communicates_only_with_members_of_its_team() {
 
 #[test]
 fn team_in_a_reused_slot_starts_with_fresh_state() {
-    let outcomes = on_threads(3, &options(Duration::from_secs(20)), |world| -> Result<()> {
+    let outcomes = on_threads(3, &options(Duration::from_secs(60)), |world| -> Result<()> {
         let (stream, word) = (world.stream()?, world.alloc_zeroed::<u64>(1)?);
         let (sum, mine) = (world.alloc_zeroed::<u32>(5)?, world.alloc::<u32>(5)?);
         mine.fill(1)?;

@@ -93,13 +93,14 @@ fn capabilities_describe_each_reduction() {
 fn failure_of_a_team_is_recorded_on_the_pe_that_detected_it() {
     let mut options = HostOptions::default();
     options.deadline = Duration::from_millis(100);
+    let has_failed = std::sync::Barrier::new(2);
     on_threads(2, &options, |world| {
         assert!(world.team().failure().is_none());
-        if world.my_pe().get() == 0 {
-            assert!(matches!(world.team().barrier_blocking(), Err(Error::Timeout(_))));
+        let outcome = (world.my_pe().get() == 0).then(|| world.team().barrier_blocking());
+        has_failed.wait();
+        if let Some(outcome) = outcome {
+            assert!(matches!(outcome, Err(Error::Timeout(_))), "{outcome:?}");
             assert!(matches!(world.team().failure(), Some(Error::Timeout(_))));
-        } else {
-            std::thread::sleep(Duration::from_millis(400));
         }
     })
     .expect("the shared memory is mapped");

@@ -54,7 +54,11 @@ fn revoke_concurrent_with_finalize_or_abort_is_safe() {
                 ),
                 _ => assert!(state.contains("Aborted"), "round {round}: {state}: an aborted communicator stays aborted"),
             }
-            if state.contains("Revoked") { revoked += 1 } else { late += 1 }
+            if state.contains("Revoked") {
+                revoked += 1
+            } else {
+                late += 1
+            }
             revoked > 0 && late > 0
         });
         assert!(revoked > 0 && late > 0, "{revoked} revoked, {late} ended: the threads did not race");

@@ -122,6 +122,9 @@ fn waiter_gets_the_lock_before_a_caller_in_a_loop() {
         // Ignores the largest third, because the system may have suspended this thread in these
         // rounds.
         passed.sort_unstable();
-        assert!(passed[passed.len() * 2 / 3 - 1] <= 3, "{passed:?} calls entered before the waiter, expected at most 3 in a round");
+        assert!(
+            passed[passed.len() * 2 / 3 - 1] <= 3,
+            "{passed:?} calls entered before the waiter, expected at most 3 in a round"
+        );
     });
 }

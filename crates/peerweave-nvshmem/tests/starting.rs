@@ -519,7 +519,7 @@ fn unknown_bootstrap_is_refused_before_nvshmem_is_called() {
         let context = Context::from_unique_id(id, Pe::new(0), 1, &device(0), settings(DEADLINE)).expect("NVSHMEM starts");
         let other = says(
             Context::from_unique_id(id, Pe::new(0), 1, &device(0), settings(SHORT)),
-            &[&format!("a deadline of {DEADLINE:?}"), &format!("a deadline of {SHORT:?}")],
+            &[format!("a deadline of {DEADLINE:?}").as_str(), &format!("a deadline of {SHORT:?}")],
         );
         assert!(other.misuse_kind().is_some(), "{other}");
         context.finalize().expect("all PEs finalize NVSHMEM");

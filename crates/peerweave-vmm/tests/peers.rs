@@ -62,19 +62,19 @@ fn unresponsive_peer_is_reported_by_the_deadline() {
         let contexts = contexts(2);
         let start = Instant::now();
         // The copy to the peer is enqueued. From then on, no stream reports completion.
-        fail("cuMemcpyAsync:1=300ms");
+        fail("cuMemcpyAsync:1=3000ms");
         let order = std::thread::spawn(|| {
             while !common::Calls::now().names().contains(&"cuMemcpyAsync") {
                 std::thread::sleep(Duration::from_millis(1));
             }
             fail("cuStreamQuery:*=600");
         });
-        let error = peer::check_pair(&contexts[0], &contexts[1], start + Duration::from_millis(900))
+        let error = peer::check_pair(&contexts[0], &contexts[1], start + Duration::from_secs(6))
             .expect_err("the device does not respond");
         order.join().expect("the thread does not panic");
         fail("");
         assert!(matches!(&error, VmmError::BrokenPeer { what, .. } if what.contains("timed out after")), "{error}");
-        assert!(start.elapsed() < Duration::from_secs(5));
+        assert!(start.elapsed() < Duration::from_secs(20));
         settle();
     });
 }

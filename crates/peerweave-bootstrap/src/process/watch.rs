@@ -126,7 +126,7 @@ mod tests {
         let process = Numbered { pid, started: started(pid) };
         assert_eq!((has_ended(&descriptor), process.has_ended()), (Some(false), Some(false)));
         child.kill().unwrap();
-        let end = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
         while has_ended(&descriptor) != Some(true) {
             assert!(std::time::Instant::now() < end, "the end of the process was not detected");
         }

@@ -120,7 +120,7 @@ fn barrier_works_between_calls_and_names_a_missing_rank() {
             world.check::<f32>(&Given::default());
         }
     }
-    let mut world = World::with_deadline(3, &[2, 0, 1], 1, Duration::from_millis(200));
+    let mut world = World::with_deadline(3, &[2, 0, 1], 1, Duration::from_secs(2));
     let calls: Vec<Call> = (0..3).map(|rank| world.call(&given, rank, 4, 0)).collect();
     let error = world.run(&barrier::barrier_8::KERNEL, &given, &calls, |rank| rank != 2).expect_err("rank 2 is missing");
     let JobError::Failed { report, .. } = &error else { panic!("{error}") };

@@ -193,7 +193,7 @@ fn some_lengths(seed: u64, ranks: usize, below: usize, unit: usize) -> Vec<usize
 fn messages_sent_as_lines_arrive_at_any_length() {
     for ranks in RANKS {
         explore(2, |seed| {
-            let mut world = World::new(ranks, seed, Duration::from_secs(20));
+            let mut world = World::new(ranks, seed, Duration::from_secs(60));
             let n = ranks as usize;
             for call in 0..6 {
                 let unit = if call % 3 == 2 { LINE_BYTES } else { 1 };
@@ -211,7 +211,7 @@ fn messages_sent_as_lines_arrive_at_any_length() {
 fn messages_sent_through_rings_arrive_at_any_length() {
     for ranks in RANKS {
         explore(2, |seed| {
-            let mut world = World::new(ranks, seed, Duration::from_secs(20));
+            let mut world = World::new(ranks, seed, Duration::from_secs(60));
             let n = ranks as usize;
             for call in 0..8 {
                 let direct = [Direct::Nothing, Direct::Nothing, Direct::All, Direct::Some][call as usize % 4];
@@ -230,7 +230,7 @@ fn messages_sent_through_rings_arrive_at_any_length() {
 #[test]
 fn each_pair_of_ranks_counts_its_messages_separately() {
     explore(3, |seed| {
-        let mut world = World::new(4, seed, Duration::from_secs(20));
+        let mut world = World::new(4, seed, Duration::from_secs(60));
         for call in 0..10 {
             let (from, to) = [(0, 1), (0, 1), (0, 1), (2, 1), (1, 0)][call as usize % 5];
             for form in [Form::Lines, Form::Ring] {
@@ -254,7 +254,7 @@ fn missing_sender_or_receiver_is_named_by_its_peer() {
         (Shared { direct: Direct::All, ..ring }, 0, 1, 1024),
     ];
     for (shared, missing, waits, bytes) in cases {
-        let mut world = World::new(2, 1, Duration::from_millis(200));
+        let mut world = World::new(2, 1, Duration::from_secs(2));
         let outcome = world.launch(0, shared, &|from, to| if (from, to) == (0, 1) { bytes } else { 0 }, |rank| rank != missing);
         let JobError::Failed { report, .. } = outcome.expect_err("one rank is missing") else { panic!("{shared:?}") };
         let expected = (Some(FailureKind::Deadline), Some(Pe::new(missing as u32)));

@@ -66,7 +66,7 @@ impl World {
 
     /// Creates a job with a team of these PEs.
     pub(crate) fn of(pes: u32, members: &[u32], seed: u64) -> Self {
-        Self::with_deadline(pes, members, seed, Duration::from_secs(20))
+        Self::with_deadline(pes, members, seed, Duration::from_secs(60))
     }
 
     pub(crate) fn with_deadline(pes: u32, members: &[u32], seed: u64, deadline: Duration) -> Self {

@@ -99,7 +99,7 @@ mod tests {
     fn wait_without_success_ends_at_the_deadline() {
         let start = Instant::now();
         assert_eq!(wait_until::<()>(start + Duration::from_millis(20), || Ok(false)), Ok(false));
-        assert!((Duration::from_millis(20)..Duration::from_secs(2)).contains(&start.elapsed()));
+        assert!((Duration::from_millis(20)..Duration::from_secs(20)).contains(&start.elapsed()));
     }
 
     #[test]

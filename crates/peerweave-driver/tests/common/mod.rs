@@ -9,7 +9,7 @@ use peerweave_driver::{CudaCode, CudaContext, CudaStream, Driver, context};
 use peerweave_fakes::driver;
 pub(crate) use peerweave_fakes::driver::fail;
 
-pub(crate) const LONG: Duration = Duration::from_secs(20);
+pub(crate) const LONG: Duration = Duration::from_secs(60);
 pub(crate) const SHORT: Duration = Duration::from_millis(50);
 
 pub(crate) fn device() -> (Arc<CudaContext>, Arc<CudaStream>) {

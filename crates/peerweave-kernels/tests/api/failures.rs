@@ -6,9 +6,14 @@ use peerweave_device::types::{FailureKind, KernelOp, SymOffset};
 use peerweave_grid::{Job, JobError, Report, Shape};
 use std::time::{Duration, Instant};
 
-/// Returns a job with a short deadline.
+/// Returns a job with a short deadline, which passes in the test.
 fn impatient() -> Job {
-    Job::with_heap(PES, 1 << 16).deadline(Duration::from_millis(150))
+    Job::with_heap(PES, 1 << 16).deadline(Duration::from_millis(1000))
+}
+
+/// Returns a job with a deadline that does not pass in the test.
+fn patient() -> Job {
+    Job::with_heap(PES, 1 << 16).deadline(Duration::from_secs(20))
 }
 
 #[track_caller]
@@ -113,7 +118,7 @@ fn misuse_is_reported_with_its_operation_and_pe() {
         (FailureKind::LengthMismatch, KernelOp::Get, Some(1)),
     ];
     for (form, (kind, operation, pe)) in expected.into_iter().enumerate() {
-        let mut job = impatient();
+        let mut job = patient();
         let of = job.alloc::<u32>(4);
         let outcome = job.launch_each(&misuses::KERNEL, Shape::new(1, 1), |pe| (pe == 0).then_some((of, form as u32)));
         let report = report(outcome);
@@ -131,7 +136,7 @@ fn stores(ctx: &Context, of: SymSlice<u32>) -> Result<(), Failed> {
 
 #[test]
 fn argument_outside_the_allocations_is_refused() {
-    let mut job = impatient();
+    let mut job = patient();
     let of = job.alloc::<u32>(4);
     let before = of.offset().0 - 4;
     for offset in [0, before, of.offset().0 + 16] {
@@ -155,7 +160,7 @@ fn gives_up(ctx: &Context) -> Result<(), Failed> {
 
 #[test]
 fn exit_code_of_a_kernel_is_reported() {
-    let mut job = impatient();
+    let mut job = patient();
     let shape = Shape::new(1, 32);
     let report = report(job.launch_each(&gives_up::KERNEL, shape, |pe| (pe == 1).then_some(())));
     assert_eq!((report.kind(), report.0.operation), (Some(FailureKind::Exit), KernelOp::Exit as u32));
@@ -170,7 +175,7 @@ fn too_many_blocks(ctx: &Context) -> Result<(), Failed> {
 
 #[test]
 fn barrier_with_too_many_blocks_is_refused() {
-    let mut job = impatient();
+    let mut job = patient();
     let report = report(job.launch(&too_many_blocks::KERNEL, 5000, 1, ()));
     assert_eq!((report.kind(), report.0.operation), (Some(FailureKind::NoSlot), KernelOp::Barrier as u32));
     assert!(report.0.found >= report.0.expected);

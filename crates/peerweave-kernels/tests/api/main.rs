@@ -22,7 +22,7 @@ const PES: u32 = 3;
 
 /// Returns a job with this seed and a deadline of 20 seconds.
 fn job(seed: u64) -> Job {
-    Job::with_heap(PES, 1 << 20).seed(seed).deadline(Duration::from_secs(20))
+    Job::with_heap(PES, 1 << 20).seed(seed).deadline(Duration::from_secs(60))
 }
 
 /// Runs a kernel of one block on all PEs, and panics with the error if it fails.

@@ -30,7 +30,7 @@ fn host(stream: &CudaStream, run: impl FnOnce() + Send + 'static) {
 fn soon(what: &str, is: impl Fn() -> bool) {
     let start = Instant::now();
     while !is() {
-        assert!(start.elapsed() < Duration::from_secs(10), "{what} did not happen");
+        assert!(start.elapsed() < Duration::from_secs(60), "{what} did not happen");
         std::thread::sleep(Duration::from_micros(200));
     }
 }
@@ -157,7 +157,7 @@ fn two_events_measure_the_time_between_them() {
         host(&stream, || std::thread::sleep(Duration::from_millis(30)));
         let end = stream.record_event(timed).unwrap();
         let elapsed = start.elapsed_ms(&end).unwrap();
-        assert!((30.0..5000.0).contains(&elapsed), "{elapsed}");
+        assert!((30.0..60_000.0).contains(&elapsed), "{elapsed}");
         let untimed = stream.record_event(None).unwrap();
         assert_eq!(start.elapsed_ms(&untimed).unwrap_err().0, sys::CUresult::CUDA_ERROR_INVALID_HANDLE);
     });
@@ -342,7 +342,7 @@ fn failed_context_runs_callbacks_but_no_host_functions() {
         assert_eq!(seen.load(Ordering::SeqCst), 0);
         let ran = Arc::new(AtomicBool::new(false));
         let (flag, inside) = (Arc::clone(&ran), Arc::clone(&context));
-        host(&stream, || std::thread::sleep(Duration::from_millis(50)));
+        host(&stream, || std::thread::sleep(Duration::from_secs(3)));
         host(&stream, move || flag.store(true, Ordering::SeqCst));
         // SAFETY: as above.
         unsafe { sys::cuStreamAddCallback(stream.cu_stream(), Some(keep), data, 0) }.result().unwrap();

@@ -87,7 +87,7 @@ fn slow_operation_delays_its_stream() {
 
 #[test]
 fn slow_function_keeps_its_communicator_busy() {
-    fakes().env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommMemStats=100").run(|| {
+    fakes().env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommMemStats=3000").run(|| {
         ranks(1, |_, comm, _| {
             let begin = Instant::now();
             let asking = std::thread::spawn(move || {

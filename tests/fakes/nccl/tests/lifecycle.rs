@@ -50,7 +50,7 @@ fn ranks_that_disagree_hang_until_they_are_aborted() {
 
 #[test]
 fn non_blocking_communicator_is_in_progress_until_ready() {
-    fakes().env("PEERWEAVE_FAKE_NCCL_INIT_SLOW", "50").run(|| {
+    fakes().env("PEERWEAVE_FAKE_NCCL_INIT_SLOW", "3000").run(|| {
         let mut id = UniqueId([0; 128]);
         ok(ncclGetUniqueId(&mut id));
         std::thread::scope(|scope| {

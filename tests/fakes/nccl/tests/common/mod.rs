@@ -239,7 +239,7 @@ pub fn async_state(comm: Handle) -> c_int {
 /// Waits until a communicator has no pending operation, and returns its state.
 #[track_caller]
 pub fn settled(comm: Handle) -> c_int {
-    let end = Instant::now() + Duration::from_secs(10);
+    let end = Instant::now() + Duration::from_secs(60);
     loop {
         let state = async_state(comm);
         if state != 7 {
@@ -253,7 +253,7 @@ pub fn settled(comm: Handle) -> c_int {
 /// Waits until a condition holds.
 #[track_caller]
 pub fn eventually(what: impl Fn() -> bool) {
-    let end = Instant::now() + Duration::from_secs(10);
+    let end = Instant::now() + Duration::from_secs(60);
     while !what() {
         assert!(Instant::now() < end, "it does not come to hold");
         std::thread::sleep(Duration::from_millis(1));
