@@ -5,7 +5,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use peerweave_core::{Buffer, Error, FailureKind, Pe, Rank, ReduceOp};
+use peerweave_core::{Buffer, Error, Pe, Rank, ReduceOp};
 use peerweave_cuda::GpuOptions;
 use peerweave_fakes::Fakes;
 
@@ -80,9 +80,8 @@ fn receive_times_out_if_ordered_before_the_send() {
             outcomes.iter().enumerate().filter_map(|(pe, outcome)| Some((pe, outcome.as_ref().err()?))).collect();
         assert!(!errors.is_empty(), "no wait ended at the deadline");
         for (pe, error) in errors {
-            let Error::Kernel(failure) = error else { panic!("PE {pe}: {error}") };
-            let named = (failure.kind, failure.missing);
-            assert_eq!(named, (Some(FailureKind::Deadline), Some(Pe::new(1 - pe as u32))), "PE {pe}: {error}");
+            let Error::Timeout(timeout) = error else { panic!("PE {pe}: {error}") };
+            assert_eq!(timeout.missing, [Pe::new(1 - pe as u32)], "PE {pe}: {error}");
         }
     });
 }
