@@ -393,3 +393,27 @@ pub fn team_of(world: &World, shape: &str) -> Option<Team> {
     };
     made.unwrap_or_else(|error| panic!("{shape}: {error}"))
 }
+
+/// Runs a check in teams of these shapes, one after another. Each shape must contain every PE, and
+/// all teams of a shape must have the same size. Collective over the world.
+///
+/// # Panics
+/// If a team cannot be created, or if the check panics.
+pub fn in_teams(world: &World, shapes: &[&str], check: impl Fn(&Team)) {
+    for shape in shapes {
+        let team = team_of(world, shape).unwrap_or_else(|| panic!("the shape {shape} does not contain every PE"));
+        check(&team);
+        if *shape != "world" {
+            team.destroy().unwrap_or_else(|error| panic!("{shape}: {error}"));
+        }
+    }
+}
+
+/// Returns the shapes of teams that [`in_teams`] accepts with this number of PEs.
+pub fn shapes_for(n_pes: usize) -> &'static [&'static str] {
+    match n_pes {
+        1 => &["world"],
+        n if n.is_multiple_of(2) => &["world", "reversed", "rows", "columns"],
+        _ => &["world", "reversed"],
+    }
+}
