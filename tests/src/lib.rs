@@ -18,6 +18,7 @@
 //!   norms        all-reduces with residual and RMSNorm
 //!   ragged       cases whose parts differ in length among ranks
 //!   death        the death of a PE by a signal
+//!   acts         operations that are repeated until a PE dies
 //!   leftovers    files, sockets and processes that a job must not leave behind
 //!   waits        waits for words of every type
 //!   contexts     independent streams of one-sided operations
@@ -29,6 +30,7 @@
 //!   vector_state which halves of vector registers are in use
 //! ```
 
+pub mod acts;
 pub mod calls;
 pub mod child;
 pub mod conformance;

@@ -3,11 +3,9 @@
 //!
 //! `PEERWEAVE_KILLS` is the number of random kills (default 20).
 
-mod operations;
-
-use operations::act;
 use peerweave::host::{HostOptions, on_threads};
 use peerweave::{Error, PeerCause, ReduceOp, Result, World};
+use peerweave_tests::acts::act;
 use peerweave_tests::calls::Form;
 use peerweave_tests::child::Running;
 use peerweave_tests::death::{die, die_in};

@@ -90,7 +90,7 @@ impl Source {
             Self::Collective(slot) | Self::Done(slot) | Self::Word(slot) | Self::Wait(slot, ..) => slot,
         };
         match (slot.get(0), self) {
-            (OUTCOME_NOT_YET, _) => Ok(Outcome::NotYet),
+            (OUTCOME_NOT_YET, _) => state.check_signallers(call, team).map(|()| Outcome::NotYet),
             (OUTCOME_DONE, Self::Word(slot)) => Ok(Outcome::Word(slot.get(1))),
             (OUTCOME_DONE, Self::Wait(slot, wait)) => Ok(outcome_of(wait, slot)),
             (OUTCOME_DONE, _) => Ok(Outcome::Done),

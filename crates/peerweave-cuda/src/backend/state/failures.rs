@@ -128,6 +128,22 @@ impl State {
         died.map_or(Ok(()), |(pe, _)| Err(Error::Peer { call, team, pe, cause: PeerCause::Died }))
     }
 
+    /// Fails if a word can no longer change: if a PE has died or called shrink, or if all other PEs
+    /// have left.
+    pub(crate) fn check_signallers(&self, call: &'static str, team: TeamName) -> Result<(), Error> {
+        self.check_targets(call, team)?;
+        let failed = |pe, cause| Err(Error::Peer { call, team, pe, cause });
+        if let Some(pe) = self.shrinks() {
+            return failed(pe, PeerCause::Shrinks);
+        }
+        let losses = self.gpu(call).map_or_else(|_| Vec::new(), |gpu| gpu.rendezvous().losses());
+        let mut left = losses.into_iter().filter(|(_, loss)| cause(loss) == PeerCause::Left);
+        match left.next() {
+            Some((pe, _)) if left.count() + 2 == self.job.n_pes => failed(pe, PeerCause::Left),
+            _ => Ok(()),
+        }
+    }
+
     /// Returns whether a kernel of this GPU has reported a failure.
     pub(crate) fn has_failed(&self) -> bool {
         self.gpu(NAME).is_ok_and(|gpu| gpu.0.report.failure().is_some())
