@@ -138,8 +138,8 @@ impl<'a> TeamCall<'a> {
         self.members.iter().copied().filter(move |&pe| pe != me)
     }
 
-    /// Waits until no PE still needs the list of an earlier call of this PE for its error. Waits for
-    /// at most [`READ_WITHIN`], because the system may have suspended that PE.
+    /// Waits until no PE still needs the list of an earlier call of this PE for its error. Waits at
+    /// most [`READ_WITHIN`], because the system may have suspended that PE.
     fn wait_for_readers(&self) {
         let me = self.shared.peers.me;
         let reads = |pe: usize| {
