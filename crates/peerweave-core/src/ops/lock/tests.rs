@@ -1,5 +1,5 @@
-//! Tests of a lock whose holder is suspended between its two steps: the holder chooses a waiting PE,
-//! and then changes the state.
+//! Tests of a lock whose holder is suspended between its two steps: the holder chooses a waiting
+//! PE, and then changes the state.
 
 use super::*;
 use crate::noop::Noop;
