@@ -14,9 +14,9 @@
 use peerweave::bootstrap::Job;
 use peerweave::{DType, F8E4M3, Pe, World, bf16, f16};
 use peerweave_cuda::{Cuda, CudaOptions};
-use peerweave_tests::conformance::{all_of_a_type, in_teams, shapes_for, team_of};
-use peerweave_tests::moe::{Case, Routing, calls_without_waits, exchange, two_exchanges};
-use peerweave_tests::{contexts, functions, locks, waits};
+use peerweave_tests::check::conformance::{all_of_a_type, in_teams, shapes_for, team_of};
+use peerweave_tests::check::moe::{Case, Routing, calls_without_waits, exchange, two_exchanges};
+use peerweave_tests::check::{contexts, functions, locks, waits};
 use std::error::Error;
 use std::time::{Duration, Instant};
 

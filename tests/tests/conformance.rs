@@ -3,11 +3,12 @@
 //! processes.
 
 use peerweave::{DType, Error, Rank, ReduceFn, ReduceOp, VectorCounts, bf16, f16};
-use peerweave_tests::calls::Form;
-use peerweave_tests::conformance::{self, Arenas, Bench, Case, all_of_a_type, in_teams, shapes_for, team_of};
-use peerweave_tests::memory::Kind;
-use peerweave_tests::sample::{Exact, hash};
-use peerweave_tests::{Job, Seat, functions, named};
+use peerweave_tests::check::conformance::{self, Arenas, Bench, Case, all_of_a_type, in_teams, shapes_for, team_of};
+use peerweave_tests::check::functions;
+use peerweave_tests::data::calls::Form;
+use peerweave_tests::data::memory::Kind;
+use peerweave_tests::data::sample::{Exact, hash};
+use peerweave_tests::{Job, Seat, named};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

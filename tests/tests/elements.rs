@@ -2,8 +2,9 @@
 //! operation that moves them, reductions of their values, and calls that must be refused.
 
 use peerweave::{Team, World};
-use peerweave_tests::conformance::{in_teams, shapes_for};
-use peerweave_tests::{Job, Seat, elements, named};
+use peerweave_tests::check::conformance::{in_teams, shapes_for};
+use peerweave_tests::check::elements;
+use peerweave_tests::{Job, Seat, named};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

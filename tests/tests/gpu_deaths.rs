@@ -7,8 +7,8 @@ mod common;
 use peerweave::{Error, Pe, Rank, World};
 use peerweave_cuda::{Cuda, GpuOptions};
 use peerweave_fakes::{Child, Fakes};
-use peerweave_tests::acts::act;
-use peerweave_tests::contexts;
+use peerweave_tests::check::contexts;
+use peerweave_tests::repeat::acts::act;
 use std::time::{Duration, Instant};
 
 /// Kills the last of three PEs while all of them repeat an operation.

@@ -11,8 +11,8 @@ mod common;
 use peerweave::{Caps, DType, Error, PeerCause, ReduceFn, ReductionCaps};
 use peerweave_cuda::{Cuda, GpuOptions};
 use peerweave_fakes::Fakes;
-use peerweave_tests::conformance::{all_of_a_type, in_teams, shapes_for, team_of};
-use peerweave_tests::{contexts, functions, locks, waits};
+use peerweave_tests::check::conformance::{all_of_a_type, in_teams, shapes_for, team_of};
+use peerweave_tests::check::{contexts, functions, locks, waits};
 use std::sync::Arc;
 use std::time::Duration;
 

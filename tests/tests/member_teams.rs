@@ -3,8 +3,8 @@
 
 use peerweave::host::{HostOptions, on_threads};
 use peerweave::{Compare, Error, Mismatch, Pe, PeerCause, Rank, ReduceOp, Result, Team, World};
-use peerweave_tests::death::die;
-use peerweave_tests::job::{named_by, say};
+use peerweave_tests::run::death::die;
+use peerweave_tests::run::job::{named_by, say};
 use peerweave_tests::{Job, Seat, named};
 use std::process::ExitCode;
 use std::sync::Barrier;

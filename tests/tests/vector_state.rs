@@ -5,7 +5,7 @@
 //! users call.
 
 use peerweave::{Buffer, Compare, Rank, ReduceOp, Result, Strides, World};
-use peerweave_tests::vector_state::{clean, is_observable, upper_halves_in_use};
+use peerweave_tests::run::vector_state::{clean, is_observable, upper_halves_in_use};
 use peerweave_tests::{Job, Seat, named};
 use std::process::ExitCode;
 

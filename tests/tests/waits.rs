@@ -3,9 +3,10 @@
 
 use peerweave::host::{HostOptions, on_threads};
 use peerweave::{Compare, Error, World};
-use peerweave_tests::conformance::{in_teams, shapes_for};
-use peerweave_tests::job::say;
-use peerweave_tests::{Job, Seat, named, waits};
+use peerweave_tests::check::conformance::{in_teams, shapes_for};
+use peerweave_tests::check::waits;
+use peerweave_tests::run::job::say;
+use peerweave_tests::{Job, Seat, named};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,7 @@
 //! Operations that a test repeats until a PE dies, on any backend.
 
-use crate::calls::{self, Form, On, Root};
-use crate::memory::{Kind, Mem, arena_len};
+use crate::data::calls::{self, Form, On, Root};
+use crate::data::memory::{Kind, Mem, arena_len};
 use peerweave::{Buffer, Compare, Parts, Rank, ReduceFn, ReduceOp, Reduction, Result, Strides, VectorCounts, World};
 use peerweave_moe::{Moe, Received, Shape, Tokens};
 

@@ -4,11 +4,11 @@
 //! A case is the same on every PE, because all derive it from the same seed. Properties that differ
 //! among PEs (kinds of buffers, their alignment) are derived from the seed and the rank.
 
-use crate::calls::{self, Form, On, Root};
-use crate::memory::{Kind, MOST_SHIFT, Mem, arena_len, poison};
-use crate::oracle::{self, Expected, Matrix};
-use crate::ragged;
-use crate::sample::{Exact, Sample, hash, movable, reducible, scalar};
+use crate::check::ragged;
+use crate::data::calls::{self, Form, On, Root};
+use crate::data::memory::{Kind, MOST_SHIFT, Mem, arena_len, poison};
+use crate::data::oracle::{self, Expected, Matrix};
+use crate::data::sample::{Exact, Sample, hash, movable, reducible, scalar};
 use peerweave::{
     DType, F8E4M3, F8E5M2, Rank, ReduceOp, Reduction, Stream, Symmetric, Team, TeamShape, VectorCounts, World, bf16, f16,
 };

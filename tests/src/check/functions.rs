@@ -1,7 +1,7 @@
 //! Reductions by a function of the caller, and strided all-to-alls, compared with elements that are
 //! computed one by one.
 
-use crate::sample::{Exact, hash, movable};
+use crate::data::sample::{Exact, hash, movable};
 use peerweave::{Error, Parts, Rank, ReduceFn, ReduceOp, Strides, Team, World, f16};
 
 /// The composition of two functions `x -> a * x + b`, each as `a << 32 | b`: associative, but not
