@@ -133,7 +133,7 @@ fn operations(seat: &Seat) {
         }
     }
     UNSIZED.into_iter().for_each(|kind| check.act(&world, kind));
-    check.run("team_of", || world.team_of(&team.members())?.destroy());
+    check.run("team_of", || world.team_of(team.members())?.destroy());
     check.run("finalize", || world.finalize().map(drop));
     assert!(check.dirty.is_empty(), "upper halves in use after: {:#?}", check.dirty);
 }
