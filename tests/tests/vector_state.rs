@@ -127,12 +127,15 @@ fn operations(seat: &Seat) {
         [x, y].into_iter().for_each(|buffer| buffer.release().unwrap());
         words.release().unwrap();
     }
-    for bytes in [40, 8000, 1_200_000] {
-        for (kind, place) in SIZED.into_iter().flat_map(|kind| ["private", "symmetric"].map(|place| (kind, place))) {
-            check.act(&world, &format!("{kind}:{bytes}:{place}"));
+    // The root of these operations is rank 1.
+    if n > 1 {
+        for bytes in [40, 8000, 1_200_000] {
+            for (kind, place) in SIZED.into_iter().flat_map(|kind| ["private", "symmetric"].map(|place| (kind, place))) {
+                check.act(&world, &format!("{kind}:{bytes}:{place}"));
+            }
         }
+        UNSIZED.into_iter().for_each(|kind| check.act(&world, kind));
     }
-    UNSIZED.into_iter().for_each(|kind| check.act(&world, kind));
     check.run("team_of", || world.team_of(team.members())?.destroy());
     check.run("finalize", || world.finalize().map(drop));
     assert!(check.dirty.is_empty(), "upper halves in use after: {:#?}", check.dirty);
