@@ -33,8 +33,8 @@ impl Check {
     }
 
     fn act(&mut self, world: &World, name: &str) {
-        let mut act = act(world, name).unwrap_or_else(|error| panic!("{name}: {error}"));
-        self.run(name, || act());
+        let act = act(world, name).unwrap_or_else(|error| panic!("{name}: {error}"));
+        self.run(name, act);
     }
 }
 
