@@ -57,8 +57,8 @@ impl Cuda {
     }
 
     /// Splits `parent` after its ranks have agreed on the call. `attached` contains the bytes that
-    /// each rank attached to the agreement (see [`split_attached`]). `splits` is the number of teams
-    /// that this PE has seen created.
+    /// each rank attached to the agreement (see [`split_attached`]). `splits` is the number of
+    /// teams that this PE has seen created.
     #[expect(clippy::too_many_arguments, reason = "the two calls that make teams have nothing else in common")]
     pub(super) fn split_parent(
         &self,
