@@ -220,10 +220,10 @@ fn teams_are_made_while_other_teams_are_split() {
 fn errors_of_all_waiting_members_name_the_missing_member() {
     // First PE 0 is missing, which is the first of the list, and then PE 2.
     for absent in [0u32, 2] {
-        let errors = pes_run(4, Duration::from_millis(600), |world| {
+        let errors = pes_run(4, Duration::from_secs(1), |world| {
             let me = world.my_pe().get();
             if me == absent {
-                sleep(Duration::from_millis(1500));
+                sleep(Duration::from_secs(5));
                 return None;
             }
             // The members begin to wait at different times. All fail at the first deadline.
@@ -243,7 +243,7 @@ fn errors_of_all_waiting_members_name_the_missing_member() {
 
 fn team_is_made_by_the_call_after_a_timeout() {
     let (failed, late) = (Barrier::new(2), pes(&[0, 1]));
-    pes_run(2, Duration::from_millis(400), |world| {
+    pes_run(2, Duration::from_secs(2), |world| {
         if world.my_pe().get() == 0 {
             assert!(matches!(world.team_of(&late), Err(Error::Timeout(_))));
         }

@@ -339,7 +339,7 @@ fn late_receiver(seat: &Seat) {
         let error = team.send_blocking(&vec![1u8; 100_000], rank(1)).unwrap_err();
         assert!(matches!(&error, Error::Timeout(timeout) if timeout.call == "send"), "{error}");
         assert_eq!(error.blamed(), [peerweave::Pe::new(1)]);
-        assert!(started.elapsed() >= Duration::from_secs(1) && started.elapsed() < Duration::from_secs(4));
+        assert!(started.elapsed() >= Duration::from_secs(1) && started.elapsed() < Duration::from_secs(20));
         say("timed out");
     }
     // PE 1 sleeps until the scenario ends it.

@@ -147,9 +147,10 @@ fn shrink_without_a_failure_keeps_all_pes() {
 #[test]
 fn shrink_error_names_the_missing_pe_at_the_deadline() {
     Fakes::new().cuda().run(|| {
-        on_threads(2, 3, |world| {
+        on_threads(2, 6, |world| {
             if world.my_pe() == Pe::new(1) {
-                std::thread::sleep(Duration::from_millis(4500));
+                // In the middle of the second call of PE 0.
+                std::thread::sleep(Duration::from_secs(9));
             } else {
                 let error = world.shrink().unwrap_err();
                 assert!(matches!(&error, Error::Timeout(late) if late.call == "shrink"), "{error}");

@@ -168,7 +168,7 @@ fn team_reduces_in_the_order_of_its_members() {
 #[test]
 fn error_names_the_missing_pe_and_recovery_restores_calls() {
     fakes().run(|| {
-        pes(2, options().deadline(Duration::from_millis(300)), |gpu| {
+        pes(2, options().deadline(Duration::from_secs(2)), |gpu| {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");
             let stream = gpu.stream().expect("a stream");
             let values = gpu.alloc_local::<f32>(3000).expect("allocated");

@@ -53,7 +53,7 @@ fn block_barriers_synchronize_all_threads_of_a_block() {
 #[test]
 fn kernel_error_names_a_missing_pe_and_recovery_resets_barriers() {
     fakes().run(|| {
-        let short = options().deadline(Duration::from_millis(300));
+        let short = options().deadline(Duration::from_secs(2));
         pes(2, short, |gpu| {
             let signal = gpu.alloc::<u64>(1).expect("allocated");
             let stream = gpu.stream().expect("a stream");

@@ -114,10 +114,11 @@ fn different_member_lists_are_a_mismatch_on_all_callers() {
 #[test]
 fn timed_out_team_of_names_the_late_pe_and_can_be_repeated() {
     Fakes::new().cuda().run(|| {
-        worlds(3, options().deadline(Duration::from_secs(2)), |world| {
+        worlds(3, options().deadline(Duration::from_secs(6)), |world| {
             let all = list(0..3);
             if world.my_pe().get() == 2 {
-                std::thread::sleep(Duration::from_millis(3500));
+                // In the middle of the second call of the other PEs.
+                std::thread::sleep(Duration::from_secs(9));
             } else {
                 let error = world.team_of(&all).unwrap_err();
                 assert!(matches!(&error, Error::Timeout(late) if late.call == "team_of"), "{error}");

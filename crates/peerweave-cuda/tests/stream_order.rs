@@ -54,7 +54,7 @@ fn messages_and_collectives_run_in_the_order_of_calls() {
 #[test]
 fn receive_times_out_if_ordered_before_the_send() {
     Fakes::new().cuda().run(|| {
-        let outcomes = common::worlds(2, options().deadline(Duration::from_millis(500)), |world| {
+        let outcomes = common::worlds(2, options().deadline(Duration::from_secs(2)), |world| {
             let (team, me, other) = (world.team(), world.my_pe().get(), Rank::new(1 - world.my_pe().get()));
             let (first, second) = (world.stream().unwrap(), world.stream().unwrap());
             let x = world.alloc_zeroed::<u32>(4).unwrap();
