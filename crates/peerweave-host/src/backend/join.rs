@@ -123,7 +123,7 @@ impl Host {
         // PE then also name the root cause.
         let report_root_cause = |error: &Error| {
             if let (false, Some(pe)) = (matches!(error, Error::Mismatch(_)), error.blamed().first()) {
-                rendezvous.blame(*pe);
+                rendezvous.report_root_cause(*pe);
             }
         };
         agree_on_heap(&rendezvous, &layout, left())

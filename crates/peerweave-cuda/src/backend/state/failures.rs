@@ -31,7 +31,7 @@ impl State {
         self.has_failure.store(true, Ordering::Release);
         let at_fault = error.blamed().into_iter().find(|pe| *pe != self.job.my_pe);
         if let (true, Some(pe), Some(rendezvous)) = (is_first, at_fault, lock(&self.rendezvous).clone()) {
-            rendezvous.blame(pe);
+            rendezvous.report_root_cause(pe);
         }
         error
     }
