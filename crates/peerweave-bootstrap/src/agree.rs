@@ -243,7 +243,7 @@ mod tests {
             let threads: Vec<_> = jobs
                 .iter()
                 .map(|job| {
-                    let options = Options { deadline: Duration::from_secs(10), ..Options::default() };
+                    let options = Options { deadline: Duration::from_secs(60), ..Options::default() };
                     let body = &body;
                     scope.spawn(move || body(Rendezvous::join(job, options).expect("all PEs join")))
                 })

@@ -10,10 +10,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{LONG, Party, SOON, eventually};
+use common::{LONG, PASSES, Party, SOON, eventually};
 use peerweave_bootstrap::{BootstrapError, Endpoint, Job, Options, Pe, Rendezvous, ServerOptions};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::{FdFlags, fcntl_getfd};
@@ -110,7 +111,7 @@ fn wrong_members_or_descriptors_are_refused() {
 fn missing_member_is_named_in_the_timeout() {
     let party = Party::new(4);
     let members = pes(0..4);
-    party.try_run(0..4, Duration::from_secs(1), |joined| {
+    party.try_run(0..4, PASSES, |joined| {
         let rendezvous = joined.unwrap();
         rendezvous.barrier("start").unwrap();
         if rendezvous.pe() == Pe::new(3) {
@@ -143,7 +144,7 @@ fn repeated_exchanges_do_not_fill_the_store() {
 fn missing_leader_is_named_in_the_timeout() {
     let party = Party::new(3);
     let members = pes(0..3);
-    party.try_run(0..3, Duration::from_secs(1), |joined| {
+    party.try_run(0..3, PASSES, |joined| {
         let rendezvous = joined.unwrap();
         rendezvous.barrier("start").unwrap();
         if rendezvous.pe() == members[0] {
@@ -162,12 +163,16 @@ fn timed_out_calls_do_not_fill_the_store() {
     let options = ServerOptions { max_stored_bytes: 400, ..ServerOptions::default() };
     let party = Party::with(3, Endpoint::random_unix().unwrap(), options);
     let members = pes(0..3);
-    party.try_run(0..3, Duration::from_secs(1), |joined| {
+    let called = AtomicUsize::new(0);
+    party.try_run(0..3, PASSES, |joined| {
         let rendezvous = joined.unwrap();
         if rendezvous.pe() == Pe::new(2) {
             return party.until(|state| state.left.len() == 2);
         }
         for round in 0..4 {
+            // The two PEs start each round together.
+            called.fetch_add(1, Ordering::SeqCst);
+            eventually("the other PE", || called.load(Ordering::SeqCst) >= 2 * (round + 1));
             match rendezvous.exchange_descriptors(&members, memory(b"")).unwrap_err() {
                 BootstrapError::Timeout { missing, .. } => assert_eq!(missing, pes([2])),
                 other => panic!("round {round}: {other}"),
@@ -216,23 +221,26 @@ fn unidentified_connections_get_no_descriptors() {
         if rendezvous.pe() == Pe::new(2) {
             // The leader waits for this PE, so one of the open sockets belongs to the leader. This
             // PE opens all kinds of unidentified connections.
-            eventually("the socket of the leader", || sockets().len() >= 2);
-            let mut unidentified = Vec::new();
+            let unidentified = Mutex::new(Vec::new());
             // This hello is that of this PE, except for the token.
             let impostor = [b"peerw-fd".as_slice(), &[0; 32], &2u32.to_le_bytes()].concat();
-            for name in sockets() {
-                for garbage in [&b""[..], b"x", b"peerw-fd", &[0; 44], &[0xff; 4096], &impostor] {
-                    let Ok(mut stream) = UnixStream::connect_addr(&SocketAddr::from_abstract_name(&name).unwrap()) else {
-                        continue;
-                    };
-                    let _ = stream.write_all(garbage);
-                    unidentified.push(stream);
+            let connect_to_all = || {
+                let mut unidentified = unidentified.lock().unwrap();
+                for name in sockets() {
+                    for garbage in [&b""[..], b"x", b"peerw-fd", &[0; 44], &[0xff; 4096], &impostor] {
+                        let address = SocketAddr::from_abstract_name(&name).unwrap();
+                        let Ok(mut stream) = UnixStream::connect_addr(&address) else { continue };
+                        let _ = stream.write_all(garbage);
+                        unidentified.push(stream);
+                    }
                 }
-            }
-            assert!(unidentified.len() >= 10, "the sockets of the server and the leader did not accept connections");
+                unidentified.len()
+            };
+            // A socket of another test may count as the leader's, and may end meanwhile.
+            eventually("the sockets of the server and the leader", || sockets().len() >= 2 && connect_to_all() >= 10);
             let shared = rendezvous.share_descriptor(&members, None).unwrap();
             assert_eq!(content(shared), b"shared");
-            for mut connection in unidentified {
+            for mut connection in unidentified.into_inner().unwrap() {
                 connection.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
                 let mut said = Vec::new();
                 let _ = connection.read_to_end(&mut said);

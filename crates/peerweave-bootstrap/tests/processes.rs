@@ -26,7 +26,7 @@ mod linux {
     use peerweave_bootstrap::{BootstrapError, Endpoint, Job, Loss, Options, Pe, Rendezvous, ServerOptions};
 
     use crate::common::process::{Process, run_scenarios, say, torchrun};
-    use crate::common::{LONG, Party, SOON, eventually, socket_exists};
+    use crate::common::{LONG, PASSES, Party, SOON, eventually, socket_exists};
     use crate::scenarios;
 
     /// Name of the variable with the number of descriptors that a process may open.
@@ -128,7 +128,10 @@ mod linux {
                 rendezvous.leave().unwrap();
             }
             "share when told" => {
-                let deadline = Duration::from_secs(1);
+                // The process starts to join only when all processes run.
+                println!("started");
+                std::io::stdin().read_line(&mut String::new()).unwrap();
+                let deadline = PASSES;
                 let rendezvous = Rendezvous::join(&Job::from_env().unwrap(), Options { deadline, ..Options::default() }).unwrap();
                 println!("joined");
                 std::io::stdin().read_line(&mut String::new()).unwrap();
@@ -318,7 +321,10 @@ mod linux {
             for process in &mut others {
                 assert_eq!(process.line(), "joined");
             }
-            thread::sleep(Duration::from_millis(50));
+            if killed == 2 {
+                // PE 1 gets its descriptor without PE 2.
+                assert_eq!(others[1].line(), "ok");
+            }
             let since = Instant::now();
             victim.kill();
             if killed == 0 {
@@ -326,7 +332,6 @@ mod linux {
             } else {
                 // Only the leader still waits, because PE 1 already has its descriptors.
                 all_name(&mut others[..1], killed, since);
-                assert_eq!(others[1].line(), "ok");
             }
         }
     }
@@ -376,6 +381,11 @@ mod linux {
             let mut serving = Process::start("join and hang", torchrun(0, 3, 4 + u32::from(waits)));
             let vars = |pe| torchrun(pe, 3, 4 + u32::from(waits));
             let mut others: Vec<Process> = (1..3).map(|pe| Process::start("share when told", vars(pe))).collect();
+            eventually("the server", || socket_exists(&name_of(&vars(0))));
+            for process in &mut others {
+                assert_eq!(process.line(), "started");
+            }
+            others.iter_mut().for_each(Process::tell);
             for process in others.iter_mut().chain([&mut serving]) {
                 assert_eq!(process.line(), "joined");
             }
@@ -391,7 +401,7 @@ mod linux {
             for process in &mut others {
                 let millis: u64 = process.line().parse().expect("a number");
                 let told = process.line();
-                // The deadline is one second, followed by one second of grace. The server never
+                // The deadline is five seconds, followed by one second of grace. The server never
                 // continues.
                 assert!(millis < SOON.as_millis() as u64, "{waits}: {told} after {millis} ms");
                 assert!(told.starts_with("missing") || told.starts_with("lost"), "{told}");

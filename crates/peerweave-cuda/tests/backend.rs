@@ -13,7 +13,7 @@ use peerweave_fakes::Fakes;
 use common::worlds;
 
 fn options() -> GpuOptions {
-    GpuOptions::new(4 << 20).deadline(Duration::from_secs(20)).slots(4)
+    GpuOptions::new(4 << 20).deadline(Duration::from_secs(60)).slots(4)
 }
 
 fn fakes() -> Fakes {

@@ -21,13 +21,13 @@ fn options() -> GpuOptions {
 #[test]
 fn wait_that_expires_poisons_teams_and_leaves_copies_usable() {
     Fakes::new().cuda().run(|| {
-        worlds(1, options().deadline(Duration::from_millis(300)), |world| {
+        worlds(1, options().deadline(Duration::from_secs(3)), |world| {
             let (team, stream, me) = (world.team(), world.stream().unwrap(), Rank::new(0));
             let (words, x) = (world.alloc_zeroed::<u64>(1).unwrap(), world.alloc_zeroed::<i32>(2).unwrap());
             let start = Instant::now();
             let ticket = team.wait_until(&stream, &words.signal(0).unwrap(), Compare::Eq, 1).unwrap();
             let error = ticket.wait().unwrap_err();
-            assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+            assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
             let Error::Timeout(timeout) = &error else { panic!("{error}") };
             let word = timeout.word.expect("the wait is for one word");
             assert_eq!((timeout.call, word.found, word.compare, word.value), ("wait_until", 0, Compare::Eq, 1), "{error}");
@@ -57,7 +57,7 @@ fn killed_pe_is_named_by_barriers_and_waits() {
 }
 
 fn one_is_killed(child: &peerweave_fakes::Child) {
-    let gpu = common::process(child, options().deadline(Duration::from_secs(20)));
+    let gpu = common::process(child, options().deadline(Duration::from_secs(60)));
     let world = World::new(Cuda::new(gpu.clone()).unwrap()).unwrap();
     let (team, words) = (world.team(), world.alloc_zeroed::<u64>(1).unwrap());
     team.barrier_blocking().unwrap();
@@ -70,7 +70,7 @@ fn one_is_killed(child: &peerweave_fakes::Child) {
         0 => team.barrier_blocking().unwrap_err(),
         _ => team.wait_until_blocking(&words.signal(0).unwrap(), Compare::Eq, 1).map(drop).unwrap_err(),
     };
-    assert!(start.elapsed() < Duration::from_secs(10), "at once, not at the deadline: {:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(20), "at once, not at the deadline: {:?}", start.elapsed());
     assert!(matches!(error, Error::Peer { cause: PeerCause::Died, .. }), "{error}");
     assert_eq!(error.blamed(), [Pe::new(2)], "{error}");
     // Calls that need no other PE still work.
@@ -79,7 +79,7 @@ fn one_is_killed(child: &peerweave_fakes::Child) {
     drop((words, world));
     let (ended, took) = gpu.end();
     assert!(matches!(ended, Err(CudaError::PeLost { pe, .. }) if pe == Pe::new(2)), "{ended:?}");
-    assert!(took < Duration::from_secs(5), "the dead PE is not waited for: {took:?}");
+    assert!(took < Duration::from_secs(20), "the dead PE is not waited for: {took:?}");
 }
 
 #[test]
@@ -89,14 +89,14 @@ fn error_names_the_late_pe_that_made_another_pe_exit() {
 
 /// PE 2 calls a barrier late. PE 1 has a short deadline, gives up, and ends its process.
 fn one_is_late(child: &peerweave_fakes::Child) {
-    let deadline = Duration::from_secs(if child.rank == 1 { 1 } else { 30 });
+    let deadline = Duration::from_secs(if child.rank == 1 { 4 } else { 60 });
     let gpu = common::process(child, options().deadline(deadline));
     let world = World::new(Cuda::new(gpu.clone()).unwrap()).unwrap();
     let team = world.team();
     team.barrier_blocking().unwrap();
     if child.rank == 2 {
         // Late enough that the other PEs have seen the end of PE 1.
-        std::thread::sleep(Duration::from_secs(5));
+        std::thread::sleep(Duration::from_secs(10));
     }
     let start = Instant::now();
     // PE 2 completes the first barrier, at which the other PEs have arrived.
@@ -105,7 +105,7 @@ fn one_is_late(child: &peerweave_fakes::Child) {
         assert_eq!(error.blamed(), [Pe::new(2)], "{error}");
         std::process::abort();
     }
-    assert!(start.elapsed() < Duration::from_secs(15), "before the deadline: {:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(25), "before the deadline: {:?}", start.elapsed());
     // PE 2 itself cannot be at fault for its error, so its error names the PE that ended.
     let at_fault = Pe::new(if child.rank == 0 { 2 } else { 1 });
     assert!(matches!(error, Error::Peer { pe, cause: PeerCause::Failed, .. } if pe == at_fault), "{error}");
@@ -127,7 +127,7 @@ fn one_is_killed_in_the_join(child: &peerweave_fakes::Child) {
     let context = peerweave_driver::context(child.rank).unwrap();
     let start = Instant::now();
     let error = Cuda::join_by(&Arc::new(rendezvous), &context, &CudaOptions::default()).map(drop).unwrap_err();
-    assert!(start.elapsed() < Duration::from_secs(10), "at once, not at the deadline: {:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(20), "at once, not at the deadline: {:?}", start.elapsed());
     assert!(matches!(error, Error::Peer { cause: PeerCause::Died, .. }), "{error}");
     assert_eq!(error.blamed(), [Pe::new(2)], "{error}");
 }
@@ -158,7 +158,7 @@ fn abort_ends_every_process_with_the_given_exit_code() {
 }
 
 fn one_aborts(child: &peerweave_fakes::Child) {
-    let gpu = common::process(child, options().deadline(Duration::from_secs(20)));
+    let gpu = common::process(child, options().deadline(Duration::from_secs(60)));
     let world = World::new(Cuda::new(gpu.clone()).unwrap()).unwrap();
     let (team, words) = (world.team(), world.alloc_zeroed::<u64>(1).unwrap());
     team.barrier_blocking().unwrap();
@@ -171,7 +171,7 @@ fn one_aborts(child: &peerweave_fakes::Child) {
         }
         _ => {
             // PE 3 makes no call.
-            std::thread::sleep(Duration::from_secs(15));
+            std::thread::sleep(Duration::from_secs(50));
             Ok(())
         }
     };
@@ -190,7 +190,7 @@ fn collective_or_group_error_names_a_killed_pe() {
 }
 
 fn one_is_killed_in_a_call(child: &peerweave_fakes::Child, call: &str) {
-    let gpu = common::process(child, options().deadline(Duration::from_secs(20)));
+    let gpu = common::process(child, options().deadline(Duration::from_secs(60)));
     let world = World::new(Cuda::new(gpu.clone()).unwrap()).unwrap();
     let (team, stream) = (world.team(), world.stream().unwrap());
     let (x, all) = (world.alloc_zeroed::<u32>(300).unwrap(), world.alloc_zeroed::<u32>(1800).unwrap());
@@ -228,9 +228,9 @@ fn one_is_killed_in_a_call(child: &peerweave_fakes::Child, call: &str) {
             break error;
         }
     };
-    assert!(start.elapsed() < Duration::from_secs(10), "at once, not at the deadline: {:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(20), "at once, not at the deadline: {:?}", start.elapsed());
     assert_eq!(error.blamed(), [Pe::new(2)], "{error}");
     drop((x, all, stream, world));
     let (_, took) = gpu.end();
-    assert!(took < Duration::from_secs(5), "the dead PE is not waited for: {took:?}");
+    assert!(took < Duration::from_secs(20), "the dead PE is not waited for: {took:?}");
 }

@@ -96,7 +96,7 @@ const CASES: &[Case] = &[
 #[test]
 fn collectives_in_graphs_can_alternate_with_queued_calls() {
     Fakes::new().cuda().run(|| {
-        let options = GpuOptions::new(4 << 20).deadline(Duration::from_secs(20)).slots(4);
+        let options = GpuOptions::new(4 << 20).deadline(Duration::from_secs(60)).slots(4);
         common::worlds(N as u32, options, |world| {
             let (cuda, me) = (world.backend::<Cuda>().expect("the world runs on GPUs"), world.my_pe().index());
             let own = PrivateStream::new(cuda.context()).unwrap();
@@ -135,7 +135,7 @@ fn collectives_in_graphs_can_alternate_with_queued_calls() {
 #[test]
 fn reduction_by_a_host_function_is_refused_in_a_capture() {
     Fakes::new().cuda().run(|| {
-        let options = GpuOptions::new(4 << 20).deadline(Duration::from_secs(20)).slots(4);
+        let options = GpuOptions::new(4 << 20).deadline(Duration::from_secs(60)).slots(4);
         common::worlds(2, options, |world| {
             let cuda = world.backend::<Cuda>().expect("the world runs on GPUs");
             let own = PrivateStream::new(cuda.context()).unwrap();

@@ -17,11 +17,11 @@ use peerweave_test_kernels::ring;
 use common::worlds;
 
 fn options() -> GpuOptions {
-    GpuOptions::new(1 << 20).deadline(Duration::from_secs(20)).slots(4)
+    GpuOptions::new(1 << 20).deadline(Duration::from_secs(60)).slots(4)
 }
 
 fn soon() -> Instant {
-    Instant::now() + Duration::from_secs(20)
+    Instant::now() + Duration::from_secs(60)
 }
 
 /// Creates a stream of the application on the device of the world.

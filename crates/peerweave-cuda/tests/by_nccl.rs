@@ -14,7 +14,7 @@ use peerweave_fakes::Fakes;
 use peerweave_types::DType;
 
 fn gpu() -> GpuOptions {
-    GpuOptions::new(8 << 20).deadline(Duration::from_secs(20)).slots(4)
+    GpuOptions::new(8 << 20).deadline(Duration::from_secs(60)).slots(4)
 }
 
 fn fakes() -> Fakes {
@@ -312,7 +312,7 @@ fn graphs_with_nccl_calls_can_alternate_with_queued_calls() {
 #[test]
 fn timed_out_nccl_call_names_the_missing_pe() {
     fakes().run(|| {
-        let gpu = gpu().deadline(Duration::from_secs(2));
+        let gpu = gpu().deadline(Duration::from_secs(5));
         // If a PE ended its world before another PE had timed out, the other PE's error would name
         // this PE.
         let all_have_failed = std::sync::Barrier::new(3);
@@ -328,7 +328,7 @@ fn timed_out_nccl_call_names_the_missing_pe() {
                     0 => team.all_reduce_blocking(&x, &y, ReduceOp::Sum).unwrap_err(),
                     _ => team.all_reduce(&stream, &x, &y, ReduceOp::Sum).and_then(|ticket| ticket.wait()).unwrap_err(),
                 };
-                assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
+                assert!(start.elapsed() < Duration::from_secs(25), "{:?}", start.elapsed());
                 let Error::Timeout(timeout) = &error else { panic!("{error}") };
                 assert_eq!((timeout.call, &timeout.missing[..]), ("all_reduce", &[Pe::new(1)][..]), "{error}");
                 // The team is poisoned, and later calls are refused.
@@ -402,7 +402,7 @@ fn graph_of_a_killed_pe(child: &peerweave_fakes::Child) {
     }
     graph.launch().unwrap();
     let start = Instant::now();
-    let passed = peerweave_driver::wait(&own, Instant::now() + Duration::from_secs(15)).unwrap();
+    let passed = peerweave_driver::wait(&own, Instant::now() + Duration::from_secs(30)).unwrap();
     assert!(passed, "the graph still runs after {:?}", start.elapsed());
     let error = world.team().all_reduce_in_place_blocking(&x, ReduceOp::Sum).unwrap_err();
     assert_eq!(error.blamed(), [Pe::new(1)], "{error}");
@@ -433,7 +433,7 @@ fn one_is_killed(child: &peerweave_fakes::Child) {
             enqueued.and_then(|()| stream.synchronize()).unwrap_err()
         }
     };
-    assert!(start.elapsed() < Duration::from_secs(10), "at once, not at the deadline: {:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(20), "at once, not at the deadline: {:?}", start.elapsed());
     assert!(matches!(error, Error::Peer { cause: PeerCause::Died, .. }), "{error}");
     assert_eq!(error.blamed(), [Pe::new(2)], "{error}");
     // Calls that need no other PE still work.
@@ -443,5 +443,5 @@ fn one_is_killed(child: &peerweave_fakes::Child) {
     drop(world);
     let (ended, took) = gpu.end();
     assert!(ended.is_err(), "a PE is lost");
-    assert!(took < Duration::from_secs(5), "the dead PE is not waited for: {took:?}");
+    assert!(took < Duration::from_secs(20), "the dead PE is not waited for: {took:?}");
 }

@@ -81,7 +81,7 @@ fn small() -> CollectivesOptions {
 }
 
 fn options() -> GpuOptions {
-    GpuOptions::new(4 << 20).deadline(Duration::from_secs(20)).slots(4)
+    GpuOptions::new(4 << 20).deadline(Duration::from_secs(60)).slots(4)
 }
 
 fn pes<T: Send>(n: u32, options: GpuOptions, body: impl Fn(&Gpu) -> T + Sync) -> Vec<T> {
@@ -168,7 +168,7 @@ fn team_reduces_in_the_order_of_its_members() {
 #[test]
 fn error_names_the_missing_pe_and_recovery_restores_calls() {
     fakes().run(|| {
-        pes(2, options().deadline(Duration::from_secs(2)), |gpu| {
+        pes(2, options().deadline(Duration::from_secs(3)), |gpu| {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");
             let stream = gpu.stream().expect("a stream");
             let values = gpu.alloc_local::<f32>(3000).expect("allocated");

@@ -17,7 +17,7 @@ use peerweave_fakes::Fakes;
 use peerweave_types::{DType, bf16};
 
 fn options() -> GpuOptions {
-    GpuOptions::new(8 << 20).deadline(Duration::from_secs(20)).slots(4)
+    GpuOptions::new(8 << 20).deadline(Duration::from_secs(60)).slots(4)
 }
 
 fn fakes() -> Fakes {
@@ -331,7 +331,7 @@ fn captured_calls_between_hosts_are_replayed() {
                 y.fill(bf16::ZERO).unwrap();
                 world.team().barrier_blocking().unwrap();
                 graph.launch().unwrap();
-                assert!(peerweave_driver::wait(&own, Instant::now() + Duration::from_secs(20)).unwrap());
+                assert!(peerweave_driver::wait(&own, Instant::now() + Duration::from_secs(60)).unwrap());
                 assert_eq!(y.to_vec().unwrap(), [bf16::from_f32(6.0); 64]);
                 world.team().barrier_blocking().unwrap();
                 calls().unwrap();
@@ -399,7 +399,7 @@ fn one_is_killed(child: &peerweave_fakes::Child) {
         0 => team.all_reduce_blocking(&x, &y, ReduceOp::Sum).unwrap_err(),
         _ => team.all_reduce(&stream, &x, &y, ReduceOp::Sum).and_then(|ticket| ticket.wait()).unwrap_err(),
     };
-    assert!(start.elapsed() < Duration::from_secs(10), "at once, not at the deadline: {:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(20), "at once, not at the deadline: {:?}", start.elapsed());
     assert!(matches!(error, Error::Peer { cause: PeerCause::Died, .. }), "{error}");
     assert_eq!(error.blamed(), [Pe::new(2)], "{error}");
     let refused = team.barrier_blocking().unwrap_err();
@@ -410,21 +410,21 @@ fn one_is_killed(child: &peerweave_fakes::Child) {
     drop(world);
     let (ended, took) = gpu.end();
     assert!(ended.is_err(), "a PE is lost");
-    assert!(took < Duration::from_secs(8), "the dead PE is not waited for: {took:?}");
+    assert!(took < Duration::from_secs(20), "the dead PE is not waited for: {took:?}");
 }
 
 #[test]
 fn wait_for_a_silent_rank_of_another_host_times_out() {
     fakes().run(|| {
         let all_have_failed = std::sync::Barrier::new(3);
-        common::pes_on(&["a", "a", "b"], options().deadline(Duration::from_secs(3)), |gpu| {
+        common::pes_on(&["a", "a", "b"], options().deadline(Duration::from_secs(5)), |gpu| {
             let world = World::new(Cuda::new(gpu.unwrap()).unwrap()).unwrap();
             let x = world.alloc_zeroed::<u32>(4).unwrap();
             world.team().all_reduce_in_place_blocking(&x, ReduceOp::Sum).unwrap();
             if world.my_pe() != Pe::new(2) {
                 let start = Instant::now();
                 let error = world.team().all_reduce_in_place_blocking(&x, ReduceOp::Sum).unwrap_err();
-                assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
+                assert!(start.elapsed() < Duration::from_secs(25), "{:?}", start.elapsed());
                 assert!(matches!(error, Error::Timeout(_)), "{error}");
                 assert!(matches!(world.team().barrier_blocking(), Err(Error::Poisoned { .. })));
             }

@@ -16,7 +16,7 @@ use peerweave_types::{FailureKind, KernelOp, Pe};
 use common::{fakes, pes};
 
 fn options() -> GpuOptions {
-    GpuOptions::new(1 << 20).deadline(Duration::from_secs(20)).slots(4)
+    GpuOptions::new(1 << 20).deadline(Duration::from_secs(60)).slots(4)
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn block_barriers_synchronize_all_threads_of_a_block() {
 #[test]
 fn kernel_error_names_a_missing_pe_and_recovery_resets_barriers() {
     fakes().run(|| {
-        let short = options().deadline(Duration::from_secs(2));
+        let short = options().deadline(Duration::from_secs(3));
         pes(2, short, |gpu| {
             let signal = gpu.alloc::<u64>(1).expect("allocated");
             let stream = gpu.stream().expect("a stream");
@@ -61,7 +61,7 @@ fn kernel_error_names_a_missing_pe_and_recovery_resets_barriers() {
                 let start = Instant::now();
                 stream.launch(&wait_for_ever::KERNEL, 1, 1, (signal.slice(), 1)).expect("launched");
                 let error = stream.wait().expect_err("no PE signals");
-                assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+                assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
                 let CudaError::Kernel { failure, .. } = &error else { panic!("{error}") };
                 assert_eq!((failure.kind, failure.pe), (Some(FailureKind::Deadline), Some(Pe::new(1))), "{error}");
                 assert_eq!((failure.operation, failure.expected), (Some(KernelOp::SignalWaitUntil), u64::MAX), "{error}");
@@ -93,7 +93,7 @@ fn one_is_killed(child: &peerweave_fakes::Child) {
     stream.launch(&wait_for_ever::KERNEL, 1, 1, (signal.slice(), 2)).expect("launched");
     let error = stream.wait().expect_err("PE 2 is dead");
     assert!(matches!(error, CudaError::PeLost { .. }) && error.pe() == Some(Pe::new(2)), "{error}");
-    assert!(start.elapsed() < Duration::from_secs(10), "at once, not at the deadline: {:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(20), "at once, not at the deadline: {:?}", start.elapsed());
     // Calls that need no other PE still work.
     own.write(&stream, 0, &[1, 2, 3, 4]).expect("the GPU is usable");
     let error = gpu.recover().expect_err("PE 2 stays dead");

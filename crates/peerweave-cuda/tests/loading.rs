@@ -16,7 +16,7 @@ use common::{fakes, pes};
 const LOAD: &str = "cuModuleLoadDataEx";
 
 fn options() -> GpuOptions {
-    GpuOptions::new(1 << 20).deadline(Duration::from_secs(20)).slots(4)
+    GpuOptions::new(1 << 20).deadline(Duration::from_secs(60)).slots(4)
 }
 
 /// # Safety

@@ -12,7 +12,7 @@ use peerweave_cuda::{Cuda, GpuOptions};
 use peerweave_fakes::Fakes;
 
 fn options() -> GpuOptions {
-    GpuOptions::new(4 << 20).deadline(Duration::from_secs(20)).slots(4)
+    GpuOptions::new(4 << 20).deadline(Duration::from_secs(60)).slots(4)
 }
 
 /// Makes `call` on three PEs, with other arguments on PE 1. Checks that the error of each PE
@@ -114,7 +114,7 @@ fn collectives_differ(odd: &str, others: &str, call: impl Fn(&World, bool) -> Re
         // If the kernel of a rank has ended before the other ranks begin, this rank detects the
         // difference only in its next call.
         let error = call(&world, is_odd).and_then(|()| world.team().barrier_blocking()).unwrap_err();
-        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
         let Error::Mismatch(mismatch) = &error else { panic!("{}: {error}", world.my_pe()) };
         let (mine, theirs) = if is_odd { (odd, others) } else { (others, odd) };
         assert_eq!((mismatch.mine.as_str(), mismatch.theirs.as_str()), (mine, theirs));
@@ -195,7 +195,7 @@ fn messages_differ(sent: &str, received: &str, call: impl Fn(&World, u32) -> Res
         // The kernel of a sender may end before the receiver begins. The sender then detects the
         // difference in its next call.
         let error = call(&world, me).and_then(|()| team.barrier_blocking()).unwrap_err();
-        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
         let Error::Mismatch(mismatch) = &error else { panic!("PE {me}: {error}") };
         let (mine, theirs) = if me == 0 { (sent, received) } else { (received, sent) };
         assert_eq!((mismatch.mine.as_str(), mismatch.theirs.as_str()), (mine, theirs));

@@ -13,7 +13,7 @@ use peerweave_vmm::VmmError;
 use common::{fakes, pes};
 
 fn options() -> GpuOptions {
-    GpuOptions::new(1 << 20).deadline(Duration::from_secs(20)).slots(4)
+    GpuOptions::new(1 << 20).deadline(Duration::from_secs(60)).slots(4)
 }
 
 /// Returns the multicast address that a kernel finds in its context.

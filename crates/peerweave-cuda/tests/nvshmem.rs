@@ -168,7 +168,7 @@ fn teams_in_nvshmems_heap_can_be_split_and_destroyed() {
 #[test]
 fn kernel_error_names_the_missing_pe_on_nvshmems_heap() {
     fakes().run_many(2, |child| {
-        let short = options(Transport::Nvshmem(settings())).deadline(Duration::from_secs(2));
+        let short = options(Transport::Nvshmem(settings())).deadline(Duration::from_secs(3));
         let gpu = common::process(&child, short);
         let (signal, stream) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.stream().expect("a stream"));
         if gpu.pe() == Pe::new(0) {

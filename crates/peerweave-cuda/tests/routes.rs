@@ -13,7 +13,7 @@ use peerweave_fakes::Fakes;
 use peerweave_types::DType;
 
 fn gpu() -> GpuOptions {
-    GpuOptions::new(8 << 20).deadline(Duration::from_secs(20)).slots(4)
+    GpuOptions::new(8 << 20).deadline(Duration::from_secs(60)).slots(4)
 }
 
 /// Runs `body` as each of `n` PEs, with the options that `options` returns for this PE.

@@ -14,7 +14,7 @@ use peerweave_types::{FailureKind, KernelTeam, Pe, Rank, TeamShape};
 use common::{fakes, pes};
 
 fn options() -> GpuOptions {
-    GpuOptions::new(1 << 20).deadline(Duration::from_secs(20)).slots(4).teams(3)
+    GpuOptions::new(1 << 20).deadline(Duration::from_secs(60)).slots(4).teams(3)
 }
 
 /// Returns the team of the PEs with the same parity as this PE, in descending order.
@@ -176,7 +176,7 @@ fn graph_keeps_the_team_that_its_kernels_use() {
 #[test]
 fn kernel_error_names_the_missing_member_and_the_team() {
     fakes().run(|| {
-        pes(3, options().deadline(Duration::from_secs(2)), |gpu| {
+        pes(3, options().deadline(Duration::from_secs(3)), |gpu| {
             let (word, stream) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.stream().expect("a stream"));
             let team = gpu.split((gpu.pe().get() > 0).then_some(0), 0).expect("all PEs split");
             if gpu.pe() == Pe::new(2) {

@@ -53,6 +53,24 @@ impl Process {
         });
     }
 
+    /// Continues the process after [`Self::stop`].
+    pub fn resume(&self) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
+    }
+
+    /// Waits until the process, whose main thread joins a job, has searched for the processes of
+    /// other PEs. The thread sleeps after each search, for at most 50 ms, and seldom before the first.
+    pub fn search(&self) {
+        let sleeps = || {
+            let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+            let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+            count.unwrap().trim().parse::<u64>().unwrap()
+        };
+        let before = sleeps();
+        eventually("the searches of a joining PE", || sleeps() >= before + 60);
+    }
+
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();

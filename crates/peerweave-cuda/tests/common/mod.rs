@@ -18,7 +18,7 @@ use peerweave_fakes::{Fakes, driver};
 use peerweave_types::{DeviceSlice, Dim3, KernelArgs, KernelContext, KernelTeam, SymSlice};
 
 /// A time limit that no test reaches by accident.
-pub(crate) const LONG: Duration = Duration::from_secs(20);
+pub(crate) const LONG: Duration = Duration::from_secs(60);
 
 /// Returns the fake driver for tests that launch kernels. Such tests are skipped if no compiler for
 /// PTX was found when they were built.
