@@ -142,8 +142,8 @@ fn program(examples: &[Example]) -> String {
         writeln!(scenarios, "    ({place:?}, || run({place:?})),").expect("a string grows");
     }
     format!(
-        "{text}\n/// Each example, by its place.\nconst PROGRAMS: peerweave_tests::harness::Programs = &[\n{programs}];\n\n\
+        "{text}\n/// Each example, by its place.\nconst PROGRAMS: peerweave_tests::run::harness::Programs = &[\n{programs}];\n\n\
          /// Each example as a scenario.\n\
-         const SCENARIOS: peerweave_tests::harness::Scenarios = &[\n{scenarios}];\n"
+         const SCENARIOS: peerweave_tests::run::harness::Scenarios = &[\n{scenarios}];\n"
     )
 }

@@ -7,8 +7,8 @@
 use peerweave::World;
 use peerweave::bootstrap::Job;
 use peerweave_cuda::{Cuda, CudaOptions};
-use peerweave_tests::conformance::team_of;
-use peerweave_tests::norms;
+use peerweave_tests::check::conformance::team_of;
+use peerweave_tests::check::norms;
 use std::error::Error;
 use std::time::{Duration, Instant};
 

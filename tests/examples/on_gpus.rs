@@ -14,9 +14,9 @@
 use peerweave::bootstrap::Job;
 use peerweave::{DType, F8E4M3, Pe, World, bf16, f16};
 use peerweave_cuda::{Cuda, CudaOptions};
-use peerweave_tests::conformance::{all_of_a_type, team_of};
-use peerweave_tests::moe::{Case, Routing, calls_without_waits, exchange, two_exchanges};
-use peerweave_tests::{contexts, functions, locks, waits};
+use peerweave_tests::check::conformance::{all_of_a_type, in_teams, shapes_for, team_of};
+use peerweave_tests::check::moe::{Case, Routing, calls_without_waits, exchange, two_exchanges};
+use peerweave_tests::check::{contexts, functions, locks, waits};
 use std::error::Error;
 use std::time::{Duration, Instant};
 
@@ -67,15 +67,19 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     if is_one_host {
         let started = Instant::now();
-        waits::of_every_type(&world);
-        waits::any_is_fair(&world);
+        in_teams(&world, shapes_for(world.n_pes()), |team| {
+            waits::of_every_type(&world, team);
+            waits::any_is_fair(&world, team);
+        });
         say("waits".to_owned(), started);
     }
     let started = Instant::now();
-    functions::in_rank_order(&world, &[0, 1, 3, 700, 100_000, 1_000_003]);
+    in_teams(&world, shapes_for(world.n_pes()), |team| {
+        functions::in_rank_order(&world, team, &[0, 1, 3, 700, 100_000, 1_000_003]);
+    });
     say("reductions by a function".to_owned(), started);
     let started = Instant::now();
-    functions::strided(&world, &[0, 1, 5, 200, 40_000]);
+    in_teams(&world, shapes_for(world.n_pes()), |team| functions::strided(&world, team, &[0, 1, 5, 200, 40_000]));
     say("strided all-to-alls".to_owned(), started);
     if is_one_host {
         one_sided(&world, say);

@@ -3,7 +3,7 @@
 
 use peerweave::host::{HostOptions, on_threads};
 use peerweave::{Compare, Error, MisuseKind, Rank, Result, Symmetric, World};
-use peerweave_tests::job::say;
+use peerweave_tests::run::job::say;
 use peerweave_tests::{Job, Seat, named};
 use std::process::ExitCode;
 use std::sync::Barrier;

@@ -2,7 +2,7 @@
 //! of leaks.
 
 use peerweave::{Error, MisuseKind, Rank, ReduceOp, SymOffset, Symmetric};
-use peerweave_tests::sample::hash;
+use peerweave_tests::data::sample::hash;
 use peerweave_tests::{Job, Seat, named};
 use std::process::ExitCode;
 

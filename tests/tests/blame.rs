@@ -2,9 +2,9 @@
 //! waits for it names the dead PE, whichever calls failed in between.
 
 use peerweave::{Buffer, Compare, Pe, Rank, ReduceOp, Result, World};
-use peerweave_tests::death::die;
-use peerweave_tests::job::{say, say_outcome};
-use peerweave_tests::sample::hash;
+use peerweave_tests::data::sample::hash;
+use peerweave_tests::run::death::die;
+use peerweave_tests::run::job::{say, say_outcome};
 use peerweave_tests::{Job, Seat, named};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};

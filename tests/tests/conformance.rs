@@ -3,11 +3,12 @@
 //! processes.
 
 use peerweave::{DType, Error, Rank, ReduceFn, ReduceOp, VectorCounts, bf16, f16};
-use peerweave_tests::calls::Form;
-use peerweave_tests::conformance::{self, Arenas, Bench, Case, all_of_a_type, team_of};
-use peerweave_tests::memory::Kind;
-use peerweave_tests::sample::{Exact, hash};
-use peerweave_tests::{Job, Seat, functions, named};
+use peerweave_tests::check::conformance::{self, Arenas, Bench, Case, all_of_a_type, in_teams, shapes_for, team_of};
+use peerweave_tests::check::functions;
+use peerweave_tests::data::calls::Form;
+use peerweave_tests::data::memory::Kind;
+use peerweave_tests::data::sample::{Exact, hash};
+use peerweave_tests::{Job, Seat, named};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -312,14 +313,15 @@ const COUNTS: [usize; 7] = [0, 1, 3, 40, 700, 5000, 100_000];
 
 fn functions(seat: &Seat) {
     let world = seat.join();
-    functions::in_rank_order(&world, &COUNTS);
-    functions::another_call_is_noticed(&world);
+    in_teams(&world, shapes_for(world.n_pes()), |team| functions::in_rank_order(&world, team, &COUNTS));
+    functions::another_call_is_noticed(world.team());
     let _ = world.finalize().expect("all finalize");
 }
 
 fn reduction_functions_combine_elements_in_rank_order() {
     Job::new("functions", 1).on_threads();
     Job::new("functions", 2).everywhere();
+    Job::new("functions", 4).everywhere();
     Job::new("functions", 5).on_threads();
     Job::new("functions", 3).without_attach().on_processes();
 }
@@ -353,7 +355,7 @@ fn panic_in_a_reduction_function_fails_without_a_hang() {
 
 fn strided(seat: &Seat) {
     let world = seat.join();
-    functions::strided(&world, &[0, 1, 2, 5, 90, 700, 40_000]);
+    in_teams(&world, shapes_for(world.n_pes()), |team| functions::strided(&world, team, &[0, 1, 2, 5, 90, 700, 40_000]));
     let _ = world.finalize().expect("all finalize");
 }
 

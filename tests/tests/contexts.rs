@@ -1,8 +1,9 @@
 //! Checks contexts among threads and processes, and the death of a target.
 
 use peerweave::Rank;
-use peerweave_tests::job::say;
-use peerweave_tests::{Job, Seat, contexts, named};
+use peerweave_tests::check::contexts;
+use peerweave_tests::run::job::say;
+use peerweave_tests::{Job, Seat, named};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

@@ -1,8 +1,10 @@
 //! Checks element types that consist of several values, among threads and processes: every
 //! operation that moves them, reductions of their values, and calls that must be refused.
 
-use peerweave::World;
-use peerweave_tests::{Job, Seat, elements, named};
+use peerweave::{Team, World};
+use peerweave_tests::check::conformance::{in_teams, shapes_for};
+use peerweave_tests::check::elements;
+use peerweave_tests::{Job, Seat, named};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -24,13 +26,18 @@ fn check(seat: &Seat, check: impl FnOnce(&World)) {
     assert!(world.finalize().unwrap().is_clean());
 }
 
+/// Runs a check in teams of several shapes. The check must release all symmetric memory.
+fn check_teams(seat: &Seat, run: impl Fn(&World, &Team)) {
+    check(seat, |world| in_teams(world, shapes_for(world.n_pes()), |team| run(world, team)));
+}
+
 fn movement(seat: &Seat) {
     // Numbers of elements that fit into one line, that span pages, and whose parts exceed the limit
     // for streaming copies.
     const COUNTS: [usize; 4] = [1, 7, 300, 5000];
-    check(seat, |world| {
-        elements::move_one_sided(world, world.team(), &COUNTS);
-        elements::move_by_collectives(world, world.team(), &COUNTS);
+    check_teams(seat, |world, team| {
+        elements::move_one_sided(world, team, &COUNTS);
+        elements::move_by_collectives(world, team, &COUNTS);
     });
 }
 
@@ -39,11 +46,12 @@ fn every_operation_moves_composite_types() {
         Job::new("movement", n).on_threads();
     }
     Job::new("movement", 2).on_processes();
+    Job::new("movement", 4).everywhere();
     Job::new("movement", 5).on_processes();
 }
 
 fn reductions(seat: &Seat) {
-    check(seat, |world| elements::reduce(world, world.team(), &[1, 33, 4000]));
+    check_teams(seat, |world, team| elements::reduce(world, team, &[1, 33, 4000]));
 }
 
 fn reductions_of_composite_types_match_their_components() {
@@ -51,13 +59,14 @@ fn reductions_of_composite_types_match_their_components() {
         Job::new("reductions", n).on_threads();
     }
     Job::new("reductions", 2).on_processes();
+    Job::new("reductions", 4).everywhere();
     Job::new("reductions", 5).on_processes();
 }
 
 fn functions(seat: &Seat) {
     // These numbers of elements are reduced in the entry line, staged, in rounds and, on symmetric
     // memory, divided among the ranks.
-    check(seat, |world| elements::combine_and_stride(world, world.team(), &[1, 5, 700, 40_000]));
+    check_teams(seat, |world, team| elements::combine_and_stride(world, team, &[1, 5, 700, 40_000]));
 }
 
 fn reduction_functions_and_strides_accept_composite_types() {
@@ -65,6 +74,7 @@ fn reduction_functions_and_strides_accept_composite_types() {
         Job::new("functions", n).on_threads();
     }
     Job::new("functions", 2).on_processes();
+    Job::new("functions", 4).everywhere();
     Job::new("functions", 5).on_processes();
 }
 

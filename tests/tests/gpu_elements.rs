@@ -8,8 +8,8 @@ mod common;
 use peerweave::World;
 use peerweave_cuda::{Cuda, GpuOptions};
 use peerweave_fakes::Fakes;
-use peerweave_tests::conformance::team_of;
-use peerweave_tests::elements;
+use peerweave_tests::check::conformance::team_of;
+use peerweave_tests::check::elements;
 use std::time::Duration;
 
 /// Numbers of elements. They are small, because kernels run on the CPU, with a coroutine for each

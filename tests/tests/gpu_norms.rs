@@ -9,8 +9,8 @@ mod common;
 use peerweave::RmsNorm;
 use peerweave_cuda::{Cuda, GpuOptions};
 use peerweave_fakes::Fakes;
-use peerweave_tests::conformance::team_of;
-use peerweave_tests::norms;
+use peerweave_tests::check::conformance::team_of;
+use peerweave_tests::check::norms;
 use std::time::Duration;
 
 /// Runs a program on this number of simulated GPUs.

@@ -8,8 +8,8 @@ mod common;
 use peerweave::World;
 use peerweave_cuda::{Cuda, GpuOptions};
 use peerweave_fakes::Fakes;
-use peerweave_tests::conformance::team_of;
-use peerweave_tests::{one_sided, views};
+use peerweave_tests::check::conformance::team_of;
+use peerweave_tests::check::{one_sided, views};
 use std::time::Duration;
 
 /// Runs a check on this number of simulated GPUs. The check must release all symmetric memory.

@@ -11,8 +11,8 @@ mod common;
 use peerweave::{Caps, DType, Error, PeerCause, ReduceFn, ReductionCaps};
 use peerweave_cuda::{Cuda, GpuOptions};
 use peerweave_fakes::Fakes;
-use peerweave_tests::conformance::{all_of_a_type, team_of};
-use peerweave_tests::{contexts, functions, locks, waits};
+use peerweave_tests::check::conformance::{all_of_a_type, in_teams, shapes_for, team_of};
+use peerweave_tests::check::{contexts, functions, locks, waits};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -44,8 +44,10 @@ fn waits_follow_the_order_of_the_type_and_are_fair() {
         common::pes_that_may_fail(2, options(), |gpu| {
             let backend = Cuda::new(gpu.expect("it is set up")).expect("a backend");
             let world = peerweave::World::from(peerweave_core::World::new(backend).expect("a world"));
-            waits::of_every_type(&world);
-            waits::any_is_fair(&world);
+            in_teams(&world, shapes_for(2), |team| {
+                waits::of_every_type(&world, team);
+                waits::any_is_fair(&world, team);
+            });
             assert!(world.finalize().expect("all finalize").is_clean());
         });
     });
@@ -172,8 +174,10 @@ fn reduction_functions_and_strides_work_across_hosts() {
         common::pes_on(&["a", "b", "a"], options(), |gpu| {
             let backend = Cuda::new(gpu.expect("it is set up")).expect("a backend");
             let world = peerweave::World::from(peerweave_core::World::new(backend).expect("a world"));
-            functions::in_rank_order(&world, &[0, 1, 3, 700]);
-            functions::strided(&world, &[0, 1, 5, 200]);
+            in_teams(&world, shapes_for(3), |team| {
+                functions::in_rank_order(&world, team, &[0, 1, 3, 700]);
+                functions::strided(&world, team, &[0, 1, 5, 200]);
+            });
             assert!(world.finalize().expect("all finalize").is_clean());
         });
     });
@@ -189,14 +193,14 @@ fn reduction_functions_combine_elements_in_rank_order() {
     Fakes::new().cuda().run(|| {
         for n_pes in [1, 3] {
             on_gpus(n_pes, |world| {
-                functions::in_rank_order(&world, &[0, 1, 3, 700]);
+                in_teams(&world, shapes_for(n_pes as usize), |team| functions::in_rank_order(&world, team, &[0, 1, 3, 700]));
                 assert!(world.finalize().expect("all finalize").is_clean());
             });
         }
         on_gpus(2, |world| {
             // The operands are longer than one piece.
-            functions::in_rank_order(&world, &[300_001]);
-            functions::another_call_is_noticed(&world);
+            functions::in_rank_order(&world, world.team(), &[300_001]);
+            functions::another_call_is_noticed(world.team());
             drop(world.finalize());
         });
     });
@@ -239,7 +243,7 @@ fn strided_all_to_all_moves_each_element_to_its_place() {
     Fakes::new().cuda().run(|| {
         for n_pes in [1, 3] {
             on_gpus(n_pes, |world| {
-                functions::strided(&world, &[0, 1, 5, 200]);
+                in_teams(&world, shapes_for(world.n_pes()), |team| functions::strided(&world, team, &[0, 1, 5, 200]));
                 assert!(world.finalize().expect("all finalize").is_clean());
             });
         }

@@ -10,7 +10,7 @@ use peerweave_driver::PrivateStream;
 use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags as Flags, CUstreamCaptureMode as Mode};
 use peerweave_fakes::{Fakes, driver};
 use peerweave_moe::{Exchange, Moe, Received, Shape, Tokens, combine, dispatch};
-use peerweave_tests::moe::{Case, Routing, calls_without_waits, exchange, two_exchanges};
+use peerweave_tests::check::moe::{Case, Routing, calls_without_waits, exchange, two_exchanges};
 use peerweave_types::{KernelTeam, SymSlice};
 use std::time::Duration;
 

@@ -2,10 +2,11 @@
 //! and the death of holders and waiters.
 
 use peerweave::{Error, Lock, PeerCause, Rank, Symmetric, World};
-use peerweave_tests::death::die;
-use peerweave_tests::job::say;
-use peerweave_tests::leftovers::Before;
-use peerweave_tests::{Job, Seat, locks, named};
+use peerweave_tests::check::locks;
+use peerweave_tests::run::death::die;
+use peerweave_tests::run::job::say;
+use peerweave_tests::run::leftovers::Before;
+use peerweave_tests::{Job, Seat, named};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 

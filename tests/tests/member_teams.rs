@@ -3,8 +3,8 @@
 
 use peerweave::host::{HostOptions, on_threads};
 use peerweave::{Compare, Error, Mismatch, Pe, PeerCause, Rank, ReduceOp, Result, Team, World};
-use peerweave_tests::death::die;
-use peerweave_tests::job::{named_by, say};
+use peerweave_tests::run::death::die;
+use peerweave_tests::run::job::{named_by, say};
 use peerweave_tests::{Job, Seat, named};
 use std::process::ExitCode;
 use std::sync::Barrier;
@@ -24,6 +24,7 @@ fn main() -> ExitCode {
             errors_of_all_waiting_members_name_the_missing_member,
             team_is_made_by_the_call_after_a_timeout,
             different_member_lists_are_a_mismatch_on_both_pes,
+            mismatch_shows_the_list_of_the_failed_call,
             errors_soon_name_a_member_that_dies_or_leaves,
         ],
     )
@@ -280,6 +281,23 @@ fn different_member_lists_are_a_mismatch_on_both_pes() {
             assert_eq!(blamed.index(), 1 - pe, "{error}");
         }
     }
+}
+
+/// After each mismatch, PE 1 makes another team at once. The error of PE 0 must not show the list
+/// of that call.
+fn mismatch_shows_the_list_of_the_failed_call() {
+    pes_run(2, Duration::from_secs(30), |world| {
+        let me = world.my_pe();
+        let lists = [pes(&[0, 1]), pes(&[1, 0])];
+        let shown = ["team_of of PEs [0, 1]", "team_of of PEs [1, 0]"];
+        for round in 0..500 {
+            let error = world.team_of(&lists[me.index()]).expect_err("the lists differ");
+            let Error::Mismatch(mismatch) = &error else { panic!("round {round}: {error}") };
+            assert_eq!((&*mismatch.mine, &*mismatch.theirs), (shown[me.index()], shown[1 - me.index()]), "round {round}");
+            world.team_of(&[me]).expect("a team of this PE alone").destroy().expect("the team is destroyed");
+            world.team().barrier_blocking().expect("both PEs arrive");
+        }
+    });
 }
 
 /// Arguments: the victim, and what it does instead of the call.

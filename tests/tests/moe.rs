@@ -1,7 +1,7 @@
 //! Checks dispatch and combine for mixture of experts on the host backend, among threads.
 
 use peerweave::{F8E4M3, Result, World, bf16, f16, on_threads};
-use peerweave_tests::moe::{Case, Routing, calls_without_waits, exchange, two_exchanges};
+use peerweave_tests::check::moe::{Case, Routing, calls_without_waits, exchange, two_exchanges};
 
 /// Runs a test with 1, 2, 3, 4 and 8 PEs.
 fn on_all(test: impl Fn(&World) -> Result<()> + Sync) {

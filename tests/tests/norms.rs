@@ -1,8 +1,9 @@
 //! Checks all-reduces with residual and RMSNorm on the host backend: every element type, among
 //! threads and processes, in teams, with rows of any length, and calls that differ among ranks.
 
-use peerweave_tests::conformance::team_of;
-use peerweave_tests::{Job, Seat, named, norms};
+use peerweave_tests::check::conformance::team_of;
+use peerweave_tests::check::norms;
+use peerweave_tests::{Job, Seat, named};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

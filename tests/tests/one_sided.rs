@@ -2,10 +2,11 @@
 //! order of visibility.
 
 use peerweave::{AtomicInteger, Buffer, Compare, Rank, World};
-use peerweave_tests::conformance::team_of;
-use peerweave_tests::one_sided::{self, neighbour};
-use peerweave_tests::sample::{Exact, hash};
-use peerweave_tests::{Job, Seat, named, views};
+use peerweave_tests::check::conformance::team_of;
+use peerweave_tests::check::one_sided::{self, neighbour};
+use peerweave_tests::check::views;
+use peerweave_tests::data::sample::{Exact, hash};
+use peerweave_tests::{Job, Seat, named};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

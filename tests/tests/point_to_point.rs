@@ -2,9 +2,9 @@
 //! mismatches.
 
 use peerweave::{Buffer, Error, MisuseKind, Rank, ReduceOp, Team, World};
-use peerweave_tests::conformance::team_of;
-use peerweave_tests::job::say;
-use peerweave_tests::sample::hash;
+use peerweave_tests::check::conformance::team_of;
+use peerweave_tests::data::sample::hash;
+use peerweave_tests::run::job::say;
 use peerweave_tests::{Job, Seat, named};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};

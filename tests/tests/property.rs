@@ -6,9 +6,9 @@
 
 use peerweave::host::{HostOptions, on_threads};
 use peerweave::{ReduceOp, World};
-use peerweave_tests::calls::Form;
-use peerweave_tests::conformance::{Arenas, Bench, Case};
-use peerweave_tests::memory::Kind;
+use peerweave_tests::check::conformance::{Arenas, Bench, Case};
+use peerweave_tests::data::calls::Form;
+use peerweave_tests::data::memory::Kind;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed};
 

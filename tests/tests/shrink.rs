@@ -4,12 +4,12 @@
 
 use peerweave::host::{HostOptions, on_threads};
 use peerweave::{Compare, Error, MisuseKind, PeerCause, Rank, ReduceOp, Result, World};
-use peerweave_tests::death::{die, die_in};
-use peerweave_tests::job::{named_by, say};
-use peerweave_tests::leftovers::Before;
-use peerweave_tests::sample::hash;
-use peerweave_tests::survival::Survival;
-use peerweave_tests::workload::Workload;
+use peerweave_tests::data::sample::hash;
+use peerweave_tests::repeat::survival::Survival;
+use peerweave_tests::repeat::workload::Workload;
+use peerweave_tests::run::death::{die, die_in};
+use peerweave_tests::run::job::{named_by, say};
+use peerweave_tests::run::leftovers::Before;
 use peerweave_tests::{Job, Seat, named};
 use rustix::process::Signal;
 use std::cell::Cell;

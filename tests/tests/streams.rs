@@ -2,8 +2,8 @@
 //! stay until they are read, and handles can be dropped while operations are pending.
 
 use peerweave::{Buffer, Compare, Error, Pe, Rank, ReduceOp, World};
-use peerweave_tests::job::say;
-use peerweave_tests::sample::hash;
+use peerweave_tests::data::sample::hash;
+use peerweave_tests::run::job::say;
 use peerweave_tests::{Job, Seat, named};
 use std::process::ExitCode;
 use std::thread::sleep;

@@ -2,7 +2,7 @@
 //! use after destruction.
 
 use peerweave::{Error, MisuseKind, Pe, Rank, ReduceOp, Team, TeamShape, World};
-use peerweave_tests::sample::hash;
+use peerweave_tests::data::sample::hash;
 use peerweave_tests::{Job, Seat, named};
 use std::process::ExitCode;
 use std::thread::sleep;

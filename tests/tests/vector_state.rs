@@ -5,7 +5,8 @@
 //! users call.
 
 use peerweave::{Buffer, Compare, Rank, ReduceOp, Result, Strides, World};
-use peerweave_tests::vector_state::{clean, is_observable, upper_halves_in_use};
+use peerweave_tests::repeat::acts::act;
+use peerweave_tests::run::vector_state::{clean, is_observable, upper_halves_in_use};
 use peerweave_tests::{Job, Seat, named};
 use std::process::ExitCode;
 
@@ -30,7 +31,30 @@ impl Check {
         clean();
         result.unwrap_or_else(|error| panic!("{name}: {error}"));
     }
+
+    fn act(&mut self, world: &World, name: &str) {
+        let act = act(world, name).unwrap_or_else(|error| panic!("{name}: {error}"));
+        self.run(name, act);
+    }
 }
+
+/// Operations of [`act`] for operands of a number of bytes.
+const SIZED: [&str; 8] = ["Scan", "ExclusiveScan", "AllGatherV", "GatherV", "ScatterV", "AllToAllV", "strided", "functions"];
+
+/// Operations of [`act`] without a number of bytes.
+const UNSIZED: [&str; 11] = [
+    "atomics",
+    "wait16",
+    "wait_vector",
+    "wait_on_stream",
+    "test",
+    "quiet",
+    "context",
+    "lock",
+    "exchange_counts",
+    "kernel_barrier",
+    "kernel_signal:4096",
+];
 
 fn operations(seat: &Seat) {
     let mut check = Check::default();
@@ -103,6 +127,16 @@ fn operations(seat: &Seat) {
         [x, y].into_iter().for_each(|buffer| buffer.release().unwrap());
         words.release().unwrap();
     }
+    // The root of these operations is rank 1.
+    if n > 1 {
+        for bytes in [40, 8000, 1_200_000] {
+            for (kind, place) in SIZED.into_iter().flat_map(|kind| ["private", "symmetric"].map(|place| (kind, place))) {
+                check.act(&world, &format!("{kind}:{bytes}:{place}"));
+            }
+        }
+        UNSIZED.into_iter().for_each(|kind| check.act(&world, kind));
+    }
+    check.run("team_of", || world.team_of(team.members())?.destroy());
     check.run("finalize", || world.finalize().map(drop));
     assert!(check.dirty.is_empty(), "upper halves in use after: {:#?}", check.dirty);
 }

@@ -3,8 +3,10 @@
 
 use peerweave::host::{HostOptions, on_threads};
 use peerweave::{Compare, Error, World};
-use peerweave_tests::job::say;
-use peerweave_tests::{Job, Seat, named, waits};
+use peerweave_tests::check::conformance::{in_teams, shapes_for};
+use peerweave_tests::check::waits;
+use peerweave_tests::run::job::say;
+use peerweave_tests::{Job, Seat, named};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -22,12 +24,12 @@ fn main() -> ExitCode {
 
 fn types(seat: &Seat) {
     let world = seat.join();
-    waits::of_every_type(&world);
+    in_teams(&world, shapes_for(world.n_pes()), |team| waits::of_every_type(&world, team));
     assert!(world.finalize().unwrap().is_clean());
 }
 
 fn comparisons_in_waits_follow_the_order_of_the_type() {
-    for n_pes in [1, 2, 3, 8] {
+    for n_pes in [1, 2, 3, 4, 8] {
         Job::new("types", n_pes).on_threads();
         Job::new("types", n_pes).on_processes();
     }
@@ -35,7 +37,7 @@ fn comparisons_in_waits_follow_the_order_of_the_type() {
 
 fn fairness(seat: &Seat) {
     let world = seat.join();
-    waits::any_is_fair(&world);
+    in_teams(&world, shapes_for(world.n_pes()), |team| waits::any_is_fair(&world, team));
     assert!(world.finalize().unwrap().is_clean());
 }
 

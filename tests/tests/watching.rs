@@ -2,10 +2,10 @@
 //! are few, or the program has closed them. Also checks that no living PE is reported as dead.
 
 use peerweave::{Error, ReduceOp, Result, World};
-use peerweave_tests::death::die;
-use peerweave_tests::job::{say, say_outcome};
-use peerweave_tests::needs::needs;
-use peerweave_tests::workload::Workload;
+use peerweave_tests::repeat::workload::Workload;
+use peerweave_tests::run::death::die;
+use peerweave_tests::run::job::{say, say_outcome};
+use peerweave_tests::run::needs::needs;
 use peerweave_tests::{Job, Seat, named};
 use rustix::process::{Resource, Rlimit, Signal, getpid, kill_process, setrlimit};
 use std::process::ExitCode;

@@ -1,4 +1,5 @@
-//! Extracts prose from a file: its comments, or the text of a document, outside of code blocks.
+//! Extracts prose from a file: its comments, or the text of a document, outside of code blocks, and
+//! the messages in its string literals.
 
 use crate::tree::File;
 
@@ -65,6 +66,83 @@ pub(crate) fn lines(file: &File) -> Vec<Line<'_>> {
     lines
 }
 
+/// Minimum number of spaces in a string literal that counts as a message.
+const SPACES: usize = 2;
+
+/// Returns the messages of a library or a command: the string literals of its source that consist
+/// of several words, without placeholders. Literals of unit tests, which end a file, are left out.
+pub(crate) fn messages(file: &File) -> Vec<Block> {
+    let has_messages = ["crates/", "tools/"].iter().any(|folder| file.path.starts_with(folder))
+        && file.path.contains("/src/")
+        && !file.path.contains("/tests")
+        && file.path.ends_with(".rs");
+    if !has_messages {
+        return Vec::new();
+    }
+    let source = file.text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+    let texts = literals(source).into_iter().map(|(at, text)| {
+        let line = source[..at].matches('\n').count() + 1;
+        Block { line, text: without_placeholders(text) }
+    });
+    texts.filter(|block| block.text.matches(' ').count() >= SPACES).collect()
+}
+
+/// Returns the contents of all string literals of a Rust source, each with its place. Escapes are
+/// kept.
+fn literals(source: &str) -> Vec<(usize, &str)> {
+    let mut found = Vec::new();
+    let mut at = 0;
+    while let Some(next) = source[at..].find(['"', '/', '\'']).map(|next| at + next) {
+        let rest = &source[next..];
+        at = next
+            + if rest.starts_with("//") {
+                rest.find('\n').unwrap_or(rest.len())
+            } else if let Some(text) = rest.strip_prefix('\'') {
+                // Skips a character; a lifetime has no second quote after one character.
+                let mut inner = text.char_indices();
+                match inner.next().map(|(_, first)| first) {
+                    Some('\\') => text[1..].find('\'').map_or(1, |end| 3 + end),
+                    Some(first) if text[first.len_utf8()..].starts_with('\'') => 2 + first.len_utf8(),
+                    _ => 1,
+                }
+            } else if let Some(text) = rest.strip_prefix('"') {
+                let hashes = source[..next].chars().rev().take_while(|&c| c == '#').count();
+                let is_raw = source[..next - hashes].ends_with('r')
+                    && (hashes > 0 || !source[..next - 1].ends_with(char::is_alphanumeric));
+                let length = if is_raw { raw_length(text, hashes) } else { length(text) };
+                found.push((next, &text[..length]));
+                2 + length + if is_raw { hashes } else { 0 }
+            } else {
+                1
+            };
+        at = at.min(source.len());
+    }
+    found
+}
+
+/// Returns the length of a string literal up to its closing quote.
+fn length(text: &str) -> usize {
+    let mut escaped = false;
+    let end = text.char_indices().find(|&(_, c)| {
+        let ends = c == '"' && !escaped;
+        escaped = c == '\\' && !escaped;
+        ends
+    });
+    end.map_or(text.len(), |(end, _)| end)
+}
+
+/// Like [`length`], for a raw literal that ends with a quote and this number of hashes.
+fn raw_length(text: &str, hashes: usize) -> usize {
+    text.find(&format!("\"{}", "#".repeat(hashes))).unwrap_or(text.len())
+}
+
+/// Removes the placeholders of a format string.
+fn without_placeholders(text: &str) -> String {
+    let mut parts = text.split('{');
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |all, part| all + part.split_once('}').map_or(part, |(_, rest)| rest))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -79,6 +157,26 @@ mod tests {
         let text = "//! One\n//! two.\n//!\n//! Three.\nfn four() {}\n    // Five\n    // six.\n";
         let found = blocks("a.rs", text);
         assert_eq!(found, [(1, "One two.".to_owned()), (4, "Three.".to_owned()), (6, "Five six.".to_owned())]);
+    }
+
+    #[test]
+    fn messages_are_string_literals_of_several_words() {
+        let text = concat!(
+            "fn f<'a>(x: &'a str) {\n",
+            "    // \"not a message at all\"\n",
+            "    let (quote, slash) = ('\"', '\\'');\n",
+            "    g(\"two words\", \"{x} is \\\"late\\\" by {n} s\");\n",
+            "    h(r#\"raw \"text\" of words\"#);\n",
+            "}\n",
+            "#[cfg(test)]\nmod tests {\n    const TEXT: &str = \"text of a test\";\n}\n",
+        );
+        let found = |path: &str| -> Vec<(usize, String)> {
+            let file = File { path: path.to_owned(), text: text.to_owned() };
+            messages(&file).into_iter().map(|Block { line, text }| (line, text)).collect()
+        };
+        let expected = [(4, " is \\\"late\\\" by  s"), (5, "raw \"text\" of words")];
+        assert_eq!(found("crates/a/src/lib.rs"), expected.map(|(line, text)| (line, text.to_owned())));
+        assert_eq!(found("crates/a/tests/lib.rs"), []);
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Checks the style: the width of comments, the length of test names, idioms.
+//! Checks the style: the width of comments, the length of test names, and idioms in comments,
+//! documents and messages.
 
 use crate::fault::Fault;
 use crate::prose::{self, Block};
@@ -18,6 +19,14 @@ const IDIOMS: &[(&str, &str)] = &[
     (concat!("he", "ars"), "is notified, or sees"),
     (concat!("men", "ded"), "fixed"),
     (concat!("men", "ds"), "fixes"),
+    (concat!("men", "dings"), "fixes"),
+    (concat!("he", "ar"), "is notified, or see"),
+    (concat!("he", "ard"), "was notified, or saw"),
+    (concat!("to", "ld"), "notified, or described"),
+    (concat!("who", "ever"), "the PE that, or the caller that"),
+    (concat!("fare", "well"), "end of the connection"),
+    (concat!("some", "body"), "name the subject"),
+    (concat!("tw", "in"), "counterpart, or copy"),
 ];
 
 /// Returns the faults of one file.
@@ -37,7 +46,7 @@ pub(crate) fn faults(file: &File) -> Vec<Fault> {
             }
         }
     }
-    for Block { line, text } in prose::prose(file) {
+    for Block { line, text } in prose::prose(file).into_iter().chain(prose::messages(file)) {
         let text = text.to_lowercase();
         for (idiom, instead) in IDIOMS {
             if has_words(&text, idiom) {
@@ -111,5 +120,12 @@ mod tests {
         assert_eq!(found("a.rs", concat!("// It waits for\n// ", "ever.\n")), [concat!("a.rs:1: `for ", "ever`: forever")]);
         assert_eq!(found("a.md", concat!("He", "ars it.\n")).len(), 1);
         assert_eq!(found("a.rs", "// It recommends forever.\n"), [""; 0]);
+    }
+
+    #[test]
+    fn idiom_in_a_message_is_a_fault() {
+        let text = concat!("fn f() {\n    g(\"{told} was to", "ld about it\");\n}\n");
+        assert_eq!(found("crates/a/src/lib.rs", text), [concat!("crates/a/src/lib.rs:2: `to", "ld`: notified, or described")]);
+        assert_eq!(found("crates/a/tests/a.rs", text), [""; 0]);
     }
 }

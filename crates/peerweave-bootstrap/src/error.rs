@@ -177,10 +177,10 @@ pub enum Loss {
     Left,
     /// The PE left or disconnected because of other PEs. Before that, its wait for the PEs in
     /// `missing` had timed out, or the PE had passed the PE in `missing` to
-    /// [`blame`](crate::Rendezvous::blame).
+    /// [`report_root_cause`](crate::Rendezvous::report_root_cause).
     GaveUp {
         /// The PEs for which the lost PE had waited, in ascending order, or the one PE that the
-        /// lost PE had passed to `blame`.
+        /// lost PE had passed to `report_root_cause`.
         missing: Vec<Pe>,
     },
     /// The launcher reported that the PE's process has ended. The value is the launcher's message.

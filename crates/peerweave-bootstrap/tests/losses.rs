@@ -155,7 +155,7 @@ fn error_names_the_pe_that_the_lost_pe_blamed() {
     let party = Party::new(4);
     let mut pes = party.run(0..4, |rendezvous| rendezvous);
     let gone = pes.remove(1);
-    gone.blame(Pe::new(3));
+    gone.report_root_cause(Pe::new(3));
     drop(gone);
     assert_eq!(pes[0].barrier("all").unwrap_err().blamed(), [Pe::new(3)]);
     let first = party.server.first_loss();

@@ -151,8 +151,8 @@ mod linux {
         assert_eq!(hanging.line(), "hanging");
         let mut first = Process::start("join", torchrun(0, 2, 24));
         first.search();
-        // PE 0 does not run while the rank has no process, because that time may be long on a loaded
-        // machine.
+        // PE 0 does not run while the rank has no process, because that time may be long on a
+        // loaded machine.
         first.stop();
         hanging.child.kill().unwrap();
         let mut second = Process::start("join", torchrun(1, 2, 24));

@@ -44,9 +44,9 @@ fn soon(milliseconds: u64) -> Instant {
     Instant::now() + Duration::from_millis(milliseconds)
 }
 
-// PEs that are missing are named right only if no running thread of the test stands still for half of
-// a short call, or for one second of a call of two seconds or more. So the deadlines that pass in
-// these tests are longer than two seconds.
+// PEs that are missing are named right only if no running thread of the test stands still for half
+// of a short call, or for one second of a call of two seconds or more. So the deadlines that pass
+// in these tests are longer than two seconds.
 
 /// Agrees without a server for the new job.
 fn agree(survivors: &Survivors<'_>, until: Instant) -> Result<Decision, Disagreement<()>> {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use peerweave_bootstrap::{Options, Rendezvous};
-use peerweave_core::{Compare, Error, FailureKind, KernelOp, Parts, Pe, PeerCause, Rank, ReduceFn, ReduceOp, Strides, World};
+use peerweave_core::{Compare, Error, Parts, Pe, PeerCause, Rank, ReduceFn, ReduceOp, Strides, World};
 use peerweave_cuda::{Cuda, CudaError, CudaOptions, GpuOptions};
 use peerweave_fakes::Fakes;
 
@@ -28,12 +28,11 @@ fn wait_that_expires_poisons_teams_and_leaves_copies_usable() {
             let ticket = team.wait_until(&stream, &words.signal(0).unwrap(), Compare::Eq, 1).unwrap();
             let error = ticket.wait().unwrap_err();
             assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
-            let Error::Kernel(failure) = &error else { panic!("{error}") };
-            assert_eq!(
-                (failure.kernel, failure.kind, failure.operation),
-                ("wait_until", Some(FailureKind::Deadline), Some(KernelOp::SignalWaitUntil))
-            );
-            assert!(matches!(team.failure(), Some(Error::Kernel(_))));
+            let Error::Timeout(timeout) = &error else { panic!("{error}") };
+            let word = timeout.word.expect("the wait is for one word");
+            assert_eq!((timeout.call, word.found, word.compare, word.value), ("wait_until", 0, Compare::Eq, 1), "{error}");
+            assert!(timeout.missing.is_empty(), "any PE may set the word: {error}");
+            assert!(matches!(team.failure(), Some(Error::Timeout(_))));
             // Later calls that need kernels are refused as poisoned.
             for error in [team.barrier(&stream).unwrap_err(), team.barrier_blocking().unwrap_err()] {
                 assert!(matches!(error, Error::Poisoned { call: "barrier", .. }), "{error}");
@@ -42,7 +41,7 @@ fn wait_that_expires_poisons_teams_and_leaves_copies_usable() {
             assert!(matches!(refused, Error::Poisoned { call: "signal", .. }), "{refused}");
             // Copies need no kernel, so the stream still runs them.
             team.put(&stream, &x.slice(..1).unwrap(), &x.slice(1..).unwrap(), me).unwrap().wait().unwrap();
-            assert!(matches!(stream.synchronize(), Err(Error::Kernel(_))), "the failure is reported once");
+            assert!(matches!(stream.synchronize(), Err(Error::Timeout(_))), "the failure is reported once");
             stream.synchronize().unwrap();
             x.copy_from(&[1, 2]).unwrap();
             assert_eq!(x.to_vec().unwrap(), [1, 2]);

@@ -2,7 +2,7 @@
 //! same shape. The cost consists of allocations on the calling thread, and of driver calls.
 #![cfg(target_os = "linux")]
 
-#[path = "../../../tests/src/allocations.rs"]
+#[path = "../../../tests/src/run/allocations.rs"]
 mod allocations;
 mod common;
 

@@ -35,7 +35,7 @@ pub use library::{
 };
 pub use memory::{Access, DEADLINE, DeviceBuffer, DeviceBufferMut, DeviceMemory, Raw, check_copy, copy_from_host, copy_to_host};
 pub use streams::{
-    BeforeExit, Keep, PrivateStream, Retired, Streams, alloc_when_freed, deadline_after, free, is_capturing, is_per_thread,
-    is_same_capture, join, keep_in_graph, refuse_capture_begun, refuse_per_thread, relaxed, retire, settle, wait,
+    BeforeExit, Keep, PrivateStream, Retired, Streams, alloc_when_freed, deadline_after, drain_retired, free, is_capturing,
+    is_per_thread, is_same_capture, join, keep_in_graph, refuse_capture_begun, refuse_per_thread, relaxed, retire, wait,
     wait_past_capture, wait_until,
 };

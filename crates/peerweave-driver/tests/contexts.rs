@@ -8,7 +8,9 @@ use std::time::Instant;
 
 use common::{LONG, block, unblock};
 use peerweave_driver::cudarc::driver::sys::CUcontext;
-use peerweave_driver::{CudaCode, CudaContext, DeviceBuffer, DeviceMemory, Driver, PrivateStream, context, retire, settle};
+use peerweave_driver::{
+    CudaCode, CudaContext, DeviceBuffer, DeviceMemory, Driver, PrivateStream, context, drain_retired, retire,
+};
 use peerweave_fakes::Fakes;
 
 fn current() -> CUcontext {
@@ -26,7 +28,7 @@ fn dropped_elsewhere<R>(make: impl FnOnce(&Arc<CudaContext>) -> R) {
     one.bind_to_thread().expect("a live context");
     drop(made);
     assert_eq!(current(), one.cu_ctx(), "a destructor changed the thread's current context");
-    assert!(settle(Instant::now() + LONG));
+    assert!(drain_retired(Instant::now() + LONG));
 }
 
 #[test]
@@ -62,6 +64,6 @@ fn retiring_a_value_keeps_the_current_context() {
         one.bind_to_thread().expect("a live context");
         retire(&zero, [stream], Box::new(|| {}));
         assert_eq!(current(), one.cu_ctx());
-        assert!(settle(Instant::now() + LONG));
+        assert!(drain_retired(Instant::now() + LONG));
     });
 }

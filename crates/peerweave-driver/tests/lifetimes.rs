@@ -12,7 +12,7 @@ use peerweave_driver::cudarc::driver::result::DriverError as CudarcError;
 use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUresult, CUstreamCaptureMode};
 use peerweave_driver::{
     CudaCode, CudaContext, CudaSlice, CudaStream, DeviceBuffer, DeviceBufferMut, DeviceMemory, DriverError, PrivateStream,
-    context, retire, settle, wait, wait_past_capture,
+    context, drain_retired, retire, wait, wait_past_capture,
 };
 use peerweave_fakes::Fakes;
 
@@ -37,7 +37,7 @@ fn memory_dropped_during_capture_waits_for_earlier_work() {
         drop(stream.end_capture(CUgraphInstantiate_flags(0)).expect("the capture is valid"));
         assert!(!comes(SHORT, || freed.load(Ordering::Acquire)), "the value is freed before the work that precedes the capture");
         unblock(&stream);
-        assert!(settle(Instant::now() + LONG));
+        assert!(drain_retired(Instant::now() + LONG));
         assert!(freed.load(Ordering::Acquire));
     });
 }
@@ -53,7 +53,7 @@ fn default_stream_memory_is_freed_after_a_blocking_capture_ends() {
         let error = wait(&context.default_stream(), Instant::now() + SHORT).expect_err("the default stream cannot be queried");
         assert!(matches!(&error, DriverError::Cuda(error) if error.is(CudaCode::STREAM_CAPTURE_IMPLICIT)), "{error}");
         drop(blocking.end_capture(CUgraphInstantiate_flags(0)).expect("the capture is valid"));
-        assert!(settle(Instant::now() + LONG));
+        assert!(drain_retired(Instant::now() + LONG));
         assert!(freed.load(Ordering::Acquire), "the value is leaked");
     });
 }
@@ -76,7 +76,7 @@ fn reaper_does_not_invalidate_a_global_capture() {
         assert!(!waited);
         captured.end_capture(CUgraphInstantiate_flags(0)).expect("the capture is valid");
         unblock(&stream);
-        assert!(settle(Instant::now() + LONG));
+        assert!(drain_retired(Instant::now() + LONG));
         assert!(freed.load(Ordering::Acquire));
     });
 }
@@ -95,7 +95,7 @@ fn retiring_a_value_does_not_invalidate_a_capture() {
         });
         assert!(!comes(SHORT, || freed.load(Ordering::Acquire)), "the value is freed during the capture");
         stream.end_capture(CUgraphInstantiate_flags(0)).expect("the capture is valid");
-        assert!(settle(Instant::now() + LONG));
+        assert!(drain_retired(Instant::now() + LONG));
         assert!(freed.load(Ordering::Acquire));
     });
 }
@@ -170,10 +170,10 @@ fn value_is_leaked_if_its_event_cannot_be_queried() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FAIL", "cuEventQuery:1=1").run(|| {
         let (context, stream) = device();
         let freed = retire_flag(&context, &stream);
-        assert!(settle(Instant::now() + LONG), "the leaked value is still pending");
+        assert!(drain_retired(Instant::now() + LONG), "the leaked value is still pending");
         assert!(!freed.load(Ordering::Acquire), "the value was freed");
         let freed = retire_flag(&context, &stream);
-        assert!(settle(Instant::now() + LONG));
+        assert!(drain_retired(Instant::now() + LONG));
         assert!(freed.load(Ordering::Acquire), "the next value is not freed");
     });
 }
@@ -188,7 +188,7 @@ fn stuck_stream_delays_only_its_own_memory() {
         block(&stuck);
         let before = free_bytes(&context);
         drop(memory);
-        assert!(settle(Instant::now() + LONG), "freeing waited for the whole device");
+        assert!(drain_retired(Instant::now() + LONG), "freeing waited for the whole device");
         assert_eq!(free_bytes(&context), before + (1 << 20));
         unblock(&stuck);
     });
@@ -203,7 +203,7 @@ fn error_recorded_by_other_code_stays_in_the_context() {
         context.record_err::<()>(Err(CudarcError(CUresult::CUDA_ERROR_INVALID_VALUE)));
         assert!(wait(&stream, Instant::now() + LONG).expect("nothing is wrong with the stream"));
         drop(memory);
-        assert!(settle(Instant::now() + LONG));
+        assert!(drain_retired(Instant::now() + LONG));
         assert_eq!(context.check_err(), Err(CudarcError(CUresult::CUDA_ERROR_INVALID_VALUE)), "the recorded error was lost");
         assert_eq!(free_bytes(&context), before, "the memory was leaked because of the recorded error");
     });
@@ -361,7 +361,7 @@ fn per_thread_streams_are_refused() {
         block(&stream);
         drop(memory.read(&stream).expect("a live stream"));
         std::thread::scope(|scope| scope.spawn(move || drop(memory)).join().expect("no panic"));
-        assert!(settle(Instant::now() + LONG));
+        assert!(drain_retired(Instant::now() + LONG));
         assert!(free_bytes(&context) < before, "the memory was freed while a stream uses it");
         unblock(&stream);
     });
@@ -405,7 +405,7 @@ fn driver_that_has_shut_down_is_not_called() {
         retire(&context, [Arc::clone(&stream)], Box::new(move || flag.store(true, Ordering::Release)));
         // These errors are those of a driver that has shut down.
         fail("cuCtxGetCurrent:*=4,cuEventQuery:*=4,cuStreamIsCapturing:*=4");
-        assert!(settle(Instant::now() + LONG), "a retired value is still pending");
+        assert!(drain_retired(Instant::now() + LONG), "a retired value is still pending");
         fail("");
         unblock(&stream);
         assert!(!freed.load(Ordering::Acquire), "a retired function ran after the driver had shut down");
@@ -438,7 +438,7 @@ fn panicking_destructors_do_not_stop_the_reaper() {
         retire(&context, [], Box::new(|| std::panic::panic_any(Thrown)));
         assert!(!comes(SHORT, || gone.load(Ordering::Acquire)), "the value is dropped before the work of its stream ended");
         unblock(&stream);
-        assert!(settle(Instant::now() + LONG));
+        assert!(drain_retired(Instant::now() + LONG));
         assert!(gone.load(Ordering::Acquire), "the value is not freed after another function panicked");
     });
 }
@@ -451,7 +451,7 @@ fn freeing_thread_uses_one_stream_and_releases_the_context() {
             // Another cudarc object for the same context of the driver.
             let context = context(0).expect("a device");
             drop(DeviceMemory::<u8>::alloc(&context, 64).expect("the device has enough memory"));
-            assert!(settle(Instant::now() + LONG));
+            assert!(drain_retired(Instant::now() + LONG));
         }
         let (made, destroyed) = (calls("cuStreamCreate"), calls("cuStreamDestroy_v2"));
         assert!(made - destroyed <= 1, "{made} made, {destroyed} destroyed");
@@ -498,7 +498,7 @@ fn memory_of_a_broken_context_is_leaked() {
         let freed = retire_flag(&context, &stream);
         fail("cuCtxSetCurrent:*=201");
         unblock(&stream);
-        assert!(settle(Instant::now() + LONG), "a retired value is still pending");
+        assert!(drain_retired(Instant::now() + LONG), "a retired value is still pending");
         fail("");
         assert!(!freed.load(Ordering::Acquire), "a retired function ran without its context");
     });

@@ -8,8 +8,8 @@ use std::time::Instant;
 
 use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use peerweave_driver::{
-    CudaCode, DeviceBuffer, DeviceBufferMut, DeviceMemory, Driver, DriverError, context, is_capturing, keep_in_graph, retire,
-    settle, wait,
+    CudaCode, DeviceBuffer, DeviceBufferMut, DeviceMemory, Driver, DriverError, context, drain_retired, is_capturing,
+    keep_in_graph, retire, wait,
 };
 use peerweave_fakes::Fakes;
 
@@ -107,10 +107,10 @@ fn memory_is_freed_after_the_work_of_its_streams() {
         let start = Instant::now();
         drop(memory);
         assert!(start.elapsed() < LONG, "the destructor waited for the stuck stream");
-        assert!(!settle(Instant::now() + SHORT), "the memory was freed before its stream filled it");
+        assert!(!drain_retired(Instant::now() + SHORT), "the memory was freed before its stream filled it");
         assert_eq!(free_bytes(&context), while_used);
         unblock(&stream);
-        assert!(settle(Instant::now() + LONG));
+        assert!(drain_retired(Instant::now() + LONG));
         assert_eq!(free_bytes(&context), before);
     });
 }
@@ -130,7 +130,7 @@ fn stuck_device_does_not_delay_other_devices() {
         let came_back = peerweave_driver::wait_until::<()>(Instant::now() + LONG, || Ok(free_bytes(&elsewhere) == before));
         assert_eq!(came_back, Ok(true));
         unblock(&stuck);
-        assert!(settle(Instant::now() + LONG));
+        assert!(drain_retired(Instant::now() + LONG));
     });
 }
 
@@ -189,7 +189,7 @@ fn captured_graph_keeps_its_memory_allocated() {
         keep_in_graph(&stream, vec![keep]).expect("the stream is being captured");
         let graph = stream.end_capture(CUgraphInstantiate_flags(0)).expect("the capture is valid").expect("the graph has work");
         drop(memory);
-        assert!(settle(Instant::now() + LONG));
+        assert!(drain_retired(Instant::now() + LONG));
         assert!(free_bytes(&context) < before, "the memory was freed while the graph uses it");
         graph.launch().expect("the graph is launched");
         stream.synchronize().expect("the wait succeeds");
@@ -232,11 +232,11 @@ fn memory_that_cannot_be_freed_safely_is_leaked() {
         let token = Arc::clone(&freed);
         retire(&context, [Arc::clone(&stream), other], Box::new(move || drop(token)));
         assert_eq!((count("cuEventCreate"), count("cuEventDestroy_v2")), (made + 2, gone + 2), "the events are leaked");
-        assert!(settle(Instant::now() + LONG));
+        assert!(drain_retired(Instant::now() + LONG));
         assert_eq!(Arc::strong_count(&freed), 2, "the value was not leaked");
         let token = Arc::clone(&freed);
         retire(&context, [stream], Box::new(move || drop(token)));
-        assert!(settle(Instant::now() + LONG));
+        assert!(drain_retired(Instant::now() + LONG));
         assert_eq!(Arc::strong_count(&freed), 2, "the next value is not freed");
     });
 }
@@ -289,7 +289,7 @@ fn unknown_code_is_an_error_with_its_number() {
         assert!(wait(&stream, Instant::now() + LONG).expect("only the first call fails"));
         let before = free_bytes(&context);
         drop(memory);
-        assert!(settle(Instant::now() + LONG));
+        assert!(drain_retired(Instant::now() + LONG));
         assert_eq!(free_bytes(&context), before, "memory in an unknown state was freed");
     });
 }

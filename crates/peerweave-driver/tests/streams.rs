@@ -6,7 +6,7 @@ mod common;
 use std::sync::Arc;
 use std::time::Instant;
 
-use peerweave_driver::{DeviceBuffer, DeviceBufferMut, DeviceMemory, Driver, PrivateStream, Streams, context, settle};
+use peerweave_driver::{DeviceBuffer, DeviceBufferMut, DeviceMemory, Driver, PrivateStream, Streams, context, drain_retired};
 use peerweave_fakes::Fakes;
 
 use common::{LONG, block, calls, unblock};
@@ -78,7 +78,7 @@ fn idle_streams_in_several_lists_are_removed() {
         let (made, destroyed) = (calls("cuStreamCreate"), calls("cuStreamDestroy_v2"));
         assert!(destroyed >= made - 200, "{made} made, {destroyed} destroyed");
         drop((source, target));
-        assert!(settle(Instant::now() + LONG));
+        assert!(drain_retired(Instant::now() + LONG));
     });
 }
 

@@ -1,7 +1,7 @@
 //! Tests that a repeated call allocates no heap memory on its calling thread. The calls are
 //! collectives, collectives with parts of different lengths, sends, receives and groups.
 
-#[path = "../../../tests/src/allocations.rs"]
+#[path = "../../../tests/src/run/allocations.rs"]
 mod allocations;
 
 use std::sync::Arc;

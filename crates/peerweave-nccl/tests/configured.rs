@@ -341,7 +341,7 @@ fn graph_keeps_the_launch_event_of_a_captured_group_alive() {
         let end = std::time::Instant::now() + DEADLINE;
         while held.upgrade().is_some() {
             assert!(std::time::Instant::now() < end, "the event is freed with the graph");
-            peerweave_driver::settle(end);
+            peerweave_driver::drain_retired(end);
         }
     });
 }

@@ -79,7 +79,7 @@ fn collective_accepts_dlpack_tensors_as_buffers() {
         }
         assert_eq!(DELETED.load(Ordering::SeqCst), 0);
         drop((sends, sums));
-        assert!(peerweave_nccl::driver::settle(std::time::Instant::now() + DEADLINE));
+        assert!(peerweave_nccl::driver::drain_retired(std::time::Instant::now() + DEADLINE));
         assert_eq!(DELETED.load(Ordering::SeqCst), 4, "the deleter of each tensor was called");
     });
 }
@@ -95,7 +95,7 @@ fn graph_keeps_a_dlpack_tensor_alive() {
             let mut recv = result.clone();
             captured(&stream, || comm.all_reduce(&stream, &tensor, &mut recv, ReduceOp::Sum))
         };
-        peerweave_nccl::driver::settle(std::time::Instant::now() + std::time::Duration::from_millis(50));
+        peerweave_nccl::driver::drain_retired(std::time::Instant::now() + std::time::Duration::from_millis(50));
         assert_eq!(DELETED.load(Ordering::SeqCst), 0, "the graph keeps the tensor alive");
         graph.launch().expect("the graph is launched");
         assert_eq!(value(&result, &stream), 5.0);

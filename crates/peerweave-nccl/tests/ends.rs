@@ -147,7 +147,7 @@ fn memory_is_freed_after_a_failed_finalize() {
             let memory = NcclMem::<f32>::alloc(comm.nccl(), comm.context(), 16).expect("memory is allocated");
             drop(comm.register(&memory).expect("the memory is registered"));
             drop((memory, stream));
-            peerweave_driver::settle(Instant::now() + DEADLINE);
+            peerweave_driver::drain_retired(Instant::now() + DEADLINE);
             assert_eq!(counted("allocations"), 1, "peers may still access the memory");
             comm.finalize(Duration::from_millis(200)).expect_err("the finalize fails");
             nothing_is_left();
@@ -277,7 +277,7 @@ fn memory_stays_allocated_if_nccl_cannot_free_the_communicator() {
             drop(comm.register(&memory).expect("the memory is registered"));
             drop((memory, stream));
             comm.finalize(DEADLINE).expect_err("NCCL refuses to free the communicator");
-            peerweave_driver::settle(Instant::now() + DEADLINE);
+            peerweave_driver::drain_retired(Instant::now() + DEADLINE);
             assert_eq!((counted("communicators"), counted("allocations")), (1, 1), "peers may still access the memory");
         });
     }
@@ -353,7 +353,7 @@ fn memory_stays_allocated_if_nccl_refuses_the_abort() {
         comm.abort(DEADLINE).expect_err("NCCL refuses the call");
         drop(comm);
         std::thread::sleep(Duration::from_millis(100));
-        peerweave_driver::settle(Instant::now() + DEADLINE);
+        peerweave_driver::drain_retired(Instant::now() + DEADLINE);
         assert_eq!((counted("communicators"), counted("allocations")), (1, 1), "peers may still access the memory");
     });
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use common::*;
 use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use peerweave_driver::cudarc::driver::{CudaGraph, CudaStream, DevicePtrMut as _};
-use peerweave_driver::{Access, DeviceBuffer, DeviceBufferMut, DeviceMemory, DriverError, Keep, Raw, settle};
+use peerweave_driver::{Access, DeviceBuffer, DeviceBufferMut, DeviceMemory, DriverError, Keep, Raw, drain_retired};
 use peerweave_nccl::{
     CollConfig, Communicator, Config, DeadState, MisuseKind, Nccl, NcclError, NcclMem, PreMulSum, Rank, ReduceOp, ResultCode,
     Switch, Window, WindowKind,
@@ -243,7 +243,7 @@ fn graph_records_the_launch_event_and_keeps_it_alive() {
         let end = Instant::now() + DEADLINE;
         while held.upgrade().is_some() {
             assert!(Instant::now() < end, "the event is freed with the graph");
-            settle(end);
+            drain_retired(end);
         }
     });
 }
@@ -256,7 +256,7 @@ fn aborted_communicator_is_freed_with_its_graph() {
         let graph = captured(&stream, || comm.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum));
         comm.abort(DEADLINE).expect("the abort does not wait for the graph");
         drop((graph, buffer, stream));
-        assert!(settle(Instant::now() + DEADLINE));
+        assert!(drain_retired(Instant::now() + DEADLINE));
         drop(comm);
         nothing_is_left();
     });

@@ -24,7 +24,7 @@ fn leak_report_contains_live_resources() {
         assert_eq!(Nccl::leaks().communicators[0].registrations, 0);
         drop(memory);
         comm.finalize(DEADLINE).expect("the communicator ends");
-        assert!(peerweave_driver::settle(std::time::Instant::now() + DEADLINE));
+        assert!(peerweave_driver::drain_retired(std::time::Instant::now() + DEADLINE));
         assert!(Nccl::leaks().is_empty(), "{}", Nccl::leaks());
     });
 }

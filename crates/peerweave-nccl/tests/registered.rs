@@ -37,10 +37,10 @@ fn deregister_local_frees_the_memory_of_a_registration() {
         let memory = NcclMem::from_slice(comm.nccl(), &stream, &[1.0f32; 64]).expect("memory is allocated");
         let registration = comm.register(&memory).expect("the memory is registered");
         drop(memory);
-        peerweave_driver::settle(std::time::Instant::now() + Duration::from_millis(50));
+        peerweave_driver::drain_retired(std::time::Instant::now() + Duration::from_millis(50));
         assert_eq!((counted("allocations"), counted("registrations")), (1, 1), "the memory is still registered");
         registration.deregister_local(DEADLINE).expect("the memory is unregistered");
-        assert!(peerweave_driver::settle(std::time::Instant::now() + DEADLINE));
+        assert!(peerweave_driver::drain_retired(std::time::Instant::now() + DEADLINE));
         assert_eq!((counted("allocations"), counted("registrations")), (0, 0));
     });
 }
@@ -84,7 +84,7 @@ fn deregister_local_keeps_the_memory_of_a_window() {
             if comm.rank() == Rank::new(0) {
                 clone.deregister_local(DEADLINE).expect("rank 0 unregisters without rank 1");
             }
-            peerweave_driver::settle(std::time::Instant::now() + Duration::from_millis(50));
+            peerweave_driver::drain_retired(std::time::Instant::now() + Duration::from_millis(50));
             // Peers may still write to the memory, so it is not freed.
             assert_eq!(counted("allocations"), 2);
             comm.nccl().check("success", 0).expect("code 0 is success");

@@ -53,7 +53,7 @@ fn dropped_registration_keeps_memory_until_finalize() {
         let (comm, stream) = alone();
         let memory = || NcclMem::<f32>::alloc(comm.nccl(), comm.context(), 16).expect("memory is allocated");
         let completed = || {
-            peerweave_driver::settle(Instant::now() + DEADLINE);
+            peerweave_driver::drain_retired(Instant::now() + DEADLINE);
             (counted("allocations"), counted("windows"), counted("registrations"))
         };
         // The dropped window and the dropped registration must keep their memory allocated.
@@ -67,7 +67,7 @@ fn dropped_registration_keeps_memory_until_finalize() {
         assert_eq!(completed(), (2, 1, 1), "peers may still access the buffer");
         drop((comm, stream));
         assert!(Communicator::wait_for_dropped(DEADLINE));
-        peerweave_driver::settle(Instant::now() + DEADLINE);
+        peerweave_driver::drain_retired(Instant::now() + DEADLINE);
         assert_eq!((counted("allocations"), counted("communicators")), (0, 0));
     });
 }
@@ -165,7 +165,7 @@ fn deregister_on_a_stuck_stream_ends_at_its_deadline() {
             assert!(matches!(result, Err(NcclError::Timeout(_))), "{result:?}");
         }
         assert!((Duration::from_millis(400)..Duration::from_secs(20)).contains(&start.elapsed()));
-        peerweave_driver::settle(Instant::now() + Duration::from_millis(50));
+        peerweave_driver::drain_retired(Instant::now() + Duration::from_millis(50));
         assert_eq!((counted("allocations"), counted("windows")), (1, 1), "peers may still write to the memory");
         comm.abort(DEADLINE).expect("the communicator ends");
         drop((comm, memory, values, stream));

@@ -118,7 +118,7 @@ fn finalize_is_refused_while_a_module_is_initialised() {
         let refused = misuse(here.context.finalize());
         assert!(matches!(refused, MisuseKind::InUse { .. }), "{refused:?}");
         drop(guard);
-        common::settle();
+        common::drain_retired();
         assert_eq!(Arc::strong_count(&keep), 1);
         Context::current().expect("NVSHMEM is still running").finalize().expect("all PEs finalize NVSHMEM");
     });

@@ -187,10 +187,10 @@ fn module_init_completes_within_the_deadline_or_fails() {
         let error = tell(&here.context, &keep).expect_err("the default stream does not complete");
         assert!(matches!(error, NvshmemError::Timeout(_)), "{error}");
         driver::unblock(DEFAULT_STREAM);
-        common::settle();
+        common::drain_retired();
         assert_eq!(Arc::strong_count(&keep), 1);
         drop(tell(&here.context, &keep).expect("the device is idle"));
-        common::settle();
+        common::drain_retired();
         assert_eq!(Arc::strong_count(&keep), 1);
         hold.free();
         here.end();

@@ -368,7 +368,7 @@ fn destructor_of_an_owner_may_panic_or_call_nvshmem() {
         assert_eq!(count("modules"), 3, "a module was finalised although another call held the gate");
         here.context.quiet_blocking().expect("the quiet ignores errors of destructors");
         assert_eq!(count("modules"), 0);
-        common::settle();
+        common::drain_retired();
         assert_eq!((bombs.load(Ordering::SeqCst), quiets.load(Ordering::SeqCst)), (2, 1));
         here.end();
     });

@@ -276,7 +276,7 @@ fn quiet_and_barrier_refuse_capture_with_pending_nbi() {
         other.begin_capture(MODE).expect("the capture begins");
         here.context.quiet(&other).expect("no transfer is pending");
         drop(other.end_capture(FLAGS).expect("the capture ends"));
-        peerweave_driver::settle(Instant::now() + DEADLINE);
+        peerweave_driver::drain_retired(Instant::now() + DEADLINE);
         here.context.free(source).expect("all PEs free the memory");
         here.context.free(target).expect("all PEs free the memory");
         here.end();

@@ -255,7 +255,7 @@ fn captured_collective_makes_the_host_wait_for_earlier_work() {
         }
         outside.synchronize().expect("the stream completes");
         drop(graph);
-        peerweave_driver::settle(std::time::Instant::now() + common::DEADLINE);
+        peerweave_driver::drain_retired(std::time::Instant::now() + common::DEADLINE);
         drop(world);
         hold.free();
         here.end();

@@ -6,7 +6,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{Calls, LONG, Me, cuda, fail, hold, process, process_within, settle, soon, threads, threads_within};
+use common::{Calls, LONG, Me, cuda, drain_retired, fail, hold, process, process_within, soon, threads, threads_within};
 use peerweave_driver::DeviceMemory;
 use peerweave_fakes::Fakes;
 use peerweave_types::Pe;
@@ -48,7 +48,7 @@ fn failed_growth_frees_its_addresses_for_the_next_growth() {
             hold(&me.stream, false);
             heap.free(memory).expect("all PEs free the memory");
         });
-        settle();
+        drain_retired();
         Calls::now().assert_balanced("after the heap was dropped");
     });
 }
@@ -68,7 +68,7 @@ fn failed_ipc_growth_frees_unopened_memory_at_once() {
         }
         heap.grow(MIB).expect_err("PE 1 is out of memory");
         fail("");
-        settle();
+        drain_retired();
         assert_eq!(common::free_bytes(&me.context), free, "the memory must be freed without waiting for the heap's streams");
         hold(&me.stream, false);
         heap.free(memory).expect("all PEs free the memory");
@@ -90,7 +90,7 @@ fn failed_ipc_growth_frees_memory_that_other_pes_opened() {
                 .map(drop)
                 .expect_err("PE 1 cannot open the memory");
             fail("");
-            settle();
+            drain_retired();
             assert_eq!(common::free_bytes(&me.context), free, "opening {nth} failed: closed memory was not freed");
         }
         let heap = heap(&me);
@@ -100,12 +100,12 @@ fn failed_ipc_growth_frees_memory_that_other_pes_opened() {
         }
         heap.grow(MIB).expect_err("PE 2 cannot open the memory");
         fail("");
-        settle();
+        drain_retired();
         assert_eq!(common::free_bytes(&me.context), with_heap);
         heap.grow(MIB).expect("no fault is injected");
         heap.check_peers().expect("all memory is mapped");
         assert!(heap.finalize().expect("all PEs finalize the heap").is_clean());
-        settle();
+        drain_retired();
         assert_eq!(common::free_bytes(&me.context), free);
         Calls::now().assert_balanced("after the heap was finalised");
         me.leave();
@@ -123,7 +123,7 @@ fn heap_is_usable_after_one_pe_ran_out_of_descriptors() {
         // and export. One does not.
         for (victim, room) in [(0, 5), (1, 5), (1, 2), (0, 2), (1, 1)] {
             // Descriptors that are closed during the call would hide the shortage.
-            settle();
+            drain_retired();
             me.barrier("ready");
             let before = getrlimit(Resource::Nofile);
             let mut held = Vec::new();
@@ -205,7 +205,7 @@ fn finalize_of_an_ipc_heap_ignores_work_on_other_devices() {
         assert!(start.elapsed() < LONG / 4, "{:?}", start.elapsed());
         Calls::now().assert_balanced("after finalize");
         hold(&elsewhere, false);
-        settle();
+        drain_retired();
         me.leave();
     });
 }
@@ -225,7 +225,7 @@ fn memory_that_a_peer_failed_to_close_is_not_freed() {
             _ => assert!(matches!(&error, VmmError::Peer { pe, .. } if pe.get() == 1), "{error}"),
         }
         fail("");
-        settle();
+        drain_retired();
         assert_eq!(common::free_bytes(&me.context), free, "the memory must be leaked");
         me.leave();
     });
@@ -242,7 +242,7 @@ fn finalize_of_an_ipc_heap_keeps_memory_with_a_handle() {
         drop(memory);
         me.barrier("written");
         heap.finalize().expect("all PEs finalize the heap");
-        settle();
+        drain_retired();
         me.barrier("settled");
         if let Some(held) = held {
             assert_eq!(peerweave_vmm::read(&me.stream, &held, soon()).expect("the memory is still open"), [5; 4]);
@@ -263,7 +263,7 @@ fn memory_of_a_timed_out_growth_stays_allocated() {
         if me.pe == 0 {
             let error = heap.grow(MIB).expect_err("PE 1 does not arrive");
             assert!(matches!(&error, VmmError::Timeout { .. }), "{error}");
-            settle();
+            drain_retired();
             assert!(common::free_bytes(&me.context) < free, "the memory must stay allocated, because PE 1 may open it later");
             child.put_file("done", b"");
         } else {
@@ -324,7 +324,7 @@ fn error_names_the_pe_that_sent_invalid_data() {
 }
 
 #[test]
-fn settle_waits_until_a_dropped_mapping_is_unmapped() {
+fn drain_retired_waits_until_a_mapping_is_unmapped() {
     Fakes::new().cuda().run(|| {
         let context = common::context(0);
         let bytes = Granularity::of_device(0, Exportable::NOWHERE).expect("the device has virtual memory management").recommended;
@@ -332,7 +332,7 @@ fn settle_waits_until_a_dropped_mapping_is_unmapped() {
         let addresses = peerweave_vmm::Reservation::new(&context, bytes, bytes).expect("the addresses are reserved");
         for _ in 0..100 {
             drop(addresses.map(0, &memory, bytes).expect("the addresses are free"));
-            assert!(peerweave_driver::settle(Instant::now() + LONG));
+            assert!(peerweave_driver::drain_retired(Instant::now() + LONG));
         }
     });
 }

@@ -5,7 +5,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{Calls, Me, cuda, fail, free_bytes, hold, process, settle, soon, threads, threads_within};
+use common::{Calls, Me, cuda, drain_retired, fail, free_bytes, hold, process, soon, threads, threads_within};
 use peerweave_driver::{DeviceBuffer, DeviceBufferMut};
 use peerweave_fakes::Fakes;
 use peerweave_types::{Pe, Rank};
@@ -86,7 +86,7 @@ fn whole_life(me: &Me, options: HeapOptions, transport: HeapTransport) {
     heap.free_signal_pad(pad).expect("all PEs free the memory");
     let report = heap.finalize().expect("all PEs finalize the heap");
     assert!(report.is_clean(), "{report}");
-    settle();
+    drain_retired();
     me.barrier("settled");
     assert_eq!(free_bytes(&me.context), free, "PE {}: memory of the device was not released", me.pe);
 }
@@ -134,7 +134,7 @@ fn ipc_memory_is_freed_if_heap_creation_fails_on_one_pe() {
         }
         assert!(SymmetricHeap::new(&me.rendezvous, &me.context, options()).is_err());
         fail("");
-        settle();
+        drain_retired();
         assert_eq!(free_bytes(&me.context), free, "memory that no PE opened was not freed");
         whole_life(&me, options(), HeapTransport::Ipc);
         me.leave();
@@ -176,7 +176,7 @@ fn heap_uses_fabric_handles_or_returns_the_reason_why_not() {
         let heap = heap(me, options().sharing(Sharing::PreferFabric));
         let message_of = (heap.transport(), heap.fallback_reason().map(str::to_owned));
         heap.finalize().expect("all PEs finalize the heap");
-        settle();
+        drain_retired();
         me.barrier("gone");
         message_of
     };
@@ -310,7 +310,7 @@ fn memory_with_another_handle_is_not_freed() {
                 peerweave_vmm::write(&me.stream, &mut kept, &[5], soon()).expect("the memory is still mapped");
             }
         });
-        settle();
+        drain_retired();
         Calls::now().assert_balanced("at the end");
     });
 }
@@ -405,7 +405,7 @@ fn failed_heap_creation_fails_on_all_pes_and_leaks_nothing() {
                     assert_eq!(pe.get(), 1);
                     assert!(text.contains(function), "{text}");
                 }
-                settle();
+                drain_retired();
                 Calls::now().assert_balanced(&format!("{function} at call {nth}"));
             }
         }
@@ -425,7 +425,7 @@ fn failed_growth_leaves_the_heap_unchanged() {
                 let error = heap.grow(MIB).expect_err(function);
                 fail("");
                 assert_eq!(cuda(&error), Some((function, 201)));
-                settle();
+                drain_retired();
                 assert_eq!(heap.bytes(), 4 * MIB as u64);
             }
             fail("cuMemsetD8Async:1=201");
@@ -449,7 +449,7 @@ fn too_little_memory_on_one_device_is_an_error_on_all_pes() {
             assert_eq!(error.is_out_of_memory(), me.pe == 1, "{error}");
             assert!(error.to_string().contains("CUDA_ERROR_OUT_OF_MEMORY"), "{error}");
             drop(taken);
-            settle();
+            drain_retired();
             me.barrier("dropped");
             SymmetricHeap::new(&me.rendezvous, &me.context, options()).expect("the shortage is over");
         });
@@ -517,7 +517,7 @@ fn one_is_killed(child: &peerweave_fakes::Child) {
     assert_eq!(peerweave_vmm::read(&me.stream, &theirs, soon()).expect("the memory is still mapped"), words(2, 0, 1000));
     drop((theirs, memory));
     assert!(heap.finalize().is_err());
-    settle();
+    drain_retired();
     Calls::now().assert_balanced("after another PE was killed");
 }
 
@@ -537,7 +537,7 @@ fn thousand_allocations_leak_nothing() {
             }
             heap.free(heap.alloc::<u8>(4 * MIB).expect("the free ranges have merged")).expect("all PEs free the memory");
             drop(heap);
-            settle();
+            drain_retired();
             me.barrier("settled");
             assert_eq!(free_bytes(&me.context), free);
         });

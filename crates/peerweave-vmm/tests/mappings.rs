@@ -7,7 +7,7 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Calls, context, cuda, fail, free_bytes, hold, process, settle, soon};
+use common::{Calls, context, cuda, drain_retired, fail, free_bytes, hold, process, soon};
 use peerweave_driver::{CudaContext, DeviceBuffer, DriverError};
 use peerweave_fakes::Fakes;
 use peerweave_vmm::{
@@ -60,14 +60,14 @@ fn mapping_keeps_its_memory_and_addresses_alive() {
         mapping.allow(&[0], Rights::ReadWrite).expect("the device gets rights");
         let view = mapping.memory::<u64>(0).expect("the device has rights");
         drop((memory, addresses, mapping));
-        settle();
+        drain_retired();
         let stream = context.new_stream().expect("the stream is created");
         peerweave_vmm::write(&stream, &mut view.slice(0..2).expect("the range is in bounds"), &[7, 8], soon())
             .expect("the memory is still mapped");
         assert_eq!(free_bytes(&context), free - step());
         assert_eq!(Calls::now().good("cuMemUnmap"), 0);
         drop(view);
-        settle();
+        drain_retired();
         let calls = Calls::now();
         let names = calls.names();
         let at = |function| names.iter().position(|name| *name == function).expect("the function was called");
@@ -91,7 +91,7 @@ fn dropped_mapping_is_unmapped_after_its_streams_complete() {
         std::thread::sleep(Duration::from_millis(100));
         assert_eq!(Calls::now().good("cuMemUnmap"), 0, "the stream has not run its work yet");
         hold(&stream, false);
-        settle();
+        drain_retired();
         Calls::now().assert_balanced("after the stream completed");
     });
 }
@@ -119,7 +119,7 @@ fn mapping_does_not_keep_completed_streams_alive() {
         assert!(weak_busy.upgrade().is_some(), "a stream with pending work must stay recorded");
         hold(&weak_busy.upgrade().expect("the stream is still recorded"), false);
         drop((view, mapping, memory));
-        settle();
+        drain_retired();
         Calls::now().assert_balanced("at the end");
     });
 }
@@ -181,7 +181,7 @@ fn invalid_arguments_are_refused_before_the_driver_call() {
         mapping.allow(&[0, 1], Rights::ReadWrite).expect("the fake driver has both devices");
         let view = mapping.memory::<u8>(1).expect("the device has rights again");
         drop((view, mapping));
-        settle();
+        drain_retired();
         addresses.map(0, &memory, 2 * step).expect("the addresses are free again");
     });
 }
@@ -191,7 +191,7 @@ fn failing_driver_calls_leak_nothing_and_do_not_panic() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         sequence(&context).expect("no fault is injected");
-        settle();
+        drain_retired();
         let free = free_bytes(&context);
         let functions = [
             ("cuMemGetAllocationGranularity", 2),
@@ -211,7 +211,7 @@ fn failing_driver_calls_leak_nothing_and_do_not_panic() {
                 let error = sequence(&context).expect_err(function);
                 fail("");
                 assert_eq!(cuda(&error), Some((function, 201)), "{error}");
-                settle();
+                drain_retired();
                 Calls::now().assert_balanced(&format!("{function} at call {nth}"));
                 assert_eq!(free_bytes(&context), free, "{function} at call {nth}");
             }
@@ -226,7 +226,7 @@ fn memory_that_cannot_be_released_is_leaked_without_panic() {
         let context = context(0);
         fail("cuMemUnmap:*=201,cuMemRelease:*=201,cuMemAddressFree:*=201");
         sequence(&context).expect("only the release calls fail");
-        settle();
+        drain_retired();
         fail("");
         assert_eq!(Calls::now().good("cuMemUnmap"), 0);
         // Memory of a mapping that is still mapped is not released.
@@ -269,7 +269,7 @@ fn missing_driver_function_is_named_in_the_error() {
             let error = sequence(&context(0)).expect_err("the driver lacks a function");
             let VmmError::Driver(DriverError::Missing(missing)) = &error else { panic!("{error}") };
             assert_eq!((missing.name, missing.since), (lacks.as_str(), "10.2"));
-            settle();
+            drain_retired();
             Calls::now().assert_balanced(&lacks);
         });
     }
@@ -308,7 +308,7 @@ fn exported_descriptor_outlives_the_exporting_process() {
             };
             me.rendezvous.share_descriptor(&members, Some(fd)).expect("the other PE takes part");
             drop(memory);
-            settle();
+            drain_retired();
             me.barrier("dropped");
         } else {
             let fd = me.rendezvous.share_descriptor(&members, None).expect("PE 0 takes part");
@@ -339,7 +339,7 @@ fn ipc_memory_that_another_process_may_have_open_is_leaked() {
             // SAFETY: the other process has closed the memory.
             unsafe { memory.recall() };
             drop((memory, lost));
-            settle();
+            drain_retired();
             assert_eq!(Calls::now().good("cuMemFreeAsync"), 1, "only the recalled memory must be freed");
         } else {
             let handle = me.rendezvous.get("handle").expect("PE 0 puts the handle").try_into().expect("the handle has 64 bytes");
@@ -354,7 +354,7 @@ fn ipc_memory_that_another_process_may_have_open_is_leaked() {
             std::thread::sleep(Duration::from_millis(100));
             assert_eq!(Calls::now().good("cuIpcCloseMemHandle"), 0, "the memory was closed while a stream may use it");
             hold(&me.stream, false);
-            settle();
+            drain_retired();
             me.barrier("closed");
             Calls::now().assert_balanced("after closing");
         }
@@ -384,7 +384,7 @@ fn memory_used_by_address_is_freed_after_its_stream_completes() {
             "the memory was released while a stream may use it"
         );
         hold(&stream, false);
-        settle();
+        drain_retired();
         let calls = Calls::now();
         assert_eq!((calls.good("cuMemUnmap"), calls.good("cuMemFreeAsync")), (1, 1));
     });

@@ -6,7 +6,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Calls, Me, context, cuda, devices, fail, free_bytes, multicast_store, process, settle, soon, threads};
+use common::{Calls, Me, context, cuda, devices, drain_retired, fail, free_bytes, multicast_store, process, soon, threads};
 use peerweave_driver::{CudaContext, DriverError};
 use peerweave_fakes::Fakes;
 use peerweave_types::{Pe, SymOffset};
@@ -84,7 +84,7 @@ fn multicast_store_reaches_every_device_of_a_process() {
                 }
             }
             drop((own, mapping));
-            settle();
+            drain_retired();
             Calls::now().assert_balanced(&format!("{n} devices"));
             assert_eq!(free_bytes(&contexts[0]), free);
         }
@@ -121,7 +121,7 @@ fn whole_life(me: &Me) {
         me.barrier("seen");
     }
     drop((mapping, own));
-    settle();
+    drain_retired();
 }
 
 #[test]
@@ -182,7 +182,7 @@ fn groups_of_pes_create_separate_multicast_objects() {
                 "{error}"
             );
         });
-        settle();
+        drain_retired();
         Calls::now().assert_balanced("groups");
     });
 }
@@ -225,7 +225,7 @@ fn heap(me: &Me) {
     heap.free(rest).expect("all PEs free the memory");
     heap.free(first).expect("all PEs free the memory");
     assert!(heap.finalize().expect("all PEs finalize the heap").is_clean());
-    settle();
+    drain_retired();
 }
 
 #[test]
@@ -300,7 +300,7 @@ fn multicast_disabled_on_one_pe_is_an_error_on_all_pes() {
             }
             _ => panic!("{error}"),
         }
-        settle();
+        drain_retired();
         Calls::now().assert_balanced("after the failed call");
         me.leave();
     });
@@ -312,7 +312,7 @@ fn failing_driver_calls_leak_nothing_and_do_not_panic() {
         let contexts = contexts(3);
         let bytes = bytes();
         drop(sequence(&contexts, bytes).expect("no fault is injected"));
-        settle();
+        drain_retired();
         let free = free_bytes(&contexts[0]);
         let functions = [
             ("cuDriverGetVersion", 2),
@@ -333,7 +333,7 @@ fn failing_driver_calls_leak_nothing_and_do_not_panic() {
                 let error = sequence(&contexts, bytes).map(drop).expect_err(function);
                 fail("");
                 assert_eq!(cuda(&error), Some((function, 201)), "call {nth}: {error}");
-                settle();
+                drain_retired();
                 Calls::now().assert_balanced(&format!("{function} at call {nth}"));
                 assert_eq!(free_bytes(&contexts[0]), free, "{function} at call {nth}");
             }
@@ -374,7 +374,7 @@ fn failed_multicast_step_leaves_no_object_on_any_pe() {
                 assert!(matches!(&error, VmmError::Peer { pe: blamed, .. } if blamed.get() == pe), "{function}: {error}");
                 assert!(error.to_string().contains(function), "{error}");
             }
-            settle();
+            drain_retired();
             let after = Calls::now();
             let new = |name: &str| after.good(name) - before.good(name);
             let taken = new("cuMulticastCreate") + new("cuMemImportFromShareableHandle");
@@ -387,7 +387,7 @@ fn failed_multicast_step_leaves_no_object_on_any_pe() {
         me.barrier("mapped");
         drop(multicast);
         assert!(heap.finalize().expect("all PEs finalize the heap").is_clean());
-        settle();
+        drain_retired();
         Calls::now().assert_balanced("at the end");
         me.leave();
     });
@@ -399,12 +399,12 @@ fn mapping_bindings_and_object_are_released_in_order() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(2);
         let (own, mapping) = sequence(&contexts, bytes()).expect("no fault is injected");
-        settle();
+        drain_retired();
         let before = Calls::now().names().len();
         // The mappings of the memory itself stay, so only the multicast address and its parts are
         // released.
         drop(mapping);
-        settle();
+        drain_retired();
         let calls = Calls::now();
         let names = &calls.names()[before..];
         let count = |function| names.iter().filter(|name| **name == function).count();
@@ -420,7 +420,7 @@ fn mapping_bindings_and_object_are_released_in_order() {
             "the object must be released after all memory is unbound: {names:?}"
         );
         drop(own);
-        settle();
+        drain_retired();
         Calls::now().assert_balanced("after the memory was dropped");
 
         // The call that fails, and the numbers of successful release calls in the order of `GOING`.
@@ -434,23 +434,23 @@ fn mapping_bindings_and_object_are_released_in_order() {
         ];
         for (function, first, then) in failures {
             let (own, mapping) = sequence(&contexts, bytes()).expect("only the release calls fail");
-            settle();
+            drain_retired();
             let before = Calls::now();
             let new = || GOING.map(|function| Calls::now().good(function) - before.good(function));
             fail(&format!("{function}:1=201"));
             drop(mapping);
-            settle();
+            drain_retired();
             fail("");
             assert_eq!(new(), first, "{function}: wrong release calls after the address was dropped");
             drop(own);
-            settle();
+            drain_retired();
             // The order in which the threads of the two devices unbind is not defined. One of the
             // two bindings keeps a mapping, which keeps its memory.
             let other = if function == "cuMulticastUnbind" { [2, 1, 1, 2] } else { then };
             assert!([then, other].contains(&new()), "{function}: the release calls are {:?}, expected {then:?}", new());
         }
         drop(sequence(&contexts, bytes()).expect("later calls succeed"));
-        settle();
+        drain_retired();
     });
 }
 
@@ -511,7 +511,7 @@ fn multicast_calls_refuse_invalid_arguments() {
             matches!(&gap, Err(error) if error.to_string().contains(&format!("without a binding at byte {step} of device 0"))),
             "{gap:?}"
         );
-        settle();
+        drain_retired();
         let other = self::team(&contexts[..2], bytes).expect("a second object is created");
         let foreign: Vec<Binding> =
             (0..2).map(|at| other.bind(&ours[at].0, 0, 0, bytes).expect("the range is unbound")).collect();
@@ -522,7 +522,7 @@ fn multicast_calls_refuse_invalid_arguments() {
         assert!(multicast_store(&contexts[2], mapping.address(), &[1]).is_err(), "device 2 has no rights");
         drop(mapping);
         drop(ours);
-        settle();
+        drain_retired();
     });
 }
 
@@ -555,7 +555,7 @@ fn multicast_team_is_complete_when_all_devices_are_added() {
             let error = building.complete_with(&me.rendezvous, "three").map(drop).expect_err("one of three devices is missing");
             assert!(error.to_string().contains("devices added by all PEs is 2, expected 3"), "{error}");
         });
-        settle();
+        drain_retired();
         Calls::now().assert_balanced("after the failed completion");
     });
 }

@@ -6,7 +6,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Calls, context, fail, multicast_store, settle, soon, threads};
+use common::{Calls, context, drain_retired, fail, multicast_store, soon, threads};
 use peerweave_driver::cudarc::driver::sys::CUdevice;
 use peerweave_driver::{CudaCode, CudaContext, Driver, Keep};
 use peerweave_fakes::Fakes;
@@ -70,11 +70,11 @@ fn foreign_memory_that_is_bound_receives_stores() {
         }
         assert!(keeps.iter().all(|keep| Arc::strong_count(keep) == 2), "bound memory must have two owners");
         drop((mapping, addresses));
-        settle();
+        drain_retired();
         bound.unbind().expect("the object has no other users");
         assert!(keeps.iter().all(|keep| Arc::strong_count(keep) == 1), "unbound memory must have one owner");
         drop((team, own));
-        settle();
+        drain_retired();
         Calls::now().assert_balanced("after unbinding foreign memory");
     });
 }
@@ -166,7 +166,7 @@ fn unbind_by_range_releases_memory_bound_by_raw_handle() {
         let error = unbind(0, 2 * MIB, 2 * MIB).expect_err("the range is unbound");
         assert!(matches!(error, VmmError::Driver(_)), "{error}");
         drop(binding);
-        settle();
+        drain_retired();
         // SAFETY: the handle is the team's, and no memory is bound to the range.
         let code = unsafe { api.cuMulticastUnbind(team.as_raw(), 0 as CUdevice, 0, 2 * MIB) };
         assert_ne!(code, Ok(CudaCode::SUCCESS), "the dropped binding was not unbound");

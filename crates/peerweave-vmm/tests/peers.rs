@@ -6,7 +6,7 @@ mod common;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{Calls, context, fail, settle, soon};
+use common::{Calls, context, drain_retired, fail, soon};
 use peerweave_driver::CudaContext;
 use peerweave_fakes::Fakes;
 use peerweave_vmm::{IpcMemory, PeerMatrix, VmmError, peer};
@@ -39,7 +39,7 @@ fn pair_check_names_a_pair_without_access() {
         let error = peer::check_pair(&contexts[1], &contexts[2], soon()).expect_err("the devices cannot access each other");
         assert!(matches!(error, VmmError::Unsupported { feature: "peer access", .. }), "{error}");
         assert!(error.to_string().contains("access of device 1 to the memory of device 2"), "{error}");
-        settle();
+        drain_retired();
         Calls::now().assert_balanced("after the checks");
     });
 }
@@ -75,7 +75,7 @@ fn unresponsive_peer_is_reported_by_the_deadline() {
         fail("");
         assert!(matches!(&error, VmmError::BrokenPeer { what, .. } if what.contains("timed out after")), "{error}");
         assert!(start.elapsed() < Duration::from_secs(20));
-        settle();
+        drain_retired();
     });
 }
 
@@ -88,7 +88,7 @@ fn stuck_device_is_not_reported_as_a_broken_peer() {
         let error = peer::check_pair(&contexts[0], &contexts[1], soon).expect_err("the device does not respond");
         fail("");
         assert!(matches!(&error, VmmError::Timeout { call, .. } if call.contains("a stream of device 0")), "{error}");
-        settle();
+        drain_retired();
     });
 }
 

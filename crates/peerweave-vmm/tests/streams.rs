@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use common::{Calls, context, fail, hold, settle, soon, threads};
+use common::{Calls, context, drain_retired, fail, hold, soon, threads};
 use peerweave_bootstrap::{Job, Options, Rendezvous};
 use peerweave_driver::cudarc::driver::DriverError as CudarcError;
 use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUresult, CUstreamCaptureMode};
@@ -54,7 +54,7 @@ fn heap_memory_does_not_keep_finished_streams_alive() {
             std::thread::sleep(Duration::from_millis(100));
             assert_eq!(Calls::now().good("cuMemUnmap"), 0, "the stream has not run its work yet");
             hold(&weak_busy.upgrade().expect("the stream is still recorded"), false);
-            settle();
+            drain_retired();
             assert!(Calls::now().good("cuMemUnmap") > 0);
         });
     });
@@ -132,7 +132,7 @@ fn per_thread_streams_are_refused_by_heap_memory() {
 fn drop_elsewhere<T: Send>(kept: T) -> bool {
     let before = Calls::now().good("cuMemUnmap");
     std::thread::scope(|scope| scope.spawn(move || drop(kept)).join().expect("the thread does not panic"));
-    settle();
+    drain_retired();
     Calls::now().good("cuMemUnmap") > before
 }
 
@@ -241,7 +241,7 @@ fn heap_creation_and_growth_do_not_break_a_capture() {
             // Closing memory of legacy IPC waits for the device, which is not permitted during a
             // capture.
             heap.finalize().expect("all PEs finalize the heap");
-            settle();
+            drain_retired();
             me.leave();
         });
     }
@@ -297,7 +297,7 @@ fn ipc_memory_is_freed_while_other_streams_are_stuck() {
         // work.
         drop(memory);
         assert!(
-            peerweave_driver::settle(std::time::Instant::now() + Duration::from_secs(60)),
+            peerweave_driver::drain_retired(std::time::Instant::now() + Duration::from_secs(60)),
             "freeing must not wait for the stuck stream"
         );
         assert_eq!(

@@ -276,7 +276,7 @@ pub mod after_a_failure {}
 ///
 /// | MPI | here |
 /// |---|---|
-/// | `MPI_Init`, `MPI_Finalize` | [`World::from_env`], [`World::finalize`](peerweave_core::World::finalize); both only [once](World::from_env#joining-twice) |
+/// | `MPI_Init`, `MPI_Finalize` | [`World::from_env`], [`World::finalize`](peerweave_core::World::finalize); both only [once](World#joining-twice) |
 /// | `MPI_Initialized`, `MPI_Finalized` | none: a PE has joined if it has a [`World`]; calls after finalize return an error |
 /// | `MPI_Init_thread`, `MPI_Query_thread` | no levels: every thread may call, in the order that [`threads`] describes |
 /// | `MPI_Abort` | [`World::abort`](peerweave_core::World::abort): all processes exit with the given code |
@@ -365,7 +365,7 @@ pub mod from_mpi {}
 ///
 /// | OpenSHMEM | here |
 /// |---|---|
-/// | `shmem_init`, `shmem_finalize` | [`World::from_env`], [`World::finalize`](peerweave_core::World::finalize); both only [once](World::from_env#joining-twice): share the [`World`] instead of a second `shmem_init` |
+/// | `shmem_init`, `shmem_finalize` | [`World::from_env`], [`World::finalize`](peerweave_core::World::finalize); both only [once](World#joining-twice): share the [`World`] instead of a second `shmem_init` |
 /// | `shmem_query_initialized` | none: a PE has joined if it has a [`World`] |
 /// | `shmem_init_thread`, `shmem_query_thread` | no levels: every thread may call, in the order that [`threads`] describes |
 /// | `shmem_global_exit` | [`World::abort`](peerweave_core::World::abort): all processes exit with the given code |
@@ -437,7 +437,7 @@ pub mod from_openshmem {}
 ///
 /// | NCCL | here |
 /// |---|---|
-/// | `ncclGetUniqueId`, `ncclCommInitRank` | [`World::from_env`], under any launcher; [once](World::from_env#joining-twice) for each PE |
+/// | `ncclGetUniqueId`, `ncclCommInitRank` | [`World::from_env`], under any launcher; [once](World#joining-twice) for each PE |
 /// | `ncclCommInitRankConfig`, `ncclConfig_t` | [`WorldBuilder`], and the variables in [`environment`](crate::environment); the stream-ordered forms return a [`Ticket`] instead of `ncclInProgress` |
 /// | `ncclCommInitAll` | none: start a process for each GPU; on the host backend, [`on_threads`](crate::on_threads) |
 /// | `ncclCommFinalize`, `ncclCommDestroy` | [`World::finalize`](peerweave_core::World::finalize); [`Team::destroy`] for a team |
@@ -477,7 +477,7 @@ pub mod from_nccl {}
 /// | `torch.distributed` | here |
 /// |---|---|
 /// | `torchrun --nproc-per-node 4 train.py` | `peerweave run -n 4 -- train`, or `torchrun --no-python` |
-/// | `init_process_group`, `destroy_process_group` | [`World::from_env`], [`World::finalize`](peerweave_core::World::finalize); both only [once](World::from_env#joining-twice) |
+/// | `init_process_group`, `destroy_process_group` | [`World::from_env`], [`World::finalize`](peerweave_core::World::finalize); both only [once](World#joining-twice) |
 /// | `is_initialized` | none: a PE has joined if it has a [`World`] |
 /// | `get_backend` | [`World::backend_name`](peerweave_core::World::backend_name) |
 /// | `get_rank`, `get_world_size` | [`World::my_pe`](peerweave_core::World::my_pe), [`World::n_pes`](peerweave_core::World::n_pes); of a group: [`Team::my_rank`], [`Team::size`] |

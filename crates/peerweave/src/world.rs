@@ -207,7 +207,7 @@ impl WorldBuilder {
     /// # Collective
     /// Every PE of the job must call this function once, with the same settings, except for the
     /// device. [`World::from_env`] describes what happens if a PE [joins
-    /// twice](World::from_env#joining-twice). The same applies to a job from
+    /// twice](World#joining-twice). The same applies to a job from
     /// [`WorldBuilder::job`].
     ///
     /// # Errors

@@ -3,18 +3,16 @@
 //!
 //! `PEERWEAVE_KILLS` is the number of random kills (default 20).
 
-mod operations;
-
-use operations::act;
 use peerweave::host::{HostOptions, on_threads};
 use peerweave::{Error, PeerCause, ReduceOp, Result, World};
-use peerweave_tests::calls::Form;
-use peerweave_tests::child::Running;
-use peerweave_tests::death::{die, die_in};
-use peerweave_tests::job::{say, say_outcome};
-use peerweave_tests::leftovers::Before;
-use peerweave_tests::sample::hash;
-use peerweave_tests::workload::Workload;
+use peerweave_tests::data::calls::Form;
+use peerweave_tests::data::sample::hash;
+use peerweave_tests::repeat::acts::act;
+use peerweave_tests::repeat::workload::Workload;
+use peerweave_tests::run::child::Running;
+use peerweave_tests::run::death::{die, die_in};
+use peerweave_tests::run::job::{say, say_outcome};
+use peerweave_tests::run::leftovers::Before;
 use peerweave_tests::{Job, Seat, named};
 use rustix::process::Signal;
 use std::os::unix::process::ExitStatusExt;

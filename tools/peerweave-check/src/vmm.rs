@@ -239,7 +239,7 @@ fn walk(job: &Job, plan: &Arguments, steps: &mut Steps) -> Result<(), Failure> {
 
 /// Returns the free bytes of the device after all retired memory has been freed on all PEs.
 fn steady(pes: &Pes) -> Result<usize, Failure> {
-    if !peerweave_driver::settle(soon()) {
+    if !peerweave_driver::drain_retired(soon()) {
         return Err("dropped memory was not freed before the deadline".into());
     }
     pes.barrier("settled")?;
@@ -414,7 +414,7 @@ fn mappings(pes: &Pes, n: usize) -> Result<(), Failure> {
         // The previous mapping is freed as soon as the stream has completed its work.
         let mapping = loop {
             match addresses.map(offset, &memory, bytes) {
-                Err(VmmError::Misuse(Misuse::Occupied { .. })) if peerweave_driver::settle(soon()) => {}
+                Err(VmmError::Misuse(Misuse::Occupied { .. })) if peerweave_driver::drain_retired(soon()) => {}
                 mapping => break mapping?,
             }
         };
@@ -479,7 +479,7 @@ fn killed(pes: &Pes) -> Result<(), Failure> {
     compare(&found, &words(victim.get(), victim.get(), 3, 1 << 20), "memory of the PE that was killed")?;
     pes.say("the memory of the killed PE was not freed");
     drop((memory, heap));
-    if !peerweave_driver::settle(soon()) {
+    if !peerweave_driver::drain_retired(soon()) {
         return Err("dropped memory was not freed before the deadline".into());
     }
     Ok(())

@@ -112,7 +112,7 @@ fn missing_kernels_are_reported_and_copy_engines_are_used() {
             assert!(matches!(result, Err(VmmError::Misuse(Misuse::Value { what: "paths", .. }))), "{wrong:?}");
         }
         drop(probe);
-        assert!(peerweave_driver::settle(soon()), "dropped memory is freed");
+        assert!(peerweave_driver::drain_retired(soon()), "dropped memory is freed");
         assert_eq!(free(), before);
     });
 }

@@ -12,5 +12,5 @@ mod watch;
 pub use namespace::pid_namespace;
 pub use rustix::process::Pid;
 pub use stat::is_stopped;
-pub(crate) use stat::{Process, parent_and_start, parent_of};
+pub(crate) use stat::{Process, Stat, parent_and_start, parent_of};
 pub use watch::Watch;

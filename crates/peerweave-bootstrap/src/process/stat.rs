@@ -27,16 +27,18 @@ impl Process {
 
 /// The fields of `/proc/PID/stat` that are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stat {
+pub(crate) struct Stat {
     state: char,
     parent: i32,
-    started: u64,
+    /// Start time, in clock ticks since boot.
+    pub(crate) started: u64,
     /// Whether all threads of the process have ended. The process may still wait to be reaped.
-    has_ended: bool,
+    pub(crate) has_ended: bool,
 }
 
 impl Stat {
-    fn of(pid: i32) -> Option<Self> {
+    /// Reads the fields. Returns `None` if they cannot be read.
+    pub(crate) fn of(pid: i32) -> Option<Self> {
         Self::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
     }
 

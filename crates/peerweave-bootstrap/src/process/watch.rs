@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use super::{Process, parent_and_start};
+use super::Stat;
 
 /// The process of a PE, which is watched.
 #[derive(Debug)]
@@ -76,8 +76,8 @@ impl Numbered {
             return Some(true);
         }
         // A process may have ended although its parent has not reaped it.
-        let (now, lives) = (started(self.pid)?, Process::of(self.pid.as_raw_pid()).is_some());
-        if lives { self.started.map(|started| started != now) } else { Some(true) }
+        let now = Stat::of(self.pid.as_raw_pid())?;
+        if now.has_ended { Some(true) } else { self.started.map(|started| started != now.started) }
     }
 }
 
@@ -105,7 +105,7 @@ fn has_ended(descriptor: &OwnedFd) -> Option<bool> {
 
 /// Returns the start time of a process. Returns `None` if it cannot be read.
 fn started(pid: Pid) -> Option<u64> {
-    parent_and_start(pid.as_raw_pid()).map(|(_, process)| process.started)
+    Stat::of(pid.as_raw_pid()).map(|stat| stat.started)
 }
 
 #[cfg(test)]

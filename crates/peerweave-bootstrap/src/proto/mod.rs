@@ -271,7 +271,7 @@ impl Frame {
             Self::Remove { .. } => "remove",
             Self::Check { .. } => "check",
             Self::Cancel { .. } => "cancel",
-            Self::Blame { .. } => "blame",
+            Self::Blame { .. } => "root cause",
             Self::Abort { .. } => "abort",
             Self::Leave => "leave",
             Self::Welcome => "welcome",

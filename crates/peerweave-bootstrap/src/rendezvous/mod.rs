@@ -406,12 +406,12 @@ impl Rendezvous {
     /// use peerweave_bootstrap::{Job, Options, Pe, Rendezvous};
     ///
     /// let rendezvous = Rendezvous::join(&Job::single(), Options::default())?;
-    /// rendezvous.blame(Pe::new(3)); // a job of one PE: no PE is notified
+    /// rendezvous.report_root_cause(Pe::new(3)); // a job of one PE: no PE is notified
     /// # Ok::<(), peerweave_bootstrap::BootstrapError>(())
     /// ```
-    pub fn blame(&self, pe: Pe) {
+    pub fn report_root_cause(&self, pe: Pe) {
         if let Link::Joined { connection, .. } = &self.link
-            && self.check_process("blame").is_ok()
+            && self.check_process("report_root_cause").is_ok()
         {
             connection.send_only(&Frame::Blame { pe: pe.get() }, Instant::now() + LEAVE_TIMEOUT);
         }

@@ -156,9 +156,9 @@ fn output_of(dtype: DType) -> Output {
     if dtype == DType::I8 { Output::I8 } else { Output::F8E4M3 }
 }
 
-/// Returns the error for rows that no exchange of a call can hold.
+/// Returns the error for rows that do not fit into the staging memory of one exchange.
 fn too_long(call: &'static str, hidden: u64, limits: &route::Limits) -> CudaError {
-    let expected = format!("rows short enough for a bank of {} bytes among {} ranks", limits.bank_bytes, limits.ranks);
+    let expected = format!("a row that fits into {} bytes of staging memory, for {} ranks", limits.bank_bytes, limits.ranks);
     misuse(call, "hidden", hidden, &expected)
 }
 

@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use peerweave_driver::{deadline_after, settle, wait};
+use peerweave_driver::{deadline_after, drain_retired, wait};
 
 use super::{Gpu, Inner};
 use crate::error::{CudaError, misuse};
@@ -132,7 +132,7 @@ impl Inner {
         };
         // Another thread unloads the modules. The process may end next and shut down the driver. No
         // thread may call the driver then.
-        if !settle(deadline_after(PATIENCE)) {
+        if !drain_retired(deadline_after(PATIENCE)) {
             tracing::debug!("memory or modules of an ended GPU are still in use after {PATIENCE:?}");
         }
         worked.and(met).and(ended).and(let_go)

@@ -33,7 +33,7 @@ pub use join::join;
 pub(crate) use list::is_of_every_context;
 pub use list::{Streams, is_per_thread, refuse_per_thread};
 pub use private::PrivateStream;
-pub use reaper::{Retired, alloc_when_freed, retire, settle};
+pub use reaper::{Retired, alloc_when_freed, drain_retired, retire};
 pub use wait::{deadline_after, wait, wait_past_capture, wait_until};
 
 /// An owner of a resource, such as memory. The resource stays alive while the owner or a clone of

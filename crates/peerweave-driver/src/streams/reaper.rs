@@ -321,7 +321,7 @@ pub(crate) fn drop_later(kept: Vec<Keep>) {
 ///
 /// Call this function before measuring memory, and before reporting that an allocation ran out of
 /// memory. Do not call this function from a function that is passed to `retire`.
-pub fn settle(deadline: Instant) -> bool {
+pub fn drain_retired(deadline: Instant) -> bool {
     wait_until::<std::convert::Infallible>(deadline, || Ok(PENDING.load(Ordering::Acquire) == 0)).unwrap_or(false)
 }
 
@@ -334,7 +334,7 @@ pub fn settle(deadline: Instant) -> bool {
 pub fn alloc_when_freed<T, E>(mut allocate: impl FnMut() -> Result<T, E>, ran_out: impl FnOnce(&E) -> bool) -> Result<T, E> {
     match allocate() {
         Err(error) if ran_out(&error) => {
-            settle(Instant::now() + Duration::from_secs(1));
+            drain_retired(Instant::now() + Duration::from_secs(1));
             allocate()
         }
         done => done,
@@ -364,6 +364,6 @@ mod tests {
         drop_later(vec![kept]);
         let by = receiver.recv_timeout(Duration::from_secs(60)).expect("the reaper drops the value");
         assert_ne!(by, std::thread::current().id());
-        assert!(settle(Instant::now() + Duration::from_secs(60)));
+        assert!(drain_retired(Instant::now() + Duration::from_secs(60)));
     }
 }

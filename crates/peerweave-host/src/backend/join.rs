@@ -67,7 +67,7 @@ impl Default for HostOptions {
 impl Host {
     /// Joins the job that `job` describes. This call is collective over all PEs of the job. All PEs
     /// must be on this machine. In a job of several PEs, each PE joins once: see [joining
-    /// twice](peerweave_bootstrap::Rendezvous::join#joining-twice).
+    /// twice](peerweave_bootstrap::Rendezvous#joining-twice).
     ///
     /// # Errors
     /// [`Error::Timeout`] names the missing PEs. [`Error::Peer`] names a PE that died.
@@ -123,7 +123,7 @@ impl Host {
         // PE then also name the root cause.
         let report_root_cause = |error: &Error| {
             if let (false, Some(pe)) = (matches!(error, Error::Mismatch(_)), error.blamed().first()) {
-                rendezvous.blame(*pe);
+                rendezvous.report_root_cause(*pe);
             }
         };
         agree_on_heap(&rendezvous, &layout, left())

@@ -103,7 +103,7 @@ pub(crate) fn on_a_device() -> ! {
 pub(crate) fn leave(page: &PePage, rendezvous: Option<Arc<Rendezvous>>) {
     if page.state.compare_exchange(state::ALIVE, state::LEAVING, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
         if let (Some(rendezvous), Some(pe)) = (&rendezvous, root_cause::pe_of(page.failure.load(Ordering::Relaxed))) {
-            rendezvous.blame(pe);
+            rendezvous.report_root_cause(pe);
         }
         drop(rendezvous);
         page.state.store(state::LEFT, Ordering::Release);

@@ -20,12 +20,15 @@ use peerweave_core::{Error, Mismatch, PeerCause, TeamName, Timeout};
 use peerweave_types::Pe;
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{MutexGuard, TryLockError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const CALL: &str = "team_of";
 
 /// Maximum number of PEs of a list that an error shows.
 const SHOWN: usize = 16;
+
+/// Time within which a PE reads the list of another PE for the error of a mismatch.
+const READ_WITHIN: Duration = Duration::from_millis(100);
 
 /// Phases of a call. A phase is the low byte of [`TeamCallWords::state`].
 mod phase {
@@ -47,7 +50,8 @@ mod phase {
     pub(super) const FULL: u64 = 7;
     /// The PE that the state names did not arrive at the deadline of another member.
     pub(super) const LATE: u64 = 8;
-    /// The PE that the state names passed another list.
+    /// The PE that the state names passed another list. The phase lasts until this PE has read that
+    /// list.
     pub(super) const MISMATCH: u64 = 9;
 }
 
@@ -86,6 +90,7 @@ impl Shared {
             loop {
                 *calls += 1;
                 let call = TeamCall { shared: self, members: &pes, rank, number: *calls };
+                call.wait_for_readers();
                 call.publish();
                 let made = if rank == 0 { call.lead(&mut waiter) } else { call.follow(&mut waiter) };
                 call.end();
@@ -131,6 +136,20 @@ impl<'a> TeamCall<'a> {
     fn others(&self) -> impl Iterator<Item = usize> + use<'a> {
         let me = self.shared.peers.me;
         self.members.iter().copied().filter(move |&pe| pe != me)
+    }
+
+    /// Waits until no PE still needs the list of an earlier call of this PE for its error. Waits at
+    /// most [`READ_WITHIN`], because the system may have suspended that PE.
+    fn wait_for_readers(&self) {
+        let me = self.shared.peers.me;
+        let reads = |pe: usize| {
+            let state = self.words(pe).state.load(Ordering::Acquire);
+            phase_of(state) == phase::MISMATCH && pe_of(state) == me
+        };
+        let start = Instant::now();
+        while (0..self.shared.n_pes()).any(reads) && start.elapsed() < READ_WITHIN {
+            std::thread::yield_now();
+        }
     }
 
     /// Publishes the list of this call, and the slots that are free on this PE.
@@ -333,7 +352,7 @@ impl<'a> TeamCall<'a> {
     fn ended(&self, seen: u64) -> Error {
         match phase_of(seen) {
             phase::FULL => no_slot(),
-            phase::MISMATCH => self.mismatch(pe_of(seen)),
+            phase::MISMATCH => self.mismatch(pe_of(seen), &self.list_of(pe_of(seen))),
             _ => self.late(self.shared.peers.deadline, vec![Pe::new(pe_of(seen) as u32)]),
         }
     }
@@ -363,7 +382,7 @@ impl<'a> TeamCall<'a> {
                 && list != self.members
                 && list.contains(&me)
             {
-                let error = self.mismatch(pe);
+                let error = self.mismatch(pe, &list);
                 self.advance(pe, seen, phase::MISMATCH, me);
                 self.end_others(phase::MISMATCH, pe);
                 return Err(error);
@@ -414,13 +433,14 @@ impl<'a> TeamCall<'a> {
         Error::from(Timeout::new(CALL, self.team(), waited, missing))
     }
 
-    fn mismatch(&self, pe: usize) -> Error {
+    /// Returns the error for another list of a PE.
+    fn mismatch(&self, pe: usize, list: &[usize]) -> Error {
         let describe = |list: &[usize]| {
             let shown: Vec<String> = list.iter().take(SHOWN).map(usize::to_string).collect();
             let rest = if list.len() > SHOWN { format!(", ... ({} PEs)", list.len()) } else { String::new() };
             format!("{CALL} of PEs [{}{rest}]", shown.join(", "))
         };
-        let (mine, theirs) = (describe(self.members), describe(&self.list_of(pe)));
+        let (mine, theirs) = (describe(self.members), describe(list));
         Error::Mismatch(Box::new(Mismatch { team: self.team(), pe: Pe::new(pe as u32), mine, theirs }))
     }
 

@@ -182,7 +182,7 @@ pub(crate) fn nothing_is_left() {
         while counted(what) != 0 {
             assert!(std::time::Instant::now() < end, "{what}: {} were not freed", counted(what));
             std::thread::sleep(Duration::from_millis(2));
-            peerweave_driver::settle(end);
+            peerweave_driver::drain_retired(end);
         }
     }
 }

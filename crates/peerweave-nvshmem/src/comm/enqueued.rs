@@ -97,7 +97,7 @@ impl Comm {
         }
         let deadline = deadline_after(self.deadline.min(LONGEST));
         let look = || {
-            peerweave_driver::settle(deadline_after(Duration::from_millis(1)));
+            peerweave_driver::drain_retired(deadline_after(Duration::from_millis(1)));
             Ok::<_, std::convert::Infallible>(alone() || is_alone(&self.enqueued.captured))
         };
         let _ = wait_until(deadline, look);

@@ -28,7 +28,8 @@ struct List(&'static [*const c_char]);
 // this.
 unsafe impl Send for List {}
 
-/// The lists and strings that were ever installed. Locked while the environment is changed.
+/// All lists of variables that were ever installed, and the texts of these variables. Locked while
+/// the environment is changed.
 struct Made {
     texts: BTreeSet<&'static CStr>,
     lists: Vec<List>,

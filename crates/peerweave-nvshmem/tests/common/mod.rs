@@ -185,8 +185,8 @@ pub(crate) fn by_network(child: &Child) -> Here {
 }
 
 /// Waits for destructors that run on background threads.
-pub(crate) fn settle() {
-    assert!(peerweave_driver::settle(Instant::now() + DEADLINE), "destructors did not complete in time");
+pub(crate) fn drain_retired() {
+    assert!(peerweave_driver::drain_retired(Instant::now() + DEADLINE), "destructors did not complete in time");
 }
 
 /// Returns the value of a counter of the fake library.

@@ -65,7 +65,7 @@ impl SymmetricHeap {
 
     fn round(&self, state: &mut State, call: &str, what: &str, outcome: Result<(), VmmError>) -> Result<(), VmmError> {
         let agreed = agree(&self.inner.rendezvous, &self.inner.label(state, what), call, outcome.map(|()| Vec::new()));
-        self.inner.settle(state, call, agreed).map(drop)
+        self.inner.conclude(state, call, agreed).map(drop)
     }
 
     fn put_patterns(

@@ -324,7 +324,7 @@ impl HeapInner {
 
     /// Converts the result of a round. Makes the heap unusable if the PEs may have reached
     /// different outcomes.
-    pub(super) fn settle<R>(&self, state: &mut State, call: &str, agreed: Result<R, Disagreement>) -> Result<R, VmmError> {
+    pub(super) fn conclude<R>(&self, state: &mut State, call: &str, agreed: Result<R, Disagreement>) -> Result<R, VmmError> {
         agreed.map_err(|disagreement| {
             if let Disagreement::Unknown(error) = &disagreement {
                 state.broken = Some(format!("{call} failed: {error}"));
@@ -344,7 +344,7 @@ impl HeapInner {
             // after a successful round.
             unsafe { made.recall() };
         }
-        let blobs = self.settle(state, call, agreed)?;
+        let blobs = self.conclude(state, call, agreed)?;
         let mut made = made?;
         let fds = match made.fd.take() {
             Some(fd) if self.layout.members.len() > 1 => descriptor::exchange(&self.rendezvous, &self.layout.members, fd),
@@ -353,7 +353,7 @@ impl HeapInner {
         let fds = match fds {
             // The missing or lost PE will not take part in the next round, so that round is
             // skipped.
-            Err(error) if error.is_loss() => self.settle(state, call, Err(Disagreement::Unknown(error)))?,
+            Err(error) if error.is_loss() => self.conclude(state, call, Err(Disagreement::Unknown(error)))?,
             fds => fds,
         };
         let (chunk, joined) = match fds {
@@ -364,7 +364,7 @@ impl HeapInner {
             Err(error) => (None, Err(error)),
         };
         let agreed = agree(&self.rendezvous, &self.label(state, "mapped"), call, joined.map(|()| Vec::new()));
-        let chunk = match (self.settle(state, call, agreed), chunk) {
+        let chunk = match (self.conclude(state, call, agreed), chunk) {
             (Ok(_), Some(chunk)) => chunk,
             (Ok(_), None) => unreachable!("a PE without a chunk reported its error to the round"),
             (Err(error), chunk) => {
@@ -390,7 +390,7 @@ impl HeapInner {
         if self.gap > 0 && state.broken.is_none() {
             let closed = wait_for_closings(call, &closings, self.own_deadline()).map(|()| Vec::new());
             let agreed = agree(&self.rendezvous, &self.label(state, "undone"), call, closed);
-            match self.settle(state, call, agreed) {
+            match self.conclude(state, call, agreed) {
                 // SAFETY: all PEs have just reported that they closed the memory of other PEs, and
                 // no PE opens it again.
                 Ok(_) => unsafe { made.recall() },

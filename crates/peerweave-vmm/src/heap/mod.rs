@@ -325,7 +325,7 @@ impl SymmetricHeap {
         {
             state.ranges.give_back(at);
         }
-        self.inner.settle(state, call, agreed)
+        self.inner.conclude(state, call, agreed)
     }
 
     /// Allocates `len` signals on every PE. Each signal is zero and has its own cache line.
@@ -379,7 +379,7 @@ impl SymmetricHeap {
             wait_for_all(block.streams(), FREE, until).and_then(|()| wait_for_all(&self.inner.multicast, FREE, until))
         };
         let agreed = agree(&self.inner.rendezvous, &self.inner.label(state, "free"), &call, outcome.map(|()| Vec::new()));
-        self.inner.settle(state, &call, agreed)?;
+        self.inner.conclude(state, &call, agreed)?;
         state.ranges.give_back(offset);
         state.history = state.history.with(&[2, offset]);
         state.calls += 1;
@@ -415,7 +415,7 @@ impl SymmetricHeap {
         if state.total.saturating_add(rounded) > self.inner.max_bytes {
             let error = self.inner.exhausted(CALL, &state, rounded);
             let agreed = agree(&self.inner.rendezvous, &self.inner.label(&state, "chunk"), &call, Err(error));
-            return self.inner.settle(&mut state, &call, agreed).map(|_| ());
+            return self.inner.conclude(&mut state, &call, agreed).map(|_| ());
         }
         self.inner.extend(&mut state, &call, rounded)?;
         state.history = state.history.with(&[3, rounded]);
@@ -462,7 +462,7 @@ impl SymmetricHeap {
             CALL,
             drained.map(|()| held.to_le_bytes().into()),
         );
-        let held = self.inner.settle(&mut state, CALL, agreed)?;
+        let held = self.inner.conclude(&mut state, CALL, agreed)?;
         if held.iter().all(|held| *held == [0; 8]) && self.inner.layout.transport == HeapTransport::Ipc {
             self.close_peers(&mut state)?;
         }
@@ -479,7 +479,7 @@ impl SymmetricHeap {
         let closings: Vec<_> = chunks.iter_mut().flat_map(Chunk::close_peers).collect();
         let closed = inner::wait_for_closings(CALL, &closings, self.inner.own_deadline()).map(|()| Vec::new());
         let agreed = agree(&self.inner.rendezvous, &self.inner.label(state, "closed"), CALL, closed);
-        self.inner.settle(state, CALL, agreed)?;
+        self.inner.conclude(state, CALL, agreed)?;
         // SAFETY: all PEs have just reported that they closed the memory of other PEs, and no PE
         // has a handle left.
         chunks.iter().for_each(|chunk| unsafe { chunk.recall() });
@@ -562,7 +562,7 @@ impl SymmetricHeap {
     ) -> Result<R, VmmError> {
         let mut state = self.inner.enter(call)?;
         let agreed = body(&self.inner);
-        self.inner.settle(&mut state, call, agreed)
+        self.inner.conclude(&mut state, call, agreed)
     }
 
     /// Returns the context on whose device the heap allocates memory.

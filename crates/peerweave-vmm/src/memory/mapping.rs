@@ -26,8 +26,8 @@ use crate::raw::{self, AccessDescription, Location};
 /// A handle to mapped memory. Clones are handles to the same mapping.
 ///
 /// Dropping the last handle does not wait. The memory is unmapped later, when the streams that used
-/// the memory have completed their work. [`peerweave_driver::settle`] waits until the memory is
-/// unmapped. Until then, the addresses of the mapping are occupied. If another library used the
+/// the memory have completed their work. [`peerweave_driver::drain_retired`] waits until the memory
+/// is unmapped. Until then, the addresses of the mapping are occupied. If another library used the
 /// memory on a per-thread stream, the memory stays mapped until the process ends.
 #[derive(Clone)]
 pub struct Mapping {

@@ -87,7 +87,8 @@ impl Reservation {
     /// not a multiple of the granularity.
     ///
     /// The memory of a dropped mapping stays mapped until the streams that used the mapping have
-    /// completed their work. [`peerweave_driver::settle`] waits until the memory is unmapped.
+    /// completed their work. [`peerweave_driver::drain_retired`] waits until the memory is
+    /// unmapped.
     pub fn map(&self, offset: usize, memory: &PhysicalMemory, bytes: usize) -> Result<Mapping, VmmError> {
         let call = "Reservation::map";
         range_of(call, 0, bytes, memory.bytes())?;

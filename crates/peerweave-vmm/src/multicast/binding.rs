@@ -57,7 +57,7 @@ impl Team {
     ///
     /// [`Misuse::Occupied`](crate::Misuse::Occupied) if a part of the object's range is already
     /// bound to memory of the same device as `memory`. Dropping a binding does not unbind its
-    /// memory at once; [`peerweave_driver::settle`] waits until the memory is unbound.
+    /// memory at once; [`peerweave_driver::drain_retired`] waits until the memory is unbound.
     ///
     /// [`Misuse::Value`](crate::Misuse::Value) if this process did not add the device of `memory`
     /// to the object, or if the memory lacks a handle type that the object has. The same error is

@@ -168,7 +168,7 @@ impl Bound {
     ///
     /// # Errors
     /// [`Misuse::Value`](crate::Misuse::Value) if other handles or mappings exist, or if dropped
-    /// mappings have not been released yet. [`peerweave_driver::settle`] waits until dropped
+    /// mappings have not been released yet. [`peerweave_driver::drain_retired`] waits until dropped
     /// mappings have been released. After this error, this handle is dropped, and this call has
     /// unbound no memory.
     ///

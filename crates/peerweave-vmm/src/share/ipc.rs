@@ -104,8 +104,8 @@ impl IpcMemory {
     /// Every process that opened the memory must have closed the memory, and must have reported
     /// this to the caller. No process may open the memory later. A process closes the memory after
     /// it has dropped all handles to the [`IpcPeerMemory`], and the streams that used the memory
-    /// have completed their work. In that process, [`peerweave_driver::settle`] waits until the
-    /// memory is closed.
+    /// have completed their work. In that process, [`peerweave_driver::drain_retired`] waits until
+    /// the memory is closed.
     pub unsafe fn recall(&self) {
         self.inner.lent.store(false, Ordering::Release);
     }

@@ -139,8 +139,8 @@ impl Calls {
 }
 
 /// Waits until all dropped memory is freed.
-pub(crate) fn settle() {
-    assert!(peerweave_driver::settle(soon()), "dropped memory was not freed in time");
+pub(crate) fn drain_retired() {
+    assert!(peerweave_driver::drain_retired(soon()), "dropped memory was not freed in time");
 }
 
 /// Returns the free bytes of a device.

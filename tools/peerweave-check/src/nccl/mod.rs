@@ -342,9 +342,8 @@ fn after_a_death(member: &Member, killed: usize, early: bool, named: bool) -> Re
         sum_of_ranks(std::slice::from_ref(member))?;
     }
     if comm.rank() == Rank::new(killed as u32) {
-        println!("rank {killed} kills itself");
-        // SAFETY: the call accesses no memory, and ends the process.
-        unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+        println!("rank {killed} aborts its process");
+        std::process::abort();
     }
     let mut buffer = DeviceMemory::from_slice(stream, &vec![1.0f32; 1 << 20])?;
     let began = Instant::now();

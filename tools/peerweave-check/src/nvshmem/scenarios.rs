@@ -498,7 +498,7 @@ fn graphs(checks: &mut Checks<'_>) -> Result<(), Failure> {
     // Waits until a thread of the driver has dropped the graph's reference, and a thread of
     // Peerweave has freed the memory.
     std::thread::sleep(std::time::Duration::from_millis(200));
-    peerweave_driver::settle(std::time::Instant::now() + context.deadline());
+    peerweave_driver::drain_retired(std::time::Instant::now() + context.deadline());
     context.free(second)?;
     context.free(source)?;
     context.free(sum)?;

@@ -225,7 +225,7 @@ impl Session<'_> {
             // Waits until the resources of dropped graphs are released: first by a thread of the
             // driver, then by a thread of `peerweave-driver`.
             std::thread::sleep(Duration::from_millis(200));
-            peerweave_driver::settle(Instant::now() + DEADLINE);
+            peerweave_driver::drain_retired(Instant::now() + DEADLINE);
         }
         let Parts { send, recv, target, word } = memory;
         for memory in [send, recv] {

@@ -7,8 +7,8 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use peerweave_tests::leftovers::processes;
-use peerweave_tests::sample::hash;
+use peerweave_tests::data::sample::hash;
+use peerweave_tests::run::leftovers::processes;
 
 /// Variable that makes a copy of this program a PE. Its value is the seed of the job.
 pub(crate) const SEED: &str = "PEERWEAVE_KILLS_JOB_SEED";

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use peerweave::{Buffer, Rank, ReduceOp, Result, VectorCounts, World};
-use peerweave_tests::job::named_by;
-use peerweave_tests::sample::hash;
-use peerweave_tests::survival::Survival;
-use peerweave_tests::workload::Workload;
+use peerweave_tests::data::sample::hash;
+use peerweave_tests::repeat::survival::Survival;
+use peerweave_tests::repeat::workload::Workload;
+use peerweave_tests::run::job::named_by;
 
 use crate::job::{DEATH, DIRECTORY, Death, GOES_ON, ROUNDS, SEED, VICTIM};
 

@@ -5,6 +5,9 @@ use std::time::Duration;
 
 use crate::job::{Case, Found, Launcher, SOON};
 
+/// Number of PEs that may be late in a short campaign.
+const LATE: usize = 2;
+
 #[derive(Debug, Default)]
 struct Row {
     deaths: usize,
@@ -55,11 +58,14 @@ impl Table {
         }
     }
 
-    /// Returns whether there was no failure, and 99.9 % of PEs detected the death in time.
+    /// Returns whether there was no failure, and 99.9 % of PEs detected the death in time. In a
+    /// short campaign, [`LATE`] PEs of each launcher may be late, because the system may suspend
+    /// the whole machine for seconds.
     pub(crate) fn is_good(&self) -> bool {
         self.rows.iter().all(|row| {
             let late = row.known_after.iter().filter(|&&after| after >= SOON).count();
-            row.hangs + row.leftovers + row.wrong_names + row.others == 0 && late * 1000 <= row.known_after.len()
+            let may_be_late = (row.known_after.len() / 1000).max(LATE);
+            row.hangs + row.leftovers + row.wrong_names + row.others == 0 && late <= may_be_late
         })
     }
 

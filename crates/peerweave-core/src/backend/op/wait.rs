@@ -69,7 +69,9 @@ impl WaitUntil {
         words.filter(|&(i, found)| !self.holds(i, found)).map(|(i, found)| self.awaited(i, found)).next()
     }
 
-    fn awaited(&self, index: usize, found: u64) -> AwaitedWord {
+    /// Returns the description of a word for the error of this wait. `found` has the bits of the
+    /// word.
+    pub fn awaited(&self, index: usize, found: u64) -> AwaitedWord {
         AwaitedWord {
             index: (self.count > 1).then_some(index),
             offset: self.at.plus((index * self.dtype.size_bytes()) as u64),

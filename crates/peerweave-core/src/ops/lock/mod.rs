@@ -6,9 +6,12 @@
 //! the lock. So while a PE waits, every other PE holds the lock at most twice.
 //!
 //! Only the state word decides which PE holds the lock. If a PE dies between two changes of the
-//! state, the state names that PE.
+//! state, the state names that PE. If the lock was passed on to a PE that has given up, or that has
+//! died, any PE may take the lock.
 
 mod gate;
+#[cfg(test)]
+mod tests;
 mod words;
 
 use crate::Result;
@@ -236,14 +239,14 @@ impl Lock {
         if mode == Mode::Try {
             return self.look(call, mode, true).map(std::result::Result::ok);
         }
-        self.words.set_waits(call, self.me, true)?;
+        self.words.start_waiting(call, self.me)?;
         let mut pause = Pause::new();
         let failed = loop {
             let is_check = pause.is_check();
             match self.look(call, mode, is_check) {
                 Ok(Ok(from)) => {
                     // Only the holder, which is this PE, reads this word to pass the lock on.
-                    self.words.set_waits(call, self.me, false)?;
+                    self.words.stop_waiting(call, self.me)?;
                     return Ok(Some(from));
                 }
                 Ok(Err(state)) if is_check && Instant::now() >= end => break self.timed_out(call, start, state.pe()),
@@ -251,10 +254,10 @@ impl Lock {
                 Err(error) => break error,
             }
         };
-        if self.words.set_waits(call, self.me, false)? {
+        if self.words.stop_waiting(call, self.me)? {
             return Err(failed);
         }
-        // The holder has cleared the word, so it has chosen this PE. Its next change of the state
+        // The holder has changed the word, so it has chosen this PE. Its next change of the state
         // passes the lock on to this PE.
         let grace = Instant::now() + GRACE;
         while Instant::now() < grace {
@@ -263,9 +266,11 @@ impl Lock {
             }
             pause.pause();
         }
-        // The holder was suspended after it cleared the word and before it changed the state. The
-        // next call of this PE gets the lock.
-        Err(failed)
+        // The holder was suspended after it changed the word and before it changed the state. When
+        // it passes the lock on to this PE, any PE may take the lock. If the holder has passed the
+        // lock on before this PE gave up, this PE takes the lock now.
+        self.words.give_up(call, self.me)?;
+        self.look(call, Mode::Wait, true)?.map_or(Err(failed), |from| Ok(Some(from)))
     }
 
     /// Acquires the lock if this PE may have it; otherwise returns the state. If `is_check` is
@@ -275,6 +280,7 @@ impl Lock {
         let from = match state {
             State::Free => None,
             State::Passed(pe) if pe == self.me => None,
+            State::Passed(pe) if is_check && self.words.gave_up(call, pe)? => None,
             State::Held(pe) | State::Passed(pe) => {
                 let lost = || self.shared().backend.lost(call, pe);
                 match (is_check && pe != self.me).then(lost).flatten() {
@@ -308,8 +314,8 @@ impl Lock {
         let mine = State::Held(self.me);
         for distance in 1..n_pes {
             let pe = Pe::new((self.me.get() + distance) % n_pes);
-            // A waiter that gives up clears its word too. Only one of the two changes succeeds.
-            if self.words.waits(call, pe)? && self.words.set_waits(call, pe, false)? {
+            // A waiter that stops waiting changes its word too. Only one of the changes succeeds.
+            if self.words.waits(call, pe)? && self.words.stop_waiting(call, pe)? {
                 return self.words.change(call, mine, State::Passed(pe)).map(drop);
             }
         }

@@ -56,6 +56,16 @@ impl State {
     }
 }
 
+/// Values of the word of a PE.
+mod waiting {
+    /// The PE does not wait.
+    pub(super) const NO: u64 = 0;
+    /// The PE waits. The holder may choose this PE, and then writes [`NO`].
+    pub(super) const YES: u64 = 1;
+    /// The holder chose this PE, but did not pass the lock on until the PE gave up.
+    pub(super) const GAVE_UP: u64 = 2;
+}
+
 /// The words of a lock: the state, and for each PE a word that says whether that PE waits.
 #[derive(Debug)]
 pub(super) struct Words {
@@ -81,6 +91,11 @@ impl Words {
 
     pub(super) fn team(&self) -> &Team {
         &self.team
+    }
+
+    #[cfg(test)]
+    pub(super) fn memory(&self) -> &Symmetric<u64> {
+        &self.memory
     }
 
     pub(super) fn into_memory(self) -> Symmetric<u64> {
@@ -143,13 +158,32 @@ impl Words {
     }
 
     pub(super) fn waits(&self, call: &'static str, pe: Pe) -> Result<bool> {
-        self.load(call, Self::place(pe)).map(|word| word != 0)
+        self.load(call, Self::place(pe)).map(|word| word == waiting::YES)
     }
 
-    /// Sets or clears the word that says whether `pe` waits. Returns whether the word changed.
-    pub(super) fn set_waits(&self, call: &'static str, pe: Pe, waits: bool) -> Result<bool> {
-        let old = u64::from(!waits);
-        self.compare_swap(call, Self::place(pe), old, u64::from(waits)).map(|found| found == old)
+    /// Records that this PE, `me`, waits. No other PE changes the word now.
+    pub(super) fn start_waiting(&self, call: &'static str, me: Pe) -> Result<()> {
+        let found = self.compare_swap(call, Self::place(me), waiting::NO, waiting::YES)?;
+        if found == waiting::GAVE_UP {
+            self.compare_swap(call, Self::place(me), waiting::GAVE_UP, waiting::YES)?;
+        }
+        Ok(())
+    }
+
+    /// Records that `pe` no longer waits. Returns `false` if another PE has recorded that before.
+    pub(super) fn stop_waiting(&self, call: &'static str, pe: Pe) -> Result<bool> {
+        let found = self.compare_swap(call, Self::place(pe), waiting::YES, waiting::NO)?;
+        Ok(found == waiting::YES)
+    }
+
+    /// Records that this PE, `me`, was chosen by the holder, but gave up.
+    pub(super) fn give_up(&self, call: &'static str, me: Pe) -> Result<()> {
+        self.compare_swap(call, Self::place(me), waiting::NO, waiting::GAVE_UP).map(drop)
+    }
+
+    /// Returns whether `pe` gave up after the holder had chosen it.
+    pub(super) fn gave_up(&self, call: &'static str, pe: Pe) -> Result<bool> {
+        self.load(call, Self::place(pe)).map(|word| word == waiting::GAVE_UP)
     }
 
     /// Makes the earlier one-sided operations of this thread visible to other PEs before later

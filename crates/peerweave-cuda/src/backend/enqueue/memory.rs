@@ -36,7 +36,7 @@ impl Enqueue<'_> {
 
     /// Holds the slot of one part of an operation that reports the outcome of another part.
     pub(crate) fn hold(&mut self, source: Source) {
-        if !matches!(source, Source::Copy | Source::Kernel | Source::Nccl | Source::Hosts) {
+        if !matches!(source, Source::Copy | Source::Kernel | Source::Launch | Source::Nccl | Source::Hosts) {
             self.keep.push(Arc::new(source));
         }
     }

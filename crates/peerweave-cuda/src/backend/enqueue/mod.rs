@@ -11,7 +11,7 @@ mod kernels;
 mod memory;
 mod source;
 
-pub(crate) use source::Source;
+pub(crate) use source::{Source, Wait};
 
 use std::sync::Arc;
 

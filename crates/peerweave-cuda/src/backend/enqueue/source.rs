@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use peerweave_core::backend::{Outcome, Until};
-use peerweave_core::{Error, TeamName};
+use peerweave_core::{AwaitedWord, Error, TeamName};
 use peerweave_stream_kernels::{OUTCOME_BITS, OUTCOME_DONE, OUTCOME_NOT_YET};
 
 use crate::backend::resources::Slot;
@@ -21,9 +21,12 @@ pub(crate) enum Source {
     Nccl,
     /// The operation consists of kernels and of messages between hosts.
     Hosts,
-    /// The operation is a kernel without a result. Only the GPU's report shows whether the kernel
-    /// failed.
+    /// The operation is a kernel of this backend, without a result. Only the GPU's report shows
+    /// whether the kernel failed.
     Kernel,
+    /// The operation is a kernel of the program. Only the GPU's report shows whether the kernel
+    /// failed.
+    Launch,
     /// The operation is a reduction by a function of the caller. The value is the error of the
     /// function's first panic; empty if the function did not panic.
     Function(Arc<OnceLock<Error>>),
@@ -40,9 +43,19 @@ pub(crate) enum Source {
     /// The operation is a kernel with a result. In the slot in pinned memory, word 0 shows whether
     /// the kernel succeeded, and word 1 is the result.
     Word(Slot),
-    /// The operation is a wait for words; the number is the number of these words. The kernel of
-    /// the wait writes its outcome to the slot in pinned memory.
-    Wait(Slot, Until, usize),
+    /// The operation is this wait for words. Its kernel writes the outcome to the slot in pinned
+    /// memory.
+    Wait(Slot, Wait),
+}
+
+/// What the outcome of a wait for words depends on.
+#[derive(Debug)]
+pub(crate) struct Wait {
+    pub(crate) until: Until,
+    /// Number of words.
+    pub(crate) count: usize,
+    /// The word, if the wait is for one word. `found` is not used.
+    pub(crate) word: Option<AwaitedWord>,
 }
 
 impl Source {
@@ -63,30 +76,38 @@ impl Source {
             Self::Nccl if state.nccl.has_failed() || state.has_failed() => {
                 return Err(state.nccl_failure(call, team, state.deadline));
             }
-            Self::Hosts | Self::Function(_) if state.has_failed() => return Err(state.kernel_failure(call, team)),
+            Self::Hosts | Self::Function(_) if state.has_failed() => return Err(state.operation_failure(call, team, None)),
             Self::Hosts | Self::Function(_) if state.nccl.has_failed() => {
                 return Err(state.nccl_failure(call, team, state.deadline));
             }
             Self::Nccl | Self::Hosts => return Ok(Outcome::Done),
-            Self::Kernel if state.has_failed() => return Err(state.kernel_failure(call, team)),
-            Self::Kernel => return Ok(Outcome::Done),
+            Self::Launch if state.has_failed() => return Err(state.kernel_failure(call, team)),
+            Self::Kernel if state.has_failed() => return Err(state.operation_failure(call, team, None)),
+            Self::Launch | Self::Kernel => return Ok(Outcome::Done),
             Self::Function(panicked) => return panicked.get().map_or(Ok(Outcome::Done), |error| Err(error.clone())),
             Self::Element(slot) => return Ok(Outcome::Word(slot.get(1))),
-            Self::Collective(_) if state.has_failed() => return Err(state.kernel_failure(call, team)),
+            Self::Collective(_) if state.has_failed() => return Err(state.operation_failure(call, team, None)),
             Self::Collective(slot) | Self::Done(slot) | Self::Word(slot) | Self::Wait(slot, ..) => slot,
         };
         match (slot.get(0), self) {
-            (OUTCOME_NOT_YET, _) => Ok(Outcome::NotYet),
-            (OUTCOME_DONE, Self::Word(slot) | Self::Wait(slot, Until::All, _)) => Ok(Outcome::Word(slot.get(1))),
-            (OUTCOME_DONE, Self::Wait(slot, Until::Any, _)) => {
-                Ok(Outcome::Indices(slot.get(1).checked_sub(1).map(|index| index as usize).into_iter().collect()))
-            }
-            (OUTCOME_DONE, Self::Wait(slot, Until::Some, count)) => {
-                let is_set = |index: &usize| slot.get(OUTCOME_BITS + index / 64) >> (index % 64) & 1 != 0;
-                Ok(Outcome::Indices((0..*count).filter(is_set).collect()))
-            }
+            (OUTCOME_NOT_YET, _) => state.check_signallers(call, team).map(|()| Outcome::NotYet),
+            (OUTCOME_DONE, Self::Word(slot)) => Ok(Outcome::Word(slot.get(1))),
+            (OUTCOME_DONE, Self::Wait(slot, wait)) => Ok(outcome_of(wait, slot)),
             (OUTCOME_DONE, _) => Ok(Outcome::Done),
-            _ => Err(state.kernel_failure(call, team)),
+            (_, Self::Wait(_, wait)) => Err(state.operation_failure(call, team, wait.word)),
+            _ => Err(state.operation_failure(call, team, None)),
+        }
+    }
+}
+
+/// Reads the outcome of a wait that has succeeded.
+fn outcome_of(wait: &Wait, slot: &Slot) -> Outcome {
+    match wait.until {
+        Until::All => Outcome::Word(slot.get(1)),
+        Until::Any => Outcome::Indices(slot.get(1).checked_sub(1).map(|index| index as usize).into_iter().collect()),
+        Until::Some => {
+            let is_set = |index: &usize| slot.get(OUTCOME_BITS + index / 64) >> (index % 64) & 1 != 0;
+            Outcome::Indices((0..wait.count).filter(is_set).collect())
         }
     }
 }

@@ -22,7 +22,7 @@ pub(super) fn is_gathered(dtype: DType, count: usize) -> bool {
     count.saturating_mul(dtype.size_bytes()) <= GATHERED
 }
 
-/// The reduction of a call after this rank's operand was scaled.
+/// The element type and the reduction of a call whose operands are already scaled.
 #[derive(Clone, Copy)]
 pub(super) struct Reduction {
     pub(super) dtype: DType,

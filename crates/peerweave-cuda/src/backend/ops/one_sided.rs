@@ -135,6 +135,6 @@ impl Enqueue<'_> {
         }
         let launched = self.gpu.launch_bound(self.stream, &*launch.kernel, config);
         launched.map_err(|error| self.refused(error))?;
-        Ok(Source::Kernel)
+        Ok(Source::Launch)
     }
 }

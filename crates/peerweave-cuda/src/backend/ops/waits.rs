@@ -5,7 +5,7 @@ use peerweave_core::backend::{Until, WaitMode, WaitUntil, WaitValues};
 use peerweave_stream_kernels::{OUTCOME_BITS, until};
 use peerweave_types::Compare;
 
-use crate::backend::enqueue::{Enqueue, Source};
+use crate::backend::enqueue::{Enqueue, Source, Wait};
 
 impl Enqueue<'_> {
     /// Enqueues a wait. The slot of the wait first has the outcome, with a bit for each word. If
@@ -48,6 +48,7 @@ impl Enqueue<'_> {
             slot.view(0, outcome_words),
         );
         self.kernel(|kernels| &kernels.wait, arguments)?;
-        Ok(Source::Wait(slot, wait.until, wait.count))
+        let word = (wait.count == 1).then(|| wait.awaited(0, 0));
+        Ok(Source::Wait(slot, Wait { until: wait.until, count: wait.count, word }))
     }
 }

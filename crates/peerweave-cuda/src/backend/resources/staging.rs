@@ -134,8 +134,8 @@ impl Staged {
     /// As for [`fill`](Self::fill), until the stream has run the copy.
     pub(crate) unsafe fn enqueue_fill(&self, stream: &Arc<CudaStream>) -> Result<(), DriverError> {
         /// # Safety
-        /// `data` is from `Arc::into_raw` of a [`Pinned`], whose caller's memory is as for
-        /// [`Staged::fill`].
+        /// `data` is from `Arc::into_raw` of a [`Pinned`]. The caller's memory that it refers to
+        /// satisfies the requirements of [`Staged::fill`].
         unsafe extern "C" fn run(data: *mut c_void) {
             // SAFETY: the caller guarantees both.
             unsafe { Staged(Arc::from_raw(data.cast::<Pinned>())).fill() };
@@ -150,8 +150,8 @@ impl Staged {
     /// As for [`empty`](Self::empty), until the stream has run the copy.
     pub(crate) unsafe fn enqueue_empty(&self, stream: &Arc<CudaStream>) -> Result<(), DriverError> {
         /// # Safety
-        /// `data` is from `Arc::into_raw` of a [`Pinned`], whose caller's memory is as for
-        /// [`Staged::empty`].
+        /// `data` is from `Arc::into_raw` of a [`Pinned`]. The caller's memory that it refers to
+        /// satisfies the requirements of [`Staged::empty`].
         unsafe extern "C" fn run(data: *mut c_void) {
             // SAFETY: the caller guarantees both.
             unsafe { Staged(Arc::from_raw(data.cast::<Pinned>())).empty() };

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use peerweave_core::{Error, PeerCause, TeamName};
+use peerweave_core::{AwaitedWord, Error, FailureKind, PeerCause, TeamName, Timeout};
 use peerweave_types::Pe;
 
 use super::State;
 use crate::backend::error::{NAME, cause, mismatch, portable};
 use crate::backend::lock::lock;
 use crate::backend::teams::TeamOf;
+use crate::error::CudaError;
 
 impl State {
     /// Returns the first failure of a kernel of this PE. After a failure, teams run no operation.
@@ -30,7 +31,7 @@ impl State {
         self.has_failure.store(true, Ordering::Release);
         let at_fault = error.blamed().into_iter().find(|pe| *pe != self.job.my_pe);
         if let (true, Some(pe), Some(rendezvous)) = (is_first, at_fault, lock(&self.rendezvous).clone()) {
-            rendezvous.blame(pe);
+            rendezvous.report_root_cause(pe);
         }
         error
     }
@@ -64,16 +65,35 @@ impl State {
         self.teams.try_each(|team| self.compare(team))
     }
 
-    /// Returns the reason why a kernel failed.
+    /// Returns the reason why a kernel of the program failed.
     pub(crate) fn kernel_failure(&self, call: &'static str, team: TeamName) -> Error {
-        let reported = self.gpu(call).and_then(|gpu| gpu.0.ended(call).map_err(|error| portable(call, team, error)));
+        self.reported_failure(call, team, |error| portable(call, team, error))
+    }
+
+    /// Returns the reason why an operation of this backend failed. `word` is the word for which the
+    /// operation waited, if it waited for one word. Its `found` is ignored.
+    pub(crate) fn operation_failure(&self, call: &'static str, team: TeamName, word: Option<AwaitedWord>) -> Error {
+        self.reported_failure(call, team, |error| match error {
+            CudaError::Kernel { failure, .. } if failure.kind == Some(FailureKind::Deadline) => {
+                let word = word.map(|word| AwaitedWord { found: failure.found, ..word });
+                let missing = failure.pe.into_iter().collect();
+                Timeout { word, ..Timeout::new(call, team, self.deadline, missing) }.into()
+            }
+            error => portable(call, team, error),
+        })
+    }
+
+    fn reported_failure(&self, call: &'static str, team: TeamName, portable: impl Fn(CudaError) -> Error) -> Error {
+        let reported = self.gpu(call).and_then(|gpu| gpu.0.ended(call).map_err(portable));
         // The wait may have timed out because ranks wait for each other in different calls.
         if let Err(error) = self.compare_all() {
             return error;
         }
         match (reported, self.shrinks()) {
             // No PE has died, but a PE that the kernel waited for runs no more operations.
-            (Err(Error::Kernel(_)), Some(pe)) => self.record(Error::Peer { call, team, pe, cause: PeerCause::Shrinks }),
+            (Err(Error::Kernel(_) | Error::Timeout(_)), Some(pe)) => {
+                self.record(Error::Peer { call, team, pe, cause: PeerCause::Shrinks })
+            }
             (reported, _) => self.failure_of(call, team, reported),
         }
     }
@@ -106,6 +126,22 @@ impl State {
         let losses = self.gpu(call).map_or_else(|_| Vec::new(), |gpu| gpu.rendezvous().losses());
         let died = losses.into_iter().find(|(_, loss)| cause(loss) == PeerCause::Died);
         died.map_or(Ok(()), |(pe, _)| Err(Error::Peer { call, team, pe, cause: PeerCause::Died }))
+    }
+
+    /// Fails if a word can no longer change: if a PE has died or called shrink, or if all other PEs
+    /// have left.
+    pub(crate) fn check_signallers(&self, call: &'static str, team: TeamName) -> Result<(), Error> {
+        self.check_targets(call, team)?;
+        let failed = |pe, cause| Err(Error::Peer { call, team, pe, cause });
+        if let Some(pe) = self.shrinks() {
+            return failed(pe, PeerCause::Shrinks);
+        }
+        let losses = self.gpu(call).map_or_else(|_| Vec::new(), |gpu| gpu.rendezvous().losses());
+        let mut left = losses.into_iter().filter(|(_, loss)| cause(loss) == PeerCause::Left);
+        match left.next() {
+            Some((pe, _)) if left.count() + 2 == self.job.n_pes => failed(pe, PeerCause::Left),
+            _ => Ok(()),
+        }
     }
 
     /// Returns whether a kernel of this GPU has reported a failure.

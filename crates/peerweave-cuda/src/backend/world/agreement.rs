@@ -24,38 +24,38 @@ impl State {
     /// # Errors
     /// [`Error::Mismatch`] with the first member whose call differs; errors of the rendezvous.
     pub(super) fn agree(&self, rendezvous: &Rendezvous, team: &TeamOf, call: &'static str, mine: &str) -> Result<(), Error> {
-        self.agree_and_tell(rendezvous, team, call, mine, &[]).map(drop)
+        self.agree_and_exchange(rendezvous, team, call, mine, &[]).map(drop)
     }
 
     /// Like [`agree`](Self::agree), but each member also passes bytes. Returns the bytes of all
     /// members.
-    pub(super) fn agree_and_tell(
+    pub(super) fn agree_and_exchange(
         &self,
         rendezvous: &Rendezvous,
         team: &TeamOf,
         call: &'static str,
         mine: &str,
-        told: &[u8],
+        attached: &[u8],
     ) -> Result<Vec<Vec<u8>>, Error> {
         let mut agreements = lock(&team.agreements);
         let label = format!("peerweave/{}/{agreements}", team.path);
         *agreements += 1;
         let mut blob = (mine.len() as u32).to_le_bytes().to_vec();
         blob.extend_from_slice(mine.as_bytes());
-        blob.extend_from_slice(told);
+        blob.extend_from_slice(attached);
         let all = exchange(rendezvous, team, &label, &blob).map_err(|error| portable(call, team.name(), error.into()))?;
         let parts = |blob: &[u8]| {
             let (len, rest) = blob.split_first_chunk()?;
-            let (text, told) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
-            Some((String::from_utf8_lossy(text).into_owned(), told.to_vec()))
+            let (text, attached) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
+            Some((String::from_utf8_lossy(text).into_owned(), attached.to_vec()))
         };
         let mut everything = Vec::with_capacity(all.len());
         for (rank, blob) in all.iter().enumerate() {
-            let (theirs, told) = parts(blob).unwrap_or_default();
+            let (theirs, attached) = parts(blob).unwrap_or_default();
             if theirs != mine {
                 return Err(mismatch(team.name(), team.members[rank], mine.to_owned(), theirs));
             }
-            everything.push(told);
+            everything.push(attached);
         }
         Ok(everything)
     }

@@ -160,14 +160,14 @@ unsafe impl Backend for Cuda {
         // Only one split runs at a time, because each takes a free team number.
         let mut splits = lock(&state.splits);
         let sentinel = random().map_err(state.portable(name))?;
-        let told: Vec<u8> = splits.to_le_bytes().into_iter().chain(sentinel).collect();
-        let told = state.agree_and_tell(rendezvous, &parent, name, &call.to_string(), &told)?;
+        let attached: Vec<u8> = splits.to_le_bytes().into_iter().chain(sentinel).collect();
+        let attached = state.agree_and_exchange(rendezvous, &parent, name, &call.to_string(), &attached)?;
         let calls = lock(&parent.agreements).to_owned();
         let label = format!("peerweave/{}/split/{calls}", parent.path);
         let exchange = exchange_of(rendezvous, &parent, label);
         let path = path_of(&parent.path, calls, part.map_or(0, |part| part.color));
         let made = Made { call: name, name: parent.name(), path };
-        self.split_parent(&gpu, &parent, &exchange, made, &mut splits, &told, part)
+        self.split_parent(&gpu, &parent, &exchange, made, &mut splits, &attached, part)
     }
 
     fn team_of(&self, members: &[Pe]) -> Result<TeamRecord, Error> {

@@ -102,13 +102,13 @@ impl Cuda {
             |step: &str, blob: &[u8]| Ok(exchange_by_keys(rendezvous, &parent, &format!("peerweave/{label}{step}"), blob)?);
         let mut splits = lock(&state.splits);
         let sentinel = random().map_err(state.portable(CALL))?;
-        let told: Vec<u8> = splits.to_le_bytes().into_iter().chain(sentinel).collect();
-        let told = exchange("/told", &told).map_err(state.portable(CALL))?;
+        let attached: Vec<u8> = splits.to_le_bytes().into_iter().chain(sentinel).collect();
+        let attached = exchange("/attached", &attached).map_err(state.portable(CALL))?;
         // All members have found each other, so no member needs the stored list any more.
         rendezvous.remove(&call_key(state.job.my_pe)).map_err(|error| state.portable(CALL)(error.into()))?;
         let made = Made { call: CALL, name: state.world(), path: format!("{:016x}", digest((&label, "team"))) };
         let part = Some(SplitPart { color: 0, key: 0 });
-        let record = self.split_parent(&gpu, &parent, &exchange, made, &mut splits, &told, part)?;
+        let record = self.split_parent(&gpu, &parent, &exchange, made, &mut splits, &attached, part)?;
         let record = record.unwrap_or_else(|| panic!("peerweave-cuda bug: a PE that gave a color got no team"));
         if let Some(team) = state.teams.find(record.id) {
             // The values of the last exchange are removed in the first exchange of the team.

@@ -28,7 +28,7 @@ impl Cuda {
     ///
     /// # Collective
     /// All PEs of the job, with the same options. In a job of several PEs, each PE joins once: see
-    /// [joining twice](Rendezvous::join#joining-twice).
+    /// [joining twice](Rendezvous#joining-twice).
     ///
     /// # Errors
     /// [`Error::Setup`] if there is no driver or no device, if the GPUs cannot access each other,

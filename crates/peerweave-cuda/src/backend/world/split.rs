@@ -12,8 +12,8 @@ use crate::team::{Exchange, Parent, Team};
 
 /// Parses the bytes that a rank sends in a split: the number of teams that the rank has seen
 /// created, and a sentinel.
-fn split_told(told: &[u8]) -> (u32, [u64; 2]) {
-    let word = |at: usize| told.get(at..at + 8).map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().expect("eight bytes")));
+fn split_attached(attached: &[u8]) -> (u32, [u64; 2]) {
+    let word = |at: usize| attached.get(at..at + 8).map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().expect("eight bytes")));
     (word(0) as u32, [word(4), word(12)])
 }
 
@@ -56,9 +56,9 @@ impl Cuda {
         Ok(made)
     }
 
-    /// Splits `parent` after its ranks have agreed on the call. `told` contains the bytes that each
-    /// rank sent in the agreement (see [`split_told`]). `splits` is the number of teams that this
-    /// PE has seen created.
+    /// Splits `parent` after its ranks have agreed on the call. `attached` contains the bytes that
+    /// each rank attached to the agreement (see [`split_attached`]). `splits` is the number of
+    /// teams that this PE has seen created.
     #[expect(clippy::too_many_arguments, reason = "the two calls that make teams have nothing else in common")]
     pub(super) fn split_parent(
         &self,
@@ -67,16 +67,16 @@ impl Cuda {
         exchange: &Exchange<'_>,
         made: Made,
         splits: &mut u32,
-        told: &[Vec<u8>],
+        attached: &[Vec<u8>],
         part: Option<SplitPart>,
     ) -> Result<Option<TeamRecord>, Error> {
         let (state, Made { call, name, path }) = (&*self.state, made);
-        let told: Vec<(u32, [u64; 2])> = told.iter().map(|told| split_told(told)).collect();
-        *splits = told.iter().map(|(count, _)| count + 1).max().unwrap_or(1);
+        let attached: Vec<(u32, [u64; 2])> = attached.iter().map(|attached| split_attached(attached)).collect();
+        *splits = attached.iter().map(|(count, _)| count + 1).max().unwrap_or(1);
         let sentinel_of = |team: &Team| {
             let here = state.members_here(team.members());
             let first = parent.members.iter().position(|pe| Some(pe) == here.first());
-            told[first.unwrap_or(parent.me)].1
+            attached[first.unwrap_or(parent.me)].1
         };
         let of = Parent { pes: &parent.members, exchange };
         let split = gpu.split_among(&of, call, "", part.map(|part| part.color), part.map_or(0, |part| part.key));

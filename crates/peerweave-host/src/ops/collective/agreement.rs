@@ -26,7 +26,8 @@ impl Purpose {
     const ALL: [Self; 8] =
         [Self::User, Self::Allocate, Self::Release, Self::Split, Self::Destroy, Self::Finalize, Self::Join, Self::Place];
 
-    /// Returns the name of the call. Returns `None` for a collective of the user.
+    /// Returns the name of the call that has this purpose. Returns `None` for a collective that the
+    /// program has called.
     pub(super) fn call(self) -> Option<&'static str> {
         match self {
             Self::User => None,

@@ -8,7 +8,7 @@ use peerweave_types::{DType, ReduceOp};
 
 /// Functions that check the state of vector registers. Tests of whole operations also use them.
 #[allow(unreachable_pub, reason = "public in the crate whose file it is")]
-#[path = "../../../../../tests/src/vector_state.rs"]
+#[path = "../../../../../tests/src/run/vector_state.rs"]
 mod vector_state;
 
 use vector_state::{clean, is_observable, upper_halves_in_use};

@@ -1,9 +1,9 @@
-//! Operations during which a PE may die.
+//! Operations that a test repeats until a PE dies, on any backend.
 
+use crate::data::calls::{self, Form, On, Root};
+use crate::data::memory::{Kind, Mem, arena_len};
 use peerweave::{Buffer, Compare, Parts, Rank, ReduceFn, ReduceOp, Reduction, Result, Strides, VectorCounts, World};
 use peerweave_moe::{Moe, Received, Shape, Tokens};
-use peerweave_tests::calls::{self, Form, On, Root};
-use peerweave_tests::memory::{Kind, Mem, arena_len};
 
 /// Kernels during which a PE may die.
 mod kernels {
@@ -28,10 +28,17 @@ mod kernels {
 }
 
 /// An operation that is repeated until it fails.
-pub(crate) type Act<'a> = Box<dyn FnMut() -> Result<()> + 'a>;
+pub type Act<'a> = Box<dyn FnMut() -> Result<()> + 'a>;
 
-/// Returns a repeatable operation by its name.
-pub(crate) fn act<'a>(world: &'a World, name: &str) -> Result<Act<'a>> {
+/// Returns a repeatable operation by its name: a kind, and for some kinds the number of bytes and
+/// `symmetric` or `private`, separated by colons. The other kinds are the names of [`Form`].
+///
+/// # Errors
+/// The errors of the allocations that the operation needs.
+///
+/// # Panics
+/// If there is no operation of this name.
+pub fn act<'a>(world: &'a World, name: &str) -> Result<Act<'a>> {
     let team = world.team();
     let (n, me) = (team.size(), team.my_rank().index());
     let (right, left) = (Rank::new(((me + 1) % n) as u32), Rank::new(((me + n - 1) % n) as u32));

@@ -1,7 +1,7 @@
 //! Runs the mixture of operations, and continues with the survivors after each failure.
 
-use crate::job::named_by;
-use crate::workload::Workload;
+use crate::repeat::workload::Workload;
+use crate::run::job::named_by;
 use peerweave::{PeerCause, Result, World};
 
 /// The world of the survivors, and the failures before it.

@@ -3,8 +3,8 @@
 //!
 //! `conformance` decides which calls are made with which arguments.
 
-use crate::memory::{Mem, Store};
-use crate::sample::{Exact, Sample};
+use crate::data::memory::{Mem, Store};
+use crate::data::sample::{Exact, Sample};
 use peerweave::{Parts, Rank, Reduction, Result, Stream, Team, Ticket, VectorCounts, none};
 
 /// Every form of every collective that takes memory.

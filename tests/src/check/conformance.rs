@@ -4,11 +4,11 @@
 //! A case is the same on every PE, because all derive it from the same seed. Properties that differ
 //! among PEs (kinds of buffers, their alignment) are derived from the seed and the rank.
 
-use crate::calls::{self, Form, On, Root};
-use crate::memory::{Kind, MOST_SHIFT, Mem, arena_len, poison};
-use crate::oracle::{self, Expected, Matrix};
-use crate::ragged;
-use crate::sample::{Exact, Sample, hash, movable, reducible, scalar};
+use crate::check::ragged;
+use crate::data::calls::{self, Form, On, Root};
+use crate::data::memory::{Kind, MOST_SHIFT, Mem, arena_len, poison};
+use crate::data::oracle::{self, Expected, Matrix};
+use crate::data::sample::{Exact, Sample, hash, movable, reducible, scalar};
 use peerweave::{
     DType, F8E4M3, F8E5M2, Rank, ReduceOp, Reduction, Stream, Symmetric, Team, TeamShape, VectorCounts, World, bf16, f16,
 };
@@ -392,4 +392,28 @@ pub fn team_of(world: &World, shape: &str) -> Option<Team> {
         other => panic!("unknown shape of a team: {other}"),
     };
     made.unwrap_or_else(|error| panic!("{shape}: {error}"))
+}
+
+/// Runs a check in teams of these shapes, one after another. Each shape must contain every PE, and
+/// all teams of a shape must have the same size. Collective over the world.
+///
+/// # Panics
+/// If a team cannot be created, or if the check panics.
+pub fn in_teams(world: &World, shapes: &[&str], check: impl Fn(&Team)) {
+    for shape in shapes {
+        let team = team_of(world, shape).unwrap_or_else(|| panic!("the shape {shape} does not contain every PE"));
+        check(&team);
+        if *shape != "world" {
+            team.destroy().unwrap_or_else(|error| panic!("{shape}: {error}"));
+        }
+    }
+}
+
+/// Returns the shapes of teams that [`in_teams`] accepts with this number of PEs.
+pub fn shapes_for(n_pes: usize) -> &'static [&'static str] {
+    match n_pes {
+        1 => &["world"],
+        n if n.is_multiple_of(2) => &["world", "reversed", "rows", "columns"],
+        _ => &["world", "reversed"],
+    }
 }

@@ -3,8 +3,8 @@
 //!
 //! Programs make their assertions in each PE. If a PE fails, the scenario fails.
 
-use crate::child::Running;
-use crate::harness::program;
+use crate::run::child::Running;
+use crate::run::harness::program;
 use peerweave::bootstrap::BootstrapError;
 use peerweave::host::HostOptions;
 use peerweave::{Error, Pe, World, environment, noop};

@@ -1,9 +1,9 @@
 //! Cases of collectives whose parts differ in length among ranks.
 
-use crate::calls::{self, Form, Root};
-use crate::conformance::{Arenas, Bench, Case, GAP};
-use crate::oracle;
-use crate::sample::{Sample, hash, movable};
+use crate::check::conformance::{Arenas, Bench, Case, GAP};
+use crate::data::calls::{self, Form, Root};
+use crate::data::oracle;
+use crate::data::sample::{Sample, hash, movable};
 use peerweave::{Parts, Rank};
 
 /// Returns the parts of a case as `rank` passes them. The lengths depend only on the case. The

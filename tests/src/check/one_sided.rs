@@ -3,8 +3,8 @@
 //!
 //! Public functions are `inline`, so that only the tests that call them compile them for all types.
 
-use crate::memory::{Kind, Mem, arena_len};
-use crate::sample::{Sample, hash, movable};
+use crate::data::memory::{Kind, Mem, arena_len};
+use crate::data::sample::{Sample, hash, movable};
 use peerweave::{Buffer, DType, F8E4M3, F8E5M2, Rank, Stream, Strides, Symmetric, Team, World, bf16, f16};
 
 /// Returns the rank that is `distance` ranks after this one. The last rank is followed by rank 0.

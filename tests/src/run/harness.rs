@@ -4,7 +4,7 @@
 //! standard harness, and accepts the arguments of `cargo test` and `cargo nextest`. With
 //! [`PROGRAM`], the binary is one PE: it runs that program, and exits.
 
-use crate::job::Seat;
+use crate::run::job::Seat;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::sync::OnceLock;

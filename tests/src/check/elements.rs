@@ -3,7 +3,7 @@
 //!
 //! Public functions are `inline`, so that only the tests that call them compile them for all types.
 
-use crate::sample::hash;
+use crate::data::sample::hash;
 use num_complex::Complex;
 use peerweave::{
     Bool, Buffer, Compare, Element, MisuseKind, Number, Parts, Rank, ReduceFn, ReduceOp, Strides, Symmetric, Team, VectorCounts,

@@ -1,8 +1,8 @@
 //! Computes every collective naively from the inputs of all ranks, independently of buffers and
 //! backends.
 
-use crate::calls::Form;
-use crate::sample::{Exact, Sample};
+use crate::data::calls::Form;
+use crate::data::sample::{Exact, Sample};
 use peerweave::{Parts, ReduceOp};
 
 /// Expected content of a rank's receive buffer; `None` for an element whose value is unspecified.

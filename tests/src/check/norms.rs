@@ -1,8 +1,8 @@
 //! Compares all-reduces with residual and RMSNorm with an oracle: every element type, several
 //! shapes of rows, buffers of every kind, in place, and quantised.
 
-use crate::memory::Kind;
-use crate::sample::hash;
+use crate::data::memory::Kind;
+use crate::data::sample::hash;
 use peerweave::{
     Buffer, Element, Error, F8E4M3, NormElement, QuantizedElement, ReduceOp, Result, RmsNorm, RowScales, Stream, Symmetric, Team,
     World, bf16, f16,

@@ -3,9 +3,9 @@
 //! A PE's standard output is a protocol of lines between the PE and its scenario; its standard
 //! error is kept for the report of a failure.
 
-use crate::harness::PROGRAM;
-use crate::job::{ARGS, Job, MARK};
-use crate::leftovers;
+use crate::run::harness::PROGRAM;
+use crate::run::job::{ARGS, Job, MARK};
+use crate::run::leftovers;
 use peerweave::Pe;
 use peerweave::bootstrap::{self, Endpoint, Server, ServerOptions, Token};
 use rustix::process::{Pid, Signal, kill_process};

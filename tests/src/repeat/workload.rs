@@ -1,7 +1,7 @@
 //! A random mixture of operations, the same on every PE, that runs until an operation fails. Tests
 //! of random kills use it.
 
-use crate::sample::hash;
+use crate::data::sample::hash;
 use peerweave::{Buffer, Compare, Rank, ReduceOp, Result, Team, World};
 
 /// The state of a PE.

@@ -3,8 +3,8 @@
 //!
 //! Public functions are `inline`, so that only the tests that call them compile them for all types.
 
-use crate::one_sided::neighbour;
-use crate::sample::{Sample, movable};
+use crate::check::one_sided::neighbour;
+use crate::data::sample::{Sample, movable};
 use peerweave::{MisuseKind, Rank, SymOffset, Symmetric, Team, World, bf16};
 
 /// Returns the bits of a rank's copy, read at the address that the team returns. This process must

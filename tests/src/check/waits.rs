@@ -1,6 +1,6 @@
 //! Checks waits and tests on words of each type, with every comparison and condition.
 
-use peerweave::{Compare, Rank, WaitElement, World};
+use peerweave::{Compare, Rank, Team, WaitElement, World};
 
 /// Returns the word with the low bits of `number`, for types of every width and signedness.
 fn of<T: WaitElement>(number: i64) -> T {
@@ -17,13 +17,13 @@ fn ordered<T: WaitElement>() -> Vec<T> {
     [ends[0]].into_iter().chain(middle.map(of)).chain([ends[1]]).collect()
 }
 
-/// Checks the waits and tests of one type. Every PE puts the numbers of `ordered` to the words of
-/// its right neighbor.
+/// Checks the waits and tests of one type. Every rank puts the numbers of `ordered` to the words
+/// of its right neighbor in the team.
 ///
 /// # Panics
 /// If a result is wrong.
-pub fn of_a_type<T: WaitElement>(world: &World) {
-    let (team, stream) = (world.team(), world.stream().unwrap());
+pub fn of_a_type<T: WaitElement>(world: &World, team: &Team) {
+    let stream = world.stream().unwrap();
     let n = team.size();
     let right = Rank::new(((team.my_rank().index() + 1) % n) as u32);
     let numbers = ordered::<T>();
@@ -94,15 +94,15 @@ pub fn of_a_type<T: WaitElement>(world: &World) {
 ///
 /// # Panics
 /// If a result is wrong.
-pub fn of_every_type(world: &World) {
-    of_a_type::<i16>(world);
-    of_a_type::<u16>(world);
-    of_a_type::<i32>(world);
-    of_a_type::<u32>(world);
-    of_a_type::<i64>(world);
-    of_a_type::<u64>(world);
-    of_a_type::<isize>(world);
-    of_a_type::<usize>(world);
+pub fn of_every_type(world: &World, team: &Team) {
+    of_a_type::<i16>(world, team);
+    of_a_type::<u16>(world, team);
+    of_a_type::<i32>(world, team);
+    of_a_type::<u32>(world, team);
+    of_a_type::<i64>(world, team);
+    of_a_type::<u64>(world, team);
+    of_a_type::<isize>(world, team);
+    of_a_type::<usize>(world, team);
 }
 
 /// Checks that repeated waits and tests for any of several words return every word, although all
@@ -110,8 +110,8 @@ pub fn of_every_type(world: &World) {
 ///
 /// # Panics
 /// If a word is not returned.
-pub fn any_is_fair(world: &World) {
-    let (team, stream) = (world.team(), world.stream().unwrap());
+pub fn any_is_fair(world: &World, team: &Team) {
+    let stream = world.stream().unwrap();
     for count in [2, 3, 8, 70] {
         let words = world.alloc_zeroed::<i32>(count).unwrap();
         let others = world.alloc_zeroed::<u64>(2).unwrap();

@@ -1,8 +1,8 @@
 //! Reductions by a function of the caller, and strided all-to-alls, compared with elements that are
 //! computed one by one.
 
-use crate::sample::{Exact, hash, movable};
-use peerweave::{Error, Parts, Rank, ReduceFn, ReduceOp, Strides, World, f16};
+use crate::data::sample::{Exact, hash, movable};
+use peerweave::{Error, Parts, Rank, ReduceFn, ReduceOp, Strides, Team, World, f16};
 
 /// The composition of two functions `x -> a * x + b`, each as `a << 32 | b`: associative, but not
 /// commutative.
@@ -15,8 +15,8 @@ fn compose(f: u64, g: u64) -> u64 {
 ///
 /// # Panics
 /// If a result differs.
-pub fn in_rank_order(world: &World, counts: &[usize]) {
-    let (team, stream) = (world.team(), world.stream().unwrap());
+pub fn in_rank_order(world: &World, team: &Team, counts: &[usize]) {
+    let stream = world.stream().unwrap();
     let (n, me) = (team.size(), team.my_rank().index());
     let function = ReduceFn::new(compose);
     let value = |rank: usize, i: usize| hash(&[rank as u64, i as u64]);
@@ -48,13 +48,12 @@ pub fn in_rank_order(world: &World, counts: &[usize]) {
         a.release().unwrap();
         b.release().unwrap();
     }
-    elements_of_several_values(world);
+    elements_of_several_values(team);
 }
 
 /// Checks elements of 3 values of 2 bytes, so that no part is a whole number of words. Also checks
 /// sums, scans and gathered parts of pairs of floats.
-fn elements_of_several_values(world: &World) {
-    let team = world.team();
+fn elements_of_several_values(team: &Team) {
     let (n, me) = (team.size(), team.my_rank().index());
     let longest = ReduceFn::new(|a: [i16; 3], b: [i16; 3]| if b[0] > a[0] { b } else { a });
     let value = |rank: usize, i: usize| [hash(&[rank as u64, i as u64]) as i16, rank as i16, i as i16];
@@ -82,8 +81,7 @@ fn elements_of_several_values(world: &World) {
 ///
 /// # Panics
 /// If the call of a rank does not return a mismatch.
-pub fn another_call_is_noticed(world: &World) {
-    let team = world.team();
+pub fn another_call_is_noticed(team: &Team) {
     let (mine, mut sum) = ([3u64; 9], [0u64; 9]);
     let odd = if team.my_rank().index() == 0 {
         team.all_reduce_blocking(&mine, &mut sum, ReduceOp::Sum)
@@ -97,14 +95,14 @@ pub fn another_call_is_noticed(world: &World) {
 ///
 /// # Panics
 /// If an element is not in its place, or an element between the strided ones has changed.
-pub fn strided(world: &World, counts: &[usize]) {
-    strided_of::<u8>(world, counts);
-    strided_of::<f16>(world, counts);
-    strided_of::<f64>(world, counts);
+pub fn strided(world: &World, team: &Team, counts: &[usize]) {
+    strided_of::<u8>(world, team, counts);
+    strided_of::<f16>(world, team, counts);
+    strided_of::<f64>(world, team, counts);
 }
 
-fn strided_of<T: Exact>(world: &World, counts: &[usize]) {
-    let (team, stream) = (world.team(), world.stream().unwrap());
+fn strided_of<T: Exact>(world: &World, team: &Team, counts: &[usize]) {
+    let stream = world.stream().unwrap();
     let (n, me) = (team.size(), team.my_rank().index());
     for &count in counts {
         // Strides may differ among ranks.

@@ -1,6 +1,6 @@
 //! Buffers of every kind, with guards on both sides that must not change.
 
-use crate::sample::Sample;
+use crate::data::sample::Sample;
 use peerweave::{Buffer, Symmetric};
 
 /// The kinds of buffers.
