@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     peerweave_tests::main(
-        named![every_collective, borders, streaming, same_bits, nans, long_run, mixed_places, functions, panics, strided],
+        named![every_collective, borders, streaming, same_bits, reduce_nans, long_run, mixed_places, functions, panics, strided],
         named![
             collectives_are_right_around_size_thresholds,
             collectives_are_right_among_1_2_3_5_and_8_pes,
@@ -160,7 +160,7 @@ fn inexact_sums_have_the_same_bits_on_every_pe() {
     }
 }
 
-fn nans(seat: &Seat) {
+fn reduce_nans(seat: &Seat) {
     fn one<T: Exact>(world: &peerweave::World, nan: T) {
         let (team, n) = (world.team(), world.n_pes());
         let me = team.my_rank().index();
@@ -197,7 +197,7 @@ fn nans(seat: &Seat) {
 
 fn min_and_max_ignore_nans_unless_all_inputs_are_nan() {
     for n_pes in [1, 2, 4] {
-        Job::new("nans", n_pes).everywhere();
+        Job::new("reduce_nans", n_pes).everywhere();
     }
 }
 

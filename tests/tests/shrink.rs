@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 fn main() -> ExitCode {
     peerweave_tests::main(
-        named![survive, intact, absent, waiting, carry, ending, stopped],
+        named![survive, intact, absent, waiting, copy_to_the_new_world, ending, stopped],
         named![
             shrink_excludes_a_killed_pe,
             shrink_excludes_several_killed_pes,
@@ -329,7 +329,7 @@ fn mappings() -> usize {
 }
 
 /// Kills PE 0. The others copy their data into the new world.
-fn carry(seat: &Seat) {
+fn copy_to_the_new_world(seat: &Seat) {
     let world = seat.join();
     let (me, n) = (world.my_pe().get(), world.n_pes());
     let data = world.alloc_zeroed::<u64>(1000).unwrap();
@@ -365,7 +365,7 @@ fn carry(seat: &Seat) {
 
 fn memory_of_the_old_world_is_readable_until_handles_drop() {
     for n_pes in [2, 4] {
-        let mut running = Job::new("carry", n_pes).start();
+        let mut running = Job::new("copy_to_the_new_world", n_pes).start();
         running.reap(0);
         running.all_say(1..n_pes, "carried");
         running.succeed(1..n_pes);

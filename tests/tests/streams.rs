@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 fn main() -> ExitCode {
     peerweave_tests::main(
-        named![late_peer, many_streams, events, sticky, missing, dropped, threads_share, queued_mismatch],
+        named![late_peer, many_streams, events, sticky, missing, dropped, threads_use_separate_teams, queued_mismatch],
         named![
             call_returns_before_a_late_peer_has_arrived,
             streams_of_one_team_run_in_the_order_of_the_calls,
@@ -290,7 +290,7 @@ fn handles_can_be_dropped_while_operations_are_pending() {
     Job::new("dropped", 2).without_attach().on_processes();
 }
 
-fn threads_share(seat: &Seat) {
+fn threads_use_separate_teams(seat: &Seat) {
     fn work(world: &World, team: &peerweave::Team, thread: u64) {
         let n = team.size() as u64;
         for round in 0..300u64 {
@@ -319,8 +319,8 @@ fn threads_share(seat: &Seat) {
 }
 
 fn threads_of_one_pe_use_separate_teams_concurrently() {
-    Job::new("threads_share", 2).on_threads();
-    Job::new("threads_share", 3).on_processes();
+    Job::new("threads_use_separate_teams", 2).on_threads();
+    Job::new("threads_use_separate_teams", 3).on_processes();
 }
 
 fn queued_mismatch(seat: &Seat) {

@@ -17,7 +17,7 @@ pub fn barrier_8(ctx: &Context, call: Call) -> Result<(), Failed> {
     let has_peer = thread > 0 && thread < call.ranks;
     // SAFETY: the launch guarantees the counter.
     let epoch = unsafe { epoch::read(call.counter) };
-    // Returns the word of rank `rank` in the bank of the rank `k` places behind this rank. A
+    // Returns the word of rank `rank` in the bank of the rank `k` places after this rank. A
     // release and an acquire of one word cost less than two fences. This thread stores nothing
     // between the release and the acquire.
     let word = |k: u32, rank: u32| {

@@ -148,13 +148,13 @@ impl Call {
         is_call
     }
 
-    /// Returns the PE of the rank `k` places behind this rank.
+    /// Returns the PE of rank `(rank + k) % ranks`: the rank `k` places after this rank.
     #[inline(always)]
     pub(crate) fn pe_behind(&self, k: u32) -> u32 {
         select(k, |index| self.pes[index])
     }
 
-    /// Returns the area of the rank `k` places behind this rank.
+    /// Returns the area of the rank `k` places after this rank.
     #[inline(always)]
     pub(crate) fn area_behind(&self, k: u32) -> u64 {
         select(k, |index| self.areas[index])
@@ -166,7 +166,7 @@ impl Call {
         select_of::<W, u64>(k, |index| self.areas[index])
     }
 
-    /// Returns whether the rank `k` places behind this rank gets results that other ranks reduce.
+    /// Returns whether the rank `k` places after this rank gets results that other ranks reduce.
     #[inline(always)]
     pub(crate) fn has_results(&self, k: u32) -> bool {
         self.results == EVERY || self.results == self.rank_behind(k)
@@ -178,8 +178,8 @@ impl Call {
         self.results == OWN_PART || self.has_results(0)
     }
 
-    /// Calls `with` for each `k` from 1 below the number of ranks, in groups of `W`. Without `MORE`
-    /// there is only one group, so the number of ranks is at most `W`.
+    /// Calls `with` for each `k` from 1 to the number of ranks minus 1, in groups of `W`. If `MORE`
+    /// is false, there is only one group, and the number of ranks must be at most `W`.
     #[inline(always)]
     pub(crate) fn each_behind<const W: usize, const MORE: bool>(&self, mut with: impl FnMut(u32)) {
         let mut base = 0;
@@ -203,7 +203,8 @@ impl Call {
         self.pe_behind(behind)
     }
 
-    /// Returns the rank `k` places behind this rank; `k` must be less than the number of ranks.
+    /// Returns rank `(rank + k) % ranks`: the rank `k` places after this rank. Requires `k` less
+    /// than `ranks`.
     #[inline(always)]
     pub(crate) fn rank_behind(&self, k: u32) -> u32 {
         let rank = self.rank + k;

@@ -38,7 +38,7 @@ pub(crate) unsafe fn push_to_banks<const W: usize, const MORE: bool, const FIRST
 }
 
 /// Pushes the lines with numbers below `lines` to the other ranks. Here, `k` stands for the rank
-/// `k` places behind this rank, and is below `ranks`.
+/// `k` places after this rank, and is below `ranks`.
 ///
 /// `load` reads a line for a rank. It is called for each `k` from `FIRST` for which `there` returns
 /// true. With `SAME` it is called only for `k == 0`, and that line is pushed to all ranks. If

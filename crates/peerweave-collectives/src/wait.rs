@@ -173,7 +173,7 @@ pub(crate) fn put_back<const W: usize, const MORE: bool>(call: &Call, row: Row) 
     }
 }
 
-/// Returns the lines of a bank in the area of the rank `k` places behind this rank.
+/// Returns the lines of a bank in the area of the rank `k` places after this rank.
 ///
 /// # Safety
 /// The areas of the call have two banks of [`Call::bank_bytes`] bytes; `epoch` is the epoch of the

@@ -48,7 +48,7 @@ fn sums_are_right(world: &World, len: usize) {
 }
 
 #[test]
-fn every_chosen_algorithm_is_explained_and_sums_correctly() {
+fn explain_names_the_chosen_algorithm_and_sums_are_right() {
     Fakes::new().cuda().run(|| {
         pes(
             3,

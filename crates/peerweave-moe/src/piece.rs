@@ -1,5 +1,5 @@
-//! Pieces of memory on the host: consecutive lines that are moved together, without yielding to
-//! other threads between the lines.
+//! Pieces of memory on the host: consecutive lines of 16 bytes that are moved together, without
+//! yielding to other threads between the lines.
 //!
 //! Other PEs may access the memory at the same time. So every half of a line is read and written by
 //! one relaxed atomic access, or by an instruction that has the effects of such accesses.
@@ -40,8 +40,8 @@ pub(crate) unsafe fn store(to: u64, lines: &[Vector]) {
     }
 }
 
-/// Like [`store`], but the writes bypass the caches if the processor can do so. It then does not
-/// read the memory first. [`end_streaming`] orders these writes before later writes.
+/// Like [`store`], but the writes bypass the caches if the processor can do so. The processor then
+/// does not read the memory first. [`end_streaming`] orders these writes before later writes.
 ///
 /// # Safety
 /// As for [`load`].
@@ -76,7 +76,7 @@ pub(crate) fn prefetch(from: u64, lines: usize) {
     let _ = (from, lines);
 }
 
-/// Calls `with`, whose loops are compiled for AVX2 if the processor has it.
+/// Calls `with`, whose loops are compiled for AVX2 if the processor supports AVX2.
 #[inline(always)]
 pub(crate) fn vectorised<R>(with: impl FnOnce() -> R) -> R {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -100,7 +100,7 @@ mod access {
     use core::arch::x86_64::__m128i;
     use peerweave_device::gpu::Vector;
 
-    /// Reads a line.
+    /// Reads the line at `from`.
     ///
     /// # Safety
     /// As for [`super::load`], for one line.
@@ -118,7 +118,7 @@ mod access {
 
     macro_rules! stores {
         ($($name:ident $what:literal $instruction:literal;)*) => {$(
-            #[doc = concat!("Writes a line ", $what, ".")]
+            #[doc = concat!("Writes the line at `to` ", $what, ".")]
             ///
             /// # Safety
             /// As for [`super::store`], for one line.
@@ -147,7 +147,7 @@ mod access {
     use core::sync::atomic::{AtomicU64, Ordering};
     use peerweave_device::gpu::Vector;
 
-    /// Returns the halves of a line.
+    /// Returns the two halves of the line at `line`.
     ///
     /// # Safety
     /// As for [`super::load`], for one line, which is accessible for `'a`.
@@ -158,7 +158,7 @@ mod access {
         unsafe { [AtomicU64::from_ptr(low), AtomicU64::from_ptr(low.add(1))] }
     }
 
-    /// Reads a line.
+    /// Reads the line at `from`.
     ///
     /// # Safety
     /// As for [`super::load`], for one line.
@@ -168,7 +168,7 @@ mod access {
         unsafe { halves(from) }.map(|half| half.load(Ordering::Relaxed))
     }
 
-    /// Writes a line.
+    /// Writes the line at `to`.
     ///
     /// # Safety
     /// As for [`super::store`], for one line.

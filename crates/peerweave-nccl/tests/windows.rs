@@ -148,7 +148,7 @@ fn register_all_returns_none_for_unsupported_windows() {
 }
 
 #[test]
-fn deregister_on_a_stuck_stream_ends_at_its_deadline() {
+fn deregister_on_a_stuck_stream_times_out() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce:1").run(|| {
         let (comm, stream) = alone();
         let memory = NcclMem::from_slice(comm.nccl(), &stream, &[0.0f32; 8]).expect("memory is allocated");

@@ -22,7 +22,7 @@ pub(crate) fn is_pe() -> bool {
 pub(crate) fn end_after(longest: Duration) {
     std::thread::spawn(move || {
         std::thread::sleep(longest);
-        println!("FAILED timed out after {longest:?}");
+        println!("FAILED the process did not end within {longest:?}");
         // SAFETY: the call only ends the process.
         unsafe { libc::_exit(1) }
     });

@@ -353,7 +353,7 @@ fn exchange_and_grow(pes: &Pes) -> Result<(), Failure> {
     }
     let start = Instant::now();
     heap.grow(64 * MIB)?;
-    pes.say(&format!("grown to {} bytes: {:.1?}", heap.bytes(), start.elapsed()));
+    pes.say(&format!("heap grown to {} bytes on each PE, {:.1?}", heap.bytes(), start.elapsed()));
     // The allocation is larger than the first chunk, so it is in both chunks or in the new chunk.
     all_to_all(pes, &heap, 2, (48 * MIB / 8) / pes.n as usize)?;
     pes.say("every pair written and read across the growth");

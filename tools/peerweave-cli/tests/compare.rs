@@ -26,7 +26,7 @@ fn main() -> ExitCode {
         _ => peerweave_tests::main(
             &[],
             named![
-                own_kernels_and_libraries_are_compared_with_right_values,
+                compared_kernels_and_libraries_give_right_values,
                 graph_replays_of_the_contenders_alternate,
                 methods_that_support_the_call_are_compared,
                 missing_libraries_are_reported_and_own_kernels_measured,
@@ -109,7 +109,7 @@ fn measured(document: &Value) -> Vec<String> {
     all.unwrap_or_default()
 }
 
-fn own_kernels_and_libraries_are_compared_with_right_values() {
+fn compared_kernels_and_libraries_give_right_values() {
     let machine = Machine::with_all();
     for (op, type_name, expected) in [
         ("all-reduce", "bfloat16", &["own", "nccl", "nccl-window", "nvshmem"][..]),

@@ -138,7 +138,7 @@ fn pes_are_threads_of_one_process_on_request() {
 }
 
 #[test]
-fn error_names_the_failed_thread_that_ends_the_measurement() {
+fn failed_thread_ends_the_measurement_and_is_named() {
     let options = ["bench", "all-reduce", "--backend", "nccl", "--threads", "-n", "3", "-e", "8", "--timeout", "60"];
     let output = Machine::with_gpus().run(&options, &[("PEERWEAVE_FAKE_NCCL_FAIL", "ncclAllReduce@2=3")]);
     assert!(!output.status.success());

@@ -339,7 +339,10 @@ impl EventLoop {
         // The last frames of the process may not have been read.
         self.read(link, MAX_LAST_READS);
         if let Some(connection) = self.connections.get(&link) {
-            tracing::debug!(pid = connection.pid, "the process of a PE has ended, but another process keeps its socket open");
+            tracing::debug!(
+                pid = connection.pid,
+                "the process of a PE has ended, but another process keeps the PE's socket open"
+            );
             self.remove(link);
         }
     }

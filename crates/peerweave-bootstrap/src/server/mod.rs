@@ -45,8 +45,8 @@ use crate::proto::HELLO_FRAME_LEN_BYTES;
 pub struct ServerOptions {
     /// Time within which a connection must identify itself.
     pub hello_within: Duration,
-    /// Maximum number of unidentified connections, in addition to one connection for each missing
-    /// PE. If there are more, the oldest unidentified connection is dropped.
+    /// Maximum number of unidentified connections, not counting one connection for each missing PE.
+    /// If a new connection would exceed the limit, the oldest unidentified connection is dropped.
     pub max_unidentified: usize,
     /// Maximum total size of the key-value store and the pending exchanges, in bytes.
     pub max_stored_bytes: usize,
@@ -178,7 +178,7 @@ impl Server {
         let event_loop = EventLoop::new(poll, listener, shared.clone(), inbox, options, n_pes).map_err(failed)?;
         let thread =
             thread::Builder::new().name("peerweave-rendezvous".to_owned()).spawn(move || event_loop.run()).map_err(failed)?;
-        tracing::debug!(%endpoint, n_pes, "the rendezvous is open");
+        tracing::debug!(%endpoint, n_pes, "the rendezvous server accepts connections");
         Ok(Self { endpoint, here, shared, commands, thread: Some(thread), pid: std::process::id() })
     }
 

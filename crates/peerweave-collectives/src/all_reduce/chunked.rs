@@ -207,7 +207,7 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
         }
     }
 
-    /// Returns the offer of the rank `k` places behind this rank, whose first flag this thread has
+    /// Returns the offer of the rank `k` places after this rank, whose first flag this thread has
     /// seen; 0 for this rank and for ranks that the team does not have.
     #[inline(always)]
     fn offer(&self, k: u32) -> u64 {

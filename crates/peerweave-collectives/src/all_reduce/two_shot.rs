@@ -49,7 +49,7 @@ impl<const PLAIN: bool> Thread<'_, PLAIN> {
         Row { lines: self.banks, first: index, stride: self.part, ranks: self.call.ranks }
     }
 
-    /// Pushes a line of the result to the `W` ranks that start `base` places behind this rank.
+    /// Pushes a line of the result to the `W` ranks that start `base` places after this rank.
     #[inline(always)]
     fn push<const W: usize>(&self, base: u32, line: u64, result: Vector) {
         let call = self.call;
@@ -138,7 +138,7 @@ pub(super) fn run<T: Class, const W: usize, const MORE: bool, const PLAIN: bool>
     let results = ranks * part;
     let outgoing = |line| outgoing::<T, PLAIN>(call.op, call.scalar, send.read::<T>(line));
     // Returns the number, in the whole input, of line `index` of a part: the part of the rank `k`
-    // places behind this rank.
+    // places after this rank.
     let line_of = |k: u32, index: u64| u64::from(call.rank_behind(k)) * part + index;
     let there = |k: u32, index: u64| k < call.ranks && line_of(k, index) < lines;
     // SAFETY: the launch guarantees the counter, and areas with banks for twice the lines of all

@@ -23,7 +23,7 @@ pub(super) fn run<T: Real, const W: usize, const MORE: bool>(ctx: &Context, call
     let (lines, me) = (norm.row_lines, u64::from(call.rank));
     let part = part_lines(lines, call.ranks);
     let parts = norm.rows * part;
-    // Returns, for the part of the rank `k` places behind this rank, the number of its lines and
+    // Returns, for the part of the rank `k` places after this rank, the number of its lines and
     // its first line in a row.
     let part_of = |k: u32| {
         let start = u64::from(call.rank_behind(k)) * part;

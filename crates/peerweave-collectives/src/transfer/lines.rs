@@ -114,7 +114,7 @@ fn run<const W: usize, const MORE: bool, const WHOLE: bool>(
     push_lines::<W, MORE, 0, false, _>(call.ranks, most_sent, |k, line| line < sent_lines(k), load, keep, open)?;
 
     // The messages are counted while the lines are in transit. Thread `k` counts the message to the
-    // rank `k` places behind this rank. Thread `MAX_RANKS + k` counts the message from that rank.
+    // rank `k` places after this rank. Thread `MAX_RANKS + k` counts the message from that rank.
     let thread = gpu::thread_idx().x;
     let k = if thread < MAX_RANKS as u32 { thread } else { thread - MAX_RANKS as u32 };
     let is_counted = k > 0 && k < call.ranks && if thread < MAX_RANKS as u32 { sent_lines(k) > 0 } else { recv_lines(k) > 0 };

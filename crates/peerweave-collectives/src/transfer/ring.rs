@@ -148,7 +148,7 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         if W == 2 { 2 } else { self.call.ranks }
     }
 
-    /// Returns the message to the rank `k` places behind this rank.
+    /// Returns the message to the rank `k` places after this rank.
     #[inline(always)]
     fn sent(&self, peer: &Transfer, k: u32) -> Message<WHOLE> {
         let is_direct = self.accepted.get() >> k & 1 != 0 || k == 0 && peer.is_direct != 0;
@@ -156,7 +156,7 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         unsafe { self.message(peer.send, peer.send_bytes, peer.send_chunk, is_direct) }
     }
 
-    /// Returns the message from the rank `k` places behind this rank; empty for this rank itself.
+    /// Returns the message from the rank `k` places after this rank; empty for this rank itself.
     #[inline(always)]
     fn received(&self, peer: &Transfer, k: u32) -> Message<WHOLE> {
         let bytes = if k == 0 { 0 } else { peer.recv_bytes };
@@ -178,7 +178,7 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         pointer(area + index * FLAG_BYTES + at)
     }
 
-    /// Returns the offer of the rank `k` places behind this rank, for this block.
+    /// Returns the offer of the rank `k` places after this rank, for this block.
     #[inline(always)]
     fn offer(&self, k: u32) -> u64 {
         let word = self.flag(self.call.areas[0], self.call.rank_behind(k), OFFER);
@@ -346,7 +346,7 @@ fn run<const W: usize, const WHOLE: bool>(ctx: &Context, call: &Call, transfers:
     let slot_lines = call.bank_bytes / LINE_BYTES as u64 / u64::from(call.ranks);
     let block = Block::<W, WHOLE> { call, transfers, index, half, halves, slot_lines, accepted: Cell::new(0) };
     let operation = operation(call.op);
-    // Thread `k` handles the flags of the rank `k` places behind this rank.
+    // Thread `k` handles the flags of the rank `k` places after this rank.
     let k = gpu::thread_idx().x;
     let has_peer = k > 0 && k < call.ranks;
     let peer = transfers.behind::<W>(if has_peer { k } else { 0 });

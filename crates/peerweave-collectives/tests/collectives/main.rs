@@ -57,7 +57,7 @@ types! {
 }
 
 #[test]
-fn schedules_do_not_change_the_result() {
+fn all_reduce_is_correct_under_different_schedules() {
     for ranks in [2, 3, 8] {
         explore(3, |seed| {
             let mut world = World::new(ranks, seed);

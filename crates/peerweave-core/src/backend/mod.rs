@@ -328,7 +328,7 @@ pub enum Outcome {
     NotYet,
 }
 
-/// The location of symmetric memory, as this PE accesses it.
+/// The address at which this PE accesses symmetric memory: on the host, or only on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LocalAddress {
@@ -343,7 +343,7 @@ pub enum LocalAddress {
     },
 }
 
-/// The shape of a job, as one of its PEs sees it.
+/// The number of PEs of a job, the number of this PE, and the PEs of this PE's machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobShape {
     /// The number of this PE.

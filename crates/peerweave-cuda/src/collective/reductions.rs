@@ -201,8 +201,10 @@ impl Collectives {
         let lines = (count * dtype.size_bytes() as u64).div_ceil(LINE_BYTES as u64);
         let fits = route::holds(route.algorithm, lines, limits);
         if !fits || route.blocks == 0 || route.blocks > limits.max_blocks || !route.threads.is_multiple_of(32) {
-            let expected =
-                format!("a route with whole warps that can carry {lines} lines of 16 bytes within these limits: {limits:?}");
+            let expected = format!(
+                "a route for {lines} lines of 16 bytes with 1 to {} blocks and a multiple of 32 threads, within {limits:?}",
+                limits.max_blocks
+            );
             return Err(misuse(name, "route", format!("{route:?}"), &expected));
         }
         if count == 0 {

@@ -36,8 +36,8 @@ pub(super) struct Thresholds {
     /// blocks of a larger call would occupy multiprocessors while blocks of the previous kernel
     /// still need them.
     pub(super) programmatic_up_to: u64,
-    /// Total size of all parts up to which all_gather and all_to_all use lines, if the banks have
-    /// room. Longer parts are sent as messages.
+    /// Total size of all parts up to which all_gather and all_to_all push lines of 16 bytes, if the
+    /// banks have room. Longer parts are sent as messages.
     pub(super) parts_by_lines_up_to: u64,
     /// Size from which the root of a broadcast to more than one rank sends a different part to each
     /// rank. Each rank then sends its part to the other ranks.

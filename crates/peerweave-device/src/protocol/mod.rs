@@ -1,5 +1,5 @@
-//! The synchronisation protocols, generic over the type of the words and over the pause of a
-//! waiter.
+//! The synchronisation protocols. They are generic over `Word`, a word in memory, and over `Pause`,
+//! the pause that a waiter makes between two polls.
 
 pub mod barrier;
 pub mod flag;

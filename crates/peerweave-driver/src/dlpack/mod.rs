@@ -105,8 +105,11 @@ impl<T: Element> DlpackTensor<T> {
         unsafe { Self::take(CALL, &dl_tensor, flags & DLPACK_FLAG_BITMASK_READ_ONLY != 0, owned) }
     }
 
+    /// Imports the tensor of the struct in `owned`.
+    ///
     /// # Safety
-    /// As for [`from_managed`](Self::from_managed), for the tensor in the owned struct.
+    /// As for [`from_managed`](Self::from_managed), for the struct in `owned`. `tensor` is a copy
+    /// of the tensor in that struct.
     unsafe fn take<M: Managed>(
         call: &'static str,
         tensor: &DLTensor,

@@ -28,8 +28,8 @@ use crate::member::state::Inside;
 use crate::sys::{Api, ncclComm, ncclComm_t, ncclResult_t};
 use crate::{Config, Nccl, Rank, Switch, UniqueId};
 
-/// Checks the arguments of a creation: the number of ranks, the range of each rank, and that no
-/// rank and no device is repeated.
+/// Checks the arguments with which communicators are created: the numbers of ranks, and the range
+/// of each rank. Also checks that no rank and no device is repeated.
 pub(crate) fn check_members(call: &'static str, members: &[(Arc<CudaContext>, Rank)], n_ranks: usize) -> Result<(), NcclError> {
     let value = |what, found: usize, expected| {
         Err(NcclError::misuse(call, MisuseKind::Value { what, found: i64::try_from(found).unwrap_or(i64::MAX), expected }))
@@ -64,7 +64,7 @@ pub(crate) struct JoinRequest<'a> {
     pub(crate) n_ranks: usize,
     pub(crate) ids: &'a [UniqueId],
     pub(crate) config: &'a Config,
-    /// Start of the creation. The creation must end within `deadline` after this time.
+    /// Time when the call began. The communicators must be ready within `deadline` after this time.
     pub(crate) began: Instant,
     pub(crate) deadline: Duration,
     pub(crate) world: Option<World>,

@@ -232,7 +232,7 @@ impl Settings {
         let differs = read.keys().chain(asked.keys()).find(|name| read.get(*name) != asked.get(*name));
         let Some(name) = differs else { return Ok(()) };
         let text = |all: &BTreeMap<String, String>| all.get(name).map_or(format!("no {name}"), |value| format!("{name}={value}"));
-        let (what, found, asked) = ("the settings read at its start:", text(read), text(&asked));
+        let (what, found, asked) = ("a setting that NVSHMEM has already read:", text(read), text(&asked));
         Err(NvshmemError::misuse(call, MisuseKind::AlreadyInitialized { what, found, asked }))
     }
 

@@ -273,7 +273,7 @@ fn gone(call: &str, pe: Pe) -> VmmError {
     VmmError::Peer {
         call: call.to_owned(),
         pe,
-        cause: PeerCause::Failed("its memory was closed before this PE mapped the memory".into()),
+        cause: PeerCause::Failed(format!("the memory of {pe} was freed before this PE mapped it")),
     }
 }
 

@@ -69,7 +69,9 @@ fn teams(gpu: &Gpu) -> Outcome {
     let mut total = 0;
     let colors: [fn(u32) -> u32; 4] = [|_| 0, |pe| pe, |pe| pe % 2, |_| 0];
     for color in colors {
-        let team = gpu.split(Some(u64::from(color(me))), -i64::from(me))?.ok_or("no team for a color")?;
+        let team = gpu
+            .split(Some(u64::from(color(me))), -i64::from(me))?
+            .ok_or("split with a color returned no team, expected a team")?;
         let sum: u32 = (0..n).filter(|pe| color(*pe) == color(me)).map(|pe| pe + 1).sum();
         stream.launch(&meet_in_team::KERNEL, 1, 64, (team.kernel_team(), word.slice(), 100))?;
         stream.launch(&sum_in_team::KERNEL, 1, 256, (team.kernel_team(), to.slice(), from.slice()))?;

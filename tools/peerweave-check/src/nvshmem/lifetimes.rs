@@ -76,7 +76,7 @@ pub(crate) fn run(job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Fail
     count += checks.finish()?;
     let report = second.finalize()?;
     if !report.leaked.is_empty() {
-        return Err(format!("the second finalize reported {report:?}, expected no leaks").into());
+        return Err(format!("the second finalize reported {report:?}, expected no leaked allocations").into());
     }
     Ok(count + 2)
 }

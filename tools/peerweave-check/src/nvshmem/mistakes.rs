@@ -91,8 +91,8 @@ fn ranges(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &Symmet
     let outside: [(&'static str, Result<(), NvshmemError>); 5] = [
         ("a slice beyond the end", buffer.slice(4..9).map(drop)),
         ("a slice of a slice beyond its end", half.slice(0..5).map(drop)),
-        ("the last element of a target", strided(4, 1, 3)),
-        ("the last element of a source", strided(1, 4, 3)),
+        ("a target whose last element is out of range", strided(4, 1, 3)),
+        ("a source whose last element is out of range", strided(1, 4, 3)),
         ("a stride that overflows", strided(usize::MAX, 1, 3)),
     ];
     for (call, result) in outside {
@@ -320,7 +320,7 @@ fn starts(checks: &mut Checks<'_>) -> Result<(), Failure> {
         matches!(kind, MisuseKind::AlreadyInitialized { what: "the bootstrap", .. })
     });
     let other = Context::from_launcher(context.device(), Settings::default().variable("PATH", "x"));
-    checks.refused("a variable that differs from the other PEs", other, |kind| matches!(kind, MisuseKind::Text { .. }));
+    checks.refused("a variable whose name does not begin with NVSHMEM_", other, |kind| matches!(kind, MisuseKind::Text { .. }));
     checks.check("current", Context::current().is_some_and(|current| current.pe() == context.pe()), || "none runs".to_owned());
     Ok(())
 }

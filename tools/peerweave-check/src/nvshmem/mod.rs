@@ -209,7 +209,7 @@ fn everything(only: Option<&str>, job: &Job, rendezvous: &Arc<Rendezvous>) -> Re
     count += checks.finish()?;
     let report = context.finalize()?;
     if report.leaked.len() != left || report.other_handles != 0 {
-        return Err(format!("finalize reported {report:?}, expected {left} leaks").into());
+        return Err(format!("finalize reported {report:?}, expected {left} leaked allocations and no other handles").into());
     }
     count += 1;
     if asked("lifetimes") {

@@ -116,14 +116,14 @@ fn attach(status: &str, scope: Option<String>) -> Finding {
         Some(_) => "; a seccomp filter is active and may forbid the call",
     };
     let (available, why) = match scope.as_deref().map(str::trim) {
-        None => (true, "Linux has no Yama module here: allowed between processes of one user".to_owned()),
-        Some("0") => (true, "ptrace_scope is 0: allowed between processes of one user".to_owned()),
+        None => (true, "the kernel has no Yama module: reads are allowed between processes of one user".to_owned()),
+        Some("0") => (true, "ptrace_scope is 0: reads are allowed between processes of one user".to_owned()),
         Some(scope @ ("1" | "2")) if privileged => {
             (true, format!("ptrace_scope is {scope}, and this process has CAP_SYS_PTRACE"))
         }
-        Some("1") => (false, "ptrace_scope is 1: allowed only to ancestors, but PEs are siblings".to_owned()),
-        Some("2") => (false, "ptrace_scope is 2: allowed only with CAP_SYS_PTRACE".to_owned()),
-        Some(scope) => (false, format!("ptrace_scope is {scope}: forbidden")),
+        Some("1") => (false, "ptrace_scope is 1: reads are allowed only by ancestors, but PEs are siblings".to_owned()),
+        Some("2") => (false, "ptrace_scope is 2: reads are allowed only with CAP_SYS_PTRACE".to_owned()),
+        Some(scope) => (false, format!("ptrace_scope is {scope}: reads are forbidden")),
     };
     Finding { available, why: why + filter }
 }
@@ -179,7 +179,7 @@ mod tests {
         let root = "CapEff:\t000001ffffffffff\nSeccomp:\t2\n";
         let scope = |scope: &str| Some(format!("{scope}\n"));
         assert!(attach(plain, None).available && attach(plain, scope("0")).available);
-        assert_eq!(attach(plain, scope("1")).why, "ptrace_scope is 1: allowed only to ancestors, but PEs are siblings");
+        assert_eq!(attach(plain, scope("1")).why, "ptrace_scope is 1: reads are allowed only by ancestors, but PEs are siblings");
         assert!(!attach(plain, scope("2")).available && !attach(root, scope("3")).available);
         let root = attach(root, scope("1"));
         assert!(root.available && root.why.ends_with("a seccomp filter is active and may forbid the call"), "{root}");

@@ -290,8 +290,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Returns the measurement of Peerweave's kernels; `None` if the method does not support the
-    /// call.
+    /// Returns the trial that measures a case with Peerweave's kernels; `None` if the method does
+    /// not support the call.
     fn own<'b, T: Sample + Scalar, W: Work<T> + 'b>(
         &'b self,
         case: &Case,
@@ -312,7 +312,7 @@ impl Run<'_> {
     }
 }
 
-/// Returns the measurement of NCCL.
+/// Returns the trial that measures a case with NCCL; `None` without a session or memory.
 fn bench_of<'b, T: Sample>(
     session: Option<&'b nccl::Session<'b>>,
     memory: Option<&nccl::Memory<T>>,

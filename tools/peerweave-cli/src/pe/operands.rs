@@ -50,7 +50,8 @@ pub trait Operands {
     fn spoil(&self, side: Side, range: Range<usize>) -> Result<()>;
     /// Writes the elements of this case again without changing their values.
     fn rewrite(&self, side: Side);
-    /// Counts the elements of a part of a buffer that differ from the part's tile in this round.
+    /// Counts the elements of a part of a buffer that differ from the elements of the part's tile
+    /// in this round.
     fn count_wrong(&self, side: Side, part: &Part, round: u64) -> Result<u64>;
     /// Counts the elements of a range that differ from the value written by `spoil`.
     fn count_unspoiled(&self, side: Side, range: Range<usize>) -> Result<u64>;

@@ -57,9 +57,11 @@ const HELP: &str = "\
 To use the file, set PEERWEAVE_ROUTE_TABLE or CudaOptions::route_table. `peerweave bench OP --backend cuda --explain` shows \
 its effect. The file is for GPUs of this machine's architecture; run the command again with another -n to add rows.
 
-Elements are bfloat16. The command measures which algorithm of all_reduce (and reduce) is the fastest for each size, \
-up to which size all_gather and all_to_all use lines, and for which sizes NCCL is faster. A new file has the other \
-rows of the built-in table.";
+The command measures, with elements of type bfloat16:
+- the fastest algorithm of all_reduce (and reduce) for each size
+- the size up to which all_gather and all_to_all push lines of 16 bytes instead of sending messages
+- the sizes for which NCCL is faster
+If the file does not exist yet, the command copies all other rows from the built-in table.";
 
 /// Runs the command and returns its exit code.
 pub fn main(args: &TuneArgs) -> u8 {

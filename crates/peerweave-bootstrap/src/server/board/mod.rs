@@ -82,7 +82,7 @@ pub(crate) struct Board {
     joining: Vec<u32>,
     /// The first loss. All later waits fail with this fault.
     broken: Option<Fault>,
-    /// The first PE that has ended the job, with its exit code.
+    /// The first PE that aborted the job, and the exit code that this PE requested.
     aborted: Option<(u32, u8)>,
     /// The smallest number of rounds that a PE had entered before the PE left, and this PE. Rounds
     /// with this number or a higher number cannot complete.
@@ -114,7 +114,7 @@ impl Board {
         self.broken.as_ref()
     }
 
-    /// Returns the first PE that ended the job, and its exit code.
+    /// Returns the first PE that aborted the job, and the exit code that this PE requested.
     pub(crate) fn aborted(&self) -> Option<(u32, u8)> {
         self.aborted
     }

@@ -1,4 +1,5 @@
-//! The location of the outcome of an operation, and how the outcome is read.
+//! Reads the outcome of an ended operation. [`Source`] shows where the outcome is stored, for
+//! example in a slot in pinned memory or in the GPU's report.
 
 use std::sync::{Arc, OnceLock};
 
@@ -9,13 +10,14 @@ use peerweave_stream_kernels::{OUTCOME_BITS, OUTCOME_DONE, OUTCOME_NOT_YET};
 use crate::backend::resources::Slot;
 use crate::backend::state::State;
 
-/// The location of the outcome of an operation.
+/// The place where the outcome of an operation is stored, for example a slot in pinned memory or
+/// the GPU's report.
 #[derive(Debug)]
 pub(crate) enum Source {
     /// The operation is a copy, which has no stored outcome. The copy has succeeded once the stream
     /// has completed it.
     Copy,
-    /// The operation is a quiet. It fails if a PE is known to have died.
+    /// The operation is a quiet, which fails if a PE is known to have died.
     Quiet,
     /// The operation is a call of NCCL. Only the communicator shows whether the call failed.
     Nccl,

@@ -8,9 +8,10 @@ use peerweave_types::Compare;
 use crate::backend::enqueue::{Enqueue, Source, Wait};
 
 impl Enqueue<'_> {
-    /// Enqueues a wait. The slot of the wait first has the outcome, with a bit for each word. If
-    /// words are excluded, another bit for each word follows, which is set for an excluded word. If
-    /// words are compared with different values, these values follow.
+    /// Enqueues a wait. The wait's slot in pinned memory contains, in this order:
+    /// - The outcome, with one bit for each word.
+    /// - If words are excluded: one bit for each word, which is set if the word is excluded.
+    /// - If each word is compared with its own value: these values.
     pub(super) fn wait(&mut self, wait: &WaitUntil) -> Result<Source, Error> {
         let bits = wait.count.div_ceil(64);
         let n_excluded = if wait.exclude.is_some() { bits } else { 0 };

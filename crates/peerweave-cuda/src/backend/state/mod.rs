@@ -218,7 +218,7 @@ impl State {
         }
     }
 
-    /// Returns the device address of memory of this PE.
+    /// Returns the device address of a place in the memory of this PE.
     pub(crate) fn address(&self, place: Place) -> u64 {
         match place {
             Place::Symmetric(at) => self.bases[self.me()] + at.0,
@@ -227,7 +227,8 @@ impl State {
         }
     }
 
-    /// Returns the address on this device of symmetric memory of a PE.
+    /// Returns the address at which this PE's device accesses offset `at` of the heap of `pe`.
+    /// Fails if this PE does not map that heap.
     pub(crate) fn remote(&self, call: &'static str, pe: Pe, at: SymOffset) -> Result<u64, Error> {
         match self.bases[pe.index()] {
             0 => Err(self.out_of_reach(call, pe)),

@@ -17,7 +17,7 @@ use crate::backend::state::State;
 pub(super) struct InFlight {
     /// The operations that are not known to be complete, oldest first.
     pub(super) operations: VecDeque<Held>,
-    /// Number of operations in flight at which the driver is asked which operations are complete.
+    /// Number of operations in flight at which the driver is queried for complete operations.
     ask_at: usize,
     /// Bytes of pools that the operations use.
     pub(super) held_bytes: usize,
@@ -28,10 +28,11 @@ pub(super) struct InFlight {
     pub(super) failed: Option<Error>,
 }
 
-/// Number of further operations after which the driver is queried again.
+/// Number of operations by which a stream's queue must grow after a query of the driver before the
+/// next query.
 const ASK_EACH: usize = 32;
 
-/// Number of pool bytes in use above which each call queries the driver.
+/// Number of pool bytes above which every call of [`InFlight::prune`] queries the driver.
 const HELD_BYTES: usize = 1 << 20;
 
 /// Tickets that a queue keeps for later operations.

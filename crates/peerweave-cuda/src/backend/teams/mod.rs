@@ -52,8 +52,8 @@ pub(crate) struct TeamOf {
     pub(crate) agreements: Mutex<u64>,
     /// The keys under which the rendezvous may still have values of this PE.
     pub(crate) stored: Mutex<VecDeque<String>>,
-    /// Kernels of the team's collectives; `None` if not all members are mapped, if there are more
-    /// than 8, or if the heap has no room for the staging memory.
+    /// Kernels of the team's collectives. `None` if the members are on several hosts, if there are
+    /// more than 8 members, or if the heap has no room for the staging memory.
     pub(crate) collectives: Option<Collectives>,
     /// The members by host, if they are on several hosts.
     pub(crate) span: Option<Span>,

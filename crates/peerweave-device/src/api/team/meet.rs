@@ -350,12 +350,13 @@ fn agree<S: Scope>(outcome: Result<(), Failed>, epoch: u64, before: u64) -> Resu
     outcome.and(Err(Failed::new(FailureKind::Aborted)))
 }
 
-/// Reports a member that has not arrived. The type parameter makes the compiler generate the
-/// function in the kernel's crate.
+/// Writes the report of a failed synchronisation, and returns the error. The report names the
+/// member `rank` as missing. The type parameter makes the compiler generate the function in the
+/// kernel's crate.
 ///
 /// # Safety
-/// `raw` satisfies the safety conditions of [`Context::enter`]. The team exists and has this rank.
-/// `line` is the address of the rank's line in this PE's heap.
+/// `raw` satisfies the safety conditions of [`Context::enter`]. The team exists and has a member
+/// with the rank `rank`. `line` is the address of that member's line in this PE's heap.
 #[cold]
 #[inline(never)]
 #[expect(clippy::extra_unused_type_parameters, reason = "makes it generic, and so part of the kernel's crate")]

@@ -34,7 +34,7 @@ pub(crate) fn probe(pid: u64, from: u64, expected: u64) -> Result<(), String> {
     // SAFETY: `word` is a local variable of 8 bytes.
     match unsafe { read(pid, from, (&raw mut word).cast(), 8) } {
         Ok(()) if word == expected => Ok(()),
-        Ok(()) => Err(format!("process {pid} has a different value at the address of its probe word")),
+        Ok(()) => Err(format!("the word at {from:#x} in process {pid} is {word:#x}, expected {expected:#x}")),
         Err(error) => Err(error.to_string()),
     }
 }
