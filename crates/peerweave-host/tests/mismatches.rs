@@ -1,7 +1,8 @@
 //! Tests of collective calls with arguments that differ among the PEs. Every PE gets an error, and
-//! the world stays usable.
+//! the world stays usable. After a small broadcast, a PE that did not wait gets the error from its
+//! next call that waits for all PEs.
 
-use peerweave_core::{Error, Result, TeamShape, World};
+use peerweave_core::{Error, Mismatch, Rank, ReduceOp, Result, Team, TeamShape, World};
 use peerweave_host::{HostOptions, on_threads};
 
 /// Makes `call` on three PEs, with different arguments on PE 1. Checks that the error of each PE
@@ -76,6 +77,99 @@ fn strides_may_differ_if_the_team_has_one_rank() {
         let stride = world.my_pe().get() as i32 + 7;
         let team = world.team().split_strided(TeamShape { start: 1, stride, size: 1 }).unwrap();
         assert_eq!(team.map(|team| team.size()), (world.my_pe().get() == 1).then_some(1));
+    })
+    .expect("the shared memory is mapped");
+}
+
+/// Returns the mismatch that is the result of a call.
+#[track_caller]
+fn mismatch<R>(result: Result<R>) -> Mismatch {
+    match result {
+        Err(Error::Mismatch(mismatch)) => *mismatch,
+        Err(other) => panic!("the call failed with another error than a mismatch: {other}"),
+        Ok(_) => panic!("the call succeeded, expected a mismatch"),
+    }
+}
+
+/// Checks that the next barrier of the team is a mismatch because of the broadcasts before it, and
+/// that the team is usable after that.
+#[track_caller]
+fn next_barrier_is_a_mismatch(team: &Team) {
+    let barrier = mismatch(team.barrier_blocking());
+    assert_eq!(barrier.mine, "barrier after the broadcasts of this PE");
+    assert_eq!(barrier.theirs, "barrier after other broadcasts");
+    for round in 0..10 {
+        let mut sum = [1u32; 20];
+        team.all_reduce_in_place_blocking(&mut sum, ReduceOp::Sum).unwrap();
+        assert_eq!(sum, [team.size() as u32; 20]);
+        let mut value = [team.my_rank().get() + round; 3];
+        team.broadcast_in_place_blocking(&mut value, Rank::new(1)).unwrap();
+        assert_eq!(value, [1 + round; 3]);
+    }
+}
+
+#[test]
+fn small_broadcasts_with_two_roots_fail_the_next_barrier_of_all_pes() {
+    on_threads(3, &HostOptions::default(), |world| {
+        let (team, me) = (world.team(), world.my_pe().get());
+        for count in [1, 6, 7, 16] {
+            let mut value = vec![me; count];
+            // PE 2 agrees with PE 0.
+            team.broadcast_in_place_blocking(&mut value, Rank::new(me % 2)).unwrap();
+            assert_eq!(value, vec![if me == 1 { 1 } else { 0 }; count]);
+            next_barrier_is_a_mismatch(team);
+        }
+    })
+    .expect("the shared memory is mapped");
+}
+
+#[test]
+fn small_broadcast_with_another_count_is_a_mismatch_on_its_rank() {
+    on_threads(3, &HostOptions::default(), |world| {
+        let (team, me) = (world.team(), world.my_pe().get());
+        for (count, odd) in [(3, 4), (16, 15), (16, 17), (16, 100_000)] {
+            let mut value = vec![me; if me == 1 { odd } else { count }];
+            let outcome = team.broadcast_in_place_blocking(&mut value, Rank::new(0));
+            if me == 1 {
+                let found = mismatch(outcome);
+                assert_eq!(found.pe.get(), 0);
+                assert_eq!(found.mine, format!("broadcast of {odd} elements of u32 with root 0"));
+                assert_eq!(found.theirs, format!("broadcast of {count} elements of u32 with root 0"));
+                assert_eq!(value, vec![1; odd], "the failed call changed its buffer");
+            } else {
+                outcome.unwrap();
+                assert_eq!(value, vec![0; count]);
+            }
+            next_barrier_is_a_mismatch(team);
+        }
+    })
+    .expect("the shared memory is mapped");
+}
+
+#[test]
+fn small_broadcast_beside_another_collective_is_a_mismatch() {
+    on_threads(3, &HostOptions::default(), |world| {
+        let (team, me) = (world.team(), world.my_pe().get());
+        for root in [0, 1] {
+            let outcome = if me == 0 {
+                team.broadcast_in_place_blocking(&mut [7u8; 9], Rank::new(root))
+            } else {
+                team.barrier_blocking()
+            };
+            if root == 1 {
+                // PE 0 waits for PE 1, so all PEs notice the mismatch in this call.
+                mismatch(outcome);
+                team.barrier_blocking().unwrap();
+                continue;
+            }
+            if me == 0 {
+                outcome.unwrap();
+            } else {
+                let found = mismatch(outcome);
+                assert_eq!((found.mine.as_str(), found.theirs.as_str()), ("barrier", "broadcast of 9 elements of u8 with root 0"));
+            }
+            next_barrier_is_a_mismatch(team);
+        }
     })
     .expect("the shared memory is mapped");
 }

@@ -5,10 +5,11 @@
 //! store may write the line: only each aligned word must be written as a unit, and not the whole
 //! line.
 //!
-//! Reuse rule: a rank has two lines, and publishes epoch `k` in line `k & 1`. It publishes only
-//! after it has read the lines of all ranks for epoch `k - 1`. Every rank publishes epoch `k - 1`
-//! only after it has read epoch `k - 2`, which is the previous content of line `k & 1`. So
-//! no line is overwritten while a rank may still read it. Every rank publishes in every epoch.
+//! Reuse rule: a rank has `N` lines, and publishes epoch `k` in line `k % N`. It publishes only
+//! after it knows, by [`try_read`] or [`has_reached`], that every rank has published epoch
+//! `k - N + 1`. Every rank publishes an epoch only after it has read what it needs of the epoch
+//! before. So every rank has then read what it needs of epoch `k - N`, which is the previous content
+//! of line `k % N`. Every rank publishes in every epoch.
 //!
 //! Invariant: a reader accepts a line only if all words of the line have the expected epoch. Zeroed
 //! memory is a line of epoch 0, and the first published epoch is 1.
@@ -69,10 +70,35 @@ pub fn try_read<W: Word>(line: &[W], epoch: u32, into: &mut [u32]) -> bool {
     whole
 }
 
+/// Returns whether the writer of a line has published `epoch`, or one of the `window - 1` epochs
+/// after it, in the line to which `word` belongs. The writer must not have published a later epoch.
+///
+/// Unlike [`try_read`], this function reads no data. So the writer may already store the next epoch.
+///
+/// # Ordering
+/// Acquire, if the result is `true`: what the writer has read before it published the epoch, it has
+/// read before later writes of this PE.
+#[inline]
+pub fn has_reached<W: Word>(word: &W, epoch: u32, window: u32) -> bool {
+    let reached = ((word.load_relaxed() >> 32) as u32).wrapping_sub(epoch) < window;
+    if reached {
+        W::fence_acquire();
+    }
+    reached
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use core::sync::atomic::AtomicU64;
+
+    #[test]
+    fn line_has_reached_its_epoch_and_the_epochs_before() {
+        let word = AtomicU64::new(seal(7, 2));
+        assert!(has_reached(&word, 2, 4) && has_reached(&word, 1, 4) && has_reached(&word, u32::MAX, 4));
+        assert!(!has_reached(&word, 3, 4), "the epoch is later than that of the line");
+        assert!(!has_reached(&word, u32::MAX - 1, 4), "the epoch is outside the window");
+    }
 
     #[test]
     fn sealed_line_is_read_only_with_its_epoch() {

@@ -1,4 +1,6 @@
-//! Model of sealed lines: each rank has two lines, which it uses alternately.
+//! Models of sealed lines: each rank has two lines, which it uses alternately. In one model all ranks
+//! read all lines. In the other, only rank 1 reads data, and rank 0 runs ahead as far as the rule for
+//! the reuse of lines allows.
 
 use crate::words::{Exact, NoAcquire, NoRelease, TestWord};
 use crate::{GaveUp, Patience, Plain, Team, check, refuted, several};
@@ -61,6 +63,47 @@ fn backward<W: Word>(line: &[W], epoch: u32, data: &[u32; LINE]) {
 fn sealed_lines_are_consistent_over_three_epochs() {
     lines_change_hands::<Exact>(forward);
 }
+
+/// Rank 0 publishes in each epoch, and rank 1 reads its data. Rank 0 reads no data of rank 1. It waits
+/// until rank 1 has published the epoch that `behind` returns, before it reuses a line.
+fn line_of_rank_0_is_read<W: TestWord>(behind: fn(u64) -> u64) {
+    check(
+        Team::PAIR,
+        || (several::<W>(4 * LINE), several::<Plain>(2)),
+        move |rank, (words, cells)| {
+            let line = |rank: usize, epoch: u64| &words[(2 * rank + (epoch & 1) as usize) * LINE..][..LINE];
+            let mut patience = Patience::endless();
+            for epoch in 1..=3 {
+                let cell = &cells[(epoch & 1) as usize];
+                if rank == 1 {
+                    sealed::publish(line(1, epoch), epoch as u32, &data(1, epoch));
+                    let mut got = [0; LINE];
+                    read(line(0, epoch), epoch as u32, &mut got, &mut patience)?;
+                    assert_eq!(got, data(0, epoch), "line is torn or overwritten");
+                    assert_eq!(cell.get(), epoch);
+                    continue;
+                }
+                let needed = behind(epoch);
+                while needed > 0 && !sealed::has_reached(&line(1, needed)[0], needed as u32, 4) {
+                    patience.pause()?;
+                }
+                cell.set(epoch);
+                sealed::publish(line(0, epoch), epoch as u32, &data(0, epoch));
+            }
+            Ok(())
+        },
+    );
+}
+
+#[test]
+fn sealed_line_is_reused_after_its_reader_has_published_the_next_epoch() {
+    line_of_rank_0_is_read::<Exact>(|epoch| epoch - 1);
+}
+
+refuted!(
+    a_line_reused_after_its_reader_published_the_same_epoch_is_refuted,
+    line_of_rank_0_is_read::<Exact>(|epoch| epoch.saturating_sub(2))
+);
 
 #[test]
 fn sealed_lines_are_consistent_in_any_order_of_stores() {

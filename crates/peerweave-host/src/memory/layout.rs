@@ -27,6 +27,11 @@ pub(crate) const MAX_TEAMS: usize = 64;
 /// the areas of all ranks stay in the shared cache.
 pub(crate) const STAGE_BYTES: usize = 256 << 10;
 
+/// Number of entry lines of a rank. A root of small broadcasts can be ahead of the other ranks by
+/// one operation less than this number.
+pub(crate) const ENTRY_LINES: usize = 4;
+const _: () = assert!(ENTRY_LINES.is_power_of_two());
+
 /// Maximum length, in bytes, of a message of send and receive that is copied into its mailbox slot.
 pub(crate) const EAGER_BYTES: usize = 8 << 10;
 
@@ -109,16 +114,15 @@ pub(crate) struct LoneWord {
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct TeamWords {
-    /// The two entry lines, which alternate between epochs.
-    pub(crate) entry: [Line; 2],
+    /// The entry lines, which are used in turn. Epoch `k` uses line `k % ENTRY_LINES`.
+    pub(crate) entry: [Line; ENTRY_LINES],
     /// Progress of this rank in the operation that it has entered. See `sync/step.rs`.
     pub(crate) progress: LoneWord,
     /// If not 0, this rank has failed and runs no more operations of the team. See
     /// `sync/root_cause.rs`.
     pub(crate) failure: LoneWord,
-    /// The full parameters of the calls of the two entry lines. Ranks compare them if signatures
-    /// differ.
-    pub(crate) call: [CallWords; 2],
+    /// The full parameters of the calls of the entry lines. Ranks compare them if signatures differ.
+    pub(crate) call: [CallWords; ENTRY_LINES],
 }
 
 /// The parameters of a collective call, encoded as words.
@@ -126,8 +130,9 @@ pub(crate) struct TeamWords {
 #[derive(Debug)]
 pub(crate) struct CallWords {
     /// Word 0: kind, element type, reduction and purpose. Word 1: root. Word 2: count. Word 3: a
-    /// value whose meaning depends on the purpose.
-    pub(crate) words: [AtomicU64; 4],
+    /// value whose meaning depends on the purpose. Word 4: digest of the small broadcasts before the
+    /// call, as described at `TeamState::history`.
+    pub(crate) words: [AtomicU64; 5],
 }
 
 /// The words of a mailbox slot, as described at [`peerweave_device::mailbox::Slot`]. The payload

@@ -6,6 +6,7 @@
 
 use crate::memory::layout::{Segments, TeamBlock};
 use crate::sync::peers::Peers;
+use crate::sync::step::line_of;
 use peerweave_core::backend::TeamId;
 use peerweave_core::{Error, Misuse, MisuseKind, TeamName};
 use peerweave_types::Pe;
@@ -29,6 +30,12 @@ pub(crate) struct TeamState {
     issued: AtomicU32,
     /// Epoch of the operation that was completed last.
     completed: AtomicU32,
+    /// Epoch of the last operation that, as this rank knows, every rank has entered.
+    entered_by_all: AtomicU32,
+    /// Digest of the small broadcasts since the last operation in which this rank waited for every
+    /// rank. The root of a small broadcast does not wait, so it does not notice that another rank has
+    /// made another call. The digest is a part of later calls, so they differ.
+    history: AtomicU64,
     /// The failure of the team, after which the team runs no collectives on this PE.
     failure: OnceLock<Error>,
     /// The channels between this rank and each rank.
@@ -102,6 +109,8 @@ impl TeamState {
             rank,
             issued: AtomicU32::new(epoch),
             completed: AtomicU32::new(epoch),
+            entered_by_all: AtomicU32::new(epoch),
+            history: AtomicU64::new(0),
             failure: OnceLock::new(),
             channels,
         }
@@ -134,7 +143,7 @@ impl TeamState {
         if next == self.issued.load(Ordering::Acquire).wrapping_add(1) {
             return Vec::new();
         }
-        let entered = |block: &TeamBlock| block.words().entry[(next & 1) as usize].has(next);
+        let entered = |block: &TeamBlock| block.words().entry[line_of(next)].has(next);
         let ranks = self.members.iter().copied().zip(&self.blocks);
         ranks.filter(|&(pe, block)| pe != peers.me && !entered(block)).map(|(pe, _)| pe).collect()
     }
@@ -149,6 +158,32 @@ impl TeamState {
     #[inline]
     pub(crate) fn end_epoch(&self, epoch: u32) {
         self.completed.store(epoch, Ordering::Release);
+    }
+
+    /// Returns the epoch of the last operation that, as this rank knows, every rank has entered.
+    /// Only the operation that may run calls this function and the next three.
+    #[inline]
+    pub(crate) fn entered_by_all(&self) -> u32 {
+        self.entered_by_all.load(Ordering::Relaxed)
+    }
+
+    /// Records that every rank has entered the operation of `epoch`.
+    #[inline]
+    pub(crate) fn set_entered_by_all(&self, epoch: u32) {
+        self.entered_by_all.store(epoch, Ordering::Relaxed);
+    }
+
+    /// Returns the digest of the small broadcasts since the last operation in which this rank waited
+    /// for every rank.
+    #[inline]
+    pub(crate) fn history(&self) -> u64 {
+        self.history.load(Ordering::Relaxed)
+    }
+
+    /// Replaces the digest that [`TeamState::history`] returns.
+    #[inline]
+    pub(crate) fn set_history(&self, history: u64) {
+        self.history.store(history, Ordering::Relaxed);
     }
 
     /// Returns the failure of the team, after which it runs no collectives. Returns `None` if the

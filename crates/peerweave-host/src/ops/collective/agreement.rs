@@ -5,6 +5,7 @@ use crate::sync::wait::Stop;
 use peerweave_core::backend::{Allocation, CollectiveKind, CollectiveShape, SplitCall};
 use peerweave_core::{Error, Mismatch};
 use peerweave_types::{DType, Pe, Rank, ReduceOp, TeamShape};
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 /// The purpose of a collective. Collectives of the backend itself run like collectives of users,
@@ -104,20 +105,25 @@ const BY_FUNCTION: u64 = 1 << 31;
 /// Returns a digest of the words of a call. Each term is a bijection of one word, so calls that
 /// differ in only one word have different digests.
 #[inline]
-pub(super) fn signature([what, root, count, detail]: &[u64; 4]) -> u64 {
+pub(super) fn signature([what, root, count, detail, history]: &CallWords) -> u64 {
     (what ^ root << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15)
         ^ count.wrapping_mul(0xd6e8_feb8_6659_fd93)
         ^ detail.wrapping_mul(0xff51_afd7_ed55_8ccd)
+        ^ history
 }
 
+/// The parameters of a call on which all ranks must agree, encoded in words. Their meaning is
+/// described at the words of the same name in shared memory.
+pub(super) type CallWords = [u64; 5];
+
 impl Run<'_> {
-    /// Returns the parameters on which all ranks must agree, encoded in four words.
+    /// Returns the parameters on which all ranks must agree.
     #[inline]
-    pub(super) fn call_words(&self) -> [u64; 4] {
+    pub(super) fn call_words(&self) -> CallWords {
         let op = self.op;
         let what = op.kind as u64 | (op.dtype as u64) << 8 | (op.op as u64) << 16 | (self.purpose as u64) << 24;
         let what = what | if op.function().is_some() { BY_FUNCTION } else { 0 };
-        [what, u64::from(op.root.get()), op.count as u64, self.detail]
+        [what, u64::from(op.root.get()), op.count as u64, self.detail, self.step.team.history()]
     }
 
     /// Returns whether ranks compare calls in full, not only the digests. This is necessary if a
@@ -129,26 +135,35 @@ impl Run<'_> {
 
     /// Publishes the call of this rank, for ranks that compare calls in full.
     #[inline]
-    pub(super) fn publish_call(&self, call: &[u64; 4]) {
-        let words = &self.step.words(self.me).call[self.step.parity()].words;
+    pub(super) fn publish_call(&self, call: &CallWords) {
+        let words = &self.step.words(self.me).call[self.step.line()].words;
         for (to, from) in words.iter().zip(call) {
             to.store(*from, Ordering::Relaxed);
         }
     }
 
-    /// Returns an error that names the first rank whose call differs from the call of this rank.
+    /// Returns an error that names the first of `ranks` whose call differs from the call of this
+    /// rank. These ranks must have entered.
     #[cold]
-    pub(super) fn compare_calls(&self) -> Result<(), Stop> {
-        let mine = self.call_words();
-        for rank in 0..self.n {
-            let words = &self.step.words(rank).call[self.step.parity()].words;
-            let theirs = std::array::from_fn(|i| words[i].load(Ordering::Relaxed));
+    pub(super) fn compare_calls(&self, ranks: Range<usize>) -> Result<(), Stop> {
+        let published = |rank: usize| -> CallWords {
+            let words = &self.step.words(rank).call[self.step.line()].words;
+            std::array::from_fn(|i| words[i].load(Ordering::Relaxed))
+        };
+        let mine = published(self.me);
+        for rank in ranks {
+            let theirs = published(rank);
             if theirs != mine {
+                let (mut described, mut other) = (describe(mine), describe(theirs));
+                if mine[..4] == theirs[..4] {
+                    described += AFTER_BROADCASTS;
+                    other += AFTER_OTHER_BROADCASTS;
+                }
                 return Err(mismatch(Mismatch {
                     team: self.step.team.name(),
                     pe: Pe::new(self.step.team.members[rank] as u32),
-                    mine: describe(mine),
-                    theirs: describe(theirs),
+                    mine: described,
+                    theirs: other,
                 }));
             }
         }
@@ -156,13 +171,17 @@ impl Run<'_> {
     }
 }
 
+/// Suffixes of the descriptions of two calls that differ only in the small broadcasts before them.
+const AFTER_BROADCASTS: &str = " after the broadcasts of this PE";
+const AFTER_OTHER_BROADCASTS: &str = " after other broadcasts";
+
 /// Converts a mismatch of calls to an error.
 pub(super) fn mismatch(mismatch: Mismatch) -> Stop {
     Error::Mismatch(Box::new(mismatch)).into()
 }
 
 /// Returns the description of a call, for error messages.
-fn describe([what, root, count, detail]: [u64; 4]) -> String {
+fn describe([what, root, count, detail, _]: CallWords) -> String {
     let purpose = Purpose::ALL.get((what >> 24 & 0x7f) as usize).copied().unwrap_or(Purpose::User);
     if let Some(call) = purpose.call() {
         return match purpose {
@@ -187,10 +206,10 @@ mod tests {
 
     #[test]
     fn encoded_call_is_described_with_its_arguments() {
-        let words = [CollectiveKind::Reduce as u64 | (DType::F32 as u64) << 8 | (ReduceOp::Max as u64) << 16, 3, 17, 0];
+        let words = [CollectiveKind::Reduce as u64 | (DType::F32 as u64) << 8 | (ReduceOp::Max as u64) << 16, 3, 17, 0, 0];
         assert_eq!(describe(words), "reduce of 17 elements of f32 by max with root 3");
-        assert_eq!(describe([CollectiveKind::Barrier as u64, 0, 0, 0]), "barrier");
-        let words = [CollectiveKind::Scan as u64 | (DType::U8 as u64) << 8 | BY_FUNCTION, 0, 2, 0];
+        assert_eq!(describe([CollectiveKind::Barrier as u64, 0, 0, 0, 0]), "barrier");
+        let words = [CollectiveKind::Scan as u64 | (DType::U8 as u64) << 8 | BY_FUNCTION, 0, 2, 0, 0];
         assert_eq!(describe(words), "scan of 2 elements of u8 by a function");
     }
 }

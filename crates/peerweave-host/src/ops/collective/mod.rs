@@ -2,11 +2,12 @@
 //! algorithm. The algorithms are in the other files of this folder.
 //!
 //! Every rank reads the entry line of every other rank, so each collective is also a
-//! synchronization. Only the algorithms that access buffers of other ranks end with a second
-//! synchronization.
+//! synchronization, except a small broadcast. Only the algorithms that access buffers of other ranks
+//! end with a second synchronization.
 //!
 //! | algorithm | used for | data passes through | syncs |
 //! |---|---|---|---|
+//! | [`broadcast`] | broadcasts of at most 64 bytes | the entry line, or the line behind it | 0 |
 //! | [`staged`], in the line | operands of at most 24 bytes | the entry line | 1 |
 //! | [`staged`], in one round | small operands | the staging area | 1 |
 //! | [`direct`] | symmetric buffers | nothing: copied directly | 2 |
@@ -18,6 +19,7 @@
 //! exchange their counts.
 
 mod agreement;
+mod broadcast;
 mod counts;
 mod cross_memory;
 mod direct;
@@ -28,8 +30,10 @@ mod vector;
 
 pub(crate) use agreement::{Purpose, allocation_detail, split_detail};
 
+use self::agreement::CallWords;
 use self::counts::Counts;
 use self::rms_norm::Norm;
+use crate::memory::layout::ENTRY_LINES;
 use crate::memory::line::{self, Entry};
 use crate::ops::shared::{Shared, on_a_device};
 use crate::ops::tuning;
@@ -232,11 +236,26 @@ enum Algorithm {
     /// The collective has no operands.
     Arrival,
     InLine,
+    /// A small broadcast, whose operand is in the cache line behind the entry line of the root.
+    BehindLine,
     Staged,
     Large,
     /// The parts have different lengths. The counts of a rank determine how the rank sends its
     /// parts. The signature does not cover the counts.
     Vector,
+}
+
+impl Algorithm {
+    /// Returns how many operations before this one must have been entered by every rank before this
+    /// rank may enter. The entry replaces the entry of `ENTRY_LINES` operations before, and a staging
+    /// area replaces the one of two operations before.
+    #[inline]
+    fn behind(self) -> u32 {
+        match self {
+            Self::Staged | Self::Vector => 1,
+            Self::Arrival | Self::InLine | Self::BehindLine | Self::Large => ENTRY_LINES as u32 - 1,
+        }
+    }
 }
 
 impl Run<'_> {
@@ -290,6 +309,8 @@ impl Run<'_> {
         let scalar_bytes = if self.op.op == ReduceOp::PreMulSum { 8 } else { 0 };
         if bytes <= line::PAYLOAD_BYTES - scalar_bytes {
             Algorithm::InLine
+        } else if self.is_small_broadcast() {
+            Algorithm::BehindLine
         } else if bytes <= tuning::staged_limit(self.n) {
             Algorithm::Staged
         } else {
@@ -317,13 +338,17 @@ impl Run<'_> {
             // line of this rank.
             self.step.entry(self.me, With::Nothing, &mut None, limit)?
         } else {
+            self.step.wait_to_enter(algorithm.behind(), limit)?;
             *entered = true;
             self.enter(algorithm, &call, signature)
         };
         if algorithm == Algorithm::Arrival {
             return self.all_entered(signature, limit);
         }
-        let is_small = matches!(algorithm, Algorithm::InLine | Algorithm::Staged);
+        if self.is_small_broadcast() && !self.compares_in_full(algorithm) {
+            return self.small_broadcast(algorithm, mine, limit);
+        }
+        let is_small = matches!(algorithm, Algorithm::InLine | Algorithm::BehindLine | Algorithm::Staged);
         if is_small && matches!(self.op.kind, CollectiveKind::Broadcast | CollectiveKind::Scatter) {
             return self.take_from_root(algorithm, mine, limit);
         }
@@ -331,6 +356,7 @@ impl Run<'_> {
         self.entries(algorithm, mine, &mut entries, limit)?;
         match algorithm {
             Algorithm::Arrival => {}
+            Algorithm::BehindLine => {}
             Algorithm::InLine => self.consume_lines(&entries),
             Algorithm::Staged => self.consume_staged(&entries),
             Algorithm::Large => self.large(&entries, None, 0)?,
@@ -347,7 +373,7 @@ impl Run<'_> {
 
     /// Publishes the entry of this rank, with the operand or with the codes of the buffers.
     #[inline]
-    fn enter(&self, algorithm: Algorithm, call: &[u64; 4], signature: u64) -> Entry {
+    fn enter(&self, algorithm: Algorithm, call: &CallWords, signature: u64) -> Entry {
         let mut entry = Entry { signature, payload: [0; 3] };
         match algorithm {
             Algorithm::Arrival => {}
@@ -357,6 +383,7 @@ impl Run<'_> {
                 }
                 self.pack(entry.payload.as_mut_ptr().cast(), 0..self.op.count);
             }
+            Algorithm::BehindLine => self.pack(self.step.operand(self.me), 0..self.op.count),
             Algorithm::Staged => {
                 entry.payload[2] = self.op.scalar;
                 self.pack(self.step.stage(self.me, self.step.parity()), 0..self.op.count);
@@ -380,7 +407,18 @@ impl Run<'_> {
             agreed &= self.step.entry_signature(rank, &mut waiter, limit)? == signature;
         }
         self.step.own_next_entry();
-        if agreed { Ok(()) } else { self.compare_calls() }
+        self.agree(agreed)
+    }
+
+    /// Records that every rank has entered. Returns an error if calls differ. `agreed` is whether
+    /// the calls are known to be the same.
+    #[inline]
+    fn agree(&self, agreed: bool) -> Result<(), Stop> {
+        let outcome = if agreed { Ok(()) } else { self.compare_calls(0..self.n) };
+        let is_in_history = self.is_small_broadcast() && outcome.is_ok();
+        self.step.team.set_history(if is_in_history { self.history_after() } else { 0 });
+        self.step.team.set_entered_by_all(self.step.epoch);
+        outcome
     }
 
     /// Waits for the entries of all ranks and compares their calls with the call of this rank. A
@@ -401,7 +439,7 @@ impl Run<'_> {
         }
         self.step.own_next_entry();
         self.own_next_operand(algorithm);
-        if agreed { Ok(()) } else { self.compare_calls() }
+        self.agree(agreed)
     }
 
     /// Waits for the entries of all ranks, and computes the result of this rank. Only the entry of
@@ -426,9 +464,7 @@ impl Run<'_> {
         if self.me == root {
             self.own_next_operand(algorithm);
         }
-        if !agreed {
-            self.compare_calls()?;
-        }
+        self.agree(agreed)?;
         self.consume_root(algorithm, &operand);
         Ok(())
     }

@@ -119,6 +119,7 @@ impl Run<'_> {
         let first = match (own, algorithm) {
             (Some(own), _) => own,
             (None, Algorithm::InLine) => operand.payload.as_ptr().cast(),
+            (None, Algorithm::BehindLine) => self.step.operand(root).cast_const(),
             (None, _) => self.step.stage(root, self.step.parity()).cast_const(),
         };
         // SAFETY: the root has passed or packed `parts` blocks of `len` bytes. The result has

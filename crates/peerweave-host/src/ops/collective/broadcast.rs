@@ -1,0 +1,58 @@
+//! Small broadcasts, which do not synchronize the ranks. The root does not wait for other ranks, and
+//! a rank that is not the root waits only for the root.
+//!
+//! The entry lines limit how far the root is ahead: see [`Step::wait_to_enter`]. With two PEs, a
+//! broadcast of 64 B takes about half as long as one in which the root waits.
+//!
+//! A rank that waits compares its call with the call of the root. The root does not compare calls.
+//! So every rank also adds a broadcast that succeeded to its
+//! [history](crate::sync::team::TeamState::history), which is a part of its next calls. If the
+//! histories differ, the next collective in which the ranks wait for each other fails on all of them
+//! with a mismatch. After it the histories are empty, so the team stays usable.
+//!
+//! [`Step::wait_to_enter`]: crate::sync::step::Step::wait_to_enter
+
+use super::agreement::signature;
+use super::{Algorithm, Purpose, Run};
+use crate::memory::line::{self, Entry};
+use crate::sync::step::With;
+use crate::sync::wait::{Limit, Stop};
+use peerweave_core::backend::CollectiveKind;
+
+impl Run<'_> {
+    /// Returns whether the collective is a broadcast of at most [`line::BYTES`] bytes by the program.
+    #[inline]
+    pub(super) fn is_small_broadcast(&self) -> bool {
+        self.op.kind == CollectiveKind::Broadcast
+            && self.op.count * self.element_bytes() <= line::BYTES
+            && self.purpose == Purpose::User
+    }
+
+    /// Runs the rest of a small broadcast, after this rank has entered.
+    #[inline]
+    pub(super) fn small_broadcast(&self, algorithm: Algorithm, mine: Entry, limit: Limit) -> Result<(), Stop> {
+        let root = self.op.root.index();
+        let mut operand = mine;
+        if self.me != root {
+            operand = self.step.entry(root, With::Nothing, &mut None, limit)?;
+            if operand.signature != mine.signature {
+                // The history is empty after a mismatch, as it is on ranks that wait for all ranks.
+                let outcome = self.compare_calls(root..root + 1);
+                self.step.team.set_history(0);
+                outcome?;
+            }
+        } else if algorithm == Algorithm::BehindLine {
+            self.step.own_next_operand();
+        }
+        self.step.own_next_entry();
+        self.step.team.set_history(self.history_after());
+        self.consume_root(algorithm, &operand);
+        Ok(())
+    }
+
+    /// Returns the digest of the small broadcasts up to this one.
+    #[inline]
+    pub(super) fn history_after(&self) -> u64 {
+        signature(&self.call_words()).rotate_left(17).wrapping_mul(0xc2b2_ae3d_27d4_eb4f)
+    }
+}
