@@ -164,8 +164,8 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         unsafe { self.message(peer.recv, bytes, peer.recv_chunk, peer.is_direct != 0) }
     }
 
-    /// Returns this block's share of the lines of a message. The pair of the block has a chunk of
-    /// the message.
+    /// Returns this block's share of the lines of a message. The message must have a chunk for this
+    /// block or for its pair of blocks.
     #[inline(always)]
     fn share(&self, message: &Message<WHOLE>) -> Share {
         Share { index: self.index * self.halves + self.half, of: message.blocks() * self.halves }
@@ -181,7 +181,7 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
     /// Returns the offer of the rank `k` places after this rank, for this block.
     #[inline(always)]
     fn offer(&self, k: u32) -> u64 {
-        let word = self.flag(self.call.areas[0], self.call.rank_behind(k), OFFER);
+        let word = self.flag(self.call.areas[0], self.call.rank_after(k), OFFER);
         // SAFETY: the word is in this rank's area and is accessed only atomically.
         unsafe { <u64 as Access<Sys>>::load_relaxed(word) }
     }
@@ -207,7 +207,7 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
     }
 
     /// Returns whether any message to another rank has lines in this round, and whether any message
-    /// from another rank has lines in it.
+    /// from another rank has lines in this round.
     #[inline(always)]
     fn has(&self, round: u64) -> (bool, bool) {
         let (mut sends, mut receives) = (false, false);
@@ -219,7 +219,8 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         (sends, receives)
     }
 
-    /// Pushes a round of all messages to other ranks that are sent through rings.
+    /// Pushes this block's chunk, in a round, of each message that goes to another rank through a
+    /// ring.
     #[inline(always)]
     fn push(&self, round: u64) {
         let call = self.call;
@@ -254,7 +255,7 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
             }
             let to = call.area_of::<W>(k).wrapping_add(self.offer(k));
             // SAFETY: the line is in the result of a rank that has begun the call and has offered
-            // it to this rank.
+            // that result to this rank.
             let store = |line, value| unsafe { store(to, line, value) };
             let (from, share) = (message.operand, self.share(&message));
             if from.is_whole::<u8>(0, message.lines) {
@@ -265,7 +266,9 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         }
     }
 
-    /// Copies a round of this rank's message to itself.
+    /// Copies this block's chunk, in a round, of the message that this rank sends to itself. A
+    /// message without chunks is copied in the first round: each block copies its share of the
+    /// lines.
     #[inline(always)]
     fn copy_own(&self, round: u64) {
         let peer = &self.transfers.peers[0];
@@ -291,7 +294,7 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         }
     }
 
-    /// Copies a round of all messages that arrive through the ring.
+    /// Copies this block's chunk, in a round, of each message that arrives through a ring.
     #[inline(always)]
     fn copy(&self, round: u64) {
         let call = self.call;
@@ -302,7 +305,7 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
             if peer.is_direct != 0 {
                 continue;
             }
-            let from = self.slot(call.areas[0], round, call.rank_behind(k));
+            let from = self.slot(call.areas[0], round, call.rank_after(k));
             // SAFETY: as in `push`; this thread has seen the flag of the rank.
             let load = |index| unsafe { load(from, index) };
             let to = message.operand;
@@ -350,7 +353,7 @@ fn run<const W: usize, const WHOLE: bool>(ctx: &Context, call: &Call, transfers:
     let k = gpu::thread_idx().x;
     let has_peer = k > 0 && k < call.ranks;
     let peer = transfers.behind::<W>(if has_peer { k } else { 0 });
-    let (rank, area) = (call.rank_behind(if has_peer { k } else { 0 }), call.area_of::<W>(if has_peer { k } else { 0 }));
+    let (rank, area) = (call.rank_after(if has_peer { k } else { 0 }), call.area_of::<W>(if has_peer { k } else { 0 }));
     let sends = |round| has_peer && block.sent(&peer, k).has(round);
     let receives = |round| has_peer && block.received(&peer, k).has(round);
     let own = |at| block.flag(call.areas[0], rank, at);
@@ -385,7 +388,7 @@ fn run<const W: usize, const WHOLE: bool>(ctx: &Context, call: &Call, transfers:
     }
     if both_push && is_second {
         block.copy_own(0);
-        ctx.poll_block(operation, is_offered, || is_reached(OPEN, offers + 1), || call.pe_behind(k))?;
+        ctx.poll_block(operation, is_offered, || is_reached(OPEN, offers + 1), || call.pe_after(k))?;
         block.accept_offers();
         block.store_direct();
         gpu::sync_threads();
@@ -408,7 +411,7 @@ fn run<const W: usize, const WHOLE: bool>(ctx: &Context, call: &Call, transfers:
             // A receiver that has begun the call has copied all earlier messages.
             let (flag, wanted) =
                 if round == 0 && is_offered { (OPEN, offers + 1) } else { (CREDIT, sent + (round + 1).saturating_sub(SLOTS)) };
-            ctx.poll_block(operation, sends(round), || is_reached(flag, wanted), || call.pe_behind(k))?;
+            ctx.poll_block(operation, sends(round), || is_reached(flag, wanted), || call.pe_after(k))?;
             if round == 0 {
                 block.accept_offers();
                 block.store_direct();
@@ -429,7 +432,7 @@ fn run<const W: usize, const WHOLE: bool>(ctx: &Context, call: &Call, transfers:
                 let has_second = !is_offered_here || is_reached(SECOND, offers_here + 1).is_some();
                 is_reached(READY, received + round).filter(|()| has_second)
             };
-            ctx.poll_block(operation, receives(round - 1), is_ready, || call.pe_behind(k))?;
+            ctx.poll_block(operation, receives(round - 1), is_ready, || call.pe_after(k))?;
             block.copy(round - 1);
             gpu::sync_threads();
             if receives(round - 1) {

@@ -129,7 +129,8 @@ impl World {
             && (given.count * size_of::<T>()).is_multiple_of(16)
             && is_whole(0)
             && (given.in_place || is_whole(1));
-        let kernel = all_reduce::kernel(given.algorithm, T::DTYPE, n, is_plain).expect("a type that can be reduced");
+        let kernel =
+            all_reduce::kernel(given.algorithm, T::DTYPE, n, is_plain).expect("a kernel exists for a type that can be reduced");
         let calls: Vec<Call> =
             (0..self.members.len()).map(|rank| self.call(given, rank, size_of::<T>(), scalar::<T>(rank as u32).bits())).collect();
         self.run(kernel, given, &calls, is_there)
