@@ -201,14 +201,14 @@ impl Lines {
         Self(self.0 + line * LINE_BYTES as u64)
     }
 
-    /// Writes a line with one access.
+    /// Writes a line of the staging area.
     #[inline(always)]
     pub(crate) fn push(self, line: u64, value: Vector) {
         // SAFETY: the caller of `at` guaranteed the line.
         unsafe { gpu::store_line_relaxed(pointer(self.0 + line * LINE_BYTES as u64), value) };
     }
 
-    /// Reads a line with one access, whether or not its data has arrived.
+    /// Reads a line of the staging area, whether or not its data has arrived.
     #[inline(always)]
     pub(crate) fn look(self, line: u64) -> Vector {
         // SAFETY: the caller of `at` guaranteed the line.

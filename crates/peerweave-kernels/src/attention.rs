@@ -143,7 +143,7 @@ pub fn attend(
             }
             score *= scale;
             if score > largest {
-                // The weights so far are relative to a smaller score.
+                // The weights of earlier keys are relative to a smaller largest score.
                 let shrink = exp(largest - score);
                 weights *= shrink;
                 for own in 0..OWN {

@@ -56,8 +56,8 @@ impl Peers {
 }
 
 /// Orders the accesses of this kernel before the accesses of a later kernel on another rank that
-/// receives a line of this rank. On GPUs, the start of a kernel orders them, and this function does
-/// nothing.
+/// receives a line of this rank. On GPUs, the start of a kernel orders these accesses, and this
+/// function does nothing.
 #[inline(always)]
 pub(crate) fn order() {
     if !cfg!(target_arch = "nvptx64") {
