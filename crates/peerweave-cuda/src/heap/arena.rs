@@ -129,7 +129,8 @@ impl Arena {
     pub(super) fn lease(&self, stream: &Arc<CudaStream>, bytes: u64) -> Result<Lease, CudaError> {
         let mut ranges = self.ranges();
         let at = ranges.find(bytes, self.bytes());
-        let call = at.map_or_else(|| format!("{bytes} bytes without a range"), |at| format!("{bytes} bytes at offset {at}"));
+        let call =
+            at.map_or_else(|| format!("{bytes} bytes, for which no range is free"), |at| format!("{bytes} bytes at offset {at}"));
         self.agree(&mut ranges, ALLOC, &call, Ok(()))?;
         let free = self.bytes() - ranges.taken.values().sum::<u64>();
         let at = at.ok_or_else(|| {

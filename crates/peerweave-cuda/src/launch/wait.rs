@@ -99,8 +99,8 @@ impl Inner {
     }
 }
 
-/// Returns the loss that led to all losses. Follows each PE that gave up to the lost PE because of
-/// which it gave up. `me` is never such a PE: this PE was late, but is not lost.
+/// Returns the loss that led to all losses. From a PE that gave up because of another lost PE,
+/// continues with that other PE. Never continues with `me`: this PE was late, but is not lost.
 fn first_loss(losses: &[(Pe, Loss)], me: Pe) -> Option<(Pe, Loss)> {
     let mut found = losses.first()?;
     for _ in losses {

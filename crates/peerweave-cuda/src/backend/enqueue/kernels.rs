@@ -19,8 +19,8 @@ impl Enqueue<'_> {
         self.launch_kernel(of, LaunchConfig::new(1, 1), arguments)
     }
 
-    /// Launches one of [`Kernels`] with these arguments. The caller of the operation or the graph
-    /// holds the owners of symmetric memory among the arguments.
+    /// Launches one of [`Kernels`] with these arguments. If arguments refer to symmetric memory,
+    /// the caller of the operation or the graph keeps this memory alive.
     pub(crate) fn launch_kernel<A: KernelArgs>(
         &mut self,
         of: impl Fn(&Kernels) -> &LoadedKernel,

@@ -34,7 +34,8 @@ impl Enqueue<'_> {
         Ok(slot)
     }
 
-    /// Holds the slot of one part of an operation that reports the outcome of another part.
+    /// Keeps the slot of `source` alive until the operation has ended. For an operation of several
+    /// parts, whose outcome is read from another part.
     pub(crate) fn hold(&mut self, source: Source) {
         if !matches!(source, Source::Copy | Source::Kernel | Source::Launch | Source::Nccl | Source::Hosts) {
             self.keep.push(Arc::new(source));
@@ -94,7 +95,7 @@ impl Enqueue<'_> {
     }
 
     /// Enqueues the copy of staged results to the caller's memory. If the calling thread is the
-    /// copier, stores them for this thread instead.
+    /// copier, stores the results for this thread instead.
     pub(crate) fn written(&mut self, staged: Option<Staged>) -> Result<(), Error> {
         match (staged, self.copier) {
             (None, _) => {}

@@ -13,7 +13,7 @@ use crate::memory::Symmetric;
 use crate::route::Routes;
 
 /// The collectives of all PEs on this host, the staging memory of other teams, and the options of
-/// the part of each of these teams.
+/// the collectives of each of these teams.
 pub(super) type TeamsMemory = (Option<Collectives>, Option<Symmetric<u8>>, CollectivesOptions);
 
 /// Creates the collectives of all PEs on this host, and staging memory for `teams` other teams;
@@ -43,7 +43,7 @@ pub(super) fn teams_memory(
     Ok((world, rooms, options))
 }
 
-/// Returns the options for the staging memory of the team of all PEs: the fastest ones for which
+/// Returns the options for the staging memory of the team of all PEs: the fastest options for which
 /// the heap has room.
 pub(super) fn options_of_world(heap_bytes: u64) -> CollectivesOptions {
     let options = CollectivesOptions::default();
