@@ -120,7 +120,7 @@ fn wrong_calls_are_misuse_and_leave_the_exchange_usable() {
     // Calls that are out of order.
     let out_of_order = |found: Result<()>| match kind(found) {
         MisuseKind::Value { argument: "self", found, .. } => found,
-        other => panic!("{other}"),
+        other => panic!("{other}, expected a call that is out of order"),
     };
     assert_eq!(
         out_of_order(all.moe.combine(&all.results, &all.outputs).map(|_| ())),

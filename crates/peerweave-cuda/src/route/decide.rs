@@ -367,7 +367,7 @@ mod tests {
 
     fn route(routes: &Routes, dtype: DType, count: u64, limits: &Limits) -> Route {
         let decision = routes.decide(&Query::new(CollectiveKind::AllReduce, dtype, count), limits, &NONE);
-        let OwnPath::Reduction(route) = decision.own else { panic!("{decision:?}") };
+        let OwnPath::Reduction(route) = decision.own else { panic!("{decision:?}, expected a reduction") };
         route
     }
 

@@ -212,7 +212,7 @@ mod tests {
         let algorithm = |bytes: u64, ranks| {
             let libraries = Libraries { nccl: Err(Unfit::Off) };
             let decision = routes.decide(&Query::new(CollectiveKind::AllReduce, DType::U8, bytes), &limits(ranks), &libraries);
-            let OwnPath::Reduction(route) = decision.own else { panic!("{decision:?}") };
+            let OwnPath::Reduction(route) = decision.own else { panic!("{decision:?}, expected a reduction") };
             route.algorithm
         };
         for (bytes, expected) in [
