@@ -59,8 +59,8 @@ impl Results {
 #[derive(Clone, Copy, Debug, KernelArg)]
 #[repr(C)]
 pub struct Call {
-    /// For each rank, the address of its area, aligned to 128 bytes. Index `k` belongs to rank
-    /// `(rank + k) % ranks`, so this rank's own area is first.
+    /// For each rank, the address of its staging area, aligned to 128 bytes. Index `k` belongs to
+    /// rank `(rank + k) % ranks`, so this rank's own area is first.
     pub areas: [u64; MAX_RANKS],
     /// For each rank, the number of its PE, which failure reports name. Index `k` belongs to rank
     /// `(rank + k) % ranks`.
@@ -154,7 +154,7 @@ impl Call {
         select(k, |index| self.pes[index])
     }
 
-    /// Returns the area of the rank `k` places after this rank.
+    /// Returns the address of the staging area of the rank `k` places after this rank.
     #[inline(always)]
     pub(crate) fn area_after(&self, k: u32) -> u64 {
         select(k, |index| self.areas[index])

@@ -11,8 +11,8 @@ pub(crate) fn each(n: u64, load: impl Fn(u64) -> Vector, store: impl Fn(u64, Vec
     each_of_share(Share::ALL, n, load, store);
 }
 
-/// The position of one block among the blocks that divide a range of indices. Neighbouring blocks
-/// handle neighbouring indices.
+/// The share of one block if several blocks divide a range of indices. Neighbouring blocks handle
+/// neighbouring indices.
 #[derive(Clone, Copy)]
 pub(crate) struct Share {
     /// Number of the block, below `of`.

@@ -52,9 +52,9 @@ fn numbers(pes: &[Pe]) -> Vec<u32> {
     pes.iter().map(|pe| pe.get()).collect()
 }
 
-/// Runs a PE. A PE in `victims` dies before the shrink; the PE in `in_shrink` dies that many
-/// milliseconds later, while it shrinks the world. The other PEs shrink the world and copy their
-/// data to the new world.
+/// Runs a PE. The PEs in `victims` die before the shrink. The PE in `in_shrink` instead dies while
+/// it shrinks the world, after the given number of milliseconds. The other PEs shrink the world and
+/// copy their data to the new world.
 fn one_goes_on(child: &Child, victims: &[usize], in_shrink: Option<(usize, u64)>) {
     let world = World::new(Cuda::join(&common::job_of(child), &options()).unwrap()).unwrap();
     let me = world.my_pe().get();

@@ -47,7 +47,7 @@ impl Peers {
         if gpu::sync_threads_or(failed) { Err(ctx.exit(NOT_MAPPED)) } else { Ok(Self(addresses)) }
     }
 
-    /// Returns the lines of a rank.
+    /// Returns the lines in the memory of a rank.
     #[inline(always)]
     pub(crate) fn lines(self, rank: u32) -> Lines {
         // SAFETY: `find` looked up this address of the same symmetric memory on another PE.

@@ -76,7 +76,7 @@ pub(crate) fn in_batches(lines: u64, mut each: impl FnMut(Batch) -> Result<(), F
     Ok(())
 }
 
-/// Lines that travel, at an address of this PE or of a mapped peer.
+/// Lines through which ranks exchange data, at an address of this PE or of a mapped peer.
 #[derive(Clone, Copy)]
 pub(crate) struct Lines(u64);
 
@@ -338,7 +338,7 @@ impl Rows {
         row * self.scale_lines + batch.first.saturating_sub(self.token_lines)
     }
 
-    /// Orders all writes before later writes of this thread.
+    /// Orders all earlier writes of rows before later writes of this thread.
     #[inline(always)]
     pub(crate) fn end(self) {
         if !cfg!(target_arch = "nvptx64") && self.streams {

@@ -56,8 +56,8 @@ impl Shape {
         ranks * self.max_tokens * self.top_k.min(self.experts.checked_div(ranks).unwrap_or(0))
     }
 
-    /// Checks the numbers for a team of `ranks` ranks, tokens of `token_bytes` bytes an element,
-    /// and results of `result_bytes` bytes an element.
+    /// Checks the numbers for a team of `ranks` ranks, tokens of `token_bytes` bytes for each
+    /// element, and results of `result_bytes` bytes for each element.
     pub(crate) fn check(&self, ranks: usize, token_bytes: usize, result_bytes: usize) -> Result<(), Error> {
         let wrong = |argument, found: usize, expected| Err(value("moe", argument, found.to_string(), expected));
         if ranks > MAX_RANKS {

@@ -53,14 +53,15 @@ use peerweave_device::gpu::{Access, Gpu, Sys, Vector};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
-/// Number of slots of a block.
+/// Number of slots that the ring of a block has for inputs, and also for results.
 const SLOTS: u64 = 3;
 /// Size in bytes of the memory for the two flags that one rank raises for one block. Each flag has
 /// its own cache line.
 pub const FLAG_BYTES: u64 = 256;
-/// Offset of the offer in these bytes. It is in the cache line of the first flag.
+/// Offset of the offer in these [`FLAG_BYTES`] bytes. The offer is in the cache line of the first
+/// flag.
 const OFFER: u64 = 8;
-/// Offset of the second flag in these bytes.
+/// Offset of the second flag in these [`FLAG_BYTES`] bytes.
 const SECOND: u64 = 128;
 
 /// Returns the size in bytes of the flags and rings that `blocks` blocks need. The ring of a block
@@ -251,7 +252,8 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
     }
 }
 
-/// Runs the kernel. The grid has one dimension, and the areas have flags and rings for all blocks.
+/// Runs the chunked kernel. The grid has one dimension, and the areas have flags and rings for all
+/// blocks.
 #[inline(always)]
 pub(super) fn run<T: Class, const W: usize, const PLAIN: bool>(ctx: &Context, call: &Call) -> Result<(), Failed> {
     if !call.begin() {

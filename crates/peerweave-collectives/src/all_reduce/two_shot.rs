@@ -17,8 +17,8 @@ use peerweave_device::gpu::Vector;
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
-/// State of a thread in the second and third step. A bank holds one part from each rank, then the
-/// reduced part of each rank.
+/// State of a thread in the steps in which it reduces lines and copies results. A bank holds one
+/// part from each rank, then the reduced part of each rank.
 struct Thread<'a, const PLAIN: bool> {
     ctx: &'a Context,
     call: &'a Call,

@@ -13,7 +13,7 @@ use peerweave_types::{bf16, f16};
 pub(super) trait Real: Class<Wide = f32> {
     /// Combines `start` with each element in order.
     fn fold(lanes: Self::Lanes, start: f32, with: impl Fn(f32, f32) -> f32) -> f32;
-    /// Returns the products with a factor.
+    /// Returns the products of the elements and a factor.
     fn scale(lanes: Self::Lanes, factor: f32) -> Self::Lanes;
     /// Converts each pair of elements to two bytes with `pair`, and returns the bytes of the line.
     fn bytes(lanes: Self::Lanes, pair: impl Fn([f32; 2]) -> u16) -> u64;
@@ -87,7 +87,7 @@ pub(super) fn threads() -> (u64, u64) {
     (u64::from(gpu::thread_idx().x), u64::from(gpu::block_dim().x))
 }
 
-/// Calls `with` for each row of this block, until a call returns `false`.
+/// Calls `with` for each row that this block handles, until a call returns `false`.
 #[inline(always)]
 pub(super) fn each_row(norm: &Norm, mut with: impl FnMut(u64) -> bool) {
     let mut row = u64::from(gpu::block_idx().x);

@@ -19,8 +19,8 @@ use crate::error::CudaError;
 /// The kernels that were loaded, and the crates that contain them.
 #[derive(Default)]
 pub(crate) struct Modules {
-    /// Loaded kernels. The key is the address of the image, the name, and whether the kernel is of
-    /// the variant for the network.
+    /// Loaded kernels. The key is the address of the image, the name, and whether the kernel
+    /// belongs to the variant that calls NVSHMEM.
     kernels: Mutex<HashMap<(usize, &'static str, bool), LoadedKernel>>,
     /// One entry for each different PTX text. Kernels of the same crate have the same text, but
     /// each kernel has its own image.

@@ -72,8 +72,8 @@ impl Arena {
         self.whole.address()
     }
 
-    /// Returns the address by which this PE accesses the arena of another PE; `None` if it is not
-    /// mapped.
+    /// Returns the address by which this PE accesses the arena of another PE; `None` if that arena
+    /// is not mapped.
     pub(super) fn peer_address(&self, pe: Pe) -> Result<Option<u64>, CudaError> {
         Ok(self.whole.peer_address(pe)?)
     }
@@ -100,9 +100,9 @@ impl Arena {
         self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Checks that all PEs make the same call, and that no PE has failed in it. Returns the value
-    /// in `outcome`. The caller holds the lock of `ranges`, so calls of several threads are
-    /// serialised.
+    /// Checks that all PEs make the same call, and that the call has not failed on any PE. Returns
+    /// the value in `outcome`. The caller holds the lock of `ranges`, so calls of several threads
+    /// are serialised.
     fn agree<T>(
         &self,
         ranges: &mut Ranges,
@@ -173,12 +173,12 @@ impl Lease {
         &self.buffer
     }
 
-    /// Returns whether there is no handle of the range except this one.
+    /// Returns whether this lease is the only handle of the range.
     pub(super) fn is_only_handle(&self) -> bool {
         Arc::strong_count(&self.handles) == 1
     }
 
-    /// Returns a handle. The range cannot be freed while the handle lives.
+    /// Returns a handle of the range. The range cannot be freed while the handle lives.
     pub(super) fn keep(&self) -> Keep {
         // The handle is in an `Arc` of its own, because a `Weak` of `handles` could be upgraded
         // after the last check of the count.

@@ -27,8 +27,8 @@ impl Enqueue<'_> {
         self.drive("cuMemcpyAsync", |api| Ok(unsafe { api.cuMemcpyAsync(to, from, bytes, self.stream.cu_stream()) }?))
     }
 
-    /// Enqueues a copy of `bytes` bytes to scratch memory of the device, which lives as long as the
-    /// operation. Returns the address of the copy.
+    /// Enqueues a copy of `bytes` bytes to scratch memory of the device. The scratch memory lives
+    /// as long as the operation. Returns the address of the copy.
     pub(crate) fn copied(&mut self, from: u64, bytes: usize) -> Result<u64, Error> {
         let copy = self.scratch(bytes)?;
         self.copy(copy, from, bytes)?;

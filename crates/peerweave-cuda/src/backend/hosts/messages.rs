@@ -13,7 +13,7 @@ use crate::backend::teams::{Span, TeamOf};
 use crate::collective::{Collectives, Message};
 use crate::nccl::Remote;
 
-/// Reason why the members of one host have no collectives.
+/// Reason why the members of one host have no kernels for collectives.
 const NO_KERNELS_INSIDE: &str =
     "more than 8 members of the team are on one host, or the heap has no room for the staging memory of the team";
 

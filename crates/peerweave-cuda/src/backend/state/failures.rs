@@ -72,7 +72,7 @@ impl State {
     }
 
     /// Returns the reason why an operation of this backend failed. `word` is the word for which the
-    /// operation waited, if it waited for one word. Its `found` is ignored.
+    /// operation waited, if it waited for one word. The field `found` of `word` is ignored.
     pub(crate) fn operation_failure(&self, call: &'static str, team: TeamName, word: Option<AwaitedWord>) -> Error {
         self.reported_failure(call, team, |error| match error {
             CudaError::Kernel { failure, .. } if failure.kind == Some(FailureKind::Deadline) => {

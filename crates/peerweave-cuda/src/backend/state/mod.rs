@@ -45,7 +45,7 @@ use crate::route::Routes;
 /// Additional time for work to end after its own waits have reached their deadline.
 pub(crate) const GRACE: Duration = Duration::from_millis(500);
 
-/// The GPU until finalize, and the kernels of this backend, which are unloaded with it.
+/// A handle of the GPU, which lives until finalize, with the loaded kernels of this backend.
 #[derive(Clone)]
 pub(crate) struct Live {
     gpu: Gpu,
@@ -60,7 +60,7 @@ impl Deref for Live {
     }
 }
 
-/// Symmetric memory through which collectives move data.
+/// The memory, the routes and the records that collectives need.
 pub(crate) struct Memory {
     /// Staging memory of every team except the team of all PEs. `None` if there can be no such
     /// teams, if the heap has no room for the memory, or on NVSHMEM's heap if other PEs are not
@@ -102,7 +102,7 @@ pub(crate) struct State {
     pub(crate) calls: Option<Calls>,
     /// The processes of the other PEs: see [`Memory::processes`].
     pub(crate) processes: Option<Processes>,
-    /// How collectives are carried out.
+    /// The route table and the choices of the caller.
     pub(crate) routes: Arc<Routes>,
     pub(crate) nccl: Entry,
     /// The host of each PE.
@@ -284,7 +284,8 @@ impl State {
         Ok(teams::Kernels::Hosts(Span::new(members, me, |pe| self.hosts.of(pe), collectives)))
     }
 
-    /// Makes the release of symmetric memory wait for work on a stream for which no ticket waits.
+    /// Records that work on a stream may use any symmetric memory, so that the release of memory
+    /// waits for this work. Needed for work that has no ticket.
     pub(crate) fn note_allocations(&self, stream: &Arc<CudaStream>) {
         lock(&self.allocations).values().for_each(|memory| memory.note(stream));
     }

@@ -1,4 +1,4 @@
-//! Waits for events, which end early after a failure.
+//! Waits for events. A wait ends early after a failure.
 
 use std::time::{Duration, Instant};
 

@@ -17,7 +17,7 @@ pub(super) struct Ticket {
     pub(super) state: Arc<State>,
     pub(super) call: &'static str,
     pub(super) team: TeamName,
-    /// Whether other ranks record a matching operation, with which the operation is compared.
+    /// Whether other ranks record a matching operation, so that the operations can be compared.
     pub(super) is_compared: bool,
     pub(super) event: Recorded,
     pub(super) source: Source,

@@ -27,7 +27,7 @@ const CALLS: u64 = 64;
 /// Number of words of one call. Word 0 is the number of the call, counted from 1, or 0 while the
 /// call is written. Word 1 contains kind, type, reduction, root, and whether a function of the
 /// caller reduces. Word 2 is the number of elements, word 3 contains parameters of some
-/// collectives, and word 4 is the chain.
+/// collectives, and word 4 is the chain: a hash of all calls of the team up to this call.
 const CALL_WORDS: usize = 5;
 /// Number of words before the calls of a team. Word 0 is the team's tag, word 1 the number of its
 /// calls. Word 2 is 1 if a graph has captured calls. The other words are unused.
@@ -56,7 +56,8 @@ impl Calls {
         Ok(Self { pages, me: rendezvous.pe().index(), teams })
     }
 
-    /// Returns the index of the words by which survivors agree. They follow the calls of all teams.
+    /// Returns the index of the words by which the surviving PEs agree on a new job. These words
+    /// follow the calls of all teams.
     const fn survivors_at(teams: usize) -> usize {
         (teams * TEAM_WORDS).next_multiple_of(8)
     }
@@ -73,7 +74,7 @@ impl Calls {
         self.pages[pe].word(team * TEAM_WORDS + index)
     }
 
-    /// Returns word `index` of the messages of a PE in a team.
+    /// Returns word `index` of the words in which a PE records its messages in a team.
     pub(super) fn message_word(&self, pe: usize, team: KernelTeam, index: usize) -> &AtomicU64 {
         self.word(pe, team, MESSAGES_AT + index)
     }
@@ -124,7 +125,8 @@ impl Calls {
         self.word(self.me, team.number(), 2).store(1, Ordering::Release);
     }
 
-    /// Returns a recorded call of a PE with its chain; `None` if the call was overwritten.
+    /// Returns a recorded call of a PE, and the hash of all calls up to this call; `None` if the
+    /// call was overwritten.
     fn read(&self, pe: usize, team: KernelTeam, number: u64) -> Option<(Words, u64)> {
         let (word, at) = (|index| self.word(pe, team, index), Self::at(number));
         let is_it = |order| word(at).load(order) == number + 1;

@@ -44,7 +44,7 @@ impl MessageRecord {
     }
 }
 
-/// The number of a collective for sends and receives.
+/// The number that stands for a send or a receive instead of a collective.
 const NO_COLLECTIVE: u64 = 0xff;
 
 /// Returns the description of the message in `word`, which rank `me` sends to rank `peer`, or
@@ -64,13 +64,13 @@ fn describe(word: u64, direction: Direction, me: usize, peer: usize) -> String {
     }
 }
 
-/// Returns the first word of a channel among the words of the channels.
+/// Returns the index of the first word of a channel among the words of all channels.
 const fn channel(direction: Direction, peer: usize) -> usize {
     let sends = matches!(direction, Direction::Send) as usize;
     (sends * MAX_RANKS + peer) * CHANNEL_WORDS
 }
 
-/// Returns the first word of a message in its channel.
+/// Returns the index of the first word of a message among the words of its channel.
 const fn at(number: u64) -> usize {
     1 + 2 * (number % MESSAGES) as usize
 }

@@ -25,7 +25,8 @@ use crate::backend::teams;
 use crate::collective::random;
 use crate::error::CudaError;
 
-/// Time for destroyed graphs to drop memory before the release of that memory fails.
+/// Maximum time for which the release of memory waits until destroyed graphs have dropped the
+/// memory.
 const GRAPHS: Duration = Duration::from_secs(2);
 
 impl Cuda {

@@ -72,7 +72,7 @@ pub(super) fn options_of_others(heap_bytes: u64, teams: u64) -> CollectivesOptio
     CollectivesOptions { bank_bytes, slot_bytes, max_blocks, ..CollectivesOptions::default() }
 }
 
-/// Returns options with at most this number of blocks.
+/// Returns the options with at most `max_blocks` blocks.
 pub(super) fn within(options: CollectivesOptions, max_blocks: Option<u32>) -> CollectivesOptions {
     CollectivesOptions { max_blocks: max_blocks.map_or(options.max_blocks, |most| options.max_blocks.min(most)), ..options }
 }
