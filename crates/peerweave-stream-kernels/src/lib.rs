@@ -106,9 +106,9 @@ fn mark(ctx: &Context, words: &AwaitedWords<impl Fn(usize) -> u64, impl Fn(usize
 }
 
 /// Waits until words on this PE satisfy `condition`, a constant of [`until`]. If `once` is not 0,
-/// tests the words once. A word has `size` bytes and the sign bit `sign`, 0 if unsigned. `compare`
-/// is `Compare as u32`. `exclude` is empty or has a bit for each word; words whose bit is set are
-/// excluded. Word `i` is compared with `values[i]`, or with `value` if `values` is empty.
+/// tests the words only once. A word has `size` bytes and the sign bit `sign`, 0 if unsigned.
+/// `compare` is `Compare as u32`. `exclude` is empty or has a bit for each word; words whose bit is
+/// set are excluded. Word `i` is compared with `values[i]`, or with `value` if `values` is empty.
 /// [`until::ANY`] searches from word `start` on.
 ///
 /// For [`until::SOME`], `outcome` must have one bit for each word, from [`OUTCOME_BITS`] on.

@@ -38,7 +38,7 @@ use core::cell::Cell;
 use peerweave_device::gpu::{Access, Gpu, Sys};
 use peerweave_device::prelude::*;
 
-/// Number of slots of a block for each sender.
+/// Number of slots in the ring that a block has for each sender.
 const SLOTS: u64 = 3;
 /// Size in bytes of the flags of one rank for one block. Each kind of flag has its own cache line.
 const FLAG_BYTES: u64 = 512;
@@ -56,15 +56,16 @@ pub const RING_COUNTERS: usize = 5 * MAX_RANKS;
 /// writes each count.
 #[derive(Clone, Copy)]
 enum Count {
-    /// Rounds pushed to a rank, by the first block.
+    /// Rounds pushed to a rank, counted by the first block.
     Sent,
-    /// Rounds copied from a rank, by the second block.
+    /// Rounds copied from a rank, counted by the second block.
     Received,
-    /// Offered messages to a rank, by the first block.
+    /// Messages to a rank that decides whether it offers its result; counted by the first block.
     FirstOffers,
-    /// Offered messages to a rank, by the second block.
+    /// Messages to a rank that decides whether it offers its result; counted by the second block.
     SecondOffers,
-    /// Offered messages from a rank, by the second block.
+    /// Messages from a rank for which this rank decides whether it offers its result; counted by
+    /// the second block.
     OffersHere,
 }
 
@@ -117,14 +118,16 @@ struct Block<'a, const W: usize, const WHOLE: bool> {
     transfers: &'a Transfers,
     /// Number of this block, or number of its pair of blocks.
     index: u64,
-    /// Number of this block among the `halves` blocks that share lines; 0 if it shares none.
+    /// Number of this block among the `halves` blocks that share lines; 0 if this block shares no
+    /// lines.
     half: u64,
     /// Number of blocks that share lines in messages without a ring: 2 if both blocks of a pair
     /// push, otherwise 1.
     halves: u64,
     /// Number of lines for which a slot has room for each rank.
     slot_lines: u64,
-    /// One bit for each message to a rank whose receiver has offered its result.
+    /// Bit `k` is set if the rank `k` places after this rank has offered its result for this rank's
+    /// message.
     accepted: Cell<u32>,
 }
 
@@ -178,7 +181,8 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         pointer(area + index * FLAG_BYTES + at)
     }
 
-    /// Returns the offer of the rank `k` places after this rank, for this block.
+    /// Returns the offer of the rank `k` places after this rank, for this block: the distance of
+    /// the rank's result from its area, or 0.
     #[inline(always)]
     fn offer(&self, k: u32) -> u64 {
         let word = self.flag(self.call.areas[0], self.call.rank_after(k), OFFER);
@@ -328,8 +332,8 @@ unsafe fn seen(flag: *mut u64) -> u64 {
     unsafe { <u64 as Access<Sys>>::load_acquire(flag) }
 }
 
-/// Runs the kernel for up to `W` ranks. With `WHOLE`, all addresses and lengths are multiples of
-/// [`LINE_BYTES`].
+/// Sends and receives the messages of one launch through rings, for up to `W` ranks. With `WHOLE`,
+/// all addresses and lengths are multiples of [`LINE_BYTES`].
 #[inline(always)]
 fn run<const W: usize, const WHOLE: bool>(ctx: &Context, call: &Call, transfers: &Transfers) -> Result<(), Failed> {
     gpu::start_next_kernel();

@@ -64,7 +64,7 @@ impl World {
         Self::of(ranks, &(0..ranks).collect::<Vec<_>>(), seed)
     }
 
-    /// Creates a job with a team of these PEs.
+    /// Creates a job of `pes` PEs, with a team of the PEs `members`.
     pub(crate) fn of(pes: u32, members: &[u32], seed: u64) -> Self {
         Self::with_deadline(pes, members, seed, Duration::from_secs(60))
     }
@@ -209,7 +209,7 @@ impl World {
         }
     }
 
-    /// Makes calls whose inputs are words with these bits.
+    /// Makes calls whose inputs consist of words with the bits `fill`.
     pub(crate) fn check_bits(&mut self, algorithm: Algorithm, fill: u64) {
         for op in [ReduceOp::Xor, ReduceOp::And, ReduceOp::Sum] {
             let inputs = vec![vec![fill; 500]; self.members.len()];

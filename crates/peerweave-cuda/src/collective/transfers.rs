@@ -217,7 +217,8 @@ impl Collectives {
                 ));
             }
         }
-        // The lengths of this rank's messages to itself, as sent or as received.
+        // The lengths in the sends (`to`) or the receives (`from`) of this rank's messages to
+        // itself.
         let own = |way: &'static str| {
             let of_this_rank = move |(what, rank, _, bytes)| (what == way && rank == self.rank).then_some(bytes);
             messages.iter().map(Message::parts).filter_map(of_this_rank)

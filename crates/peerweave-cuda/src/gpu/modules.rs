@@ -95,7 +95,8 @@ impl Inner {
         let first = self.rendezvous.pe().index() * kernels.len() / self.rendezvous.n_pes() as usize;
         kernels.rotate_left(first);
         // The driver loads a module without its functions. The first launch of a function would
-        // load the function, which waits for running kernels. So this call loads all functions.
+        // load the function, and this load waits for running kernels. So this call loads all
+        // functions.
         kernels.into_iter().try_for_each(|(_, name)| self.find(image, name, self.network).map(drop))
     }
 

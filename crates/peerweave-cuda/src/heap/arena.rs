@@ -115,7 +115,7 @@ impl Arena {
         let failure = |error: &CudaError| Failure { reason: error.to_string(), is_consequence: error.pe().is_some() };
         let mine = outcome.as_ref().map(|_| &[][..]).map_err(failure);
         match agree(&self.rendezvous, Members::All, &label, call, mine) {
-            // This PE's own failure takes precedence over that of the rendezvous.
+            // This PE's own failure takes precedence over a failure of the rendezvous.
             Ok(_) | Err(Disagreement::Own) => outcome,
             Err(Disagreement::Rendezvous(error)) => outcome.and(Err(error.into())),
             Err(Disagreement::Failed { pe, reason }) => Err(CudaError::PeFailed { call: name, pe, message: reason }),

@@ -115,7 +115,8 @@ macro_rules! halves {
             use super::*;
             use peerweave_device::types::$t;
 
-            /// Operates on the second of two elements in a 32-bit word. The first must not change.
+            /// Operates on the second of two elements in a 32-bit word. The first element must not
+            /// change.
             #[kernel]
             fn operations(ctx: &Context, of: SymSlice<$t>) {
                 let (at, pe) = (of.at(1), right(ctx));

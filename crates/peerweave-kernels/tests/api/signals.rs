@@ -151,7 +151,7 @@ compares! {
     compares_u64 u64: 3, u64::MAX;
 }
 
-/// A thread of PE 0 puts an element, and then all its threads put with signal. PE 1 reads the
+/// One thread of PE 0 puts an element, and then all threads of PE 0 put with signal. PE 1 reads the
 /// element after the signal.
 #[kernel]
 fn put_before_signal(ctx: &Context, element: SymSlice<u32>, data: SymSlice<u32>, signal: SymSlice<u64>) -> Result<(), Failed> {

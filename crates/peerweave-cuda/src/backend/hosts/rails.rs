@@ -127,8 +127,8 @@ impl Enqueue<'_> {
     ) -> Result<(), Error> {
         let (n, size, hosts) = (team.members.len(), reduction.dtype.size_bytes(), span.n_hosts());
         let per_line = LINE_BYTES / size;
-        // With two hosts, both methods send the same number of bytes, and this method needs only
-        // one step.
+        // With two hosts, gathering all operands sends as many bytes as the algorithm below, and
+        // needs only one step.
         if hosts == 2 || is_gathered(reduction.dtype, count) {
             let bytes = count * size;
             let gathered = self.scratch(hosts * bytes)?;

@@ -48,8 +48,8 @@ impl<T> Pieces<T> {
         {
             kept -= pieces.remove(at).0;
         }
-        // The pool does not keep a piece that is too long for it, or for which used pieces leave no
-        // room. Such a piece lives as long as its operation.
+        // The pool does not keep a piece that is too long for the pool, or for which used pieces
+        // leave no room. Such a piece lives as long as its operation.
         if kept + class <= MOST {
             pieces.push((class, Arc::clone(&piece)));
         }

@@ -69,8 +69,8 @@ impl Pending for Ticket {
         let within = if within >= self.state.deadline { within.saturating_add(GRACE) } else { within };
         match self.state.wait_for(&self.event, within) {
             Ok(true) => {
-                // Ranks that exchanged data with this rank have begun a call, which may be a
-                // different call.
+                // Ranks that exchanged data with this rank have begun a call, but possibly a
+                // different call than this rank.
                 if self.is_compared
                     && let Some(team) = self.state.teams.find(self.team.id)
                     && let Err(error) = self.state.compare(&team)

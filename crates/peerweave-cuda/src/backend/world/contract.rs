@@ -239,8 +239,8 @@ unsafe impl Backend for Cuda {
         };
         // Another thread may have enqueued work while the streams were drained.
         let drained = drained.and_then(|()| self.drain(CALL));
-        // NCCL is ended before the GPU: it frees memory of the GPU, and its kernels must have
-        // ended.
+        // NCCL is ended before the GPU, because NCCL frees memory of the GPU, and NCCL's kernels
+        // must have ended.
         let has_failed = drained.is_err() || state.failure().is_some() || gpu.0.lost().is_some();
         let nccl = state.nccl.end(has_failed, state.deadline).map_err(|error| Error::setup(CALL, error));
         state.drop_streams();

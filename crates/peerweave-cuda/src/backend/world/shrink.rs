@@ -105,7 +105,7 @@ impl Cuda {
             gpu.0.report.abort();
         }
         if let Err(error) = state.nccl.end(true, state.deadline) {
-            tracing::debug!(%error, "aborted NCCL's communicator");
+            tracing::debug!(%error, "NCCL ended with an error");
         }
         // Work that still runs at the deadline keeps its memory, which stays mapped.
         if let Err(error) = self.drain(CALL) {
