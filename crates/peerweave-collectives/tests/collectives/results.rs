@@ -66,7 +66,7 @@ fn result_of_a_reduce_is_written_only_at_the_root() {
 }
 
 #[test]
-fn chunked_all_reduce_of_own_parts_writes_only_own_parts() {
+fn chunked_reduce_scatter_writes_only_this_ranks_part() {
     for ranks in RANKS {
         explore(2, |seed| {
             let mut world = World::new(ranks, seed);

@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn first_loss_follows_pes_that_gave_up_to_a_lost_pe() {
+    fn first_loss_is_found_through_pes_that_gave_up() {
         let [a, b, c, me] = [0, 1, 2, 3].map(Pe::new);
         let gave_up = |missing: &[Pe]| Loss::GaveUp { missing: missing.to_vec() };
         assert_eq!(first_loss(&[], me), None);

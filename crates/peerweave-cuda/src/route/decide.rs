@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn small_calls_use_one_step_and_large_calls_use_a_ring() {
+    fn small_calls_use_one_shot_and_large_calls_use_a_ring() {
         let routes = routes();
         for ranks in 2..=8 {
             let algorithm = |bytes: u64| route(&routes, DType::U8, bytes, &limits(ranks)).algorithm;

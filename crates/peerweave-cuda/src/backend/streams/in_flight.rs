@@ -129,7 +129,8 @@ impl InFlight {
                 Err(error) => Err((made, error)),
             };
         };
-        let unused = Arc::get_mut(&mut ticket).unwrap_or_else(|| unreachable!("a free ticket has no other handle"));
+        let unused =
+            Arc::get_mut(&mut ticket).unwrap_or_else(|| unreachable!("peerweave-cuda bug: a free ticket has another handle"));
         if let Err(error) = unused.event.again(stream) {
             return Err((made, error));
         }
