@@ -21,7 +21,7 @@ pub fn barrier_8(ctx: &Context, call: Call) -> Result<(), Failed> {
     // release and an acquire of one word cost less than two fences. This thread stores nothing
     // between the release and the acquire.
     let word = |k: u32, rank: u32| {
-        let bank = call.area_behind(k) + (epoch & 1) * call.bank_bytes;
+        let bank = call.area_after(k) + (epoch & 1) * call.bank_bytes;
         pointer::<u64>(bank + u64::from(rank) * LINE_BYTES as u64)
     };
     if has_peer {
@@ -32,10 +32,10 @@ pub fn barrier_8(ctx: &Context, call: Call) -> Result<(), Failed> {
     // SAFETY: the launch guarantees the counter.
     unsafe { epoch::end(call.counter) };
     if has_peer {
-        let own = word(0, call.rank_behind(thread));
+        let own = word(0, call.rank_after(thread));
         // SAFETY: as above; the word is in this rank's area.
         let look = || (unsafe { <u64 as Access<Sys>>::load_acquire(own) } != call.sentinel[0]).then_some(());
-        ctx.poll(KernelOp::Barrier, look, || call.pe_behind(thread))?;
+        ctx.poll(KernelOp::Barrier, look, || call.pe_after(thread))?;
         // SAFETY: as above. The peer writes the word again only after it has seen a later line of
         // this rank.
         unsafe { <u64 as Access<Sys>>::store_relaxed(own, call.sentinel[0]) };

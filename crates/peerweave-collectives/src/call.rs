@@ -59,8 +59,8 @@ impl Results {
 #[derive(Clone, Copy, Debug, KernelArg)]
 #[repr(C)]
 pub struct Call {
-    /// For each rank, the address of its area, aligned to 128 bytes. Index `k` belongs to rank
-    /// `(rank + k) % ranks`, so this rank's own area is first.
+    /// For each rank, the address of its staging area, aligned to 128 bytes. Index `k` belongs to
+    /// rank `(rank + k) % ranks`, so this rank's own area is first.
     pub areas: [u64; MAX_RANKS],
     /// For each rank, the number of its PE, which failure reports name. Index `k` belongs to rank
     /// `(rank + k) % ranks`.
@@ -138,7 +138,7 @@ impl Call {
     /// Begins a kernel: waits until the previous kernel in the stream has ended. Returns `false` if
     /// the argument is not a valid call.
     ///
-    /// The compared values lie in every part of the argument. So the whole argument is in the
+    /// The check reads values in every part of the argument, so that the whole argument is in the
     /// constant cache when the wait ends.
     #[inline(always)]
     pub(crate) fn begin(&self) -> bool {
@@ -150,17 +150,17 @@ impl Call {
 
     /// Returns the PE of rank `(rank + k) % ranks`: the rank `k` places after this rank.
     #[inline(always)]
-    pub(crate) fn pe_behind(&self, k: u32) -> u32 {
+    pub(crate) fn pe_after(&self, k: u32) -> u32 {
         select(k, |index| self.pes[index])
     }
 
-    /// Returns the area of the rank `k` places after this rank.
+    /// Returns the address of the staging area of the rank `k` places after this rank.
     #[inline(always)]
-    pub(crate) fn area_behind(&self, k: u32) -> u64 {
+    pub(crate) fn area_after(&self, k: u32) -> u64 {
         select(k, |index| self.areas[index])
     }
 
-    /// Like [`Self::area_behind`], for `k` below `W`, which is 2, 4 or 8.
+    /// Like [`Self::area_after`], for `k` below `W`, which is 2, 4 or 8.
     #[inline(always)]
     pub(crate) fn area_of<const W: usize>(&self, k: u32) -> u64 {
         select_of::<W, u64>(k, |index| self.areas[index])
@@ -169,7 +169,7 @@ impl Call {
     /// Returns whether the rank `k` places after this rank gets results that other ranks reduce.
     #[inline(always)]
     pub(crate) fn has_results(&self, k: u32) -> bool {
-        self.results == EVERY || self.results == self.rank_behind(k)
+        self.results == EVERY || self.results == self.rank_after(k)
     }
 
     /// Returns whether this rank gets the results that it reduces.
@@ -181,7 +181,7 @@ impl Call {
     /// Calls `with` for each `k` from 1 to the number of ranks minus 1, in groups of `W`. If `MORE`
     /// is false, there is only one group, and the number of ranks must be at most `W`.
     #[inline(always)]
-    pub(crate) fn each_behind<const W: usize, const MORE: bool>(&self, mut with: impl FnMut(u32)) {
+    pub(crate) fn each_after<const W: usize, const MORE: bool>(&self, mut with: impl FnMut(u32)) {
         let mut base = 0;
         loop {
             for k in base..base + W as u32 {
@@ -200,13 +200,13 @@ impl Call {
     #[inline(always)]
     pub(crate) fn pe_of(&self, rank: u32) -> u32 {
         let behind = if rank >= self.rank { rank - self.rank } else { rank + self.ranks - self.rank };
-        self.pe_behind(behind)
+        self.pe_after(behind)
     }
 
     /// Returns rank `(rank + k) % ranks`: the rank `k` places after this rank. Requires `k` less
     /// than `ranks`.
     #[inline(always)]
-    pub(crate) fn rank_behind(&self, k: u32) -> u32 {
+    pub(crate) fn rank_after(&self, k: u32) -> u32 {
         let rank = self.rank + k;
         if rank >= self.ranks { rank - self.ranks } else { rank }
     }

@@ -39,7 +39,7 @@ pub struct Combine {
 /// Number of operands whose lines are read at a time.
 const W: usize = 4;
 
-/// Runs the kernel.
+/// Combines the operands line by line, and reads up to `W` operands at a time.
 #[inline(always)]
 fn run<T: Class>(call: &Combine) -> Result<(), Failed> {
     // SAFETY: the launch guarantees the documented properties of the fields.

@@ -11,7 +11,7 @@ pub(crate) fn each(n: u64, load: impl Fn(u64) -> Vector, store: impl Fn(u64, Vec
     each_of_share(Share::ALL, n, load, store);
 }
 
-/// The share of one block in the indices that several blocks handle. Neighbouring blocks handle
+/// The share of one block if several blocks divide a range of indices. Neighbouring blocks handle
 /// neighbouring indices.
 #[derive(Clone, Copy)]
 pub(crate) struct Share {
@@ -33,7 +33,7 @@ impl Share {
     }
 }
 
-/// Like [`each`], for the indices of a block that shares them with other blocks.
+/// Like [`each`], for the indices that belong to one block of several.
 #[inline(always)]
 pub(crate) fn each_of_share(share: Share, n: u64, load: impl Fn(u64) -> Vector, store: impl Fn(u64, Vector)) {
     const BATCH: usize = 4;
@@ -78,7 +78,7 @@ pub(crate) fn one_by_one<V: Copy>(n: u64, load: impl Fn(u64) -> V, store: impl F
     one_by_one_of_share(Share::ALL, n, load, store);
 }
 
-/// Like [`one_by_one`], for the indices of a block that shares them with other blocks.
+/// Like [`one_by_one`], for the indices that belong to one block of several.
 #[inline(always)]
 pub(crate) fn one_by_one_of_share<V: Copy>(share: Share, n: u64, load: impl Fn(u64) -> V, store: impl Fn(u64, V)) {
     let (mut index, step) = share.position();

@@ -33,8 +33,8 @@ pub(crate) unsafe fn read(counter: u64) -> u64 {
     unsafe { <u64 as Access<Gpu>>::load_relaxed(pointer(counter)) / SHARES }
 }
 
-/// Adds this block's share. All threads of the block call this function, after they have read the
-/// epoch.
+/// Adds this block's share to the counter. All threads of the block call this function, after they
+/// have read the epoch.
 ///
 /// # Safety
 /// As for [`read`].
@@ -47,8 +47,8 @@ pub(crate) unsafe fn end(counter: u64) {
     }
 }
 
-/// Adds this block's share. One thread of the block calls this function, after all threads of the
-/// block have read the epoch.
+/// Adds this block's share to the counter. One thread of the block calls this function, after all
+/// threads of the block have read the epoch.
 ///
 /// # Safety
 /// As for [`read`].

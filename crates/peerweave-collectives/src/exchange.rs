@@ -19,7 +19,8 @@ pub enum Exchange {
     AllToAll,
 }
 
-/// Runs the kernel. The part of rank `r` starts at line `r * lines` of a bank.
+/// Runs an all_gather or an all_to_all. In each bank, the part of rank `r` starts at line
+/// `r * lines`.
 #[inline(always)]
 fn run<const W: usize, const MORE: bool, const EACH: bool, const WHOLE: bool>(ctx: &Context, call: &Call) -> Result<(), Failed> {
     if !call.begin() {
@@ -35,7 +36,7 @@ fn run<const W: usize, const MORE: bool, const EACH: bool, const WHOLE: bool>(ct
         )
     };
     let lines = recv(0).lines::<u8>();
-    let load = |k: u32, line| send(call.rank_behind(k)).read::<u8>(line);
+    let load = |k: u32, line| send(call.rank_after(k)).read::<u8>(line);
     let keep = |line, value| recv(call.rank).write::<u8>(line, value);
     let region = u64::from(call.rank) * lines;
     // SAFETY: the launch guarantees the counter, and areas with banks for a part of each rank.

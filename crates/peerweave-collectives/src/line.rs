@@ -14,7 +14,8 @@ pub(crate) const fn per_line<T>() -> usize {
 }
 
 /// An operand: elements at any address that is aligned to the element size. With `WHOLE`, the
-/// address is aligned to lines and every line is complete, so the code tests neither.
+/// address is aligned to lines and every line is complete, so the code does not test these
+/// properties.
 #[derive(Clone, Copy)]
 pub(crate) struct Operand<const WHOLE: bool> {
     address: u64,
@@ -96,7 +97,7 @@ impl<const WHOLE: bool> Operand<WHOLE> {
 }
 
 /// Like [`gather`], but reads 4-byte words instead of bytes if the address and the number of bytes
-/// are multiples of 4. Most operands of bytes have elements of a larger type.
+/// are multiples of 4. Most operands that are read as bytes consist of elements of a larger type.
 ///
 /// # Safety
 /// As for [`gather`].
@@ -109,7 +110,8 @@ unsafe fn gather_any<P: Piece + Into<u64>>(from: *const P, n: u32) -> Vector {
     [low, high]
 }
 
-/// Like [`scatter`], but writes 4-byte words where [`gather_any`] reads them.
+/// Like [`scatter`], but writes 4-byte words instead of bytes in the cases in which [`gather_any`]
+/// reads words.
 ///
 /// # Safety
 /// As for [`scatter`].
@@ -132,8 +134,8 @@ fn are_words(address: usize, n: u32) -> bool {
 }
 
 /// Reads `n` elements to the start of a line, for the ends of operands and for operands that are
-/// not aligned. Not inlined, because it is rarely called. The result is two words, because they
-/// stay in registers and an array would not.
+/// not aligned. Not inlined, because it is rarely called. Returns two words instead of an array,
+/// because an array would not stay in registers.
 ///
 /// # Safety
 /// At the pointer there are `n` elements, at most one line, that this thread can read.
@@ -183,8 +185,8 @@ impl Lines {
         Self(address)
     }
 
-    /// Returns the lines at the same place in another area. `area` and `other` are the addresses of
-    /// both areas.
+    /// Returns the lines at the same offset in another staging area. `area` is the address of the
+    /// area that contains these lines, and `other` is the address of the other area.
     ///
     /// # Safety
     /// As for [`Self::at`].
@@ -199,14 +201,14 @@ impl Lines {
         Self(self.0 + line * LINE_BYTES as u64)
     }
 
-    /// Writes a line.
+    /// Writes a line of the staging area.
     #[inline(always)]
     pub(crate) fn push(self, line: u64, value: Vector) {
         // SAFETY: the caller of `at` guaranteed the line.
         unsafe { gpu::store_line_relaxed(pointer(self.0 + line * LINE_BYTES as u64), value) };
     }
 
-    /// Reads a line.
+    /// Reads a line of the staging area, whether or not its data has arrived.
     #[inline(always)]
     pub(crate) fn look(self, line: u64) -> Vector {
         // SAFETY: the caller of `at` guaranteed the line.

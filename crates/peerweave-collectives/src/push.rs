@@ -7,8 +7,8 @@ use crate::wait::{bank, position};
 use peerweave_device::gpu::Vector;
 use peerweave_device::prelude::*;
 
-/// Calls [`push_lines`] with the banks of the epoch, from line `region`, and counts the launch.
-/// Returns this rank's bank from line `region`.
+/// Calls [`push_lines`] with the banks of the epoch, from line `region` of each bank, and counts
+/// the launch. Returns this rank's bank, from its first line.
 ///
 /// # Safety
 /// The counter of the call meets the requirements of [`epoch::read`]. The areas of the call have

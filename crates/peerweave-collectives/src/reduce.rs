@@ -30,17 +30,17 @@ pub(crate) trait Class: Reducible {
     type Piece: Piece + Into<u64> + FromBits;
     /// Whether the element type is an integer type.
     const INTEGER: bool;
-    /// Returns the bits of this small number as an element, zero-extended.
+    /// Converts a small number to the element type, and returns the bits, zero-extended.
     fn number(value: u32) -> u64;
-    /// Returns the sums of the lanes.
+    /// Returns the sum in each lane.
     fn plus(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
-    /// Returns the products of the lanes.
+    /// Returns the product in each lane.
     fn times(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
-    /// Returns the smaller value of each lane.
+    /// Returns the smaller value in each lane.
     fn least(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
-    /// Returns the larger value of each lane.
+    /// Returns the larger value in each lane.
     fn greatest(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
-    /// Returns the quotients of the lanes.
+    /// Returns the quotient in each lane. Integers are rounded toward zero.
     fn over(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
 }
 
@@ -112,7 +112,7 @@ over! {
     f64: |a, b| a / b;
 }
 
-/// Returns a line whose elements all have these bits.
+/// Returns a line in which every element has the bits `bits`.
 #[inline(always)]
 fn splat<T>(bits: u64) -> Vector {
     let word = match size_of::<T>() {
@@ -124,16 +124,16 @@ fn splat<T>(bits: u64) -> Vector {
     [word; 2]
 }
 
-/// Returns a line multiplied by the scalar with these bits. Not inlined, because it is rarely
-/// called.
+/// Multiplies each element of a line by the scalar with the bits `scalar`. The line is passed and
+/// returned as two words. Not inlined, because it is rarely called.
 #[inline(never)]
 fn scaled<T: Class>(low: u64, high: u64, scalar: u64) -> (u64, u64) {
     let [low, high] = T::pack(T::times(T::unpack([low, high]), T::unpack(splat::<T>(scalar))));
     (low, high)
 }
 
-/// Returns a line of this rank's input as it is sent to other ranks. With `PLAIN` the reduction is
-/// the sum.
+/// Returns a line of this rank's input as it is sent to other ranks: multiplied by the scalar for
+/// `PreMulSum`, otherwise unchanged. With `PLAIN` the reduction is the sum.
 #[inline(always)]
 pub(crate) fn outgoing<T: Class, const PLAIN: bool>(op: u32, scalar: u64, line: Vector) -> Vector {
     if !PLAIN && op == ReduceOp::PreMulSum as u32 {
@@ -144,8 +144,8 @@ pub(crate) fn outgoing<T: Class, const PLAIN: bool>(op: u32, scalar: u64, line: 
     }
 }
 
-/// Combines the lines of ranks below `ranks`, in the order of ranks, with the state of earlier
-/// ranks.
+/// Combines `state`, the reduction of earlier ranks if there are any, with the first `ranks` lines
+/// in order.
 #[inline(always)]
 fn fold<T: Class, const W: usize>(
     lines: &[Vector; W],
@@ -163,8 +163,7 @@ fn fold<T: Class, const W: usize>(
     state
 }
 
-/// Combines the words of ranks below `ranks`, in the order of ranks, with the state of earlier
-/// ranks.
+/// Like [`fold`], but `combine` takes words of 64 bits instead of lanes.
 #[inline(always)]
 fn fold_bits<T: Class, const W: usize>(
     lines: &[Vector; W],
@@ -182,8 +181,8 @@ fn fold_bits<T: Class, const W: usize>(
     T::unpack(bits)
 }
 
-/// Combines the lines of ranks below `ranks`, in the order of ranks, with the state of earlier
-/// ranks, if there are any. With `PLAIN` the reduction is the sum.
+/// Combines `state`, the reduction of earlier ranks if there are any, with the first `ranks` lines
+/// in order. `op` selects the reduction; with `PLAIN` it is the sum.
 #[inline(always)]
 pub(crate) fn fold_lines<T: Class, const W: usize, const PLAIN: bool>(
     op: u32,
@@ -215,7 +214,8 @@ fn is_sum(op: u32) -> bool {
     op == ReduceOp::Sum as u32 || op == ReduceOp::PreMulSum as u32 || op == ReduceOp::Avg as u32
 }
 
-/// Returns the line of the result, computed from the state of all ranks.
+/// Returns a line of the result. `state` is the reduction of all ranks; for `Avg`, it is divided by
+/// `ranks`.
 #[inline(always)]
 pub(crate) fn finish<T: Class, const PLAIN: bool>(op: u32, ranks: u32, state: T::Lanes) -> Vector {
     if !PLAIN && op == ReduceOp::Avg as u32 {
@@ -224,7 +224,7 @@ pub(crate) fn finish<T: Class, const PLAIN: bool>(op: u32, ranks: u32, state: T:
     T::pack(state)
 }
 
-/// Reduces the lines of ranks below `ranks`, in the order of ranks. With `PLAIN` the reduction is
+/// Reduces the first `ranks` lines, which are in the order of ranks. With `PLAIN` the reduction is
 /// the sum.
 #[inline(always)]
 pub(crate) fn reduce<T: Class, const W: usize, const PLAIN: bool>(op: u32, ranks: u32, lines: &[Vector; W]) -> Vector {

@@ -11,14 +11,14 @@ use crate::wait::{Row, await_sum, await_two_rows, position, put_back};
 use peerweave_device::prelude::*;
 use peerweave_types::{KernelOp, bf16, f16};
 
-/// Runs the kernel. The part that rank `r` sends starts at line `r * lines` of a bank.
+/// Runs a reduce_scatter. In each bank, the part that rank `r` sends starts at line `r * lines`.
 #[inline(always)]
 fn run<T: Class, const W: usize, const MORE: bool, const PLAIN: bool>(ctx: &Context, call: &Call) -> Result<(), Failed> {
     if !call.begin() {
         return Ok(());
     }
     // SAFETY: the launch guarantees an input of one part for each rank, and a result of one part.
-    let part = |k: u32| unsafe { Operand::<PLAIN>::new(call.send + u64::from(call.rank_behind(k)) * call.stride, call.count) };
+    let part = |k: u32| unsafe { Operand::<PLAIN>::new(call.send + u64::from(call.rank_after(k)) * call.stride, call.count) };
     // SAFETY: as above.
     let recv = unsafe { Operand::<PLAIN>::new(call.recv, call.count) };
     let lines = recv.lines::<T>();

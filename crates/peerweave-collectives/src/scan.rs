@@ -14,7 +14,7 @@ use crate::wait::{Row, await_lines, position, put_back};
 use peerweave_device::prelude::*;
 use peerweave_types::{KernelOp, bf16, f16};
 
-/// Runs the kernel. The lines of rank `r` start at line `r * lines` of a bank.
+/// Runs a scan or an exclusive scan. In each bank, the lines of rank `r` start at line `r * lines`.
 #[inline(always)]
 fn run<T: Class, const W: usize, const MORE: bool>(ctx: &Context, call: &Call) -> Result<(), Failed> {
     if !call.begin() {
@@ -25,7 +25,7 @@ fn run<T: Class, const W: usize, const MORE: bool>(ctx: &Context, call: &Call) -
     let lines = send.lines::<T>();
     let own = |line| outgoing::<T, false>(call.op, call.scalar, send.read::<T>(line));
     let region = u64::from(call.rank) * lines;
-    let there = |k, line| line == 0 || call.rank_behind(k) > call.rank;
+    let there = |k, line| line == 0 || call.rank_after(k) > call.rank;
     // SAFETY: the launch guarantees the counter, and areas with banks for the lines of all ranks.
     let banks = unsafe { push_to_banks::<W, MORE, 0, true>(call, lines, region, there, |_, line| own(line), |_, _| ())? };
     // The result contains the inputs of the ranks below this number.

@@ -7,7 +7,7 @@ use peerweave_device::gpu::{self, Vector};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
-/// Returns the number of this thread in the grid, and the number of threads of the grid.
+/// Returns the number of this thread in the grid, and the number of threads in the grid.
 #[inline(always)]
 pub(crate) fn position() -> (u64, u64) {
     let threads = u64::from(gpu::block_dim().x);
@@ -15,7 +15,7 @@ pub(crate) fn position() -> (u64, u64) {
     (first, u64::from(gpu::grid_dim().x) * threads)
 }
 
-/// The lines of all ranks that belong to one line of the result.
+/// The lines of all ranks, in a bank, from which one line of the result is computed.
 #[derive(Clone, Copy)]
 pub(crate) struct Row {
     pub(crate) lines: Lines,
@@ -147,7 +147,8 @@ pub(crate) fn await_two_rows<const W: usize>(
     ctx.poll(operation, look, || call.pe_of(first_missing()))
 }
 
-/// Returns the first rank whose line has not arrived; `me` if all lines have arrived.
+/// Returns the first rank other than `me` whose line has not arrived, or `me` if all lines have
+/// arrived.
 #[cold]
 #[inline(never)]
 fn missing(lines: Lines, first: u64, stride: u64, ranks: u32, me: u32, low: u64, high: u64) -> u32 {
@@ -181,5 +182,5 @@ pub(crate) fn put_back<const W: usize, const MORE: bool>(call: &Call, row: Row) 
 #[inline(always)]
 pub(crate) unsafe fn bank(call: &Call, k: u32, epoch: u64) -> Lines {
     // SAFETY: the caller guarantees the bank.
-    unsafe { Lines::at(call.area_behind(k) + (epoch & 1) * call.bank_bytes) }
+    unsafe { Lines::at(call.area_after(k) + (epoch & 1) * call.bank_bytes) }
 }

@@ -239,7 +239,7 @@ impl Team {
 
     /// Waits until the streams of this PE have completed the kernels that have been launched with
     /// the team, then destroys the team. A new team can get the number of this team once all
-    /// members have destroyed it.
+    /// members have destroyed this team.
     ///
     /// # Collective
     /// All members.

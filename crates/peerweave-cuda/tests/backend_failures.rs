@@ -27,8 +27,8 @@ fn wait_that_expires_poisons_teams_and_leaves_copies_usable() {
             let start = Instant::now();
             let ticket = team.wait_until(&stream, &words.signal(0).unwrap(), Compare::Eq, 1).unwrap();
             let error = ticket.wait().unwrap_err();
-            assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
-            let Error::Timeout(timeout) = &error else { panic!("{error}") };
+            assert!(start.elapsed() < Duration::from_secs(20), "the call took {:?}", start.elapsed());
+            let Error::Timeout(timeout) = &error else { panic!("{error}, expected a timeout") };
             let word = timeout.word.expect("the wait is for one word");
             assert_eq!((timeout.call, word.found, word.compare, word.value), ("wait_until", 0, Compare::Eq, 1), "{error}");
             assert!(timeout.missing.is_empty(), "any PE may set the word: {error}");
@@ -70,7 +70,11 @@ fn one_is_killed(child: &peerweave_fakes::Child) {
         0 => team.barrier_blocking().unwrap_err(),
         _ => team.wait_until_blocking(&words.signal(0).unwrap(), Compare::Eq, 1).map(drop).unwrap_err(),
     };
-    assert!(start.elapsed() < Duration::from_secs(20), "at once, not at the deadline: {:?}", start.elapsed());
+    assert!(
+        start.elapsed() < Duration::from_secs(20),
+        "the call took {:?}, expected an error long before the deadline",
+        start.elapsed()
+    );
     assert!(matches!(error, Error::Peer { cause: PeerCause::Died, .. }), "{error}");
     assert_eq!(error.blamed(), [Pe::new(2)], "{error}");
     // Calls that need no other PE still work.
@@ -79,7 +83,7 @@ fn one_is_killed(child: &peerweave_fakes::Child) {
     drop((words, world));
     let (ended, took) = gpu.end();
     assert!(matches!(ended, Err(CudaError::PeLost { pe, .. }) if pe == Pe::new(2)), "{ended:?}");
-    assert!(took < Duration::from_secs(20), "the dead PE is not waited for: {took:?}");
+    assert!(took < Duration::from_secs(20), "the end took {took:?}, expected no wait for the dead PE");
 }
 
 #[test]
@@ -105,7 +109,11 @@ fn one_is_late(child: &peerweave_fakes::Child) {
         assert_eq!(error.blamed(), [Pe::new(2)], "{error}");
         std::process::abort();
     }
-    assert!(start.elapsed() < Duration::from_secs(25), "before the deadline: {:?}", start.elapsed());
+    assert!(
+        start.elapsed() < Duration::from_secs(25),
+        "the call took {:?}, expected an error before the deadline",
+        start.elapsed()
+    );
     // PE 2 itself cannot be at fault for its error, so its error names the PE that ended.
     let at_fault = Pe::new(if child.rank == 0 { 2 } else { 1 });
     assert!(matches!(error, Error::Peer { pe, cause: PeerCause::Failed, .. } if pe == at_fault), "{error}");
@@ -127,7 +135,11 @@ fn one_is_killed_in_the_join(child: &peerweave_fakes::Child) {
     let context = peerweave_driver::context(child.rank).unwrap();
     let start = Instant::now();
     let error = Cuda::join_by(&Arc::new(rendezvous), &context, &CudaOptions::default()).map(drop).unwrap_err();
-    assert!(start.elapsed() < Duration::from_secs(20), "at once, not at the deadline: {:?}", start.elapsed());
+    assert!(
+        start.elapsed() < Duration::from_secs(20),
+        "the call took {:?}, expected an error long before the deadline",
+        start.elapsed()
+    );
     assert!(matches!(error, Error::Peer { cause: PeerCause::Died, .. }), "{error}");
     assert_eq!(error.blamed(), [Pe::new(2)], "{error}");
 }
@@ -228,9 +240,13 @@ fn one_is_killed_in_a_call(child: &peerweave_fakes::Child, call: &str) {
             break error;
         }
     };
-    assert!(start.elapsed() < Duration::from_secs(20), "at once, not at the deadline: {:?}", start.elapsed());
+    assert!(
+        start.elapsed() < Duration::from_secs(20),
+        "the call took {:?}, expected an error long before the deadline",
+        start.elapsed()
+    );
     assert_eq!(error.blamed(), [Pe::new(2)], "{error}");
     drop((x, all, stream, world));
     let (_, took) = gpu.end();
-    assert!(took < Duration::from_secs(20), "the dead PE is not waited for: {took:?}");
+    assert!(took < Duration::from_secs(20), "the end took {took:?}, expected no wait for the dead PE");
 }

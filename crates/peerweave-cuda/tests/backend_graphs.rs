@@ -113,7 +113,7 @@ fn collectives_in_graphs_can_alternate_with_queued_calls() {
                 let captured = [(); 2].map(|()| call(world.team(), &queue, &on));
                 let graph = own.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
                 captured.into_iter().for_each(|captured| captured.unwrap());
-                let graph = graph.unwrap().expect("a graph");
+                let graph = graph.unwrap().expect("the capture returns a graph");
                 for _ in 0..3 {
                     on.y.fill(7).unwrap();
                     world.team().barrier_blocking().unwrap();

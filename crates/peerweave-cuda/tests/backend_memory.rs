@@ -118,14 +118,17 @@ fn captured_operations_are_replayed_by_their_graph() {
             let met = team.barrier(&stream).unwrap();
             let refused = team.put(&stream, &Buffer::from(vec![1]), &to, other).unwrap_err();
             assert!(matches!(refused, Error::Unsupported { call: "put", .. }), "{refused}");
-            let graph = own.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH).unwrap().expect("a graph");
+            let graph = own
+                .end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH)
+                .unwrap()
+                .expect("the capture returns a graph");
             for ticket in [&put, &met] {
                 assert!(ticket.is_captured());
                 assert_eq!(ticket.wait().unwrap_err().misuse(), Some(&MisuseKind::Captured));
             }
             assert!(waited.is_captured());
             drop((from, to));
-            assert_eq!(words.load(0).unwrap(), 0, "nothing ran");
+            assert_eq!(words.load(0).unwrap(), 0, "the captured operations ran before the graph was launched");
             team.barrier_blocking().unwrap();
             for _ in 0..3 {
                 graph.launch().unwrap();

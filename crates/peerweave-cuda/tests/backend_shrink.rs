@@ -52,9 +52,9 @@ fn numbers(pes: &[Pe]) -> Vec<u32> {
     pes.iter().map(|pe| pe.get()).collect()
 }
 
-/// Runs a PE. A PE in `victims` dies before the shrink; the PE in `in_shrink` dies that many
-/// milliseconds later, while it shrinks the world. The other PEs shrink the world and copy their
-/// data to the new world.
+/// Runs a PE. The PEs in `victims` die before the shrink. The PE in `in_shrink` instead dies while
+/// it shrinks the world, after the given number of milliseconds. The other PEs shrink the world and
+/// copy their data to the new world.
 fn one_goes_on(child: &Child, victims: &[usize], in_shrink: Option<(usize, u64)>) {
     let world = World::new(Cuda::join(&common::job_of(child), &options()).unwrap()).unwrap();
     let me = world.my_pe().get();
@@ -76,20 +76,21 @@ fn one_goes_on(child: &Child, victims: &[usize], in_shrink: Option<(usize, u64)>
     let error = world.team().barrier_blocking().unwrap_err();
     assert!(error.blamed().iter().all(|pe| victims.contains(&pe.index())), "{error}");
     let mut smaller = world.shrink().unwrap();
-    // A victim that is still alive makes no call, at which the others would succeed.
+    // A victim that is still alive stops here. If it made calls, the calls of the other PEs would
+    // succeed.
     if victims.contains(&child.rank) {
         loop {
             std::thread::park();
         }
     }
     let mut first = numbers(smaller.former_pes());
-    // A victim may have died after the others had agreed on the members of the new world.
+    // A victim may have died after the other PEs had agreed on the members of the new world.
     while smaller.n_pes() > child.count - victims.len() {
         smaller.team().barrier_blocking().unwrap_err();
         smaller = smaller.shrink().unwrap();
         first = smaller.former_pes().iter().map(|pe| first[pe.index()]).collect();
     }
-    assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+    assert!(start.elapsed() < SOON, "the call took {:?}", start.elapsed());
     let expected: Vec<u32> = (0..child.count).filter(|pe| !victims.contains(pe)).map(|pe| pe as u32).collect();
     assert_eq!(first, expected);
     check(&smaller, &first);
@@ -186,7 +187,7 @@ fn wait_for_a_pe_that_called_shrink_fails_soon() {
                 let error = world.team().wait_until_blocking(&words.signal(0).unwrap(), Compare::Ne, 0).map(drop).unwrap_err();
                 assert!(matches!(error, Error::Peer { cause: PeerCause::Shrinks, .. }), "{error}");
                 assert_eq!(error.blamed(), [Pe::new(0)]);
-                assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+                assert!(start.elapsed() < SOON, "the call took {:?}", start.elapsed());
             } else {
                 std::thread::sleep(Duration::from_millis(100));
             }

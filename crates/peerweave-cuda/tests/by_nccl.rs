@@ -32,7 +32,8 @@ fn options() -> CudaOptions {
 /// Runs `body` as each of `n` PEs, then ends the world.
 fn worlds(n: u32, options: impl Fn() -> CudaOptions + Sync, body: impl Fn(&World) + Sync) {
     common::pes_that_may_fail(n, gpu(), |gpu| {
-        let world = World::new(Cuda::with(gpu.expect("the GPU is set up"), &options()).expect("a backend")).expect("a world");
+        let world = World::new(Cuda::with(gpu.expect("the GPU is set up"), &options()).expect("the backend is created"))
+            .expect("the world is created");
         body(&world);
         let report = world.finalize().expect("every PE ends the job");
         assert!(report.is_clean(), "{report}");
@@ -183,7 +184,7 @@ fn nccl_calls_in_place_and_on_host_memory_are_correct() {
 }
 
 #[test]
-fn nccl_is_used_only_for_the_world_team_and_identical_bits() {
+fn nccl_is_used_only_for_the_world_and_if_bits_are_equal() {
     fakes().run(|| {
         worlds(3, options, |world| {
             let (provider_of_floats, text) = provider(world, CollectiveKind::AllReduce, DType::F32);
@@ -258,7 +259,7 @@ fn collectives_are_correct_if_nccl_is_missing_or_fails() {
 }
 
 #[test]
-fn nccl_that_is_not_enabled_is_not_loaded() {
+fn disabled_nccl_is_not_loaded() {
     Fakes::new().cuda().env("PEERWEAVE_NCCL_PATH", "/nowhere").run(|| {
         let off = || {
             let mut options = options();
@@ -291,7 +292,7 @@ fn graphs_with_nccl_calls_can_alternate_with_queued_calls() {
             let captured = gather().and_then(|()| world.team().barrier(&queue).map(drop));
             let graph = own.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
             captured.unwrap();
-            let graph = graph.unwrap().expect("a graph");
+            let graph = graph.unwrap().expect("the capture returns a graph");
             for _ in 0..3 {
                 y.fill(7).unwrap();
                 world.team().barrier_blocking().unwrap();
@@ -328,8 +329,8 @@ fn timed_out_nccl_call_names_the_missing_pe() {
                     0 => team.all_reduce_blocking(&x, &y, ReduceOp::Sum).unwrap_err(),
                     _ => team.all_reduce(&stream, &x, &y, ReduceOp::Sum).and_then(|ticket| ticket.wait()).unwrap_err(),
                 };
-                assert!(start.elapsed() < Duration::from_secs(25), "{:?}", start.elapsed());
-                let Error::Timeout(timeout) = &error else { panic!("{error}") };
+                assert!(start.elapsed() < Duration::from_secs(25), "the call took {:?}", start.elapsed());
+                let Error::Timeout(timeout) = &error else { panic!("{error}, expected a timeout") };
                 assert_eq!((timeout.call, &timeout.missing[..]), ("all_reduce", &[Pe::new(1)][..]), "{error}");
                 // The team is poisoned, and later calls are refused.
                 let refused = team.barrier_blocking().unwrap_err();
@@ -395,7 +396,7 @@ fn graph_of_a_killed_pe(child: &peerweave_fakes::Child) {
     let captured = world.team().all_reduce_in_place(&queue, &x, ReduceOp::Sum).map(drop);
     let graph = own.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
     captured.unwrap();
-    let graph = graph.unwrap().expect("a graph");
+    let graph = graph.unwrap().expect("the capture returns a graph");
     world.team().barrier_blocking().unwrap();
     if world.my_pe() == Pe::new(1) {
         std::process::abort();
@@ -433,7 +434,11 @@ fn one_is_killed(child: &peerweave_fakes::Child) {
             enqueued.and_then(|()| stream.synchronize()).unwrap_err()
         }
     };
-    assert!(start.elapsed() < Duration::from_secs(20), "at once, not at the deadline: {:?}", start.elapsed());
+    assert!(
+        start.elapsed() < Duration::from_secs(20),
+        "the call took {:?}, expected an error long before the deadline",
+        start.elapsed()
+    );
     assert!(matches!(error, Error::Peer { cause: PeerCause::Died, .. }), "{error}");
     assert_eq!(error.blamed(), [Pe::new(2)], "{error}");
     // Calls that need no other PE still work.
@@ -442,6 +447,6 @@ fn one_is_killed(child: &peerweave_fakes::Child) {
     drop((x, y, stream));
     drop(world);
     let (ended, took) = gpu.end();
-    assert!(ended.is_err(), "a PE is lost");
-    assert!(took < Duration::from_secs(20), "the dead PE is not waited for: {took:?}");
+    assert!(ended.is_err(), "the end succeeded, expected an error, because a PE is lost");
+    assert!(took < Duration::from_secs(20), "the end took {took:?}, expected no wait for the dead PE");
 }

@@ -126,7 +126,7 @@ const ROUNDS: usize = 64;
 const FEW: usize = 16;
 
 #[test]
-fn repeated_call_stays_within_allocation_and_driver_limits() {
+fn repeated_call_stays_within_allocation_and_driver_call_limits() {
     let fakes = Fakes::new().cuda();
     fakes.run(|| {
         let threads = Barrier::new(2);
@@ -141,7 +141,7 @@ fn costs(world: &World, threads: &Barrier) -> Vec<String> {
     const LEN: usize = 8;
     let (team, stream, other) = (world.team(), world.stream().unwrap(), Rank::new(1 - world.my_pe().get()));
     let context = peerweave_driver::context(world.my_pe().index()).expect("the fake has devices");
-    let memory = DeviceMemory::<f32>::alloc(&context, LEN).expect("allocated");
+    let memory = DeviceMemory::<f32>::alloc(&context, LEN).expect("the memory is allocated");
     let on = Operands {
         x: world.alloc_zeroed(LEN).unwrap(),
         y: world.alloc_zeroed(LEN).unwrap(),

@@ -25,13 +25,14 @@ fn options() -> GpuOptions {
 
 /// Runs work on the GPU, and drops memory that other threads free later.
 fn work(gpu: &Gpu) {
-    let (word, signal) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.alloc::<u64>(1).expect("allocated"));
-    let (kept, stream) = (gpu.alloc::<u64>(1000).expect("allocated"), gpu.stream().expect("a stream"));
-    stream.launch(&ring::KERNEL, 1, 1, (word.slice(), signal.slice(), 1)).expect("launched");
-    stream.launch(&count_up::KERNEL, 2, 64, (kept.slice(), 5)).expect("launched");
+    let (word, signal) =
+        (gpu.alloc::<u64>(1).expect("the memory is allocated"), gpu.alloc::<u64>(1).expect("the memory is allocated"));
+    let (kept, stream) = (gpu.alloc::<u64>(1000).expect("the memory is allocated"), gpu.stream().expect("the stream is created"));
+    stream.launch(&ring::KERNEL, 1, 1, (word.slice(), signal.slice(), 1)).expect("the kernel is launched");
+    stream.launch(&count_up::KERNEL, 2, 64, (kept.slice(), 5)).expect("the kernel is launched");
     stream.wait().expect("the kernels complete");
     gpu.barrier("worked").expect("all PEs arrive");
-    gpu.free(word).expect("freed");
+    gpu.free(word).expect("the memory is freed");
     // The other allocations are dropped without being freed, so they stay allocated.
 }
 
@@ -50,7 +51,7 @@ fn is_free_right_after(end: impl Fn(Gpu) + Copy + Send + Sync + 'static) {
 
 #[test]
 fn gpu_end_releases_its_handles_of_the_rendezvous() {
-    fakes().run(|| is_free_right_after(|gpu| gpu.end().expect("nothing failed")));
+    fakes().run(|| is_free_right_after(|gpu| gpu.end().expect("the GPU ends without an error")));
 }
 
 #[test]
@@ -62,7 +63,7 @@ fn modules_are_unloaded_when_end_returns() {
                 let (loads, unloads) = (entered("cuModuleLoadDataEx"), entered("cuModuleUnload"));
                 gpu.load_crate(ring::KERNEL.ptx()).expect("all kernels are registered");
                 let loaded = entered("cuModuleLoadDataEx") - loads;
-                gpu.end().expect("nothing failed");
+                gpu.end().expect("the GPU ends without an error");
                 assert_eq!(entered("cuModuleUnload") - unloads, loaded);
             });
         }
@@ -81,10 +82,11 @@ fn rendezvous_is_released_by_a_drop_with_work_in_flight() {
         pes_that_may_fail(2, short, |gpu| {
             let gpu = gpu.expect("the GPU is set up");
             let rendezvous: Arc<Rendezvous> = Arc::clone(gpu.rendezvous());
-            let (signal, stream) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.stream().expect("a stream"));
+            let (signal, stream) =
+                (gpu.alloc::<u64>(1).expect("the memory is allocated"), gpu.stream().expect("the stream is created"));
             // The kernel ends at its deadline, after the signal, the stream and the GPU have been
             // dropped.
-            stream.launch(&wait_for_ever::KERNEL, 1, 1, (signal.slice(), 1 - gpu.pe().get())).expect("launched");
+            stream.launch(&wait_for_ever::KERNEL, 1, 1, (signal.slice(), 1 - gpu.pe().get())).expect("the kernel is launched");
             drop((signal, stream));
             drop(gpu);
             assert_eq!(Arc::strong_count(&rendezvous), HANDLES);
@@ -97,12 +99,13 @@ fn end_of_a_gpu_with_other_handles_is_misuse() {
     fakes().run(|| {
         pes_that_may_fail(1, options(), |gpu| {
             let gpu = gpu.expect("the GPU is set up");
-            let (memory, stream) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.stream().expect("a stream"));
-            let error = gpu.clone().end().expect_err("there are a stream, memory and a clone");
-            let CudaError::Misuse { call: "Gpu::end", value, .. } = &error else { panic!("{error}") };
+            let (memory, stream) =
+                (gpu.alloc::<u64>(1).expect("the memory is allocated"), gpu.stream().expect("the stream is created"));
+            let error = gpu.clone().end().expect_err("the end fails, because a stream, memory and a clone exist");
+            let CudaError::Misuse { call: "Gpu::end", value, .. } = &error else { panic!("{error}, expected a misuse") };
             assert_eq!(value, "in use by 3 other handles");
             drop((memory, stream));
-            gpu.end().expect("the last handle");
+            gpu.end().expect("no other handle exists");
         });
     });
 }
@@ -114,13 +117,16 @@ fn end_after_a_failed_kernel_returns_its_error() {
         pes_that_may_fail(2, short, |gpu| {
             let gpu = gpu.expect("the GPU is set up");
             let rendezvous: Arc<Rendezvous> = Arc::clone(gpu.rendezvous());
-            let (signal, stream) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.stream().expect("a stream"));
+            let (signal, stream) =
+                (gpu.alloc::<u64>(1).expect("the memory is allocated"), gpu.stream().expect("the stream is created"));
             let other = 1 - gpu.pe().get();
-            stream.launch(&wait_for_ever::KERNEL, 1, 1, (signal.slice(), other)).expect("launched");
-            stream.wait().expect_err("no PE signals");
+            stream.launch(&wait_for_ever::KERNEL, 1, 1, (signal.slice(), other)).expect("the kernel is launched");
+            stream.wait().expect_err("the wait fails, because no PE signals");
             drop((signal, stream));
-            let error = gpu.end().expect_err("a kernel failed");
-            let CudaError::Kernel { call: "Gpu::end", failure } = &error else { panic!("{error}") };
+            let error = gpu.end().expect_err("the call fails, because a kernel has failed");
+            let CudaError::Kernel { call: "Gpu::end", failure } = &error else {
+                panic!("{error}, expected the failure of a kernel")
+            };
             assert_eq!(failure.kind, Some(FailureKind::Deadline), "{error}");
             assert_eq!(Arc::strong_count(&rendezvous), HANDLES);
         });

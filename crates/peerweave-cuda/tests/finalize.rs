@@ -26,7 +26,8 @@ fn finalize_waits_for_the_calls_of_other_threads() {
     Fakes::new().cuda().run(|| {
         let options = GpuOptions::new(4 << 20).deadline(Duration::from_secs(60)).slots(4);
         pes_that_may_fail(2, options, |gpu| {
-            let world = World::new(Cuda::new(gpu.expect("the GPU is set up")).expect("a backend")).expect("a world");
+            let world = World::new(Cuda::new(gpu.expect("the GPU is set up")).expect("the backend is created"))
+                .expect("the world is created");
             let (x, stream) = (world.alloc_zeroed::<u64>(8).unwrap(), world.stream().unwrap());
             let right = Rank::new((world.my_pe().get() + 1) % 2);
             let ready = Barrier::new(4);

@@ -30,7 +30,8 @@ const SHAPES: [&[&str]; 5] = [&["a", "b"], &["a", "a", "b", "b"], &["a", "a", "b
 /// Runs `body` as each PE of a world on these hosts, then ends the world.
 fn worlds(hosts: &[&str], body: impl Fn(&World) + Sync) {
     common::pes_on(hosts, options(), |gpu| {
-        let world = World::new(Cuda::new(gpu.expect("the GPU is set up")).expect("a backend")).expect("a world");
+        let world = World::new(Cuda::new(gpu.expect("the GPU is set up")).expect("the backend is created"))
+            .expect("the world is created");
         body(&world);
         let report = world.finalize().expect("every PE ends the job");
         assert!(report.is_clean(), "{report}");
@@ -326,7 +327,7 @@ fn captured_calls_between_hosts_are_replayed() {
             let captured = calls();
             let graph = own.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
             captured.unwrap();
-            let graph = graph.unwrap().expect("a graph");
+            let graph = graph.unwrap().expect("the capture returns a graph");
             for _ in 0..3 {
                 y.fill(bf16::ZERO).unwrap();
                 world.team().barrier_blocking().unwrap();
@@ -352,7 +353,9 @@ fn collectives_between_hosts_are_refused_without_nccl() {
         worlds(&["a", "a", "b"], |world| {
             let mut sum = [world.my_pe().get()];
             let refused = world.team().all_reduce_in_place_blocking(&mut sum, ReduceOp::Sum).unwrap_err();
-            let Error::Unsupported { call: "all_reduce", why, .. } = refused else { panic!("{refused}") };
+            let Error::Unsupported { call: "all_reduce", why, .. } = refused else {
+                panic!("{refused}, expected that all_reduce is not supported")
+            };
             assert!(why.contains("NCCL cannot be used between hosts: PE 0: NCCL was not found"), "{why}");
             assert!(matches!(world.team().barrier_blocking(), Err(Error::Unsupported { .. })));
             let host = world.team().split(Some(u64::from(world.my_pe().get() / 2)), 0).unwrap().expect("a color was given");
@@ -399,7 +402,11 @@ fn one_is_killed(child: &peerweave_fakes::Child) {
         0 => team.all_reduce_blocking(&x, &y, ReduceOp::Sum).unwrap_err(),
         _ => team.all_reduce(&stream, &x, &y, ReduceOp::Sum).and_then(|ticket| ticket.wait()).unwrap_err(),
     };
-    assert!(start.elapsed() < Duration::from_secs(20), "at once, not at the deadline: {:?}", start.elapsed());
+    assert!(
+        start.elapsed() < Duration::from_secs(20),
+        "the call took {:?}, expected an error long before the deadline",
+        start.elapsed()
+    );
     assert!(matches!(error, Error::Peer { cause: PeerCause::Died, .. }), "{error}");
     assert_eq!(error.blamed(), [Pe::new(2)], "{error}");
     let refused = team.barrier_blocking().unwrap_err();
@@ -409,8 +416,8 @@ fn one_is_killed(child: &peerweave_fakes::Child) {
     drop((x, y, stream));
     drop(world);
     let (ended, took) = gpu.end();
-    assert!(ended.is_err(), "a PE is lost");
-    assert!(took < Duration::from_secs(20), "the dead PE is not waited for: {took:?}");
+    assert!(ended.is_err(), "the end succeeded, expected an error, because a PE is lost");
+    assert!(took < Duration::from_secs(20), "the end took {took:?}, expected no wait for the dead PE");
 }
 
 #[test]
@@ -424,7 +431,7 @@ fn wait_for_a_silent_rank_of_another_host_times_out() {
             if world.my_pe() != Pe::new(2) {
                 let start = Instant::now();
                 let error = world.team().all_reduce_in_place_blocking(&x, ReduceOp::Sum).unwrap_err();
-                assert!(start.elapsed() < Duration::from_secs(25), "{:?}", start.elapsed());
+                assert!(start.elapsed() < Duration::from_secs(25), "the call took {:?}", start.elapsed());
                 assert!(matches!(error, Error::Timeout(_)), "{error}");
                 assert!(matches!(world.team().barrier_blocking(), Err(Error::Poisoned { .. })));
             }

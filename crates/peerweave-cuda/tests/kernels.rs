@@ -23,16 +23,17 @@ fn options() -> GpuOptions {
 fn words_and_signals_reach_the_next_pe() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
-            let (word, signal) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.alloc::<u64>(1).expect("allocated"));
-            let stream = gpu.stream().expect("a stream");
+            let (word, signal) =
+                (gpu.alloc::<u64>(1).expect("the memory is allocated"), gpu.alloc::<u64>(1).expect("the memory is allocated"));
+            let stream = gpu.stream().expect("the stream is created");
             for round in 1..=5 {
-                stream.launch(&ring::KERNEL, 1, 1, (word.slice(), signal.slice(), round)).expect("launched");
+                stream.launch(&ring::KERNEL, 1, 1, (word.slice(), signal.slice(), round)).expect("the kernel is launched");
             }
             let before = u64::from((gpu.pe().get() + 2) % 3);
             assert_eq!(word.read(&stream).expect("the kernels complete"), [10 * before + 7]);
             gpu.barrier("read").expect("all PEs arrive");
-            gpu.free(word).expect("freed");
-            gpu.free(signal).expect("freed");
+            gpu.free(word).expect("the memory is freed");
+            gpu.free(signal).expect("the memory is freed");
         });
     });
 }
@@ -41,9 +42,9 @@ fn words_and_signals_reach_the_next_pe() {
 fn block_barriers_synchronize_all_threads_of_a_block() {
     fakes().run(|| {
         pes(2, options(), |gpu| {
-            let stream = gpu.stream().expect("a stream");
+            let stream = gpu.stream().expect("the stream is created");
             for _ in 0..3 {
-                stream.launch(&barriers::KERNEL, 1, 32, (20,)).expect("launched");
+                stream.launch(&barriers::KERNEL, 1, 32, (20,)).expect("the kernel is launched");
             }
             stream.wait().expect("all PEs reach the barrier");
         });
@@ -55,21 +56,22 @@ fn kernel_error_names_a_missing_pe_and_recovery_resets_barriers() {
     fakes().run(|| {
         let short = options().deadline(Duration::from_secs(3));
         pes(2, short, |gpu| {
-            let signal = gpu.alloc::<u64>(1).expect("allocated");
-            let stream = gpu.stream().expect("a stream");
+            let signal = gpu.alloc::<u64>(1).expect("the memory is allocated");
+            let stream = gpu.stream().expect("the stream is created");
             if gpu.pe() == Pe::new(0) {
                 let start = Instant::now();
-                stream.launch(&wait_for_ever::KERNEL, 1, 1, (signal.slice(), 1)).expect("launched");
-                let error = stream.wait().expect_err("no PE signals");
-                assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
-                let CudaError::Kernel { failure, .. } = &error else { panic!("{error}") };
+                stream.launch(&wait_for_ever::KERNEL, 1, 1, (signal.slice(), 1)).expect("the kernel is launched");
+                let error = stream.wait().expect_err("the wait fails, because no PE signals");
+                assert!(start.elapsed() < Duration::from_secs(20), "the call took {:?}", start.elapsed());
+                let CudaError::Kernel { failure, .. } = &error else { panic!("{error}, expected the failure of a kernel") };
                 assert_eq!((failure.kind, failure.pe), (Some(FailureKind::Deadline), Some(Pe::new(1))), "{error}");
                 assert_eq!((failure.operation, failure.expected), (Some(KernelOp::SignalWaitUntil), u64::MAX), "{error}");
-                let error = stream.launch(&barriers::KERNEL, 1, 1, (1,)).expect_err("a kernel failed");
+                let error =
+                    stream.launch(&barriers::KERNEL, 1, 1, (1,)).expect_err("the call fails, because a kernel has failed");
                 assert!(matches!(error, CudaError::Failed { .. }), "{error}");
             }
             gpu.recover().expect("both PEs arrive");
-            stream.launch(&barriers::KERNEL, 1, 1, (3,)).expect("launched");
+            stream.launch(&barriers::KERNEL, 1, 1, (3,)).expect("the kernel is launched");
             stream.wait().expect("both PEs reach the barrier");
         });
     });
@@ -82,21 +84,26 @@ fn kernels_that_wait_for_a_killed_pe_fail_and_name_the_pe() {
 
 fn one_is_killed(child: &peerweave_fakes::Child) {
     let gpu = common::process(child, options());
-    let (signal, own) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.alloc::<u64>(4).expect("allocated"));
+    let (signal, own) =
+        (gpu.alloc::<u64>(1).expect("the memory is allocated"), gpu.alloc::<u64>(4).expect("the memory is allocated"));
     gpu.barrier("ready").expect("all PEs arrive");
     if gpu.pe() == Pe::new(2) {
         std::thread::sleep(Duration::from_millis(200));
         std::process::abort();
     }
-    let stream = gpu.stream().expect("a stream");
+    let stream = gpu.stream().expect("the stream is created");
     let start = Instant::now();
-    stream.launch(&wait_for_ever::KERNEL, 1, 1, (signal.slice(), 2)).expect("launched");
-    let error = stream.wait().expect_err("PE 2 is dead");
+    stream.launch(&wait_for_ever::KERNEL, 1, 1, (signal.slice(), 2)).expect("the kernel is launched");
+    let error = stream.wait().expect_err("the wait fails, because PE 2 is dead");
     assert!(matches!(error, CudaError::PeLost { .. }) && error.pe() == Some(Pe::new(2)), "{error}");
-    assert!(start.elapsed() < Duration::from_secs(20), "at once, not at the deadline: {:?}", start.elapsed());
+    assert!(
+        start.elapsed() < Duration::from_secs(20),
+        "the call took {:?}, expected an error long before the deadline",
+        start.elapsed()
+    );
     // Calls that need no other PE still work.
     own.write(&stream, 0, &[1, 2, 3, 4]).expect("the GPU is usable");
-    let error = gpu.recover().expect_err("PE 2 stays dead");
+    let error = gpu.recover().expect_err("the recovery fails, because PE 2 is dead");
     assert_eq!(error.pe(), Some(Pe::new(2)), "{error}");
 }
 
@@ -104,15 +111,19 @@ fn one_is_killed(child: &peerweave_fakes::Child) {
 fn invalid_launches_are_refused_before_anything_runs() {
     fakes().run(|| {
         pes(1, options(), |gpu| {
-            let (memory, other) = (gpu.alloc::<u64>(16).expect("allocated"), gpu.alloc::<u64>(16).expect("allocated"));
-            let stream = gpu.stream().expect("a stream");
-            let error = stream.launch(&count_up::KERNEL, 0, 1, (memory.slice(), 0)).expect_err("no blocks");
+            let (memory, other) =
+                (gpu.alloc::<u64>(16).expect("the memory is allocated"), gpu.alloc::<u64>(16).expect("the memory is allocated"));
+            let stream = gpu.stream().expect("the stream is created");
+            let error = stream
+                .launch(&count_up::KERNEL, 0, 1, (memory.slice(), 0))
+                .expect_err("the launch fails, because it has no blocks");
             assert!(matches!(error, CudaError::Driver(DriverError::Launch(LaunchError::Shape { .. }))), "{error}");
             let freed = memory.slice();
-            gpu.free(memory).expect("freed");
-            let error = stream.launch(&count_up::KERNEL, 1, 1, (freed, 0)).expect_err("the memory was freed");
+            gpu.free(memory).expect("the memory is freed");
+            let error =
+                stream.launch(&count_up::KERNEL, 1, 1, (freed, 0)).expect_err("the launch fails, because the memory was freed");
             assert!(matches!(error, CudaError::Misuse { .. }), "{error}");
-            stream.launch(&count_up::KERNEL, 1, 1, (other.slice(), 3)).expect("launched");
+            stream.launch(&count_up::KERNEL, 1, 1, (other.slice(), 3)).expect("the kernel is launched");
             assert_eq!(other.read(&stream).expect("the work completes"), (3..19).collect::<Vec<u64>>());
         });
     });
@@ -122,20 +133,21 @@ fn invalid_launches_are_refused_before_anything_runs() {
 fn graph_replays_kernels_after_their_memory_was_dropped() {
     fakes().run(|| {
         pes(2, options(), |gpu| {
-            let (memory, copy) = (gpu.alloc::<u64>(8).expect("allocated"), gpu.alloc::<u64>(8).expect("allocated"));
-            let stream = gpu.stream().expect("a stream");
+            let (memory, copy) =
+                (gpu.alloc::<u64>(8).expect("the memory is allocated"), gpu.alloc::<u64>(8).expect("the memory is allocated"));
+            let stream = gpu.stream().expect("the stream is created");
             stream.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("the capture begins");
-            stream.launch(&barriers::KERNEL, 1, 2, (2,)).expect("captured");
-            stream.launch(&count_up::KERNEL, 1, 4, (memory.slice(), 1)).expect("captured");
-            stream.launch(&count_up::KERNEL, 1, 4, (copy.slice(), 2)).expect("captured");
+            stream.launch(&barriers::KERNEL, 1, 2, (2,)).expect("the call is captured");
+            stream.launch(&count_up::KERNEL, 1, 4, (memory.slice(), 1)).expect("the call is captured");
+            stream.launch(&count_up::KERNEL, 1, 4, (copy.slice(), 2)).expect("the call is captured");
             let graph = stream.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
-            let graph = graph.expect("the capture ends").expect("a graph");
+            let graph = graph.expect("the capture ends").expect("the capture returns a graph");
             drop(memory);
             for _ in 0..4 {
-                graph.launch().expect("launched");
+                graph.launch().expect("the graph is launched");
             }
             assert_eq!(copy.read(&stream).expect("the work completes"), (2..10).collect::<Vec<u64>>());
-            stream.launch(&barriers::KERNEL, 1, 2, (1,)).expect("launched");
+            stream.launch(&barriers::KERNEL, 1, 2, (1,)).expect("the kernel is launched");
             stream.wait().expect("the epochs continue after the graph");
         });
     });

@@ -32,7 +32,7 @@ fn kernel_is_loaded_without_other_kernels_of_its_crate() {
             driver::register_kernel("bench_p", never);
             let before = entered(LOAD);
             gpu.load(&bench_p::KERNEL).expect("the module has no other kernel");
-            let error = gpu.load(&bench_g::KERNEL).expect_err("the kernel is not registered");
+            let error = gpu.load(&bench_g::KERNEL).expect_err("the load fails, because the kernel is not registered");
             assert!(matches!(error, CudaError::Driver(_)), "{error}");
             assert_eq!(entered(LOAD) - before, 2);
             gpu.load(&bench_p::KERNEL).expect("the kernel is loaded");
@@ -52,10 +52,11 @@ fn launches_after_load_crate_load_no_further_module() {
             // modules are equal.
             assert_eq!(entered("cuFuncLoad"), before, "number of loaded functions, expected that of modules");
             gpu.barrier("counted").expect("both PEs arrive");
-            let (word, signal) = (gpu.alloc::<u64>(9).expect("allocated"), gpu.alloc::<u64>(1).expect("allocated"));
-            let stream = gpu.stream().expect("a stream");
-            stream.launch(&ring::KERNEL, 1, 1, (word.slice(), signal.slice(), 1)).expect("launched");
-            stream.launch(&count_up::KERNEL, 1, 9, (word.slice(), 5)).expect("launched");
+            let (word, signal) =
+                (gpu.alloc::<u64>(9).expect("the memory is allocated"), gpu.alloc::<u64>(1).expect("the memory is allocated"));
+            let stream = gpu.stream().expect("the stream is created");
+            stream.launch(&ring::KERNEL, 1, 1, (word.slice(), signal.slice(), 1)).expect("the kernel is launched");
+            stream.launch(&count_up::KERNEL, 1, 9, (word.slice(), 5)).expect("the kernel is launched");
             stream.wait().expect("both kernels complete");
             assert_eq!(entered(LOAD), before);
             gpu.barrier("ended").expect("both PEs arrive");
@@ -68,9 +69,10 @@ fn failure_to_load_one_kernel_of_a_crate_is_an_error() {
     fakes().run(|| {
         pes(1, options(), |gpu| {
             driver::register_kernel("bench_p", never);
-            let error = gpu.load_crate(bench_p::KERNEL.ptx()).expect_err("the other kernels are not registered");
+            let error =
+                gpu.load_crate(bench_p::KERNEL.ptx()).expect_err("the load fails, because the other kernels are not registered");
             assert!(matches!(error, CudaError::Driver(_)), "{error}");
-            gpu.load(&bench_p::KERNEL).expect("other kernels are not needed");
+            gpu.load(&bench_p::KERNEL).expect("the load needs no other kernels");
         });
     });
 }

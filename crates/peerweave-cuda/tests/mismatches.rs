@@ -1,6 +1,6 @@
 //! Tests of calls on GPUs whose arguments differ among the PEs. Every PE gets an error with the
-//! same text as on the host backend. After a failed call that agrees on the host, the world stays
-//! usable.
+//! same text as on the host backend. If the PEs compare a call on the host before it begins, the
+//! world stays usable after the call has failed.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -114,7 +114,7 @@ fn collectives_differ(odd: &str, others: &str, call: impl Fn(&World, bool) -> Re
         // If the kernel of a rank has ended before the other ranks begin, this rank detects the
         // difference only in its next call.
         let error = call(&world, is_odd).and_then(|()| world.team().barrier_blocking()).unwrap_err();
-        assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(20), "the call took {:?}", start.elapsed());
         let Error::Mismatch(mismatch) = &error else { panic!("{}: {error}", world.my_pe()) };
         let (mine, theirs) = if is_odd { (odd, others) } else { (others, odd) };
         assert_eq!((mismatch.mine.as_str(), mismatch.theirs.as_str()), (mine, theirs));
@@ -178,9 +178,9 @@ fn streamed_collectives_of_different_types_or_roots_mismatch() {
     });
 }
 
-/// Exchanges 20 equal messages between two PEs, then makes `call`, in which a message of PE 0 to
-/// PE 1 differs from what PE 1 receives. Checks that each PE gets an error with both, long before
-/// the deadline.
+/// Exchanges 20 equal messages between two PEs, then makes `call`, in which a message of PE 0 to PE
+/// 1 differs from what PE 1 receives. Checks that each PE gets an error with both messages, long
+/// before the deadline.
 fn messages_differ(sent: &str, received: &str, call: impl Fn(&World, u32) -> Result<()> + Sync) {
     let ends = common::pes_that_may_fail(2, options(), |gpu| {
         let world = World::new(Cuda::new(gpu.unwrap()).unwrap()).unwrap();
@@ -195,8 +195,8 @@ fn messages_differ(sent: &str, received: &str, call: impl Fn(&World, u32) -> Res
         // The kernel of a sender may end before the receiver begins. The sender then detects the
         // difference in its next call.
         let error = call(&world, me).and_then(|()| team.barrier_blocking()).unwrap_err();
-        assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
-        let Error::Mismatch(mismatch) = &error else { panic!("PE {me}: {error}") };
+        assert!(start.elapsed() < Duration::from_secs(20), "the call took {:?}", start.elapsed());
+        let Error::Mismatch(mismatch) = &error else { panic!("PE {me}: {error}, expected a mismatch") };
         let (mine, theirs) = if me == 0 { (sent, received) } else { (received, sent) };
         assert_eq!((mismatch.mine.as_str(), mismatch.theirs.as_str()), (mine, theirs));
         assert_eq!(error.blamed(), [Pe::new(1 - me)], "{error}");

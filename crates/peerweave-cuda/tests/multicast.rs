@@ -18,8 +18,8 @@ fn options() -> GpuOptions {
 
 /// Returns the multicast address that a kernel finds in its context.
 fn base(gpu: &Gpu) -> u64 {
-    let (found, stream) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.stream().expect("a stream"));
-    stream.launch(&multicast_base::KERNEL, 1, 1, (found.slice(),)).expect("launched");
+    let (found, stream) = (gpu.alloc::<u64>(1).expect("the memory is allocated"), gpu.stream().expect("the stream is created"));
+    stream.launch(&multicast_base::KERNEL, 1, 1, (found.slice(),)).expect("the kernel is launched");
     found.read(&stream).expect("the work completes")[0]
 }
 
@@ -29,14 +29,15 @@ fn context_has_a_multicast_address_that_reaches_every_pe() {
         pes(3, options().multicast(true), |gpu| {
             let base = base(gpu);
             assert_ne!(base, 0);
-            let (memory, stream) = (gpu.alloc::<u64>(4).expect("allocated"), gpu.stream().expect("a stream"));
+            let (memory, stream) =
+                (gpu.alloc::<u64>(4).expect("the memory is allocated"), gpu.stream().expect("the stream is created"));
             if gpu.pe().get() == 1 {
                 let place = memory.slice().at(2).offset();
                 common::store_by_multicast(base + place.0, &(0x1234_u64).to_ne_bytes());
             }
             gpu.barrier("stored").expect("all PEs arrive");
             assert_eq!(memory.read(&stream).expect("the memory is read"), [0, 0, 0x1234, 0]);
-            stream.launch(&barriers::KERNEL, 1, 32, (3,)).expect("launched");
+            stream.launch(&barriers::KERNEL, 1, 32, (3,)).expect("the kernel is launched");
             stream.wait().expect("all PEs reach the barrier");
         });
     });
@@ -53,7 +54,7 @@ fn context_has_no_multicast_address_by_default() {
 fn setup_with_disabled_multicast_fails() {
     fakes().env("PEERWEAVE_MULTICAST", "off").run(|| {
         common::pes_that_may_fail(2, options().multicast(true), |gpu| {
-            let error = gpu.expect_err("multicast is disabled");
+            let error = gpu.expect_err("the set-up fails, because multicast is disabled");
             assert!(matches!(error, CudaError::Vmm(VmmError::MulticastDisabled(_))), "{error}");
         });
     });

@@ -34,18 +34,19 @@ fn kernels_access_peers_in_nvshmems_heap() {
     fakes().run_many(3, |child| {
         let gpu = gpu(&child);
         assert!(!gpu.uses_network(), "all memory is mapped");
-        let (word, signal) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.alloc::<u64>(1).expect("allocated"));
-        let stream = gpu.stream().expect("a stream");
+        let (word, signal) =
+            (gpu.alloc::<u64>(1).expect("the memory is allocated"), gpu.alloc::<u64>(1).expect("the memory is allocated"));
+        let stream = gpu.stream().expect("the stream is created");
         for round in 1..=5 {
-            stream.launch(&ring::KERNEL, 1, 1, (word.slice(), signal.slice(), round)).expect("launched");
+            stream.launch(&ring::KERNEL, 1, 1, (word.slice(), signal.slice(), round)).expect("the kernel is launched");
         }
         let before = u64::from((gpu.pe().get() + 2) % 3);
         assert_eq!(word.read(&stream).expect("the kernels complete"), [10 * before + 7]);
-        stream.launch(&barriers::KERNEL, 1, 64, (5,)).expect("launched");
+        stream.launch(&barriers::KERNEL, 1, 64, (5,)).expect("the kernel is launched");
         stream.wait().expect("all PEs reach the barrier");
         gpu.barrier("read").expect("all PEs arrive");
-        gpu.free(word).expect("freed");
-        gpu.free(signal).expect("freed");
+        gpu.free(word).expect("the memory is freed");
+        gpu.free(signal).expect("the memory is freed");
     });
 }
 
@@ -53,24 +54,24 @@ fn kernels_access_peers_in_nvshmems_heap() {
 fn freed_memory_is_reused_and_zeroed() {
     fakes().run_many(2, |child| {
         let gpu = gpu(&child);
-        let stream = gpu.stream().expect("a stream");
+        let stream = gpu.stream().expect("the stream is created");
         let words = 3 << 15;
         for round in 0..4 {
             // Each allocation takes three quarters of the heap, so the heap has no room for two
             // allocations.
             let memory = gpu.alloc::<u64>(words).expect("the previous allocation was freed");
             assert_eq!(memory.read(&stream).expect("the memory is read"), vec![0; words]);
-            stream.launch(&count_up::KERNEL, 1, 64, (memory.slice(), round)).expect("launched");
+            stream.launch(&count_up::KERNEL, 1, 64, (memory.slice(), round)).expect("the kernel is launched");
             memory.write(&stream, 5, &[77, 78]).expect("the range is inside the memory");
             let found = memory.read(&stream).expect("the work completes");
             assert_eq!((found[4], found[5], found[6], found[7]), (round + 4, 77, 78, round + 7));
-            let error = gpu.alloc::<u64>(words).expect_err("there is no room for two");
+            let error = gpu.alloc::<u64>(words).expect_err("the call fails, because the heap has no room for two allocations");
             assert!(
                 error.to_string().starts_with("Gpu::alloc: the length is 786432 bytes, expected at most ")
                     && error.to_string().ends_with(" bytes, the free part of the heap"),
                 "{error}"
             );
-            gpu.free(memory).expect("freed");
+            gpu.free(memory).expect("the memory is freed");
         }
     });
 }
@@ -79,22 +80,23 @@ fn freed_memory_is_reused_and_zeroed() {
 fn free_in_nvshmems_heap_waits_for_kernels_that_use_the_memory() {
     fakes().run_many(1, |child| {
         let gpu = gpu(&child);
-        let (signal, memory) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.alloc::<u64>(64).expect("allocated"));
-        let (stream, other) = (gpu.stream().expect("a stream"), gpu.stream().expect("a stream"));
-        stream.launch(&wait_for_ever::KERNEL, 1, 1, (signal.slice(), 0)).expect("launched");
-        stream.launch(&count_up::KERNEL, 1, 64, (memory.slice(), 0)).expect("launched");
+        let (signal, memory) =
+            (gpu.alloc::<u64>(1).expect("the memory is allocated"), gpu.alloc::<u64>(64).expect("the memory is allocated"));
+        let (stream, other) = (gpu.stream().expect("the stream is created"), gpu.stream().expect("the stream is created"));
+        stream.launch(&wait_for_ever::KERNEL, 1, 1, (signal.slice(), 0)).expect("the kernel is launched");
+        stream.launch(&count_up::KERNEL, 1, 64, (memory.slice(), 0)).expect("the kernel is launched");
         let delay = Duration::from_millis(300);
         let start = Instant::now();
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 std::thread::sleep(delay);
-                signal.write(&other, 0, &[u64::MAX]).expect("written");
+                signal.write(&other, 0, &[u64::MAX]).expect("the elements are written");
             });
-            gpu.free(memory).expect("freed after the kernels");
+            gpu.free(memory).expect("the memory is freed after the kernels");
             assert!(start.elapsed() >= delay, "freed after {:?}, while a kernel used the memory", start.elapsed());
         });
         stream.wait().expect("the kernels complete");
-        gpu.free(signal).expect("freed");
+        gpu.free(signal).expect("the memory is freed");
     });
 }
 
@@ -102,25 +104,26 @@ fn free_in_nvshmems_heap_waits_for_kernels_that_use_the_memory() {
 fn memory_of_a_graph_in_nvshmems_heap_is_not_freed() {
     fakes().run_many(2, |child| {
         let gpu = gpu(&child);
-        let (memory, stream) = (gpu.alloc::<u64>(64).expect("allocated"), gpu.stream().expect("a stream"));
+        let (memory, stream) =
+            (gpu.alloc::<u64>(64).expect("the memory is allocated"), gpu.stream().expect("the stream is created"));
         let offset = memory.slice().offset();
         let graph = (child.rank == 0).then(|| {
             stream.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("the capture begins");
-            stream.launch(&count_up::KERNEL, 1, 64, (memory.slice(), 0)).expect("captured");
+            stream.launch(&count_up::KERNEL, 1, 64, (memory.slice(), 0)).expect("the call is captured");
             let graph = stream.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
-            graph.expect("the capture ends").expect("a graph")
+            graph.expect("the capture ends").expect("the capture returns a graph")
         });
-        let error = gpu.free(memory).expect_err("a graph of PE 0 uses the memory");
+        let error = gpu.free(memory).expect_err("the call fails, because a graph of PE 0 uses the memory");
         match &error {
             CudaError::Misuse { call: "Gpu::free", .. } if child.rank == 0 => {}
             CudaError::PeFailed { pe, .. } if child.rank == 1 && *pe == Pe::new(0) => {}
-            _ => panic!("{error}"),
+            _ => panic!("PE {}: unexpected error: {error}", child.rank),
         }
         if let Some(graph) = graph {
-            graph.launch().expect("launched");
+            graph.launch().expect("the graph is launched");
             stream.wait().expect("the kernel completes");
         }
-        assert_ne!(gpu.alloc::<u64>(64).expect("allocated").slice().offset(), offset, "the memory stays allocated");
+        assert_ne!(gpu.alloc::<u64>(64).expect("the memory is allocated").slice().offset(), offset, "the memory stays allocated");
     });
 }
 
@@ -128,11 +131,11 @@ fn memory_of_a_graph_in_nvshmems_heap_is_not_freed() {
 fn frees_of_different_memory_are_refused_on_all_pes() {
     fakes().run_many(2, |child| {
         let gpu = gpu(&child);
-        let first = gpu.alloc::<u32>(100).expect("allocated");
-        let second = gpu.alloc::<u32>(100).expect("allocated");
+        let first = gpu.alloc::<u32>(100).expect("the memory is allocated");
+        let second = gpu.alloc::<u32>(100).expect("the memory is allocated");
         // The allocations have the same length, and the PEs free them in different orders.
         let (one, other) = if child.rank == 0 { (first, second) } else { (second, first) };
-        let error = gpu.free(one).expect_err("PEs free different memory");
+        let error = gpu.free(one).expect_err("the call fails, because PEs free different memory");
         assert!(matches!(&error, CudaError::Misuse { call: "Gpu::free", .. }), "{error}");
         drop(other);
     });
@@ -143,9 +146,11 @@ fn teams_in_nvshmems_heap_can_be_split_and_destroyed() {
     fakes().run_many(3, |child| {
         let gpu = gpu(&child);
         let me = gpu.pe().get();
-        let (word, stream) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.stream().expect("a stream"));
-        let (to, from) = (gpu.alloc::<u32>(33).expect("allocated"), gpu.alloc::<u32>(33).expect("allocated"));
-        from.write(&stream, 0, &[me + 1; 33]).expect("written");
+        let (word, stream) =
+            (gpu.alloc::<u64>(1).expect("the memory is allocated"), gpu.stream().expect("the stream is created"));
+        let (to, from) =
+            (gpu.alloc::<u32>(33).expect("the memory is allocated"), gpu.alloc::<u32>(33).expect("the memory is allocated"));
+        from.write(&stream, 0, &[me + 1; 33]).expect("the elements are written");
         gpu.barrier("written").expect("all PEs arrive");
         // There are more rounds than team numbers, and each round has different members.
         let mut total = 0;
@@ -153,9 +158,9 @@ fn teams_in_nvshmems_heap_can_be_split_and_destroyed() {
             let color = u64::from((me + round).is_multiple_of(3));
             let team = gpu.split(Some(color), -i64::from(me)).expect("all PEs split").expect("a color was given");
             let sum: u32 = team.members().iter().map(|pe| pe.get() + 1).sum();
-            stream.launch(&meet_in_team::KERNEL, 1, 32, (team.kernel_team(), word.slice(), 3)).expect("launched");
+            stream.launch(&meet_in_team::KERNEL, 1, 32, (team.kernel_team(), word.slice(), 3)).expect("the kernel is launched");
             let args = (team.kernel_team(), to.slice(), from.slice());
-            stream.launch(&sum_in_team::KERNEL, 1, 32, args).expect("launched");
+            stream.launch(&sum_in_team::KERNEL, 1, 32, args).expect("the kernel is launched");
             total += 3 * u64::from(sum);
             assert_eq!(word.read(&stream).expect("the work completes"), [total]);
             assert_eq!(to.read(&stream).expect("the work completes"), [sum; 33]);
@@ -170,15 +175,16 @@ fn kernel_error_names_the_missing_pe_on_nvshmems_heap() {
     fakes().run_many(2, |child| {
         let short = options(Transport::Nvshmem(settings())).deadline(Duration::from_secs(3));
         let gpu = common::process(&child, short);
-        let (signal, stream) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.stream().expect("a stream"));
+        let (signal, stream) =
+            (gpu.alloc::<u64>(1).expect("the memory is allocated"), gpu.stream().expect("the stream is created"));
         if gpu.pe() == Pe::new(0) {
-            stream.launch(&wait_for_ever::KERNEL, 1, 1, (signal.slice(), 1)).expect("launched");
-            let error = stream.wait().expect_err("no PE signals");
-            let CudaError::Kernel { failure, .. } = &error else { panic!("{error}") };
+            stream.launch(&wait_for_ever::KERNEL, 1, 1, (signal.slice(), 1)).expect("the kernel is launched");
+            let error = stream.wait().expect_err("the wait fails, because no PE signals");
+            let CudaError::Kernel { failure, .. } = &error else { panic!("{error}, expected the failure of a kernel") };
             assert_eq!((failure.kind, failure.pe), (Some(FailureKind::Deadline), Some(Pe::new(1))), "{error}");
         }
         gpu.recover().expect("both PEs arrive");
-        stream.launch(&barriers::KERNEL, 1, 1, (3,)).expect("launched");
+        stream.launch(&barriers::KERNEL, 1, 1, (3,)).expect("the kernel is launched");
         stream.wait().expect("both PEs reach the barrier");
     });
 }
@@ -188,10 +194,13 @@ fn launch_by_network_fails_without_nvshmems_device_library() {
     fakes().run_many(2, |child| {
         let gpu = common::process(&child, options(Transport::Network(settings())));
         assert!(gpu.uses_network(), "no other PE is reached directly");
-        let (word, signal) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.alloc::<u64>(1).expect("allocated"));
-        let stream = gpu.stream().expect("a stream");
+        let (word, signal) =
+            (gpu.alloc::<u64>(1).expect("the memory is allocated"), gpu.alloc::<u64>(1).expect("the memory is allocated"));
+        let stream = gpu.stream().expect("the stream is created");
         // The fake NVSHMEM has no device library, so the launch fails before anything runs.
-        let error = stream.launch(&ring::KERNEL, 1, 1, (word.slice(), signal.slice(), 1)).expect_err("no device library");
+        let error = stream
+            .launch(&ring::KERNEL, 1, 1, (word.slice(), signal.slice(), 1))
+            .expect_err("the launch fails without a device library");
         assert!(matches!(error, CudaError::Link(_)), "{error}");
         gpu.barrier("refused").expect("all PEs arrive");
     });

@@ -72,7 +72,7 @@ fn explain_names_the_chosen_algorithm_and_sums_are_right() {
                     assert!(explained.to_string().contains(&format!("because the caller chose {method}")), "{explained}");
                     sums_are_right(&world, 700);
                 }
-                assert!(!cuda(&world).choose(CollectiveKind::AllReduce, Some(Method::Messages)), "it has no such method");
+                assert!(!cuda(&world).choose(CollectiveKind::AllReduce, Some(Method::Messages)), "all_reduce has no such method");
                 assert!(cuda(&world).choose(CollectiveKind::AllReduce, None));
                 assert_eq!(explain(), default);
                 let scan = Query::new(CollectiveKind::Scan, DType::U32, 1);
@@ -129,7 +129,8 @@ fn maximum_number_of_blocks_limits_launches() {
         pes(2, options, |_, world| {
             let world = world.unwrap();
             let query = Query::new(CollectiveKind::AllReduce, DType::U32, 1 << 20);
-            let route = cuda(&world).explain(world.team(), &query).unwrap().route.expect("Peerweave's kernels");
+            let route =
+                cuda(&world).explain(world.team(), &query).unwrap().route.expect("Peerweave's kernels carry out the call");
             assert!(route.blocks <= 2, "{route:?}");
             sums_are_right(&world, 5000);
             assert!(world.finalize().unwrap().is_clean());
@@ -158,7 +159,7 @@ impl File {
 
 impl Drop for File {
     fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(self.0.parent().expect("a directory"));
+        let _ = std::fs::remove_dir_all(self.0.parent().expect("the file is in a directory"));
     }
 }
 
@@ -184,7 +185,7 @@ fn route_table_of_a_file_replaces_the_built_in_table() {
 }
 
 #[test]
-fn damaged_or_foreign_table_is_an_error_that_names_the_file() {
+fn unusable_route_table_is_an_error_that_names_its_file() {
     Fakes::new().cuda().run(|| {
         let text = RouteTable::builtin("any").to_string();
         for (name, text, what) in [
@@ -216,7 +217,7 @@ fn setup_with_different_choices_or_tables_fails_on_all_pes() {
         let file = File::new("other", &RouteTable::builtin("any").to_string().replace("8K", "4K"));
         let table = |pe| if pe == 0 { CudaOptions::default() } else { file.options() };
         for error in pes(2, table, |_, world| world.map(drop).unwrap_err().to_string()) {
-            assert!(error.contains("a table of a file") && error.contains("the built-in table"), "{error}");
+            assert!(error.contains("a table from a file") && error.contains("the built-in table"), "{error}");
         }
     });
 }

@@ -70,7 +70,7 @@ fn receive_times_out_if_ordered_before_the_send() {
                 let _ = team.send(&second, &x, other);
                 ticket.wait()
             };
-            assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+            assert!(start.elapsed() < Duration::from_secs(10), "the call took {:?}", start.elapsed());
             let _ = (first.synchronize(), second.synchronize());
             x.release().unwrap();
             outcome
@@ -80,7 +80,7 @@ fn receive_times_out_if_ordered_before_the_send() {
             outcomes.iter().enumerate().filter_map(|(pe, outcome)| Some((pe, outcome.as_ref().err()?))).collect();
         assert!(!errors.is_empty(), "no wait ended at the deadline");
         for (pe, error) in errors {
-            let Error::Timeout(timeout) = error else { panic!("PE {pe}: {error}") };
+            let Error::Timeout(timeout) = error else { panic!("PE {pe}: {error}, expected a timeout") };
             assert_eq!(timeout.missing, [Pe::new(1 - pe as u32)], "PE {pe}: {error}");
         }
     });

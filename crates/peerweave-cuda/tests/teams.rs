@@ -35,14 +35,18 @@ fn team_members_can_synchronize_and_reduce() {
                     team.rank(),
                     Rank::new(members.iter().position(|pe| pe.get() == me).expect("this PE is a member") as u32)
                 );
-                let (word, stream) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.stream().expect("a stream"));
-                let (to, from) = (gpu.alloc::<u32>(70).expect("allocated"), gpu.alloc::<u32>(70).expect("allocated"));
-                from.write(&stream, 0, &[me + 1; 70]).expect("written");
+                let (word, stream) =
+                    (gpu.alloc::<u64>(1).expect("the memory is allocated"), gpu.stream().expect("the stream is created"));
+                let (to, from) = (
+                    gpu.alloc::<u32>(70).expect("the memory is allocated"),
+                    gpu.alloc::<u32>(70).expect("the memory is allocated"),
+                );
+                from.write(&stream, 0, &[me + 1; 70]).expect("the elements are written");
                 gpu.barrier("written").expect("all PEs arrive");
                 let args = (team.kernel_team(), word.slice(), 5);
-                stream.launch(&meet_in_team::KERNEL, 1, 32, args).expect("launched");
+                stream.launch(&meet_in_team::KERNEL, 1, 32, args).expect("the kernel is launched");
                 let args = (team.kernel_team(), to.slice(), from.slice());
-                stream.launch(&sum_in_team::KERNEL, 1, 64, args).expect("launched");
+                stream.launch(&sum_in_team::KERNEL, 1, 64, args).expect("the kernel is launched");
                 let expected: u32 = members.iter().map(|pe| pe.get() + 1).sum();
                 assert_eq!(word.read(&stream).expect("the work completes"), [5 * u64::from(expected)]);
                 assert_eq!(to.read(&stream).expect("the work completes"), [expected; 70]);
@@ -61,7 +65,7 @@ fn split_by_shape_returns_a_team_to_members_only() {
             let members = team.as_ref().map(|team| team.members().to_vec());
             assert_eq!(members, (gpu.pe().get() % 2 == 1).then(|| vec![Pe::new(3), Pe::new(1)]));
             let beyond = TeamShape { start: 0, stride: 1, size: 5 };
-            let error = gpu.split_strided(beyond).expect_err("there are four PEs");
+            let error = gpu.split_strided(beyond).expect_err("the split fails, because there are only four PEs");
             assert!(matches!(error, CudaError::Misuse { call: "Gpu::split_strided", .. }), "{error}");
         });
     });
@@ -71,7 +75,8 @@ fn split_by_shape_returns_a_team_to_members_only() {
 fn team_numbers_are_reused_with_fresh_epochs() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
-            let (word, stream) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.stream().expect("a stream"));
+            let (word, stream) =
+                (gpu.alloc::<u64>(1).expect("the memory is allocated"), gpu.stream().expect("the stream is created"));
             let mut total = 0;
             // Each round has a team of two PEs and a team of one PE, with different members.
             for round in 0..8 {
@@ -79,7 +84,7 @@ fn team_numbers_are_reused_with_fresh_epochs() {
                 let team = gpu.split(Some(color), 0).expect("a number is free").expect("a color was given");
                 assert_eq!(team.kernel_team(), KernelTeam::new(1));
                 let args = (team.kernel_team(), word.slice(), round + 1);
-                stream.launch(&meet_in_team::KERNEL, 1, 32, args).expect("launched");
+                stream.launch(&meet_in_team::KERNEL, 1, 32, args).expect("the kernel is launched");
                 let sum: u64 = team.members().iter().map(|pe| u64::from(pe.get()) + 1).sum();
                 total += sum * u64::from(round + 1);
                 assert_eq!(word.read(&stream).expect("the work completes"), [total], "round {round}");
@@ -96,7 +101,7 @@ fn split_without_a_free_number_fails_on_all_pes() {
             let teams: Vec<Team> = (0..3).map(|_| parity(gpu)).collect();
             let numbers: Vec<u32> = teams.iter().map(|team| team.kernel_team().index()).collect();
             assert_eq!(numbers, [1, 2, 3]);
-            let error = gpu.split(Some(0), 0).expect_err("three numbers are in use");
+            let error = gpu.split(Some(0), 0).expect_err("the split fails, because three numbers are in use");
             assert_eq!(
                 error.to_string(),
                 "Gpu::split: the number of teams is 4, expected at most 3 on any PE (GpuOptions::teams); destroy a team first \
@@ -122,7 +127,7 @@ fn split_with_different_shapes_fails_on_all_pes() {
     fakes().run(|| {
         pes(2, options(), |gpu| {
             let shape = TeamShape { start: 0, stride: 1, size: 1 + gpu.pe().get() };
-            let error = gpu.split_strided(shape).expect_err("the shapes differ");
+            let error = gpu.split_strided(shape).expect_err("the split fails, because the shapes differ");
             assert!(error.to_string().contains("the call of this PE is Gpu::split_strided"), "{error}");
             gpu.split_strided(TeamShape { start: 0, stride: 1, size: 2 })
                 .expect("the shapes are equal")
@@ -135,12 +140,14 @@ fn split_with_different_shapes_fails_on_all_pes() {
 fn destroyed_team_is_refused_by_launches() {
     fakes().run(|| {
         pes(2, options(), |gpu| {
-            let (word, stream) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.stream().expect("a stream"));
+            let (word, stream) =
+                (gpu.alloc::<u64>(1).expect("the memory is allocated"), gpu.stream().expect("the stream is created"));
             let team = parity(gpu);
             let number = team.kernel_team();
             team.destroy().expect("the team is not in use");
             let args = (number, word.slice(), 1);
-            let error = stream.launch(&meet_in_team::KERNEL, 1, 1, args).expect_err("the team was destroyed");
+            let error =
+                stream.launch(&meet_in_team::KERNEL, 1, 1, args).expect_err("the launch fails, because the team was destroyed");
             assert_eq!(
                 error.to_string(),
                 "launch: the team is number 1, expected a team of this GPU that has not been destroyed"
@@ -153,21 +160,22 @@ fn destroyed_team_is_refused_by_launches() {
 fn graph_keeps_the_team_that_its_kernels_use() {
     fakes().run(|| {
         pes(2, options(), |gpu| {
-            let (word, stream) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.stream().expect("a stream"));
+            let (word, stream) =
+                (gpu.alloc::<u64>(1).expect("the memory is allocated"), gpu.stream().expect("the stream is created"));
             let team = gpu.split(Some(7), 0).expect("all PEs split").expect("a color was given");
             stream.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("the capture begins");
             let args = (team.kernel_team(), word.slice(), 2);
-            stream.launch(&meet_in_team::KERNEL, 1, 32, args).expect("captured");
+            stream.launch(&meet_in_team::KERNEL, 1, 32, args).expect("the call is captured");
             let graph = stream.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
-            let graph = graph.expect("the capture ends").expect("a graph");
+            let graph = graph.expect("the capture ends").expect("the capture returns a graph");
             for _ in 0..3 {
-                graph.launch().expect("launched");
+                graph.launch().expect("the graph is launched");
             }
             assert_eq!(word.read(&stream).expect("the work completes"), [3 * 2 * 3]);
             gpu.barrier("read").expect("all PEs arrive");
-            let error = team.destroy().expect_err("the graph uses the team");
+            let error = team.destroy().expect_err("the call fails, because the graph uses the team");
             assert!(error.to_string().contains("a team that no graph"), "{error}");
-            graph.launch().expect("launched");
+            graph.launch().expect("the graph is launched");
             assert_eq!(word.read(&stream).expect("the work completes"), [4 * 2 * 3]);
         });
     });
@@ -177,20 +185,21 @@ fn graph_keeps_the_team_that_its_kernels_use() {
 fn kernel_error_names_the_missing_member_and_the_team() {
     fakes().run(|| {
         pes(3, options().deadline(Duration::from_secs(3)), |gpu| {
-            let (word, stream) = (gpu.alloc::<u64>(1).expect("allocated"), gpu.stream().expect("a stream"));
+            let (word, stream) =
+                (gpu.alloc::<u64>(1).expect("the memory is allocated"), gpu.stream().expect("the stream is created"));
             let team = gpu.split((gpu.pe().get() > 0).then_some(0), 0).expect("all PEs split");
             if gpu.pe() == Pe::new(2) {
                 let args = (team.as_ref().expect("a color was given").kernel_team(), word.slice(), 1);
-                stream.launch(&meet_in_team::KERNEL, 1, 32, args).expect("launched");
-                let error = stream.wait().expect_err("PE 1 does not arrive");
-                let CudaError::Kernel { failure, .. } = &error else { panic!("{error}") };
+                stream.launch(&meet_in_team::KERNEL, 1, 32, args).expect("the kernel is launched");
+                let error = stream.wait().expect_err("the wait fails, because PE 1 does not arrive");
+                let CudaError::Kernel { failure, .. } = &error else { panic!("{error}, expected the failure of a kernel") };
                 let found = (failure.kind, failure.pe, failure.team);
                 assert_eq!(found, (Some(FailureKind::Deadline), Some(Pe::new(1)), Some(1)), "{error}");
             }
             gpu.recover().expect("all PEs arrive");
             if let Some(team) = &team {
                 let args = (team.kernel_team(), word.slice(), 2);
-                stream.launch(&meet_in_team::KERNEL, 1, 32, args).expect("launched");
+                stream.launch(&meet_in_team::KERNEL, 1, 32, args).expect("the kernel is launched");
                 stream.wait().expect("both members reach the barrier");
             }
         });

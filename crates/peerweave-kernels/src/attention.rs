@@ -28,10 +28,10 @@ const TILE: usize = 16;
 /// Number of elements that one access to shared memory reads.
 const GROUP: usize = 4;
 
-/// Number of groups of a head.
+/// Number of groups of [`GROUP`] elements in a head.
 const GROUPS: usize = HEAD / GROUP;
 
-/// Number of groups of a thread.
+/// Number of groups of a query that one thread handles.
 const OWN: usize = GROUPS / LANES;
 
 /// The argument of [`attend()`] with the sizes of the operands.
@@ -45,9 +45,10 @@ pub struct Block {
     /// Number of rows that a head has in the memory of the queries, the state, the keys and the
     /// values.
     pub rows: u32,
-    /// 1 if this is the first block. The kernel then ignores the previous state.
+    /// 1 if this is the first block of keys and values. The kernel then ignores the previous state.
     pub is_first: u32,
-    /// 1 if this is the last block. The kernel then divides the sums by the sums of weights.
+    /// 1 if this is the last block of keys and values. The kernel then divides the sums by the sums
+    /// of weights.
     pub is_last: u32,
 }
 
@@ -143,7 +144,7 @@ pub fn attend(
             }
             score *= scale;
             if score > largest {
-                // The weights so far are relative to a smaller score.
+                // The weights of earlier keys are relative to a smaller largest score.
                 let shrink = exp(largest - score);
                 weights *= shrink;
                 for own in 0..OWN {

@@ -19,8 +19,8 @@ fn plain(query: &[f32], keys: &[&[f32]], values: &[&[f32]]) -> Vec<f64> {
     (0..HEAD).map(|i| weights.iter().zip(values).map(|(w, value)| w * f64::from(value[i])).sum::<f64>() / total).collect()
 }
 
-/// Returns the largest difference between the kernel, over blocks with these numbers of keys, and
-/// plain attention. Scores grow with `steepness`.
+/// Returns the largest difference between the results of the kernel and of plain attention. The
+/// kernel processes blocks with the numbers of keys in `blocks`. Scores grow with `steepness`.
 fn difference(heads: usize, queries: usize, blocks: &[usize], steepness: f32) -> f64 {
     let rows = queries.max(blocks.iter().copied().max().unwrap());
     let mut job = Job::new(1);

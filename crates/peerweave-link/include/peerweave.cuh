@@ -79,8 +79,8 @@ __device__ inline u64 now_ns() {
 __device__ inline u32 thread_rank() { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
 __device__ inline u32 block_rank() { return blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z); }
 // Returns the time between two readings of the abort word in a wait, in nanoseconds. The word may
-// be in host memory, from which a GPU reads for one warp at a time, in about 0.65 us. The time here
-// is four times as long as one reading by all warps of the grid, and at least 0.1 ms.
+// be in host memory, from which a GPU reads for one warp at a time, in about 0.65 us. The returned
+// time is four times as long as one reading by all warps of the grid, and at least 0.1 ms.
 __device__ inline u64 abort_ns() {
     const u64 blocks = u64(gridDim.x) * gridDim.y * gridDim.z, ns = blocks * blockDim.x * blockDim.y * blockDim.z * 80;
     return ns < 100000 ? 100000 : ns > 25000000 ? 25000000 : ns;

@@ -8,9 +8,11 @@ use peerweave_link::{LinkError, NvJitLink, Nvrtc};
 #[test]
 fn missing_libraries_are_named_with_their_paths() {
     // SAFETY: nothing is loaded, because the file does not exist.
-    let error = unsafe { Nvrtc::open(Path::new("/nowhere/libnvrtc.so.13")) }.expect_err("the file does not exist");
+    let error = unsafe { Nvrtc::open(Path::new("/nowhere/libnvrtc.so.13")) }
+        .expect_err("the load fails, because the file does not exist");
     assert!(matches!(error, LinkError::Load(_)) && error.to_string().contains("/nowhere/libnvrtc.so.13"), "{error}");
     // SAFETY: as above.
-    let error = unsafe { NvJitLink::open(Path::new("/nowhere/libnvJitLink.so.13")) }.expect_err("the file does not exist");
+    let error = unsafe { NvJitLink::open(Path::new("/nowhere/libnvJitLink.so.13")) }
+        .expect_err("the load fails, because the file does not exist");
     assert!(matches!(error, LinkError::Load(_)) && error.to_string().contains("/nowhere/libnvJitLink.so.13"), "{error}");
 }

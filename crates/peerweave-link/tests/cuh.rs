@@ -38,6 +38,8 @@ fn header_compiles_with_the_layouts_of_the_host() {
     // evaluated.
     let wrong = peerweave_cuh().replace("alignas(16) TeamEntry {", "alignas(16) TeamEntry { u32 more;");
     let source = Source::new("ring.cu", RING).header("peerweave.cuh", wrong).option("-std=c++17");
-    let error = nvrtc.compile(&source, Target::Ptx(Arch::new(9, 0))).expect_err("the fields have other offsets");
+    let error = nvrtc
+        .compile(&source, Target::Ptx(Arch::new(9, 0)))
+        .expect_err("the compilation fails, because the fields have other offsets");
     assert!(error.to_string().contains("TeamEntry"), "{error}");
 }

@@ -60,16 +60,17 @@ fn every_output_format_of_nvrtc_can_be_linked() {
 #[test]
 fn source_error_contains_the_log_of_nvrtc() {
     let source = Source::new("wrong.cu", "__global__ void f() { undeclared = 1; }");
-    let error = Linker::new(HOPPER).cache(None).source(source).link().expect_err("the source is invalid");
-    let LinkError::Compile { name, log, .. } = &error else { panic!("{error}") };
+    let error = Linker::new(HOPPER).cache(None).source(source).link().expect_err("the link fails, because the source is invalid");
+    let LinkError::Compile { name, log, .. } = &error else { panic!("{error}, expected a compiler error") };
     assert_eq!(name, "wrong.cu");
     assert!(log.contains("wrong.cu(1)") && log.contains("undeclared"), "{log}");
 }
 
 #[test]
 fn missing_function_error_contains_the_linker_log() {
-    let error = Linker::new(HOPPER).cache(None).ptx("kernel", PTX).link().expect_err("no input defines `twice`");
-    let LinkError::Link { inputs, log, .. } = &error else { panic!("{error}") };
+    let error =
+        Linker::new(HOPPER).cache(None).ptx("kernel", PTX).link().expect_err("the link fails, because no input defines `twice`");
+    let LinkError::Link { inputs, log, .. } = &error else { panic!("{error}, expected a linker error") };
     assert_eq!(inputs, "kernel");
     // Before 12.9, nvJitLink writes the message to the standard output instead of the log.
     if NvJitLink::load().expect("nvJitLink is installed").version() >= Version::new(12, 9, 0) {
@@ -80,7 +81,11 @@ fn missing_function_error_contains_the_linker_log() {
 #[test]
 fn ptx_newer_than_the_linker_is_a_version_mismatch() {
     let newer = PTX.replace(".version 7.8", ".version 19.9");
-    let error = Linker::new(HOPPER).cache(None).ptx("kernel", &newer).link().expect_err("no linker supports PTX 19.9");
+    let error = Linker::new(HOPPER)
+        .cache(None)
+        .ptx("kernel", &newer)
+        .link()
+        .expect_err("the link fails, because no linker supports PTX 19.9");
     assert!(matches!(error, LinkError::VersionMismatch { .. }), "{error}");
 }
 
@@ -89,9 +94,13 @@ fn unknown_architecture_is_refused() {
     let error = Nvrtc::load()
         .expect("NVRTC is installed")
         .compile(&twice(), Target::Ptx(Arch::new(9, 9)))
-        .expect_err("sm_99 does not exist");
+        .expect_err("the call fails, because sm_99 does not exist");
     assert!(matches!(error, LinkError::UnknownArch { .. }), "{error}");
-    let error = Linker::new(Arch::new(9, 9)).cache(None).ptx("kernel", PTX).link().expect_err("sm_99 does not exist");
+    let error = Linker::new(Arch::new(9, 9))
+        .cache(None)
+        .ptx("kernel", PTX)
+        .link()
+        .expect_err("the call fails, because sm_99 does not exist");
     assert!(matches!(error, LinkError::UnknownArch { .. }), "{error}");
 }
 
@@ -104,7 +113,7 @@ fn code_of_another_architecture_is_a_version_mismatch() {
         .ptx("kernel", PTX)
         .input(input)
         .link()
-        .expect_err("the cubin is for sm_80, not for sm_90");
+        .expect_err("the link fails, because the cubin is for sm_80, not for sm_90");
     assert!(matches!(error, LinkError::VersionMismatch { .. }), "{error}");
 }
 
@@ -122,15 +131,15 @@ fn other_threads_link_after_a_refused_cubin() {
     };
     let outcome = std::thread::scope(|scope| scope.spawn(link).join().expect("the link does not panic"));
     if NvJitLink::load().expect("nvJitLink is installed").version() >= Version::new(13, 5, 0) {
-        outcome.expect_err("the cubin is for sm_90a, not for sm_90");
+        outcome.expect_err("the link fails, because the cubin is for sm_90a, not for sm_90");
     }
     Linker::new(HOPPER).cache(None).ptx("kernel", PTX).source(twice()).link().expect("the inputs can be linked");
 }
 
 #[test]
 fn second_link_is_cached_until_an_input_changes() {
-    let directory = tempfile::tempdir().expect("temporary directory");
-    let headers = tempfile::tempdir().expect("temporary directory");
+    let directory = tempfile::tempdir().expect("a temporary directory can be created");
+    let headers = tempfile::tempdir().expect("a temporary directory can be created");
     std::fs::write(headers.path().join("three.h"), "#define THREE 3").expect("the header is writable");
     let cache = Cache::in_directory(directory.path()).expect("the directory exists");
     let link = |ptx: &str| {

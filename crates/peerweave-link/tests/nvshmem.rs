@@ -72,7 +72,7 @@ fn every_wrapper_links_with_every_nvshmem_release() {
 
 #[test]
 fn second_link_returns_the_cached_module() {
-    let directory = tempfile::tempdir().expect("temporary directory");
+    let directory = tempfile::tempdir().expect("a temporary directory can be created");
     let cache = Cache::in_directory(directory.path()).expect("the directory exists");
     let ptx = caller(&["peerweave_nvshmem_p32", "peerweave_nvshmem_quiet"]);
     for library in installed() {
@@ -88,7 +88,7 @@ fn second_link_returns_the_cached_module() {
 
 #[test]
 fn parts_of_a_crate_share_the_compiled_wrappers() {
-    let directory = tempfile::tempdir().expect("temporary directory");
+    let directory = tempfile::tempdir().expect("a temporary directory can be created");
     let cache = Cache::in_directory(directory.path()).expect("the directory exists");
     let used = used_by(&caller(&["peerweave_nvshmem_p32", "peerweave_nvshmem_quiet"])).expect("both wrappers are in the table");
     let silent = ".version 7.8\n.target sm_90\n.address_size 64\n.visible .entry caller() { ret; }\n";

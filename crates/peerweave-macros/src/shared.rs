@@ -54,7 +54,10 @@ mod tests {
     use super::*;
 
     fn expanded(source: &str) -> String {
-        expand(source.parse().expect("tokens")).expect("a declaration").to_string().replace(' ', "")
+        expand(source.parse().expect("the source consists of tokens"))
+            .expect("the source is a declaration of shared memory")
+            .to_string()
+            .replace(' ', "")
     }
 
     #[test]

@@ -47,7 +47,7 @@ impl Peers {
         if gpu::sync_threads_or(failed) { Err(ctx.exit(NOT_MAPPED)) } else { Ok(Self(addresses)) }
     }
 
-    /// Returns the lines of a rank.
+    /// Returns the lines in the memory of a rank.
     #[inline(always)]
     pub(crate) fn lines(self, rank: u32) -> Lines {
         // SAFETY: `find` looked up this address of the same symmetric memory on another PE.
@@ -56,8 +56,8 @@ impl Peers {
 }
 
 /// Orders the accesses of this kernel before the accesses of a later kernel on another rank that
-/// receives a line of this rank. On GPUs, the start of a kernel orders them, and this function does
-/// nothing.
+/// receives a line of this rank. On GPUs, the start of a kernel orders these accesses, and this
+/// function does nothing.
 #[inline(always)]
 pub(crate) fn order() {
     if !cfg!(target_arch = "nvptx64") {

@@ -16,7 +16,7 @@ pub const PLAN_THREADS: u32 = 512;
 /// Maximum number of threads in each block of a kernel that runs as several blocks.
 pub const THREADS: u32 = 512;
 
-/// Maximum number of warps of the kernel that plans.
+/// Maximum number of warps of the kernel `moe_dispatch_plan`.
 const WARPS: usize = PLAN_THREADS as usize / 32;
 
 /// Returns the number of this thread in the grid, and the number of threads of the grid.
@@ -144,7 +144,7 @@ pub fn moe_dispatch_plan(
     Ok(())
 }
 
-/// Receives the tables of all ranks, and stores their entries.
+/// Receives the routing tables of all ranks, and stores their entries.
 #[inline(always)]
 fn receive_tables(ctx: &Context, exchange: &Exchange, team: KernelTeam, bank: u64) -> Result<(), Failed> {
     let inbox = exchange.own(ctx, exchange.inbox);
@@ -196,7 +196,7 @@ fn keep(ctx: &Context, exchange: &Exchange, rank: u32, index: u64, entry: u64) {
     }
 }
 
-/// Computes the row of each entry.
+/// Computes, for each entry whose expert is on this rank, the row of the token.
 ///
 /// Each warp has a range of entries. The warp counts the entries of each expert in its range. The
 /// counts of all warps then give the place of each warp's first entry for each expert.

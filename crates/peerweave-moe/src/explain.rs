@@ -4,7 +4,7 @@ use crate::layout::{NO_SUCH_EXPERT, NOT_MAPPED, REPEATED_EXPERT};
 use peerweave_core::Error;
 use peerweave_types::Pe;
 
-/// The values of an exchange that messages contain.
+/// The values of an exchange that error messages contain.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Words {
     pub(crate) experts: usize,

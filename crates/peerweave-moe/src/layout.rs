@@ -29,11 +29,11 @@ pub struct Layout {
     pub top_k: u32,
     /// Maximum number of tokens that a rank sends in one dispatch.
     pub max_tokens: u32,
-    /// Number of lines in a token.
+    /// Number of 16-byte lines in a token.
     pub token_lines: u32,
-    /// Number of lines in the scales of a token.
+    /// Number of 16-byte lines in the scales of a token.
     pub scale_lines: u32,
-    /// Number of lines in a result.
+    /// Number of 16-byte lines in a result.
     pub result_lines: u32,
 }
 
@@ -49,8 +49,9 @@ pub struct Exchange {
     pub inbox: SymSlice<u128>,
     /// Memory for arriving results, with rows for each sending rank.
     pub returns: SymSlice<u128>,
-    /// The entries of all ranks. The lower half of an entry is the index of the expert on this
-    /// rank, or [`NOTHING`]. The upper half holds the bits of the weight.
+    /// The entries of all ranks: one for each expert of each token. The lower half of an entry is
+    /// the index of the expert on this rank, or [`NOTHING`]. The upper half holds the bits of the
+    /// weight.
     pub entries: SymSlice<u64>,
     /// For each entry of each rank, the row on this rank for the entry's token and expert, or
     /// [`NOTHING`].
@@ -83,7 +84,7 @@ pub const fn table_lines(entries: u64) -> u64 {
 }
 
 impl Layout {
-    /// Returns the number of entries that each rank has.
+    /// Returns the number of entries that each rank has: one for each expert of each token.
     #[inline(always)]
     pub fn entries_per_rank(&self) -> u64 {
         u64::from(self.max_tokens) * u64::from(self.top_k)
@@ -95,7 +96,7 @@ impl Layout {
         u64::from(self.token_lines) + u64::from(self.scale_lines)
     }
 
-    /// Returns the number of lines of one rank in a bank.
+    /// Returns the number of lines that a bank has for each sending rank.
     #[inline(always)]
     fn lines_per_rank(&self) -> u64 {
         table_lines(self.entries_per_rank()) + u64::from(self.max_tokens) * self.row_lines()

@@ -58,7 +58,7 @@
 //! | call | kernels |
 //! |---|---|
 //! | [`Moe::dispatch_send`] | `moe_dispatch_send` pushes the table and the tokens |
-//! | [`Moe::dispatch_receive`] | `moe_dispatch_plan` waits for the tables and places the rows, `moe_dispatch_receive` waits for the tokens and copies them to their rows |
+//! | [`Moe::dispatch_receive`] | `moe_dispatch_plan` waits for the tables and assigns a row to each token for each expert, `moe_dispatch_receive` waits for the tokens and copies them to their rows |
 //! | [`Moe::combine_send`] | `moe_combine_send_*` adds up this rank's results for each token and pushes the sum |
 //! | [`Moe::combine_receive`] | `moe_combine_receive_*` waits for the sums and adds them up |
 //!

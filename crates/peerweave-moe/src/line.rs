@@ -7,8 +7,8 @@ use peerweave_device::gpu::{self, Vector};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
-/// Number of lines that a thread has in flight. On the host these lines are moved together, and a
-/// thread looks up the row of a token once for them.
+/// Maximum number of lines in a batch, which a thread has in flight together. On the host, a thread
+/// looks up the row of a token once for each batch.
 pub(crate) const BATCH: usize = if cfg!(target_arch = "nvptx64") { 4 } else { 64 };
 
 #[inline(always)]
@@ -16,7 +16,7 @@ fn pointer<T>(address: u64) -> *mut T {
     core::ptr::with_exposed_provenance_mut(address as usize)
 }
 
-/// Lines that one thread moves together: [`BATCH`] or fewer of a row, at equal distances.
+/// Lines that one thread moves together: at most [`BATCH`] lines of one row, at equal distances.
 #[derive(Clone, Copy)]
 pub(crate) struct Batch {
     first: u64,
@@ -25,13 +25,13 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// Returns the index of a line in the row.
+    /// Returns the index, in the row, of line `index` of the batch.
     #[inline(always)]
     fn line(self, index: usize) -> u64 {
         self.first + index as u64 * self.step
     }
 
-    /// Calls `with` with each index of the batch.
+    /// Calls `with` with the index of each line in the batch.
     #[inline(always)]
     pub(crate) fn each(self, mut with: impl FnMut(usize)) {
         for index in 0..BATCH {
@@ -41,29 +41,30 @@ impl Batch {
         }
     }
 
-    /// Returns whether the lines are moved as one piece of memory. They are on the host, if the
-    /// block has only one thread. If a block has several threads, which take turns on the host, a
-    /// thread moves one line at a time and yields its turn before each line. So tests find races
-    /// among the threads.
+    /// Returns whether the lines are moved as one piece of memory. This is the case on the host if
+    /// the block has only one thread. Several threads of a block take turns on the host: a thread
+    /// moves one line at a time, and yields to the other threads before each line. So tests find
+    /// races among the threads.
     #[inline(always)]
     pub(crate) fn is_piece(self) -> bool {
         !cfg!(target_arch = "nvptx64") && self.step == 1
     }
 
-    /// Returns the lines of this batch.
+    /// Returns the part of `lines` that belongs to this batch: its first lines.
     #[inline(always)]
     pub(crate) fn piece(self, lines: &[Vector; BATCH]) -> &[Vector] {
         &lines[..self.count]
     }
 
-    /// Returns the lines of this batch, to be written.
+    /// Like [`Self::piece`], for lines that the caller writes.
     #[inline(always)]
     pub(crate) fn piece_mut(self, lines: &mut [Vector; BATCH]) -> &mut [Vector] {
         &mut lines[..self.count]
     }
 }
 
-/// Calls `each` with every line below `lines` of this thread of the block, in batches.
+/// Divides the lines below `lines` among the threads of the block. Calls `each` with each batch of
+/// this thread.
 #[inline(always)]
 pub(crate) fn in_batches(lines: u64, mut each: impl FnMut(Batch) -> Result<(), Failed>) -> Result<(), Failed> {
     let step = u64::from(gpu::block_threads());
@@ -75,7 +76,7 @@ pub(crate) fn in_batches(lines: u64, mut each: impl FnMut(Batch) -> Result<(), F
     Ok(())
 }
 
-/// Lines that travel, at an address of this PE or of a mapped peer.
+/// Lines through which ranks exchange data, at an address of this PE or of a mapped peer.
 #[derive(Clone, Copy)]
 pub(crate) struct Lines(u64);
 
@@ -90,7 +91,7 @@ impl Lines {
         Self(address)
     }
 
-    /// Writes a line.
+    /// Writes a line of this PE or of a mapped peer.
     #[inline(always)]
     pub(crate) fn push(self, line: u64, value: Vector) {
         // SAFETY: the caller of `at` guaranteed the line.
@@ -108,7 +109,7 @@ impl Lines {
         }
     }
 
-    /// Reads a line.
+    /// Reads a line, whether or not it has arrived.
     #[inline(always)]
     fn look(self, line: u64) -> Vector {
         // SAFETY: the caller of `at` guaranteed the line.
@@ -169,7 +170,7 @@ impl Lines {
     }
 }
 
-/// Returns whether a line has arrived.
+/// Returns whether a line has arrived: it then no longer contains the sentinel.
 ///
 /// On GPUs a line is written by one access. On the host it is written by two accesses, and either
 /// may become visible first.
@@ -188,7 +189,7 @@ fn have_arrived(lines: &[Vector], sentinel: Vector) -> bool {
     piece::vectorised(|| lines.iter().fold(true, |all, line| all & has_arrived(*line, sentinel)))
 }
 
-/// Returns the halves of a line.
+/// Returns the two 64-bit halves of a line.
 #[inline(always)]
 pub(crate) fn halves(line: u128) -> Vector {
     [line as u64, (line >> 64) as u64]
@@ -330,14 +331,14 @@ impl Rows {
         self.token_lines.saturating_sub(batch.first).min(batch.count as u64) as usize
     }
 
-    /// Returns the line, in the operand of the scales, of the first scales in a batch that is one
-    /// piece.
+    /// Returns the index, among the lines of all scales, of the first line of scales in a batch.
+    /// The batch must be one piece.
     #[inline(always)]
     fn first_scale(self, row: u64, batch: Batch) -> u64 {
         row * self.scale_lines + batch.first.saturating_sub(self.token_lines)
     }
 
-    /// Orders all writes before later writes of this thread.
+    /// Orders all earlier writes of rows before later writes of this thread.
     #[inline(always)]
     pub(crate) fn end(self) {
         if !cfg!(target_arch = "nvptx64") && self.streams {

@@ -237,7 +237,7 @@ fn agree(world: &World, shape: &Shape, [ranks, token_bytes, result_bytes]: [usiz
     }
 }
 
-/// Writes the sentinel into all lines.
+/// Writes the sentinel into all lines of a buffer.
 fn clear(lines: &Symmetric<u128>, sentinel: u128) -> Result<()> {
     const PIECE: usize = 1 << 16;
     let piece = vec![sentinel; PIECE.min(lines.len())];
@@ -465,7 +465,7 @@ impl<T: Element, Y: Output> Moe<T, Y> {
         self.memory.release()
     }
 
-    /// Checks that a dispatch may be next.
+    /// Checks that a dispatch may follow the last call.
     fn may_send(&self, call: &'static str) -> Result<()> {
         self.follows(call, matches!(self.state, State::Ready | State::Received))
     }
@@ -531,7 +531,8 @@ fn length(call: &'static str, argument: &'static str, found: usize, expected: us
     if found == expected { Ok(()) } else { Err(Misuse { call, kind: MisuseKind::Length { argument, found, expected } }.into()) }
 }
 
-/// Returns the same memory as whole lines.
+/// Returns the same memory as lines of 16 bytes. Fails if it has been released or is not aligned to
+/// lines.
 fn lines<E: Element>(call: &'static str, argument: &'static str, of: &Symmetric<E>) -> Result<Symmetric<u128>> {
     if of.is_released() {
         return Err(Misuse { call, kind: MisuseKind::Released { argument } }.into());

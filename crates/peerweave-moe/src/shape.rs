@@ -56,15 +56,15 @@ impl Shape {
         ranks * self.max_tokens * self.top_k.min(self.experts.checked_div(ranks).unwrap_or(0))
     }
 
-    /// Checks the numbers for a team of `ranks` ranks, tokens of `token_bytes` bytes an element,
-    /// and results of `result_bytes` bytes an element.
+    /// Checks the numbers for a team of `ranks` ranks, tokens of `token_bytes` bytes for each
+    /// element, and results of `result_bytes` bytes for each element.
     pub(crate) fn check(&self, ranks: usize, token_bytes: usize, result_bytes: usize) -> Result<(), Error> {
         let wrong = |argument, found: usize, expected| Err(value("moe", argument, found.to_string(), expected));
         if ranks > MAX_RANKS {
             return wrong("team", ranks, "at most 64 ranks");
         }
         if self.experts == 0 || !self.experts.is_multiple_of(ranks) {
-            return wrong("experts", self.experts, "a positive multiple of the ranks of the team");
+            return wrong("experts", self.experts, "a positive multiple of the number of ranks in the team");
         }
         if self.experts / ranks > MAX_LOCAL_EXPERTS {
             return wrong("experts", self.experts, "at most 512 experts on each rank");
@@ -76,10 +76,10 @@ impl Shape {
             return wrong("top_k", self.top_k, "at most the number of experts, because the experts of a token are distinct");
         }
         if self.hidden == 0 || !self.hidden.saturating_mul(token_bytes).is_multiple_of(LINE) {
-            return wrong("hidden", self.hidden, "a number of elements whose size as a token is a positive multiple of 16 bytes");
+            return wrong("hidden", self.hidden, "a number of elements for which a token has a positive multiple of 16 bytes");
         }
         if !self.hidden.saturating_mul(result_bytes).is_multiple_of(LINE) {
-            return wrong("hidden", self.hidden, "a number of elements whose size as a result is a multiple of 16 bytes");
+            return wrong("hidden", self.hidden, "a number of elements for which a result has a multiple of 16 bytes");
         }
         if !self.scales.saturating_mul(size_of::<f32>()).is_multiple_of(LINE) {
             return wrong("scales", self.scales, "a multiple of 4 scales");

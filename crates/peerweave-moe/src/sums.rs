@@ -17,15 +17,15 @@ pub(crate) trait Class {
     #[cfg(not(target_arch = "nvptx64"))]
     type Bits: Copy;
 
-    /// Converts the elements of a line. Values after the last element are 0.
+    /// Converts the elements of a line to `f32`. Values after the last element are 0.
     fn unpack(line: Vector) -> [f32; MOST];
-    /// Converts back, rounded to nearest even.
+    /// Converts values back to the elements of a line, rounded to nearest even.
     fn pack(values: [f32; MOST]) -> Vector;
 
-    /// Converts an element.
+    /// Converts an element to `f32`.
     #[cfg(not(target_arch = "nvptx64"))]
     fn widen(bits: Self::Bits) -> f32;
-    /// Converts back, rounded to nearest even.
+    /// Converts a value back to an element, rounded to nearest even.
     #[cfg(not(target_arch = "nvptx64"))]
     fn narrow(value: f32) -> Self::Bits;
 }
@@ -40,7 +40,7 @@ fn words(line: Vector, values: impl Fn(u32) -> [f32; 2]) -> [f32; MOST] {
     [a, b, c, d, e, f, g, h]
 }
 
-/// The inverse of [`words`].
+/// The inverse of [`words`]: converts each pair of values to a word, with `pair`.
 #[inline(always)]
 fn line([a, b, c, d, e, f, g, h]: [f32; MOST], pair: impl Fn([f32; 2]) -> u32) -> Vector {
     let half = |low: u32, high: u32| u64::from(low) | (u64::from(high) << 32);
@@ -162,7 +162,7 @@ impl<C: Class> Sums<C> {
         });
     }
 
-    /// Writes the sums to lines, rounded.
+    /// Rounds the sums to the type of results, and writes them to lines.
     #[inline(always)]
     pub(crate) fn round(&self, batch: Batch, lines: &mut [Vector; BATCH]) {
         #[cfg(not(target_arch = "nvptx64"))]
@@ -206,13 +206,13 @@ mod host {
         }
     }
 
-    /// Adds the elements of lines to the sums.
+    /// Applies `scaled` to each element of the lines, and adds the results to the sums.
     #[inline(always)]
     pub(super) fn add<C: Class>(sums: &mut [f32], lines: &[Vector], scaled: impl Fn(f32) -> f32) {
         vectorised(|| add_all::<C>(sums, lines, scaled));
     }
 
-    /// Writes the sums to lines, rounded.
+    /// Rounds the sums to the type of results, and writes them to lines.
     #[inline(always)]
     pub(super) fn round<C: Class>(sums: &[f32], lines: &mut [Vector]) {
         vectorised(|| round_all::<C>(sums, lines));

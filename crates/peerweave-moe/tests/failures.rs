@@ -39,9 +39,9 @@ impl Exchange {
 }
 
 fn kind(found: Result<()>) -> MisuseKind {
-    let error = found.expect_err("a wrong call");
+    let error = found.expect_err("the call fails, because an argument is wrong");
     assert!(error.to_string().starts_with("moe"), "{error}");
-    error.misuse().unwrap_or_else(|| panic!("{error}")).clone()
+    error.misuse().unwrap_or_else(|| panic!("{error}, expected a misuse")).clone()
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn expert_count_not_divisible_by_ranks_is_misuse() {
     })
     .unwrap()
     {
-        assert_eq!(kind(outcome).to_string(), "`experts` is 4, expected a positive multiple of the ranks of the team");
+        assert_eq!(kind(outcome).to_string(), "`experts` is 4, expected a positive multiple of the number of ranks in the team");
     }
 }
 
@@ -120,7 +120,7 @@ fn wrong_calls_are_misuse_and_leave_the_exchange_usable() {
     // Calls that are out of order.
     let out_of_order = |found: Result<()>| match kind(found) {
         MisuseKind::Value { argument: "self", found, .. } => found,
-        other => panic!("{other}"),
+        other => panic!("{other}, expected a call that is out of order"),
     };
     assert_eq!(
         out_of_order(all.moe.combine(&all.results, &all.outputs).map(|_| ())),
@@ -168,8 +168,8 @@ fn different_shapes_are_a_mismatch_on_all_pes() {
         })
         .unwrap();
         for (pe, outcome) in outcomes.into_iter().enumerate() {
-            let error = outcome.expect_err("shapes differ");
-            let Error::Mismatch(mismatch) = &error else { panic!("PE {pe}: {error}") };
+            let error = outcome.expect_err("the call fails, because the shapes differ");
+            let Error::Mismatch(mismatch) = &error else { panic!("PE {pe}: {error}, expected a mismatch") };
             assert_eq!(mismatch.pe.get(), if pe == 1 { 0 } else { 1 }, "PE {pe}: {error}");
             assert!(error.to_string().contains(difference), "PE {pe}: {error}");
         }
@@ -237,7 +237,7 @@ fn wrong_expert_is_named_with_its_pe_and_the_number_of_experts() {
                     (all.moe.explain(stream.synchronize().unwrap_err()), "moe_dispatch_send")
                 }
             };
-            let Error::Kernel(failure) = &error else { panic!("{error}") };
+            let Error::Kernel(failure) = &error else { panic!("{error}, expected the failure of a kernel") };
             assert_eq!(failure.kind, Some(FailureKind::Exit), "{error}");
             let kind = failure.exit_code.map(|code| code >> 32 << 32);
             assert!([Some(NO_SUCH_EXPERT), Some(REPEATED_EXPERT)].contains(&kind), "{kind:?}");
@@ -263,7 +263,7 @@ fn one_leaves(n_pes: usize, leave: impl Fn(Exchange, World) + Sync) -> Vec<Resul
         let tokens = Tokens { rows: &all.rows, scales: None, experts: &all.experts, weights: &all.weights };
         let received = Received { rows: &all.received, scales: None, offsets: &all.offsets };
         let outcome = all.moe.dispatch(&tokens, &received).and_then(|ticket| ticket.wait());
-        assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+        assert!(start.elapsed() < SOON, "the calls took {:?}", start.elapsed());
         outcome
     };
     World::builder().deadline(Duration::from_secs(60)).on_threads(n_pes, program).unwrap()
@@ -274,7 +274,7 @@ fn rank_that_leaves_is_named_before_the_deadline() {
     for n_pes in [2, 3, 8] {
         let outcomes = one_leaves(n_pes, |_, _| {}); // PE 1 drops its world
         for pe in (0..n_pes).filter(|pe| *pe != 1) {
-            let error = outcomes[pe].as_ref().expect_err("PE 1 has left");
+            let error = outcomes[pe].as_ref().expect_err("the dispatch fails, because PE 1 has left");
             let text = format!("moe_dispatch on the world ({n_pes} PEs): PE 1 left the job");
             assert_eq!(error.to_string(), text, "PE {pe}");
         }
@@ -287,5 +287,5 @@ fn tokens_arrive_if_their_rank_leaves_after_sending() {
         let tokens = Tokens { rows: &all.rows, scales: None, experts: &all.experts, weights: &all.weights };
         all.moe.dispatch_send(&tokens).unwrap().wait().unwrap();
     });
-    outcomes.into_iter().for_each(|outcome| outcome.expect("PE 1 has sent its tokens"));
+    outcomes.into_iter().for_each(|outcome| outcome.expect("the dispatch succeeds, because PE 1 has sent its tokens"));
 }

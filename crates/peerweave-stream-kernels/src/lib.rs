@@ -1,4 +1,5 @@
-//! The kernels of stream-ordered operations: signals, waits, atomics, barriers, elements.
+//! The kernels of stream-ordered operations: signals, waits, atomic operations, barriers, puts of
+//! one element, and fills.
 //!
 //! Every kernel except [`stream_barrier()`] and [`stream_fill()`] is launched with one thread. A
 //! kernel that has a result writes the result to `outcome`, an array of words that the host reads
@@ -18,7 +19,8 @@ use peerweave_device::types::KernelOp;
 
 /// The value of word 0 of the outcome if the operation succeeded.
 pub const OUTCOME_DONE: u64 = 1;
-/// The value of word 0 of the outcome if the kernel tested a condition that does not hold.
+/// The value of word 0 of the outcome if [`stream_wait()`] tested the condition only once and the
+/// condition did not hold.
 pub const OUTCOME_NOT_YET: u64 = 2;
 /// Index of the first outcome word that contains the bits for [`until::SOME`]. Bit `i` is set if
 /// word `i` satisfied the comparison.
@@ -26,7 +28,8 @@ pub const OUTCOME_BITS: usize = 2;
 
 /// The conditions for which [`stream_wait()`] can wait.
 pub mod until {
-    /// All words satisfy the comparison. Outcome word 1 is the value of the last included word.
+    /// All words that are not excluded satisfy the comparison. Word 1 of the outcome is the value
+    /// of the last of these words.
     pub const ALL: u32 = 0;
     /// At least one word satisfies the comparison. Word 1 of the outcome is the index of such a
     /// word plus one; 0 if there is no such word.
@@ -76,14 +79,14 @@ pub fn stream_signal(ctx: &Context, word: SymSlice<u64>, value: u64, add: u32, p
     ctx.signal_op(word, value, if add == 0 { SignalOp::Set } else { SignalOp::Add }, pe);
 }
 
-/// Returns whether word `index` is excluded: bit `index` of `exclude` is set, if it has this bit.
+/// Returns whether word `index` is excluded: whether bit `index` of `exclude` exists and is set.
 #[inline(always)]
 fn is_excluded(exclude: DeviceSlice<u64>, index: usize) -> bool {
     index / 64 < exclude.len() && exclude.read(index / 64) >> (index % 64) & 1 != 0
 }
 
-/// Writes the bits of all words to the outcome: 1 for a word that is not excluded and satisfies the
-/// comparison. Returns whether there is such a word.
+/// Writes one bit for each word to the outcome: 1 if the word is not excluded and satisfies the
+/// comparison. Returns whether any bit is 1.
 #[inline(always)]
 fn mark(ctx: &Context, words: &AwaitedWords<impl Fn(usize) -> u64, impl Fn(usize) -> bool>, outcome: DeviceSlice<u64>) -> bool {
     let (mut place, mut bits) = (0, 0);
@@ -103,9 +106,9 @@ fn mark(ctx: &Context, words: &AwaitedWords<impl Fn(usize) -> u64, impl Fn(usize
 }
 
 /// Waits until words on this PE satisfy `condition`, a constant of [`until`]. If `once` is not 0,
-/// tests the words once. A word has `size` bytes and the sign bit `sign`, 0 if unsigned. `compare`
-/// is `Compare as u32`. `exclude` is empty or has a bit for each word; words whose bit is set are
-/// excluded. Word `i` is compared with `values[i]`, or with `value` if `values` is empty.
+/// tests the words only once. A word has `size` bytes and the sign bit `sign`, 0 if unsigned.
+/// `compare` is `Compare as u32`. `exclude` is empty or has a bit for each word; words whose bit is
+/// set are excluded. Word `i` is compared with `values[i]`, or with `value` if `values` is empty.
 /// [`until::ANY`] searches from word `start` on.
 ///
 /// For [`until::SOME`], `outcome` must have one bit for each word, from [`OUTCOME_BITS`] on.

@@ -1,4 +1,5 @@
-//! The chunked algorithm: two-shot in chunks, through a ring of slots for each block, with flags.
+//! The chunked algorithm: two-shot in chunks that travel through a ring of slots for each block.
+//! Flags show that a chunk has arrived.
 //!
 //! Block `b` of each rank handles the same chunks of every part, one chunk in each round. With `n`
 //! blocks these are the chunks `b`, `b + n`, `b + 2n` and so on. So all blocks work on neighbouring
@@ -10,9 +11,9 @@
 //! 3. It waits for the second flags of all ranks, and copies the chunks that have arrived to the
 //!    result.
 //!
-//! Step 1 runs one round ahead of step 2, and step 3 runs one round behind it. Each block counts
-//! its rounds in a word that outlives the launch. A flag holds the number of the last round and
-//! only grows.
+//! Step 1 runs one round ahead of step 2, and step 3 runs one round behind step 2. Each block
+//! counts its rounds in a word that outlives the launch. A flag holds the number of the last round
+//! and only grows.
 //!
 //! # Why three slots are enough
 //! A slot holds inputs and results. In round `j` a rank
@@ -52,14 +53,15 @@ use peerweave_device::gpu::{Access, Gpu, Sys, Vector};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
-/// Number of slots of a block.
+/// Number of slots that the ring of a block has for inputs, and also for results.
 const SLOTS: u64 = 3;
 /// Size in bytes of the memory for the two flags that one rank raises for one block. Each flag has
 /// its own cache line.
 pub const FLAG_BYTES: u64 = 256;
-/// Offset of the offer in these bytes. It is in the cache line of the first flag.
+/// Offset of the offer in these [`FLAG_BYTES`] bytes. The offer is in the cache line of the first
+/// flag.
 const OFFER: u64 = 8;
-/// Offset of the second flag in these bytes.
+/// Offset of the second flag in these [`FLAG_BYTES`] bytes.
 const SECOND: u64 = 128;
 
 /// Returns the size in bytes of the flags and rings that `blocks` blocks need. The ring of a block
@@ -68,7 +70,7 @@ pub const fn ring_bytes(blocks: u32, slot_bytes: u64) -> u64 {
     blocks as u64 * (MAX_RANKS as u64 * FLAG_BYTES + SLOTS * 2 * slot_bytes)
 }
 
-/// State of a block, the same in all rounds.
+/// Values of a block that stay the same in all rounds of a launch.
 struct Block<'a, const PLAIN: bool> {
     ctx: &'a Context,
     call: &'a Call,
@@ -86,15 +88,15 @@ struct Block<'a, const PLAIN: bool> {
 }
 
 impl<const PLAIN: bool> Block<'_, PLAIN> {
-    /// Returns the address, in the area at `area`, of the flags that rank `rank` raises for this
-    /// block.
+    /// Returns the address, in the staging area at `area`, of the flags that rank `rank` raises for
+    /// this block.
     #[inline(always)]
     fn flags(&self, area: u64, rank: u32) -> u64 {
         area + (u64::from(gpu::block_idx().x) * MAX_RANKS as u64 + u64::from(rank)) * FLAG_BYTES
     }
 
-    /// Returns the address, in the area at `area`, of the chunk of rank `rank` in a round: its
-    /// result if `is_result`, otherwise its input.
+    /// Returns the address, in the staging area at `area`, of the slot for the chunk of rank `rank`
+    /// in a round. If `is_result`, the slot is for a result, otherwise for an input.
     #[inline(always)]
     fn slot(&self, area: u64, round: u64, rank: u32, is_result: bool) -> u64 {
         let slot = (u64::from(gpu::block_idx().x) * SLOTS + (self.before + round) % SLOTS) * 2 + u64::from(is_result);
@@ -116,8 +118,8 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
     fn push<T: Class>(&self, round: u64) {
         let call = self.call;
         for k in 1..call.ranks {
-            let (line, n) = self.range(round, call.rank_behind(k));
-            let to = self.slot(call.area_behind(k), round, call.rank, false);
+            let (line, n) = self.range(round, call.rank_after(k));
+            let to = self.slot(call.area_after(k), round, call.rank, false);
             // SAFETY: the ring has a slot of `bank_bytes` bytes for each round, with a chunk for
             // each rank.
             let store = |index, value| unsafe { store(to, index, value) };
@@ -141,7 +143,7 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
         let rank = |index: usize| (index as u32).min(call.ranks - 1);
         let from: [u64; W] = core::array::from_fn(|index| self.slot(call.areas[0], round, rank(index), false));
         let to: [u64; W] = core::array::from_fn(|k| {
-            let (area, offer) = (call.area_behind(k as u32), self.offer(k as u32));
+            let (area, offer) = (call.area_after(k as u32), self.offer(k as u32));
             if offer != 0 { area.wrapping_add(offer) + line * LINE_BYTES as u64 } else { self.slot(area, round, call.rank, true) }
         });
         let keeps = call.keeps_own();
@@ -160,8 +162,9 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
             let result = reduce::<T, W, PLAIN>(call.op, call.ranks, &lines);
             for k in 1..W {
                 if (k as u32) < call.ranks && call.has_results(k as u32) {
-                    // SAFETY: as in `push`; or the line is in an offered result. The offering rank
-                    // waits for the line, because this thread has seen the rank's first flag.
+                    // SAFETY: as in `push`; or the line is in an offered result. This thread has
+                    // seen the first flag of the offering rank, so that rank has begun the call and
+                    // waits for the line.
                     unsafe { store(to[k], index, result) };
                 }
             }
@@ -182,7 +185,7 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
     fn copy<T: Class>(&self, round: u64) {
         let call = self.call;
         for k in 1..call.ranks {
-            let rank = call.rank_behind(k);
+            let rank = call.rank_after(k);
             let (line, n) = self.range(round, rank);
             let from = self.slot(call.areas[0], round, rank, true);
             // SAFETY: as in `push`; this thread has seen the second flag of the rank.
@@ -195,38 +198,40 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
         }
     }
 
-    /// Writes this rank's offer to every other rank; 0 if this rank does not offer its result.
+    /// Writes this rank's offer to every other rank: the distance of its result from its area, or 0
+    /// if it does not offer its result.
     #[inline(always)]
     fn write_offer(&self) {
         let (call, thread) = (self.call, gpu::thread_idx().x);
         if thread > 0 && thread < call.ranks {
             let offer = if call.is_symmetric != 0 { call.recv.wrapping_sub(call.areas[0]) } else { 0 };
-            let word = pointer::<u64>(self.flags(call.area_behind(thread), call.rank) + OFFER);
+            let word = pointer::<u64>(self.flags(call.area_after(thread), call.rank) + OFFER);
             // SAFETY: the word is in the area of a mapped peer and is accessed only atomically.
             unsafe { <u64 as Access<Sys>>::store_relaxed(word, offer) };
         }
     }
 
-    /// Returns the offer of the rank `k` places after this rank, whose first flag this thread has
-    /// seen; 0 for this rank and for ranks that the team does not have.
+    /// Returns the offer of the rank `k` places after this rank: the distance of its result from
+    /// its area, or 0. Returns 0 if `k` is 0 or is not below the number of ranks. This thread must
+    /// have seen the rank's first flag.
     #[inline(always)]
     fn offer(&self, k: u32) -> u64 {
         if k == 0 || k >= self.call.ranks {
             return 0;
         }
-        let word = pointer::<u64>(self.flags(self.call.areas[0], self.call.rank_behind(k)) + OFFER);
+        let word = pointer::<u64>(self.flags(self.call.areas[0], self.call.rank_after(k)) + OFFER);
         // SAFETY: as above; the word is in this rank's area.
         unsafe { <u64 as Access<Sys>>::load_relaxed(word) }
     }
 
-    /// Raises a flag of this rank on every other rank, after all earlier accesses of the block's
-    /// threads.
+    /// Raises the flag at offset `at` on every other rank, after all earlier accesses of the
+    /// block's threads.
     #[inline(always)]
     fn raise(&self, round: u64, at: u64) {
         gpu::sync_threads();
         let (call, thread) = (self.call, gpu::thread_idx().x);
         if thread > 0 && thread < call.ranks {
-            let flag = pointer::<u64>(self.flags(call.area_behind(thread), call.rank) + at);
+            let flag = pointer::<u64>(self.flags(call.area_after(thread), call.rank) + at);
             // SAFETY: the word is in the area of a mapped peer and is accessed only atomically.
             unsafe { <u64 as Access<Sys>>::store_release(flag, self.before + round + 1) };
         }
@@ -237,17 +242,18 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
     fn wait(&self, round: u64, at: u64) -> Result<(), Failed> {
         let (call, thread) = (self.call, gpu::thread_idx().x);
         let polls = thread > 0 && thread < call.ranks;
-        let flag = pointer::<u64>(self.flags(call.areas[0], call.rank_behind(thread)) + at);
+        let flag = pointer::<u64>(self.flags(call.areas[0], call.rank_after(thread)) + at);
         let is_raised = || {
             // SAFETY: the word is in this rank's area and is accessed only atomically.
             let seen = unsafe { <u64 as Access<Sys>>::load_acquire(flag) };
             (seen.wrapping_sub(self.before + round + 1).cast_signed() >= 0).then_some(())
         };
-        self.ctx.poll_block(KernelOp::AllReduce, polls, is_raised, || call.pe_behind(thread))
+        self.ctx.poll_block(KernelOp::AllReduce, polls, is_raised, || call.pe_after(thread))
     }
 }
 
-/// Runs the kernel. The grid has one dimension, and the areas have flags and rings for all blocks.
+/// Runs the chunked kernel. The grid has one dimension, and the areas have flags and rings for all
+/// blocks.
 #[inline(always)]
 pub(super) fn run<T: Class, const W: usize, const PLAIN: bool>(ctx: &Context, call: &Call) -> Result<(), Failed> {
     if !call.begin() {

@@ -10,7 +10,7 @@ use crate::wait::{Row, await_sum, position, put_back};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
-/// Runs the kernel. The lines of rank `r` start at line `r * lines` of a bank.
+/// Runs the one-shot kernel. In each bank, the lines of rank `r` start at line `r * lines`.
 #[inline(always)]
 pub(super) fn run<T: Class, const W: usize, const MORE: bool, const PLAIN: bool>(
     ctx: &Context,

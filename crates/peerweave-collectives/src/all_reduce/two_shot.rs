@@ -17,8 +17,8 @@ use peerweave_device::gpu::Vector;
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
-/// State of a thread in the second and third step. A bank holds one part from each rank, then the
-/// reduced part of each rank.
+/// State of a thread in the steps in which it reduces lines and copies results. A bank holds one
+/// part from each rank, then the reduced part of each rank.
 struct Thread<'a, const PLAIN: bool> {
     ctx: &'a Context,
     call: &'a Call,
@@ -37,13 +37,13 @@ struct Thread<'a, const PLAIN: bool> {
 }
 
 impl<const PLAIN: bool> Thread<'_, PLAIN> {
-    /// Returns this rank's line as it is sent to other ranks.
+    /// Returns a line of this rank's input as it is sent: multiplied by the scalar for `PreMulSum`.
     #[inline(always)]
     fn outgoing<T: Class>(&self, line: u64) -> Vector {
         outgoing::<T, PLAIN>(self.call.op, self.call.scalar, self.send.read::<T>(line))
     }
 
-    /// Returns the row that has line `index` of this rank's part from every rank's input.
+    /// Returns the [`Row`] with line `index` of this rank's part from every rank's input.
     #[inline(always)]
     fn inputs(&self, index: u64) -> Row {
         Row { lines: self.banks, first: index, stride: self.part, ranks: self.call.ranks }
@@ -57,7 +57,7 @@ impl<const PLAIN: bool> Thread<'_, PLAIN> {
             if k > 0 && k < call.ranks && call.has_results(k) {
                 // SAFETY: the bank of the epoch is at the same place in each area, and has room for
                 // twice the lines of all parts.
-                let there = unsafe { Lines::beside(self.banks, call.areas[0], call.area_behind(k)) };
+                let there = unsafe { Lines::beside(self.banks, call.areas[0], call.area_after(k)) };
                 there.from(self.results).push(line, result);
             }
         }
@@ -122,7 +122,7 @@ impl<const PLAIN: bool> Thread<'_, PLAIN> {
     }
 }
 
-/// Runs the kernel.
+/// Runs the two-shot kernel.
 #[inline(always)]
 pub(super) fn run<T: Class, const W: usize, const MORE: bool, const PLAIN: bool>(
     ctx: &Context,
@@ -139,7 +139,7 @@ pub(super) fn run<T: Class, const W: usize, const MORE: bool, const PLAIN: bool>
     let outgoing = |line| outgoing::<T, PLAIN>(call.op, call.scalar, send.read::<T>(line));
     // Returns the number, in the whole input, of line `index` of a part: the part of the rank `k`
     // places after this rank.
-    let line_of = |k: u32, index: u64| u64::from(call.rank_behind(k)) * part + index;
+    let line_of = |k: u32, index: u64| u64::from(call.rank_after(k)) * part + index;
     let there = |k: u32, index: u64| k < call.ranks && line_of(k, index) < lines;
     // SAFETY: the launch guarantees the counter, and areas with banks for twice the lines of all
     // parts.

@@ -67,8 +67,8 @@ pub enum Output {
 }
 
 impl Output {
-    /// Returns the number to which the largest absolute value of a row is scaled with
-    /// [`Norm::scales`].
+    /// Returns the number to which the largest absolute value of a row is scaled if each row has
+    /// its own scale ([`Norm::scales`]).
     pub const fn largest(self) -> f32 {
         match self {
             Self::Same => 1.0,
@@ -91,9 +91,9 @@ pub struct Norm {
     pub residual: u64,
     /// Address of the weight, which is as long as a row.
     pub weight: u64,
-    /// Address to which the kernel writes the scale of each row, as `f32`. 0 if all rows have the
-    /// same scale, which [`inverse_scale`](Self::inverse_scale) determines. Used only for quantised
-    /// results.
+    /// Address to which the kernel writes the scale of each row, as `f32`. If this is 0, all rows
+    /// have the same scale, and [`inverse_scale`](Self::inverse_scale) holds its inverse. Used only
+    /// for quantised results.
     pub scales: u64,
     /// Number of rows.
     pub rows: u64,

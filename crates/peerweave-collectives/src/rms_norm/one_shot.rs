@@ -8,7 +8,7 @@ use crate::wait::{Row, await_sum, bank, put_back};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
-/// Runs the kernel. The lines of rank `r` start at line `r * lines` of a bank.
+/// Runs the one-shot kernel. In each bank, the lines of rank `r` start at line `r * lines`.
 #[inline(always)]
 pub(super) fn run<T: Real, const W: usize, const MORE: bool>(ctx: &Context, call: &Call, norm: &Norm) -> Result<(), Failed> {
     if !call.begin() {
@@ -26,7 +26,7 @@ pub(super) fn run<T: Real, const W: usize, const MORE: bool>(ctx: &Context, call
         each_index(norm.row_lines, |index| {
             let line = row * norm.row_lines + index;
             let value = operands.send.read_whole(line);
-            call.each_behind::<W, MORE>(|k| bank_of(k).from(region).push(line, value));
+            call.each_after::<W, MORE>(|k| bank_of(k).from(region).push(line, value));
         });
         true
     });

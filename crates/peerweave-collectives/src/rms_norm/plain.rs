@@ -1,11 +1,12 @@
-//! The norm without communication, for a sum that has been computed before.
+//! Addition of the residual and RMSNorm without communication: the input already is the sum over
+//! all ranks.
 
 use super::Norm;
 use super::row::{Operands, Real, added, each_row, normalise};
 use crate::Call;
 use peerweave_device::prelude::*;
 
-/// Runs the kernel.
+/// Runs the kernel without communication.
 #[inline(always)]
 pub(super) fn run<T: Real>(call: &Call, norm: &Norm) -> Result<(), Failed> {
     if !call.begin() {

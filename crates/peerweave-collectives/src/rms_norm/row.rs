@@ -1,4 +1,4 @@
-//! The norm of one row by the threads of a block.
+//! RMSNorm of one row, computed by the threads of a block.
 
 use super::{Norm, Output, SMALLEST_SCALED};
 use crate::Call;
@@ -13,7 +13,7 @@ use peerweave_types::{bf16, f16};
 pub(super) trait Real: Class<Wide = f32> {
     /// Combines `start` with each element in order.
     fn fold(lanes: Self::Lanes, start: f32, with: impl Fn(f32, f32) -> f32) -> f32;
-    /// Returns the products with a factor.
+    /// Returns the products of the elements and a factor.
     fn scale(lanes: Self::Lanes, factor: f32) -> Self::Lanes;
     /// Converts each pair of elements to two bytes with `pair`, and returns the bytes of the line.
     fn bytes(lanes: Self::Lanes, pair: impl Fn([f32; 2]) -> u16) -> u64;
@@ -87,7 +87,7 @@ pub(super) fn threads() -> (u64, u64) {
     (u64::from(gpu::thread_idx().x), u64::from(gpu::block_dim().x))
 }
 
-/// Calls `with` for each row of this block, until a call returns `false`.
+/// Calls `with` for each row that this block handles, until a call returns `false`.
 #[inline(always)]
 pub(super) fn each_row(norm: &Norm, mut with: impl FnMut(u64) -> bool) {
     let mut row = u64::from(gpu::block_idx().x);
@@ -115,7 +115,7 @@ pub(super) fn added<T: Class>(sum: Vector, residual: Vector) -> Vector {
     T::pack(T::plus(T::unpack(sum), T::unpack(residual)))
 }
 
-/// The sums over a row that the result depends on.
+/// The values, computed over a row, that the results of the row depend on.
 #[derive(Clone, Copy)]
 struct Sums {
     /// Sum of the squares of `x`.
@@ -173,7 +173,7 @@ fn inverse_square_root(value: f32) -> f32 {
     if value.is_nan() || value == f32::INFINITY {
         return 1.0 / value;
     }
-    // The first guess has an error of 3 %; each step about squares it.
+    // The first guess has a relative error of 3 %. Each step roughly squares the error.
     let mut guess = f32::from_bits(0x5f37_59df - (value.to_bits() >> 1));
     for _ in 0..3 {
         guess *= 1.5 - 0.5 * value * guess * guess;
@@ -182,10 +182,10 @@ fn inverse_square_root(value: f32) -> f32 {
     (guess * (1.5 - 0.5 * value * guess * guess)) as f32
 }
 
-/// Stores a row of `x` and its norm. `get` returns a line of `x` by its index in the row. All
-/// threads of the block must call this function for the same row. The lowest bit of `parity` must
-/// differ between consecutive rows. Returns `false` on all threads if `get` fails or `failed` is
-/// true on any thread. The status then holds the failure.
+/// Stores a row of `x` and the normalised row. `get` returns a line of `x` by its index in the row.
+/// All threads of the block must call this function for the same row. The lowest bit of `parity`
+/// must differ between consecutive rows. Returns `false` on all threads if `get` fails or `failed`
+/// is true on any thread. The status then holds the failure.
 #[inline(always)]
 pub(super) fn normalise<T: Real>(
     norm: &Norm,
@@ -200,8 +200,8 @@ pub(super) fn normalise<T: Real>(
     let mut sums = Sums { squares: 0.0, largest: 0.0 };
     let mut failed = failed;
     // `last` and `before` are the last line of this thread and the line before it, each with its
-    // weight. One loop handles all lines: the compiler would make a function of code that is used
-    // twice, and keep its variables in memory.
+    // weight. One loop handles all lines. If this code stood in two places, the compiler would turn
+    // it into a function and keep its variables in memory.
     let nothing = ([0; 2], [0; 2]);
     let (mut last, mut before) = (nothing, nothing);
     let mut index = thread;
@@ -278,7 +278,7 @@ fn store_quantised<T: Real>(norm: &Norm, recv: Operand<true>, line: u64, y: T::L
 #[expect(clippy::manual_clamp, reason = "NaN gives the lowest number, as neither limit is NaN")]
 #[inline(always)]
 fn nearest(value: f32) -> u8 {
-    // The unit in the last place of this number is 1, so that the addition rounds.
+    // The unit in the last place of this number is 1, so adding it rounds to an integer.
     const ROUNDER: f32 = 12_582_912.0;
     (value.max(-128.0).min(127.0) + ROUNDER).to_bits() as u8
 }

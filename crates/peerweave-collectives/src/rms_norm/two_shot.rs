@@ -11,8 +11,8 @@ use crate::wait::{Row, await_sum, bank, put_back};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
-/// Runs the kernel. A bank holds the parts from rank 0, one for each row, then the parts from the
-/// other ranks, then the rows of `x`.
+/// Runs the two-shot kernel. A bank holds the parts from rank 0, one for each row, then the parts
+/// from the other ranks, then the rows of `x`.
 #[inline(always)]
 pub(super) fn run<T: Real, const W: usize, const MORE: bool>(ctx: &Context, call: &Call, norm: &Norm) -> Result<(), Failed> {
     if !call.begin() {
@@ -26,7 +26,7 @@ pub(super) fn run<T: Real, const W: usize, const MORE: bool>(ctx: &Context, call
     // Returns, for the part of the rank `k` places after this rank, the number of its lines and
     // its first line in a row.
     let part_of = |k: u32| {
-        let start = u64::from(call.rank_behind(k)) * part;
+        let start = u64::from(call.rank_after(k)) * part;
         (lines.saturating_sub(start).min(part), start)
     };
     // SAFETY: the launch guarantees the counter.
@@ -34,7 +34,7 @@ pub(super) fn run<T: Real, const W: usize, const MORE: bool>(ctx: &Context, call
     // SAFETY: the launch guarantees areas with banks for the parts of all ranks and for all rows.
     let bank_of = |k: u32| unsafe { bank(call, k, epoch) };
     each_row(norm, |row| {
-        call.each_behind::<W, MORE>(|k| {
+        call.each_after::<W, MORE>(|k| {
             let (n, start) = part_of(k);
             let to = bank_of(k).from(me * parts + row * part);
             each_index(n, |index| to.push(index, operands.send.read_whole(row * lines + start + index)));
@@ -58,7 +58,7 @@ pub(super) fn run<T: Real, const W: usize, const MORE: bool>(ctx: &Context, call
             match await_sum::<T, W, MORE, true>(ctx, KernelOp::AllReduce, call, found, own) {
                 Ok(sum) => {
                     let x = added::<T>(sum, residual);
-                    call.each_behind::<W, MORE>(|k| rows(k).push(line, x));
+                    call.each_after::<W, MORE>(|k| rows(k).push(line, x));
                     rows(0).push(line, x);
                     put_back::<W, MORE>(call, found);
                 }

@@ -34,7 +34,7 @@ pub const CHANNELS_ZEROS: u64 = ACK_BYTES;
 /// each sender.
 pub const LINES_COUNTERS: usize = 2 * MAX_RANKS;
 
-/// Returns the lines of a message from rank `rank` in an area.
+/// Returns the lines of message `message` from rank `rank`, in the staging area at `area`.
 ///
 /// # Safety
 /// The area has channels of [`Call::bank_bytes`] for all ranks.
@@ -45,7 +45,7 @@ unsafe fn channel(call: &Call, area: u64, rank: u32, message: u64) -> Lines {
     unsafe { Lines::at(at) }
 }
 
-/// Runs the kernel.
+/// Sends and receives the messages of one launch as lines.
 #[inline(always)]
 fn run<const W: usize, const MORE: bool, const WHOLE: bool>(
     ctx: &Context,
@@ -64,7 +64,7 @@ fn run<const W: usize, const MORE: bool, const WHOLE: bool>(
     let sent_lines = |k: u32| lines_of(transfers.field(k, |peer| peer.send_bytes));
     let recv_lines = |k: u32| if k > 0 { lines_of(transfers.field(k, |peer| peer.recv_bytes)) } else { 0 };
     let (mut most_sent, mut most_received) = (0, 0);
-    // The bound is a constant if possible, so that no index is variable.
+    // The bound is a constant if possible, so that all indices are constants after unrolling.
     let bound = if MORE { call.ranks } else { W as u32 };
     for k in 0..bound {
         most_sent = most_sent.max(sent_lines(k));
@@ -97,18 +97,18 @@ fn run<const W: usize, const MORE: bool, const WHOLE: bool>(
             if sent_lines(k) > 0 {
                 let message = sent(k);
                 sent_odd |= (message as u32 & 1) << k;
-                let ack = pointer::<u64>(call.areas[0] + 8 * u64::from(call.rank_behind(k)));
+                let ack = pointer::<u64>(call.areas[0] + 8 * u64::from(call.rank_after(k)));
                 let has_room = || {
                     // SAFETY: the word is in this rank's area and is accessed only atomically.
                     (unsafe { <u64 as Access<Sys>>::load_relaxed(ack) } + 1 >= message).then_some(())
                 };
-                ctx.poll(operation, has_room, || call.pe_behind(k))?;
+                ctx.poll(operation, has_room, || call.pe_after(k))?;
             }
         }
         let odd = sent_odd;
         Ok(move |k: u32| {
             // SAFETY: the launch guarantees the areas; the bank is free.
-            unsafe { channel(call, call.area_behind(k), call.rank, u64::from(odd >> k)) }
+            unsafe { channel(call, call.area_after(k), call.rank, u64::from(odd >> k)) }
         })
     };
     push_lines::<W, MORE, 0, false, _>(call.ranks, most_sent, |k, line| line < sent_lines(k), load, keep, open)?;
@@ -119,7 +119,7 @@ fn run<const W: usize, const MORE: bool, const WHOLE: bool>(
     let k = if thread < MAX_RANKS as u32 { thread } else { thread - MAX_RANKS as u32 };
     let is_counted = k > 0 && k < call.ranks && if thread < MAX_RANKS as u32 { sent_lines(k) > 0 } else { recv_lines(k) > 0 };
     if is_counted && thread >= MAX_RANKS as u32 && gpu::block_rank() == 0 {
-        let to = pointer::<u64>(call.area_behind(k) + 8 * u64::from(call.rank));
+        let to = pointer::<u64>(call.area_after(k) + 8 * u64::from(call.rank));
         // SAFETY: this rank owns the word in the area of a mapped peer, which is accessed only
         // atomically. The launch is not counted yet, because this block has not added its share.
         unsafe { <u64 as Access<Sys>>::store_relaxed(to, received(k)) };
@@ -134,7 +134,7 @@ fn run<const W: usize, const MORE: bool, const WHOLE: bool>(
     let receive = |base: u32, line: u64| -> Result<(), Failed> {
         let is_expected = |k: u32| k < call.ranks && line < recv_lines(k);
         // SAFETY: as above.
-        let from = |k: u32| unsafe { channel(call, call.areas[0], call.rank_behind(k), u64::from(received_odd >> k)) };
+        let from = |k: u32| unsafe { channel(call, call.areas[0], call.rank_after(k), u64::from(received_odd >> k)) };
         let look = || {
             let mut found = [[0; 2]; W];
             let mut all = true;
@@ -149,7 +149,7 @@ fn run<const W: usize, const MORE: bool, const WHOLE: bool>(
         };
         let missing = || {
             let is_missing = |k: &u32| is_expected(*k) && !has_arrived(from(*k).look(line), call.sentinel);
-            call.pe_behind((base..base + W as u32).find(is_missing).unwrap_or(0))
+            call.pe_after((base..base + W as u32).find(is_missing).unwrap_or(0))
         };
         let found = ctx.poll(operation, look, missing)?;
         for index in 0..W {

@@ -38,7 +38,7 @@ use core::cell::Cell;
 use peerweave_device::gpu::{Access, Gpu, Sys};
 use peerweave_device::prelude::*;
 
-/// Number of slots of a block for each sender.
+/// Number of slots in the ring that a block has for each sender.
 const SLOTS: u64 = 3;
 /// Size in bytes of the flags of one rank for one block. Each kind of flag has its own cache line.
 const FLAG_BYTES: u64 = 512;
@@ -56,15 +56,16 @@ pub const RING_COUNTERS: usize = 5 * MAX_RANKS;
 /// writes each count.
 #[derive(Clone, Copy)]
 enum Count {
-    /// Rounds pushed to a rank, by the first block.
+    /// Rounds pushed to a rank, counted by the first block.
     Sent,
-    /// Rounds copied from a rank, by the second block.
+    /// Rounds copied from a rank, counted by the second block.
     Received,
-    /// Offered messages to a rank, by the first block.
+    /// Messages to a rank that decides whether it offers its result; counted by the first block.
     FirstOffers,
-    /// Offered messages to a rank, by the second block.
+    /// Messages to a rank that decides whether it offers its result; counted by the second block.
     SecondOffers,
-    /// Offered messages from a rank, by the second block.
+    /// Messages from a rank for which this rank decides whether it offers its result; counted by
+    /// the second block.
     OffersHere,
 }
 
@@ -117,14 +118,16 @@ struct Block<'a, const W: usize, const WHOLE: bool> {
     transfers: &'a Transfers,
     /// Number of this block, or number of its pair of blocks.
     index: u64,
-    /// Number of this block among the `halves` blocks that share lines; 0 if it shares none.
+    /// Number of this block among the `halves` blocks that share lines; 0 if this block shares no
+    /// lines.
     half: u64,
     /// Number of blocks that share lines in messages without a ring: 2 if both blocks of a pair
     /// push, otherwise 1.
     halves: u64,
     /// Number of lines for which a slot has room for each rank.
     slot_lines: u64,
-    /// One bit for each message to a rank whose receiver has offered its result.
+    /// Bit `k` is set if the rank `k` places after this rank has offered its result for this rank's
+    /// message.
     accepted: Cell<u32>,
 }
 
@@ -164,8 +167,8 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         unsafe { self.message(peer.recv, bytes, peer.recv_chunk, peer.is_direct != 0) }
     }
 
-    /// Returns this block's share of the lines of a message. The pair of the block has a chunk of
-    /// the message.
+    /// Returns this block's share of the lines of a message. The message must have a chunk for this
+    /// block or for its pair of blocks.
     #[inline(always)]
     fn share(&self, message: &Message<WHOLE>) -> Share {
         Share { index: self.index * self.halves + self.half, of: message.blocks() * self.halves }
@@ -178,10 +181,11 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         pointer(area + index * FLAG_BYTES + at)
     }
 
-    /// Returns the offer of the rank `k` places after this rank, for this block.
+    /// Returns the offer of the rank `k` places after this rank, for this block: the distance of
+    /// the rank's result from its area, or 0.
     #[inline(always)]
     fn offer(&self, k: u32) -> u64 {
-        let word = self.flag(self.call.areas[0], self.call.rank_behind(k), OFFER);
+        let word = self.flag(self.call.areas[0], self.call.rank_after(k), OFFER);
         // SAFETY: the word is in this rank's area and is accessed only atomically.
         unsafe { <u64 as Access<Sys>>::load_relaxed(word) }
     }
@@ -207,7 +211,7 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
     }
 
     /// Returns whether any message to another rank has lines in this round, and whether any message
-    /// from another rank has lines in it.
+    /// from another rank has lines in this round.
     #[inline(always)]
     fn has(&self, round: u64) -> (bool, bool) {
         let (mut sends, mut receives) = (false, false);
@@ -219,7 +223,8 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         (sends, receives)
     }
 
-    /// Pushes a round of all messages to other ranks that are sent through rings.
+    /// Pushes this block's chunk, in a round, of each message that goes to another rank through a
+    /// ring.
     #[inline(always)]
     fn push(&self, round: u64) {
         let call = self.call;
@@ -254,7 +259,7 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
             }
             let to = call.area_of::<W>(k).wrapping_add(self.offer(k));
             // SAFETY: the line is in the result of a rank that has begun the call and has offered
-            // it to this rank.
+            // that result to this rank.
             let store = |line, value| unsafe { store(to, line, value) };
             let (from, share) = (message.operand, self.share(&message));
             if from.is_whole::<u8>(0, message.lines) {
@@ -265,7 +270,9 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         }
     }
 
-    /// Copies a round of this rank's message to itself.
+    /// Copies this block's chunk, in a round, of the message that this rank sends to itself. A
+    /// message without chunks is copied in the first round: each block copies its share of the
+    /// lines.
     #[inline(always)]
     fn copy_own(&self, round: u64) {
         let peer = &self.transfers.peers[0];
@@ -291,7 +298,7 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         }
     }
 
-    /// Copies a round of all messages that arrive through the ring.
+    /// Copies this block's chunk, in a round, of each message that arrives through a ring.
     #[inline(always)]
     fn copy(&self, round: u64) {
         let call = self.call;
@@ -302,7 +309,7 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
             if peer.is_direct != 0 {
                 continue;
             }
-            let from = self.slot(call.areas[0], round, call.rank_behind(k));
+            let from = self.slot(call.areas[0], round, call.rank_after(k));
             // SAFETY: as in `push`; this thread has seen the flag of the rank.
             let load = |index| unsafe { load(from, index) };
             let to = message.operand;
@@ -325,8 +332,8 @@ unsafe fn seen(flag: *mut u64) -> u64 {
     unsafe { <u64 as Access<Sys>>::load_acquire(flag) }
 }
 
-/// Runs the kernel for up to `W` ranks. With `WHOLE`, all addresses and lengths are multiples of
-/// [`LINE_BYTES`].
+/// Sends and receives the messages of one launch through rings, for up to `W` ranks. With `WHOLE`,
+/// all addresses and lengths are multiples of [`LINE_BYTES`].
 #[inline(always)]
 fn run<const W: usize, const WHOLE: bool>(ctx: &Context, call: &Call, transfers: &Transfers) -> Result<(), Failed> {
     gpu::start_next_kernel();
@@ -350,7 +357,7 @@ fn run<const W: usize, const WHOLE: bool>(ctx: &Context, call: &Call, transfers:
     let k = gpu::thread_idx().x;
     let has_peer = k > 0 && k < call.ranks;
     let peer = transfers.behind::<W>(if has_peer { k } else { 0 });
-    let (rank, area) = (call.rank_behind(if has_peer { k } else { 0 }), call.area_of::<W>(if has_peer { k } else { 0 }));
+    let (rank, area) = (call.rank_after(if has_peer { k } else { 0 }), call.area_of::<W>(if has_peer { k } else { 0 }));
     let sends = |round| has_peer && block.sent(&peer, k).has(round);
     let receives = |round| has_peer && block.received(&peer, k).has(round);
     let own = |at| block.flag(call.areas[0], rank, at);
@@ -385,7 +392,7 @@ fn run<const W: usize, const WHOLE: bool>(ctx: &Context, call: &Call, transfers:
     }
     if both_push && is_second {
         block.copy_own(0);
-        ctx.poll_block(operation, is_offered, || is_reached(OPEN, offers + 1), || call.pe_behind(k))?;
+        ctx.poll_block(operation, is_offered, || is_reached(OPEN, offers + 1), || call.pe_after(k))?;
         block.accept_offers();
         block.store_direct();
         gpu::sync_threads();
@@ -408,7 +415,7 @@ fn run<const W: usize, const WHOLE: bool>(ctx: &Context, call: &Call, transfers:
             // A receiver that has begun the call has copied all earlier messages.
             let (flag, wanted) =
                 if round == 0 && is_offered { (OPEN, offers + 1) } else { (CREDIT, sent + (round + 1).saturating_sub(SLOTS)) };
-            ctx.poll_block(operation, sends(round), || is_reached(flag, wanted), || call.pe_behind(k))?;
+            ctx.poll_block(operation, sends(round), || is_reached(flag, wanted), || call.pe_after(k))?;
             if round == 0 {
                 block.accept_offers();
                 block.store_direct();
@@ -429,7 +436,7 @@ fn run<const W: usize, const WHOLE: bool>(ctx: &Context, call: &Call, transfers:
                 let has_second = !is_offered_here || is_reached(SECOND, offers_here + 1).is_some();
                 is_reached(READY, received + round).filter(|()| has_second)
             };
-            ctx.poll_block(operation, receives(round - 1), is_ready, || call.pe_behind(k))?;
+            ctx.poll_block(operation, receives(round - 1), is_ready, || call.pe_after(k))?;
             block.copy(round - 1);
             gpu::sync_threads();
             if receives(round - 1) {

@@ -36,8 +36,8 @@ fn check<T: Numbers>(op: ReduceOp, operands: u32, count: usize, shift: usize, in
         reserved: 0,
     };
     let before: Vec<T> = job.read(0, if in_place { given } else { result });
-    let kernel = combine::kernel(T::DTYPE).expect("a type that can be reduced");
-    job.launch_each(kernel, Shape::new(2, 32), |_| Some((call,))).expect("a kernel that waits for no other PE");
+    let kernel = combine::kernel(T::DTYPE).expect("a kernel exists for a type that can be reduced");
+    job.launch_each(kernel, Shape::new(2, 32), |_| Some((call,))).expect("the kernel waits for no other PE, so it does not fail");
     let after: Vec<T> = job.read(0, if in_place { given } else { result });
     let first = if in_place { shift + last } else { 1 };
     let scalars = vec![scalar::<T>(1); operands as usize];

@@ -2,7 +2,8 @@
 //! reduction and number of ranks; any length and alignment; calls without synchronization between
 //! them; missing ranks.
 
-/// Defines a test for each type. The test calls the function with the type.
+/// Defines a test for each pair of a test name and a type. The test calls the function for that
+/// type.
 macro_rules! types {
     ($check:ident: $($name:ident: $t:ty;)*) => {$(
         #[test]

@@ -38,12 +38,12 @@ macro_rules! integers {
                     ReduceOp::Avg => sum(&mut each.clone()) / inputs.len() as Self,
                     ReduceOp::PreMulSum => sum(&mut each.zip(scalars).map(|(a, b)| a.wrapping_mul(*b))),
                     ReduceOp::Prod => each.fold(1, Self::wrapping_mul),
-                    ReduceOp::Min => each.min().expect("a rank"),
-                    ReduceOp::Max => each.max().expect("a rank"),
+                    ReduceOp::Min => each.min().expect("there is at least one rank"),
+                    ReduceOp::Max => each.max().expect("there is at least one rank"),
                     ReduceOp::And => each.fold(!0, |a, b| a & b),
                     ReduceOp::Or => each.fold(0, |a, b| a | b),
                     ReduceOp::Xor => each.fold(0, |a, b| a ^ b),
-                    other => panic!("{other}"),
+                    other => panic!("{other} has no reference implementation"),
                 }
             }
         }
@@ -71,7 +71,7 @@ macro_rules! floats {
                 let widen = |$x: Self| -> $wide { $widen };
                 let narrow = |$y: $wide| -> Self { $narrow };
                 let each = inputs.iter().map(|input| widen(*input));
-                let sum = |each: &mut dyn Iterator<Item = $wide>| each.reduce(|a, b| a + b).expect("a rank");
+                let sum = |each: &mut dyn Iterator<Item = $wide>| each.reduce(|a, b| a + b).expect("there is at least one rank");
                 match op {
                     ReduceOp::Sum => narrow(sum(&mut each.clone())),
                     ReduceOp::Avg => narrow(sum(&mut each.clone()) / inputs.len() as $wide),
@@ -79,10 +79,10 @@ macro_rules! floats {
                     ReduceOp::PreMulSum => {
                         narrow(sum(&mut each.zip(scalars).map(|(a, b)| widen(narrow(a * widen(*b))))))
                     }
-                    ReduceOp::Prod => narrow(each.reduce(|a, b| a * b).expect("a rank")),
-                    ReduceOp::Min => narrow(each.reduce(<$wide>::min).expect("a rank")),
-                    ReduceOp::Max => narrow(each.reduce(<$wide>::max).expect("a rank")),
-                    other => panic!("{other}"),
+                    ReduceOp::Prod => narrow(each.reduce(|a, b| a * b).expect("there is at least one rank")),
+                    ReduceOp::Min => narrow(each.reduce(<$wide>::min).expect("there is at least one rank")),
+                    ReduceOp::Max => narrow(each.reduce(<$wide>::max).expect("there is at least one rank")),
+                    other => panic!("{other} has no reference implementation"),
                 }
             }
         }

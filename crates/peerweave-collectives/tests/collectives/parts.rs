@@ -42,7 +42,8 @@ fn check_reduce_scatter<T: Numbers>(world: &mut World, given: &Given) {
     let ranks = world.members.len();
     let all = inputs::<T>(world, given, ranks);
     let is_plain = given.op == ReduceOp::Sum && is_whole::<T>(given);
-    let kernel = reduce_scatter::kernel(T::DTYPE, ranks as u32, is_plain).expect("a type that can be reduced");
+    let kernel =
+        reduce_scatter::kernel(T::DTYPE, ranks as u32, is_plain).expect("a kernel exists for a type that can be reduced");
     let calls = calls::<T>(world, given, given.count as u64);
     world.run(kernel, given, &calls, |_| true).unwrap_or_else(|error| panic!("{given:?} of {}: {error}", T::DTYPE));
     let scalars: Vec<T> = (0..ranks as u32).map(scalar::<T>).collect();
@@ -58,7 +59,8 @@ fn check_reduce_scatter<T: Numbers>(world: &mut World, given: &Given) {
 fn check_exchange<T: Numbers>(world: &mut World, given: &Given, exchange: Exchange) {
     let ranks = world.members.len();
     let all = inputs::<T>(world, given, if exchange == Exchange::AllToAll { ranks } else { 1 });
-    let kernel = exchange::kernel(exchange, ranks as u32, is_whole::<T>(given)).expect("a supported number of ranks");
+    let kernel =
+        exchange::kernel(exchange, ranks as u32, is_whole::<T>(given)).expect("a kernel exists for this number of ranks");
     let calls = calls::<T>(world, given, (given.count * size_of::<T>()) as u64);
     world.run(kernel, given, &calls, |_| true).unwrap_or_else(|error| panic!("{exchange:?} {given:?}: {error}"));
     for (rank, found) in results::<T>(world, given, ranks).into_iter().enumerate() {

@@ -20,7 +20,8 @@ fn results<T: Numbers>(world: &mut World, given: &Given, is_plain: bool, change:
         world.job.write(pe, input, &values);
         world.job.write(pe, marks, &vec![MARK; marks.len()]);
     }
-    let kernel = all_reduce::kernel(given.algorithm, T::DTYPE, n as u32, is_plain).expect("a type that can be reduced");
+    let kernel = all_reduce::kernel(given.algorithm, T::DTYPE, n as u32, is_plain)
+        .expect("a kernel exists for a type that can be reduced");
     let calls: Vec<Call> =
         (0..n).map(|rank| change(rank, world.call(given, rank, size_of::<T>(), scalar::<T>(rank as u32).bits()))).collect();
     world.run(kernel, given, &calls, |_| true).unwrap_or_else(|error| panic!("{given:?}: {error}"));
@@ -65,7 +66,7 @@ fn result_of_a_reduce_is_written_only_at_the_root() {
 }
 
 #[test]
-fn chunked_all_reduce_of_own_parts_writes_only_own_parts() {
+fn chunked_reduce_scatter_writes_only_this_ranks_part() {
     for ranks in RANKS {
         explore(2, |seed| {
             let mut world = World::new(ranks, seed);
@@ -115,15 +116,17 @@ fn barrier_works_between_calls_and_names_a_missing_rank() {
         let mut world = World::new(ranks, 3);
         for _ in 0..3 {
             let calls: Vec<Call> = (0..ranks as usize).map(|rank| world.call(&given, rank, 4, 0)).collect();
-            let kernel = barrier::kernel(ranks).expect("a supported number of ranks");
+            let kernel = barrier::kernel(ranks).expect("a kernel exists for this number of ranks");
             world.run(kernel, &given, &calls, |_| true).unwrap_or_else(|error| panic!("{ranks} ranks: {error}"));
             world.check::<f32>(&Given::default());
         }
     }
     let mut world = World::with_deadline(3, &[2, 0, 1], 1, Duration::from_secs(2));
     let calls: Vec<Call> = (0..3).map(|rank| world.call(&given, rank, 4, 0)).collect();
-    let error = world.run(&barrier::barrier_8::KERNEL, &given, &calls, |rank| rank != 2).expect_err("rank 2 is missing");
-    let JobError::Failed { report, .. } = &error else { panic!("{error}") };
+    let error = world
+        .run(&barrier::barrier_8::KERNEL, &given, &calls, |rank| rank != 2)
+        .expect_err("the barrier fails, because rank 2 is missing");
+    let JobError::Failed { report, .. } = &error else { panic!("{error}, expected a failure with a report") };
     assert_eq!((report.kind(), report.missing_pe()), (Some(FailureKind::Deadline), Some(Pe::new(1))), "{error}");
     assert_eq!(report.0.operation, KernelOp::Barrier as u32, "{error}");
     assert!(barrier::kernel(9).is_none());

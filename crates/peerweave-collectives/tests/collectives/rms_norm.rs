@@ -10,7 +10,7 @@ use std::time::Duration;
 
 const EPSILON: f32 = 1e-5;
 
-/// One call.
+/// Arguments of one call.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     algorithm: Algorithm,
@@ -39,7 +39,7 @@ impl Default for Case {
     }
 }
 
-/// A world, with the operands that only RMSNorm has.
+/// The PEs of a test, with the operands that only RMSNorm has.
 struct Norms {
     world: World,
     residual: SymSlice<u8>,
@@ -113,8 +113,8 @@ impl Norms {
     fn launch<T: Float>(&mut self, case: &Case, is_there: impl Fn(usize) -> bool) -> Result<(), JobError> {
         let n = self.world.members.len();
         let bytes = rms_norm::bank_bytes(case.algorithm, case.rows as u64, (case.hidden * size_of::<T>() / 16) as u64, n as u32);
-        assert!(bytes <= 64 << 10, "{case:?} needs {bytes} bytes");
-        let kernel = rms_norm::kernel(case.algorithm, T::DTYPE, n as u32).expect("a float");
+        assert!(bytes <= 64 << 10, "{case:?} needs banks of {bytes} bytes, expected at most 64 KiB");
+        let kernel = rms_norm::kernel(case.algorithm, T::DTYPE, n as u32).expect("a kernel exists for a float type");
         let arguments: Vec<_> = (0..n).map(|rank| self.arguments(case, rank, size_of::<T>())).collect();
         let members = self.world.members.clone();
         self.world.job.launch_each(kernel, Shape::new(case.blocks, case.threads), |pe| {
@@ -170,7 +170,7 @@ impl Norms {
             }
             let this = (result, scales.iter().map(|scale| scale.to_bits()).collect());
             let first = first.get_or_insert_with(|| this.clone());
-            assert!(*first == this, "{case:?} of {}: PE {pe} has other bits than the first PE", T::DTYPE);
+            assert!(*first == this, "{case:?} of {}: the result of PE {pe} has other bits than that of the first PE", T::DTYPE);
         }
     }
 
@@ -188,7 +188,7 @@ impl Norms {
                 let wanted = largest.max(SMALLEST_SCALED) / case.output.largest();
                 assert!((scale / wanted - 1.0).abs() < 1e-5, "{case:?}, row {row}: scale {scale}, expected {wanted}");
             } else {
-                assert_eq!(row_scale, -1.0, "{case:?}, row {row}: a scale was written");
+                assert_eq!(row_scale, -1.0, "{case:?}, row {row}: the kernel wrote a scale, expected none");
             }
             for (index, expected) in range.zip(expected) {
                 let scaled = expected / f64::from(scale);
@@ -307,8 +307,8 @@ fn missing_rank_is_named_by_one_shot_and_two_shot() {
         let world = World::with_deadline(4, &[3, 2, 0], 1, Duration::from_secs(2));
         let mut norms = Norms::new(world);
         let case = Case { algorithm, rows: 4, hidden: 520, threads: 64, ..Case::default() };
-        let error = norms.launch::<bf16>(&case, |rank| rank != 1).expect_err("rank 1 is missing");
-        let JobError::Failed { report, .. } = &error else { panic!("{algorithm:?}: {error}") };
+        let error = norms.launch::<bf16>(&case, |rank| rank != 1).expect_err("the call fails, because rank 1 is missing");
+        let JobError::Failed { report, .. } = &error else { panic!("{algorithm:?}: {error}, expected a failure with a report") };
         assert_eq!((report.kind(), report.missing_pe()), (Some(FailureKind::Deadline), Some(Pe::new(2))), "{error}");
         assert_eq!(report.0.operation, KernelOp::AllReduce as u32, "{error}");
     }

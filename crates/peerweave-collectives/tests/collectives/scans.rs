@@ -16,12 +16,12 @@ fn calls<T: Numbers>(world: &World, given: &Given, exclusive: bool) -> Vec<Call>
     (0..world.members.len()).map(call).collect()
 }
 
-/// Makes a call on all ranks, and checks it.
+/// Makes a call on all ranks, and checks the results.
 fn check<T: Numbers>(world: &mut World, given: &Given, exclusive: bool) {
     let n = world.members.len() as u32;
     let inputs = world.inputs::<T>(given);
     let calls = calls::<T>(world, given, exclusive);
-    let kernel = scan::kernel(T::DTYPE, n).expect("a type that can be reduced");
+    let kernel = scan::kernel(T::DTYPE, n).expect("a kernel exists for a type that can be reduced");
     let scalars: Vec<T> = (0..n).map(scalar::<T>).collect();
     let expected = |rank: usize, before: Vec<u64>| {
         let included = if exclusive { rank } else { rank + 1 };
@@ -92,9 +92,10 @@ fn scan_names_a_missing_lowest_or_highest_rank() {
         let mut world = World::with_deadline(3, &[2, 0, 1], 1, Duration::from_secs(2));
         let given = Given { count: 4, blocks: 1, ..Given::default() };
         let calls = calls::<f32>(&world, &given, false);
-        let kernel = scan::kernel(DType::F32, 3).expect("a type that can be reduced");
-        let error = world.run(kernel, &given, &calls, |rank| rank != missing).expect_err("a rank is missing");
-        let JobError::Failed { report, .. } = &error else { panic!("{error}") };
+        let kernel = scan::kernel(DType::F32, 3).expect("a kernel exists for a type that can be reduced");
+        let error =
+            world.run(kernel, &given, &calls, |rank| rank != missing).expect_err("the scan fails, because a rank is missing");
+        let JobError::Failed { report, .. } = &error else { panic!("{error}, expected a failure with a report") };
         let pe = Pe::new(world.members[missing as usize]);
         assert_eq!((report.kind(), report.missing_pe()), (Some(FailureKind::Deadline), Some(pe)), "{error}");
         assert_eq!(report.0.operation, KernelOp::Scan as u32, "{error}");

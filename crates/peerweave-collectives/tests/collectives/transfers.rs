@@ -151,7 +151,7 @@ impl World {
         let is_combined = u32::from(shared.combined);
         let calls: Vec<_> =
             (0..ranks).map(|rank| (Call { is_combined, ..self.call(rank, shared.form) }, transfers(rank))).collect();
-        let kernel = transfer::kernel(shared.form, ranks as u32, is_whole).expect("a supported number of ranks");
+        let kernel = transfer::kernel(shared.form, ranks as u32, is_whole).expect("a kernel exists for this number of ranks");
         let blocks = if shared.form == Form::Ring && !shared.combined { 2 * MAX_BLOCKS } else { MAX_BLOCKS };
         self.job.launch_each(kernel, Shape::new(blocks, shared.threads), |pe| {
             let rank = pe as usize;
@@ -256,7 +256,9 @@ fn missing_sender_or_receiver_is_named_by_its_peer() {
     for (shared, missing, waits, bytes) in cases {
         let mut world = World::new(2, 1, Duration::from_secs(2));
         let outcome = world.launch(0, shared, &|from, to| if (from, to) == (0, 1) { bytes } else { 0 }, |rank| rank != missing);
-        let JobError::Failed { report, .. } = outcome.expect_err("one rank is missing") else { panic!("{shared:?}") };
+        let JobError::Failed { report, .. } = outcome.expect_err("the call fails, because one rank is missing") else {
+            panic!("{shared:?}: expected a failure with a report")
+        };
         let expected = (Some(FailureKind::Deadline), Some(Pe::new(missing as u32)));
         assert_eq!((report.kind(), report.missing_pe()), expected, "{shared:?}: rank {waits} waits");
         assert_eq!(report.0.operation, KernelOp::SendRecv as u32);

@@ -64,7 +64,7 @@ impl World {
         Self::of(ranks, &(0..ranks).collect::<Vec<_>>(), seed)
     }
 
-    /// Creates a job with a team of these PEs.
+    /// Creates a job of `pes` PEs, with a team of the PEs `members`.
     pub(crate) fn of(pes: u32, members: &[u32], seed: u64) -> Self {
         Self::with_deadline(pes, members, seed, Duration::from_secs(60))
     }
@@ -129,7 +129,8 @@ impl World {
             && (given.count * size_of::<T>()).is_multiple_of(16)
             && is_whole(0)
             && (given.in_place || is_whole(1));
-        let kernel = all_reduce::kernel(given.algorithm, T::DTYPE, n, is_plain).expect("a type that can be reduced");
+        let kernel =
+            all_reduce::kernel(given.algorithm, T::DTYPE, n, is_plain).expect("a kernel exists for a type that can be reduced");
         let calls: Vec<Call> =
             (0..self.members.len()).map(|rank| self.call(given, rank, size_of::<T>(), scalar::<T>(rank as u32).bits())).collect();
         self.run(kernel, given, &calls, is_there)
@@ -208,7 +209,7 @@ impl World {
         }
     }
 
-    /// Makes calls whose inputs are words with these bits.
+    /// Makes calls whose inputs consist of words with the bits `fill`.
     pub(crate) fn check_bits(&mut self, algorithm: Algorithm, fill: u64) {
         for op in [ReduceOp::Xor, ReduceOp::And, ReduceOp::Sum] {
             let inputs = vec![vec![fill; 500]; self.members.len()];

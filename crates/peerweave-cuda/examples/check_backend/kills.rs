@@ -29,7 +29,9 @@ pub(crate) fn run(job: &Job, deadline: Duration, seed: u64) -> Outcome {
     stream.synchronize()?;
     team.barrier_blocking()?;
     println!("ready");
-    let error = (0..).find_map(|call| one(&world, &on, &stream, random(&[seed, call])).err()).ok_or("no call failed")?;
+    let error = (0..)
+        .find_map(|call| one(&world, &on, &stream, random(&[seed, call])).err())
+        .ok_or("no call failed, expected a failure after a process was killed")?;
     let portable = error.downcast_ref::<Error>().ok_or_else(|| error.to_string())?;
     println!("blamed {:?}: {portable}", portable.blamed().iter().map(|pe| pe.get()).collect::<Vec<_>>());
     on.x.slice(..8)?.copy_from(&[5.0; 8])?;

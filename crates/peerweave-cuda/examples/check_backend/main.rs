@@ -44,7 +44,7 @@ struct Arguments {
 enum Part {
     /// Checks collectives in graphs.
     Graphs,
-    /// Kills processes, and checks that the others continue.
+    /// Kills processes, and checks that the other processes continue.
     Kills,
 }
 

@@ -13,12 +13,12 @@ use crate::{Arguments, Outcome};
 const HIDDEN: usize = 6144;
 /// Numbers of rows in the measurement.
 const ROWS: [usize; 12] = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 138];
-/// Numbers of rows and row lengths that are checked. They cover one step, two steps, and several
-/// launches.
+/// Numbers of rows and row lengths that are checked. They cover the one-shot and the two-shot
+/// algorithm, and calls of several launches.
 const CHECKED: [(usize, usize); 8] =
     [(1, 8), (3, 136), (1, HIDDEN), (8, 4096), (64, 8192), (138, HIDDEN), (700, HIDDEN), (2, 1 << 17)];
 
-/// A form of the call.
+/// The kernels that carry out a call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Form {
     /// One kernel, by the algorithm of the route.
@@ -122,7 +122,8 @@ fn check<T: Element>(bench: &Bench<'_>, number: impl Fn(f32) -> T + Copy) -> Res
             let what = format!("{rows} rows of {hidden} {}, {form:?}", T::DTYPE);
             let ranks = bench.collectives.members().len();
             let is_long = hidden * size_of::<T>() / 16 >= ranks * ranks;
-            // In one step, a bank has no room for one of the longest rows of every rank.
+            // With the one-shot algorithm, a bank has no room for one of the longest rows of every
+            // rank.
             if form == Form::TwoShot && !is_long || form == Form::OneShot && hidden > 1 << 16 {
                 continue;
             }

@@ -14,7 +14,8 @@ use crate::error::{CudaError, misuse};
 use crate::route::{self, Route};
 
 impl Collectives {
-    /// Returns the kernel of a slot. The first call loads the kernel that `find` returns.
+    /// Returns the kernel that is stored in `slot`. The first call loads the kernel that `find`
+    /// returns, and stores it.
     pub(super) fn loaded<'a, A: KernelArgs + 'static>(
         &self,
         slot: &'a OnceLock<LoadedKernel>,

@@ -36,11 +36,11 @@ pub(super) struct Staging {
     pub(super) banks: Call,
     /// Argument of kernels that use rings, with the values that are the same in all calls.
     pub(super) rings: Call,
-    /// Argument of kernels for messages by lines, with the values that are the same in all
+    /// Argument of kernels that send messages as lines, with the values that are the same in all
     /// launches.
     pub(super) channels: Call,
-    /// Argument of kernels for messages through rings, with the values that are the same in all
-    /// launches.
+    /// Argument of kernels that send messages through rings, with the values that are the same in
+    /// all launches.
     pub(super) transfer_rings: Call,
     pub(super) limits: Limits,
     bytes: usize,
@@ -49,14 +49,14 @@ pub(super) struct Staging {
 /// The offset of flags and rings is a multiple of this number of bytes.
 const ALIGNMENT: u64 = 256;
 
-/// Returns the size of an area in bytes.
+/// Returns the size of a staging area in bytes.
 pub(super) fn area_bytes(options: &CollectivesOptions) -> u64 {
     let Offsets { end, .. } = Offsets::new(options);
     end
 }
 
-/// Returns the maximum length in bytes of a message by lines in a team of `ranks` ranks. The
-/// channels of all ranks together take half as many bytes as a bank.
+/// Returns the maximum length in bytes of a message that is sent as lines, in a team of `ranks`
+/// ranks. The channels of all ranks together take half as many bytes as a bank.
 fn channel_bytes(options: &CollectivesOptions, ranks: usize) -> u64 {
     let of_most = (options.bank_bytes / 32).next_multiple_of(128);
     of_most * (MAX_RANKS / ranks.next_power_of_two().clamp(2, MAX_RANKS)) as u64
@@ -68,7 +68,7 @@ fn transfer_slot_bytes(options: &CollectivesOptions) -> u64 {
     2 * options.slot_bytes
 }
 
-/// Offsets of the parts of an area, the same for any number of ranks.
+/// Offsets of the parts of a staging area, which are the same for any number of ranks.
 struct Offsets {
     channels: u64,
     rings: u64,

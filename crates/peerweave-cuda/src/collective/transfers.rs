@@ -48,12 +48,12 @@ impl Message {
         Self::Receive { from: Rank::new(from as u32), at, bytes: bytes as u64 }
     }
 
-    /// Returns the other rank.
+    /// Returns the peer: the receiver of a sent message, or the sender of a received message.
     pub(crate) fn peer(&self) -> Rank {
         self.parts().1
     }
 
-    /// Returns this message with `peer` as the other rank.
+    /// Returns this message with `peer` as the rank that receives or sends it.
     pub(crate) fn with_peer(self, peer: Rank) -> Self {
         match self {
             Self::Send { at, bytes, .. } => Self::Send { to: peer, at, bytes },
@@ -61,7 +61,7 @@ impl Message {
         }
     }
 
-    /// Returns the name of the field with the other rank, the other rank, the address, and the
+    /// Returns the name of the field with the peer's rank, the peer's rank, the address, and the
     /// length in bytes.
     fn parts(&self) -> (&'static str, Rank, u64, u64) {
         match *self {
@@ -114,8 +114,8 @@ impl Collectives {
         Ok(())
     }
 
-    /// Enqueues the messages of a wave: first by lines the messages that fit into a channel, then
-    /// longer messages through rings.
+    /// Enqueues the messages of a wave. Messages that fit into a channel are sent first, as lines.
+    /// Longer messages are then sent through rings.
     ///
     /// # Safety
     /// The ranges are memory that this device can access until the stream has completed the call.
@@ -217,7 +217,8 @@ impl Collectives {
                 ));
             }
         }
-        // The lengths of this rank's messages to itself, as sent or as received.
+        // The lengths in the sends (`to`) or the receives (`from`) of this rank's messages to
+        // itself.
         let own = |way: &'static str| {
             let of_this_rank = move |(what, rank, _, bytes)| (what == way && rank == self.rank).then_some(bytes);
             messages.iter().map(Message::parts).filter_map(of_this_rank)

@@ -145,7 +145,7 @@ impl Tables {
         self.teams.slice(at * TEAM_WORDS..(at + 1) * TEAM_WORDS)?.copy_from(stream, &words)
     }
 
-    /// Enqueues setting the epochs of all slots of all teams to zero.
+    /// Enqueues writes that set all epochs of all teams to zero.
     pub(crate) fn forget_epochs(&mut self, stream: &Arc<CudaStream>) -> Result<(), DriverError> {
         let zeros = vec![0; self.epochs.len()];
         self.epochs.copy_from(stream, &zeros)

@@ -15,7 +15,7 @@ use super::{Gpu, Inner};
 use crate::error::{CudaError, misuse};
 use crate::heap::Question;
 
-/// Interval at which the parts are checked.
+/// Interval at which a wait checks whether the parts of a GPU are released.
 const LOOK: Duration = Duration::from_micros(200);
 /// Maximum time for which dropping a GPU waits for its parts, and for which ending a GPU waits
 /// until its modules are unloaded.

@@ -19,8 +19,8 @@ use crate::error::CudaError;
 /// The kernels that were loaded, and the crates that contain them.
 #[derive(Default)]
 pub(crate) struct Modules {
-    /// Loaded kernels. The key is the address of the image, the name, and whether the kernel is of
-    /// the variant for the network.
+    /// Loaded kernels. The key is the address of the image, the name, and whether the kernel
+    /// belongs to the variant that calls NVSHMEM.
     kernels: Mutex<HashMap<(usize, &'static str, bool), LoadedKernel>>,
     /// One entry for each different PTX text. Kernels of the same crate have the same text, but
     /// each kernel has its own image.
@@ -95,7 +95,8 @@ impl Inner {
         let first = self.rendezvous.pe().index() * kernels.len() / self.rendezvous.n_pes() as usize;
         kernels.rotate_left(first);
         // The driver loads a module without its functions. The first launch of a function would
-        // load the function, which waits for running kernels. So this call loads all functions.
+        // load the function, and this load waits for running kernels. So this call loads all
+        // functions.
         kernels.into_iter().try_for_each(|(_, name)| self.find(image, name, self.network).map(drop))
     }
 

@@ -97,7 +97,7 @@ impl<'a> Parts<'a> {
     }
 
     /// Returns the number of parts, including parts that are empty because they were joined to
-    /// others.
+    /// other parts.
     pub(crate) fn len(&self) -> usize {
         self.parts.len()
     }
@@ -144,7 +144,7 @@ fn pieces(text: &str) -> Vec<Piece<'_>> {
     pieces
 }
 
-/// Returns the offset after the end of the line that contains an offset.
+/// Returns the offset of the end of the line that contains offset `at`, including its line break.
 fn end_of_line(text: &str, at: usize) -> usize {
     text[at..].find('\n').map_or(text.len(), |end| at + end + 1)
 }

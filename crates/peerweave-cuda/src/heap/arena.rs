@@ -72,8 +72,8 @@ impl Arena {
         self.whole.address()
     }
 
-    /// Returns the address by which this PE accesses the arena of another PE; `None` if it is not
-    /// mapped.
+    /// Returns the address by which this PE accesses the arena of another PE; `None` if that arena
+    /// is not mapped.
     pub(super) fn peer_address(&self, pe: Pe) -> Result<Option<u64>, CudaError> {
         Ok(self.whole.peer_address(pe)?)
     }
@@ -100,9 +100,9 @@ impl Arena {
         self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Checks that all PEs make the same call, and that no PE has failed in it. Returns the value
-    /// in `outcome`. The caller holds the lock of `ranges`, so calls of several threads are
-    /// serialised.
+    /// Checks that all PEs make the same call, and that the call has not failed on any PE. Returns
+    /// the value in `outcome`. The caller holds the lock of `ranges`, so calls of several threads
+    /// are serialised.
     fn agree<T>(
         &self,
         ranges: &mut Ranges,
@@ -115,7 +115,7 @@ impl Arena {
         let failure = |error: &CudaError| Failure { reason: error.to_string(), is_consequence: error.pe().is_some() };
         let mine = outcome.as_ref().map(|_| &[][..]).map_err(failure);
         match agree(&self.rendezvous, Members::All, &label, call, mine) {
-            // This PE's own failure takes precedence over that of the rendezvous.
+            // This PE's own failure takes precedence over a failure of the rendezvous.
             Ok(_) | Err(Disagreement::Own) => outcome,
             Err(Disagreement::Rendezvous(error)) => outcome.and(Err(error.into())),
             Err(Disagreement::Failed { pe, reason }) => Err(CudaError::PeFailed { call: name, pe, message: reason }),
@@ -129,7 +129,8 @@ impl Arena {
     pub(super) fn lease(&self, stream: &Arc<CudaStream>, bytes: u64) -> Result<Lease, CudaError> {
         let mut ranges = self.ranges();
         let at = ranges.find(bytes, self.bytes());
-        let call = at.map_or_else(|| format!("{bytes} bytes without a range"), |at| format!("{bytes} bytes at offset {at}"));
+        let call =
+            at.map_or_else(|| format!("{bytes} bytes, for which no range is free"), |at| format!("{bytes} bytes at offset {at}"));
         self.agree(&mut ranges, ALLOC, &call, Ok(()))?;
         let free = self.bytes() - ranges.taken.values().sum::<u64>();
         let at = at.ok_or_else(|| {
@@ -172,12 +173,12 @@ impl Lease {
         &self.buffer
     }
 
-    /// Returns whether there is no handle of the range except this one.
+    /// Returns whether this lease is the only handle of the range.
     pub(super) fn is_only_handle(&self) -> bool {
         Arc::strong_count(&self.handles) == 1
     }
 
-    /// Returns a handle. The range cannot be freed while the handle lives.
+    /// Returns a handle of the range. The range cannot be freed while the handle lives.
     pub(super) fn keep(&self) -> Keep {
         // The handle is in an `Arc` of its own, because a `Weak` of `handles` could be upgraded
         // after the last check of the count.

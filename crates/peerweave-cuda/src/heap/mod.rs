@@ -149,8 +149,8 @@ impl Heap {
     }
 
     /// Returns functions that check whether the parts of a dropped heap are released by all
-    /// threads. Returns none for NVSHMEM's heap, whose memory stays until [`Self::end`] finalises
-    /// NVSHMEM.
+    /// threads. The list is empty for NVSHMEM's heap, whose memory stays until [`Self::end`]
+    /// finalises NVSHMEM.
     pub(crate) fn gone(&self) -> Vec<Question> {
         match self {
             Self::Vmm(heap, _) => vec![Box::new(heap.gone())],
@@ -238,12 +238,12 @@ impl Block {
         })
     }
 
-    /// Enqueues filling this PE's memory with zeros.
+    /// Enqueues an operation that fills this PE's memory with zeros.
     pub(crate) fn zero(&self, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
         self.zero_range(stream, 0..self.bytes as usize)
     }
 
-    /// Enqueues filling a range of this PE's memory with zeros.
+    /// Enqueues an operation that fills a range of this PE's memory with zeros.
     pub(crate) fn zero_range(&self, stream: &Arc<CudaStream>, range: Range<usize>) -> Result<(), CudaError> {
         match &self.memory {
             Memory::Vmm(memory) => peerweave_vmm::zero(stream, &mut memory.slice(range)?)?,

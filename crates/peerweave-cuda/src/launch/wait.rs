@@ -99,8 +99,8 @@ impl Inner {
     }
 }
 
-/// Returns the loss that led to all losses. Follows each PE that gave up to the lost PE because of
-/// which it gave up. `me` is never such a PE: this PE was late, but is not lost.
+/// Returns the loss that led to all losses. From a PE that gave up because of another lost PE,
+/// continues with that other PE. Never continues with `me`: this PE was late, but is not lost.
 fn first_loss(losses: &[(Pe, Loss)], me: Pe) -> Option<(Pe, Loss)> {
     let mut found = losses.first()?;
     for _ in losses {
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn first_loss_follows_pes_that_gave_up_to_a_lost_pe() {
+    fn first_loss_is_found_through_pes_that_gave_up() {
         let [a, b, c, me] = [0, 1, 2, 3].map(Pe::new);
         let gave_up = |missing: &[Pe]| Loss::GaveUp { missing: missing.to_vec() };
         assert_eq!(first_loss(&[], me), None);

@@ -143,7 +143,7 @@ impl<T: Plain> Symmetric<T> {
         self.block.zero(stream)
     }
 
-    /// Enqueues filling a range of bytes of this PE's memory with zeros.
+    /// Enqueues an operation that fills a range of bytes of this PE's memory with zeros.
     pub(crate) fn zero_range(&self, stream: &Arc<CudaStream>, bytes: std::ops::Range<usize>) -> Result<(), CudaError> {
         self.block.zero_range(stream, bytes)
     }

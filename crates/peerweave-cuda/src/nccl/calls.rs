@@ -54,7 +54,7 @@ impl Call {
                 DType::BF16 => self.reducing::<bf16>(communicator, stream, keep),
                 DType::F32 => self.reducing::<f32>(communicator, stream, keep),
                 DType::F64 => self.reducing::<f64>(communicator, stream, keep),
-                other => unreachable!("the route table does not choose NCCL for a reduction of {other}"),
+                other => unreachable!("peerweave-cuda bug: the route table chose NCCL for a reduction of {other}"),
             }
         }
     }
@@ -73,7 +73,7 @@ impl Call {
             CollectiveKind::Reduce if send == recv => c.reduce_in_place(s, &mut raw(recv, count), op, root),
             CollectiveKind::Reduce => c.reduce(s, &raw(send, count), Some(&mut raw(recv, count)), op, root),
             CollectiveKind::ReduceScatter => c.reduce_scatter(s, &raw(send, count * c.n_ranks()), &mut raw(recv, count), op),
-            other => unreachable!("the route table does not choose NCCL for {}", other.name()),
+            other => unreachable!("peerweave-cuda bug: the route table chose NCCL for {}", other.name()),
         }
     }
 
@@ -99,7 +99,7 @@ impl Call {
             CollectiveKind::Scatter if !is_root => c.scatter(s, None, &mut raw(recv, bytes), root),
             CollectiveKind::Scatter if recv == send + own => c.scatter_in_place(s, &mut raw(send, all), root),
             CollectiveKind::Scatter => c.scatter(s, Some(&raw(send, all)), &mut raw(recv, bytes), root),
-            other => unreachable!("the route table does not choose NCCL for {}", other.name()),
+            other => unreachable!("peerweave-cuda bug: the route table chose NCCL for {}", other.name()),
         }
     }
 }

@@ -211,8 +211,8 @@ fn limit(gpu: &Gpu) -> Duration {
     gpu.rendezvous().deadline().max(gpu.deadline()) + GIVEN_UP
 }
 
-/// A thread that aborts a communicator when a PE is lost. It is needed for graphs: neither a ticket
-/// nor the watchdog of `peerweave-nccl` waits for the calls that a graph replays.
+/// A thread that aborts a communicator when a PE is lost. The thread is needed for graphs: neither
+/// a ticket nor the watchdog of `peerweave-nccl` waits for the calls that a graph replays.
 struct Watched(Mutex<Option<Arc<()>>>);
 
 impl Watched {

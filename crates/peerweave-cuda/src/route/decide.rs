@@ -367,7 +367,7 @@ mod tests {
 
     fn route(routes: &Routes, dtype: DType, count: u64, limits: &Limits) -> Route {
         let decision = routes.decide(&Query::new(CollectiveKind::AllReduce, dtype, count), limits, &NONE);
-        let OwnPath::Reduction(route) = decision.own else { panic!("{decision:?}") };
+        let OwnPath::Reduction(route) = decision.own else { panic!("{decision:?}, expected a reduction") };
         route
     }
 
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn small_calls_use_one_step_and_large_calls_use_a_ring() {
+    fn small_calls_use_one_shot_and_large_calls_use_a_ring() {
         let routes = routes();
         for ranks in 2..=8 {
             let algorithm = |bytes: u64| route(&routes, DType::U8, bytes, &limits(ranks)).algorithm;
@@ -431,7 +431,7 @@ mod tests {
     /// Tests the sizes at which Peerweave's kernels take at least 1.03 times as long as NCCL on
     /// 2 H200.
     #[test]
-    fn enabled_nccl_serves_the_sizes_of_its_table_rows() {
+    fn enabled_nccl_carries_out_calls_of_its_table_rows() {
         use CollectiveKind::{AllReduce, AllToAll, Reduce, Scatter};
         let routes = routes();
         let provider = |kind, bytes: u64, ranks: u32, libraries| {
@@ -496,7 +496,7 @@ mod tests {
             let OwnPath::Reduction(route) = decide(4 * MIB).own else { panic!() };
             assert_eq!((route.algorithm, decide(4 * MIB).because), (algorithm, Because::Forced(method)));
         }
-        // One step needs a bank with room for the inputs of all ranks.
+        // The one-shot algorithm needs a bank with room for the inputs of all ranks.
         routes.forced.set(kind, Some(Method::OneShot));
         let large = decide(64 * MIB);
         let OwnPath::Reduction(route) = large.own else { panic!() };

@@ -20,8 +20,8 @@ pub(crate) struct NormRoute {
     pub(crate) rows: u64,
 }
 
-/// Sizes in bytes up to which an all_reduce with RMSNorm takes one step, for up to 2, 4 and 8
-/// ranks. The built-in tables have the same sizes for all_reduce.
+/// Sizes in bytes up to which an all_reduce with RMSNorm uses the one-shot algorithm, for up to 2,
+/// 4 and 8 ranks. The built-in tables have the same sizes for all_reduce.
 const NORM_IN_ONE_STEP: [u64; 3] = [2 * MIB, 128 * KIB, 64 * KIB];
 
 /// Returns the route of an all_reduce with RMSNorm of `rows` rows of `row_lines` lines.

@@ -237,7 +237,9 @@ mod tests {
             ("nccl reduce 2 48M rest", "nccl reduce 2 48M", 23, "is not a row of nccl"),
         ] {
             let error = RouteTable::parse("my.routes", &text(from, to)).unwrap_err();
-            let RoutesError::Damaged { file, line: found, what: why } = &error else { panic!("{error}") };
+            let RoutesError::Damaged { file, line: found, what: why } = &error else {
+                panic!("{error}, expected a damaged table")
+            };
             assert_eq!((file.as_str(), *found), ("my.routes", line), "{error}");
             assert!(why.contains(what), "{error}");
             assert!(error.to_string().contains("my.routes"), "{error}");

@@ -87,7 +87,7 @@ impl RouteTable {
         if last.algorithm == Algorithm::Chunked {
             rows.last_mut()?.up_to = u64::MAX;
         } else {
-            // The last row has rings, the only algorithm that supports every size.
+            // The last row uses the chunked algorithm, the only algorithm that supports every size.
             let shape = self.shape(ranks, u64::MAX, Algorithm::Chunked)?;
             rows.push(OwnRow { ranks: (ranks, ranks), up_to: u64::MAX, ..shape });
         }
@@ -98,8 +98,8 @@ impl RouteTable {
     fn shape(&self, ranks: u32, size: u64, algorithm: Algorithm) -> Option<OwnRow> {
         let is_in = |row: &&OwnRow| row.algorithm == algorithm && (row.ranks.0..=row.ranks.1).contains(&ranks);
         let rows = || self.own.iter().filter(is_in);
-        // If this table does not use the algorithm with this number of ranks, the shape is that for
-        // other numbers.
+        // If this table does not use the algorithm with this number of ranks, the shape for other
+        // numbers of ranks is used.
         let of_others = || self.own.iter().filter(|row| row.algorithm == algorithm);
         let first = |row: &&OwnRow| size <= row.up_to;
         rows()
@@ -212,7 +212,7 @@ mod tests {
         let algorithm = |bytes: u64, ranks| {
             let libraries = Libraries { nccl: Err(Unfit::Off) };
             let decision = routes.decide(&Query::new(CollectiveKind::AllReduce, DType::U8, bytes), &limits(ranks), &libraries);
-            let OwnPath::Reduction(route) = decision.own else { panic!("{decision:?}") };
+            let OwnPath::Reduction(route) = decision.own else { panic!("{decision:?}, expected a reduction") };
             route.algorithm
         };
         for (bytes, expected) in [

@@ -26,7 +26,7 @@ pub(crate) fn fakes() -> Fakes {
     let ptx = peerweave_test_kernels::ring::KERNEL.ptx();
     let found = if ptx.variants.is_empty() { Err(ptx.problem.to_owned()) } else { Ok(()) };
     let required = std::env::var("PEERWEAVE_REQUIRE").is_ok_and(|required| required.contains("ptx"));
-    assert!(found.is_ok() || !required, "PEERWEAVE_REQUIRE demands ptx: {found:?}");
+    assert!(found.is_ok() || !required, "PEERWEAVE_REQUIRE contains ptx, but the tests have no PTX: {found:?}");
     Fakes::new().cuda().needs(found)
 }
 
@@ -48,7 +48,7 @@ pub(crate) fn pes_that_may_fail<T: Send>(
 /// the same host.
 pub(crate) fn pes_on<T: Send>(hosts: &[&str], options: GpuOptions, body: impl Fn(Result<Gpu, CudaError>) -> T + Sync) -> Vec<T> {
     register();
-    let (_server, jobs) = Server::on_this_machine(hosts.len() as u32).expect("a server");
+    let (_server, jobs) = Server::on_this_machine(hosts.len() as u32).expect("the server starts");
     std::thread::scope(|scope| {
         let threads: Vec<_> = jobs
             .iter()
@@ -68,7 +68,7 @@ pub(crate) fn pes_on<T: Send>(hosts: &[&str], options: GpuOptions, body: impl Fn
                 })
             })
             .collect();
-        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+        threads.into_iter().map(|thread| thread.join().expect("the PE does not panic")).collect()
     })
 }
 
@@ -102,7 +102,7 @@ impl std::ops::Deref for ProcessGpu {
 impl Drop for ProcessGpu {
     fn drop(&mut self) {
         let (gpu, rendezvous) = (self.gpu.take(), self.rendezvous.take());
-        // A PE that panics has failed, and the others must detect that.
+        // A PE that panics has failed, and the other PEs must detect its failure.
         if std::thread::panicking() {
             return;
         }
@@ -493,7 +493,8 @@ pub(crate) fn register() {
 /// `body`.
 pub(crate) fn worlds<T: Send>(n: u32, options: GpuOptions, body: impl Fn(&World) -> T + Sync) -> Vec<T> {
     pes_that_may_fail(n, options, |gpu| {
-        let world = World::new(Cuda::new(gpu.expect("the GPU is set up")).expect("a backend")).expect("a world");
+        let world = World::new(Cuda::new(gpu.expect("the GPU is set up")).expect("the backend is created"))
+            .expect("the world is created");
         let result = body(&world);
         let report = world.finalize().expect("every PE ends the job");
         assert!(report.is_clean(), "{report}");
@@ -503,5 +504,5 @@ pub(crate) fn worlds<T: Send>(n: u32, options: GpuOptions, body: impl Fn(&World)
 
 /// Emulates a kernel's store to a multicast address.
 pub(crate) fn store_by_multicast(address: u64, bytes: &[u8]) {
-    driver::multicast_store(address, bytes).expect("memory is mapped there");
+    driver::multicast_store(address, bytes).expect("memory is mapped at the address");
 }

@@ -37,7 +37,7 @@ pub fn bench_g(ctx: &Context, from: SymSlice<u64>, pe: u32, iterations: u32, res
     }
 }
 
-/// Lends the block's dynamic shared memory to its first thread.
+/// Lends the block's dynamic shared memory to its first thread, which starts bulk copies.
 #[inline(always)]
 fn lend(ctx: &Context) {
     if gpu::thread_rank() == 0 {
@@ -46,7 +46,7 @@ fn lend(ctx: &Context) {
     }
 }
 
-/// Lends no shared memory.
+/// Lends no shared memory, so that the threads themselves copy.
 #[inline(always)]
 fn keep(_: &Context) {}
 

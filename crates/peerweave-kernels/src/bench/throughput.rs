@@ -80,7 +80,8 @@ fn share(of: SymSlice<u64>) -> SymSlice<u64> {
     of.slice(start..).truncate(each)
 }
 
-/// Lends an equal part of the block's dynamic shared memory to the first thread of each warp.
+/// Lends an equal part of the block's dynamic shared memory to the first thread of each warp, which
+/// starts bulk copies.
 #[inline(always)]
 fn lend_each_warp(ctx: &Context) {
     let all = SharedSlice::<u8>::dynamic();

@@ -95,7 +95,7 @@ macro_rules! floats {
             }
 
             #[test]
-            fn floats_are_set_swapped_and_added() {
+            fn atomic_operations_set_swap_and_add_floats() {
                 let mut job = job(6);
                 let of = job.alloc::<$t>(1);
                 go(&mut job, &operations::KERNEL, 1, (of,));
@@ -115,7 +115,8 @@ macro_rules! halves {
             use super::*;
             use peerweave_device::types::$t;
 
-            /// Operates on the second of two elements in a 32-bit word. The first must not change.
+            /// Operates on the second of two elements in a 32-bit word. The first element must not
+            /// change.
             #[kernel]
             fn operations(ctx: &Context, of: SymSlice<$t>) {
                 let (at, pe) = (of.at(1), right(ctx));

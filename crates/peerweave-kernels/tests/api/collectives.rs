@@ -145,7 +145,7 @@ fn barriers(ctx: &Context, cells: SymSlice<u64>, form: u32) -> Result<(), Failed
         gpu::sync_threads();
         let left = u64::from((me + n - 1) % n);
         assert_eq!(ctx.g(cell, me), round * 100 + left, "round {round}");
-        // No PE writes the next round before all PEs have read this one.
+        // No PE puts the value of the next round before all PEs have read the value of this round.
         ctx.barrier_all_block()?;
     }
     Ok(())

@@ -142,14 +142,15 @@ fn argument_outside_the_allocations_is_refused() {
     for offset in [0, before, of.offset().0 + 16] {
         // SAFETY: the bytes lie in the heap of every PE.
         let outside = unsafe { SymSlice::<u32>::from_raw(SymOffset(offset), 1) };
-        let error = job.launch(&stores::KERNEL, 1, 1, (outside,)).expect_err("the bytes are not allocated");
+        let error =
+            job.launch(&stores::KERNEL, 1, 1, (outside,)).expect_err("the launch fails, because the bytes are not allocated");
         assert!(matches!(error, JobError::Argument { start, .. } if start == offset), "{error}");
     }
-    job.launch(&stores::KERNEL, 1, 1, (of,)).expect("the elements are allocated");
+    job.launch(&stores::KERNEL, 1, 1, (of,)).expect("the launch succeeds, because the elements are allocated");
     assert_eq!(job.read(0, of), [1, 0, 0, 0]);
 }
 
-/// A kernel in which one thread of PE 1 returns early and the others wait for it.
+/// A kernel in which one thread of PE 1 returns early, and the other threads wait for that thread.
 #[kernel]
 fn gives_up(ctx: &Context) -> Result<(), Failed> {
     if ctx.my_pe() == 1 && gpu::thread_rank() == 5 {

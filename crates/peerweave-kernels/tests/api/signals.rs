@@ -70,7 +70,7 @@ fn several(ctx: &Context, signals: SymSlice<u64>, seen: SymSlice<u64>) -> Result
         for pe in 1..n {
             ctx.signal_op(signals.at(pe as usize), 10 + u64::from(pe), SignalOp::Set, pe);
         }
-        // Every PE answers in its own word.
+        // Every other PE answers in its own word of `signals`.
         let not_mine = |index: usize| index == 0 || index >= PES as usize;
         let mut indices = [0; 8];
         let some = ctx.wait_until_some(signals, &mut indices, not_mine, Compare::Ne, 0)?;
@@ -102,7 +102,7 @@ fn several(ctx: &Context, signals: SymSlice<u64>, seen: SymSlice<u64>) -> Result
 }
 
 #[test]
-fn several_signals_are_awaited_together() {
+fn waits_and_tests_of_several_signals_respect_exclusions() {
     for seed in 0..20 {
         let mut job = job(seed);
         let (signals, seen) = (job.alloc::<u64>(8), job.alloc::<u64>(1));
@@ -135,7 +135,7 @@ macro_rules! compares {
             }
 
             #[test]
-            fn comparisons_use_the_order_of_the_type() {
+            fn wait_comparisons_use_the_order_of_the_element_type() {
                 let mut job = job(0);
                 let of = job.alloc::<$t>(1);
                 go(&mut job, &compares::KERNEL, 1, (of,));
@@ -151,7 +151,7 @@ compares! {
     compares_u64 u64: 3, u64::MAX;
 }
 
-/// A thread of PE 0 puts an element, and then all its threads put with signal. PE 1 reads the
+/// One thread of PE 0 puts an element, and then all threads of PE 0 put with signal. PE 1 reads the
 /// element after the signal.
 #[kernel]
 fn put_before_signal(ctx: &Context, element: SymSlice<u32>, data: SymSlice<u32>, signal: SymSlice<u64>) -> Result<(), Failed> {

@@ -38,7 +38,8 @@ pub struct Cache {
     directory: PathBuf,
 }
 
-/// Start of each file. The key, the length of the body, the digest of the body and the body follow.
+/// The first bytes of each cache file. The key, the length of the result, the digest of the result
+/// and the result follow.
 const MAGIC: &[u8; 16] = b"peerweave-link 1";
 const HEAD_BYTES: usize = 16 + 32 + 8 + 32;
 /// Time for which a process waits for another process that computes the same result. Compiling all
@@ -206,7 +207,7 @@ mod tests {
     use super::*;
 
     fn cache() -> (tempfile::TempDir, Cache) {
-        let directory = tempfile::tempdir().expect("temporary directory");
+        let directory = tempfile::tempdir().expect("a temporary directory can be created");
         let cache = Cache::in_directory(directory.path().join("a/b")).expect("the directory can be created");
         (directory, cache)
     }

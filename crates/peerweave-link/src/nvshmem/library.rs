@@ -156,8 +156,8 @@ mod tests {
 
     fn install(root: &Path, include: &str, lib: &str, version: &str) {
         let put = |path: PathBuf, text: String| {
-            std::fs::create_dir_all(path.parent().expect("the path has a parent")).expect("temporary directory");
-            std::fs::write(path, text).expect("temporary directory");
+            std::fs::create_dir_all(path.parent().expect("the path has a parent")).expect("the temporary directory is writable");
+            std::fs::write(path, text).expect("the temporary directory is writable");
         };
         let mut numbers = version.split('.');
         let mut line = |name: &str| {
@@ -175,7 +175,7 @@ mod tests {
         for (include, lib) in
             [("nvidia/nvshmem/include", "nvidia/nvshmem/lib"), ("usr/include/nvshmem_13", "usr/lib/x86_64-linux-gnu/nvshmem/13")]
         {
-            let root = tempfile::tempdir().expect("temporary directory");
+            let root = tempfile::tempdir().expect("a temporary directory can be created");
             let root = root.path().canonicalize().expect("the directory exists");
             install(&root, include, lib, "3.4.5");
             let found = DeviceLibrary::beside_with(&root.join(lib).join("libnvshmem_host.so.3"), &|_| None)
@@ -186,17 +186,17 @@ mod tests {
 
     #[test]
     fn missing_device_library_error_names_what_to_install() {
-        let root = tempfile::tempdir().expect("temporary directory");
+        let root = tempfile::tempdir().expect("a temporary directory can be created");
         let variable = |name: &str| (name == "PEERWEAVE_NVSHMEM_DEVICE_PATH").then(|| root.path().to_path_buf());
         let error = DeviceLibrary::beside_with(Path::new("/nowhere/lib/libnvshmem_host.so.3"), &variable)
-            .expect_err("the directory is empty");
-        let LinkError::NotFound { tried, .. } = &error else { panic!("{error}") };
+            .expect_err("the search fails, because the directory is empty");
+        let LinkError::NotFound { tried, .. } = &error else { panic!("{error}, expected NotFound") };
         assert_eq!(tried[..], [root.path().join("include"), root.path().join("lib")]);
     }
 
     #[test]
     fn incompatible_nvshmem_version_is_a_mismatch() {
-        let root = tempfile::tempdir().expect("temporary directory");
+        let root = tempfile::tempdir().expect("a temporary directory can be created");
         let variable = |name: &str| (name == "PEERWEAVE_NVSHMEM_DEVICE_PATH").then(|| root.path().to_path_buf());
         let find = |version: &str| {
             install(root.path(), "include", "lib", version);

@@ -1,5 +1,5 @@
-//! Generates the wrappers of NVSHMEM's device functions in C++. They are generated from the table
-//! that also generates the declarations in kernels.
+//! Generates the wrappers of NVSHMEM's device functions in C++. The table from which they are
+//! generated also generates the declarations in kernels.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -99,7 +99,8 @@ mod tests {
 
     #[test]
     fn wrapper_that_is_not_in_the_table_is_refused() {
-        let error = used_by(".extern .func peerweave_nvshmem_no_such ();").expect_err("the wrapper is not in the table");
+        let error = used_by(".extern .func peerweave_nvshmem_no_such ();")
+            .expect_err("the call fails, because the wrapper is not in the table");
         assert!(error.to_string().contains("peerweave_nvshmem_no_such"), "{error}");
     }
 }

@@ -70,13 +70,13 @@ mod tests {
 
     fn file(root: &Path, path: &str) {
         let path = root.join(path);
-        std::fs::create_dir_all(path.parent().expect("the path has a parent")).expect("temporary directory");
-        std::fs::write(path, "").expect("temporary directory");
+        std::fs::create_dir_all(path.parent().expect("the path has a parent")).expect("the temporary directory is writable");
+        std::fs::write(path, "").expect("the temporary directory is writable");
     }
 
     #[test]
     fn headers_beside_the_compiler_are_found() {
-        let root = tempfile::tempdir().expect("temporary directory");
+        let root = tempfile::tempdir().expect("a temporary directory can be created");
         let root = root.path().canonicalize().expect("the directory exists");
         for path in
             ["lib/libnvrtc.so.13", "include/cuda_runtime.h", "include/crt/host_defines.h", "include/cccl/cuda/std/type_traits"]
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn headers_of_separate_wheels_are_found() {
-        let root = tempfile::tempdir().expect("temporary directory");
+        let root = tempfile::tempdir().expect("a temporary directory can be created");
         let root = root.path().canonicalize().expect("the directory exists");
         for path in [
             "nvidia/cuda_nvrtc/lib/libnvrtc.so.12",
@@ -108,13 +108,13 @@ mod tests {
 
     #[test]
     fn cuda_include_variable_replaces_all_search_directories() {
-        let root = tempfile::tempdir().expect("temporary directory");
+        let root = tempfile::tempdir().expect("a temporary directory can be created");
         let empty = root.path().join("empty");
         let error = CudaHeaders::find_with(Path::new("/nowhere/lib/libnvrtc.so"), &|name| {
             (name == "PEERWEAVE_CUDA_INCLUDE").then(|| empty.clone())
         })
-        .expect_err("the directory does not exist");
-        let LinkError::NotFound { tried, .. } = &error else { panic!("{error}") };
+        .expect_err("the search fails, because the directory does not exist");
+        let LinkError::NotFound { tried, .. } = &error else { panic!("{error}, expected NotFound") };
         assert_eq!(tried[..], [empty.clone(), empty.join("cccl")]);
         assert!(error.to_string().contains("nvidia-cuda-cccl"), "{error}");
     }

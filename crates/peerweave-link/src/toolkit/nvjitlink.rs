@@ -126,9 +126,9 @@ struct Loaded {
 /// busy machine.
 const LONGEST_LINK: Duration = Duration::from_secs(300);
 
-/// Runs a closure on the thread that passes inputs to the library, and returns its result. Returns
-/// `None` if the closure has not returned within [`LONGEST_LINK`], or if the thread could not be
-/// started.
+/// Runs a closure on the thread that passes inputs to the library, and returns the closure's
+/// result. Returns `None` if the closure has not returned within [`LONGEST_LINK`], or if the thread
+/// could not be started.
 fn on_the_linkers_thread<R: Send + 'static>(run: impl FnOnce() -> R + Send + 'static) -> Option<R> {
     type Job = Box<dyn FnOnce() + Send>;
     static JOBS: OnceLock<Mutex<Sender<Job>>> = OnceLock::new();

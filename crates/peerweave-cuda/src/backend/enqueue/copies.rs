@@ -7,7 +7,8 @@ use super::Enqueue;
 use crate::backend::error::driver;
 
 impl Enqueue<'_> {
-    /// Calls a function of the driver that enqueues work on the stream, whose context is current.
+    /// Calls a function of the driver that enqueues work on the operation's stream. The context of
+    /// the stream must be current. `name` is the name of the function for errors.
     pub(crate) fn drive(
         &self,
         name: &'static str,
@@ -26,8 +27,8 @@ impl Enqueue<'_> {
         self.drive("cuMemcpyAsync", |api| Ok(unsafe { api.cuMemcpyAsync(to, from, bytes, self.stream.cu_stream()) }?))
     }
 
-    /// Enqueues a copy to scratch memory of the device, which the operation holds. Returns the
-    /// address of the copy.
+    /// Enqueues a copy of `bytes` bytes to scratch memory of the device. The scratch memory lives
+    /// as long as the operation. Returns the address of the copy.
     pub(crate) fn copied(&mut self, from: u64, bytes: usize) -> Result<u64, Error> {
         let copy = self.scratch(bytes)?;
         self.copy(copy, from, bytes)?;

@@ -14,13 +14,13 @@ use crate::backend::teams::TeamOf;
 use crate::error::CudaError;
 
 impl Enqueue<'_> {
-    /// Launches one of [`Kernels`] with one thread.
+    /// Launches the kernel that `of` selects from [`Kernels`], with one thread.
     pub(crate) fn kernel<A: KernelArgs>(&mut self, of: impl Fn(&Kernels) -> &LoadedKernel, arguments: A) -> Result<(), Error> {
         self.launch_kernel(of, LaunchConfig::new(1, 1), arguments)
     }
 
-    /// Launches one of [`Kernels`] with these arguments. The caller of the operation or the graph
-    /// holds the owners of symmetric memory among the arguments.
+    /// Launches the kernel that `of` selects from [`Kernels`]. If arguments refer to symmetric
+    /// memory, the caller of the operation or the graph keeps this memory alive.
     pub(crate) fn launch_kernel<A: KernelArgs>(
         &mut self,
         of: impl Fn(&Kernels) -> &LoadedKernel,

@@ -12,8 +12,9 @@ use crate::backend::error::{driver, unsupported};
 use crate::backend::resources::{Copier, Pinned, Slot, Staged, class_of};
 
 impl Enqueue<'_> {
-    /// During a capture, makes the graph keep symmetric memory alive. Outside of a capture,
-    /// `release` waits for the work of every stream, and each stream keeps the heap alive.
+    /// During a capture, makes the graph keep symmetric memory alive. Outside of a capture this is
+    /// not needed: `release` waits for the work of every stream, and each stream keeps the heap
+    /// alive.
     pub(crate) fn note(&mut self, at: SymOffset, bytes: usize) {
         if self.capturing
             && let Some(block) = self.gpu.0.allocation(at, bytes as u64)
@@ -34,7 +35,8 @@ impl Enqueue<'_> {
         Ok(slot)
     }
 
-    /// Holds the slot of one part of an operation that reports the outcome of another part.
+    /// Keeps the slot of `source` alive until the operation has ended. Used for an operation of
+    /// several parts, whose outcome is read from another part.
     pub(crate) fn hold(&mut self, source: Source) {
         if !matches!(source, Source::Copy | Source::Kernel | Source::Launch | Source::Nccl | Source::Hosts) {
             self.keep.push(Arc::new(source));
@@ -94,7 +96,7 @@ impl Enqueue<'_> {
     }
 
     /// Enqueues the copy of staged results to the caller's memory. If the calling thread is the
-    /// copier, stores them for this thread instead.
+    /// copier, stores the results for this thread instead.
     pub(crate) fn written(&mut self, staged: Option<Staged>) -> Result<(), Error> {
         match (staged, self.copier) {
             (None, _) => {}

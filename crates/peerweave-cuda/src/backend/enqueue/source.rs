@@ -50,13 +50,13 @@ pub(crate) enum Source {
     Wait(Slot, Wait),
 }
 
-/// What the outcome of a wait for words depends on.
+/// The properties of a wait for words that are needed to read its outcome.
 #[derive(Debug)]
 pub(crate) struct Wait {
     pub(crate) until: Until,
     /// Number of words.
     pub(crate) count: usize,
-    /// The word, if the wait is for one word. `found` is not used.
+    /// The word, if the wait is for one word. The field `found` of the word is not used.
     pub(crate) word: Option<AwaitedWord>,
 }
 

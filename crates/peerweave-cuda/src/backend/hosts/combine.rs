@@ -38,8 +38,8 @@ pub(super) struct Operands {
 }
 
 impl Reduction {
-    /// Returns the reduction of the operands of one host, whose result is combined with the results
-    /// of other hosts.
+    /// Returns the reduction for the operands of one host. Its result is later combined with the
+    /// results of other hosts.
     pub(super) fn inside(self) -> Self {
         Self { op: if self.op == ReduceOp::Avg { ReduceOp::Sum } else { self.op }, ..self }
     }

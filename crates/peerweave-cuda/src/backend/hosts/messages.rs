@@ -13,7 +13,7 @@ use crate::backend::teams::{Span, TeamOf};
 use crate::collective::{Collectives, Message};
 use crate::nccl::Remote;
 
-/// Reason why the members of one host have no collectives.
+/// Reason why the members of one host have no kernels for collectives.
 const NO_KERNELS_INSIDE: &str =
     "more than 8 members of the team are on one host, or the heap has no room for the staging memory of the team";
 
@@ -38,9 +38,9 @@ impl Enqueue<'_> {
         span.inside.as_ref().ok_or_else(|| unsupported(self.call, NO_KERNELS_INSIDE))
     }
 
-    /// Enqueues sends and receives of the caller. Those within the host and those between hosts run
-    /// at the same time, on two streams, because other ranks may enqueue the matching ones in
-    /// several calls.
+    /// Enqueues sends and receives of the caller. Messages within the host and messages between
+    /// hosts run at the same time, on two streams, because other ranks may enqueue the matching
+    /// sends and receives in several calls.
     pub(crate) fn transfers_between(&mut self, team: &TeamOf, span: &Span, messages: &[Message]) -> Result<Source, Error> {
         let is_local = |message: &Message| span.inside_rank(message.peer().index()).is_some();
         let (local, remote): (Vec<Message>, Vec<Message>) = messages.iter().copied().partition(is_local);

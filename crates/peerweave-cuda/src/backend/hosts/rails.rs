@@ -19,8 +19,8 @@ use crate::backend::teams::{Span, TeamOf};
 use crate::collective::Message;
 
 impl Enqueue<'_> {
-    /// Enqueues the reduction of the operands of this host. Each of its ranks gets the result at
-    /// `to`.
+    /// Enqueues the reduction of the operands of the ranks on this host. Each of these ranks gets
+    /// the result at `to`.
     fn all_reduce_inside(
         &mut self,
         team: &TeamOf,
@@ -72,7 +72,8 @@ impl Enqueue<'_> {
         self.combine(reduction, operands, to, count, team.members.len(), 0)
     }
 
-    /// Enqueues a long all_reduce by `rails` rails: each rail reduces a part.
+    /// Enqueues a long all_reduce by `rails` rails: the ranks at one position of all hosts form a
+    /// rail, and each rail reduces a part.
     #[expect(clippy::too_many_arguments, reason = "a reduction and its operands")]
     pub(super) fn all_reduce_by_rails(
         &mut self,
@@ -113,7 +114,7 @@ impl Enqueue<'_> {
         Ok(())
     }
 
-    /// Enqueues the reduction of the operands of a rail. Each of its ranks has its operand at
+    /// Enqueues the reduction of the operands of a rail. Each rank of the rail has its operand at
     /// `from`, and gets the result at `to`.
     fn all_reduce_on_rail(
         &mut self,
@@ -126,8 +127,8 @@ impl Enqueue<'_> {
     ) -> Result<(), Error> {
         let (n, size, hosts) = (team.members.len(), reduction.dtype.size_bytes(), span.n_hosts());
         let per_line = LINE_BYTES / size;
-        // With two hosts, both methods send the same number of bytes, and this method needs only
-        // one step.
+        // With two hosts, gathering all operands sends as many bytes as the algorithm below, and
+        // needs only one step.
         if hosts == 2 || is_gathered(reduction.dtype, count) {
             let bytes = count * size;
             let gathered = self.scratch(hosts * bytes)?;
@@ -162,8 +163,8 @@ impl Enqueue<'_> {
         self.remote_only(team, &results)
     }
 
-    /// Enqueues a reduce: the operands of each host are reduced on one of its ranks, which sends
-    /// the result to the root.
+    /// Enqueues a reduce: the operands of each host are reduced on one rank of the host. This rank
+    /// sends the result to the root.
     #[expect(clippy::too_many_arguments, reason = "a reduction and its operands")]
     pub(super) fn reduce_by_hosts(
         &mut self,

@@ -33,7 +33,7 @@ impl Enqueue<'_> {
             return Ok(Source::Hosts);
         }
         if op.op == ReduceOp::PreMulSum {
-            // Each rank has its own factor, so it scales its operand before the exchange.
+            // Each rank has its own factor, so each rank scales its operand before the exchange.
             let count = parts * op.count;
             let bytes = count * op.dtype.size_bytes();
             let scaled = self.scratch(bytes)?;

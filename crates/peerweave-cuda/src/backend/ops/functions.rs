@@ -79,7 +79,8 @@ impl Enqueue<'_> {
         };
         let piece = (PIECE / (n * width)).max(1) * width;
         let gathered = self.pinned(n * piece.min(bytes))?;
-        // Makes the queue drop the caller's function, so that the thread that runs it does not.
+        // Makes the queue drop the caller's function, so that the driver's thread, which runs the
+        // function, does not drop it.
         self.keep.push(Arc::<Special>::clone(special));
         let panicked = Arc::new(OnceLock::new());
         let combination = Arc::new(Combination {

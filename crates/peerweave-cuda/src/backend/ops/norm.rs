@@ -75,7 +75,7 @@ impl Enqueue<'_> {
     }
 
     /// Returns whether memory starts at a multiple of [`ALIGNMENT`] on the device. Memory of the
-    /// host is staged in aligned memory, so it always does.
+    /// host is staged in aligned memory, so the result is always `true` for it.
     fn is_aligned(&self, place: Place) -> bool {
         matches!(place, Place::Private(_)) || self.state.address(place).is_multiple_of(ALIGNMENT as u64)
     }

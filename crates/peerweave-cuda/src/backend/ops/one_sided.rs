@@ -83,7 +83,7 @@ impl Enqueue<'_> {
         Ok(Source::Copy)
     }
 
-    /// Converts the error of a launch that was not enqueued.
+    /// Converts the error of a launch that was not enqueued to an error of the call.
     fn refused(&self, error: CudaError) -> Error {
         let team = self.state.world();
         match error {

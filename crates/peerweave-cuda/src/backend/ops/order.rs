@@ -8,13 +8,13 @@ use peerweave_driver::{CudaStream, is_capturing, join};
 use crate::backend::error::driver;
 use crate::backend::lock::lock;
 
-/// Makes a stream wait for the team's last collective, send or receive, if that was enqueued on
-/// another stream. So the collectives, sends and receives of a team run one after the other, in the
-/// order in which this PE enqueues them. The caller enqueues the operation while it holds the
-/// returned guard.
+/// Makes a stream wait for the team's last collective, send or receive, if that operation was
+/// enqueued on another stream. So the collectives, sends and receives of a team run one after the
+/// other, in the order in which this PE enqueues them. The caller enqueues the operation while it
+/// holds the returned guard.
 ///
-/// If one of the two streams is being captured, this function does not order them: the application
-/// must.
+/// If one of the two streams is being captured, this function does not order their operations: the
+/// application must order them.
 pub(super) fn order<'a>(
     last: &'a Mutex<Option<Arc<CudaStream>>>,
     call: &'static str,

@@ -11,8 +11,8 @@ use crate::backend::teams::{MessageRecord, TeamOf};
 use crate::collective::Message;
 
 impl Enqueue<'_> {
-    /// Enqueues sends and receives that run at the same time. One call enqueues all those of a
-    /// team.
+    /// Enqueues sends and receives that run at the same time. All sends and receives of one team
+    /// are enqueued together.
     pub(super) fn transfers<'o>(&mut self, ops: impl Iterator<Item = &'o PointToPoint> + Clone) -> Result<Source, Error> {
         let mut source = Source::Copy;
         for (number, first) in ops.clone().enumerate() {

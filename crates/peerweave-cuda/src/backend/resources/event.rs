@@ -6,7 +6,7 @@ use std::time::Duration;
 use peerweave_driver::cudarc::driver::sys::CUevent;
 use peerweave_driver::{CudaCode, CudaContext, CudaError, CudaStream, Driver, DriverError, bind, relaxed};
 
-/// A recorded event.
+/// An event of the driver that was recorded in a stream.
 #[derive(Debug)]
 pub(crate) struct Recorded {
     event: Handle,

@@ -46,8 +46,8 @@ impl Kernels {
 /// The loaded kernels that combine operands of teams on several hosts, by type.
 pub(crate) type Combiners = [OnceLock<LoadedKernel>; DType::ALL.len()];
 
-/// Records that work of this backend will be enqueued on a stream, for as long as the caller has
-/// the stream. The heap, the tables and the report live until that work has ended.
+/// Records that this backend may enqueue work on a stream, for as long as the caller has the
+/// stream. The heap, the tables and the report live until that work has ended.
 pub(crate) fn note(gpu: &Gpu, stream: &Arc<CudaStream>) {
     let inner = &*gpu.0;
     inner.tables.lock().unwrap_or_else(PoisonError::into_inner).note(stream);

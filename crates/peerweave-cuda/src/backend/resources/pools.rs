@@ -16,7 +16,8 @@ pub(crate) fn class_of(bytes: usize) -> usize {
     bytes.max(LEAST).checked_next_power_of_two().unwrap_or(bytes)
 }
 
-/// Pieces of memory, each with its length. A piece is free while the pool alone has a handle of it.
+/// Pieces of memory, each with its length. A piece is free while only the pool has a handle of the
+/// piece.
 pub(crate) struct Pieces<T> {
     pieces: Mutex<Vec<(usize, Arc<T>)>>,
 }
@@ -47,8 +48,8 @@ impl<T> Pieces<T> {
         {
             kept -= pieces.remove(at).0;
         }
-        // The pool does not keep a piece that is too long for it, or for which used pieces leave no
-        // room. Such a piece lives as long as its operation.
+        // The pool does not keep a piece that is too long for the pool, or for which used pieces
+        // leave no room. Such a piece lives as long as its operation.
         if kept + class <= MOST {
             pieces.push((class, Arc::clone(&piece)));
         }
@@ -68,7 +69,7 @@ impl<T> fmt::Debug for Pieces<T> {
     }
 }
 
-/// A list that stores its first four values without an allocation. Most operations have at most
+/// A list that stores its first four values without an allocation. Most operations need at most
 /// four.
 #[derive(Debug)]
 pub(crate) struct Few<T> {

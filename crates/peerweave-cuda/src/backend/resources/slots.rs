@@ -23,7 +23,7 @@ pub(crate) struct Pool {
     free: Mutex<Vec<(MappedWords, usize)>>,
 }
 
-/// The words of one operation.
+/// The words in pinned memory to which the kernels of one operation write their outcome.
 #[derive(Debug)]
 pub(crate) struct Slot {
     words: MappedWords,

@@ -23,8 +23,8 @@ pub(crate) enum Copier {
     Stream,
 }
 
-/// Pinned memory of a pool. While an operation uses it, it replaces memory of the caller, whose
-/// address and length are stored here.
+/// Pinned memory of a pool. While an operation uses the pinned memory, it replaces memory of the
+/// caller. The address and the length of the caller's memory are stored here.
 #[derive(Debug)]
 pub(crate) struct Pinned {
     pub(crate) words: MappedWords,
@@ -197,7 +197,8 @@ unsafe fn launch_host(
 pub(crate) type Function = Box<dyn FnOnce() + Send>;
 
 /// Enqueues a call of a function of the host on a stream that is not being captured. The function
-/// must not call the driver. Its captured values are dropped on the thread that runs it.
+/// must not call the driver. The function's captured values are dropped on the thread that runs the
+/// function.
 pub(crate) fn call_in_order(stream: &Arc<CudaStream>, function: Function) -> Result<(), DriverError> {
     /// # Safety
     /// `data` is a box of a [`Function`] that is not used again.

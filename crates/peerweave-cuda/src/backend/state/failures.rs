@@ -20,8 +20,8 @@ impl State {
 
     /// Records a failure of a kernel, unless an earlier failure is recorded. Returns `error`.
     ///
-    /// If another PE is at fault, reports that PE to the rendezvous. So other PEs name it if this
-    /// PE ends because of the failure.
+    /// If another PE is at fault, reports that PE to the rendezvous. If this PE then ends because
+    /// of the failure, other PEs name the reported PE.
     pub(crate) fn record(&self, error: Error) -> Error {
         let mut is_first = false;
         lock(&self.failure).get_or_insert_with(|| {
@@ -51,7 +51,8 @@ impl State {
     /// Compares the collectives that the ranks of a team have begun, as far as they are recorded.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if they differ; the error is then also recorded as a failure of this PE.
+    /// [`Error::Mismatch`] if the collectives differ; the error is then also recorded as a failure
+    /// of this PE.
     pub(crate) fn compare(&self, team: &TeamOf) -> Result<(), Error> {
         let found = self.calls.as_ref().and_then(|calls| calls.difference(team));
         found.map_or(Ok(()), |(pe, mine, theirs)| Err(self.record(mismatch(team.name(), pe, mine, theirs))))
@@ -71,7 +72,7 @@ impl State {
     }
 
     /// Returns the reason why an operation of this backend failed. `word` is the word for which the
-    /// operation waited, if it waited for one word. Its `found` is ignored.
+    /// operation waited, if it waited for one word. The field `found` of `word` is ignored.
     pub(crate) fn operation_failure(&self, call: &'static str, team: TeamName, word: Option<AwaitedWord>) -> Error {
         self.reported_failure(call, team, |error| match error {
             CudaError::Kernel { failure, .. } if failure.kind == Some(FailureKind::Deadline) => {

@@ -16,7 +16,8 @@ use crate::gpu::Gpu;
 /// The messages of an operation, and their staged results.
 pub(crate) type Lists = (Vec<Message>, Vec<Staged>);
 
-/// A stream for operations on calling threads, with an event for the end of an operation.
+/// A stream for one blocking operation at a time, with an event that marks the end of the
+/// operation.
 pub(crate) struct Lane {
     pub(crate) stream: PrivateStream,
     pub(crate) event: Recorded,

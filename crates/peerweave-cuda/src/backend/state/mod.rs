@@ -45,7 +45,7 @@ use crate::route::Routes;
 /// Additional time for work to end after its own waits have reached their deadline.
 pub(crate) const GRACE: Duration = Duration::from_millis(500);
 
-/// The GPU until finalize, and the kernels of this backend, which are unloaded with it.
+/// A handle of the GPU, which lives until finalize, with the loaded kernels of this backend.
 #[derive(Clone)]
 pub(crate) struct Live {
     gpu: Gpu,
@@ -60,9 +60,9 @@ impl Deref for Live {
     }
 }
 
-/// Symmetric memory through which collectives move data.
+/// The memory, the routes and the records that collectives need.
 pub(crate) struct Memory {
-    /// Staging memory of the teams other than that of all PEs. `None` if there can be no such
+    /// Staging memory of every team except the team of all PEs. `None` if there can be no such
     /// teams, if the heap has no room for the memory, or on NVSHMEM's heap if other PEs are not
     /// mapped.
     pub(crate) rooms: Option<Symmetric<u8>>,
@@ -93,7 +93,7 @@ pub(crate) struct State {
     pub(crate) heap_bytes: u64,
     pub(crate) allocations: Mutex<BTreeMap<u64, Symmetric<u8>>>,
     pub(crate) teams: Teams,
-    /// Number of teams that were created, as far as this PE knows from its own splits. It
+    /// Number of teams that were created, as far as this PE knows from its own splits. The count
     /// distinguishes teams that reuse a number.
     pub(crate) splits: Mutex<u32>,
     /// Locked while this PE creates a team from a list of its members.
@@ -102,7 +102,7 @@ pub(crate) struct State {
     pub(crate) calls: Option<Calls>,
     /// The processes of the other PEs: see [`Memory::processes`].
     pub(crate) processes: Option<Processes>,
-    /// How collectives are carried out.
+    /// The route table and the choices of the caller.
     pub(crate) routes: Arc<Routes>,
     pub(crate) nccl: Entry,
     /// The host of each PE.
@@ -183,8 +183,8 @@ impl State {
 
     /// Waits until no call of another thread uses the GPU, and takes the GPU out of the state, so
     /// that it can be ended. Such a call holds a clone of [`Live`] until it returns, at the latest
-    /// after its deadline. Returns `None` if calls still use the GPU after `within`, or if it was
-    /// taken before.
+    /// after its deadline. Returns `None` if calls still use the GPU after `within`, or if the GPU
+    /// was taken before.
     pub(crate) fn take_gpu(&self, within: Duration) -> Option<Gpu> {
         let is_unused = |live: &Live| Arc::strong_count(&live.kernels) == 1;
         let deadline = deadline_after(within);
@@ -192,7 +192,7 @@ impl State {
         let is_idle = || self.gpu.read().unwrap_or_else(PoisonError::into_inner).as_ref().is_none_or(is_unused);
         let _ = wait_until(deadline, || Ok::<_, Error>(is_idle()));
         let live = self.gpu.write().unwrap_or_else(PoisonError::into_inner).take()?;
-        // Another call may have cloned it since the check.
+        // Another call may have cloned the handle since the check.
         let unused = wait_until(deadline, || Ok::<_, Error>(is_unused(&live)));
         unused.is_ok_and(|unused| unused).then_some(live.gpu)
     }
@@ -257,7 +257,8 @@ impl State {
         members.iter().copied().filter(|pe| self.hosts.of(*pe) == self.hosts.of(me)).collect()
     }
 
-    /// Creates the kernels of a new team, with the sentinel of its first member on this host.
+    /// Creates the kernels of a new team. `sentinel` is the content of a line whose data has not
+    /// arrived, which the team's first member on this host has chosen.
     pub(crate) fn kernels_of(
         &self,
         gpu: &Gpu,
@@ -283,7 +284,8 @@ impl State {
         Ok(teams::Kernels::Hosts(Span::new(members, me, |pe| self.hosts.of(pe), collectives)))
     }
 
-    /// Makes the release of symmetric memory wait for work on a stream for which no ticket waits.
+    /// Records that work on a stream may use any symmetric memory, so that the release of memory
+    /// waits for this work. Needed for work that has no ticket.
     pub(crate) fn note_allocations(&self, stream: &Arc<CudaStream>) {
         lock(&self.allocations).values().for_each(|memory| memory.note(stream));
     }

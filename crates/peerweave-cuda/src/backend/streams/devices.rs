@@ -12,7 +12,8 @@ use peerweave_types::Element;
 use super::queue::CudaQueue;
 use crate::backend::error::{driver, unsupported};
 
-/// Owner of a buffer. Operations only keep the owner alive and do not order its other uses.
+/// Owner of a buffer. Operations only keep the owner alive, and do not order other uses of the
+/// buffer.
 struct Kept(peerweave_driver::Keep);
 
 impl DeviceOwner for Kept {}

@@ -35,7 +35,7 @@ const ASK_EACH: usize = 32;
 /// Number of pool bytes above which every call of [`InFlight::prune`] queries the driver.
 const HELD_BYTES: usize = 1 << 20;
 
-/// Tickets that a queue keeps for later operations.
+/// Maximum number of tickets that a queue keeps for later operations.
 const FREE_TICKETS: usize = 2 * ASK_EACH + 1;
 
 /// One operation, with the resources that it uses.
@@ -129,7 +129,8 @@ impl InFlight {
                 Err(error) => Err((made, error)),
             };
         };
-        let unused = Arc::get_mut(&mut ticket).unwrap_or_else(|| unreachable!("a free ticket has no other handle"));
+        let unused =
+            Arc::get_mut(&mut ticket).unwrap_or_else(|| unreachable!("peerweave-cuda bug: a free ticket has another handle"));
         if let Err(error) = unused.event.again(stream) {
             return Err((made, error));
         }
@@ -156,12 +157,12 @@ pub(super) fn team_of(state: &State, op: &Op) -> TeamName {
     }
 }
 
-/// Returns whether other ranks record a matching operation, with which the operation is compared.
+/// Returns whether other ranks record a matching operation, so that the operations can be compared.
 pub(super) fn is_compared(op: &Op) -> bool {
     matches!(op, Op::Collective(_) | Op::PointToPoint(_) | Op::Group(_))
 }
 
-/// Takes the resources of an operation from the value that enqueued it.
+/// Takes the resources of an operation from the [`Enqueue`] that enqueued the operation.
 pub(super) fn uses_of(enqueue: &mut Enqueue<'_>) -> Uses {
     Uses { _keep: std::mem::take(&mut enqueue.keep), _staged: std::mem::take(&mut enqueue.staged) }
 }

@@ -79,7 +79,7 @@ impl Queue {
         let last = lock(&self.inner).operations.back().map(|held| Arc::clone(&held.ticket));
         if let Some(last) = &last {
             // Waits for the event only: the outcome of the last operation does not contain failures
-            // of earlier ones.
+            // of earlier operations.
             let within = if within >= self.state.deadline { within.saturating_add(GRACE) } else { within };
             let passed = self.state.wait_for(&last.event, within).map_err(|error| driver("synchronize", error))?;
             let is_by_nccl = |held: &Held| {

@@ -17,7 +17,7 @@ pub(super) struct Ticket {
     pub(super) state: Arc<State>,
     pub(super) call: &'static str,
     pub(super) team: TeamName,
-    /// Whether other ranks record a matching operation, with which the operation is compared.
+    /// Whether other ranks record a matching operation, so that the operations can be compared.
     pub(super) is_compared: bool,
     pub(super) event: Recorded,
     pub(super) source: Source,
@@ -69,8 +69,8 @@ impl Pending for Ticket {
         let within = if within >= self.state.deadline { within.saturating_add(GRACE) } else { within };
         match self.state.wait_for(&self.event, within) {
             Ok(true) => {
-                // Ranks that exchanged data with this rank have begun a call, which may be a
-                // different call.
+                // Ranks that exchanged data with this rank have begun a call, but possibly a
+                // different call than this rank.
                 if self.is_compared
                     && let Some(team) = self.state.teams.find(self.team.id)
                     && let Err(error) = self.state.compare(&team)

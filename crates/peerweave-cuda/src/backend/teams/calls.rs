@@ -22,15 +22,15 @@ use super::messages;
 use super::pages::Pages;
 use crate::backend::teams::TeamOf;
 
-/// Number of calls of a team that are recorded; older ones are overwritten.
+/// Number of calls of a team that are recorded; the records of older calls are overwritten.
 const CALLS: u64 = 64;
 /// Number of words of one call. Word 0 is the number of the call, counted from 1, or 0 while the
 /// call is written. Word 1 contains kind, type, reduction, root, and whether a function of the
 /// caller reduces. Word 2 is the number of elements, word 3 contains parameters of some
-/// collectives, and word 4 is the chain.
+/// collectives, and word 4 is the chain: a hash of all calls of the team up to this call.
 const CALL_WORDS: usize = 5;
 /// Number of words before the calls of a team. Word 0 is the team's tag, word 1 the number of its
-/// calls. Word 2 is 1 if a graph has captured calls. The others are unused.
+/// calls. Word 2 is 1 if a graph has captured calls. The other words are unused.
 const HEAD_WORDS: usize = 8;
 /// Index of the first word of the team's messages.
 const MESSAGES_AT: usize = HEAD_WORDS + CALLS as usize * CALL_WORDS;
@@ -56,7 +56,8 @@ impl Calls {
         Ok(Self { pages, me: rendezvous.pe().index(), teams })
     }
 
-    /// Returns the index of the words by which survivors agree. They follow the calls of all teams.
+    /// Returns the index of the words by which the surviving PEs agree on a new job. These words
+    /// follow the calls of all teams.
     const fn survivors_at(teams: usize) -> usize {
         (teams * TEAM_WORDS).next_multiple_of(8)
     }
@@ -73,13 +74,13 @@ impl Calls {
         self.pages[pe].word(team * TEAM_WORDS + index)
     }
 
-    /// Returns word `index` of the messages of a PE in a team.
+    /// Returns word `index` of the words in which a PE records its messages in a team.
     pub(super) fn message_word(&self, pe: usize, team: KernelTeam, index: usize) -> &AtomicU64 {
         self.word(pe, team, MESSAGES_AT + index)
     }
 
-    /// Returns whether the records of this PE and of another PE belong to this team, and no graph
-    /// has captured calls of either.
+    /// Returns whether the records of this PE and of another PE belong to this team. Returns
+    /// `false` if a graph has captured calls of one of these PEs.
     pub(super) fn can_compare(&self, team: &TeamOf, pe: usize) -> bool {
         let head = |pe: usize, index| self.word(pe, team.number(), index).load(Ordering::Acquire);
         head(self.me, 2) == 0 && head(pe, 0) == team.tag && head(pe, 2) == 0
@@ -101,7 +102,7 @@ impl Calls {
         word(0).store(team.tag, Ordering::Release);
     }
 
-    /// Writes a call of this PE that is about to be enqueued. The caller holds the lock of the
+    /// Records a call of this PE that is about to be enqueued. The caller holds the lock of the
     /// team's order.
     pub(crate) fn write(&self, team: &TeamOf, op: &Collective) {
         let word = |index| self.word(self.me, team.number(), index);
@@ -124,7 +125,8 @@ impl Calls {
         self.word(self.me, team.number(), 2).store(1, Ordering::Release);
     }
 
-    /// Returns a recorded call of a PE with its chain; `None` if the call was overwritten.
+    /// Returns a recorded call of a PE, and the hash of all calls up to this call; `None` if the
+    /// call was overwritten.
     fn read(&self, pe: usize, team: KernelTeam, number: u64) -> Option<(Words, u64)> {
         let (word, at) = (|index| self.word(pe, team, index), Self::at(number));
         let is_it = |order| word(at).load(order) == number + 1;
@@ -165,9 +167,10 @@ impl Calls {
     }
 }
 
-/// Returns the first difference between the first `both` entries of two records that is still
-/// recorded. Of each record, `kept` entries are recorded. `read` returns an entry of both records,
-/// each with the hash of all entries up to it; `None` if the entry was overwritten.
+/// Compares the first `both` entries of two records, each of which keeps its last `kept` entries.
+/// Returns the first pair of kept entries that differ. `read` returns the entry with a number from
+/// both records, each with the hash of all entries up to this entry; `None` if the entry was
+/// overwritten.
 pub(super) fn first_difference<W: PartialEq>(
     both: u64,
     kept: u64,

@@ -1,5 +1,6 @@
 //! Records the messages between each two ranks of a team, beside the calls of the team. If a send
-//! and the matching receive differ in length or type, each of both ranks gets an error with both.
+//! and the matching receive differ in length or type, both ranks get an error that describes the
+//! send and the receive.
 //!
 //! Only two ranks make a call for a message, so the team has no common count of messages. Each pair
 //! of ranks has a *channel* for each direction, in which both ranks count and record the messages.
@@ -13,7 +14,8 @@ use peerweave_types::{DType, Pe};
 use super::calls::{Calls, first_difference, mix};
 use crate::backend::teams::TeamOf;
 
-/// Number of messages of a channel that are recorded; older ones are overwritten.
+/// Number of messages of a channel that are recorded; the records of older messages are
+/// overwritten.
 const MESSAGES: u64 = 16;
 /// Number of words of a channel. Word 0 is the number of messages. Each message has two words: its
 /// length and type, and a hash of all messages of the channel up to this message.
@@ -42,7 +44,7 @@ impl MessageRecord {
     }
 }
 
-/// The number of a collective for sends and receives.
+/// The number that stands for a send or a receive instead of a collective.
 const NO_COLLECTIVE: u64 = 0xff;
 
 /// Returns the description of the message in `word`, which rank `me` sends to rank `peer`, or
@@ -62,13 +64,13 @@ fn describe(word: u64, direction: Direction, me: usize, peer: usize) -> String {
     }
 }
 
-/// Returns the first word of a channel among the words of the channels.
+/// Returns the index of the first word of a channel among the words of all channels.
 const fn channel(direction: Direction, peer: usize) -> usize {
     let sends = matches!(direction, Direction::Send) as usize;
     (sends * MAX_RANKS + peer) * CHANNEL_WORDS
 }
 
-/// Returns the first word of a message in its channel.
+/// Returns the index of the first word of a message among the words of its channel.
 const fn at(number: u64) -> usize {
     1 + 2 * (number % MESSAGES) as usize
 }
@@ -121,8 +123,9 @@ impl Calls {
         })
     }
 
-    /// Returns descriptions of the first different message between this PE and the rank `peer`: by
-    /// this PE, for which its direction is `mine`, and by the peer, for which it is `theirs`.
+    /// Returns descriptions of the first message that this PE and the rank `peer` have recorded
+    /// differently: the record of this PE, then the record of the peer. `mine` is the direction of
+    /// the message on this PE, and `theirs` is the direction on the peer.
     fn different_messages_with(
         &self,
         team: &TeamOf,

@@ -112,8 +112,8 @@ pub(crate) fn number(team: TeamId) -> KernelTeam {
 }
 
 /// Returns the id of the team with this number in the tables of kernels. `count` is the number of
-/// teams that its members have created, including this team. It distinguishes teams that reuse a
-/// number.
+/// teams that its members have created, including this team. The count distinguishes teams that
+/// reuse a number.
 pub(crate) fn id(number: KernelTeam, count: u32) -> TeamId {
     TeamId(number.index() | (count << 8))
 }

@@ -60,7 +60,7 @@ impl Pages {
         Ok(Self { base: base.cast(), words: bytes / size_of::<u64>() })
     }
 
-    /// Returns a word.
+    /// Returns the word at an index.
     pub(super) fn word(&self, index: usize) -> &AtomicU64 {
         assert!(index < self.words, "peerweave-cuda bug: word {index} does not exist, expected an index below {}", self.words);
         // SAFETY: the word is aligned and lies in the mapping, which lives as long as this value.
@@ -70,7 +70,8 @@ impl Pages {
 }
 
 impl Pages {
-    /// Returns the words by which survivors agree. They start at word `index`, a multiple of 8.
+    /// Returns the words by which the surviving PEs agree on a new job. They start at word `index`,
+    /// a multiple of 8.
     pub(super) fn survivors(&self, index: usize) -> &SurvivorWords {
         let end = index + size_of::<SurvivorWords>() / size_of::<u64>();
         assert!(

@@ -17,12 +17,12 @@ impl Pages {
         Err(unsupported(call, "jobs of several PEs with GPUs need Linux"))
     }
 
-    /// Returns the words by which survivors agree.
+    /// Returns the words by which the surviving PEs agree on a new job.
     pub(super) fn survivors(&self, _index: usize) -> &SurvivorWords {
         match *self {}
     }
 
-    /// Returns a word.
+    /// Returns the word at an index.
     pub(super) fn word(&self, _index: usize) -> &AtomicU64 {
         match *self {}
     }

@@ -12,8 +12,8 @@ pub(crate) struct Span {
     here: usize,
     /// Position of this PE among the ranks of its host.
     place: usize,
-    /// Kernels of the members on this host. `None` if there are more than 8, if not all of them are
-    /// mapped, or if the heap has no room for the staging memory.
+    /// Kernels of the members on this host. `None` if there are more than 8 such members, if not
+    /// all of them are mapped, or if the heap has no room for the staging memory.
     pub(crate) inside: Option<Collectives>,
 }
 

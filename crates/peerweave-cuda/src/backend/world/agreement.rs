@@ -63,16 +63,16 @@ impl State {
 
 /// Exchanges bytes among the members of a team under `label`, which no other exchange uses.
 pub(super) fn exchange(rendezvous: &Rendezvous, team: &TeamOf, label: &str, blob: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
-    // Another team with all PEs cannot use the rounds of the rendezvous: its ranks and its calls
-    // have another order.
+    // Another team with all PEs cannot use the rendezvous's own exchanges: the team's ranks and
+    // calls have another order.
     if team.id == TeamId::WORLD {
         return rendezvous.exchange(label, blob);
     }
     exchange_by_keys(rendezvous, team, label, blob)
 }
 
-/// Like [`exchange`], but by keys in the store of the rendezvous. Its rounds would need all PEs, in
-/// the same order.
+/// Like [`exchange`], but by keys in the store of the rendezvous. The rendezvous's own exchanges
+/// would need all PEs, in the same order.
 pub(super) fn exchange_by_keys(
     rendezvous: &Rendezvous,
     team: &TeamOf,

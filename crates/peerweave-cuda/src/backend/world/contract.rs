@@ -25,7 +25,8 @@ use crate::backend::teams;
 use crate::collective::random;
 use crate::error::CudaError;
 
-/// Time for destroyed graphs to drop memory before the release of that memory fails.
+/// Maximum time for which the release of memory waits until destroyed graphs have dropped the
+/// memory.
 const GRAPHS: Duration = Duration::from_secs(2);
 
 impl Cuda {
@@ -238,8 +239,8 @@ unsafe impl Backend for Cuda {
         };
         // Another thread may have enqueued work while the streams were drained.
         let drained = drained.and_then(|()| self.drain(CALL));
-        // NCCL is ended before the GPU: it frees memory of the GPU, and its kernels must have
-        // ended.
+        // NCCL is ended before the GPU, because NCCL frees memory of the GPU, and NCCL's kernels
+        // must have ended.
         let has_failed = drained.is_err() || state.failure().is_some() || gpu.0.lost().is_some();
         let nccl = state.nccl.end(has_failed, state.deadline).map_err(|error| Error::setup(CALL, error));
         state.drop_streams();

@@ -158,8 +158,8 @@ impl State {
                 return Err(differ(Pe::new(theirs.number as u32), &theirs.members));
             }
             if start.elapsed() >= self.deadline {
-                // A member that has stopped waiting failed because of members that have not called.
-                // It is missing itself only if all members have called.
+                // A member that has stopped waiting has failed because other members have not
+                // called. So it counts as missing only if all members have called.
                 let all_called = !seen.contains(&false);
                 let missing = mine.members.iter().zip(seen.iter().zip(&waits));
                 let missing = missing.filter(|(_, (seen, waits))| if all_called { !**waits } else { !**seen });
@@ -172,7 +172,7 @@ impl State {
     }
 
     /// Refuses the call of `pe`, which has a different list, and ends this call and the calls that
-    /// wait for it.
+    /// wait for this call.
     fn refuse(&self, rendezvous: &Rendezvous, mine: &Listed, pe: Pe, theirs: &Listed) -> Result<(), BootstrapError> {
         let me = self.job.my_pe;
         rendezvous.remove(&call_key(me))?;

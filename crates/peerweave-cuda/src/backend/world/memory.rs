@@ -13,7 +13,7 @@ use crate::memory::Symmetric;
 use crate::route::Routes;
 
 /// The collectives of all PEs on this host, the staging memory of other teams, and the options of
-/// the part of each of these teams.
+/// the collectives of each of these teams.
 pub(super) type TeamsMemory = (Option<Collectives>, Option<Symmetric<u8>>, CollectivesOptions);
 
 /// Creates the collectives of all PEs on this host, and staging memory for `teams` other teams;
@@ -43,7 +43,7 @@ pub(super) fn teams_memory(
     Ok((world, rooms, options))
 }
 
-/// Returns the options for the staging memory of the team of all PEs: the fastest ones for which
+/// Returns the options for the staging memory of the team of all PEs: the fastest options for which
 /// the heap has room.
 pub(super) fn options_of_world(heap_bytes: u64) -> CollectivesOptions {
     let options = CollectivesOptions::default();
@@ -72,7 +72,7 @@ pub(super) fn options_of_others(heap_bytes: u64, teams: u64) -> CollectivesOptio
     CollectivesOptions { bank_bytes, slot_bytes, max_blocks, ..CollectivesOptions::default() }
 }
 
-/// Returns options with at most this number of blocks.
+/// Returns the options with at most `max_blocks` blocks.
 pub(super) fn within(options: CollectivesOptions, max_blocks: Option<u32>) -> CollectivesOptions {
     CollectivesOptions { max_blocks: max_blocks.map_or(options.max_blocks, |most| options.max_blocks.min(most)), ..options }
 }

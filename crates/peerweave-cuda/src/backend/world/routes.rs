@@ -52,13 +52,13 @@ pub(super) fn agreed(gpu: &Gpu, options: &CudaOptions) -> Result<Arc<Routes>, Cu
                 let choices =
                     head(text).split_once(' ').and_then(|(_, rest)| rest.split_once(' ').map(|(_, rest)| rest.to_owned()));
                 format!(
-                    "choices {:?}, {}",
+                    "{:?} with {}",
                     choices.unwrap_or_default(),
-                    if is_file(text) { "a table of a file" } else { "the built-in table" }
+                    if is_file(text) { "a table from a file" } else { "the built-in table" }
                 )
             };
-            let expected = format!("the routes of {pe}: {}, with the same rows", show(&theirs));
-            return Err(misuse(CALL, "the routes", show(&mine), &expected));
+            let expected = format!("the routes of {pe}: {}, and the same rows", show(&theirs));
+            return Err(misuse(CALL, "the choice of routes", show(&mine), &expected));
         }
     }
     let table = if is_one { table } else { RouteTable::builtin("any") };

@@ -122,7 +122,8 @@ impl Cuda {
             hosts::describe(&mut caps.reductions);
         }
         let routes = routes::agreed(&gpu, options).map_err(setup)?;
-        // PEs of one host map each other's memory, except on NVSHMEM's heap, where some may not.
+        // PEs of one host map each other's memory. On NVSHMEM's heap, the memory of some PEs may
+        // not be mapped.
         let (made, rooms, rooms_options) = match is_mapped || gpu.0.heap.nvshmem().is_none() {
             true => teams_memory(&gpu, heap_bytes, max_teams as u64 - 1, &routes, options.max_blocks).map_err(setup)?,
             false => (None, None, CollectivesOptions::default()),

@@ -27,7 +27,7 @@ const CALL: &str = "shrink";
 /// again.
 const SET_UP: Duration = Duration::from_secs(10);
 
-/// Time within which this PE learns that a member has ended, if that made the set-up fail.
+/// Maximum time to wait, after the set-up has failed, until this PE sees that a member has ended.
 const NOTICE: Duration = Duration::from_secs(1);
 
 impl Cuda {
@@ -39,7 +39,7 @@ impl Cuda {
         if state.calls.is_none() && state.job.n_pes > 1 {
             return Err(unsupported(
                 CALL,
-                "PEs on several machines, or on NVSHMEM's heap, share no host memory, through which the survivors would have to agree",
+                "the survivors agree through shared host memory, which PEs on several machines or on NVSHMEM's heap do not have",
             ));
         }
         let words = |pe: usize| state.calls.as_ref().map_or(&alone, |calls| calls.survivors(pe));
@@ -105,7 +105,7 @@ impl Cuda {
             gpu.0.report.abort();
         }
         if let Err(error) = state.nccl.end(true, state.deadline) {
-            tracing::debug!(%error, "aborted NCCL's communicator");
+            tracing::debug!(%error, "NCCL ended with an error");
         }
         // Work that still runs at the deadline keeps its memory, which stays mapped.
         if let Err(error) = self.drain(CALL) {
