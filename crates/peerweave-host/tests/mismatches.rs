@@ -151,11 +151,8 @@ fn small_broadcast_beside_another_collective_is_a_mismatch() {
     on_threads(3, &HostOptions::default(), |world| {
         let (team, me) = (world.team(), world.my_pe().get());
         for root in [0, 1] {
-            let outcome = if me == 0 {
-                team.broadcast_in_place_blocking(&mut [7u8; 9], Rank::new(root))
-            } else {
-                team.barrier_blocking()
-            };
+            let outcome =
+                if me == 0 { team.broadcast_in_place_blocking(&mut [7u8; 9], Rank::new(root)) } else { team.barrier_blocking() };
             if root == 1 {
                 // PE 0 waits for PE 1, so all PEs notice the mismatch in this call.
                 mismatch(outcome);
@@ -166,7 +163,10 @@ fn small_broadcast_beside_another_collective_is_a_mismatch() {
                 outcome.unwrap();
             } else {
                 let found = mismatch(outcome);
-                assert_eq!((found.mine.as_str(), found.theirs.as_str()), ("barrier", "broadcast of 9 elements of u8 with root 0"));
+                assert_eq!(
+                    (found.mine.as_str(), found.theirs.as_str()),
+                    ("barrier", "broadcast of 9 elements of u8 with root 0")
+                );
             }
             next_barrier_is_a_mismatch(team);
         }

@@ -19,8 +19,9 @@ pub enum Error {
     /// a corrected call.
     #[error(transparent)]
     Misuse(#[from] Misuse),
-    /// The PEs of a team made different calls. Every PE of the team gets this error. None of the
-    /// calls has run, and the team stays usable.
+    /// The PEs of a team made different calls. Every PE of the team gets this error, and the team
+    /// stays usable. None of the calls has run, except a small broadcast: see
+    /// [`Team::broadcast`](crate::Team::broadcast).
     #[error(transparent)]
     Mismatch(Box<Mismatch>),
     /// A peer has died, has left the job, has failed, or cannot be accessed. Teams that contain the

@@ -200,6 +200,13 @@ impl Team {
 
     /// Copies `send` on the root to `recv` on every rank, including the root.
     ///
+    /// A broadcast is not a barrier. On the `host` backend, a broadcast of at most 64 bytes can
+    /// complete on the root before the other ranks have called it, and on another rank before the
+    /// ranks that are not the root. At most three calls of a team complete in this way before a rank
+    /// waits for all ranks. If ranks make different calls, a rank that did not wait gets
+    /// [`Error::Mismatch`](crate::Error::Mismatch) from its next call on the team that waits for all
+    /// ranks.
+    ///
     /// # Shapes
     /// `send` has `n` elements on the root. `recv` has `n` elements on every rank. On the root, the
     /// two buffers do not overlap. On the other ranks, `send` is ignored, and may be
