@@ -127,8 +127,8 @@ const DISAGREEMENTS: &[(&str, Call)] =
         ("a scalar or none", |c, odd| {
             if odd { c.all_reduce(c.len, Reduction::pre_mul_sum(1.0)) } else { c.all_reduce(c.len, ReduceOp::Sum) }
         }),
-        // A small broadcast does not wait for all ranks. Its mismatches are tested in `mismatches.rs` of
-        // `peerweave-host`.
+        // A small broadcast does not wait for all ranks. Its mismatches are tested in
+        // `mismatches.rs` of `peerweave-host`.
         ("the root", |c, odd| c.broadcast(c.len.max(SMALL_BROADCAST + 1), u32::from(odd))),
         ("the root, which alone passes a buffer", |c, odd| {
             let root = Rank::new(u32::from(odd));

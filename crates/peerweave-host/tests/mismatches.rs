@@ -109,7 +109,7 @@ fn next_barrier_is_a_mismatch(team: &Team) {
 }
 
 #[test]
-fn small_broadcasts_with_two_roots_fail_the_next_barrier_of_all_pes() {
+fn small_broadcasts_with_two_roots_fail_the_next_barrier() {
     on_threads(3, &HostOptions::default(), |world| {
         let (team, me) = (world.team(), world.my_pe().get());
         for count in [1, 6, 7, 16] {

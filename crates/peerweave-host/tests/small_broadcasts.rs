@@ -9,7 +9,7 @@ use std::time::Duration;
 const AHEAD: usize = 3;
 
 #[test]
-fn root_is_ahead_by_three_broadcasts_and_then_waits_for_the_others() {
+fn root_waits_after_three_small_broadcasts() {
     let (is_ahead, is_over) = (Barrier::new(2), Barrier::new(2));
     on_threads(2, &HostOptions::default(), |world| {
         let team = world.team();
@@ -57,7 +57,7 @@ fn root_that_waits_names_the_rank_that_did_not_call() {
 }
 
 #[test]
-fn small_broadcasts_of_any_root_are_right_among_other_collectives() {
+fn small_broadcasts_are_right_among_other_collectives() {
     for n in [1, 2, 3, 8] {
         on_threads(n, &HostOptions::default(), |world| {
             let (team, me) = (world.team(), world.my_pe().get());

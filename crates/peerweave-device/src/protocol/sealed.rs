@@ -6,10 +6,10 @@
 //! line.
 //!
 //! Reuse rule: a rank has `N` lines, and publishes epoch `k` in line `k % N`. It publishes only
-//! after it knows, by [`try_read`] or [`has_reached`], that every rank has published epoch
-//! `k - N + 1`. Every rank publishes an epoch only after it has read what it needs of the epoch
-//! before. So every rank has then read what it needs of epoch `k - N`, which is the previous content
-//! of line `k % N`. Every rank publishes in every epoch.
+//! after it knows, by [`try_read`] or [`has_reached`], that every rank has published epoch `k - N +
+//! 1`. Every rank publishes an epoch only after it has read what it needs of the epoch before. So
+//! every rank has then read what it needs of epoch `k - N`, which is the previous content of line
+//! `k % N`. Every rank publishes in every epoch.
 //!
 //! Invariant: a reader accepts a line only if all words of the line have the expected epoch. Zeroed
 //! memory is a line of epoch 0, and the first published epoch is 1.
@@ -73,7 +73,8 @@ pub fn try_read<W: Word>(line: &[W], epoch: u32, into: &mut [u32]) -> bool {
 /// Returns whether the writer of a line has published `epoch`, or one of the `window - 1` epochs
 /// after it, in the line to which `word` belongs. The writer must not have published a later epoch.
 ///
-/// Unlike [`try_read`], this function reads no data. So the writer may already store the next epoch.
+/// Unlike [`try_read`], this function reads no data. So the writer may already store the next
+/// epoch.
 ///
 /// # Ordering
 /// Acquire, if the result is `true`: what the writer has read before it published the epoch, it has

@@ -121,7 +121,8 @@ pub(crate) struct TeamWords {
     /// If not 0, this rank has failed and runs no more operations of the team. See
     /// `sync/root_cause.rs`.
     pub(crate) failure: LoneWord,
-    /// The full parameters of the calls of the entry lines. Ranks compare them if signatures differ.
+    /// The full parameters of the calls of the entry lines. Ranks compare them if signatures
+    /// differ.
     pub(crate) call: [CallWords; ENTRY_LINES],
 }
 
@@ -130,8 +131,8 @@ pub(crate) struct TeamWords {
 #[derive(Debug)]
 pub(crate) struct CallWords {
     /// Word 0: kind, element type, reduction and purpose. Word 1: root. Word 2: count. Word 3: a
-    /// value whose meaning depends on the purpose. Word 4: digest of the small broadcasts before the
-    /// call, as described at `TeamState::history`.
+    /// value whose meaning depends on the purpose. Word 4: digest of the small broadcasts before
+    /// the call, as described at `TeamState::history`.
     pub(crate) words: [AtomicU64; 5],
 }
 

@@ -6,8 +6,8 @@
 //! eight words has all data, whatever the order of the stores. So one vector store can write the
 //! line, and the cache line moves between cores once instead of eight times.
 //!
-//! The root of a small broadcast writes its operand into the cache line behind its entry line before
-//! it publishes the entry.
+//! The root of a small broadcast writes its operand into the cache line behind its entry line
+//! before it publishes the entry.
 
 use crate::memory::layout::ENTRY_LINES;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -31,8 +31,9 @@ pub(crate) struct Entry {
     pub(crate) payload: [u64; 3],
 }
 
-/// An entry line in shared memory, and the cache line behind it. Prefetchers fetch the two together.
-/// So the second one contains only the operand of a small broadcast, which is read with the entry.
+/// An entry line in shared memory, and the cache line behind it. Prefetchers fetch the two
+/// together. So the second one contains only the operand of a small broadcast, which is read with
+/// the entry.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub(crate) struct Line {
@@ -87,15 +88,15 @@ impl Line {
         whole.then_some(u64::from(halves[0]) | u64::from(halves[1]) << 32)
     }
 
-    /// Returns whether an entry was published under `epoch` or a later epoch. The rank must not have
-    /// published an entry that is more than one epoch less than twice [`ENTRY_LINES`] later.
+    /// Returns whether an entry was published under `epoch` or a later epoch. The rank must not
+    /// have published an entry that is more than one epoch less than twice [`ENTRY_LINES`] later.
     #[inline]
     pub(crate) fn has_reached(&self, epoch: u32) -> bool {
         sealed::has_reached(&self.words[0], epoch, 2 * ENTRY_LINES as u32)
     }
 
-    /// Returns the [`BYTES`] bytes for the operand of a small broadcast. A rank writes them before it
-    /// publishes the entry, and other ranks read them after they have read the entry.
+    /// Returns the [`BYTES`] bytes for the operand of a small broadcast. A rank writes them before
+    /// it publishes the entry, and other ranks read them after they have read the entry.
     #[inline]
     pub(crate) fn operand(&self) -> *mut u8 {
         self.operand.as_ptr().cast::<u8>().cast_mut()

@@ -104,8 +104,8 @@ impl<'a> Step<'a> {
         self.wait_for_ranks(behind, limit)
     }
 
-    /// Waits until every rank has entered the operation `behind` epochs before this one, and records
-    /// the last operation that every rank has entered.
+    /// Waits until every rank has entered the operation `behind` epochs before this one, and
+    /// records the last operation that every rank has entered.
     #[inline(never)]
     fn wait_for_ranks(&self, behind: u32, limit: Limit) -> Result<(), Stop> {
         let entered = |rank: usize, behind: u32| {

@@ -33,8 +33,8 @@ pub(crate) struct TeamState {
     /// Epoch of the last operation that, as this rank knows, every rank has entered.
     entered_by_all: AtomicU32,
     /// Digest of the small broadcasts since the last operation in which this rank waited for every
-    /// rank. The root of a small broadcast does not wait, so it does not notice that another rank has
-    /// made another call. The digest is a part of later calls, so they differ.
+    /// rank. The root of a small broadcast does not wait, so it does not notice that another rank
+    /// has made another call. The digest is a part of later calls, so they differ.
     history: AtomicU64,
     /// The failure of the team, after which the team runs no collectives on this PE.
     failure: OnceLock<Error>,
@@ -173,8 +173,8 @@ impl TeamState {
         self.entered_by_all.store(epoch, Ordering::Relaxed);
     }
 
-    /// Returns the digest of the small broadcasts since the last operation in which this rank waited
-    /// for every rank.
+    /// Returns the digest of the small broadcasts since the last operation in which this rank
+    /// waited for every rank.
     #[inline]
     pub(crate) fn history(&self) -> u64 {
         self.history.load(Ordering::Relaxed)

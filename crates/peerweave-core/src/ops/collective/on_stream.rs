@@ -202,10 +202,10 @@ impl Team {
     ///
     /// A broadcast is not a barrier. On the `host` backend, a broadcast of at most 64 bytes can
     /// complete on the root before the other ranks have called it, and on another rank before the
-    /// ranks that are not the root. At most three calls of a team complete in this way before a rank
-    /// waits for all ranks. If ranks make different calls, a rank that did not wait gets
-    /// [`Error::Mismatch`](crate::Error::Mismatch) from its next call on the team that waits for all
-    /// ranks.
+    /// ranks that are not the root. At most three calls of a team complete in this way before a
+    /// rank waits for all ranks. If ranks make different calls, a rank that did not wait gets
+    /// [`Error::Mismatch`](crate::Error::Mismatch) from its next call on the team that waits for
+    /// all ranks.
     ///
     /// # Shapes
     /// `send` has `n` elements on the root. `recv` has `n` elements on every rank. On the root, the

@@ -1,5 +1,5 @@
-//! Small broadcasts, which do not synchronize the ranks. The root does not wait for other ranks, and
-//! a rank that is not the root waits only for the root.
+//! Small broadcasts, which do not synchronize the ranks. The root does not wait for other ranks,
+//! and a rank that is not the root waits only for the root.
 //!
 //! The entry lines limit how far the root is ahead: see [`Step::wait_to_enter`]. With two PEs, a
 //! broadcast of 64 B takes about half as long as one in which the root waits.
@@ -7,8 +7,8 @@
 //! A rank that waits compares its call with the call of the root. The root does not compare calls.
 //! So every rank also adds a broadcast that succeeded to its
 //! [history](crate::sync::team::TeamState::history), which is a part of its next calls. If the
-//! histories differ, the next collective in which the ranks wait for each other fails on all of them
-//! with a mismatch. After it the histories are empty, so the team stays usable.
+//! histories differ, the next collective in which the ranks wait for each other fails on all of
+//! them with a mismatch. After it the histories are empty, so the team stays usable.
 //!
 //! [`Step::wait_to_enter`]: crate::sync::step::Step::wait_to_enter
 
@@ -20,7 +20,8 @@ use crate::sync::wait::{Limit, Stop};
 use peerweave_core::backend::CollectiveKind;
 
 impl Run<'_> {
-    /// Returns whether the collective is a broadcast of at most [`line::BYTES`] bytes by the program.
+    /// Returns whether the collective is a broadcast of at most [`line::BYTES`] bytes by the
+    /// program.
     #[inline]
     pub(super) fn is_small_broadcast(&self) -> bool {
         self.op.kind == CollectiveKind::Broadcast

@@ -2,8 +2,8 @@
 //! algorithm. The algorithms are in the other files of this folder.
 //!
 //! Every rank reads the entry line of every other rank, so each collective is also a
-//! synchronization, except a small broadcast. Only the algorithms that access buffers of other ranks
-//! end with a second synchronization.
+//! synchronization, except a small broadcast. Only the algorithms that access buffers of other
+//! ranks end with a second synchronization.
 //!
 //! | algorithm | used for | data passes through | syncs |
 //! |---|---|---|---|
@@ -247,8 +247,8 @@ enum Algorithm {
 
 impl Algorithm {
     /// Returns how many operations before this one must have been entered by every rank before this
-    /// rank may enter. The entry replaces the entry of `ENTRY_LINES` operations before, and a staging
-    /// area replaces the one of two operations before.
+    /// rank may enter. The entry replaces the entry of `ENTRY_LINES` operations before, and a
+    /// staging area replaces the one of two operations before.
     #[inline]
     fn behind(self) -> u32 {
         match self {
