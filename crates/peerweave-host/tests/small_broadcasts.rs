@@ -34,6 +34,31 @@ fn root_waits_after_three_small_broadcasts() {
 }
 
 #[test]
+fn small_broadcasts_of_a_root_that_has_left_are_received() {
+    let has_left = Barrier::new(2);
+    on_threads(2, &HostOptions::default(), |world| {
+        world.team().barrier_blocking().unwrap();
+        if world.my_pe().get() == 0 {
+            for value in 0..AHEAD as u64 {
+                world.team().broadcast_in_place_blocking(&mut [value; 8], Rank::new(0)).unwrap();
+            }
+            drop(world);
+            has_left.wait();
+        } else {
+            has_left.wait();
+            for expected in 0..AHEAD as u64 {
+                let mut value = [7u64; 8];
+                world.team().broadcast_in_place_blocking(&mut value, Rank::new(0)).unwrap();
+                assert_eq!(value, [expected; 8]);
+            }
+            let error = world.team().broadcast_in_place_blocking(&mut [0u64; 8], Rank::new(0)).expect_err("the root has left");
+            assert_eq!(error.blamed().iter().map(|pe| pe.get()).collect::<Vec<_>>(), [0], "{error}");
+        }
+    })
+    .expect("the shared memory is mapped");
+}
+
+#[test]
 fn root_that_waits_names_the_rank_that_did_not_call() {
     let mut options = HostOptions::default();
     options.deadline = Duration::from_millis(500);
