@@ -51,7 +51,10 @@ fn main() -> peerweave::Result<()> {
             ("handle from an address", measure(team, &slice, |i, x| team.p_blocking(&of, i, x, to))?),
             (
                 "range made for each call",
-                measure(team, &slice, |i, x| team.p_blocking(&words.range(WORDS + i..WORDS + i + 1)?, 0, x, to))?,
+                measure(team, &slice, |i, x| {
+                    let range = words.range(WORDS + i..WORDS + i + 1)?;
+                    team.p_blocking(&range, 0, x, to)
+                })?,
             ),
             (
                 "handle from an address made for each call",
