@@ -83,7 +83,7 @@ pub(crate) fn allocation(
     }
 }
 
-/// Checks that a handle to `len` elements from `start` names its whole allocation.
+/// Checks that a handle to `len` elements from `start` covers its whole allocation.
 pub(crate) fn whole(call: &'static str, start: usize, len: usize, elements: usize) -> Result<()> {
     if start == 0 && len == elements {
         return Ok(());

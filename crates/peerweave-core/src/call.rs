@@ -73,8 +73,8 @@ pub(crate) fn submit_on<R>(stream: &Stream, prepared: &Prepared<'_>, decode: fn(
 #[inline(always)]
 pub(crate) fn enqueue(stream: &Stream, prepared: &Prepared<'_>, keep: &dyn Fn() -> Keep) -> Result<Submitted> {
     // SAFETY: [C1]: the memory belongs to owners that the caller has. `keep` returns clones of
-    // them, which the queue holds until the operation has completed or failed ([B6]). If the
-    // operation is complete on return, the owners themselves have lived until then.
+    // these owners, which the queue holds until the operation has completed or failed ([B6]). If
+    // the operation is complete on return, the owners themselves have lived until then.
     unsafe { stream.inner.submit(prepared.op(), keep) }
 }
 

@@ -103,7 +103,7 @@ impl Shared {
     }
 
     /// Checks that this PE may access its own memory. Like [`Shared::usable`], but also succeeds
-    /// after the world was replaced by a smaller one.
+    /// after a shrink has replaced the world.
     #[inline]
     pub(crate) fn usable_locally(&self, call: &'static str) -> Result<()> {
         if self.end.load(Ordering::Acquire) == end::FINALIZED || self.aborted.is_set() || self.is_forked() {

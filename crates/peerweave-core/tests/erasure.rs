@@ -414,7 +414,8 @@ fn backend_is_returned_as_its_concrete_type() {
 }
 
 proptest! {
-    /// A put of any range to any rank names exactly the bytes of the range, and copies them.
+    /// A put of any range to any rank covers exactly the bytes of the range, and copies these
+    /// bytes.
     #[test]
     fn puts_and_gets_access_exactly_their_bytes(start in 0usize..40, len in 0usize..40, from in 0usize..24, rank in 0u32..3) {
         let s = Scene::new();

@@ -475,7 +475,7 @@ const TABLE: &[(&str, Wrong)] = &[
     ("group.recv: `dest` was released", |s| {
         s.team.group_blocking(|g| {
             g.send(&s.x, PEER)?;
-            // The closure ignores both errors, but the group fails with the first one.
+            // The closure ignores both errors, but the group fails with the first error.
             g.recv(&s.released, PEER).ok();
             g.send(&s.x, Rank::new(99)).ok();
             Ok(())
@@ -524,7 +524,8 @@ fn group_of_another_team_is_refused() {
 #[test]
 fn valid_calls_are_accepted() {
     let s = Scene::new().unwrap();
-    // On ranks other than the root, the arguments for the root are ignored, even invalid ones.
+    // On ranks other than the root, the arguments for the root are ignored, even if they are
+    // invalid.
     s.team.reduce_blocking(&s.x, &s.other.x, ReduceOp::Sum, PEER).unwrap();
     s.team.broadcast_blocking(&s.released, &s.x, PEER).unwrap();
     s.team.gather_blocking(&s.x, &s.x, PEER).unwrap();

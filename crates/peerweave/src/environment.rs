@@ -32,7 +32,7 @@ pub mod names {
     /// the order varies from launch to launch. Another run with the same number repeats the same
     /// orders. Errors of kernels report the number.
     pub const KERNEL_SEED: &str = "PEERWEAVE_KERNEL_SEED";
-    /// File with the route table, which selects the algorithm of each collective on GPUs by size.
+    /// File with the route table, which gives the algorithm for each collective and size on GPUs.
     /// `peerweave tune` writes such files.
     pub const ROUTE_TABLE: &str = "PEERWEAVE_ROUTE_TABLE";
     /// Methods that replace the choices of the route table for collectives on GPUs. The value is a

@@ -54,7 +54,7 @@ impl Caps {
 
     /// Returns one entry for each defined combination of collective, element type and reduction,
     /// for [`Caps::reductions`]. `describe` can change each entry. An unchanged entry guarantees
-    /// little: the order and the NaN rule are unspecified, the bits of the result may differ among
+    /// nothing: the order and the NaN rule are unspecified, the bits of the result may differ among
     /// ranks, and elements are accumulated in the element type.
     pub fn reductions_with(mut describe: impl FnMut(&mut ReductionCaps)) -> Vec<ReductionCaps> {
         let mut all = Vec::new();

@@ -349,7 +349,7 @@ pub struct KernelFailure {
     /// The PE that did not arrive or cannot be reached. For [`FailureKind::NoSuchPeer`], the PE
     /// number that the job does not have.
     pub missing: Option<Pe>,
-    /// The code that the kernel passed to `Context::exit`; `None` if the kernel did not call it.
+    /// The code that the kernel passed to `Context::exit`; `None` if there was no such call.
     pub exit_code: Option<u64>,
     /// A description of the failure: the operation with the expected value and the value found, or
     /// the block and the thread.

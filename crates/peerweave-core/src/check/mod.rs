@@ -2,8 +2,8 @@
 //! to the backend.
 //!
 //! Invariant **\[C1\]**: a [`Prepared`] refers only to bytes inside memory of its owners, or of
-//! borrows that outlive it. Its ranks are ranks of its team, its team is live, and its reduction is
-//! defined for its type. Only this module makes a [`Prepared`].
+//! borrows that outlive the [`Prepared`]. The ranks in it are ranks of its team, the team is live,
+//! and the reduction is defined for the element type. Only this module makes a [`Prepared`].
 //!
 //! Functions on the path of small operations are always inlined, so that an [`Op`] is built in
 //! place and never moved: a put of 8 bytes takes 6 ns instead of 19 ns

@@ -145,7 +145,8 @@ element!(i8 => I8 * 1, u8 => U8 * 1, i16 => I16 * 1, u16 => U16 * 1, i32 => I32 
 #[cfg(target_pointer_width = "64")]
 element!(isize => I64 * 1, usize => U64 * 1);
 
-// SAFETY: an array has the layout of its elements one after the other, so it has their guarantees.
+// SAFETY: an array consists of its elements, one after the other. It therefore fulfils all
+// guarantees that its elements fulfil.
 unsafe impl<T: Element, const N: usize> Element for [T; N] {
     const DTYPE: DType = T::DTYPE;
     const PARTS: usize = {

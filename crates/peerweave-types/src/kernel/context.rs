@@ -1,9 +1,10 @@
 //! The context that a kernel receives: tables for accessing peers, and memory for reporting
 //! failures.
 //!
-//! Plain data with a fixed layout: the host writes it to device memory, and the kernel reads it
-//! there. Addresses are 64-bit numbers; this module dereferences no pointer. Invariant:
-//! [`KernelContext::version`] changes with every layout in this file, and both sides compare it.
+//! The context is plain data with a fixed layout. The host writes the context to device memory, and
+//! kernels read it there. Addresses are 64-bit numbers; this module dereferences no pointer.
+//! Invariant: [`KernelContext::version`] changes with every layout in this file, and both sides
+//! compare it.
 
 use crate::{Pe, SymOffset};
 

@@ -286,7 +286,8 @@ impl Lock {
                 match (is_check && pe != self.me).then(lost).flatten() {
                     None => return Ok(Err(state)),
                     Some(error) if !matches!(error, Error::Peer { .. }) => return Err(error),
-                    // That PE died before it noticed that the lock was passed on to it.
+                    // The lock was passed on to that PE, which died before it took the lock. So
+                    // this PE may take the lock.
                     Some(_) if state == State::Passed(pe) => None,
                     Some(_) if mode == Mode::TakeOver => Some(pe),
                     // The holder may have unlocked and left after the state was read.
