@@ -160,7 +160,7 @@ const ELEMENTS: &[Wrong] = &[
     },
     Wrong {
         body: "team.all_reduce_rms_norm_blocking(words, words, words, RmsNorm::new(words));",
-        says: &["a norm is not defined for rows of `u64`", "rows consist of elements of type `f16`, `bf16` or `f32`"],
+        says: &["RMSNorm is not defined for rows of `u64`", "rows consist of elements of type `f16`, `bf16` or `f32`"],
     },
 ];
 

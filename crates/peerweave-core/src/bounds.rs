@@ -54,7 +54,7 @@ pub(crate) fn range(call: &'static str, len: usize, range: &impl RangeBounds<usi
     match (start, end) {
         (Some(start), Some(end)) if start <= end && end <= len => Ok((start, end - start)),
         (Some(start), Some(end)) if end < start => Err(misuse(call, MisuseKind::ReversedRange { argument: "range", start, end })),
-        _ => Err(wrong_range(call, "range", start.unwrap_or(usize::MAX), end.unwrap_or(usize::MAX), len)),
+        _ => Err(wrong_range(call, "self", start.unwrap_or(usize::MAX), end.unwrap_or(usize::MAX), len)),
     }
 }
 
@@ -83,7 +83,7 @@ pub(crate) fn allocation(
     }
 }
 
-/// Checks that a handle to `len` elements from `start` names its whole allocation.
+/// Checks that a handle to `len` elements from `start` covers its whole allocation.
 pub(crate) fn whole(call: &'static str, start: usize, len: usize, elements: usize) -> Result<()> {
     if start == 0 && len == elements {
         return Ok(());

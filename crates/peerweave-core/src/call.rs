@@ -16,11 +16,11 @@ use crate::{Error, Result};
 /// Runs an operation to its end on this thread.
 #[inline(always)]
 pub(crate) fn run(shared: &Shared, prepared: Prepared<'_>) -> Result<Outcome> {
-    // SAFETY: [C1]: the memory belongs to the borrows and owners that `prepared` names. They
-    // outlive this call, which returns when the operation is complete. If the operation fails
-    // before its work has ended, `keep` returns clones of the owners. Slices that are written are
-    // borrowed exclusively. Symmetric memory ([B4]) and buffers ([P2]) stay defined when others
-    // access them.
+    // SAFETY: [C1]: the memory belongs to the borrows and owners that `prepared` names. The borrows
+    // and owners outlive this call, which returns when the operation is complete. If the operation
+    // fails before its work has ended, `keep` returns clones of the owners. Slices that are written
+    // are borrowed exclusively. Accesses to symmetric memory ([B4]) and to buffers ([P2]) are
+    // defined even if other threads or PEs access the same bytes.
     unsafe { shared.backend.run(prepared.op(), &|| prepared.keep()) }
 }
 
@@ -40,7 +40,7 @@ pub(crate) fn run_unit(shared: &Shared, prepared: Prepared<'_>) -> Result<()> {
     }
 }
 
-/// Keeps error handling out of the hot path.
+/// Returns the error unchanged. This cold function keeps error handling out of the hot path.
 #[cold]
 #[inline(never)]
 fn failed(error: Error) -> Error {
@@ -73,8 +73,8 @@ pub(crate) fn submit_on<R>(stream: &Stream, prepared: &Prepared<'_>, decode: fn(
 #[inline(always)]
 pub(crate) fn enqueue(stream: &Stream, prepared: &Prepared<'_>, keep: &dyn Fn() -> Keep) -> Result<Submitted> {
     // SAFETY: [C1]: the memory belongs to owners that the caller has. `keep` returns clones of
-    // them, which the queue holds until the operation has completed or failed ([B6]). If the
-    // operation is complete on return, the owners themselves have lived until then.
+    // these owners, which the queue holds until the operation has completed or failed ([B6]). If
+    // the operation is complete on return, the owners themselves have lived until then.
     unsafe { stream.inner.submit(prepared.op(), keep) }
 }
 
@@ -82,7 +82,8 @@ pub(crate) fn enqueue(stream: &Stream, prepared: &Prepared<'_>, keep: &dyn Fn() 
 ///
 /// # Safety
 /// The memory to which the arguments of `op` refer is valid while the value that `keep` returned
-/// lives, or, if the launch is complete when this call returns, until then ([B6]).
+/// lives. If the launch is complete when this call returns, the memory need be valid only until
+/// this return ([B6]).
 pub(crate) unsafe fn launch<R>(stream: &Stream, op: &Op, keep: &dyn Fn() -> Keep, decode: fn(Outcome) -> R) -> Result<Ticket<R>> {
     // SAFETY: guaranteed by the caller.
     let submitted = unsafe { stream.inner.submit(op, keep) }?;

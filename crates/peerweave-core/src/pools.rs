@@ -27,7 +27,7 @@ impl<T> Default for Pool<T> {
 }
 
 impl<T> Pool<T> {
-    /// Returns a value with no other user: a free value that `fill` has changed, or a new one.
+    /// Returns a value with no other user: a free value that `fill` has changed, or a new value.
     fn take_or(&self, fill: impl FnOnce(&mut T), new: impl FnOnce() -> T) -> Arc<T> {
         let mut all = lock(&self.0);
         // Values are ordered by the time of their last use. The oldest value is most likely free.
@@ -44,7 +44,7 @@ impl<T> Pool<T> {
         value
     }
 
-    /// Returns `value` in an `Arc`, which may be one that the pool reuses.
+    /// Returns `value` in an `Arc`. If the pool has a free `Arc`, the call reuses it.
     pub(crate) fn share(&self, value: T) -> Arc<T> {
         let value = Cell::new(Some(value));
         let take = || value.take().expect("a value is stored once");
@@ -92,7 +92,7 @@ impl Pools {
         members
     }
 
-    /// Shares the members of a group.
+    /// Returns the members of a group in an `Arc` from the pool.
     pub(crate) fn group(&self, members: Vec<Op>) -> Arc<Vec<Op>> {
         self.groups.share(members)
     }

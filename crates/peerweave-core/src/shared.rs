@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-/// The end of a world, in [`Shared::end`].
+/// Values of [`Shared::end`], which say whether and how the world has ended.
 mod end {
     /// The world has not ended.
     pub(super) const NONE: u8 = 0;
@@ -59,13 +59,14 @@ struct Allocations {
 struct Placed {
     end: u64,
     number: u64,
-    /// The value that the handles to the allocation share. It is dead once the last handle has been
-    /// dropped.
+    /// A weak reference to the value that the handles to the allocation share. The value is dropped
+    /// with the last handle.
     handles: Weak<dyn Any + Send + Sync>,
 }
 
 impl Allocations {
-    /// Returns the allocation that contains these bytes, and its start.
+    /// Returns the start of the allocation that contains these bytes, and the allocation. Returns
+    /// `None` if no allocation contains all of the bytes.
     fn containing(&mut self, at: SymOffset, bytes: u64) -> Option<(u64, &mut Placed)> {
         let end = at.0.checked_add(bytes)?;
         let (&start, placed) = self.places.range_mut(..=at.0).next_back()?;
@@ -102,7 +103,7 @@ impl Shared {
     }
 
     /// Checks that this PE may access its own memory. Like [`Shared::usable`], but also succeeds
-    /// after the world was replaced by a smaller one.
+    /// after a shrink has replaced the world.
     #[inline]
     pub(crate) fn usable_locally(&self, call: &'static str) -> Result<()> {
         if self.end.load(Ordering::Acquire) == end::FINALIZED || self.aborted.is_set() || self.is_forked() {
@@ -135,7 +136,8 @@ impl Shared {
         }
     }
 
-    /// Checks that `what` belongs to this world. `theirs` is the world to which it belongs.
+    /// Checks that a handle belongs to this world. `theirs` is the world of the handle, and `what`
+    /// is the kind of handle: "stream" or "event".
     #[inline(always)]
     pub(crate) fn same_world(self: &Arc<Self>, call: &'static str, theirs: &Arc<Self>, what: &'static str) -> Result<()> {
         if Arc::ptr_eq(self, theirs) { Ok(()) } else { Err(misuse(call, MisuseKind::ForeignQueue { what })) }
@@ -187,7 +189,8 @@ impl Shared {
     ) -> Option<Arc<R>> {
         let mut allocations = self.allocations();
         let (start, placed) = allocations.containing(at, bytes)?;
-        // This code must not drop a handle: the destructor of the last handle locks the table.
+        // This code holds the lock of the table, so it must not drop a handle: the destructor of
+        // the last handle acquires the same lock.
         if let Some(handles) = placed.handles.upgrade() {
             return handles.downcast().ok();
         }
@@ -200,7 +203,7 @@ impl Shared {
         Some(made)
     }
 
-    /// Notes that the last handle to an allocation was dropped.
+    /// Records that the last handle to an allocation has been dropped.
     pub(crate) fn note_dropped(&self, number: u64, at: SymOffset) {
         let mut allocations = self.allocations();
         // `region_at` may have made a new handle after the reference count became zero.

@@ -70,7 +70,9 @@ fn device_memory_is_passed_to_the_backend_by_address() {
     let stream = world.stream().unwrap();
     world.team().all_reduce(&stream, &handle, &x, ReduceOp::Sum).unwrap().wait().unwrap();
     world.team().put_blocking(&handle, &x, Rank::new(0)).unwrap();
-    let [Call::Submit(Op::Collective(reduce)), Call::Run(Op::Put(put))] = &noop.take_calls()[..] else { panic!() };
+    let [Call::Submit(Op::Collective(reduce)), Call::Run(Op::Put(put))] = &noop.take_calls()[..] else {
+        panic!("expected two operations")
+    };
     let place = Place::Device { address: handle.address(), ordinal: DEVICE };
     assert_eq!((reduce.send, put.source), (Some(place), place));
     assert_eq!(x.to_vec().unwrap(), [2.0, 3.0]);

@@ -40,14 +40,14 @@ impl Scene {
     fn op(&self, submitted: bool) -> Op {
         match (<[Call; 1]>::try_from(self.noop.take_calls()), submitted) {
             (Ok([Call::Run(op)]), false) | (Ok([Call::Submit(op)]), true) => op,
-            (other, _) => panic!("{other:?}"),
+            (other, _) => panic!("the backend got {other:?}, expected one operation"),
         }
     }
 
     fn collective(&self, submitted: bool) -> Collective {
         match self.op(submitted) {
             Op::Collective(op) => op,
-            other => panic!("{other:?}"),
+            other => panic!("expected a collective: {other:?}"),
         }
     }
 
@@ -184,7 +184,7 @@ fn ordinary_memory_is_passed_by_address() {
     assert_eq!(op.recv, Some(Place::Private(recv.as_mut_ptr().cast())));
     let buffer = Buffer::from(vec![0.0f32; 8]);
     s.team.send(&s.stream, &buffer.slice(2..5).unwrap(), ELSE).unwrap();
-    let Op::PointToPoint(op) = s.op(true) else { panic!() };
+    let Op::PointToPoint(op) = s.op(true) else { panic!("expected a send") };
     assert_eq!(op.at, Place::Private(buffer.as_ptr().wrapping_add(2).cast()));
     assert_eq!((op.direction, op.team, op.peer, op.dtype, op.count), (Direction::Send, TeamId(1), ELSE, DType::F32, 3));
 }
@@ -197,30 +197,30 @@ fn one_sided_operations_reach_the_backend_with_pe_and_offset() {
     s.noop.take_calls();
     let peer = Rank::new(2); // PE 0
     s.team.put_signal_nbi_blocking(&s.x, &s.y, signal.add(5), peer).unwrap();
-    let Op::Put(put) = s.op(false) else { panic!() };
+    let Op::Put(put) = s.op(false) else { panic!("expected a put") };
     assert_eq!((put.pe, put.target, Some(put.source)), (Pe::new(0), s.y.offset(), s.at(&s.x, 0)));
     assert_eq!((put.bytes, put.element_bytes, put.nbi), (24, 4, true));
     assert_eq!(put.signal, Some((word.offset().plus(16), 5, SignalOp::Add)));
 
     s.team.get(&s.stream, &s.x.slice(1..3).unwrap(), &s.y.slice(4..).unwrap(), peer).unwrap();
-    let Op::Get(get) = s.op(true) else { panic!() };
+    let Op::Get(get) = s.op(true) else { panic!("expected a get") };
     assert_eq!((get.pe, get.source, Some(get.target)), (Pe::new(0), s.x.offset().plus(4), s.at(&s.y, 4)));
     assert_eq!((get.bytes, get.element_bytes, get.nbi), (8, 4, false));
 
     s.team.get_strided_blocking(&s.x, &s.y, Strides { count: 2, source: 5, dest: 3 }, peer).unwrap();
-    let Op::Strided(op) = s.op(false) else { panic!() };
+    let Op::Strided(op) = s.op(false) else { panic!("expected a strided transfer") };
     assert_eq!((op.direction, op.remote_stride, op.local_stride, op.count), (Direction::Receive, 5, 3, 2));
     s.team.put_strided_blocking(&s.x, &s.y, Strides { count: 2, source: 5, dest: 3 }, peer).unwrap();
-    let Op::Strided(op) = s.op(false) else { panic!() };
+    let Op::Strided(op) = s.op(false) else { panic!("expected a strided transfer") };
     assert_eq!((op.direction, op.remote_stride, op.local_stride), (Direction::Send, 3, 5));
     assert_eq!((op.remote, Some(op.local), op.element_bytes), (s.y.offset(), s.at(&s.x, 0), 4));
 
     s.team.p_blocking(&s.y, 5, 1.5, peer).unwrap();
-    let Op::PutElement(put) = s.op(false) else { panic!() };
+    let Op::PutElement(put) = s.op(false) else { panic!("expected a put of one element") };
     assert_eq!((put.pe, put.target, put.element_bytes), (Pe::new(0), s.y.offset().plus(20), 4));
     assert_eq!(put.bits.to_ne_bytes()[..4], 1.5f32.to_ne_bytes());
     s.team.signal_blocking(signal.set(9), peer).unwrap();
-    let Op::Signal(op) = s.op(false) else { panic!() };
+    let Op::Signal(op) = s.op(false) else { panic!("expected a signal") };
     assert_eq!((op.pe, op.at, op.value, op.op), (Pe::new(0), word.offset().plus(16), 9, SignalOp::Set));
     s.world.fence(&s.stream).unwrap();
     assert!(matches!(s.op(true), Op::Fence));
@@ -235,7 +235,7 @@ fn waits_and_tests_read_the_words_of_this_pe() {
     s.noop.take_calls();
     let wait = || match s.op(false) {
         Op::Wait(op) => (op.at, op.count, op.exclude.as_ref().map(|e| e.to_vec()), op.compare, op.value(0), op.until, op.mode),
-        other => panic!("{other:?}"),
+        other => panic!("expected a wait: {other:?}"),
     };
     let (all, signal) = (words.offset(), words.signal(1).unwrap());
     s.team.wait_until_blocking(&signal, Compare::Le, 3).unwrap();
@@ -266,7 +266,7 @@ fn atomic_operands_are_passed_as_bits() {
     s.noop.take_calls();
     let atomic = || match s.op(false) {
         Op::Atomic(op) => (op.at, op.dtype, op.kind, op.operand, op.compare),
-        other => panic!("{other:?}"),
+        other => panic!("expected an atomic operation: {other:?}"),
     };
     let (at, t) = (x.offset().plus(12), &s.team);
     assert_eq!(t.atomic_compare_swap_blocking(&x, 3, 0, -1, ELSE).unwrap(), 0);
@@ -310,10 +310,10 @@ fn group_is_one_operation_with_its_members_in_order() {
             g.barrier()
         })
         .unwrap();
-    let Op::Group(ops) = s.op(false) else { panic!() };
+    let Op::Group(ops) = s.op(false) else { panic!("expected a group") };
     let [Op::PointToPoint(send), Op::PointToPoint(receive), Op::Collective(all_reduce), Op::Collective(barrier)] = &ops[..]
     else {
-        panic!("{ops:?}")
+        panic!("the group has other members: {ops:?}")
     };
     assert_eq!((send.direction, send.peer, send.count), (Direction::Send, ELSE, 6));
     assert_eq!((receive.direction, receive.peer, receive.count), (Direction::Receive, ELSE, 2));
@@ -336,7 +336,7 @@ fn split_reaches_the_backend_with_color_and_key() {
     let s = Scene::new();
     let split = || match s.noop.take_calls()[..] {
         [Call::Split { parent, call, part }] => (parent, call, part.map(|SplitPart { color, key }| (color, key))),
-        ref other => panic!("{other:?}"),
+        ref other => panic!("expected one split: {other:?}"),
     };
     assert!(s.team.split(None, 3).unwrap().is_none());
     assert_eq!(split(), (TeamId(1), SplitCall::Colors, None));
@@ -355,7 +355,7 @@ fn split_reaches_the_backend_with_color_and_key() {
             Call::Split { call: SplitCall::TwoD { x_range: 3, columns }, part: Some(part), .. } => {
                 (columns, part.color, part.key)
             }
-            other => panic!("{other:?}"),
+            other => panic!("expected a split in rows of three: {other:?}"),
         })
         .collect();
     // In rows of three, PE 1 is in row 0 and column 1.
@@ -400,7 +400,7 @@ fn allocation_reaches_the_backend_in_bytes() {
         .into_iter()
         .map(|call| match call {
             Call::Allocate(Allocation { bytes, dtype, align, zeroed }) => (bytes, dtype, align, zeroed),
-            other => panic!("{other:?}"),
+            other => panic!("expected an allocation: {other:?}"),
         })
         .collect();
     assert_eq!(asked, [(24, DType::F64, 64, false), (0, DType::U8, 64, true), (8, DType::I32, 4096, false)]);
@@ -414,7 +414,8 @@ fn backend_is_returned_as_its_concrete_type() {
 }
 
 proptest! {
-    /// A put of any range to any rank names exactly the bytes of the range, and copies them.
+    /// A put of any range to any rank covers exactly the bytes of the range, and copies these
+    /// bytes.
     #[test]
     fn puts_and_gets_access_exactly_their_bytes(start in 0usize..40, len in 0usize..40, from in 0usize..24, rank in 0u32..3) {
         let s = Scene::new();
@@ -424,7 +425,7 @@ proptest! {
         let dest = all.slice(start..start + len).unwrap();
         s.noop.take_calls();
         s.team.put_blocking(source, &dest, Rank::new(rank)).unwrap();
-        let Op::Put(Put { pe, target, source: Place::Private(at), bytes, .. }) = s.op(false) else { panic!() };
+        let Op::Put(Put { pe, target, source: Place::Private(at), bytes, .. }) = s.op(false) else { panic!("expected a put") };
         prop_assert_eq!(pe, [Pe::new(3), Pe::new(1), Pe::new(0)][rank as usize]);
         prop_assert_eq!(target, all.offset().plus(4 * start as u64));
         prop_assert_eq!((at.cast_const(), bytes), (source.as_ptr().cast(), 4 * len));

@@ -14,7 +14,7 @@ fn finalize_reports_leaks_with_their_allocation_site() {
     let alive = world.alloc_zeroed::<u64>(3).unwrap();
     let report = world.finalize().unwrap();
     assert!(!report.is_clean());
-    let [parked, living] = &report.leaked[..] else { panic!("{report}") };
+    let [parked, living] = &report.leaked[..] else { panic!("expected two leaks: {report}") };
     assert_eq!((parked.elements, parked.type_name, parked.bytes, parked.dropped), (100, "f32", 400, true));
     assert_eq!((parked.allocated_at.line(), parked.allocated_at.file()), (line, file!()));
     assert_eq!((living.elements, living.type_name, living.bytes, living.dropped), (3, "u64", 24, false));
@@ -109,7 +109,7 @@ fn destroyed_team_frees_its_number() {
     let first = world.team().split(Some(0), 0).unwrap().unwrap();
     noop.take_calls();
     first.destroy().unwrap();
-    let [Call::Destroy(number)] = noop.take_calls()[..] else { panic!() };
+    let [Call::Destroy(number)] = noop.take_calls()[..] else { panic!("expected one destroyed team") };
     let second = world.team().split(Some(0), 0).unwrap().unwrap();
     assert_eq!((number, second.name().id), (TeamId(1), number));
 }

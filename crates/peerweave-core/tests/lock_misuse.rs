@@ -76,7 +76,7 @@ fn assert_held(done: Result<impl Sized>, call: &str) {
     let Err(error) = done.map(drop) else { panic!("{call}: the lock has two holders") };
     let (text, start) = (error.to_string(), format!("{call} on the world (4 PEs): timed out after "));
     assert!(text.starts_with(&start) && text.ends_with(" s; this PE already holds the lock"), "{text}");
-    let Error::Timeout(timeout) = error else { panic!("{text}") };
+    let Error::Timeout(timeout) = error else { panic!("expected a timeout: {text}") };
     assert_eq!((timeout.holder, timeout.missing), (Some(Pe::new(1)), Vec::new()));
 }
 

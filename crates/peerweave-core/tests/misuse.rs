@@ -69,7 +69,7 @@ type Wrong = fn(&Scene) -> Result<()>;
 /// lists one call of each form.
 const TABLE: &[(&str, Wrong)] = &[
     // ---- views ----
-    ("range: `range` has 6 elements, but the call uses elements 4..7", |s| s.x.range(4..7).map(drop)),
+    ("range: `self` has 6 elements, but the call uses elements 4..7", |s| s.x.range(4..7).map(drop)),
     ("cast: `self` is 20 bytes for elements of 8 bytes, expected a multiple of the size of the new elements", |s| {
         s.x.slice(..5)?.cast::<u64>().map(drop)
     }),
@@ -299,16 +299,17 @@ const TABLE: &[(&str, Wrong)] = &[
         s.team.reduce_scatter(&s.stream, &s.x, &s.y.slice(..2)?, ReduceOp::Xor).map(drop)
     }),
     ("reduce_blocking: or is not defined for f32", |s| s.team.reduce_blocking(&s.x, none(), ReduceOp::Or, PEER)),
-    ("all_reduce_in_place_blocking: `op` is missing: a premultiplied sum needs a scalar: use `Reduction::pre_mul_sum`", |s| {
-        s.team.all_reduce_in_place_blocking(&s.x, ReduceOp::PreMulSum)
-    }),
+    (
+        "all_reduce_in_place_blocking: `op.scalar` is missing: a premultiplied sum needs a scalar: use `Reduction::pre_mul_sum`",
+        |s| s.team.all_reduce_in_place_blocking(&s.x, ReduceOp::PreMulSum),
+    ),
     // ---- indices, ranges, strides ----
-    ("slice: `range` has 6 elements, but the call uses elements 2..7", |s| s.x.slice(2..7).map(drop)),
+    ("slice: `self` has 6 elements, but the call uses elements 2..7", |s| s.x.slice(2..7).map(drop)),
     ("slice: `range` is 3..2, which ends before it starts", |s| {
         let (start, end) = (3, 2);
         s.x.slice(start..end).map(drop)
     }),
-    ("split_at: `range` has 6 elements, but the call uses elements 0..7", |s| s.x.split_at(7).map(drop)),
+    ("split_at: `self` has 6 elements, but the call uses elements 0..7", |s| s.x.split_at(7).map(drop)),
     ("chunks: `len` is 0, expected at least 1", |s| s.x.chunks(0).map(drop)),
     ("load: `index` is 6, expected an index below 6", |s| s.x.load(6).map(drop)),
     ("store: `index` is 6, expected an index below 6", |s| s.x.store(6, 0.0)),
@@ -474,7 +475,7 @@ const TABLE: &[(&str, Wrong)] = &[
     ("group.recv: `dest` was released", |s| {
         s.team.group_blocking(|g| {
             g.send(&s.x, PEER)?;
-            // The closure ignores both errors, but the group fails with the first one.
+            // The closure ignores both errors, but the group fails with the first error.
             g.recv(&s.released, PEER).ok();
             g.send(&s.x, Rank::new(99)).ok();
             Ok(())
@@ -523,7 +524,8 @@ fn group_of_another_team_is_refused() {
 #[test]
 fn valid_calls_are_accepted() {
     let s = Scene::new().unwrap();
-    // On ranks other than the root, the arguments for the root are ignored, even invalid ones.
+    // On ranks other than the root, the arguments for the root are ignored, even if they are
+    // invalid.
     s.team.reduce_blocking(&s.x, &s.other.x, ReduceOp::Sum, PEER).unwrap();
     s.team.broadcast_blocking(&s.released, &s.x, PEER).unwrap();
     s.team.gather_blocking(&s.x, &s.x, PEER).unwrap();

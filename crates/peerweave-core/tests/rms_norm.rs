@@ -100,7 +100,7 @@ const TABLE: &[(&str, Wrong)] = &[
 ];
 
 #[test]
-fn every_wrong_norm_fails_before_the_backend_is_called() {
+fn invalid_norm_call_fails_before_the_backend_is_called() {
     for &(expected, wrong) in TABLE {
         let scene = Scene::new().unwrap();
         let error = wrong(&scene).expect_err(expected);
@@ -139,7 +139,7 @@ fn norm_reaches_the_backend_with_addresses_and_parameters() {
         Call::Run(Op::Collective(one)),
     ] = &calls[..]
     else {
-        panic!("{calls:?}")
+        panic!("the backend got {calls:?}, expected four norms")
     };
     for op in [plain, in_place, rows, one] {
         assert_eq!((op.kind, op.dtype, op.count), (CollectiveKind::AllReduceRmsNorm, DType::F32, 12));
@@ -151,11 +151,16 @@ fn norm_reaches_the_backend_with_addresses_and_parameters() {
     }
     assert_eq!((plain.recv, in_place.recv), (Some(Place::Symmetric(s.y.offset())), in_place.send));
     assert!(plain.rms_norm().expect("the operation has a norm").quantization.is_none());
-    let quantization =
-        |op: &peerweave_core::backend::Collective| op.rms_norm().and_then(|norm| norm.quantization).expect("it is quantised");
-    let Quantization { dtype: DType::I8, scale: NormScale::Rows(scales) } = quantization(rows) else { panic!("{rows:?}") };
+    let quantization = |op: &peerweave_core::backend::Collective| {
+        op.rms_norm().and_then(|norm| norm.quantization).expect("the norm is quantised")
+    };
+    let Quantization { dtype: DType::I8, scale: NormScale::Rows(scales) } = quantization(rows) else {
+        panic!("expected row scales: {rows:?}")
+    };
     assert_eq!(scales, Place::Symmetric(s.scales.offset()));
-    let Quantization { dtype: DType::I8, scale: NormScale::Static(scale) } = quantization(one) else { panic!("{one:?}") };
+    let Quantization { dtype: DType::I8, scale: NormScale::Static(scale) } = quantization(one) else {
+        panic!("expected a static scale: {one:?}")
+    };
     assert_eq!(scale, 0.25);
     assert_eq!(plain.shape().to_string(), "all_reduce_rms_norm of 12 elements of f32 in rows of 4 elements with epsilon 0.5");
     let text = "all_reduce_rms_norm of 12 elements of f32 in rows of 4 elements with epsilon 0.5, quantized to i8 with one scale for each row";
@@ -182,7 +187,7 @@ fn queue_keeps_every_buffer_alive_until_the_norm_is_complete() {
     let held = held.map(|buffer| buffer.into_vec().expect_err("the queue also holds the buffer"));
     noop.run_all();
     ticket.wait().unwrap();
-    let [x, weight, residual, scales] = held.map(|buffer| buffer.into_vec().expect("no other owner"));
+    let [x, weight, residual, scales] = held.map(|buffer| buffer.into_vec().expect("the buffer has no other owner"));
     assert_eq!((&x[..], &weight[..], &residual[..]), (&[1.0, 4.0][..], &[1.0; 2][..], &[1.0, 4.0][..]));
     let root = 8.5_f32.sqrt();
     assert!((scales[0] * 448.0 * root / 4.0 - 1.0).abs() < 1e-5, "{scales:?}");

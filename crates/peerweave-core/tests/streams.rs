@@ -126,7 +126,7 @@ fn queued_p_and_g_store_their_value_in_the_operation() {
     let calls = noop.take_calls();
     let [Call::Submit(Op::GetElement(_)), Call::Submit(Op::PutElement(put)), Call::Submit(Op::GetElement(get))] = &calls[..]
     else {
-        panic!("{calls:?}")
+        panic!("the backend got {calls:?}, expected g, p and g")
     };
     assert_eq!(
         (put.element_bytes, put.target, &put.bits.to_ne_bytes()[..2]),

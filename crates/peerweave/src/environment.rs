@@ -32,7 +32,8 @@ pub mod names {
     /// the order varies from launch to launch. Another run with the same number repeats the same
     /// orders. Errors of kernels report the number.
     pub const KERNEL_SEED: &str = "PEERWEAVE_KERNEL_SEED";
-    /// File with the route table for collectives on GPUs, as `peerweave tune` writes it.
+    /// File with the route table, which gives the algorithm for each collective and size on GPUs.
+    /// `peerweave tune` writes such files.
     pub const ROUTE_TABLE: &str = "PEERWEAVE_ROUTE_TABLE";
     /// Methods that replace the choices of the route table for collectives on GPUs. The value is a
     /// list of `OPERATION=METHOD`, separated by commas. `peerweave_cuda::Method` lists the methods.
@@ -182,7 +183,7 @@ impl Settings {
 /// Prefixes of the variables for the compilation of kernels and for tests.
 const NOT_FOR_PROGRAMS: [&str; 4] = ["PEERWEAVE_PTX", "PEERWEAVE_FAKE_", "PEERWEAVE_TEST_", "PEERWEAVE_KILLS"];
 
-/// Names with at least this similarity, between 0 and 1, are suggested.
+/// The minimum similarity, from 0 to 1, of a known name that the warning suggests.
 const SIMILAR: f64 = 0.8;
 
 /// Warns once per process about variables that have Peerweave's prefix but are not read.
@@ -194,7 +195,8 @@ fn warn_of_unknown_variables() {
     });
 }
 
-/// Returns the warning about a variable that is not read; `None` for all others.
+/// Returns the warning about a variable that has Peerweave's prefix but is not read. Returns `None`
+/// for all other variables.
 fn unknown_variable(name: &str) -> Option<String> {
     let suffix = name.strip_prefix("PEERWEAVE_")?;
     if names::all().any(|(known, _)| known == name) || NOT_FOR_PROGRAMS.iter().any(|start| name.starts_with(start)) {

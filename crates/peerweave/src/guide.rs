@@ -96,10 +96,10 @@ use crate::{Context, Lock, LockGuard};
 /// | when the wait ends | wait | test that does not wait |
 /// |---|---|---|
 /// | a word satisfies a comparison | [`Team::wait_until`] | [`Team::test`] |
-/// | all words of a buffer satisfy it | [`Team::wait_until_all`] | [`Team::test_all`] |
-/// | at least one word satisfies it, and the program handles one word at a time | [`Team::wait_until_any`] | [`Team::test_any`] |
-/// | at least one word satisfies it, and the program handles all such words | [`Team::wait_until_some`] | [`Team::test_some`] |
-/// | as above, with another value for each word | [`Team::wait_until_all_vector`], [`Team::wait_until_any_vector`], [`Team::wait_until_some_vector`] | [`Team::test_all_vector`], [`Team::test_any_vector`], [`Team::test_some_vector`] |
+/// | all words of a buffer satisfy a comparison | [`Team::wait_until_all`] | [`Team::test_all`] |
+/// | at least one word satisfies a comparison, and the program handles one word at a time | [`Team::wait_until_any`] | [`Team::test_any`] |
+/// | at least one word satisfies a comparison, and the program handles all such words | [`Team::wait_until_some`] | [`Team::test_some`] |
+/// | as in the three rows above, but each word is compared with its own value | [`Team::wait_until_all_vector`], [`Team::wait_until_any_vector`], [`Team::wait_until_some_vector`] | [`Team::test_all_vector`], [`Team::test_any_vector`], [`Team::test_some_vector`] |
 ///
 /// [`Team::signal_fetch`] returns the value of a signal word, but does not order accesses to data.
 ///
@@ -117,7 +117,7 @@ use crate::{Context, Lock, LockGuard};
 /// |---|---|
 /// | operations that run one after another, without a wait in the program | one [`Stream`], by [`World::stream`](peerweave_core::World::stream) |
 /// | operations that run at the same time | several streams, with teams of their own for collectives |
-/// | an operation of one stream after an operation of another | [`Stream::record`], then [`Stream::wait_event`] |
+/// | an operation of one stream after an operation of another stream | [`Stream::record`], then [`Stream::wait_event`] |
 /// | the time between two points of a stream | [`Event::elapsed_since`] |
 /// | copies and fills within this PE | [`Stream::copy`], [`Stream::fill`] |
 /// | a kernel before or after an operation | [`Stream::launch`] |
@@ -217,7 +217,7 @@ pub mod threads {}
 ///
 /// The new world has its own memory, teams and streams. The old handles serve only to carry data
 /// over: [`Symmetric::to_vec`] and the other methods that access a PE's own memory still work until
-/// the last old handle is dropped. Memory that an operation was writing when it failed has
+/// the last old handle is dropped. If an operation has failed, the memory that it writes has
 /// unspecified values. Carry over data that no failed operation wrote, such as the parameters of
 /// the last complete step. Alternatively, agree on a step that all PEs have completed. Data that
 /// only the dead PE had is lost: keep a copy of important data on another PE.

@@ -125,6 +125,6 @@ fn complex_numbers_move_and_reduce_as_elements() {
             assert!(world.finalize()?.is_clean());
             Ok::<_, peerweave::Error>(())
         });
-        done.expect("shared memory").into_iter().collect::<Result<()>>().unwrap();
+        done.expect("the shared memory is created").into_iter().collect::<Result<()>>().unwrap();
     }
 }

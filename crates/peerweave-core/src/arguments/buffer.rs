@@ -37,8 +37,9 @@ pub(crate) struct Memory {
 // SAFETY: shared: the bytes behind `at`. Synchronised: by [P2], every access while the memory is
 // shared is atomic. The count of the `Arc` around the memory orders the last access before the
 // free, and before `into_vec` returns the `Vec`. Elements are not bound to a thread ([E4]: `Copy`,
-// no pointers). Would be caught by: `queued_operations_keep_buffers_alive_until_completion` in
-// tests/streams.rs, under ThreadSanitizer.
+// no pointers). A violation would be caught by:
+// `queued_operations_keep_buffers_alive_until_completion` in tests/streams.rs, under
+// ThreadSanitizer.
 unsafe impl Send for Memory {}
 // SAFETY: as for Send.
 unsafe impl Sync for Memory {}
@@ -295,7 +296,7 @@ mod tests {
     use crate::MisuseKind;
 
     #[test]
-    fn sole_handle_becomes_a_vec_without_a_copy() {
+    fn sole_buffer_handle_becomes_a_vec_without_a_copy() {
         let vec = vec![1u32, 2, 3];
         let address = vec.as_ptr();
         let buffer = Buffer::from(vec);

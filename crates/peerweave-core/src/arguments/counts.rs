@@ -7,7 +7,7 @@ use std::ops::Range;
 /// Returns the offset of each part, if the parts lie one after the other without gaps.
 fn running_sums(counts: &[usize]) -> Vec<usize> {
     let mut next = 0usize;
-    // Saturates, so that the check of the bounds fails for counts that are too large.
+    // The sum saturates, so that the check of the bounds fails for counts that are too large.
     let mut offset = |&count| {
         let offset = next;
         next = next.saturating_add(count);

@@ -1,5 +1,5 @@
-//! Reductions. A `PreMulSum` contains its scalar. `check/` checks which reductions an element type
-//! supports.
+//! Reductions as arguments of calls, including `PreMulSum` with its scalar. `check/` checks that
+//! the element type supports the reduction.
 
 use peerweave_types::{Number, ReduceOp, Scalar};
 use std::marker::PhantomData;

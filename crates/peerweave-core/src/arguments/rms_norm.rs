@@ -25,14 +25,14 @@ pub(crate) enum ErasedScale<'a> {
 /// An element type that [`Team::all_reduce_rms_norm`](crate::Team::all_reduce_rms_norm) supports:
 /// `f16`, `bf16` or `f32`.
 #[diagnostic::on_unimplemented(
-    message = "a norm is not defined for rows of `{Self}`",
+    message = "RMSNorm is not defined for rows of `{Self}`",
     note = "rows consist of elements of type `f16`, `bf16` or `f32`"
 )]
 pub trait NormElement: Number + sealed::Norm {}
 
 /// An element type that a quantised result can have: [`F8E4M3`] or `i8`.
 #[diagnostic::on_unimplemented(
-    message = "a norm cannot be quantized to `{Self}`",
+    message = "the result of RMSNorm cannot be quantized to `{Self}`",
     note = "quantized results have elements of type `F8E4M3` or `i8`"
 )]
 pub trait QuantizedElement: Element + sealed::Quantized {}
@@ -78,8 +78,8 @@ impl<W> RmsNorm<W> {
     /// The epsilon that [`RmsNorm::new`] sets.
     pub const DEFAULT_EPSILON: f32 = 1e-6;
 
-    /// Creates the parameters of a norm with this weight and the default epsilon. The length of the
-    /// weight determines the length of a row.
+    /// Creates the parameters of RMSNorm with this weight and the default epsilon. The length of
+    /// the weight determines the length of a row.
     pub const fn new(weight: W) -> Self {
         Self { weight, epsilon: Self::DEFAULT_EPSILON }
     }

@@ -1,7 +1,7 @@
 //! Copies to and from memory that other threads and PEs may access at the same time. The copies do
 //! not order other accesses; signals, barriers and tickets order them.
 //!
-//! Invariant: the shared side is accessed only by relaxed atomic operations, in aligned words with
+//! Invariant: shared memory is accessed only by relaxed atomic operations, in aligned words, and in
 //! single bytes at both ends. The result of a concurrent access is therefore a mixture of old and
 //! new bytes, not undefined behavior. Every mixture of bytes is a valid `Element`.
 #![allow(unsafe_code)]

@@ -1,9 +1,9 @@
 //! The memory arguments of operations: traits for memory that is read and for memory that is
 //! written, and their stream-ordered forms.
 //!
-//! This module checks nothing. Invariant: a [`Span`] refers to memory that is valid for the
-//! accesses of its trait while the argument lives. The traits are sealed, so only types of this
-//! crate can break this invariant.
+//! This module checks nothing. Invariant: while an argument lives, its [`Span`] refers to memory
+//! that is valid for reads, and also for writes if the argument is a [`Dest`]. The traits are
+//! sealed, so only types of this crate can break this invariant.
 #![allow(private_interfaces, reason = "only this crate uses spans; the traits that name them are sealed")]
 
 use crate::arguments::buffer::{Buffer, Memory};
@@ -70,7 +70,7 @@ impl Span<'_> {
 /// The owner that keeps the memory of an argument alive.
 #[derive(Clone, Copy)]
 pub(crate) enum Owner<'a> {
-    /// The caller, which lends the memory for the call. Only in blocking forms.
+    /// The caller, which lends the memory for the call. Occurs only in blocking forms.
     Caller,
     Region(&'a Arc<Region>),
     Memory(&'a Arc<Memory>),

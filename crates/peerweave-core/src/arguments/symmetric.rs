@@ -39,8 +39,8 @@ pub(crate) struct Region {
 }
 
 impl Region {
-    /// Returns what the handles to an allocation share, if these bytes lie in one allocation that
-    /// was not released.
+    /// Returns the allocation that contains the `bytes` bytes at `at`. Returns `None` unless these
+    /// bytes lie within one allocation that has not been released.
     pub(crate) fn containing(shared: &Arc<Shared>, at: SymOffset, bytes: u64) -> Option<Arc<Self>> {
         let region = shared.region_at(at, bytes, |number, at, bytes| Self {
             shared: Arc::clone(shared),

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Clone, Debug, Default)]
 pub struct AbortWord(Arc<AtomicU64>);
 
-/// Marks a word of an aborted job.
+/// The bit that is set in a word that records an abort.
 const ABORTED: u64 = 1 << 63;
 
 impl AbortWord {

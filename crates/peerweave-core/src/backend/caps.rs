@@ -52,10 +52,10 @@ impl Caps {
         }
     }
 
-    /// Returns the entries of [`Caps::reductions`], after `describe` has changed each of them. The
-    /// entry that is passed to `describe` guarantees nothing: the order and the NaN rule are
-    /// unspecified, the bits of the result may differ among ranks, and elements are accumulated in
-    /// the element type.
+    /// Returns one entry for each defined combination of collective, element type and reduction,
+    /// for [`Caps::reductions`]. `describe` can change each entry. An unchanged entry guarantees
+    /// nothing: the order and the NaN rule are unspecified, the bits of the result may differ among
+    /// ranks, and elements are accumulated in the element type.
     pub fn reductions_with(mut describe: impl FnMut(&mut ReductionCaps)) -> Vec<ReductionCaps> {
         let mut all = Vec::new();
         for kind in CollectiveKind::ALL.into_iter().filter(|kind| kind.reduces()) {

@@ -42,7 +42,7 @@ pub fn combine_in_order(
 /// Returns the error with which `call` fails if its function has panicked with this payload.
 pub fn function_panicked(call: &'static str, payload: &(dyn Any + Send)) -> Error {
     let text = payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str));
-    let message = text.unwrap_or("no text");
+    let message = text.unwrap_or("the panic has no message");
     let text = format!("the function that combines elements panicked: {message}");
     Error::system(call, std::io::Error::other(text))
 }

@@ -44,7 +44,7 @@ enum Owners {
     Many(Kept),
 }
 
-/// One owner of memory, which is held until it is dropped.
+/// An owner of memory. The owner keeps its memory alive until this value is dropped.
 #[derive(Clone, Debug)]
 #[allow(dead_code, reason = "held for its drop")]
 pub(crate) enum Held {

@@ -44,7 +44,7 @@ pub enum Error {
     /// error other than [`Mismatch`].
     #[error("{call} was skipped: an earlier operation of the stream failed: {because}")]
     Skipped {
-        /// The name of the call that failed.
+        /// The name of the call that was skipped.
         call: &'static str,
         /// The error with which the earlier operation failed.
         because: Arc<Error>,
@@ -138,7 +138,7 @@ impl Error {
             Self::Timeout(timeout) => timeout.missing.clone(),
             Self::Mismatch(mismatch) => vec![mismatch.pe],
             Self::Skipped { because, .. } | Self::Poisoned { because, .. } => because.blamed(),
-            // The kernel has named a PE that the job does not have.
+            // The kernel named a PE that the job does not have, so no PE is to blame.
             Self::Kernel(failure) if failure.kind == Some(FailureKind::NoSuchPeer) => Vec::new(),
             Self::Kernel(failure) => failure.missing.into_iter().collect(),
             _ => Vec::new(),
@@ -350,7 +350,7 @@ pub struct KernelFailure {
     /// The PE that did not arrive or cannot be reached. For [`FailureKind::NoSuchPeer`], the PE
     /// number that the job does not have.
     pub missing: Option<Pe>,
-    /// The code that the kernel passed to `Context::exit`; `None` if the kernel did not call it.
+    /// The code that the kernel passed to `Context::exit`; `None` if there was no such call.
     pub exit_code: Option<u64>,
     /// A description of the failure: the operation with the expected value and the value found, or
     /// the block and the thread.
@@ -591,12 +591,12 @@ pub enum MisuseKind {
         /// A description of the valid values.
         expected: &'static str,
     },
-    /// This rank must pass a buffer, but has passed none.
+    /// A buffer, the scalar of a reduction, or the matching send or receive in a group is missing.
     #[error("`{argument}` is missing: {why}")]
     Missing {
-        /// The name of the parameter.
+        /// The name of the missing parameter or call.
         argument: &'static str,
-        /// The reason why the buffer is needed.
+        /// The reason why the parameter or call is needed.
         why: &'static str,
     },
 }

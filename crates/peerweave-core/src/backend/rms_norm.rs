@@ -73,8 +73,8 @@ impl RmsNorm {
     /// The maximum number of elements in a row.
     pub const MOST_HIDDEN: usize = (1 << 24) - 1;
 
-    /// Encodes those parameters that must be the same on all ranks as one word, which
-    /// [`CollectiveShape::detail`](super::CollectiveShape::detail) contains.
+    /// Encodes, in one word, the parameters that must be the same on all ranks.
+    /// [`CollectiveShape::detail`](super::CollectiveShape::detail) contains this word.
     pub fn detail(&self) -> u64 {
         let output = match &self.quantization {
             None => 0,
@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(residual, bytes(&[3.0, 4.0]));
         let root = (12.5_f64 + 1e-6).sqrt();
         for (found, wanted) in output.chunks_exact(4).zip([3.0 / root, 8.0 / root]) {
-            let found = f32::from_le_bytes(found.try_into().expect("four bytes"));
+            let found = f32::from_le_bytes(found.try_into().expect("the chunk has four bytes"));
             assert!((f64::from(found) - wanted).abs() < 1e-6, "{found}, expected {wanted}");
         }
     }
@@ -224,7 +224,7 @@ mod tests {
             let norm = norm(2, Some(quantization));
             let scale = norm.row(DType::F32, &bytes(&[5.0, -5.0]), &mut residual, &bytes(&[1.0; 2]), &mut output);
             assert_eq!(output, wanted);
-            assert!((scale * largest - 1.0).abs() < 1e-6, "{scale}");
+            assert!((scale * largest - 1.0).abs() < 1e-6, "the scale is {scale}, expected 1 / {largest}");
             let scale = norm.row(DType::F32, &bytes(&[0.0; 2]), &mut bytes(&[0.0; 2]), &bytes(&[1.0; 2]), &mut output);
             assert_eq!((scale, &output[..]), (Quantization::SMALLEST_SCALED / largest, &[0, 0][..]));
         }
@@ -244,7 +244,7 @@ mod tests {
             quantized(DType::F8E4M3, NormScale::Static(1.0)),
         ];
         for (index, detail) in details.iter().enumerate() {
-            assert!(!details[..index].contains(detail), "{index}");
+            assert!(!details[..index].contains(detail), "case {index} has the encoding of an earlier case");
         }
     }
 }

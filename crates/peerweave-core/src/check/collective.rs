@@ -22,8 +22,8 @@ pub(super) fn collective<'a>(
     recv: Option<&Span<'a>>,
     extras: CollectiveExtras,
 ) -> Prepared<'a> {
-    // Backends count values of `dtype`. If `special` contains the size of elements, they count
-    // elements instead. The product fits: it is at most the size of a buffer.
+    // Backends count values of `dtype`. If `special` contains the size of elements, backends count
+    // elements instead. The product does not overflow: it is at most the size of a buffer.
     let parts = if extras.special.is_some() { 1 } else { send.or(recv).map_or(1, |span| span.parts) };
     let counts = if parts == 1 { extras.counts } else { extras.counts.map(|counts| vector::of_parts(team, &counts, parts)) };
     let op = Op::Collective(Collective {
@@ -74,7 +74,7 @@ pub(crate) fn arrival(call: &'static str, of: &Team, kind: CollectiveKind) -> Re
     Ok(collective(kind, of, DType::U8, 0, None, None, CollectiveExtras::NONE))
 }
 
-/// Checks the team, both arguments, and that they do not overlap.
+/// Checks the team and both arguments, and that the arguments do not overlap.
 #[inline(always)]
 pub(super) fn pair(call: &'static str, of: &Team, send: &Span<'_>, recv: &Span<'_>) -> Result<()> {
     team(call, of)?;
@@ -396,7 +396,7 @@ pub(super) fn reduction(call: &'static str, reduction: ErasedReduction, dtype: D
     match (reduction.op, reduction.scalar) {
         (ReduceOp::PreMulSum, None) => {
             let why = "a premultiplied sum needs a scalar: use `Reduction::pre_mul_sum`";
-            Err(misuse(call, MisuseKind::Missing { argument: "op", why }))
+            Err(misuse(call, MisuseKind::Missing { argument: "op.scalar", why }))
         }
         (_, scalar) => Ok(scalar.unwrap_or(ErasedReduction::NO_SCALAR)),
     }

@@ -179,8 +179,8 @@ pub(crate) fn put_element<'a>(
     Ok(Prepared::new(Op::PutElement(op), [Owner::Region(dest.region), Owner::Caller, Owner::Caller]))
 }
 
-/// Checks a put of one element whose value is in memory: [`put_element`] for elements that are not
-/// words.
+/// Like [`put_element`], for elements that are not words of 1, 2, 4 or 8 bytes. The operation reads
+/// the value from memory.
 pub(crate) fn put_value<'a>(
     call: &'static str,
     of: &Team,
@@ -193,7 +193,8 @@ pub(crate) fn put_value<'a>(
     put(call, of, source, dest, None, false, target)
 }
 
-/// Checks a get of one element to memory: [`get_element`] for elements that are not words.
+/// Like [`get_element`], for elements that are not words of 1, 2, 4 or 8 bytes. The operation
+/// writes the value to memory.
 pub(crate) fn get_value<'a>(
     call: &'static str,
     of: &Team,
@@ -221,7 +222,7 @@ pub(crate) fn get_element<'a>(
 
 /// The condition of a wait.
 pub(crate) struct Awaited<'a> {
-    /// The parameter that names the words.
+    /// The name of the parameter that contains the words, for errors.
     pub(crate) name: &'static str,
     pub(crate) words: Remote<'a>,
     pub(crate) exclude: Option<&'a [bool]>,

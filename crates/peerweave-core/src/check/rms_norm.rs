@@ -64,7 +64,8 @@ pub(crate) fn rms_norm<'a>(call: &'static str, of: &Team, given: NormCall<'a>) -
     if let Some(output) = &output {
         apart(call, &["input", "output"], &input, output)?;
     }
-    // Compares each pair in which at least one is written. Input and output were compared above.
+    // Compares each pair of buffers of which the operation writes at least one. Input and output
+    // were compared above.
     for (index, (name, span)) in present().enumerate() {
         for (other, second) in present().skip(index + 1) {
             let compared = (name, other) == ("input", "output");

@@ -16,7 +16,8 @@ thread_local! {
     static NEXT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Returns the index, below `count`, of the word to look at first; 0 if there are no words.
+/// Returns the index, below `count`, of the word that the wait checks first; 0 if there are no
+/// words.
 #[inline]
 pub(super) fn start(count: usize) -> usize {
     let next = NEXT.replace(NEXT.get().wrapping_add(STEP));

@@ -99,7 +99,7 @@ pub(super) fn of_parts(of: &Team, counts: &VectorCounts, parts: usize) -> Arc<Ve
             (&mut free.recv_offsets, &counts.recv_offsets),
         ] {
             list.clear();
-            // The offset of an empty part may be any number.
+            // The product saturates, because the offset of an empty part may be any number.
             list.extend(counts.iter().map(|&count| count.saturating_mul(parts)));
         }
     })
@@ -149,9 +149,9 @@ pub(super) fn group(call: &'static str, me: Rank, ops: &[Op], ranges: &mut Vec<R
             }
         }
     }
-    // The ranges are sorted by kind and start. A range conflicts with an earlier one in two cases:
-    // it starts before the end of a written range, or it is written and starts before the end of
-    // any range.
+    // The ranges are sorted by kind of memory and start. A range conflicts with an earlier range in
+    // two cases: the range starts before the end of a written range, or it is written and starts
+    // before the end of any range.
     ranges.sort_unstable();
     let (mut of_kind, mut any_end, mut written_end) = (0, 0, 0);
     for &(kind, start, end, written) in ranges.iter() {

@@ -26,8 +26,9 @@ pub(super) struct Heap {
     bytes: usize,
 }
 
-// SAFETY: shared: the words. Synchronised: every access is atomic ([B4] of `Noop`). Would be caught
-// by: `concurrent_atomic_adds_lose_no_update` in tests/lifecycle.rs, under ThreadSanitizer.
+// SAFETY: shared: the words. Synchronised: every access is atomic ([B4] of `Noop`). A violation
+// would be caught by: `concurrent_atomic_adds_lose_no_update` in tests/lifecycle.rs, under
+// ThreadSanitizer.
 unsafe impl Send for Heap {}
 // SAFETY: as for Send.
 unsafe impl Sync for Heap {}
@@ -37,7 +38,7 @@ impl Heap {
 
     /// Returns the alignment of a segment of this size, in bytes.
     pub(super) fn align(bytes: usize) -> usize {
-        // Segments are contiguous.
+        // Segments are contiguous, so the size of a segment determines the alignment of the next.
         (1 << bytes.trailing_zeros()).clamp(Self::PAGE, 2 << 20)
     }
 
@@ -307,7 +308,7 @@ fn wait(noop: &Noop, op: &WaitUntil) -> Result<Outcome> {
     if !over {
         return match op.mode {
             WaitMode::Test => Ok(Outcome::NotYet),
-            // No other PE runs that could change the words.
+            // The wait fails at once: no other PE runs that could change the words.
             WaitMode::Wait => Err(Error::from(Timeout {
                 word: op.unsatisfied(value),
                 ..Timeout::new(op.call_name(), noop.team_name(TeamId::WORLD), Duration::ZERO, Vec::new())

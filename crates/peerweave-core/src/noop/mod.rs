@@ -134,8 +134,8 @@ impl State {
 const MAX_TEAMS: usize = 64;
 
 impl Noop {
-    /// Returns the location of an offset in the segment of a PE: an address of the device if `caps`
-    /// names one, otherwise of the host.
+    /// Returns the location of an offset in the segment of a PE: a device address if `caps` names a
+    /// device, otherwise a host address.
     fn location(&self, pe: Pe, at: SymOffset) -> LocalAddress {
         let address = self.heap.address(pe, at);
         match self.caps.device {

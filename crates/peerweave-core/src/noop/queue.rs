@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     hold: AtomicBool,
-    /// The number of entries. Changed under the lock, and read without it by threads that need only
-    /// their own entries.
+    /// The number of entries. It changes only under the lock. Threads that need only their own
+    /// entries read it without the lock.
     len: AtomicUsize,
     waiting: Mutex<VecDeque<Entry>>,
     capture: AtomicBool,
@@ -71,7 +71,8 @@ impl Queue {
         drop(graph);
     }
 
-    /// Holds the memory of an operation that is still running at its deadline; returns its error.
+    /// Holds the memory of an operation that is still running at its deadline. Returns the timeout
+    /// error of the operation.
     pub(super) fn leave_running(&self, keep: Keep) -> Error {
         lock(&self.late).push(keep);
         let team = crate::TeamName { id: TeamId::WORLD, size: 1 };
@@ -117,7 +118,7 @@ impl Queue {
     }
 }
 
-/// The state of an entry: its result, and when it was set.
+/// The state of an entry: its result, and the time when the result was set.
 #[derive(Debug, Default)]
 struct Done {
     result: Mutex<Option<Result<Outcome>>>,
@@ -215,7 +216,7 @@ impl NoopStream {
 
 #[allow(unsafe_code)]
 // SAFETY: as for `Noop`. [B6]: the entry of an operation holds the value of `keep` until the
-// operation has run. The graph holds it until the graph is destroyed.
+// operation has run. The graph holds that value until the graph is destroyed.
 unsafe impl StreamBackend for NoopStream {
     unsafe fn submit(&self, op: &Op, keep: &dyn Fn() -> Keep) -> Result<Submitted> {
         if self.backend.is_inert() {

@@ -49,7 +49,8 @@ pub(crate) struct Inner {
     /// The rank of each PE, or `NOT_A_MEMBER`.
     ranks: Box<[u32]>,
     my_rank: Rank,
-    /// Whether the team belongs to the world, so that the program cannot destroy it.
+    /// Whether the team is the team of all PEs or of this machine's PEs. The program cannot destroy
+    /// these teams.
     pub(crate) of_world: bool,
     destroyed: AtomicBool,
 }

@@ -65,7 +65,7 @@ enum State {
     Captured,
 }
 
-/// A pending operation whose error a function converts.
+/// A pending operation together with a function that converts the operation's error.
 struct Explained<F> {
     pending: Arc<dyn Pending>,
     explain: F,

@@ -24,7 +24,7 @@ pub struct World {
     pub(crate) shared: Arc<Shared>,
     team: Team,
     pub(crate) local_team: Mutex<Option<Team>>,
-    /// The number that each PE had in the world that was shrunk to this one.
+    /// The number that each PE had in the world that was shrunk to this world.
     former: Vec<Pe>,
 }
 
@@ -47,7 +47,7 @@ impl World {
         let shared = Arc::new(Shared::new(backend));
         let members = (0..shared.n_pes as u32).map(Pe::new).collect();
         let team = Team::new(&shared, TeamRecord { id: TeamId::WORLD, members }, true);
-        tracing::debug!(backend = shared.backend.name(), pe = shared.my_pe.get(), n_pes = shared.n_pes, "world made");
+        tracing::debug!(backend = shared.backend.name(), pe = shared.my_pe.get(), n_pes = shared.n_pes, "created a world");
         Self { shared, team, local_team: Mutex::new(None), former }
     }
 
@@ -371,7 +371,7 @@ impl World {
         self.shared.usable(CALL)?;
         let Shrunk { backend, former } = self.shared.backend.shrink()?;
         self.shared.shrink(CALL)?;
-        tracing::debug!(pe = self.my_pe().get(), ?former, "world shrunk");
+        tracing::debug!(pe = self.my_pe().get(), ?former, "shrunk a world");
         Ok(Self::formerly(backend, former))
     }
 

@@ -58,13 +58,13 @@ pub unsafe trait Element: Copy + PartialEq + Send + Sync + Debug + 'static {
     /// Returns the element whose bytes are all zero.
     #[inline]
     fn zeroed() -> Self {
-        // SAFETY: [E1]: zeros are a value.
+        // SAFETY: [E1]: zero bytes are a valid value.
         unsafe { core::mem::zeroed() }
     }
 }
 
-/// An element `x` that can be passed as a buffer of length 1: as `&x` to be read, as `&mut x` to be
-/// written. Arrays, which are already buffers, do not implement this trait.
+/// An element type of which a single value `x` can be passed as a buffer of length 1: `&x` to be
+/// read, or `&mut x` to be written. Arrays, which are already buffers, do not implement this trait.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be passed as a single element",
     note = "arrays are buffers of their own elements, so `&x` is a buffer of one element only if `x` is not an array: pass a slice, such as `std::slice::from_ref(&x)`"
@@ -119,7 +119,7 @@ pub trait AtomicElement: Scalar {}
 pub trait AtomicInteger: AtomicElement + Integer {}
 
 /// An integer element that a PE can wait for. A single load reads the whole element. Comparisons
-/// use the order of the element's type.
+/// are signed if the element's type is signed, and unsigned otherwise.
 #[diagnostic::on_unimplemented(
     message = "a PE cannot wait for elements of type `{Self}`",
     note = "waits and tests take words of `i16`, `u16`, `i32`, `u32`, `i64`, `u64`, `isize` and `usize`"
@@ -145,7 +145,8 @@ element!(i8 => I8 * 1, u8 => U8 * 1, i16 => I16 * 1, u16 => U16 * 1, i32 => I32 
 #[cfg(target_pointer_width = "64")]
 element!(isize => I64 * 1, usize => U64 * 1);
 
-// SAFETY: an array has the layout of its elements one after the other, so it has their guarantees.
+// SAFETY: an array consists of its elements, one after the other. It therefore fulfils all
+// guarantees that its elements fulfil.
 unsafe impl<T: Element, const N: usize> Element for [T; N] {
     const DTYPE: DType = T::DTYPE;
     const PARTS: usize = {
@@ -156,7 +157,7 @@ unsafe impl<T: Element, const N: usize> Element for [T; N] {
 
 impl<T: Number, const N: usize> Number for [T; N] {
     fn accepts(op: ReduceOp) -> bool {
-        // The scalar of a premultiplied sum would be an array.
+        // `PreMulSum` is not defined for arrays, because its scalar would be an array.
         !matches!(op, ReduceOp::PreMulSum) && T::accepts(op)
     }
 }
@@ -171,7 +172,7 @@ macro_rules! bitwise {
     )*};
 }
 
-// A bitwise reduction of an integer can be computed on parts of it.
+// Bitwise reductions of these types can be computed on each 64-bit half separately.
 bitwise!(i128, u128);
 
 impl Number for Bool {
@@ -183,8 +184,8 @@ impl Number for Bool {
 #[cfg(feature = "num-complex")]
 macro_rules! complex {
     ($($t:ty => $dtype:ident),*) => {$(
-        // SAFETY: the crate documents the layout of `[T; 2]`, `repr(C)`, for this version: two
-        // values of this type.
+        // SAFETY: this version of `num_complex` documents that `Complex<T>` is `repr(C)` and has
+        // the layout of `[T; 2]`: two values of this type.
         unsafe impl Element for num_complex::Complex<$t> {
             const DTYPE: DType = DType::$dtype;
             const PARTS: usize = 2;
@@ -299,7 +300,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn conversion_to_words_keeps_sign_and_bits() {
+    fn elements_convert_to_words_and_back() {
         assert_eq!(i8::from_word((-3i8).to_word()), -3);
         assert_eq!(i32::from_word(i32::MIN.to_word()), i32::MIN);
         assert_eq!(u64::from_word(u64::MAX.to_word()), u64::MAX);
@@ -311,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn composed_elements_have_the_size_of_their_parts() {
+    fn composite_elements_have_the_size_of_their_parts() {
         fn fits<T: Element>(parts: usize) {
             assert_eq!((T::PARTS, size_of::<T>()), (parts, parts * T::DTYPE.size_bytes()));
         }
@@ -324,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn composed_elements_have_the_reductions_of_their_values() {
+    fn composite_elements_support_the_reductions_of_their_parts() {
         assert!(<[f32; 2]>::accepts(ReduceOp::Prod) && !<[f32; 2]>::accepts(ReduceOp::PreMulSum));
         assert!(!<[f32; 2]>::accepts(ReduceOp::Xor) && <[u16; 2]>::accepts(ReduceOp::Xor));
         assert!(u128::accepts(ReduceOp::Or) && !u128::accepts(ReduceOp::Sum));

@@ -1,4 +1,5 @@
-//! The 8-bit floats: Peerweave transfers and quantises to them, but does no arithmetic on them.
+//! The 8-bit floats. Peerweave transfers 8-bit floats and quantises results to them, but does no
+//! arithmetic on them.
 
 macro_rules! fp8 {
     ($(#[$doc:meta])* $name:ident) => {
@@ -90,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn f8e4m3_converts_each_value_to_itself() {
+    fn f8e4m3_values_convert_to_f32_and_back() {
         for bits in 0..=255 {
             let value = F8E4M3::from_bits(bits);
             let again = F8E4M3::from_f32(value.to_f32());
@@ -100,7 +101,8 @@ mod tests {
 
     #[test]
     fn f8e4m3_rounds_to_nearest_even_and_saturates() {
-        // The midpoint of two adjacent values rounds to the even one, other floats to the nearer.
+        // The midpoint of two adjacent values rounds to the value with an even bit pattern. Other
+        // floats round to the nearer value.
         for bits in 0..0x7e_u8 {
             let [low, high] = [bits, bits + 1].map(|bits| F8E4M3::from_bits(bits).to_f32());
             let middle = (low + high) / 2.0;

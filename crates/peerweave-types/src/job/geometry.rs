@@ -1,12 +1,14 @@
 //! Addresses in the symmetric heap: plain data with a fixed layout.
 //!
-//! This module dereferences no pointer. Invariant: the segments of all PEs are mapped into one
-//! reservation at equal strides. Each process therefore computes the address of a peer's segment
-//! from its own base.
+//! A PE's segment is the shared memory that contains the PE's symmetric heap. This module
+//! dereferences no pointer. Invariant: the segments of all PEs are mapped into one reservation at
+//! equal strides. Each process therefore computes the address of a peer's segment from its own
+//! base.
 
 use crate::Pe;
 
-/// A byte offset from the start of a PE's segment. An allocation's offset is the same on all PEs.
+/// A byte offset from the start of a PE's segment, which contains the PE's symmetric heap. An
+/// allocation's offset is the same on all PEs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct SymOffset(pub u64);

@@ -1,4 +1,4 @@
-//! Layout of strided transfers. Does not check bounds.
+//! Layout of strided transfers. This module does not check bounds.
 
 /// The number of elements in a strided put or get, and the distances between them, in elements.
 ///

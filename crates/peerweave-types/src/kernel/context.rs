@@ -1,9 +1,10 @@
 //! The context that a kernel receives: tables for accessing peers, and memory for reporting
 //! failures.
 //!
-//! Plain data with a fixed layout: the host writes it to device memory, and the kernel reads it
-//! there. Addresses are 64-bit numbers; this module dereferences no pointer. Invariant:
-//! [`KernelContext::version`] changes with every layout in this file, and both sides compare it.
+//! The context is plain data with a fixed layout. The host writes the context to device memory, and
+//! kernels read it there. Addresses are 64-bit numbers; this module dereferences no pointer.
+//! Invariant: [`KernelContext::version`] changes with every layout in this file, and both sides
+//! compare it.
 
 use crate::{Pe, SymOffset};
 
@@ -48,9 +49,9 @@ pub struct KernelContext {
     /// Address of the heap's multicast mapping, through which one store writes to the heaps of all
     /// PEs; 0 if there is no such mapping.
     pub multicast: u64,
-    /// Address of the table of PEs that have left; 0 if there is no table. The first word counts
-    /// the PEs that have left. The next words have one bit for each PE. Only kernels on the host
-    /// read the table.
+    /// Address of the table of PEs that have left the job; 0 if there is no table. The first word
+    /// counts these PEs. The next words have one bit for each PE of the job, which is set if the PE
+    /// has left. Only kernels that run on the host read the table.
     pub gone: u64,
 }
 
@@ -244,9 +245,9 @@ numbered! {
     KernelOp {
         /// The kernel's entry, which checks the context.
         Entry = 1, "entry";
-        /// The operation `p`.
+        /// The operation `p`: a put of one element.
         P = 2, "p";
-        /// The operation `g`.
+        /// The operation `g`: a get of one element.
         G = 3, "g";
         /// The operation `put` in any form.
         Put = 4, "put";
@@ -254,11 +255,11 @@ numbered! {
         Get = 5, "get";
         /// The operation `put_signal` in any form.
         PutSignal = 6, "put_signal";
-        /// The operation `iput`.
+        /// The operation `iput`: a strided put.
         Iput = 7, "iput";
-        /// The operation `iget`.
+        /// The operation `iget`: a strided get.
         Iget = 8, "iget";
-        /// The operation `signal_op`.
+        /// The operation `signal_op`: an update of a signal word.
         SignalOp = 9, "signal_op";
         /// The operation `signal_wait_until`.
         SignalWaitUntil = 10, "signal_wait_until";
@@ -278,7 +279,7 @@ numbered! {
         Barrier = 17, "barrier";
         /// The operation `broadcast`.
         Broadcast = 18, "broadcast";
-        /// The operation `fcollect`.
+        /// The operation `fcollect`: an all-gather.
         Fcollect = 19, "fcollect";
         /// The operation `alltoall`.
         Alltoall = 20, "alltoall";
@@ -290,7 +291,7 @@ numbered! {
         BulkCopy = 23, "bulk copy";
         /// An access to this PE's symmetric memory through a view.
         Local = 24, "access to local memory";
-        /// The operation `exit`.
+        /// The operation `exit`, by which the kernel reports a failure.
         Exit = 25, "exit";
         /// The collective kernel `all_reduce`.
         AllReduce = 26, "all_reduce";

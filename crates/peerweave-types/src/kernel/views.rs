@@ -30,10 +30,11 @@ macro_rules! plain {
 plain!(i8, u8, i16, u16, i32, u32, i64, u64, i128, u128, isize, usize, f32, f64);
 plain!(crate::f16, crate::bf16, crate::F8E4M3, crate::F8E5M2, crate::Bool);
 
-// SAFETY: the crate documents the layout of `[f32; 2]`, `repr(C)`, for this version.
+// SAFETY: this version of `num_complex` documents that `Complex<f32>` is `repr(C)` and has the
+// layout of `[f32; 2]`.
 #[cfg(feature = "num-complex")]
 unsafe impl Plain for num_complex::Complex<f32> {}
-// SAFETY: as above, for `[f64; 2]`.
+// SAFETY: as for `Complex<f32>`, with the layout of `[f64; 2]`.
 #[cfg(feature = "num-complex")]
 unsafe impl Plain for num_complex::Complex<f64> {}
 

@@ -45,9 +45,10 @@ impl Place {
 }
 
 // SAFETY: a place is only a number; the memory is accessed under the contract of `submit` and
-// `run`, whose callers guarantee that it is valid from any thread (buffers in flight are held by
-// `Keep`, which is Send + Sync). Shared: nothing mutable. Would be caught by: tests/streams.rs,
-// which drops buffers while a worker thread still uses them (under ThreadSanitizer).
+// `run`, whose callers guarantee that the memory is valid from any thread (buffers in flight are
+// held by `Keep`, which is Send + Sync). Shared: nothing mutable. A violation would be caught by:
+// tests/streams.rs, which drops buffers while a worker thread still uses them (under
+// ThreadSanitizer).
 unsafe impl Send for Place {}
 // SAFETY: as for Send: a shared place gives no access by itself.
 unsafe impl Sync for Place {}

@@ -44,7 +44,7 @@ pub struct Get {
 /// A put (`Send`) or get (`Receive`) of `count` elements at regular distances. The strides are in
 /// elements.
 #[derive(Clone, Copy, Debug)]
-#[allow(missing_docs, reason = "the names say it")]
+#[allow(missing_docs, reason = "the names describe the fields")]
 pub struct Strided {
     pub direction: Direction,
     pub pe: Pe,
@@ -84,7 +84,7 @@ pub struct GetElement {
 
 /// A copy of `bytes` bytes between two memory ranges on this PE. The two ranges do not overlap.
 #[derive(Clone, Copy, Debug)]
-#[allow(missing_docs, reason = "the names say it")]
+#[allow(missing_docs, reason = "the names describe the fields")]
 pub struct Copy {
     pub source: Place,
     pub target: Place,
@@ -106,7 +106,7 @@ pub struct Fill {
 
 /// An update of one signal word.
 #[derive(Clone, Copy, Debug)]
-#[allow(missing_docs, reason = "the names say it")]
+#[allow(missing_docs, reason = "the names describe the fields")]
 pub struct Signal {
     pub pe: Pe,
     pub at: SymOffset,

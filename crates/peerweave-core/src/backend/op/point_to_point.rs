@@ -24,7 +24,7 @@ pub struct PointToPoint {
 
 /// Whether a [`PointToPoint`] sends or receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
+#[allow(missing_docs, reason = "the names describe the variants")]
 pub enum Direction {
     Send,
     Receive,

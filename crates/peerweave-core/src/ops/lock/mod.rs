@@ -105,8 +105,8 @@ enum Mode {
     TakeOver,
 }
 
-/// The time for which a PE still waits for the lock after its wait has failed, if the holder has
-/// already chosen that PE.
+/// The additional time for which a PE waits after its wait has failed, for example at the deadline,
+/// if the holder has already chosen that PE as the next holder.
 const GRACE: Duration = Duration::from_millis(100);
 
 impl World {
@@ -257,8 +257,8 @@ impl Lock {
         if self.words.stop_waiting(call, self.me)? {
             return Err(failed);
         }
-        // The holder has changed the word, so it has chosen this PE. Its next change of the state
-        // passes the lock on to this PE.
+        // The holder has cleared this PE's wait word, so the holder has chosen this PE. The
+        // holder's next change of the state passes the lock on to this PE.
         let grace = Instant::now() + GRACE;
         while Instant::now() < grace {
             if let Ok(from) = self.look(call, Mode::Wait, true)? {
@@ -266,15 +266,15 @@ impl Lock {
             }
             pause.pause();
         }
-        // The holder was suspended after it changed the word and before it changed the state. When
-        // it passes the lock on to this PE, any PE may take the lock. If the holder has passed the
-        // lock on before this PE gave up, this PE takes the lock now.
+        // The holder was suspended after it cleared the wait word and before it changed the state.
+        // Once the holder has passed the lock on to this PE, any PE may take the lock. If the
+        // holder passed the lock on before this PE gave up, this PE takes the lock now.
         self.words.give_up(call, self.me)?;
         self.look(call, Mode::Wait, true)?.map_or(Err(failed), |from| Ok(Some(from)))
     }
 
-    /// Acquires the lock if this PE may have it; otherwise returns the state. If `is_check` is
-    /// true, also checks whether the PE that the state names is alive.
+    /// Acquires the lock if this PE may take it now; otherwise returns the state of the lock. If
+    /// `is_check` is true, also checks whether the PE that the state names is alive.
     fn look(&self, call: &'static str, mode: Mode, is_check: bool) -> Result<std::result::Result<Option<Pe>, State>> {
         let state = self.words.state(call)?;
         let from = match state {
@@ -286,7 +286,8 @@ impl Lock {
                 match (is_check && pe != self.me).then(lost).flatten() {
                     None => return Ok(Err(state)),
                     Some(error) if !matches!(error, Error::Peer { .. }) => return Err(error),
-                    // That PE died before it noticed that the lock was passed on to it.
+                    // The lock was passed on to that PE, which died before it took the lock. So
+                    // this PE may take the lock.
                     Some(_) if state == State::Passed(pe) => None,
                     Some(_) if mode == Mode::TakeOver => Some(pe),
                     // The holder may have unlocked and left after the state was read.
@@ -405,7 +406,8 @@ impl Pause {
         if elapsed < Self::YIELDING {
             return std::thread::yield_now();
         }
-        // The longer the wait, the less a delay of the next read matters.
+        // Sleeps for 5 % of the time waited so far, within limits. After a long wait, a longer
+        // delay of the next read matters less.
         std::thread::sleep((elapsed / 20).clamp(Duration::from_micros(20), Duration::from_millis(1)));
     }
 }

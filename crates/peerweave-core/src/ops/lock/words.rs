@@ -47,7 +47,8 @@ impl State {
         }
     }
 
-    /// Returns the PE that must act before another PE can get the lock.
+    /// Returns the PE that holds the lock, or to which the lock has been passed on; `None` if the
+    /// lock is free.
     pub(super) fn pe(self) -> Option<Pe> {
         match self {
             Self::Free => None,
@@ -124,7 +125,7 @@ impl Words {
         match self.address(index) {
             // SAFETY: the word lies in `memory`, which is allocated at the same offset on every PE
             // and aligned to 64 bytes. The memory stays mapped while `team` holds the backend
-            // ([S3]). Only this module accesses it, and always atomically.
+            // ([S3]). Only this module accesses the word, and always atomically.
             Some(address) => Ok(direct(unsafe { &*address })),
             None => {
                 let prepared = check::atomic(call, &self.team, self.memory.remote(), index, kind, operands, self.home)?;
@@ -194,7 +195,7 @@ impl Words {
         match self.address(0) {
             Some(_) => call::run_unit(shared, check::fence(call, shared)?),
             None => match call::run_unit(shared, check::quiet(call, shared)?) {
-                // The operations are complete at all PEs except the dead one.
+                // The operations are complete at all PEs except the dead PE.
                 Err(Error::Peer { .. }) => Ok(()),
                 done => done,
             },

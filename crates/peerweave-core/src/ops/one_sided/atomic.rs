@@ -64,7 +64,8 @@ macro_rules! atomics {
             }
 
             $(#[$doc])*
-            /// Runs on the calling thread.
+            /// Does the same as the method without `_blocking` in its name, but on the calling
+            /// thread.
             ///
             /// # Errors
             /// As for the method without `_blocking` in its name.

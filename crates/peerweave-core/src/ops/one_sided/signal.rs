@@ -10,7 +10,7 @@ use crate::world::ticket::{Ticket, decode};
 use crate::{Result, call};
 use peerweave_types::Rank;
 
-/// Signals.
+/// Updates of signal words on other ranks, and reads of this PE's signal words.
 ///
 /// # Example
 /// ```
