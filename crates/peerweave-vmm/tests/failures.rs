@@ -91,7 +91,11 @@ fn failed_ipc_growth_frees_memory_that_other_pes_opened() {
                 .expect_err("PE 1 cannot open the memory");
             fail("");
             drain_retired();
-            assert_eq!(common::free_bytes(&me.context), free, "opening {nth} failed: closed memory was not freed");
+            assert_eq!(
+                common::free_bytes(&me.context),
+                free,
+                "open call {nth} failed: the memory that the other PEs closed was not freed"
+            );
         }
         let heap = heap(&me);
         let with_heap = common::free_bytes(&me.context);
@@ -119,8 +123,8 @@ fn heap_is_usable_after_one_pe_ran_out_of_descriptors() {
         let me = process(&child);
         let heap = heap(&me);
         // PE 0 leads the exchange, and PE 1 takes part. Five free descriptors suffice to export and
-        // to connect, but not to receive the descriptors of the other PEs. Two suffice to create
-        // and export. One does not.
+        // to connect, but not to receive the descriptors of the other PEs. Two free descriptors
+        // suffice to create and export. One free descriptor does not suffice.
         for (victim, room) in [(0, 5), (1, 5), (1, 2), (0, 2), (1, 1)] {
             // Descriptors that are closed during the call would hide the shortage.
             drain_retired();
@@ -142,7 +146,9 @@ fn heap_is_usable_after_one_pe_ran_out_of_descriptors() {
             if me.pe == victim {
                 assert!(says_so(&error.to_string()), "{room}: {error}");
             } else {
-                let VmmError::Peer { pe, cause: PeerCause::Failed(text), .. } = &error else { panic!("{room}: {error}") };
+                let VmmError::Peer { pe, cause: PeerCause::Failed(text), .. } = &error else {
+                    panic!("{room}: the error is {error}, expected Peer with the cause Failed")
+                };
                 assert!(pe.get() == victim && says_so(text), "{room}: {error}");
             }
             drop(held);

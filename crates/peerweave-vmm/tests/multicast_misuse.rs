@@ -237,7 +237,7 @@ fn fabric_object_refuses_memory_without_fabric_handles() {
             let building = Building::create(&me.context, properties).expect("the object is created");
             let SharedMulticast::Fabric { handle, id, .. } = building.export_fabric().expect("the handle type is supported")
             else {
-                panic!("no fabric handle")
+                panic!("the export returned no fabric handle")
             };
             me.rendezvous.exchange("handle", &[&handle.0[..], &id.0[..]].concat()).expect("the other PE takes part");
             building
@@ -359,7 +359,7 @@ fn timeout_at_a_later_chunk_keeps_earlier_chunks_bound() {
 }
 
 #[test]
-fn call_waits_for_at_most_one_deadline_if_a_pe_is_lost() {
+fn multicast_creation_waits_for_one_deadline_if_a_pe_is_lost() {
     Fakes::new().cuda().run(|| {
         let deadline = Duration::from_secs(6);
         threads_within(2, deadline, |me| {

@@ -121,7 +121,7 @@ impl Calls {
         self.0.iter().filter(|(_, bad)| !bad).map(|(name, _)| name.as_str()).collect()
     }
 
-    /// Asserts that every acquired resource was released. `what` describes the point of the test.
+    /// Asserts that every acquired resource was released. `what` says at which point of the test.
     pub(crate) fn assert_balanced(&self, what: &str) {
         let taken = ["cuMemCreate", "cuMemImportFromShareableHandle", "cuMulticastCreate"];
         let taken: usize = taken.iter().map(|function| self.good(function)).sum();
