@@ -35,7 +35,7 @@ fn builder(nccl: Nccl) -> CommunicatorBuilder {
 fn missing(error: &NcclError) -> &[Rank] {
     match error {
         NcclError::Timeout(timeout) => &timeout.missing,
-        other => panic!("{other}"),
+        other => panic!("the error is {other}, expected a timeout"),
     }
 }
 

@@ -181,7 +181,7 @@ fn is_about_asking(code: CudaCode) -> bool {
 /// Checks whether the stream's state still describes the work. A revoked or aborted communicator
 /// also ends its work, so the work then looks complete.
 ///
-/// If another thread is inside the gate, this function waits for that thread for at most
+/// If another thread holds the communicator's lock, this function waits for that thread for at most
 /// `patience`. That thread detects asynchronous errors that NCCL returns.
 fn look(inner: &Arc<Inner>, call: &'static str, patience: Duration) -> Result<(), Stop> {
     let state = inner.gate.state();
@@ -284,7 +284,7 @@ fn ask_rendezvous<R: Default + Send + 'static>(
 }
 
 /// Converts an error of NCCL to [`NcclError::PeerLost`] if the rendezvous reports a lost rank.
-/// Called outside of the gate, because the query may take half a second or more.
+/// Called without the communicator's lock, because the query may take half a second or more.
 #[cold]
 pub(crate) fn root_cause(inner: &Arc<Inner>, error: NcclError) -> NcclError {
     let NcclError::Nccl(failure) = &error else { return error };

@@ -310,8 +310,8 @@ impl Gate {
         self.state().is_closed()
     }
 
-    /// Returns a number if a thread may be blocked in NCCL now. The number is the same until this
-    /// thread leaves. The query costs the threads inside nothing.
+    /// Returns a number if a thread may be blocked in NCCL now. The number stays the same until
+    /// that thread leaves the gate. The query adds no cost to that thread.
     pub(crate) fn stuck_in(&self) -> Option<u64> {
         let (owner, word) = (self.owner.load(Acquire), self.word.load(Acquire));
         let reader = (word >= BLOCKING_READER).then_some(Self::READER);
@@ -396,8 +396,8 @@ impl<'a> Inside<'a> {
         self.0.owner.load(Relaxed) & !MODE_MASK
     }
 
-    /// Returns the entry if the state allows it. Leaves the gate and fails if the state does not
-    /// allow the entry.
+    /// Returns this entry if the communicator's state is in `allowed`. Otherwise leaves the gate
+    /// and fails.
     #[inline]
     fn allowed(self, allowed: Allowed) -> Result<Self, Refused> {
         fenced();
@@ -421,8 +421,9 @@ impl<'a> Inside<'a> {
         Ok(())
     }
 
-    /// Removes the mark, after the call. If this thread reads the state afterwards, either it sees
-    /// that the gate is closed, or the closing thread waits for this thread.
+    /// Removes the mark of [`enter_blocking`](Self::enter_blocking), after the call. If this thread
+    /// reads the state afterwards, either this thread sees that the gate is closed, or the closing
+    /// thread waits for this thread.
     pub(crate) fn leave_blocking(&self) {
         self.0.owner.store(self.acquisition() | BRIEF, SeqCst);
         fenced();
