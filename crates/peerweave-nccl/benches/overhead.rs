@@ -4,11 +4,11 @@
 //! Both calls use the same communicator: first a blocking communicator, then a non-blocking
 //! communicator. On a non-blocking communicator NCCL starts a thread for each call, and a caller in
 //! C polls until that thread is done. So the bare calls poll too. Non-blocking calls are measured
-//! twice: with a library that starts no thread and is in progress for one query, and with a library
-//! that starts a thread. Each wrapped call makes two driver queries, before and after the call of
-//! NCCL, that return whether the stream is being captured. The two queries are also measured
-//! separately. The queries use the fake driver, which is about as fast as the real driver. The
-//! results do not apply to GPUs: see `examples/call_cost.rs`.
+//! with two kinds of library. One library starts a thread for each call. The other library starts
+//! no thread, and is in progress for one query. Each wrapped call makes two driver queries, before
+//! and after the call of NCCL, that return whether the stream is being captured. The two queries
+//! are also measured separately. The queries use the fake driver, which is about as fast as the
+//! real driver. The results do not apply to GPUs: see `examples/call_cost.rs`.
 //!
 //! The program fails if a call did not reach the library, or if the communicator counted a
 //! different number of calls. The variable `ONLY` selects the rows whose names contain its value.
@@ -38,8 +38,9 @@ type Group = unsafe extern "C" fn() -> c_int;
 type Count = unsafe extern "C" fn(*const c_char) -> i64;
 type IsCapturing = unsafe extern "C" fn(Handle, *mut c_uint) -> c_int;
 
-/// Variable that selects how the fake library, which does no work, completes a call on a
-/// non-blocking communicator: by a thread for each call (`1`), or after one query (`questions`).
+/// Variable that selects how the fake library completes a call on a non-blocking communicator: with
+/// `1` by a thread for each call, with `questions` after one query. The library does no work in
+/// both cases.
 const MODE: &str = "PEERWEAVE_FAKE_NCCL_NOOP";
 const QUESTIONS: &str = "questions";
 

@@ -1,5 +1,5 @@
-//! Tests of ranks of one process whose calls do not match: calls of a group that disagree, and
-//! ranks that a thread omitted from a group.
+//! Tests of errors in the calls of several ranks of one process: calls in a group that do not
+//! match, and ranks that a thread omitted from a group.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 

@@ -76,7 +76,7 @@ lacks! {
     library_of_2_19_lacks_later_functions "2.19.3"
     library_of_2_27_lacks_later_functions "2.27.7"
     library_of_2_29_lacks_later_functions "2.29.7"
-    library_of_2_32_lacks_nothing "2.32.3"
+    library_of_2_32_lacks_no_function "2.32.3"
 }
 
 #[test]

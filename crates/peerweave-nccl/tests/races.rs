@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use common::*;
 use peerweave_nccl::{Communicator, DeadState, NcclError, ReduceOp};
 
-/// Repeatedly revokes a communicator on one thread, with varying delays, while this thread
+/// Repeatedly revokes a communicator on another thread, with varying delays, while this thread
 /// finalizes or aborts the communicator. Then passes the communicator and the result to `end`,
 /// which returns whether the threads have raced in any round. Stops after four seconds, or at the
 /// deadline if the threads have not raced.

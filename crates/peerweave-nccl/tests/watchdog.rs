@@ -1,5 +1,5 @@
-//! Tests of the deadlines of blocked calls and of enqueued work: the communicator is aborted, the
-//! error names the ranks that are behind, and other communicators are not affected.
+//! Tests of the deadlines of blocked calls and of enqueued work. At a deadline the communicator is
+//! aborted, and the error names the ranks that are behind. Other communicators are not affected.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 

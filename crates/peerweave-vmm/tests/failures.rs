@@ -1,5 +1,5 @@
-//! Tests of the symmetric heap after a failure, over the fake driver: the PEs that are notified,
-//! the time until they are notified, and later calls.
+//! Tests of the symmetric heap after a failure, over the fake driver: which PEs are notified, how
+//! soon, and whether later calls succeed.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -344,7 +344,7 @@ fn drain_retired_waits_until_a_mapping_is_unmapped() {
 }
 
 #[test]
-fn broken_heap_creates_no_multicast_objects() {
+fn unusable_heap_creates_no_multicast_objects() {
     Fakes::new().cuda().run(|| {
         let deadline = Duration::from_secs(5);
         let is_over = std::sync::Barrier::new(2);

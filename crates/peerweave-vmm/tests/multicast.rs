@@ -1,5 +1,5 @@
-//! Tests of multicast objects over the fake driver, which replicates stores. They never use a real
-//! driver.
+//! Tests of multicast objects over the fake driver, which replicates stores. The tests never use a
+//! real driver.
 #![cfg(target_os = "linux")]
 
 mod common;

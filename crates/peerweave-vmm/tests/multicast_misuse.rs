@@ -1,5 +1,5 @@
-//! Tests of multicast objects with invalid arguments, disabled multicast and missing PEs. They
-//! always use the fake driver, never a real one.
+//! Tests of multicast objects with invalid arguments, disabled multicast and missing PEs. The tests
+//! always use the fake driver, never a real driver.
 #![cfg(target_os = "linux")]
 
 mod common;

@@ -41,9 +41,10 @@ impl Abort {
     /// caller may reuse after the return.
     ///
     /// Captured graphs prevent NCCL from freeing the communicator and from reporting that the abort
-    /// is finished. With such graphs, this function does not wait on a blocking communicator, where
-    /// the calling thread has left NCCL and no other thread launches its work. On a non-blocking
-    /// communicator, this function waits for [`LAUNCH_WITH_GRAPHS`] after the abort has begun.
+    /// is finished. With captured graphs on a blocking communicator, this function does not wait:
+    /// the calling thread has left NCCL, and no other thread launches its work. With captured
+    /// graphs on a non-blocking communicator, this function waits for [`LAUNCH_WITH_GRAPHS`] after
+    /// the abort has begun.
     ///
     /// Without graphs, this is the only wait of this crate without a deadline. Returning before
     /// NCCL has finished would be unsound.

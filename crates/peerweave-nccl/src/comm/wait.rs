@@ -43,7 +43,8 @@ const ASK_EVERY: Duration = Duration::from_millis(2);
 
 /// Interval at which a waiter queries the rendezvous for lost ranks.
 const WATCH_EVERY: Duration = Duration::from_millis(50);
-/// Time limit of one such query. The response usually takes less than 0.1 ms.
+/// Time limit of one query of the rendezvous for lost ranks. The response usually takes less than
+/// 0.1 ms.
 const WATCH_PATIENCE: Duration = Duration::from_millis(20);
 
 /// Time after the loss of a rank for which a wait continues. Work that the rank joined before it

@@ -1,10 +1,10 @@
 //! The watchdog: one thread of the process that enforces the deadlines of blocked calls and of
 //! enqueued work.
 //!
-//! The watchdog adds no cost to calls, because it reads values that each call writes anyway: the
-//! owner of the communicator's lock (`state.rs`), the number of the last call, and the streams with
-//! work. For each late call, a separate thread queries the positions of the other ranks. So a query
-//! does not delay the deadline of another call.
+//! The watchdog adds no cost to calls, because it only reads values that each call writes anyway.
+//! These values are the owner of the communicator's lock (`state.rs`), the number of the last call,
+//! and the streams with work. For each late call, a separate thread queries the positions of the
+//! other ranks. So a query does not delay the deadline of another call.
 //!
 //! Invariant: the watchdog closes a communicator to new calls before the watchdog aborts the
 //! communicator. For a late call, the watchdog closes the communicator only while the call is still

@@ -105,7 +105,7 @@ pub(crate) struct Inner {
     pub(crate) is_freed: Arc<AtomicBool>,
     work_deadline_ms: AtomicU64,
     /// Number of the group in which a thread may be blocked, the same for all communicators of the
-    /// group. 0 outside of such a group.
+    /// group. The number is 0 if no thread may be blocked in a group of several communicators.
     pub(crate) group: AtomicU64,
     /// Reason for which the watchdog or a timed-out wait has aborted the communicator.
     pub(crate) abort_reason: OnceLock<NcclError>,
@@ -134,7 +134,7 @@ unsafe impl Sync for SharedContext {}
 #[derive(Clone)]
 pub(crate) struct World {
     pub(crate) rendezvous: Weak<Rendezvous>,
-    /// Whether each rank has the number of its PE in the rendezvous.
+    /// Whether the rank numbers of the communicator are the PE numbers of the rendezvous.
     pub(crate) ranks_are_pes: bool,
 }
 

@@ -367,7 +367,7 @@ impl Part {
 }
 
 /// Checks that fabric handles work on a device, by allocating and exporting memory of the minimum
-/// granularity. The inner error is the reason why they do not work.
+/// granularity. The inner error is the reason why fabric handles do not work.
 pub(crate) fn fabric_works(context: &Arc<CudaContext>, file_descriptor: bool) -> Result<Result<(), String>, VmmError> {
     let exportable = HeapTransport::Fabric.exportable(file_descriptor);
     if !raw::has(context.ordinal(), raw::Attribute::Fabric)? {

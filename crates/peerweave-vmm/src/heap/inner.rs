@@ -27,7 +27,7 @@ use crate::share::history::History;
 use crate::share::identity::ProcessId;
 use crate::share::ipc::{Closing, IpcMemory};
 
-/// The heap's data. The heap and each handle of its memory own it.
+/// The data of a heap. The heap and each handle to the heap's memory own this data.
 pub(crate) struct HeapInner {
     pub(crate) rendezvous: Arc<Rendezvous>,
     pub(super) options: HeapOptions,
@@ -192,8 +192,8 @@ fn for_multicast(ordinal: usize, devices: u32, granularity: usize) -> Result<usi
     Ok(if recommended.is_multiple_of(granularity) { recommended } else { granularity.saturating_mul(recommended) })
 }
 
-/// Returns the reason why a machine does not use the requested fabric handles: the first PE that
-/// cannot use them, and its reason.
+/// Returns the reason why a machine does not use the requested fabric handles. The reason consists
+/// of the first PE that cannot use fabric handles, and the error on that PE.
 fn why_not_fabric(members: &[(Pe, &Around)], sharing: Sharing) -> Option<String> {
     let (pe, around) = members.iter().find(|(_, around)| sharing == Sharing::PreferFabric && !around.fabric)?;
     Some(format!("{pe}: {}", around.refusal))

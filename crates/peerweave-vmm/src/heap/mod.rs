@@ -365,7 +365,8 @@ impl SymmetricHeap {
         self.free_in(&mut state, memory, self.inner.own_deadline())
     }
 
-    /// Frees memory after its streams have completed. Fails if they have not completed by `until`.
+    /// Frees memory after the streams that use the memory have completed. Fails if the streams have
+    /// not completed by `until`.
     fn free_in<T: Element>(&self, state: &mut State, mut memory: SymmetricMemory<T>, until: Instant) -> Result<(), VmmError> {
         let is_alone = memory.is_only_handle();
         let (block, offset) = (memory.block(), memory.block().offset());
@@ -472,7 +473,7 @@ impl SymmetricHeap {
     }
 
     /// Closes the memory of other PEs, with legacy IPC. A PE may free its memory only after all
-    /// other PEs have closed it.
+    /// other PEs have closed this memory.
     fn close_peers(&self, state: &mut State) -> Result<(), VmmError> {
         const CALL: &str = "SymmetricHeap::finalize";
         let mut chunks = std::mem::take(&mut *self.inner.chunks.write().unwrap_or_else(PoisonError::into_inner));

@@ -150,8 +150,8 @@ impl HeapMulticast {
     /// the multicast address that stands for all PEs.
     ///
     /// The result is valid while this value and a handle to the memory live. Before you enqueue
-    /// work that uses the result, record the stream: call `read` or `write` of the memory, and call
-    /// `access` of each of the [`mappings`](Self::mappings).
+    /// work that uses the result, record the stream in two places: call `read` or `write` of the
+    /// memory, and `access` of each of the [`mappings`](Self::mappings).
     ///
     /// # Errors
     /// The errors of [`address_of`](Self::address_of). [`Misuse::OtherHeap`] if the memory belongs
