@@ -52,7 +52,7 @@ fn revoke_concurrent_with_finalize_or_abort_is_safe() {
             match round % 2 {
                 0 => assert!(
                     result.is_err() && (state.contains("Revoked") || state.contains("Finalized")),
-                    "{round}: {state}, {result:?}"
+                    "round {round}: the state is {state} and the result is {result:?}, expected Revoked or Finalized and an error"
                 ),
                 _ => assert!(state.contains("Aborted"), "round {round}: {state}: an aborted communicator stays aborted"),
             }

@@ -109,7 +109,7 @@ fn timeout_does_not_report_ranks_that_joined_by_id() {
                 (&[][..], 0),
                 "the positions of ranks that joined by id are unknown"
             );
-            assert_eq!(comm.report().expect("no rendezvous is an empty report"), []);
+            assert_eq!(comm.report().expect("without a rendezvous the report is empty"), []);
             comm.abort(DEADLINE).expect("the communicator ends");
         };
         std::thread::scope(|scope| {

@@ -318,7 +318,7 @@ fn error_names_the_pe_that_sent_invalid_data() {
             }
             // Acts like a version of this crate that sends a longer blob.
             let message_of =
-                me.rendezvous.exchange("peerweave-vmm/new", &statement(&call, &[7; 80])).expect("the round succeeds");
+                me.rendezvous.exchange("peerweave-vmm/new", &statement(&call, &[7; 80])).expect("the exchange succeeds");
             let id = u64::from_le_bytes(message_of[0][5 + call.len()..][..8].try_into().expect("the number has 8 bytes"));
             let start = Instant::now();
             let chunk = me.rendezvous.exchange(&format!("peerweave-vmm/{id:016x}/0/chunk"), &statement(&call, &[]));
@@ -354,7 +354,7 @@ fn unusable_heap_creates_no_multicast_objects() {
                 is_over.wait();
                 return;
             }
-            heap.alloc::<u8>(1).expect_err("PE 1 sleeps");
+            heap.alloc::<u8>(1).expect_err("PE 1 does not arrive");
             let start = Instant::now();
             let error = heap.multicast().expect_err("the PEs may have different states");
             assert!(matches!(error, VmmError::Misuse(Misuse::Broken { .. })), "{error}");

@@ -42,7 +42,7 @@ fn all_to_all(me: &Me, heap: &SymmetricHeap, len: usize) {
         assert_eq!(
             peerweave_vmm::read(&me.stream, &theirs, soon()).expect("the get completes"),
             words(from, at, len),
-            "{from} to {at}"
+            "the data from PE {from} to PE {at} is wrong"
         );
     }
     me.barrier("got");
@@ -372,7 +372,7 @@ fn error_at_the_deadline_names_the_missing_pe() {
                 is_over.wait();
                 return;
             }
-            let error = heap.alloc::<u8>(1).expect_err("PE 1 sleeps");
+            let error = heap.alloc::<u8>(1).expect_err("PE 1 does not arrive");
             assert!(matches!(&error, VmmError::Timeout { missing, .. } if *missing == [Pe::new(1)]), "{error}");
             let error = heap.alloc::<u8>(1).expect_err("the PEs may have different states");
             assert!(matches!(error, VmmError::Misuse(Misuse::Broken { .. })), "{error}");

@@ -369,10 +369,10 @@ fn multicast_creation_waits_for_one_deadline_if_a_pe_is_lost() {
                 let error = collective(&me.rendezvous, &me.context, &members, "lost", bytes).map(drop).expect_err("PE 1 is lost");
                 let took = start.elapsed();
                 assert_eq!(error.blamed(), [Pe::new(1)], "{error}");
-                assert!(took < deadline * 2, "the call waited for a second round: {took:?}");
+                assert!(took < deadline * 2, "the call waited for a second exchange: {took:?}");
                 return;
             }
-            // Acts like a PE that is lost after the second round.
+            // Acts like a PE that is lost after the second exchange.
             let call = format!("multicast::collective(lost, {bytes} bytes)");
             let say = |round: &str, blob: &[u8]| {
                 let statement = [&[1], &(call.len() as u32).to_le_bytes()[..], call.as_bytes(), blob].concat();

@@ -422,7 +422,7 @@ mod tests {
                     watch.answered(waited, took, Vec::new());
                 }
             }
-            assert!((most - 1..=most).contains(&asked), "{asked} queries of {took:?} each");
+            assert!((most - 1..=most).contains(&asked), "{asked} queries of {took:?} each, expected {most} or one fewer");
         }
     }
 }

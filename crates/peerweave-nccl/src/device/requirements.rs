@@ -417,7 +417,11 @@ mod tests {
 
     fn build(requirements: &DeviceCommRequirements, version: &str) -> Result<(RawRequirements, Option<usize>), NcclError> {
         let path: Arc<Path> = Path::new("/opt/libnccl.so.2").into();
-        requirements.to_raw(&Found { call: "create", version: version.parse().expect("a version"), path: &path }, Rank::new(1), 4)
+        requirements.to_raw(
+            &Found { call: "create", version: version.parse().expect("the version is valid"), path: &path },
+            Rank::new(1),
+            4,
+        )
     }
 
     fn refused(requirements: &DeviceCommRequirements, version: &str) -> NcclError {

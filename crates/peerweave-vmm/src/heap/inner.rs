@@ -217,7 +217,7 @@ impl HeapInner {
         let transport = Around::transport(&here.iter().map(|(_, around)| *around).collect::<Vec<_>>(), options.sharing);
         let fallback_reason = why_not_fabric(&here, options.sharing);
         if let Some(why) = &fallback_reason {
-            tracing::warn!(?transport, why, "fabric handles were preferred and are not available");
+            tracing::warn!(?transport, why, "fabric handles were requested but are not available");
         }
         let file_descriptor = members.iter().all(|pe| around[pe.index()].file_descriptor);
         let granularity = around.iter().map(|pe| pe.granularity).max().unwrap_or(1).max(IpcMemory::STEP_BYTES as u64);

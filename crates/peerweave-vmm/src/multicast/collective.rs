@@ -203,17 +203,17 @@ mod tests {
     }
 
     fn message_of(statements: &[Vec<u8>]) -> String {
-        check_devices("it", statements).expect_err("the data of the PEs differs").to_string()
+        check_devices("collective", statements).expect_err("the data of the PEs differs").to_string()
     }
 
     #[test]
     fn pes_of_a_machine_must_pass_the_same_member_list() {
         // Devices of different machines can have the same PCI address.
         let machines = [statement(&[0, 2], "a"), statement(&[1, 3], "a"), statement(&[0, 2], "b"), statement(&[1, 3], "b")];
-        assert!(check_devices("it", &machines).is_ok());
+        assert!(check_devices("collective", &machines).is_ok());
         assert_eq!(
             message_of(&[statement(&[0, 1], "a"), statement(&[0, 1, 2], "b"), statement(&[0, 1, 2], "c")]),
-            "it: the PEs disagree: PE 0 has members [Pe(0), Pe(1)], PE 1 has members [Pe(0), Pe(1), Pe(2)]"
+            "collective: the PEs disagree: PE 0 has members [Pe(0), Pe(1)], PE 1 has members [Pe(0), Pe(1), Pe(2)]"
         );
         assert!(message_of(&[statement(&[0, 1], "a"), statement(&[1], "b")]).contains("PE 1"));
         assert!(message_of(&[statement(&[0, 7], "a")]).contains("no such PE"));
@@ -233,11 +233,11 @@ mod tests {
     #[test]
     fn pes_of_a_group_must_have_the_same_multicast_object() {
         let groups = [statement(&[0, 2], "a"), statement(&[1], "b"), statement(&[0, 2], "a")];
-        assert!(check_objects("it", &groups).is_ok());
+        assert!(check_objects("collective", &groups).is_ok());
         let apart = [statement(&[0, 2], "a"), statement(&[1], "a"), statement(&[0, 2], "b")];
         assert_eq!(
-            check_objects("it", &apart).expect_err("the objects differ").to_string(),
-            "it: the PEs disagree: PE 0 has a, PE 2 has b"
+            check_objects("collective", &apart).expect_err("the objects differ").to_string(),
+            "collective: the PEs disagree: PE 0 has a, PE 2 has b"
         );
     }
 }
