@@ -139,7 +139,8 @@ const STARVING_AFTER: Duration = Duration::from_millis(5);
 /// Minimum and maximum duration of one sleep of a waiter.
 const SLEEP_BOUNDS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
 
-/// Longest time between two checks of [`Gate::drain`] that counts as waiting.
+/// Longest time between two checks of [`Gate::drain`] that counts as waiting time. If the time is
+/// longer, the system has suspended this thread or the process.
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
 /// Executes a fence under the model checker loom. Loom models sequentially consistent accesses as
@@ -182,7 +183,7 @@ pub(crate) struct Gate {
     left: Condvar,
 }
 
-/// An exclusive entry of a thread. Dropping the value leaves the gate.
+/// Proof that a thread has entered the gate exclusively. Dropping the value leaves the gate.
 #[derive(Debug)]
 pub(crate) struct Inside<'a>(&'a Gate);
 
@@ -202,11 +203,11 @@ impl Drop for Starvation<'_> {
     }
 }
 
-/// A shared entry of a thread. Dropping the value leaves the gate.
+/// Proof that a thread has entered the gate as a reader. Dropping the value leaves the gate.
 #[derive(Debug)]
 pub(crate) struct Reader<'a>(&'a Gate);
 
-/// Kind of the threads inside a closed gate.
+/// Kind of the threads that are still inside a closed gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Occupancy {
     /// No thread is inside the gate.
