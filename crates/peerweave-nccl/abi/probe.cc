@@ -1,7 +1,7 @@
-// Prints what a vendor's header says: the size of each struct, the offset of each field, the number behind each name.
+// Prints what a vendor's header declares: the size of each struct, the offset of each field, and the value of each name.
 //
-// What to ask is in facts.inc, which `cargo xtask abi` writes from what the Rust side believes of the header's version. A name that the header
-// does not have stops the compiler, and so the check.
+// The list of names is in facts.inc, which `cargo xtask abi` writes from the Rust declarations for the header's version. If the header lacks a
+// name, the compilation fails, and so does the check.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,16 +1,17 @@
-//! Measures the CPU time that this crate adds to a bare call of NCCL's C function: in a loop, with
-//! the fake library in its mode without work.
+//! Measures the CPU time that this crate adds to a bare call of NCCL's C function. The calls run in
+//! a loop, with a fake library that does no work.
 //!
-//! Both calls use the same communicator: first a blocking one, then a non-blocking one. On a
-//! non-blocking communicator NCCL starts a thread for each call, and a caller in C polls until that
-//! thread is done, so the bare calls poll too. The overhead is measured with a library that starts
-//! no thread and is in progress for one query, and again with a library that starts a thread. Each
-//! wrapped call queries the driver twice, before and after the call of NCCL, for whether the stream
-//! is being captured. The two queries are also measured separately. They use the fake driver, which
-//! is about as fast as the real one. The results do not apply to GPUs: see `examples/call_cost.rs`.
+//! Both calls use the same communicator: first a blocking communicator, then a non-blocking
+//! communicator. On a non-blocking communicator NCCL starts a thread for each call, and a caller in
+//! C polls until that thread is done. So the bare calls poll too. Non-blocking calls are measured
+//! with two kinds of library. One library starts a thread for each call. The other library starts
+//! no thread, and is in progress for one query. Each wrapped call makes two driver queries, before
+//! and after the call of NCCL, that return whether the stream is being captured. The two queries
+//! are also measured separately. The queries use the fake driver, which is about as fast as the
+//! real driver. The results do not apply to GPUs: see `examples/call_cost.rs`.
 //!
-//! Fails if a call did not reach the library, or if the communicator counted another number of
-//! calls. The variable `ONLY` selects the rows whose names contain its value.
+//! The program fails if a call did not reach the library, or if the communicator counted a
+//! different number of calls. The variable `ONLY` selects the rows whose names contain its value.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::hint::black_box;
@@ -23,7 +24,7 @@ use peerweave_fakes::Fakes;
 use peerweave_nccl::{Communicator, Config, Nccl, NcclError, Rank, ReduceOp, Switch};
 
 const CALLS: usize = 10_000;
-/// Number of calls if each takes microseconds.
+/// Number of calls in a round if each call takes microseconds.
 const SLOW_CALLS: usize = 200;
 const ROUNDS: usize = 61;
 
@@ -37,13 +38,14 @@ type Group = unsafe extern "C" fn() -> c_int;
 type Count = unsafe extern "C" fn(*const c_char) -> i64;
 type IsCapturing = unsafe extern "C" fn(Handle, *mut c_uint) -> c_int;
 
-/// Variable that selects the fake library's mode without work on a non-blocking communicator: with
-/// a thread or with a query for each call.
+/// Variable that selects how the fake library completes a call on a non-blocking communicator: with
+/// `1` by a thread for each call, with `questions` after one query. The library does no work in
+/// both cases.
 const MODE: &str = "PEERWEAVE_FAKE_NCCL_NOOP";
 const QUESTIONS: &str = "questions";
 
 const LEN: usize = 256;
-/// Number of calls in a group of several.
+/// Number of calls in a group with several calls.
 const MANY: usize = 10;
 /// `ncclFloat32`, `ncclSum` and `ncclInProgress`.
 const FLOAT32: c_int = 7;
@@ -56,7 +58,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     println!(
-        "nanoseconds per call, medians of {ROUNDS} rounds; overhead: over the bare call, and over the bare call with both queries"
+        "nanoseconds per call, medians of {ROUNDS} rounds; beyond: time added to the bare call, and to the bare call with both queries"
     );
     for mode in ["1", QUESTIONS] {
         let fakes = Fakes::new().cuda().nccl().env("PEERWEAVE_FAKE_CUDA_DEVICES", "1").env(MODE, mode);
@@ -77,16 +79,16 @@ fn main() -> ExitCode {
 /// # Safety
 /// `F` is the type of a pointer to the function.
 unsafe fn function<F: Copy>(library: &str, name: &CStr) -> F {
-    let library = std::ffi::CString::new(library).expect("no zero byte");
+    let library = std::ffi::CString::new(library).expect("the path has no zero byte");
     // SAFETY: both names end with zero; the library is already loaded, and stays loaded.
     let function = unsafe { libc::dlsym(libc::dlopen(library.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD), name.as_ptr()) };
-    assert!(!function.is_null(), "{name:?}");
+    assert!(!function.is_null(), "the library lacks {name:?}");
     assert_eq!(size_of::<F>(), size_of::<Handle>());
     // SAFETY: the caller promised that `F` is the type of this function. Both types are pointers.
     unsafe { std::mem::transmute_copy(&function) }
 }
 
-/// The functions of C that the bare calls use.
+/// The C functions that the bare calls use.
 struct Bare {
     all_reduce: AllReduce,
     broadcast: Broadcast,
@@ -101,7 +103,7 @@ struct Bare {
 
 impl Bare {
     fn new(nccl: Nccl) -> Self {
-        let (path, cuda) = (nccl.path().to_str().expect("UTF-8"), "libcuda.so.1");
+        let (path, cuda) = (nccl.path().to_str().expect("the path is UTF-8"), "libcuda.so.1");
         // SAFETY: the types are the signatures of these functions.
         unsafe {
             Self {
@@ -152,11 +154,11 @@ struct Memory {
 }
 
 fn measure() {
-    let nccl = Nccl::load().expect("the fake is there");
-    let context = peerweave_driver::context(0).expect("a device");
+    let nccl = Nccl::load().expect("the fake library is found");
+    let context = peerweave_driver::context(0).expect("the fake has this device");
     let bare = Bare::new(nccl);
-    let stream = context.new_stream().expect("a stream");
-    let values = |value: f32| DeviceMemory::from_slice(&stream, &[value; LEN]).expect("memory");
+    let stream = context.new_stream().expect("a stream is created");
+    let values = |value: f32| DeviceMemory::from_slice(&stream, &[value; LEN]).expect("memory is allocated");
     let mut memory = Memory { send: values(1.0), recv: values(0.0), many: (0..MANY).map(|_| values(0.0)).collect() };
     if std::env::var(MODE).is_ok_and(|mode| mode == QUESTIONS) {
         println!("\nnon-blocking communicator, without NCCL's thread for each call");
@@ -172,13 +174,13 @@ fn measure() {
     println!("\nnon-blocking communicator, with NCCL's thread for each call or group");
     let default = Bench::new(nccl, &context, &bare, &stream, Switch::Off, SLOW_CALLS);
     bench_thread(&default, &mut memory);
-    println!("\nthe same with all threads on one processor; bare calls yield between queries");
+    println!("\nnon-blocking communicator, all threads on one processor; bare calls yield between queries");
     on_one_processor();
     let bound = Bench { yields: true, ..default };
     bench_thread(&bound, &mut memory);
 }
 
-/// Measures the overhead beside the library's own thread.
+/// Measures the overhead of calls for which the library starts a thread.
 fn bench_thread(bench: &Bench<'_>, memory: &mut Memory) {
     let (comm, stream) = (&bench.comm, bench.stream);
     let to = memory.recv.address() as *mut c_void;
@@ -219,13 +221,13 @@ fn alone(bench: &Bench<'_>, Memory { send, recv, .. }: &mut Memory) {
     bench.row("recv", raw_recv, || comm.recv(stream, black_box(recv), Rank::new(0)));
 }
 
-/// Measures calls with additional work: on another stream, and with memory that has events of its
-/// own.
+/// Measures calls that need additional work: calls on the default stream, and calls on cudarc's
+/// slices, which have their own events.
 fn special(bench: &Bench<'_>, context: &Arc<CudaContext>) {
     let (comm, stream, default) = (&bench.comm, bench.stream, context.default_stream());
-    let mut other = DeviceMemory::from_slice(&default, &[0.0f32; LEN]).expect("memory");
-    let slice = stream.clone_htod(&[1.0f32; LEN]).expect("memory");
-    let mut slice_out = stream.alloc_zeros::<f32>(LEN).expect("memory");
+    let mut other = DeviceMemory::from_slice(&default, &[0.0f32; LEN]).expect("memory is allocated");
+    let slice = stream.clone_htod(&[1.0f32; LEN]).expect("memory is allocated");
+    let mut slice_out = stream.alloc_zeros::<f32>(LEN).expect("memory is allocated");
     let to = other.address() as *mut c_void;
     let all_reduce = || bench.all_reduce(black_box(to), to);
     bench.row("all_reduce_in_place, default stream", all_reduce, || {
@@ -292,8 +294,8 @@ impl<'a> Bench<'a> {
             .config(config.clone())
             .deadline(Duration::from_secs(20))
             .init_all(std::slice::from_ref(context));
-        let comm = made.expect("it is made").remove(0);
-        let raw = comm.as_raw().expect("it lives");
+        let comm = made.expect("the communicator is created").remove(0);
+        let raw = comm.as_raw().expect("the communicator is live");
         println!("{:<36} {:>8} {:>10} {:>8} {:>8} {:>8}", "", "bare", "questions", "ours", "beyond", "beyond");
         Self { bare, comm, raw, stream, on: stream.cu_stream().cast(), calls, yields: false }
     }
@@ -310,13 +312,13 @@ impl<'a> Bench<'a> {
         self.bare.complete(self.raw, answer, self.yields);
     }
 
-    /// Measures the bare call, the bare call after the two queries, and the wrapped call, in turn,
-    /// so that other load on the machine affects all three equally.
+    /// Measures the bare call, the bare call after the two queries, and the wrapped call. The three
+    /// measurements alternate, so that other load on the machine affects them equally.
     fn row(&self, name: &str, bare: impl Fn(), ours: impl FnMut() -> Result<(), NcclError>) {
         self.rows(name, 1, bare, ours);
     }
 
-    /// Like [`row`](Self::row), for functions that make several calls.
+    /// Measures like [`row`](Self::row), for functions that make `calls` calls each.
     fn rows(&self, name: &str, calls: usize, bare: impl Fn(), mut ours: impl FnMut() -> Result<(), NcclError>) {
         if std::env::var("ONLY").is_ok_and(|only| !name.contains(&only)) {
             return;
@@ -328,15 +330,19 @@ impl<'a> Bench<'a> {
                 (0..calls).for_each(|_| self.bare.ask(self.on));
                 bare();
             }));
-            times[2].push(self.round(name, calls, || ours().expect("it works")));
+            times[2].push(self.round(name, calls, || ours().expect("the call succeeds")));
         }
-        assert_eq!(self.comm.sequence() - sequence, (ROUNDS * self.calls) as u64, "{name}: every call is counted");
+        assert_eq!(
+            self.comm.sequence() - sequence,
+            (ROUNDS * self.calls) as u64,
+            "{name}: the communicator must count every call"
+        );
         let beyond = |base: usize| median(times[2].iter().zip(&times[base]).map(|(ours, base)| ours - base).collect());
         let (beyond, [bare, asked, ours]) = ([beyond(0), beyond(1)], times.clone().map(median));
         println!("{name:<36} {bare:>8.1} {asked:>10.1} {ours:>8.1} {:>8.1} {:>8.1}", beyond[0], beyond[1]);
     }
 
-    /// Returns the nanoseconds of one call. Every call has to reach the library.
+    /// Returns the time per call in nanoseconds. Panics if a call does not reach the library.
     fn round(&self, name: &str, calls: usize, mut call: impl FnMut()) -> f64 {
         // SAFETY: the name ends with zero.
         let counted = || unsafe { (self.bare.count)(c"collectives".as_ptr()) };
@@ -345,7 +351,7 @@ impl<'a> Bench<'a> {
             call();
         }
         let nanoseconds = start.elapsed().as_nanos() as f64 / self.calls as f64;
-        assert_eq!(counted() - before, self.calls as i64, "{name}: every call reaches the library");
+        assert_eq!(counted() - before, self.calls as i64, "{name}: every call must reach the library");
         nanoseconds
     }
 }

@@ -1,14 +1,14 @@
 //! Measures the host time of a call on the GPUs of a machine: a small all-reduce through this crate
 //! and through NCCL's own function, on one communicator.
 //!
-//! One thread drives each device. In each mode (blocking, the default, and non-blocking) blocks of
-//! 50 calls of each kind alternate, and the streams are drained between them, outside of the
-//! timing. So other load on the machine affects all kinds equally. The overhead of this crate is
-//! divided: bare calls are timed with the driver query after them, and with an uncontended lock;
-//! the rest is the crate's checks. On a non-blocking communicator the call of C is followed by
-//! polling until NCCL is done, as in every program. The median of every rank is printed, and the
-//! results are checked at the end. Every wait has a deadline of 20 s, and the whole run one of 120
-//! s.
+//! One thread drives each device. There are two modes: blocking communicators, the default, and
+//! non-blocking communicators. In each mode, blocks of 50 calls of each kind alternate, so that
+//! other load on the machine affects all kinds equally. The streams are drained between the blocks,
+//! outside of the timing. The overhead of this crate has three parts. Bare calls are timed with the
+//! driver queries before and after them, and with an uncontended lock. The rest is the crate's
+//! checks. On a non-blocking communicator the C call is followed by polling until NCCL is done, as
+//! in every program. The program prints the median of every rank, and checks the results at the
+//! end. Every wait has a deadline of 20 s, and the whole run has a deadline of 120 s.
 
 use std::ffi::{CString, c_int, c_void};
 use std::process::ExitCode;
@@ -20,9 +20,9 @@ use clap::Parser;
 use peerweave_driver::{CudaContext, CudaStream, DeviceMemory, Driver, is_capturing};
 use peerweave_nccl::{Communicator, Config, Nccl, NcclError, Rank, ReduceOp, Switch, UniqueId};
 
-/// Number of calls that are timed together. It fits in the queue of a stream.
+/// Number of calls that are timed together. The calls fit in the queue of a stream.
 const BLOCK: usize = 50;
-/// Number of blocks for connecting and warming up.
+/// Number of blocks at the start that are not timed. They connect the ranks and warm up the caches.
 const WARM_UP: usize = 10;
 const DEADLINE: Duration = Duration::from_secs(20);
 /// Time limit of the whole run, including waits inside NCCL.
@@ -47,7 +47,7 @@ struct Arguments {
     /// Number of elements (f32) of the all-reduce
     #[arg(long, default_value_t = 256, value_parser = at_least_one)]
     count: usize,
-    /// Number of blocks of 50 calls to time, of each kind
+    /// Number of timed blocks for each kind of call; a block has 50 calls
     #[arg(long, default_value_t = 100, value_parser = at_least_one)]
     blocks: usize,
     /// Print JSON
@@ -58,12 +58,12 @@ struct Arguments {
 /// The kind of call that is timed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// A call of C.
+    /// A bare call of NCCL's C function.
     Bare,
-    /// A call of C, with the driver queries that this crate makes before and after a call: whether
-    /// the stream is being captured.
+    /// A bare call, with the driver queries that this crate makes before and after a call. The
+    /// queries return whether the stream is being captured.
     Questions,
-    /// A call of C, after locking and unlocking an uncontended mutex.
+    /// A bare call between acquiring and releasing an uncontended lock.
     Turn,
     /// A call of this crate.
     Ours,
@@ -75,8 +75,8 @@ const KINDS: [Kind; 4] = [Kind::Bare, Kind::Questions, Kind::Turn, Kind::Ours];
 struct Measured {
     bare: f64,
     ours: f64,
-    /// Medians of the differences of neighbouring blocks: for this crate's calls, the query and the
-    /// lock.
+    /// Medians of the additional time compared with the bare call, for this crate's calls, for the
+    /// queries, and for the lock.
     beyond: f64,
     question: f64,
     turn: f64,
@@ -170,7 +170,7 @@ fn of_mode(nccl: Nccl, devices: usize, blocking: Switch, arguments: &Arguments) 
                 .unwrap_or_else(|_| Err("the thread panicked".to_owned()))
                 .map_err(|error| format!("rank {rank}: {error}"))
         };
-        // All are joined before the first error is returned.
+        // All threads are joined before the first error is returned.
         threads.into_iter().enumerate().map(join).collect::<Vec<_>>().into_iter().collect()
     })
 }
@@ -238,7 +238,7 @@ impl One {
         Ok(Self { comm, stream, send, by_us, by_c, all_reduce, state, raw, turn: AtomicU64::new(0) })
     }
 
-    /// Returns the nanoseconds per call of a kind.
+    /// Returns the time per call of this kind, in nanoseconds.
     fn time(&self, kind: Kind) -> Result<f64, String> {
         match kind {
             Kind::Bare => self.timed(|| self.bare()),
@@ -260,7 +260,7 @@ impl One {
         }
     }
 
-    /// Makes a call of C.
+    /// Makes a bare call of NCCL's C function.
     #[inline]
     fn bare(&self) -> Result<(), String> {
         let (from, to) = (self.send.address() as *const c_void, self.by_c.address() as *mut c_void);
@@ -278,7 +278,7 @@ impl One {
         if state == 0 { Ok(()) } else { Err(format!("ncclAllReduce returned {state}")) }
     }
 
-    /// Times a block of calls, then waits until the device has completed them.
+    /// Times a block of calls, then waits until the device has completed the block.
     fn timed(&self, mut call: impl FnMut() -> Result<(), String>) -> Result<f64, String> {
         let start = Instant::now();
         for _ in 0..BLOCK {
@@ -294,7 +294,11 @@ impl One {
         for (what, memory) in [("ours", &*self.by_us.borrow()), ("bare", &self.by_c)] {
             let found = memory.to_vec(&self.stream).map_err(text)?;
             if found != expected {
-                return Err(format!("{what}: {:?} on rank {rank}, expected {:?}", found.first(), expected.first()));
+                return Err(format!(
+                    "{what}: the result on rank {rank} starts with {:?}, expected {:?}",
+                    found.first(),
+                    expected.first()
+                ));
             }
         }
         Ok(())
@@ -311,7 +315,7 @@ unsafe fn function<F: Copy>(nccl: Nccl, name: &str) -> F {
     let name = CString::new(name).expect("names have no zero byte");
     // SAFETY: both names end with zero; the library is loaded already, and stays.
     let function = unsafe { libc::dlsym(libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD), name.as_ptr()) };
-    assert!(!function.is_null(), "NCCL has {name:?}");
+    assert!(!function.is_null(), "NCCL lacks {name:?}");
     // SAFETY: the caller promised that `F` is the type of this function. Both types are pointers.
     unsafe { std::mem::transmute_copy(&function) }
 }

@@ -1,5 +1,5 @@
-//! Tests of ranks of one process whose calls do not match: calls of a group that disagree, and
-//! ranks that a thread omitted from a group.
+//! Tests of errors in the calls of several ranks of one process: calls in a group that do not
+//! match, and ranks that a thread omitted from a group.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -175,7 +175,7 @@ fn left_out(result: Result<(), NcclError>, expected: &[u32]) -> String {
         Some(MisuseKind::NotInGroup { ranks, .. }) => {
             assert_eq!(ranks.iter().map(|rank| rank.get()).collect::<Vec<_>>(), expected, "{error}")
         }
-        _ => panic!("{error}"),
+        _ => panic!("the error is {error}, expected NotInGroup"),
     }
     error.to_string()
 }
@@ -197,7 +197,11 @@ fn wait_for_an_ungrouped_call_names_the_omitted_rank() {
                 one.name()
             )
         );
-        assert!(start.elapsed() < Duration::from_secs(19), "{:?}: not before the deadline", start.elapsed());
+        assert!(
+            start.elapsed() < Duration::from_secs(19),
+            "the error came after {:?}, expected before the deadline",
+            start.elapsed()
+        );
     });
 }
 
@@ -215,7 +219,7 @@ fn wait_names_a_rank_omitted_from_a_group_within_seconds() {
         });
         issued.expect("the calls are enqueued");
         left_out(all[0].0.wait(&all[0].1, DEADLINE), &[2]);
-        assert!(start.elapsed() < DEADLINE / 2, "{:?}: not long before the deadline", start.elapsed());
+        assert!(start.elapsed() < DEADLINE / 2, "the error came after {:?}, expected long before the deadline", start.elapsed());
     });
 }
 
@@ -229,7 +233,11 @@ fn error_of_a_blocked_collective_names_the_omitted_rank() {
         let mut values = floats(first, &[1.0]);
         let start = Instant::now();
         left_out(one.all_reduce_in_place(first, &mut values, ReduceOp::Sum), &[1]);
-        assert!(start.elapsed() < Duration::from_secs(19), "{:?}: not before the deadline", start.elapsed());
+        assert!(
+            start.elapsed() < Duration::from_secs(19),
+            "the error came after {:?}, expected before the deadline",
+            start.elapsed()
+        );
     });
 }
 
@@ -265,7 +273,7 @@ fn timeout_names_late_ranks_of_other_threads() {
             have_called.wait();
             let late =
                 comm.wait_with(&stream, Duration::from_millis(400), OnExpiry::LeaveAlone).expect_err("rank 2 does not join");
-            let NcclError::Timeout(timeout) = &late else { panic!("{late}") };
+            let NcclError::Timeout(timeout) = &late else { panic!("the error is {late}, expected a timeout") };
             assert_eq!(timeout.missing, [Rank::new(2)], "{late}");
             assert!(late.to_string().contains("rank 2 last issued all_reduce_in_place (call 1)"), "{late}");
             is_over.wait();

@@ -15,7 +15,11 @@ use peerweave_types::{F8E4M3, F8E5M2};
 
 fn passed(check: &Check<'_>) {
     let (passed, failed) = check.totals();
-    assert!(failed == 0 && passed > 0, "{failed} failed: {:#?}", check.failures);
+    assert!(
+        failed == 0 && passed > 0,
+        "{failed} checks failed and {passed} passed, expected only passed checks: {:#?}",
+        check.failures
+    );
 }
 
 fn in_one_process(devices: usize, checks: impl FnOnce(&mut Check<'_>) -> Result<(), NcclError>) {
@@ -28,7 +32,7 @@ fn in_one_process(devices: usize, checks: impl FnOnce(&mut Check<'_>) -> Result<
 }
 
 /// Checks one type of each kind. Other tests check all types, with up to four ranks and the newest
-/// version.
+/// version of NCCL.
 fn some_types(check: &mut Check<'_>) -> Result<(), NcclError> {
     check.of_type::<f32>(13)?;
     check.of_type::<F8E4M3>(13)?;

@@ -26,8 +26,8 @@ fn logged(part: &str) -> usize {
 
 type Buffer = DeviceMemory<f32>;
 
-/// NCCL's function, a configured call on one of two ranks, and the expected buffer on each rank.
-/// The initial elements are rank + 1 and rank + 11.
+/// A step of the tests: NCCL's function, a configured call on one of two ranks, and the expected
+/// buffer on each rank. The initial elements are rank + 1 and rank + 11.
 type Step = (&'static str, fn(&Communicator, &CollConfig, &Arc<CudaStream>, Buffer) -> Result<Buffer, NcclError>, [[f32; 2]; 2]);
 
 /// Returns a buffer of one or two zeros.
@@ -173,7 +173,11 @@ fn every_collective_has_a_configured_form() {
         });
         for (function, ..) in &STEPS {
             let steps = STEPS.iter().filter(|(other, ..)| other == function).count();
-            assert_eq!(logged(&format!(" {function}(")), 2 * steps, "{function}: called by two ranks, in and out of place");
+            assert_eq!(
+                logged(&format!(" {function}(")),
+                2 * steps,
+                "{function}: both ranks must call the function, in place and out of place"
+            );
         }
         assert_eq!(logged("collective config "), 2 * STEPS.len());
     });
@@ -223,7 +227,7 @@ const RECORDED: [Recorded; 15] = [
     |group, r| group.scatter_in_place(&r.comm, &r.stream, &mut r.part, Rank::new(0)),
 ];
 
-/// Number of steps whose result is in another buffer.
+/// Number of out-of-place steps, which precede the in-place steps.
 const OUT_OF_PLACE: usize = 8;
 
 #[test]
@@ -245,8 +249,12 @@ fn every_collective_has_a_configured_form_in_groups() {
                 let left = if index < OUT_OF_PLACE { &rank.out } else { &rank.values };
                 assert_eq!(left.to_vec(&rank.stream).expect("the memory can be read"), *expected, "{function} ({index})");
             }
-            assert_eq!(logged(&format!(" {function}(")), called + 2, "{function} ({index}): called by two ranks");
-            assert_eq!(logged("maxCTAs=4 algSelection=ring"), configured + 2, "{function} ({index}): with the options");
+            assert_eq!(logged(&format!(" {function}(")), called + 2, "{function} ({index}): both ranks must call the function");
+            assert_eq!(
+                logged("maxCTAs=4 algSelection=ring"),
+                configured + 2,
+                "{function} ({index}): both calls must have the options"
+            );
         }
     });
 }

@@ -215,7 +215,7 @@ fn revocation_waits_for_a_call_that_is_in_progress() {
                     std::thread::yield_now();
                 }
                 // Rank 1 never joins, so the call is aborted at its deadline.
-                let error = comm.revoke().expect_err("another thread is inside");
+                let error = comm.revoke().expect_err("a call of another thread holds the lock");
                 assert!(matches!(error, NcclError::Timeout(_) | NcclError::Dead { state: DeadState::Aborted, .. }), "{error}");
                 assert!(matches!(call.join().expect("the thread does not panic"), Err(NcclError::Timeout(_))));
             }
@@ -336,7 +336,7 @@ fn aborted_call_returns_after_nccl_stops_using_the_buffer() {
                 continue;
             }
             assert_eq!(state_of(result), DeadState::Aborted);
-            assert_eq!(left, 0, "NCCL was done with the memory");
+            assert_eq!(left, 0, "NCCL must free the communicator before the call returns");
             return;
         }
         panic!("every call returned before its abort");
@@ -369,7 +369,7 @@ fn call_returns_only_after_a_slow_abort_has_finished() {
         early.set_deadline(Duration::from_millis(100));
         let error = early.all_reduce_in_place(first, &mut values, ReduceOp::Sum).expect_err("no other rank joins");
         assert!(matches!(error, NcclError::Timeout(_)), "{error}");
-        assert_eq!(counted("communicators"), 1, "NCCL was done with the memory");
+        assert_eq!(counted("communicators"), 1, "NCCL must free the communicator before the call returns");
         // If the call of the first rank were still pending in NCCL, this call of the second rank
         // would let that call continue.
         let mut theirs = floats(second, &[2.0; 4]);

@@ -25,7 +25,7 @@ fn timed_out_wait_aborts_only_its_own_communicator() {
         let start = Instant::now();
         let error = comm.wait(&stream, Duration::from_millis(200)).expect_err("the work is stuck");
         assert!((Duration::from_millis(200)..Duration::from_secs(20)).contains(&start.elapsed()));
-        let NcclError::Timeout(timeout) = &error else { panic!("{error}") };
+        let NcclError::Timeout(timeout) = &error else { panic!("the error is {error}, expected a timeout") };
         assert_eq!((timeout.call, timeout.sequence), ("all_reduce_in_place", Some(3)));
         assert_eq!(timeout.communicator.as_deref(), Some(comm.name()));
         assert!(error.to_string().starts_with("all_reduce_in_place (call 3) on communicator #1 (rank 0 of 1): timed out after "));
@@ -73,7 +73,10 @@ fn timed_out_wait_aborts_all_ranks_of_its_communicator() {
         assert!(matches!(error, NcclError::Timeout(_)), "{error}");
         let (other, stream) = &all[1];
         assert_eq!(state_of(other.split(Some(0), 0)), DeadState::Aborted);
-        assert!(matches!(other.wait(stream, DEADLINE), Err(NcclError::Timeout(_))), "the same reason");
+        assert!(
+            matches!(other.wait(stream, DEADLINE), Err(NcclError::Timeout(_))),
+            "all ranks must return the reason of the abort"
+        );
         drop((all, buffers));
         nothing_is_left();
     });
@@ -116,7 +119,7 @@ fn blocking_communicator_survives_a_failed_call() {
         let stream = comm.context().new_stream().expect("a stream is created");
         let (send, mut recv) = (floats(&stream, &[1.0]), floats(&stream, &[0.0]));
         comm.all_gather(&stream, &send, &mut recv).expect("the first call succeeds");
-        let error = comm.all_gather(&stream, &send, &mut recv).expect_err("the second call succeeds");
+        let error = comm.all_gather(&stream, &send, &mut recv).expect_err("the second call fails");
         assert_eq!(error.code(), Some(ResultCode::INVALID_ARGUMENT));
         assert!(
             error.to_string().starts_with("all_gather on communicator #1 (rank 0 of 1): ncclInvalidArgument (4) (NCCL 2.32.3): "),
@@ -241,7 +244,7 @@ fn survivor(child: &peerweave_fakes::Child) {
     assert_eq!(reduce(&comm, DEADLINE).expect("the first call succeeds"), 6.0);
     rendezvous.barrier("the first is over").expect("all ranks arrive");
     let error = reduce(&comm, Duration::from_secs(6)).expect_err("rank 1 is dead");
-    let NcclError::PeerLost(lost) = &error else { panic!("{error}") };
+    let NcclError::PeerLost(lost) = &error else { panic!("the error is {error}, expected a lost rank") };
     assert_eq!(lost.ranks, [Rank::new(1)], "{error}");
     comm.set_deadline(DEADLINE);
     let fewer = match comm.shrink(&[Rank::new(1)], ShrinkMode::Abort) {

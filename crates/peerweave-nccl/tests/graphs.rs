@@ -21,7 +21,7 @@ use peerweave_nccl::{
 const SHORT: Duration = Duration::from_millis(100);
 
 #[test]
-fn refused_captured_group_leaves_the_graph_empty() {
+fn refused_captured_group_adds_no_call_to_the_graph() {
     fakes(1).run(|| {
         let ((comm, stream), (other, beside)) = (alone(), alone());
         let (mut values, mut more) = (floats(&stream, &[1.0]), floats(&beside, &[1.0]));
@@ -304,7 +304,7 @@ fn capture_begun_while_finalize_waits_is_an_error() {
             // No graph uses the communicator yet, and the call that will be captured holds the
             // lock.
             while !matches!(ending.async_error(), Ok(Some(ResultCode::IN_PROGRESS))) {
-                assert!(start.elapsed() < DEADLINE, "the call acquires the lock");
+                assert!(start.elapsed() < DEADLINE, "the call must acquire the lock");
                 std::thread::sleep(Duration::from_millis(1));
             }
             ending.finalize(DEADLINE)
@@ -355,7 +355,7 @@ unsafe impl DeviceBufferMut<f32> for Capturing {
 }
 
 #[test]
-fn capture_begun_while_a_call_waits_is_an_error() {
+fn capture_begun_while_a_buffer_is_acquired_is_an_error() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let mut values = Capturing(floats(&stream, &[1.0]));
@@ -378,9 +378,9 @@ fn captured_during<B: Send + 'static>(
     call: impl FnOnce(&Communicator, &Arc<CudaStream>, &mut B) -> Result<(), NcclError> + Send + 'static,
 ) -> (Result<(), NcclError>, Option<CudaGraph>) {
     // The form of `held_up` is `function:call=time`.
-    let (function, call_and_time) = held_up.split_once(':').expect("the order has the form function:call=time");
+    let (function, call_and_time) = held_up.split_once(':').expect("the fault has the form function:call=time");
     let nth: usize =
-        call_and_time.split('=').next().and_then(|nth| nth.parse().ok()).expect("the order names the number of a call");
+        call_and_time.split('=').next().and_then(|nth| nth.parse().ok()).expect("the fault contains the number of a call");
     let before = peerweave_fakes::entered(function);
     fail_driver(held_up);
     let (other, theirs) = (comm.clone(), Arc::clone(stream));
@@ -409,7 +409,8 @@ fn refused_meanwhile(
     nothing_is_left();
 }
 
-/// Delays NCCL's query of the stream, in a call that queries the stream once before it is issued.
+/// Fault that delays NCCL's query of the capture status, in a call that makes one such query before
+/// NCCL is called.
 const NCCL_IS_HELD_UP: &str = "cuStreamIsCapturing:2=400ms";
 
 #[test]
@@ -432,7 +433,7 @@ fn capture_begun_during_a_call_on_borrowed_memory_fails() {
 fn capture_that_begins_during_a_call_yields_no_graph() {
     fakes(1).run(|| {
         // If NCCL's query is delayed, the call is captured. If the query after NCCL's query is
-        // delayed, the call runs.
+        // delayed, the call is not captured and runs.
         for held_up in [NCCL_IS_HELD_UP, "cuStreamIsCapturing:3=400ms"] {
             refused_meanwhile(Switch::On, held_up, |comm, stream, values| {
                 comm.all_reduce_in_place(stream, values, ReduceOp::Sum)
@@ -442,7 +443,7 @@ fn capture_that_begins_during_a_call_yields_no_graph() {
 }
 
 #[test]
-fn capture_that_begins_during_a_slow_call_yields_no_graph() {
+fn capture_begun_during_a_non_blocking_call_yields_no_graph() {
     fakes(1).run(|| {
         refused_meanwhile(Switch::Off, NCCL_IS_HELD_UP, |comm, stream, values| {
             comm.all_reduce_in_place(stream, values, ReduceOp::Sum)

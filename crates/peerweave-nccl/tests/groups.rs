@@ -426,7 +426,7 @@ fn cudarc_slices_can_be_dropped_before_the_work_completes() {
 }
 
 /// Delays the thread of a group between two of its calls, while another thread aborts one of the
-/// ranks. The delay is longer than the abort waits for a blocked thread.
+/// ranks. The delay is longer than the time for which the abort waits for a blocked thread.
 fn held_up(blocking: Switch) {
     let all = all_with(2, &Config::new().blocking(blocking));
     let mut buffers: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[1.0])).collect();

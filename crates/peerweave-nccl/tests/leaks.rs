@@ -96,7 +96,7 @@ fn exit_waits_for_dropped_communicator() {
         while Nccl::leaks().ending == 0 && std::time::Instant::now() < until {
             std::thread::yield_now();
         }
-        // The thread that calls `ncclCommFinalize` for the first thread is not a communicator.
+        // The thread that only calls `ncclCommFinalize` must not count as a communicator.
         std::thread::sleep(std::time::Duration::from_millis(50));
         assert_eq!(Nccl::leaks().ending, 1, "the communicator is still being ended");
         std::process::exit(0);

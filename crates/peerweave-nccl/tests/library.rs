@@ -31,7 +31,7 @@ fn since(function: &SymbolInfo) -> Version {
 #[test]
 fn missing_library_error_lists_the_paths_tried() {
     Fakes::new().env("PEERWEAVE_NCCL_PATH", "/nowhere/libnccl.so.2").run(|| {
-        let Err(NcclError::Load(error)) = Nccl::load() else { panic!("there is no library") };
+        let Err(NcclError::Load(error)) = Nccl::load() else { panic!("load did not return a load error") };
         assert_eq!(error.scope, peerweave_nccl::SearchScope::Variable);
         assert_eq!(error.tried.len(), 1);
         assert_eq!(error.tried[0].path, PathBuf::from("/nowhere/libnccl.so.2"));
@@ -76,14 +76,16 @@ lacks! {
     library_of_2_19_lacks_later_functions "2.19.3"
     library_of_2_27_lacks_later_functions "2.27.7"
     library_of_2_29_lacks_later_functions "2.29.7"
-    library_of_2_32_lacks_nothing "2.32.3"
+    library_of_2_32_lacks_no_function "2.32.3"
 }
 
 #[test]
 fn library_before_2_19_is_refused() {
     // In this version an abort crashes inside NCCL.
     Fakes::new().nccl().env("PEERWEAVE_FAKE_NCCL_VERSION", "21806").run(|| {
-        let Err(NcclError::Unsupported(error)) = Nccl::load() else { panic!("the library was accepted") };
+        let Err(NcclError::Unsupported(error)) = Nccl::load() else {
+            panic!("load accepted the library, expected NcclError::Unsupported")
+        };
         assert_eq!((error.since, error.found), (Some(Version::new(2, 19, 1)), Version::new(2, 18, 6)));
     });
 }
@@ -168,7 +170,9 @@ fn error_of_an_integer_code_has_nccl_text() {
     Fakes::new().nccl().run(|| {
         let nccl = Nccl::load().expect("the library is found");
         nccl.check("ncclFoo", 0).expect("code 0 is success");
-        let Err(NcclError::Nccl(failure)) = nccl.check("ncclFoo", 5) else { panic!("code 5 is not an error") };
+        let Err(NcclError::Nccl(failure)) = nccl.check("ncclFoo", 5) else {
+            panic!("check accepted code 5, expected NcclError::Nccl")
+        };
         assert_eq!((failure.call, failure.code), ("ncclFoo", ResultCode::INVALID_USAGE));
         assert_eq!(failure.meaning, nccl.error_string(ResultCode::INVALID_USAGE).expect("NCCL returns a text"));
         assert_eq!(NcclError::from_code(nccl, "ncclFoo", 7).code(), Some(ResultCode::IN_PROGRESS));

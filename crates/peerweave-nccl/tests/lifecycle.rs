@@ -69,7 +69,7 @@ fn raw_handle_needs_a_live_communicator() {
 }
 
 #[test]
-fn shrink_excludes_ranks() {
+fn shrunk_communicator_lacks_the_excluded_ranks() {
     fakes(3).run(|| {
         ranks(3, &Config::new(), |comm, stream| {
             if comm.rank() != Rank::new(1) {

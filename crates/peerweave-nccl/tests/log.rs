@@ -107,8 +107,8 @@ fn nccl_log_lines_become_events_of_the_requested_level() {
     });
 }
 
-/// Shell command that emulates NCCL in a child process. It opens the file named by the variable for
-/// writing, and writes one line.
+/// Shell command that emulates NCCL in a child process. The command opens the file that the
+/// variable names for writing, and writes one line.
 const OPENS: &str = r#"printf 'node:7:7 [0] NCCL WARN %s\n' 'from a child' > "$NCCL_DEBUG_FILE""#;
 
 #[test]

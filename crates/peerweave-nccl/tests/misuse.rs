@@ -437,7 +437,7 @@ fn puts_outside_a_window_are_misuse() {
 fn needs<T: std::fmt::Debug>(result: Result<T, NcclError>, what: &str, since: &str) {
     match result {
         Err(NcclError::Unsupported(error)) => assert_eq!((error.what, error.since), (what, since.parse().ok())),
-        other => panic!("{what}: {other:?}"),
+        other => panic!("{what}: the result is {other:?}, expected NcclError::Unsupported"),
     }
 }
 

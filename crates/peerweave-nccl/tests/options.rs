@@ -19,7 +19,7 @@ use peerweave_nccl::{
 /// Variable with the path of the fake's log.
 const LOG: &str = "PEERWEAVE_FAKE_NCCL_LOG";
 
-/// Returns the rest of each line of the fake's log that contains `part`, after `part`.
+/// Returns, for each line of the fake's log that contains `part`, the text after `part`.
 fn logged(part: &str) -> Vec<String> {
     let path = PathBuf::from(std::env::var_os(LOG).expect("the parent has set the variable"));
     let text = std::fs::read_to_string(path).expect("the fake's log can be read");

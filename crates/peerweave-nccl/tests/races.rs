@@ -1,7 +1,7 @@
 //! Tests of calls that end a communicator concurrently with other calls. NCCL must never get a
 //! freed handle.
 //!
-//! Unit tests of `state.rs` check the guarantees of the gate.
+//! Unit tests of `state.rs` check the guarantees of the communicator's lock.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -13,8 +13,10 @@ use std::time::{Duration, Instant};
 use common::*;
 use peerweave_nccl::{Communicator, DeadState, NcclError, ReduceOp};
 
-/// Revokes on one thread and runs `end` on another, repeatedly, with varying delays. Stops after
-/// four seconds, or later when `end` first returns that the threads have raced.
+/// Repeatedly revokes a communicator on another thread, with varying delays, while this thread
+/// finalizes or aborts the communicator. Then passes the communicator and the result to `end`,
+/// which returns whether the threads have raced in any round. Stops after four seconds, or at the
+/// deadline if the threads have not raced.
 fn beside_a_revocation(mut end: impl FnMut(usize, Communicator, Result<(), NcclError>) -> bool) {
     let (start, mut has_raced) = (Instant::now(), false);
     for round in 0.. {
@@ -50,7 +52,7 @@ fn revoke_concurrent_with_finalize_or_abort_is_safe() {
             match round % 2 {
                 0 => assert!(
                     result.is_err() && (state.contains("Revoked") || state.contains("Finalized")),
-                    "{round}: {state}, {result:?}"
+                    "round {round}: the state is {state} and the result is {result:?}, expected Revoked or Finalized and an error"
                 ),
                 _ => assert!(state.contains("Aborted"), "round {round}: {state}: an aborted communicator stays aborted"),
             }

@@ -26,7 +26,7 @@ fn join(child: &Child) -> (Communicator, Arc<Rendezvous>, Arc<CudaStream>) {
 fn timeout(result: Result<(), NcclError>) -> Box<Timeout> {
     match result {
         Err(NcclError::Timeout(timeout)) => timeout,
-        other => panic!("{other:?}"),
+        other => panic!("the result is {other:?}, expected a timeout"),
     }
 }
 
@@ -44,7 +44,7 @@ fn ranks_report_their_positions_to_each_other() {
             rendezvous.barrier("all other ranks have timed out").expect("all ranks arrive");
         } else {
             comm.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum).expect("the call is enqueued");
-            // A rank whose wait times out later than that of the other rank is then not missing.
+            // Because of this report, a rank whose wait times out later is not named as missing.
             comm.report().expect("the rendezvous is reachable");
             rendezvous.barrier("all ranks have issued their calls").expect("all ranks arrive");
             let error = comm.wait(&stream, Duration::from_millis(500)).expect_err("rank 2 does not join");
@@ -109,7 +109,7 @@ fn timeout_does_not_report_ranks_that_joined_by_id() {
                 (&[][..], 0),
                 "the positions of ranks that joined by id are unknown"
             );
-            assert_eq!(comm.report().expect("no rendezvous is an empty report"), []);
+            assert_eq!(comm.report().expect("without a rendezvous the report is empty"), []);
             comm.abort(DEADLINE).expect("the communicator ends");
         };
         std::thread::scope(|scope| {
@@ -129,17 +129,17 @@ fn timeout_does_not_report_ranks_that_joined_by_id() {
 
 #[test]
 fn creation_error_names_a_rank_that_has_died() {
-    fakes(2).run_many(2, |child| dies_while_the_others_make_it(&child, Duration::from_secs(1)));
+    fakes(2).run_many(2, |child| die_while_others_create_the_communicator(&child, Duration::from_secs(1)));
 }
 
 #[test]
 fn error_names_a_lost_rank_that_nccl_detects_first() {
     // NCCL loses its connection to the dead rank before the rendezvous detects the loss.
     let fakes = fakes(2).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclCommInitRankConfig:1=6");
-    fakes.run_many(2, |child| dies_while_the_others_make_it(&child, DEADLINE));
+    fakes.run_many(2, |child| die_while_others_create_the_communicator(&child, DEADLINE));
 }
 
-fn dies_while_the_others_make_it(child: &Child, deadline: Duration) {
+fn die_while_others_create_the_communicator(child: &Child, deadline: Duration) {
     if child.rank == 1 {
         // SAFETY: besides the harness, whose threads the child does not need, this process has one
         // thread. No library was loaded.

@@ -1,5 +1,5 @@
-//! Tests of the deadlines of blocked calls and of enqueued work: the communicator is aborted, the
-//! error names the ranks that are behind, and other communicators are not affected.
+//! Tests of the deadlines of blocked calls and of enqueued work. At a deadline the communicator is
+//! aborted, and the error names the ranks that are behind. Other communicators are not affected.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -35,7 +35,7 @@ fn builder(nccl: Nccl) -> CommunicatorBuilder {
 fn missing(error: &NcclError) -> &[Rank] {
     match error {
         NcclError::Timeout(timeout) => &timeout.missing,
-        other => panic!("{other}"),
+        other => panic!("the error is {other}, expected a timeout"),
     }
 }
 

@@ -206,7 +206,7 @@ fn signals_are_counted_separately_for_each_index() {
                     let error = comm
                         .wait_with(&other, Duration::from_millis(50), OnExpiry::LeaveAlone)
                         .expect_err("no further signal arrives");
-                    let NcclError::Timeout(timeout) = &error else { panic!("{error}") };
+                    let NcclError::Timeout(timeout) = &error else { panic!("the error is {error}, expected a timeout") };
                     assert_eq!(timeout.call, "wait_signal");
                 }
             }
@@ -287,7 +287,11 @@ fn window_does_not_keep_every_used_stream_alive() {
             let stream = comm.context().default_stream();
             comm.put_signal(&stream, &memory, Rank::new(0), &window, 0, Signal::default()).expect("the call is enqueued");
         }
-        assert!(handles() < before + 100, "{before} handles of the context, then {}", handles());
+        assert!(
+            handles() < before + 100,
+            "the context had {before} handles before the calls and {} afterwards, expected fewer than 100 more",
+            handles()
+        );
     });
 }
 

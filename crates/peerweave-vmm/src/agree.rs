@@ -11,7 +11,7 @@ use peerweave_types::Pe;
 
 use crate::error::{Misuse, PeerCause, VmmError};
 
-/// The reason why a round failed.
+/// The reason why an exchange of the PEs' outcomes failed.
 pub(crate) enum Disagreement {
     /// All PEs know of the failure, and each PE undoes the call.
     Known(VmmError),
@@ -28,11 +28,12 @@ impl From<Disagreement> for VmmError {
     }
 }
 
-/// Takes part in a round and returns the blobs of all PEs of the job.
+/// Exchanges this PE's outcome of a collective call with all PEs of the job. Returns the blobs of
+/// all PEs.
 ///
 /// `call` must be the same on all PEs: the call's name, its arguments and the state in which it
 /// started. `outcome` is this PE's blob for the other PEs, or this PE's error. If `outcome` is an
-/// error, the round returns that error unless the exchange itself fails.
+/// error, this function returns that error unless the exchange itself fails.
 pub(crate) fn agree(
     rendezvous: &Rendezvous,
     label: &str,
@@ -51,8 +52,8 @@ pub(crate) fn agree(
         }
         (agree::Disagreement::Rendezvous(error), outcome) => {
             if let Err(own) = outcome {
-                // The round's error is returned instead of `own`: it is worse, because other PEs
-                // may not know of this PE's failure.
+                // The exchange's error is returned instead of `own`, because other PEs may not know
+                // of this PE's failure.
                 tracing::warn!(call, error = %own, "this PE failed, and other PEs may not have been notified");
             }
             Disagreement::Unknown(error.into())

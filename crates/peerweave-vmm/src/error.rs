@@ -241,7 +241,7 @@ impl VmmError {
     }
 
     /// Returns whether another PE was lost or did not arrive. That PE does not take part in later
-    /// rounds of the call.
+    /// exchanges of the call.
     pub(crate) fn is_loss(&self) -> bool {
         matches!(self, Self::Timeout { .. } | Self::Peer { cause: PeerCause::Lost(_), .. })
     }

@@ -17,8 +17,8 @@ use peerweave_dylib::MissingSymbol;
 use crate::VmmError;
 
 peerweave_dylib::bindings! {
-    /// Functions that `peerweave_driver::Api` lacks, or that it declares with an enumeration
-    /// without the newer values.
+    /// Functions that `peerweave_driver::Api` lacks, or declares with an enumeration that lacks the
+    /// newer values.
     pub(crate) struct Extra {
         /// Returns the name of a device.
         "2.0" fn cuDeviceGetName(name: *mut c_char, len: c_int, device: CUdevice) -> CudaCode;

@@ -1,5 +1,5 @@
-//! Tests of the symmetric heap after a failure, over the fake driver: the PEs that are notified,
-//! the time until they are notified, and later calls.
+//! Tests of the symmetric heap after a failure, over the fake driver: which PEs are notified, how
+//! soon, and whether later calls succeed.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -91,7 +91,11 @@ fn failed_ipc_growth_frees_memory_that_other_pes_opened() {
                 .expect_err("PE 1 cannot open the memory");
             fail("");
             drain_retired();
-            assert_eq!(common::free_bytes(&me.context), free, "opening {nth} failed: closed memory was not freed");
+            assert_eq!(
+                common::free_bytes(&me.context),
+                free,
+                "open call {nth} failed: the memory that the other PEs closed was not freed"
+            );
         }
         let heap = heap(&me);
         let with_heap = common::free_bytes(&me.context);
@@ -119,8 +123,8 @@ fn heap_is_usable_after_one_pe_ran_out_of_descriptors() {
         let me = process(&child);
         let heap = heap(&me);
         // PE 0 leads the exchange, and PE 1 takes part. Five free descriptors suffice to export and
-        // to connect, but not to receive the descriptors of the other PEs. Two suffice to create
-        // and export. One does not.
+        // to connect, but not to receive the descriptors of the other PEs. Two free descriptors
+        // suffice to create and export. One free descriptor does not suffice.
         for (victim, room) in [(0, 5), (1, 5), (1, 2), (0, 2), (1, 1)] {
             // Descriptors that are closed during the call would hide the shortage.
             drain_retired();
@@ -142,7 +146,9 @@ fn heap_is_usable_after_one_pe_ran_out_of_descriptors() {
             if me.pe == victim {
                 assert!(says_so(&error.to_string()), "{room}: {error}");
             } else {
-                let VmmError::Peer { pe, cause: PeerCause::Failed(text), .. } = &error else { panic!("{room}: {error}") };
+                let VmmError::Peer { pe, cause: PeerCause::Failed(text), .. } = &error else {
+                    panic!("{room}: the error is {error}, expected Peer with the cause Failed")
+                };
                 assert!(pe.get() == victim && says_so(text), "{room}: {error}");
             }
             drop(held);
@@ -312,7 +318,7 @@ fn error_names_the_pe_that_sent_invalid_data() {
             }
             // Acts like a version of this crate that sends a longer blob.
             let message_of =
-                me.rendezvous.exchange("peerweave-vmm/new", &statement(&call, &[7; 80])).expect("the round succeeds");
+                me.rendezvous.exchange("peerweave-vmm/new", &statement(&call, &[7; 80])).expect("the exchange succeeds");
             let id = u64::from_le_bytes(message_of[0][5 + call.len()..][..8].try_into().expect("the number has 8 bytes"));
             let start = Instant::now();
             let chunk = me.rendezvous.exchange(&format!("peerweave-vmm/{id:016x}/0/chunk"), &statement(&call, &[]));
@@ -338,7 +344,7 @@ fn drain_retired_waits_until_a_mapping_is_unmapped() {
 }
 
 #[test]
-fn broken_heap_creates_no_multicast_objects() {
+fn unusable_heap_creates_no_multicast_objects() {
     Fakes::new().cuda().run(|| {
         let deadline = Duration::from_secs(5);
         let is_over = std::sync::Barrier::new(2);
@@ -348,7 +354,7 @@ fn broken_heap_creates_no_multicast_objects() {
                 is_over.wait();
                 return;
             }
-            heap.alloc::<u8>(1).expect_err("PE 1 sleeps");
+            heap.alloc::<u8>(1).expect_err("PE 1 does not arrive");
             let start = Instant::now();
             let error = heap.multicast().expect_err("the PEs may have different states");
             assert!(matches!(error, VmmError::Misuse(Misuse::Broken { .. })), "{error}");

@@ -42,7 +42,7 @@ fn all_to_all(me: &Me, heap: &SymmetricHeap, len: usize) {
         assert_eq!(
             peerweave_vmm::read(&me.stream, &theirs, soon()).expect("the get completes"),
             words(from, at, len),
-            "{from} to {at}"
+            "the data from PE {from} to PE {at} is wrong"
         );
     }
     me.barrier("got");
@@ -115,7 +115,7 @@ fn processes_share_memory_and_release_everything() {
 }
 
 #[test]
-fn processes_without_virtual_memory_share_by_legacy_ipc() {
+fn processes_on_devices_without_vmm_share_by_legacy_ipc() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(3, |child| {
         let me = process(&child);
         whole_life(&me, options(), HeapTransport::Ipc);
@@ -151,7 +151,7 @@ fn memory_with_another_owner_is_not_freed() {
             let error = heap.free(memory).expect_err("another owner exists");
             assert!(matches!(error, VmmError::Misuse(Misuse::StillShared { handles: 2, .. })), "{error}");
             drop(keep);
-            // A weak handle cannot be upgraded either.
+            // After the failed call of `free`, a weak handle cannot be upgraded.
             let memory = heap.alloc::<u64>(16).expect("the heap has room");
             let weak = memory.keep().map(|(_, keep)| std::sync::Arc::downgrade(&keep)).expect("the memory has an owner");
             assert!(heap.free(memory).is_err() && weak.upgrade().is_none(), "the memory must stay allocated without a handle");
@@ -162,14 +162,14 @@ fn memory_with_another_owner_is_not_freed() {
 }
 
 #[test]
-fn threads_without_virtual_memory_enable_peer_access() {
+fn threads_on_devices_without_vmm_enable_peer_access() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run(|| {
         threads(3, |me| whole_life(&me, options().sharing(Sharing::Ipc), HeapTransport::Ipc));
     });
 }
 
 #[test]
-fn heap_uses_fabric_handles_or_returns_the_reason_why_not() {
+fn heap_uses_fabric_handles_or_returns_a_fallback_reason() {
     let place = tempfile::tempdir().expect("the temporary directory is created");
     let fabric = || Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FABRIC_DIR", place.path());
     let fallback_reason = |me: &Me| {
@@ -248,7 +248,9 @@ fn heap_grows_automatically_up_to_its_limit() {
             let large = heap.alloc::<f32>(2 * MIB).expect("the heap grows");
             assert!(heap.bytes() >= 8 * MIB as u64);
             let error = heap.alloc::<u8>(16 * MIB).expect_err("the allocation exceeds the limit");
-            let VmmError::Misuse(Misuse::Exhausted { bytes, limit, .. }) = error else { panic!("{error}") };
+            let VmmError::Misuse(Misuse::Exhausted { bytes, limit, .. }) = error else {
+                panic!("the error is {error}, expected Exhausted")
+            };
             assert_eq!((bytes, limit), (16 * MIB as u64, 16 * MIB as u64));
             // The refused allocation does not affect the heap.
             let small = heap.alloc::<f64>(3).expect("the heap has room");
@@ -267,7 +269,9 @@ fn heap_is_usable_after_diverging_calls_fail_on_all_pes() {
             let heap = heap(&me, options());
             let len = if me.pe == 2 { 11 } else { 10 };
             let error = heap.alloc::<f32>(len).expect_err("the lengths differ");
-            let VmmError::Misuse(Misuse::Diverged { one, other, one_has, other_has, .. }) = &error else { panic!("{error}") };
+            let VmmError::Misuse(Misuse::Diverged { one, other, one_has, other_has, .. }) = &error else {
+                panic!("the error is {error}, expected Diverged")
+            };
             assert_eq!((*one, *other), (Pe::new(0), Pe::new(2)));
             assert!(one_has.contains("alloc(10 x f32") && other_has.contains("alloc(11 x f32"), "{error}");
             let memory = heap.alloc::<f32>(10).expect("the calls of the PEs are equal");
@@ -344,7 +348,7 @@ fn free_waits_for_local_streams_and_times_out() {
             match (me.pe, &error) {
                 (0, VmmError::Timeout { call, missing, .. }) => assert!(call.contains("stream") && missing.is_empty(), "{error}"),
                 (_, VmmError::Peer { pe, .. }) => assert_eq!(pe.get(), 0),
-                _ => panic!("{error}"),
+                _ => panic!("the error is {error}, expected Timeout on PE 0 and Peer on the other PEs"),
             }
             if me.pe == 0 {
                 hold(&me.stream, false);
@@ -368,7 +372,7 @@ fn error_at_the_deadline_names_the_missing_pe() {
                 is_over.wait();
                 return;
             }
-            let error = heap.alloc::<u8>(1).expect_err("PE 1 sleeps");
+            let error = heap.alloc::<u8>(1).expect_err("PE 1 does not arrive");
             assert!(matches!(&error, VmmError::Timeout { missing, .. } if *missing == [Pe::new(1)]), "{error}");
             let error = heap.alloc::<u8>(1).expect_err("the PEs may have different states");
             assert!(matches!(error, VmmError::Misuse(Misuse::Broken { .. })), "{error}");
@@ -378,7 +382,7 @@ fn error_at_the_deadline_names_the_missing_pe() {
 }
 
 #[test]
-fn failed_heap_creation_fails_on_all_pes_and_leaks_nothing() {
+fn heap_creation_error_is_returned_on_all_pes_without_leaks() {
     Fakes::new().cuda().run_many(2, |child| {
         let me = process(&child);
         let functions = [
@@ -401,7 +405,9 @@ fn failed_heap_creation_fails_on_all_pes_and_leaks_nothing() {
                     fail("");
                     assert!(cuda(&error).is_some_and(|(call, code)| call == function && code == 201), "{function}: {error}");
                 } else {
-                    let VmmError::Peer { pe, cause: PeerCause::Failed(text), .. } = &error else { panic!("{function}: {error}") };
+                    let VmmError::Peer { pe, cause: PeerCause::Failed(text), .. } = &error else {
+                        panic!("{function}: the error is {error}")
+                    };
                     assert_eq!(pe.get(), 1);
                     assert!(text.contains(function), "{text}");
                 }
@@ -470,7 +476,7 @@ fn heap_on_devices_without_peer_access_is_refused() {
 }
 
 #[test]
-fn error_on_all_pes_names_the_peers_that_lose_data() {
+fn check_peers_error_names_the_pes_of_the_broken_path() {
     Fakes::new().cuda().run(|| {
         threads(3, |me| {
             let heap = heap(&me, options());

@@ -174,7 +174,7 @@ fn invalid_arguments_are_refused_before_the_driver_call() {
         assert!(matches!(memory.export_file_descriptor(), Err(VmmError::Misuse(Misuse::Value { what: "exportable", .. }))));
         drop(view);
         fail("cuMemSetAccess:1=999");
-        assert!(mapping.allow(&[0, 1], Rights::Read).is_err(), "by order");
+        assert!(mapping.allow(&[0, 1], Rights::Read).is_err(), "the injected fault must be returned");
         fail("");
         // The driver may have reduced the rights of some devices before it failed.
         assert!(matches!(mapping.memory::<u8>(1), Err(VmmError::Misuse(Misuse::Value { what: "rights", .. }))));
@@ -267,7 +267,9 @@ fn missing_driver_function_is_named_in_the_error() {
         Fakes::new().cuda().without(function).env("LACKS", function).run(|| {
             let lacks = std::env::var("LACKS").expect("the variable is set above");
             let error = sequence(&context(0)).expect_err("the driver lacks a function");
-            let VmmError::Driver(DriverError::Missing(missing)) = &error else { panic!("{error}") };
+            let VmmError::Driver(DriverError::Missing(missing)) = &error else {
+                panic!("the error is {error}, expected Missing")
+            };
             assert_eq!((missing.name, missing.since), (lacks.as_str(), "10.2"));
             drain_retired();
             Calls::now().assert_balanced(&lacks);
@@ -286,7 +288,7 @@ fn missing_driver_error_lists_the_tried_paths() {
 }
 
 #[test]
-fn exported_descriptor_outlives_the_exporting_process() {
+fn exported_descriptor_keeps_memory_that_its_owner_dropped() {
     Fakes::new().cuda().run_many(2, |child| {
         let me = process(&child);
         let members = [0, 1].map(Into::into);
@@ -304,7 +306,7 @@ fn exported_descriptor_outlives_the_exporting_process() {
                 .expect("the write completes");
             let SharedMemory::FileDescriptor { fd, .. } = memory.export_file_descriptor().expect("the handle type is supported")
             else {
-                panic!()
+                panic!("the export returned no file descriptor")
             };
             me.rendezvous.share_descriptor(&members, Some(fd)).expect("the other PE takes part");
             drop(memory);

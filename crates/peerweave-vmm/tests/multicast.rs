@@ -1,5 +1,5 @@
-//! Tests of multicast objects over the fake driver, which replicates stores. They never use a real
-//! driver.
+//! Tests of multicast objects over the fake driver, which replicates stores. The tests never use a
+//! real driver.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -125,7 +125,7 @@ fn whole_life(me: &Me) {
 }
 
 #[test]
-fn multicast_store_reaches_the_pes_of_all_threads() {
+fn multicast_store_reaches_pes_that_are_threads() {
     Fakes::new().cuda().run(|| {
         for n in [2, 3, 8] {
             threads(n, |me| whole_life(&me));
@@ -135,7 +135,7 @@ fn multicast_store_reaches_the_pes_of_all_threads() {
 }
 
 #[test]
-fn multicast_store_reaches_the_pes_of_all_processes() {
+fn multicast_store_reaches_pes_that_are_processes() {
     for n in [2, 5, 8] {
         Fakes::new().cuda().run_many(n, |child| {
             let me = process(&child);
@@ -149,7 +149,7 @@ fn multicast_store_reaches_the_pes_of_all_processes() {
 #[test]
 fn groups_of_pes_create_separate_multicast_objects() {
     Fakes::new().cuda().run(|| {
-        // The groups are as on several machines. The last group has one PE less.
+        // Each group stands for the PEs of one machine. The last group has one PE fewer.
         threads(5, |me| {
             let groups = [vec![0, 2], vec![1, 3], vec![4]].map(|pes| pes.into_iter().map(Pe::new).collect::<Vec<_>>());
             let members = groups.iter().find(|group| group.contains(&Pe::new(me.pe))).expect("each PE is in a group");
@@ -171,7 +171,7 @@ fn groups_of_pes_create_separate_multicast_objects() {
                 [members[0].get() as u8 + 1; 4],
                 "the data of the group's first PE has not arrived"
             );
-            // A PE that has another object than the rest of its group is an error on all PEs.
+            // If the object of one PE differs from the object of its group, all PEs get an error.
             let team = collective(&me.rendezvous, &me.context, members, "again", bytes).expect("all PEs add their devices");
             let other = collective(&me.rendezvous, &me.context, members, "other", bytes).expect("all PEs add their devices");
             let team = if me.pe == 2 { other } else { team };
@@ -256,7 +256,7 @@ fn disabled_multicast_calls_no_driver_function() {
                 me.barrier("counted");
                 let check = |error: VmmError| match error {
                     VmmError::MulticastDisabled(disabled) => assert_eq!(disabled.variable, forbids),
-                    other => panic!("{other}"),
+                    other => panic!("the error is {other}, expected MulticastDisabled"),
                 };
                 check(Building::create(&me.context, properties).expect_err("multicast is disabled"));
                 let shared = SharedMulticast::FileDescriptor { fd: file(), properties, id: MulticastId([1; 16]) };
@@ -298,7 +298,7 @@ fn multicast_disabled_on_one_pe_is_an_error_on_all_pes() {
             (0, VmmError::Peer { pe, .. }) => {
                 assert_eq!((pe.get(), error.to_string().contains("PEERWEAVE_MULTICAST=off")), (1, true))
             }
-            _ => panic!("{error}"),
+            _ => panic!("the error is {error}, expected MulticastDisabled on PE 1 and Peer on PE 0"),
         }
         drain_retired();
         Calls::now().assert_balanced("after the failed call");
@@ -423,9 +423,9 @@ fn mapping_bindings_and_object_are_released_in_order() {
         drain_retired();
         Calls::now().assert_balanced("after the memory was dropped");
 
-        // The call that fails, and the numbers of successful release calls in the order of `GOING`.
-        // The first numbers are those after the address was dropped, the second those after the
-        // memory was dropped too.
+        // The call that fails, and the numbers of successful calls of the functions in `GOING`. The
+        // first numbers are those after the multicast mapping was dropped. The second numbers are
+        // those after the memory was dropped too.
         let failures = [
             ("cuMemUnmap", [0, 0, 0, 0], [1, 0, 0, 1]),
             ("cuMulticastUnbind", [1, 1, 0, 1], [3, 1, 1, 3]),
@@ -463,7 +463,7 @@ fn multicast_calls_refuse_invalid_arguments() {
         let create = |properties| Building::create(&contexts[0], properties).map(drop);
         let value = |result: Result<(), VmmError>, name: &str| match result {
             Err(VmmError::Misuse(Misuse::Value { what, .. })) => assert_eq!(what, name),
-            other => panic!("{name}: {other:?}"),
+            other => panic!("{name}: the result is {other:?}, expected Misuse::Value"),
         };
         value(create(MulticastProperties::new(0, bytes)), "devices");
         value(create(MulticastProperties { flags: 4, ..MulticastProperties::new(2, bytes) }), "flags");
@@ -494,7 +494,7 @@ fn multicast_calls_refuse_invalid_arguments() {
         value(team.bind(&ours[2].0, 0, 0, bytes).map(drop), "memory");
         let misuse = |result: Result<Binding, VmmError>| match result {
             Err(VmmError::Misuse(misuse)) => misuse,
-            other => panic!("{other:?}"),
+            other => panic!("the result is {other:?}, expected a misuse"),
         };
         assert!(matches!(misuse(team.bind(&ours[0].0, 0, 0, 2 * bytes)), Misuse::OutOfRange { .. }));
         assert!(matches!(misuse(team.bind(&ours[0].0, bytes, 0, bytes)), Misuse::OutOfRange { .. }));
@@ -527,7 +527,7 @@ fn multicast_calls_refuse_invalid_arguments() {
 }
 
 #[test]
-fn multicast_team_is_complete_when_all_devices_are_added() {
+fn multicast_team_without_all_devices_is_not_complete() {
     Fakes::new().cuda().run(|| {
         threads(2, |me| {
             let members = [Pe::new(0), Pe::new(1)];
@@ -537,7 +537,7 @@ fn multicast_team_is_complete_when_all_devices_are_added() {
                 let SharedMulticast::FileDescriptor { fd, id, .. } =
                     building.export_file_descriptor().expect("the handle type is supported")
                 else {
-                    panic!()
+                    panic!("the export returned no file descriptor")
                 };
                 me.rendezvous.exchange("id", &id.0).expect("the other PE takes part");
                 me.rendezvous.share_descriptor(&members, Some(fd)).expect("the other PE takes part");
@@ -567,7 +567,7 @@ fn multicast_object_imported_as_memory_is_not_mapped() {
         let building = Building::create(&contexts[0], MulticastProperties::new(1, bytes())).expect("the object is created");
         let SharedMulticast::FileDescriptor { fd, .. } = building.export_file_descriptor().expect("the handle type is supported")
         else {
-            panic!()
+            panic!("the export returned no file descriptor")
         };
         // SAFETY: the call violates the contract on purpose, and the driver returns an error.
         let imported = unsafe { PhysicalMemory::import(&contexts[0], SharedMemory::FileDescriptor { fd, bytes: bytes() }) };

@@ -1,5 +1,5 @@
-//! Tests of multicast objects with invalid arguments, disabled multicast and missing PEs. They
-//! always use the fake driver, never a real one.
+//! Tests of multicast objects with invalid arguments, disabled multicast and missing PEs. The tests
+//! always use the fake driver, never a real driver.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -237,7 +237,7 @@ fn fabric_object_refuses_memory_without_fabric_handles() {
             let building = Building::create(&me.context, properties).expect("the object is created");
             let SharedMulticast::Fabric { handle, id, .. } = building.export_fabric().expect("the handle type is supported")
             else {
-                panic!("no fabric handle")
+                panic!("the export returned no fabric handle")
             };
             me.rendezvous.exchange("handle", &[&handle.0[..], &id.0[..]].concat()).expect("the other PE takes part");
             building
@@ -359,7 +359,7 @@ fn timeout_at_a_later_chunk_keeps_earlier_chunks_bound() {
 }
 
 #[test]
-fn call_waits_for_at_most_one_deadline_if_a_pe_is_lost() {
+fn multicast_creation_waits_for_one_deadline_if_a_pe_is_lost() {
     Fakes::new().cuda().run(|| {
         let deadline = Duration::from_secs(6);
         threads_within(2, deadline, |me| {
@@ -369,10 +369,10 @@ fn call_waits_for_at_most_one_deadline_if_a_pe_is_lost() {
                 let error = collective(&me.rendezvous, &me.context, &members, "lost", bytes).map(drop).expect_err("PE 1 is lost");
                 let took = start.elapsed();
                 assert_eq!(error.blamed(), [Pe::new(1)], "{error}");
-                assert!(took < deadline * 2, "the call waited for a second round: {took:?}");
+                assert!(took < deadline * 2, "the call waited for a second exchange: {took:?}");
                 return;
             }
-            // Acts like a PE that is lost after the second round.
+            // Acts like a PE that is lost after the second exchange.
             let call = format!("multicast::collective(lost, {bytes} bytes)");
             let say = |round: &str, blob: &[u8]| {
                 let statement = [&[1], &(call.len() as u32).to_le_bytes()[..], call.as_bytes(), blob].concat();

@@ -50,7 +50,7 @@ fn pair_check_error_names_the_devices_that_lose_data() {
         let contexts = contexts(2);
         assert!(peer::pair(0, 1).expect("the fake driver is loaded").access, "the driver must report peer access");
         let error = peer::check_pair(&contexts[0], &contexts[1], soon()).expect_err("the written data is lost");
-        let VmmError::BrokenPeer { from, to, what } = &error else { panic!("{error}") };
+        let VmmError::BrokenPeer { from, to, what } = &error else { panic!("the error is {error}, expected BrokenPeer") };
         assert_eq!((from.as_str(), to.as_str()), ("device 0", "device 1"));
         assert!(what.contains("word 0 of the data written is"), "{what}");
     });

@@ -141,7 +141,8 @@ fn memory_used_on_a_foreign_per_thread_stream_stays_mapped() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         let (mapping, view) = mapped(&context);
-        // Another library that accepts the memory as a buffer gets its address for work.
+        // Acts like another library that accepts the memory as a buffer and gets the address for
+        // its work.
         drop(view.read(&context.per_thread_stream()).expect("the memory has an address"));
         assert!(!drop_elsewhere((view, mapping)), "memory that this thread's stream may use was unmapped");
         threads(1, |me| {

@@ -1,7 +1,8 @@
 //! Forced teardown of communicators.
 //!
-//! Invariant: a handle is passed to `ncclCommAbort` once. The thread that closes the gate of the
-//! communicator starts the abort, which runs on a separate thread if the system can start a thread.
+//! Invariant: a handle is passed to `ncclCommAbort` once. The thread that closes the communicator's
+//! gate (its lock) starts the abort. The abort runs on a separate thread if the system can start a
+//! thread.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -21,17 +22,17 @@ use crate::sys::ncclResult_t;
 /// Time limit of aborts for which the caller sets no limit.
 pub(crate) const ABORT_LIMIT: Duration = Duration::from_secs(10);
 
-/// Time for which an abort waits for threads inside the gate before it calls `ncclCommAbort`. On a
-/// non-blocking communicator such a thread returns within microseconds. A thread that is stuck
-/// inside NCCL returns only after the abort.
+/// Time for which an abort waits for threads that hold the communicator's lock before it calls
+/// `ncclCommAbort`. On a non-blocking communicator such a thread returns within microseconds. A
+/// thread that is stuck inside NCCL returns only after the abort.
 const ABORT_GRACE: Duration = Duration::from_millis(500);
 
 /// Time for which an abort waits for NCCL to end running work, if graphs prevent NCCL from freeing
 /// the communicator.
 const ABORT_WITH_GRAPHS: Duration = Duration::from_millis(200);
 
-/// Time after the begin of an abort in which a thread of NCCL stops launching the work of a call,
-/// if graphs prevent NCCL from reporting that the abort is finished.
+/// Time after the start of an abort within which NCCL's threads stop launching work. Used if graphs
+/// prevent NCCL from reporting that the abort is finished.
 const LAUNCH_WITH_GRAPHS: Duration = Duration::from_secs(2);
 
 impl Abort {
@@ -40,9 +41,10 @@ impl Abort {
     /// caller may reuse after the return.
     ///
     /// Captured graphs prevent NCCL from freeing the communicator and from reporting that the abort
-    /// is finished. With such graphs, this function does not wait on a blocking communicator, where
-    /// the calling thread has left NCCL and no other thread launches its work. On a non-blocking
-    /// communicator, this function waits for [`LAUNCH_WITH_GRAPHS`] after the abort has begun.
+    /// is finished. With captured graphs on a blocking communicator, this function does not wait:
+    /// the calling thread has left NCCL, and no other thread launches its work. With captured
+    /// graphs on a non-blocking communicator, this function waits for [`LAUNCH_WITH_GRAPHS`] after
+    /// the abort has begun.
     ///
     /// Without graphs, this is the only wait of this crate without a deadline. Returning before
     /// NCCL has finished would be unsound.
@@ -68,7 +70,7 @@ pub(crate) fn abort_together(communicators: &[Arc<Inner>], limit: Duration) -> R
     abort_closed(&closed, limit).into_iter().collect::<Result<Vec<()>, _>>().map(|aborted| aborted.len())
 }
 
-/// Aborts and frees communicators whose gates this thread has closed. Waits for at most `limit`.
+/// Aborts and frees communicators that this thread has closed. Waits for at most `limit`.
 ///
 /// If captured graphs use a communicator, NCCL frees the communicator only when the graphs are
 /// destroyed. For such a communicator, this function waits only until NCCL has ended the running
@@ -105,8 +107,8 @@ pub(crate) fn abort_closed(communicators: &[Arc<Inner>], limit: Duration) -> Vec
     communicators.iter().zip(aborts).map(wait).collect()
 }
 
-/// Aborts and frees a closed communicator, once no thread is inside its gate, or all threads inside
-/// its gate are blocked in NCCL.
+/// Aborts and frees a closed communicator, once no thread holds its lock, or all threads that hold
+/// its lock are blocked in NCCL.
 ///
 /// A thread that is blocked in a group uses all communicators of the group, and returns when the
 /// first of these communicators is aborted. So the first communicator is aborted alone, and the

@@ -4,7 +4,8 @@
 //! and `lifecycle.rs` ends communicators. `wait.rs` waits for enqueued work. The operations are in
 //! `collectives.rs` and `one_sided.rs`.
 //!
-//! Invariant: queries call NCCL inside the gate, or return values stored at creation.
+//! Invariant: queries call NCCL while they hold the communicator's lock, or return values stored at
+//! creation.
 
 use std::ffi::c_void;
 use std::fmt;

@@ -56,8 +56,8 @@ impl Inner {
         if may_go_on { ncclResult_t::ncclInProgress } else { code }
     }
 
-    /// Calls a function of NCCL on the handle while this thread owns the gate and the device's
-    /// context is current. Waits until NCCL has finished.
+    /// Calls a function of NCCL on the handle. During the call this thread holds the communicator's
+    /// lock, and the device's context is current. Waits until NCCL has finished.
     ///
     /// # Errors
     /// The errors of [`enter`](Self::enter) and [`complete`](Self::complete); errors that NCCL
@@ -72,7 +72,7 @@ impl Inner {
         self.call_inside(name, inside, function)
     }
 
-    /// Like [`call`](Self::call), for a thread that is already inside the gate.
+    /// Like [`call`](Self::call), for a thread that already holds the communicator's lock.
     pub(crate) fn call_inside(
         self: &Arc<Self>,
         name: &'static str,
@@ -126,8 +126,8 @@ impl Inner {
     }
 }
 
-/// Marks the communicator as failed if NCCL keeps the error of a refused call. A non-blocking
-/// communicator does, and every later call would return that error again.
+/// Marks the communicator as failed if NCCL keeps the error of a refused call. NCCL keeps the error
+/// of a non-blocking communicator, and every later call would return that error again.
 fn keep_failure(inner: &Inner) {
     if !inner.gate.is_closed() && !matches!(inner.ask(), Ok(ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress)) {
         let _ = inner.gate.change(State::Live, State::Failed);
@@ -273,9 +273,9 @@ pub(crate) fn complete_all(
     }
 }
 
-/// Marks this thread as blocking in all gates. Fails if another thread has aborted or finalized one
-/// of the communicators. This thread is then marked in no gate, because the other thread waits
-/// until this thread has left the gates.
+/// Marks this thread as blocking in the locks of all communicators. Fails if another thread has
+/// aborted or finalized one of the communicators. After this error no lock has a mark, because the
+/// other thread waits until this thread has released the locks.
 #[inline]
 pub(crate) fn enter_blocking_all(call: &'static str, inside: &[(&Arc<Inner>, Inside<'_>)]) -> Result<(), NcclError> {
     /// Number of the last group of several communicators.

@@ -17,7 +17,7 @@ use crate::{DeadState, Nccl};
 
 /// Number of `ncclMemAlloc` allocations that have not been freed.
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
-/// Total requested size of these allocations, in bytes.
+/// Total requested size, in bytes, of the `ncclMemAlloc` allocations that have not been freed.
 static BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// Counts one allocation of NCCL's memory. Dropped when the memory is freed.

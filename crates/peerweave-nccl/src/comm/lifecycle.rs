@@ -3,7 +3,7 @@
 //! Calls to NCCL that may never return run on a separate thread.
 //!
 //! Invariant: a handle is passed to `ncclCommDestroy` or `ncclCommAbort` once. Only the thread that
-//! closes the communicator's gate starts this call.
+//! closes the communicator's gate (its lock) starts this call.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -223,7 +223,7 @@ impl Communicator {
     }
 
     /// Calls `function`, which suspends or resumes the communicator, and records the new state
-    /// before another thread enters the gate.
+    /// before another thread acquires the communicator's lock.
     fn change(
         &self,
         call: &'static str,
@@ -274,8 +274,8 @@ pub(crate) fn no_graphs<'a>(
     }
 }
 
-/// Revokes a non-blocking communicator while no other thread is inside the gate and NCCL has no
-/// pending call.
+/// Revokes a non-blocking communicator while no other thread holds the communicator's lock and NCCL
+/// has no pending call.
 fn revoke_exclusively(inner: &Arc<Inner>, call: &'static str) -> Result<(), NcclError> {
     let start = Instant::now();
     let inside = inner.enter(call, Allowed::OPEN)?;
@@ -317,8 +317,8 @@ fn revoke_exclusively(inner: &Arc<Inner>, call: &'static str) -> Result<(), Nccl
     }
 }
 
-/// Revokes a blocking communicator while other threads may be inside the gate. Blocked calls of
-/// these threads end.
+/// Revokes a blocking communicator while other threads may hold the communicator's lock. Blocked
+/// calls of these threads end.
 fn revoke_concurrently(inner: &Arc<Inner>, call: &'static str) -> Result<(), NcclError> {
     let reader = inner.gate.enter_shared(Allowed::OPEN).map_err(|refused| inner.refused(call, refused))?;
     inner.bind()?;

@@ -15,7 +15,7 @@ use crate::library::error::{MisuseKind, NcclError, RankReport};
 use crate::member::membership::{self, Inner};
 use crate::member::threads::this_thread;
 
-/// Interval at which the other ranks of the process are checked.
+/// Interval at which the communicator's other ranks in this process are checked.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Minimum time before a rank counts as omitted. Threads can be late by up to this time.
@@ -73,11 +73,12 @@ impl LeftOut {
 
     /// Fails if the waiting thread has omitted a rank.
     ///
-    /// A rank counts as omitted if it has issued fewer collectives, and the waiting thread was the
-    /// last to create or use it. The program may have passed the rank's handle to another thread
-    /// that has not made a call yet. So the check fails only after half of the deadline, and at
-    /// least half a second. If the waiting thread has issued the collective for another rank too,
-    /// the check fails after one second.
+    /// A rank counts as omitted under two conditions. The rank has issued fewer collectives than
+    /// the waiting rank, and the waiting thread was the last thread that created or used the rank.
+    /// The program may have passed the rank's handle to another thread that has not made a call
+    /// yet. So the check fails only after half of the deadline, and at least half a second. If the
+    /// waiting thread has also issued the collective for another rank, the check fails after one
+    /// second.
     ///
     /// # Errors
     /// [`MisuseKind::NotInGroup`].

@@ -21,11 +21,11 @@ use crate::{Nccl, Timeout};
 /// Time limit for which the process waits at exit for communicators that are being ended.
 pub(crate) const EXIT_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Number of background threads, of every [`Work`]. The bit [`CLOSED`] is set when no further
-/// thread may start.
+/// Number of running background threads, for all kinds of [`Work`]. The bit [`CLOSED`] is set when
+/// no further thread may start.
 static ENDING: AtomicUsize = AtomicUsize::new(0);
 
-/// Number of these threads whose work is to end a whole communicator.
+/// Number of running background threads that end a whole communicator.
 static COMMUNICATORS: AtomicUsize = AtomicUsize::new(0);
 
 /// Bit of [`ENDING`]: the process is ending and does not wait for background threads any more.
@@ -207,11 +207,12 @@ pub(crate) fn no_thread_error(call: &'static str) -> NcclError {
 }
 
 /// Registers a function that runs at process exit. The function waits for the threads that end
-/// communicators, and prevents new ones. NCCL, its CUDA runtime and the driver free their state at
-/// exit, and a thread inside these libraries would use freed state.
+/// communicators, and prevents the start of new threads. NCCL, its CUDA runtime and the driver free
+/// their state at exit, and a thread inside these libraries would use freed state.
 ///
 /// Exit functions run in reverse order of registration. The CUDA runtime registers its exit
-/// function when the first communicator is created. So this function is called again after that.
+/// function when the first communicator is created. So this function is called again after the
+/// first communicator was created.
 fn wait_at_exit(registered: &Once) {
     registered.call_once(|| {
         // SAFETY: the function lives as long as the process, and does not panic.
@@ -221,7 +222,7 @@ fn wait_at_exit(registered: &Once) {
     });
 }
 
-/// Registers [`wait_at_exit`] again after the first communicator was created.
+/// Registers the exit function of [`wait_at_exit`] again, after the first communicator was created.
 pub(super) fn created() {
     static REGISTERED: Once = Once::new();
     wait_at_exit(&REGISTERED);
@@ -268,8 +269,8 @@ pub(super) fn spawn_background<R: Send + 'static>(work: Work, run: impl FnOnce()
     std::thread::Builder::new().name(work.name().to_owned()).spawn(body).ok().map(|_| receiver)
 }
 
-/// Runs `work` inside a communicator's gate, for a destructor. Runs `work` on this thread if the
-/// gate becomes free within `patience`. If the gate is busy, runs `work` on another thread. Does
+/// Runs `work` for a destructor, while the communicator's lock is held. Runs `work` on this thread
+/// if the lock becomes free within `patience`, and on another thread if the lock stays busy. Does
 /// nothing if the communicator was freed.
 pub(crate) fn run_or_defer(
     inner: Arc<Inner>,

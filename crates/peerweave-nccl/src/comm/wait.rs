@@ -43,7 +43,8 @@ const ASK_EVERY: Duration = Duration::from_millis(2);
 
 /// Interval at which a waiter queries the rendezvous for lost ranks.
 const WATCH_EVERY: Duration = Duration::from_millis(50);
-/// Time limit of one such query. The response usually takes less than 0.1 ms.
+/// Time limit of one query of the rendezvous for lost ranks. The response usually takes less than
+/// 0.1 ms.
 const WATCH_PATIENCE: Duration = Duration::from_millis(20);
 
 /// Time after the loss of a rank for which a wait continues. Work that the rank joined before it
@@ -181,7 +182,7 @@ fn is_about_asking(code: CudaCode) -> bool {
 /// Checks whether the stream's state still describes the work. A revoked or aborted communicator
 /// also ends its work, so the work then looks complete.
 ///
-/// If another thread is inside the gate, this function waits for that thread for at most
+/// If another thread holds the communicator's lock, this function waits for that thread for at most
 /// `patience`. That thread detects asynchronous errors that NCCL returns.
 fn look(inner: &Arc<Inner>, call: &'static str, patience: Duration) -> Result<(), Stop> {
     let state = inner.gate.state();
@@ -284,7 +285,7 @@ fn ask_rendezvous<R: Default + Send + 'static>(
 }
 
 /// Converts an error of NCCL to [`NcclError::PeerLost`] if the rendezvous reports a lost rank.
-/// Called outside of the gate, because the query may take half a second or more.
+/// Called without the communicator's lock, because the query may take half a second or more.
 #[cold]
 pub(crate) fn root_cause(inner: &Arc<Inner>, error: NcclError) -> NcclError {
     let NcclError::Nccl(failure) = &error else { return error };
@@ -421,7 +422,7 @@ mod tests {
                     watch.answered(waited, took, Vec::new());
                 }
             }
-            assert!((most - 1..=most).contains(&asked), "{asked} queries of {took:?} each");
+            assert!((most - 1..=most).contains(&asked), "{asked} queries of {took:?} each, expected {most} or one fewer");
         }
     }
 }

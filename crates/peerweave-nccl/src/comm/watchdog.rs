@@ -1,13 +1,13 @@
 //! The watchdog: one thread of the process that enforces the deadlines of blocked calls and of
 //! enqueued work.
 //!
-//! The watchdog adds no cost to calls, because it reads values that each call writes anyway: the
-//! owner of the gate (`state.rs`), the number of the last call, and the streams with work. For each
-//! late call, a separate thread queries the positions of the other ranks. So a query does not delay
-//! the deadline of another call.
+//! The watchdog adds no cost to calls, because it only reads values that each call writes anyway.
+//! These values are the owner of the communicator's lock (`state.rs`), the number of the last call,
+//! and the streams with work. For each late call, a separate thread queries the positions of the
+//! other ranks. So a query does not delay the deadline of another call.
 //!
-//! Invariant: the watchdog closes the gate of a communicator before the watchdog aborts the
-//! communicator. For a late call, the watchdog closes the gate only while the call is still
+//! Invariant: the watchdog closes a communicator to new calls before the watchdog aborts the
+//! communicator. For a late call, the watchdog closes the communicator only while the call is still
 //! blocked.
 
 use std::collections::HashMap;
@@ -222,8 +222,8 @@ impl LateCall {
     }
 }
 
-/// Returns the communicators of the group in which the thread inside this communicator's gate is
-/// blocked. The thread leaves the gates of all these communicators at the same time.
+/// Returns the communicators of the group in which the thread that holds this communicator's lock
+/// is blocked. The thread releases the locks of all these communicators at the same time.
 pub(crate) fn stuck_together(inner: &Arc<Inner>) -> Vec<Arc<Inner>> {
     let group = inner.group.load(Ordering::Acquire);
     if group == 0 {

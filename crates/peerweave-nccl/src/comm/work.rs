@@ -39,7 +39,7 @@ struct Marks {
     sequence: u64,
     /// The events that the streams have not reached.
     pending: Vec<Mark>,
-    /// Whether every stream got an event. A stream that is being captured gets none.
+    /// Whether every stream got an event. A stream that is being captured gets no event.
     is_complete: bool,
 }
 

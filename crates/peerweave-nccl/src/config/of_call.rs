@@ -234,8 +234,9 @@ impl CollConfig {
     }
 }
 
-/// NCCL's struct of a configuration of a collective, for one version of NCCL. It must outlive every
-/// call to which it is passed, and the end of the group of such a call.
+/// NCCL's struct of a configuration of a collective, for one version of NCCL. The struct must
+/// outlive every call to which it is passed. If the call is in a group, the struct must also
+/// outlive the end of the group.
 ///
 /// The type is not `Clone`, because `raw` points into `_extensions`.
 pub(crate) struct RawCollConfig {

@@ -424,16 +424,20 @@ mod tests {
                 let since = field_since(field);
                 match build(&config, version) {
                     Ok(raw) => {
-                        assert!(version >= since, "{field} on {version}");
-                        assert!(known_prefix(&raw).contains(&field), "{field} on {version}: {} bytes", raw.size);
+                        assert!(version >= since, "{field}: NCCL {version} accepted the option, expected {since} or later");
+                        assert!(
+                            known_prefix(&raw).contains(&field),
+                            "{field}: the {} bytes for NCCL {version} do not contain the field",
+                            raw.size
+                        );
                         assert_eq!(raw.version, version_code(version.min(sys::HEADER)).unsigned_abs());
                     }
                     Err(NcclError::Unsupported(error)) => {
-                        assert!(version < since, "{field} on {version}");
+                        assert!(version < since, "{field}: NCCL {version} refused the option, expected support since {since}");
                         assert_eq!((error.since, error.found), (Some(since), version));
                         assert!(error.what.contains(field), "{}", error.what);
                     }
-                    Err(other) => panic!("{field} on {version}: {other}"),
+                    Err(other) => panic!("{field} on NCCL {version}: the error is {other}, expected NcclError::Unsupported"),
                 }
             }
         }
@@ -483,7 +487,7 @@ mod tests {
     #[test]
     fn option_value_newer_than_the_library_is_unsupported() {
         let error = build(&Config::new().cta_policy(CtaPolicy::Zero), Version::new(2, 27, 7))
-            .expect_err("2.27 has the option without this value");
+            .expect_err("NCCL 2.27 has the option, but not this value");
         assert_eq!(
             error.to_string(),
             "Config::cta_policy (ncclConfig_t.CTAPolicy) needs NCCL 2.28.0, found 2.27.7 (/opt/libnccl.so.2)"

@@ -275,8 +275,8 @@ impl DeviceCommRequirements {
         Ok((RawRequirements::new(raw, &self.buffers, &teams), len_bytes))
     }
 
-    /// Returns the version for the structs, the size of the device communicator in bytes if known,
-    /// and whether NCCL must use the layout of the loaded library.
+    /// Returns three values: the version for the structs, the size of the device communicator in
+    /// bytes if the size is known, and whether NCCL must use the layout of the loaded library.
     fn version_of(&self, found: &Found<'_>) -> Result<(Version, Option<usize>, bool), NcclError> {
         const WHAT: &str = "a query of the size of a device communicator";
         let newest = found.version.min(sys::HEADER);
@@ -338,8 +338,8 @@ impl DeviceCommRequirements {
     }
 }
 
-/// NCCL's structs of the requirements, with the lists to which the structs point, and the memory
-/// for the handles that NCCL stores when it creates the device communicator.
+/// NCCL's structs of the requirements, with the lists to which the structs point. This value also
+/// owns the memory for the handles that NCCL stores when it creates the device communicator.
 ///
 /// `raw` points into the vectors. The memory of the vectors does not move when this value is moved.
 pub(crate) struct RawRequirements {
@@ -417,7 +417,11 @@ mod tests {
 
     fn build(requirements: &DeviceCommRequirements, version: &str) -> Result<(RawRequirements, Option<usize>), NcclError> {
         let path: Arc<Path> = Path::new("/opt/libnccl.so.2").into();
-        requirements.to_raw(&Found { call: "create", version: version.parse().expect("a version"), path: &path }, Rank::new(1), 4)
+        requirements.to_raw(
+            &Found { call: "create", version: version.parse().expect("the version is valid"), path: &path },
+            Rank::new(1),
+            4,
+        )
     }
 
     fn refused(requirements: &DeviceCommRequirements, version: &str) -> NcclError {

@@ -415,8 +415,10 @@ fn version_of(api: &Api, path: &Arc<Path>) -> Result<Version, NcclError> {
     // SAFETY: the function writes one int.
     let result = unsafe { api.ncclGetVersion(&raw mut code) };
     match result {
-        Ok(ncclResult_t::ncclSuccess) => version_from_code(code).ok_or_else(|| unusable("a version that can be parsed", OLDEST)),
-        Ok(_) => Err(unusable("ncclGetVersion that succeeds", OLDEST)),
+        Ok(ncclResult_t::ncclSuccess) => {
+            version_from_code(code).ok_or_else(|| unusable("peerweave-nccl (ncclGetVersion returned an unknown version)", OLDEST))
+        }
+        Ok(_) => Err(unusable("peerweave-nccl (ncclGetVersion returned an error)", OLDEST)),
         Err(missing) => Err(unusable(missing.name, OLDEST)),
     }
 }

@@ -269,8 +269,8 @@ mod tests {
     use super::*;
 
     fn filled_by(version: &str, fill: impl FnOnce(&mut Filled)) -> CommProperties {
-        let version = version.parse().expect("a version");
-        let mut filled = empty(version).expect("that version has properties");
+        let version = version.parse().expect("the version is valid");
+        let mut filled = empty(version).expect("the version has properties");
         fill(&mut filled);
         CommProperties { raw: parsed(&filled, version), version }
     }

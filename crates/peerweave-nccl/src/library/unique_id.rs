@@ -174,22 +174,22 @@ mod tests {
     fn unique_id_round_trips_through_bytes_and_text() {
         let id = counting();
         assert_eq!(UniqueId::from_bytes(id.to_bytes()), id);
-        assert_eq!(UniqueId::try_from(id.as_bytes().as_slice()).expect("128 bytes"), id);
-        assert_eq!(id.to_hex().parse::<UniqueId>().expect("hexadecimal"), id);
-        assert_eq!(id.to_hex().to_uppercase().parse::<UniqueId>().expect("hexadecimal"), id);
+        assert_eq!(UniqueId::try_from(id.as_bytes().as_slice()).expect("the slice has 128 bytes"), id);
+        assert_eq!(id.to_hex().parse::<UniqueId>().expect("the text is hexadecimal"), id);
+        assert_eq!(id.to_hex().to_uppercase().parse::<UniqueId>().expect("the text is hexadecimal"), id);
         assert_eq!(UniqueId::from_raw(id.to_raw()), id);
     }
 
     #[test]
     fn wrong_id_length_or_digit_is_refused() {
-        let short = UniqueId::try_from([0; 127].as_slice()).expect_err("too short");
+        let short = UniqueId::try_from([0; 127].as_slice()).expect_err("the slice is too short");
         assert_eq!(short.to_string(), "UniqueId::try_from: the id has 127 bytes, expected 128");
-        let long = "0".repeat(257).parse::<UniqueId>().expect_err("too long");
+        let long = "0".repeat(257).parse::<UniqueId>().expect_err("the text is too long");
         assert_eq!(long.to_string(), "UniqueId::from_str: the id has 257 digits, expected 256");
         let mut text = counting().to_hex();
         text.replace_range(10..11, "g");
         assert_eq!(
-            text.parse::<UniqueId>().expect_err("no digit").to_string(),
+            text.parse::<UniqueId>().expect_err("the text has an invalid digit").to_string(),
             "UniqueId::from_str: the id: expected hexadecimal digits only"
         );
         // The character has two bytes, so the length in bytes is right, but the text has an invalid

@@ -1,9 +1,8 @@
 //! Checks of whether the stream of a call is being captured.
 //!
 //! `holds.rs` has the resources that a graph keeps alive. Every call makes two checks: one before
-//! its buffers are acquired, and one after NCCL was called. Invariant: if a capture of the stream
-//! is open at one of the checks but not at the other, the call fails, and no graph uses memory that
-//! may be freed.
+//! its buffers are acquired, and one after NCCL was called. Invariant: if only one of the checks
+//! finds an open capture of the stream, the call fails, and no graph uses memory that may be freed.
 //!
 //! The checks do not detect a capture that another thread begins and ends within one call of NCCL.
 //! A program that captures a stream used by several threads must prevent calls of the other threads
@@ -34,7 +33,8 @@ impl Inner {
         stream.cu_stream().addr() <= DEFAULT || self.is_reported_free(stream)
     }
 
-    /// Queries the driver once. Returns `false` after an error too.
+    /// Queries the driver once. Returns whether the stream is not being captured, and `false` after
+    /// an error.
     #[inline]
     fn is_reported_free(&self, stream: &CudaStream) -> bool {
         let mut status = NOT_CAPTURED;

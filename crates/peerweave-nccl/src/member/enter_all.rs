@@ -10,7 +10,7 @@ use crate::library::error::{MisuseKind, NcclError};
 use crate::member::membership::Inner;
 use crate::member::state::{Allowed, Inside};
 
-/// Communicators whose gates this thread has entered. Each communicator occurs once.
+/// Communicators whose locks this thread has acquired. Each communicator occurs once.
 pub(crate) enum Entered<'a> {
     /// One communicator, without the allocation of a list. This is the common case.
     One([(&'a Arc<Inner>, Inside<'a>); 1]),
@@ -37,7 +37,7 @@ impl<'a> Deref for Entered<'a> {
     }
 }
 
-/// Enters the gates of all communicators. A communicator may occur several times.
+/// Acquires the locks of all communicators. A communicator may occur several times.
 ///
 /// # Errors
 /// As for [`Inner::enter`]; [`NcclError::Misuse`] unless all communicators belong to one library,

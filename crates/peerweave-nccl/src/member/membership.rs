@@ -105,7 +105,7 @@ pub(crate) struct Inner {
     pub(crate) is_freed: Arc<AtomicBool>,
     work_deadline_ms: AtomicU64,
     /// Number of the group in which a thread may be blocked, the same for all communicators of the
-    /// group. 0 outside of such a group.
+    /// group. The number is 0 if no thread may be blocked in a group of several communicators.
     pub(crate) group: AtomicU64,
     /// Reason for which the watchdog or a timed-out wait has aborted the communicator.
     pub(crate) abort_reason: OnceLock<NcclError>,
@@ -134,7 +134,7 @@ unsafe impl Sync for SharedContext {}
 #[derive(Clone)]
 pub(crate) struct World {
     pub(crate) rendezvous: Weak<Rendezvous>,
-    /// Whether each rank has the number of its PE in the rendezvous.
+    /// Whether the rank numbers of the communicator are the PE numbers of the rendezvous.
     pub(crate) ranks_are_pes: bool,
 }
 
@@ -285,7 +285,7 @@ impl Inner {
         std::mem::take(&mut *self.deferred.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Counts a call, and records its name and thread. The caller is inside the gate.
+    /// Counts a call, and records its name and thread. The caller holds the communicator's lock.
     #[inline]
     pub(crate) fn count(&self, call: Call) {
         // Only the owner of the gate writes, so a load and a store are enough.
@@ -311,7 +311,7 @@ impl Inner {
     }
 
     /// Adds to the number of sends and receives whose matching call is in the same group. The
-    /// caller is inside the gate, and is about to issue these calls.
+    /// caller holds the communicator's lock, and is about to issue these calls.
     pub(crate) fn count_paired(&self, transfers: u64) {
         self.paired.fetch_add(transfers, Ordering::Relaxed);
     }
@@ -323,7 +323,7 @@ impl Inner {
     }
 
     /// Fails unless the communicator is live and the process is not forked. The state is checked
-    /// again when the gate is entered.
+    /// again when the communicator's lock is acquired.
     #[inline]
     pub(crate) fn check_live(&self, call: &'static str) -> Result<(), NcclError> {
         self.nccl.not_forked(call)?;
@@ -333,19 +333,19 @@ impl Inner {
         }
     }
 
-    /// Fails if the communicator was closed. Used by threads inside the gate.
+    /// Fails if the communicator was closed. Used by threads that hold the communicator's lock.
     #[inline]
     pub(crate) fn check_open(&self, call: &'static str) -> Result<(), NcclError> {
         if self.gate.is_closed() { Err(self.dead(call, self.gate.state())) } else { Ok(()) }
     }
 
-    /// Enters the gate exclusively. Fails in a forked process.
+    /// Acquires the communicator's lock (the gate) exclusively. Fails in a forked process.
     #[inline]
     pub(crate) fn enter(&self, call: &'static str, allowed: Allowed) -> Result<Inside<'_>, NcclError> {
         self.enter_within(call, allowed, || self.deadline())
     }
 
-    /// Enters the gate exclusively, like [`enter`](Self::enter), with `patience` as the time limit.
+    /// Acquires the lock like [`enter`](Self::enter), with `patience` as the time limit.
     #[inline]
     pub(crate) fn enter_within(
         &self,
@@ -409,7 +409,8 @@ impl Inner {
     }
 
     /// Returns the state of the communicator that NCCL reports. On a non-blocking communicator,
-    /// returns in progress if another thread stays inside the gate for longer than `patience`.
+    /// returns in progress if another thread holds the communicator's lock for longer than
+    /// `patience`.
     pub(crate) fn async_code(&self, call: &'static str, patience: Duration) -> Result<ncclResult_t, NcclError> {
         self.nccl.not_forked(call)?;
         if self.blocking {
@@ -423,8 +424,8 @@ impl Inner {
         }
     }
 
-    /// Returns the state of the communicator that NCCL reports. The caller is the owner of the
-    /// gate, or, on a blocking communicator, a reader.
+    /// Returns the state of the communicator that NCCL reports. The caller holds the communicator's
+    /// lock: exclusively, or, on a blocking communicator, as a reader.
     ///
     /// NCCL's query has side effects. On a non-blocking communicator, a query that returns success
     /// frees the job of the last group (2.26.2 and later). Every other call frees this job at its

@@ -1,7 +1,7 @@
 //! Streams that contain work of a communicator. Unregistering memory waits for these streams, and
 //! the watchdog inspects them.
 //!
-//! Invariant: a stream is recorded inside the communicator's gate, before NCCL is called. A
+//! Invariant: a stream is recorded while the communicator's lock is held, before NCCL is called. A
 //! registration is counted before NCCL registers the memory.
 
 use std::sync::Arc;

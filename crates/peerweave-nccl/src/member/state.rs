@@ -139,7 +139,8 @@ const STARVING_AFTER: Duration = Duration::from_millis(5);
 /// Minimum and maximum duration of one sleep of a waiter.
 const SLEEP_BOUNDS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
 
-/// Longest time between two checks of [`Gate::drain`] that counts as waiting.
+/// Longest time between two checks of [`Gate::drain`] that counts as waiting time. If the time is
+/// longer, the system has suspended this thread or the process.
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
 /// Executes a fence under the model checker loom. Loom models sequentially consistent accesses as
@@ -182,7 +183,7 @@ pub(crate) struct Gate {
     left: Condvar,
 }
 
-/// An exclusive entry of a thread. Dropping the value leaves the gate.
+/// Proof that a thread has entered the gate exclusively. Dropping the value leaves the gate.
 #[derive(Debug)]
 pub(crate) struct Inside<'a>(&'a Gate);
 
@@ -202,11 +203,11 @@ impl Drop for Starvation<'_> {
     }
 }
 
-/// A shared entry of a thread. Dropping the value leaves the gate.
+/// Proof that a thread has entered the gate as a reader. Dropping the value leaves the gate.
 #[derive(Debug)]
 pub(crate) struct Reader<'a>(&'a Gate);
 
-/// Kind of the threads inside a closed gate.
+/// Kind of the threads that are still inside a closed gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Occupancy {
     /// No thread is inside the gate.
@@ -310,8 +311,8 @@ impl Gate {
         self.state().is_closed()
     }
 
-    /// Returns a number if a thread may be blocked in NCCL now. The number is the same until this
-    /// thread leaves. The query costs the threads inside nothing.
+    /// Returns a number if a thread may be blocked in NCCL now. The number stays the same until
+    /// that thread leaves the gate. The query adds no cost to that thread.
     pub(crate) fn stuck_in(&self) -> Option<u64> {
         let (owner, word) = (self.owner.load(Acquire), self.word.load(Acquire));
         let reader = (word >= BLOCKING_READER).then_some(Self::READER);
@@ -396,8 +397,8 @@ impl<'a> Inside<'a> {
         self.0.owner.load(Relaxed) & !MODE_MASK
     }
 
-    /// Returns the entry if the state allows it. Leaves the gate and fails if the state does not
-    /// allow the entry.
+    /// Returns this entry if the communicator's state is in `allowed`. Otherwise leaves the gate
+    /// and fails.
     #[inline]
     fn allowed(self, allowed: Allowed) -> Result<Self, Refused> {
         fenced();
@@ -421,8 +422,9 @@ impl<'a> Inside<'a> {
         Ok(())
     }
 
-    /// Removes the mark, after the call. If this thread reads the state afterwards, either it sees
-    /// that the gate is closed, or the closing thread waits for this thread.
+    /// Removes the mark of [`enter_blocking`](Self::enter_blocking), after the call. If this thread
+    /// reads the state afterwards, either this thread sees that the gate is closed, or the closing
+    /// thread waits for this thread.
     pub(crate) fn leave_blocking(&self) {
         self.0.owner.store(self.acquisition() | BRIEF, SeqCst);
         fenced();

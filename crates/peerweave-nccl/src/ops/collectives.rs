@@ -65,11 +65,11 @@ impl Communicator {
     /// Checks, issues and counts a call. `prepare` checks the arguments and records the operations.
     /// It is called at most once.
     ///
-    /// All checks precede the locking of the gate, as in groups. So if no other thread is inside
-    /// the gate and no stream is being captured, one atomic operation locks the gate and marks this
-    /// thread as inside NCCL. Rare cases are separate functions to keep this function small. NCCL
-    /// evicts the processor's caches, so most of the cost of this function is the time to fetch its
-    /// instructions.
+    /// All checks precede the acquisition of the communicator's lock, as in groups. In the common
+    /// case no other thread holds the lock, and no stream is being captured. One atomic operation
+    /// then acquires the lock and marks this thread as inside NCCL. Rare cases are separate
+    /// functions to keep this function small. NCCL evicts the processor's caches, so most of the
+    /// cost of this function is the time to fetch its instructions.
     fn run_prepared<'a>(
         &self,
         call: Call,

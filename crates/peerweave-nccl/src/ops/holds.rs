@@ -1,5 +1,5 @@
-//! Resources that a call keeps alive: its buffers until the call is issued, and the resources of a
-//! captured call for as long as the graph exists.
+//! Resources that a call keeps alive. The buffers of a call stay alive until the call is issued.
+//! The resources of a captured call stay alive as long as the graph exists.
 //!
 //! Invariant: the graph into which a call is captured keeps all resources of the call alive.
 

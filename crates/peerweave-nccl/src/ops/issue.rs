@@ -1,7 +1,7 @@
-//! Issues a checked call: immediately if the communicator's gate is free, otherwise after waiting
-//! for the gate.
+//! Issues a checked call: immediately if the communicator's lock is free, otherwise after waiting
+//! for the lock.
 //!
-//! Invariant: a call is issued inside the gate, after all of its checks.
+//! Invariant: a call is issued while the lock is held, after all of its checks.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -22,8 +22,8 @@ use crate::sys::{Api, ncclResult_t};
 use crate::{Call, CollConfig};
 
 impl CallBuilder<'_, '_> {
-    /// Issues a checked call. Issues the call immediately if the gate is free and the stream is not
-    /// being captured.
+    /// Issues a checked call. Issues the call immediately if the communicator's lock is free and
+    /// the stream is not being captured.
     ///
     /// The caller keeps the owners of the operation's buffers alive.
     // `inline(always)` saves a function call: the only caller is not generic.
@@ -56,8 +56,8 @@ impl CallBuilder<'_, '_> {
         Ok(inner.not_captured_meanwhile(name, self.stream).and(completed)?)
     }
 
-    /// Issues a call after waiting for the gate. Unlike the fast path, accepts configurations,
-    /// captured streams and several operations.
+    /// Issues a call after waiting for the communicator's lock. Unlike the fast path, this function
+    /// accepts configurations, captured streams and several operations.
     #[cold]
     fn issue_locked(&mut self, config: Option<&CollConfig>) -> Checked<()> {
         let (inner, name) = (self.inner, self.call.name());
@@ -155,7 +155,7 @@ impl<'a> Request<'a> {
     /// Calls NCCL.
     ///
     /// # Safety
-    /// This thread is inside the communicator's gate.
+    /// This thread is inside the communicator's gate (it holds the lock).
     pub(crate) unsafe fn issue(&self, api: &Api, inner: &Inner) -> Result<ncclResult_t, MissingSymbol> {
         // The configuration lives as long as this request.
         let config = self.config.as_ref().map_or(std::ptr::null(), |config| config.as_ptr());

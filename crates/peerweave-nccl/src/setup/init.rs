@@ -198,7 +198,7 @@ impl Drop for Unclaimed {
 /// Makes NCCL create one handle for each context, and waits until the handles are ready. Several
 /// handles are created in one group of NCCL.
 ///
-/// This thread is inside the gates of `parents`, because NCCL also uses the parents. The result has
+/// This thread holds the locks of `parents`, because NCCL also uses the parents. The result has
 /// `None` for a context if NCCL created no handle and reported no error.
 pub(crate) fn make(
     call: &'static str,

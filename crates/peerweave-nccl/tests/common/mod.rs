@@ -173,8 +173,8 @@ pub(crate) fn context_beside(primary: &Arc<CudaContext>) -> Arc<CudaContext> {
     }
 }
 
-/// Waits until communicators are ended in the background, and asserts that no resource of NCCL
-/// exists.
+/// Waits until all dropped communicators have been ended in the background, and asserts that no
+/// resource of NCCL exists.
 pub(crate) fn nothing_is_left() {
     let end = std::time::Instant::now() + DEADLINE;
     assert!(Communicator::wait_for_dropped(DEADLINE), "dropped communicators are not ended");
@@ -206,6 +206,6 @@ pub(crate) fn captured(stream: &Arc<CudaStream>, body: impl FnOnce() -> Result<(
 pub(crate) fn state_of<T: std::fmt::Debug>(result: Result<T, NcclError>) -> DeadState {
     match result {
         Err(NcclError::Dead { state, .. }) => state,
-        other => panic!("{other:?}"),
+        other => panic!("the result is {other:?}, expected NcclError::Dead"),
     }
 }

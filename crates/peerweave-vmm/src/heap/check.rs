@@ -79,7 +79,8 @@ impl SymmetricHeap {
         for pe in self.members() {
             write(stream, staging, &words(me, *pe), until)?;
             copy(stream, &mut mailbox.peer(*pe)?.slice(slot(me))?, staging)?;
-            // Each copy is waited for before the next one, so that an error names the broken path.
+            // Waits for each copy before the next copy is enqueued, so that an error names the
+            // broken path.
             broken_path(wait_for(stream, "SymmetricHeap::check_peers", Instant::now(), until), me, *pe, "written")?;
         }
         Ok(())
@@ -98,8 +99,8 @@ impl SymmetricHeap {
             compare(&found, *pe, me, "written")?;
         }
         for pe in self.members() {
-            // The peer itself wrote the data that is read here, so wrong data was lost on the
-            // tested path.
+            // The peer wrote this data to its own memory. So wrong data here was corrupted on the
+            // path from the peer to this PE.
             copy(stream, staging, &mailbox.peer(*pe)?.slice(slot(*pe))?)?;
             let found = broken_path(read(stream, staging, until), me, *pe, "read")?;
             compare_with(&found, (*pe, *pe), (me, *pe), "read")?;
@@ -116,7 +117,7 @@ fn broken_path<T>(waited: Result<T, VmmError>, from: Pe, to: Pe, direction: &str
     })
 }
 
-/// Returns the range of words in every mailbox to which `of` writes.
+/// Returns the range of words that the PE `of` writes in the test buffer of each PE.
 fn slot(of: Pe) -> std::ops::Range<usize> {
     of.index() * WORDS..(of.index() + 1) * WORDS
 }
@@ -133,8 +134,8 @@ fn compare(found: &[u64], from: Pe, to: Pe, direction: &str) -> Result<(), VmmEr
     compare_with(found, (from, to), (from, to), direction)
 }
 
-/// Compares words with the data that `pattern.0` wrote for `pattern.1`. `blamed` are the two ends
-/// of the tested path, which the error names.
+/// Compares `found` with the data that PE `pattern.0` writes for PE `pattern.1`. The error names
+/// the PEs in `blamed`, the two ends of the tested path.
 fn compare_with(found: &[u64], pattern: (Pe, Pe), blamed: (Pe, Pe), direction: &str) -> Result<(), VmmError> {
     let expected = |at| pattern_word(seed(pattern.0, pattern.1), at);
     match found.iter().enumerate().find(|(at, word)| **word != expected(*at)) {

@@ -1,4 +1,5 @@
-//! One step of a heap's growth: a chunk of memory of each PE, mapped on all PEs of the machine.
+//! A chunk of a heap: memory of equal length on each PE, mapped on all PEs of the machine. A heap
+//! grows by one chunk at a time.
 //!
 //! `mod.rs` decides when a chunk is created. Invariants: a chunk owns the memory behind its
 //! addresses; a chunk that no caller has used is released without waiting for the heap's streams.
@@ -62,7 +63,7 @@ pub(crate) struct Layout {
     pub(crate) streams: Arc<Streams>,
 }
 
-/// A chunk of this PE before the other PEs have mapped it.
+/// This PE's memory of a chunk, before the other PEs have mapped the memory.
 pub(crate) struct Made {
     own: Own,
     /// The chunk's entry in the table that the other PEs of this process read. Dropping this value
@@ -142,8 +143,9 @@ impl Layout {
         Ok(Made { own: Own::Physical(memory), _entry: entry, fd, blob })
     }
 
-    /// Maps the memory of all members at offset `start` of their segments. `blobs` has one element
-    /// for every PE of the job, `fds` one for every member.
+    /// Maps the memory of all PEs of this machine (the members) at offset `start` of their
+    /// segments. `blobs` has one element for every PE of the job. `fds` has one element for every
+    /// member.
     ///
     /// After an error, the returned chunk has the memory that was mapped before the error.
     pub(crate) fn join(
@@ -286,7 +288,7 @@ impl Made {
         }
     }
 
-    /// Declares that no other PE has this PE's memory open, so that it can be freed.
+    /// Declares that no other PE has this PE's memory open, so that the memory can be freed.
     ///
     /// # Safety
     /// No other PE has opened the memory, or all PEs have closed it. All PEs know that the call
@@ -318,7 +320,7 @@ impl Chunk {
         others.iter().filter_map(|part| if let Part::Opened(opened) = part { Some(opened.closing()) } else { None }).collect()
     }
 
-    /// Declares that no other PE has this PE's memory open, so that it can be freed.
+    /// Declares that no other PE has this PE's memory open, so that the memory can be freed.
     ///
     /// # Safety
     /// All other PEs have closed the memory.
@@ -365,7 +367,7 @@ impl Part {
 }
 
 /// Checks that fabric handles work on a device, by allocating and exporting memory of the minimum
-/// granularity. The inner error is the reason why they do not work.
+/// granularity. The inner error is the reason why fabric handles do not work.
 pub(crate) fn fabric_works(context: &Arc<CudaContext>, file_descriptor: bool) -> Result<Result<(), String>, VmmError> {
     let exportable = HeapTransport::Fabric.exportable(file_descriptor);
     if !raw::has(context.ordinal(), raw::Attribute::Fabric)? {

@@ -27,7 +27,7 @@ use crate::share::history::History;
 use crate::share::identity::ProcessId;
 use crate::share::ipc::{Closing, IpcMemory};
 
-/// The heap's data. The heap and each handle of its memory own it.
+/// The data of a heap. The heap and each handle to the heap's memory own this data.
 pub(crate) struct HeapInner {
     pub(crate) rendezvous: Arc<Rendezvous>,
     pub(super) options: HeapOptions,
@@ -40,8 +40,8 @@ pub(crate) struct HeapInner {
     /// Unused bytes between two chunks; 0 unless a machine of the job uses legacy IPC.
     gap: u64,
     pub(crate) layout: Layout,
-    /// The streams that use multicast addresses of any memory of the heap. The heap's streams
-    /// include them.
+    /// The streams that use multicast addresses of any memory of the heap. The heap's list of all
+    /// streams includes these streams.
     pub(crate) multicast: Arc<Streams>,
     /// The reason why memory is not shared by the requested transport.
     pub(super) fallback_reason: Option<String>,
@@ -192,8 +192,8 @@ fn for_multicast(ordinal: usize, devices: u32, granularity: usize) -> Result<usi
     Ok(if recommended.is_multiple_of(granularity) { recommended } else { granularity.saturating_mul(recommended) })
 }
 
-/// Returns the reason why a machine does not use the requested fabric handles: the first PE that
-/// cannot use them, and its reason.
+/// Returns the reason why a machine does not use the requested fabric handles. The reason consists
+/// of the first PE that cannot use fabric handles, and the error on that PE.
 fn why_not_fabric(members: &[(Pe, &Around)], sharing: Sharing) -> Option<String> {
     let (pe, around) = members.iter().find(|(_, around)| sharing == Sharing::PreferFabric && !around.fabric)?;
     Some(format!("{pe}: {}", around.refusal))
@@ -217,7 +217,7 @@ impl HeapInner {
         let transport = Around::transport(&here.iter().map(|(_, around)| *around).collect::<Vec<_>>(), options.sharing);
         let fallback_reason = why_not_fabric(&here, options.sharing);
         if let Some(why) = &fallback_reason {
-            tracing::warn!(?transport, why, "fabric handles were preferred and are not available");
+            tracing::warn!(?transport, why, "fabric handles were requested but are not available");
         }
         let file_descriptor = members.iter().all(|pe| around[pe.index()].file_descriptor);
         let granularity = around.iter().map(|pe| pe.granularity).max().unwrap_or(1).max(IpcMemory::STEP_BYTES as u64);
@@ -316,14 +316,15 @@ impl HeapInner {
         label(self.id, state.calls, what)
     }
 
-    /// Returns the deadline for waits for this PE's own device in a collective call. It is at three
-    /// quarters of the rendezvous deadline, so that time remains to notify the other PEs.
+    /// Returns the deadline for waits for this PE's own device in a collective call. The deadline
+    /// is three quarters of the rendezvous timeout from now, so that time remains to notify the
+    /// other PEs.
     pub(super) fn own_deadline(&self) -> Instant {
         deadline_after(self.rendezvous.deadline() / 4 * 3)
     }
 
-    /// Converts the result of a round. Makes the heap unusable if the PEs may have reached
-    /// different outcomes.
+    /// Converts the result of an exchange of outcomes. Makes the heap unusable if the PEs may have
+    /// reached different outcomes.
     pub(super) fn conclude<R>(&self, state: &mut State, call: &str, agreed: Result<R, Disagreement>) -> Result<R, VmmError> {
         agreed.map_err(|disagreement| {
             if let Disagreement::Unknown(error) = &disagreement {
@@ -366,7 +367,7 @@ impl HeapInner {
         let agreed = agree(&self.rendezvous, &self.label(state, "mapped"), call, joined.map(|()| Vec::new()));
         let chunk = match (self.conclude(state, call, agreed), chunk) {
             (Ok(_), Some(chunk)) => chunk,
-            (Ok(_), None) => unreachable!("a PE without a chunk reported its error to the round"),
+            (Ok(_), None) => unreachable!("bug in peerweave-vmm: a PE without a chunk reported success"),
             (Err(error), chunk) => {
                 self.undo(state, call, chunk, made);
                 return Err(error);
@@ -480,13 +481,13 @@ impl HeapInner {
     }
 }
 
-/// Returns the label of a round: the heap's number, the number of completed calls, and `what`.
+/// Returns the label of an exchange: the heap's number, the number of completed calls, and `what`.
 pub(super) fn label(id: u64, calls: u64, what: &str) -> String {
     format!("peerweave-vmm/{id:016x}/{calls}/{what}")
 }
 
 /// Waits until the memory of other PEs is closed. Returns an error if closing failed or is not
-/// complete by `until`. The owner of the memory must then not free it.
+/// complete by `until`. After this error, the owner must not free the memory.
 pub(super) fn wait_for_closings(call: &str, closings: &[Arc<Closing>], until: Instant) -> Result<(), VmmError> {
     let start = Instant::now();
     if !wait_until(until, || Ok::<_, VmmError>(closings.iter().all(|closing| closing.get().is_some())))? {
@@ -513,8 +514,8 @@ pub(super) fn same_offsets(call: &str, found: &[Vec<u8>]) -> Result<(), Disagree
     }
 }
 
-/// Notifies the other PEs of this PE's failure. Returns the failure, or the error of the round if
-/// the notification failed.
+/// Notifies the other PEs of this PE's failure. Returns the failure, or the exchange's error if the
+/// notification failed.
 pub(super) fn tell(rendezvous: &Rendezvous, label: &str, call: &str, error: VmmError) -> VmmError {
     match agree(rendezvous, label, call, Err(error.clone())) {
         Err(disagreement) => disagreement.into(),
@@ -579,7 +580,7 @@ mod tests {
     }
 
     #[test]
-    fn encoded_start_data_decodes_to_the_same_data() {
+    fn data_sent_before_heap_creation_decodes_unchanged() {
         for (fabric, refusal) in [(true, ""), (false, "refused")] {
             let blob = around(7, true, false, fabric).encode();
             let read = Around::decode(&blob).expect("the blob is complete");

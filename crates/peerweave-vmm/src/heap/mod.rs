@@ -1,12 +1,12 @@
 //! A symmetric heap on the GPUs of one machine. All PEs allocate together and get the same offset,
 //! and each PE can access the memory of the other PEs.
 //!
-//! `symmetric.rs` has typed memory, `agree.rs` the round of a collective call, `chunk.rs` a chunk
-//! of memory. Memory of other machines cannot be accessed.
+//! `symmetric.rs` has typed memory, `agree.rs` the exchange of outcomes in a collective call,
+//! `chunk.rs` a chunk of memory. Memory of other machines cannot be accessed.
 //!
 //! ```text
 //!   base                stride              stride
-//!   |  place 0: chunk chunk ...  |  place 1: chunk chunk ...  |  ...      one reservation in every process
+//!   |  rank 0: chunk chunk ...   |  rank 1: chunk chunk ...   |  ...      one reservation in every process
 //! ```
 //!
 //! Invariants: [H1] the allocators of all PEs have executed the same calls with the same results.
@@ -308,8 +308,8 @@ impl SymmetricHeap {
         Ok(SymmetricMemory::new(Arc::new(block), len))
     }
 
-    /// Makes a round in which each PE reports the offset that it found. If the PEs disagree,
-    /// returns the range at `taken` to the allocator.
+    /// Exchanges with the other PEs the offset that each PE found. If the PEs disagree, returns the
+    /// range at `taken` to the allocator.
     fn agree_on_offset(
         &self,
         state: &mut State,
@@ -365,7 +365,8 @@ impl SymmetricHeap {
         self.free_in(&mut state, memory, self.inner.own_deadline())
     }
 
-    /// Frees memory after its streams have completed. Fails if they have not completed by `until`.
+    /// Frees memory after the streams that use the memory have completed. Fails if the streams have
+    /// not completed by `until`.
     fn free_in<T: Element>(&self, state: &mut State, mut memory: SymmetricMemory<T>, until: Instant) -> Result<(), VmmError> {
         let is_alone = memory.is_only_handle();
         let (block, offset) = (memory.block(), memory.block().offset());
@@ -472,7 +473,7 @@ impl SymmetricHeap {
     }
 
     /// Closes the memory of other PEs, with legacy IPC. A PE may free its memory only after all
-    /// other PEs have closed it.
+    /// other PEs have closed this memory.
     fn close_peers(&self, state: &mut State) -> Result<(), VmmError> {
         const CALL: &str = "SymmetricHeap::finalize";
         let mut chunks = std::mem::take(&mut *self.inner.chunks.write().unwrap_or_else(PoisonError::into_inner));

@@ -64,7 +64,7 @@ impl SymmetricHeap {
             let chunks = self.physical();
             let bytes = chunks.last().map_or(0, |(start, memory)| start + memory.bytes() as u64);
             let rounds = Rounds { heap: self, inner, call: format!("{CALL}({bytes} bytes)") };
-            // In the first round each PE reports whether multicast is enabled.
+            // In the first exchange each PE reports whether multicast is enabled.
             let addresses = rounds.agree("reserved", self.reserve(bytes, inner.alignment_bytes()))?;
             let mut mappings = Vec::with_capacity(chunks.len());
             for (start, memory) in &chunks {
@@ -92,7 +92,7 @@ impl SymmetricHeap {
     }
 }
 
-/// The rounds of `SymmetricHeap::multicast`, in which PEs report the outcome of each step.
+/// The exchanges of `SymmetricHeap::multicast`, in which PEs report the outcome of each step.
 struct Rounds<'a> {
     heap: &'a SymmetricHeap,
     inner: &'a Arc<HeapInner>,
@@ -129,7 +129,7 @@ impl Rounds<'_> {
         if let Err(Disagreement::Unknown(error)) = &agreed {
             // Another PE may know that the object is mapped on all PEs, and may store to its
             // address.
-            tracing::warn!(%error, "a multicast mapping of a heap is leaked");
+            tracing::warn!(%error, "a multicast mapping of a heap is leaked, because another PE may store to its address");
             std::mem::forget(kept);
         }
         agreed
@@ -150,8 +150,8 @@ impl HeapMulticast {
     /// the multicast address that stands for all PEs.
     ///
     /// The result is valid while this value and a handle to the memory live. Before you enqueue
-    /// work that uses the result, record the stream: call `read` or `write` of the memory, and call
-    /// `access` of each of the [`mappings`](Self::mappings).
+    /// work that uses the result, record the stream in two places: call `read` or `write` of the
+    /// memory, and `access` of each of the [`mappings`](Self::mappings).
     ///
     /// # Errors
     /// The errors of [`address_of`](Self::address_of). [`Misuse::OtherHeap`] if the memory belongs

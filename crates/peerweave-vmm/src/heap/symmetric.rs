@@ -90,8 +90,9 @@ impl<T> SymmetricMemory<T> {
         &self.block
     }
 
-    /// Returns whether no other handle exists, and no weak reference from
-    /// [`keep`](peerweave_driver::DeviceBuffer::keep) that could become a handle.
+    /// Returns whether this is the only handle to the allocation. A weak reference from
+    /// [`keep`](peerweave_driver::DeviceBuffer::keep) that could become a handle counts as a
+    /// handle.
     pub(crate) fn is_only_handle(&mut self) -> bool {
         Arc::get_mut(&mut self.block).is_some()
     }

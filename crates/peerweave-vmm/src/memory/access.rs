@@ -15,7 +15,7 @@ pub enum Rights {
 }
 
 impl Rights {
-    /// Returns the driver's number.
+    /// Returns the driver's flags for these rights.
     pub(crate) fn flags(self) -> u32 {
         match self {
             Self::None => 0,

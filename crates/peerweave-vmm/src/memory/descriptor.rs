@@ -51,7 +51,7 @@ pub(crate) fn check_room(fd: &Descriptor, count: usize) -> Result<(), VmmError> 
     {
         let copies: Result<Vec<Descriptor>, std::io::Error> = (0..count).map(|_| fd.try_clone()).collect();
         copies.map(drop).map_err(|error| {
-            let (needs, found) = (format!("room for {count} more open descriptors"), error.to_string());
+            let (needs, found) = (format!("room for {count} more open descriptors (see ulimit -n)"), error.to_string());
             VmmError::Unsupported { feature: "memory that can be exported as a file descriptor", needs, found }
         })
     }

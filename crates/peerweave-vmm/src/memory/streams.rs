@@ -13,8 +13,8 @@ use crate::VmmError;
 /// Waits until all work that is now enqueued on the streams is complete.
 ///
 /// # Errors
-/// As for [`Streams::wait_for_all`], and [`VmmError::Timeout`] if a stream is not complete by the
-/// deadline.
+/// The errors of [`Streams::wait_for_all`], and [`VmmError::Timeout`] if a stream is not complete
+/// by the deadline.
 pub(crate) fn wait_for_all(streams: &Streams, call: &'static str, deadline: Instant) -> Result<(), VmmError> {
     let start = Instant::now();
     streams.wait_for_all(call, deadline)?.map_or(Ok(()), |stream| Err(busy(call, &stream, start.elapsed())))

@@ -145,8 +145,8 @@ impl Team {
     }
 }
 
-/// Returns the first byte of an object of `bytes` to which `bindings` bind no memory of `device`.
-/// Other bindings do not count, because they may be dropped at any time.
+/// Returns the first byte of an object of `bytes` bytes to which `bindings` bind no memory of
+/// `device`. Other bindings do not count, because they may be dropped at any time.
 fn first_gap(bindings: &[Binding], device: usize, bytes: usize) -> Option<usize> {
     let mut ranges: Vec<Range<usize>> =
         bindings.iter().filter(|binding| binding.device() == device).map(Binding::range).collect();

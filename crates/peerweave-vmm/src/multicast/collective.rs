@@ -96,7 +96,7 @@ pub(crate) fn create_together(
 /// The first member's object. If the team has other members, also the descriptor for them.
 type Begun = (Building, Option<Descriptor>);
 
-/// Checks that this PE can take part. Returns the PCI address of its device.
+/// Checks that this PE can take part in creating the object. Returns the PCI address of its device.
 fn look(me: Pe, context: &CudaContext, members: &[Pe]) -> Result<String, VmmError> {
     multicast_switch()?;
     if !members.is_sorted_by(|one, next| one < next) || !members.contains(&me) {
@@ -115,15 +115,15 @@ fn begin(me: Pe, context: &Arc<CudaContext>, members: &[Pe], properties: Multica
         return Ok(Some((building, None)));
     }
     let SharedMulticast::FileDescriptor { fd, .. } = building.export_file_descriptor()? else {
-        unreachable!("the export returned another handle type than a descriptor")
+        unreachable!("bug in peerweave-vmm: the export returned a handle type other than a descriptor")
     };
-    // The exchange needs descriptors for the connections and the descriptors in flight. If the
-    // process has too few, this PE would seem missing to the other PEs.
+    // The exchange needs descriptors for the connections and the descriptors in flight. If this
+    // process has too few descriptors, this PE would seem to be missing to the other PEs.
     descriptor::check_room(&fd, 2 * members.len() + 2)?;
     Ok(Some((building, Some(fd))))
 }
 
-/// Encodes the statement of a PE: its list of members and a text.
+/// Encodes the data that a PE sends to the other PEs: its list of members and a text.
 pub(super) fn statement(members: &[Pe], words: &str) -> Vec<u8> {
     let mut statement = (members.len() as u32).to_le_bytes().to_vec();
     statement.extend(members.iter().flat_map(|pe| pe.get().to_le_bytes()));
@@ -139,10 +139,10 @@ fn read_statement(statement: &[u8]) -> Option<(Vec<Pe>, &str)> {
     Some((numbers.iter().map(|number| Pe::new(u32::from_le_bytes(*number))).collect(), str::from_utf8(words).ok()?))
 }
 
-/// A PE and the text of its statement.
+/// A PE and the text that the PE sent.
 type Said<'a> = (Pe, &'a str);
 
-/// Checks that all members of a list passed the same list. Calls `check` with the texts of each
+/// Checks that all members of each list passed the same list. Calls `check` with the texts of each
 /// pair of members.
 fn check_members(
     call: &str,
@@ -203,17 +203,17 @@ mod tests {
     }
 
     fn message_of(statements: &[Vec<u8>]) -> String {
-        check_devices("it", statements).expect_err("the data of the PEs differs").to_string()
+        check_devices("collective", statements).expect_err("the data of the PEs differs").to_string()
     }
 
     #[test]
     fn pes_of_a_machine_must_pass_the_same_member_list() {
         // Devices of different machines can have the same PCI address.
         let machines = [statement(&[0, 2], "a"), statement(&[1, 3], "a"), statement(&[0, 2], "b"), statement(&[1, 3], "b")];
-        assert!(check_devices("it", &machines).is_ok());
+        assert!(check_devices("collective", &machines).is_ok());
         assert_eq!(
             message_of(&[statement(&[0, 1], "a"), statement(&[0, 1, 2], "b"), statement(&[0, 1, 2], "c")]),
-            "it: the PEs disagree: PE 0 has members [Pe(0), Pe(1)], PE 1 has members [Pe(0), Pe(1), Pe(2)]"
+            "collective: the PEs disagree: PE 0 has members [Pe(0), Pe(1)], PE 1 has members [Pe(0), Pe(1), Pe(2)]"
         );
         assert!(message_of(&[statement(&[0, 1], "a"), statement(&[1], "b")]).contains("PE 1"));
         assert!(message_of(&[statement(&[0, 7], "a")]).contains("no such PE"));
@@ -233,11 +233,11 @@ mod tests {
     #[test]
     fn pes_of_a_group_must_have_the_same_multicast_object() {
         let groups = [statement(&[0, 2], "a"), statement(&[1], "b"), statement(&[0, 2], "a")];
-        assert!(check_objects("it", &groups).is_ok());
+        assert!(check_objects("collective", &groups).is_ok());
         let apart = [statement(&[0, 2], "a"), statement(&[1], "a"), statement(&[0, 2], "b")];
         assert_eq!(
-            check_objects("it", &apart).expect_err("the objects differ").to_string(),
-            "it: the PEs disagree: PE 0 has a, PE 2 has b"
+            check_objects("collective", &apart).expect_err("the objects differ").to_string(),
+            "collective: the PEs disagree: PE 0 has a, PE 2 has b"
         );
     }
 }

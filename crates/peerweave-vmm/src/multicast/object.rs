@@ -174,8 +174,7 @@ impl Building {
             return Err(wrong_value(call, "device", ordinal, "a device that was not added before"));
         }
         if self.devices.len() >= self.object.properties.devices as usize {
-            let expected =
-                format!("at most {} devices (the number that the object was created for)", self.object.properties.devices);
+            let expected = format!("no further device (the object was created for {} devices)", self.object.properties.devices);
             return Err(wrong_value(call, "device", ordinal, &expected));
         }
         check_device(ordinal)?;

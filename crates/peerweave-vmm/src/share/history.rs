@@ -11,7 +11,7 @@ impl Default for History {
 }
 
 impl History {
-    /// Returns the history extended by one call, which `words` encodes.
+    /// Returns the hash of this sequence with one more call, which `words` encodes.
     pub(crate) fn with(self, words: &[u64]) -> Self {
         let bytes = words.iter().flat_map(|word| word.to_le_bytes());
         Self(bytes.fold(self.0, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)))

@@ -185,7 +185,7 @@ struct PeerInner {
     closing: Arc<Closing>,
 }
 
-/// The result of closing memory. It is set when the driver has returned.
+/// The result of closing memory. The result is set when the driver's call has returned.
 pub(crate) type Closing = OnceLock<Result<(), VmmError>>;
 
 impl IpcPeerMemory {

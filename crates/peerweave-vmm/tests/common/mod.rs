@@ -121,19 +121,19 @@ impl Calls {
         self.0.iter().filter(|(_, bad)| !bad).map(|(name, _)| name.as_str()).collect()
     }
 
-    /// Asserts that every acquired resource was released. `what` describes the point of the test.
+    /// Asserts that every acquired resource was released. `what` says at which point of the test.
     pub(crate) fn assert_balanced(&self, what: &str) {
         let taken = ["cuMemCreate", "cuMemImportFromShareableHandle", "cuMulticastCreate"];
         let taken: usize = taken.iter().map(|function| self.good(function)).sum();
-        assert_eq!(self.good("cuMemRelease"), taken, "{what}: every handle is released");
-        assert_eq!(self.good("cuMemUnmap"), self.good("cuMemMap"), "{what}: every mapping is unmapped");
-        assert_eq!(self.good("cuMemAddressFree"), self.good("cuMemAddressReserve"), "{what}: every reservation is freed");
+        assert_eq!(self.good("cuMemRelease"), taken, "{what}: every handle must be released");
+        assert_eq!(self.good("cuMemUnmap"), self.good("cuMemMap"), "{what}: every mapping must be unmapped");
+        assert_eq!(self.good("cuMemAddressFree"), self.good("cuMemAddressReserve"), "{what}: every reservation must be freed");
         let bound = self.good("cuMulticastBindMem") + self.good("cuMulticastBindAddr");
-        assert_eq!(self.good("cuMulticastUnbind"), bound, "{what}: every binding is unbound");
+        assert_eq!(self.good("cuMulticastUnbind"), bound, "{what}: every binding must be unbound");
         assert_eq!(
             self.good("cuIpcCloseMemHandle"),
             self.good("cuIpcOpenMemHandle_v2"),
-            "{what}: every opened IPC handle is closed"
+            "{what}: every opened IPC handle must be closed"
         );
     }
 }

@@ -24,7 +24,7 @@ use crate::sys::{ncclDataType_t, ncclRedOp_t};
 /// A recorded call and its communicator.
 pub(crate) type Recorded<'a, 'env> = (&'a Arc<Inner>, &'a Request<'env>);
 
-/// Fails if two ranks of one communicator disagree. The caller is inside the gates of all
+/// Fails if two ranks of one communicator disagree. The caller holds the locks of all
 /// communicators.
 ///
 /// # Errors
