@@ -39,7 +39,8 @@ impl Sequence {
         share(self.tokens, pe, self.n_pes)
     }
 
-    /// Returns the number of rows of a head in the memory of a PE: that of the largest slice.
+    /// Returns the number of rows of a head that every PE stores: the number of tokens of the
+    /// largest slice.
     pub fn rows(&self) -> usize {
         self.tokens.div_ceil(self.n_pes)
     }

@@ -60,7 +60,7 @@ impl Context {
         }
     }
 
-    /// Records a failure of accepted work; the first such error is sticky.
+    /// Records the error of work that failed after it was enqueued; the first error is sticky.
     pub(crate) fn fail(&self, code: Code) {
         let _ = self.error.compare_exchange(0, code.0, Ordering::AcqRel, Ordering::Acquire);
         changed();

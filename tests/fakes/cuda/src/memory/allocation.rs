@@ -20,8 +20,8 @@ pub(crate) const POSIX_FD: i32 = 1;
 /// `CU_MEM_HANDLE_TYPE_FABRIC`.
 pub(crate) const FABRIC: i32 = 8;
 
-/// The granularity of memory behind handles: of its size, its offsets and its addresses, as on
-/// hardware.
+/// Granularity of the sizes, offsets and addresses of memory that has a handle, in bytes; the same
+/// as on hardware.
 pub(crate) const GRANULARITY: u64 = 2 << 20;
 
 /// All allocations with a handle.

@@ -1,6 +1,6 @@
 //! The communicator: one rank, and its lifetime.
 //!
-//! `api` creates communicators, `groups` runs their operations. Invariant: the
+//! Module `api` creates communicators, and module `groups` runs their operations. Invariant: the
 //! memory of a communicator is never freed, so that every use after its end is detected; such a use
 //! ends the process, because in NCCL its behaviour is undefined.
 
@@ -114,7 +114,7 @@ impl Comm {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns its members. Only for an initialised communicator.
+    /// Returns the members. The communicator must be initialised.
     pub(crate) fn who(&self) -> &Members {
         self.members.get().expect("the communicator is initialised")
     }

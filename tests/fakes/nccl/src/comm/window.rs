@@ -1,7 +1,7 @@
 //! The windows of the communicators of this process.
 //!
-//! `api` registers them. Invariant: the handle of a window is never reused, so that the use of a
-//! deregistered window is detected; it ends the process, because in NCCL its behaviour is
+//! Module `api` registers windows. Invariant: the handle of a window is never reused, so that the
+//! use of a deregistered window is detected; it ends the process, because in NCCL its behaviour is
 //! undefined.
 
 use core::ffi::c_void;
@@ -49,7 +49,7 @@ pub(super) fn forget_all(comm: CommPtr) -> usize {
     before - all.len()
 }
 
-/// Returns the window of a handle, which must be registered.
+/// Returns the window of a handle. Ends the process if the window was deregistered.
 pub(crate) fn find(window: *mut c_void) -> Result<Arc<Window>> {
     not_null(window, "window")?;
     match windows().get(&window.addr()) {
@@ -58,7 +58,7 @@ pub(crate) fn find(window: *mut c_void) -> Result<Arc<Window>> {
     }
 }
 
-/// Returns the window of a handle, which must be of this communicator.
+/// Returns the window of a handle. Fails if the window belongs to another communicator.
 pub(crate) fn of(comm: &'static Comm, window: *mut c_void) -> Result<Arc<Window>> {
     let window = find(window)?;
     if window.comm == comm.handle().address() { Ok(window) } else { invalid("the window belongs to another communicator") }

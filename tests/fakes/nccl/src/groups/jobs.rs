@@ -1,7 +1,7 @@
 //! The creation of communicators in a group.
 //!
-//! `api` defines what a job does. Invariant: every job ends, with a connected communicator or with
-//! an aborted one.
+//! Module `api` defines what a job does. Invariant: every job ends, with a connected communicator
+//! or with an aborted one.
 
 use crate::abi::{Out, Result};
 use crate::comm::{Comm, CommPtr};

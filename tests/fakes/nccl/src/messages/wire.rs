@@ -1,8 +1,8 @@
 //! Messages to other processes of the machine, over Unix sockets in the abstract namespace.
 //!
-//! `post` defines the meaning of messages. Invariant: sending never blocks; messages from one
-//! process to another arrive in the order in which they were sent, or not at all after the receiver
-//! has ended.
+//! Module `post` defines the meaning of messages. Invariant: sending never blocks; messages from
+//! one process to another arrive in the order in which they were sent, or not at all after the
+//! receiver has ended.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};

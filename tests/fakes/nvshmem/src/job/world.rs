@@ -1,6 +1,7 @@
 //! The state of the job of which this process is a PE.
 //!
-//! `startup` creates the state. Invariant: the memory is locked while its bytes are accessed.
+//! Module `startup` creates the state. Invariant: the memory is locked while its bytes are
+//! accessed.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};

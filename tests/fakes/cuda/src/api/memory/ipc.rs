@@ -20,7 +20,7 @@ use crate::work::shared_event::SharedEvent;
 const MEMORY: u64 = 0x706d_656d;
 const EVENT: u64 = 0x7065_7674;
 
-/// Content of a handle of 64 bytes.
+/// Content of the 64 bytes of a `CUipcMemHandle` or `CUipcEventHandle`.
 struct Ticket {
     kind: u64,
     file: ProcessFile,

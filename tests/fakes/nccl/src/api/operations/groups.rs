@@ -1,6 +1,7 @@
-//! The begin and the end of groups.
+//! Begins and ends groups.
 //!
-//! `groups` has their content. Invariant: every begin that returned success has one end.
+//! Module `groups` runs the calls of a group. Invariant: every begin that returned success has one
+//! end.
 
 use core::ffi::c_int;
 
@@ -35,7 +36,7 @@ exports! {
     }
 }
 
-/// Returns the depth of groups of the calling thread.
+/// Returns how many groups are open on the calling thread; groups can be nested.
 #[unsafe(no_mangle)]
 extern "C" fn peerweave_fake_nccl_group_depth() -> c_int {
     group::depth() as c_int

@@ -1,6 +1,7 @@
 //! One-sided operations on windows: puts, signals and waits for signals.
 //!
-//! `groups` runs them. Invariant: the bounds of a put are checked before it is enqueued.
+//! Module `groups` runs them. Invariant: the bounds of a put are checked before the put is
+//! enqueued.
 
 use core::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::Ordering;

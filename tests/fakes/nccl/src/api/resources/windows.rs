@@ -1,6 +1,6 @@
 //! Windows: memory that every rank of a communicator has registered.
 //!
-//! `operations` has the one-sided calls. Invariant: a window is complete when all ranks have
+//! Module `operations` has the one-sided calls. Invariant: a window is complete when all ranks have
 //! registered their memory.
 
 use core::ffi::{c_int, c_void};
@@ -61,7 +61,7 @@ fn register(comm: &'static Comm, base: usize, bytes: usize, is_symmetric: bool, 
         let multimem = reserve(bytes);
         let window = Window { comm: comm.handle().address(), number, base, bytes, is_symmetric, places, multimem };
         windows().insert(handle.addr(), Arc::new(window));
-        // Nobody may put into a window before its owner knows it.
+        // No rank may put into a window before its owner knows it.
         exchange(comm, &everybody(comm), number | 1 << 62, &[], &|| comm.stopped())?;
         out.set(handle);
         Ok(())
