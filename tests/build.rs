@@ -136,7 +136,8 @@ fn program(examples: &[Example]) -> String {
         } else {
             format!("fn main() {{\n{code}}}\n")
         };
-        writeln!(text, "/// {place}\n#[allow(warnings, clippy::all)]\nmod example_{index} {{").expect("writing to a string succeeds");
+        writeln!(text, "/// {place}\n#[allow(warnings, clippy::all)]\nmod example_{index} {{")
+            .expect("writing to a string succeeds");
         writeln!(text, "{code}pub(super) fn run() {{ super::End::check(main()) }}\n}}").expect("writing to a string succeeds");
         writeln!(programs, "    ({place:?}, |_| example_{index}::run()),").expect("writing to a string succeeds");
         writeln!(scenarios, "    ({place:?}, || run({place:?})),").expect("writing to a string succeeds");

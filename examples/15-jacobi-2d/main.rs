@@ -130,7 +130,11 @@ fn main() -> Result<(), Error> {
     for (index, line) in rows.enumerate() {
         let (mine, all) = ((index + 1) * (block.columns + 2) + 1, (line + 1) * (SIDE + 2) + 1);
         let expected = &alone.cells[all..][columns.clone()];
-        assert_eq!(&block.cells[mine..][..block.columns], expected, "row {line}: the cells computed by {n} PEs differ from those computed by one PE");
+        assert_eq!(
+            &block.cells[mine..][..block.columns],
+            expected,
+            "row {line}: the cells computed by {n} PEs differ from those computed by one PE"
+        );
     }
     world.team().all_reduce_in_place_blocking(&mut change, ReduceOp::Max)?;
     assert_eq!(Some(change), last, "largest change of the last step, on all PEs and on one PE");

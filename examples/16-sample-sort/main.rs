@@ -50,7 +50,10 @@ fn main() -> Result<(), Error> {
     let mut parts = vec![0; 3 * n];
     team.all_gather_blocking(&ends, &mut parts)?;
     let parts: Vec<&[u64]> = parts.chunks_exact(3).collect();
-    assert!(mine.is_sorted() && parts.windows(2).all(|pair| pair[0][1] <= pair[1][0]), "the keys are not sorted; first key, last key and number of keys of each part: {parts:?}");
+    assert!(
+        mine.is_sorted() && parts.windows(2).all(|pair| pair[0][1] <= pair[1][0]),
+        "the keys are not sorted; first key, last key and number of keys of each part: {parts:?}"
+    );
     assert_eq!(parts.iter().map(|part| part[2]).sum::<u64>(), KEYS as u64);
     if me == 0 {
         let longest = parts.iter().map(|part| part[2]).max().unwrap_or(0);

@@ -257,7 +257,11 @@ fn examples_forbid_unsafe_code() {
         let source = text(&folder(example).join("main.rs"));
         // Rust cannot check the parameters of a kernel in CUDA C++: only its launch is unsafe.
         if *program == "kernel-cuda-cpp" {
-            assert_eq!(source.matches("unsafe").count(), 1, "{example}/main.rs has unsafe code other than the launch of its kernel");
+            assert_eq!(
+                source.matches("unsafe").count(),
+                1,
+                "{example}/main.rs has unsafe code other than the launch of its kernel"
+            );
             continue;
         }
         assert!(source.contains("\n#![forbid(unsafe_code)]\n"), "{example}/main.rs does not forbid unsafe code");

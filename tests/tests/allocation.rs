@@ -16,12 +16,12 @@ fn main() -> ExitCode {
             exhausted_heap_is_an_error_on_all_pes,
             released_buffer_refuses_every_use,
             unreleased_buffers_are_reported,
-            alignments_are_kept_on_every_pe,
+            allocations_are_aligned_as_requested_on_every_pe,
         ],
     )
 }
 
-/// Arguments: the seed, and the number of steps.
+/// Allocates and releases buffers at random. Arguments: the seed, and the number of steps.
 fn sequences(seat: &Seat) {
     let world = seat.join();
     let team = world.team();
@@ -134,10 +134,13 @@ fn disagreement(seat: &Seat) {
         assert!(matches!(error, Error::Mismatch(_)), "{what}: {error}");
     };
     for _ in 0..10 {
-        told(world.alloc::<u32>(if odd { 100 } else { 101 }).map(drop), "another count");
-        told(if odd { world.alloc::<u32>(64).map(drop) } else { world.alloc_zeroed::<u32>(64).map(drop) }, "zeroed or not");
-        told(world.alloc_aligned::<u32>(64, if odd { 4096 } else { 64 }).map(drop), "another alignment");
-        told(if odd { world.alloc::<u32>(64).map(drop) } else { team.barrier_blocking() }, "another call");
+        told(world.alloc::<u32>(if odd { 100 } else { 101 }).map(drop), "PEs pass different counts");
+        told(
+            if odd { world.alloc::<u32>(64).map(drop) } else { world.alloc_zeroed::<u32>(64).map(drop) },
+            "only some PEs request zeroed memory",
+        );
+        told(world.alloc_aligned::<u32>(64, if odd { 4096 } else { 64 }).map(drop), "PEs pass different alignments");
+        told(if odd { world.alloc::<u32>(64).map(drop) } else { team.barrier_blocking() }, "only some PEs allocate");
         let [a, b] = [world.alloc::<u32>(64).unwrap(), world.alloc::<u32>(64).unwrap()];
         a.fill(me as u32).unwrap();
         b.fill(me as u32 + 1).unwrap();
@@ -151,7 +154,7 @@ fn disagreement(seat: &Seat) {
         b.release().unwrap();
     }
     let [a, b] = [world.alloc::<u32>(64).unwrap(), world.alloc::<u32>(64).unwrap()];
-    told(if odd { a.release() } else { b.release() }, "another buffer is released");
+    told(if odd { a.release() } else { b.release() }, "PEs release different buffers");
     // Nothing was released, so the next allocation is at the same offset on all PEs.
     let next = world.alloc_zeroed::<u32>(64).unwrap();
     let mut offsets = vec![0u64; team.size()];
@@ -292,7 +295,7 @@ fn alignments(seat: &Seat) {
         let align = 1usize << shift;
         let buffer = world.alloc_aligned::<u8>(align.min(1 << 21) / 2 + 3, align).unwrap();
         assert!(buffer.offset().0.is_multiple_of(align as u64), "offset {:?}, alignment {align}", buffer.offset());
-        let address = buffer.as_ptr().expect("memory of the host");
+        let address = buffer.as_ptr().expect("the host can access the memory");
         assert!(address.addr().is_multiple_of(align), "address {address:?}, alignment {align}");
         buffers.push(buffer);
         let empty = world.alloc::<u8>(0).unwrap();
@@ -309,7 +312,7 @@ fn alignments(seat: &Seat) {
     assert!(world.finalize().unwrap().is_clean());
 }
 
-fn alignments_are_kept_on_every_pe() {
+fn allocations_are_aligned_as_requested_on_every_pe() {
     Job::new("alignments", 1).everywhere();
     Job::new("alignments", 2).everywhere();
 }

@@ -39,7 +39,7 @@ fn destroying(seat: &Seat) {
     let microseconds: u64 = seat.arg(0);
     let run = |world: &World| -> Result<()> {
         let me = u64::from(world.my_pe().get());
-        let pair = world.team().split(Some(me / 2), 0)?.expect("all take part");
+        let pair = world.team().split(Some(me / 2), 0)?.expect("a rank that passes a color gets a team");
         world.team().barrier_blocking()?;
         say("ready");
         if me == 0 {
@@ -52,7 +52,7 @@ fn destroying(seat: &Seat) {
             });
         }
         loop {
-            world.team().split(Some(me % 2), 0)?.expect("all take part").destroy()?;
+            world.team().split(Some(me % 2), 0)?.expect("a rank that passes a color gets a team").destroy()?;
             pair.barrier_blocking()?;
         }
     };
@@ -71,7 +71,7 @@ fn failed_destroy_names_the_root_cause() {
 fn receiving(seat: &Seat) {
     let run = |world: &World| -> Result<()> {
         let me = world.my_pe().get();
-        let odd = world.team().split(Some(u64::from(me % 2)), 0)?.expect("all take part");
+        let odd = world.team().split(Some(u64::from(me % 2)), 0)?.expect("a rank that passes a color gets a team");
         world.team().barrier_blocking()?;
         say("ready");
         match me {
@@ -111,8 +111,8 @@ fn exiting(seat: &Seat) {
     let run = || -> Result<()> {
         let team = world.team();
         // Of the PEs other than PE 1, each has a team with the one before it: 0 and 2, 2 and 3.
-        let with_pe_0 = team.split(Some(u64::from(me % 2)), 0)?.expect("all take part");
-        let with_pe_2 = team.split(Some(u64::from(me / 2)), 0)?.expect("all take part");
+        let with_pe_0 = team.split(Some(u64::from(me % 2)), 0)?.expect("a rank that passes a color gets a team");
+        let with_pe_2 = team.split(Some(u64::from(me / 2)), 0)?.expect("a rank that passes a color gets a team");
         let words = world.alloc_zeroed::<u64>(1)?;
         let lock = world.alloc_lock()?;
         if call == "lock" && me == 0 {
@@ -146,7 +146,7 @@ fn exiting(seat: &Seat) {
     };
     let outcome = run();
     if ending == "finalize" {
-        assert!(world.finalize().is_err(), "PE 1 has died");
+        assert!(world.finalize().is_err(), "finalize must fail, because PE 1 has died");
     }
     say_outcome(outcome);
     // Neither the world nor what belongs to it is dropped.

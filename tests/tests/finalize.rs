@@ -25,7 +25,7 @@ fn is_of_the_end(error: &Error) -> bool {
     }
 }
 
-/// Argument: the number of rounds before finalize.
+/// Finalizes a world while several threads use it. Argument: the number of rounds before finalize.
 fn shared(seat: &Seat) {
     let world = Arc::new(seat.join());
     let rounds: usize = seat.arg(0);

@@ -43,7 +43,7 @@ fn options(deadline: Duration) -> HostOptions {
     options
 }
 
-/// Counts the steps that the threads of a scenario have completed.
+/// Counts the steps that the threads of a test have completed.
 #[derive(Default)]
 struct Steps(AtomicUsize);
 
@@ -77,7 +77,7 @@ fn is_mismatch<R>(result: Result<R>) {
     assert!(matches!(error, Error::Mismatch(_)), "{error}");
 }
 
-/// Returns the slot of a team, which is the low byte of its ID.
+/// Returns the number of the team's slot in shared memory, which is the low byte of its ID.
 fn slot(team: &Team) -> u32 {
     team.name().id.0 & 0xff
 }
@@ -91,7 +91,7 @@ fn late_collective_fails_after_a_peer_timed_out() {
             if me > 0 {
                 gave_up.wait_for(1);
                 // PE 0 has entered, but never provides its part of the sum.
-                let error = team.all_reduce_blocking(&send, &recv, ReduceOp::Sum).expect_err("a sum without PE 0");
+                let error = team.all_reduce_blocking(&send, &recv, ReduceOp::Sum).expect_err("an all_reduce without PE 0 fails");
                 assert!(matches!(error, Error::Peer { .. } | Error::Timeout(_)), "{error}");
             } else {
                 // The next call of PE 0 must not look to its peers as if PE 0 had completed this
@@ -196,7 +196,9 @@ fn message_of_a_sender_that_timed_out_is_not_received() {
         } else {
             gave_up.wait_for(1);
             let mut received = vec![0u64; 10_000];
-            let error = team.recv_blocking(&mut received, Rank::new(0)).expect_err("the message was withdrawn");
+            let error = team
+                .recv_blocking(&mut received, Rank::new(0))
+                .expect_err("the receive fails, because the message was withdrawn");
             assert!(matches!(&error, Error::Peer { pe, cause: PeerCause::Failed, .. } if pe.get() == 0), "{error}");
         }
         end.meet(2);
@@ -419,12 +421,12 @@ fn late_peer_does_not_extend_the_deadline() {
                     // deadline of PE 0.
                     sleep(DEADLINE * 4 / 5);
                     let outcome = call();
-                    assert!(!large || outcome.is_err(), "a sum without PE 0");
+                    assert!(!large || outcome.is_err(), "an all_reduce without PE 0 must fail");
                 }
                 _ => {
                     gave_up.wait_for(1);
                     let outcome = call();
-                    assert!(!large || outcome.is_err(), "a sum without PE 0");
+                    assert!(!large || outcome.is_err(), "an all_reduce without PE 0 must fail");
                 }
             }
             end.meet(3);
@@ -484,7 +486,7 @@ fn event_recorded_after_a_failure_fails() {
                 yield_now();
             }
             let mark = failing.record().unwrap();
-            let error = mark.wait_within(PATIENT).expect_err("an operation before the mark failed");
+            let error = mark.wait_within(PATIENT).expect_err("the event fails, because an operation before it failed");
             assert!(matches!(error, Error::Timeout(_)), "{error}");
             // An operation that waits for the mark is skipped too.
             waiting.wait_event(&mark).unwrap();

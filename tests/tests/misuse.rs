@@ -250,7 +250,7 @@ fn wrong_alone(seat: &Seat) {
     let [a, b] = [0; 2].map(|_| world.alloc_zeroed::<i32>(8 * n).unwrap());
     let words = world.alloc_zeroed::<u64>(2).unwrap();
     let is = |result: Result<()>, right: fn(&MisuseKind) -> bool| {
-        let error = result.expect_err("a wrong call");
+        let error = result.expect_err("a wrong call fails");
         assert!(error.misuse().is_some_and(right), "{error}");
     };
     for round in 0..n {
@@ -343,7 +343,7 @@ fn foreign(seat: &Seat) {
     let (a, b) = (world.alloc_zeroed::<u64>(4).unwrap(), other.alloc_zeroed::<u64>(4).unwrap());
     let (me, zero) = (team.my_rank(), Rank::new(0));
     let buffer = |result: Result<()>| {
-        let error = result.expect_err("a foreign buffer");
+        let error = result.expect_err("a call with a buffer of another world fails");
         assert!(matches!(error.misuse(), Some(MisuseKind::ForeignBuffer { .. })), "{error}");
     };
     buffer(team.all_reduce_blocking(&a, &b, ReduceOp::Sum));
@@ -357,7 +357,7 @@ fn foreign(seat: &Seat) {
     buffer(theirs.broadcast_in_place_blocking(&a, zero));
     buffer(team.group_blocking(|group| group.put(&[1u64; 4], &b, me)));
     let queue = |result: Result<()>| {
-        let error = result.expect_err("a foreign stream");
+        let error = result.expect_err("a call with a stream of another world fails");
         assert!(matches!(error.misuse(), Some(MisuseKind::ForeignQueue { .. })), "{error}");
     };
     queue(team.barrier(&their_stream).map(drop));
@@ -381,7 +381,8 @@ fn handles_of_another_world_are_refused() {
     Job::new("foreign", 2).on_processes();
 }
 
-/// Argument: the heap size of PE 1 in MiB. The heaps of the others have 2 MiB.
+/// Joins with heaps of different sizes. Argument: the heap size of PE 1 in MiB; the other heaps
+/// have 2 MiB.
 fn settings(seat: &Seat) {
     let place = Place::from_env().unwrap();
     let heap_bytes = if place.pe.get() == 1 { seat.arg::<usize>(0) << 20 } else { 2 << 20 };

@@ -24,13 +24,13 @@ fn main() -> ExitCode {
     )
 }
 
-/// Argument: the shape of the team.
+/// Checks puts and gets of every type in a team. Argument: the shape of the team.
 fn movement(seat: &Seat) {
     let world = seat.join();
     let shape: String = seat.arg(0);
     let lens = [0, 1, 2, 3, 7, 8, 31, 64, 65, 1000, 4097, usize::MAX];
     one_sided::every_type(&world, team_of(&world, &shape).as_ref(), &lens, 300_001);
-    let _ = world.finalize().expect("all finalize");
+    let _ = world.finalize().expect("all PEs finalize");
 }
 
 fn puts_and_gets_are_right_for_all_types_and_sizes() {
@@ -42,7 +42,7 @@ fn puts_and_gets_are_right_for_all_types_and_sizes() {
     }
 }
 
-/// Argument: the number of rounds.
+/// Passes data around the ring of all PEs. Argument: the number of rounds.
 fn ring(seat: &Seat) {
     let world = seat.join();
     let team = world.team();

@@ -33,11 +33,11 @@ fn rank(index: usize) -> Rank {
     Rank::new(index as u32)
 }
 
-/// Numbers of elements around the limits of each transport: one slot, several slots, and by
-/// address.
+/// Numbers of elements around the limits of each transport of the host backend: one slot of a
+/// mailbox, several slots, and by address.
 const LENS: [usize; 13] = [0, 1, 2, 100, 2047, 2048, 2049, 4096, 4097, 8192, 10_000, 70_000, 300_001];
 
-/// Argument: the shape of the team.
+/// Sends messages between all ranks of a team. Argument: the shape of the team.
 fn pairs(seat: &Seat) {
     let world = seat.join();
     let Some(team) = team_of(&world, &seat.args) else {

@@ -55,9 +55,9 @@ struct Death {
 impl Death {
     /// Parses `PE@TIME`, or `PE@SHRINK@TIME`.
     fn parse(text: &str) -> Self {
-        let mut parts = text.split('@').map(|part| part.parse::<u64>().expect("a number"));
+        let mut parts = text.split('@').map(|part| part.parse::<u64>().expect("each part of a death is a number"));
         let mut next = || parts.next();
-        let (pe, second, third) = (next().expect("a PE"), next().expect("a time"), next());
+        let (pe, second, third) = (next().expect("a death has a PE"), next().expect("a death has a time"), next());
         match third {
             None => Self { pe: pe as u32, in_shrink: None, microseconds: second },
             Some(microseconds) => Self { pe: pe as u32, in_shrink: Some(second as u32), microseconds },
@@ -73,7 +73,7 @@ fn survive(seat: &Seat) {
     let world = seat.join();
     let me = world.my_pe().get();
     let left = world.n_pes() - deaths.len();
-    world.team().barrier_blocking().expect("all live");
+    world.team().barrier_blocking().expect("no PE has died");
     say("ready");
     let own = deaths.iter().find(|death| death.pe == me);
     if let Some(Death { in_shrink: None, microseconds, .. }) = own {
@@ -99,9 +99,9 @@ fn survive(seat: &Seat) {
     }
     // Each survivor adds a bit for its number in the first world.
     let (world, mut sum) = (&survival.world, [0u64]);
-    world.team().all_reduce_blocking(&[1 << me], &mut sum, ReduceOp::Sum).expect("all survivors live");
+    world.team().all_reduce_blocking(&[1 << me], &mut sum, ReduceOp::Sum).expect("no survivor has died");
     assert_eq!(sum[0], survival.first.iter().map(|pe| 1 << pe).sum::<u64>());
-    world.finalize().map(drop).expect("all survivors live");
+    world.finalize().map(drop).expect("no survivor has died");
     say(format!("left {:?}", survival.first));
 }
 
@@ -174,12 +174,12 @@ fn intact(seat: &Seat) {
     let kept = world.alloc::<u32>(3).unwrap();
     kept.fill(world.my_pe().get()).unwrap();
     for _ in 0..3 {
-        let next = world.shrink().expect("all call");
+        let next = world.shrink().expect("all PEs call shrink");
         assert_eq!((next.n_pes(), next.my_pe()), (n, world.my_pe()));
         assert!(next.former_pes().iter().enumerate().all(|(at, pe)| pe.index() == at));
         assert!(matches!(world.alloc::<u8>(1).unwrap_err().misuse(), Some(MisuseKind::Shrunk)));
         let mut mixture = Workload::new(&next);
-        (0..20).try_for_each(|_| mixture.step()).expect("all live");
+        (0..20).try_for_each(|_| mixture.step()).expect("no PE has died");
         drop(mixture);
         world = next;
     }
@@ -217,7 +217,7 @@ fn absent(seat: &Seat) {
         let failed = world.team().barrier_blocking().unwrap_err();
         assert!(matches!(failed, Error::Poisoned { .. }), "{failed}");
     }
-    let world = world.shrink().expect("all call");
+    let world = world.shrink().expect("all PEs call shrink");
     assert_eq!(world.n_pes(), n);
     world.team().barrier_blocking().unwrap();
     assert!(world.finalize().unwrap().is_clean());
@@ -282,7 +282,7 @@ fn waiting(seat: &Seat) {
     let world = seat.join();
     let (team, me) = (world.team().clone(), world.my_pe().get());
     let words = world.alloc_zeroed::<u64>(1).unwrap();
-    let half = team.split(Some(0), 0).unwrap().expect("all take part");
+    let half = team.split(Some(0), 0).unwrap().expect("a rank that passes a color gets a team");
     let stream = world.stream().unwrap();
     team.barrier_blocking().unwrap();
     let start = Instant::now();
@@ -309,7 +309,7 @@ fn waiting(seat: &Seat) {
     } else {
         std::thread::sleep(Duration::from_millis(100));
     }
-    let smaller = world.shrink().expect("all call");
+    let smaller = world.shrink().expect("all PEs call shrink");
     smaller.team().barrier_blocking().unwrap();
     smaller.finalize().map(drop).unwrap();
 }
@@ -324,7 +324,7 @@ fn waits_for_a_pe_that_called_shrink_fail_soon() {
 
 /// Returns the number of mappings of job memory in this process.
 fn mappings() -> usize {
-    let maps = std::fs::read_to_string("/proc/self/maps").expect("Linux has this");
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("Linux has /proc/self/maps");
     maps.lines().filter(|line| line.contains("memfd:peerweave")).count()
 }
 
@@ -372,7 +372,7 @@ fn memory_of_the_old_world_is_readable_until_handles_drop() {
     }
 }
 
-/// Kills PE 1. The others then end their new world together. Argument: how.
+/// Kills PE 1. The survivors then end their new world together. Argument: the call that ends it.
 fn ending(seat: &Seat) {
     let world = seat.join();
     let me = world.my_pe().get();
@@ -428,15 +428,15 @@ fn shrink_excludes_threads_that_panic_or_return() {
                         // Some PEs leave while the others run the mixture, and some while the
                         // others shrink.
                         std::thread::sleep(Duration::from_millis(u64::from(me) * 3));
-                        assert!(!panics, "on purpose");
+                        assert!(!panics, "this PE panics on purpose");
                         return;
                     }
                     let mut survival = Survival::new(World::from(world));
-                    survival.run(7, n_pes - gone.len(), 30, || {}).expect("the others live");
+                    survival.run(7, n_pes - gone.len(), 30, || {}).expect("no other PE dies");
                     let expected: Vec<u32> = (0..n_pes as u32).filter(|pe| !gone.contains(pe)).collect();
                     assert_eq!(survival.first, expected);
                     assert!(survival.failures.iter().all(|(named, _)| named.iter().all(|pe| gone.contains(pe))));
-                    survival.world.finalize().map(drop).expect("all survivors live");
+                    survival.world.finalize().map(drop).expect("no survivor has died");
                     done.fetch_add(1, Ordering::Relaxed);
                 })
             }));
@@ -454,7 +454,7 @@ fn operations_of_concurrent_worlds_do_not_mix() {
                 return 0;
             }
             let mut survival = Survival::new(World::from(world));
-            survival.run(9, 2, 40, || {}).expect("the others live");
+            survival.run(9, 2, 40, || {}).expect("no other PE dies");
             survival.world.n_pes()
         })?;
         Ok(sizes)

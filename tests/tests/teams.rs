@@ -89,7 +89,7 @@ fn team_members_ranks_and_translations_match_the_split() {
     }
 }
 
-/// Argument: the number of rounds.
+/// Creates and destroys teams at random. Argument: the number of rounds.
 fn churn(seat: &Seat) {
     let world = seat.join();
     let all = world.team();

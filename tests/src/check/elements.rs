@@ -34,7 +34,7 @@ struct Moments {
 #[repr(transparent)]
 struct Color([u8; 3]);
 
-/// An element type that has a value for each number.
+/// An element type whose values are made from numbers.
 trait Make: Element {
     fn make(number: u64) -> Self;
 }
@@ -215,7 +215,7 @@ fn collectives<T: Make>(world: &World, team: &Team, count: usize) {
         let length = counts.recv_counts[from];
         // The parts of the sender lie one after the other, each as long as `length`.
         let theirs: Vec<T> = (0..n).flat_map(|to| values(20 + to as u64, from, count)).collect();
-        assert_eq!(ragged[at..at + length], theirs[me * length..(me + 1) * length], "from {from}");
+        assert_eq!(ragged[at..at + length], theirs[me * length..(me + 1) * length], "part from rank {from}");
     }
 
     let is_root = team.my_rank() == root;

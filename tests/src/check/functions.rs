@@ -51,8 +51,8 @@ pub fn in_rank_order(world: &World, team: &Team, counts: &[usize]) {
     elements_of_several_values(team);
 }
 
-/// Checks elements of 3 values of 2 bytes, so that no part is a whole number of words. Also checks
-/// sums, scans and gathered parts of pairs of floats.
+/// Checks elements of 6 bytes (3 values of 2 bytes), of which no part is a whole number of words.
+/// Also checks sums, scans and gathered parts of pairs of floats.
 fn elements_of_several_values(team: &Team) {
     let (n, me) = (team.size(), team.my_rank().index());
     let longest = ReduceFn::new(|a: [i16; 3], b: [i16; 3]| if b[0] > a[0] { b } else { a });
@@ -91,7 +91,7 @@ pub fn another_call_is_noticed(team: &Team) {
     assert!(team.size() == 1 || matches!(odd, Err(Error::Mismatch(_))), "{odd:?}");
 }
 
-/// Compares strided all-to-alls.
+/// Compares strided all-to-alls with the expected elements.
 ///
 /// # Panics
 /// If an element is not in its place, or an element between the strided ones has changed.

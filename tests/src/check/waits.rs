@@ -134,7 +134,10 @@ pub fn any_is_fair(world: &World, team: &Team) {
             let due = if name == "wait_until_any" { count - 1 } else { count };
             let mut found = vec![0u32; count];
             (0..20 * count).for_each(|_| found[call()] += 1);
-            assert!(found[..due].iter().all(|&times| times > 0), "{name} of {count} words: {found:?}");
+            assert!(
+                found[..due].iter().all(|&times| times > 0),
+                "{name} of {count} words returned each word this often: {found:?}, expected at least once"
+            );
             assert!(found[due..].iter().all(|&times| times == 0), "{name} returned an excluded word: {found:?}");
         }
         words.release().unwrap();

@@ -71,7 +71,8 @@ fn find_or_build(package: &str) -> PathBuf {
     }
     // One process builds the library; the other processes wait for the lock and then find the
     // library.
-    let lock = File::create(layout.target.join(".peerweave-fakes.lock")).expect("a lock file can be created in the target directory");
+    let lock =
+        File::create(layout.target.join(".peerweave-fakes.lock")).expect("a lock file can be created in the target directory");
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("the lock file of the fakes can be locked");
     if !is_fresh(&path, &source) {
         build(package, &layout, &source);

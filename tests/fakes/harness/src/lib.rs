@@ -365,7 +365,8 @@ mod tests {
         };
         let error = std::panic::catch_unwind(run).err();
         if child().is_none() {
-            let error = error.expect("a test whose body no child reaches fails").downcast::<String>().expect("the panic has a message");
+            let error =
+                error.expect("a test whose body no child reaches fails").downcast::<String>().expect("the panic has a message");
             assert!(error.contains("did not reach body 1"), "{error}");
         }
     }
@@ -377,7 +378,8 @@ mod tests {
             let path = place.path().join(body);
             Fakes::new().env("FAKES_PATH", &path).env("FAKES_BODY", body).run(|| {
                 assert_eq!(std::env::var("FAKES_BODY").as_deref(), Ok(body));
-                std::fs::write(std::env::var_os("FAKES_PATH").expect("the parent sets FAKES_PATH"), body).expect("a file can be created");
+                std::fs::write(std::env::var_os("FAKES_PATH").expect("the parent sets FAKES_PATH"), body)
+                    .expect("a file can be created");
             });
             if child().is_none() {
                 assert_eq!(std::fs::read(&path).expect("the child has written the file"), body.as_bytes());

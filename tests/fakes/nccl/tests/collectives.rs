@@ -120,7 +120,11 @@ fn reduction_factor_in_device_memory_is_read_at_execution() {
             let (factor, data) = (buffer(&[3.0_f32]), buffer(&[2.0_f32]));
             let mut own = -1;
             ok(ncclRedOpCreatePreMulSum(&mut own, std::ptr::with_exposed_provenance(factor), F32, 0, comm));
-            assert_eq!(ncclAllReduce(data, data, 1, I32, own, comm, stream), 4, "the type of the operator differs from that of the call");
+            assert_eq!(
+                ncclAllReduce(data, data, 1, I32, own, comm, stream),
+                4,
+                "the type of the operator differs from that of the call"
+            );
             assert_eq!(cuMemcpyHtoD_v2(factor, [5.0_f32].as_ptr().cast(), 4), 0);
             ok(ncclAllReduce(data, data, 1, F32, own, comm, stream));
             assert_eq!(cuStreamSynchronize(stream), 0);

@@ -30,7 +30,10 @@ fn one_thread_drives_all_devices() {
         for rank in 0..4 {
             ok(ncclAllReduce(data[rank], data[rank], 1, I32, 0, comms[rank], streams[rank]));
         }
-        assert!(data.iter().enumerate().all(|(rank, data)| read::<i32>(*data, 1) == [rank as i32 + 1]), "no operation runs before the end of the group");
+        assert!(
+            data.iter().enumerate().all(|(rank, data)| read::<i32>(*data, 1) == [rank as i32 + 1]),
+            "no operation runs before the end of the group"
+        );
         ok(ncclGroupEnd());
         for rank in 0..4 {
             assert_eq!(cuStreamSynchronize(streams[rank]), 0);

@@ -30,7 +30,11 @@ fn window_gives_access_to_the_memory_of_every_rank() {
             assert_eq!(ncclGetLsaDevicePointer(window, 100, 0, &mut pointer), 4);
             ok(ncclGetLsaMultimemDevicePointer(window, 0, &mut pointer));
             assert_eq!(pointer, 0, "expected null, because multicast is off");
-            assert_eq!(ncclPutSignal(buffer(&[0]), 1, I32, 1 - rank, window, 96, 0, 0, 0, comm, stream), 4, "the source is in no window");
+            assert_eq!(
+                ncclPutSignal(buffer(&[0]), 1, I32, 1 - rank, window, 96, 0, 0, 0, comm, stream),
+                4,
+                "the source is in no window"
+            );
             let from = memory + 40;
             write(from, 7 + rank);
             ok(ncclPutSignal(from, 1, I32, 1 - rank, window, 96, 0, 0, 0, comm, stream));
@@ -38,8 +42,16 @@ fn window_gives_access_to_the_memory_of_every_rank() {
             ok(ncclWaitSignal(1, &[2, 1 - rank, 0, 0], comm, stream));
             assert_eq!(cuStreamSynchronize(stream), 0);
             assert_eq!(read::<i32>(memory + 96, 1), [8 - rank]);
-            assert_eq!(ncclPutSignal(from, 2, I32, 1 - rank, window, 96, 0, 0, 0, comm, stream), 4, "the target is beyond the end of the window");
-            assert_eq!(ncclPutSignal(from, 1, I32, 1 - rank, window, 0, 1, 0, 0, comm, stream), 4, "the communicator has one signal, so index 1 is invalid");
+            assert_eq!(
+                ncclPutSignal(from, 2, I32, 1 - rank, window, 96, 0, 0, 0, comm, stream),
+                4,
+                "the target is beyond the end of the window"
+            );
+            assert_eq!(
+                ncclPutSignal(from, 1, I32, 1 - rank, window, 0, 1, 0, 0, comm, stream),
+                4,
+                "the communicator has one signal, so index 1 is invalid"
+            );
             assert_eq!(ncclWaitSignal(1, &[1, 2, 0, 0], comm, stream), 4);
             // The signals were taken: another wait does not find them.
             ok(ncclWaitSignal(1, &[1, 1 - rank, 0, 0], comm, stream));

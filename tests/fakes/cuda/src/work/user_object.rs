@@ -63,7 +63,10 @@ impl UserObject {
         };
         // The destructor does not run inside the releasing call, because the driver does not
         // guarantee that order either.
-        thread::Builder::new().name("fake-cuda-destroy".to_owned()).spawn(run).expect("the system can start a thread for the destructor");
+        thread::Builder::new()
+            .name("fake-cuda-destroy".to_owned())
+            .spawn(run)
+            .expect("the system can start a thread for the destructor");
         Ok(())
     }
 }

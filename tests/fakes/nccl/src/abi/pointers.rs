@@ -11,8 +11,8 @@ use super::codes::{Result, invalid};
 pub(crate) struct Out<T>(pub(crate) *mut T);
 
 // SAFETY: shared is an address of the program's, which promises that it stays valid until the
-// call's work is complete, on whichever thread it is done; synchronised by that promise: no other code
-// accesses it until then. Would be caught by the tests of non-blocking calls in
+// call's work is complete, on whichever thread it is done; synchronised by that promise: no other
+// code accesses it until then. Would be caught by the tests of non-blocking calls in
 // tests/lifecycle.rs.
 unsafe impl<T> Send for Out<T> {}
 

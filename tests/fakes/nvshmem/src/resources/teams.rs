@@ -39,7 +39,8 @@ fn make(world: &World, parent: &Team, members: Option<Vec<i32>>, same: &[u64], c
     let taken = if leads && !full { world.control.take_team() } else { None };
     let all = turn.meet(record(same, &[taken.map_or(0, |index| index as u64 + 1), u64::from(full)]));
     let Some(members) = members else { return Ok(INVALID) };
-    let rank_of = |pe: i32| parent.members.iter().position(|member| *member == pe).expect("every member is a member of the parent");
+    let rank_of =
+        |pe: i32| parent.members.iter().position(|member| *member == pe).expect("every member is a member of the parent");
     let index = all[rank_of(members[0])].own[0];
     if index == 0 || members.iter().any(|pe| all[rank_of(*pe)].own[1] != 0) {
         if let Some(taken) = taken {

@@ -150,7 +150,8 @@ fn log_values(values: &Values) {
         match field.2 {
             Kind::Int => shown.extend(values.set(field.0).map(|value| format!("{}={value}", field.0))),
             Kind::Pointer => {
-                let address = usize::from_le_bytes(values.bytes[field.1..field.1 + 8].try_into().expect("a pointer field has eight bytes"));
+                let address =
+                    usize::from_le_bytes(values.bytes[field.1..field.1 + 8].try_into().expect("a pointer field has eight bytes"));
                 if address != 0 {
                     shown.push(format!("{}={}", field.0, text(std::ptr::with_exposed_provenance(address))));
                 }

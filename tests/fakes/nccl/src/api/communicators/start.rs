@@ -25,8 +25,8 @@ pub(super) fn init_faults(comm: &Comm, rank: i32) -> Result {
     if comm.stopped() { fail(Code::InternalError, "initialisation was aborted") } else { Ok(()) }
 }
 
-/// Writes the handle of a new communicator, and submits the job that connects its ranks. `find`
-/// waits for the other ranks, and returns the members.
+/// Writes the handle of a new communicator, and submits the job that connects its ranks. In the
+/// job, `find` determines the members.
 pub(super) fn start(
     newcomm: *mut CommPtr,
     comm: &'static Comm,

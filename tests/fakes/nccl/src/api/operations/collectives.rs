@@ -111,7 +111,7 @@ collectives! {
 }
 
 exports! {
-    /// Broadcasts in place: the older form of [`ncclBroadcast`].
+    /// Broadcasts in place: the older form of `ncclBroadcast`.
     fn ncclBcast(buff: *mut c_void, count: usize, datatype: c_int, root: c_int, comm: CommPtr, stream: Stream) {
         let kind = Kind::Broadcast;
         collective(Call { kind, send: buff, receive: buff, count, dtype: datatype, op: None, root, comm, stream }, None)
