@@ -147,10 +147,13 @@ fn final_loss(outputs: &[String]) -> f64 {
 fn final_loss_does_not_depend_on_the_number_of_pes() {
     let loss = |n_pes| final_loss(&run(env!("CARGO_BIN_EXE_train-digits"), n_pes, &["--epochs", "5"]));
     let alone = loss(1);
-    assert!(alone < 1.0, "{alone} after 5 epochs");
+    assert!(alone < 1.0, "loss {alone} after 5 epochs, expected less than 1");
     for n_pes in [2, 3, 8] {
         let together = loss(n_pes);
-        assert!((together - alone).abs() <= ROUNDING * alone, "{n_pes} PEs: {together}, one PE: {alone}");
+        assert!(
+            (together - alone).abs() <= ROUNDING * alone,
+            "loss {together} with {n_pes} PEs, expected {alone} as with one PE"
+        );
     }
 }
 

@@ -20,7 +20,7 @@ fn main() -> ExitCode {
             abort_fails_the_calls_of_every_thread,
             first_of_two_aborts_sets_the_error_of_all_threads,
             panic_because_of_an_abort_is_reported_as_the_abort,
-            abort_after_finalize_is_misuse,
+            abort_after_finalize_returns_a_misuse_error,
         ],
     )
 }
@@ -116,7 +116,7 @@ fn abort_code_is_the_exit_status_of_every_process() {
             assert_eq!(status.code(), Some(code), "PE {pe} of {n_pes} in {name}: {status}, {said:?}");
             assert_eq!(said, ["tail"], "PE {pe} of {n_pes} in {name}");
         }
-        assert!(started.elapsed() < SOON, "{name}: {:?}", started.elapsed());
+        assert!(started.elapsed() < SOON, "{name}: ended after {:?}, expected less than {SOON:?}", started.elapsed());
     }
 }
 
@@ -205,7 +205,7 @@ fn abort_fails_the_calls_of_every_thread() {
                 }
             });
             assert!(ended.as_ref().is_err_and(|error| is_abort(error, by, code)), "{name}: {ended:?}");
-            assert!(started.elapsed() < SOON, "{name}: {:?}", started.elapsed());
+            assert!(started.elapsed() < SOON, "{name}: ended after {:?}, expected less than {SOON:?}", started.elapsed());
         }
     }
 }
@@ -234,7 +234,7 @@ fn panic_because_of_an_abort_is_reported_as_the_abort() {
     assert!(ended.as_ref().is_err_and(|error| is_abort(error, 0, 4)), "{ended:?}");
 }
 
-fn abort_after_finalize_is_misuse() {
+fn abort_after_finalize_returns_a_misuse_error() {
     let errors = on_threads(2, &options(), |world| {
         let _ = world.finalize().unwrap();
         world.abort(1)

@@ -15,8 +15,8 @@ fn main() -> ExitCode {
         named![
             failed_destroy_names_the_root_cause,
             failed_receive_names_the_root_cause,
-            exit_after_an_error_names_the_root_cause,
-            exit_after_a_failed_finalize_names_the_root_cause,
+            errors_after_a_pe_exits_on_error_name_the_root_cause,
+            errors_after_a_failed_finalize_name_the_root_cause,
         ],
     )
 }
@@ -28,7 +28,7 @@ fn all_name_pe_0(job: &Job, context: &str) {
     running.reap(0);
     for pe in 1..4 {
         let line = running.line(pe);
-        assert!(line.starts_with("lost 0 |"), "{context}: PE {pe}: {line}");
+        assert!(line.starts_with("lost 0 |"), "{context}: PE {pe} reported `{line}`, expected the loss of PE 0");
     }
     running.succeed(1..4);
 }
@@ -161,12 +161,15 @@ fn exiting_names_pe_1(n_pes: usize, call: &str, ending: &str) {
     let survivors = || (0..n_pes).filter(|&pe| pe != 1);
     for pe in survivors() {
         let line = running.line(pe);
-        assert!(line.starts_with("lost 1 |"), "{call}, {ending}, PE {pe} of {n_pes}: {line}");
+        assert!(
+            line.starts_with("lost 1 |"),
+            "{call}, {ending}: PE {pe} of {n_pes} reported `{line}`, expected the loss of PE 1"
+        );
     }
     running.succeed(survivors());
 }
 
-fn exit_after_an_error_names_the_root_cause() {
+fn errors_after_a_pe_exits_on_error_name_the_root_cause() {
     for call in ["all_reduce", "pairs", "recv", "wait", "put", "lock", "split", "team_of", "finalize"] {
         for n_pes in [3, 4] {
             for _ in 0..2 {
@@ -176,7 +179,7 @@ fn exit_after_an_error_names_the_root_cause() {
     }
 }
 
-fn exit_after_a_failed_finalize_names_the_root_cause() {
+fn errors_after_a_failed_finalize_name_the_root_cause() {
     for call in ["all_reduce", "pairs", "recv", "wait", "put", "lock", "split", "team_of"] {
         for n_pes in [3, 4] {
             for _ in 0..2 {

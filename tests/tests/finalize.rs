@@ -81,8 +81,8 @@ fn shared(seat: &Seat) {
     assert!(matches!(again.misuse(), Some(MisuseKind::Finalized)), "{again}");
     for thread in threads {
         let (error, at) = thread.join().unwrap();
-        assert!(is_of_the_end(&error), "{error}");
-        assert!(at.saturating_duration_since(began) < SOON, "{error}");
+        assert!(is_of_the_end(&error), "unexpected error during finalize: {error}");
+        assert!(at.saturating_duration_since(began) < SOON, "returned later than {SOON:?}: {error}");
     }
 }
 

@@ -20,7 +20,7 @@ fn main() -> ExitCode {
         named![
             late_collective_fails_after_a_peer_timed_out,
             concurrent_splits_use_different_team_slots,
-            counts_with_colliding_signatures_are_still_a_mismatch,
+            different_counts_with_equal_hashes_are_a_mismatch,
             message_of_a_sender_that_timed_out_is_not_received,
             mismatched_destroy_leaves_the_team_usable,
             destroy_waits_for_queued_sends_and_receives,
@@ -136,13 +136,16 @@ fn concurrent_splits_use_different_team_slots() {
                 let alone = scope.spawn(move || split(1, me));
                 (both.join().unwrap(), alone.join().unwrap())
             });
-            assert_ne!(slot(&both), slot(&alone), "round {round}");
+            assert_ne!(slot(&both), slot(&alone), "round {round}: both teams have the same slot");
             for (team, size) in [(both, 2), (alone, 1)] {
                 assert_eq!(team.size(), size);
                 let mut all = [0u8; 12];
                 let (inside, behind) = all.split_at_mut(4 * size);
                 team.all_gather_blocking(&[7u8; 4], &mut *inside).unwrap();
-                assert!(inside.iter().all(|&x| x == 7) && behind.iter().all(|&x| x == 0), "round {round}, team of {size}");
+                assert!(
+                    inside.iter().all(|&x| x == 7) && behind.iter().all(|&x| x == 0),
+                    "round {round}, team of {size}: the result of all_gather is wrong"
+                );
                 team.destroy().unwrap();
             }
         }
@@ -151,7 +154,7 @@ fn concurrent_splits_use_different_team_slots() {
     .unwrap();
 }
 
-fn counts_with_colliding_signatures_are_still_a_mismatch() {
+fn different_counts_with_equal_hashes_are_a_mismatch() {
     // Pairs of counts with equal 32-bit signatures.
     const ALIKE: [[usize; 2]; 4] = [[3206, 124_389], [24_499, 140_343], [59_545, 109_356], [34_300, 169_577]];
     on_threads(2, &options(PATIENT), |world| {
@@ -164,10 +167,13 @@ fn counts_with_colliding_signatures_are_still_a_mismatch() {
             is_mismatch(team.all_reduce_blocking(&send, &recv, ReduceOp::Sum));
             is_mismatch(team.broadcast_blocking(&send, &recv, Rank::new(0)));
             team.barrier_blocking().unwrap();
-            assert!(zeros.to_vec().unwrap().iter().all(|&x| x == 0.0), "{counts:?}");
+            assert!(
+                zeros.to_vec().unwrap().iter().all(|&x| x == 0.0),
+                "a failed call with the counts {counts:?} wrote to memory"
+            );
             let mut private = vec![0.0f32; count];
             is_mismatch(team.all_reduce_blocking(&vec![1.0f32; count], &mut private, ReduceOp::Sum));
-            assert!(private.iter().all(|&x| x == 0.0), "{counts:?}");
+            assert!(private.iter().all(|&x| x == 0.0), "a failed call with the counts {counts:?} wrote to memory");
         }
         is_mismatch(world.alloc::<f32>([106_548, 178_800][me]));
         // Both heaps still give the next allocation the same offset.
@@ -383,7 +389,10 @@ fn all_to_all_v_mixes_short_and_long_parts() {
             is_mismatch(call(wrong, &mut vec![0; wrong]));
             let mut received = vec![0; lens[1]];
             call(lens[1], &mut received).unwrap();
-            assert!(received.iter().all(|&x| x == 8 - me as u64), "{lens:?}, symmetric: {symmetric}");
+            assert!(
+                received.iter().all(|&x| x == 8 - me as u64),
+                "parts of {lens:?} elements, symmetric: {symmetric}: the result is wrong"
+            );
         }
         from.release().unwrap();
         to.release().unwrap();
@@ -413,7 +422,10 @@ fn late_peer_does_not_extend_the_deadline() {
                     assert!(error.blamed().contains(&Pe::new(2)), "{error}");
                     // PE 1 arrives after 4/5 of the deadline. A deadline that began then would end
                     // after 9/5 of it.
-                    assert!(waited >= DEADLINE && waited < DEADLINE * 7 / 4, "waited for {waited:?}");
+                    assert!(
+                        waited >= DEADLINE && waited < DEADLINE * 7 / 4,
+                        "waited for {waited:?}, expected about {DEADLINE:?}"
+                    );
                     gave_up.done();
                 }
                 1 => {

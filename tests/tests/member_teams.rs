@@ -233,7 +233,7 @@ fn errors_of_all_waiting_members_name_the_missing_member() {
             let outcome = world.team_of(&pes(&[0, 1, 2, 3]));
             let waited = started.elapsed();
             failed.wait();
-            assert!(waited < Duration::from_secs(15), "PE {me}: {waited:?}");
+            assert!(waited < Duration::from_secs(15), "PE {me} waited for {waited:?}, expected less than 15 s");
             Some(outcome.unwrap_err())
         });
         for (pe, error) in errors.into_iter().enumerate().filter_map(|(pe, error)| Some((pe, error?))) {
@@ -338,9 +338,12 @@ fn errors_soon_name_a_member_that_dies_or_leaves() {
             for pe in (0..3).filter(|&pe| pe != victim) {
                 let said = running.line(pe);
                 // The other survivor leaves after its error, but the line must name the victim.
-                assert!(said.starts_with(&format!("true [{:?}]", Pe::new(victim as u32))), "{way}, PE {pe}: {said}");
+                assert!(
+                    said.starts_with(&format!("true [{:?}]", Pe::new(victim as u32))),
+                    "{way}: PE {pe} printed `{said}`, expected an error that names PE {victim}"
+                );
             }
-            assert!(started.elapsed() < SOON, "{way}: {:?}", started.elapsed());
+            assert!(started.elapsed() < SOON, "{way}: reported after {:?}, expected less than {SOON:?}", started.elapsed());
             assert_eq!(running.line(3), "away");
         }
     }

@@ -69,7 +69,10 @@ fn pairs(seat: &Seat) {
                             into.to_vec()
                         }
                     };
-                    assert!(received == message(from, to, round, len), "{len} elements from {from} to {to}");
+                    assert!(
+                        received == message(from, to, round, len),
+                        "the message of {len} elements from {from} to {to} is wrong"
+                    );
                 }
             }
         }
@@ -95,7 +98,10 @@ fn exchange(seat: &Seat) {
         let sent: Vec<Vec<u32>> = (0..n).map(|to| message(me, to, round, len)).collect();
         let check = |received: &[Vec<u32>], how: &str| {
             for (from, received) in received.iter().enumerate() {
-                assert!(*received == message(from, me, round, len), "{how}: {len} elements from {from} to {me}");
+                assert!(
+                    *received == message(from, me, round, len),
+                    "{how}: the message of {len} elements from {from} to {me} is wrong"
+                );
             }
         };
         // Even ranks send first, odd ranks receive first; each rank has its own order of peers,
@@ -155,7 +161,11 @@ fn ahead(seat: &Seat) {
         let tickets: Vec<_> =
             (0..400).map(|i| team.send(&stream, &Buffer::from(message(0, 1, i, lens(i))), rank(1)).unwrap()).collect();
         // A call on an idle stream may block briefly, but does not wait for the receiver.
-        assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+        assert!(
+            started.elapsed() < Duration::from_secs(20),
+            "the calls returned after {:?}, expected less than 20 s",
+            started.elapsed()
+        );
         team.barrier_blocking().unwrap();
         tickets.iter().for_each(|ticket| ticket.wait().unwrap());
     } else {
@@ -163,7 +173,7 @@ fn ahead(seat: &Seat) {
         for i in 0..400 {
             let mut into = vec![0; lens(i)];
             team.recv_blocking(&mut into, rank(0)).unwrap();
-            assert!(into == message(0, 1, i, lens(i)), "message {i}");
+            assert!(into == message(0, 1, i, lens(i)), "message {i} is wrong");
         }
     }
     stream.synchronize().unwrap();

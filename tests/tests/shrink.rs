@@ -95,7 +95,10 @@ fn survive(seat: &Seat) {
     }
     let dead: Vec<u32> = deaths.iter().map(|death| death.pe).collect();
     for (named, message) in &survival.failures {
-        assert!(!named.is_empty() && named.iter().all(|pe| dead.contains(pe)), "{dead:?} died: {named:?}, {message}");
+        assert!(
+            !named.is_empty() && named.iter().all(|pe| dead.contains(pe)),
+            "PEs {dead:?} died, but the error names {named:?}: {message}"
+        );
     }
     // Each survivor adds a bit for its number in the first world.
     let (world, mut sum) = (&survival.world, [0u64]);
@@ -129,7 +132,7 @@ fn go_on(job: Job, n_pes: usize, deaths: &str, seed: u64) -> Duration {
 fn shrink_excludes_a_killed_pe() {
     for (n_pes, victim) in [(2, 0), (2, 1), (3, 0), (3, 1), (4, 0), (4, 3), (8, 0), (8, 5)] {
         let took = go_on(Job::new("survive", n_pes), n_pes, &format!("{victim}@3000"), 1);
-        assert!(took < SOON, "PE {victim} of {n_pes}: {took:?}");
+        assert!(took < SOON, "PE {victim} of {n_pes} died; the others continued after {took:?}, expected less than {SOON:?}");
     }
     go_on(Job::new("survive", 4).without_attach(), 4, "1@2000", 2);
 }
@@ -137,7 +140,7 @@ fn shrink_excludes_a_killed_pe() {
 fn shrink_excludes_several_killed_pes() {
     for (n_pes, deaths) in [(3, "0@2000 1@2000"), (4, "0@0 3@0"), (4, "0@1000 1@1800"), (8, "0@3000 1@3050 7@4000")] {
         let took = go_on(Job::new("survive", n_pes), n_pes, deaths, 3);
-        assert!(took < SOON, "{deaths} of {n_pes}: {took:?}");
+        assert!(took < SOON, "deaths {deaths} of {n_pes} PEs: the job took {took:?}, expected less than {SOON:?}");
     }
 }
 
@@ -147,7 +150,7 @@ fn shrink_excludes_a_pe_killed_during_the_call() {
         for microseconds in [0, 150, 400, 1000, 2500, 5000, 9000] {
             let deaths = format!("{first}@1000 {second}@1@{microseconds}");
             let took = go_on(Job::new("survive", n_pes), n_pes, &deaths, 4);
-            assert!(took < SOON, "{deaths} of {n_pes}: {took:?}");
+            assert!(took < SOON, "deaths {deaths} of {n_pes} PEs: the job took {took:?}, expected less than {SOON:?}");
         }
     }
     // PE 1, which leads the shrink, dies, and then PE 2, which leads after it.
@@ -157,17 +160,17 @@ fn shrink_excludes_a_pe_killed_during_the_call() {
 fn second_shrink_excludes_a_pe_killed_after_the_first() {
     // PE 1, which leads the first shrink, dies in the second world.
     let took = go_on(Job::new("survive", 4), 4, "0@1000 1@400000", 5);
-    assert!(took < SOON, "{took:?}");
+    assert!(took < SOON, "the job took {took:?}, expected less than {SOON:?}");
     let took = go_on(Job::new("survive", 5), 5, "4@1000 2@300000 0@2@700", 5);
-    assert!(took < SOON, "{took:?}");
+    assert!(took < SOON, "the job took {took:?}, expected less than {SOON:?}");
 }
 
 fn last_pe_continues_alone_after_all_other_pes_died() {
     let took = go_on(Job::new("survive", 4), 4, "0@1000 1@1200 2@1@100", 6);
-    assert!(took < SOON, "{took:?}");
+    assert!(took < SOON, "the job took {took:?}, expected less than {SOON:?}");
 }
 
-/// Shrinks a world in which nobody has died, several times.
+/// Shrinks a world in which no PE has died, several times.
 fn intact(seat: &Seat) {
     let mut world = seat.join();
     let n = world.n_pes();
@@ -301,7 +304,7 @@ fn waiting(seat: &Seat) {
         let error = failure.unwrap_err();
         assert!(matches!(error, Error::Peer { cause: PeerCause::Shrinks, .. }), "{error}");
         assert_eq!(error.blamed(), [peerweave::Pe::new(0)], "{error}");
-        assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+        assert!(start.elapsed() < SOON, "ended after {:?}, expected less than {SOON:?}", start.elapsed());
         if let "finalize" = seat.arg::<String>(0).as_str() {
             // The world has ended for this PE, which drops it now. The others wait for that.
             return;
@@ -411,7 +414,7 @@ fn finalize_and_abort_of_the_new_world_end_every_process() {
             let (_, status) = running.ending(pe);
             assert_eq!(status.code(), Some(9), "PE {pe}");
         }
-        assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+        assert!(start.elapsed() < SOON, "ended after {:?}, expected less than {SOON:?}", start.elapsed());
     }
 }
 
@@ -489,5 +492,5 @@ fn survivors_of_random_kills_compute_right_results() {
         slowest = slowest.max(go_on(job, n_pes, &deaths, i));
     }
     println!("    {kills} kills; the slowest continued after {slowest:?}");
-    assert!(slowest < SOON + Duration::from_millis(100), "{slowest:?}");
+    assert!(slowest < SOON + Duration::from_millis(100), "the slowest job took {slowest:?}, expected about {SOON:?} at most");
 }

@@ -65,7 +65,10 @@ fn victim_is_named_soon(job: &Job, n_pes: usize, victim: usize) {
     for pe in (0..n_pes).filter(|&pe| pe != victim) {
         let (at, line) = running.timed_line(pe);
         let late = at.saturating_duration_since(died);
-        assert!(line.starts_with(&format!("lost {victim} |")) && late < SOON, "PE {pe} after {late:?}: {line}");
+        assert!(
+            line.starts_with(&format!("lost {victim} |")) && late < SOON,
+            "PE {pe} reported `{line}` after {late:?}, expected the loss of the victim"
+        );
     }
     running.succeed((0..n_pes).filter(|&pe| pe != victim));
 }
@@ -129,10 +132,13 @@ fn contained(seat: &Seat) {
             let send = vec![me as u64 + 1; len];
             let mut recv = vec![0u64; len * n];
             world.team().all_gather_blocking(&send, &mut recv)?;
-            assert!(recv.iter().enumerate().all(|(i, &x)| x == (i / len) as u64 + 1), "all_gather of {len}");
+            assert!(
+                recv.iter().enumerate().all(|(i, &x)| x == (i / len) as u64 + 1),
+                "the result of all_gather of {len} elements is wrong"
+            );
             let mut sum = send;
             world.team().all_reduce_in_place_blocking(&mut sum, ReduceOp::Sum)?;
-            assert!(sum.iter().all(|&x| x == (n * (n + 1) / 2) as u64), "all_reduce of {len}");
+            assert!(sum.iter().all(|&x| x == (n * (n + 1) / 2) as u64), "the result of all_reduce of {len} elements is wrong");
         }
         world.team().barrier_blocking()?;
         say("ready");
@@ -183,7 +189,10 @@ fn victim_is_named_soon_after_aborting(job: &Job, n_pes: usize) {
     for pe in (0..n_pes).filter(|&pe| pe != 1) {
         let (at, line) = running.timed_line(pe);
         let late = at.saturating_duration_since(ready);
-        assert!(line.starts_with("lost 1 |") && late < SOON, "PE {pe} after {late:?}: {line}");
+        assert!(
+            line.starts_with("lost 1 |") && late < SOON,
+            "PE {pe} reported `{line}` after {late:?}, expected the loss of the victim"
+        );
     }
 }
 
@@ -227,7 +236,10 @@ fn different_heap_sizes_are_a_mismatch_on_all_pes() {
     for pe in 0..3 {
         let line = running.line(pe);
         let names_both = line.contains("1048576") && line.contains("2097152") && line.contains("PEERWEAVE_HEAP_BYTES");
-        assert!(line.starts_with("mismatch ") && names_both, "PE {pe}: {line}");
+        assert!(
+            line.starts_with("mismatch ") && names_both,
+            "PE {pe} reported `{line}`, expected a mismatch with both heap sizes"
+        );
     }
     running.succeed(0..3);
 }

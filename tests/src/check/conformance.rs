@@ -395,7 +395,7 @@ pub fn team_of(world: &World, shape: &str) -> Option<Team> {
         "columns" => all.split_2d(2).map(|(_, column)| Some(column)),
         other => panic!("unknown shape of a team: {other}"),
     };
-    made.unwrap_or_else(|error| panic!("{shape}: {error}"))
+    made.unwrap_or_else(|error| panic!("team of shape {shape}: {error}"))
 }
 
 /// Runs a check in teams of these shapes, one after another. Each shape must contain every PE, and
@@ -408,7 +408,7 @@ pub fn in_teams(world: &World, shapes: &[&str], check: impl Fn(&Team)) {
         let team = team_of(world, shape).unwrap_or_else(|| panic!("the shape {shape} does not contain every PE"));
         check(&team);
         if *shape != "world" {
-            team.destroy().unwrap_or_else(|error| panic!("{shape}: {error}"));
+            team.destroy().unwrap_or_else(|error| panic!("team of shape {shape}: {error}"));
         }
     }
 }

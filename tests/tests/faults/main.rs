@@ -283,8 +283,11 @@ fn finalize_errors_name_a_pe_killed_during_finalize() {
         for pe in (0..3).filter(|&pe| pe != victim) {
             let (at, line) = running.timed_line(pe);
             // A PE succeeds if the victim had completed its part of finalize before it died.
-            assert!(line.starts_with(&format!("lost {victim} |")) || (line == "fine" && i >= 3), "PE {pe}: {line}");
-            assert!(at.saturating_duration_since(since) < SOON, "{line}");
+            assert!(
+                line.starts_with(&format!("lost {victim} |")) || (line == "fine" && i >= 3),
+                "PE {pe} reported `{line}`, expected the loss of PE {victim}"
+            );
+            assert!(at.saturating_duration_since(since) < SOON, "PE {pe} reported later than {SOON:?}: `{line}`");
         }
         running.succeed((0..3).filter(|&pe| pe != victim));
     }
@@ -387,7 +390,7 @@ fn timeout_errors_name_a_stopped_pe() {
         running.signal(victim, Signal::CONT);
         // The victim notices that the others have left, and reports that.
         let line = running.line(victim);
-        assert!(line.starts_with("lost "), "{line}");
+        assert!(line.starts_with("lost "), "the victim reported `{line}`, expected the loss of another PE");
         running.succeed([victim]);
         let (socket, mark) = (running.socket.clone(), running.mark.clone());
         drop(running);

@@ -211,7 +211,7 @@ impl Fakes {
         let outputs = self.spawn(count, scenario, Some(call));
         for (rank, output) in outputs.iter().enumerate() {
             let may_fail = victims.contains(&rank) && !output.timed_out;
-            assert!(output.passed() || may_fail, "{scenario}: child {rank} of {count}: {output}");
+            assert!(output.passed() || may_fail, "{scenario}: child {rank} of {count} failed: {output}");
             assert!(
                 output.came_to_its_body,
                 "{scenario}: child {rank} of {count} did not reach body {call}, so nothing was tested"

@@ -11,8 +11,8 @@ use peerweave_fakes::{Fakes, Output, child};
 /// message.
 fn all_abort(fakes: &Fakes, count: usize, scenario: &str, complaint: &str) -> Vec<Output> {
     let outputs = fakes.spawn_children(count, scenario);
-    assert!(outputs.iter().any(|output| output.stderr.contains(complaint)), "{complaint}: {}", outputs[0]);
-    assert!(outputs.iter().all(|output| !output.passed()), "{}", outputs[0]);
+    assert!(outputs.iter().any(|output| output.stderr.contains(complaint)), "no child printed {complaint:?}: {}", outputs[0]);
+    assert!(outputs.iter().all(|output| !output.passed()), "a child passed, expected all to fail: {}", outputs[0]);
     outputs
 }
 
@@ -260,7 +260,7 @@ fn injected_fault_makes_an_operation_stuck_or_slow() {
     if child().is_none() {
         let stuck = stuck.env("PEERWEAVE_FAKE_NVSHMEM_STUCK", "nvshmemx_hostlib_init_attr");
         let outputs = stuck.spawn_children(1, "injected_fault_blocks_the_initialisation");
-        assert!(outputs[0].timed_out, "{}", outputs[0]);
+        assert!(outputs[0].timed_out, "the child ended, expected a child that hangs: {}", outputs[0]);
     }
 }
 

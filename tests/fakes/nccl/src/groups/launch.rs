@@ -105,7 +105,7 @@ fn launch_part(comm: &'static Comm, part: Vec<Operation>) -> Result {
         let turn = state.launched;
         let launch = Box::into_raw(Box::new(Launch { comm, items, turn: Some(turn) })).cast();
         if let Err(failure) = driver::launch(stream, run_once, launch) {
-            // SAFETY: the driver refused it, so that nobody else has it.
+            // SAFETY: the driver refused the launch, so no other code has it.
             drop(unsafe { Box::from_raw(launch.cast::<Launch>()) });
             return Err(failure.into());
         }
