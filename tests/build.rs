@@ -111,7 +111,7 @@ fn runs(at: &str, info: &str) -> bool {
     }
 }
 
-/// Returns a line of an example without the mark that hides it.
+/// Returns a line of an example without the `#` that hides the line.
 fn shown(line: &str) -> &str {
     let trimmed = line.trim_start();
     match trimmed.strip_prefix("# ") {

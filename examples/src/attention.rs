@@ -11,7 +11,7 @@ use std::ops::Range;
 /// One over the square root of [`HEAD`].
 const SCALE: f32 = 0.125;
 
-/// The sequence, and how the PEs divide it.
+/// The size of a sequence, and the number of PEs that divide it.
 #[derive(Clone, Copy, Debug)]
 pub struct Sequence {
     /// Number of tokens.

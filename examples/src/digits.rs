@@ -30,7 +30,7 @@ pub const TRAIN: usize = 1440;
 /// batch into equal shares.
 pub const BATCH: usize = 240;
 
-/// Images and their digits.
+/// Images, each with the digit that it shows.
 #[derive(Debug, Clone)]
 pub struct Digits {
     images: Vec<[f32; PIXELS]>,

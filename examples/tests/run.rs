@@ -1,4 +1,5 @@
-//! Runs every example on 1, 2, 3, 4 and 8 processes and compares the output with the expected one.
+//! Runs every example on 1, 2, 3, 4 and 8 processes and compares the output with the expected
+//! output.
 //!
 //! The launcher is not under test: these tests create the rendezvous and set the variables of a
 //! launcher themselves. An expected file holds the output of `peerweave run`, sorted by PE, because

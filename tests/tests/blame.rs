@@ -1,5 +1,5 @@
 //! Checks that errors name the root cause. If a PE fails because of a dead PE, a third PE that
-//! waits for it names the dead PE, whichever calls failed in between.
+//! waits for the failed PE names the dead PE, whichever calls failed in between.
 
 use peerweave::{Buffer, Compare, Pe, Rank, ReduceOp, Result, World};
 use peerweave_tests::data::sample::hash;

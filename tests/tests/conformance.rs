@@ -249,7 +249,7 @@ fn many_collectives_in_a_row_are_right() {
     Job::new("long_run", 20).args("60").on_threads();
 }
 
-/// Checks that some ranks can call in place while others do not.
+/// Checks that some ranks can call in place while other ranks do not.
 fn mixed_places(seat: &Seat) {
     let world = seat.join();
     let (team, n) = (world.team(), world.n_pes());

@@ -1,4 +1,4 @@
-//! Finalizes a world that several threads of each PE share, while they use it.
+//! Finalizes a world that several threads of each PE share, while the threads use the world.
 
 use peerweave::{Compare, Error, MisuseKind, PeerCause, Rank, Result, World};
 use peerweave_tests::{Job, Seat, named};

@@ -1,4 +1,4 @@
-//! Checks `World::shrink`, by which PEs continue after others have died.
+//! Checks `World::shrink`, by which PEs continue after other PEs have died.
 //!
 //! `PEERWEAVE_KILLS` is the number of random kills (default 20).
 
@@ -108,7 +108,7 @@ fn survive(seat: &Seat) {
     say(format!("left {:?}", survival.first));
 }
 
-/// Runs a job in which these PEs die. Asserts that the others continue and leave nothing behind.
+/// Runs a job in which these PEs die. Asserts that the other PEs continue and leave nothing behind.
 /// Returns the time until all of them have finished.
 fn go_on(job: Job, n_pes: usize, deaths: &str, seed: u64) -> Duration {
     let before = Before::now();
@@ -280,7 +280,7 @@ fn shrink_error_names_a_stopped_pe_at_the_deadline() {
     }
 }
 
-/// Shrinks on PE 0 while the others wait for PE 0 in another call. Argument: that call.
+/// Shrinks on PE 0 while the other PEs wait for PE 0 in another call. Argument: that call.
 fn waiting(seat: &Seat) {
     let world = seat.join();
     let (team, me) = (world.team().clone(), world.my_pe().get());
@@ -331,7 +331,7 @@ fn mappings() -> usize {
     maps.lines().filter(|line| line.contains("memfd:peerweave")).count()
 }
 
-/// Kills PE 0. The others copy their data into the new world.
+/// Kills PE 0. The other PEs copy their data into the new world.
 fn copy_to_the_new_world(seat: &Seat) {
     let world = seat.join();
     let (me, n) = (world.my_pe().get(), world.n_pes());

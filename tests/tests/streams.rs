@@ -29,7 +29,7 @@ fn rank(index: usize) -> Rank {
     Rank::new(index as u32)
 }
 
-/// Makes the calls of the late PE only after all others have reported that their calls returned.
+/// Makes the calls of the late PE only after all other PEs have reported that their calls returned.
 fn late_peer(seat: &Seat) {
     let world = seat.join();
     let (team, stream) = (world.team(), world.stream().unwrap());

@@ -183,7 +183,8 @@ fn parse_table(text: &str) -> Result<Table, AbiError> {
     Ok(table)
 }
 
-/// Returns the same sizes, offsets and constants of the header, as computed by the C compiler.
+/// Returns the sizes, offsets and constants of `asked`, as the C compiler computes them for the
+/// header.
 fn header_facts(root: &Path, include: &Path, asked: &Facts, scratch: &Path) -> Result<Facts, AbiError> {
     let abi = root.join("crates/peerweave-nccl/abi");
     let questions = scratch.join("facts.inc");

@@ -235,7 +235,7 @@ impl Site {
 }
 
 /// Collects every `unsafe` in `tokens`. `outer` is the first line of the surrounding statement, if
-/// the tokens are a part of one.
+/// the tokens are a part of a statement.
 fn collect(tokens: TokenStream, outer: Option<usize>, of_trait: bool, sites: &mut Vec<Site>) {
     let tokens: Vec<TokenTree> = tokens.into_iter().collect();
     let mut statement = None;

@@ -125,7 +125,8 @@ pub fn no_use_after_finalize(world: World) {
 /// `wait` waits for a word that no PE changes.
 pub const REPEATED: [&str; 7] = ["put", "put_to_another", "put_strided", "get", "put_signal", "atomic", "wait"];
 
-/// Repeats one of [`REPEATED`], each time with a quiet of the context, until one fails.
+/// Repeats one of [`REPEATED`], each time with a quiet of the context, until the operation or the
+/// quiet fails.
 fn repeat(context: &Context, how: &str, data: &Symmetric<u32>, words: &Symmetric<u64>, victim: Rank) -> Error {
     let one = Buffer::from(vec![1, 2]);
     let another = Rank::new((victim.get() + 1) % context.team().size() as u32);

@@ -8,7 +8,7 @@ const HOME: Rank = Rank::new(0);
 const LONG: Duration = Duration::from_secs(60);
 
 /// Adds 1 to both elements at `home`. The caller must hold the lock. The elements differ only while
-/// a holder changes them. Returns their previous value.
+/// a holder changes them. Returns the previous value of the elements.
 ///
 /// # Panics
 /// If the elements differ, because another PE holds the lock too.

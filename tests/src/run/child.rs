@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A running job of processes. Dropping it kills all of them.
+/// A running job of processes. Dropping the value kills all processes of the job.
 #[derive(Debug)]
 pub struct Running {
     server: Option<Server>,

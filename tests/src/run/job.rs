@@ -90,7 +90,7 @@ impl Job {
     }
 
     /// Makes the job start each process with this command, which gets the path of the program as
-    /// its last argument.
+    /// the last argument.
     #[must_use]
     pub fn under(mut self, wrapper: &[&'static str]) -> Self {
         self.wrapper = wrapper.to_vec();

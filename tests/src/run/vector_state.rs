@@ -43,20 +43,20 @@ pub fn is_observable() -> bool {
     !before && after
 }
 
-/// Returns false, because other processors have no upper halves.
+/// Returns false, because only x86-64 processors have upper halves.
 #[cfg(not(target_arch = "x86_64"))]
 #[must_use]
 pub fn is_observable() -> bool {
     false
 }
 
-/// Returns false, because other processors have no upper halves.
+/// Returns false, because only x86-64 processors have upper halves.
 #[cfg(not(target_arch = "x86_64"))]
 #[must_use]
 pub fn upper_halves_in_use() -> bool {
     false
 }
 
-/// Does nothing, because other processors have no upper halves.
+/// Does nothing, because only x86-64 processors have upper halves.
 #[cfg(not(target_arch = "x86_64"))]
 pub fn clean() {}

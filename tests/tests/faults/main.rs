@@ -65,8 +65,8 @@ fn all_lose(running: &mut Running, n_pes: usize, victim: usize, since: Instant, 
     running.succeed(others());
 }
 
-/// Runs `kill`, which returns when the victim has died, on a job, and asserts that all other PEs
-/// name the victim and leave nothing behind.
+/// Starts a job and calls `kill`, which returns when the victim has died. Asserts that all other
+/// PEs name the victim and leave nothing behind.
 fn victim_is_named(job: &Job, n_pes: usize, victim: usize, kill: impl FnOnce(&mut Running) -> Instant) {
     let before = Before::now();
     let mut running = job.start();

@@ -76,7 +76,8 @@ fn rust_table(root: &Path, version: Version) -> Result<Table, AbiError> {
     parse_table(&output_of("cargo run", command.args(["--example", "nvshmem_abi_table", "--"]).arg(version.to_string()))?)
 }
 
-/// Returns the same sizes, offsets and constants of the header, as computed by the C compiler.
+/// Returns the sizes, offsets and constants of `asked`, as the C compiler computes them for the
+/// header.
 fn header_facts(root: &Path, include: &Path, asked: &Facts, scratch: &Path) -> Result<Facts, AbiError> {
     let abi = root.join("crates/peerweave-nvshmem/abi");
     let questions = scratch.join("facts.inc");

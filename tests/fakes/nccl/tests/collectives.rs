@@ -63,7 +63,7 @@ fn in_place_forms_and_ncclbcast_have_the_expected_result() {
     });
 }
 
-/// Returns a type's number, and the bytes of 1, 2, 3 and 1.5 (or 1) in it.
+/// Returns the bytes of `value`, a number from 1 to 6, in NCCL's type `dtype`.
 fn bytes_of(dtype: i32, value: u8) -> Vec<u8> {
     match dtype {
         0 | 1 => vec![value],
@@ -75,7 +75,7 @@ fn bytes_of(dtype: i32, value: u8) -> Vec<u8> {
         9 => f32::from(value).to_le_bytes()[2..].to_vec(),
         10 => vec![[0x38, 0x40, 0x44, 0x48, 0x4a, 0x4c][usize::from(value) - 1]],
         11 => vec![[0x3c, 0x40, 0x42, 0x44, 0x45, 0x46][usize::from(value) - 1]],
-        other => panic!("unexpected type {other}, expected one of the table"),
+        other => panic!("unexpected type {other}, expected 0 to 11"),
     }
 }
 

@@ -1,5 +1,5 @@
 //! Contexts, and their sticky errors. Invariant: once a context has an error, every call that uses
-//! it returns that error.
+//! the context returns that error.
 
 use core::ffi::c_int;
 use std::collections::{HashMap, HashSet};

@@ -116,7 +116,7 @@ pub(crate) fn aligned(values: &[u64]) -> Result {
     if values.iter().all(|value| value.is_multiple_of(GRANULARITY)) { Ok(()) } else { Err(Code::INVALID_VALUE) }
 }
 
-/// Returns the driver, or an error if it has no virtual memory management.
+/// Returns the driver, or an error if the devices have no virtual memory management.
 pub(crate) fn available() -> Result<&'static Driver> {
     let driver = driver()?;
     if has_vmm() { Ok(driver) } else { Err(Code::NOT_SUPPORTED) }

@@ -1,8 +1,8 @@
 //! The windows of the communicators of this process.
 //!
 //! Module `api` registers windows. Invariant: the handle of a window is never reused, so that the
-//! use of a deregistered window is detected; it ends the process, because in NCCL its behaviour is
-//! undefined.
+//! use of a deregistered window is detected. Such a use is undefined in NCCL, and ends the process
+//! here.
 
 use core::ffi::c_void;
 use std::collections::HashMap;
@@ -31,7 +31,7 @@ pub(crate) struct Window {
 
 static WINDOWS: LazyLock<Mutex<HashMap<usize, Arc<Window>>>> = LazyLock::new(Mutex::default);
 
-/// Returns all windows by their handles, locked.
+/// Locks all windows, and returns them by their handles.
 pub(crate) fn windows() -> MutexGuard<'static, HashMap<usize, Arc<Window>>> {
     WINDOWS.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -147,7 +147,7 @@ fn finish(jobs: Vec<Job>, operations: Vec<Operation>) -> Result {
     }
 }
 
-/// Begins a group, or a nested one.
+/// Begins a group, which may be nested in an open group.
 pub(crate) fn begin() {
     GROUP.with_borrow_mut(|group| group.depth += 1);
 }
@@ -157,7 +157,7 @@ pub(crate) fn depth() -> u32 {
     GROUP.with_borrow(|group| group.depth)
 }
 
-/// Ends a group; the end of the outermost one launches its calls, or simulates them.
+/// Ends a group. The end of the outermost group launches the calls, or simulates them.
 pub(crate) fn end(simulate: Option<*mut SimInfo>) -> Result {
     let group = GROUP.with_borrow_mut(|group| {
         if group.depth == 0 {

@@ -22,8 +22,8 @@ pub(crate) struct Operation {
     pub(crate) event: Option<usize>,
 }
 
-/// Returns an error for a send to the calling rank without a receive in the same group: the rank
-/// would wait forever for itself.
+/// Returns an error for a send to the calling rank without a receive in the same group, because the
+/// send would wait forever.
 pub(super) fn check_sends_to_self(operations: &[Operation]) -> Result {
     for operation in operations {
         let me = operation.comm.who().rank;

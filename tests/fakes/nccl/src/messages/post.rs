@@ -28,7 +28,7 @@ pub(crate) fn set_handlers(handlers: Handlers) {
     let _ = HANDLERS.set(handlers);
 }
 
-/// Sends a message to the process at an address, which may be this one.
+/// Sends a message to the process at an address, which may be this process.
 pub(crate) fn send(address: &Address, slot: Slot, bytes: Bytes) -> Result {
     if wire::own()? == address {
         arrived(slot, bytes);

@@ -162,8 +162,8 @@ pub(super) fn send(address: &Address, slot: Slot, bytes: Bytes) -> Result {
     Ok(())
 }
 
-/// Waits until messages to some processes were passed to the system: they arrive even if this
-/// process ends now.
+/// Waits until messages to some processes were passed to the system. Then the messages arrive even
+/// if this process ends.
 pub(crate) fn flush(addresses: &[Address], stop: &dyn Fn() -> bool) {
     let waiting: Vec<_> = {
         let peers = PEERS.lock().unwrap_or_else(PoisonError::into_inner);

@@ -91,7 +91,7 @@ impl World {
         self.modules.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the process unless the job has such a PE.
+    /// Ends the process if the job has no PE with this number.
     pub(crate) fn check_pe(&self, pe: i32) {
         if !(0..self.ranks).contains(&pe) {
             undefined(&format!("{}: PE {pe} does not exist in a job of {} PEs", call::function(), self.ranks));

@@ -65,7 +65,7 @@ impl Ticket {
         })
     }
 
-    /// Opens the file that the ticket names, if its process is alive.
+    /// Opens the file that the ticket names, if the process that exported the file is alive.
     fn open(&self) -> Result<OwnedFd> {
         self.file.open().ok_or(Code::INVALID_VALUE)
     }

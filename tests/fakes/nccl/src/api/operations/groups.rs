@@ -10,19 +10,19 @@ use crate::call::exports;
 use crate::groups::group;
 
 exports! {
-    /// Begins a group, or a nested one.
+    /// Begins a group, which may be nested in an open group.
     fn ncclGroupStart() {
         group::begin();
         Ok(())
     }
 
-    /// Ends a group; the end of the outermost one launches its calls.
+    /// Ends a group. The end of the outermost group launches the calls.
     fn ncclGroupEnd() {
         group::end(None)
     }
 
-    /// Ends a group without launching it; the end of the outermost one returns an estimate of its
-    /// time in microseconds.
+    /// Ends a group without launching its calls. The end of the outermost group returns an estimate
+    /// of the group's time in microseconds.
     fn ncclGroupSimulateEnd(sim_info: *mut SimInfo) {
         not_null(sim_info, "simInfo").and_then(|()| {
             // SAFETY: the pointer is not null, and every version's struct begins with this header.

@@ -1,7 +1,7 @@
 //! `ncclMemAlloc` and registered buffers.
 //!
-//! Windows are in `windows`. Invariant: memory that is freed or deregistered was allocated or
-//! registered before, with the same start or handle.
+//! Windows are in module `windows`. Invariant: memory that is freed or deregistered was allocated
+//! or registered before, with the same start or handle.
 
 use core::ffi::c_void;
 use std::collections::HashMap;
