@@ -37,7 +37,7 @@ fn main() -> Result<(), Error> {
     team.all_reduce_in_place_blocking(&mut done, ReduceOp::Sum)?;
     team.all_reduce_in_place_blocking(&mut primes, ReduceOp::Sum)?;
     assert_eq!(done, [1; TASKS as usize], "number of times that each task was done");
-    assert_eq!(primes[0], 9592, "primes below 100000");
+    assert_eq!(primes[0], 9592, "number of primes below 100000");
     // Every PE found the queue empty once.
     assert_eq!(team.atomic_fetch_blocking(&next, 0, rank_0)?, TASKS + team.size() as u64);
     if team.my_rank() == rank_0 {

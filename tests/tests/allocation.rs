@@ -238,7 +238,7 @@ fn after_release(seat: &Seat) {
     assert!(matches!(is_part.misuse(), Some(MisuseKind::PartOfAllocation { .. })), "{is_part}");
     words.release().unwrap();
     let gone = |result: peerweave::Result<()>| {
-        let error = result.expect_err("the buffer was released");
+        let error = result.expect_err("a call with a released buffer fails");
         assert!(matches!(error.misuse(), Some(MisuseKind::Released { .. })), "{error}");
     };
     assert!(clone.is_released() && part.is_released());

@@ -73,7 +73,7 @@ fn told<R>(submitted: Result<Ticket<R>>) -> Result<R> {
 
 #[track_caller]
 fn is_mismatch<R>(result: Result<R>) {
-    let Err(error) = result else { panic!("the calls differ") };
+    let Err(error) = result else { panic!("expected a mismatch, because the calls differ") };
     assert!(matches!(error, Error::Mismatch(_)), "{error}");
 }
 

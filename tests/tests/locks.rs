@@ -176,7 +176,7 @@ fn exactly_one_pe_takes_over_the_lock_of_a_killed_holder() {
             for _ in 0..2 {
                 let lines: Vec<String> = others.iter().map(|&pe| running.line(pe)).collect();
                 let takers = lines.iter().filter(|line| *line == "took it over").count();
-                assert_eq!(takers, 1, "{n_pes} PEs, of which {victim} died: {lines:?}");
+                assert_eq!(takers, 1, "{n_pes} PEs, of which PE {victim} died, printed {lines:?}");
             }
             running.succeed(others);
             let (socket, mark) = (running.socket.clone(), running.mark.clone());

@@ -291,7 +291,7 @@ fn mismatch_shows_the_list_of_the_failed_call() {
         let lists = [pes(&[0, 1]), pes(&[1, 0])];
         let shown = ["team_of of PEs [0, 1]", "team_of of PEs [1, 0]"];
         for round in 0..500 {
-            let error = world.team_of(&lists[me.index()]).expect_err("the lists differ");
+            let error = world.team_of(&lists[me.index()]).expect_err("team_of with different lists fails");
             let Error::Mismatch(mismatch) = &error else { panic!("round {round}: {error}") };
             assert_eq!((&*mismatch.mine, &*mismatch.theirs), (shown[me.index()], shown[1 - me.index()]), "round {round}");
             world.team_of(&[me]).expect("a team of this PE alone can be created").destroy().expect("the team can be destroyed");
@@ -300,8 +300,8 @@ fn mismatch_shows_the_list_of_the_failed_call() {
     });
 }
 
-/// Makes a member die or leave before it calls `team_of`. Arguments: this member, and `kill` or how
-/// it leaves.
+/// Makes a member die or leave while the other members call `team_of`. Arguments: this member, and
+/// `kill` or `leave`.
 fn death(seat: &Seat) {
     let world = seat.join();
     let me: usize = world.my_pe().index();

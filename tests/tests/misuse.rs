@@ -216,7 +216,7 @@ fn disagree(seat: &Seat) {
             for (what, call) in DISAGREEMENTS {
                 b.fill(-7.0).unwrap();
                 let error = call(&caller, me % 2 == 1).expect_err(what);
-                let whole = format!("{what}, {len} elements, symmetric: {symmetric}: {error}");
+                let whole = format!("ranks differ in {what}; {len} elements, symmetric: {symmetric}: {error}");
                 let Error::Mismatch(mismatch) = &error else { panic!("{whole}") };
                 // The error names a PE, not a rank, whose call differs from that of this PE.
                 let rank = team.rank_of(mismatch.pe).unwrap_or_else(|| panic!("{whole}"));

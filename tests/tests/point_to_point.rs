@@ -199,7 +199,7 @@ fn mismatched(seat: &Seat) {
         } else {
             let mut into = vec![0u32; 3000];
             team.recv_blocking(&mut into, rank(0)).unwrap();
-            assert!(into == sent, "the message after mismatch {round}");
+            assert!(into == sent, "the message after mismatch {round} is wrong");
         }
     };
     let is_mismatch = |result: peerweave::Result<()>, what: &str| {

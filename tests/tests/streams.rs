@@ -127,7 +127,7 @@ fn events(seat: &Seat) {
         before.wait().unwrap();
         assert!(!mark.is_complete() && !after.is_complete());
         assert_eq!(mark.elapsed_since(&before), None);
-        assert!(!team.test(&seen, Compare::Ge, round).unwrap(), "the second stream did not wait");
+        assert!(!team.test(&seen, Compare::Ge, round).unwrap(), "the second stream did not wait for the event");
         let error = mark.wait_within(Duration::from_millis(1)).unwrap_err();
         assert!(matches!(error, Error::Timeout(_)), "{error}");
         team.signal_blocking(go.set(round), me).unwrap();

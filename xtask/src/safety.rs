@@ -110,7 +110,7 @@ impl Report {
         &self.faults
     }
 
-    /// Returns the counts by crate, as text.
+    /// Returns the numbers of unsafe blocks, impls and functions of each crate, as text.
     pub(crate) fn table(&self) -> String {
         let width = self.crates.keys().map(String::len).max().unwrap_or(0).max("crate".len());
         let mut table = format!("{:width$}  blocks  impls  fns  argued\n", "crate");

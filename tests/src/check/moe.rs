@@ -194,7 +194,7 @@ fn expected<T: Value, Y: Value>(case: &Case, batches: &[Batch<T>], me: usize) ->
     found
 }
 
-/// Symmetric memory of a test, to be released together.
+/// The symmetric memory of a test, which is released as a whole.
 struct Memory<'a> {
     world: &'a World,
     all: Vec<Symmetric<u8>>,

@@ -142,7 +142,7 @@ impl Running {
     /// # Panics
     /// If the PE was already reaped.
     pub fn signal(&self, pe: usize, signal: Signal) {
-        assert!(self.pes[pe].ended.is_none(), "PE {pe} has ended");
+        assert!(self.pes[pe].ended.is_none(), "PE {pe} has ended, expected a running PE to signal");
         // The PE may be a zombie by now. A zombie accepts signals too.
         kill_process(Pid::from_child(&self.pes[pe].child), signal).expect("the PE is a child of this process");
     }

@@ -327,7 +327,7 @@ fn struct_layout_2_is_accepted_since_version_3_6_5() {
         assert_eq!(nvshmemx_hostlib_init_attr(8, &mut attr), 1);
         wrong = UniqueId { version: id.version, internal: [1; 124] };
         attr.id = &wrong;
-        assert_eq!(nvshmemx_hostlib_init_attr(8, &mut attr), 1, "no nvshmemx_get_uniqueid returned this id");
+        assert_eq!(nvshmemx_hostlib_init_attr(8, &mut attr), 1, "the id was not created by nvshmemx_get_uniqueid");
     });
 }
 

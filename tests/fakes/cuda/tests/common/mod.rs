@@ -148,7 +148,7 @@ fn receive(stream: &UnixStream) -> OwnedFd {
     recvmsg(stream, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::empty()).expect("a message can be received");
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(mut fds) = message {
-            return fds.next().expect("one descriptor");
+            return fds.next().expect("the message has a descriptor");
         }
     }
     panic!("received a message without a descriptor, expected one descriptor");

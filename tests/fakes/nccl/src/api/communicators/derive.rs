@@ -25,7 +25,7 @@ fn subset(parent: &Comm, ranks: &[i32], id: u128) -> Members {
 }
 
 fn number(bytes: &[u8], at: usize) -> i32 {
-    i32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+    i32::from_le_bytes(bytes[at..at + 4].try_into().expect("a number has four bytes"))
 }
 
 fn split(parent: &'static Comm, color: c_int, key: c_int, newcomm: *mut CommPtr, config: Config) -> Result {

@@ -52,7 +52,8 @@ fn register(comm: &'static Comm, base: usize, bytes: usize, is_symmetric: bool, 
     let run = move || {
         let own = [(base as u64).to_le_bytes(), (bytes as u64).to_le_bytes()].concat();
         let all = exchange(comm, &everybody(comm), number, &own, &|| comm.stopped())?;
-        let word = |bytes: &[u8], at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes")) as usize;
+        let word =
+            |bytes: &[u8], at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("a word has eight bytes")) as usize;
         let places = all.iter().map(|bytes| (word(bytes, 0), word(bytes, 8))).collect();
         let rank = comm.who().rank;
         let handle =
