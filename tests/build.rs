@@ -5,7 +5,7 @@
 //! are collected: an example that cannot run, or that the collection would miss, fails the build.
 //! The doc tests also run each of them, but with one PE only.
 //!
-//! Does not run anything: `tests/doc_examples.rs` does.
+//! This script runs no example: `tests/doc_examples.rs` does.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ struct Example {
 }
 
 fn main() {
-    let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("..");
+    let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR")).join("..");
     let mut files = vec!["README.md".to_owned(), "examples/README.md".to_owned()];
     for name in CRATES {
         files.push(format!("crates/{name}/README.md"));
@@ -47,7 +47,7 @@ fn main() {
     for expected in ["README.md:", "crates/peerweave/src/lib.rs:", "crates/peerweave/README.md:"] {
         assert!(examples.iter().any(|example| example.place.starts_with(expected)), "no example found in {expected}");
     }
-    let out = Path::new(&env::var("OUT_DIR").expect("cargo sets it")).join("doc_examples.rs");
+    let out = Path::new(&env::var("OUT_DIR").expect("cargo sets OUT_DIR")).join("doc_examples.rs");
     fs::write(&out, program(&examples)).unwrap_or_else(|error| panic!("{}: {error}", out.display()));
 }
 
@@ -79,7 +79,7 @@ fn collect(file: &str, text: &str, examples: &mut Vec<Example>) {
             (true, None) => {
                 let missed = trimmed.starts_with("/**") || trimmed.contains("doc = \"") && trimmed.contains("```");
                 assert!(!missed, "{at}: examples are not found in a doc comment of this form; expected `///` or `//!`");
-                assert!(open.is_none(), "{at}: the doc comment ends inside of an example");
+                assert!(open.is_none(), "{at}: the doc comment ends before the closing fence of an example");
                 continue;
             }
         };
@@ -98,7 +98,7 @@ fn collect(file: &str, text: &str, examples: &mut Vec<Example>) {
             }
         }
     }
-    assert!(open.is_none(), "{file}: an example has no end");
+    assert!(open.is_none(), "{file}: an example has no closing fence");
 }
 
 /// Returns whether a block with this info string is a program to run.
@@ -111,7 +111,7 @@ fn runs(at: &str, info: &str) -> bool {
     }
 }
 
-/// Returns a line of an example without the mark that hides it.
+/// Returns a line of an example without the `#` that hides the line.
 fn shown(line: &str) -> &str {
     let trimmed = line.trim_start();
     match trimmed.strip_prefix("# ") {
@@ -136,10 +136,11 @@ fn program(examples: &[Example]) -> String {
         } else {
             format!("fn main() {{\n{code}}}\n")
         };
-        writeln!(text, "/// {place}\n#[allow(warnings, clippy::all)]\nmod example_{index} {{").expect("a string grows");
-        writeln!(text, "{code}pub(super) fn run() {{ super::End::check(main()) }}\n}}").expect("a string grows");
-        writeln!(programs, "    ({place:?}, |_| example_{index}::run()),").expect("a string grows");
-        writeln!(scenarios, "    ({place:?}, || run({place:?})),").expect("a string grows");
+        writeln!(text, "/// {place}\n#[allow(warnings, clippy::all)]\nmod example_{index} {{")
+            .expect("writing to a string succeeds");
+        writeln!(text, "{code}pub(super) fn run() {{ super::End::check(main()) }}\n}}").expect("writing to a string succeeds");
+        writeln!(programs, "    ({place:?}, |_| example_{index}::run()),").expect("writing to a string succeeds");
+        writeln!(scenarios, "    ({place:?}, || run({place:?})),").expect("writing to a string succeeds");
     }
     format!(
         "{text}\n/// Each example, by its place.\nconst PROGRAMS: peerweave_tests::run::harness::Programs = &[\n{programs}];\n\n\

@@ -45,7 +45,7 @@ fn main() -> Result<(), Error> {
         complete[0] += u32::from(block(rank)?.to_vec()? == content(rank));
     }
     team.all_reduce_in_place_blocking(&mut complete, ReduceOp::Sum)?;
-    assert_eq!(complete[0] as usize, n * n, "blocks that arrived unchanged");
+    assert_eq!(complete[0] as usize, n * n, "number of blocks that arrived unchanged");
     if me == 0 {
         println!("blocks on each PE: {n} of {n}, unchanged");
     }

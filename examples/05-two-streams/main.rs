@@ -1,5 +1,5 @@
-//! Runs a pipeline over two streams: while it gathers one chunk, it reduces the next and computes
-//! the one after that.
+//! Runs a pipeline over two streams: at the same time, it gathers one chunk, reduces the next
+//! chunk, and computes the chunk after that.
 #![forbid(unsafe_code)]
 
 use peerweave::{Error, ReduceOp, World};

@@ -67,7 +67,7 @@ fn main() -> Result<(), Error> {
     team.barrier_blocking()?;
     if me == 0 {
         let rod = rod.to_vec()?;
-        assert_eq!(rod, serial(), "the rod of {n} PEs and the rod of one PE");
+        assert_eq!(rod, serial(), "the temperatures computed by {n} PEs differ from those of one PE");
         let heat: f64 = rod.iter().sum();
         println!("{STEPS} steps over {CELLS} cells: the same result as on one PE, to the last bit");
         println!("temperatures at the ends {:.3} and {:.3}, mean {:.3}", rod[0], rod[CELLS - 1], heat / CELLS as f64);

@@ -6,8 +6,8 @@ use peerweave::{Error, Rank, ReduceOp, World};
 
 /// Number of tasks; each counts the primes in a range of numbers.
 const TASKS: u64 = 200;
-/// Numbers per task. Later tasks take longer, so that with equal shares the last PE would finish
-/// alone.
+/// Numbers per task. Later tasks take longer, so with equal shares the last PE would finish long
+/// after the others.
 const NUMBERS: u64 = 500;
 
 fn is_prime(number: u64) -> bool {
@@ -36,8 +36,8 @@ fn main() -> Result<(), Error> {
 
     team.all_reduce_in_place_blocking(&mut done, ReduceOp::Sum)?;
     team.all_reduce_in_place_blocking(&mut primes, ReduceOp::Sum)?;
-    assert_eq!(done, [1; TASKS as usize], "how often each task was done");
-    assert_eq!(primes[0], 9592, "primes below 100000");
+    assert_eq!(done, [1; TASKS as usize], "number of times that each task was done");
+    assert_eq!(primes[0], 9592, "number of primes below 100000");
     // Every PE found the queue empty once.
     assert_eq!(team.atomic_fetch_blocking(&next, 0, rank_0)?, TASKS + team.size() as u64);
     if team.my_rank() == rank_0 {

@@ -18,7 +18,7 @@ fn b(row: usize, column: usize) -> f64 {
     ((row * 7 + column * 2) % 13) as f64 - 6.0
 }
 
-/// Returns the rank in a row or column of the grid that owns row or column `index` of the matrix.
+/// Returns which of `ranks` ranks owns row or column `index` of a matrix.
 fn owner(index: usize, ranks: usize) -> Rank {
     let rank = (0..ranks).find(|&rank| share(SIDE, rank, ranks).contains(&index));
     Rank::new(rank.expect("every index is in one share") as u32)

@@ -12,7 +12,7 @@ const SIZE: usize = 6;
 const TRUTH: [f64; SIZE] = [2.0, -1.0, 0.5, 3.0, -2.0, 0.25];
 /// Number of steps.
 const STEPS: usize = 300;
-/// Length of a step.
+/// Learning rate.
 const RATE: f64 = 4.0;
 
 fn dot(a: &[f64; SIZE], b: &[f64; SIZE]) -> f64 {

@@ -28,8 +28,8 @@ impl Block {
         Self { rows: rows.len(), columns: columns.len(), cells }
     }
 
-    /// Returns the cells of one side of the block or, with `is_border`, of the border around the
-    /// block: the index of the first cell, the distance between cells, and the number of cells.
+    /// Returns the index of the first cell, the distance between cells, and the number of cells of
+    /// one side of the block. With `is_border`, the side of the border around the block.
     fn side(&self, side: Side, is_border: bool) -> (usize, usize, usize) {
         let (width, inner) = (self.columns + 2, usize::from(!is_border));
         match side {
@@ -75,7 +75,8 @@ impl Side {
     }
 }
 
-/// Returns the rank beside this PE in `team`, a row or column of the grid, together with the team.
+/// Returns `team`, which is a row or column of the grid, and the rank before or (`is_next`) after
+/// this PE in the team. Returns `None` at the edge of the grid.
 fn beside(team: &Team, is_next: bool) -> Option<(&Team, Rank)> {
     let me = team.my_rank().get();
     let rank = if is_next { me + 1 } else { me.checked_sub(1)? };
@@ -129,10 +130,14 @@ fn main() -> Result<(), Error> {
     for (index, line) in rows.enumerate() {
         let (mine, all) = ((index + 1) * (block.columns + 2) + 1, (line + 1) * (SIDE + 2) + 1);
         let expected = &alone.cells[all..][columns.clone()];
-        assert_eq!(&block.cells[mine..][..block.columns], expected, "row {line}: by {n} PEs, and by one");
+        assert_eq!(
+            &block.cells[mine..][..block.columns],
+            expected,
+            "row {line}: the cells computed by {n} PEs differ from those computed by one PE"
+        );
     }
     world.team().all_reduce_in_place_blocking(&mut change, ReduceOp::Max)?;
-    assert_eq!(Some(change), last, "the largest change of the last step");
+    assert_eq!(Some(change), last, "largest change of the last step, on all PEs and on one PE");
     if world.my_pe().get() == 0 {
         println!("{STEPS} steps on {SIDE} x {SIDE} cells: the same result as on one PE, to the last bit");
         println!("the last step changed each cell by at most {change:.9}");

@@ -45,12 +45,15 @@ fn main() -> Result<(), Error> {
     // Checks that no key was lost, and that the parts are in order.
     sums[1] = sum(&mine);
     team.all_reduce_in_place_blocking(&mut sums, ReduceOp::Sum)?;
-    assert_eq!(sums[0], sums[1], "the sum of all keys, before and after");
+    assert_eq!(sums[0], sums[1], "sum of all keys before and after the sort");
     let ends = [mine.first().copied().unwrap_or(u64::MAX), mine.last().copied().unwrap_or(0), mine.len() as u64];
     let mut parts = vec![0; 3 * n];
     team.all_gather_blocking(&ends, &mut parts)?;
     let parts: Vec<&[u64]> = parts.chunks_exact(3).collect();
-    assert!(mine.is_sorted() && parts.windows(2).all(|pair| pair[0][1] <= pair[1][0]), "parts {parts:?}");
+    assert!(
+        mine.is_sorted() && parts.windows(2).all(|pair| pair[0][1] <= pair[1][0]),
+        "the keys are not sorted; first key, last key and number of keys of each part: {parts:?}"
+    );
     assert_eq!(parts.iter().map(|part| part[2]).sum::<u64>(), KEYS as u64);
     if me == 0 {
         let longest = parts.iter().map(|part| part[2]).max().unwrap_or(0);

@@ -68,7 +68,7 @@ fn main() -> Result<(), Error> {
     team.all_reduce_in_place_blocking(&mut total, ReduceOp::Sum)?;
     assert!(times.iter().all(|&times| times == 1), "each task is done once");
     let alone: u64 = (0..TASKS as u64).map(run).sum();
-    assert_eq!(total, alone, "the result of {n} PEs, and of one");
+    assert_eq!(total, alone, "total of {n} PEs and total of one PE");
     if me.index() == 0 {
         println!("{TASKS} tasks, each done once; PEs: {n}");
         println!("{total} steps in total");

@@ -11,7 +11,7 @@ use std::time::Instant;
 /// Largest difference from the output of one PE that rounding can cause.
 const TOLERANCE: f64 = 1e-4;
 
-/// Maximum number of multiplications of the comparison with one PE.
+/// Maximum number of multiplications of the check that computes outputs on one PE.
 const MOST_WORK: usize = 2_000_000_000;
 
 /// Computes the layers of a perceptron that is divided among the PEs.
@@ -29,7 +29,7 @@ struct Args {
     /// Number of layers
     #[arg(long, default_value_t = 2)]
     layers: usize,
-    /// Number of times that each form is run and timed
+    /// Number of times that each variant is run and timed
     #[arg(long, default_value_t = 3)]
     passes: usize,
     /// Computes with the kernel on CPU threads, as on GPUs

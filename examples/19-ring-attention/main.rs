@@ -10,7 +10,7 @@ use std::time::Instant;
 /// Largest difference from plain attention that rounding can cause.
 const TOLERANCE: f64 = 1e-5;
 
-/// Attends to a sequence of which each PE has a slice.
+/// Computes attention over a sequence of which each PE has a slice.
 #[derive(Parser)]
 struct Args {
     /// Number of tokens of the whole sequence
@@ -19,7 +19,7 @@ struct Args {
     /// Number of heads, of 64 elements each
     #[arg(long, default_value_t = 2)]
     heads: usize,
-    /// Number of times that each form is run and timed
+    /// Number of times that each algorithm is run and timed
     #[arg(long, default_value_t = 3)]
     passes: usize,
     /// Computes with the kernel on CPU threads, as on GPUs
@@ -27,7 +27,7 @@ struct Args {
     kernel: bool,
 }
 
-/// The state that all forms of the program use.
+/// The state that both algorithms use.
 struct Program {
     world: World,
     attention: Attention,
@@ -47,7 +47,8 @@ struct Program {
 }
 
 impl Program {
-    /// Attends to all blocks as they travel around the ring. Steps are counted from `done`.
+    /// Computes attention to all blocks while they travel around the ring. `done` is the number of
+    /// steps of earlier calls; signals count on from there.
     fn ring(&self, done: u64) -> Result<(), Error> {
         let (team, attention) = (self.world.team(), &self.attention);
         let (me, n) = (team.my_rank().index(), team.size());
@@ -87,13 +88,13 @@ impl Program {
         self.computing.synchronize()
     }
 
-    /// Attends to all blocks after an all-gather of all of them.
+    /// Computes attention to all blocks after an all-gather of the blocks.
     fn all_gather(&self) -> Result<(), Error> {
         self.world.team().all_gather(&self.computing, &self.own, &self.all)?.wait()?;
         self.compute()
     }
 
-    /// Attends to all blocks in the memory of this PE.
+    /// Computes attention to all blocks in the memory of this PE.
     fn compute(&self) -> Result<(), Error> {
         for (owner, block) in self.all.chunks(self.own.len())?.enumerate() {
             self.attention.attend(&self.computing, &block, Position { step: owner, owner })?;
@@ -101,7 +102,8 @@ impl Program {
         self.computing.synchronize()
     }
 
-    /// Runs one form `passes` times. Returns the median time of the slowest PE, in milliseconds.
+    /// Runs an algorithm `passes` times. Returns the median time of the slowest PE, in
+    /// milliseconds.
     fn timed(&self, passes: usize, form: impl Fn(usize) -> Result<(), Error>) -> Result<f64, Error> {
         let mut times = Vec::new();
         for pass in 0..passes.max(1) {
@@ -116,7 +118,7 @@ impl Program {
         Ok(median[0])
     }
 
-    /// Compares the result of the last form with plain attention, on all PEs.
+    /// Compares the result of the last run with plain attention, on all PEs.
     fn check(&self, form: &str) -> Result<(), Error> {
         let mut largest = [self.attention.difference()?];
         self.world.team().all_reduce_in_place_blocking(&mut largest, ReduceOp::Max)?;

@@ -114,9 +114,9 @@ fn experts<T: Format>(world: &World, stream: &Stream, layer: &Layer, args: &Args
     Ok(time)
 }
 
-/// Returns the time of the same transfers by an exchange of counts and two all-to-alls. The rows of
-/// `bf16` are already packed: one row for each token and expert or, with `once`, one row for each
-/// token and PE.
+/// Returns the time of dispatch and combine by other calls: an exchange of counts and two
+/// all-to-alls. The rows of `bf16` are already packed: one row for each token and expert or, with
+/// `once`, one row for each token and PE.
 fn all_to_all(world: &World, stream: &Stream, layer: &Layer, args: &Args, once: bool) -> Result<f64, Error> {
     let (team, me) = (world.team(), world.my_pe().index());
     let most = layer.n_pes * layer.tokens * layer.top_k * layer.hidden;

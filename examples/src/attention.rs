@@ -11,7 +11,7 @@ use std::ops::Range;
 /// One over the square root of [`HEAD`].
 const SCALE: f32 = 0.125;
 
-/// The sequence, and how the PEs divide it.
+/// The size of a sequence, and the number of PEs that divide it.
 #[derive(Clone, Copy, Debug)]
 pub struct Sequence {
     /// Number of tokens.
@@ -39,7 +39,8 @@ impl Sequence {
         share(self.tokens, pe, self.n_pes)
     }
 
-    /// Returns the number of rows of a head in the memory of a PE: that of the largest slice.
+    /// Returns the number of rows of a head that every PE stores: the number of tokens of the
+    /// largest slice.
     pub fn rows(&self) -> usize {
         self.tokens.div_ceil(self.n_pes)
     }

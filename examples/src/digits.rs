@@ -30,7 +30,7 @@ pub const TRAIN: usize = 1440;
 /// batch into equal shares.
 pub const BATCH: usize = 240;
 
-/// Images and their digits.
+/// Images, each with the digit that it shows.
 #[derive(Debug, Clone)]
 pub struct Digits {
     images: Vec<[f32; PIXELS]>,
@@ -42,7 +42,7 @@ impl Digits {
     /// authors and licence.
     ///
     /// # Errors
-    /// [`DigitsError`] if the file in the source tree was changed and is no longer such a table.
+    /// [`DigitsError`] if the file in the source tree was changed and is no longer a valid table.
     pub fn embedded() -> Result<Self, DigitsError> {
         Self::parse(include_str!("../data/digits.csv"))
     }
@@ -131,7 +131,7 @@ fn parse_line(line: &str) -> Result<([f32; PIXELS], u8), String> {
     }
 }
 
-/// The error of a table of digits that cannot be used.
+/// The reason why a table of digits cannot be parsed or split.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DigitsError {

@@ -272,7 +272,10 @@ mod tests {
 
             let slope = (loss_above - loss_below) / (f64::from(above) - f64::from(below));
             let found = f64::from(gradient[index]);
-            assert!((slope - found).abs() < 1e-5 * (1.0 + slope.abs()), "parameter {index}: slope {slope}, gradient {found}");
+            assert!(
+                (slope - found).abs() < 1e-5 * (1.0 + slope.abs()),
+                "parameter {index}: gradient {found}, expected the slope {slope}"
+            );
             compared += usize::from(slope != 0.0);
         }
         assert!(compared > 250, "only {compared} slopes were not zero");
@@ -293,7 +296,7 @@ mod tests {
             for (index, (sum, whole)) in sum.iter().zip(&whole).enumerate() {
                 // One rounding per share, each of half a unit in the last place of a partial sum.
                 let bound = ranks as f32 * f32::EPSILON * largest;
-                assert!((sum - whole).abs() <= bound, "{ranks} shares, parameter {index}: {sum} and {whole}");
+                assert!((sum - whole).abs() <= bound, "{ranks} shares, parameter {index}: sum {sum}, expected {whole}");
             }
         }
     }
@@ -310,11 +313,11 @@ mod tests {
     fn training_on_one_pe_generalises_to_the_test_images() {
         let (digits, split) = data();
         let untrained = Model::new(SEED).accuracy(&digits, &split.test);
-        assert!(untrained.fraction() < 0.3, "{untrained:?} before training");
+        assert!(untrained.fraction() < 0.3, "{untrained:?} before training, expected less than 0.3");
         let (model, loss) = trained(1, 30);
         let accuracy = model.accuracy(&digits, &split.test);
-        assert!(accuracy.fraction() > 0.93, "{accuracy:?}");
-        assert!(loss < 0.2, "loss {loss}");
+        assert!(accuracy.fraction() > 0.93, "{accuracy:?} after training, expected more than 0.93");
+        assert!(loss < 0.2, "loss {loss} after training, expected less than 0.2");
     }
 
     #[test]
@@ -322,7 +325,7 @@ mod tests {
         let (_, alone) = trained(1, 4);
         for ranks in [2, 3, 7, 8] {
             let (_, together) = trained(ranks, 4);
-            assert!((together - alone).abs() < 1e-5 * alone, "{ranks} PEs: {together}, one PE: {alone}");
+            assert!((together - alone).abs() < 1e-5 * alone, "loss {together} with {ranks} PEs, expected {alone} as with one PE");
         }
     }
 

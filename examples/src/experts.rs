@@ -132,8 +132,8 @@ impl Layer {
         1.0 + expert as f32 / self.experts as f32
     }
 
-    /// Returns the results of the experts of one PE for their rows. `offsets` has the offsets from
-    /// the dispatch.
+    /// Returns the results of the experts of one PE for their rows. `offsets` has the offset of the
+    /// rows of each expert, as the dispatch returned it.
     pub fn compute<T: Format>(&self, pe: usize, rows: &[T], scales: &[f32], offsets: &[u32]) -> Vec<bf16> {
         let per_row = T::scales(self.hidden);
         let mut results = vec![bf16::ZERO; rows.len()];
@@ -174,8 +174,8 @@ impl Layer {
         offsets[local] as usize == row
     }
 
-    /// Compares the outputs of a PE with those that it computes alone. Returns the largest
-    /// difference relative to the expected output.
+    /// Compares the outputs of a PE with outputs that this function computes without communication.
+    /// Returns the largest difference relative to the expected output.
     pub fn difference<T: Format>(&self, pe: usize, outputs: &[bf16]) -> f32 {
         let ((experts, weights), (rows, scales)) = (self.routing(pe), self.encoded::<T>(pe));
         let per_row = T::scales(self.hidden);

@@ -40,7 +40,7 @@ pub enum KernelJob {
     },
 }
 
-/// Elements at the same place in the heap of every PE.
+/// Symmetric memory: elements at the same offset in the heap of every PE.
 pub enum Memory<T: Element + Plain> {
     /// In memory that the PEs share.
     Host(peerweave::Symmetric<T>),
@@ -107,7 +107,9 @@ impl KernelJob {
         match (self, memory) {
             (_, Memory::Host(memory)) => memory.slice(first..first + values.len())?.copy_from(values)?,
             (Self::Gpu { stream, .. }, Memory::Gpu(memory)) => memory.write(stream, first, values)?,
-            (Self::Host { .. }, Memory::Gpu(_)) => return Err("the memory belongs to another job".into()),
+            (Self::Host { .. }, Memory::Gpu(_)) => {
+                return Err("the memory is on a GPU, but the kernels of this job run on CPU threads".into());
+            }
         }
         Ok(())
     }
@@ -120,7 +122,9 @@ impl KernelJob {
         match (self, memory) {
             (_, Memory::Host(memory)) => Ok(memory.to_vec()?),
             (Self::Gpu { stream, .. }, Memory::Gpu(memory)) => Ok(memory.read(stream)?),
-            (Self::Host { .. }, Memory::Gpu(_)) => Err("the memory belongs to another job".into()),
+            (Self::Host { .. }, Memory::Gpu(_)) => {
+                Err("the memory is on a GPU, but the kernels of this job run on CPU threads".into())
+            }
         }
     }
 
@@ -158,7 +162,9 @@ impl KernelJob {
         match (self, memory) {
             (_, Memory::Host(memory)) => memory.release()?,
             (Self::Gpu { gpu, .. }, Memory::Gpu(memory)) => gpu.free(memory)?,
-            (Self::Host { .. }, Memory::Gpu(_)) => return Err("the memory belongs to another job".into()),
+            (Self::Host { .. }, Memory::Gpu(_)) => {
+                return Err("the memory is on a GPU, but the kernels of this job run on CPU threads".into());
+            }
         }
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! Runs every example on 1, 2, 3, 4 and 8 processes and compares the output with the expected one.
+//! Runs every example on 1, 2, 3, 4 and 8 processes and compares the output with the expected
+//! output.
 //!
 //! The launcher is not under test: these tests create the rendezvous and set the variables of a
 //! launcher themselves. An expected file holds the output of `peerweave run`, sorted by PE, because
@@ -41,7 +42,7 @@ fn run(program: &str, n_pes: u32, arguments: &[&str]) -> Vec<String> {
     let outputs: Vec<_> = children.into_iter().map(|child| child.wait_with_output().unwrap()).collect();
     for (pe, output) in outputs.iter().enumerate() {
         let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "PE {pe} of {n_pes}: {}\n{said}", output.status);
+        assert!(output.status.success(), "PE {pe} of {n_pes} ended with {}, expected success:\n{said}", output.status);
     }
     outputs.into_iter().map(|output| String::from_utf8(output.stdout).unwrap()).collect()
 }
@@ -147,10 +148,13 @@ fn final_loss(outputs: &[String]) -> f64 {
 fn final_loss_does_not_depend_on_the_number_of_pes() {
     let loss = |n_pes| final_loss(&run(env!("CARGO_BIN_EXE_train-digits"), n_pes, &["--epochs", "5"]));
     let alone = loss(1);
-    assert!(alone < 1.0, "{alone} after 5 epochs");
+    assert!(alone < 1.0, "loss {alone} after 5 epochs, expected less than 1");
     for n_pes in [2, 3, 8] {
         let together = loss(n_pes);
-        assert!((together - alone).abs() <= ROUNDING * alone, "{n_pes} PEs: {together}, one PE: {alone}");
+        assert!(
+            (together - alone).abs() <= ROUNDING * alone,
+            "loss {together} with {n_pes} PEs, expected {alone} as with one PE"
+        );
     }
 }
 
@@ -170,7 +174,7 @@ fn tensor_parallel_mlp_prints_equal_results_by_kernel_and_cpu() {
         let (by_cpu, by_kernel) = (run(program, n_pes, &small), run(program, n_pes, &[&small[..], &["--kernel"]].concat()));
         let (kernel, cpu) = (tagged(&by_kernel), tagged(&by_cpu));
         let same = kernel.len() == cpu.len() && kernel.iter().zip(&cpu).all(|(kernel, cpu)| alike(kernel, cpu));
-        assert!(same, "{n_pes} PEs: {by_kernel:?}, by the CPU: {by_cpu:?}");
+        assert!(same, "{n_pes} PEs printed {by_kernel:?} by kernel and {by_cpu:?} by CPU, expected equal lines");
     }
 }
 
@@ -204,7 +208,7 @@ fn hello_with(n_pes: usize, vars: impl Fn(usize) -> Vec<(&'static str, String)>)
 }
 
 #[test]
-fn pes_of_mpich_form_one_job() {
+fn pes_started_by_mpich_form_one_job() {
     let vars = |pe: usize| {
         let pairs = [("PMI_RANK", pe), ("PMI_SIZE", 3), ("MPI_LOCALRANKID", pe), ("MPI_LOCALNRANKS", 3)];
         pairs.map(|(name, value)| (name, value.to_string())).to_vec()
@@ -242,7 +246,7 @@ fn every_numbered_folder_is_a_tested_example() {
 fn readmes_show_the_expected_output() {
     let ladder = text(&folder("README.md"));
     for (program, example) in EXAMPLES {
-        assert!(ladder.contains(&format!("({example}/README.md)")), "README.md does not lead to {example}");
+        assert!(ladder.contains(&format!("({example}/README.md)")), "README.md has no link to {example}/README.md");
         let readme = text(&folder(example).join("README.md"));
         let command = format!("cargo run --release -- run -n 4 -- {program}\n");
         assert!(readme.contains(&command), "{example}/README.md lacks `{command}`");
@@ -257,7 +261,11 @@ fn examples_forbid_unsafe_code() {
         let source = text(&folder(example).join("main.rs"));
         // Rust cannot check the parameters of a kernel in CUDA C++: only its launch is unsafe.
         if *program == "kernel-cuda-cpp" {
-            assert_eq!(source.matches("unsafe").count(), 1, "{example}/main.rs has more than its launch");
+            assert_eq!(
+                source.matches("unsafe").count(),
+                1,
+                "{example}/main.rs has unsafe code other than the launch of its kernel"
+            );
             continue;
         }
         assert!(source.contains("\n#![forbid(unsafe_code)]\n"), "{example}/main.rs does not forbid unsafe code");

@@ -1,6 +1,7 @@
 //! Runs all-reduces with residual and RMSNorm on the GPUs of this machine, and compares them with
-//! the oracle: `peerweave run -n 2 -- norms_on_gpus [SEED]`. Every element type, form and
-//! quantisation, in the team of all PEs and in others. PE 0 prints a line for each team.
+//! the oracle: `peerweave run -n 2 -- norms_on_gpus [SEED]`. Covers every element type, variant of
+//! the call and quantisation, in the team of all PEs and in smaller teams. PE 0 prints a line for
+//! each team.
 //!
 //! If processes see only one GPU, their PEs share the GPU, and each call takes milliseconds.
 

@@ -1,7 +1,7 @@
 //! Code shared by Peerweave's tests: programs that run as PEs of every backend, checks of every
 //! operation, a naive oracle, faults.
 //!
-//! The scenarios are in `tests/`. Users do not depend on this crate.
+//! The tests themselves are in `tests/`. Users do not depend on this crate.
 //!
 //! A folder uses only folders below it:
 //!

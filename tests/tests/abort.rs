@@ -20,7 +20,7 @@ fn main() -> ExitCode {
             abort_fails_the_calls_of_every_thread,
             first_of_two_aborts_sets_the_error_of_all_threads,
             panic_because_of_an_abort_is_reported_as_the_abort,
-            abort_after_finalize_is_misuse,
+            abort_after_finalize_returns_a_misuse_error,
         ],
     )
 }
@@ -39,10 +39,11 @@ mod kernels {
     }
 }
 
-/// The things that a PE may be doing. `puts` makes no call that waits.
+/// What PEs do when the job is aborted: names for [`until_failure`]. `puts` makes no call that
+/// waits.
 const ACTS: [&str; 10] = ["barrier", "signal", "stream", "ticket", "kernel", "alloc", "split", "recv", "finalize", "puts"];
 
-/// Repeats the act `name` until it fails. `compute` makes no call, so it never fails.
+/// Repeats the operation `name` until it fails. `compute` makes no call, so it never fails.
 fn until_failure(world: &World, words: &Symmetric<u64>, name: &str) -> Result<()> {
     let team = world.team();
     let last = Rank::new(team.size() as u32 - 1);
@@ -63,7 +64,7 @@ fn until_failure(world: &World, words: &Symmetric<u64>, name: &str) -> Result<()
             "finalize" => drop(world.finalize()?),
             "puts" => team.put_blocking(&[0u64], words, last)?,
             "compute" => sleep(Duration::from_micros(1)),
-            other => unreachable!("no act {other}"),
+            other => unreachable!("unknown operation {other}"),
         }
     }
 }
@@ -77,7 +78,7 @@ impl Drop for Loud {
     }
 }
 
-/// Arguments: the exit code with which the last PE aborts, and what the others do meanwhile.
+/// Aborts the job on the last PE. Arguments: the exit code, and what the other PEs do meanwhile.
 fn act(seat: &Seat) {
     let (code, name): (u8, String) = (seat.arg(0), seat.arg(1));
     let world = seat.join();
@@ -115,11 +116,11 @@ fn abort_code_is_the_exit_status_of_every_process() {
             assert_eq!(status.code(), Some(code), "PE {pe} of {n_pes} in {name}: {status}, {said:?}");
             assert_eq!(said, ["tail"], "PE {pe} of {n_pes} in {name}");
         }
-        assert!(started.elapsed() < SOON, "{name}: {:?}", started.elapsed());
+        assert!(started.elapsed() < SOON, "{name}: ended after {:?}, expected less than {SOON:?}", started.elapsed());
     }
 }
 
-/// Aborts on PE 0 as soon as it has joined, when the others may not have returned from joining.
+/// Aborts on PE 0 as soon as PE 0 has joined, when the other PEs may still be joining.
 fn before_the_end_of_a_join(seat: &Seat) {
     let world = seat.try_join();
     if let Ok(world) = &world {
@@ -158,7 +159,7 @@ fn first_of_two_aborts_sets_the_status_of_all_processes() {
         for _ in 0..5 {
             let mut running = Job::new("at_once", n_pes).start();
             let endings: Vec<_> = (0..n_pes).map(|pe| running.ending(pe)).collect();
-            let first = endings[0].1.code().expect("no signal");
+            let first = endings[0].1.code().expect("the process exits without a signal");
             assert!(first >= 10 && first % 2 == 0 && first < 10 + n_pes as i32, "{endings:?}");
             assert!(endings.iter().all(|(said, status)| said.is_empty() && status.code() == Some(first)), "{endings:?}");
         }
@@ -204,7 +205,7 @@ fn abort_fails_the_calls_of_every_thread() {
                 }
             });
             assert!(ended.as_ref().is_err_and(|error| is_abort(error, by, code)), "{name}: {ended:?}");
-            assert!(started.elapsed() < SOON, "{name}: {:?}", started.elapsed());
+            assert!(started.elapsed() < SOON, "{name}: ended after {:?}, expected less than {SOON:?}", started.elapsed());
         }
     }
 }
@@ -233,12 +234,12 @@ fn panic_because_of_an_abort_is_reported_as_the_abort() {
     assert!(ended.as_ref().is_err_and(|error| is_abort(error, 0, 4)), "{ended:?}");
 }
 
-fn abort_after_finalize_is_misuse() {
+fn abort_after_finalize_returns_a_misuse_error() {
     let errors = on_threads(2, &options(), |world| {
         let _ = world.finalize().unwrap();
         world.abort(1)
     });
-    for error in errors.expect("the job was not aborted") {
+    for error in errors.expect("abort after finalize does not end the job") {
         assert!(matches!(error.misuse(), Some(MisuseKind::Finalized)), "{error}");
     }
 }

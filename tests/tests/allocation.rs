@@ -12,16 +12,16 @@ fn main() -> ExitCode {
         named![
             contents_survive_neighbouring_allocations,
             zeroed_memory_is_zero_after_reuse,
-            disagreeing_allocation_is_an_error_on_all_pes,
+            allocations_that_differ_among_pes_are_an_error_on_all_pes,
             exhausted_heap_is_an_error_on_all_pes,
             released_buffer_refuses_every_use,
             unreleased_buffers_are_reported,
-            alignments_are_kept_on_every_pe,
+            allocations_are_aligned_as_requested_on_every_pe,
         ],
     )
 }
 
-/// Arguments: the seed, and the number of steps.
+/// Allocates and releases buffers at random. Arguments: the seed, and the number of steps.
 fn sequences(seat: &Seat) {
     let world = seat.join();
     let team = world.team();
@@ -34,7 +34,10 @@ fn sequences(seat: &Seat) {
         if random % 5 < 2 && !live.is_empty() {
             let (number, buffer) = live.swap_remove((random >> 8) as usize % live.len());
             let found = buffer.to_vec().unwrap();
-            assert!(found.iter().enumerate().all(|(i, &x)| x == value(me, number, i)), "allocation {number} at step {step}");
+            assert!(
+                found.iter().enumerate().all(|(i, &x)| x == value(me, number, i)),
+                "the contents of allocation {number} have changed at step {step}"
+            );
             buffer.release().unwrap();
         } else {
             let count = [0, 1, 31, 32, 33, 1000, 10_000][(random >> 8) as usize % 7] + (random >> 16) as usize % 3;
@@ -45,7 +48,7 @@ fn sequences(seat: &Seat) {
             }
             .unwrap();
             if random >> 32 & 3 == 1 {
-                assert!(buffer.to_vec().unwrap().iter().all(|&x| x == 0), "step {step}");
+                assert!(buffer.to_vec().unwrap().iter().all(|&x| x == 0), "step {step}: zeroed memory is not zero");
             }
             if count > 0 {
                 // A handle made from the offset names the same memory, and cannot reach beyond it.
@@ -59,7 +62,7 @@ fn sequences(seat: &Seat) {
             // The offset is the same on every PE.
             let mut offsets = vec![0u64; n as usize];
             team.all_gather_blocking(&[buffer.offset().0], &mut offsets).unwrap();
-            assert!(offsets.iter().all(|&at| SymOffset(at) == buffer.offset()), "{offsets:?}");
+            assert!(offsets.iter().all(|&at| SymOffset(at) == buffer.offset()), "the offsets differ among PEs: {offsets:?}");
             let contents: Vec<u32> = (0..buffer.len()).map(|i| value(me, step, i)).collect();
             buffer.copy_from(&contents).unwrap();
             live.push((step, buffer));
@@ -72,12 +75,18 @@ fn sequences(seat: &Seat) {
             let peer = (me + random) % n;
             let mut theirs = vec![0; buffer.len()];
             team.get_blocking(buffer, &mut theirs, Rank::new(peer as u32)).unwrap();
-            assert!(theirs.iter().enumerate().all(|(i, &x)| x == value(peer, *number, i)), "allocation {number} at PE {peer}");
+            assert!(
+                theirs.iter().enumerate().all(|(i, &x)| x == value(peer, *number, i)),
+                "the contents of allocation {number} of PE {peer} are wrong"
+            );
             team.barrier_blocking().unwrap();
         }
     }
     for (number, buffer) in live {
-        assert!(buffer.to_vec().unwrap().iter().enumerate().all(|(i, &x)| x == value(me, number, i)), "allocation {number}");
+        assert!(
+            buffer.to_vec().unwrap().iter().enumerate().all(|(i, &x)| x == value(me, number, i)),
+            "the contents of allocation {number} have changed"
+        );
         buffer.release().unwrap();
     }
     // All of the heap is free again, in one piece: the largest possible request fits.
@@ -111,7 +120,7 @@ fn zeroes(seat: &Seat) {
         let peer = Rank::new(((team.my_rank().index() + 1) % team.size()) as u32);
         let mut theirs = vec![1u8; clean.len()];
         team.get_blocking(&clean, &mut theirs, peer).unwrap();
-        assert!(theirs.iter().all(|&x| x == 0), "round {round}");
+        assert!(theirs.iter().all(|&x| x == 0), "round {round}: zeroed memory is not zero");
         team.barrier_blocking().unwrap();
         clean.release().unwrap();
     }
@@ -134,10 +143,13 @@ fn disagreement(seat: &Seat) {
         assert!(matches!(error, Error::Mismatch(_)), "{what}: {error}");
     };
     for _ in 0..10 {
-        told(world.alloc::<u32>(if odd { 100 } else { 101 }).map(drop), "another count");
-        told(if odd { world.alloc::<u32>(64).map(drop) } else { world.alloc_zeroed::<u32>(64).map(drop) }, "zeroed or not");
-        told(world.alloc_aligned::<u32>(64, if odd { 4096 } else { 64 }).map(drop), "another alignment");
-        told(if odd { world.alloc::<u32>(64).map(drop) } else { team.barrier_blocking() }, "another call");
+        told(world.alloc::<u32>(if odd { 100 } else { 101 }).map(drop), "PEs pass different counts");
+        told(
+            if odd { world.alloc::<u32>(64).map(drop) } else { world.alloc_zeroed::<u32>(64).map(drop) },
+            "only some PEs request zeroed memory",
+        );
+        told(world.alloc_aligned::<u32>(64, if odd { 4096 } else { 64 }).map(drop), "PEs pass different alignments");
+        told(if odd { world.alloc::<u32>(64).map(drop) } else { team.barrier_blocking() }, "only some PEs allocate");
         let [a, b] = [world.alloc::<u32>(64).unwrap(), world.alloc::<u32>(64).unwrap()];
         a.fill(me as u32).unwrap();
         b.fill(me as u32 + 1).unwrap();
@@ -151,16 +163,16 @@ fn disagreement(seat: &Seat) {
         b.release().unwrap();
     }
     let [a, b] = [world.alloc::<u32>(64).unwrap(), world.alloc::<u32>(64).unwrap()];
-    told(if odd { a.release() } else { b.release() }, "another buffer is released");
+    told(if odd { a.release() } else { b.release() }, "PEs release different buffers");
     // Nothing was released, so the next allocation is at the same offset on all PEs.
     let next = world.alloc_zeroed::<u32>(64).unwrap();
     let mut offsets = vec![0u64; team.size()];
     team.all_gather_blocking(&[next.offset().0], &mut offsets).unwrap();
-    assert!(offsets.iter().all(|&at| at == offsets[0]), "{offsets:?}");
+    assert!(offsets.iter().all(|&at| at == offsets[0]), "the offsets differ among PEs: {offsets:?}");
     let _ = world.finalize().unwrap();
 }
 
-fn disagreeing_allocation_is_an_error_on_all_pes() {
+fn allocations_that_differ_among_pes_are_an_error_on_all_pes() {
     Job::new("disagreement", 2).on_threads();
     Job::new("disagreement", 3).on_processes();
     Job::new("disagreement", 3).check_calls().on_processes();
@@ -226,7 +238,7 @@ fn after_release(seat: &Seat) {
     assert!(matches!(is_part.misuse(), Some(MisuseKind::PartOfAllocation { .. })), "{is_part}");
     words.release().unwrap();
     let gone = |result: peerweave::Result<()>| {
-        let error = result.expect_err("the buffer was released");
+        let error = result.expect_err("a call with a released buffer fails");
         assert!(matches!(error.misuse(), Some(MisuseKind::Released { .. })), "{error}");
     };
     assert!(clone.is_released() && part.is_released());
@@ -287,13 +299,13 @@ fn alignments(seat: &Seat) {
     let world = seat.join();
     let mut buffers = Vec::new();
     let max = world.caps().max_align_bytes;
-    assert!(max >= 1 << 21, "{max}");
+    assert!(max >= 1 << 21, "the maximum alignment is {max}, expected at least 2 MiB");
     for shift in 0..=max.trailing_zeros() {
         let align = 1usize << shift;
         let buffer = world.alloc_aligned::<u8>(align.min(1 << 21) / 2 + 3, align).unwrap();
-        assert!(buffer.offset().0.is_multiple_of(align as u64), "offset {:?}, alignment {align}", buffer.offset());
-        let address = buffer.as_ptr().expect("memory of the host");
-        assert!(address.addr().is_multiple_of(align), "address {address:?}, alignment {align}");
+        assert!(buffer.offset().0.is_multiple_of(align as u64), "offset {:?}, expected a multiple of {align}", buffer.offset());
+        let address = buffer.as_ptr().expect("the host can access the memory");
+        assert!(address.addr().is_multiple_of(align), "address {address:?}, expected a multiple of {align}");
         buffers.push(buffer);
         let empty = world.alloc::<u8>(0).unwrap();
         assert!(empty.is_empty() && empty.to_vec().unwrap().is_empty());
@@ -309,7 +321,7 @@ fn alignments(seat: &Seat) {
     assert!(world.finalize().unwrap().is_clean());
 }
 
-fn alignments_are_kept_on_every_pe() {
+fn allocations_are_aligned_as_requested_on_every_pe() {
     Job::new("alignments", 1).everywhere();
     Job::new("alignments", 2).everywhere();
 }

@@ -1,5 +1,5 @@
 //! Checks that errors name the root cause. If a PE fails because of a dead PE, a third PE that
-//! waits for it names the dead PE, whichever calls failed in between.
+//! waits for the failed PE names the dead PE, whichever calls failed in between.
 
 use peerweave::{Buffer, Compare, Pe, Rank, ReduceOp, Result, World};
 use peerweave_tests::data::sample::hash;
@@ -15,8 +15,8 @@ fn main() -> ExitCode {
         named![
             failed_destroy_names_the_root_cause,
             failed_receive_names_the_root_cause,
-            exit_after_an_error_names_the_root_cause,
-            exit_after_a_failed_finalize_names_the_root_cause,
+            errors_after_a_pe_exits_on_error_name_the_root_cause,
+            errors_after_a_failed_finalize_name_the_root_cause,
         ],
     )
 }
@@ -28,7 +28,7 @@ fn all_name_pe_0(job: &Job, context: &str) {
     running.reap(0);
     for pe in 1..4 {
         let line = running.line(pe);
-        assert!(line.starts_with("lost 0 |"), "{context}: PE {pe}: {line}");
+        assert!(line.starts_with("lost 0 |"), "{context}: PE {pe} reported `{line}`, expected the loss of PE 0");
     }
     running.succeed(1..4);
 }
@@ -39,7 +39,7 @@ fn destroying(seat: &Seat) {
     let microseconds: u64 = seat.arg(0);
     let run = |world: &World| -> Result<()> {
         let me = u64::from(world.my_pe().get());
-        let pair = world.team().split(Some(me / 2), 0)?.expect("all take part");
+        let pair = world.team().split(Some(me / 2), 0)?.expect("a rank that passes a color gets a team");
         world.team().barrier_blocking()?;
         say("ready");
         if me == 0 {
@@ -52,7 +52,7 @@ fn destroying(seat: &Seat) {
             });
         }
         loop {
-            world.team().split(Some(me % 2), 0)?.expect("all take part").destroy()?;
+            world.team().split(Some(me % 2), 0)?.expect("a rank that passes a color gets a team").destroy()?;
             pair.barrier_blocking()?;
         }
     };
@@ -71,7 +71,7 @@ fn failed_destroy_names_the_root_cause() {
 fn receiving(seat: &Seat) {
     let run = |world: &World| -> Result<()> {
         let me = world.my_pe().get();
-        let odd = world.team().split(Some(u64::from(me % 2)), 0)?.expect("all take part");
+        let odd = world.team().split(Some(u64::from(me % 2)), 0)?.expect("a rank that passes a color gets a team");
         world.team().barrier_blocking()?;
         say("ready");
         match me {
@@ -111,8 +111,8 @@ fn exiting(seat: &Seat) {
     let run = || -> Result<()> {
         let team = world.team();
         // Of the PEs other than PE 1, each has a team with the one before it: 0 and 2, 2 and 3.
-        let with_pe_0 = team.split(Some(u64::from(me % 2)), 0)?.expect("all take part");
-        let with_pe_2 = team.split(Some(u64::from(me / 2)), 0)?.expect("all take part");
+        let with_pe_0 = team.split(Some(u64::from(me % 2)), 0)?.expect("a rank that passes a color gets a team");
+        let with_pe_2 = team.split(Some(u64::from(me / 2)), 0)?.expect("a rank that passes a color gets a team");
         let words = world.alloc_zeroed::<u64>(1)?;
         let lock = world.alloc_lock()?;
         if call == "lock" && me == 0 {
@@ -146,7 +146,7 @@ fn exiting(seat: &Seat) {
     };
     let outcome = run();
     if ending == "finalize" {
-        assert!(world.finalize().is_err(), "PE 1 has died");
+        assert!(world.finalize().is_err(), "finalize must fail, because PE 1 has died");
     }
     say_outcome(outcome);
     // Neither the world nor what belongs to it is dropped.
@@ -161,12 +161,15 @@ fn exiting_names_pe_1(n_pes: usize, call: &str, ending: &str) {
     let survivors = || (0..n_pes).filter(|&pe| pe != 1);
     for pe in survivors() {
         let line = running.line(pe);
-        assert!(line.starts_with("lost 1 |"), "{call}, {ending}, PE {pe} of {n_pes}: {line}");
+        assert!(
+            line.starts_with("lost 1 |"),
+            "{call}, {ending}: PE {pe} of {n_pes} reported `{line}`, expected the loss of PE 1"
+        );
     }
     running.succeed(survivors());
 }
 
-fn exit_after_an_error_names_the_root_cause() {
+fn errors_after_a_pe_exits_on_error_name_the_root_cause() {
     for call in ["all_reduce", "pairs", "recv", "wait", "put", "lock", "split", "team_of", "finalize"] {
         for n_pes in [3, 4] {
             for _ in 0..2 {
@@ -176,7 +179,7 @@ fn exit_after_an_error_names_the_root_cause() {
     }
 }
 
-fn exit_after_a_failed_finalize_names_the_root_cause() {
+fn errors_after_a_failed_finalize_name_the_root_cause() {
     for call in ["all_reduce", "pairs", "recv", "wait", "put", "lock", "split", "team_of"] {
         for n_pes in [3, 4] {
             for _ in 0..2 {

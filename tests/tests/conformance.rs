@@ -24,13 +24,14 @@ fn main() -> ExitCode {
             many_collectives_in_a_row_are_right,
             ranks_can_mix_in_place_and_out_of_place_calls,
             reduction_functions_combine_elements_in_rank_order,
-            panic_in_a_reduction_function_fails_without_a_hang,
+            panic_in_a_reduction_function_fails_the_call_on_all_pes,
             strided_all_to_all_moves_each_element_to_its_place,
         ],
     )
 }
 
-/// Arguments: shape of the team, passes, seed.
+/// Compares every collective in one team with the oracle. Arguments: shape of the team, passes,
+/// seed.
 fn every_collective(seat: &Seat) {
     let world = seat.join();
     let shape: String = seat.arg(0);
@@ -39,9 +40,9 @@ fn every_collective(seat: &Seat) {
         all_of_a_type(&world, team.as_ref(), dtype, seat.arg(1), seat.arg(2));
     }
     if let Some(team) = team.filter(|_| shape != "world") {
-        team.destroy().expect("all destroy");
+        team.destroy().expect("all PEs destroy the team");
     }
-    assert!(world.finalize().expect("all finalize").is_clean() || shape == "rows" || shape == "columns");
+    assert!(world.finalize().expect("all PEs finalize").is_clean() || shape == "rows" || shape == "columns");
 }
 
 fn collectives_are_right_among_1_2_3_5_and_8_pes() {
@@ -62,7 +63,7 @@ fn borders(seat: &Seat) {
     let world = seat.join();
     conformance::borders::<u8>(&world, 1);
     conformance::borders::<f32>(&world, 2);
-    let _ = world.finalize().expect("all finalize");
+    let _ = world.finalize().expect("all PEs finalize");
 }
 
 fn collectives_are_right_around_size_thresholds() {
@@ -74,7 +75,7 @@ fn collectives_are_right_around_size_thresholds() {
 fn streaming(seat: &Seat) {
     let world = seat.join();
     let n = world.n_pes();
-    let stream = world.stream().expect("a stream");
+    let stream = world.stream().expect("a stream can be created");
     let bench = Bench { team: world.team(), stream: &stream };
     let arenas = Arenas::<f32>::new(&world, 3_300_000 * n);
     for (i, form) in Form::REDUCING.into_iter().chain(Form::MOVING).enumerate() {
@@ -90,7 +91,7 @@ fn streaming(seat: &Seat) {
         if Form::REDUCING.contains(&form) { bench.reduction(&case, &arenas) } else { bench.movement(&case, &arenas) }
     }
     arenas.release();
-    let _ = world.finalize().expect("all finalize");
+    let _ = world.finalize().expect("all PEs finalize");
 }
 
 fn collectives_larger_than_the_caches_are_right() {
@@ -151,7 +152,7 @@ fn same_bits(seat: &Seat) {
     one(seat, &world, |x| x);
     one(seat, &world, |x| f16::from_f64(x / 50.0));
     one(seat, &world, bf16::from_f64);
-    let _ = world.finalize().expect("all finalize");
+    let _ = world.finalize().expect("all PEs finalize");
 }
 
 fn inexact_sums_have_the_same_bits_on_every_pe() {
@@ -192,7 +193,7 @@ fn reduce_nans(seat: &Seat) {
     one(&world, f64::NAN);
     one(&world, f16::NAN);
     one(&world, bf16::NAN);
-    let _ = world.finalize().expect("all finalize");
+    let _ = world.finalize().expect("all PEs finalize");
 }
 
 fn min_and_max_ignore_nans_unless_all_inputs_are_nan() {
@@ -201,7 +202,7 @@ fn min_and_max_ignore_nans_unless_all_inputs_are_nan() {
     }
 }
 
-/// Argument: number of collectives.
+/// Makes many collectives in a row. Argument: the number of collectives.
 fn long_run(seat: &Seat) {
     let world = seat.join();
     let (team, n, me) = (world.team(), world.n_pes() as u64, u64::from(world.my_pe().get()));
@@ -238,7 +239,7 @@ fn long_run(seat: &Seat) {
         }
     }
     big.release().unwrap();
-    let _ = world.finalize().expect("all finalize");
+    let _ = world.finalize().expect("all PEs finalize");
 }
 
 fn many_collectives_in_a_row_are_right() {
@@ -248,7 +249,7 @@ fn many_collectives_in_a_row_are_right() {
     Job::new("long_run", 20).args("60").on_threads();
 }
 
-/// Checks that some ranks can call in place while others do not.
+/// Checks that some ranks can call in place while other ranks do not.
 fn mixed_places(seat: &Seat) {
     let world = seat.join();
     let (team, n) = (world.team(), world.n_pes());
@@ -299,7 +300,7 @@ fn mixed_places(seat: &Seat) {
             b.release().unwrap();
         }
     }
-    let _ = world.finalize().expect("all finalize");
+    let _ = world.finalize().expect("all PEs finalize");
 }
 
 fn ranks_can_mix_in_place_and_out_of_place_calls() {
@@ -315,7 +316,7 @@ fn functions(seat: &Seat) {
     let world = seat.join();
     in_teams(&world, shapes_for(world.n_pes()), |team| functions::in_rank_order(&world, team, &COUNTS));
     functions::another_call_is_noticed(world.team());
-    let _ = world.finalize().expect("all finalize");
+    let _ = world.finalize().expect("all PEs finalize");
 }
 
 fn reduction_functions_combine_elements_in_rank_order() {
@@ -330,7 +331,7 @@ fn reduction_functions_combine_elements_in_rank_order() {
 fn panics(seat: &Seat) {
     let world = seat.join();
     let me = world.my_pe().get();
-    let team = world.team().split(Some(0), 0).unwrap().expect("a color was given");
+    let team = world.team().split(Some(0), 0).unwrap().expect("a rank that passes a color gets a team");
     let function = ReduceFn::new(move |a: u64, b: u64| if me == 1 && b == 77 { panic!("no 77") } else { a + b });
     let sum = world.alloc_zeroed::<u64>(50_000).unwrap();
     let mine = world.alloc_zeroed::<u64>(50_000).unwrap();
@@ -348,7 +349,7 @@ fn panics(seat: &Seat) {
     drop(world.finalize());
 }
 
-fn panic_in_a_reduction_function_fails_without_a_hang() {
+fn panic_in_a_reduction_function_fails_the_call_on_all_pes() {
     Job::new("panics", 3).on_threads();
     Job::new("panics", 2).on_processes();
 }
@@ -356,7 +357,7 @@ fn panic_in_a_reduction_function_fails_without_a_hang() {
 fn strided(seat: &Seat) {
     let world = seat.join();
     in_teams(&world, shapes_for(world.n_pes()), |team| functions::strided(&world, team, &[0, 1, 2, 5, 90, 700, 40_000]));
-    let _ = world.finalize().expect("all finalize");
+    let _ = world.finalize().expect("all PEs finalize");
 }
 
 fn strided_all_to_all_moves_each_element_to_its_place() {

@@ -53,7 +53,7 @@ fn context_is_refused_after_finalize() {
     Job::new("finalized", 2).everywhere();
 }
 
-/// Argument: the operation that PEs repeat while the last one is killed.
+/// Kills the last PE while all PEs repeat an operation of a context. Argument: the operation.
 fn death(seat: &Seat) {
     let world = seat.join();
     let how: String = seat.arg(0);

@@ -190,18 +190,19 @@ const KERNELS: &[Wrong] = &[
 
 /// Returns the folder of this test, which has the libraries that Cargo has built.
 fn folder() -> PathBuf {
-    let test = std::env::current_exe().expect("the path of this test");
-    test.parent().expect("it lies in a folder").to_owned()
+    let test = std::env::current_exe().expect("the path of this test is known");
+    test.parent().expect("the test lies in a folder").to_owned()
 }
 
 /// Returns the libraries of a crate, the newest first. Cargo may have built several for other
 /// tests. The newest one is built from the current source.
 fn libraries(name: &str) -> Vec<PathBuf> {
     let start = format!("lib{name}-");
-    let files = std::fs::read_dir(folder()).expect("the folder of this test").map(|file| file.expect("a file"));
+    let files =
+        std::fs::read_dir(folder()).expect("the folder of this test can be read").map(|file| file.expect("a file can be listed"));
     let mut found: Vec<_> = files
         .filter(|file| file.file_name().to_str().is_some_and(|name| name.starts_with(&start) && name.ends_with(".rlib")))
-        .map(|file| (file.metadata().and_then(|data| data.modified()).expect("it has a time"), file.path()))
+        .map(|file| (file.metadata().and_then(|data| data.modified()).expect("the file has a modification time"), file.path()))
         .collect();
     found.sort();
     found.into_iter().rev().map(|(_, path)| path).collect()
@@ -221,9 +222,9 @@ fn compile(body: &str, [peerweave, device]: [&Path; 2]) -> Result<(), String> {
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
-        .expect("a compiler");
+        .expect("the compiler can be started");
     let program = format!("{BEFORE}{body}\n}}");
-    child.stdin.take().expect("a pipe").write_all(program.as_bytes()).expect("the compiler reads");
+    child.stdin.take().expect("the input is a pipe").write_all(program.as_bytes()).expect("the compiler reads");
     let output = child.wait_with_output().expect("the compiler ends");
     let text = String::from_utf8_lossy(&output.stderr);
     if output.status.success() {
@@ -238,7 +239,7 @@ fn compile(body: &str, [peerweave, device]: [&Path; 2]) -> Result<(), String> {
 fn fitting() -> &'static [PathBuf; 2] {
     static FITTING: OnceLock<[PathBuf; 2]> = OnceLock::new();
     FITTING.get_or_init(|| {
-        let peerweave = libraries("peerweave").into_iter().next().expect("Cargo has built it for this test");
+        let peerweave = libraries("peerweave").into_iter().next().expect("Cargo has built peerweave for this test");
         let mut printed = String::new();
         for device in libraries("peerweave_device") {
             match compile(RIGHT, [&peerweave, &device]) {

@@ -1,4 +1,4 @@
-//! Finalizes a world that several threads of each PE share, while they use it.
+//! Finalizes a world that several threads of each PE share, while the threads use the world.
 
 use peerweave::{Compare, Error, MisuseKind, PeerCause, Rank, Result, World};
 use peerweave_tests::{Job, Seat, named};
@@ -25,7 +25,7 @@ fn is_of_the_end(error: &Error) -> bool {
     }
 }
 
-/// Argument: the number of rounds before finalize.
+/// Finalizes a world while several threads use it. Argument: the number of rounds before finalize.
 fn shared(seat: &Seat) {
     let world = Arc::new(seat.join());
     let rounds: usize = seat.arg(0);
@@ -81,8 +81,8 @@ fn shared(seat: &Seat) {
     assert!(matches!(again.misuse(), Some(MisuseKind::Finalized)), "{again}");
     for thread in threads {
         let (error, at) = thread.join().unwrap();
-        assert!(is_of_the_end(&error), "{error}");
-        assert!(at.saturating_duration_since(began) < SOON, "{error}");
+        assert!(is_of_the_end(&error), "unexpected error during finalize: {error}");
+        assert!(at.saturating_duration_since(began) < SOON, "returned later than {SOON:?}: {error}");
     }
 }
 

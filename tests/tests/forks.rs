@@ -51,7 +51,7 @@ fn in_a_child(seat: &Seat) {
         let stream = world.stream().unwrap();
         let ticket = team.barrier(&stream).unwrap();
         let event = stream.record().unwrap();
-        assert!(!ticket.is_complete(), "PE 1 enters the barrier later");
+        assert!(!ticket.is_complete(), "the barrier must not be complete before PE 1 enters it");
         forked("describe", || assert!(world.describe().contains("forked child"), "{}", world.describe()));
         forked("wait of a ticket", || refused("wait", ticket.wait()));
         forked("wait_within of a ticket", || refused("wait", ticket.wait_within(Duration::from_millis(50))));

@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 fn one_is_killed(child: &Child, how: &str) {
     let options = GpuOptions::new(1 << 20).deadline(Duration::from_secs(60)).slots(4);
     let gpu = common::process(child, options);
-    let world = World::from(peerweave_core::World::new(Cuda::new(gpu.clone()).expect("a backend")).expect("a world"));
+    let world =
+        World::from(peerweave_core::World::new(Cuda::new(gpu.clone()).expect("the backend starts")).expect("the world starts"));
     contexts::quiet_names_the_dead(&world, how, Rank::new(2), || {
         std::thread::spawn(|| {
             std::thread::sleep(Duration::from_millis(100));
@@ -27,7 +28,7 @@ fn one_is_killed(child: &Child, how: &str) {
     assert!(took < Duration::from_secs(20), "the end took {took:?}, expected less than 20 s, without a wait for the dead PE");
 }
 
-/// Returns whether an operation of a context only copies.
+/// Returns whether an operation of a context only copies data.
 fn copies(how: &&str) -> bool {
     ["put", "put_to_another", "put_strided", "get"].contains(how)
 }
@@ -50,7 +51,8 @@ fn quiet_error_names_a_pe_that_died_during_other_operations() {
 fn act_names_the_dead(child: &Child, name: &str) {
     let options = GpuOptions::new(8 << 20).deadline(Duration::from_secs(60)).slots(4);
     let gpu = common::process(child, options);
-    let world = World::from(peerweave_core::World::new(Cuda::new(gpu.clone()).expect("a backend")).expect("a world"));
+    let world =
+        World::from(peerweave_core::World::new(Cuda::new(gpu.clone()).expect("the backend starts")).expect("the world starts"));
     let victim = Pe::new(2);
     let repeated = || -> peerweave::Result<()> {
         let mut act = act(&world, name)?;

@@ -21,10 +21,10 @@ const COUNTS: [usize; 3] = [1, 7, 300];
 fn check_on(hosts: &[&str], check: impl Fn(&World) + Sync) {
     let options = GpuOptions::new(64 << 20).deadline(Duration::from_secs(60)).slots(4);
     common::pes_on(hosts, options, |gpu| {
-        let backend = Cuda::new(gpu.expect("it is set up")).expect("a backend");
-        let world = World::from(peerweave_core::World::new(backend).expect("a world"));
+        let backend = Cuda::new(gpu.expect("the GPU is set up")).expect("the backend starts");
+        let world = World::from(peerweave_core::World::new(backend).expect("the world starts"));
         check(&world);
-        assert!(world.finalize().expect("all finalize").is_clean());
+        assert!(world.finalize().expect("all PEs finalize").is_clean());
     });
 }
 
@@ -39,9 +39,9 @@ fn check_teams(run: impl Fn(&World, &peerweave::Team) + Sync) {
         check(n_pes, |world| run(world, world.team()));
     }
     check(3, |world| {
-        let reversed = team_of(world, "reversed").expect("it has all PEs");
+        let reversed = team_of(world, "reversed").expect("the reversed team has all PEs");
         run(world, &reversed);
-        reversed.destroy().expect("all destroy");
+        reversed.destroy().expect("all PEs destroy the team");
     });
 }
 

@@ -17,8 +17,8 @@ use std::time::Duration;
 fn on_gpus(n_pes: u32, program: impl Fn(peerweave::World) + Sync) {
     let options = GpuOptions::new(64 << 20).deadline(Duration::from_secs(60)).slots(4);
     common::pes_that_may_fail(n_pes, options, |gpu| {
-        let backend = Cuda::new(gpu.expect("it is set up")).expect("a backend");
-        program(peerweave::World::from(peerweave_core::World::new(backend).expect("a world")));
+        let backend = Cuda::new(gpu.expect("the GPU is set up")).expect("the backend starts");
+        program(peerweave::World::from(peerweave_core::World::new(backend).expect("the world starts")));
     });
 }
 
@@ -27,7 +27,7 @@ fn norms_of_every_type_equal_separate_steps_bit_for_bit() {
     Fakes::new().cuda().run(|| {
         on_gpus(2, |world| {
             norms::of_every_type(&world, Some(world.team()), &[(0, 64), (3, 136)], 2);
-            assert!(world.finalize().expect("all finalize").is_clean());
+            assert!(world.finalize().expect("all PEs finalize").is_clean());
         });
     });
 }
@@ -37,14 +37,14 @@ fn norms_of_one_pe_and_of_teams_equal_separate_steps() {
     Fakes::new().cuda().run(|| {
         on_gpus(1, |world| {
             norms::of_every_type(&world, Some(world.team()), &[(2, 72)], 1);
-            assert!(world.finalize().expect("all finalize").is_clean());
+            assert!(world.finalize().expect("all PEs finalize").is_clean());
         });
         on_gpus(3, |world| {
             let team = team_of(&world, "all_but_one");
             norms::of_every_type(&world, team.as_ref(), &[(1, 40)], 9);
-            let own = world.team_of(&[world.my_pe()]).expect("a team of this PE");
+            let own = world.team_of(&[world.my_pe()]).expect("a team of this PE alone can be created");
             norms::of_every_type(&world, Some(&own), &[(1, 40)], 10);
-            let _ = world.finalize().expect("all finalize");
+            let _ = world.finalize().expect("all PEs finalize");
         });
     });
 }
@@ -56,10 +56,10 @@ fn norms_of_teams_on_several_hosts_are_right() {
         for hosts in [&["a", "b"][..], &["a", "a", "b"]] {
             let options = GpuOptions::new(64 << 20).deadline(Duration::from_secs(60)).slots(4);
             common::pes_on(hosts, options, |gpu| {
-                let backend = Cuda::new(gpu.expect("it is set up")).expect("a backend");
-                let world = peerweave::World::from(peerweave_core::World::new(backend).expect("a world"));
+                let backend = Cuda::new(gpu.expect("the GPU is set up")).expect("the backend starts");
+                let world = peerweave::World::from(peerweave_core::World::new(backend).expect("the world starts"));
                 norms::of_every_type(&world, Some(world.team()), &[(0, 64), (3, 136)], 3);
-                assert!(world.finalize().expect("all finalize").is_clean());
+                assert!(world.finalize().expect("all PEs finalize").is_clean());
             });
         }
     });
@@ -70,19 +70,21 @@ fn norms_of_rows_that_gpus_do_not_support_are_refused() {
     Fakes::new().cuda().run(|| {
         on_gpus(2, |world| {
             let team = world.team();
-            let [input, residual, output] = [0; 3].map(|_| world.alloc_zeroed::<f32>(24).expect("room"));
-            let weight = world.alloc_zeroed::<f32>(6).expect("room");
-            let norm = |hidden| weight.slice(..hidden).expect("inside");
+            let [input, residual, output] = [0; 3].map(|_| world.alloc_zeroed::<f32>(24).expect("the heap has enough memory"));
+            let weight = world.alloc_zeroed::<f32>(6).expect("the heap has enough memory");
+            let norm = |hidden| weight.slice(..hidden).expect("the range is inside the memory");
             let refused = |done: peerweave::Result<()>| {
                 assert!(matches!(done, Err(peerweave::Error::Unsupported { .. })), "{done:?}");
             };
             refused(team.all_reduce_rms_norm_blocking(&input, &residual, &output, RmsNorm::new(&norm(6))));
-            let [input, residual, output] = [input, residual, output].map(|all| (all.slice(1..13).expect("inside"), all));
+            let [input, residual, output] =
+                [input, residual, output].map(|all| (all.slice(1..13).expect("the range is inside the memory"), all));
             refused(team.all_reduce_rms_norm_blocking(&input.0, &residual.0, &output.0, RmsNorm::new(&norm(4))));
             let all = [input.1, residual.1, output.1];
-            team.all_reduce_rms_norm_blocking(&all[0], &all[1], &all[2], RmsNorm::new(&norm(4))).expect("it is supported");
-            all.into_iter().chain([weight]).for_each(|buffer| buffer.release().expect("all release"));
-            assert!(world.finalize().expect("all finalize").is_clean());
+            team.all_reduce_rms_norm_blocking(&all[0], &all[1], &all[2], RmsNorm::new(&norm(4)))
+                .expect("rows of this length are supported");
+            all.into_iter().chain([weight]).for_each(|buffer| buffer.release().expect("all PEs release the memory"));
+            assert!(world.finalize().expect("all PEs finalize").is_clean());
         });
     });
 }

@@ -16,10 +16,10 @@ use std::time::Duration;
 fn check(n_pes: u32, check: impl Fn(&World) + Sync) {
     let options = GpuOptions::new(64 << 20).deadline(Duration::from_secs(60)).slots(4);
     common::pes_that_may_fail(n_pes, options, |gpu| {
-        let backend = Cuda::new(gpu.expect("it is set up")).expect("a backend");
-        let world = World::from(peerweave_core::World::new(backend).expect("a world"));
+        let backend = Cuda::new(gpu.expect("the GPU is set up")).expect("the backend starts");
+        let world = World::from(peerweave_core::World::new(backend).expect("the world starts"));
         check(&world);
-        assert!(world.finalize().expect("all finalize").is_clean());
+        assert!(world.finalize().expect("all PEs finalize").is_clean());
     });
 }
 
@@ -31,7 +31,7 @@ fn puts_and_gets_are_right_for_all_types_and_sizes() {
             check(n_pes, |world| {
                 let team = team_of(world, shape);
                 one_sided::every_type(world, team.as_ref(), &lens, 9001);
-                team.filter(|_| shape != "world").map_or(Ok(()), peerweave::Team::destroy).expect("all destroy");
+                team.filter(|_| shape != "world").map_or(Ok(()), peerweave::Team::destroy).expect("all PEs destroy the team");
             });
         }
     });
@@ -44,9 +44,9 @@ fn views_refer_to_the_same_bytes_on_every_rank() {
             check(n_pes, |world| views::name_the_same_bytes(world, world.team()));
         }
         check(3, |world| {
-            let reversed = team_of(world, "reversed").expect("it has all PEs");
+            let reversed = team_of(world, "reversed").expect("the reversed team has all PEs");
             views::name_the_same_bytes(world, &reversed);
-            reversed.destroy().expect("all destroy");
+            reversed.destroy().expect("all PEs destroy the team");
         });
     });
 }

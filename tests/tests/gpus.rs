@@ -1,5 +1,6 @@
 //! Runs the conformance suite of the host backend on GPUs of the fake driver: every collective,
-//! element type and reduction against the oracle, on buffers of every kind, in both forms.
+//! element type and reduction against the oracle, on buffers of every kind, on streams and
+//! blocking.
 //!
 //! Kernels run on the CPU, with a coroutine for each GPU thread, so there are fewer cases here than
 //! on the host.
@@ -28,13 +29,13 @@ fn every_collective(n_pes: u32, shape: &str, types: &[DType], passes: usize, see
 /// Like [`every_collective`], with a PE on each of these simulated hosts.
 fn every_collective_on(hosts: &[&str], shape: &str, types: &[DType], passes: usize, seed: u64) {
     common::pes_on(hosts, options(), |gpu| {
-        let backend = Cuda::new(gpu.expect("it is set up")).expect("a backend");
-        let world = peerweave::World::from(peerweave_core::World::new(backend).expect("a world"));
+        let backend = Cuda::new(gpu.expect("the GPU is set up")).expect("the backend starts");
+        let world = peerweave::World::from(peerweave_core::World::new(backend).expect("the world starts"));
         let team = team_of(&world, shape);
         for dtype in types {
             all_of_a_type(&world, team.as_ref(), *dtype, passes, seed);
         }
-        let _ = world.finalize().expect("all finalize");
+        let _ = world.finalize().expect("all PEs finalize");
     });
 }
 
@@ -42,13 +43,13 @@ fn every_collective_on(hosts: &[&str], shape: &str, types: &[DType], passes: usi
 fn waits_follow_the_order_of_the_type_and_are_fair() {
     Fakes::new().cuda().run(|| {
         common::pes_that_may_fail(2, options(), |gpu| {
-            let backend = Cuda::new(gpu.expect("it is set up")).expect("a backend");
-            let world = peerweave::World::from(peerweave_core::World::new(backend).expect("a world"));
+            let backend = Cuda::new(gpu.expect("the GPU is set up")).expect("the backend starts");
+            let world = peerweave::World::from(peerweave_core::World::new(backend).expect("the world starts"));
             in_teams(&world, shapes_for(2), |team| {
                 waits::of_every_type(&world, team);
                 waits::any_is_fair(&world, team);
             });
-            assert!(world.finalize().expect("all finalize").is_clean());
+            assert!(world.finalize().expect("all PEs finalize").is_clean());
         });
     });
 }
@@ -56,8 +57,8 @@ fn waits_follow_the_order_of_the_type_and_are_fair() {
 /// Runs a program on this number of simulated GPUs.
 fn on_gpus(n_pes: u32, program: impl Fn(peerweave::World) + Sync) {
     common::pes_that_may_fail(n_pes, options(), |gpu| {
-        let backend = Cuda::new(gpu.expect("it is set up")).expect("a backend");
-        program(peerweave::World::from(peerweave_core::World::new(backend).expect("a world")));
+        let backend = Cuda::new(gpu.expect("the GPU is set up")).expect("the backend starts");
+        program(peerweave::World::from(peerweave_core::World::new(backend).expect("the world starts")));
     });
 }
 
@@ -89,10 +90,10 @@ fn locks_have_one_holder_and_errors_name_the_holder() {
 fn lock_held_by_a_lost_pe_can_be_taken_over() {
     Fakes::new().cuda().run(|| {
         common::pes_that_may_fail(2, options(), |gpu| {
-            let gpu = gpu.expect("it is set up");
+            let gpu = gpu.expect("the GPU is set up");
             let (pe, rendezvous) = (gpu.pe(), Arc::clone(gpu.rendezvous()));
-            let backend = Cuda::new(gpu).expect("a backend");
-            let world = peerweave::World::from(peerweave_core::World::new(backend).expect("a world"));
+            let backend = Cuda::new(gpu).expect("the backend starts");
+            let world = peerweave::World::from(peerweave_core::World::new(backend).expect("the world starts"));
             locks::holder_that_leaves_is_named(world, PeerCause::Died);
             if pe.get() == 1 {
                 // The harness cannot leave the job while this clone lives. Dropping the clone
@@ -172,13 +173,13 @@ fn collectives_of_teams_on_several_hosts_are_correct() {
 fn reduction_functions_and_strides_work_across_hosts() {
     with_nccl().run(|| {
         common::pes_on(&["a", "b", "a"], options(), |gpu| {
-            let backend = Cuda::new(gpu.expect("it is set up")).expect("a backend");
-            let world = peerweave::World::from(peerweave_core::World::new(backend).expect("a world"));
+            let backend = Cuda::new(gpu.expect("the GPU is set up")).expect("the backend starts");
+            let world = peerweave::World::from(peerweave_core::World::new(backend).expect("the world starts"));
             in_teams(&world, shapes_for(3), |team| {
                 functions::in_rank_order(&world, team, &[0, 1, 3, 700]);
                 functions::strided(&world, team, &[0, 1, 5, 200]);
             });
-            assert!(world.finalize().expect("all finalize").is_clean());
+            assert!(world.finalize().expect("all PEs finalize").is_clean());
         });
     });
 }
@@ -194,7 +195,7 @@ fn reduction_functions_combine_elements_in_rank_order() {
         for n_pes in [1, 3] {
             on_gpus(n_pes, |world| {
                 in_teams(&world, shapes_for(n_pes as usize), |team| functions::in_rank_order(&world, team, &[0, 1, 3, 700]));
-                assert!(world.finalize().expect("all finalize").is_clean());
+                assert!(world.finalize().expect("all PEs finalize").is_clean());
             });
         }
         on_gpus(2, |world| {
@@ -212,7 +213,7 @@ fn panic_of_a_reduction_function_fails_only_its_pe() {
         on_gpus(3, |world| {
             let (team, me) = (world.team(), world.my_pe().get());
             let function = ReduceFn::new(move |a: u64, b: u64| if me == 1 && b == 77 { panic!("no 77") } else { a + b });
-            let (mut sum, stream) = ([0u64; 50], world.stream().expect("a stream"));
+            let (mut sum, stream) = ([0u64; 50], world.stream().expect("a stream can be created"));
             let done = team.all_reduce_with_blocking(&[77u64; 50], &mut sum, &function);
             if me == 1 {
                 let failed = done.unwrap_err();
@@ -233,7 +234,7 @@ fn panic_of_a_reduction_function_fails_only_its_pe() {
             team.barrier_blocking().unwrap();
             a.release().unwrap();
             b.release().unwrap();
-            let _ = world.finalize().expect("all finalize");
+            let _ = world.finalize().expect("all PEs finalize");
         });
     });
 }
@@ -244,7 +245,7 @@ fn strided_all_to_all_moves_each_element_to_its_place() {
         for n_pes in [1, 3] {
             on_gpus(n_pes, |world| {
                 in_teams(&world, shapes_for(world.n_pes()), |team| functions::strided(&world, team, &[0, 1, 5, 200]));
-                assert!(world.finalize().expect("all finalize").is_clean());
+                assert!(world.finalize().expect("all PEs finalize").is_clean());
             });
         }
     });
@@ -257,7 +258,7 @@ fn capabilities_list_every_defined_reduction() {
             let named = |all: &[ReductionCaps]| all.iter().map(|caps| (caps.kind, caps.dtype, caps.op)).collect::<Vec<_>>();
             assert_eq!(named(&world.caps().reductions), named(&Caps::reductions_with(|_| {})));
             assert!(world.caps().reduce_functions);
-            let _ = world.finalize().expect("all finalize");
+            let _ = world.finalize().expect("all PEs finalize");
         });
     });
 }

@@ -18,8 +18,8 @@ use std::time::Duration;
 fn on_gpus(n_pes: u32, program: impl Fn(peerweave::World) + Sync) {
     let options = GpuOptions::new(64 << 20).deadline(Duration::from_secs(60)).slots(4);
     common::pes_that_may_fail(n_pes, options, |gpu| {
-        let backend = Cuda::new(gpu.expect("it is set up")).expect("a backend");
-        program(peerweave::World::from(peerweave_core::World::new(backend).expect("a world")));
+        let backend = Cuda::new(gpu.expect("the GPU is set up")).expect("the backend starts");
+        program(peerweave::World::from(peerweave_core::World::new(backend).expect("the world starts")));
     });
 }
 
@@ -66,11 +66,11 @@ fn dispatch_and_combine_match_the_reference_computation() {
                 for routing in [Routing::Random, Routing::OneRank] {
                     let mut case = Case::new(4 * n as usize, 3, 24, 7, 4, routing);
                     case.shape = case.shape.launch(2, 48);
-                    exchange::<bf16, bf16>(&world, &case, 3).expect("calls succeed");
-                    exchange::<f16, f16>(&world, &case, 2).expect("calls succeed");
+                    exchange::<bf16, bf16>(&world, &case, 3).expect("dispatch and combine succeed");
+                    exchange::<f16, f16>(&world, &case, 2).expect("dispatch and combine succeed");
                 }
-                calls_without_waits(&world, Some([2, 33])).expect("calls succeed");
-                assert!(world.finalize().expect("all finalize").is_clean());
+                calls_without_waits(&world, Some([2, 33])).expect("dispatch and combine succeed");
+                assert!(world.finalize().expect("all PEs finalize").is_clean());
             });
         }
     });
@@ -81,8 +81,8 @@ fn two_exchanges_in_two_teams_are_independent() {
     Fakes::new().cuda().run(|| {
         register_moe();
         on_gpus(4, |world| {
-            two_exchanges(&world, Some([2, 32])).expect("calls succeed");
-            assert!(world.finalize().expect("all finalize").is_clean());
+            two_exchanges(&world, Some([2, 32])).expect("dispatch and combine succeed");
+            assert!(world.finalize().expect("all PEs finalize").is_clean());
         });
     });
 }
@@ -94,7 +94,7 @@ fn graphs_that_alternate_with_queued_calls_are_correct() {
     Fakes::new().cuda().run(|| {
         register_moe();
         on_gpus(2, |world| {
-            let (cuda, me) = (world.backend::<Cuda>().expect("it runs on GPUs"), world.my_pe().get());
+            let (cuda, me) = (world.backend::<Cuda>().expect("the backend of the world is Cuda"), world.my_pe().get());
             let own = PrivateStream::new(cuda.context()).unwrap();
             let stream = world.adopt_stream(cuda.wrap_stream(own.clone()).unwrap()).unwrap();
             let shape = Shape::new(4, 2, HIDDEN, 3).launch(2, 32);
@@ -117,7 +117,7 @@ fn graphs_that_alternate_with_queued_calls_are_correct() {
             let captured = call();
             let graph = own.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
             captured.unwrap();
-            let graph = graph.unwrap().expect("a graph");
+            let graph = graph.unwrap().expect("the capture returns a graph");
             for round in 0..7 {
                 let content: Vec<f32> = (0..3 * HIDDEN).map(|index| (1000 * round + 100 * me as usize + index) as f32).collect();
                 rows.copy_from(&content).unwrap();
@@ -139,7 +139,7 @@ fn graphs_that_alternate_with_queued_calls_are_correct() {
             experts.release().unwrap();
             offsets.release().unwrap();
             drop((stream, own));
-            assert!(world.finalize().expect("all finalize").is_clean());
+            assert!(world.finalize().expect("all PEs finalize").is_clean());
         });
     });
 }

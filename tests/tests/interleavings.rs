@@ -20,7 +20,7 @@ fn main() -> ExitCode {
         named![
             late_collective_fails_after_a_peer_timed_out,
             concurrent_splits_use_different_team_slots,
-            counts_with_colliding_signatures_are_still_a_mismatch,
+            different_counts_with_equal_hashes_are_a_mismatch,
             message_of_a_sender_that_timed_out_is_not_received,
             mismatched_destroy_leaves_the_team_usable,
             destroy_waits_for_queued_sends_and_receives,
@@ -43,7 +43,7 @@ fn options(deadline: Duration) -> HostOptions {
     options
 }
 
-/// Counts the steps that the threads of a scenario have completed.
+/// Counts the steps that the threads of a test have completed.
 #[derive(Default)]
 struct Steps(AtomicUsize);
 
@@ -73,11 +73,11 @@ fn told<R>(submitted: Result<Ticket<R>>) -> Result<R> {
 
 #[track_caller]
 fn is_mismatch<R>(result: Result<R>) {
-    let Err(error) = result else { panic!("the calls differ") };
+    let Err(error) = result else { panic!("expected a mismatch, because the calls differ") };
     assert!(matches!(error, Error::Mismatch(_)), "{error}");
 }
 
-/// Returns the slot of a team, which is the low byte of its ID.
+/// Returns the number of the team's slot in shared memory, which is the low byte of its ID.
 fn slot(team: &Team) -> u32 {
     team.name().id.0 & 0xff
 }
@@ -91,7 +91,7 @@ fn late_collective_fails_after_a_peer_timed_out() {
             if me > 0 {
                 gave_up.wait_for(1);
                 // PE 0 has entered, but never provides its part of the sum.
-                let error = team.all_reduce_blocking(&send, &recv, ReduceOp::Sum).expect_err("a sum without PE 0");
+                let error = team.all_reduce_blocking(&send, &recv, ReduceOp::Sum).expect_err("an all_reduce without PE 0 fails");
                 assert!(matches!(error, Error::Peer { .. } | Error::Timeout(_)), "{error}");
             } else {
                 // The next call of PE 0 must not look to its peers as if PE 0 had completed this
@@ -136,13 +136,16 @@ fn concurrent_splits_use_different_team_slots() {
                 let alone = scope.spawn(move || split(1, me));
                 (both.join().unwrap(), alone.join().unwrap())
             });
-            assert_ne!(slot(&both), slot(&alone), "round {round}");
+            assert_ne!(slot(&both), slot(&alone), "round {round}: both teams have the same slot");
             for (team, size) in [(both, 2), (alone, 1)] {
                 assert_eq!(team.size(), size);
                 let mut all = [0u8; 12];
                 let (inside, behind) = all.split_at_mut(4 * size);
                 team.all_gather_blocking(&[7u8; 4], &mut *inside).unwrap();
-                assert!(inside.iter().all(|&x| x == 7) && behind.iter().all(|&x| x == 0), "round {round}, team of {size}");
+                assert!(
+                    inside.iter().all(|&x| x == 7) && behind.iter().all(|&x| x == 0),
+                    "round {round}, team of {size}: the result of all_gather is wrong"
+                );
                 team.destroy().unwrap();
             }
         }
@@ -151,7 +154,7 @@ fn concurrent_splits_use_different_team_slots() {
     .unwrap();
 }
 
-fn counts_with_colliding_signatures_are_still_a_mismatch() {
+fn different_counts_with_equal_hashes_are_a_mismatch() {
     // Pairs of counts with equal 32-bit signatures.
     const ALIKE: [[usize; 2]; 4] = [[3206, 124_389], [24_499, 140_343], [59_545, 109_356], [34_300, 169_577]];
     on_threads(2, &options(PATIENT), |world| {
@@ -164,10 +167,13 @@ fn counts_with_colliding_signatures_are_still_a_mismatch() {
             is_mismatch(team.all_reduce_blocking(&send, &recv, ReduceOp::Sum));
             is_mismatch(team.broadcast_blocking(&send, &recv, Rank::new(0)));
             team.barrier_blocking().unwrap();
-            assert!(zeros.to_vec().unwrap().iter().all(|&x| x == 0.0), "{counts:?}");
+            assert!(
+                zeros.to_vec().unwrap().iter().all(|&x| x == 0.0),
+                "a failed call with the counts {counts:?} wrote to memory"
+            );
             let mut private = vec![0.0f32; count];
             is_mismatch(team.all_reduce_blocking(&vec![1.0f32; count], &mut private, ReduceOp::Sum));
-            assert!(private.iter().all(|&x| x == 0.0), "{counts:?}");
+            assert!(private.iter().all(|&x| x == 0.0), "a failed call with the counts {counts:?} wrote to memory");
         }
         is_mismatch(world.alloc::<f32>([106_548, 178_800][me]));
         // Both heaps still give the next allocation the same offset.
@@ -196,7 +202,9 @@ fn message_of_a_sender_that_timed_out_is_not_received() {
         } else {
             gave_up.wait_for(1);
             let mut received = vec![0u64; 10_000];
-            let error = team.recv_blocking(&mut received, Rank::new(0)).expect_err("the message was withdrawn");
+            let error = team
+                .recv_blocking(&mut received, Rank::new(0))
+                .expect_err("the receive fails, because the message was withdrawn");
             assert!(matches!(&error, Error::Peer { pe, cause: PeerCause::Failed, .. } if pe.get() == 0), "{error}");
         }
         end.meet(2);
@@ -381,7 +389,10 @@ fn all_to_all_v_mixes_short_and_long_parts() {
             is_mismatch(call(wrong, &mut vec![0; wrong]));
             let mut received = vec![0; lens[1]];
             call(lens[1], &mut received).unwrap();
-            assert!(received.iter().all(|&x| x == 8 - me as u64), "{lens:?}, symmetric: {symmetric}");
+            assert!(
+                received.iter().all(|&x| x == 8 - me as u64),
+                "parts of {lens:?} elements, symmetric: {symmetric}: the result is wrong"
+            );
         }
         from.release().unwrap();
         to.release().unwrap();
@@ -411,7 +422,10 @@ fn late_peer_does_not_extend_the_deadline() {
                     assert!(error.blamed().contains(&Pe::new(2)), "{error}");
                     // PE 1 arrives after 4/5 of the deadline. A deadline that began then would end
                     // after 9/5 of it.
-                    assert!(waited >= DEADLINE && waited < DEADLINE * 7 / 4, "waited for {waited:?}");
+                    assert!(
+                        waited >= DEADLINE && waited < DEADLINE * 7 / 4,
+                        "waited for {waited:?}, expected about {DEADLINE:?}"
+                    );
                     gave_up.done();
                 }
                 1 => {
@@ -419,12 +433,12 @@ fn late_peer_does_not_extend_the_deadline() {
                     // deadline of PE 0.
                     sleep(DEADLINE * 4 / 5);
                     let outcome = call();
-                    assert!(!large || outcome.is_err(), "a sum without PE 0");
+                    assert!(!large || outcome.is_err(), "an all_reduce without PE 0 must fail");
                 }
                 _ => {
                     gave_up.wait_for(1);
                     let outcome = call();
-                    assert!(!large || outcome.is_err(), "a sum without PE 0");
+                    assert!(!large || outcome.is_err(), "an all_reduce without PE 0 must fail");
                 }
             }
             end.meet(3);
@@ -484,7 +498,7 @@ fn event_recorded_after_a_failure_fails() {
                 yield_now();
             }
             let mark = failing.record().unwrap();
-            let error = mark.wait_within(PATIENT).expect_err("an operation before the mark failed");
+            let error = mark.wait_within(PATIENT).expect_err("the event fails, because an operation before it failed");
             assert!(matches!(error, Error::Timeout(_)), "{error}");
             // An operation that waits for the mark is skipped too.
             waiting.wait_event(&mark).unwrap();

@@ -21,7 +21,7 @@ fn main() -> ExitCode {
             exactly_one_pe_takes_over_the_lock_of_a_killed_holder,
             killed_waiter_does_not_block_other_waiters,
             error_names_a_lock_holder_that_left,
-            lock_is_usable_after_a_death_at_any_instant,
+            lock_is_usable_after_a_pe_dies_at_any_instant,
             lock_is_refused_after_finalize,
         ],
     )
@@ -31,7 +31,8 @@ fn main() -> ExitCode {
 /// the deadline.
 const SOON: Duration = Duration::from_secs(20);
 
-/// Arguments: the number of threads of each PE, and how often each thread acquires the lock.
+/// Acquires one lock by all threads of all PEs. Arguments: the number of threads of each PE, and
+/// how often each thread acquires the lock.
 fn contend(seat: &Seat) {
     let world = seat.join();
     locks::one_holds_at_a_time(&world, seat.arg(0), seat.arg(1));
@@ -131,7 +132,7 @@ fn end_last(world: &World, arrived: &Symmetric<u64>, victim: u32) {
 fn survive(world: &World, lock: &Lock, victim: u32, arrived: &Symmetric<u64>, calls: u64) {
     let start = Instant::now();
     assert_lost(victim, lock.lock());
-    assert!(start.elapsed() < SOON, "the death was noticed after {:?}", start.elapsed());
+    assert!(start.elapsed() < SOON, "the death was noticed after {:?}, expected less than {SOON:?}", start.elapsed());
     assert_lost(victim, lock.try_lock());
     assert_lost(victim, lock.lock());
     // No PE takes the lock over before all survivors have seen the error.
@@ -147,7 +148,7 @@ fn survive(world: &World, lock: &Lock, victim: u32, arrived: &Symmetric<u64>, ca
     say(if from.is_some() { "took it over" } else { "locked it" });
 }
 
-/// Argument: the PE that dies as the holder. The lock's words may be in its memory.
+/// Kills a PE that holds two locks, whose words are in different PEs. Argument: the PE that dies.
 fn holder_dies(seat: &Seat) {
     let (world, victim) = (seat.join(), seat.arg::<u32>(0));
     // The words of these locks are in the memory of different PEs.
@@ -175,7 +176,7 @@ fn exactly_one_pe_takes_over_the_lock_of_a_killed_holder() {
             for _ in 0..2 {
                 let lines: Vec<String> = others.iter().map(|&pe| running.line(pe)).collect();
                 let takers = lines.iter().filter(|line| *line == "took it over").count();
-                assert_eq!(takers, 1, "{n_pes} PEs, of which {victim} died: {lines:?}");
+                assert_eq!(takers, 1, "{n_pes} PEs, of which PE {victim} died, printed {lines:?}");
             }
             running.succeed(others);
             let (socket, mark) = (running.socket.clone(), running.mark.clone());
@@ -232,7 +233,8 @@ fn error_names_a_lock_holder_that_left() {
     }
 }
 
-/// Arguments: the PE that dies, and the microseconds after which it dies.
+/// Kills a PE while all PEs acquire a lock. Arguments: the PE that dies, and the microseconds after
+/// which it dies.
 fn any_instant(seat: &Seat) {
     let (world, victim, after) = (seat.join(), seat.arg::<u32>(0), seat.arg(1));
     let (lock, pair) = (world.alloc_lock().unwrap(), world.alloc_zeroed::<u64>(2).unwrap());
@@ -265,7 +267,7 @@ fn any_instant(seat: &Seat) {
     end_last(&world, &arrived, victim);
 }
 
-fn lock_is_usable_after_a_death_at_any_instant() {
+fn lock_is_usable_after_a_pe_dies_at_any_instant() {
     for kill in 0..12u64 {
         let (victim, after) = (kill % 3, 300 + kill * 700);
         let mut running = Job::new("any_instant", 3).args(format!("{victim} {after}")).start();

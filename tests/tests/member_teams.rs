@@ -41,7 +41,7 @@ fn pes(list: &[u32]) -> Vec<Pe> {
 /// Makes a team, checks its members, ranks and collectives, and destroys it.
 fn check(world: &World, list: &[Pe]) -> Result<()> {
     let team = world.team_of(list)?;
-    let me = list.iter().position(|&pe| pe == world.my_pe()).expect("a member");
+    let me = list.iter().position(|&pe| pe == world.my_pe()).expect("the list contains this PE");
     assert_eq!((team.members(), team.my_rank().index(), team.size()), (list, me, list.len()));
     check_collectives(&team)?;
     team.destroy()
@@ -151,7 +151,7 @@ fn options(deadline: Duration) -> HostOptions {
 
 /// Runs `body` on threads that are PEs. Panics if a thread panics.
 fn pes_run<R: Send>(n_pes: usize, deadline: Duration, body: impl Fn(&World) -> R + Sync) -> Vec<R> {
-    on_threads(n_pes, &options(deadline), |world| body(&World::from(world))).expect("shared memory")
+    on_threads(n_pes, &options(deadline), |world| body(&World::from(world))).expect("the PEs can share memory")
 }
 
 const PATIENT: Duration = Duration::from_secs(60);
@@ -173,7 +173,7 @@ fn exhausted_team_slots_are_an_error_on_all_members() {
         assert!(matches!(error, Error::TooManyTeams { call: "team_of", .. }), "{error}");
         assert_eq!(together.len(), max - 1 - max / 2);
         check_collectives(&together[0]).unwrap();
-        together.pop().expect("a team").destroy().unwrap();
+        together.pop().expect("at least one team was created").destroy().unwrap();
         check(world, &all).unwrap();
         alone.into_iter().chain(together).for_each(|team| team.destroy().unwrap());
         (0..max - 1).for_each(|_| drop(world.team_of(&all).unwrap()));
@@ -207,7 +207,7 @@ fn teams_are_made_while_other_teams_are_split() {
         scope(|scope| {
             scope.spawn(|| {
                 for _ in 0..200 {
-                    let team = world.team().split(Some(0), 0).unwrap().expect("a color was given");
+                    let team = world.team().split(Some(0), 0).unwrap().expect("a rank that passes a color gets a team");
                     team.destroy().unwrap();
                 }
             });
@@ -233,7 +233,7 @@ fn errors_of_all_waiting_members_name_the_missing_member() {
             let outcome = world.team_of(&pes(&[0, 1, 2, 3]));
             let waited = started.elapsed();
             failed.wait();
-            assert!(waited < Duration::from_secs(15), "PE {me}: {waited:?}");
+            assert!(waited < Duration::from_secs(15), "PE {me} waited for {waited:?}, expected less than 15 s");
             Some(outcome.unwrap_err())
         });
         for (pe, error) in errors.into_iter().enumerate().filter_map(|(pe, error)| Some((pe, error?))) {
@@ -291,16 +291,17 @@ fn mismatch_shows_the_list_of_the_failed_call() {
         let lists = [pes(&[0, 1]), pes(&[1, 0])];
         let shown = ["team_of of PEs [0, 1]", "team_of of PEs [1, 0]"];
         for round in 0..500 {
-            let error = world.team_of(&lists[me.index()]).expect_err("the lists differ");
+            let error = world.team_of(&lists[me.index()]).expect_err("team_of with different lists fails");
             let Error::Mismatch(mismatch) = &error else { panic!("round {round}: {error}") };
             assert_eq!((&*mismatch.mine, &*mismatch.theirs), (shown[me.index()], shown[1 - me.index()]), "round {round}");
-            world.team_of(&[me]).expect("a team of this PE alone").destroy().expect("the team is destroyed");
+            world.team_of(&[me]).expect("a team of this PE alone can be created").destroy().expect("the team can be destroyed");
             world.team().barrier_blocking().expect("both PEs arrive");
         }
     });
 }
 
-/// Arguments: the victim, and what it does instead of the call.
+/// Makes a member die or leave while the other members call `team_of`. Arguments: this member, and
+/// `kill` or `leave`.
 fn death(seat: &Seat) {
     let world = seat.join();
     let me: usize = world.my_pe().index();
@@ -337,9 +338,12 @@ fn errors_soon_name_a_member_that_dies_or_leaves() {
             for pe in (0..3).filter(|&pe| pe != victim) {
                 let said = running.line(pe);
                 // The other survivor leaves after its error, but the line must name the victim.
-                assert!(said.starts_with(&format!("true [{:?}]", Pe::new(victim as u32))), "{way}, PE {pe}: {said}");
+                assert!(
+                    said.starts_with(&format!("true [{:?}]", Pe::new(victim as u32))),
+                    "{way}: PE {pe} printed `{said}`, expected an error that names PE {victim}"
+                );
             }
-            assert!(started.elapsed() < SOON, "{way}: {:?}", started.elapsed());
+            assert!(started.elapsed() < SOON, "{way}: reported after {:?}, expected less than {SOON:?}", started.elapsed());
             assert_eq!(running.line(3), "away");
         }
     }

@@ -222,7 +222,7 @@ fn disagree(seat: &Seat) {
             for (what, call) in DISAGREEMENTS {
                 b.fill(-7.0).unwrap();
                 let error = call(&caller, me % 2 == 1).expect_err(what);
-                let whole = format!("{what}, {len} elements, symmetric: {symmetric}: {error}");
+                let whole = format!("ranks differ in {what}; {len} elements, symmetric: {symmetric}: {error}");
                 let Error::Mismatch(mismatch) = &error else { panic!("{whole}") };
                 // The error names a PE, not a rank, whose call differs from that of this PE.
                 let rank = team.rank_of(mismatch.pe).unwrap_or_else(|| panic!("{whole}"));
@@ -256,7 +256,7 @@ fn wrong_alone(seat: &Seat) {
     let [a, b] = [0; 2].map(|_| world.alloc_zeroed::<i32>(8 * n).unwrap());
     let words = world.alloc_zeroed::<u64>(2).unwrap();
     let is = |result: Result<()>, right: fn(&MisuseKind) -> bool| {
-        let error = result.expect_err("a wrong call");
+        let error = result.expect_err("a wrong call fails");
         assert!(error.misuse().is_some_and(right), "{error}");
     };
     for round in 0..n {
@@ -349,7 +349,7 @@ fn foreign(seat: &Seat) {
     let (a, b) = (world.alloc_zeroed::<u64>(4).unwrap(), other.alloc_zeroed::<u64>(4).unwrap());
     let (me, zero) = (team.my_rank(), Rank::new(0));
     let buffer = |result: Result<()>| {
-        let error = result.expect_err("a foreign buffer");
+        let error = result.expect_err("a call with a buffer of another world fails");
         assert!(matches!(error.misuse(), Some(MisuseKind::ForeignBuffer { .. })), "{error}");
     };
     buffer(team.all_reduce_blocking(&a, &b, ReduceOp::Sum));
@@ -363,7 +363,7 @@ fn foreign(seat: &Seat) {
     buffer(theirs.broadcast_in_place_blocking(&a, zero));
     buffer(team.group_blocking(|group| group.put(&[1u64; 4], &b, me)));
     let queue = |result: Result<()>| {
-        let error = result.expect_err("a foreign stream");
+        let error = result.expect_err("a call with a stream of another world fails");
         assert!(matches!(error.misuse(), Some(MisuseKind::ForeignQueue { .. })), "{error}");
     };
     queue(team.barrier(&their_stream).map(drop));
@@ -387,7 +387,8 @@ fn handles_of_another_world_are_refused() {
     Job::new("foreign", 2).on_processes();
 }
 
-/// Argument: the heap size of PE 1 in MiB. The heaps of the others have 2 MiB.
+/// Joins with heaps of different sizes. Argument: the heap size of PE 1 in MiB; the other heaps
+/// have 2 MiB.
 fn settings(seat: &Seat) {
     let place = Place::from_env().unwrap();
     let heap_bytes = if place.pe.get() == 1 { seat.arg::<usize>(0) << 20 } else { 2 << 20 };

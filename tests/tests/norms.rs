@@ -17,13 +17,13 @@ fn main() -> ExitCode {
     )
 }
 
-/// Shapes whose rows travel in the entry line, in the staging area, and by other transports.
+/// Shapes of rows. The host backend transfers them in different ways, depending on their size.
 const SHAPES: [(usize, usize); 7] = [(0, 4), (1, 1), (2, 5), (1, 64), (7, 300), (1, 6144), (8, 4100)];
 
 fn every_type(seat: &Seat) {
     let world = seat.join();
     norms::of_every_type(&world, Some(world.team()), &SHAPES, 1);
-    assert!(world.finalize().expect("all finalize").is_clean());
+    assert!(world.finalize().expect("all PEs finalize").is_clean());
 }
 
 fn norms_equal_separate_steps_bit_for_bit() {
@@ -34,13 +34,13 @@ fn norms_equal_separate_steps_bit_for_bit() {
     Job::new("every_type", 3).heap_bytes(32 << 20).without_attach().on_processes();
 }
 
-/// Arguments: shape of the team.
+/// Compares norms in a team with separate steps. Argument: the shape of the team.
 fn in_a_team(seat: &Seat) {
     let world = seat.join();
     let team = team_of(&world, &seat.arg::<String>(0));
     norms::of_every_type(&world, team.as_ref(), &[(3, 40), (1, 3000)], 2);
-    team.map_or(Ok(()), |team| team.destroy()).expect("all destroy");
-    let _ = world.finalize().expect("all finalize");
+    team.map_or(Ok(()), |team| team.destroy()).expect("all PEs destroy the team");
+    let _ = world.finalize().expect("all PEs finalize");
 }
 
 fn norms_in_teams_equal_separate_steps_bit_for_bit() {
@@ -52,7 +52,7 @@ fn norms_in_teams_equal_separate_steps_bit_for_bit() {
 fn disagree(seat: &Seat) {
     let world = seat.join();
     norms::mismatches_are_errors(&world);
-    let _ = world.finalize().expect("all finalize");
+    let _ = world.finalize().expect("all PEs finalize");
 }
 
 fn norm_arguments_that_differ_among_ranks_are_a_mismatch() {

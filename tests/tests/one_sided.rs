@@ -24,13 +24,13 @@ fn main() -> ExitCode {
     )
 }
 
-/// Argument: the shape of the team.
+/// Checks puts and gets of every type in a team. Argument: the shape of the team.
 fn movement(seat: &Seat) {
     let world = seat.join();
     let shape: String = seat.arg(0);
     let lens = [0, 1, 2, 3, 7, 8, 31, 64, 65, 1000, 4097, usize::MAX];
     one_sided::every_type(&world, team_of(&world, &shape).as_ref(), &lens, 300_001);
-    let _ = world.finalize().expect("all finalize");
+    let _ = world.finalize().expect("all PEs finalize");
 }
 
 fn puts_and_gets_are_right_for_all_types_and_sizes() {
@@ -42,7 +42,7 @@ fn puts_and_gets_are_right_for_all_types_and_sizes() {
     }
 }
 
-/// Argument: the number of rounds.
+/// Passes data around the ring of all PEs. Argument: the number of rounds.
 fn ring(seat: &Seat) {
     let world = seat.join();
     let team = world.team();
@@ -72,7 +72,10 @@ fn ring(seat: &Seat) {
             let back = data.to_vec().unwrap();
             team.signal_blocking(freed.set(round), left).unwrap();
             let hops = team.size() as u64;
-            assert!(back.iter().enumerate().all(|(i, &x)| x == round * 100 + i as u64 + hops), "round {round}: {back:?}");
+            assert!(
+                back.iter().enumerate().all(|(i, &x)| x == round * 100 + i as u64 + hops),
+                "round {round}: the data after the ring is wrong: {back:?}"
+            );
         }
     }
     team.barrier_blocking().unwrap();
@@ -202,7 +205,11 @@ fn message_passing(seat: &Seat) {
                 assert_eq!(team.wait_until_blocking(&full, Compare::Ge, round).unwrap(), round);
             }
             let found = part.to_vec().unwrap();
-            assert!(found.iter().all(|&x| x == round as u32), "round {round}: {:?}", found.iter().find(|&&x| x != round as u32));
+            assert!(
+                found.iter().all(|&x| x == round as u32),
+                "round {round}: found {:?} after the signal",
+                found.iter().find(|&&x| x != round as u32)
+            );
             team.signal_blocking(empty.set(round), peer).unwrap();
         }
     }
@@ -311,7 +318,10 @@ fn nbi(seat: &Seat) {
         world.quiet_blocking().unwrap();
         team.sync_blocking().unwrap();
         let found = data.to_vec().unwrap();
-        assert!(found.iter().enumerate().all(|(i, &x)| x == round * 1000 + (i / 1000) as u32), "round {round}");
+        assert!(
+            found.iter().enumerate().all(|(i, &x)| x == round * 1000 + (i / 1000) as u32),
+            "round {round}: a put is not complete after the quiet"
+        );
         let back = Buffer::<u32>::zeroed(1000);
         let from = neighbour(team, 1);
         let theirs = data.slice(0..1000).unwrap();

@@ -33,11 +33,11 @@ fn rank(index: usize) -> Rank {
     Rank::new(index as u32)
 }
 
-/// Numbers of elements around the limits of each transport: one slot, several slots, and by
-/// address.
+/// Numbers of elements around the limits of each transport of the host backend: one slot of a
+/// mailbox, several slots, and by address.
 const LENS: [usize; 13] = [0, 1, 2, 100, 2047, 2048, 2049, 4096, 4097, 8192, 10_000, 70_000, 300_001];
 
-/// Argument: the shape of the team.
+/// Sends messages between all ranks of a team. Argument: the shape of the team.
 fn pairs(seat: &Seat) {
     let world = seat.join();
     let Some(team) = team_of(&world, &seat.args) else {
@@ -69,7 +69,10 @@ fn pairs(seat: &Seat) {
                             into.to_vec()
                         }
                     };
-                    assert!(received == message(from, to, round, len), "{len} elements from {from} to {to}");
+                    assert!(
+                        received == message(from, to, round, len),
+                        "the message of {len} elements from {from} to {to} is wrong"
+                    );
                 }
             }
         }
@@ -95,7 +98,10 @@ fn exchange(seat: &Seat) {
         let sent: Vec<Vec<u32>> = (0..n).map(|to| message(me, to, round, len)).collect();
         let check = |received: &[Vec<u32>], how: &str| {
             for (from, received) in received.iter().enumerate() {
-                assert!(*received == message(from, me, round, len), "{how}: {len} elements from {from} to {me}");
+                assert!(
+                    *received == message(from, me, round, len),
+                    "{how}: the message of {len} elements from {from} to {me} is wrong"
+                );
             }
         };
         // Even ranks send first, odd ranks receive first; each rank has its own order of peers,
@@ -155,7 +161,11 @@ fn ahead(seat: &Seat) {
         let tickets: Vec<_> =
             (0..400).map(|i| team.send(&stream, &Buffer::from(message(0, 1, i, lens(i))), rank(1)).unwrap()).collect();
         // A call on an idle stream may block briefly, but does not wait for the receiver.
-        assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+        assert!(
+            started.elapsed() < Duration::from_secs(20),
+            "the calls returned after {:?}, expected less than 20 s",
+            started.elapsed()
+        );
         team.barrier_blocking().unwrap();
         tickets.iter().for_each(|ticket| ticket.wait().unwrap());
     } else {
@@ -163,7 +173,7 @@ fn ahead(seat: &Seat) {
         for i in 0..400 {
             let mut into = vec![0; lens(i)];
             team.recv_blocking(&mut into, rank(0)).unwrap();
-            assert!(into == message(0, 1, i, lens(i)), "message {i}");
+            assert!(into == message(0, 1, i, lens(i)), "message {i} is wrong");
         }
     }
     stream.synchronize().unwrap();
@@ -189,7 +199,7 @@ fn mismatched(seat: &Seat) {
         } else {
             let mut into = vec![0u32; 3000];
             team.recv_blocking(&mut into, rank(0)).unwrap();
-            assert!(into == sent, "the message after mismatch {round}");
+            assert!(into == sent, "the message after mismatch {round} is wrong");
         }
     };
     let is_mismatch = |result: peerweave::Result<()>, what: &str| {

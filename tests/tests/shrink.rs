@@ -1,4 +1,4 @@
-//! Checks `World::shrink`, by which PEs continue after others have died.
+//! Checks `World::shrink`, by which PEs continue after other PEs have died.
 //!
 //! `PEERWEAVE_KILLS` is the number of random kills (default 20).
 
@@ -55,9 +55,9 @@ struct Death {
 impl Death {
     /// Parses `PE@TIME`, or `PE@SHRINK@TIME`.
     fn parse(text: &str) -> Self {
-        let mut parts = text.split('@').map(|part| part.parse::<u64>().expect("a number"));
+        let mut parts = text.split('@').map(|part| part.parse::<u64>().expect("each part of a death is a number"));
         let mut next = || parts.next();
-        let (pe, second, third) = (next().expect("a PE"), next().expect("a time"), next());
+        let (pe, second, third) = (next().expect("a death has a PE"), next().expect("a death has a time"), next());
         match third {
             None => Self { pe: pe as u32, in_shrink: None, microseconds: second },
             Some(microseconds) => Self { pe: pe as u32, in_shrink: Some(second as u32), microseconds },
@@ -73,7 +73,7 @@ fn survive(seat: &Seat) {
     let world = seat.join();
     let me = world.my_pe().get();
     let left = world.n_pes() - deaths.len();
-    world.team().barrier_blocking().expect("all live");
+    world.team().barrier_blocking().expect("no PE has died");
     say("ready");
     let own = deaths.iter().find(|death| death.pe == me);
     if let Some(Death { in_shrink: None, microseconds, .. }) = own {
@@ -95,17 +95,20 @@ fn survive(seat: &Seat) {
     }
     let dead: Vec<u32> = deaths.iter().map(|death| death.pe).collect();
     for (named, message) in &survival.failures {
-        assert!(!named.is_empty() && named.iter().all(|pe| dead.contains(pe)), "{dead:?} died: {named:?}, {message}");
+        assert!(
+            !named.is_empty() && named.iter().all(|pe| dead.contains(pe)),
+            "PEs {dead:?} died, but the error names {named:?}: {message}"
+        );
     }
     // Each survivor adds a bit for its number in the first world.
     let (world, mut sum) = (&survival.world, [0u64]);
-    world.team().all_reduce_blocking(&[1 << me], &mut sum, ReduceOp::Sum).expect("all survivors live");
+    world.team().all_reduce_blocking(&[1 << me], &mut sum, ReduceOp::Sum).expect("no survivor has died");
     assert_eq!(sum[0], survival.first.iter().map(|pe| 1 << pe).sum::<u64>());
-    world.finalize().map(drop).expect("all survivors live");
+    world.finalize().map(drop).expect("no survivor has died");
     say(format!("left {:?}", survival.first));
 }
 
-/// Runs a job in which these PEs die. Asserts that the others continue and leave nothing behind.
+/// Runs a job in which these PEs die. Asserts that the other PEs continue and leave nothing behind.
 /// Returns the time until all of them have finished.
 fn go_on(job: Job, n_pes: usize, deaths: &str, seed: u64) -> Duration {
     let before = Before::now();
@@ -129,7 +132,7 @@ fn go_on(job: Job, n_pes: usize, deaths: &str, seed: u64) -> Duration {
 fn shrink_excludes_a_killed_pe() {
     for (n_pes, victim) in [(2, 0), (2, 1), (3, 0), (3, 1), (4, 0), (4, 3), (8, 0), (8, 5)] {
         let took = go_on(Job::new("survive", n_pes), n_pes, &format!("{victim}@3000"), 1);
-        assert!(took < SOON, "PE {victim} of {n_pes}: {took:?}");
+        assert!(took < SOON, "PE {victim} of {n_pes} died; the others continued after {took:?}, expected less than {SOON:?}");
     }
     go_on(Job::new("survive", 4).without_attach(), 4, "1@2000", 2);
 }
@@ -137,7 +140,7 @@ fn shrink_excludes_a_killed_pe() {
 fn shrink_excludes_several_killed_pes() {
     for (n_pes, deaths) in [(3, "0@2000 1@2000"), (4, "0@0 3@0"), (4, "0@1000 1@1800"), (8, "0@3000 1@3050 7@4000")] {
         let took = go_on(Job::new("survive", n_pes), n_pes, deaths, 3);
-        assert!(took < SOON, "{deaths} of {n_pes}: {took:?}");
+        assert!(took < SOON, "deaths {deaths} of {n_pes} PEs: the job took {took:?}, expected less than {SOON:?}");
     }
 }
 
@@ -147,7 +150,7 @@ fn shrink_excludes_a_pe_killed_during_the_call() {
         for microseconds in [0, 150, 400, 1000, 2500, 5000, 9000] {
             let deaths = format!("{first}@1000 {second}@1@{microseconds}");
             let took = go_on(Job::new("survive", n_pes), n_pes, &deaths, 4);
-            assert!(took < SOON, "{deaths} of {n_pes}: {took:?}");
+            assert!(took < SOON, "deaths {deaths} of {n_pes} PEs: the job took {took:?}, expected less than {SOON:?}");
         }
     }
     // PE 1, which leads the shrink, dies, and then PE 2, which leads after it.
@@ -157,29 +160,29 @@ fn shrink_excludes_a_pe_killed_during_the_call() {
 fn second_shrink_excludes_a_pe_killed_after_the_first() {
     // PE 1, which leads the first shrink, dies in the second world.
     let took = go_on(Job::new("survive", 4), 4, "0@1000 1@400000", 5);
-    assert!(took < SOON, "{took:?}");
+    assert!(took < SOON, "the job took {took:?}, expected less than {SOON:?}");
     let took = go_on(Job::new("survive", 5), 5, "4@1000 2@300000 0@2@700", 5);
-    assert!(took < SOON, "{took:?}");
+    assert!(took < SOON, "the job took {took:?}, expected less than {SOON:?}");
 }
 
 fn last_pe_continues_alone_after_all_other_pes_died() {
     let took = go_on(Job::new("survive", 4), 4, "0@1000 1@1200 2@1@100", 6);
-    assert!(took < SOON, "{took:?}");
+    assert!(took < SOON, "the job took {took:?}, expected less than {SOON:?}");
 }
 
-/// Shrinks a world in which nobody has died, several times.
+/// Shrinks a world in which no PE has died, several times.
 fn intact(seat: &Seat) {
     let mut world = seat.join();
     let n = world.n_pes();
     let kept = world.alloc::<u32>(3).unwrap();
     kept.fill(world.my_pe().get()).unwrap();
     for _ in 0..3 {
-        let next = world.shrink().expect("all call");
+        let next = world.shrink().expect("all PEs call shrink");
         assert_eq!((next.n_pes(), next.my_pe()), (n, world.my_pe()));
         assert!(next.former_pes().iter().enumerate().all(|(at, pe)| pe.index() == at));
         assert!(matches!(world.alloc::<u8>(1).unwrap_err().misuse(), Some(MisuseKind::Shrunk)));
         let mut mixture = Workload::new(&next);
-        (0..20).try_for_each(|_| mixture.step()).expect("all live");
+        (0..20).try_for_each(|_| mixture.step()).expect("no PE has died");
         drop(mixture);
         world = next;
     }
@@ -217,7 +220,7 @@ fn absent(seat: &Seat) {
         let failed = world.team().barrier_blocking().unwrap_err();
         assert!(matches!(failed, Error::Poisoned { .. }), "{failed}");
     }
-    let world = world.shrink().expect("all call");
+    let world = world.shrink().expect("all PEs call shrink");
     assert_eq!(world.n_pes(), n);
     world.team().barrier_blocking().unwrap();
     assert!(world.finalize().unwrap().is_clean());
@@ -277,12 +280,12 @@ fn shrink_error_names_a_stopped_pe_at_the_deadline() {
     }
 }
 
-/// Shrinks on PE 0 while the others wait for PE 0 in another call. Argument: that call.
+/// Shrinks on PE 0 while the other PEs wait for PE 0 in another call. Argument: that call.
 fn waiting(seat: &Seat) {
     let world = seat.join();
     let (team, me) = (world.team().clone(), world.my_pe().get());
     let words = world.alloc_zeroed::<u64>(1).unwrap();
-    let half = team.split(Some(0), 0).unwrap().expect("all take part");
+    let half = team.split(Some(0), 0).unwrap().expect("a rank that passes a color gets a team");
     let stream = world.stream().unwrap();
     team.barrier_blocking().unwrap();
     let start = Instant::now();
@@ -301,7 +304,7 @@ fn waiting(seat: &Seat) {
         let error = failure.unwrap_err();
         assert!(matches!(error, Error::Peer { cause: PeerCause::Shrinks, .. }), "{error}");
         assert_eq!(error.blamed(), [peerweave::Pe::new(0)], "{error}");
-        assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+        assert!(start.elapsed() < SOON, "ended after {:?}, expected less than {SOON:?}", start.elapsed());
         if let "finalize" = seat.arg::<String>(0).as_str() {
             // The world has ended for this PE, which drops it now. The others wait for that.
             return;
@@ -309,7 +312,7 @@ fn waiting(seat: &Seat) {
     } else {
         std::thread::sleep(Duration::from_millis(100));
     }
-    let smaller = world.shrink().expect("all call");
+    let smaller = world.shrink().expect("all PEs call shrink");
     smaller.team().barrier_blocking().unwrap();
     smaller.finalize().map(drop).unwrap();
 }
@@ -324,11 +327,11 @@ fn waits_for_a_pe_that_called_shrink_fail_soon() {
 
 /// Returns the number of mappings of job memory in this process.
 fn mappings() -> usize {
-    let maps = std::fs::read_to_string("/proc/self/maps").expect("Linux has this");
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("Linux has /proc/self/maps");
     maps.lines().filter(|line| line.contains("memfd:peerweave")).count()
 }
 
-/// Kills PE 0. The others copy their data into the new world.
+/// Kills PE 0. The other PEs copy their data into the new world.
 fn copy_to_the_new_world(seat: &Seat) {
     let world = seat.join();
     let (me, n) = (world.my_pe().get(), world.n_pes());
@@ -372,7 +375,7 @@ fn memory_of_the_old_world_is_readable_until_handles_drop() {
     }
 }
 
-/// Kills PE 1. The others then end their new world together. Argument: how.
+/// Kills PE 1. The survivors then end their new world together. Argument: the call that ends it.
 fn ending(seat: &Seat) {
     let world = seat.join();
     let me = world.my_pe().get();
@@ -411,7 +414,7 @@ fn finalize_and_abort_of_the_new_world_end_every_process() {
             let (_, status) = running.ending(pe);
             assert_eq!(status.code(), Some(9), "PE {pe}");
         }
-        assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+        assert!(start.elapsed() < SOON, "ended after {:?}, expected less than {SOON:?}", start.elapsed());
     }
 }
 
@@ -428,15 +431,15 @@ fn shrink_excludes_threads_that_panic_or_return() {
                         // Some PEs leave while the others run the mixture, and some while the
                         // others shrink.
                         std::thread::sleep(Duration::from_millis(u64::from(me) * 3));
-                        assert!(!panics, "on purpose");
+                        assert!(!panics, "this PE panics on purpose");
                         return;
                     }
                     let mut survival = Survival::new(World::from(world));
-                    survival.run(7, n_pes - gone.len(), 30, || {}).expect("the others live");
+                    survival.run(7, n_pes - gone.len(), 30, || {}).expect("no other PE dies");
                     let expected: Vec<u32> = (0..n_pes as u32).filter(|pe| !gone.contains(pe)).collect();
                     assert_eq!(survival.first, expected);
                     assert!(survival.failures.iter().all(|(named, _)| named.iter().all(|pe| gone.contains(pe))));
-                    survival.world.finalize().map(drop).expect("all survivors live");
+                    survival.world.finalize().map(drop).expect("no survivor has died");
                     done.fetch_add(1, Ordering::Relaxed);
                 })
             }));
@@ -454,7 +457,7 @@ fn operations_of_concurrent_worlds_do_not_mix() {
                 return 0;
             }
             let mut survival = Survival::new(World::from(world));
-            survival.run(9, 2, 40, || {}).expect("the others live");
+            survival.run(9, 2, 40, || {}).expect("no other PE dies");
             survival.world.n_pes()
         })?;
         Ok(sizes)
@@ -489,5 +492,5 @@ fn survivors_of_random_kills_compute_right_results() {
         slowest = slowest.max(go_on(job, n_pes, &deaths, i));
     }
     println!("    {kills} kills; the slowest continued after {slowest:?}");
-    assert!(slowest < SOON + Duration::from_millis(100), "{slowest:?}");
+    assert!(slowest < SOON + Duration::from_millis(100), "the slowest job took {slowest:?}, expected about {SOON:?} at most");
 }

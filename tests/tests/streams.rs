@@ -29,7 +29,7 @@ fn rank(index: usize) -> Rank {
     Rank::new(index as u32)
 }
 
-/// Makes the calls of the late PE only after all others have reported that their calls returned.
+/// Makes the calls of the late PE only after all other PEs have reported that their calls returned.
 fn late_peer(seat: &Seat) {
     let world = seat.join();
     let (team, stream) = (world.team(), world.stream().unwrap());
@@ -99,7 +99,7 @@ fn many_streams(seat: &Seat) {
     }
     for (round, buffer, ticket) in results {
         ticket.wait().unwrap();
-        assert!(buffer.to_vec().iter().all(|&x| x == round * 10 + n - 1), "round {round}");
+        assert!(buffer.to_vec().iter().all(|&x| x == round * 10 + n - 1), "round {round}: the result of all_reduce is wrong");
     }
     streams.iter().for_each(|stream| stream.synchronize().unwrap());
     let _ = world.finalize().unwrap();
@@ -127,7 +127,7 @@ fn events(seat: &Seat) {
         before.wait().unwrap();
         assert!(!mark.is_complete() && !after.is_complete());
         assert_eq!(mark.elapsed_since(&before), None);
-        assert!(!team.test(&seen, Compare::Ge, round).unwrap(), "the second stream did not wait");
+        assert!(!team.test(&seen, Compare::Ge, round).unwrap(), "the second stream did not wait for the event");
         let error = mark.wait_within(Duration::from_millis(1)).unwrap_err();
         assert!(matches!(error, Error::Timeout(_)), "{error}");
         team.signal_blocking(go.set(round), me).unwrap();
@@ -211,7 +211,11 @@ fn missing(seat: &Seat) {
     // Later calls of the team fail at once.
     let started = Instant::now();
     assert!(team.barrier_blocking().is_err());
-    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+    assert!(
+        started.elapsed() < Duration::from_secs(10),
+        "the barrier failed after {:?}, expected less than 10 s",
+        started.elapsed()
+    );
     say("named");
     // Stays alive, so that a PE that still waits does not report that this PE has left.
     sleep(Duration::from_secs(60));
@@ -249,9 +253,15 @@ fn dropped(seat: &Seat) {
             drop(stream);
         }
         last.wait().unwrap();
-        assert!(kept.to_vec().iter().all(|&x| x == round * 100 + n as u64 - 1), "round {round}");
+        assert!(
+            kept.to_vec().iter().all(|&x| x == round * 100 + n as u64 - 1),
+            "round {round}: the kept buffer has a wrong result"
+        );
         let found = sink.to_vec().unwrap();
-        assert!(found.iter().enumerate().all(|(i, &x)| x == round * 100 + (i / 1000) as u64), "round {round}");
+        assert!(
+            found.iter().enumerate().all(|(i, &x)| x == round * 100 + (i / 1000) as u64),
+            "round {round}: the data of a put is wrong"
+        );
         team.barrier_blocking().unwrap();
     }
     // A stream, its tickets and its buffers are dropped while their operations are queued. A

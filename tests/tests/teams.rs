@@ -89,7 +89,7 @@ fn team_members_ranks_and_translations_match_the_split() {
     }
 }
 
-/// Argument: the number of rounds.
+/// Creates and destroys teams at random. Argument: the number of rounds.
 fn churn(seat: &Seat) {
     let world = seat.join();
     let all = world.team();
@@ -195,9 +195,9 @@ fn exhaustion_of_one(seat: &Seat) {
     let me = u64::from(world.my_pe().get());
     let alone = TeamShape { start: 0, stride: 1, size: 1 };
     let mut teams: Vec<Team> =
-        (1..world.caps().max_teams).filter_map(|_| all.split_strided(alone).expect("PE 0 has a slot")).collect();
+        (1..world.caps().max_teams).filter_map(|_| all.split_strided(alone).expect("PE 0 has a free slot")).collect();
     let refused = |made: peerweave::Result<Option<Team>>| {
-        let error = made.expect_err("PE 0 has no slot");
+        let error = made.expect_err("a split fails if PE 0 has no free slot");
         assert!(matches!(&error, Error::TooManyTeams { call: "split", .. }), "{error}");
     };
     // Each PE has its own color. The team of PE 0 cannot be created, so no PE gets a team.
@@ -205,11 +205,11 @@ fn exhaustion_of_one(seat: &Seat) {
     // PE 2 requests no team and gets the error too.
     refused(all.split((me != 2).then_some(me), 0));
     // Without PE 0 there is room.
-    let others = all.split((me != 0).then_some(7), 0).expect("PE 0 takes no part");
+    let others = all.split((me != 0).then_some(7), 0).expect("a split without PE 0 succeeds");
     assert_eq!(others.is_some(), me != 0);
     others.map_or(Ok(()), Team::destroy).unwrap();
     teams.pop().map_or(Ok(()), Team::destroy).unwrap();
-    let again = all.split(Some(0), 0).expect("a slot of PE 0 was freed").unwrap();
+    let again = all.split(Some(0), 0).expect("a split succeeds after a slot of PE 0 was freed").unwrap();
     works(&again, &(0..all.size() as u32).collect::<Vec<_>>());
     again.destroy().unwrap();
     teams.into_iter().for_each(|team| team.destroy().unwrap());
@@ -229,7 +229,7 @@ fn after_destroy(seat: &Seat) {
     let words = world.alloc_zeroed::<u64>(2).unwrap();
     team.destroy().unwrap();
     let gone = |result: peerweave::Result<()>| {
-        let error = result.expect_err("the team is destroyed");
+        let error = result.expect_err("a call on a destroyed team fails");
         assert!(matches!(error.misuse(), Some(MisuseKind::TeamDestroyed)), "{error}");
     };
     gone(clone.barrier_blocking());

@@ -63,7 +63,7 @@ fn operations(seat: &Seat) {
         world = Some(seat.try_join()?);
         Ok(())
     });
-    let world = world.expect("joined");
+    let world = world.expect("this PE has joined");
     let team = world.team();
     let n = team.size();
     let right = Rank::new((team.my_rank().get() + 1) % n as u32);

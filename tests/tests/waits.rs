@@ -83,10 +83,10 @@ fn waits_of_every_kind_end_at_the_deadline() {
             assert!(matches!(&error, Error::Timeout(timeout) if timeout.call == name), "{name}: {error}");
         }
     })
-    .expect("shared memory");
+    .expect("the PEs can share memory");
 }
 
-/// Argument: the number of the call in [`IN_VAIN`]. PE 0 leaves while the other PE waits.
+/// Makes PE 0 leave while the other PE waits. Argument: the number of the wait in [`IN_VAIN`].
 fn death(seat: &Seat) {
     let world = seat.join();
     let call: usize = seat.arg(0);
@@ -107,7 +107,7 @@ fn death(seat: &Seat) {
     let started = Instant::now();
     let error = wait(&world).unwrap_err();
     assert!(matches!(&error, Error::Peer { pe, .. } if pe.get() == 0), "{name}: {error}");
-    assert!(started.elapsed() < Duration::from_secs(20), "{name}: {:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(20), "{name}: failed after {:?}, expected less than 20 s", started.elapsed());
     say("named");
 }
 

@@ -31,14 +31,14 @@ fn main() -> ExitCode {
 const SOON: Duration = Duration::from_secs(20);
 
 fn limit(resource: Resource, to: u64) {
-    setrlimit(resource, Rlimit { current: Some(to), maximum: Some(to) }).expect("a lower limit");
+    setrlimit(resource, Rlimit { current: Some(to), maximum: Some(to) }).expect("a process can lower its limits");
 }
 
-/// Runs a mixture until a PE dies. Arguments: the victim, and the limit of file descriptors on all
-/// PEs except PE 0, or 0 for no limit.
+/// Runs a mixture of operations until a PE dies. Arguments: the victim, and the limit of file
+/// descriptors on all PEs except PE 0, or 0 for no limit.
 fn looping(seat: &Seat) {
     let (victim, descriptors): (usize, u64) = (seat.arg(0), seat.arg(1));
-    let me: usize = std::env::var("PEERWEAVE_PE").expect("a PE").parse().expect("a number");
+    let me: usize = std::env::var("PEERWEAVE_PE").expect("this process is a PE").parse().expect("PEERWEAVE_PE is a number");
     if descriptors > 0 && me > 0 {
         limit(Resource::Nofile, descriptors);
     }
@@ -65,7 +65,10 @@ fn victim_is_named_soon(job: &Job, n_pes: usize, victim: usize) {
     for pe in (0..n_pes).filter(|&pe| pe != victim) {
         let (at, line) = running.timed_line(pe);
         let late = at.saturating_duration_since(died);
-        assert!(line.starts_with(&format!("lost {victim} |")) && late < SOON, "PE {pe} after {late:?}: {line}");
+        assert!(
+            line.starts_with(&format!("lost {victim} |")) && late < SOON,
+            "PE {pe} reported `{line}` after {late:?}, expected the loss of the victim"
+        );
     }
     running.succeed((0..n_pes).filter(|&pe| pe != victim));
 }
@@ -129,15 +132,18 @@ fn contained(seat: &Seat) {
             let send = vec![me as u64 + 1; len];
             let mut recv = vec![0u64; len * n];
             world.team().all_gather_blocking(&send, &mut recv)?;
-            assert!(recv.iter().enumerate().all(|(i, &x)| x == (i / len) as u64 + 1), "all_gather of {len}");
+            assert!(
+                recv.iter().enumerate().all(|(i, &x)| x == (i / len) as u64 + 1),
+                "the result of all_gather of {len} elements is wrong"
+            );
             let mut sum = send;
             world.team().all_reduce_in_place_blocking(&mut sum, ReduceOp::Sum)?;
-            assert!(sum.iter().all(|&x| x == (n * (n + 1) / 2) as u64), "all_reduce of {len}");
+            assert!(sum.iter().all(|&x| x == (n * (n + 1) / 2) as u64), "the result of all_reduce of {len} elements is wrong");
         }
         world.team().barrier_blocking()?;
         say("ready");
         if dies && me == 1 {
-            kill_process(getpid(), Signal::KILL).expect("this process");
+            kill_process(getpid(), Signal::KILL).expect("this process can kill itself");
             // The system ignores a SIGKILL of the first process of a PID namespace to itself.
             std::process::abort();
         }
@@ -157,8 +163,8 @@ fn contained(seat: &Seat) {
     say_outcome(seat.try_join().and_then(run));
 }
 
-/// The command that makes each PE the first process of its own PID namespace, with the same
-/// addresses as the others, as in containers of one image.
+/// The command that makes each PE the first process of its own PID namespace. Address randomisation
+/// is off, so all PEs have the same addresses, as in containers of one image.
 const CONTAINER: [&str; 7] = ["setarch", "-R", "unshare", "--pid", "--fork", "--mount-proc", "--kill-child"];
 
 fn private_buffers_across_pid_namespaces_are_right() {
@@ -183,7 +189,10 @@ fn victim_is_named_soon_after_aborting(job: &Job, n_pes: usize) {
     for pe in (0..n_pes).filter(|&pe| pe != 1) {
         let (at, line) = running.timed_line(pe);
         let late = at.saturating_duration_since(ready);
-        assert!(line.starts_with("lost 1 |") && late < SOON, "PE {pe} after {late:?}: {line}");
+        assert!(
+            line.starts_with("lost 1 |") && late < SOON,
+            "PE {pe} reported `{line}` after {late:?}, expected the loss of the victim"
+        );
     }
 }
 
@@ -193,7 +202,7 @@ fn exit_of_an_unrelated_process_with_the_same_pid_is_ignored() {
     }
     // In its namespace, PE 1 has the process ID that an unrelated process has in this namespace.
     // The unrelated process ends while the job runs.
-    let mut unrelated = std::process::Command::new("sleep").arg("0.5").spawn().expect("sleep");
+    let mut unrelated = std::process::Command::new("sleep").arg("0.5").spawn().expect("the program sleep can be started");
     let number = unrelated.id();
     let script: &'static str = Box::leak(
         format!("[ $PEERWEAVE_PE = 1 ] && echo {} > /proc/sys/kernel/ns_last_pid; \"$0\" & wait $!", number - 1).into_boxed_str(),
@@ -204,14 +213,14 @@ fn exit_of_an_unrelated_process_with_the_same_pid_is_ignored() {
     );
     let mut running = Job::new("contained", 2).args("false 1500").under(&["sh", "-c", only_pe_1]).start();
     running.all_say(0..2, "ready");
-    unrelated.wait().expect("a child of this process");
+    unrelated.wait().expect("the process is a child of this process");
     running.all_say(0..2, "fine");
     running.succeed(0..2);
 }
 
 /// Requests a heap of a different size on PE 1.
 fn heaps(seat: &Seat) {
-    let me: usize = std::env::var("PEERWEAVE_PE").expect("a PE").parse().expect("a number");
+    let me: usize = std::env::var("PEERWEAVE_PE").expect("this process is a PE").parse().expect("PEERWEAVE_PE is a number");
     let heap_bytes = if me == 1 { 2 << 20 } else { 1 << 20 };
     let joined = World::builder().heap_bytes(heap_bytes).build();
     let _ = seat;
@@ -227,7 +236,10 @@ fn different_heap_sizes_are_a_mismatch_on_all_pes() {
     for pe in 0..3 {
         let line = running.line(pe);
         let names_both = line.contains("1048576") && line.contains("2097152") && line.contains("PEERWEAVE_HEAP_BYTES");
-        assert!(line.starts_with("mismatch ") && names_both, "PE {pe}: {line}");
+        assert!(
+            line.starts_with("mismatch ") && names_both,
+            "PE {pe} reported `{line}`, expected a mismatch with both heap sizes"
+        );
     }
     running.succeed(0..3);
 }

@@ -37,10 +37,11 @@ pub(crate) enum AbiError {
     Line(String),
 }
 
-/// Facts of one side: `size X`, `offset X.f` or `value X`, and the number.
+/// Sizes, offsets and constants of the bindings or of the header, by name: `size X`, `offset X.f`
+/// or `value X`.
 type Facts = BTreeMap<String, i64>;
 
-/// Facts of the Rust bindings for one version.
+/// What one version of the Rust bindings declares.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Table {
     facts: Facts,
@@ -136,7 +137,7 @@ fn misplaced(claimed: &BTreeMap<String, Version>, exported: &BTreeSet<String>, v
     faults
 }
 
-/// Returns the version in a header.
+/// Returns the version that a header declares.
 fn header_version(include: &Path) -> Result<Version, AbiError> {
     let path = include.join("nccl.h");
     let text = std::fs::read_to_string(&path).map_err(|source| AbiError::File { path: path.clone(), source })?;
@@ -150,7 +151,7 @@ fn header_version(include: &Path) -> Result<Version, AbiError> {
     }
 }
 
-/// Returns the facts of the crate, as printed by the crate's example.
+/// Returns what the bindings declare, as printed by the crate's example.
 fn rust_table(root: &Path, version: Version) -> Result<Table, AbiError> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
@@ -182,7 +183,8 @@ fn parse_table(text: &str) -> Result<Table, AbiError> {
     Ok(table)
 }
 
-/// Returns the same facts of the header, as computed by the C compiler.
+/// Returns the sizes, offsets and constants of `asked`, as the C compiler computes them for the
+/// header.
 fn header_facts(root: &Path, include: &Path, asked: &Facts, scratch: &Path) -> Result<Facts, AbiError> {
     let abi = root.join("crates/peerweave-nccl/abi");
     let questions = scratch.join("facts.inc");
@@ -237,7 +239,7 @@ mod tests {
     #[test]
     fn binding_table_is_parsed_into_queries_for_the_c_header() {
         let table = parse_table("size ncclTeam_t 12\noffset ncclTeam_t.rank 4\nvalue ncclSum 0\nsymbol ncclSend 2.7.3\n")
-            .expect("a table");
+            .expect("the table is valid");
         assert_eq!(questions_for(&table.facts), "OFFSET(ncclTeam_t, rank)\nSIZE(ncclTeam_t)\nVALUE(ncclSum)\n");
         assert_eq!(table.symbols["ncclSend"], Version([2, 7, 3]));
         assert!(matches!(parse_table("size ncclTeam_t"), Err(AbiError::Line(_))));
@@ -277,7 +279,7 @@ mod tests {
 
     #[test]
     fn exported_symbols_of_a_shared_library_are_read() {
-        let maps = std::fs::read_to_string("/proc/self/maps").expect("Linux");
+        let maps = std::fs::read_to_string("/proc/self/maps").expect("Linux has /proc/self/maps");
         let libc = maps.split_whitespace().find(|word| word.contains("libc.so")).expect("the test is linked to the C library");
         let exported = exports(Path::new(libc)).expect("exports can be read");
         assert!(exported.contains("getpid") && !exported.contains("ncclSend"));

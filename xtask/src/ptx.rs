@@ -128,7 +128,7 @@ pub(crate) fn check(root: &Path, task: &Task) -> Result<Findings, PtxError> {
             CRATES.iter().map(|shipped| shipped.check(root, sm, &toolchain, &target_dir, task)).collect()
         };
         let threads: Vec<_> = architectures.into_iter().map(|sm| scope.spawn(move || build(sm))).collect();
-        threads.into_iter().map(|thread| thread.join().expect("it does not panic")).collect::<Result<Vec<_>, PtxError>>()
+        threads.into_iter().map(|thread| thread.join().expect("the thread does not panic")).collect::<Result<Vec<_>, PtxError>>()
     })?;
     for found in rebuilt.into_iter().flatten() {
         findings.summary += &found.summary;

@@ -1,5 +1,4 @@
-//! Checks the rooms of each crate: the folders and files at the top of its `src`, and their
-//! imports.
+//! Checks the rooms of each crate. A room is a module at the top of `src`: a folder or a file.
 //!
 //! The README of a crate has a table of its rooms, from the top down: a room's name, its content,
 //! and the rooms that it uses. This check reads the imports and compares them with the table. A
@@ -17,18 +16,18 @@ use crate::tree::File;
 /// Maximum number of folders in a folder without a table of its own.
 const FOLDERS: usize = 3;
 
-/// A fault in the rooms of a crate, or of a folder of it.
+/// A module that violates the table of modules in its crate's README.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Fault {
     #[error("{source_directory} has folders; expected a table under `{heading}` in {readme}")]
     NoTable { source_directory: String, heading: String, readme: String },
-    #[error("{table} lacks the room `{room}`; expected a row: | `{room}` | what is in it | {uses} |")]
+    #[error("{table} lacks the module `{room}`; expected a row: | `{room}` | what is in it | {uses} |")]
     Unlisted { table: String, room: String, uses: String },
-    #[error("{table} has the room `{room}`, which {source_directory} lacks")]
+    #[error("{table} has the module `{room}`, which {source_directory} lacks")]
     Gone { table: String, source_directory: String, room: String },
     #[error("{table} says that `{room}` uses {said}, expected {uses}")]
     Differs { table: String, room: String, said: String, uses: String },
-    #[error("{path}: `{from}` uses `{to}`, expected only rooms below `{from}` in {table}")]
+    #[error("{path}: `{from}` uses `{to}`, expected only modules below `{from}` in {table}")]
     Upward { table: String, path: String, from: String, to: String },
 }
 
@@ -47,7 +46,7 @@ struct Source<'a> {
     tokens: Vec<TokenTree>,
 }
 
-/// For each room, the rooms that it uses, each with a file that contains the import.
+/// For each module in a table, the modules that it uses, each with a file that contains the import.
 type Uses = BTreeMap<String, BTreeMap<String, String>>;
 
 /// One row of a README's table.
@@ -57,8 +56,8 @@ struct Row {
     uses: BTreeSet<String>,
 }
 
-/// Checks the rooms of the crates in these directories. Returns a line that names the checked
-/// crates and folders, and the faults.
+/// Checks the module tables of the crates in these directories. Returns a line that names the
+/// checked crates and folders, and the faults.
 pub(crate) fn check(directories: &[String], files: &[File]) -> (String, Vec<Fault>) {
     let (mut drawn, mut faults) = (Vec::new(), Vec::new());
     for directory in directories {
@@ -163,8 +162,8 @@ impl<'a> Sources<'a> {
         Self { files: files.collect() }
     }
 
-    /// Returns the files in a folder, each with its room in the folder, and its path within the
-    /// room.
+    /// Returns the files in a folder, each with the module at the top of the folder that contains
+    /// the file, and the file's path within that module.
     fn inside(&self, folder: &[String]) -> impl Iterator<Item = (&Source<'a>, &String, &[String])> {
         self.files.iter().filter_map(move |source| {
             let (room, rest) = source.modules.strip_prefix(folder)?.split_first()?;
@@ -178,7 +177,7 @@ impl<'a> Sources<'a> {
         files.map(|(_, room, _)| folder.iter().chain([room]).cloned().collect()).collect()
     }
 
-    /// Returns the imports among the rooms of a folder.
+    /// Returns the imports among the modules of a folder.
     fn uses(&self, folder: &[String]) -> Uses {
         let mut uses: Uses = self.inside(folder).map(|(_, room, _)| (room.clone(), BTreeMap::new())).collect();
         for (source, room, _) in self.inside(folder) {

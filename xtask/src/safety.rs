@@ -110,7 +110,7 @@ impl Report {
         &self.faults
     }
 
-    /// Returns the counts by crate, as text.
+    /// Returns the numbers of unsafe blocks, impls and functions of each crate, as text.
     pub(crate) fn table(&self) -> String {
         let width = self.crates.keys().map(String::len).max().unwrap_or(0).max("crate".len());
         let mut table = format!("{:width$}  blocks  impls  fns  argued\n", "crate");
@@ -235,7 +235,7 @@ impl Site {
 }
 
 /// Collects every `unsafe` in `tokens`. `outer` is the first line of the surrounding statement, if
-/// the tokens are a part of one.
+/// the tokens are a part of a statement.
 fn collect(tokens: TokenStream, outer: Option<usize>, of_trait: bool, sites: &mut Vec<Site>) {
     let tokens: Vec<TokenTree> = tokens.into_iter().collect();
     let mut statement = None;

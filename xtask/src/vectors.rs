@@ -86,7 +86,7 @@ fn kernels(assembly: &str) -> Vec<Kernel> {
     kernels
 }
 
-/// Returns whether a line is packed arithmetic whose result is narrower than a register.
+/// Returns whether a line is packed arithmetic whose result is shorter than 64 bytes.
 fn is_narrow(line: &str) -> bool {
     let Some((instruction, operands)) = line.trim().split_once('\t') else { return false };
     let packed_float = ["vadd", "vmul", "vmin", "vmax"].iter().any(|name| instruction.starts_with(name))

@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn longer_word_or_path_is_not_a_fault() {
+    fn forbidden_word_inside_a_longer_word_or_path_is_allowed() {
         assert_eq!(faults("a.rs", concat!("my_to", "do!()")), []);
         assert_eq!(faults("a.md", concat!("https://host/wo", "rk/")), []);
         assert_eq!(faults("a.md", concat!("target/wo", "rk/x")), []);

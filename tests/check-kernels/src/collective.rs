@@ -240,8 +240,8 @@ macro_rules! kernel {
     };
 }
 
-/// Defines three kernels for each element type. With a single kernel for all scopes the assembler
-/// would need several times as long.
+/// Defines three kernels for each element type. The assembler would need several times as long for
+/// a single kernel with all scopes.
 macro_rules! kernels {
     ($($t:ty, $operators:ident: $thread:ident, $warp:ident, $block:ident;)*) => {$(
         kernel!($thread, $t, "one thread", |c| {

@@ -295,8 +295,8 @@ macro_rules! kernel {
     };
 }
 
-/// Defines three kernels for each element type. With a single kernel for all scopes the assembler
-/// would need ten times as long.
+/// Defines three kernels for each element type. The assembler would need ten times as long for a
+/// single kernel with all scopes.
 macro_rules! kernels {
     ($($t:ty: $thread:ident, $warp:ident, $block:ident;)*) => {$(
         kernel!($thread, $t, "of single elements and by one thread", |rma| operands(rma).and_then(|()| thread_scope(rma)));

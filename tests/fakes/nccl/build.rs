@@ -1,5 +1,5 @@
-//! Gives the library its soname, and prevents its unloading because its threads outlive a
-//! `dlclose`.
+//! Sets the soname of the library, and prevents the unloading of the library, because its threads
+//! outlive a `dlclose`.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

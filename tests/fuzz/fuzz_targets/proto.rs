@@ -1,5 +1,5 @@
-//! Decodes arbitrary bytes as rendezvous messages: the decoder never panics, reads no more bytes
-//! than there are, and is canonical.
+//! Decodes arbitrary bytes as rendezvous messages. The decoder never panics, reads no more bytes
+//! than there are, and accepts only the bytes that encoding the message gives.
 
 #![no_main]
 

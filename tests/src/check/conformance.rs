@@ -1,8 +1,8 @@
 //! Cases of collectives around every threshold of an algorithm, and their comparison with the
 //! oracle.
 //!
-//! A case is the same on every PE, because all derive it from the same seed. Properties that differ
-//! among PEs (kinds of buffers, their alignment) are derived from the seed and the rank.
+//! All PEs derive the same cases from the same seed. Properties that differ among PEs (kinds of
+//! buffers, their alignment) are derived from the seed and the rank.
 
 use crate::check::ragged;
 use crate::data::calls::{self, Form, On, Root};
@@ -20,7 +20,8 @@ pub struct Case {
     pub form: Form,
     /// The reduction, if the collective reduces.
     pub op: ReduceOp,
-    /// The count of the collective, in elements. If parts differ in length, that of the longest.
+    /// The count of the collective, in elements. If parts differ in length, the count of the
+    /// longest part.
     pub count: usize,
     /// The kind of all buffers; `None` for a mixture.
     pub kind: Option<Kind>,
@@ -44,7 +45,10 @@ impl<T: Sample> Arenas<T> {
     /// If the heap is too small.
     pub fn new(world: &World, longest: usize) -> Self {
         let len = arena_len(longest);
-        Self { send: world.alloc(len).expect("a heap"), recv: world.alloc(len).expect("a heap") }
+        Self {
+            send: world.alloc(len).expect("the heap has enough memory"),
+            recv: world.alloc(len).expect("the heap has enough memory"),
+        }
     }
 
     /// Frees the memory. Collective.
@@ -52,12 +56,12 @@ impl<T: Sample> Arenas<T> {
     /// # Panics
     /// If the memory cannot be freed.
     pub fn release(self) {
-        self.send.release().expect("all release");
-        self.recv.release().expect("all release");
+        self.send.release().expect("all PEs release the memory");
+        self.recv.release().expect("all PEs release the memory");
     }
 }
 
-/// A rank that runs cases.
+/// Runs cases as one rank of a team.
 #[derive(Debug)]
 pub struct Bench<'a> {
     /// The team.
@@ -98,8 +102,8 @@ impl Bench<'_> {
         (self.team.my_rank().index(), self.team.size())
     }
 
-    /// Returns the source of this rank (empty in place), the destination, and the initial content
-    /// of the destination.
+    /// Returns the source of this rank (empty if the call is in place), the destination, and the
+    /// initial content of the destination.
     pub(crate) fn buffers<T: Sample>(
         &self,
         case: &Case,
@@ -240,8 +244,8 @@ impl Bench<'_> {
     }
 }
 
-/// Returns small and large counts for elements of `size` bytes among `n` ranks. They are around the
-/// thresholds at which data moves from the entry line to staged, eager and staging-area transfers.
+/// Returns small and large counts for elements of `size` bytes among `n` ranks. The counts are
+/// around the sizes at which the host backend chooses another algorithm.
 pub fn counts(form: Form, size: usize, n: usize) -> [Vec<usize>; 2] {
     let parts = if form.lens(1, n, true).0 == n && form.lens(1, n, false).0 == n { n } else { 1 };
     let around = |bytes: usize| {
@@ -308,7 +312,7 @@ fn cases(form: Form, op: ReduceOp, size: usize, n: usize, passes: usize, seed: u
 pub fn borders<T: Exact>(world: &World, seed: u64) {
     let n = world.n_pes();
     let arenas = Arenas::<T>::new(world, longest(size_of::<T>(), n));
-    let stream = world.stream().expect("a stream");
+    let stream = world.stream().expect("a stream can be created");
     let bench = Bench { team: world.team(), stream: &stream };
     let ops: Vec<ReduceOp> = ReduceOp::ALL.into_iter().filter(|op| op.accepts(T::DTYPE)).collect();
     let kinds = [None, Some(Kind::Symmetric), Some(Kind::Slice), Some(Kind::Buffer)];
@@ -341,7 +345,7 @@ fn longest(size: usize, n: usize) -> usize {
 fn elements<T: Sample>(world: &World, team: Option<&Team>, passes: usize, seed: u64) {
     let arenas = Arenas::<T>::new(world, longest(size_of::<T>(), world.n_pes()));
     if let Some(team) = team {
-        let stream = world.stream().expect("a stream");
+        let stream = world.stream().expect("a stream can be created");
         let bench = Bench { team, stream: &stream };
         moving(&bench, &arenas, passes, seed);
     }
@@ -359,7 +363,7 @@ fn moving<T: Sample>(bench: &Bench<'_>, arenas: &Arenas<T>, passes: usize, seed:
 fn numbers<T: Exact>(world: &World, team: Option<&Team>, passes: usize, seed: u64) {
     let arenas = Arenas::<T>::new(world, longest(size_of::<T>(), world.n_pes()));
     if let Some(team) = team {
-        let stream = world.stream().expect("a stream");
+        let stream = world.stream().expect("a stream can be created");
         let bench = Bench { team, stream: &stream };
         moving(&bench, &arenas, passes, seed);
         for form in Form::REDUCING {
@@ -391,7 +395,7 @@ pub fn team_of(world: &World, shape: &str) -> Option<Team> {
         "columns" => all.split_2d(2).map(|(_, column)| Some(column)),
         other => panic!("unknown shape of a team: {other}"),
     };
-    made.unwrap_or_else(|error| panic!("{shape}: {error}"))
+    made.unwrap_or_else(|error| panic!("team of shape {shape}: {error}"))
 }
 
 /// Runs a check in teams of these shapes, one after another. Each shape must contain every PE, and
@@ -404,7 +408,7 @@ pub fn in_teams(world: &World, shapes: &[&str], check: impl Fn(&Team)) {
         let team = team_of(world, shape).unwrap_or_else(|| panic!("the shape {shape} does not contain every PE"));
         check(&team);
         if *shape != "world" {
-            team.destroy().unwrap_or_else(|error| panic!("{shape}: {error}"));
+            team.destroy().unwrap_or_else(|error| panic!("team of shape {shape}: {error}"));
         }
     }
 }

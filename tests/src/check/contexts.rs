@@ -4,7 +4,7 @@
 use peerweave::{Buffer, Compare, Context, Error, Pe, PeerCause, Rank, Result, Strides, Symmetric, World};
 use std::time::{Duration, Instant};
 
-/// Makes every operation of a context on the rank to the right, and checks the results.
+/// Calls every operation of a context with the next rank as target, and checks the results.
 fn every_operation(world: &World, context: &Context) {
     let team = context.team();
     let n = team.size() as u32;
@@ -23,7 +23,7 @@ fn every_operation(world: &World, context: &Context) {
     context.atomic_add(&counters, 2, 40, right).unwrap();
     let old = context.atomic_fetch_add(&counters, 2, 2, right).unwrap();
     context.quiet().unwrap();
-    assert_eq!(old.wait().unwrap(), 40, "operations of a context run in their order");
+    assert_eq!(old.wait().unwrap(), 40, "operations of a context run in the order of the calls");
 
     // Checks the data from the left rank. After the signal, all data put before it has arrived.
     team.wait_until_blocking(&counters.signal(0).unwrap(), Compare::Eq, 3).unwrap();
@@ -72,7 +72,7 @@ pub fn quiet_is_of_its_own_context(world: &World) {
     free.p(&data, 1, 2, me).unwrap();
     free.quiet().unwrap();
     assert!(!wait.is_complete());
-    assert_eq!(data.to_vec().unwrap(), [0, 2], "the put of the other context waits behind the signal");
+    assert_eq!(data.to_vec().unwrap(), [0, 2], "the put of the other context must wait for the signal");
     free.signal(word.signal(0).unwrap().set(1), me).unwrap();
     held.quiet().unwrap();
     assert_eq!(data.to_vec().unwrap(), [1, 2]);
@@ -120,12 +120,13 @@ pub fn no_use_after_finalize(world: World) {
     }
 }
 
-/// The operations of a context that PEs repeat while one of them dies. Their target is the PE that
-/// dies, and another PE for `put_to_another`. Some change words, by the host or by a kernel. `wait`
-/// waits for the PE that dies.
+/// The operations of a context that PEs repeat until one PE dies. Their target is the PE that dies,
+/// except for `put_to_another`. `put_signal` and `atomic` change words, by the host or by a kernel.
+/// `wait` waits for a word that no PE changes.
 pub const REPEATED: [&str; 7] = ["put", "put_to_another", "put_strided", "get", "put_signal", "atomic", "wait"];
 
-/// Repeats one of [`REPEATED`], each time with a quiet of the context, until one fails.
+/// Repeats one of [`REPEATED`], each time with a quiet of the context, until the operation or the
+/// quiet fails.
 fn repeat(context: &Context, how: &str, data: &Symmetric<u32>, words: &Symmetric<u64>, victim: Rank) -> Error {
     let one = Buffer::from(vec![1, 2]);
     let another = Rank::new((victim.get() + 1) % context.team().size() as u32);
@@ -153,7 +154,7 @@ fn repeat(context: &Context, how: &str, data: &Symmetric<u32>, words: &Symmetric
 }
 
 /// Checks that the quiet of a context names a PE that dies while all PEs use contexts. Every
-/// survivor must soon get that error, each time, and from other contexts too.
+/// survivor must get that error within 20 s, from each later quiet and from other contexts too.
 ///
 /// `victim` is the rank of the PE that dies. That PE calls `die`, which returns before the PE dies.
 /// This function returns on the survivors.
@@ -173,7 +174,7 @@ pub fn quiet_names_the_dead(world: &World, how: &str, victim: Rank, die: impl Fn
     if team.my_rank() == victim {
         die();
         let how = if how == "wait" { "put" } else { how };
-        panic!("this PE did not die, and found: {}", repeat(&context, how, &data, &words, Rank::new(0)));
+        panic!("this PE was expected to die, but its operation returned: {}", repeat(&context, how, &data, &words, Rank::new(0)));
     }
     let victim_pe = Pe::new(victim.get());
     let is_named = |error: &Error| assert_eq!(error.blamed(), [victim_pe], "{how}: {error}");

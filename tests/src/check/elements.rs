@@ -34,7 +34,7 @@ struct Moments {
 #[repr(transparent)]
 struct Color([u8; 3]);
 
-/// An element type that has a value for each number.
+/// An element type whose values are made from numbers.
 trait Make: Element {
     fn make(number: u64) -> Self;
 }
@@ -215,7 +215,7 @@ fn collectives<T: Make>(world: &World, team: &Team, count: usize) {
         let length = counts.recv_counts[from];
         // The parts of the sender lie one after the other, each as long as `length`.
         let theirs: Vec<T> = (0..n).flat_map(|to| values(20 + to as u64, from, count)).collect();
-        assert_eq!(ragged[at..at + length], theirs[me * length..(me + 1) * length], "from {from}");
+        assert_eq!(ragged[at..at + length], theirs[me * length..(me + 1) * length], "part from rank {from}");
     }
 
     let is_root = team.my_rank() == root;
@@ -316,17 +316,17 @@ pub fn combine_and_stride(world: &World, team: &Team, counts: &[usize]) {
         let expected: Vec<Largest> = (0..count).map(|index| best(n, index)).collect();
         let mut found = vec![Largest::zeroed(); count];
         team.all_reduce_with_blocking(&mine, &mut found, &larger).unwrap();
-        assert_eq!(found, expected, "all_reduce_with of {count}");
+        assert_eq!(found, expected, "all_reduce_with of {count} elements");
         let (x, y) = (world.alloc::<Largest>(count).unwrap(), world.alloc::<Largest>(count).unwrap());
         x.copy_from(&mine).unwrap();
         team.all_reduce_with_blocking(&x, &y, &larger).unwrap();
-        assert_eq!(y.to_vec().unwrap(), expected, "symmetric all_reduce_with of {count}");
+        assert_eq!(y.to_vec().unwrap(), expected, "all_reduce_with of {count} elements of symmetric memory");
         team.scan_with_blocking(&mine, &mut found, &larger).unwrap();
-        assert!((0..count).all(|index| found[index] == best(me + 1, index)), "scan_with of {count}");
+        assert!((0..count).all(|index| found[index] == best(me + 1, index)), "scan_with of {count} elements has a wrong result");
         let root = Rank::new(n as u32 - 1);
         let is_root = team.my_rank() == root;
         team.reduce_with_blocking(&mine, is_root.then_some(&mut found), &larger, root).unwrap();
-        assert!(!is_root || found == expected, "reduce_with of {count}");
+        assert!(!is_root || found == expected, "reduce_with of {count} elements has a wrong result");
         team.barrier_blocking().unwrap();
         x.release().unwrap();
         y.release().unwrap();
@@ -375,7 +375,7 @@ pub fn refuse(world: &World) {
         (refused::<Moments>(team, ReduceOp::PreMulSum), ReduceOp::PreMulSum, "Moments"),
     ] {
         let MisuseKind::ElementReduction { op: of, element } = found else { panic!("{found:?}") };
-        assert!(of == op && element.ends_with(name), "{of} of {element}");
+        assert!(of == op && element.ends_with(name), "the error is about {of} of {element}, expected {op} of {name}");
     }
     let too_many = world.alloc::<[u64; 1000]>(usize::MAX / 1000).unwrap_err();
     assert!(matches!(too_many.misuse(), Some(MisuseKind::Value { argument: "count", .. })), "{too_many}");

@@ -29,30 +29,36 @@ pub fn in_rank_order(world: &World, team: &Team, counts: &[usize]) {
         let mut private = vec![0; count];
         team.all_reduce_with_blocking(&mine, &mut private, &function).unwrap();
         team.all_reduce_with(&stream, &a, &b, &function).unwrap().wait().unwrap();
-        assert!(private == expected(n) && b.to_vec().unwrap() == expected(n), "all_reduce_with of {count}");
+        assert!(
+            private == expected(n) && b.to_vec().unwrap() == expected(n),
+            "all_reduce_with of {count} elements has a wrong result"
+        );
         team.barrier_blocking().unwrap();
         team.scan_with_blocking(&mine, &mut private, &function).unwrap();
         team.scan_with(&stream, &a, &b, &function).unwrap().wait().unwrap();
-        assert!(private == expected(me + 1) && b.to_vec().unwrap() == expected(me + 1), "scan_with of {count}");
+        assert!(
+            private == expected(me + 1) && b.to_vec().unwrap() == expected(me + 1),
+            "scan_with of {count} elements has a wrong result"
+        );
         private.fill(7);
         b.fill(7).unwrap();
         let before = if me == 0 { vec![7; count] } else { expected(me) };
         team.exclusive_scan_with_blocking(&mine, &mut private, &function).unwrap();
         team.exclusive_scan_with(&stream, &a, &b, &function).unwrap().wait().unwrap();
-        assert!(private == before && b.to_vec().unwrap() == before, "exclusive_scan_with of {count}");
+        assert!(private == before && b.to_vec().unwrap() == before, "exclusive_scan_with of {count} elements has a wrong result");
         let root = Rank::new(n as u32 - 1);
         private.fill(7);
         team.reduce_with_blocking(&a, &mut private, &function, root).unwrap();
         let reduced = if team.my_rank() == root { expected(n) } else { vec![7; count] };
-        assert!(private == reduced, "reduce_with of {count}");
+        assert!(private == reduced, "reduce_with of {count} elements has a wrong result");
         a.release().unwrap();
         b.release().unwrap();
     }
     elements_of_several_values(team);
 }
 
-/// Checks elements of 3 values of 2 bytes, so that no part is a whole number of words. Also checks
-/// sums, scans and gathered parts of pairs of floats.
+/// Checks elements of 6 bytes (3 values of 2 bytes), of which no part is a whole number of words.
+/// Also checks sums, scans and gathered parts of pairs of floats.
 fn elements_of_several_values(team: &Team) {
     let (n, me) = (team.size(), team.my_rank().index());
     let longest = ReduceFn::new(|a: [i16; 3], b: [i16; 3]| if b[0] > a[0] { b } else { a });
@@ -91,7 +97,7 @@ pub fn another_call_is_noticed(team: &Team) {
     assert!(team.size() == 1 || matches!(odd, Err(Error::Mismatch(_))), "{odd:?}");
 }
 
-/// Compares strided all-to-alls.
+/// Compares strided all-to-alls with the expected elements.
 ///
 /// # Panics
 /// If an element is not in its place, or an element between the strided ones has changed.
@@ -124,8 +130,8 @@ fn strided_of<T: Exact>(world: &World, team: &Team, counts: &[usize]) {
             team.all_to_all_strided(&stream, &a, &b, strides).unwrap().wait().unwrap();
             let symmetric = b.slice(..expected.len()).unwrap().to_vec().unwrap();
             let bits = |list: &[T]| list.iter().map(|x| x.bits()).collect::<Vec<_>>();
-            assert!(bits(&private) == bits(&expected), "{} private, {strides:?}", T::DTYPE);
-            assert!(bits(&symmetric) == bits(&expected), "{} symmetric, {strides:?}", T::DTYPE);
+            assert!(bits(&private) == bits(&expected), "{} in private memory, {strides:?}: the result is wrong", T::DTYPE);
+            assert!(bits(&symmetric) == bits(&expected), "{} in symmetric memory, {strides:?}: the result is wrong", T::DTYPE);
             a.release().unwrap();
             b.release().unwrap();
         }

@@ -8,7 +8,7 @@ const HOME: Rank = Rank::new(0);
 const LONG: Duration = Duration::from_secs(60);
 
 /// Adds 1 to both elements at `home`. The caller must hold the lock. The elements differ only while
-/// a holder changes them. Returns their previous value.
+/// a holder changes them. Returns the previous value of the elements.
 ///
 /// # Panics
 /// If the elements differ, because another PE holds the lock too.
@@ -82,9 +82,9 @@ pub fn waiters_take_turns(world: &World, turns: usize) {
     for turn in 0..turns {
         let guard = first.take().unwrap_or_else(|| lock.lock().unwrap());
         let number = step(world, &pair, HOME) as usize;
-        assert_eq!(number, turn * n + me, "turn {turn}");
+        assert_eq!(number, turn * n + me, "number of earlier acquisitions of the lock, in turn {turn} of this PE");
         let due = if turn + 1 < turns { n - 1 } else { n - 1 - me };
-        until("the others wait", || lock.waiters().unwrap().len() == due);
+        until("the other PEs wait for the lock", || lock.waiters().unwrap().len() == due);
         guard.unlock().unwrap();
     }
     drop(first);
@@ -169,7 +169,7 @@ pub fn holder_that_leaves_is_named(world: World, due: PeerCause) {
 pub fn no_use_after_finalize(world: World) {
     let (lock, held) = (world.alloc_lock().unwrap(), world.alloc_lock().unwrap());
     let mine = (world.my_pe().get() == 0).then(|| (held.lock().unwrap(), lock.lock().unwrap()));
-    assert_eq!(world.finalize().unwrap().leaked.len(), 2, "the locks were not released");
+    assert_eq!(world.finalize().unwrap().leaked.len(), 2, "expected two leaked locks, because they were not released");
     let refused = |done: Result<(), Error>, call: &str| {
         let text = done.unwrap_err().to_string();
         assert_eq!(text, format!("{call}: the world was finalized"));

@@ -194,7 +194,7 @@ fn expected<T: Value, Y: Value>(case: &Case, batches: &[Batch<T>], me: usize) ->
     found
 }
 
-/// Symmetric memory of a test, to be released together.
+/// The symmetric memory of a test, which is released as a whole.
 struct Memory<'a> {
     world: &'a World,
     all: Vec<Symmetric<u8>>,
@@ -229,7 +229,7 @@ fn filled<T: Element>(memory: &Symmetric<T>, content: &[T]) -> Result<Symmetric<
 /// As for the calls.
 ///
 /// # Panics
-/// If something differs from the plain computation.
+/// If a result differs from the plain computation.
 pub fn exchange<T: Value, Y: Value + Output>(world: &World, case: &Case, calls: usize) -> Result<()> {
     let (me, ranks) = (world.my_pe().index(), world.n_pes());
     let (stream, mut memory) = (world.stream()?, Memory::new(world));
@@ -344,7 +344,7 @@ pub fn calls_without_waits(world: &World, launch: Option<[u32; 2]>) -> Result<()
 /// If a row is wrong.
 pub fn two_exchanges(world: &World, launch: Option<[u32; 2]>) -> Result<()> {
     let me = world.my_pe().get();
-    let team = world.team().split(Some(u64::from(me % 2)), 0)?.expect("a color was given");
+    let team = world.team().split(Some(u64::from(me % 2)), 0)?.expect("a rank that passes a color gets a team");
     let (stream, mut memory) = (world.stream()?, Memory::new(world));
     let shape = launched(Shape::new(4, 2, 8, 3), launch);
     let mut first = Moe::<f32, f32>::new(world, &team, &stream, shape)?;
@@ -361,7 +361,7 @@ pub fn two_exchanges(world: &World, launch: Option<[u32; 2]>) -> Result<()> {
     first.dispatch_receive(&Received { rows: &one, scales: None, offsets: &one_offsets })?;
     stream.synchronize()?;
     assert_eq!(one_offsets.to_vec()?, if me < 2 { [0, 2, 2] } else { [0, 0, 2] });
-    assert_eq!((one.load(0)?, one.load(8)?), ((me % 2) as f32, (me % 2 + 2) as f32), "the PEs of the team");
+    assert_eq!((one.load(0)?, one.load(8)?), ((me % 2) as f32, (me % 2 + 2) as f32), "rows come from the PEs of the team");
     let all = if me == 0 || me == 3 { 4 } else { 0 };
     assert_eq!(two_offsets.to_vec()?, [0, all]);
     for pe in 0..all as usize {

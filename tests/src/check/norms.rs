@@ -332,9 +332,9 @@ impl Place<'_> {
 fn of_a_type<T: Real>(world: &World, team: Option<&Team>, shapes: &[(usize, usize)], seed: u64) {
     let most = |of: &dyn Fn(&(usize, usize)) -> usize| shapes.iter().map(of).max().unwrap_or(1).max(1);
     let arenas = Arenas::<T>::new(world, most(&|shape| shape.0 * shape.1), most(&|shape| shape.1), most(&|shape| shape.0));
-    let arenas = arenas.expect("room on the heap");
+    let arenas = arenas.expect("the heap has enough memory");
     if let Some(team) = team {
-        let stream = world.stream().expect("a stream");
+        let stream = world.stream().expect("a stream can be created");
         for (number, &(rows, hidden)) in shapes.iter().enumerate() {
             let given = Given::<T>::new(team, rows, hidden, seed + number as u64);
             let digest = Cell::new(0);
@@ -354,16 +354,17 @@ fn of_a_type<T: Real>(world: &World, team: Option<&Team>, shapes: &[(usize, usiz
                 place.check_quantized(&what, &given, &arenas, &arenas.bytes);
             }
             let (mut least, mut most) = (digest.get(), digest.get());
-            team.all_reduce_in_place_blocking(&mut least, ReduceOp::Min).expect("all compare");
-            team.all_reduce_in_place_blocking(&mut most, ReduceOp::Max).expect("all compare");
+            team.all_reduce_in_place_blocking(&mut least, ReduceOp::Min).expect("all ranks compare their digests");
+            team.all_reduce_in_place_blocking(&mut most, ReduceOp::Max).expect("all ranks compare their digests");
             assert_eq!(least, most, "{rows} rows of {hidden} {}: ranks have different bits", T::DTYPE);
         }
     }
-    arenas.release().expect("all release");
+    arenas.release().expect("all PEs release the memory");
 }
 
-/// Makes calls of every element type with these shapes (rows, elements of a row), in every form, on
-/// buffers of every kind. Collective over the world: PEs that are not in the team pass `None`.
+/// Makes calls of every element type with these shapes (rows, elements of a row), in place or not,
+/// quantised or not, on buffers of every kind. Collective over the world: PEs that are not in the
+/// team pass `None`.
 ///
 /// # Panics
 /// If a result is wrong, or ranks have different bits.
@@ -405,6 +406,7 @@ pub fn mismatches_are_errors(world: &World) {
         };
         is_mismatch("without a norm", done);
         assert!(residual.iter().all(|x| *x == 0.0), "a call that failed changed the residual");
-        team.all_reduce_rms_norm_blocking(&input, &mut residual, &mut output, norm).expect("the team is usable");
+        team.all_reduce_rms_norm_blocking(&input, &mut residual, &mut output, norm)
+            .expect("the team stays usable after a mismatch");
     }
 }

@@ -13,7 +13,7 @@ pub fn neighbour(team: &Team, distance: usize) -> Rank {
 }
 
 /// Checks every type in a team. PEs that are not in the team pass `None`. `lens` has the numbers of
-/// elements of the buffers, which are reduced to those that fit into `bytes` bytes.
+/// elements of the buffers; each is limited to the number that fits into `bytes` bytes.
 ///
 /// # Panics
 /// If a result is wrong.
@@ -43,8 +43,8 @@ pub fn every_type(world: &World, team: Option<&Team>, lens: &[usize], bytes: usi
 
 fn moves<T: Sample>(world: &World, team: Option<&Team>, lens: &[usize], bytes: usize) {
     let longest = bytes / size_of::<T>();
-    let arenas = [0; 3].map(|_| world.alloc::<T>(arena_len(longest)).expect("a heap"));
-    let stream = world.stream().expect("a stream");
+    let arenas = [0; 3].map(|_| world.alloc::<T>(arena_len(longest)).expect("the heap has enough memory"));
+    let stream = world.stream().expect("a stream can be created");
     if let Some(team) = team {
         let me = team.my_rank().index();
         for (i, len) in lens.iter().map(|len| *len.min(&longest)).enumerate() {
@@ -98,7 +98,7 @@ fn moves<T: Sample>(world: &World, team: Option<&Team>, lens: &[usize], bytes: u
         }
     }
     for arena in arenas {
-        arena.release().expect("all release");
+        arena.release().expect("all PEs release the memory");
     }
 }
 

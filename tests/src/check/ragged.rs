@@ -30,7 +30,7 @@ fn parts(case: &Case, n: usize, rank: usize) -> Parts {
     Parts { counts, offsets }
 }
 
-/// Runs a case of a form with parts.
+/// Runs a case whose parts differ in length among ranks.
 ///
 /// # Panics
 /// If the result differs from the oracle's, or a byte outside the result changed.

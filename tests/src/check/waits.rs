@@ -58,9 +58,15 @@ pub fn of_a_type<T: WaitElement>(world: &World, team: &Team) {
             assert_eq!(team.test_some(&words, None, compare, *value).unwrap(), expected, "{case}");
             let any = team.test_any(&words, None, compare, *value).unwrap();
             assert_eq!(any.is_some(), !expected.is_empty(), "{case}");
-            assert!(any.is_none_or(|index| expected.contains(&index)), "{case}: {any:?}");
+            assert!(
+                any.is_none_or(|index| expected.contains(&index)),
+                "{case}: test_any returned {any:?}, expected one of {expected:?}"
+            );
             let excluded: Vec<bool> = (0..numbers.len()).map(|index| !holds(index)).collect();
-            assert!(team.test_all(&words, Some(&excluded), compare, *value).unwrap(), "{case}");
+            assert!(
+                team.test_all(&words, Some(&excluded), compare, *value).unwrap(),
+                "{case}: test_all failed for the words that satisfy the comparison"
+            );
             for index in 0..numbers.len() {
                 assert_eq!(team.test((&words, index), compare, *value).unwrap(), holds(index), "{case}, word {index}");
             }
@@ -134,7 +140,10 @@ pub fn any_is_fair(world: &World, team: &Team) {
             let due = if name == "wait_until_any" { count - 1 } else { count };
             let mut found = vec![0u32; count];
             (0..20 * count).for_each(|_| found[call()] += 1);
-            assert!(found[..due].iter().all(|&times| times > 0), "{name} of {count} words: {found:?}");
+            assert!(
+                found[..due].iter().all(|&times| times > 0),
+                "{name} of {count} words returned each word this often: {found:?}, expected at least once"
+            );
             assert!(found[due..].iter().all(|&times| times == 0), "{name} returned an excluded word: {found:?}");
         }
         words.release().unwrap();

@@ -1,13 +1,13 @@
 //! Calls a collective by its name, with the same arguments for every kind of memory, on the calling
 //! thread or on a stream.
 //!
-//! `conformance` decides which calls are made with which arguments.
+//! Module `conformance` decides which calls are made with which arguments.
 
 use crate::data::memory::{Mem, Store};
 use crate::data::sample::{Exact, Sample};
 use peerweave::{Parts, Rank, Reduction, Result, Stream, Team, Ticket, VectorCounts, none};
 
-/// Every form of every collective that takes memory.
+/// Every collective that takes memory, in every form: out of place, in place, with parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are those of the calls")]
 pub enum Form {
@@ -220,7 +220,7 @@ pub fn ended<R>(submitted: Result<Ticket<R>>) -> Result<R> {
     submitted?.wait()
 }
 
-/// Makes a collective that reduces. The buffer of an in-place form is `recv`.
+/// Calls a collective that reduces. The buffer of an in-place form is `recv`.
 ///
 /// # Errors
 /// As for the call.
@@ -267,7 +267,7 @@ pub fn reduction<T: Exact>(
     }
 }
 
-/// Makes a collective that only moves elements, like [`reduction`].
+/// Calls a collective that only moves elements, like [`reduction`].
 ///
 /// # Errors
 /// As for the call.
@@ -306,7 +306,7 @@ pub fn movement<T: Sample>(form: Form, team: &Team, on: On<'_>, send: &Mem<T>, r
     }
 }
 
-/// Makes an all-to-all-v, in place if `form` is in place.
+/// Calls all-to-all-v, in place if `form` is in place.
 ///
 /// # Errors
 /// As for the call.
@@ -326,7 +326,7 @@ pub fn vector<T: Sample>(
     }
 }
 
-/// Makes a collective whose parts differ in length among ranks, like [`movement`].
+/// Calls a collective whose parts differ in length among ranks, like [`movement`].
 ///
 /// # Errors
 /// As for the call.

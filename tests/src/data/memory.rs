@@ -68,9 +68,9 @@ impl<T: Sample> Mem<T> {
             (0..GUARD).map(guard).chain(contents.iter().copied()).chain((0..GUARD).map(|i| guard(i + GUARD))).collect();
         let store = match kind {
             Kind::Symmetric => {
-                let all = arena.slice(shift..shift + guarded.len()).expect("a large arena");
-                all.copy_from(&guarded).expect("live memory");
-                Store::Symmetric { inner: all.slice(GUARD..GUARD + len).expect("inside"), all }
+                let all = arena.slice(shift..shift + guarded.len()).expect("the arena is long enough");
+                all.copy_from(&guarded).expect("the memory is live");
+                Store::Symmetric { inner: all.slice(GUARD..GUARD + len).expect("the range is inside the memory"), all }
             }
             Kind::Slice => {
                 let all = std::iter::repeat_n(T::default(), shift).chain(guarded).collect();
@@ -78,8 +78,8 @@ impl<T: Sample> Mem<T> {
             }
             Kind::Buffer => {
                 let whole: Buffer<T> = std::iter::repeat_n(T::default(), shift).chain(guarded).collect();
-                let all = whole.slice(shift..).expect("inside");
-                Store::Buffer { inner: all.slice(GUARD..GUARD + len).expect("inside"), all }
+                let all = whole.slice(shift..).expect("the range is inside the memory");
+                Store::Buffer { inner: all.slice(GUARD..GUARD + len).expect("the range is inside the memory"), all }
             }
         };
         Self { store, len }
@@ -91,7 +91,7 @@ impl<T: Sample> Mem<T> {
     /// An error that names a guard element that changed.
     pub fn contents(&self) -> Result<Vec<T>, String> {
         let mut all = match &self.store {
-            Store::Symmetric { all, .. } => all.to_vec().expect("live memory"),
+            Store::Symmetric { all, .. } => all.to_vec().expect("the memory is live"),
             Store::Slice { all, shift } => all[*shift..].to_vec(),
             Store::Buffer { all, .. } => all.to_vec(),
         };

@@ -77,8 +77,8 @@ macro_rules! exact_integer {
                 match op {
                     ReduceOp::Sum => sum(),
                     ReduceOp::Prod => all.fold(1, <$t>::wrapping_mul),
-                    ReduceOp::Min => all.min().expect("a rank"),
-                    ReduceOp::Max => all.max().expect("a rank"),
+                    ReduceOp::Min => all.min().expect("there is at least one rank"),
+                    ReduceOp::Max => all.max().expect("there is at least one rank"),
                     ReduceOp::Avg => sum() / elements.len() as $t,
                     ReduceOp::PreMulSum => all.zip(scalars).fold(0, |sum: $t, (x, &scalar)| sum.wrapping_add(x.wrapping_mul(scalar))),
                     ReduceOp::And => all.fold(!0, |x, y| x & y),
@@ -106,8 +106,8 @@ macro_rules! exact_float {
                     ReduceOp::Sum => sum(),
                     ReduceOp::Prod => all.fold(1.0, |x, y| x * y),
                     // `min` and `max` ignore NaNs unless all elements are NaN, as reductions do.
-                    ReduceOp::Min => all.reduce(<$wide>::min).expect("a rank"),
-                    ReduceOp::Max => all.reduce(<$wide>::max).expect("a rank"),
+                    ReduceOp::Min => all.reduce(<$wide>::min).expect("there is at least one rank"),
+                    ReduceOp::Max => all.reduce(<$wide>::max).expect("there is at least one rank"),
                     ReduceOp::Avg => sum() / elements.len() as $wide,
                     ReduceOp::PreMulSum => all.zip(scalars).fold(0.0, |sum, (x, &scalar)| sum + x * $widen(scalar)),
                     other => panic!("{other} is not defined for floats"),
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reductions_of_few_elements_match_results_by_hand() {
+    fn reductions_match_results_that_are_computed_by_hand() {
         assert_eq!(i8::combine(ReduceOp::Sum, &[100, 100], &[]), -56);
         assert_eq!(i32::combine(ReduceOp::Avg, &[-3, -4], &[]), -3);
         assert_eq!(u8::combine(ReduceOp::Xor, &[0b101, 0b110], &[]), 0b011);

@@ -31,7 +31,8 @@ mod kernels {
 pub type Act<'a> = Box<dyn FnMut() -> Result<()> + 'a>;
 
 /// Returns a repeatable operation by its name: a kind, and for some kinds the number of bytes and
-/// `symmetric` or `private`, separated by colons. The other kinds are the names of [`Form`].
+/// `symmetric` or `private`, separated by colons. A kind is a name in this function or the name of
+/// a [`Form`].
 ///
 /// # Errors
 /// The errors of the allocations that the operation needs.
@@ -44,7 +45,7 @@ pub fn act<'a>(world: &'a World, name: &str) -> Result<Act<'a>> {
     let (right, left) = (Rank::new(((me + 1) % n) as u32), Rank::new(((me + n - 1) % n) as u32));
     let mut parts = name.split(':');
     let kind = parts.next().unwrap_or_default();
-    let bytes: usize = parts.next().map_or(0, |bytes| bytes.parse().expect("bytes"));
+    let bytes: usize = parts.next().map_or(0, |bytes| bytes.parse().expect("the second part of the name is a number of bytes"));
     let place = parts.next().unwrap_or_default();
     Ok(match kind {
         "alloc" => Box::new(move || world.alloc_zeroed::<u8>(bytes)?.release()),
@@ -198,7 +199,9 @@ pub fn act<'a>(world: &'a World, name: &str) -> Result<Act<'a>> {
         }
         form => {
             let reducing = Form::REDUCING.into_iter().find(|known| format!("{known:?}") == form);
-            let form = reducing.or_else(|| Form::MOVING.into_iter().find(|known| format!("{known:?}") == form)).expect("a form");
+            let form = reducing
+                .or_else(|| Form::MOVING.into_iter().find(|known| format!("{known:?}") == form))
+                .expect("the kind is the name of a form");
             let count = bytes / 4;
             let root = Root { rank: Rank::new(1), others_pass_none: false };
             let (send_len, recv_len) = form.lens(count, n, me == 1);

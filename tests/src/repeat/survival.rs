@@ -23,7 +23,7 @@ impl Survival {
         Self { world, first, failures: Vec::new() }
     }
 
-    /// Shrinks the world to the survivors, and records the failure that preceded this.
+    /// Records the failure `because`, and shrinks the world to the survivors.
     ///
     /// # Errors
     /// As for [`World::shrink`].

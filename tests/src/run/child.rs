@@ -1,7 +1,7 @@
 //! Starts PEs that are processes, reads their output, kills them, and waits until they end.
 //!
-//! A PE's standard output is a protocol of lines between the PE and its scenario; its standard
-//! error is kept for the report of a failure.
+//! A PE's standard output is a protocol of lines between the PE and the test that started the PE.
+//! Its standard error is kept for the report of a failure.
 
 use crate::run::harness::PROGRAM;
 use crate::run::job::{ARGS, Job, MARK};
@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A running job of processes. Dropping it kills all of them.
+/// A running job of processes. Dropping the value kills all processes of the job.
 #[derive(Debug)]
 pub struct Running {
     server: Option<Server>,
@@ -43,18 +43,19 @@ impl Running {
     /// # Panics
     /// If a process cannot be started.
     pub fn start(job: &Job) -> Self {
-        let token = Token::random().expect("random numbers");
-        let endpoint = Endpoint::random_unix().expect("random numbers");
+        let token = Token::random().expect("the system has random numbers");
+        let endpoint = Endpoint::random_unix().expect("the system has random numbers");
         let Endpoint::Unix(socket) = &endpoint else { unreachable!("it is a Unix socket") };
         let (socket, mark) = (socket.clone(), format!("mark-of-{socket}"));
-        let n_pes = u32::try_from(job.n_pes).expect("few PEs");
+        let n_pes = u32::try_from(job.n_pes).expect("the number of PEs fits 32 bits");
         let directory = leftovers::directory(&socket);
-        std::fs::create_dir(&directory).expect("a directory for temporary files");
-        let server = Server::bind(&endpoint, token, n_pes, ServerOptions::default()).expect("a server");
+        std::fs::create_dir(&directory).expect("a directory for temporary files can be created");
+        let server =
+            Server::bind(&endpoint, token, n_pes, ServerOptions::default()).expect("the rendezvous server can be started");
         let pes = (0..n_pes)
             .map(|pe| {
                 let place = bootstrap::Job::on_one_machine(pe, n_pes, server.endpoint().clone(), token);
-                let program = std::env::current_exe().expect("this program");
+                let program = std::env::current_exe().expect("the path of this program is known");
                 let mut command = match job.wrapper.split_first() {
                     None => Command::new(program),
                     Some((first, rest)) => {
@@ -141,9 +142,9 @@ impl Running {
     /// # Panics
     /// If the PE was already reaped.
     pub fn signal(&self, pe: usize, signal: Signal) {
-        assert!(self.pes[pe].ended.is_none(), "PE {pe} has ended");
+        assert!(self.pes[pe].ended.is_none(), "PE {pe} has ended, expected a running PE to signal");
         // The PE may be a zombie by now. A zombie accepts signals too.
-        kill_process(Pid::from_child(&self.pes[pe].child), signal).expect("a child of this process");
+        kill_process(Pid::from_child(&self.pes[pe].child), signal).expect("the PE is a child of this process");
     }
 
     /// Waits until a PE ends that was killed or kills itself. Reports the loss to the rendezvous,
@@ -224,9 +225,9 @@ impl Drop for Running {
 impl Process {
     fn start(mut command: Command) -> Self {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().expect("a process");
+        let mut child = command.spawn().expect("the process of a PE can be started");
         let (said, lines) = channel();
-        let stdout = BufReader::new(child.stdout.take().expect("it is piped"));
+        let stdout = BufReader::new(child.stdout.take().expect("the output is a pipe"));
         thread::spawn(move || {
             for line in stdout.lines().map_while(Result::ok) {
                 if said.send((Instant::now(), line)).is_err() {
@@ -235,7 +236,7 @@ impl Process {
             }
         });
         let stderr = Arc::new(Mutex::new(String::new()));
-        let (mut from, to) = (child.stderr.take().expect("it is piped"), stderr.clone());
+        let (mut from, to) = (child.stderr.take().expect("the output is a pipe"), stderr.clone());
         thread::spawn(move || {
             let mut block = [0; 4096];
             while let Ok(count @ 1..) = from.read(&mut block) {
@@ -248,7 +249,7 @@ impl Process {
 
     fn try_wait(&mut self) -> Option<ExitStatus> {
         if self.ended.is_none() {
-            self.ended = self.child.try_wait().expect("a child of this process");
+            self.ended = self.child.try_wait().expect("the PE is a child of this process");
         }
         self.ended
     }

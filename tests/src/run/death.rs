@@ -1,11 +1,11 @@
-//! The death of a PE by SIGKILL. The PE cannot notify the others of its death.
+//! The death of a PE by SIGKILL. The PE cannot notify the other PEs of its death.
 
 use rustix::process::{Signal, getpid, kill_process};
 use std::time::{Duration, Instant};
 
 /// Kills this process.
 pub fn die() -> ! {
-    kill_process(getpid(), Signal::KILL).expect("this process");
+    kill_process(getpid(), Signal::KILL).expect("this process can kill itself");
     // The delivery of the signal may take a moment.
     loop {
         std::thread::park();

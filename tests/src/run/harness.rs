@@ -1,8 +1,8 @@
 //! Implements the main function of a test binary whose PEs are copies of itself.
 //!
-//! Without [`PROGRAM`] in its environment the binary runs scenarios one after another, like the
-//! standard harness, and accepts the arguments of `cargo test` and `cargo nextest`. With
-//! [`PROGRAM`], the binary is one PE: it runs that program, and exits.
+//! Without [`PROGRAM`] in its environment the binary runs its tests, called scenarios, one after
+//! another, like the standard harness. It accepts the arguments of `cargo test` and `cargo
+//! nextest`. With [`PROGRAM`], the binary is one PE: it runs that program, and exits.
 
 use crate::run::job::Seat;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,7 +19,7 @@ pub const PROGRAM: &str = "PEERWEAVE_TEST_PROGRAM";
 /// Programs by name.
 pub type Programs = &'static [(&'static str, Program)];
 
-/// Scenarios by name.
+/// Scenarios (tests that start jobs) by name.
 pub type Scenarios = &'static [(&'static str, fn())];
 
 static PROGRAMS: OnceLock<Programs> = OnceLock::new();

@@ -31,8 +31,8 @@ pub struct Job {
 }
 
 impl Job {
-    /// Returns a job of `n_pes` PEs that run a program. Its deadline is so long that no wait should
-    /// reach it.
+    /// Returns a job of `n_pes` PEs that run a program. Its deadline is so long that only a wait
+    /// that hangs reaches it.
     pub fn new(program: &'static str, n_pes: usize) -> Self {
         Self {
             program,
@@ -90,7 +90,7 @@ impl Job {
     }
 
     /// Makes the job start each process with this command, which gets the path of the program as
-    /// its last argument.
+    /// the last argument.
     #[must_use]
     pub fn under(mut self, wrapper: &[&'static str]) -> Self {
         self.wrapper = wrapper.to_vec();
@@ -120,7 +120,7 @@ impl Job {
         options.heap_bytes = self.heap_bytes;
         let run = program(self.program);
         let ended = peerweave::host::on_threads(self.n_pes, &options, |world| run(&Seat::of_thread(world.into(), &self.args)));
-        ended.expect("shared memory");
+        ended.expect("the PEs can share memory");
     }
 
     /// Runs the job with processes as PEs, and waits until they end. Does nothing with
@@ -148,8 +148,10 @@ impl Job {
     /// If a PE fails in one of these runs.
     pub fn everywhere(&self) {
         if self.n_pes == 1 {
-            let world =
-                peerweave::World::builder().backend(noop::Noop::with_heap(0, 1, 256 << 20)).build().expect("it cannot fail");
+            let world = peerweave::World::builder()
+                .backend(noop::Noop::with_heap(0, 1, 256 << 20))
+                .build()
+                .expect("a world without communication can be created");
             program(self.program)(&Seat::of_thread(world, &self.args));
         }
         self.on_threads();
@@ -158,12 +160,12 @@ impl Job {
     }
 }
 
-/// The place of a PE in a job that the PE may not have joined yet.
+/// What a program gets to run as one PE: its arguments, and the means to join the job.
 #[derive(Debug)]
 pub struct Seat {
     /// The arguments from the scenario.
     pub args: String,
-    /// The world, if the PE is a thread. It exists before the PE joins.
+    /// The world, if the PE is a thread. The world exists before the PE joins.
     world: RefCell<Option<World>>,
 }
 
@@ -178,7 +180,8 @@ impl Seat {
     /// # Panics
     /// If the system does not support parent-death signals.
     pub fn of_process() -> Self {
-        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).expect("Linux has this");
+        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
+            .expect("Linux has parent-death signals");
         Self { args: std::env::var(ARGS).unwrap_or_default(), world: RefCell::new(None) }
     }
 
@@ -195,7 +198,7 @@ impl Seat {
     /// # Panics
     /// If this PE cannot join.
     pub fn join(&self) -> World {
-        self.try_join().expect("the job")
+        self.try_join().expect("this PE can join the job")
     }
 
     /// Returns the argument at `index`; spaces separate arguments.
@@ -216,8 +219,8 @@ pub fn say(line: impl std::fmt::Display) {
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
-/// Prints the outcome of this PE: "fine", or "lost" with the PEs that the error names and the
-/// error.
+/// Prints the outcome of this PE: "fine", or "lost" with the error and the PEs that the error
+/// names.
 pub fn say_outcome(outcome: peerweave::Result<()>) {
     match outcome {
         Ok(()) => say("fine"),

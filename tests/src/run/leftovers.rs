@@ -7,8 +7,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Returns the directory for temporary files of the job with this socket. If the directory is
-/// empty, it is removed with the job.
+/// Returns the directory for temporary files of the job with this socket. The directory is removed
+/// with the job if it is empty.
 pub fn directory(socket: &str) -> PathBuf {
     std::env::temp_dir().join(format!("{socket}-files"))
 }

@@ -4,8 +4,8 @@
 /// The variable that lists what the machine must have, such as `gpu:2,multicast`.
 pub const REQUIRE: &str = "PEERWEAVE_REQUIRE";
 
-/// Returns whether the machine has `what`, such as `gpu:2` for two GPUs. If the machine lacks
-/// `what`, prints that, and the scenario must return.
+/// Returns whether the machine has `what`, such as `gpu:2` for two GPUs. If not, prints that the
+/// scenario did not run; the scenario must then return.
 ///
 /// # Panics
 /// If the machine lacks `what` and `PEERWEAVE_REQUIRE` demands it.

@@ -2,8 +2,8 @@
 //! XINUSE state.
 
 /// The bits of XINUSE for upper halves: bit 2 for bits 128 to 255 of registers 0 to 15, and bit 6
-/// for bits 256 to 511 of these registers. SSE code cannot name registers 16 to 31 (bit 7), so it
-/// does not wait for them.
+/// for bits 256 to 511 of these registers. SSE code cannot name registers 16 to 31 (bit 7), so
+/// their state does not slow it down.
 #[cfg(target_arch = "x86_64")]
 const UPPER_HALVES: u32 = 1 << 2 | 1 << 6;
 
@@ -25,7 +25,8 @@ pub fn clean() {
     unsafe { std::arch::asm!("vzeroupper", options(nomem, nostack, preserves_flags)) };
 }
 
-/// Returns whether this processor has upper halves and reports their use. Tests this by using one.
+/// Returns whether this processor has upper halves and reports their use. Tests this by using an
+/// upper half.
 #[cfg(target_arch = "x86_64")]
 #[must_use]
 pub fn is_observable() -> bool {
@@ -42,20 +43,20 @@ pub fn is_observable() -> bool {
     !before && after
 }
 
-/// Returns false, because other processors have no upper halves.
+/// Returns false, because only x86-64 processors have upper halves.
 #[cfg(not(target_arch = "x86_64"))]
 #[must_use]
 pub fn is_observable() -> bool {
     false
 }
 
-/// Returns false, because other processors have no upper halves.
+/// Returns false, because only x86-64 processors have upper halves.
 #[cfg(not(target_arch = "x86_64"))]
 #[must_use]
 pub fn upper_halves_in_use() -> bool {
     false
 }
 
-/// Does nothing, because other processors have no upper halves.
+/// Does nothing, because only x86-64 processors have upper halves.
 #[cfg(not(target_arch = "x86_64"))]
 pub fn clean() {}

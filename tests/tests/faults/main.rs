@@ -65,8 +65,8 @@ fn all_lose(running: &mut Running, n_pes: usize, victim: usize, since: Instant, 
     running.succeed(others());
 }
 
-/// Runs `kill`, which returns when the victim has died, on a job, and asserts that all other PEs
-/// name the victim and leave nothing behind.
+/// Starts a job and calls `kill`, which returns when the victim has died. Asserts that all other
+/// PEs name the victim and leave nothing behind.
 fn victim_is_named(job: &Job, n_pes: usize, victim: usize, kill: impl FnOnce(&mut Running) -> Instant) {
     let before = Before::now();
     let mut running = job.start();
@@ -87,9 +87,9 @@ fn by_itself(running: &mut Running, n_pes: usize, victim: usize) -> Instant {
 
 // ---- before and during the rendezvous ----
 
-/// Argument: the PE that never joins.
+/// Joins on all PEs except one, which never joins. Argument: that PE.
 fn absent(seat: &Seat) {
-    let me: usize = std::env::var("PEERWEAVE_PE").expect("a PE").parse().expect("a number");
+    let me: usize = std::env::var("PEERWEAVE_PE").expect("this process is a PE").parse().expect("PEERWEAVE_PE is a number");
     if me == seat.arg::<usize>(0) {
         say("absent");
         sleep(Duration::from_secs(60));
@@ -108,9 +108,9 @@ fn errors_name_a_pe_killed_before_it_joins() {
     }
 }
 
-/// Arguments: the victim, and the microseconds after which it dies.
+/// Kills a PE while the PEs join. Arguments: the victim, and the microseconds after which it dies.
 fn joining(seat: &Seat) {
-    let me: usize = std::env::var("PEERWEAVE_PE").expect("a PE").parse().expect("a number");
+    let me: usize = std::env::var("PEERWEAVE_PE").expect("this process is a PE").parse().expect("PEERWEAVE_PE is a number");
     if me == seat.arg::<usize>(0) {
         die_in(seat.arg(1));
     }
@@ -134,8 +134,8 @@ fn errors_name_a_pe_killed_while_it_joins() {
 
 // ---- during an operation ----
 
-/// Arguments: the operation, the victim, and the microseconds after which the victim dies, `before`
-/// or `never`.
+/// Repeats an operation during which a PE dies. Arguments: the operation, the victim, and the
+/// microseconds after which the victim dies, `before` or `never`.
 fn stage(seat: &Seat) {
     let (name, victim, when): (String, usize, String) = (seat.arg(0), seat.arg(1), seat.arg(2));
     let run = |world: &World| -> Result<()> {
@@ -147,7 +147,7 @@ fn stage(seat: &Seat) {
             match when.as_str() {
                 "before" => die(),
                 "never" => {}
-                microseconds => die_in(microseconds.parse().expect("microseconds")),
+                microseconds => die_in(microseconds.parse().expect("the argument is a number of microseconds")),
             }
         }
         loop {
@@ -157,7 +157,7 @@ fn stage(seat: &Seat) {
     say_outcome(seat.try_join().and_then(|world| run(&world)));
 }
 
-/// Kills a PE once before the operation `name`, and `insides` times during the operation.
+/// Kills a PE once before the operation `name`, and in `insides` jobs during the operation.
 fn killed_around(name: &str, seed: u64, insides: u64) {
     for i in 0..=insides {
         let victim = (hash(&[seed, i]) % 3) as usize;
@@ -255,7 +255,8 @@ fn errors_name_a_pe_killed_in_sends_and_receives() {
     }
 }
 
-/// Arguments: the victim, and the microseconds after which it dies, or `before`.
+/// Kills a PE before or during finalize. Arguments: the victim, and the microseconds after which it
+/// dies, or `before`.
 fn finalizing(seat: &Seat) {
     let (victim, when): (usize, String) = (seat.arg(0), seat.arg(1));
     let world = seat.join();
@@ -264,7 +265,7 @@ fn finalizing(seat: &Seat) {
     if world.my_pe().index() == victim {
         match when.as_str() {
             "before" => die(),
-            microseconds => die_in(microseconds.parse().expect("microseconds")),
+            microseconds => die_in(microseconds.parse().expect("the argument is a number of microseconds")),
         }
     }
     say_outcome(world.finalize().map(drop));
@@ -282,8 +283,11 @@ fn finalize_errors_name_a_pe_killed_during_finalize() {
         for pe in (0..3).filter(|&pe| pe != victim) {
             let (at, line) = running.timed_line(pe);
             // A PE succeeds if the victim had completed its part of finalize before it died.
-            assert!(line.starts_with(&format!("lost {victim} |")) || (line == "fine" && i >= 3), "PE {pe}: {line}");
-            assert!(at.saturating_duration_since(since) < SOON, "{line}");
+            assert!(
+                line.starts_with(&format!("lost {victim} |")) || (line == "fine" && i >= 3),
+                "PE {pe} reported `{line}`, expected the loss of PE {victim}"
+            );
+            assert!(at.saturating_duration_since(since) < SOON, "PE {pe} reported later than {SOON:?}: `{line}`");
         }
         running.succeed((0..3).filter(|&pe| pe != victim));
     }
@@ -291,7 +295,7 @@ fn finalize_errors_name_a_pe_killed_during_finalize() {
 
 // ---- PEs that leave or stop ----
 
-/// Arguments: the PE that leaves, and how it leaves.
+/// Makes a PE leave while the other PEs reduce. Arguments: the PE that leaves, and how it leaves.
 #[expect(clippy::zombie_processes, reason = "a child that outlives its parent is what is tested")]
 fn leaving(seat: &Seat) {
     let (victim, how): (usize, String) = (seat.arg(0), seat.arg(1));
@@ -302,7 +306,7 @@ fn leaving(seat: &Seat) {
         say("ready");
         if world.my_pe().index() == victim {
             match how.as_str() {
-                "panic" => panic!("on purpose"),
+                "panic" => panic!("this PE panics on purpose"),
                 "return" => return Ok(()),
                 "exit" => std::process::exit(0),
                 "abort" => std::process::abort(),
@@ -310,7 +314,7 @@ fn leaving(seat: &Seat) {
                     // The child outlives the PE, and keeps everything that it has inherited.
                     let mut child = std::process::Command::new("sleep");
                     child.arg("3").env_clear().stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
-                    let _outlives = child.spawn().expect("a child");
+                    let _outlives = child.spawn().expect("a child process can be started");
                     die()
                 }
                 other => panic!("unknown way to leave: {other:?}"),
@@ -353,7 +357,7 @@ fn errors_name_a_pe_whose_thread_panics() {
             let mut sum = [0u64];
             for round in 0.. {
                 if round == 100 && world.my_pe().get() == 1 {
-                    panic!("on purpose");
+                    panic!("this PE panics on purpose");
                 }
                 if let Err(error) = world.team().all_reduce_blocking(&[1u64], &mut sum, ReduceOp::Sum) {
                     told.lock().unwrap().push(error);
@@ -386,7 +390,7 @@ fn timeout_errors_name_a_stopped_pe() {
         running.signal(victim, Signal::CONT);
         // The victim notices that the others have left, and reports that.
         let line = running.line(victim);
-        assert!(line.starts_with("lost "), "{line}");
+        assert!(line.starts_with("lost "), "the victim reported `{line}`, expected the loss of another PE");
         running.succeed([victim]);
         let (socket, mark) = (running.socket.clone(), running.mark.clone());
         drop(running);
@@ -411,7 +415,7 @@ fn pe_that_resumes_before_the_deadline_is_awaited() {
 
 // ---- during a random mixture of operations ----
 
-/// Argument: the number of rounds; `0` means no limit.
+/// Runs a random mixture of operations. Argument: the number of rounds; `0` means no limit.
 fn mixture(seat: &Seat) {
     let rounds: u64 = seat.arg(0);
     let run = |world: World| -> Result<()> {

@@ -53,7 +53,7 @@ pub(crate) fn compare(root: &Path, directory: &Path) -> Result<Findings, AbiErro
     Ok(Findings { summary, faults })
 }
 
-/// Returns the version in a header.
+/// Returns the version that a header declares.
 fn header_version(include: &Path) -> Result<Version, AbiError> {
     let path = include.join("non_abi/nvshmem_version.h");
     let text = std::fs::read_to_string(&path).map_err(|source| AbiError::File { path: path.clone(), source })?;
@@ -68,7 +68,7 @@ fn header_version(include: &Path) -> Result<Version, AbiError> {
     }
 }
 
-/// Returns the facts of the crate, as printed by the crate's example.
+/// Returns what the bindings declare, as printed by the crate's example.
 fn rust_table(root: &Path, version: Version) -> Result<Table, AbiError> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
@@ -76,7 +76,8 @@ fn rust_table(root: &Path, version: Version) -> Result<Table, AbiError> {
     parse_table(&output_of("cargo run", command.args(["--example", "nvshmem_abi_table", "--"]).arg(version.to_string()))?)
 }
 
-/// Returns the same facts of the header, as computed by the C compiler.
+/// Returns the sizes, offsets and constants of `asked`, as the C compiler computes them for the
+/// header.
 fn header_facts(root: &Path, include: &Path, asked: &Facts, scratch: &Path) -> Result<Facts, AbiError> {
     let abi = root.join("crates/peerweave-nvshmem/abi");
     let questions = scratch.join("facts.inc");

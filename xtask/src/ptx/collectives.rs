@@ -5,7 +5,7 @@
 use super::{Outcome, text};
 use peerweave_build::Variant;
 
-/// Reads a line that carries its own arrival mark, by one atomic access.
+/// Reads a line of 16 bytes, which contains the flag of its arrival, by one atomic access.
 const LOOK: &str = "ld.relaxed.sys.global.b128";
 const PUSH: &str = "st.relaxed.sys.global.b128";
 /// Reads 16 bytes of an operand, or of a chunk.

@@ -112,7 +112,7 @@ fn probes(sm: u32) -> Vec<Probe> {
     all
 }
 
-/// Adds the primitives used by the protocols.
+/// Adds the primitives for 64-bit words, which the synchronisation protocols use.
 fn words(add: &mut impl FnMut(String, String)) {
     let word = "gpu::Word64::at(p64 as u64)";
     for (call, expected) in [
@@ -238,9 +238,9 @@ fn write(home: &Path, crates: &Path, probes: &[Probe]) -> Result<(), PtxError> {
             source,
             "#[unsafe(no_mangle)]\npub unsafe extern \"ptx-kernel\" fn probe_{index}({PARAMETERS}) {{ unsafe {{ {call}; }} }}"
         )
-        .expect("writing to a string cannot fail");
+        .expect("writing to a string succeeds");
     }
-    writeln!(source, "{BARRIER}").expect("writing to a string cannot fail");
+    writeln!(source, "{BARRIER}").expect("writing to a string succeeds");
     let manifest = format!(
         "[package]\nname = \"probes\"\nversion = \"0.0.0\"\nedition = \"2024\"\n[workspace]\n[dependencies]\n\
          peerweave-device = {{ path = {:?} }}\n",

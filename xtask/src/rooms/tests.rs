@@ -19,20 +19,20 @@ const TABLE: &str =
 const ROOT: (&str, &str) = ("lib.rs", "mod heap;\nmod ops;\npub use heap::list::List;\n");
 
 #[test]
-fn correct_table_of_rooms_passes() {
+fn correct_module_table_passes() {
     let sources = [ROOT, ("ops/mod.rs", "use crate::heap::Heap;"), ("heap/mod.rs", "mod list;"), ("heap/list.rs", "")];
     assert_eq!(faults(TABLE, &sources), [""; 0]);
 }
 
 #[test]
-fn use_of_a_room_above_is_a_fault_that_names_the_file() {
+fn use_of_a_module_above_is_a_fault_that_names_the_file() {
     let sources =
         [ROOT, ("ops/mod.rs", "use crate::heap::Heap;"), ("heap/mod.rs", ""), ("heap/list.rs", "use crate::ops::call;")];
     assert_eq!(
         faults(TABLE, &sources),
         [
             "c/README.md says that `heap` uses nothing, expected `ops`",
-            "c/src/heap/list.rs: `heap` uses `ops`, expected only rooms below `heap` in c/README.md",
+            "c/src/heap/list.rs: `heap` uses `ops`, expected only modules below `heap` in c/README.md",
         ]
     );
 }
@@ -63,34 +63,35 @@ fn imports_in_tests_and_documentation_are_ignored() {
 }
 
 #[test]
-fn import_of_a_root_reexport_counts_as_import_of_its_room() {
+fn import_of_a_root_reexport_counts_as_use_of_its_module() {
     let sources = [ROOT, ("ops/mod.rs", "use crate::List;"), ("heap/mod.rs", "mod list;"), ("heap/list.rs", "")];
     assert_eq!(faults(TABLE, &sources), [""; 0]);
 }
 
 #[test]
-fn rooms_missing_from_table_or_source_are_faults() {
+fn modules_missing_from_table_or_source_are_faults() {
     let sources = [ROOT, ("ops/mod.rs", "use crate::heap::Heap;"), ("team.rs", "use crate::heap::Heap;"), ("heap/mod.rs", "")];
     let row = "expected a row: | `team` | what is in it | `heap` |";
-    assert_eq!(faults(TABLE, &sources), [format!("c/README.md lacks the room `team`; {row}")]);
+    assert_eq!(faults(TABLE, &sources), [format!("c/README.md lacks the module `team`; {row}")]);
     let sources = [ROOT, ("ops/mod.rs", "")];
-    let gone = "c/README.md has the room `heap`, which c/src lacks";
+    let gone = "c/README.md has the module `heap`, which c/src lacks";
     assert_eq!(faults(TABLE, &sources), [gone, "c/README.md says that `ops` uses `heap`, expected nothing"]);
 }
 
 #[test]
-fn crate_with_folders_needs_a_table_of_rooms() {
+fn crate_with_folders_needs_a_module_table() {
     let sources = [ROOT, ("ops/mod.rs", ""), ("heap/mod.rs", "mod list;"), ("heap/list.rs", "")];
     assert_eq!(faults("# c\n", &sources), ["c/src has folders; expected a table under `## Rooms` in c/README.md"]);
     assert_eq!(faults("# c\n", &[ROOT, ("ops.rs", ""), ("heap.rs", "")]), [""; 0]);
 }
 
-/// A table for the room `ops`, which contains the rooms `call` and, below it, `queue`.
+/// A table for the module `ops`, which contains the modules `call` and, below it in the table,
+/// `queue`.
 const NESTED: &str =
     "\n### Rooms of ops\n\n| room | what | uses |\n|---|---|---|\n| `call` | calls | `queue` |\n| `queue` | memory | nothing |\n";
 
 #[test]
-fn rooms_of_a_folder_are_compared_with_its_table() {
+fn modules_of_a_folder_are_compared_with_its_table() {
     let sources = |call: &'static str, queue: &'static str| {
         let heap = [ROOT, ("heap/mod.rs", "mod list;"), ("heap/list.rs", ""), ("ops/mod.rs", "mod call;\npub use queue::Queue;")];
         heap.into_iter().chain([("ops/call.rs", call), ("ops/queue/mod.rs", queue)]).collect::<Vec<_>>()
@@ -105,13 +106,13 @@ fn rooms_of_a_folder_are_compared_with_its_table() {
         [
             "c/README.md (`Rooms of ops`) says that `call` uses `queue`, expected nothing",
             "c/README.md (`Rooms of ops`) says that `queue` uses nothing, expected `call`",
-            "c/src/ops/queue/mod.rs: `queue` uses `call`, expected only rooms below `queue` in c/README.md (`Rooms of ops`)",
+            "c/src/ops/queue/mod.rs: `queue` uses `call`, expected only modules below `queue` in c/README.md (`Rooms of ops`)",
         ]
     );
 }
 
 #[test]
-fn folder_with_many_folders_needs_a_table_of_rooms() {
+fn folder_with_many_folders_needs_a_module_table() {
     let sources = |last: &'static str| {
         let files = ["ops/a/mod.rs", "ops/a/b.rs", "ops/c/d.rs", "ops/e/f.rs", last].map(|path| (path, ""));
         files.into_iter().chain([ROOT, ("ops/mod.rs", "use crate::heap::Heap;"), ("heap.rs", "")]).collect::<Vec<_>>()

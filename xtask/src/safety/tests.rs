@@ -97,7 +97,7 @@ fn unsafe_impl_without_a_safety_comment_is_a_fault() {
 }
 
 #[test]
-fn safety_comment_of_send_names_sharing_lock_and_test() {
+fn safety_comment_of_send_must_name_sharing_lock_and_test() {
     let item = |argument: &str| format!("// SAFETY: {argument}\nunsafe impl<T: Send> Send for a::X<T> {{}}");
     assert_eq!(faults(&item("it is fine.")), [(2, Lacks::Shared)]);
     assert_eq!(faults(&item("shared: the mapping.")), [(2, Lacks::Synchronised)]);

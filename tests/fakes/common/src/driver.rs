@@ -157,7 +157,7 @@ pub fn chosen_device() -> Result<(c_int, usize)> {
     current_device()?.map_or_else(|| device_of_ordinal(0), Ok)
 }
 
-/// Returns the device with an ordinal, and the device's primary context. The context stays
+/// Returns the device with this ordinal, and the device's primary context. The context stays
 /// retained.
 pub fn device_of_ordinal(ordinal: c_int) -> Result<(c_int, usize)> {
     cuInit(0)?;

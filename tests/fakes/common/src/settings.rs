@@ -1,7 +1,7 @@
 //! Reads the settings of a fake from the environment.
 //!
-//! Invariant: an invalid setting ends the process with its text, so that a test cannot pass because
-//! its fault was misspelled.
+//! Invariant: an invalid setting ends the process and is printed, so that a test cannot pass
+//! because its fault was misspelled.
 
 use std::collections::HashMap;
 use std::str::FromStr;
@@ -10,7 +10,7 @@ use std::str::FromStr;
 /// parameter.
 #[derive(Clone, Debug)]
 pub struct Rule {
-    /// The rank or PE whose calls count; `None` for all.
+    /// The rank or PE whose calls are counted; `None` for all.
     pub place: Option<i32>,
     /// The number of the call, from 1; `None` for every call.
     pub nth: Option<u64>,

@@ -11,8 +11,8 @@
 //!
 //! # Settings
 //! All names begin with `PEERWEAVE_FAKE_CUDA_`. `CUDA_VISIBLE_DEVICES` has the driver's meaning,
-//! but accepts only numbers. Pairs of devices and shared memory name a device by its index in the
-//! machine, whatever its ordinal is. Defaults are in parentheses.
+//! but accepts only numbers. Settings and shared memory identify a device by its index in the
+//! machine, not by its ordinal in a process. Defaults are in parentheses.
 //!
 //! - `DEVICES` (8): the number of devices of the machine.
 //! - `MEMORY_BYTES` (4 GiB): the memory of each device. Budgets belong to the process: two
@@ -38,8 +38,8 @@
 //! - Binding memory to a multicast object, and mapping the object, wait until all devices are
 //!   added. The driver waits without a limit. Here the calls wait for `TEAM_WAIT_MS`, and then fail
 //!   with `CUDA_ERROR_SYSTEM_NOT_READY`.
-//! - Memory that a process has bound is unbound when the process dies. It is also unbound when the
-//!   process has released its last handle and mapping of the object.
+//! - Memory that a process has bound to a multicast object is unbound when the process dies. It is
+//! also unbound when the process has released its last handle and mapping of that object.
 //! - Stale handles, unbinding a range that was not bound as a whole, and use of freed memory are
 //!   errors here. The manual leaves them undefined.
 //! - Mapping at an offset into memory is refused, because the manual requires an offset of zero.

@@ -11,8 +11,8 @@ use crate::sync::lock;
 /// Number of changes of any state. A cached result is valid until this number changes.
 static CHANGES: AtomicU64 = AtomicU64::new(0);
 
-/// Returns the number of changes. A caller that caches a value must call this before it computes
-/// the value.
+/// Returns the number of changes. A caller that caches a value must call this function before
+/// computing the value.
 pub(crate) fn changes() -> u64 {
     CHANGES.load(Ordering::Acquire)
 }

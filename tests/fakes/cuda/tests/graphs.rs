@@ -9,7 +9,7 @@ use cudarc::driver::{CudaContext, sys};
 use peerweave_fakes::Fakes;
 use sys::CUresult::*;
 
-/// Calls a raw function.
+/// Calls a function of the driver's C interface.
 macro_rules! call {
     ($name:ident($($argument:expr),* $(,)?)) => {
         // SAFETY: the pointers are to live variables of the right types.
@@ -44,7 +44,7 @@ fn data(counter: &'static AtomicU32) -> *mut c_void {
 fn soon(what: &str, is: impl Fn() -> bool) {
     let start = Instant::now();
     while !is() {
-        assert!(start.elapsed() < Duration::from_secs(60), "{what} did not happen");
+        assert!(start.elapsed() < Duration::from_secs(60), "timed out after 60 s waiting for {what}");
         std::thread::sleep(Duration::from_micros(200));
     }
 }
@@ -71,16 +71,16 @@ fn capture_state_is_refreshed_after_every_change() {
         let none = std::ptr::null_mut();
         assert_eq!((ask(none), ask(none)), ((CUDA_SUCCESS, 0), (CUDA_SUCCESS, 0)));
         assert_eq!(call!(cuCtxSetCurrent(none.cast())), CUDA_SUCCESS);
-        assert_eq!(ask(none).0, CUDA_ERROR_INVALID_CONTEXT, "the default stream is that of the current context");
+        assert_eq!(ask(none).0, CUDA_ERROR_INVALID_CONTEXT, "expected an error, because no context is current");
         context.bind_to_thread().unwrap();
         assert_eq!(ask(handle), (CUDA_SUCCESS, 0));
         drop(stream);
-        assert_eq!(ask(handle).0, CUDA_ERROR_INVALID_HANDLE, "the stream was destroyed");
+        assert_eq!(ask(handle).0, CUDA_ERROR_INVALID_HANDLE, "expected an error, because the stream was destroyed");
     });
 }
 
 #[test]
-fn captured_work_runs_only_at_each_launch() {
+fn captured_work_runs_once_for_each_graph_launch() {
     Fakes::new().cuda().run(|| {
         let context = CudaContext::new(0).unwrap();
         // SAFETY: the test uses one stream only, so no events are needed. A captured stream must
@@ -94,7 +94,7 @@ fn captured_work_runs_only_at_each_launch() {
         stream.begin_capture(RELAXED).unwrap();
         stream.memcpy_dtod(&from, &mut to).unwrap();
         assert_eq!(call!(cuLaunchHostFunc(stream.cu_stream(), Some(count), data(runs))), CUDA_SUCCESS);
-        let graph = stream.end_capture(no_flags()).unwrap().expect("a graph");
+        let graph = stream.end_capture(no_flags()).unwrap().expect("end_capture returns a graph");
         stream.synchronize().unwrap();
         assert_eq!(runs.load(Ordering::SeqCst), 0);
         let mut out = vec![9_u32; 256];
@@ -124,7 +124,7 @@ fn forked_stream_must_rejoin_its_capture() {
             assert_eq!(call!(cuLaunchHostFunc(one.cu_stream(), Some(count), data(runs))), CUDA_SUCCESS);
             if comes_back {
                 one.join(&two).unwrap();
-                let graph = one.end_capture(no_flags()).unwrap().expect("a graph");
+                let graph = one.end_capture(no_flags()).unwrap().expect("end_capture returns a graph");
                 graph.launch().unwrap();
                 one.synchronize().unwrap();
                 assert_eq!(runs.load(Ordering::SeqCst), 3);
@@ -161,7 +161,7 @@ fn branches_of_a_graph_run_at_the_same_time() {
             assert_eq!(call!(cuLaunchHostFunc(stream.cu_stream(), Some(meet), data)), CUDA_SUCCESS);
         }
         one.join(&two).unwrap();
-        let graph = one.end_capture(no_flags()).unwrap().expect("a graph");
+        let graph = one.end_capture(no_flags()).unwrap().expect("end_capture returns a graph");
         graph.launch().unwrap();
         one.synchronize().unwrap();
     });
@@ -255,7 +255,7 @@ fn user_object_is_destroyed_with_its_last_graph() {
         let mut object = core::ptr::null_mut();
         assert_eq!(call!(cuUserObjectCreate(&mut object, data(destroyed), Some(count), 1, 1)), CUDA_SUCCESS);
         assert_eq!(call!(cuGraphRetainUserObject(graph, object, 1, 1)), CUDA_SUCCESS);
-        let graph = stream.end_capture(no_flags()).unwrap().expect("a graph");
+        let graph = stream.end_capture(no_flags()).unwrap().expect("end_capture returns a graph");
         graph.launch().unwrap();
         stream.synchronize().unwrap();
         std::thread::sleep(Duration::from_millis(20));
@@ -277,13 +277,13 @@ fn memory_allocated_in_a_capture_belongs_to_the_graph() {
         assert_eq!(call!(cuMemAllocAsync(&mut pointer, 1 << 20, stream.cu_stream())), CUDA_SUCCESS);
         assert_eq!(call!(cuMemsetD8Async(pointer, 1, 1 << 20, stream.cu_stream())), CUDA_SUCCESS);
         assert_eq!(call!(cuMemFreeAsync(pointer, stream.cu_stream())), CUDA_SUCCESS);
-        let graph = stream.end_capture(no_flags()).unwrap().expect("a graph");
+        let graph = stream.end_capture(no_flags()).unwrap().expect("end_capture returns a graph");
         for _ in 0..3 {
             graph.launch().unwrap();
         }
         stream.synchronize().unwrap();
         drop(graph);
-        soon("the memory's return", || context.mem_get_info().unwrap() == before);
+        soon("the return of the memory", || context.mem_get_info().unwrap() == before);
     });
 }
 

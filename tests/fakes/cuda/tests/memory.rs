@@ -10,7 +10,7 @@ fn fakes() -> Fakes {
     Fakes::new().cuda()
 }
 
-/// Calls a raw function.
+/// Calls a function of the driver's C interface.
 macro_rules! call {
     ($name:ident($($argument:expr),* $(,)?)) => {
         // SAFETY: the pointers are to live variables of the right types, or deliberately wrong

@@ -231,7 +231,7 @@ fn join(me: &Child) -> (u64, u64, u64) {
         share(me, "object", Some(&export(object)));
         object
     } else {
-        import(&share(me, "object", None).expect("received")).unwrap()
+        import(&share(me, "object", None).expect("this child receives a descriptor")).unwrap()
     };
     assert_eq!(call!(cuMulticastAddDevice(object, device)), CUDA_SUCCESS);
     let memory = create(device, PIECE).unwrap();

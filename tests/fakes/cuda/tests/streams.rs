@@ -30,7 +30,7 @@ fn host(stream: &CudaStream, run: impl FnOnce() + Send + 'static) {
 fn soon(what: &str, is: impl Fn() -> bool) {
     let start = Instant::now();
     while !is() {
-        assert!(start.elapsed() < Duration::from_secs(60), "{what} did not happen");
+        assert!(start.elapsed() < Duration::from_secs(60), "timed out after 60 s waiting for {what}");
         std::thread::sleep(Duration::from_micros(200));
     }
 }
@@ -143,7 +143,7 @@ fn legacy_stream_synchronizes_with_blocking_streams() {
         free.synchronize().unwrap();
         open.store(true, Ordering::SeqCst);
         context.default_stream().synchronize().unwrap();
-        assert!(done.load(Ordering::SeqCst), "the legacy stream overtook a blocking one");
+        assert!(done.load(Ordering::SeqCst), "the legacy stream did not wait for the blocking stream");
     });
 }
 
@@ -157,7 +157,7 @@ fn two_events_measure_the_time_between_them() {
         host(&stream, || std::thread::sleep(Duration::from_millis(30)));
         let end = stream.record_event(timed).unwrap();
         let elapsed = start.elapsed_ms(&end).unwrap();
-        assert!((30.0..60_000.0).contains(&elapsed), "{elapsed}");
+        assert!((30.0..60_000.0).contains(&elapsed), "{elapsed} ms between the events, expected at least 30 ms");
         let untimed = stream.record_event(None).unwrap();
         assert_eq!(start.elapsed_ms(&untimed).unwrap_err().0, sys::CUresult::CUDA_ERROR_INVALID_HANDLE);
     });

@@ -120,7 +120,7 @@ fn descriptor_shares_memory_with_other_processes() {
             share(&me, "memory", Some(&export(handle)));
             handle
         } else {
-            import(&share(&me, "memory", None).expect("received")).unwrap()
+            import(&share(&me, "memory", None).expect("this child receives a descriptor")).unwrap()
         };
         let address = map(handle, PIECE, me.rank as i32);
         assert_eq!(call!(cuMemRelease(handle)), CUDA_SUCCESS);
@@ -321,7 +321,7 @@ fn processes_that_see_different_devices_share_memory() {
             share(&me, "memory", Some(&export(handle)));
             handle
         } else {
-            import(&share(&me, "memory", None).expect("received")).unwrap()
+            import(&share(&me, "memory", None).expect("this child receives a descriptor")).unwrap()
         };
         let address = map(handle, PIECE, 0);
         if me.rank == 0 {

@@ -22,7 +22,7 @@ struct Layout {
 
 impl Layout {
     fn of_this_binary() -> Layout {
-        let binary = std::env::current_exe().expect("the path of this test binary");
+        let binary = std::env::current_exe().expect("the path of this test binary is known");
         let mut profile_directory = binary.parent().expect("a test binary lies in a directory").to_path_buf();
         if profile_directory.file_name().is_some_and(|name| name == "deps") {
             profile_directory.pop();
@@ -71,8 +71,9 @@ fn find_or_build(package: &str) -> PathBuf {
     }
     // One process builds the library; the other processes wait for the lock and then find the
     // library.
-    let lock = File::create(layout.target.join(".peerweave-fakes.lock")).expect("a lock file in the target directory");
-    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("the lock of the fakes");
+    let lock =
+        File::create(layout.target.join(".peerweave-fakes.lock")).expect("a lock file can be created in the target directory");
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("the lock file of the fakes can be locked");
     if !is_fresh(&path, &source) {
         build(package, &layout, &source);
         assert!(path.exists(), "cargo built {package}, but {} does not exist", path.display());

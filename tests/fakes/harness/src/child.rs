@@ -79,8 +79,8 @@ pub fn wait_until_entered(function: &str, times: usize) {
     }
 }
 
-/// Returns the index of the body for which this child was started; `None` if it was started for no
-/// body.
+/// Returns the index of the body for which this child was started; `None` if this process was not
+/// started for a body.
 pub(crate) fn call() -> Option<usize> {
     std::env::var(CALL).ok()?.parse().ok()
 }
@@ -108,8 +108,8 @@ impl Child {
     /// If the file cannot be written.
     pub fn put_file(&self, name: &str, bytes: &[u8]) {
         let hidden = self.directory.join(format!(".{name}.{}", self.rank));
-        std::fs::write(&hidden, bytes).expect("the shared directory");
-        std::fs::rename(&hidden, self.directory.join(name)).expect("the shared directory");
+        std::fs::write(&hidden, bytes).expect("the shared directory is writable");
+        std::fs::rename(&hidden, self.directory.join(name)).expect("the shared directory is writable");
     }
 
     /// Returns the job whose PEs are the children. Child 0 runs the server of the job.
@@ -123,7 +123,7 @@ impl Child {
 
     /// Notifies the parent that this child has reached its body.
     pub(crate) fn tell_of_its_body(&self) {
-        std::fs::write(body_file(&self.directory, self.rank), b"").expect("a new file");
+        std::fs::write(body_file(&self.directory, self.rank), b"").expect("a file can be created");
     }
 
     /// Waits until every child has called `meet` with the same `point`. Each point can be used only
@@ -194,7 +194,7 @@ pub(crate) fn run_all(
         Some(Some(path)) => PathBuf::from(path),
         _ => above.join("calls"),
     };
-    let binary = std::env::current_exe().expect("the path of this test binary");
+    let binary = std::env::current_exe().expect("the path of this test binary is known");
     let mut running = Vec::new();
     for rank in 0..count {
         let stdout = above.join(format!("stdout.{rank}"));
@@ -203,8 +203,8 @@ pub(crate) fn run_all(
         command
             .args([scenario, "--exact", "--nocapture", "--test-threads=1", "--include-ignored"])
             .stdin(Stdio::null())
-            .stdout(File::create(&stdout).expect("a file for the output"))
-            .stderr(File::create(&stderr).expect("a file for the output"))
+            .stdout(File::create(&stdout).expect("a file for the output can be created"))
+            .stderr(File::create(&stderr).expect("a file for the output can be created"))
             // `CUDA_VISIBLE_DEVICES` of a machine with real devices must not hide devices of the
             // fake. Only a test may set it for its children.
             .env_remove("CUDA_VISIBLE_DEVICES")
@@ -251,12 +251,12 @@ pub(crate) fn run_all(
 /// Waits for a child until the deadline, then kills it.
 fn end(process: &mut std::process::Child, deadline: Instant) -> (ExitStatus, bool) {
     loop {
-        if let Some(status) = process.try_wait().expect("a child of this process") {
+        if let Some(status) = process.try_wait().expect("the process is a child of this process") {
             return (status, false);
         }
         if Instant::now() >= deadline {
             let _ = process.kill();
-            return (process.wait().expect("a child of this process"), true);
+            return (process.wait().expect("the process is a child of this process"), true);
         }
         std::thread::sleep(Duration::from_millis(2));
     }

@@ -10,7 +10,7 @@ macro_rules! library {
     ($table:ident = $file:literal: $($name:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?;)*) => {
         static $table: std::sync::LazyLock<libloading::Library> = std::sync::LazyLock::new(|| {
             // SAFETY: the fake library's initialisers do nothing.
-            unsafe { libloading::Library::new($file) }.expect("the fake library in the path")
+            unsafe { libloading::Library::new($file) }.expect("the fake library is in the search path")
         });
         $(
             pub fn $name($($arg: $type),*) $(-> $result)? {

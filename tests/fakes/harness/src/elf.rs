@@ -19,12 +19,12 @@ pub(crate) fn without(mut bytes: Vec<u8>, functions: &[String]) -> Vec<u8> {
 
 /// Returns the offsets of the functions' names in the file.
 fn places(bytes: &[u8], functions: &[String]) -> Vec<usize> {
-    let file = ElfFile64::<Endianness>::parse(bytes).expect("a 64-bit library");
+    let file = ElfFile64::<Endianness>::parse(bytes).expect("the file is a 64-bit ELF library");
     let header = file.elf_header();
     let endian = file.endian();
-    let sections = header.sections(endian, bytes).expect("the sections of a library");
-    let symbols = sections.symbols(endian, bytes, elf::SHT_DYNSYM).expect("the table of exported names");
-    let strings = sections.section(symbols.string_section()).expect("the strings of the names");
+    let sections = header.sections(endian, bytes).expect("the library has sections");
+    let symbols = sections.symbols(endian, bytes, elf::SHT_DYNSYM).expect("the library has a table of exported names");
+    let strings = sections.section(symbols.string_section()).expect("the library has the strings of the names");
     let text_at = strings.sh_offset(endian) as usize;
     symbols
         .iter()

@@ -183,8 +183,8 @@ impl Fakes {
         let _ = self.run_scenario(count, &[], &scenario_of::<F>(), body);
     }
 
-    /// Like [`Fakes::run_many`], where the children of `victims` may die. Returns the outputs in
-    /// the order of ranks. The result is empty in a child, and if the requirement of
+    /// Like [`Fakes::run_many`], but the children with the ranks in `victims` may fail. Returns the
+    /// outputs in the order of ranks. The result is empty in a child, and if the requirement of
     /// [`Fakes::needs`] is not met.
     ///
     /// # Panics
@@ -211,7 +211,7 @@ impl Fakes {
         let outputs = self.spawn(count, scenario, Some(call));
         for (rank, output) in outputs.iter().enumerate() {
             let may_fail = victims.contains(&rank) && !output.timed_out;
-            assert!(output.passed() || may_fail, "{scenario}: child {rank} of {count}: {output}");
+            assert!(output.passed() || may_fail, "{scenario}: child {rank} of {count} failed: {output}");
             assert!(
                 output.came_to_its_body,
                 "{scenario}: child {rank} of {count} did not reach body {call}, so nothing was tested"
@@ -243,11 +243,11 @@ impl Fakes {
     }
 
     fn spawn(&self, count: usize, scenario: &str, call: Option<usize>) -> Vec<Output> {
-        let place = tempfile::Builder::new().prefix("peerweave-fakes-").tempdir().expect("a temporary directory");
+        let place = tempfile::Builder::new().prefix("peerweave-fakes-").tempdir().expect("a temporary directory can be created");
         let libraries = place.path().join("lib");
         let shared = place.path().join("shared");
-        std::fs::create_dir(&libraries).expect("a directory for the libraries");
-        std::fs::create_dir(&shared).expect("a directory for the children");
+        std::fs::create_dir(&libraries).expect("a directory for the libraries can be created");
+        std::fs::create_dir(&shared).expect("a directory for the children can be created");
         self.put_libraries(&libraries);
         let mut variables = self.variables.clone();
         variables.entry("LD_LIBRARY_PATH".to_owned()).or_insert_with(|| {
@@ -285,8 +285,8 @@ impl Fakes {
             if self.without.is_empty() {
                 link(&library, &first);
             } else {
-                let bytes = std::fs::read(&library).expect("the fake library");
-                std::fs::write(&first, elf::without(bytes, &self.without)).expect("a copy of the fake library");
+                let bytes = std::fs::read(&library).expect("the fake library can be read");
+                std::fs::write(&first, elf::without(bytes, &self.without)).expect("a copy of the fake library can be written");
             }
             link(Path::new(names[0]), &directory.join(names[1]));
         }
@@ -365,22 +365,24 @@ mod tests {
         };
         let error = std::panic::catch_unwind(run).err();
         if child().is_none() {
-            let error = error.expect("a test whose body no child reaches fails").downcast::<String>().expect("a message");
+            let error =
+                error.expect("a test whose body no child reaches fails").downcast::<String>().expect("the panic has a message");
             assert!(error.contains("did not reach body 1"), "{error}");
         }
     }
 
     #[test]
     fn each_body_of_a_test_runs_in_its_own_child() {
-        let place = tempfile::tempdir().expect("a temporary directory");
+        let place = tempfile::tempdir().expect("a temporary directory can be created");
         for body in ["one", "two", "three"] {
             let path = place.path().join(body);
             Fakes::new().env("FAKES_PATH", &path).env("FAKES_BODY", body).run(|| {
                 assert_eq!(std::env::var("FAKES_BODY").as_deref(), Ok(body));
-                std::fs::write(std::env::var_os("FAKES_PATH").expect("set by the parent"), body).expect("a new file");
+                std::fs::write(std::env::var_os("FAKES_PATH").expect("the parent sets FAKES_PATH"), body)
+                    .expect("a file can be created");
             });
             if child().is_none() {
-                assert_eq!(std::fs::read(&path).expect("written by the child"), body.as_bytes());
+                assert_eq!(std::fs::read(&path).expect("the child has written the file"), body.as_bytes());
             }
         }
     }
@@ -388,7 +390,7 @@ mod tests {
     #[test]
     fn removed_function_is_missing_in_the_copied_library() {
         let path = library("peerweave-fake-cuda");
-        let whole = std::fs::read(&path).expect("the library");
+        let whole = std::fs::read(&path).expect("the library can be read");
         let cut = elf::without(whole.clone(), &["cuMemCreate".to_owned(), "cuNothing".to_owned()]);
         let changed: Vec<usize> = (0..whole.len()).filter(|at| whole[*at] != cut[*at]).collect();
         assert_eq!(changed.len(), 1);
@@ -398,7 +400,7 @@ mod tests {
     #[test]
     fn failing_child_fails_its_test() {
         if child().is_some() {
-            panic!("on purpose");
+            panic!("this test fails on purpose");
         }
         let output = Fakes::new().run_child("tests::failing_child_fails_its_test");
         assert!(!output.passed());
@@ -417,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_scenario_does_not_pass() {
+    fn child_started_for_a_missing_test_does_not_pass() {
         let output = Fakes::new().run_child("tests::nothing_of_that_name");
         assert!(!output.passed(), "{output}");
     }
@@ -426,7 +428,7 @@ mod tests {
     fn children_know_their_ranks_and_share_a_directory() {
         Fakes::new().run_many(3, |me| {
             assert_eq!(me.count, 3);
-            std::fs::write(me.directory.join(me.rank.to_string()), b"here").expect("the shared directory");
+            std::fs::write(me.directory.join(me.rank.to_string()), b"here").expect("the shared directory is writable");
             me.wait_for_file("0");
             me.wait_for_file("1");
             me.wait_for_file("2");

@@ -7,9 +7,9 @@
 //! function the ranks of the communicator synchronize, exchange their data and compute. Ranks may
 //! be threads of one process or processes of one machine.
 //!
-//! Invariant: what NCCL leaves undefined (a destroyed communicator is used) ends the process with a
-//! line that begins with `fake nccl:`; where NCCL would hang (ranks disagree, a rank is dead, a
-//! graph outlives its communicator), this library hangs too.
+//! Invariant: a call whose behaviour NCCL leaves undefined (such as use of a destroyed
+//! communicator) ends the process with a line that begins with `fake nccl:`. Where NCCL would hang
+//! (ranks disagree, a rank is dead, a graph outlives its communicator), this library hangs too.
 
 //!
 //! # Settings
@@ -34,7 +34,8 @@
 //!   not become ready until they are aborted.
 //! - `INIT_SLOW=100`: milliseconds before each initialisation.
 //! - `NULL_WINDOW=1`: windows are registered with success, but the handle is null.
-//! - `MULTIMEM=1`: reports multicast; the pointers that it returns fault if the host accesses them.
+//! - `MULTIMEM=1`: the library reports multicast; the multicast pointers that it returns fault if
+//!   the host accesses them.
 //! - `DEATH=hang` (as NCCL over shared memory; the default) or `error`: whether communicators that
 //!   have received from a process report `ncclRemoteError` after its end.
 //! - `NOOP=1`: collectives, sends, receives and puts are only counted, for measurements of a
@@ -42,7 +43,7 @@
 //!   as in NCCL since version 2.23.4. With `NOOP=questions` no thread is started, and the call is
 //!   in progress until the first query, so that it costs the same each time.
 //! - `CONNECT=1`: a communicator's first collective waits on the host until all ranks have issued
-//!   theirs, as in NCCL, which connects them at that time.
+//!   their first collective. NCCL connects the ranks at that time.
 //! - `LOG=file`: a line `process function(name=value, ...) = code` per call;
 //!   `process config field=value ...` for each configuration that was read, with the fields that
 //!   have an effect; `process collective config ...` for each configuration of a call;
@@ -51,10 +52,10 @@
 //! # Functions of the fake only
 //! `int64_t peerweave_fake_nccl_count(const char *what)`: `communicators`, `windows`, `redops`,
 //! `registrations`, `device_comms`, `allocations`, `allocated_bytes`, `graph_launches`,
-//! `left_behind`, `collectives`, `busy`. `int peerweave_fake_nccl_group_depth(void)`: the depth of
-//! groups of the calling thread.
+//! `left_behind`, `collectives`, `busy`. `int peerweave_fake_nccl_group_depth(void)`: the number of
+//! groups that are open on the calling thread.
 //!
-//! # Where it is stricter or simpler than NCCL
+//! # Where the fake is stricter or simpler than NCCL
 //! - A send completes when its receive completes, whatever its size. Calls are compared: a mismatch
 //!   of kind, type, operator, root or count hangs.
 //! - Reductions are computed in rank order and rounded after each step. Averages of floating-point

@@ -1,7 +1,7 @@
 //! The settings of the library, read once from the environment.
 //!
-//! `call` counts the calls. Invariant: an invalid setting ends the process with its text, so that
-//! a test cannot pass because its fault was misspelled.
+//! Module `call` counts the calls that match a rule. Invariant: an invalid setting is printed and
+//! ends the process, so that a test cannot pass because its fault was misspelled.
 
 use std::sync::LazyLock;
 
@@ -17,8 +17,8 @@ pub(crate) enum Noop {
     /// On a blocking communicator collectives do nothing; on a non-blocking one they start a
     /// thread.
     Threads,
-    /// Like `Threads`, but instead of starting a thread, the next query reports that one is
-    /// running.
+    /// Like `Threads`, but no thread is started. Instead, the next query reports that the call is
+    /// in progress.
     Questions,
 }
 

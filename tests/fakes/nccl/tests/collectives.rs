@@ -63,7 +63,7 @@ fn in_place_forms_and_ncclbcast_have_the_expected_result() {
     });
 }
 
-/// Returns a type's number, and the bytes of 1, 2, 3 and 1.5 (or 1) in it.
+/// Returns the bytes of `value`, a number from 1 to 6, in NCCL's type `dtype`.
 fn bytes_of(dtype: i32, value: u8) -> Vec<u8> {
     match dtype {
         0 | 1 => vec![value],
@@ -75,7 +75,7 @@ fn bytes_of(dtype: i32, value: u8) -> Vec<u8> {
         9 => f32::from(value).to_le_bytes()[2..].to_vec(),
         10 => vec![[0x38, 0x40, 0x44, 0x48, 0x4a, 0x4c][usize::from(value) - 1]],
         11 => vec![[0x3c, 0x40, 0x42, 0x44, 0x45, 0x46][usize::from(value) - 1]],
-        other => panic!("no type {other}"),
+        other => panic!("unexpected type {other}, expected 0 to 11"),
     }
 }
 
@@ -120,7 +120,11 @@ fn reduction_factor_in_device_memory_is_read_at_execution() {
             let (factor, data) = (buffer(&[3.0_f32]), buffer(&[2.0_f32]));
             let mut own = -1;
             ok(ncclRedOpCreatePreMulSum(&mut own, std::ptr::with_exposed_provenance(factor), F32, 0, comm));
-            assert_eq!(ncclAllReduce(data, data, 1, I32, own, comm, stream), 4, "another type");
+            assert_eq!(
+                ncclAllReduce(data, data, 1, I32, own, comm, stream),
+                4,
+                "the type of the operator differs from that of the call"
+            );
             assert_eq!(cuMemcpyHtoD_v2(factor, [5.0_f32].as_ptr().cast(), 4), 0);
             ok(ncclAllReduce(data, data, 1, F32, own, comm, stream));
             assert_eq!(cuStreamSynchronize(stream), 0);
@@ -140,7 +144,7 @@ fn captured_collective_keeps_its_communicator_alive() {
             let (mut graph, mut exec) = (0, 0);
             assert_eq!(cuStreamEndCapture(stream, &mut graph), 0);
             assert_eq!(cuGraphInstantiateWithFlags(&mut exec, graph, 0), 0);
-            assert_eq!(read::<i32>(data, 1), [rank + 1], "nothing runs while it is captured");
+            assert_eq!(read::<i32>(data, 1), [rank + 1], "a captured collective must not run before a graph launch");
             for _ in 0..3 {
                 assert_eq!(cuGraphLaunch(exec, stream), 0);
             }

@@ -95,7 +95,7 @@ fn slow_function_keeps_its_communicator_busy() {
                 ncclCommMemStats(comm, 3, &mut value)
             });
             eventually(|| count("busy") == 1);
-            ok(asking.join().expect("no panic"));
+            ok(asking.join().expect("the thread does not panic"));
             assert!(begin.elapsed() >= Duration::from_millis(100));
             assert_eq!(count("busy"), 0);
             ok(ncclCommDestroy(comm));
@@ -177,7 +177,7 @@ fn noop_call_on_a_non_blocking_communicator_is_in_progress() {
         ok(ncclGroupStart());
         ok(ncclAllReduce(data, data, 1, I32, 0, comm, stream));
         ok(ncclAllReduce(data, data, 1, I32, 0, comm, stream));
-        assert_eq!(ncclGroupEnd(), 7, "one thread for the whole group");
+        assert_eq!(ncclGroupEnd(), 7, "the group is in progress until its thread has ended");
         assert_eq!(settled(comm), 0);
         assert_eq!((read::<i32>(data, 1), count("collectives")), (vec![5], 4));
         ok(ncclCommDestroy(comm));
@@ -202,11 +202,11 @@ fn old_version_lacks_newer_functions() {
         assert!(has("ncclCommSplit") && has("ncclAllReduce") && has("peerweave_fake_nccl_count"));
         for newer in ["ncclMemAlloc", "ncclCommWindowRegister", "ncclAlltoAll", "ncclGather", "ncclParamGetI8", "ncclCommShrink"]
         {
-            assert!(!has(newer), "{newer}");
+            assert!(!has(newer), "version 2.18.5 has {newer}, expected no such function");
         }
         ranks(1, |_, comm, stream| {
             let data = buffer(&[1_u8]);
-            assert_eq!(ncclAllReduce(data, data, 1, 10, 0, comm, stream), 4, "8-bit floats came with 2.24");
+            assert_eq!(ncclAllReduce(data, data, 1, 10, 0, comm, stream), 4, "versions before 2.24 lack 8-bit floats");
             ok(ncclAllReduce(data, data, 1, 1, 0, comm, stream));
             ok(ncclCommDestroy(comm));
         });
@@ -224,10 +224,10 @@ fn taken(version: i32, header_version: u32, size: usize) -> String {
         .env("SIZE", size.to_string())
         .run_child(scenario);
     assert!(output.passed(), "{output}");
-    let log = std::fs::read_to_string(&place).expect("the log");
+    let log = std::fs::read_to_string(&place).expect("the log can be read");
     let _ = std::fs::remove_file(&place);
-    let line = log.lines().find(|line| line.contains(" config ")).expect("a line of the configuration");
-    line.split_once(" config ").expect("as above").1.to_owned()
+    let line = log.lines().find(|line| line.contains(" config ")).expect("the log has a line with the configuration");
+    line.split_once(" config ").expect("the line has a configuration").1.to_owned()
 }
 
 #[test]
@@ -253,9 +253,9 @@ fn configuration_is_read_in_the_layout_of_the_version() {
         return;
     }
     assert_eq!(taken(23203, 23203, 120), "maxCTAs=8 trafficClass=3 nChannelsPerNetPeer=2");
-    assert_eq!(taken(23203, 22602, 120), "maxCTAs=8 trafficClass=3", "fields newer than the caller's version");
-    assert_eq!(taken(23203, 23203, 48), "maxCTAs=8 trafficClass=3", "a shorter struct");
-    assert_eq!(taken(21805, 23203, 120), "maxCTAs=8", "an older library");
+    assert_eq!(taken(23203, 22602, 120), "maxCTAs=8 trafficClass=3", "fields newer than the caller's version are unset");
+    assert_eq!(taken(23203, 23203, 48), "maxCTAs=8 trafficClass=3", "fields beyond the end of the caller's struct are unset");
+    assert_eq!(taken(21805, 23203, 120), "maxCTAs=8", "fields that an older library lacks are unset");
 }
 
 #[test]
@@ -273,7 +273,7 @@ fn log_contains_every_call_with_its_arguments() {
     let path = std::env::temp_dir().join(format!("peerweave-log-{}", std::process::id()));
     let output = fakes().env("PEERWEAVE_FAKE_NCCL_LOG", path.as_os_str()).run_child(ME);
     assert!(output.passed(), "{output}");
-    let log = std::fs::read_to_string(&path).expect("the log");
+    let log = std::fs::read_to_string(&path).expect("the log can be read");
     let _ = std::fs::remove_file(&path);
     let has = |parts: &[&str]| log.lines().any(|line| parts.iter().all(|part| line.contains(part)));
     assert!(has(&["ncclAllReduce(sendbuff=0x", "count=1, datatype=2, op=3, comm=0x", ") = 0"]), "{log}");

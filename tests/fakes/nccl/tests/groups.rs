@@ -30,7 +30,10 @@ fn one_thread_drives_all_devices() {
         for rank in 0..4 {
             ok(ncclAllReduce(data[rank], data[rank], 1, I32, 0, comms[rank], streams[rank]));
         }
-        assert!(data.iter().enumerate().all(|(rank, data)| read::<i32>(*data, 1) == [rank as i32 + 1]), "before the end");
+        assert!(
+            data.iter().enumerate().all(|(rank, data)| read::<i32>(*data, 1) == [rank as i32 + 1]),
+            "no operation runs before the end of the group"
+        );
         ok(ncclGroupEnd());
         for rank in 0..4 {
             assert_eq!(cuStreamSynchronize(streams[rank]), 0);
@@ -64,7 +67,7 @@ fn one_thread_creates_all_ranks_in_a_group() {
             ok(ncclCommDestroy(comm));
         }
         let mut late = 0;
-        assert_eq!(ncclCommInitRank(&mut late, 1, id, 0), 6, "an id serves once");
+        assert_eq!(ncclCommInitRank(&mut late, 1, id, 0), 6, "a unique id can be used only once");
         assert_eq!(late, 0);
         assert_eq!(ncclCommInitRank(&mut late, 1, UniqueId([7; 128]), 0), 4);
         assert_eq!(ncclCommInitRank(&mut late, 2, id, 2), 4);
@@ -85,7 +88,7 @@ fn grouped_sends_and_receives_form_a_ring() {
             assert_eq!(cuStreamSynchronize(stream), 0);
             let left = (rank + 2) % 3;
             assert_eq!(read::<i32>(to, 2), [left, left * 2]);
-            assert_eq!(ncclSend(from, 2, I32, rank, comm, stream), 5, "nobody receives");
+            assert_eq!(ncclSend(from, 2, I32, rank, comm, stream), 5, "no rank receives");
             ok(ncclGroupStart());
             ok(ncclSend(from, 2, I32, rank, comm, stream));
             ok(ncclRecv(to, 2, I32, rank, comm, stream));
@@ -137,7 +140,7 @@ fn group_with_a_failed_call_fails_and_launches_nothing() {
         assert_eq!(cuStreamSynchronize(stream), 0);
         assert_eq!(read::<i32>(data, 1), [6]);
         ok(ncclCommDestroy(comm));
-        assert_eq!(count("left_behind"), 1, "the operator");
+        assert_eq!(count("left_behind"), 1, "only the operator was not destroyed");
     });
 }
 

@@ -61,7 +61,7 @@ fn non_blocking_communicator_is_in_progress_until_ready() {
                     let code = ncclCommInitRankConfig(&mut comm, 2, id, rank, &Config::non_blocking());
                     assert_eq!(code, 7);
                     assert_eq!(async_state(comm), 7);
-                    assert_eq!(ncclCommCount(comm, &mut number), 4, "not ready");
+                    assert_eq!(ncclCommCount(comm, &mut number), 4, "the communicator is not ready");
                     assert_eq!(settled(comm), 0);
                     ok(ncclCommCount(comm, &mut number));
                     assert_eq!(number, 2);
@@ -161,8 +161,8 @@ fn new_ranks_join_a_growing_communicator() {
                     let mut large = 0;
                     let given = if rank == 0 {
                         ok(ncclCommGetUniqueId(comm, &mut id));
-                        assert_eq!(ncclCommGetUniqueId(comm, &mut id), 5, "the first is unused");
-                        sender.send(id).expect("somebody waits");
+                        assert_eq!(ncclCommGetUniqueId(comm, &mut id), 5, "the first id is still unused");
+                        sender.send(id).expect("a thread waits for the id");
                         &raw const id
                     } else {
                         std::ptr::null()
@@ -174,7 +174,7 @@ fn new_ranks_join_a_growing_communicator() {
                 });
             });
             scope.spawn(|| {
-                let id = receiver.lock().expect("one thread").recv().expect("an id");
+                let id = receiver.lock().expect("no thread has panicked").recv().expect("an id is sent");
                 use_device(2);
                 let mut large = 0;
                 ok(ncclCommGrow(0, 3, &id, 2, &mut large, std::ptr::null()));
@@ -196,7 +196,7 @@ fn revoked_and_suspended_communicators_refuse_to_communicate() {
             assert_eq!(ncclCommSuspend(comm, 0), 4);
             ok(ncclCommSuspend(comm, 1));
             ok(ncclCommMemStats(comm, 3, &mut value));
-            assert_eq!(value, before, "suspending changes no sums");
+            assert_eq!(value, before, "suspending must not change the total memory use");
             assert_eq!(ncclAllReduce(data, data, 1, I32, 0, comm, stream), 5);
             ok(ncclCommResume(comm));
             assert_eq!(sum(comm, stream, 1), 2);

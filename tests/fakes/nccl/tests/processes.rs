@@ -17,7 +17,7 @@ fn join(me: &Child) -> (Handle, Handle) {
         ok(ncclGetUniqueId(&mut id));
         me.put_file("id", &id.0);
     } else {
-        id.0.copy_from_slice(&std::fs::read(me.file("id")).expect("the id's file"));
+        id.0.copy_from_slice(&std::fs::read(me.file("id")).expect("the file with the id can be read"));
     }
     let mut comm = 0;
     ok(ncclCommInitRankScalable(&mut comm, me.count as i32, me.rank as i32, 1, &id, std::ptr::null()));
@@ -103,7 +103,7 @@ fn wait_for_a_dead_process_hangs_until_an_abort() {
         ok(ncclAllReduce(lost, lost, 1, I32, 0, comm, stream));
         std::thread::sleep(Duration::from_millis(100));
         assert_ne!(cuStreamQuery(stream), 0);
-        assert_eq!(async_state(comm), 0, "as over shared memory");
+        assert_eq!(async_state(comm), 0, "over shared memory, the death of a process is not reported");
         let mut small = 0;
         ok(ncclCommShrink(comm, [1].as_ptr(), 1, &mut small, std::ptr::null(), 1));
         let data = buffer(&[1]);

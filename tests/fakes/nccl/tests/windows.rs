@@ -29,8 +29,12 @@ fn window_gives_access_to_the_memory_of_every_rank() {
             assert_eq!(ncclGetLsaDevicePointer(window, 0, 2, &mut pointer), 4);
             assert_eq!(ncclGetLsaDevicePointer(window, 100, 0, &mut pointer), 4);
             ok(ncclGetLsaMultimemDevicePointer(window, 0, &mut pointer));
-            assert_eq!(pointer, 0, "no multicast");
-            assert_eq!(ncclPutSignal(buffer(&[0]), 1, I32, 1 - rank, window, 96, 0, 0, 0, comm, stream), 4, "in no window");
+            assert_eq!(pointer, 0, "expected null, because multicast is off");
+            assert_eq!(
+                ncclPutSignal(buffer(&[0]), 1, I32, 1 - rank, window, 96, 0, 0, 0, comm, stream),
+                4,
+                "the source is in no window"
+            );
             let from = memory + 40;
             write(from, 7 + rank);
             ok(ncclPutSignal(from, 1, I32, 1 - rank, window, 96, 0, 0, 0, comm, stream));
@@ -38,8 +42,16 @@ fn window_gives_access_to_the_memory_of_every_rank() {
             ok(ncclWaitSignal(1, &[2, 1 - rank, 0, 0], comm, stream));
             assert_eq!(cuStreamSynchronize(stream), 0);
             assert_eq!(read::<i32>(memory + 96, 1), [8 - rank]);
-            assert_eq!(ncclPutSignal(from, 2, I32, 1 - rank, window, 96, 0, 0, 0, comm, stream), 4, "beyond the end");
-            assert_eq!(ncclPutSignal(from, 1, I32, 1 - rank, window, 0, 1, 0, 0, comm, stream), 4, "no such signal");
+            assert_eq!(
+                ncclPutSignal(from, 2, I32, 1 - rank, window, 96, 0, 0, 0, comm, stream),
+                4,
+                "the target is beyond the end of the window"
+            );
+            assert_eq!(
+                ncclPutSignal(from, 1, I32, 1 - rank, window, 0, 1, 0, 0, comm, stream),
+                4,
+                "the communicator has one signal, so index 1 is invalid"
+            );
             assert_eq!(ncclWaitSignal(1, &[1, 2, 0, 0], comm, stream), 4);
             // The signals were taken: another wait does not find them.
             ok(ncclWaitSignal(1, &[1, 1 - rank, 0, 0], comm, stream));
@@ -71,7 +83,7 @@ fn communicator_deregisters_only_its_own_windows() {
         ok(ncclGroupEnd());
         assert!(windows.iter().all(|window| *window != 0));
         assert_eq!(count("windows"), 2);
-        assert_eq!(ncclCommWindowDeregister(comms[0], windows[1]), 4, "another communicator's");
+        assert_eq!(ncclCommWindowDeregister(comms[0], windows[1]), 4, "the window belongs to another communicator");
         let mut handle = 0;
         ok(ncclCommRegister(comms[0], memory[0], 4096, &mut handle));
         assert_eq!(count("registrations"), 1);
@@ -127,7 +139,7 @@ fn device_communicator_has_the_layout_of_its_nccl_version() {
             let mut old = versioned(40, 0xcafe_beef, 22902);
             old[5] = 77;
             ok(ncclCommQueryProperties(comm, old.as_mut_ptr().cast()));
-            assert_eq!((int(&old, 20), old[5]), (2, 77), "nothing beyond the end is written");
+            assert_eq!((int(&old, 20), old[5]), (2, 77), "bytes beyond the end of the struct must not change");
             assert_eq!(ncclCommQueryProperties(comm, versioned(152, 1, 23203).as_mut_ptr().cast()), 4);
             assert_eq!(ncclCommQueryProperties(comm, versioned(152, 0xcafe_beef, 23300).as_mut_ptr().cast()), 5);
 
@@ -137,7 +149,7 @@ fn device_communicator_has_the_layout_of_its_nccl_version() {
             ok(ncclDevCommCreate(comm, wanted.as_ptr().cast(), device.as_mut_ptr().cast()));
             assert_eq!(device[0], 0xcafe_beef | 23203 << 32);
             assert_eq!((int(&device, 8), int(&device, 12), int(&device, 20), int(&device, 24)), (rank, 2, rank, 2));
-            assert_eq!(device[31], u64::MAX, "248 bytes and no more");
+            assert_eq!(device[31], u64::MAX, "bytes beyond the 248 bytes of the struct must not change");
             assert!(count("device_comms") > 0);
             ok(ncclDevCommDestroy(comm, device.as_ptr().cast()));
             assert_eq!(ncclDevCommDestroy(comm, device.as_ptr().cast()), 4);

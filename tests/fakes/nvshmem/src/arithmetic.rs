@@ -1,7 +1,7 @@
 //! The arithmetic of reductions and atomics, for every type and operator of NVSHMEM.
 //!
-//! `collectives` passes the contributions in rank order. Invariant: each intermediate result is
-//! rounded to the type, so that every PE computes the same bits.
+//! Module `collectives` passes the contributions in rank order. Invariant: each intermediate result
+//! is rounded to the type, so that every PE computes the same bits.
 
 use core::ops::{BitAnd, BitOr, BitXor};
 

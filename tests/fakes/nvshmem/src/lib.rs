@@ -59,7 +59,7 @@
 //! `teams`, `registrations`, `symmetric_registrations`, `modules`, `pending`, `transfers`,
 //! `collectives`, `left_behind`.
 //!
-//! # Where it is stricter or simpler than NVSHMEM
+//! # Where the fake is stricter or simpler than NVSHMEM
 //! - The heap never grows. If the heap is too small, the process ends, as in NVSHMEM when its heap
 //!   cannot grow. If `NVSHMEM_DISABLE_CUDA_VMM` requests a heap of fixed size, the allocation
 //!   returns null instead. A failed symmetric registration has the same consequences.

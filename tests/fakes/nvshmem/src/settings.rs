@@ -1,8 +1,8 @@
 //! The settings of the library, read once from the environment.
 //!
-//! `call` applies the rules; `startup` reads NVSHMEM's own variables at the start. Invariant: an
-//! invalid setting ends the process with its text, so that a test cannot pass because its fault was
-//! misspelled.
+//! Module `call` applies the rules. Module `startup` reads NVSHMEM's own variables at the start.
+//! Invariant: an invalid setting is printed and ends the process, so that a test cannot pass
+//! because its fault was misspelled.
 
 use std::sync::LazyLock;
 use std::time::Duration;

@@ -11,8 +11,8 @@ use peerweave_fakes::{Fakes, Output, child};
 /// message.
 fn all_abort(fakes: &Fakes, count: usize, scenario: &str, complaint: &str) -> Vec<Output> {
     let outputs = fakes.spawn_children(count, scenario);
-    assert!(outputs.iter().any(|output| output.stderr.contains(complaint)), "{complaint}: {}", outputs[0]);
-    assert!(outputs.iter().all(|output| !output.passed()), "{}", outputs[0]);
+    assert!(outputs.iter().any(|output| output.stderr.contains(complaint)), "no child printed {complaint:?}: {}", outputs[0]);
+    assert!(outputs.iter().all(|output| !output.passed()), "a child passed, expected all to fail: {}", outputs[0]);
     outputs
 }
 
@@ -260,7 +260,7 @@ fn injected_fault_makes_an_operation_stuck_or_slow() {
     if child().is_none() {
         let stuck = stuck.env("PEERWEAVE_FAKE_NVSHMEM_STUCK", "nvshmemx_hostlib_init_attr");
         let outputs = stuck.spawn_children(1, "injected_fault_blocks_the_initialisation");
-        assert!(outputs[0].timed_out, "{}", outputs[0]);
+        assert!(outputs[0].timed_out, "the child ended, expected a child that hangs: {}", outputs[0]);
     }
 }
 
@@ -310,7 +310,7 @@ fn struct_layout_2_is_accepted_since_version_3_6_5() {
         assert!(!has("nvshmemx_flush") && !has("nvshmemx_qp_create") && has("nvshmemx_buffer_register_symmetric"));
         use_device(0);
         let id = shared_id(&me, "id");
-        assert_eq!(init_with(&me, &id, 2), 1, "NVSHMEM 3.4.5 lacks layout 2");
+        assert_eq!(init_with(&me, &id, 2), 1, "NVSHMEM 3.4.5 refuses layout 2 of the structs");
         assert_eq!(init_with(&me, &id, 1), 0);
     });
     fakes_of("3.6.5").run_many(1, |me| {
@@ -327,7 +327,7 @@ fn struct_layout_2_is_accepted_since_version_3_6_5() {
         assert_eq!(nvshmemx_hostlib_init_attr(8, &mut attr), 1);
         wrong = UniqueId { version: id.version, internal: [1; 124] };
         attr.id = &wrong;
-        assert_eq!(nvshmemx_hostlib_init_attr(8, &mut attr), 1, "no nvshmemx_get_uniqueid returned this id");
+        assert_eq!(nvshmemx_hostlib_init_attr(8, &mut attr), 1, "the id was not created by nvshmemx_get_uniqueid");
     });
 }
 
@@ -343,7 +343,7 @@ fn fake_supports_a_start_by_launcher_but_not_by_mpi() {
     });
     let place = std::env::temp_dir().join(format!("peerweave-fake-nvshmem-{}", std::process::id()));
     if child().is_none() {
-        std::fs::create_dir(&place).expect("a temporary directory");
+        std::fs::create_dir(&place).expect("a temporary directory can be created");
     }
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_DIR", &place).env("PMI_RANK", "0").env("PMI_SIZE", "1").run_many(1, |_| {
         use_device(0);
@@ -388,7 +388,7 @@ fn calls_are_logged_with_their_arguments() {
         nvshmemx_hostlib_finalize();
     });
     if child().is_none() {
-        let text = std::fs::read_to_string(&log).expect("the log");
+        let text = std::fs::read_to_string(&log).expect("the log can be read");
         assert!(text.contains("nvshmem_malloc(bytes=24) = 0x"), "{text}");
         assert!(text.contains("nvshmem_barrier(team=0) = 0\n") && text.contains("nvshmemx_hostlib_finalize() = ()"), "{text}");
         std::fs::remove_file(&log).expect("the log exists");

@@ -263,7 +263,7 @@ fn nvshmem_can_start_again_after_finalize() {
         nvshmemx_hostlib_finalize();
         let id = shared_id(&me, "another");
         assert_eq!(init_with(&me, &id, 1), 0);
-        assert_eq!(init_with(&me, &id, 1), 0, "a second initialization is counted");
+        assert_eq!(init_with(&me, &id, 1), 0, "a second initialization must succeed");
         nvshmemx_hostlib_finalize();
         let memory = symmetric(&[me.rank as i32]);
         assert_eq!(read::<i32>(memory, 1), [me.rank as i32]);

@@ -28,7 +28,7 @@ fn collectives_return_exact_results_in_stream_order() {
         finish(stream);
         assert_eq!(read::<i32>(target, 2), [2, 10]);
         assert_eq!(nvshmem_int32_sum_reduce(0, source, source, 6), 0);
-        assert_eq!(read::<i32>(source, 6), [6, 30, 3, -3, 21, 24], "in place, from the host");
+        assert_eq!(read::<i32>(source, 6), [6, 30, 3, -3, 21, 24], "result of the in-place reductions that the host called");
         assert_eq!(nvshmem_fcollectmem(0, target, source, 3), 0);
         assert_eq!(nvshmemx_int32_broadcast_on_stream(0, target, source, 2, 3, stream), 1, "the team has no rank 3 as root");
         nvshmem_barrier_all();

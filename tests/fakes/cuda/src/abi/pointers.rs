@@ -42,7 +42,7 @@ impl<T> Out<T> {
         self.0.is_null()
     }
 
-    /// Returns an error if the pointer is null, before any work is done.
+    /// Returns an error if the pointer is null. A function calls this before it does any work.
     pub(crate) fn required(&self) -> Result {
         if self.is_null() { Err(Code::INVALID_VALUE) } else { Ok(()) }
     }

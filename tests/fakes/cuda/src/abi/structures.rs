@@ -1,4 +1,4 @@
-//! The structures that functions take and return.
+//! The structures that functions of the driver take and return.
 
 use core::ffi::{c_int, c_uint, c_void};
 

@@ -19,7 +19,7 @@ pub(super) enum Fate {
     Late(Duration),
 }
 
-/// One injected fault: the call of the function, and its outcome.
+/// One injected fault: which calls of a function it affects, and their outcome.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Order {
     /// The number of the call, from 1; `None` means every call.
@@ -108,14 +108,14 @@ mod tests {
 
     #[test]
     fn injected_fault_fails_only_the_chosen_call() {
-        let mut orders = Orders::parse("cuMemCreate:2=2, cuMemMap:*=999").expect("well formed");
+        let mut orders = Orders::parse("cuMemCreate:2=2, cuMemMap:*=999").expect("the list of faults is valid");
         assert_eq!(orders.next("cuMemCreate"), None);
         assert_eq!(orders.next("cuMemCreate"), Some(Fate::Fails(Code(2))));
         assert_eq!(orders.next("cuMemCreate"), None);
         assert_eq!(orders.next("cuMemMap"), Some(Fate::Fails(Code(999))));
         assert_eq!(orders.next("cuMemMap"), Some(Fate::Fails(Code(999))));
         assert_eq!(orders.next("cuInit"), None);
-        let mut orders = Orders::parse("cuMemMap:1=20ms").expect("well formed");
+        let mut orders = Orders::parse("cuMemMap:1=20ms").expect("the list of faults is valid");
         assert_eq!(orders.next("cuMemMap"), Some(Fate::Late(Duration::from_millis(20))));
     }
 

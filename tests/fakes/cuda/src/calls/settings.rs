@@ -43,14 +43,15 @@ pub(crate) fn number(name: &str) -> Option<u64> {
 pub(crate) fn pairs(name: &str) -> Vec<(Option<usize>, Option<usize>)> {
     let side = |text: &str| match text.trim() {
         "*" => None,
-        text => Some(text.parse().unwrap_or_else(|_| panic!("{name}: {text:?} is neither a device nor *"))),
+        text => Some(text.parse().unwrap_or_else(|_| panic!("{name}: found {text:?}, expected the number of a device or *"))),
     };
     setting(name)
         .map(|value| {
             value
                 .split(',')
                 .map(|pair| {
-                    let (from, to) = pair.split_once('-').unwrap_or_else(|| panic!("{name}: {pair:?} is not a pair a-b"));
+                    let (from, to) =
+                        pair.split_once('-').unwrap_or_else(|| panic!("{name}: found {pair:?}, expected a pair a-b"));
                     (side(from), side(to))
                 })
                 .collect()

@@ -1,5 +1,5 @@
 //! Contexts, and their sticky errors. Invariant: once a context has an error, every call that uses
-//! it returns that error.
+//! the context returns that error.
 
 use core::ffi::c_int;
 use std::collections::{HashMap, HashSet};
@@ -60,7 +60,7 @@ impl Context {
         }
     }
 
-    /// Records a failure of accepted work; the first such error is sticky.
+    /// Records the error of work that failed after it was enqueued; the first error is sticky.
     pub(crate) fn fail(&self, code: Code) {
         let _ = self.error.compare_exchange(0, code.0, Ordering::AcqRel, Ordering::Acquire);
         changed();

@@ -1,5 +1,5 @@
-//! Maps every address to its allocation, its owner and the access rights. Invariant: ranges do not
-//! overlap, and copies that [`AddressMap::place`] allows may access every byte of a live range.
+//! Maps every address to its allocation, its owner and the access rights. Invariants: ranges do not
+//! overlap. Every byte of a live range can be accessed if [`AddressMap::place`] allows the access.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -111,7 +111,7 @@ pub(crate) fn change() -> RwLockWriteGuard<'static, AddressMap> {
     MAP.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns a number for a new range.
+/// Returns a new number, which identifies a range.
 pub(crate) fn next_id() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
@@ -138,7 +138,8 @@ impl AddressMap {
         (base.checked_add(size)? <= start + length).then_some((start, length))
     }
 
-    /// Returns the mapped ranges that fill these addresses without a gap; `None` if there is a gap.
+    /// Returns the bases of the mapped ranges that fill these addresses without a gap; `None` if
+    /// there is a gap.
     pub(crate) fn mapped_exactly(&self, base: u64, size: u64) -> Option<Vec<u64>> {
         let mut at = base;
         let mut found = Vec::new();

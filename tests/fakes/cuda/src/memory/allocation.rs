@@ -20,8 +20,8 @@ pub(crate) const POSIX_FD: i32 = 1;
 /// `CU_MEM_HANDLE_TYPE_FABRIC`.
 pub(crate) const FABRIC: i32 = 8;
 
-/// The granularity of memory behind handles: of its size, its offsets and its addresses, as on
-/// hardware.
+/// Granularity of the sizes, offsets and addresses of memory that has a handle, in bytes; the same
+/// as on hardware.
 pub(crate) const GRANULARITY: u64 = 2 << 20;
 
 /// All allocations with a handle.
@@ -116,7 +116,7 @@ pub(crate) fn aligned(values: &[u64]) -> Result {
     if values.iter().all(|value| value.is_multiple_of(GRANULARITY)) { Ok(()) } else { Err(Code::INVALID_VALUE) }
 }
 
-/// Returns the driver, or an error if it has no virtual memory management.
+/// Returns the driver, or an error if the devices have no virtual memory management.
 pub(crate) fn available() -> Result<&'static Driver> {
     let driver = driver()?;
     if has_vmm() { Ok(driver) } else { Err(Code::NOT_SUPPORTED) }

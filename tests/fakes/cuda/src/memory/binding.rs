@@ -38,7 +38,7 @@ impl Binding {
         lock(&BOUND).push((object, self, Arc::clone(physical)));
     }
 
-    /// Releases the memory of a removed binding, if this process has bound it.
+    /// Releases the memory of a removed binding, if this process has bound the memory.
     pub(super) fn forget(&self, object: u64) {
         let mut bound = lock(&BOUND);
         let place = bound.iter().position(|(number, binding, _)| *number == object && binding == self);

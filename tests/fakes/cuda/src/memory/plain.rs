@@ -1,5 +1,5 @@
 //! Plain memory of devices: allocates it in an arena, and frees it. Invariant: the bytes charged to
-//! a device's budget are the sum over its live ranges.
+//! a device's budget are the sum of the sizes of its live ranges.
 
 use super::address::{AddressMap, DeviceRange, Kind, Range, change, next_id};
 use crate::abi::{Code, Result};
@@ -57,7 +57,7 @@ pub(crate) fn remove(driver: &Driver, map: &mut AddressMap, base: u64) {
     }
 }
 
-/// Runs the queued part of a free.
+/// Frees the memory of a queued free, when its stream runs the free.
 pub(crate) fn finish_free(base: u64, id: u64) -> Result {
     let driver = driver()?;
     let mut map = change();

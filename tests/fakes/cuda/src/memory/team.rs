@@ -1,6 +1,6 @@
-//! Multicast objects: a team of devices, the memory that each binds, and stores to all of that
-//! memory. Invariant: the table in the object's file changes only under the file's lock, and every
-//! process reads the same table.
+//! Multicast objects: a team of devices, the memory that each device binds, and stores to all of
+//! that memory. Invariant: the table in the object's file changes only under the file's lock, and
+//! every process reads the same table.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;

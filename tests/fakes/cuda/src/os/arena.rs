@@ -16,7 +16,7 @@ pub(crate) struct Arena {
     length_bytes: u64,
     /// Created by the first allocation.
     mapping: Option<Mapping>,
-    /// Free pieces by offset.
+    /// Lengths of the free pieces, by offset.
     free: BTreeMap<u64, u64>,
 }
 
@@ -42,7 +42,7 @@ impl Arena {
         self.mapping.as_ref().ok_or(Code::OPERATING_SYSTEM)
     }
 
-    /// Returns whether the address lies in the device's range, live or not.
+    /// Returns whether the address lies in the arena, allocated or not.
     pub(crate) fn covers(&self, address: u64) -> bool {
         self.mapping.as_ref().is_some_and(|mapping| (mapping.base..mapping.base + self.length_bytes).contains(&address))
     }

@@ -13,8 +13,8 @@ pub(crate) const PAGE_BYTES: u64 = 4096;
 /// Content of memory that was never written.
 const POISON: u8 = 0xC3;
 
-/// Maps a file, or only reserves addresses if `file` is `None`. The address is `at`, where the
-/// mapping replaces an existing one, or else is chosen by the kernel.
+/// Maps a file, or only reserves addresses if `file` is `None`. With `at`, replaces the mapping at
+/// that address; otherwise, the kernel chooses the address.
 pub(crate) fn map(at: Option<u64>, length_bytes: u64, protection: i32, file: Option<(&OwnedFd, u64)>) -> Result<u64> {
     let mut flags = libc::MAP_NORESERVE;
     let (fd, offset) = match file {

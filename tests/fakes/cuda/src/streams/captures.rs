@@ -44,7 +44,8 @@ pub(super) struct Capture {
 #[derive(Default)]
 pub(super) struct Position {
     pub(super) nodes: Vec<usize>,
-    /// Nodes last returned to a caller. The list stays allocated as long as the caller may read it.
+    /// The nodes that a query last returned. The list stays allocated as long as the caller may
+    /// read it.
     pub(super) shown: Vec<CuGraphNode>,
 }
 

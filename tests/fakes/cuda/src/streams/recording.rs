@@ -15,8 +15,8 @@ use crate::abi::{Code, CuGraph, CuGraphNode, CuStream, In, Out, Result};
 use crate::sync::lock;
 use crate::work::piece::{Node, Work};
 
-/// Adds the work as a node if the stream is captured. Returns `None` if the stream is not captured,
-/// so that the work must run.
+/// Adds the work as a node if the stream is captured. Returns `None` if the stream is not captured;
+/// then the caller must run the work.
 pub(crate) fn add(stream: &Arc<Stream>, work: &Work) -> Option<Result<usize>> {
     if !any() {
         return None;

@@ -169,7 +169,7 @@ impl Stream {
             queue.has_thread = true;
             let stream = Arc::clone(self);
             let spawned = thread::Builder::new().name("fake-cuda-stream".to_owned()).spawn(move || stream.serve());
-            spawned.expect("a thread for the stream");
+            spawned.expect("the system can start a thread for the stream");
         }
         self.changed.notify_all();
         number

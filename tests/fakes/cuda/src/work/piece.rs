@@ -44,7 +44,7 @@ pub(crate) enum Work {
         id: u64,
     },
     /// An allocation that belongs to a graph. The graph owns the address as long as the graph
-    /// lives, so that running this node and `GraphFree` have no effect.
+    /// lives, so running this node or a `GraphFree` node has no effect.
     GraphAlloc(Arc<GraphMemory>),
     GraphFree,
     Graph(Arc<Plan>),

@@ -21,7 +21,7 @@ pub(crate) struct UserObject {
     data: usize,
 }
 
-/// References that a graph or an instance of one holds.
+/// References to a user object that a graph, or an instance of a graph, holds.
 pub(crate) struct Held {
     pub(crate) object: Arc<UserObject>,
     pub(crate) count: c_uint,
@@ -63,13 +63,16 @@ impl UserObject {
         };
         // The destructor does not run inside the releasing call, because the driver does not
         // guarantee that order either.
-        thread::Builder::new().name("fake-cuda-destroy".to_owned()).spawn(run).expect("a thread for the destructor");
+        thread::Builder::new()
+            .name("fake-cuda-destroy".to_owned())
+            .spawn(run)
+            .expect("the system can start a thread for the destructor");
         Ok(())
     }
 }
 
 impl Held {
-    /// Counts the same references again for another holder, and returns them.
+    /// Adds the same references for another graph or instance, and returns them.
     pub(crate) fn again(held: &[Held]) -> Result<Vec<Held>> {
         held.iter().map(Held::clone_references).collect()
     }

@@ -11,7 +11,7 @@ use cudarc::driver::sys;
 use peerweave_fakes::Child;
 use sys::CUresult::*;
 
-/// Calls a raw function.
+/// Calls a function of the driver's C interface.
 macro_rules! call {
     ($name:ident($($argument:expr),* $(,)?)) => {
         // SAFETY: the pointers are to live variables of the right types, or deliberately wrong
@@ -21,7 +21,7 @@ macro_rules! call {
 }
 pub(crate) use call;
 
-/// Granularity of memory behind handles.
+/// Granularity of memory that has a handle, in bytes.
 pub(crate) const PIECE: usize = 2 << 20;
 
 pub(crate) const POSIX: sys::CUmemAllocationHandleType = sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
@@ -120,12 +120,12 @@ pub(crate) fn share(me: &Child, name: &str, mine: Option<&OwnedFd>) -> Option<Ow
     if let Some(fd) = mine {
         for rank in 1..me.count {
             me.wait_for_file(&format!("{name}.{rank}.ready"));
-            let stream = UnixStream::connect(path(rank)).expect("the receiving child listens");
+            let stream = UnixStream::connect(path(rank)).expect("a child that receives a descriptor listens on its socket");
             send(&stream, fd);
         }
         return None;
     }
-    let listener = UnixListener::bind(path(me.rank)).expect("a socket in the shared directory");
+    let listener = UnixListener::bind(path(me.rank)).expect("a socket can be bound in the shared directory");
     me.put_file(&format!("{name}.{}.ready", me.rank), b"");
     let (stream, _) = listener.accept().expect("child 0 connects");
     Some(receive(&stream))
@@ -137,7 +137,7 @@ fn send(stream: &UnixStream, fd: &OwnedFd) {
     let mut control = SendAncillaryBuffer::new(&mut space);
     let fds = [fd.as_fd()];
     assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
-    sendmsg(stream, &[IoSlice::new(b"x")], &mut control, SendFlags::empty()).expect("a message with a descriptor");
+    sendmsg(stream, &[IoSlice::new(b"x")], &mut control, SendFlags::empty()).expect("the descriptor can be sent");
 }
 
 fn receive(stream: &UnixStream) -> OwnedFd {
@@ -145,11 +145,11 @@ fn receive(stream: &UnixStream) -> OwnedFd {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];
-    recvmsg(stream, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::empty()).expect("a message");
+    recvmsg(stream, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::empty()).expect("a message can be received");
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(mut fds) = message {
-            return fds.next().expect("one descriptor");
+            return fds.next().expect("the message has a descriptor");
         }
     }
-    panic!("the message held no descriptor");
+    panic!("received a message without a descriptor, expected one descriptor");
 }

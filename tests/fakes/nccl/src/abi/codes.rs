@@ -1,6 +1,7 @@
 //! Defines NCCL's result codes, and the failure of a call.
 //!
-//! `report` keeps the text of a failure. Invariant: the numbers are those of NCCL 2.32's header.
+//! Module `report` keeps the text of a failure. Invariant: the numbers are those of NCCL 2.32's
+//! header.
 
 /// Result code of a function of NCCL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

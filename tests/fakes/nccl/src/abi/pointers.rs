@@ -1,4 +1,4 @@
-//! Accesses memory of the program by the addresses that it passes.
+//! Accesses memory of the program by the addresses that the program passes.
 //!
 //! The callers check sizes. Invariant: a null pointer is refused before it is used.
 
@@ -11,8 +11,8 @@ use super::codes::{Result, invalid};
 pub(crate) struct Out<T>(pub(crate) *mut T);
 
 // SAFETY: shared is an address of the program's, which promises that it stays valid until the
-// call's work is complete, on whichever thread it is done; synchronised by that promise: nobody
-// else touches it until then. Would be caught by the tests of non-blocking calls in
+// call's work is complete, on whichever thread it is done; synchronised by that promise: no other
+// code accesses it until then. Would be caught by the tests of non-blocking calls in
 // tests/lifecycle.rs.
 unsafe impl<T> Send for Out<T> {}
 
@@ -32,7 +32,7 @@ pub(crate) fn not_null<T>(pointer: *const T, name: &str) -> Result {
 
 /// Returns the text of a C string.
 pub(crate) fn text(pointer: *const c_char) -> String {
-    // SAFETY: a set text of a configuration is a C string, says NCCL.
+    // SAFETY: NCCL's documentation requires that a text in a configuration is a C string, if set.
     unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned()
 }
 

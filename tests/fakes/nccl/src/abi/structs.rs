@@ -30,7 +30,8 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    /// Returns an error if the versioned struct was not initialized by its macro.
+    /// Returns an error if the program did not initialize the versioned struct by NCCL's macro for
+    /// it.
     pub(crate) fn check(&self, magic: u32, what: &str) -> Result {
         if self.magic != magic {
             return invalid(format!("{what} argument not initialized via its initializer macro: magic {:#x}", self.magic));

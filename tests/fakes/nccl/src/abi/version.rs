@@ -1,7 +1,7 @@
 //! The newest version, and the functions of each version.
 //!
-//! `settings` has the emulated version. Invariant: `since.txt` contains every function of NCCL that
-//! this library exports, once.
+//! Module `settings` has the emulated version. Invariant: `since.txt` contains every function of
+//! NCCL that this library exports, once.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -13,7 +13,7 @@ pub(crate) const NEWEST: i32 = 23203;
 
 static SINCE: LazyLock<HashMap<&'static str, i32>> = LazyLock::new(|| since(include_str!("../../since.txt")));
 
-/// Returns whether any version of NCCL has such a function.
+/// Returns whether any version of NCCL has a function of this name.
 pub(crate) fn known(function: &str) -> bool {
     SINCE.contains_key(function)
 }

@@ -1,7 +1,7 @@
 //! Counters for tests: live objects, and calls of the library.
 //!
-//! The counts do not decide what is a leak. Invariant: a count of live objects is taken from the
-//! objects themselves.
+//! The tests decide which counts indicate a leak. Invariant: a count of live objects is taken from
+//! the objects themselves.
 
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::Ordering;
@@ -13,7 +13,8 @@ use crate::comm::{Comm, live, window};
 /// Returns a count by its name: `communicators`, `windows`, `redops`, `registrations`,
 /// `device_comms`, `allocations`, `allocated_bytes`, `graph_launches` (in graphs that exist),
 /// `left_behind` (objects that were not destroyed before their communicator ended), `collectives`
-/// (calls so far) and `busy` (communicators that a thread is in a call on). -1 for another name.
+/// (calls so far) and `busy` (communicators on which a call is running). Returns -1 for any other
+/// name.
 ///
 /// # Safety
 /// The name is a C string.

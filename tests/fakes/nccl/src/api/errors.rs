@@ -1,7 +1,7 @@
 //! `ncclGetErrorString` and `ncclGetLastError`.
 //!
-//! `report` keeps the texts. Invariant: a returned text stays at its address as long as the process
-//! lives.
+//! Module `report` keeps the texts. Invariant: a returned text stays at its address as long as the
+//! process lives.
 
 use core::ffi::{c_char, c_int};
 

@@ -1,6 +1,6 @@
 //! Functions for the whole library: its version, encryption, its log for users.
 //!
-//! Invariant: none needs a communicator.
+//! Invariant: none of these functions needs a communicator.
 
 use core::ffi::c_int;
 

@@ -32,7 +32,7 @@ struct Param {
     raw: Vec<u8>,
 }
 
-/// Key, type, default value, and whether it is published.
+/// The parameters: key, type, default value, and whether NCCL documents the parameter.
 const KNOWN: &[(&CStr, Type, &str, bool)] = &[
     (c"NCCL_DEBUG_FILE", Type::Text, "", true),
     (c"NCCL_DEBUG_TIMESTAMP_FORMAT", Type::Text, "[%F %T] ", true),

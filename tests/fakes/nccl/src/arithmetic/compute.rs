@@ -1,7 +1,7 @@
 //! The arithmetic of reductions, for every type and operator of NCCL.
 //!
-//! `groups` chooses the contributions. Invariant: contributions are combined in rank order and
-//! rounded to the type after each, so that every rank computes the same bits.
+//! Module `groups` chooses the contributions. Invariant: contributions are combined in rank order
+//! and rounded to the type after each step, so that every rank computes the same bits.
 
 use half::{bf16, f16};
 
@@ -31,7 +31,7 @@ macro_rules! integers {
             const SIZE: usize = size_of::<Self>();
             const DIVIDES: bool = true;
             fn load(bytes: &[u8]) -> Self {
-                Self::from_le_bytes(bytes.try_into().expect("an element's bytes"))
+                Self::from_le_bytes(bytes.try_into().expect("the slice has the bytes of one element"))
             }
             fn store(self, bytes: &mut [u8]) {
                 bytes.copy_from_slice(&self.to_le_bytes());
@@ -65,7 +65,7 @@ macro_rules! floats {
             const SIZE: usize = size_of::<$bits>();
             const DIVIDES: bool = false;
             fn load(bytes: &[u8]) -> Self {
-                <$type>::from_bits(<$bits>::from_le_bytes(bytes.try_into().expect("an element's bytes")))
+                <$type>::from_bits(<$bits>::from_le_bytes(bytes.try_into().expect("the slice has the bytes of one element")))
             }
             fn store(self, bytes: &mut [u8]) {
                 bytes.copy_from_slice(&self.to_bits().to_le_bytes());
@@ -162,7 +162,7 @@ pub(crate) fn prepare(bytes: &mut [u8], op: Op, dtype: DType, ranks: u32) {
     by_type!(dtype, prepare_as(bytes, op, dtype, ranks));
 }
 
-/// Adds a rank's values to the total.
+/// Combines a rank's values with the total by the operator.
 pub(crate) fn combine(total: &mut [u8], next: &[u8], op: Op, dtype: DType) {
     by_type!(dtype, combine_as(total, next, op));
 }

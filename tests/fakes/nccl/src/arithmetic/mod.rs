@@ -1,6 +1,6 @@
 //! Reductions: the types of elements, the operators, the arithmetic.
 //!
-//! The rooms above choose the contributions. Invariant: every rank computes the same bits.
+//! Module `groups` chooses the contributions. Invariant: every rank computes the same bits.
 
 pub(crate) mod compute;
 mod fp8;

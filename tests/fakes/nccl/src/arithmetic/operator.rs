@@ -1,7 +1,7 @@
 //! Reduction operators with their parameters.
 //!
-//! `compute` applies them. Invariant: a factor in device memory is read only when the collective
-//! runs.
+//! Module `compute` applies the operators. Invariant: a factor in device memory is read only when
+//! the collective runs.
 
 use super::types::DType;
 
@@ -17,7 +17,8 @@ pub(crate) enum Op {
 }
 
 impl Op {
-    /// Returns a number that ranks compare; the scalar is not part of it, because it can differ.
+    /// Returns the number by which ranks check that they use the same operator. The number does not
+    /// depend on the scalar, which can differ among ranks.
     pub(crate) fn number(self) -> u8 {
         match self {
             Self::Sum => 0,

@@ -1,6 +1,7 @@
 //! NCCL's types of elements.
 //!
-//! `compute` has their arithmetic. Invariant: a type that the emulated version lacks is refused.
+//! Module `compute` has the arithmetic of the types. Invariant: a type that the emulated version
+//! lacks is refused.
 
 use core::ffi::c_int;
 

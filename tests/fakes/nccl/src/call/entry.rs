@@ -27,8 +27,8 @@ macro_rules! exports {
 }
 pub(crate) use exports;
 
-/// Records the failure of such a function in a non-blocking communicator: every later call returns
-/// it, as in NCCL.
+/// Records the failure of a call as the asynchronous error of the non-blocking communicators among
+/// its arguments. Every later call on these communicators returns this error, as in NCCL.
 fn keep(arguments: Arguments<'_>, code: Code) {
     let comms = arguments.iter().filter_map(|(_, argument)| argument.comm()?.peek());
     comms.filter(|comm| !comm.config.blocking).for_each(|comm| comm.set_async_error(code));

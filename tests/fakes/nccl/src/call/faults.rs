@@ -1,7 +1,7 @@
 //! Counts the calls that match a rule, and returns which call fails, hangs, is slow or causes an
 //! asynchronous error.
 //!
-//! `groups` applies the effect. `peerweave_fake_common` counts.
+//! Module `groups` applies the effect. Crate `peerweave_fake_common` counts.
 
 use std::cell::Cell;
 

@@ -1,7 +1,7 @@
-//! A call of an exported function: injects faults, logs it, handles its failure.
+//! Handles a call of an exported function: injects faults, logs the call, handles its failure.
 //!
-//! The bodies of the functions are in `api`. Invariant: no panic leaves an exported function; a
-//! panic ends the process with its message.
+//! The bodies of the functions are in module `api`. Invariant: no panic leaves an exported
+//! function; a panic ends the process with its message.
 
 mod alone;
 pub(crate) mod entry;

@@ -1,8 +1,8 @@
 //! The communicator: one rank, and its lifetime.
 //!
-//! `api` creates communicators, `groups` runs their operations. Invariant: the
-//! memory of a communicator is never freed, so that every use after its end is detected; such a use
-//! ends the process, because in NCCL its behaviour is undefined.
+//! Module `api` creates communicators, and module `groups` runs their operations. Invariant: the
+//! memory of a communicator is never freed, so that every use after the end of the communicator is
+//! detected. Such a use is undefined in NCCL, and ends the process here.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -114,7 +114,7 @@ impl Comm {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns its members. Only for an initialised communicator.
+    /// Returns the members. The communicator must be initialised.
     pub(crate) fn who(&self) -> &Members {
         self.members.get().expect("the communicator is initialised")
     }
@@ -154,7 +154,7 @@ impl Comm {
         }
     }
 
-    /// Sets an asynchronous error; the first one stays.
+    /// Sets the asynchronous error, unless an earlier error is set.
     pub(crate) fn set_async_error(&self, code: Code) {
         let _ = self.async_error.compare_exchange(0, code as i32, Ordering::AcqRel, Ordering::Acquire);
     }

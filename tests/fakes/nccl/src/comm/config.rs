@@ -1,6 +1,7 @@
 //! The configuration of a communicator.
 //!
-//! `api` reads it from the program's struct. Invariant: contains only fields that have an effect.
+//! Module `api` reads the configuration from the program's struct. Invariant: every field has an
+//! effect.
 
 use core::ffi::c_int;
 

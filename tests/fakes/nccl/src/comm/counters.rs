@@ -4,7 +4,7 @@
 
 use std::sync::atomic::AtomicU64;
 
-/// Number of collectives and point-to-point calls, including those in the mode without work.
+/// Number of collectives and point-to-point calls, including calls with the setting `NOOP`.
 pub(crate) static COLLECTIVES: AtomicU64 = AtomicU64::new(0);
 
 /// Number of windows, operators, registrations and device communicators that existed when their

@@ -1,7 +1,7 @@
 //! Events of other processes that change communicators: puts and signals, and the end of a process.
 //!
-//! `messages` reports the events. Invariant: the handlers are set before the first communicator can
-//! receive a message.
+//! Module `messages` reports the events. Invariant: the handlers are set before the first
+//! communicator can receive a message.
 
 use super::communicator::Comm;
 use super::live::live;
@@ -20,7 +20,7 @@ pub(super) fn handle() {
 
 /// Handles a put or signal for a rank of this process.
 fn apply(slot: Slot, bytes: &[u8]) {
-    let word = |index: usize| u64::from_le_bytes(bytes[index * 8..index * 8 + 8].try_into().expect("eight bytes"));
+    let word = |index: usize| u64::from_le_bytes(bytes[index * 8..index * 8 + 8].try_into().expect("a word has eight bytes"));
     let matches = |comm: &&Comm| comm.members.get().is_some_and(|members| members.id == slot.comm && members.rank == slot.to);
     let Some(comm) = live().into_iter().find(matches) else { return };
     let data = &bytes[32..];
@@ -36,8 +36,8 @@ fn apply(slot: Slot, bytes: &[u8]) {
     mailbox::interrupt();
 }
 
-/// Handles the end of a process that had sent messages. NCCL over shared memory would not detect
-/// it; over a network it would.
+/// Handles the end of a process that had sent messages. Depends on the setting `DEATH`, because
+/// NCCL over shared memory would not detect the end, but over a network it would.
 fn process_died(address: &Address) {
     if settings::get().death_is_error {
         for comm in live() {

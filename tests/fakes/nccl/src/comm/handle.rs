@@ -29,13 +29,13 @@ impl CommPtr {
         self.0.is_null()
     }
 
-    /// Returns the communicator in any state; `None` if the handle is not one.
+    /// Returns the communicator in any state; `None` if the handle is not that of a communicator.
     pub(crate) fn peek(self) -> Option<&'static Comm> {
         if self.0.is_null() || !self.0.is_aligned() {
             return None;
         }
-        // SAFETY: a program passes what it got from this library, and that memory is never given
-        // back.
+        // SAFETY: a program passes a handle that it got from this library, and the memory of a
+        // handle is never freed.
         let comm = unsafe { &*self.0 };
         comm.is_marked().then_some(comm)
     }

@@ -1,7 +1,7 @@
 //! The communicators of this process: their state, their handles and their windows.
 //!
-//! `groups` runs operations, `api` creates and ends communicators. Invariant: the memory of a
-//! communicator is never freed, so that every use after its end is detected.
+//! Module `groups` runs operations, and module `api` creates and ends communicators. Invariant: the
+//! memory of a communicator is never freed, so that every use after its end is detected.
 
 mod communicator;
 mod config;

@@ -9,9 +9,9 @@ use crate::arithmetic::{DType, Scalar};
 /// State under a lock that is never held during a wait or a send.
 #[derive(Default)]
 pub(crate) struct State {
-    /// Number of launches that have a ticket.
+    /// Number of launches so far. Each launch has a position: the number of launches before it.
     pub(crate) launched: u64,
-    /// The ticket of the running launch.
+    /// Position of the running launch or, if none is running, of the next one.
     pub(crate) turn: u64,
     pub(crate) running: bool,
     /// Number of the next collective.
@@ -21,10 +21,10 @@ pub(crate) struct State {
     /// Number of shrinks.
     pub(crate) shrinks: u64,
     pub(crate) finalized: bool,
-    /// Whether the first collective has run, if that matters.
+    /// Whether the first collective has been issued. Used only with the setting `CONNECT`.
     pub(crate) connected: bool,
     pub(crate) suspended: bool,
-    /// Whether an id for grow is unused.
+    /// Whether an id that `ncclCommGetUniqueId` created is not yet used by a grow.
     pub(crate) grow_id: bool,
     pub(crate) redops: Vec<Option<RedOp>>,
     /// Registered buffers by handle.
@@ -42,7 +42,7 @@ pub(crate) struct RedOp {
     pub(crate) scalar: Scalar,
 }
 
-/// Removes a communicator's registered buffers, whose handles become invalid with it.
+/// Frees a communicator's registered buffers, whose handles become invalid with the communicator.
 pub(super) fn forget_registered(registered: HashMap<usize, usize>) {
     for handle in registered.into_keys() {
         // SAFETY: the handle was made by `ncclCommRegister` and is in no map any more.

@@ -1,8 +1,8 @@
 //! The windows of the communicators of this process.
 //!
-//! `api` registers them. Invariant: the handle of a window is never reused, so that the use of a
-//! deregistered window is detected; it ends the process, because in NCCL its behaviour is
-//! undefined.
+//! Module `api` registers windows. Invariant: the handle of a window is never reused, so that the
+//! use of a deregistered window is detected. Such a use is undefined in NCCL, and ends the process
+//! here.
 
 use core::ffi::c_void;
 use std::collections::HashMap;
@@ -31,7 +31,7 @@ pub(crate) struct Window {
 
 static WINDOWS: LazyLock<Mutex<HashMap<usize, Arc<Window>>>> = LazyLock::new(Mutex::default);
 
-/// Returns all windows by their handles, locked.
+/// Locks all windows, and returns them by their handles.
 pub(crate) fn windows() -> MutexGuard<'static, HashMap<usize, Arc<Window>>> {
     WINDOWS.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -49,7 +49,7 @@ pub(super) fn forget_all(comm: CommPtr) -> usize {
     before - all.len()
 }
 
-/// Returns the window of a handle, which must be registered.
+/// Returns the window of a handle. Ends the process if the window was deregistered.
 pub(crate) fn find(window: *mut c_void) -> Result<Arc<Window>> {
     not_null(window, "window")?;
     match windows().get(&window.addr()) {
@@ -58,7 +58,7 @@ pub(crate) fn find(window: *mut c_void) -> Result<Arc<Window>> {
     }
 }
 
-/// Returns the window of a handle, which must be of this communicator.
+/// Returns the window of a handle. Fails if the window belongs to another communicator.
 pub(crate) fn of(comm: &'static Comm, window: *mut c_void) -> Result<Arc<Window>> {
     let window = find(window)?;
     if window.comm == comm.handle().address() { Ok(window) } else { invalid("the window belongs to another communicator") }

@@ -1,7 +1,7 @@
 //! Runs collectives: the ranks exchange their data and compute.
 //!
-//! `arithmetic` reduces. Invariant: contributions whose heads differ are never combined; the
-//! communicator hangs, as in NCCL.
+//! Module `arithmetic` reduces. Invariant: contributions are combined only if their kind, type,
+//! operator, root and count are equal. Otherwise the communicator hangs, as in NCCL.
 
 use super::stop::{Step, Stopped, mismatch};
 use super::work::{Collective, Kind};
@@ -10,7 +10,7 @@ use crate::arithmetic::compute;
 use crate::comm::Comm;
 use crate::messages::{Bytes, Channel};
 
-/// Length of the head of a message.
+/// Length of the header of a message, in bytes. The header describes the collective.
 const HEAD: usize = 16;
 
 fn head(collective: &Collective) -> [u8; HEAD] {

@@ -13,7 +13,7 @@ pub(crate) fn next_control(comm: &Comm) -> u64 {
     state.control
 }
 
-/// Exchanges messages with some ranks; returns them in rank order.
+/// Exchanges messages with some ranks. Returns the received messages in rank order.
 pub(crate) fn exchange(comm: &Comm, with: &[i32], tag: u64, own: &[u8], stop: &dyn Fn() -> bool) -> Result<Vec<Bytes>> {
     let own: Bytes = own.into();
     for rank in with {

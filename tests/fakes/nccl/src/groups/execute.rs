@@ -1,9 +1,9 @@
 //! Runs a launch when its stream reaches it: the ranks synchronize, exchange data and compute.
 //!
-//! `launch` enqueues launches; `collective` and `one_sided` run operations.
+//! Module `launch` enqueues launches. Modules `collective` and `one_sided` run operations.
 //!
-//! Invariant: a communicator's launches
-//! run one after another in the order in which they were enqueued, on any streams, as in NCCL.
+//! Invariant: a communicator's launches run one after another in the order in which they were
+//! enqueued, on any streams, as in NCCL.
 
 use core::ffi::c_void;
 use std::sync::atomic::Ordering;

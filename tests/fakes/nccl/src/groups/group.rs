@@ -1,8 +1,8 @@
 //! Groups: calls between `ncclGroupStart` and the outermost `ncclGroupEnd` run together; a call
 //! outside of them is a group of one.
 //!
-//! `api` exports the calls. Invariant: after a call has failed inside a group,
-//! nothing of the group is launched.
+//! Module `api` exports the calls. Invariant: after a call has failed inside a group, nothing of
+//! the group is launched.
 
 use std::cell::RefCell;
 use std::sync::atomic::Ordering;
@@ -46,7 +46,7 @@ pub(crate) fn on_injected(function: &str) {
     }
 }
 
-/// Adds a job; outside of a group it runs immediately.
+/// Adds a job to the open group. Without an open group, the job runs immediately.
 pub(crate) fn submit_job(job: Job) -> Result {
     let alone = GROUP.with_borrow_mut(|group| {
         if group.depth > 0 {
@@ -77,11 +77,12 @@ pub(crate) fn submit_job_silently(job: Job) -> Result {
     }
 }
 
-/// Delay of a job of [`submit_job_silently`], so that a caller that does not wait for its end uses
-/// the result too early.
+/// Delay before a job of [`submit_job_silently`]. A caller that uses the result without waiting for
+/// the end of the job therefore uses it too early.
 const LATE: Duration = Duration::from_millis(5);
 
-/// Adds an operation; outside of a group it is launched immediately.
+/// Adds an operation to the open group. Without an open group, the operation is launched
+/// immediately.
 pub(crate) fn submit(operation: Operation) -> Result {
     let alone = GROUP.with_borrow_mut(|group| {
         if group.depth > 0 {
@@ -146,7 +147,7 @@ fn finish(jobs: Vec<Job>, operations: Vec<Operation>) -> Result {
     }
 }
 
-/// Begins a group, or a nested one.
+/// Begins a group, which may be nested in an open group.
 pub(crate) fn begin() {
     GROUP.with_borrow_mut(|group| group.depth += 1);
 }
@@ -156,7 +157,7 @@ pub(crate) fn depth() -> u32 {
     GROUP.with_borrow(|group| group.depth)
 }
 
-/// Ends a group; the end of the outermost one launches its calls, or simulates them.
+/// Ends a group. The end of the outermost group launches the calls, or simulates them.
 pub(crate) fn end(simulate: Option<*mut SimInfo>) -> Result {
     let group = GROUP.with_borrow_mut(|group| {
         if group.depth == 0 {

@@ -1,16 +1,16 @@
 //! The creation of communicators in a group.
 //!
-//! `api` defines what a job does. Invariant: every job ends, with a connected communicator or with
-//! an aborted one.
+//! Module `api` defines what a job does. Invariant: every job ends, with a connected communicator
+//! or with an aborted one.
 
 use crate::abi::{Out, Result};
 use crate::comm::{Comm, CommPtr};
 
 /// The creation of a communicator.
 pub(crate) struct Job {
-    /// The new communicator; `None` for a rank that takes part without getting one.
+    /// The new communicator; `None` for a rank that takes part, but gets no communicator.
     pub(crate) comm: Option<&'static Comm>,
-    /// The communicator from which it is derived.
+    /// The communicator from which the new communicator is derived.
     pub(crate) parent: Option<&'static Comm>,
     /// Output for the handle.
     pub(crate) handle: Out<CommPtr>,

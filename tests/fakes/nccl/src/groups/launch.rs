@@ -1,7 +1,7 @@
 //! Launches the operations of a group on their streams.
 //!
-//! `execute` runs them when their streams reach them. Invariant: turns are given in the order of
-//! the streams.
+//! Module `execute` runs the operations when their streams reach them. Invariant: launches get
+//! their positions in the order in which streams run them.
 
 use std::sync::atomic::Ordering;
 
@@ -22,8 +22,8 @@ pub(crate) struct Operation {
     pub(crate) event: Option<usize>,
 }
 
-/// Returns an error for a send to the calling rank without a receive in the same group, which would
-/// wait for itself.
+/// Returns an error for a send to the calling rank without a receive in the same group, because the
+/// send would wait forever.
 pub(super) fn check_sends_to_self(operations: &[Operation]) -> Result {
     for operation in operations {
         let me = operation.comm.who().rank;
@@ -43,8 +43,8 @@ pub(super) fn check_sends_to_self(operations: &[Operation]) -> Result {
     Ok(())
 }
 
-/// Waits for the other ranks of communicators whose first collective this is, if the setting
-/// requires that.
+/// Waits for the other ranks of each communicator whose first collective is among the operations,
+/// if the setting `CONNECT` requires that.
 pub(super) fn connect(operations: &[Operation]) -> Result {
     if !settings::get().connect {
         return Ok(());
@@ -105,7 +105,7 @@ fn launch_part(comm: &'static Comm, part: Vec<Operation>) -> Result {
         let turn = state.launched;
         let launch = Box::into_raw(Box::new(Launch { comm, items, turn: Some(turn) })).cast();
         if let Err(failure) = driver::launch(stream, run_once, launch) {
-            // SAFETY: the driver refused it, so that nobody else has it.
+            // SAFETY: the driver refused the launch, so no other code has it.
             drop(unsafe { Box::from_raw(launch.cast::<Launch>()) });
             return Err(failure.into());
         }

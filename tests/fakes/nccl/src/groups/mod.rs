@@ -1,7 +1,7 @@
-//! Groups of calls: what they collect, how it is launched, and how the ranks run it.
+//! Groups of calls: collects the operations of a group, launches them, and runs them.
 //!
-//! `api` checks arguments. Invariant: the operations of a communicator run in the order of their
-//! launches.
+//! Module `api` checks arguments. Invariant: the operations of a communicator run in the order of
+//! their launches.
 
 mod collective;
 pub(crate) mod exchange;

@@ -1,7 +1,7 @@
 //! Runs one-sided operations.
 //!
-//! `comm` handles those that arrive. Invariant: an operation that does not wait for other ranks
-//! sends one message.
+//! Module `comm` handles arriving operations. Invariant: an operation that does not wait for other
+//! ranks sends one message.
 
 use super::work::OneSided;
 use crate::abi::{WaitSignalDesc, read};

@@ -1,4 +1,4 @@
-//! Early ends of launches, and waits until then.
+//! Launches that end early, and waits until a communicator is stopped.
 
 use crate::comm::Comm;
 use crate::messages::mailbox;

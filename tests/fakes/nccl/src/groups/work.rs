@@ -1,6 +1,6 @@
 //! The work of calls: collectives, sends, receives, one-sided operations.
 //!
-//! `execute` runs it. Invariant: contains checked arguments only.
+//! Module `execute` runs the work. Invariant: all arguments have been checked.
 
 use crate::abi::{Code, WaitSignalDesc};
 use crate::arithmetic::{DType, Op};
@@ -47,7 +47,7 @@ pub(crate) enum Work {
         peer: i32,
     },
     OneSided(OneSided),
-    /// No work: the mode without work.
+    /// No work, because the setting `NOOP` is set.
     Nothing,
 }
 
@@ -88,7 +88,7 @@ pub(crate) enum OneSided {
 }
 
 impl OneSided {
-    /// Returns whether it does not wait for other ranks.
+    /// Returns whether the operation does not wait for other ranks.
     pub(crate) fn is_outgoing(&self) -> bool {
         !matches!(self, Self::Wait(_))
     }

@@ -1,11 +1,11 @@
 //! Connects ranks that share a unique id.
 //!
-//! With several ids, each server collects its share of the ranks and forwards them to the server of
-//! the first id, as in NCCL.
+//! The process that created an id is the server of the id: it collects the ranks that join by the
+//! id. With several ids, each server collects its share of the ranks and forwards them to the
+//! server of the first id, as in NCCL.
 //!
-//! Communicators derived from others know their ranks already. Invariant: the process
-//! that created an id serves it once: it collects the ranks, and the server of the first id sends
-//! the complete list to all.
+//! The ranks of a derived communicator know each other already. Invariant: a server serves an id
+//! once, and the server of the first id sends the complete list to all ranks.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
@@ -49,7 +49,7 @@ pub(crate) fn make_id() -> Result<UniqueId> {
     let mut bytes = [0; 128];
     bytes[..8].copy_from_slice(MARK);
     bytes[8..24].copy_from_slice(&number.to_le_bytes());
-    bytes[24] = u8::try_from(address.len()).expect("the address fits an id");
+    bytes[24] = u8::try_from(address.len()).expect("the length of the address fits one byte");
     bytes[25..25 + address.len()].copy_from_slice(address.as_bytes());
     ids().insert(number, Served::Open(None));
     Ok(UniqueId { bytes })
@@ -60,7 +60,7 @@ fn parse(id: &UniqueId) -> Result<(u128, Address)> {
     if id.bytes[..8] != MARK[..] || length > 100 {
         return invalid("the unique id was not created by ncclGetUniqueId");
     }
-    let number = u128::from_le_bytes(id.bytes[8..24].try_into().expect("sixteen bytes"));
+    let number = u128::from_le_bytes(id.bytes[8..24].try_into().expect("a number has sixteen bytes"));
     Ok((number, String::from_utf8_lossy(&id.bytes[25..25 + length]).into_owned()))
 }
 
@@ -69,8 +69,8 @@ pub(crate) fn check_id(id: &UniqueId) -> Result {
     parse(id).map(drop)
 }
 
-/// Returns the id by which a rank joins: the shares differ by at most one, and the first shares are
-/// the larger ones.
+/// Returns the index of the id by which a rank joins. The ids divide the ranks into shares that
+/// differ by at most one rank; the first shares are the larger ones.
 fn id_of(rank: i32, ranks: i32, ids: i32) -> i32 {
     let (small, larger) = (ranks / ids, ranks % ids);
     let in_larger = larger * (small + 1);

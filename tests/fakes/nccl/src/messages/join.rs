@@ -1,6 +1,7 @@
 //! The content of the messages by which ranks join an id.
 //!
-//! `bootstrap` sends and answers them. Invariant: [`Join::read`] reads what [`Join::bytes`] writes.
+//! Module `bootstrap` sends and answers the messages. Invariant: [`Join::read`] reads what
+//! [`Join::bytes`] writes.
 
 use super::wire::Address;
 
@@ -18,7 +19,7 @@ impl Reader<'_> {
     pub(super) fn number(&mut self) -> i32 {
         let (head, rest) = self.0.split_at(4);
         self.0 = rest;
-        i32::from_le_bytes(head.try_into().expect("four bytes"))
+        i32::from_le_bytes(head.try_into().expect("a number has four bytes"))
     }
 
     /// Returns the next text.
@@ -30,7 +31,7 @@ impl Reader<'_> {
     }
 }
 
-/// The message of a rank to the process of an id.
+/// The message by which a rank joins, to the process that serves the id.
 pub(super) struct Join {
     pub(super) ranks: i32,
     /// Number of ranks that join by this id.
@@ -62,7 +63,7 @@ impl Join {
             share: reader.number(),
             device: reader.number(),
             address: reader.text(),
-            number: u128::from_le_bytes(number.try_into().expect("sixteen bytes")),
+            number: u128::from_le_bytes(number.try_into().expect("an id has sixteen bytes")),
             first: reader.text(),
         }
     }

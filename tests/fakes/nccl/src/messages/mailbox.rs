@@ -1,9 +1,9 @@
 //! Messages between ranks: every exchange of the library is a message of one rank in the mailbox of
 //! another.
 //!
-//! `wire` sends messages to other processes. Invariant: messages of one slot are received in the
-//! order in which they were delivered, and every waiting thread wakes at every delivery and every
-//! interruption.
+//! Module `wire` sends messages to other processes. Invariant: messages of one slot are received in
+//! the order in which they were delivered, and every waiting thread wakes at every delivery and
+//! every interruption.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};

@@ -1,6 +1,7 @@
 //! The members of a communicator: the process and the device of each rank.
 //!
-//! `bootstrap` finds them. Invariant: no two ranks of one process have the same device.
+//! Module `bootstrap` determines the members. Invariant: no two ranks of one process have the same
+//! device.
 
 use std::collections::HashMap;
 
@@ -24,8 +25,8 @@ impl Members {
     pub(crate) fn ranks(&self) -> i32 {
         i32::try_from(self.addresses.len()).unwrap_or(i32::MAX)
     }
-    /// Returns the size of the LSA teams: blocks of ranks of one process, if all blocks have the
-    /// same size.
+    /// Returns the size of the LSA teams: the ranks of one process, if every process has the same
+    /// number of consecutive ranks; otherwise 1.
     pub(crate) fn lsa_size(&self) -> i32 {
         let addresses = &self.addresses;
         let block = addresses.iter().take_while(|address| *address == &addresses[0]).count();

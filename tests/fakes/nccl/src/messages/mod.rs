@@ -1,7 +1,7 @@
 //! Messages between ranks, in one process or several; and how ranks find each other.
 //!
-//! `comm` handles puts and the death of processes. Invariant: messages from one rank to another
-//! are received in the order in which they were sent.
+//! Module `comm` handles puts and the death of processes. Invariant: messages from one rank to
+//! another are received in the order in which they were sent.
 
 pub(crate) mod bootstrap;
 mod join;

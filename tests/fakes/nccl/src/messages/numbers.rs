@@ -5,7 +5,7 @@
 
 use peerweave_fake_common::random_word;
 
-/// Returns a new number.
+/// Returns a new random number.
 pub(crate) fn wide() -> u128 {
     (u128::from(random_word()) << 64) | u128::from(random_word())
 }

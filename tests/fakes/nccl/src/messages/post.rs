@@ -1,8 +1,8 @@
 //! Sends messages: into a mailbox of this process, over a socket, or to the handler that processes
 //! them immediately.
 //!
-//! `mailbox` implements waiting. Invariant: a message to a rank of the same process never uses a
-//! socket.
+//! Module `mailbox` implements waiting. Invariant: a message to a rank of the same process never
+//! uses a socket.
 
 use std::sync::OnceLock;
 
@@ -11,7 +11,7 @@ use super::mailbox::{self, Bytes, Channel, Slot};
 use super::wire::{self, Address};
 use crate::abi::Result;
 
-/// What communicators do at events of other processes.
+/// The functions that handle events of other processes.
 #[derive(Clone, Copy)]
 pub(crate) struct Handlers {
     /// Handles a put or signal for a rank of this process.
@@ -22,13 +22,13 @@ pub(crate) struct Handlers {
 
 static HANDLERS: OnceLock<Handlers> = OnceLock::new();
 
-/// Sets the handlers; only the first call has an effect. Without communicators there are none,
-/// and nothing to handle.
+/// Sets the handlers; only the first call has an effect. A process without communicators has no
+/// handlers, and no events to handle.
 pub(crate) fn set_handlers(handlers: Handlers) {
     let _ = HANDLERS.set(handlers);
 }
 
-/// Sends a message to the process at an address, which may be this one.
+/// Sends a message to the process at an address, which may be this process.
 pub(crate) fn send(address: &Address, slot: Slot, bytes: Bytes) -> Result {
     if wire::own()? == address {
         arrived(slot, bytes);

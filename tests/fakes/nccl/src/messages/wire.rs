@@ -1,8 +1,8 @@
 //! Messages to other processes of the machine, over Unix sockets in the abstract namespace.
 //!
-//! `post` defines the meaning of messages. Invariant: sending never blocks; messages from one
-//! process to another arrive in the order in which they were sent, or not at all after the receiver
-//! has ended.
+//! Module `post` defines the meaning of messages. Invariant: sending never blocks; messages from
+//! one process to another arrive in the order in which they were sent, or not at all after the
+//! receiver has ended.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -162,8 +162,8 @@ pub(super) fn send(address: &Address, slot: Slot, bytes: Bytes) -> Result {
     Ok(())
 }
 
-/// Waits until messages to some processes were passed to the system: they arrive even if this
-/// process ends now.
+/// Waits until messages to some processes were passed to the system. Then the messages arrive even
+/// if this process ends.
 pub(crate) fn flush(addresses: &[Address], stop: &dyn Fn() -> bool) {
     let waiting: Vec<_> = {
         let peers = PEERS.lock().unwrap_or_else(PoisonError::into_inner);

@@ -2,8 +2,8 @@
 //! output.
 //!
 //! Not in this module: the log that tests read (`log`); subsystems, time stamps and the `%h` and
-//! `%p` of file names. Invariant: as in NCCL, the variables are read with the first message and
-//! with the first after a reset, and the file is opened for writing from its start.
+//! `%p` of file names. Invariant: as in NCCL, the variables are read at the first message and at
+//! the first message after a reset, and the file is opened for writing from its start.
 
 use std::fs::File;
 use std::io::Write as _;

@@ -8,7 +8,7 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 
 use super::debug;
 
-/// Every text that was ever set, stored once; and the last one.
+/// Every text that was ever set, stored once; and the last text.
 #[derive(Default)]
 struct Texts {
     all: HashSet<&'static CStr>,

@@ -1,6 +1,6 @@
 //! The log for tests, and the message when the process ends.
 //!
-//! `call` writes a line per call. Tests interpret the lines.
+//! Module `call` writes a line per call. Tests interpret the lines.
 
 use peerweave_fake_common::Log;
 

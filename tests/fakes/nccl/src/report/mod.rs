@@ -1,7 +1,7 @@
 //! What the library reports: the log for tests, the log for users, the text of the last error.
 //!
-//! The rooms above decide what is an error. Invariant: a text is complete when it is reported;
-//! nothing here waits for other ranks.
+//! The callers decide what is an error. Invariant: a text is complete when it is reported; nothing
+//! in this folder waits for other ranks.
 
 pub(crate) mod debug;
 pub(crate) mod errors;

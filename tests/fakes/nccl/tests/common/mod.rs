@@ -1,6 +1,7 @@
-//! Declares raw functions of the two fake libraries, as a C program would call them.
+//! Declares the C functions of the two fake libraries.
 //!
-//! Checks only result codes. Invariant: every pointer passed to a call comes from the same test.
+//! The helpers check only result codes. Invariant: every pointer passed to a call comes from the
+//! same test.
 
 #![allow(dead_code, non_snake_case, unreachable_pub, clippy::too_many_arguments)]
 
@@ -143,12 +144,12 @@ library! { NCCL = "libnccl.so.2":
     peerweave_fake_nccl_count(name: *const c_char) -> i64;
 }
 
-/// Returns both fakes.
+/// Returns settings with the fake driver and the fake NCCL.
 pub fn fakes() -> Fakes {
     Fakes::new().cuda().nccl()
 }
 
-/// Returns both fakes with NCCL of this version.
+/// Returns settings with the fake driver, and the fake NCCL of this version.
 pub fn fakes_of(version: i32) -> Fakes {
     let newer = include_str!("../../since.txt").lines().filter_map(|line| line.split_once(' '));
     let newer = newer.filter(|(_, since)| since.parse::<i32>().is_ok_and(|since| since > version));
@@ -173,7 +174,7 @@ pub fn last_error() -> String {
 }
 
 pub fn count(name: &str) -> i64 {
-    let name = CString::new(name).expect("a name");
+    let name = CString::new(name).expect("the name has no zero byte");
     peerweave_fake_nccl_count(name.as_ptr())
 }
 
@@ -245,7 +246,7 @@ pub fn settled(comm: Handle) -> c_int {
         if state != 7 {
             return state;
         }
-        assert!(Instant::now() < end, "the communicator stays in progress");
+        assert!(Instant::now() < end, "timed out: the communicator is still in progress");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -255,7 +256,7 @@ pub fn settled(comm: Handle) -> c_int {
 pub fn eventually(what: impl Fn() -> bool) {
     let end = Instant::now() + Duration::from_secs(60);
     while !what() {
-        assert!(Instant::now() < end, "it does not come to hold");
+        assert!(Instant::now() < end, "timed out: the condition does not hold");
         std::thread::sleep(Duration::from_millis(1));
     }
 }

@@ -1,7 +1,7 @@
 //! Versions of NVSHMEM, and the functions of each.
 //!
-//! `settings` has the emulated version. Invariant: `since.txt` contains every function that this
-//! library exports and that 3.3.24 lacks.
+//! Module `settings` has the emulated version. Invariant: `since.txt` contains every function that
+//! this library exports and that 3.3.24 lacks.
 
 use std::collections::HashMap;
 use std::str::FromStr;

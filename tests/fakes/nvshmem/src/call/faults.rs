@@ -1,6 +1,7 @@
 //! Determines from the rules whether a call fails, hangs, is slow or ends the process.
 //!
-//! The operations apply the effects. `peerweave_fake_common` counts the calls that match a rule.
+//! The operations apply the effects. Crate `peerweave_fake_common` counts the calls that match a
+//! rule.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! The wrapper of every exported function: injects faults, logs the call, handles a failure.
 //!
-//! The bodies of the functions are in the rooms above. Invariant: no panic leaves an exported
-//! function; a panic ends the process with its message.
+//! Other modules have the bodies of the functions. Invariant: no panic leaves an exported function;
+//! a panic ends the process with its message.
 
 pub(crate) mod entry;
 pub(crate) mod faults;

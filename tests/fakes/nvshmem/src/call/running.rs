@@ -1,7 +1,7 @@
 //! The running call of each thread, and the PE of the process.
 //!
-//! `job` sets the PE. Invariant: an injected effect applies once, to the operation of its call or
-//! at the end of the call.
+//! Module `job` sets the PE. Invariant: an injected effect applies once, to the operation of its
+//! call or at the end of the call.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicI32, Ordering};

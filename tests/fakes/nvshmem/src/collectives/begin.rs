@@ -12,7 +12,7 @@ use crate::job::{World, live, on_stream};
 use crate::peers::{Flight, Team};
 use crate::settings;
 
-/// Returns the job, and the team with a handle.
+/// Returns the job, and the team with this handle.
 pub(super) fn team_of(handle: c_int) -> Result<(Arc<World>, Arc<Team>)> {
     let world = live();
     if handle < 0 {

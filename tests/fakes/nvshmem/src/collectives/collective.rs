@@ -1,8 +1,8 @@
 //! Collectives over data: exchange data of the members of a team and compute results, immediately
 //! or in stream order.
 //!
-//! `typed` has the exported functions. Invariant: all members read every source before any member
-//! writes its target, so that source and target can be the same memory.
+//! Module `typed` has the exported functions. Invariant: all members read every source before any
+//! member writes its target, so that source and target can be the same memory.
 
 use core::ffi::{c_int, c_void};
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Collectives by type and by size in bytes, from the host and on streams.
 //!
-//! `collective` implements the collectives. Invariant: counts of typed functions are in elements,
-//! and those of `mem` functions in bytes.
+//! Module `collective` implements the collectives. Invariant: counts of typed functions are in
+//! elements, and those of `mem` functions in bytes.
 
 use core::ffi::{c_int, c_void};
 

@@ -1,7 +1,7 @@
 //! Symmetric memory: the heap and registered memory, and the live allocations.
 //!
-//! `resources` has the functions that allocate. Invariants: memory that is live on this PE is live
-//! on every PE at the same offset. Bytes are accessed only while the `Memory` is locked.
+//! Module `resources` has the functions that allocate. Invariants: memory that is live on this PE
+//! is live on every PE at the same offset. Bytes are accessed only while the `Memory` is locked.
 
 use std::collections::BTreeMap;
 

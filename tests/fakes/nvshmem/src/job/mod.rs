@@ -1,7 +1,7 @@
 //! The job to which this process belongs as a PE: its symmetric memory, its teams, its pending
 //! transfers, and its work on streams.
 //!
-//! `startup` starts and ends the job. Invariant: there is at most one job.
+//! Module `startup` starts and ends the job. Invariant: there is at most one job.
 
 pub(crate) mod counters;
 pub(crate) mod memory;

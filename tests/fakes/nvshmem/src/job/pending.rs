@@ -1,9 +1,9 @@
 //! Transfers that are on internal streams or that the host has sent over the network. They complete
 //! some time after the call, at the latest at a quiet.
 //!
-//! `transfers` moves the data. Invariants: transfers of one queue run in order, one at a time. A
-//! quiet on a stream does not complete transfers that the host has sent, because those use other
-//! queues of the network.
+//! Module `transfers` moves the data. Invariants: transfers of one queue run in order, one at a
+//! time. A quiet on a stream does not complete transfers that the host has sent, because those use
+//! other queues of the network.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -29,7 +29,8 @@ pub(crate) struct Peer {
 }
 
 impl Region {
-    /// Maps a handle's memory, and the memory of all other PEs that make the same call. Collective.
+    /// Maps the memory of a handle, and the memory that each other PE passes in this call.
+    /// Collective.
     pub(crate) fn map(
         turn: &mut Turn<'_>,
         processes: &[u32],

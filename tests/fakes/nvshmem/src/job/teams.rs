@@ -1,7 +1,7 @@
 //! The teams of which this PE is a member, by handle: predefined teams and created teams.
 //!
-//! `resources` creates and destroys teams. Invariant: a handle is never used again, so that the use
-//! of a destroyed team is detected.
+//! Module `resources` creates and destroys teams. Invariant: a handle is never used again, so that
+//! the use of a destroyed team is detected.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -21,7 +21,7 @@ pub(crate) struct Teams {
 }
 
 impl Teams {
-    /// Creates the predefined teams of a job whose world is `world`.
+    /// Creates the predefined teams of a job; `world` is the team of all PEs.
     pub(crate) fn new(world: &Arc<Team>, memory: &Memory, max: usize) -> Self {
         let all = || world.members.clone();
         let own = || vec![world.members[world.me]];
@@ -49,7 +49,7 @@ impl Teams {
         self.by_handle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the team with a handle; ends the process if there is no such team.
+    /// Returns the team with this handle; ends the process if there is no such team.
     pub(crate) fn of(&self, handle: i32) -> Arc<Team> {
         if let Some(team) = self.lock().get(&handle) {
             return Arc::clone(team);

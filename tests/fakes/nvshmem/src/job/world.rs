@@ -1,6 +1,7 @@
 //! The state of the job of which this process is a PE.
 //!
-//! `startup` creates the state. Invariant: the memory is locked while its bytes are accessed.
+//! Module `startup` creates the state. Invariant: the memory is locked while its bytes are
+//! accessed.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -90,7 +91,7 @@ impl World {
         self.modules.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the process unless the job has such a PE.
+    /// Ends the process if the job has no PE with this number.
     pub(crate) fn check_pe(&self, pe: i32) {
         if !(0..self.ranks).contains(&pe) {
             undefined(&format!("{}: PE {pe} does not exist in a job of {} PEs", call::function(), self.ranks));

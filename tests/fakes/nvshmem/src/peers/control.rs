@@ -1,8 +1,8 @@
 //! The memory that all PEs of a job share besides their heaps: the data of each PE, and a slot for
 //! the exchanges of each team.
 //!
-//! `exchange` implements the exchanges. Invariant: zeroed memory is a valid initial state, and the
-//! memory stays mapped as long as the process lives.
+//! Module `exchange` implements the exchanges. Invariant: zeroed memory is a valid initial state,
+//! and the memory stays mapped as long as the process lives.
 
 use core::cell::UnsafeCell;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};

@@ -1,9 +1,9 @@
 //! Running collectives of a team in this process. At most one is allowed at a time, because NVSHMEM
 //! has one set of counters for each team.
 //!
-//! `exchange` exchanges data with other PEs. Invariant: a collective begins after all earlier
-//! collectives of its team are complete. The process ends if a collective begins earlier, or if a
-//! call uses the team's counters while a collective is pending.
+//! Module `exchange` exchanges data with other PEs. Invariant: a collective begins after all
+//! earlier collectives of its team are complete. The process ends if a collective begins earlier,
+//! or if a call uses the team's counters while a collective is pending.
 
 use std::sync::atomic::Ordering;
 

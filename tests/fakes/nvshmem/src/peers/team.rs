@@ -1,7 +1,7 @@
 //! A team of which this PE is a member, and the count of its collectives.
 //!
-//! `exchange` has the operations that members do together. Invariant: the last member that leaves a
-//! team frees the team's slot.
+//! Module `exchange` has the operations that members do together. Invariant: the last member that
+//! leaves a team frees the team's slot.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};

@@ -1,7 +1,7 @@
 //! Allocates and frees symmetric memory.
 //!
-//! `job` records the allocations. Invariant: if PEs allocate differently, the process ends with a
-//! message that names both calls.
+//! Module `job` records the allocations. Invariant: if PEs allocate differently, the process ends
+//! with a message that names both calls.
 
 use core::ffi::c_void;
 

@@ -1,7 +1,7 @@
 //! The objects that a program creates and destroys, and queries about these objects: symmetric
 //! memory, registrations, teams, modules.
 //!
-//! `job` records the objects. Invariant: a setup call of a team has an effect only after all
+//! Module `job` records the objects. Invariant: a setup call of a team has an effect only after all
 //! members have called it with equal arguments.
 
 mod addresses;

@@ -1,7 +1,7 @@
 //! Registers memory outside the heap: for this PE, or as symmetric memory.
 //!
-//! `job` records the registrations. Invariant: symmetric memory is registered on all PEs or on
-//! none.
+//! Module `job` records the registrations. Invariant: symmetric memory is registered on all PEs or
+//! on none.
 
 use core::ffi::{c_int, c_void};
 
@@ -55,7 +55,8 @@ fn unregister_symmetric(world: &World, address: usize, bytes: usize) -> Result {
     driver::with_context(world.context, || region.map_or(Ok(()), |region| region.unmap(world.pe as usize)))
 }
 
-/// Registers symmetric memory. Returns null and prints the reason if the registration fails.
+/// Registers symmetric memory, at address `wish` if possible. Returns null and prints the reason if
+/// the registration fails.
 fn register(address: usize, bytes: usize, wish: usize) -> *mut c_void {
     register_symmetric(address, bytes, wish).unwrap_or_else(|failure| {
         complain(&format!("{}: {}", call::function(), failure.text));

@@ -1,6 +1,6 @@
 //! Creates teams by an id, whose members find each other without a parent team.
 //!
-//! Invariant: a slot of ids keeps its id until the last member has joined.
+//! Invariant: a slot, which a team's id determines, keeps this id until the last member has joined.
 
 use core::ffi::{c_int, c_long};
 use std::sync::atomic::Ordering;

@@ -1,7 +1,7 @@
 //! Creates teams by splitting other teams, and destroys teams.
 //!
-//! `exchange` exchanges data among the members. Invariant: the first member allocates a team's slot
-//! in the control memory, and the last member that destroys the team frees it.
+//! Module `exchange` exchanges data among the members. Invariant: the first member allocates a
+//! team's slot in the control memory, and the last member that destroys the team frees it.
 
 use core::ffi::{c_int, c_long};
 use std::sync::atomic::Ordering;
@@ -39,7 +39,8 @@ fn make(world: &World, parent: &Team, members: Option<Vec<i32>>, same: &[u64], c
     let taken = if leads && !full { world.control.take_team() } else { None };
     let all = turn.meet(record(same, &[taken.map_or(0, |index| index as u64 + 1), u64::from(full)]));
     let Some(members) = members else { return Ok(INVALID) };
-    let rank_of = |pe: i32| parent.members.iter().position(|member| *member == pe).expect("the members are those of the parent");
+    let rank_of =
+        |pe: i32| parent.members.iter().position(|member| *member == pe).expect("every member is a member of the parent");
     let index = all[rank_of(members[0])].own[0];
     if index == 0 || members.iter().any(|pe| all[rank_of(*pe)].own[1] != 0) {
         if let Some(taken) = taken {

@@ -45,7 +45,7 @@ fn version_number() -> u64 {
     (version.0 * 10_000 + version.1 * 100 + version.2) as u64
 }
 
-/// Registers this PE and waits for all PEs; checks their processes and whether GPUs are shared.
+/// Registers this PE and waits for all PEs. Returns their processes, and whether PEs share a GPU.
 pub(super) fn join(control: &'static Control, pe: c_int, ranks: c_int, device: c_int, bytes: usize) -> Result<(Vec<u32>, bool)> {
     if !(1..=MAX_PES as c_int).contains(&ranks) || !(0..ranks).contains(&pe) {
         return invalid(format!("PE {pe} does not exist in a job of {ranks} PEs"));
@@ -64,7 +64,7 @@ pub(super) fn join(control: &'static Control, pe: c_int, ranks: c_int, device: c
     card.process.store(std::process::id(), Ordering::Relaxed);
     card.heap_bytes.store(bytes as u64, Ordering::Relaxed);
     for (half, place) in uuid.chunks_exact(8).zip(&card.uuid) {
-        place.store(u64::from_ne_bytes(half.try_into().expect("eight bytes")), Ordering::Relaxed);
+        place.store(u64::from_ne_bytes(half.try_into().expect("half of a UUID has eight bytes")), Ordering::Relaxed);
     }
     card.version.store(version_number(), Ordering::Relaxed);
     card.algorithms.store(algorithms(), Ordering::Relaxed);

@@ -1,7 +1,8 @@
 //! The control memory of a job: in a memory file that a unique id names, or in a file of a
 //! directory.
 //!
-//! `connect` chooses the file. Invariant: the file of an id stays open until its process ends.
+//! Module `connect` chooses the file. Invariant: the file of an id stays open until its process
+//! ends.
 
 use std::ffi::CString;
 use std::fs::OpenOptions;
@@ -59,7 +60,7 @@ pub(super) fn new_id() -> Result<UniqueId> {
 }
 
 fn number<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
-    bytes[at..at + N].try_into().expect("the length is that of an id")
+    bytes[at..at + N].try_into().expect("the range has the length of the array")
 }
 
 /// Returns the shared memory of the job with a unique id.

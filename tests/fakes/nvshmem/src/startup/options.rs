@@ -1,6 +1,6 @@
 //! NVSHMEM's own variables.
 //!
-//! The settings of the fake are in `settings`. Invariant: the variables are read once.
+//! The settings of the fake are in module `settings`. Invariant: the variables are read once.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;

@@ -1,8 +1,8 @@
 //! Atomics from the host, by type.
 //!
 //! There are no atomics on streams, because NVSHMEM has only signals on streams. Invariant: unless
-//! a test enables atomics, they behave as in every known release of NVSHMEM: they are exported,
-//! print "not implemented" and return zero.
+//! the setting `ATOMICS` is set, atomics behave as in every known release of NVSHMEM: they are
+//! exported, print "not implemented" and return zero.
 
 use core::ffi::c_int;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};

@@ -1,7 +1,7 @@
 //! One-sided operations: puts, gets, signals, waits for words, atomics.
 //!
-//! Collectives are in `collectives`. Invariant: the remote side is symmetric memory that is live
-//! when it is accessed.
+//! Collectives are in module `collectives`. Invariant: the remote side is symmetric memory that is
+//! live when it is accessed.
 
 mod atomics;
 mod puts;

@@ -1,8 +1,8 @@
 //! Puts and gets of arrays: contiguous, strided, and with a signal; by type, by width and by bytes;
 //! from the host and on streams.
 //!
-//! `transfer` implements the puts and gets. Invariant: counts and strides are in elements of the
-//! type or the width, or in bytes.
+//! Module `transfer` implements the puts and gets. Invariant: counts and strides are in elements of
+//! the type or the width, or in bytes.
 
 use core::ffi::{c_int, c_void};
 

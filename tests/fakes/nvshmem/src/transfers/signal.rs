@@ -1,6 +1,6 @@
 //! Signals: 64-bit words that are set or added to atomically.
 //!
-//! `waits` has the waits for signals. Invariant: a word is read and written atomically.
+//! Module `waits` has the waits for signals. Invariant: a word is read and written atomically.
 
 use core::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};

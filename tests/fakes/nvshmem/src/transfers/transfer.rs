@@ -1,7 +1,7 @@
 //! Implements puts and gets: immediately, later, or in stream order.
 //!
-//! `puts` and `values` have the exported functions. Invariant: the remote side is symmetric memory
-//! that is live when the bytes are copied.
+//! Modules `puts` and `values` have the exported functions. Invariant: the remote side is symmetric
+//! memory that is live when the bytes are copied.
 
 use core::ffi::{c_int, c_void};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Declares raw functions of the fake libraries, as a C program would declare them.
+//! Declares the C functions of the fake libraries.
 //!
 //! The helpers check only result codes. Invariant: every pointer passed to a call comes from the
 //! same test.
@@ -206,7 +206,7 @@ pub fn shared_id(me: &Child, name: &str) -> UniqueId {
         assert_eq!(nvshmemx_get_uniqueid(&mut id), 0);
         me.put_file(name, &id.internal);
     } else {
-        id.internal.copy_from_slice(&std::fs::read(me.file(name)).expect("the id's file"));
+        id.internal.copy_from_slice(&std::fs::read(me.file(name)).expect("the file with the id can be read"));
     }
     id
 }
@@ -270,7 +270,7 @@ pub fn plain<T: Copy>(elements: &[T]) -> usize {
 }
 
 pub fn count(name: &str) -> i64 {
-    let name = CString::new(name).expect("a name");
+    let name = CString::new(name).expect("the name has no zero byte");
     peerweave_fake_nvshmem_count(name.as_ptr())
 }
 

@@ -65,8 +65,8 @@ fn order(stream: CuStream, mut copy: Copy, sides: Sides) -> Result {
     if wait { synchronize(&stream) } else { Ok(()) }
 }
 
-/// Copies on the legacy stream. A copy between devices returns before the copy is complete, as in
-/// the driver.
+/// Copies on the legacy stream, and waits until the copy is complete. Like the driver, does not
+/// wait if both sides are device memory.
 fn order_and_wait(copy: Copy, sides: Sides) -> Result {
     let stream = legacy()?;
     forbid_legacy(&stream)?;
@@ -94,7 +94,7 @@ fn peer(to: CuPtr, to_context: CuContext, from: CuPtr, from_context: CuContext, 
     Ok(copy)
 }
 
-/// Returns the address of one side, and whether that side may be host memory. `kind` is a
+/// Returns the address of one side of a copy, and whether that side may be host memory. `kind` is a
 /// `CUmemorytype`: 1 host, 2 device, 4 unified.
 fn side(kind: c_int, host: usize, device: CuPtr) -> Result<(u64, bool)> {
     match kind {

@@ -20,7 +20,7 @@ use crate::work::shared_event::SharedEvent;
 const MEMORY: u64 = 0x706d_656d;
 const EVENT: u64 = 0x7065_7674;
 
-/// Content of a handle of 64 bytes.
+/// Content of the 64 bytes of a `CUipcMemHandle` or `CUipcEventHandle`.
 struct Ticket {
     kind: u64,
     file: ProcessFile,
@@ -65,7 +65,7 @@ impl Ticket {
         })
     }
 
-    /// Opens the file that the ticket names, if its process is alive.
+    /// Opens the file that the ticket names, if the process that exported the file is alive.
     fn open(&self) -> Result<OwnedFd> {
         self.file.open().ok_or(Code::INVALID_VALUE)
     }

@@ -1,5 +1,5 @@
-//! Multicast objects. The driver's copies and fills and `peerweave_fake_multicast_store` replace
-//! the stores of kernels; a plain store of the host to a multicast address faults.
+//! Multicast objects. Kernels do not run, so tests store by the driver's copies and fills and by
+//! `peerweave_fake_multicast_store`. A plain store of the host to a multicast address faults.
 
 use core::ffi::{c_int, c_ulonglong, c_void};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Allocates and frees plain device memory, in the order of the host or of a stream.
+//! Allocates and frees plain device memory, synchronously or in stream order.
 
 use core::ffi::c_uint;
 use std::sync::Arc;

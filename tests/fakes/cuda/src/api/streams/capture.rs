@@ -1,4 +1,4 @@
-//! Captures of streams.
+//! Begins, ends and queries the captures of streams.
 
 use core::cell::Cell;
 use core::ffi::{c_int, c_uint};

@@ -1,8 +1,9 @@
 //! Reads `ncclConfig_t` in the layout of the emulated version, and the other versioned structs of
 //! calls.
 //!
-//! Requirements of device communicators are in `device_comm`. Invariant: only the prefix that both
-//! sides know is read, and a field newer than the caller's version counts as unset.
+//! Requirements of device communicators are in module `device_comm`. Invariant: only the fields
+//! that both the caller and the emulated version know are read, and a field newer than the caller's
+//! version counts as unset.
 
 use core::ffi::c_int;
 use core::mem::offset_of;
@@ -44,7 +45,7 @@ const FIELDS: &[(&str, usize, Kind, i32)] = &[
     ("nvlsHostMode", offset_of!(ConfigStruct, nvls_host_mode), Kind::Int, 23200),
 ];
 
-/// The values of the integer fields after the rules of versions, as logged.
+/// The effective configuration: fields that the caller or the emulated version lacks are unset.
 struct Values {
     bytes: [u8; size_of::<ConfigStruct>()],
 }
@@ -66,8 +67,8 @@ impl Values {
     }
 
     fn int(&self, name: &str) -> c_int {
-        let field = FIELDS.iter().find(|field| field.0 == name).expect("a field's name");
-        c_int::from_le_bytes(self.bytes[field.1..field.1 + 4].try_into().expect("four bytes"))
+        let field = FIELDS.iter().find(|field| field.0 == name).expect("the configuration has a field of this name");
+        c_int::from_le_bytes(self.bytes[field.1..field.1 + 4].try_into().expect("an integer field has four bytes"))
     }
 
     fn set(&self, name: &str) -> Option<c_int> {
@@ -149,7 +150,8 @@ fn log_values(values: &Values) {
         match field.2 {
             Kind::Int => shown.extend(values.set(field.0).map(|value| format!("{}={value}", field.0))),
             Kind::Pointer => {
-                let address = usize::from_le_bytes(values.bytes[field.1..field.1 + 8].try_into().expect("eight bytes"));
+                let address =
+                    usize::from_le_bytes(values.bytes[field.1..field.1 + 8].try_into().expect("a pointer field has eight bytes"));
                 if address != 0 {
                     shown.push(format!("{}={}", field.0, text(std::ptr::with_exposed_provenance(address))));
                 }

@@ -1,10 +1,7 @@
 //! Communicators derived from others: split, shrink, grow.
 //!
-//! `init` creates communicators from ids that no communicator created.
-//!
-//! Invariant: ranks that derive a
-//! communicator together compute its number from the old number and their arguments, without a
-//! message.
+//! Module `init` creates communicators from unique ids. Invariant: ranks that derive a communicator
+//! together compute its number from the parent's number and their arguments, without a message.
 
 use core::ffi::c_int;
 use std::sync::atomic::Ordering;
@@ -18,7 +15,7 @@ use crate::groups::exchange::{everybody, exchange, next_control};
 use crate::groups::{Job, group};
 use crate::messages::{Members, bootstrap, numbers};
 
-/// Returns the members of a new communicator of some ranks.
+/// Returns the members of a new communicator that consists of some ranks of `parent`.
 fn subset(parent: &Comm, ranks: &[i32], id: u128) -> Members {
     let who = parent.who();
     let rank = ranks.iter().position(|rank| *rank == who.rank).expect("this rank is a member") as i32;
@@ -28,7 +25,7 @@ fn subset(parent: &Comm, ranks: &[i32], id: u128) -> Members {
 }
 
 fn number(bytes: &[u8], at: usize) -> i32 {
-    i32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+    i32::from_le_bytes(bytes[at..at + 4].try_into().expect("a number has four bytes"))
 }
 
 fn split(parent: &'static Comm, color: c_int, key: c_int, newcomm: *mut CommPtr, config: Config) -> Result {
@@ -83,8 +80,8 @@ fn shrink(parent: &'static Comm, excluded: &[c_int], newcomm: *mut CommPtr, conf
     })
 }
 
-/// Returns a parent communicator: it may be revoked, but must not be finalized or have background
-/// tasks.
+/// Returns the communicator from which another can be derived. A revoked communicator is allowed; a
+/// finalized or suspended one, or one with background work, is an error.
 fn parent(comm: CommPtr) -> Result<&'static Comm> {
     let comm = comm.ready()?;
     if comm.state().finalized {

@@ -1,7 +1,7 @@
 //! Creates communicators from unique ids.
 //!
-//! `derive` creates communicators from others. Invariant: no communicator is created with a device
-//! or rank that does not exist.
+//! Module `derive` creates communicators from other communicators. Invariant: no communicator is
+//! created with a device or rank that does not exist.
 
 use core::ffi::c_int;
 
@@ -30,7 +30,7 @@ fn init_rank(newcomm: *mut CommPtr, ranks: c_int, ids: Vec<UniqueId>, rank: c_in
 }
 
 exports! {
-    /// Creates an id, which this process serves.
+    /// Creates a unique id. This process is the server by which the ranks find each other.
     fn ncclGetUniqueId(unique_id: *mut UniqueId) {
         not_null(unique_id, "uniqueId")?;
         Out(unique_id).set(bootstrap::make_id()?);

@@ -1,7 +1,7 @@
 //! Queries of a communicator.
 //!
-//! Properties for kernels are in `device_comm`. Invariant: a result that depends on the ranks is
-//! available only after they have connected.
+//! Properties for kernels are in module `device_comm`. Invariant: a result that depends on the
+//! ranks is available only after they have connected.
 
 use core::ffi::c_int;
 use std::sync::atomic::Ordering;

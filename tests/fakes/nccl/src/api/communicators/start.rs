@@ -1,7 +1,7 @@
 //! Starts the creation of a communicator.
 //!
-//! `groups` runs the job. Invariant: the handle is returned before the ranks have connected, so
-//! that a non-blocking program can abort an initialization.
+//! Module `groups` runs the creation. Invariant: the handle is returned before the ranks have
+//! connected, so that a non-blocking program can abort an initialization.
 
 use std::time::Duration;
 
@@ -25,7 +25,8 @@ pub(super) fn init_faults(comm: &Comm, rank: i32) -> Result {
     if comm.stopped() { fail(Code::InternalError, "initialisation was aborted") } else { Ok(()) }
 }
 
-/// Returns the handle of a communicator whose members a job will set.
+/// Writes the handle of a new communicator, and submits the job that connects its ranks. In the
+/// job, `find` determines the members.
 pub(super) fn start(
     newcomm: *mut CommPtr,
     comm: &'static Comm,

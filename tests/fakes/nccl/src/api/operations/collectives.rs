@@ -1,7 +1,7 @@
 //! The collectives: checks their arguments, and creates their operations.
 //!
-//! `groups` runs the operations. Invariant: arguments that NCCL refuses are refused with its code
-//! before anything is enqueued.
+//! Module `groups` runs the operations. Invariant: arguments that NCCL refuses are refused with its
+//! code before anything is enqueued.
 
 use core::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering;
@@ -111,7 +111,7 @@ collectives! {
 }
 
 exports! {
-    /// Broadcasts in place, by the older function.
+    /// Broadcasts in place: the older form of `ncclBroadcast`.
     fn ncclBcast(buff: *mut c_void, count: usize, datatype: c_int, root: c_int, comm: CommPtr, stream: Stream) {
         let kind = Kind::Broadcast;
         collective(Call { kind, send: buff, receive: buff, count, dtype: datatype, op: None, root, comm, stream }, None)

@@ -1,6 +1,6 @@
 //! Reads the configuration of a call.
 //!
-//! Invariant: as much of the struct is read as the caller's version has.
+//! Invariant: only the fields that the caller's version of the struct has are read.
 
 use core::ffi::c_int;
 use core::mem::offset_of;

@@ -1,6 +1,7 @@
-//! The begin and the end of groups.
+//! Begins and ends groups.
 //!
-//! `groups` has their content. Invariant: every begin that returned success has one end.
+//! Module `groups` runs the calls of a group. Invariant: every begin that returned success has one
+//! end.
 
 use core::ffi::c_int;
 
@@ -9,19 +10,19 @@ use crate::call::exports;
 use crate::groups::group;
 
 exports! {
-    /// Begins a group, or a nested one.
+    /// Begins a group, which may be nested in an open group.
     fn ncclGroupStart() {
         group::begin();
         Ok(())
     }
 
-    /// Ends a group; the end of the outermost one launches its calls.
+    /// Ends a group. The end of the outermost group launches the calls.
     fn ncclGroupEnd() {
         group::end(None)
     }
 
-    /// Ends a group without launching it; the end of the outermost one returns an estimate of its
-    /// time in microseconds.
+    /// Ends a group without launching its calls. The end of the outermost group returns an estimate
+    /// of the group's time in microseconds.
     fn ncclGroupSimulateEnd(sim_info: *mut SimInfo) {
         not_null(sim_info, "simInfo").and_then(|()| {
             // SAFETY: the pointer is not null, and every version's struct begins with this header.
@@ -35,7 +36,7 @@ exports! {
     }
 }
 
-/// Returns the depth of groups of the calling thread.
+/// Returns how many groups are open on the calling thread; groups can be nested.
 #[unsafe(no_mangle)]
 extern "C" fn peerweave_fake_nccl_group_depth() -> c_int {
     group::depth() as c_int

@@ -1,6 +1,7 @@
 //! One-sided operations on windows: puts, signals and waits for signals.
 //!
-//! `groups` runs them. Invariant: the bounds of a put are checked before it is enqueued.
+//! Module `groups` runs the operations. Invariant: the bounds of a put are checked before the put
+//! is enqueued.
 
 use core::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::Ordering;
@@ -26,7 +27,7 @@ fn check_signal(comm: &Comm, peer: c_int, signal: c_int, context: c_int) -> Resu
 }
 
 exports! {
-    /// Writes into a rank's window and signals it.
+    /// Writes into a rank's window and signals the rank.
     fn ncclPutSignal(localbuff: *const c_void, count: usize, datatype: c_int, peer: c_int, peer_win: *mut c_void,
         peer_win_offset: usize, sig_idx: c_int, ctx: c_int, flags: c_uint, comm: CommPtr, stream: Stream) {
         counters::COLLECTIVES.fetch_add(1, Ordering::Relaxed);

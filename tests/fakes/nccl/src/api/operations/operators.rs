@@ -1,7 +1,7 @@
 //! Reduction operators: the built-in ones, and those that first multiply by a scalar.
 //!
-//! The arithmetic is in `arithmetic`. Invariant: a created operator belongs to one communicator and
-//! one type.
+//! Module `arithmetic` has the arithmetic. Invariant: a created operator belongs to one
+//! communicator and one type.
 
 use core::ffi::{c_int, c_void};
 
@@ -10,10 +10,10 @@ use crate::arithmetic::{DType, Op, Scalar, read_value};
 use crate::call::exports;
 use crate::comm::{Comm, CommPtr, RedOp};
 
-/// The smallest number of a created operator.
+/// The smallest number that a created operator has.
 const FIRST_OWN: c_int = 5;
 
-/// Returns the operation of an operator on this communicator.
+/// Returns the operation for the number of an operator on this communicator.
 pub(super) fn resolve(comm: &Comm, op: c_int, dtype: DType) -> Result<Op> {
     Ok(match op {
         0 => Op::Sum,
@@ -56,7 +56,7 @@ exports! {
             state.redops.len() - 1
         });
         state.redops[place] = Some(RedOp { dtype, scalar });
-        Out(op).set(FIRST_OWN + c_int::try_from(place).expect("few operators"));
+        Out(op).set(FIRST_OWN + c_int::try_from(place).expect("the number of operators fits 32 bits"));
         Ok(())
     }
 

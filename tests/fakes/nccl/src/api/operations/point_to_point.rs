@@ -1,7 +1,7 @@
 //! Sends and receives.
 //!
-//! `groups` runs them. Invariant: arguments that NCCL refuses are refused with its code before
-//! anything is enqueued.
+//! Module `groups` runs the operations. Invariant: arguments that NCCL refuses are refused with its
+//! code before anything is enqueued.
 
 use core::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering;

@@ -11,8 +11,8 @@ pub(super) fn submit(comm: &'static Comm, stream: Stream, work: Work, event: Opt
     group::submit(Operation { comm, stream: stream.expose_provenance(), item, event })
 }
 
-/// Handles a call in the mode without work. On a non-blocking communicator the call is in progress
-/// until a thread has processed it, as in NCCL.
+/// Handles a call if the setting `NOOP` is set. On a non-blocking communicator the call is in
+/// progress until a thread has processed it, as in NCCL.
 pub(super) fn without_work(comm: CommPtr, stream: Stream) -> Result {
     match comm.peek().filter(|comm| !comm.config.blocking) {
         Some(_) => submit(comm.usable()?, stream, Work::Nothing, None),

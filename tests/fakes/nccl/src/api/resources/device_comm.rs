@@ -1,5 +1,5 @@
-//! Device communicators: the struct for kernels in the layout of the version for which they were
-//! compiled; and a communicator's properties.
+//! Device communicators: the struct that kernels take, in the layout of the NCCL version for which
+//! the kernels were compiled. Also the properties of a communicator.
 //!
 //! Kernels, GIN and CFT are not supported. Invariant: no byte outside the caller's version of the
 //! struct is written, and a version newer than the library is refused.
@@ -106,11 +106,11 @@ const _: () = {
     assert!(offset_of!(Head, window_table) == 32);
 };
 
-/// Size of the struct of this library's newest version.
+/// Size of `ncclDevComm` in the newest version that this library implements, in bytes.
 const DEVICE_COMM_BYTES: usize = 248;
 /// First version whose device communicators contain their layout version.
 const HAS_MAGIC: u32 = 23003;
-/// The version whose layout is the newest one.
+/// The version that introduced the newest layout.
 const NEWEST_LAYOUT: u32 = 23200;
 
 fn check_version(header: &Header, what: &str) -> Result {
@@ -122,7 +122,7 @@ fn check_version(header: &Header, what: &str) -> Result {
     Ok(())
 }
 
-/// Returns the factor by which kernels divide by a number.
+/// Returns 2^32 divided by a number. Kernels multiply by this instead of dividing by the number.
 fn reciprocal(of: c_int) -> u32 {
     (0x1_0000_0000_u64 / of as u64).min(u64::from(u32::MAX)) as u32
 }

@@ -1,7 +1,7 @@
 //! `ncclMemAlloc` and registered buffers.
 //!
-//! Windows are in `windows`. Invariant: memory that is freed or deregistered was allocated or
-//! registered before, with the same start or handle.
+//! Windows are in module `windows`. Invariant: memory that is freed or deregistered was allocated
+//! or registered before, with the same start or handle.
 
 use core::ffi::c_void;
 use std::collections::HashMap;
@@ -31,7 +31,7 @@ exports! {
     /// Allocates memory of the current device, aligned for windows.
     fn ncclMemAlloc(ptr: *mut *mut c_void, size: usize) {
         if ptr.is_null() || size == 0 {
-            return invalid("ncclMemAlloc: a null pointer or no bytes");
+            return invalid("ncclMemAlloc: ptr is null or size is 0");
         }
         let bytes = size.next_multiple_of(GRANULARITY);
         let pointer = driver::allocate(bytes)?;
@@ -46,7 +46,7 @@ exports! {
             return Ok(());
         }
         if allocations().remove(&ptr.addr()).is_none() {
-            return invalid("ncclMemFree: not memory of ncclMemAlloc");
+            return invalid("ncclMemFree: the pointer was not returned by ncclMemAlloc");
         }
         Ok(driver::free(ptr.addr())?)
     }
@@ -57,7 +57,7 @@ exports! {
         not_null(buff, "buff")?;
         not_null(handle, "handle")?;
         if size == 0 {
-            return invalid("ncclCommRegister: no bytes");
+            return invalid("ncclCommRegister: size is 0, expected at least 1");
         }
         driver::as_allocations_do()?;
         let token = Box::into_raw(Box::new(buff.addr()));

@@ -1,6 +1,7 @@
 //! Addresses at which kernels access windows.
 //!
-//! Access from kernels is not emulated. Invariant: an address is of a registered window.
+//! Access from kernels is not emulated. Invariant: every returned address is in a registered
+//! window.
 
 use core::ffi::{c_int, c_uint, c_void};
 
@@ -61,7 +62,7 @@ exports! {
         pointer(&window, offset, (window.multimem != 0 && multimem != 0).then_some(window.multimem), out_ptr)
     }
 
-    /// Returns endpoints of hardware that this library does not emulate.
+    /// Returns an error, because the hardware (CFT) is not emulated.
     fn ncclGetMultimemDeviceLeInfo(window: *mut c_void, _offset: usize, _le_id: *mut c_uint, _le_offset: *mut usize) {
         find(window)?;
         misuse("CFT is not supported")

@@ -1,7 +1,8 @@
 //! The teams of a communicator, and the resource requirements of kernels.
 //!
-//! Device communicators are in `device_comm`. Invariant: the LSA team of a rank contains the ranks
-//! whose memory it can access, and its rail team the ranks at the same position in other LSA teams.
+//! Device communicators are in module `device_comm`. Invariant: the LSA team of a rank contains the
+//! ranks whose memory it can access, and its rail team the ranks at the same position in other LSA
+//! teams.
 
 use core::ffi::c_int;
 
@@ -70,7 +71,7 @@ extern "C" fn ncclTeamWorld(comm: CommPtr) -> Team {
     team(comm, |comm| Team { ranks: comm.who().ranks(), rank: comm.who().rank, stride: 1 })
 }
 
-/// Returns the team of the ranks whose memory this one can access.
+/// Returns the team of the ranks whose memory this rank can access.
 #[unsafe(no_mangle)]
 extern "C" fn ncclTeamLsa(comm: CommPtr) -> Team {
     team(comm, lsa)

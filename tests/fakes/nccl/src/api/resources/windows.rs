@@ -1,6 +1,6 @@
 //! Windows: memory that every rank of a communicator has registered.
 //!
-//! `operations` has the one-sided calls. Invariant: a window is complete when all ranks have
+//! Module `operations` has the one-sided calls. Invariant: a window is complete when all ranks have
 //! registered their memory.
 
 use core::ffi::{c_int, c_void};
@@ -52,7 +52,8 @@ fn register(comm: &'static Comm, base: usize, bytes: usize, is_symmetric: bool, 
     let run = move || {
         let own = [(base as u64).to_le_bytes(), (bytes as u64).to_le_bytes()].concat();
         let all = exchange(comm, &everybody(comm), number, &own, &|| comm.stopped())?;
-        let word = |bytes: &[u8], at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes")) as usize;
+        let word =
+            |bytes: &[u8], at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("a word has eight bytes")) as usize;
         let places = all.iter().map(|bytes| (word(bytes, 0), word(bytes, 8))).collect();
         let rank = comm.who().rank;
         let handle =
@@ -61,7 +62,7 @@ fn register(comm: &'static Comm, base: usize, bytes: usize, is_symmetric: bool, 
         let multimem = reserve(bytes);
         let window = Window { comm: comm.handle().address(), number, base, bytes, is_symmetric, places, multimem };
         windows().insert(handle.addr(), Arc::new(window));
-        // Nobody may put into a window before its owner knows it.
+        // No rank may put into a window before its owner knows it.
         exchange(comm, &everybody(comm), number | 1 << 62, &[], &|| comm.stopped())?;
         out.set(handle);
         Ok(())
