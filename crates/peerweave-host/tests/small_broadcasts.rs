@@ -86,7 +86,7 @@ fn small_broadcasts_are_right_among_other_collectives() {
     for n in [1, 2, 3, 8] {
         on_threads(n, &HostOptions::default(), |world| {
             let (team, me) = (world.team(), world.my_pe().get());
-            let private = vec![0u8; 70];
+            let private = [0u8; 70];
             let symmetric = world.alloc_zeroed::<u8>(70).unwrap();
             let mut random = 7u64;
             for round in 0..4000u32 {

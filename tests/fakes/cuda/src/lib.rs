@@ -39,7 +39,7 @@
 //!   added. The driver waits without a limit. Here the calls wait for `TEAM_WAIT_MS`, and then fail
 //!   with `CUDA_ERROR_SYSTEM_NOT_READY`.
 //! - Memory that a process has bound to a multicast object is unbound when the process dies. It is
-//! also unbound when the process has released its last handle and mapping of that object.
+//!   also unbound when the process has released its last handle and mapping of that object.
 //! - Stale handles, unbinding a range that was not bound as a whole, and use of freed memory are
 //!   errors here. The manual leaves them undefined.
 //! - Mapping at an offset into memory is refused, because the manual requires an offset of zero.
