@@ -121,10 +121,10 @@ impl Spin<'_> {
 
     /// Returns the time between two readings of the abort word, in nanoseconds.
     ///
-    /// The word may be in host memory, from which a GPU reads for one warp at a time, in about
-    /// 0.65 µs. The time here is four times as long as one reading by all warps of the grid. If it
-    /// were shorter, the readings of one kernel would delay the kernels of other PEs so long that
-    /// their warps read too, and all later calls would be as slow.
+    /// The word may be in host memory, from which a GPU reads for one warp at a time, in about 0.65
+    /// µs. The returned time is four times as long as one reading by all warps of the grid. If the
+    /// time were shorter, the readings of one kernel would delay the kernels of other PEs. Their
+    /// peers would then wait long enough to read the word too, and all later calls would be slow.
     #[inline]
     fn abort_ns() -> u64 {
         let [shortest, longest] = Self::ABORT_NS;

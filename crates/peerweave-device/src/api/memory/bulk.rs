@@ -133,7 +133,8 @@ impl Context {
     /// stores may be outstanding.
     ///
     /// # Errors
-    /// If the copy unit does not answer within the deadline.
+    /// If the copy unit has not loaded a chunk at the context's deadline, or another wait of this
+    /// PE has failed.
     ///
     /// # Safety
     /// [`Self::can_bulk`] is true for the arguments. Both ranges are accessible global memory of
