@@ -14,7 +14,7 @@ use super::gate::{Gate, Inside, NoAnswer, Sent, Worker};
 use crate::error::{DeadState, MisuseKind, NvshmemError};
 use crate::sys::{Api, Families};
 
-/// The function that finalises NVSHMEM.
+/// Name of NVSHMEM's function that finalises NVSHMEM.
 pub(crate) const END: &str = "nvshmemx_hostlib_finalize";
 
 /// The gate and the worker thread, and the reason why NVSHMEM can no longer be called.
@@ -88,7 +88,8 @@ impl Comm {
         })
     }
 
-    /// Calls a function of NVSHMEM that does not wait for other PEs or the device [C2].
+    /// Calls a function of NVSHMEM that does not wait for other PEs or the device. See invariant
+    /// [C2] of `comm`.
     #[inline]
     pub(crate) fn issue<R>(
         &self,
@@ -126,7 +127,7 @@ impl Comm {
     }
 
     /// Calls a function of NVSHMEM that waits for other PEs or for the device, with the context's
-    /// deadline [C2].
+    /// deadline. See invariant [C2] of `comm`.
     pub(crate) fn block<R: Send + 'static>(
         &self,
         call: &'static str,
@@ -175,7 +176,7 @@ pub(crate) struct Entered<'a> {
 
 impl Entered<'_> {
     /// Calls a function of NVSHMEM that waits for other PEs or for the device, with the context's
-    /// deadline [C2].
+    /// deadline. See invariant [C2] of `comm`.
     pub(crate) fn block<R: Send + 'static>(
         &mut self,
         call: &'static str,

@@ -128,7 +128,7 @@ impl Comm {
         Timeout { call, waited, pe: Some(self.pe), missing, lost }.into()
     }
 
-    /// Checks that the job has the PE, and returns its number for NVSHMEM.
+    /// Checks that the job has the PE `pe`, and returns the PE's number as NVSHMEM's integer type.
     #[inline]
     pub(crate) fn check_pe(&self, call: &'static str, what: &'static str, pe: Pe) -> Result<i32, NvshmemError> {
         if pe.get() < self.n_pes {

@@ -160,7 +160,8 @@ impl From<CudaError> for NvshmemError {
 pub struct Failure {
     /// Name of the NVSHMEM function.
     pub call: &'static str,
-    /// The status code, or `None` if the function returned no code, for example a null pointer.
+    /// The status code. `None` if the function returned no code, for example a null pointer, or if
+    /// NVSHMEM was not called.
     pub code: Option<StatusCode>,
     /// Details that help to find the cause, such as the arguments; empty if there are none.
     pub detail: String,
@@ -173,7 +174,7 @@ impl fmt::Display for Failure {
         let Self { call, version, detail, .. } = self;
         match self.code {
             Some(code) => write!(f, "{call}: {code} (NVSHMEM {version})")?,
-            None => write!(f, "{call}: returned null (NVSHMEM {version})")?,
+            None => write!(f, "{call}: failed without a status code (NVSHMEM {version})")?,
         }
         if detail.is_empty() { Ok(()) } else { write!(f, "; {detail}") }
     }

@@ -161,7 +161,7 @@ pub(crate) fn says<R>(result: Result<R, NvshmemError>, parts: &[&str]) -> Nvshme
     let error = result.err().expect("the call is refused");
     let text = error.to_string();
     for part in parts {
-        assert!(text.contains(part), "`{part}` is not in: {text}");
+        assert!(text.contains(part), "the error does not contain `{part}`: {text}");
     }
     error
 }
