@@ -202,7 +202,7 @@ impl Context {
         base
     }
 
-    /// Like [`Self::base_of`], but reads the table and does not use the cache.
+    /// Like [`Self::base_of`], but reads the table of peers and does not use the cache.
     #[inline(always)]
     pub(crate) fn table_base(&self, pe: u32) -> u64 {
         // SAFETY: the context's table has an entry for each PE, and nobody writes it while the

@@ -105,8 +105,8 @@ pub(crate) struct Spin<'a> {
     context: &'a Context,
     looks: u32,
     started: u64,
-    /// Time of the last read of the abort word. Until the word is read, the time at which the clock
-    /// was first read.
+    /// Time of the last read of the abort word; before the first such read, the time at which the
+    /// clock was first read.
     asked: u64,
 }
 
@@ -123,8 +123,9 @@ impl Spin<'_> {
     ///
     /// The word may be in host memory, from which a GPU reads for one warp at a time, in about 0.65
     /// µs. The returned time is four times as long as one reading by all warps of the grid. If the
-    /// time were shorter, the readings of one kernel would delay the kernels of other PEs. Their
-    /// peers would then wait long enough to read the word too, and all later calls would be slow.
+    /// time were shorter, the readings of one kernel would delay the kernels of other PEs. The
+    /// warps of the delayed kernels would then read the word too, and all later calls would be
+    /// slow.
     #[inline]
     fn abort_ns() -> u64 {
         let [shortest, longest] = Self::ABORT_NS;

@@ -63,17 +63,17 @@ fn broken(words: &[Exact], rank: usize, epoch: u64, waited: u64, first: usize, p
 }
 
 #[test]
-fn barrier_orders_two_pes() {
+fn barrier_orders_accesses_of_two_pes() {
     cells_are_visible_to_all_ranks_at_every_epoch::<Exact>(Team::PAIR, 4, sync);
 }
 
 #[test]
-fn barrier_orders_three_pes() {
+fn barrier_orders_accesses_of_three_pes() {
     cells_are_visible_to_all_ranks_at_every_epoch::<Exact>(Team::of_three(1), 9, sync);
 }
 
 #[test]
-fn relaxed_barrier_between_fences_orders_two_pes() {
+fn relaxed_barrier_between_fences_orders_accesses_of_two_pes() {
     cells_are_visible_to_all_ranks_at_every_epoch::<Exact>(Team::PAIR, 4, |words, rank, epoch, patience| {
         relaxed(true, words, rank, epoch, patience)
     });

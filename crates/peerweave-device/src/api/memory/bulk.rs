@@ -33,7 +33,7 @@ const GRAIN: u32 = 128;
 impl Lent {
     pub(crate) const NOTHING: Self = Self { barriers: 0, half: 0, parity: 0 };
 
-    /// Returns whether shared memory is lent.
+    /// Returns whether the thread has lent shared memory to its context.
     #[inline(always)]
     pub(crate) fn is_some(&self) -> bool {
         self.half != 0

@@ -29,10 +29,10 @@ fn bulk_pays<S: Scope>(far: Far, bytes: usize) -> bool {
     }
 }
 
-/// Returns whether the first thread of the scope can start a bulk copy for all threads. `can` is
-/// whether this thread can start the copy. If the result is true, earlier accesses of every thread
-/// are ordered before the accesses of the copy unit. For a scope of one thread, the function that
-/// starts the copy orders the accesses.
+/// Returns whether the first thread of the scope can start a bulk copy for all threads. `can`
+/// states whether this thread can start the copy. If the result is true, earlier accesses of every
+/// thread are ordered before the accesses of the copy unit. For a scope of one thread, the function
+/// that starts the copy orders the accesses.
 #[inline(always)]
 fn agree_on_bulk<S: Scope, const GLOBAL: bool>(can: bool) -> bool {
     if S::ALONE {

@@ -81,21 +81,21 @@ macro_rules! order {
 }
 
 order!(
-    /// Barriers: completes puts, and makes earlier writes of every member visible.
+    /// The order of barriers: completes puts, and makes earlier writes of every member visible.
     Complete: true, true, false
 );
 order!(
-    /// Collectives: like [`Complete`], but not inlined, because a function call costs little
-    /// compared with the collective's copies.
+    /// The order of collectives: like [`Complete`], but the code is not inlined, because a function
+    /// call costs little compared with the collective's copies.
     Collective: true, true, true
 );
 order!(
-    /// Syncs: makes earlier writes of every member visible. Puts over the network may be
-    /// incomplete.
+    /// The order of syncs: makes earlier writes of every member visible. Puts over the network may
+    /// be incomplete.
     Strong: false, true, false
 );
 order!(
-    /// Relaxed syncs: orders nothing.
+    /// The order of relaxed syncs: orders nothing.
     Relaxed: false, false, false
 );
 
