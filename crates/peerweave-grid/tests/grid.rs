@@ -37,7 +37,7 @@ fn indices_of_a_3d_launch_cover_every_thread_once() {
 }
 
 #[test]
-fn calls_outside_of_kernels_behave_as_one_thread() {
+fn device_calls_outside_of_kernels_see_a_block_of_one_thread() {
     go(0, 1, 1, &|| ()).unwrap();
     assert_eq!((gpu::thread_idx(), gpu::block_dim(), gpu::grid_dim()), (Dim3::ZERO, Dim3::ONE, Dim3::ONE));
     gpu::sync_threads();
