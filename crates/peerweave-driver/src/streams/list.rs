@@ -70,8 +70,8 @@ struct Noted {
     held: Arc<Held>,
 }
 
-/// The only handle to a stream in all lists. So the number of the stream's handles shows whether
-/// other code has a handle.
+/// The one handle to a stream that all lists share. So the number of the stream's handles shows
+/// whether other code has a handle.
 struct Held {
     stream: Arc<CudaStream>,
 }

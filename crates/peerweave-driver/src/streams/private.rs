@@ -24,7 +24,7 @@ use crate::{CudaError, Driver, DriverError, relaxed};
 /// this stream only through [`DeviceBuffer`](crate::DeviceBuffer), which orders the work. This rule
 /// also applies to slices that were allocated on this stream.
 pub struct PrivateStream {
-    /// `None` only after `drop` has taken it.
+    /// `None` only after `drop` has taken the stream.
     stream: Option<Arc<CudaStream>>,
 }
 
