@@ -17,7 +17,8 @@ use crate::sys::{Api, Families};
 /// Name of NVSHMEM's function that finalises NVSHMEM.
 pub(crate) const END: &str = "nvshmemx_hostlib_finalize";
 
-/// The gate and the worker thread, and the reason why NVSHMEM can no longer be called.
+/// The [gate](Gate) (the lock for calls of NVSHMEM), the worker thread, and the reason why NVSHMEM
+/// can no longer be called.
 pub(crate) struct Entry {
     gate: Arc<Gate>,
     worker: Worker,
@@ -100,8 +101,8 @@ impl Comm {
         function(self.nvshmem.raw_api(), self.nvshmem.raw_families()).map_err(|missing| self.missing(call, &missing))
     }
 
-    /// Acquires the gate and makes the context current in this thread. Not generic, so that the
-    /// function is compiled once.
+    /// Acquires the [gate](Gate) and makes the context current in this thread. Not generic, so that
+    /// the function is compiled once.
     #[inline(never)]
     fn enter_bound(&self, call: &'static str) -> Result<Inside<'_>, NvshmemError> {
         let inside = self.enter(call)?;
@@ -136,13 +137,13 @@ impl Comm {
         self.enter_blocking(call)?.block(call, function)
     }
 
-    /// Acquires the gate for calls that wait, within the context's deadline.
+    /// Acquires the [gate](Gate) for calls that wait, within the context's deadline.
     pub(crate) fn enter_blocking(&self, call: &'static str) -> Result<Entered<'_>, NvshmemError> {
         let inside = self.enter(call)?.send(&self.entry.gate);
         Ok(Entered { comm: self, inside: Some(inside) })
     }
 
-    /// Acquires the gate if it is free, or returns `None`.
+    /// Acquires the [gate](Gate) if the gate is free, or returns `None`.
     pub(crate) fn try_enter(&self, call: &'static str) -> Option<Inside<'_>> {
         self.entry.gate.try_enter(call)
     }
@@ -166,8 +167,8 @@ impl Drop for Finalizing<'_> {
     }
 }
 
-/// The acquired gate, for several calls that wait. While the value lives, no other thread can call
-/// NVSHMEM.
+/// The acquired [gate](Gate), for several calls that wait. While the value lives, no other thread
+/// can call NVSHMEM.
 pub(crate) struct Entered<'a> {
     comm: &'a Comm,
     /// `None` after a call that did not return.

@@ -333,19 +333,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn error_messages_name_types_as_rust_does() {
+    fn reduction_error_names_the_element_type_as_rust_does() {
         use peerweave_types::{DType, ReduceOp};
         let kind = MisuseKind::Reduction { op: ReduceOp::And, dtype: DType::F32 };
         assert_eq!(kind.to_string(), "the reduction `and` of f32 elements is not supported by NVSHMEM");
     }
 
     #[test]
-    fn result_types_stay_small() {
+    fn error_type_is_at_most_104_bytes() {
         assert!(size_of::<NvshmemError>() <= 104, "{}", size_of::<NvshmemError>());
     }
 
     #[test]
-    fn error_messages_name_missing_pes() {
+    fn timeout_error_names_the_missing_pes() {
         let timeout = Timeout {
             call: "nvshmem_malloc",
             waited: Duration::from_secs(20),
