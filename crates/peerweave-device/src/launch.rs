@@ -139,7 +139,7 @@ mod tests {
     use std::string::ToString;
 
     #[test]
-    fn image_without_ptx_error_says_what_to_install() {
+    fn select_without_ptx_fails_and_says_what_to_install() {
         static NONE: PtxImage = PtxImage { variants: &[], problem: "install a compiler" };
         let error = NONE.select(90, true).unwrap_err();
         assert_eq!(error.to_string(), "kernels have no PTX for sm_90 with NVSHMEM's device library: install a compiler");

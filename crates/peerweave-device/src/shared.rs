@@ -60,7 +60,7 @@ macro_rules! shared_array_named {
             let (bytes, align) = (::core::mem::size_of::<[$t; $n]>(), ::core::mem::align_of::<$t>());
             $crate::gpu::executor().fixed_shared((&raw const SITE).addr(), bytes, align).cast::<$t>()
         };
-        const { assert!(::core::mem::align_of::<$t>() <= 128, "shared memory is aligned to 128 bytes") };
+        const { assert!(::core::mem::align_of::<$t>() <= 128, "the alignment of the element type exceeds 128 bytes") };
         // SAFETY: the pointer is to shared memory of this block with the size and alignment of the
         // array. Only views from this declaration access that memory.
         unsafe { $crate::api::SharedSlice::<$t>::from_raw(pointer, $n) }

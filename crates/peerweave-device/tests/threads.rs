@@ -67,7 +67,7 @@ fn epoch_order_is_correct_across_wraparound() {
 }
 
 #[test]
-fn flag_already_posted_is_found_without_a_pause() {
+fn wait_for_a_posted_flag_returns_without_a_pause() {
     let word = AtomicU64::new(0);
     flag::post(&word, 3);
     for epoch in 0..=3 {
@@ -179,7 +179,7 @@ fn waits_and_tests_of_several_words_find_the_matching_words() {
 }
 
 #[test]
-fn waits_without_included_words_return_immediately() {
+fn waits_return_immediately_if_all_words_are_excluded() {
     let words = words(2, 0);
     let excluded = Several { words: words.as_slice(), exclude: |_| true, compare: Compare::Ne, value: 0 };
     let empty = Several { words: &words[..0], exclude: EXCLUDE_NONE, compare: Compare::Ne, value: 0 };

@@ -19,9 +19,9 @@ const NO_FLAGS: CUgraphInstantiate_flags = CUgraphInstantiate_flags(0);
 fn slice_of_a_captured_stream_is_refused_on_other_streams() {
     Fakes::new().cuda().run(|| {
         let (context, own) = device();
-        let other = context.new_stream().expect("a stream");
+        let other = context.new_stream().expect("the stream is created");
         let mut slice = own.alloc_zeros::<u8>(64).expect("the device has enough memory");
-        own.begin_capture(RELAXED).expect("capture");
+        own.begin_capture(RELAXED).expect("the capture begins");
         let refused = |result: Result<(), DriverError>| {
             let error = result.expect_err("the slice's own stream is being captured");
             assert!(matches!(error, DriverError::OwnerCapturing { .. }), "{error}");
@@ -29,7 +29,7 @@ fn slice_of_a_captured_stream_is_refused_on_other_streams() {
         refused(slice.read(&other).map(drop));
         refused(slice.write(&other).map(drop));
         refused(copy_to_host("test", &other, &slice, Instant::now() + LONG).map(drop));
-        assert!(!is_capturing(&other).expect("a live stream"), "the other stream became part of the capture");
+        assert!(!is_capturing(&other).expect("the stream is live"), "the other stream became part of the capture");
         own.end_capture(NO_FLAGS).expect("the capture is valid");
         drop(slice.read(&other).expect("the capture is over"));
     });
@@ -39,12 +39,12 @@ fn slice_of_a_captured_stream_is_refused_on_other_streams() {
 fn drop_of_an_access_waits_until_the_capture_ends() {
     Fakes::new().cuda().run(|| {
         let (context, own) = device();
-        let other = context.new_stream().expect("a stream");
+        let other = context.new_stream().expect("the stream is created");
         let slice = own.alloc_zeros::<u8>(64).expect("the device has enough memory");
-        wait(&own, Instant::now() + LONG).expect("a live stream");
+        wait(&own, Instant::now() + LONG).expect("the stream is live");
         block(&other);
-        let access = slice.read(&other).expect("a live stream");
-        own.begin_capture(RELAXED).expect("capture");
+        let access = slice.read(&other).expect("the stream is live");
+        own.begin_capture(RELAXED).expect("the capture begins");
         let (ended, told) = channel();
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -59,7 +59,7 @@ fn drop_of_an_access_waits_until_the_capture_ends() {
         });
         drop(slice);
         assert!(
-            !wait(&own, Instant::now() + SHORT).expect("a live stream"),
+            !wait(&own, Instant::now() + SHORT).expect("the stream is live"),
             "the slice is freed before the other stream's work ended"
         );
         unblock(&other);
@@ -71,11 +71,11 @@ fn drop_of_an_access_waits_until_the_capture_ends() {
 fn drop_of_an_access_waits_until_the_work_ends() {
     Fakes::new().cuda().run(|| {
         let (context, own) = device();
-        let other = context.new_stream().expect("a stream");
+        let other = context.new_stream().expect("the stream is created");
         let slice = own.alloc_zeros::<u8>(64).expect("the device has enough memory");
         block(&other);
-        let access = slice.read(&other).expect("a live stream");
-        own.begin_capture(RELAXED).expect("capture");
+        let access = slice.read(&other).expect("the stream is live");
+        own.begin_capture(RELAXED).expect("the capture begins");
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 std::thread::sleep(Duration::from_millis(100));
@@ -83,7 +83,7 @@ fn drop_of_an_access_waits_until_the_work_ends() {
             });
             drop(access);
         });
-        assert!(wait(&other, Instant::now()).expect("a live stream"), "the access was dropped before its work ended");
+        assert!(wait(&other, Instant::now()).expect("the stream is live"), "the access was dropped before its work ended");
         own.end_capture(NO_FLAGS).expect("the capture is valid");
     });
 }

@@ -23,9 +23,9 @@ fn current() -> CUcontext {
 
 /// Creates a value on device 0 and drops the value while the context of device 1 is current.
 fn dropped_elsewhere<R>(make: impl FnOnce(&Arc<CudaContext>) -> R) {
-    let (zero, one) = (context(0).expect("a device"), context(1).expect("two devices"));
+    let (zero, one) = (context(0).expect("the device exists"), context(1).expect("device 1 exists"));
     let made = make(&zero);
-    one.bind_to_thread().expect("a live context");
+    one.bind_to_thread().expect("the context is live");
     drop(made);
     assert_eq!(current(), one.cu_ctx(), "a destructor changed the thread's current context");
     assert!(drain_retired(Instant::now() + LONG));
@@ -34,23 +34,26 @@ fn dropped_elsewhere<R>(make: impl FnOnce(&Arc<CudaContext>) -> R) {
 #[test]
 fn dropping_memory_keeps_the_current_context() {
     Fakes::new().cuda().run(|| {
-        dropped_elsewhere(|zero| DeviceMemory::<u32>::zeroed(&zero.new_stream().expect("a stream"), 4).expect("memory"));
+        dropped_elsewhere(|zero| {
+            DeviceMemory::<u32>::zeroed(&zero.new_stream().expect("the stream is created"), 4)
+                .expect("the device has enough memory")
+        });
     });
 }
 
 #[test]
 fn dropping_a_stream_keeps_the_current_context() {
-    Fakes::new().cuda().run(|| dropped_elsewhere(|zero| PrivateStream::new(zero).expect("a stream")));
+    Fakes::new().cuda().run(|| dropped_elsewhere(|zero| PrivateStream::new(zero).expect("the stream is created")));
 }
 
 #[test]
 fn dropping_an_access_keeps_the_current_context() {
     Fakes::new().cuda().run(|| {
-        let zero = context(0).expect("a device");
-        let (own, other) = (zero.new_stream().expect("a stream"), zero.new_stream().expect("a stream"));
+        let zero = context(0).expect("the device exists");
+        let (own, other) = (zero.new_stream().expect("the stream is created"), zero.new_stream().expect("the stream is created"));
         let slice = own.alloc_zeros::<u8>(64).expect("the device has enough memory");
         block(&other);
-        dropped_elsewhere(|_| slice.read(&other).expect("a live stream"));
+        dropped_elsewhere(|_| slice.read(&other).expect("the stream is live"));
         unblock(&other);
         other.synchronize().expect("the stream completes");
     });
@@ -59,9 +62,9 @@ fn dropping_an_access_keeps_the_current_context() {
 #[test]
 fn retiring_a_value_keeps_the_current_context() {
     Fakes::new().cuda().run(|| {
-        let (zero, one) = (context(0).expect("a device"), context(1).expect("two devices"));
-        let stream = zero.new_stream().expect("a stream");
-        one.bind_to_thread().expect("a live context");
+        let (zero, one) = (context(0).expect("the device exists"), context(1).expect("device 1 exists"));
+        let stream = zero.new_stream().expect("the stream is created");
+        one.bind_to_thread().expect("the context is live");
         retire(&zero, [stream], Box::new(|| {}));
         assert_eq!(current(), one.cu_ctx());
         assert!(drain_retired(Instant::now() + LONG));

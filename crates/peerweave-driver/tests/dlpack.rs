@@ -127,6 +127,8 @@ impl Made {
     }
 }
 
+/// Frees a producer and its tensor, and counts the call.
+///
 /// # Safety
 /// This function is called once for each tensor, with the context of the tensor.
 unsafe fn delete(context: *mut c_void) {
@@ -135,6 +137,8 @@ unsafe fn delete(context: *mut c_void) {
     producer.deleted.fetch_add(1, Ordering::SeqCst);
 }
 
+/// The deleter of a tensor of DLPack 0.8.
+///
 /// # Safety
 /// `this` is a struct returned by `managed`, and is deleted once.
 unsafe extern "C" fn delete_managed(this: *mut DLManagedTensor) {
@@ -142,6 +146,8 @@ unsafe extern "C" fn delete_managed(this: *mut DLManagedTensor) {
     unsafe { delete((*this).manager_ctx) }
 }
 
+/// The deleter of a tensor of DLPack 1.x.
+///
 /// # Safety
 /// `this` is a struct returned by `versioned`, and is deleted once.
 unsafe extern "C" fn delete_versioned(this: *mut DLManagedTensorVersioned) {
@@ -172,7 +178,7 @@ fn tensor_of_either_dlpack_version_is_a_buffer() {
         assert_eq!(memory.to_vec(&stream).expect("the copy ends"), values);
         memory.copy_from(&stream, &[7.0; 6]).expect("the copy ends");
         let address = memory.address();
-        assert_eq!(memory.write(&stream).expect("a live stream").address(), address);
+        assert_eq!(memory.write(&stream).expect("the stream is live").address(), address);
         assert_eq!(deleted.load(Ordering::SeqCst), 0);
         drop(memory);
         assert!(comes(LONG, || deleted.load(Ordering::SeqCst) == 1));
@@ -194,7 +200,7 @@ fn deleter_is_called_once_after_all_stream_work_ends() {
         let tensor = unsafe { DlpackTensor::<f32>::from_versioned(made.versioned(1, 0)) }.expect("the tensor is supported");
         let memory = tensor.into_memory().expect("the tensor is writable");
         block(&stream);
-        drop(memory.read(&stream).expect("a live stream"));
+        drop(memory.read(&stream).expect("the stream is live"));
         let other = memory.slice(1..3).expect("the range is within the memory");
         drop(memory);
         drop(other);
@@ -285,7 +291,7 @@ fn valid_shapes_strides_and_types_are_imported() {
             unsafe { DlpackTensor::<f32>::from_managed(made.managed()) }
                 .expect("the tensor is supported")
                 .into_memory()
-                .expect("writable")
+                .expect("the memory is writable")
         };
         let values = [0.0, 1.0, 2.0, 3.0];
         let (made, deleted) = Made::floats(&values, &[2, 1, 2]);

@@ -173,7 +173,7 @@ fn graph_keeps_the_module_and_the_memory_of_its_kernels() {
         launch(&kernel, &stream, LaunchConfig::new(1, 2), &memory).expect("the launch is captured");
         let flags =
             peerweave_driver::cudarc::driver::sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-        let graph = stream.end_capture(flags).expect("the wait succeeds").expect("a graph");
+        let graph = stream.end_capture(flags).expect("the capture is valid").expect("the graph has nodes");
         drop(kernel);
         for _ in 0..3 {
             graph.launch().expect("the launch succeeds");
@@ -195,7 +195,7 @@ fn kernel_is_launched_from_several_threads() {
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    let stream = context.new_stream().expect("a stream");
+                    let stream = context.new_stream().expect("the stream is created");
                     for _ in 0..10 {
                         launch(&kernel, &stream, LaunchConfig::new(1, 1).shared_bytes(64 << 10), &memory)
                             .expect("the launch succeeds");
@@ -275,7 +275,7 @@ fn mapped_words_are_visible_to_kernels_and_threads() {
         unsafe { kernel.launch(&stream, &LaunchConfig::new(1, 1), &Arguments::new().with(&place).with_all(&rest), Vec::new()) }
             .expect("the launch succeeds");
         let seen = std::thread::scope(|scope| scope.spawn(|| comes(LONG, || words.word(2).load(Ordering::Acquire) == 40)).join());
-        assert!(seen.expect("no panic"));
+        assert!(seen.expect("the thread does not panic"));
         drop(words);
         stream.synchronize().expect("the wait succeeds");
         assert!(comes(LONG, || calls("cuMemFreeHost") == 1));

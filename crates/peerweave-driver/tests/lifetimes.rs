@@ -31,7 +31,7 @@ fn memory_dropped_during_capture_waits_for_earlier_work() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         block(&stream);
-        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("capture");
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("the capture begins");
         let freed = retire_flag(&context, &stream);
         assert!(!comes(SHORT, || freed.load(Ordering::Acquire)), "the value is freed before the work that precedes the capture");
         drop(stream.end_capture(CUgraphInstantiate_flags(0)).expect("the capture is valid"));
@@ -43,11 +43,11 @@ fn memory_dropped_during_capture_waits_for_earlier_work() {
 }
 
 #[test]
-fn default_stream_memory_is_freed_after_a_blocking_capture_ends() {
+fn default_stream_memory_is_freed_after_other_captures_end() {
     Fakes::new().cuda().run(|| {
         let (context, _) = device();
         let blocking = blocking_stream(&context);
-        blocking.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("capture");
+        blocking.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("the capture begins");
         let freed = retire_flag(&context, &context.default_stream());
         assert!(!comes(SHORT, || freed.load(Ordering::Acquire)), "the value is freed before the capture ended");
         let error = wait(&context.default_stream(), Instant::now() + SHORT).expect_err("the default stream cannot be queried");
@@ -62,16 +62,16 @@ fn default_stream_memory_is_freed_after_a_blocking_capture_ends() {
 fn reaper_does_not_invalidate_a_global_capture() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
-        let captured = context.new_stream().expect("a stream");
+        let captured = context.new_stream().expect("the stream is created");
         block(&stream);
         let freed = retire_flag(&context, &stream);
-        captured.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).expect("capture");
+        captured.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).expect("the capture begins");
         assert!(!comes(SHORT, || freed.load(Ordering::Acquire)), "the value is freed while the stream is stuck");
         let waited = std::thread::scope(|scope| {
             scope
                 .spawn(|| wait(&stream, Instant::now() + SHORT).expect("a query does not invalidate the capture"))
                 .join()
-                .expect("no panic")
+                .expect("the thread does not panic")
         });
         assert!(!waited);
         captured.end_capture(CUgraphInstantiate_flags(0)).expect("the capture is valid");
@@ -90,8 +90,8 @@ fn retiring_a_value_does_not_invalidate_a_capture() {
         let freed = std::thread::scope(|scope| {
             let retiring = scope.spawn(|| retire_flag(&context, &stream));
             peerweave_fakes::wait_until_entered("cuEventRecord", before + 1);
-            stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("capture");
-            retiring.join().expect("no panic")
+            stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("the capture begins");
+            retiring.join().expect("the thread does not panic")
         });
         assert!(!comes(SHORT, || freed.load(Ordering::Acquire)), "the value is freed during the capture");
         stream.end_capture(CUgraphInstantiate_flags(0)).expect("the capture is valid");
@@ -110,17 +110,17 @@ fn wait_does_not_invalidate_a_capture_begun_during_the_wait() {
             let told = scope.spawn(|| wait(&stream, Instant::now() + LONG));
             let waits = scope.spawn(|| wait_past_capture(&stream, Instant::now() + LONG));
             std::thread::sleep(SHORT);
-            stream.begin_capture(mode).expect("capture");
-            let told = told.join().expect("no panic");
+            stream.begin_capture(mode).expect("the capture begins");
+            let told = told.join().expect("the thread does not panic");
             unblock(&stream);
             std::thread::sleep(SHORT);
             assert!(!waits.is_finished(), "the wait ended during the capture");
             stream.end_capture(CUgraphInstantiate_flags(0)).expect("the capture is valid");
-            (told, waits.join().expect("no panic"))
+            (told, waits.join().expect("the thread does not panic"))
         });
         assert!(matches!(told, Err(DriverError::Capturing { .. })), "{told:?}");
         assert!(waited.expect("the stream completes"));
-        stream.begin_capture(mode).expect("capture");
+        stream.begin_capture(mode).expect("the capture begins");
         assert!(!wait_past_capture(&stream, Instant::now() + SHORT).expect("the work has not failed"));
         stream.end_capture(CUgraphInstantiate_flags(0)).expect("the capture is valid");
     });
@@ -130,11 +130,11 @@ fn wait_does_not_invalidate_a_capture_begun_during_the_wait() {
 fn allocation_and_copies_succeed_during_a_global_capture() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
-        let captured = context.new_stream().expect("a stream");
-        captured.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).expect("capture");
+        let captured = context.new_stream().expect("the stream is created");
+        captured.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).expect("the capture begins");
         let copied = std::thread::scope(|scope| {
             let copying = scope.spawn(|| DeviceMemory::from_slice(&stream, &[1u32, 2, 3])?.to_vec(&stream));
-            copying.join().expect("no panic")
+            copying.join().expect("the thread does not panic")
         });
         assert_eq!(copied.expect("the copies succeed"), [1, 2, 3]);
         captured.end_capture(CUgraphInstantiate_flags(0)).expect("the capture is valid");
@@ -145,7 +145,7 @@ fn allocation_and_copies_succeed_during_a_global_capture() {
 fn zeroed_and_from_slice_are_refused_during_a_capture() {
     Fakes::new().cuda().run(|| {
         let (_, stream) = device();
-        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("capture");
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("the capture begins");
         let error = DeviceMemory::<u32>::zeroed(&stream, 4).expect_err("a stream that is being captured is refused");
         assert!(matches!(error, DriverError::Capturing { call: "DeviceMemory::zeroed" }), "{error}");
         let error = DeviceMemory::from_slice(&stream, &[1u32]).expect_err("a stream that is being captured is refused");
@@ -158,7 +158,7 @@ fn zeroed_and_from_slice_are_refused_during_a_capture() {
 fn wait_for_a_captured_stream_fails_and_keeps_the_capture() {
     Fakes::new().cuda().run(|| {
         let (_, stream) = device();
-        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("capture");
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("the capture begins");
         let error = wait(&stream, Instant::now() + LONG).expect_err("the stream is being captured");
         assert!(matches!(error, DriverError::Capturing { call: "wait" }), "{error}");
         stream.end_capture(CUgraphInstantiate_flags(0)).expect("the capture is valid");
@@ -182,7 +182,7 @@ fn value_is_leaked_if_its_event_cannot_be_queried() {
 fn stuck_stream_delays_only_its_own_memory() {
     Fakes::new().cuda().run(|| {
         let (context, stuck) = device();
-        let stream = context.new_stream().expect("a stream");
+        let stream = context.new_stream().expect("the stream is created");
         let memory = DeviceMemory::<u8>::zeroed(&stream, 1 << 20).expect("the device has enough memory");
         assert!(wait(&stream, Instant::now() + LONG).expect("the wait succeeds"));
         block(&stuck);
@@ -201,7 +201,7 @@ fn error_recorded_by_other_code_stays_in_the_context() {
         let before = free_bytes(&context);
         let memory = DeviceMemory::<u8>::zeroed(&stream, 1 << 20).expect("the device has enough memory");
         context.record_err::<()>(Err(CudarcError(CUresult::CUDA_ERROR_INVALID_VALUE)));
-        assert!(wait(&stream, Instant::now() + LONG).expect("nothing is wrong with the stream"));
+        assert!(wait(&stream, Instant::now() + LONG).expect("the stream has no error"));
         drop(memory);
         assert!(drain_retired(Instant::now() + LONG));
         assert_eq!(context.check_err(), Err(CudarcError(CUresult::CUDA_ERROR_INVALID_VALUE)), "the recorded error was lost");
@@ -212,19 +212,19 @@ fn error_recorded_by_other_code_stays_in_the_context() {
 #[test]
 fn default_stream_uses_its_own_context_on_any_thread() {
     Fakes::new().cuda().run(|| {
-        let (zero, one) = (context(0).expect("a device"), context(1).expect("another device"));
+        let (zero, one) = (context(0).expect("the device exists"), context(1).expect("device 1 exists"));
         let stream = zero.default_stream();
         // Waits on a thread without a current context, and on a thread whose current context is of
         // another device.
         for other in [None, Some(one)] {
             let stream = Arc::clone(&stream);
             let waited = std::thread::spawn(move || {
-                other.iter().for_each(|context| context.bind_to_thread().expect("a live context"));
+                other.iter().for_each(|context| context.bind_to_thread().expect("the context is live"));
                 let waited = wait(&stream, Instant::now() + LONG)?;
                 DeviceMemory::<u32>::zeroed(&stream, 4)?.to_vec(&stream)?;
                 Ok::<bool, DriverError>(waited)
             });
-            assert!(waited.join().expect("no panic").expect("the stream knows its context"));
+            assert!(waited.join().expect("the thread does not panic").expect("the stream knows its context"));
         }
     });
 }
@@ -244,7 +244,7 @@ fn freed_after(own: &Arc<CudaStream>, stuck: &Arc<CudaStream>, slice: CudaSlice<
     assert!(!wait(stuck, Instant::now()).expect("the work has not failed"));
     drop(slice);
     assert!(
-        !wait(own, Instant::now() + SHORT).expect("a live stream"),
+        !wait(own, Instant::now() + SHORT).expect("the stream is live"),
         "the slice is freed before the other stream's work ended"
     );
     unblock(stuck);
@@ -255,11 +255,12 @@ fn freed_after(own: &Arc<CudaStream>, stuck: &Arc<CudaStream>, slice: CudaSlice<
 fn slice_read_by_two_streams_outlives_their_work() {
     Fakes::new().cuda().run(|| {
         let (context, own) = device();
-        let (first, second) = (context.new_stream().expect("a stream"), context.new_stream().expect("a stream"));
+        let (first, second) =
+            (context.new_stream().expect("the stream is created"), context.new_stream().expect("the stream is created"));
         let slice = own.alloc_zeros::<u8>(64).expect("the device has enough memory");
         block(&first);
-        drop(slice.read(&first).expect("a live stream"));
-        drop(slice.read(&second).expect("a live stream"));
+        drop(slice.read(&first).expect("the stream is live"));
+        drop(slice.read(&second).expect("the stream is live"));
         freed_after(&own, &first, slice);
     });
 }
@@ -269,17 +270,20 @@ fn slice_outlives_work_of_streams_of_another_context_object() {
     Fakes::new().cuda().run(|| {
         // Two cudarc objects for one context of the driver. Neither knows how many streams the
         // other has created.
-        let own = context(0).expect("a device").default_stream();
+        let own = context(0).expect("the device exists").default_stream();
         let (_elsewhere, stream) = device();
         let mut slice = own.alloc_zeros::<u8>(64).expect("the device has enough memory");
         block(&stream);
-        drop(slice.write(&stream).expect("a live stream"));
+        drop(slice.write(&stream).expect("the stream is live"));
         freed_after(&own, &stream, slice);
 
         let slice = own.alloc_zeros::<u8>(64).expect("the device has enough memory");
         block(&own);
-        drop(slice.read(&stream).expect("a live stream"));
-        assert!(!wait(&stream, Instant::now() + SHORT).expect("a live stream"), "the stream reads the slice before it is filled");
+        drop(slice.read(&stream).expect("the stream is live"));
+        assert!(
+            !wait(&stream, Instant::now() + SHORT).expect("the stream is live"),
+            "the stream reads the slice before it is filled"
+        );
         unblock(&own);
         assert!(wait(&stream, Instant::now() + LONG).expect("the stream completes"));
     });
@@ -288,15 +292,15 @@ fn slice_outlives_work_of_streams_of_another_context_object() {
 #[test]
 fn default_stream_slice_is_freed_after_work_of_other_streams() {
     Fakes::new().cuda().run(|| {
-        let context = context(0).expect("a device");
+        let context = context(0).expect("the device exists");
         let own = context.default_stream();
         let mut slice = own.alloc_zeros::<u8>(64).expect("the device has enough memory");
-        let stream = context.new_stream().expect("a stream");
+        let stream = context.new_stream().expect("the stream is created");
         block(&stream);
-        drop(slice.write(&stream).expect("a live stream"));
+        drop(slice.write(&stream).expect("the stream is live"));
         // When no stream of cudarc's context exists any more, the context frees memory without
         // checking events. So the default stream must already wait.
-        assert!(!wait(&own, Instant::now() + SHORT).expect("a live stream"));
+        assert!(!wait(&own, Instant::now() + SHORT).expect("the stream is live"));
         freed_after(&own, &stream, slice);
     });
 }
@@ -305,11 +309,14 @@ fn default_stream_slice_is_freed_after_work_of_other_streams() {
 fn write_on_another_stream_does_not_delay_the_slices_stream() {
     Fakes::new().cuda().run(|| {
         let (context, own) = device();
-        let other = context.new_stream().expect("a stream");
+        let other = context.new_stream().expect("the stream is created");
         let mut slice = own.alloc_zeros::<u8>(64).expect("the device has enough memory");
         block(&other);
-        drop(slice.write(&other).expect("a live stream"));
-        assert!(wait(&own, Instant::now() + LONG).expect("a live stream"), "the own stream waits for the other stream's work");
+        drop(slice.write(&other).expect("the stream is live"));
+        assert!(
+            wait(&own, Instant::now() + LONG).expect("the stream is live"),
+            "the own stream waits for the other stream's work"
+        );
         freed_after(&own, &other, slice);
     });
 }
@@ -318,21 +325,24 @@ fn write_on_another_stream_does_not_delay_the_slices_stream() {
 fn recorded_error_does_not_prevent_waits_between_streams() {
     Fakes::new().cuda().run(|| {
         let (context, own) = device();
-        let other = context.new_stream().expect("a stream");
+        let other = context.new_stream().expect("the stream is created");
         let left = || context.record_err::<()>(Err(CudarcError(CUresult::CUDA_ERROR_NOT_FOUND)));
         // The slice is read while its own stream has not filled it yet.
         block(&own);
         let slice = own.alloc_zeros::<u8>(64).expect("the device has enough memory");
         left();
-        drop(slice.read(&other).expect("a live stream"));
-        assert!(!wait(&other, Instant::now() + SHORT).expect("a live stream"), "the stream reads the slice before it is filled");
+        drop(slice.read(&other).expect("the stream is live"));
+        assert!(
+            !wait(&other, Instant::now() + SHORT).expect("the stream is live"),
+            "the stream reads the slice before it is filled"
+        );
         assert_eq!(context.check_err(), Err(CudarcError(CUresult::CUDA_ERROR_NOT_FOUND)), "the recorded error was lost");
         unblock(&own);
         assert!(wait(&other, Instant::now() + LONG).expect("the stream completes"));
         // The slice is freed while another stream still reads it.
         block(&other);
         left();
-        drop(slice.read(&other).expect("a live stream"));
+        drop(slice.read(&other).expect("the stream is live"));
         let _ = context.check_err();
         freed_after(&own, &other, slice);
         // This thread does not wait for a stream whose events cudarc has recorded.
@@ -340,7 +350,7 @@ fn recorded_error_does_not_prevent_waits_between_streams() {
         block(&other);
         left();
         let started = Instant::now();
-        drop(slice.write(&other).expect("a live stream"));
+        drop(slice.write(&other).expect("the stream is live"));
         assert!(started.elapsed() < LONG, "dropping the access waited for the stuck stream");
         assert_eq!(context.check_err(), Err(CudarcError(CUresult::CUDA_ERROR_NOT_FOUND)));
         freed_after(&own, &other, slice);
@@ -350,7 +360,7 @@ fn recorded_error_does_not_prevent_waits_between_streams() {
 #[test]
 fn per_thread_streams_are_refused() {
     Fakes::new().cuda().run(|| {
-        let context = context(0).expect("a device");
+        let context = context(0).expect("the device exists");
         let stream = context.per_thread_stream();
         let refused = |error: DriverError| assert!(matches!(error, DriverError::PerThreadStream { .. }), "{error}");
         refused(DeviceMemory::<u32>::zeroed(&stream, 4).expect_err("per-thread streams are refused"));
@@ -359,8 +369,8 @@ fn per_thread_streams_are_refused() {
         let memory = DeviceMemory::<u8>::alloc(&context, 1 << 20).expect("the device has enough memory");
         // A call that accepts the buffer cannot be refused, so the memory is leaked.
         block(&stream);
-        drop(memory.read(&stream).expect("a live stream"));
-        std::thread::scope(|scope| scope.spawn(move || drop(memory)).join().expect("no panic"));
+        drop(memory.read(&stream).expect("the stream is live"));
+        std::thread::scope(|scope| scope.spawn(move || drop(memory)).join().expect("the thread does not panic"));
         assert!(drain_retired(Instant::now() + LONG));
         assert!(free_bytes(&context) < before, "the memory was freed while a stream uses it");
         unblock(&stream);
@@ -370,11 +380,11 @@ fn per_thread_streams_are_refused() {
 #[test]
 fn private_stream_is_destroyed_with_its_last_handle() {
     Fakes::new().cuda().run(|| {
-        let context = context(0).expect("a device");
+        let context = context(0).expect("the device exists");
         let default = context.default_stream();
         block(&default);
         let started = Instant::now();
-        let own = PrivateStream::new(&context).expect("a stream");
+        let own = PrivateStream::new(&context).expect("the stream is created");
         assert!(
             wait(&own, Instant::now() + LONG).expect("the stream is idle"),
             "the private stream waits for the default stream"
@@ -385,9 +395,9 @@ fn private_stream_is_destroyed_with_its_last_handle() {
         let handle = Arc::clone(&own);
         drop(own);
         assert_eq!(destroyed(), 0, "the stream was destroyed while a handle exists");
-        assert!(wait(&handle, Instant::now() + LONG).expect("a live stream"));
+        assert!(wait(&handle, Instant::now() + LONG).expect("the stream is live"));
         drop(handle);
-        drop(PrivateStream::new(&context).expect("a stream"));
+        drop(PrivateStream::new(&context).expect("the stream is created"));
         assert_eq!(destroyed(), 2, "one of the two streams was not destroyed");
         unblock(&default);
     });
@@ -446,15 +456,18 @@ fn panicking_destructors_do_not_stop_the_reaper() {
 #[test]
 fn freeing_thread_uses_one_stream_and_releases_the_context() {
     Fakes::new().cuda().run(|| {
-        let kept = context(0).expect("a device");
+        let kept = context(0).expect("the device exists");
         for _ in 0..50 {
             // Another cudarc object for the same context of the driver.
-            let context = context(0).expect("a device");
+            let context = context(0).expect("the device exists");
             drop(DeviceMemory::<u8>::alloc(&context, 64).expect("the device has enough memory"));
             assert!(drain_retired(Instant::now() + LONG));
         }
         let (made, destroyed) = (calls("cuStreamCreate"), calls("cuStreamDestroy_v2"));
-        assert!(made - destroyed <= 1, "{made} made, {destroyed} destroyed");
+        assert!(
+            made - destroyed <= 1,
+            "{made} streams were created and {destroyed} destroyed, expected at most one not destroyed"
+        );
         drop(kept);
         let held = || calls("cuDevicePrimaryCtxRetain") - calls("cuDevicePrimaryCtxRelease_v2");
         assert!(comes(LONG, || held() == 0), "the freeing thread still retains the context");
@@ -465,13 +478,16 @@ fn freeing_thread_uses_one_stream_and_releases_the_context() {
 #[test]
 fn slice_of_a_private_stream_outlives_the_stream_that_writes_it() {
     Fakes::new().cuda().run(|| {
-        let context = context(0).expect("a device");
-        let (own, other) = (PrivateStream::new(&context).expect("a stream"), PrivateStream::new(&context).expect("a stream"));
+        let context = context(0).expect("the device exists");
+        let (own, other) = (
+            PrivateStream::new(&context).expect("the stream is created"),
+            PrivateStream::new(&context).expect("the stream is created"),
+        );
         // cudarc checks events while a stream that it counts exists.
-        let counted = context.new_stream().expect("a stream");
+        let counted = context.new_stream().expect("the stream is created");
         let mut slice = own.alloc_zeros::<u8>(64).expect("the device has enough memory");
         block(&other);
-        drop(slice.write(&other).expect("a live stream"));
+        drop(slice.write(&other).expect("the stream is live"));
         drop(counted);
         freed_after(&own, &other, slice);
     });
@@ -480,10 +496,10 @@ fn slice_of_a_private_stream_outlives_the_stream_that_writes_it() {
 #[test]
 fn default_stream_is_queried_in_its_own_context() {
     Fakes::new().cuda().run(|| {
-        let (here, elsewhere) = (context(0).expect("a device"), context(1).expect("a device"));
+        let (here, elsewhere) = (context(0).expect("the device exists"), context(1).expect("the device exists"));
         let blocking = blocking_stream(&here);
-        blocking.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("capture");
-        elsewhere.bind_to_thread().expect("a live context");
+        blocking.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("the capture begins");
+        elsewhere.bind_to_thread().expect("the context is live");
         let error = wait(&here.default_stream(), Instant::now() + SHORT).expect_err("the default stream cannot be queried");
         assert!(matches!(&error, DriverError::Cuda(error) if error.is(CudaCode::STREAM_CAPTURE_IMPLICIT)), "{error}");
         blocking.end_capture(CUgraphInstantiate_flags(0)).expect("the capture is valid");

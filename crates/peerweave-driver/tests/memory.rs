@@ -40,8 +40,8 @@ fn copied_values_are_read_back() {
                 .is_empty()
         );
         assert_eq!((memory.device(), DeviceBuffer::len(&memory)), (0, 1000));
-        let address = memory.read(&stream).expect("a live stream").address();
-        assert_eq!(memory.write(&stream).expect("a live stream").address(), address);
+        let address = memory.read(&stream).expect("the stream is live").address();
+        assert_eq!(memory.write(&stream).expect("the stream is live").address(), address);
     });
 }
 
@@ -87,8 +87,8 @@ fn errors_name_wrong_lengths_ranges_and_devices() {
             "DeviceMemory::slice: the range is 5..4, expected a range within 8 elements"
         );
         assert!(matches!(memory.slice(0..9), Err(DriverError::OutOfRange { end: 9, len: 8, .. })));
-        let elsewhere = peerweave_driver::context(1).expect("eight devices").new_stream().expect("a stream");
-        let error = memory.to_vec(&elsewhere).expect_err("another device");
+        let elsewhere = peerweave_driver::context(1).expect("device 1 exists").new_stream().expect("the stream is created");
+        let error = memory.to_vec(&elsewhere).expect_err("the memory is on another device");
         assert_eq!(error.to_string(), "DeviceMemory::to_vec: the memory is on device 0, expected device 1");
         assert!(matches!(DeviceMemory::<u64>::alloc(&context, usize::MAX / 4), Err(DriverError::TooLarge { .. })));
         assert!(matches!(peerweave_driver::context(8), Err(DriverError::NoSuchDevice { ordinal: 8, count: 8, .. })));
@@ -119,8 +119,8 @@ fn memory_is_freed_after_the_work_of_its_streams() {
 fn stuck_device_does_not_delay_other_devices() {
     Fakes::new().cuda().run(|| {
         let (_, stuck) = device();
-        let elsewhere = context(1).expect("eight devices");
-        let other = elsewhere.new_stream().expect("a stream");
+        let elsewhere = context(1).expect("device 1 exists");
+        let other = elsewhere.new_stream().expect("the stream is created");
         block(&stuck);
         let held = DeviceMemory::<u8>::zeroed(&stuck, 1 << 20).expect("the device has enough memory");
         let before = free_bytes(&elsewhere);
@@ -155,7 +155,7 @@ fn allocation_waits_for_retired_memory() {
 fn waits_end_at_their_deadlines() {
     Fakes::new().cuda().run(|| {
         let (_, stream) = device();
-        assert!(wait(&stream, Instant::now()).expect("an idle stream"));
+        assert!(wait(&stream, Instant::now()).expect("the stream is idle"));
         block(&stream);
         let memory = DeviceMemory::<u32>::zeroed(&stream, 4).expect("the device has enough memory");
         let start = Instant::now();
@@ -175,9 +175,9 @@ fn captured_graph_keeps_its_memory_allocated() {
         let before = free_bytes(&context);
         let memory = DeviceMemory::<u32>::alloc(&context, 1 << 18).expect("the device has enough memory");
         let raw = memory.address();
-        assert!(!is_capturing(&stream).expect("a live stream"));
-        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("capture");
-        assert!(is_capturing(&stream).expect("a live stream"));
+        assert!(!is_capturing(&stream).expect("the stream is live"));
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("the capture begins");
+        assert!(is_capturing(&stream).expect("the stream is live"));
         assert!(matches!(memory.to_vec(&stream), Err(DriverError::Capturing { .. })));
         let (address, keep) = memory.keep().expect("shared memory can be kept");
         assert_eq!(address, raw);
@@ -206,7 +206,7 @@ fn values_that_a_graph_cannot_keep_are_dropped() {
         let value: peerweave_driver::Keep = Arc::new(1);
         let error = keep_in_graph(&stream, vec![Arc::clone(&value)]).expect_err("the stream is not being captured");
         assert!(error.to_string().contains("CUDA_ERROR_ILLEGAL_STATE"), "{error}");
-        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("capture");
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("the capture begins");
         let error = keep_in_graph(&stream, vec![Arc::clone(&value)]).expect_err("the driver lacks the function");
         assert!(
             matches!(&error, DriverError::Missing(missing) if missing.name == "cuUserObjectCreate" && missing.since == "11.3"),
@@ -221,7 +221,7 @@ fn values_that_a_graph_cannot_keep_are_dropped() {
 fn memory_that_cannot_be_freed_safely_is_leaked() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FAIL", "cuEventRecord:2=2").run(|| {
         let (context, stream) = device();
-        let other = context.new_stream().expect("a stream");
+        let other = context.new_stream().expect("the stream is created");
         let log = std::env::var_os("PEERWEAVE_FAKE_CUDA_LOG").expect("the test harness sets the variable");
         let count = |name: &str| {
             let log = std::fs::read_to_string(&log).expect("the fake driver writes the log");

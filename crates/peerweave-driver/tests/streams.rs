@@ -14,23 +14,23 @@ use common::{LONG, block, calls, unblock};
 #[test]
 fn idle_streams_without_handles_are_removed() {
     Fakes::new().cuda().run(|| {
-        let context = context(0).expect("a device");
+        let context = context(0).expect("the device exists");
         let whole = Arc::new(Streams::new());
         let part = Streams::within(&whole);
-        let busy = context.new_stream().expect("a stream");
+        let busy = context.new_stream().expect("the stream is created");
         block(&busy);
         part.note(&busy);
         let weak_busy = Arc::downgrade(&busy);
         drop(busy);
-        let held: Vec<_> = (0..20).map(|_| context.new_stream().expect("a stream")).collect();
+        let held: Vec<_> = (0..20).map(|_| context.new_stream().expect("the stream is created")).collect();
         held.iter().for_each(|stream| part.note(stream));
         for _ in 0..1000 {
-            part.note(&context.new_stream().expect("a stream"));
+            part.note(&context.new_stream().expect("the stream is created"));
             part.note(&context.default_stream());
         }
         for streams in [&part, &*whole] {
             let all = streams.all();
-            assert!(all.len() <= 100, "{} of 1022 are kept", all.len());
+            assert!(all.len() <= 100, "the list has {} of 1022 streams, expected at most 100", all.len());
             assert!(weak_busy.upgrade().is_some_and(|busy| all.contains(&busy)), "a busy stream was removed");
             assert!(held.iter().all(|held| all.contains(held)), "a stream with a handle was removed");
             assert_eq!(
@@ -51,7 +51,7 @@ fn idle_streams_without_handles_are_removed() {
 #[test]
 fn idle_streams_in_several_lists_are_removed() {
     Fakes::new().cuda().run(|| {
-        let context = context(0).expect("a device");
+        let context = context(0).expect("the device exists");
         let source = DeviceMemory::<u64>::alloc(&context, 64).expect("the device has enough memory");
         let mut target = DeviceMemory::<u64>::alloc(&context, 64).expect("the device has enough memory");
         let (whole, other) = (Arc::new(Streams::new()), Streams::new());
@@ -61,22 +61,25 @@ fn idle_streams_in_several_lists_are_removed() {
             // some time after its owner has dropped it.
             let (made, private);
             let stream = if round % 2 == 0 {
-                made = context.new_stream().expect("a stream");
+                made = context.new_stream().expect("the stream is created");
                 &made
             } else {
-                private = PrivateStream::new(&context).expect("a stream");
+                private = PrivateStream::new(&context).expect("the stream is created");
                 &*private
             };
-            drop((source.read(stream).expect("a live stream"), target.write(stream).expect("a live stream")));
+            drop((source.read(stream).expect("the stream is live"), target.write(stream).expect("the stream is live")));
             part.note(stream);
             other.note(stream);
         }
         for streams in [&part, &*whole, &other] {
-            assert!(streams.all().len() <= 100, "{} of 1000 are kept", streams.all().len());
+            assert!(streams.all().len() <= 100, "the list has {} of 1000 streams, expected at most 100", streams.all().len());
         }
-        drop(PrivateStream::new(&context).expect("a stream"));
+        drop(PrivateStream::new(&context).expect("the stream is created"));
         let (made, destroyed) = (calls("cuStreamCreate"), calls("cuStreamDestroy_v2"));
-        assert!(destroyed >= made - 200, "{made} made, {destroyed} destroyed");
+        assert!(
+            destroyed >= made - 200,
+            "{made} streams were created and {destroyed} destroyed, expected at most 200 not destroyed"
+        );
         drop((source, target));
         assert!(drain_retired(Instant::now() + LONG));
     });
@@ -85,13 +88,13 @@ fn idle_streams_in_several_lists_are_removed() {
 #[test]
 fn recording_a_stream_keeps_the_current_context() {
     Fakes::new().cuda().run(|| {
-        let (here, elsewhere) = (context(0).expect("a device"), context(1).expect("a device"));
+        let (here, elsewhere) = (context(0).expect("the device exists"), context(1).expect("the device exists"));
         let streams = Streams::new();
         for _ in 0..100 {
             // Another context is current while the stream is recorded. Later the stream is queried
             // and destroyed in its own context.
-            let stream = elsewhere.new_stream().expect("a stream");
-            here.bind_to_thread().expect("a live context");
+            let stream = elsewhere.new_stream().expect("the stream is created");
+            here.bind_to_thread().expect("the context is live");
             streams.note(&stream);
             let mut current = std::ptr::null_mut();
             // SAFETY: the pointer is to a live handle.
@@ -106,15 +109,15 @@ fn recording_a_stream_keeps_the_current_context() {
 #[test]
 fn stream_of_a_nested_list_is_in_the_outer_list() {
     Fakes::new().cuda().run(|| {
-        let context = context(0).expect("a device");
+        let context = context(0).expect("the device exists");
         let whole = Arc::new(Streams::new());
         let part = Streams::within(&whole);
-        let stream = context.new_stream().expect("a stream");
+        let stream = context.new_stream().expect("the stream is created");
         part.note(&stream);
         let weak = Arc::downgrade(&stream);
         drop(stream);
         for _ in 0..200 {
-            whole.note(&context.new_stream().expect("a stream"));
+            whole.note(&context.new_stream().expect("the stream is created"));
         }
         let again = weak.upgrade().expect("the nested list keeps the stream");
         part.note(&again);

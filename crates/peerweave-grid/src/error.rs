@@ -58,7 +58,7 @@ pub enum GridError {
         kernel: String,
         /// The thread that diverged.
         at: ThreadId,
-        /// State of the thread and of the other threads.
+        /// The call or return by which the thread diverged, and the state of the block's threads.
         what: String,
         /// Seed of the schedule.
         seed: u64,

@@ -37,7 +37,7 @@ fn indices_of_a_3d_launch_cover_every_thread_once() {
 }
 
 #[test]
-fn calls_outside_of_kernels_behave_as_one_thread() {
+fn device_calls_outside_of_kernels_see_a_block_of_one_thread() {
     go(0, 1, 1, &|| ()).unwrap();
     assert_eq!((gpu::thread_idx(), gpu::block_dim(), gpu::grid_dim()), (Dim3::ZERO, Dim3::ONE, Dim3::ONE));
     gpu::sync_threads();
@@ -250,8 +250,8 @@ fn race_between_threads_is_found_under_some_seed() {
         counter.into_inner() < 8
     };
     let found = (0..SEEDS).filter(|&seed| lost(seed)).count();
-    assert!(found >= 10, "{found} of {SEEDS} seeds show the race");
-    assert_eq!(found, (0..SEEDS).filter(|&seed| lost(seed)).count(), "the same seeds show the race again");
+    assert!(found >= 10, "the race occurred under {found} of {SEEDS} seeds, expected at least 10");
+    assert_eq!(found, (0..SEEDS).filter(|&seed| lost(seed)).count(), "the second run with each seed had a different result");
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! Measures the CPU time that a call of this crate adds to the bare call of NVSHMEM's C function.
-//! Each call runs in a loop, with the fake library in its mode without work.
+//! Each call runs in a loop, with the fake library, whose calls do no work in this benchmark.
 //!
 //! Before each call of this crate, the driver is queried twice: for the current context, and for
 //! whether the stream is being captured. The benchmark also measures these two queries separately.
@@ -168,7 +168,7 @@ struct Bench<'a, A> {
 
 impl<A: Fn()> Bench<'_, A> {
     /// Measures the bare call, the bare call after the two queries, and the call of this crate. The
-    /// three are measured in turn, so that other load on the machine affects all of them equally.
+    /// measurements alternate, so that other load on the machine affects all three equally.
     fn row(&self, name: &str, bare: impl Fn(), mut ours: impl FnMut() -> Result<(), NvshmemError>) {
         if std::env::var("ONLY").is_ok_and(|only| !name.contains(&only)) {
             return;

@@ -39,7 +39,8 @@ pub(crate) struct Running {
 /// The kind of bootstrap and a number that identifies its rendezvous, id or communicator.
 pub(crate) type BootstrapKey = (&'static str, u64);
 
-/// The arguments of an initialisation. Those of a later initialisation must be equal to them.
+/// The arguments of an initialisation. A later initialisation in the same process must have equal
+/// arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Arguments {
     /// The kind of bootstrap: a rendezvous, an id, MPI or a launcher.
@@ -58,7 +59,7 @@ impl Arguments {
     }
 }
 
-/// State of NVSHMEM in this process [C1].
+/// State of NVSHMEM in this process, which has at most one live context.
 pub(crate) enum ProcessState {
     /// NVSHMEM was not started.
     Idle,

@@ -85,7 +85,7 @@ fn setup_call_completes_although_a_queued_call_timed_out() {
 }
 
 #[test]
-fn allocation_during_slow_puts_has_one_outcome_on_all_pes() {
+fn allocation_during_slow_puts_has_the_same_outcome_on_all_pes() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_putmem=1500").run_many(2, |child| {
         let here = start_within(&child, Duration::from_secs(6));
         let memory = here.context.alloc::<u32>(128).expect("the memory is allocated");
@@ -199,7 +199,7 @@ fn pes_that_allocate_different_types_get_an_error() {
 }
 
 #[test]
-fn late_pe_does_not_call_nvshmem_alone() {
+fn split_after_the_other_pe_timed_out_does_not_enter_nvshmem() {
     fakes().run_many(2, |child| {
         child.meet("started");
         let meeting = rendezvous(&child, SHORT);
@@ -209,7 +209,7 @@ fn late_pe_does_not_call_nvshmem_alone() {
         if child.rank == 1 {
             child.wait_for_file("given up");
         }
-        let error = node.split_strided(0, 1, 2, TeamConfig::default()).expect_err("the other PE was late");
+        let error = node.split_strided(0, 1, 2, TeamConfig::default()).expect_err("the PEs did not call at the same time");
         if child.rank == 0 {
             child.put_file("given up", b"");
         }
@@ -253,7 +253,11 @@ fn bad_alignment_on_one_pe_is_an_error_on_all_pes() {
             0 => assert!(matches!(error, NvshmemError::Disagree(_)), "{error}"),
             _ => assert!(matches!(error, NvshmemError::Misuse(_)), "{error}"),
         }
-        assert!(began.elapsed() < DEADLINE / 2, "it took {:?}", began.elapsed());
+        assert!(
+            began.elapsed() < DEADLINE / 2,
+            "the error came after {:?}, expected less than half of the deadline",
+            began.elapsed()
+        );
         let memory = here.context.alloc_aligned::<u8>(64, 8).expect("all PEs make the same call");
         here.context.free(memory).expect("all PEs free the memory");
         here.end();
@@ -275,7 +279,11 @@ fn bad_settings_of_one_pe_are_an_error_on_all_pes() {
             0 => assert!(matches!(error, NvshmemError::Preflight(_)), "{error}"),
             _ => assert!(matches!(error, NvshmemError::Misuse(_)), "{error}"),
         }
-        assert!(began.elapsed() < DEADLINE / 2, "it took {:?}", began.elapsed());
+        assert!(
+            began.elapsed() < DEADLINE / 2,
+            "the error came after {:?}, expected less than half of the deadline",
+            began.elapsed()
+        );
         // No PE called NVSHMEM, so NVSHMEM can still be started.
         let context =
             Context::from_rendezvous(&meeting, &device(child.rank), settings(DEADLINE)).expect("all PEs make the same call");

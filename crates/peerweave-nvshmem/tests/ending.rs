@@ -99,8 +99,12 @@ fn handles_released_concurrently_finalize_nvshmem_once() {
             drop(context);
             together.wait();
             let left: Vec<usize> = threads.into_iter().map(|thread| thread.join().expect("the thread does not panic")).collect();
-            assert_eq!(left.iter().filter(|others| **others == 0).count(), 1, "round {round}: {left:?}");
-            assert!(Context::current().is_none(), "round {round}");
+            assert_eq!(
+                left.iter().filter(|others| **others == 0).count(),
+                1,
+                "round {round}: the calls found {left:?} other handles, expected one call to find none"
+            );
+            assert!(Context::current().is_none(), "round {round}: NVSHMEM still runs");
         }
     });
 }

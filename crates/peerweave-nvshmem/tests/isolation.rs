@@ -131,7 +131,7 @@ fn copy_does_not_wait_for_later_work_of_other_threads() {
                 }
                 let done = copying.is_finished();
                 hold.release();
-                copying.join().expect("the stream joins the fork");
+                copying.join().expect("the thread does not panic");
                 assert!(done, "the copy waited without a deadline for work of another thread");
             });
             here.stream.synchronize().expect("the stream completes");
@@ -164,7 +164,7 @@ fn start_on_a_busy_device_times_out() {
     });
 }
 
-fn tell(context: &Context, keep: &Arc<String>) -> Result<ModuleGuard, NvshmemError> {
+fn init_module(context: &Context, keep: &Arc<String>) -> Result<ModuleGuard, NvshmemError> {
     // SAFETY: the fake library does not read the module.
     unsafe { context.init_module(std::ptr::without_provenance_mut(0x1000), Arc::clone(keep) as _) }
 }
@@ -177,19 +177,19 @@ fn module_init_completes_within_the_deadline_or_fails() {
         let keep = Arc::new("module".to_owned());
         // Inside the call, NVSHMEM would wait for the whole device.
         hold.hold(&here.stream);
-        let error = tell(&here.context, &keep).expect_err("the stream does not complete");
+        let error = init_module(&here.context, &keep).expect_err("the stream does not complete");
         assert!(matches!(error, NvshmemError::Timeout(_)), "{error}");
         hold.release();
         here.stream.synchronize().expect("the stream completes");
         // NVSHMEM's copies wait for all work of the default stream, including work of other code.
         here.context.device().bind_to_thread().expect("the context becomes current");
         driver::block(DEFAULT_STREAM);
-        let error = tell(&here.context, &keep).expect_err("the default stream does not complete");
+        let error = init_module(&here.context, &keep).expect_err("the default stream does not complete");
         assert!(matches!(error, NvshmemError::Timeout(_)), "{error}");
         driver::unblock(DEFAULT_STREAM);
         common::drain_retired();
         assert_eq!(Arc::strong_count(&keep), 1);
-        drop(tell(&here.context, &keep).expect("the device is idle"));
+        drop(init_module(&here.context, &keep).expect("the device is idle"));
         common::drain_retired();
         assert_eq!(Arc::strong_count(&keep), 1);
         hold.free();
@@ -204,7 +204,7 @@ fn module_stays_loaded_while_nvshmem_uses_it() {
     stuck.run_many(1, |child| {
         let here = start_within(&child, SHORT);
         let keep = Arc::new("module".to_owned());
-        let error = tell(&here.context, &keep).expect_err("the call does not return");
+        let error = init_module(&here.context, &keep).expect_err("the call does not return");
         assert!(matches!(error, NvshmemError::Timeout(_)), "{error}");
         assert_eq!(Arc::strong_count(&keep), 2, "a module that NVSHMEM uses was unloaded");
     });
@@ -216,7 +216,7 @@ fn module_that_cannot_be_finalized_is_never_unloaded() {
     fails.env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmemx_cumodule_finalize").run_many(1, |child| {
         let here = start(&child);
         let keep = Arc::new("module".to_owned());
-        drop(tell(&here.context, &keep).expect("the module is initialised"));
+        drop(init_module(&here.context, &keep).expect("the module is initialised"));
         assert_eq!(Arc::strong_count(&keep), 2, "a module that NVSHMEM did not finalise was unloaded");
         here.end();
     });
@@ -264,7 +264,7 @@ fn call_after_finalize_is_an_error() {
                 team.config()
             });
             context.finalize().expect("all PEs finalize NVSHMEM");
-            let error = asked.join().expect("the stream joins the fork").expect_err("NVSHMEM was finalised");
+            let error = asked.join().expect("the thread does not panic").expect_err("NVSHMEM was finalised");
             assert!(matches!(&error, NvshmemError::Dead { state: DeadState::Finalized, .. }), "{error}");
         });
     });
@@ -441,9 +441,9 @@ fn signal_wait_compares_unsigned_and_never_ends_early() {
         for value in [1, 1 << 62, far, most] {
             set(0);
             here.context.signal_wait(&word, Compare::Ge, value, &stream).expect("the work is enqueued");
-            assert!(!passed(), "0 is not {value} or more");
+            assert!(!passed(), "the wait for {value} or more ended at 0");
             set(value - 1);
-            assert!(!passed(), "{} is not {value} or more", value - 1);
+            assert!(!passed(), "the wait for {value} or more ended at {}", value - 1);
             set(value);
             stream.synchronize().expect("the comparison becomes true");
         }

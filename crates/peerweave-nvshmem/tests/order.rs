@@ -71,7 +71,7 @@ fn blocking_call_waits_for_the_teams_last_collective() {
             hold.hold(stream);
             world.barrier(stream).expect("the work is enqueued");
             let (_, took) = hold.release_after(A_WHILE, call);
-            assert!(took >= A_WHILE / 2, "{what} took {took:?}");
+            assert!(took >= A_WHILE / 2, "{what} took {took:?}, expected a wait for the held stream");
             hold.free();
         };
         held("a barrier", &|| world.barrier_blocking().expect("all PEs make the call"));
@@ -289,7 +289,7 @@ fn call_times_out_while_another_thread_is_in_a_team_call() {
             std::thread::scope(|scope| {
                 let waiting = scope.spawn(allocate);
                 std::thread::sleep(Duration::from_secs(1));
-                let error = here.context.world().barrier(&here.stream).expect_err("another thread has the team's turn");
+                let error = here.context.world().barrier(&here.stream).expect_err("another thread is in a call of the team");
                 assert!(matches!(error, NvshmemError::Timeout(_)), "{error}");
                 child.put_file("late", b"");
                 waiting.join().expect("the thread does not panic");

@@ -71,7 +71,7 @@ fn memory_that_cannot_be_symmetric_is_refused_before_mapping() {
 }
 
 #[test]
-fn foreign_memory_of_unsuitable_length_is_refused() {
+fn register_symmetric_refuses_memory_of_unsuitable_length() {
     fakes().run_many(1, |child| {
         let here = start_with(&child, settings(DEADLINE).heap_step_bytes(512 << 20));
         let refused = misuse(here.context.register_symmetric(&mapped(&here, 1)));

@@ -20,7 +20,11 @@ fn start_error(child: &Child, ordinal: usize, settings: Settings) -> NvshmemErro
     let rendezvous = rendezvous(child, DEADLINE);
     let began = Instant::now();
     let error = Context::from_rendezvous(&rendezvous, &device(ordinal), settings).expect_err("NVSHMEM does not start");
-    assert!(began.elapsed() < DEADLINE / 2, "{error} took {:?}", began.elapsed());
+    assert!(
+        began.elapsed() < DEADLINE / 2,
+        "the start failed after {:?}, expected less than half of the deadline: {error}",
+        began.elapsed()
+    );
     // PE 0 runs the server of the rendezvous, and must wait until the other PEs have their
     // responses.
     child.meet("told");

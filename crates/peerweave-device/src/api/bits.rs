@@ -55,7 +55,8 @@ pub trait KernelInteger: KernelAtomic + AtomicInteger {
     /// Returns whether `compare` is true for `word` and `value`, compared as numbers of this type.
     #[doc(hidden)]
     fn holds(compare: Compare, word: Self, value: Self) -> bool;
-    /// Returns the number as reports contain it: 64 bits, sign-extended for signed types.
+    /// Converts the number to the form in which failure reports contain numbers: 64 bits,
+    /// sign-extended for signed types.
     #[doc(hidden)]
     fn report(self) -> u64;
 }

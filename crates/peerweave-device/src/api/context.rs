@@ -38,7 +38,7 @@ pub struct Context {
     pes: Pes,
     bases: Bases,
     /// The mapped PE that was looked up last, and the address of its heap. This cache exists
-    /// because a fence empties the L1 cache of the SM, and a load from the table of peers then
+    /// because a fence empties the L1 cache of the SM. A later load from the table of peers then
     /// takes a quarter of the time of a put. Invariant: the PE exists and is mapped, so a cache hit
     /// needs no other check.
     last: Cell<(u32, u64)>,
@@ -135,10 +135,11 @@ impl Context {
         (self.raw, self.pes, self.bases)
     }
 
-    /// Creates a context from [`Self::parts`], without lent shared memory and with empty caches.
+    /// Creates a context from [`Self::parts`]. The context has empty caches, and no shared memory
+    /// for bulk copies ([`Self::lend_shared`]).
     ///
     /// # Safety
-    /// The parts are from one context of this thread.
+    /// `raw`, `pes` and `bases` are the [parts](Self::parts) of one context of this thread.
     #[inline(always)]
     pub(crate) unsafe fn again(raw: *const KernelContext, pes: Pes, bases: Bases) -> Self {
         Self {
@@ -201,7 +202,7 @@ impl Context {
         base
     }
 
-    /// Like [`Self::base_of`], but reads the table and does not use the cache.
+    /// Like [`Self::base_of`], but reads the table of peers and does not use the cache.
     #[inline(always)]
     pub(crate) fn table_base(&self, pe: u32) -> u64 {
         // SAFETY: the context's table has an entry for each PE, and nobody writes it while the
@@ -215,7 +216,8 @@ impl Context {
         self.bases.mine
     }
 
-    /// Returns the path by which this PE accesses a PE.
+    /// Returns the path by which this PE accesses the memory of `pe`: loads and stores, or the
+    /// network.
     ///
     /// # Errors
     /// If the PE does not exist or cannot be reached. The failure is written to the status.
@@ -287,8 +289,8 @@ fn entry(peers: u64, pe: u32) -> *const u64 {
 }
 
 impl Drop for Context {
-    /// Waits until no bulk copy reads lent shared memory, because the SM reuses that memory when
-    /// the block ends.
+    /// Waits until no bulk copy reads the shared memory that [`Context::lend_shared`] has lent,
+    /// because the SM reuses that memory when the block ends.
     #[inline(always)]
     fn drop(&mut self) {
         if gpu::bulk::AVAILABLE && self.bulk_pending.get() {

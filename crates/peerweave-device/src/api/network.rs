@@ -56,7 +56,7 @@ macro_rules! by_scope {
     }};
 }
 
-/// Calls of the executor on the host.
+/// Calls that kernels on the host pass to the executor, which emulates the network.
 #[cfg(not(target_arch = "nvptx64"))]
 pub(super) mod emulated {
     use super::super::scope::{Kind, Scope};

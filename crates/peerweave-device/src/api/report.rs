@@ -105,8 +105,8 @@ pub(crate) struct Spin<'a> {
     context: &'a Context,
     looks: u32,
     started: u64,
-    /// Time of the last read of the abort word. Until the word is read, the time at which the clock
-    /// was first read.
+    /// Time of the last read of the abort word; before the first such read, the time at which the
+    /// clock was first read.
     asked: u64,
 }
 
@@ -121,10 +121,11 @@ impl Spin<'_> {
 
     /// Returns the time between two readings of the abort word, in nanoseconds.
     ///
-    /// The word may be in host memory, from which a GPU reads for one warp at a time, in about
-    /// 0.65 µs. The time here is four times as long as one reading by all warps of the grid. If it
-    /// were shorter, the readings of one kernel would delay the kernels of other PEs so long that
-    /// their warps read too, and all later calls would be as slow.
+    /// The word may be in host memory, from which a GPU reads for one warp at a time, in about 0.65
+    /// µs. The returned time is four times as long as one reading by all warps of the grid. If the
+    /// time were shorter, the readings of one kernel would delay the kernels of other PEs. The
+    /// warps of the delayed kernels would then read the word too, and all later calls would be
+    /// slow.
     #[inline]
     fn abort_ns() -> u64 {
         let [shortest, longest] = Self::ABORT_NS;

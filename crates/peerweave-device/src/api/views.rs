@@ -40,7 +40,7 @@ impl<T: Plain> SharedSlice<T> {
     #[inline(always)]
     pub fn dynamic() -> Self {
         let (pointer, bytes) = gpu::dynamic_shared();
-        const { assert!(align_of::<T>() <= 128, "shared memory is aligned to 128 bytes") };
+        const { assert!(align_of::<T>() <= 128, "the alignment of the element type exceeds 128 bytes") };
         Self { pointer: pointer.cast(), len: bytes / size_of::<T>() }
     }
 

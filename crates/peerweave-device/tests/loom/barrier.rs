@@ -14,7 +14,7 @@ type Step<W> = fn(&[W], usize, u64, &mut Patience) -> Result<(), GaveUp>;
 /// In each epoch every rank writes its cell, synchronises by `step`, and reads the cells of all
 /// ranks. The cells of epoch `k` are written again in epoch `k + 2`. Only the barrier of epoch `k +
 /// 1` orders these writes after the reads of epoch `k`.
-fn cells_are_handed_over_at_every_epoch<W: TestWord>(team: Team, words: usize, step: Step<W>) {
+fn cells_are_visible_to_all_ranks_at_every_epoch<W: TestWord>(team: Team, words: usize, step: Step<W>) {
     check(
         team,
         move || (several::<W>(words), [several::<Plain>(team.ranks), several::<Plain>(team.ranks)]),
@@ -63,41 +63,41 @@ fn broken(words: &[Exact], rank: usize, epoch: u64, waited: u64, first: usize, p
 }
 
 #[test]
-fn barrier_orders_two_pes() {
-    cells_are_handed_over_at_every_epoch::<Exact>(Team::PAIR, 4, sync);
+fn barrier_orders_accesses_of_two_pes() {
+    cells_are_visible_to_all_ranks_at_every_epoch::<Exact>(Team::PAIR, 4, sync);
 }
 
 #[test]
-fn barrier_orders_three_pes() {
-    cells_are_handed_over_at_every_epoch::<Exact>(Team::of_three(1), 9, sync);
+fn barrier_orders_accesses_of_three_pes() {
+    cells_are_visible_to_all_ranks_at_every_epoch::<Exact>(Team::of_three(1), 9, sync);
 }
 
 #[test]
-fn relaxed_barrier_between_fences_orders_two_pes() {
-    cells_are_handed_over_at_every_epoch::<Exact>(Team::PAIR, 4, |words, rank, epoch, patience| {
+fn relaxed_barrier_between_fences_orders_accesses_of_two_pes() {
+    cells_are_visible_to_all_ranks_at_every_epoch::<Exact>(Team::PAIR, 4, |words, rank, epoch, patience| {
         relaxed(true, words, rank, epoch, patience)
     });
 }
 
 refuted!(relaxed_barrier_alone_is_refuted, {
-    cells_are_handed_over_at_every_epoch::<Exact>(Team::PAIR, 4, |words, rank, epoch, patience| {
+    cells_are_visible_to_all_ranks_at_every_epoch::<Exact>(Team::PAIR, 4, |words, rank, epoch, patience| {
         relaxed(false, words, rank, epoch, patience)
     })
 });
-refuted!(barrier_without_release_is_refuted, cells_are_handed_over_at_every_epoch::<NoRelease>(Team::PAIR, 4, sync));
-refuted!(barrier_without_acquire_is_refuted, cells_are_handed_over_at_every_epoch::<NoAcquire>(Team::PAIR, 4, sync));
+refuted!(barrier_without_release_is_refuted, cells_are_visible_to_all_ranks_at_every_epoch::<NoRelease>(Team::PAIR, 4, sync));
+refuted!(barrier_without_acquire_is_refuted, cells_are_visible_to_all_ranks_at_every_epoch::<NoAcquire>(Team::PAIR, 4, sync));
 refuted!(barrier_that_ignores_the_last_rank_is_refuted, "cell has a wrong value", {
-    cells_are_handed_over_at_every_epoch::<Exact>(Team::PAIR, 4, |words, rank, epoch, patience| {
+    cells_are_visible_to_all_ranks_at_every_epoch::<Exact>(Team::PAIR, 4, |words, rank, epoch, patience| {
         broken(words, rank, epoch, epoch, 1, patience)
     })
 });
 refuted!(barrier_that_waits_for_the_previous_epoch_is_refuted, "cell has a wrong value", {
-    cells_are_handed_over_at_every_epoch::<Exact>(Team::PAIR, 4, |words, rank, epoch, patience| {
+    cells_are_visible_to_all_ranks_at_every_epoch::<Exact>(Team::PAIR, 4, |words, rank, epoch, patience| {
         broken(words, rank, epoch, epoch - 1, 2, patience)
     })
 });
 refuted!(barrier_of_three_that_ignores_a_rank_once_is_refuted, {
-    cells_are_handed_over_at_every_epoch::<Exact>(Team::of_three(1), 9, |words, rank, epoch, patience| {
+    cells_are_visible_to_all_ranks_at_every_epoch::<Exact>(Team::of_three(1), 9, |words, rank, epoch, patience| {
         broken(words, rank, epoch, epoch, if epoch == EPOCHS { 2 } else { 3 }, patience)
     })
 });

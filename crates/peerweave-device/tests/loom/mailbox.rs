@@ -84,12 +84,12 @@ fn messages_pass<W: TestWord>(capacity: usize, messages: u64) {
 }
 
 #[test]
-fn messages_pass_one_at_a_time() {
+fn messages_arrive_intact_one_at_a_time() {
     messages_pass::<Exact>(1, 3);
 }
 
 #[test]
-fn messages_pass_when_slots_are_reused() {
+fn messages_arrive_intact_when_slots_are_reused() {
     messages_pass::<Exact>(2, 4);
 }
 
@@ -214,7 +214,7 @@ refuted!(publishing_into_a_full_ring_is_refuted, "message is torn or overwritten
 
 /// Rank 0 receives from two rings, and polls them alternately.
 #[test]
-fn two_rings_are_polled_without_blocking() {
+fn receiver_polls_two_rings_without_blocking() {
     check(
         Team::of_three(3),
         || [Ring::<Exact>::new(1), Ring::new(1)],

@@ -48,7 +48,7 @@ peerweave_dylib::bindings! {
     }
 }
 
-/// `CUlaunchConfig`.
+/// The driver's struct `CUlaunchConfig`: the shape, the stream and the attributes of a launch.
 #[repr(C)]
 pub(super) struct RawConfig {
     pub(super) grid: [c_uint; 3],
@@ -59,7 +59,7 @@ pub(super) struct RawConfig {
     pub(super) n_attributes: c_uint,
 }
 
-/// `CUlaunchAttribute`.
+/// The driver's struct `CUlaunchAttribute`: one attribute of a launch.
 #[repr(C)]
 pub(super) struct RawAttribute {
     pub(super) id: c_uint,
@@ -67,9 +67,9 @@ pub(super) struct RawAttribute {
 }
 
 impl RawAttribute {
-    /// `CU_LAUNCH_ATTRIBUTE_COOPERATIVE`.
+    /// Number of the attribute `CU_LAUNCH_ATTRIBUTE_COOPERATIVE`.
     pub(super) const COOPERATIVE: c_uint = 2;
-    /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
+    /// Number of the attribute `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
     pub(super) const PROGRAMMATIC: c_uint = 6;
 
     /// Returns an attribute whose value is the integer 1.

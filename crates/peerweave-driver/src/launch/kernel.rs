@@ -23,8 +23,8 @@ use crate::{CudaCode, Driver, DriverError, Keep, is_capturing, keep_in_graph, re
 
 /// Maximum shared memory per block without raising the driver's limit, in bytes.
 const SHARED_BYTES: u32 = 48 << 10;
-/// `CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK`, `..._SHARED_SIZE_BYTES`, `..._NUM_REGS`,
-/// `..._MAX_DYNAMIC_SHARED_SIZE_BYTES`.
+/// Number of the attribute `CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK`. The next three constants are
+/// the numbers of `..._SHARED_SIZE_BYTES`, `..._NUM_REGS` and `..._MAX_DYNAMIC_SHARED_SIZE_BYTES`.
 const MAX_THREADS: c_int = 0;
 const STATIC_SHARED: c_int = 1;
 const REGISTERS: c_int = 4;
@@ -73,6 +73,8 @@ unsafe impl Send for Function {}
 unsafe impl Sync for Function {}
 
 impl LoadedKernel {
+    /// Loads `function` if the driver can do so before a launch, and reads the kernel's properties.
+    ///
     /// # Safety
     /// `function` is a kernel of `module`.
     pub(super) unsafe fn new(module: Arc<Loaded>, function: CUfunction, name: &str) -> Result<Self, DriverError> {

@@ -49,7 +49,7 @@ impl MappedWords {
     /// # Errors
     /// [`DriverError::TooLarge`] if the length in bytes overflows, or an error of the driver.
     pub fn new(context: &Arc<CudaContext>, len: usize) -> Result<Self, DriverError> {
-        /// `CU_MEMHOSTALLOC_PORTABLE` and `CU_MEMHOSTALLOC_DEVICEMAP`.
+        /// The flags `CU_MEMHOSTALLOC_PORTABLE` and `CU_MEMHOSTALLOC_DEVICEMAP`.
         const FLAGS: u32 = 1 | 2;
         const CALL: &str = "MappedWords::new";
         let bytes = len.max(1).checked_mul(size_of::<u32>());

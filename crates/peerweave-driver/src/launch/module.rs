@@ -58,7 +58,7 @@ impl Module {
     /// [`LaunchError::Image`] with the driver's log if the driver refuses the image, or another
     /// error of the driver.
     pub fn load(context: &Arc<CudaContext>, image: Image<'_>) -> Result<Self, DriverError> {
-        /// `CU_JIT_ERROR_LOG_BUFFER` and `CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES`.
+        /// The options `CU_JIT_ERROR_LOG_BUFFER` and `CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES`.
         const OPTIONS: [c_int; 2] = [5, 6];
         const LOG_BYTES: usize = 16 << 10;
         let api = api()?;

@@ -95,7 +95,10 @@ mod tests {
         assert_eq!(ALL.len(), header.len());
         for ((name, code), of_cudarc) in ALL.iter().zip(header) {
             assert_eq!(CudaCode::from(of_cudarc), *code);
-            assert!(format!("{of_cudarc:?}").ends_with(name), "{of_cudarc:?} is not {name}");
+            assert!(
+                format!("{of_cudarc:?}").ends_with(name),
+                "cudarc's name of the code is {of_cudarc:?}, expected a name that ends in {name}"
+            );
         }
     }
 }

@@ -102,8 +102,8 @@ impl Driver {
     }
 }
 
-/// Returns the name and the description of a code. Asks the driver if it is loaded. Without a
-/// driver, or for an unknown code, the name is the number.
+/// Returns the name and the description of a code. The driver is queried if a driver is loaded.
+/// Without a driver, or for an unknown code, the name is the number.
 pub(crate) fn describe(code: CudaCode) -> (String, String) {
     let unknown = || (format!("CUresult {}", code.0), "no description".to_owned());
     let Some(Ok(driver)) = LOADED.get() else { return unknown() };

@@ -459,10 +459,11 @@ mod tests {
             assert!(output.stderr.contains("memory of a cudarc slice is in use after 100ms"), "{output}");
             return;
         }
-        let context = crate::context(0).expect("a device");
-        let (own, other) = (context.new_stream().expect("a stream"), context.new_stream().expect("a stream"));
+        let context = crate::context(0).expect("the device exists");
+        let (own, other) =
+            (context.new_stream().expect("the stream is created"), context.new_stream().expect("the stream is created"));
         peerweave_fakes::driver::block(other.cu_stream());
-        own.begin_capture(CU_STREAM_CAPTURE_MODE_RELAXED).expect("capture");
+        own.begin_capture(CU_STREAM_CAPTURE_MODE_RELAXED).expect("the capture begins");
         hold_back(&own, &other, Duration::from_millis(100));
     }
 }

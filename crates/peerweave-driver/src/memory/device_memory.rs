@@ -44,7 +44,7 @@ pub struct DeviceMemory<T> {
 struct Allocation {
     address: CUdeviceptr,
     context: Arc<CudaContext>,
-    /// Function that frees the memory. `None` only after `drop` has taken it.
+    /// Function that frees the memory. `None` only after `drop` has taken the function.
     free: Mutex<Option<Retired>>,
     /// Streams with work on this memory.
     streams: Streams,

@@ -18,15 +18,16 @@ use crate::library::bind;
 use crate::streams::is_of_every_context;
 use crate::{CudaCode, CudaError, Driver, DriverError};
 
-/// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`, which is the only flag and is required.
+/// The flag `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`, which the driver requires for every user object.
 const NO_DESTRUCTOR_SYNC: u32 = 1;
-/// `CU_GRAPH_USER_OBJECT_MOVE`: the reference is moved to the graph.
+/// The flag `CU_GRAPH_USER_OBJECT_MOVE`: the reference is moved to the graph.
 const MOVE: u32 = 1;
 
-/// `CU_STREAM_CAPTURE_STATUS_NONE`.
+/// The status `CU_STREAM_CAPTURE_STATUS_NONE`: the stream is not being captured.
 const NOT_CAPTURING: u32 = 0;
-/// `CU_STREAM_CAPTURE_STATUS_ACTIVE`. Any other status means that the capture is invalidated. A
-/// status unknown to this crate is treated as an invalidated capture.
+/// The status `CU_STREAM_CAPTURE_STATUS_ACTIVE`: the stream is being captured. Any other status
+/// means that the capture is invalidated. A status unknown to this crate is treated as an
+/// invalidated capture.
 const CAPTURING: u32 = 1;
 
 /// Returns whether work that is enqueued on the stream now would be captured into a graph instead
@@ -77,7 +78,8 @@ fn invalidate(call: &'static str, stream: &CudaStream) -> DriverError {
 /// three cases:
 /// - The stream is being captured.
 /// - The capture was invalidated, and the thread that began the capture has not ended it.
-/// - The stream is the default stream, and a stream for which it waits is being captured.
+/// - The stream is the default stream, and a stream for which the default stream waits is being
+///   captured.
 ///
 /// # Errors
 /// As for [`is_capturing`](is_capturing#errors), except in the cases above.
@@ -116,7 +118,8 @@ pub fn relaxed<R>(ask: impl FnOnce() -> R) -> R {
     ask()
 }
 
-/// `CU_STREAM_CAPTURE_MODE_RELAXED`: any call is allowed during a capture of another thread.
+/// The mode `CU_STREAM_CAPTURE_MODE_RELAXED`: any call is allowed during a capture of another
+/// thread.
 const RELAXED: i32 = 2;
 
 /// Sets the thread's capture mode and returns the previous mode. Returns `None` if the driver has

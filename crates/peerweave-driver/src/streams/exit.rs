@@ -3,8 +3,9 @@
 //!
 //! The driver shuts down in a function that runs when the process exits, while other threads
 //! continue. A thread that is inside a call of the driver at that time may access memory that was
-//! freed. So background threads enter this gate before they call the driver. A function that runs
-//! before the driver's shutdown closes the gate and waits until these threads have left.
+//! freed. So background threads enter a gate ([`BeforeExit`]) before they call the driver. A
+//! function that runs before the driver's shutdown closes the gate and waits until these threads
+//! have left.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -29,8 +30,8 @@ static OF_PROCESS: AtomicU32 = AtomicU32::new(0);
 pub struct BeforeExit(());
 
 impl BeforeExit {
-    /// Makes the process, when it exits, wait for this thread. Returns `None` if the process is
-    /// already exiting. In that case, the thread must not call the driver again.
+    /// Makes the exit of the process wait for this thread. Returns `None` if the process is already
+    /// exiting. In that case, the thread must not call the driver again.
     pub fn enter() -> Option<Self> {
         // The count is increased first. So either the closing thread sees this thread, or this
         // thread sees that the gate is closed.

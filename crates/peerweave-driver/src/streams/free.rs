@@ -86,7 +86,7 @@ pub unsafe fn free(context: &Arc<CudaContext>, address: CUdeviceptr) -> Result<(
 /// Returns this thread's stream for freeing memory in the context, which must be current. Creates
 /// the stream if necessary. Returns `None` if the creation fails.
 fn stream(api: &Api, context: &Arc<CudaContext>) -> Option<CUstream> {
-    /// `CU_STREAM_NON_BLOCKING`: not ordered with the default stream.
+    /// The flag `CU_STREAM_NON_BLOCKING`: the stream is not ordered with the default stream.
     const NON_BLOCKING: u32 = 1;
     STREAMS
         .try_with(|streams| {

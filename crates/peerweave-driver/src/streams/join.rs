@@ -17,7 +17,7 @@ use crate::{CudaError, Driver, DriverError};
 /// An error of the driver, for example because a stream that is being captured cannot wait for a
 /// stream that is not being captured.
 pub fn join(waiter: &CudaStream, other: &CudaStream) -> Result<(), DriverError> {
-    /// `CU_EVENT_DISABLE_TIMING`: without timing, an event is cheapest.
+    /// The flag `CU_EVENT_DISABLE_TIMING`: events without timing are the fastest.
     const DISABLE_TIMING: u32 = 2;
     let api = Driver::get()?.api();
     bind(other.context())?;

@@ -17,8 +17,8 @@ use crate::DriverError;
 use crate::cudarc::driver::CudaStream;
 use crate::library::with_context_kept;
 
-/// The highest handle that every context has. Null and 1 are the default stream, 2 is the
-/// per-thread stream.
+/// The highest stream handle that exists in every context. The handles 0 and 1 are the default
+/// stream, and 2 is the per-thread stream.
 const LAST_OF_EVERY_CONTEXT: usize = 2;
 const PER_THREAD: usize = 2;
 
@@ -70,8 +70,8 @@ struct Noted {
     held: Arc<Held>,
 }
 
-/// The only handle to a stream in all lists. So the number of the stream's handles shows whether
-/// other code has a handle.
+/// The one handle to a stream that all lists share. So the number of the stream's handles shows
+/// whether other code has a handle.
 struct Held {
     stream: Arc<CudaStream>,
 }
@@ -249,7 +249,7 @@ impl Known {
 }
 
 /// Returns whether only the lists have a handle to the stream. The handle that keeps a dropped
-/// private stream until it is destroyed does not count.
+/// private stream until the stream is destroyed does not count.
 fn is_ours_alone(stream: &Arc<CudaStream>) -> bool {
     let is_alone = Arc::strong_count(stream) == 1 + usize::from(private::is_left(stream));
     // Makes work that was enqueued through dropped handles visible to the next query.

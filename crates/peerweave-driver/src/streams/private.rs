@@ -24,7 +24,7 @@ use crate::{CudaError, Driver, DriverError, relaxed};
 /// this stream only through [`DeviceBuffer`](crate::DeviceBuffer), which orders the work. This rule
 /// also applies to slices that were allocated on this stream.
 pub struct PrivateStream {
-    /// `None` only after `drop` has taken it.
+    /// `None` only after `drop` has taken the stream.
     stream: Option<Arc<CudaStream>>,
 }
 
@@ -54,7 +54,7 @@ impl PrivateStream {
     /// # Errors
     /// An error of the driver.
     pub fn new(context: &Arc<CudaContext>) -> Result<Self, DriverError> {
-        /// `CU_STREAM_NON_BLOCKING`: not ordered with the default stream.
+        /// The flag `CU_STREAM_NON_BLOCKING`: the stream is not ordered with the default stream.
         const NON_BLOCKING: u32 = 1;
         sweep();
         let api = Driver::get()?.api();

@@ -68,7 +68,7 @@ unsafe impl Send for Event {}
 /// Number of pending entries of all devices.
 static PENDING: AtomicUsize = AtomicUsize::new(0);
 
-/// Counts one pending entry in `PENDING` while it lives.
+/// Counts one pending entry in [`PENDING`] while this value lives.
 struct Pending;
 
 impl Pending {
@@ -291,7 +291,7 @@ fn record(streams: impl IntoIterator<Item = Arc<CudaStream>>) -> Result<Vec<Even
 }
 
 fn record_all(events: &mut Vec<Event>, streams: impl IntoIterator<Item = Arc<CudaStream>>) -> Result<(), DriverError> {
-    /// `CU_EVENT_DISABLE_TIMING`: without timing, an event is cheapest.
+    /// The flag `CU_EVENT_DISABLE_TIMING`: events without timing are the fastest.
     const DISABLE_TIMING: u32 = 2;
     let api = Driver::get()?.api();
     for stream in streams {

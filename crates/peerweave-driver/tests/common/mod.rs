@@ -14,7 +14,7 @@ pub(crate) const SHORT: Duration = Duration::from_millis(50);
 
 pub(crate) fn device() -> (Arc<CudaContext>, Arc<CudaStream>) {
     let context = context(0).expect("the fake driver has devices");
-    let stream = context.new_stream().expect("a stream");
+    let stream = context.new_stream().expect("the stream is created");
     (context, stream)
 }
 
@@ -38,7 +38,7 @@ pub(crate) fn calls(function: &str) -> usize {
 
 /// Returns a stream that is ordered with the default stream. cudarc creates no such streams.
 pub(crate) fn blocking_stream(context: &Arc<CudaContext>) -> Arc<CudaStream> {
-    context.bind_to_thread().expect("a live context");
+    context.bind_to_thread().expect("the context is live");
     let mut made: CUstream = std::ptr::null_mut();
     // SAFETY: the context is current, and the pointer is to a live handle.
     let code = unsafe { Driver::get().expect("the fake driver is loaded").api().cuStreamCreate(&raw mut made, 0) };
@@ -48,7 +48,7 @@ pub(crate) fn blocking_stream(context: &Arc<CudaContext>) -> Arc<CudaStream> {
 }
 
 pub(crate) fn free_bytes(context: &CudaContext) -> usize {
-    context.mem_get_info().expect("a live context").0
+    context.mem_get_info().expect("the context is live").0
 }
 
 pub(crate) fn comes(soon: Duration, mut what: impl FnMut() -> bool) -> bool {

@@ -191,11 +191,14 @@ impl Block {
         self.places[thread as usize] = Place::Returned;
         self.returned += 1;
         if self.arrived > 0 {
-            return Err(format!("returned while other threads of its block wait for it in sync_threads: {}", self.summary()));
+            return Err(format!("returned while other threads of its block wait in sync_threads: {}", self.summary()));
         }
         let lane = 1 << (thread % WARP);
         if let Some(open) = self.pending[(thread / WARP) as usize].iter().find(|open| open.mask & lane != 0) {
-            return Err(format!("returned while other lanes wait for it in a warp operation with mask {:#010x}", open.mask));
+            return Err(format!(
+                "returned while other lanes wait for this thread in a warp operation with mask {:#010x}",
+                open.mask
+            ));
         }
         Ok(())
     }

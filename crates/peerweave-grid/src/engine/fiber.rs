@@ -49,7 +49,7 @@ static FREE: Mutex<BTreeMap<usize, Vec<DefaultStack>>> = Mutex::new(BTreeMap::ne
 /// Maximum number of free stacks of one size. A stack occupies only the pages that were used.
 const MOST_FREE: usize = 8192;
 
-/// Number of free stacks that a run takes at a time.
+/// Number of free stacks that a run takes from [`FREE`] at a time.
 const TAKEN_TOGETHER: usize = 64;
 
 impl Stacks {

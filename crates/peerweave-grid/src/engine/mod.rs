@@ -165,8 +165,8 @@ impl Current {
     }
 }
 
-/// Returns the number of a thread, which is unique among all slots. A slot has at most 1024
-/// threads, so the low 10 bits are the index in the block.
+/// Returns the number of a thread. The number is unique among the threads of all slots. A slot has
+/// at most 1024 threads, so the low 10 bits are the index in the block.
 fn number(slot: usize, thread: u32) -> u32 {
     (slot as u32) << 10 | thread
 }
@@ -218,7 +218,7 @@ struct Engine<'a> {
     live_threads: usize,
     /// Launches of the blocks that have ended since [`Self::admit`] last started blocks.
     ended: Vec<usize>,
-    /// Number of consecutive turns in which a thread polled memory without success.
+    /// Number of consecutive times that a resumed thread polled memory without success.
     idle: usize,
     /// Number of consecutive pauses of the whole run (see [`Self::rest`]).
     rests: u32,

@@ -156,7 +156,14 @@ fn run(asked: &Asked, place: &Place) -> Result<(), Failure> {
         None => error,
     })?;
     if (context.pe().get(), context.n_pes()) != (place.pe, place.n_pes) {
-        return Err(format!("NVSHMEM reports PE {} of {}", context.pe(), context.n_pes()).into());
+        return Err(format!(
+            "NVSHMEM reports {} of {}, expected PE {} of {}",
+            context.pe(),
+            context.n_pes(),
+            place.pe,
+            place.n_pes
+        )
+        .into());
     }
     if place.pe == 0 {
         println!("{:?}, connected by {}", context.library(), context.info().bootstrap);
@@ -164,7 +171,7 @@ fn run(asked: &Asked, place: &Place) -> Result<(), Failure> {
     everybody_is_reached(&context)?;
     let report = context.finalize()?;
     if !report.leaked.is_empty() || report.other_handles != 0 {
-        return Err(format!("finalize reported {report:?}").into());
+        return Err(format!("finalize reported {report:?}, expected no leaked allocations and no other handles").into());
     }
     match mpi {
         Some(mpi) => mpi.end(),

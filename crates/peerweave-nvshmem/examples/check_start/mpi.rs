@@ -74,7 +74,11 @@ impl Mpi {
         // SAFETY: as for `MPI_Comm_rank`.
         check("MPI_Comm_size", unsafe { api.MPI_Comm_size(world, &raw mut size) }?)?;
         if (i64::from(rank), i64::from(size)) != (place.pe.into(), place.n_pes.into()) {
-            return Err(format!("MPI reports rank {rank} of {size}; {path} may be another MPI than the launcher's").into());
+            return Err(format!(
+                "MPI reports rank {rank} of {size}, expected rank {} of {}; {path} may be another MPI than the launcher's",
+                place.pe, place.n_pes
+            )
+            .into());
         }
         Ok(Self { api, world: Box::leak(Box::new(world)) })
     }
@@ -91,5 +95,5 @@ impl Mpi {
 }
 
 fn check(call: &str, code: c_int) -> Result<(), Failure> {
-    if code == 0 { Ok(()) } else { Err(format!("{call} returned {code}").into()) }
+    if code == 0 { Ok(()) } else { Err(format!("{call} returned {code}, expected 0").into()) }
 }

@@ -28,8 +28,8 @@ pub(crate) enum Members<'a> {
     Team(&'a [Pe], u64),
 }
 
-/// Takes part in a collective call and returns the acquired gate. By then all other members have
-/// acquired their gates.
+/// Takes part in a collective call and returns the acquired gate, which is the lock for calls of
+/// NVSHMEM. When this function returns, all other members have acquired their gates.
 ///
 /// `arguments` are this PE's arguments. `able` is an error if this PE cannot make the call.
 pub(crate) fn arrive<'a>(
@@ -72,7 +72,7 @@ pub(crate) fn arrive<'a>(
     }
 }
 
-/// The statement of a PE in the second round: it has agreed to the call and acquired the gate.
+/// The text that a PE sends to the other PEs when the PE has acquired the gate.
 const ENTERED: &str = "ready to call NVSHMEM, after all PEs agreed on the arguments";
 
 /// Compares `arguments` with those of all PEs if the PEs have a rendezvous. `able` is an error if

@@ -91,7 +91,8 @@ impl fmt::Debug for DeferredCall {
 }
 
 impl DeferredCall {
-    /// Makes the call. The calling thread holds the gate. If the call fails, its values are leaked.
+    /// Makes the call. The calling thread holds the gate, which is the lock for calls of NVSHMEM.
+    /// If the call fails, its values are leaked.
     fn make(self, comm: &Comm) {
         if let Err(error) = (self.run)(comm, self.address) {
             tracing::warn!(%error, "NVSHMEM still uses the memory at {:#x}, so the memory is leaked", self.address);
@@ -120,7 +121,8 @@ impl Comm {
         }
     }
 
-    /// Makes all deferred calls whose streams are idle. The calling thread holds the gate.
+    /// Makes all deferred calls whose streams are idle. The calling thread holds the gate, which is
+    /// the lock for calls of NVSHMEM.
     #[cold]
     pub(crate) fn run_deferred(&self) {
         let deferred = self.deferred.take();

@@ -37,13 +37,13 @@ pub(crate) struct InFlight {
 }
 
 impl InFlight {
-    /// Returns the collective order of a team that the program created.
+    /// Returns the [order](Order) of the collectives of a team that the program created.
     pub(crate) fn order(&self, team: nvshmem_team_t) -> Arc<Order> {
         let mut orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(orders.entry(team).or_default())
     }
 
-    /// Returns the collective order of NVSHMEM's predefined teams.
+    /// Returns the [order](Order) that the collectives of all predefined teams share.
     pub(crate) fn world_order(&self) -> Arc<Order> {
         Arc::clone(&self.world_order)
     }

@@ -14,10 +14,11 @@ use super::gate::{Gate, Inside, NoAnswer, Sent, Worker};
 use crate::error::{DeadState, MisuseKind, NvshmemError};
 use crate::sys::{Api, Families};
 
-/// The function that finalises NVSHMEM.
+/// Name of NVSHMEM's function that finalises NVSHMEM.
 pub(crate) const END: &str = "nvshmemx_hostlib_finalize";
 
-/// The gate and the worker thread, and the reason why NVSHMEM can no longer be called.
+/// The [gate](Gate) (the lock for calls of NVSHMEM), the worker thread, and the reason why NVSHMEM
+/// can no longer be called.
 pub(crate) struct Entry {
     gate: Arc<Gate>,
     worker: Worker,
@@ -88,7 +89,8 @@ impl Comm {
         })
     }
 
-    /// Calls a function of NVSHMEM that does not wait for other PEs or the device [C2].
+    /// Calls a function of NVSHMEM that does not wait for other PEs or the device. See invariant
+    /// [C2] of `comm`.
     #[inline]
     pub(crate) fn issue<R>(
         &self,
@@ -99,8 +101,8 @@ impl Comm {
         function(self.nvshmem.raw_api(), self.nvshmem.raw_families()).map_err(|missing| self.missing(call, &missing))
     }
 
-    /// Acquires the gate and makes the context current in this thread. Not generic, so that the
-    /// function is compiled once.
+    /// Acquires the [gate](Gate) and makes the context current in this thread. Not generic, so that
+    /// the function is compiled once.
     #[inline(never)]
     fn enter_bound(&self, call: &'static str) -> Result<Inside<'_>, NvshmemError> {
         let inside = self.enter(call)?;
@@ -126,7 +128,7 @@ impl Comm {
     }
 
     /// Calls a function of NVSHMEM that waits for other PEs or for the device, with the context's
-    /// deadline [C2].
+    /// deadline. See invariant [C2] of `comm`.
     pub(crate) fn block<R: Send + 'static>(
         &self,
         call: &'static str,
@@ -135,13 +137,13 @@ impl Comm {
         self.enter_blocking(call)?.block(call, function)
     }
 
-    /// Acquires the gate for calls that wait, within the context's deadline.
+    /// Acquires the [gate](Gate) for calls that wait, within the context's deadline.
     pub(crate) fn enter_blocking(&self, call: &'static str) -> Result<Entered<'_>, NvshmemError> {
         let inside = self.enter(call)?.send(&self.entry.gate);
         Ok(Entered { comm: self, inside: Some(inside) })
     }
 
-    /// Acquires the gate if it is free, or returns `None`.
+    /// Acquires the [gate](Gate) if the gate is free, or returns `None`.
     pub(crate) fn try_enter(&self, call: &'static str) -> Option<Inside<'_>> {
         self.entry.gate.try_enter(call)
     }
@@ -165,8 +167,8 @@ impl Drop for Finalizing<'_> {
     }
 }
 
-/// The acquired gate, for several calls that wait. While the value lives, no other thread can call
-/// NVSHMEM.
+/// The acquired [gate](Gate), for several calls that wait. While the value lives, no other thread
+/// can call NVSHMEM.
 pub(crate) struct Entered<'a> {
     comm: &'a Comm,
     /// `None` after a call that did not return.
@@ -175,7 +177,7 @@ pub(crate) struct Entered<'a> {
 
 impl Entered<'_> {
     /// Calls a function of NVSHMEM that waits for other PEs or for the device, with the context's
-    /// deadline [C2].
+    /// deadline. See invariant [C2] of `comm`.
     pub(crate) fn block<R: Send + 'static>(
         &mut self,
         call: &'static str,

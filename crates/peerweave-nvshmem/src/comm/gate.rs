@@ -55,7 +55,7 @@ impl Gate {
         }
     }
 
-    /// Acquires the gate if it is free, or returns `None`.
+    /// Acquires the gate if the gate is free, or returns `None`.
     #[inline]
     pub(crate) fn try_enter(&self, call: &'static str) -> Option<Inside<'_>> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);

@@ -41,7 +41,7 @@ use enqueued::InFlight;
 use entry::Entry;
 use order::take;
 
-/// The NVSHMEM that runs in this process.
+/// The running NVSHMEM of this process: its PEs, the lock for its calls, and its work in flight.
 pub(crate) struct Comm {
     pub(crate) nvshmem: Nvshmem,
     pub(crate) context: Arc<CudaContext>,
@@ -64,7 +64,8 @@ pub(crate) struct Comm {
     /// Locked by the thread that makes a collective setup call, from the first agreement until the
     /// call has returned.
     setup: Mutex<()>,
-    /// Declared last, so it is dropped after all other fields, including the rendezvous.
+    /// A token that exists as long as this value. Declared last, so the token is dropped after all
+    /// other fields, including the rendezvous.
     pub(crate) alive: Arc<()>,
 }
 
@@ -128,7 +129,7 @@ impl Comm {
         Timeout { call, waited, pe: Some(self.pe), missing, lost }.into()
     }
 
-    /// Checks that the job has the PE, and returns its number for NVSHMEM.
+    /// Checks that the job has the PE `pe`, and returns the PE's number as NVSHMEM's integer type.
     #[inline]
     pub(crate) fn check_pe(&self, call: &'static str, what: &'static str, pe: Pe) -> Result<i32, NvshmemError> {
         if pe.get() < self.n_pes {

@@ -21,7 +21,8 @@ use crate::comm::Comm;
 use crate::comm::streams::wait_stream;
 use crate::error::{MisuseKind, NvshmemError};
 
-/// The stream of the team's last collective; `None` before the first one and after a wait for it.
+/// The stream of the team's last collective. `None` before the first collective, and after the host
+/// has waited for the last collective.
 #[derive(Debug, Default)]
 pub(crate) struct Order(Mutex<Option<Arc<CudaStream>>>);
 
@@ -52,7 +53,7 @@ pub(crate) fn take<'a, T>(lock: &'a Mutex<T>, call: &'static str, comm: &Comm) -
 }
 
 impl Order {
-    /// Makes the stream's next work wait for the team's last collective [O1].
+    /// Makes the stream's next work wait for the team's last collective (invariant [O1]).
     pub(crate) fn follow(
         &self,
         call: &'static str,

@@ -26,12 +26,12 @@ pub(crate) struct Pending {
     taken: peerweave_driver::Streams,
 }
 
-/// For each memory of an incomplete transfer, the list of streams that use the memory. When a
+/// For the memory of each incomplete transfer, the list of streams that use the memory. When a
 /// stream waits for the transfers, that stream is added to each of these lists.
 pub(crate) struct Open {
     memory: Vec<Arc<Streams>>,
-    /// Number of times that the list was emptied, starting at 1. Memory that has stored the current
-    /// number is in the list.
+    /// Number of times that the list was emptied, plus 1. Memory is in the list if its
+    /// [`Streams::pending`] equals this number.
     emptied: u64,
 }
 
@@ -64,16 +64,16 @@ impl Pending {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds the memory of a transfer to the list. The caller keeps the result until the transfer is
-    /// enqueued.
+    /// Adds the memory of a transfer to the list. The caller keeps the returned lock until the
+    /// transfer is enqueued.
     pub(crate) fn add(&self, memory: [Option<&Arc<Streams>>; 3]) -> MutexGuard<'_, Open> {
         let mut open = self.lock();
         memory.into_iter().flatten().for_each(|streams| open.note(streams));
         open
     }
 
-    /// Records that a stream is about to wait for all listed transfers. The caller keeps the result
-    /// until the wait is enqueued, and then calls [`empty`](Open::empty).
+    /// Records that a stream is about to wait for all listed transfers. The caller keeps the
+    /// returned lock until the wait is enqueued, and then calls [`empty`](Open::empty).
     pub(crate) fn wait_for_all(
         &self,
         call: &'static str,

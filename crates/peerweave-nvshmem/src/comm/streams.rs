@@ -36,7 +36,7 @@ pub(crate) fn wait_all(call: &'static str, comm: &Comm, streams: &peerweave_driv
 /// list.
 pub(crate) struct Streams {
     known: peerweave_driver::Streams,
-    /// Number of the list in `pending.rs` in which this memory was last listed.
+    /// The value of `Open::emptied` (in `pending.rs`) when this memory was last added to that list.
     pub(crate) pending: AtomicU64,
 }
 

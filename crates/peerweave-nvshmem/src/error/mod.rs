@@ -160,7 +160,8 @@ impl From<CudaError> for NvshmemError {
 pub struct Failure {
     /// Name of the NVSHMEM function.
     pub call: &'static str,
-    /// The status code, or `None` if the function returned no code, for example a null pointer.
+    /// The status code. `None` if the function returned no code, for example a null pointer, or if
+    /// NVSHMEM was not called.
     pub code: Option<StatusCode>,
     /// Details that help to find the cause, such as the arguments; empty if there are none.
     pub detail: String,
@@ -173,7 +174,7 @@ impl fmt::Display for Failure {
         let Self { call, version, detail, .. } = self;
         match self.code {
             Some(code) => write!(f, "{call}: {code} (NVSHMEM {version})")?,
-            None => write!(f, "{call}: returned null (NVSHMEM {version})")?,
+            None => write!(f, "{call}: failed without a status code (NVSHMEM {version})")?,
         }
         if detail.is_empty() { Ok(()) } else { write!(f, "; {detail}") }
     }
@@ -332,19 +333,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn error_messages_name_types_as_rust_does() {
+    fn reduction_error_names_the_element_type_as_rust_does() {
         use peerweave_types::{DType, ReduceOp};
         let kind = MisuseKind::Reduction { op: ReduceOp::And, dtype: DType::F32 };
         assert_eq!(kind.to_string(), "the reduction `and` of f32 elements is not supported by NVSHMEM");
     }
 
     #[test]
-    fn result_types_stay_small() {
+    fn error_type_is_at_most_104_bytes() {
         assert!(size_of::<NvshmemError>() <= 104, "{}", size_of::<NvshmemError>());
     }
 
     #[test]
-    fn error_messages_name_missing_pes() {
+    fn timeout_error_names_the_missing_pes() {
         let timeout = Timeout {
             call: "nvshmem_malloc",
             waited: Duration::from_secs(20),

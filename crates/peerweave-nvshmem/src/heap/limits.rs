@@ -23,9 +23,9 @@ pub(crate) struct Limits {
 
 impl Limits {
     pub(crate) fn of(settings: &Settings) -> Self {
-        /// Granularity of mapped device memory in bytes.
+        /// Minimum step in bytes: the granularity of mapped device memory.
         const LEAST_STEP: u64 = 2 << 20;
-        /// `NVSHMEMI_MAX_HANDLE_LENGTH`.
+        /// Maximum step in bytes: NVSHMEM's constant `NVSHMEMI_MAX_HANDLE_LENGTH`.
         const MOST_STEP: u64 = 1 << 31;
         let bytes = |name, default| settings.bytes(name).unwrap_or(default);
         let step = bytes("NVSHMEM_CUMEM_GRANULARITY", 512 << 20).clamp(LEAST_STEP, MOST_STEP);

@@ -56,7 +56,8 @@ impl Heap {
         self.registered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds new memory to the list [H2], and returns its first handle.
+    /// Adds new memory to the list of allocations, and returns the first handle to the memory.
+    /// Every PE adds allocations in the same order (invariant [H2]).
     pub(crate) fn add_allocation(&self, address: u64, bytes: usize, outside: Option<Held>) -> Handle {
         let mut allocations = self.allocations();
         let id = self.comm.count(Counter::Allocations);
@@ -66,13 +67,14 @@ impl Heap {
         handle
     }
 
-    /// Removes memory from the list [H2].
+    /// Removes memory from the list of allocations. Every PE removes the same memory (invariant
+    /// [H2]).
     pub(crate) fn remove_allocation(&self, allocation: &Arc<Allocation>) {
         self.allocations().retain(|known| !Arc::ptr_eq(known, allocation));
     }
 
     /// Returns memory that is no longer in the list to NVSHMEM. Collective. The caller has ensured
-    /// [H1].
+    /// that no handle, captured graph or stream uses the memory (invariant [H1]).
     pub(crate) fn release(&self, allocation: &Arc<Allocation>, entered: &mut Entered<'_>) -> Result<(), NvshmemError> {
         allocation.release(entered)?;
         let mut freed = self.freed.lock().unwrap_or_else(PoisonError::into_inner);

@@ -315,7 +315,7 @@ impl Nvshmem {
         FIRST.get().is_some_and(|guard| guard.is_forked())
     }
 
-    /// Checks [L2]: returns an error in a forked child.
+    /// Returns an error in a forked child of the process that loaded the library (invariant [L2]).
     #[inline]
     pub(crate) fn not_forked(self, call: &'static str) -> Result<(), NvshmemError> {
         if self.0.functions.guard.is_forked() { Err(self.forked(call)) } else { Ok(()) }

@@ -193,8 +193,8 @@ impl Settings {
         }
     }
 
-    /// Sets a variable to the result of `value`, unless the variable is already set here or in the
-    /// environment.
+    /// Sets a variable to the result of `value`, unless these settings or the environment already
+    /// set the variable.
     pub(crate) fn or(self, name: &str, value: impl FnOnce() -> Option<String>) -> Self {
         match self.effective(name) {
             Some(_) => self,
@@ -216,8 +216,8 @@ impl Settings {
         self.all_effective().iter().filter(|(name, _)| !is_local(name)).map(one).collect::<Vec<_>>().join(" ")
     }
 
-    /// Returns all variables that NVSHMEM will read. Variables of the bootstrap by id are left out,
-    /// because its plug-in reads them at each bootstrap.
+    /// Returns all variables that NVSHMEM reads once per process. The variables of the bootstrap by
+    /// id are not among them, because the plug-in reads these variables at each bootstrap.
     fn all_effective(&self) -> BTreeMap<String, String> {
         let known = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).chain(self.variables.keys().cloned());
         let read = known.filter(|name| name.starts_with("NVSHMEM_") && !name.starts_with("NVSHMEM_BOOTSTRAP_UID_"));
@@ -305,8 +305,8 @@ fn bytes_of(text: &str) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
-/// Locked while the environment is changed and NVSHMEM reads it. The lock is held for at most the
-/// deadline of that call.
+/// Locked while the environment is changed and NVSHMEM reads it. A thread holds the lock for at
+/// most the deadline of its NVSHMEM call.
 static CHANGING: Mutex<()> = Mutex::new(());
 
 /// The settings that NVSHMEM has read. NVSHMEM reads them only once in a process.

@@ -17,7 +17,8 @@ use crate::ops::enqueue::{Enqueue, by_width, check_apart, check_len, overlap, po
 use crate::sys::{self, CType, Families};
 use crate::{SymmetricBuffer, Team};
 
-/// Returns the C type with which NVSHMEM reduces these elements, or `None` if it has no such type.
+/// Returns the C type with which NVSHMEM reduces elements of type `dtype`, or `None` if NVSHMEM has
+/// no such type.
 fn reduced(dtype: DType) -> Option<CType> {
     Some(match dtype {
         DType::I8 => CType::Int8,
@@ -362,7 +363,7 @@ impl Team {
     }
 }
 
-/// Whether the target of a collective may be its source.
+/// Whether the target of a collective may be the same memory as the source.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum InPlace {
     No,

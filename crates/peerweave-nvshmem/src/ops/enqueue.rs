@@ -19,7 +19,7 @@ use crate::heap::registration::Registered;
 use crate::sys::{Api, CType, Families};
 use crate::{SymmetricBuffer, Team};
 
-/// A call on a stream that is being prepared.
+/// A call that is being prepared and will be enqueued on a stream.
 pub(crate) struct Enqueue<'a> {
     comm: &'a Arc<Comm>,
     call: &'static str,
@@ -273,7 +273,8 @@ pub(crate) fn check_pair(
     Ok(registered)
 }
 
-/// Returns the C type of the size of `T`, as which elements are transferred.
+/// Returns the C integer type that has the size of `T`. Elements are transferred as integers of
+/// this type.
 pub(crate) const fn by_width<T: Element>() -> CType {
     const { assert!(T::PARTS == 1, "NVSHMEM has no type for elements that are made of several values: pass a buffer of those values") };
     match size_of::<T>() {

@@ -29,7 +29,7 @@ pub struct ModuleGuard {
     _counted: Arc<()>,
 }
 
-/// Address of the driver's handle, which any thread may use.
+/// The kind of the driver's handle, and the address of the handle. Any thread may use the handle.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Module(usize),

@@ -353,7 +353,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn strided_range_must_contain_its_last_element() {
+    fn strided_range_that_ends_outside_the_buffer_is_refused() {
         assert!(span("test", "the target", 3, 4, 10).is_ok());
         let error = span("test", "the target", 3, 4, 9).expect_err("the last element is out of range");
         assert_eq!(error.to_string(), "test: the target is 0..10, expected a range within 9 elements");

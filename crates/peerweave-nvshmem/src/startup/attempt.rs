@@ -245,7 +245,7 @@ fn call_init(nvshmem: Nvshmem, bootstrap: &Bootstrapping, device: usize) -> Resu
     let (pe, n_pes) = nvshmem.code("nvshmem_my_pe", |api| unsafe { Ok((api.nvshmem_my_pe()?, api.nvshmem_n_pes()?)) })?;
     match (u32::try_from(pe), u32::try_from(n_pes)) {
         (Ok(pe), Ok(n_pes)) if pe < n_pes => Ok((pe, n_pes)),
-        _ => Err(nvshmem.failure("nvshmem_my_pe", None, format!("PE {pe} of {n_pes}"))),
+        _ => Err(nvshmem.failure("nvshmem_my_pe", None, format!("NVSHMEM reported PE {pe} of {n_pes}"))),
     }
 }
 

@@ -43,7 +43,7 @@ impl StartInfo {
         format!("ok\t{}\t{}\t{}", self.version, self.uuid, self.settings)
     }
 
-    /// Parses a line. The error is the reason why the sending PE cannot start.
+    /// Parses a line that another PE sent. The error is the reason why that PE cannot start.
     pub(crate) fn from_text(text: &str) -> Result<Self, String> {
         if let Some(reason) = text.strip_prefix("error\t") {
             return Err(reason.to_owned());

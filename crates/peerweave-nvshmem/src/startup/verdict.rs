@@ -30,7 +30,7 @@ impl Readiness {
         match (text, id) {
             ("ready\t", _) => Self::Ready(None),
             (_, Some(id)) => Self::Ready(Some(id)),
-            (_, None) => Self::Cannot(format!("invalid id: {text:?}")),
+            (_, None) => Self::Cannot(format!("the PE sent an invalid id: {text:?}")),
         }
     }
 }

@@ -95,7 +95,7 @@ struct Core {
     /// Whether the team was created by an id. NVSHMEM's own split does not support such a team as
     /// parent.
     by_id: bool,
-    /// Order of the team's collectives, which all of its handles share.
+    /// Order of the team's collectives. All handles of the team share this order.
     order: Arc<Order>,
 }
 
@@ -344,8 +344,8 @@ impl Team {
         self.order().follow(CALL, &self.comm, stream, is_capturing(stream)?).map(drop)
     }
 
-    /// Waits until the recorded streams have no pending work. While the result lives, no collective
-    /// of this team starts.
+    /// Waits until the recorded streams have no pending work. While the returned value lives, no
+    /// collective of this team starts.
     fn drain(&self, call: &'static str) -> Result<Turn<'_>, NvshmemError> {
         self.comm.drain(call)?;
         self.order().drain(call, &self.comm)

@@ -161,7 +161,7 @@ pub(crate) fn says<R>(result: Result<R, NvshmemError>, parts: &[&str]) -> Nvshme
     let error = result.err().expect("the call is refused");
     let text = error.to_string();
     for part in parts {
-        assert!(text.contains(part), "`{part}` is not in: {text}");
+        assert!(text.contains(part), "the error does not contain `{part}`: {text}");
     }
     error
 }
@@ -219,7 +219,8 @@ fn fake_of_stream(name: &std::ffi::CStr, stream: &CudaStream) {
     assert_eq!(function(stream.cu_stream()), 0, "{name:?}");
 }
 
-/// Blocks the stream before its next work. Memory does not record this stream.
+/// Blocks the stream before its next work. Unlike [`Hold::hold`], this call does not record the
+/// stream as a user of memory.
 pub(crate) fn block(stream: &CudaStream) {
     fake_of_stream(c"peerweave_fake_stream_block", stream);
 }

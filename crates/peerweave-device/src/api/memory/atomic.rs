@@ -40,8 +40,8 @@ impl Context {
     }
 }
 
-/// Returns a value that was read over the network. If the operation is strong, a fence makes the
-/// read an acquire.
+/// Returns `value`, which an operation has read over the network. If the operation is strong, a
+/// fence makes the read an acquire.
 #[inline(always)]
 fn acquired<T>(value: T, strong: bool) -> T {
     if strong {

@@ -33,7 +33,7 @@ const GRAIN: u32 = 128;
 impl Lent {
     pub(crate) const NOTHING: Self = Self { barriers: 0, half: 0, parity: 0 };
 
-    /// Returns whether shared memory is lent.
+    /// Returns whether the thread has lent shared memory to its context.
     #[inline(always)]
     pub(crate) fn is_some(&self) -> bool {
         self.half != 0
@@ -133,7 +133,8 @@ impl Context {
     /// stores may be outstanding.
     ///
     /// # Errors
-    /// If the copy unit does not answer within the deadline.
+    /// If the copy unit has not loaded a chunk at the context's deadline, or another wait of this
+    /// PE has failed.
     ///
     /// # Safety
     /// [`Self::can_bulk`] is true for the arguments. Both ranges are accessible global memory of

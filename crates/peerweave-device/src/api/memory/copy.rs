@@ -66,15 +66,15 @@ pub(crate) unsafe fn copy<S: Scope, A: Side, B: Side>(to: *mut u8, from: *const 
     }
 }
 
-/// Returns whether `bytes` bytes are at most one piece of `piece` bytes for each thread of the
-/// scope.
+/// Returns whether the scope has enough threads for `bytes` bytes, if each thread copies at most
+/// one piece of `piece` bytes.
 #[inline(always)]
 fn fits<S: Scope>(bytes: usize, piece: usize) -> bool {
     bytes <= S::size() * piece
 }
 
 /// Returns the offset of this thread's piece; `None` if this thread has no piece. `bytes` satisfies
-/// [`fits`], so 32 bits are sufficient.
+/// [`fits`], so the offset fits in 32 bits.
 #[inline(always)]
 fn own<S: Scope>(bytes: usize, piece: usize) -> Option<usize> {
     let skip = S::rank() as u32 * piece as u32;
@@ -175,7 +175,7 @@ unsafe fn few<S: Scope, A: Side, B: Side>(to: *mut u8, from: *const u8, bytes: u
     }
 }
 
-/// Reads a vector in integers of type `P`.
+/// Reads a vector of 16 bytes by loads of integers of type `P`.
 ///
 /// # Safety
 /// `from` points to 16 bytes that accesses of kind `A` can read, aligned to the size of `P`.
@@ -193,8 +193,8 @@ unsafe fn gather<A: Side, P: Piece + Into<u64>>(from: *const u8) -> Vector {
     vector
 }
 
-/// Writes a vector in integers of type `P`. `cut` returns the low bytes of a word as such an
-/// integer.
+/// Writes a vector of 16 bytes by stores of integers of type `P`. `cut` converts the low bytes of a
+/// word to such an integer.
 ///
 /// # Safety
 /// `to` points to 16 bytes that accesses of kind `B` can write, aligned to the size of `P`.

@@ -29,10 +29,10 @@ fn bulk_pays<S: Scope>(far: Far, bytes: usize) -> bool {
     }
 }
 
-/// Returns whether the first thread of the scope can start a bulk copy for all threads. `can` is
-/// whether this thread can start it. If the result is true, earlier accesses of every thread are
-/// ordered before the accesses of the copy unit. For a scope of one thread, the function that
-/// starts the copy orders the accesses.
+/// Returns whether the first thread of the scope can start a bulk copy for all threads. `can`
+/// states whether this thread can start the copy. If the result is true, earlier accesses of every
+/// thread are ordered before the accesses of the copy unit. For a scope of one thread, the function
+/// that starts the copy orders the accesses.
 #[inline(always)]
 fn agree_on_bulk<S: Scope, const GLOBAL: bool>(can: bool) -> bool {
     if S::ALONE {
@@ -323,7 +323,7 @@ impl Context {
     }
 }
 
-/// Returns the number of elements at this stride in a view of `len` elements; 0 if the stride is 0.
+/// Returns the number of elements at stride `step` in a view of `len` elements; 0 if `step` is 0.
 #[inline(always)]
 fn strided(len: usize, step: usize) -> usize {
     if step == 0 { 0 } else { len.div_ceil(step) }

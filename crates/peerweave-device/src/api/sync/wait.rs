@@ -20,15 +20,15 @@ impl Context {
     /// Reads an element of this PE's own symmetric memory, with acquire order.
     #[inline(always)]
     fn look<T: KernelInteger>(&self, of: SymSlice<T>, index: usize) -> T {
-        assert!(index < of.len(), "index lies outside the slice that is awaited");
+        assert!(index < of.len(), "index lies outside the slice of the wait or test");
         let element = address::<T>(self.my_base() + of.offset().0).wrapping_add(index);
         // SAFETY: the index is below the length, and `SymSlice` promises that many aligned elements
         // in this PE's heap. PEs access awaited elements only atomically.
         T::from_bits(unsafe { <<T as KernelAtomic>::Bits as Access<Sys>>::load_acquire(element.cast_const().cast()) })
     }
 
-    /// Returns the loops over the elements that are not excluded. `value` returns the value with
-    /// which the element at an index is compared.
+    /// Returns the waits and tests for the elements of `of` that are not excluded. `value` returns
+    /// the value with which the element at an index is compared.
     #[inline(always)]
     fn watch<'a, T: KernelInteger, V: Fn(usize) -> T + 'a, X: Fn(usize) -> bool>(
         &'a self,

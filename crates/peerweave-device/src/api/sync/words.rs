@@ -1,6 +1,6 @@
-//! Waits for integers whose size, signedness and values are known only when the kernel runs.
-//! Kernels that implement waits of the host API use them. Kernels of applications know the type of
-//! their elements, and use the waits of `wait.rs`.
+//! Waits for integers whose size, signedness and values are known only when the kernel runs. These
+//! waits are for kernels that implement the waits of the host API. Kernels of applications know the
+//! type of their elements, and use the waits of `wait.rs`.
 
 use crate::api::report::Report;
 use crate::api::views::address;
@@ -92,7 +92,8 @@ impl Context {
     }
 
     /// Waits until the comparison has been true for every integer that is not excluded. Returns the
-    /// non-excluded integer with the highest index; `None` if all integers are excluded.
+    /// bits of the non-excluded integer with the highest index; `None` if all integers are
+    /// excluded.
     ///
     /// # Ordering
     /// Acquire, for each integer.

@@ -40,8 +40,8 @@ struct Given {
 /// member at the same time.
 ///
 /// # Safety
-/// The parts and the lent memory are from one context of this thread. Both ranges (target, source)
-/// lie in every member's heap, for all ranks.
+/// `raw`, `pes`, `bases` and `lent` are from one context of this thread. Both ranges (target,
+/// source) lie in every member's heap, for all ranks.
 #[inline(never)]
 #[expect(clippy::too_many_arguments, reason = "the numbers stay in registers; a struct of them would be in memory")]
 unsafe fn give_each<S: Scope>(
@@ -91,8 +91,8 @@ unsafe fn give_each<S: Scope>(
 /// If this PE is not in the team.
 ///
 /// # Safety
-/// The parts are from one context of this thread, and all members are mapped. Every member's heap
-/// has `count` elements at both offsets (target, source).
+/// `raw`, `pes` and `bases` are from one context of this thread, and all members are mapped. Every
+/// member's heap has `count` elements at both offsets (target, source).
 #[inline(never)]
 #[expect(clippy::too_many_arguments, reason = "the numbers stay in registers; a struct of them would be in memory")]
 unsafe fn combine_near<T: Reducible, C: Combine<T>>(
@@ -163,7 +163,7 @@ unsafe fn combine_near<T: Reducible, C: Combine<T>>(
 /// If a member cannot be reached.
 ///
 /// # Safety
-/// The parts are from one context of this thread.
+/// `raw`, `pes` and `bases` are from one context of this thread.
 #[cold]
 #[inline(never)]
 #[expect(clippy::extra_unused_type_parameters, reason = "makes it generic, and so part of the kernel's crate")]
@@ -248,8 +248,8 @@ unsafe fn combine_far<T: Reducible, C: Combine<T>>(
 /// the team completes the puts.
 ///
 /// # Safety
-/// The parts are from one context of this thread. Every member's heap has `bytes` bytes at the
-/// offset.
+/// `raw`, `pes` and `bases` are from one context of this thread. Every member's heap has `bytes`
+/// bytes at the offset `result`.
 #[cold]
 #[inline(never)]
 unsafe fn give_far<S: Scope>(
@@ -279,8 +279,8 @@ const fn per_vector<T>() -> usize {
     VECTOR / size_of::<T>()
 }
 
-/// Returns the number of vectors that can be combined as a whole among `count` elements; 0 if
-/// vectors are not aligned at both offsets.
+/// Returns the number of whole vectors in `count` elements; 0 if vectors are not aligned at both
+/// offsets.
 #[inline(always)]
 fn vectors<T>(to: SymOffset, from: SymOffset, count: usize) -> usize {
     let aligned = ((to.0 | from.0) as usize).is_multiple_of(VECTOR) && VECTOR.is_multiple_of(size_of::<T>());

@@ -58,15 +58,15 @@ operation!(
     Max
 );
 operation!(
-    /// The operator bitwise and.
+    /// The operator that returns the bitwise AND.
     And
 );
 operation!(
-    /// The operator bitwise or.
+    /// The operator that returns the bitwise OR.
     Or
 );
 operation!(
-    /// The operator bitwise exclusive or.
+    /// The operator that returns the bitwise exclusive OR.
     Xor
 );
 

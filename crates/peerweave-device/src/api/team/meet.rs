@@ -4,8 +4,8 @@
 //! Every rank announces its arrival to each member in that line, and polls only its own heap. The
 //! announcement is a store if the member is mapped, and a signal over the network if not. The
 //! threads of a scope divide the members among themselves. Block `b` of each member synchronises
-//! with block `b` of the other members. Each block index has its own slot. The epoch of a slot is
-//! in memory of this device that exists longer than the kernel.
+//! with block `b` of the other members. Each block index has its own slot: separate lines and a
+//! separate epoch. The epoch is in memory of this device that exists longer than the kernel.
 //!
 //! Kernels call barriers and collectives in many places. So a barrier inlines only the common case,
 //! in which each thread synchronises with at most one other member. All other steps are functions
@@ -81,21 +81,21 @@ macro_rules! order {
 }
 
 order!(
-    /// Barriers: completes puts, and makes earlier writes of every member visible.
+    /// The order of barriers: completes puts, and makes earlier writes of every member visible.
     Complete: true, true, false
 );
 order!(
-    /// Collectives: like [`Complete`], but not inlined, because a function call costs little
-    /// compared with the collective's copies.
+    /// The order of collectives: like [`Complete`], but the code is not inlined, because a function
+    /// call costs little compared with the collective's copies.
     Collective: true, true, true
 );
 order!(
-    /// Syncs: makes earlier writes of every member visible. Puts over the network may be
-    /// incomplete.
+    /// The order of syncs: makes earlier writes of every member visible. Puts over the network may
+    /// be incomplete.
     Strong: false, true, false
 );
 order!(
-    /// Relaxed syncs: orders nothing.
+    /// The order of relaxed syncs: orders nothing.
     Relaxed: false, false, false
 );
 
@@ -204,7 +204,7 @@ impl Context {
 /// not exist, if this PE is not a member, or if the team has no slot for this block.
 ///
 /// # Safety
-/// The parts are from one context of this thread.
+/// `raw`, `pes` and `bases` are from one context of this thread.
 #[cold]
 #[inline(never)]
 unsafe fn arrange<S: Scope>(
@@ -242,7 +242,8 @@ unsafe fn arrange<S: Scope>(
 /// Calls [`Context::exchange_one`] for a collective, and is not inlined.
 ///
 /// # Safety
-/// The parts are from one context of this thread, and the addresses are from [`arrange`].
+/// `raw`, `pes` and `bases` are from one context of this thread, and the addresses are from
+/// [`arrange`].
 #[inline(never)]
 unsafe fn exchange_apart<S: Scope>(
     raw: *const KernelContext,
@@ -262,8 +263,8 @@ unsafe fn exchange_apart<S: Scope>(
 /// mapped.
 ///
 /// # Safety
-/// The parts are from one context of this thread. [`arrange`] has succeeded for this context and
-/// team.
+/// `raw`, `pes` and `bases` are from one context of this thread. [`arrange`] has succeeded for this
+/// context and team.
 #[inline(never)]
 unsafe fn exchange_several<S: Scope, const ORDERS: bool>(
     raw: *const KernelContext,
@@ -337,8 +338,8 @@ fn post(context: &Context, members: &Team, rank: u32, line: u64, epoch: u64) {
     }
 }
 
-/// Ends a synchronisation: fails on all threads of the scope if it has failed on one thread. After
-/// a failure the epoch of the slot is restored to `before`.
+/// Ends a synchronisation. If `outcome` is an error on any thread of the scope, returns an error on
+/// all threads, and restores the epoch at address `epoch` to `before`.
 #[inline(always)]
 fn agree<S: Scope>(outcome: Result<(), Failed>, epoch: u64, before: u64) -> Result<(), Failed> {
     if !S::any(outcome.is_err()) {
@@ -376,8 +377,8 @@ unsafe fn missing<Here>(
     Failed::new(kind)
 }
 
-/// This PE's lines in the heaps of other members. A function writes each line, by a store or over
-/// the network.
+/// This PE's lines in the heaps of other members. `post` writes the line at an index, by a store or
+/// over the network.
 struct Lines<F> {
     len: usize,
     post: F,

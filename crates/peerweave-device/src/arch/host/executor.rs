@@ -111,8 +111,8 @@ pub trait Executor: Sync {
 struct SharedLine([u8; 128]);
 
 std::thread_local! {
-    /// Shared memory of a block that consists of this thread only, by declaration. Freed when the
-    /// thread ends.
+    /// Shared memory of a block that consists only of this thread. The key is the `site` of the
+    /// declaration. The memory is freed when the thread ends.
     static OWN_SHARED: RefCell<BTreeMap<usize, Vec<SharedLine>>> = const { RefCell::new(BTreeMap::new()) };
 }
 

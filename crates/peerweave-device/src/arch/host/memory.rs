@@ -101,7 +101,7 @@ access!(Sys: u32 as AtomicU32, u64 as AtomicU64);
 macro_rules! fetch {
     ($atomic:ty, $order:ident: $($name:ident),*) => {$(
         /// # Safety
-        /// As for the method of [`Rmw`] that it implements.
+        /// As for the method of [`Rmw`] that this function implements.
         #[inline]
         unsafe fn $name(word: *mut Self, value: Self) -> Self {
             atomic!($atomic, word).$name(value, <$order as Order>::ORDERING)
@@ -161,7 +161,7 @@ macro_rules! reduction {
     )*};
     (@ $reach:ident, $order:ident: $($name:ident $fetch:ident),*) => {$(
         /// # Safety
-        /// As for the method of [`Reduce`] that it implements.
+        /// As for the method of [`Reduce`] that this function implements.
         #[inline]
         unsafe fn $name(word: *mut Self, value: Self) {
             // SAFETY: the caller promises what the method of `Rmw` requires.

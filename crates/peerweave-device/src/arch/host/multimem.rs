@@ -8,7 +8,7 @@ pub use crate::arch::ops::multimem::{Bf16x8, F16x8, F32x4, Multimem, MultimemBit
 pub const AVAILABLE: bool = false;
 
 fn refuse() -> ! {
-    panic!("multicast memory can be accessed only on GPUs")
+    panic!("a kernel on the host accessed a multicast address, which only GPUs can access")
 }
 
 macro_rules! refused {
