@@ -21,7 +21,7 @@ fn main() -> ExitCode {
             exactly_one_pe_takes_over_the_lock_of_a_killed_holder,
             killed_waiter_does_not_block_other_waiters,
             error_names_a_lock_holder_that_left,
-            lock_is_usable_after_a_pe_dies_at_any_instant,
+            lock_is_usable_after_a_pe_is_killed_at_any_instant,
             lock_is_refused_after_finalize,
         ],
     )
@@ -267,7 +267,7 @@ fn any_instant(seat: &Seat) {
     end_last(&world, &arrived, victim);
 }
 
-fn lock_is_usable_after_a_pe_dies_at_any_instant() {
+fn lock_is_usable_after_a_pe_is_killed_at_any_instant() {
     for kill in 0..12u64 {
         let (victim, after) = (kill % 3, 300 + kill * 700);
         let mut running = Job::new("any_instant", 3).args(format!("{victim} {after}")).start();

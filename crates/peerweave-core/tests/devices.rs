@@ -152,7 +152,7 @@ fn groups_notify_device_memory_owners_and_keep_them_alive() {
 }
 
 #[test]
-fn overlap_of_group_members_in_device_memory_is_refused() {
+fn overlapping_device_buffers_are_refused_also_in_groups() {
     let (_noop, world) = on_device();
     let (memory, me) = (Memory::new(&[1.0, 2.0, 3.0]), Rank::new(0));
     let (first, last) = (memory.handle(DEVICE).slice(..2).unwrap(), memory.handle(DEVICE).slice(1..).unwrap());

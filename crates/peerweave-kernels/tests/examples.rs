@@ -39,7 +39,7 @@ fn every_pe_of_the_pipeline_adds_to_every_element() {
 }
 
 #[test]
-fn all_gather_collects_every_part_and_sums_each_part() {
+fn all_gather_example_gathers_all_parts_and_their_sums() {
     const LEN: usize = 300;
     for n in PES {
         explore(8, |seed| {

@@ -1,4 +1,4 @@
-//! Sums of lines in `f32`, for each type of results.
+//! Sums of lines in `f32`, for each element type of the results.
 //!
 //! A GPU thread has a few lines in registers and adds them up by words. On the host, a batch of
 //! consecutive lines is an array of elements, whose loops the compiler vectorises. Both add the
@@ -11,7 +11,7 @@ use peerweave_device::gpu::{self, Vector};
 /// Maximum number of elements of a line.
 const MOST: usize = 8;
 
-/// A type of results.
+/// An element type of the results of experts, with its conversions to and from `f32`.
 pub(crate) trait Class {
     /// The bits of an element.
     #[cfg(not(target_arch = "nvptx64"))]

@@ -155,7 +155,8 @@ fn all(arguments: &Arguments) -> Result<(), String> {
     Ok(())
 }
 
-/// Runs every rank on its own thread, with its own device.
+/// Measures the cost of calls on blocking or non-blocking communicators. Every rank runs on its own
+/// thread, with its own device. Returns the measurements in the order of the ranks.
 fn of_mode(nccl: Nccl, devices: usize, blocking: Switch, arguments: &Arguments) -> Result<Vec<Measured>, String> {
     let id = nccl.unique_id().map_err(text)?;
     let contexts = (0..devices).map(peerweave_driver::context).collect::<Result<Vec<_>, _>>().map_err(text)?;

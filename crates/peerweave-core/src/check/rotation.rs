@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn alternating_waits_do_not_starve_a_word() {
+    fn every_word_is_checked_first_among_waits_of_other_lengths() {
         for others in [&[2][..], &[2, 2], &[3, 5, 8], &[64; 7]] {
             for count in [2, 3, 8, 64] {
                 let longest = longest_gap(count, 100 * count, others);

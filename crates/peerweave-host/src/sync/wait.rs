@@ -8,12 +8,13 @@ use crate::sync::peers::Peers;
 use peerweave_core::Error;
 use std::time::{Duration, Instant};
 
-/// Number of polls before the clock is read for the first time, if every PE has a processor.
+/// Number of polls before the clock is read for the first time, if every PE has a processor to
+/// itself.
 const SPINS: u32 = 2000;
 /// Like `SPINS`, if PEs share processors. The number is small, because the awaited PE may need this
 /// processor.
 const SPINS_SHARED: u32 = 4;
-/// Number of polls between two readings of the clock, if every PE has a processor.
+/// Number of polls between two readings of the clock, if every PE has a processor to itself.
 const SPINS_PER_CLOCK: u32 = 200;
 /// Number of yields between two readings of the clock, if PEs share processors.
 const YIELDS_PER_CLOCK: u32 = 16;

@@ -43,7 +43,8 @@ struct Late {
     waited: Duration,
 }
 
-/// Runs the PE of this process.
+/// Runs this process's part of the benchmark as one PE: joins the job, initialises NVSHMEM and
+/// measures every case.
 pub(super) fn run(config: &Config) -> Result<(), Failure> {
     let job = Job::from_env()?;
     let rendezvous = Arc::new(Rendezvous::join(&job, Options { deadline: DEADLINE, ..Options::default() })?);

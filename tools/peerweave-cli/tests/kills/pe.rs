@@ -29,7 +29,7 @@ fn now_ns() -> u64 {
 
 /// Appends a line to this PE's notes, in one write.
 fn note(line: &str) {
-    let path = format!("{}/notes/{}", var(DIRECTORY), ME.get().expect("it is set at the start"));
+    let path = format!("{}/notes/{}", var(DIRECTORY), ME.get().expect("the number of this PE is set at the start of main"));
     let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
     file.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes())).expect("notes can be written");
 }

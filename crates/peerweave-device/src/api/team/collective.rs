@@ -288,7 +288,8 @@ fn vectors<T>(to: SymOffset, from: SymOffset, count: usize) -> usize {
 }
 
 impl Context {
-    /// Calls [`give_each`] for `count` elements, with `stride` in elements.
+    /// Puts `count` elements to `to` on every member of the team. The source for rank `r` starts at
+    /// element `r * stride` of `from`. See [`give_each`] for the order and for pending puts.
     #[inline(always)]
     fn give<T: Plain, S: Scope>(
         &self,

@@ -36,7 +36,7 @@ pub(crate) fn processor() -> Option<u64> {
     None
 }
 
-/// Returns `None`, because no other processes belong to the job.
+/// Returns `None`: on this platform the job has no process other than this one.
 pub(crate) fn process(_number: u64) -> Option<Pid> {
     None
 }

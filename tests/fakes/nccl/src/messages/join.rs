@@ -39,8 +39,9 @@ pub(super) struct Join {
     pub(super) device: i32,
     /// Address of the rank.
     pub(super) address: Address,
-    /// The first id, and the process that serves it.
+    /// The first of the ids that were passed to the call. It identifies the communicator.
     pub(super) number: u128,
+    /// Address of the process that serves this id.
     pub(super) first: Address,
 }
 
