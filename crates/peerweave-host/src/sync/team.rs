@@ -173,9 +173,9 @@ impl TeamState {
         self.entered_by_all.store(epoch, Ordering::Relaxed);
     }
 
-    /// Returns a digest of the calls of the small broadcasts since the last operation of another kind,
-    /// or 0 if there are none. The digest is a part of the next call's signature, so ranks notice
-    /// different broadcasts in the next call in which they wait for each other.
+    /// Returns a digest of the calls of the small broadcasts since the last operation of another
+    /// kind, or 0 if there are none. The digest is a part of the next call's signature, so ranks
+    /// notice different broadcasts in the next call in which they wait for each other.
     #[inline]
     pub(crate) fn history(&self) -> u64 {
         self.history.load(Ordering::Relaxed)
