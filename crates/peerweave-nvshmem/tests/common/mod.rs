@@ -20,7 +20,7 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 pub(crate) const SHORT: Duration = Duration::from_secs(5);
 
 pub(crate) fn fakes() -> Fakes {
-    Fakes::new().cuda().nvshmem().env("PEERWEAVE_MULTICAST", "off").env("PEERWEAVE_FAKE_NVSHMEM_WAIT_MS", "15000")
+    Fakes::new().cuda().nvshmem().env("PEERWEAVE_MULTICAST", "off").env("PEERWEAVE_FAKE_NVSHMEM_WAIT_MS", "60000")
 }
 
 pub(crate) fn device(ordinal: usize) -> Arc<CudaContext> {
