@@ -12,7 +12,6 @@
 //!
 //! [`Step::wait_to_enter`]: crate::sync::step::Step::wait_to_enter
 
-use super::agreement::signature;
 use super::{Algorithm, Purpose, Run};
 use crate::memory::line::{self, Entry};
 use crate::sync::step::With;
@@ -46,14 +45,15 @@ impl Run<'_> {
             self.step.own_next_operand();
         }
         self.step.own_next_entry();
-        self.step.team.set_history(self.history_after());
+        self.step.team.set_history(history_after(mine.signature));
         self.consume_root(algorithm, &operand);
         Ok(())
     }
+}
 
-    /// Returns the digest of the small broadcasts up to this one.
-    #[inline]
-    pub(super) fn history_after(&self) -> u64 {
-        signature(&self.call_words()).rotate_left(17).wrapping_mul(0xc2b2_ae3d_27d4_eb4f)
-    }
+/// Returns the digest of the small broadcasts up to the one with this signature, which contains the
+/// digest of those before it.
+#[inline]
+pub(super) fn history_after(signature: u64) -> u64 {
+    signature.rotate_left(17).wrapping_mul(0xc2b2_ae3d_27d4_eb4f)
 }

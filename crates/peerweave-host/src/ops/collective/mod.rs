@@ -407,16 +407,16 @@ impl Run<'_> {
             agreed &= self.step.entry_signature(rank, &mut waiter, limit)? == signature;
         }
         self.step.own_next_entry();
-        self.agree(agreed)
+        self.agree(agreed, signature)
     }
 
     /// Records that every rank has entered. Returns an error if calls differ. `agreed` is whether
-    /// the calls are known to be the same.
+    /// the calls are known to be the same. `signature` is that of this rank's call.
     #[inline]
-    fn agree(&self, agreed: bool) -> Result<(), Stop> {
+    fn agree(&self, agreed: bool, signature: u64) -> Result<(), Stop> {
         let outcome = if agreed { Ok(()) } else { self.compare_calls(0..self.n) };
         let is_in_history = self.is_small_broadcast() && outcome.is_ok();
-        self.step.team.set_history(if is_in_history { self.history_after() } else { 0 });
+        self.step.team.set_history(if is_in_history { broadcast::history_after(signature) } else { 0 });
         self.step.team.set_entered_by_all(self.step.epoch);
         outcome
     }
@@ -439,7 +439,7 @@ impl Run<'_> {
         }
         self.step.own_next_entry();
         self.own_next_operand(algorithm);
-        self.agree(agreed)
+        self.agree(agreed, mine.signature)
     }
 
     /// Waits for the entries of all ranks, and computes the result of this rank. Only the entry of
@@ -464,7 +464,7 @@ impl Run<'_> {
         if self.me == root {
             self.own_next_operand(algorithm);
         }
-        self.agree(agreed)?;
+        self.agree(agreed, mine.signature)?;
         self.consume_root(algorithm, &operand);
         Ok(())
     }
