@@ -175,8 +175,8 @@ pub enum Loss {
     /// The PE has called [`leave`](crate::Rendezvous::leave), but a call of another PE still needs
     /// the PE that left.
     Left,
-    /// The PE left or disconnected because of other PEs. Before that, its wait for the PEs in
-    /// `missing` had timed out, or the PE had passed the PE in `missing` to
+    /// The PE left or disconnected because of the PEs in `missing`. Either its wait for these PEs
+    /// had timed out, or the PE had passed one PE to
     /// [`report_root_cause`](crate::Rendezvous::report_root_cause).
     GaveUp {
         /// The PEs for which the lost PE had waited, in ascending order, or the one PE that the

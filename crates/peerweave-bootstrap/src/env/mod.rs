@@ -257,8 +257,8 @@ fn derived_port(identity: &str) -> u16 {
 struct Reader<'a>(&'a dyn Vars);
 
 impl Reader<'_> {
-    /// Returns the value of a variable. Returns `None` if the variable is not set or blank, which
-    /// is common in job scripts.
+    /// Returns the value of a variable. Returns `None` if the variable is not set or blank. Job
+    /// scripts often set blank variables.
     fn text(&self, name: &str) -> Option<String> {
         self.0.var(name).filter(|value| !value.trim().is_empty())
     }

@@ -82,8 +82,8 @@ pub enum Fault {
         /// The launcher's message.
         why: String,
     },
-    /// A PE left or disconnected because of other PEs: its wait for the other PEs had timed out, or
-    /// the PE had named another PE as the cause.
+    /// A PE left or disconnected because of other PEs. Either its wait for these PEs had timed out,
+    /// or the PE had named one PE as the cause.
     GaveUp {
         /// The PE that left.
         pe: u32,

@@ -256,7 +256,7 @@ pub enum Disagreement<E> {
     Failed(E),
 }
 
-/// The next step of a PE, according to the words of all PEs.
+/// The next step of a PE, according to the [`SurvivorWords`] of all PEs.
 enum Look {
     Decided(Decision),
     /// This PE is the leader, and these PEs participate.
