@@ -1,5 +1,5 @@
-//! `peerweave bench --backend nccl` and `peerweave info` over fakes of the driver and NCCL: real
-//! processes, checked results.
+//! Tests `peerweave bench --backend nccl` and `peerweave info` with fakes of the driver and NCCL:
+//! real processes, checked results.
 #![cfg(target_os = "linux")]
 
 use std::os::unix::fs::symlink;

@@ -63,7 +63,7 @@ pub(crate) unsafe fn reduce(dtype: DType, op: ReduceOp, inputs: &[Input], output
 /// # Requirements of its methods
 /// - **\[R1\]** The processor has the instruction set `A`.
 /// - **\[R2\]** The accessed bytes, at a given offset from the start of every input and output, are
-///   inside it. They may be accessed as [`reduce`] requires.
+///   inside that input or output. They may be accessed as [`reduce`] requires.
 struct Reduce<'a, S, O> {
     op: O,
     inputs: &'a [Input],

@@ -224,8 +224,8 @@ fn expires_for_all(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -
     works(nccl, contexts, config)
 }
 
-/// Checks that the watchdog ends late work although no thread waits for the work, and that the
-/// stream continues.
+/// Checks that the watchdog aborts work at its deadline although no thread waits for the work, and
+/// that the stream continues.
 fn late_work(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
     let members = make(nccl, contexts, config)?;
     together(&members)?;

@@ -81,7 +81,7 @@ pub struct Comparison {
     notes: Vec<Note>,
 }
 
-/// The output that follows from a record.
+/// The output to print after a record of a PE has arrived.
 #[derive(Debug, PartialEq)]
 pub enum News {
     /// Nothing is printed.

@@ -47,7 +47,7 @@ impl Row {
     }
 }
 
-/// The output that follows from a record.
+/// The output to print after a record of a PE has arrived.
 #[derive(Debug, PartialEq)]
 #[allow(clippy::large_enum_variant, reason = "the receiver destructures it at once")]
 pub enum News {

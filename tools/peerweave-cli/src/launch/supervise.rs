@@ -100,9 +100,9 @@ struct Job {
     /// Whether an abort of the job was reported.
     abort_reported: bool,
     stopped_by: Option<(i32, Instant)>,
-    /// When to check whether the PEs that still run keep the launcher waiting.
+    /// Time of the next check for PEs that still run although another PE has ended.
     waiting_at: Option<Instant>,
-    /// Whether the PEs that keep the launcher waiting were named.
+    /// Whether a message has named the PEs that still run.
     waiting_reported: bool,
     term_at: Option<Instant>,
     kill_at: Option<Instant>,

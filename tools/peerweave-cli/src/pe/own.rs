@@ -25,7 +25,8 @@ pub(super) struct Own<'a, T: Sample, W> {
     site: &'a Site<'a>,
     world: &'a World,
     queue: &'a Stream,
-    /// The operation and the method to carry it out; `None` for an operation without a route.
+    /// The collective and the method that the user named, if any; `None` if the operation has only
+    /// one method.
     route: Option<(CollectiveKind, Option<Method>)>,
     subject: Subject,
     operands: Typed<'a, T, Symmetric<T>, W>,

@@ -19,7 +19,7 @@ pub enum Placement {
     InPlace,
 }
 
-/// A range of a buffer that contains elements of a tile.
+/// A range of a buffer that contains elements of a [`Tile`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Part {
     /// Index in the buffer of the part's first element.
