@@ -11,7 +11,7 @@ use std::time::Duration;
 use common::{LONG, Party, SOON};
 use peerweave_bootstrap::{Aborted, Endpoint, Job, Options, Pe, Rendezvous, Served, Token};
 
-/// Returns the membership, and a channel that receives the end of the job.
+/// Returns the membership, and a channel that receives the abort of the job.
 fn watched(rendezvous: Rendezvous) -> (Arc<Rendezvous>, Receiver<Aborted>) {
     let (said, aborted) = channel();
     let rendezvous = Arc::new(rendezvous);

@@ -1,5 +1,5 @@
-//! Tests of losses: all PEs name the right PE if the server ends, if a PE is late, or if many
-//! connections flood the server.
+//! Tests of lost PEs: the errors of all PEs name the right PE if the server ends, if a PE is late,
+//! or if many connections flood the server.
 
 #![cfg(target_os = "linux")]
 

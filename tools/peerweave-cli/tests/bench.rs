@@ -100,7 +100,7 @@ fn calls_completed_by_one_quiet_have_right_results() {
 }
 
 #[test]
-fn all_roots_are_measured_on_request() {
+fn root_option_all_measures_every_root() {
     let lines = figures(&["broadcast", "-n", "3", "-r", "all", "-b", "64", "-e", "64", "--iters", "2"]);
     let roots: Vec<_> = lines.iter().map(|fields| fields[4].as_str()).collect();
     assert_eq!(roots, ["0", "1", "2"]);

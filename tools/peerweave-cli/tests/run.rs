@@ -389,7 +389,7 @@ fn traced(mut command: Command) -> Command {
     command
 }
 
-/// Stops a launcher that this thread traces, at the instant at which it has forked the first PE.
+/// Stops a launcher that this thread traces, when the launcher has just forked the first PE.
 fn stop_at_fork(launcher: &Child) {
     let pid = launcher.id() as i32;
     let wait_for = |pid: i32| {

@@ -289,7 +289,7 @@ impl Reader<'_> {
         Ok(self.number(name, 0, 1)? == Some(1))
     }
 
-    /// Parses an integer. Returns an error unless it is from `min` to `max`.
+    /// Parses an integer. Returns an error unless the integer is from `min` to `max`.
     fn number(&self, name: &'static str, min: u32, max: u32) -> Result<Option<u32>, BootstrapError> {
         let expected = format!("an integer from {min} to {max}");
         match self.parse::<u32>(name, &expected)? {

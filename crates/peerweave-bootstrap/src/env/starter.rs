@@ -31,7 +31,7 @@ fn ancestor_without(name: &str) -> Option<(Process, bool)> {
     for _ in 0..MAX_GENERATIONS {
         let (parent, process) = parent_and_start(pid)?;
         // An unreadable environment belongs to a process of another user, for example a launcher of
-        // the system. It counts as empty.
+        // the system. Such an environment counts as empty.
         let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         let lacks_it = value(&environment, name).is_none();
         if parent <= 1 || lacks_it {

@@ -190,7 +190,7 @@ pub enum Frame {
     },
     /// Client: names another PE, which is reported as the cause if this connection closes.
     Blame {
-        /// The PE that is the cause.
+        /// The PE that is named as the cause.
         pe: u32,
     },
     /// Client: ends the job. All PEs exit with this exit code. Answered by `Aborted`.

@@ -38,8 +38,8 @@ pub(crate) struct Shared {
     pub(crate) queues: Queues,
     pub(crate) transfers: TransferLists,
     pub(crate) guard: ForkGuard,
-    /// The rendezvous of the job. It is open until finalize, so that the launcher, and later
-    /// rendezvous of the job, see that this PE is alive.
+    /// The rendezvous of the job. The rendezvous stays open until finalize, so that the launcher
+    /// and the other PEs see that this PE is alive.
     pub(crate) rendezvous: Mutex<Option<Arc<Rendezvous>>>,
     /// The rendezvous of the launcher's job. `Some` only in a world that was created by shrinking
     /// the launcher's world. The open rendezvous shows the launcher that the process continues.

@@ -139,8 +139,9 @@ impl<'a> TeamCall<'a> {
         self.members.iter().copied().filter(move |&pe| pe != me)
     }
 
-    /// Waits until no PE still needs the list of an earlier call of this PE for its error. Waits at
-    /// most [`READ_WITHIN`], because the system may have suspended that PE.
+    /// Waits until no other PE still has to read the list of an earlier call of this PE, to name
+    /// the list in an error. Waits at most [`READ_WITHIN`], because the system may have suspended
+    /// the other PE.
     fn wait_for_readers(&self) {
         let me = self.shared.peers.me;
         let reads = |pe: usize| {
@@ -172,14 +173,14 @@ impl<'a> TeamCall<'a> {
         self.mine().state.store(state(self.number, phase::NONE, 0), Ordering::Release);
     }
 
-    /// Changes the phase of the call of a member, if its state is still `seen`. Returns `false` if
-    /// the state has changed.
+    /// Changes the phase of the call of a member, if the state of the call is still `seen`. Returns
+    /// `false` if the state has changed.
     fn advance(&self, pe: usize, seen: u64, to: u64, named: usize) -> bool {
         let next = state(seen >> 24, to, named);
         self.words(pe).state.compare_exchange(seen, next, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Returns the state of a PE's call and its list of members, if the call waits for other
+    /// Returns the state and the list of members of a PE's call, if the call waits for other
     /// members.
     fn waiting(&self, pe: usize) -> Option<(u64, Vec<usize>)> {
         let words = self.words(pe);

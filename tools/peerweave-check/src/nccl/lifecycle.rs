@@ -2,7 +2,7 @@
 //! reaches its deadline or is aborted, and the creation of a communicator without one of its ranks.
 //!
 //! One process drives all ranks. Every step has a deadline. The check compares the error and the
-//! duration of each step with the expected ones.
+//! duration of each step with the expected error and duration.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -239,7 +239,7 @@ fn moves<T: Sample>(checks: &mut Checks<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Waits until the stream is idle, because calls without a stream do not wait for it.
+/// Waits until the stream is idle, because calls without a stream do not wait for this stream.
 fn stream_is_idle(context: &Context, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
     let idle = peerweave_driver::wait(stream, std::time::Instant::now() + context.deadline())?;
     assert!(idle, "the stream was busy for longer than the deadline");

@@ -111,7 +111,7 @@ impl Collector {
         self.notes.iter().filter(|note| note.row == self.last).map(|note| &*note.text)
     }
 
-    /// Adds a record and returns the output that follows from the record.
+    /// Adds a record of a PE and returns the output to print after the record.
     pub fn take(&mut self, record: Record) -> News {
         match record {
             Record::Note(note) => {

@@ -367,7 +367,8 @@ fn wrong_value(call: &'static str, what: &'static str, value: impl std::fmt::Dis
     Misuse::Value { call, what, value: value.to_string(), expected: expected.to_owned() }.into()
 }
 
-/// Returns the two ranges of a source that are compared, in words; in a short source they overlap.
+/// Returns the two ranges of a source that are compared, in words; in a short source the ranges
+/// overlap.
 fn ends(len: usize) -> [Range<usize>; 2] {
     [0..COMPARED_WORDS.min(len), len.saturating_sub(COMPARED_WORDS)..len]
 }

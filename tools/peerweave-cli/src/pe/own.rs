@@ -16,8 +16,8 @@ use crate::workload::config::{Case, Config};
 use crate::workload::geometry::{self, GUARD, Placement};
 use crate::workload::pattern::Sample;
 
-/// Time limit of a wait. It is longer than the deadline of the world, so that the world's error,
-/// which names the PE at fault, is reported first.
+/// Time limit of each wait. The limit is longer than the deadline of the world, so that the world's
+/// error, which names the PE at fault, is reported first.
 pub(super) const DEADLINE: Duration = Duration::from_secs(40);
 
 /// One case, with its buffers.

@@ -452,8 +452,8 @@ impl Board {
     }
 
     /// Marks a PE as lost and fails all waits. All PEs get the first loss, because later losses
-    /// follow from it. If the PE's own wait had timed out, the reported cause is the PEs that it
-    /// waited for. If it had named another PE as the cause, that PE is reported.
+    /// follow from it. If the PE's own wait had timed out, the reported cause is the PEs for which
+    /// the PE had waited. If the PE had named another PE as the cause, that other PE is reported.
     fn lose(&mut self, pe: u32, fault: Fault, out: &mut Vec<Action>) {
         let members = &mut self.members;
         let mut missing = std::mem::take(&mut members[pe as usize].in_vain);
