@@ -50,7 +50,8 @@ impl Drop for OnStream<'_> {
 }
 
 impl Kernels {
-    /// Creates the state before the first launch. `seed` is the seed of the options.
+    /// Creates the state of a PE that has launched no kernel yet. `seed` is the option
+    /// `kernel_seed`.
     pub(crate) fn new(seed: u64) -> Self {
         let slots = || (0..KERNEL_SLOTS).map(|_| AtomicU64::new(0)).collect::<Epochs>();
         let epochs = (0..MAX_TEAMS).map(|_| slots()).collect();

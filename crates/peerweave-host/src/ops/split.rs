@@ -49,7 +49,7 @@ impl Request<'_> {
 }
 
 impl Shared {
-    /// Gathers the words of all ranks with an all-gather of the backend itself.
+    /// Gathers the words of all ranks with the backend's own all-gather.
     pub(crate) fn gather_words(
         &self,
         team: TeamRef<'_>,
@@ -196,8 +196,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Waits until the sends and receives of the team that were issued before have ended on every
-    /// stream.
+    /// Waits until all earlier sends and receives of the team have ended on every stream.
     fn wait_for_channels(&self, team: &TeamState) -> Result<(), Error> {
         let ended = |channel: &Channel| channel.ended.load(Ordering::Acquire) == channel.issued.load(Ordering::Acquire);
         let all_ended = |rank: usize| ended(&team.channels[rank].send) && ended(&team.channels[rank].receive);

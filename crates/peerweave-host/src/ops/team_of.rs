@@ -49,10 +49,10 @@ mod phase {
     pub(super) const CANCELLED: u64 = 6;
     /// No slot is free on all members.
     pub(super) const FULL: u64 = 7;
-    /// The PE that the state names did not arrive at the deadline of another member.
+    /// The PE that the state names did not arrive by the deadline of another member.
     pub(super) const LATE: u64 = 8;
-    /// The PE that the state names passed another list. The phase lasts until this PE has read that
-    /// list.
+    /// The PE that the state names passed a different list. The member keeps this phase until the
+    /// member has read that list.
     pub(super) const MISMATCH: u64 = 9;
 }
 

@@ -368,7 +368,8 @@ impl Erased<'_> {
         }
     }
 
-    /// Runs an operation whose result depends on the sign of numbers: `Min`, `Max` or `Avg`.
+    /// Runs an operation whose result depends on whether the elements are signed: `Min`, `Max` or
+    /// `Avg`.
     ///
     /// # Safety
     /// As for [`reduce`], for elements that have the size of `S`.

@@ -32,7 +32,7 @@ const DEADLINE: Duration = Duration::from_secs(30);
 const SPIN: Duration = Duration::from_micros(100);
 /// NVSHMEM's default heap size.
 const HEAP_BYTES: u64 = 1 << 30;
-/// Part of the heap that NVSHMEM uses itself.
+/// Size of the part of the heap that NVSHMEM uses itself, in bytes.
 const HEAP_SPARE_BYTES: u64 = 64 << 20;
 
 /// The error if the GPU did not finish its work before the deadline.

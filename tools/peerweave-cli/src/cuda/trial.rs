@@ -137,7 +137,7 @@ pub(crate) trait Trial<T: Sample> {
         Ok(())
     }
 
-    /// Checks the result again.
+    /// Checks the result again after the timed batches, and returns the outcome.
     fn end(&mut self, started: Started) -> Result<Outcome, Failure> {
         let Started { graph, launches, per_launch, mut wrong, batch_us, .. } = started;
         let is_checked = self.site().config.check;

@@ -54,7 +54,7 @@ pub struct View {
     pub counts: Counts,
     /// Number of PEs.
     pub n_pes: usize,
-    /// The rank.
+    /// The rank for which lengths and values are computed.
     pub rank: usize,
     /// The root; 0 for operations without a root.
     pub root: usize,

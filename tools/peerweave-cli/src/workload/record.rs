@@ -88,7 +88,7 @@ pub struct Measured {
     pub pe: usize,
     /// Index of the line of the table.
     pub row: usize,
-    /// Placement that was measured.
+    /// Whether the in-place or the out-of-place form was measured.
     pub placement: Placement,
     /// Calls per batch.
     pub iters: u64,

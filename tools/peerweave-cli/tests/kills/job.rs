@@ -89,7 +89,7 @@ impl Death {
     }
 }
 
-/// A planned death.
+/// A planned death of one PE of a job, with the settings of the job.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Case {
     pub(crate) seed: u64,
