@@ -192,7 +192,7 @@ impl fmt::Display for Loss {
         match self {
             Self::Disconnected => f.write_str("its connection closed unexpectedly"),
             Self::Left => f.write_str("it left the rendezvous"),
-            Self::GaveUp { missing } => write!(f, "it gave up{}", did_not_arrive(missing)),
+            Self::GaveUp { missing } => write!(f, "it gave up because of other PEs{}", did_not_arrive(missing)),
             Self::Reported(why) => f.write_str(why),
         }
     }
