@@ -1,5 +1,5 @@
-//! A round of a collective call: every PE reports its call and the outcome of its part, and
-//! receives the reports of all PEs.
+//! Agreement of the PEs about a collective call. In one round of the agreement, every PE reports
+//! its call and the outcome of its part, and receives the reports of all PEs.
 //!
 //! The caller handles disagreements. Invariant: if every wait of a round ends before its deadline,
 //! all PEs of the round reach the same decision. So if one PE fails, all PEs undo the call, and no
@@ -11,7 +11,8 @@ use peerweave_types::Pe;
 
 use crate::{BootstrapError, Rendezvous};
 
-/// The PEs that participate in a call of [`agree`]. Each such call is a round.
+/// The PEs that participate in a call of [`agree`]. A round is one call of [`agree`] on each of
+/// them.
 #[derive(Clone, Copy, Debug)]
 pub enum Members<'a> {
     /// All PEs of the rendezvous.
@@ -69,7 +70,8 @@ const WORKED: u8 = 1;
 const FAILED: u8 = 2;
 const CONSEQUENCE: u8 = 3;
 
-/// Performs one round. Returns the blobs that the members passed, in the order of the members.
+/// Performs one round of the agreement. Returns the blobs that the members passed, in the order of
+/// the members.
 ///
 /// `label` names the round. All members must pass the same label, as for [`Rendezvous::exchange`].
 /// `call` describes the call, its arguments, and everything else that must be the same on all
@@ -146,7 +148,7 @@ fn exchange_among(
     let get = |pe: &Pe| {
         rendezvous.get(&key_of(key, label, *pe)).map_err(|error| {
             // Members that arrive later must not wait for this PE.
-            give_up(rendezvous, key, label, "gave up");
+            give_up(rendezvous, key, label, "stopped waiting for the other PEs of the call");
             match error {
                 BootstrapError::Timeout { call, .. } => {
                     // This PE waited for `pe`, but other members may be missing too.
@@ -167,7 +169,7 @@ fn decide(pes: &[Pe], answers: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, Disagreement>
     let mut failed: Option<(Pe, Received<'_>)> = None;
     for (pe, answer) in pes.iter().copied().zip(answers) {
         let Some((their_call, their_outcome)) = decode(answer) else {
-            let reason = "sent an invalid statement".to_owned();
+            let reason = "sent data that cannot be decoded".to_owned();
             return Err(Disagreement::Failed { pe, reason });
         };
         match their_outcome {
@@ -207,7 +209,7 @@ fn encode(call: &str, outcome: Result<&[u8], &Failure>) -> Vec<u8> {
     statement
 }
 
-/// The statement of a PE: its call, and either its blob or its failure.
+/// The data that a PE sends in a round: its call, and either its blob or its failure.
 type Statement<'a> = (&'a str, Result<&'a [u8], Received<'a>>);
 
 /// A [`Failure`] that was received from another PE.
@@ -248,7 +250,7 @@ mod tests {
                     scope.spawn(move || body(Rendezvous::join(job, options).expect("all PEs join")))
                 })
                 .collect();
-            threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+            threads.into_iter().map(|thread| thread.join().expect("no PE panics")).collect()
         })
     }
 

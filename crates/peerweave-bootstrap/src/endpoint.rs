@@ -26,7 +26,7 @@ pub const MAX_NAME_LEN_BYTES: usize = 100;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Endpoint {
     /// An abstract Unix socket with this name, on Linux only. The name does not appear in a file
-    /// system. It becomes free when the process that has bound the socket ends.
+    /// system. The name becomes free when the process that has bound the socket ends.
     Unix(String),
     /// A TCP address: a host, given by its name or IP address, and a port. With port 0, the system
     /// chooses the port when a server binds.

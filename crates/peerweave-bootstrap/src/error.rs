@@ -175,8 +175,8 @@ pub enum Loss {
     /// The PE has called [`leave`](crate::Rendezvous::leave), but a call of another PE still needs
     /// the PE that left.
     Left,
-    /// The PE left or disconnected because of other PEs. Before that, its wait for the PEs in
-    /// `missing` had timed out, or the PE had passed the PE in `missing` to
+    /// The PE left or disconnected because of the PEs in `missing`. Either its wait for these PEs
+    /// had timed out, or the PE had passed one PE to
     /// [`report_root_cause`](crate::Rendezvous::report_root_cause).
     GaveUp {
         /// The PEs for which the lost PE had waited, in ascending order, or the one PE that the
@@ -192,7 +192,7 @@ impl fmt::Display for Loss {
         match self {
             Self::Disconnected => f.write_str("its connection closed unexpectedly"),
             Self::Left => f.write_str("it left the rendezvous"),
-            Self::GaveUp { missing } => write!(f, "it gave up{}", did_not_arrive(missing)),
+            Self::GaveUp { missing } => write!(f, "it gave up because of other PEs{}", did_not_arrive(missing)),
             Self::Reported(why) => f.write_str(why),
         }
     }

@@ -1,6 +1,6 @@
 //! The host of each PE. PEs with the same host can share memory.
 //!
-//! Two PEs have the same host under three conditions:
+//! Two PEs have the same host if all of these conditions are true:
 //! - They run on the same boot of an operating system.
 //! - They are in the same network namespace, which limits the sockets that pass file descriptors.
 //! - They have the same value of `NCCL_HOSTID`.

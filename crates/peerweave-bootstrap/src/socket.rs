@@ -134,7 +134,7 @@ impl Stream {
         }
     }
 
-    /// Shuts down the connection. A thread that reads from it returns.
+    /// Shuts down the connection. A thread that reads from the connection returns.
     pub(crate) fn shut_down(&self) {
         // An error means that the peer has already ended the connection.
         let _ = match self {

@@ -1,5 +1,6 @@
-//! Tests of the end of a job by one of its PEs. Every PE gets the same PE and exit code, even while
-//! it is busy. The threads that wait for the end of the job end with their membership.
+//! Tests of the end of a job by one of its PEs. Every PE is notified of the PE that ended the job
+//! and of the exit code, even while it is busy. A thread that waits for the end of the job ends
+//! when its PE leaves.
 
 mod common;
 
@@ -10,7 +11,7 @@ use std::time::Duration;
 use common::{LONG, Party, SOON};
 use peerweave_bootstrap::{Aborted, Endpoint, Job, Options, Pe, Rendezvous, Served, Token};
 
-/// Returns the membership, and a channel that receives the end of the job.
+/// Returns the membership, and a channel that receives the abort of the job.
 fn watched(rendezvous: Rendezvous) -> (Arc<Rendezvous>, Receiver<Aborted>) {
     let (said, aborted) = channel();
     let rendezvous = Arc::new(rendezvous);

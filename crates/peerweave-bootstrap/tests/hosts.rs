@@ -4,7 +4,7 @@ use std::process::Command;
 
 use peerweave_bootstrap::{Host, Options, Pe, Rendezvous, Server};
 
-/// Variable that is set in a copy of this program that is the child.
+/// Variable that is set only in the child process, which is a copy of this program.
 const CHILD: &str = "TEST_HOST_CHILD";
 
 #[test]

@@ -1,5 +1,5 @@
-//! Tests of losses: all PEs name the right PE if the server ends, if a PE is late, or if many
-//! connections flood the server.
+//! Tests of lost PEs: the errors of all PEs name the right PE if the server ends, if a PE is late,
+//! or if many connections flood the server.
 
 #![cfg(target_os = "linux")]
 
@@ -45,7 +45,7 @@ fn say_hello(endpoint: &Endpoint, pe: u32, n_pes: u32, token: Token) -> UnixStre
 }
 
 #[test]
-fn slow_pe_names_the_first_lost_pe_after_the_server_ended() {
+fn slow_pe_gets_the_first_loss_after_the_server_has_ended() {
     let (endpoint, token) = (Endpoint::random_unix().unwrap(), Token::random().unwrap());
     let pe = |pe| join(&served_by_pe0(pe, 3, &endpoint, token), LONG).unwrap();
     let server_ended = AtomicBool::new(false);

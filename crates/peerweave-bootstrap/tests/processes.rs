@@ -188,7 +188,7 @@ mod linux {
 
     pub(crate) fn scenarios() {
         run_scenarios(&scenarios![
-            eight_processes_join_and_exchange_in_time,
+            eight_processes_join_and_exchange_within_30_seconds,
             process_killed_before_it_joins_is_named,
             process_killed_during_the_join_is_named,
             process_killed_after_the_join_is_named,
@@ -204,7 +204,7 @@ mod linux {
         ]);
     }
 
-    fn eight_processes_join_and_exchange_in_time() {
+    fn eight_processes_join_and_exchange_within_30_seconds() {
         let party = Party::new(8);
         let start = Instant::now();
         let mut processes = start_all(&party, "exchange", 0..8);
@@ -350,7 +350,7 @@ mod linux {
                     .collect();
                 for (pe, process) in (0..).zip(&mut processes) {
                     let what = format!("PE {pe}, PE {short} has room for {room}");
-                    let millis: u64 = process.line().parse().expect("a number");
+                    let millis: u64 = process.line().parse().expect("the process prints a number");
                     assert!(millis < SOON.as_millis() as u64, "{what}: the error came after {millis} ms");
                     let told = process.line();
                     let is_right = match pe == short {
@@ -399,7 +399,7 @@ mod linux {
                 others.iter_mut().for_each(Process::tell);
             }
             for process in &mut others {
-                let millis: u64 = process.line().parse().expect("a number");
+                let millis: u64 = process.line().parse().expect("the process prints a number");
                 let told = process.line();
                 // The deadline is five seconds, followed by one second of grace. The server never
                 // continues.

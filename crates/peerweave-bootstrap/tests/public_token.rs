@@ -31,14 +31,14 @@ fn join_and_leave(endpoint: &Endpoint) {
 }
 
 fn unused_address() -> Endpoint {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
     let port = listener.local_addr().expect("the listener has an address").port();
     Endpoint::Tcp("127.0.0.1".into(), port)
 }
 
 /// Runs a test in a copy of this program. Returns how often the copy printed the warning.
 fn warnings_of(test: &str) -> usize {
-    let program = std::env::current_exe().expect("the path of this program");
+    let program = std::env::current_exe().expect("the path of this program is known");
     let output = Command::new(program).args([test, "--exact", "--nocapture"]).env(COPY, "1").output().expect("a copy starts");
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{text}");
@@ -56,7 +56,7 @@ fn token_from_public_values_is_reported_once_over_tcp() {
 #[test]
 fn token_from_public_values_is_not_reported_over_a_unix_socket() {
     if std::env::var_os(COPY).is_some() {
-        return join_and_leave(&Endpoint::random_unix().expect("random numbers"));
+        return join_and_leave(&Endpoint::random_unix().expect("the system provides random numbers"));
     }
     assert_eq!(warnings_of("token_from_public_values_is_not_reported_over_a_unix_socket"), 0);
 }

@@ -155,7 +155,7 @@ fn incomplete_collective_names_the_missing_pes() {
 }
 
 #[test]
-fn late_pe_completes_an_exchange_that_timed_out_elsewhere() {
+fn late_pe_completes_an_exchange_that_timed_out_on_another_pe() {
     let party = Party::new(2);
     thread::scope(|scope| {
         let patient = scope.spawn(|| {
@@ -175,7 +175,7 @@ fn late_pe_completes_an_exchange_that_timed_out_elsewhere() {
 }
 
 #[test]
-fn limit_of_a_call_may_be_longer_than_the_deadline() {
+fn time_limit_of_a_call_may_exceed_the_default_deadline() {
     let late = PASSES + Duration::from_millis(300);
     let party = Party::new(2);
     let calls = |rendezvous: Rendezvous, pause: Duration| {

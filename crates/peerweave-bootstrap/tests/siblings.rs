@@ -30,7 +30,7 @@ mod linux {
     use crate::common::{LONG, SOON};
     use crate::scenarios;
 
-    /// A time longer than that for which a rank may have no process.
+    /// Longer than the time for which a rank may have no process before the rank is reported.
     const A_WHILE: Duration = Duration::from_millis(1000);
 
     pub(crate) fn role(role: &str) {
@@ -98,7 +98,7 @@ mod linux {
             assert_eq!(hanging.line(), "hanging");
             let others = (0..4).filter(|&pe| pe != victim);
             let mut others: Vec<Process> = others.map(|pe| Process::start("join", torchrun(pe, 4, port))).collect();
-            // PE 0 searches for processes. While its server is missing, every PE does.
+            // PE 0 searches for processes. While PE 0's server is missing, every PE searches.
             let searching = if victim == 0 { 3 } else { 1 };
             others[..searching].iter().for_each(Process::search);
             let since = Instant::now();

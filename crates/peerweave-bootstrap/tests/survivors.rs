@@ -35,7 +35,7 @@ impl Old {
         let body = &body;
         thread::scope(|scope| {
             let started: Vec<_> = pes.iter().map(|&me| scope.spawn(move || self.pe(me, body))).collect();
-            started.into_iter().map(|pe| pe.join().expect("no panic")).collect()
+            started.into_iter().map(|pe| pe.join().expect("no PE panics")).collect()
         })
     }
 }
@@ -44,9 +44,9 @@ fn soon(milliseconds: u64) -> Instant {
     Instant::now() + Duration::from_millis(milliseconds)
 }
 
-// PEs that are missing are named right only if no running thread of the test stands still for half
-// of a short call, or for one second of a call of two seconds or more. So the deadlines that pass
-// in these tests are longer than two seconds.
+// An error names the right missing PEs only if no running thread of the test pauses for too long:
+// half the time of a short call, or one second of a call of two seconds or more. So the deadlines
+// that pass in these tests are longer than two seconds.
 
 /// Agrees without a server for the new job.
 fn agree(survivors: &Survivors<'_>, until: Instant) -> Result<Decision, Disagreement<()>> {
@@ -79,7 +79,7 @@ fn pe_that_ends_during_the_wait_is_not_a_member() {
         let others = scope.spawn(|| old.pes(&[1, 3], |survivors| agree(survivors, soon(20_000))));
         thread::sleep(Duration::from_millis(50));
         old.end(0);
-        others.join().expect("no panic")
+        others.join().expect("no PE panics")
     });
     for decision in decisions {
         assert_eq!(decision.expect("the PEs agree").members, pes(&[1, 3]));
@@ -102,9 +102,9 @@ fn decision_of_a_leader_that_has_died_stays_valid() {
         };
         let first = old.pe(1, |survivors| survivors.agree(soon(20_000), after_the_leader, |_, _| panic!("PE 0 leads")));
         let first = first.expect("the PE agrees");
-        let leader = leader.join().expect("no panic").expect("the PE agrees");
+        let leader = leader.join().expect("no PE panics").expect("the PE agrees");
         assert_eq!((first.members.clone(), first.attempt()), (leader.members.clone(), leader.attempt()));
-        assert_eq!(second.join().expect("no panic").expect("the PE agrees").members, first.members);
+        assert_eq!(second.join().expect("no PE panics").expect("the PE agrees").members, first.members);
         // The leader has ended, so the members cannot join the new job. The next attempt excludes
         // the leader.
         old.pe(1, |survivors| {
@@ -151,7 +151,7 @@ fn stopped_leader_is_named_by_each_pe_that_times_out() {
         // PE 2 has already given up when PE 1 gives up.
         let second = old.pe(1, |survivors| agree(survivors, soon(5000)));
         given_up.store(true, Ordering::Release);
-        for outcome in [first.join().expect("no panic"), second] {
+        for outcome in [first.join().expect("no PE panics"), second] {
             let Err(Disagreement::Late { missing, .. }) = outcome else { panic!("{outcome:?}") };
             assert_eq!(missing, pes(&[0]));
         }
@@ -180,7 +180,7 @@ fn stopped_leader_is_named_by_pes_that_call_again() {
     let outcomes = thread::scope(|scope| {
         scope.spawn(|| old.pe(0, |survivors| survivors.agree(soon(60_000), stop, |_, _| Ok(Ticket::NONE))));
         let threads = [scope.spawn(again(1, 3000)), scope.spawn(again(2, 4000))];
-        let outcomes = threads.map(|thread| thread.join().expect("no panic"));
+        let outcomes = threads.map(|thread| thread.join().expect("no PE panics"));
         over.store(true, Ordering::Release);
         outcomes
     });

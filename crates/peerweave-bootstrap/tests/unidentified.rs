@@ -77,7 +77,7 @@ fn connection_that_sends_invalid_data_is_dropped() {
 }
 
 #[test]
-fn member_frames_of_unidentified_connections_are_dropped() {
+fn member_frame_of_an_unidentified_connection_closes_it() {
     with_unidentified(ServerOptions::default(), |party| {
         for frame in [
             Frame::Leave,

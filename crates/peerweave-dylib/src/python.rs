@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn activated_environment_precedes_the_interpreter_on_path() {
-        let root = tempfile::tempdir().expect("temporary directory");
+        let root = tempfile::tempdir().expect("a temporary directory is created");
         let venv = package_directory(root.path(), "venv/lib/python3.12/site-packages");
         let old = package_directory(root.path(), "prefix/lib/python3.9/site-packages");
         let new = package_directory(root.path(), "prefix/lib/python3.11/dist-packages");
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn inactive_environment_is_found_beside_its_interpreter() {
-        let root = tempfile::tempdir().expect("temporary directory");
+        let root = tempfile::tempdir().expect("a temporary directory is created");
         let base = package_directory(root.path(), "base/lib/python3.12/site-packages");
         let venv = package_directory(root.path(), "venv/lib/python3.12/site-packages");
         let (base_bin, venv_bin) = (package_directory(root.path(), "base/bin"), package_directory(root.path(), "venv/bin"));
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn user_packages_rank_between_environment_and_system() {
-        let root = tempfile::tempdir().expect("temporary directory");
+        let root = tempfile::tempdir().expect("a temporary directory is created");
         let user = package_directory(root.path(), "home/.local/lib/python3.12/site-packages");
         let found = |prefix: &str| {
             let bin = package_directory(root.path(), &format!("{prefix}/bin"));

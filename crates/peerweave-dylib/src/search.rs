@@ -264,7 +264,7 @@ mod tests {
 
     #[test]
     fn directory_without_the_library_is_an_error() {
-        let directory = tempfile::tempdir().expect("temporary directory");
+        let directory = tempfile::tempdir().expect("a temporary directory is created");
         let error = SEARCH.at(directory.path(), Visibility::Local, SearchScope::Path).expect_err("the directory is empty");
         let message = error.to_string();
         assert!(message.contains("only the given path was searched") && !message.contains("TEST_LIBM_PATH"), "{message}");
@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn invalid_library_file_is_an_error() {
-        let directory = tempfile::tempdir().expect("temporary directory");
+        let directory = tempfile::tempdir().expect("a temporary directory is created");
         std::fs::write(directory.path().join("libm.so.6"), "not a library").expect("temporary directory is writable");
         let error = SEARCH.at(directory.path(), Visibility::Local, SearchScope::Path).expect_err("the file is not a library");
         assert_eq!(error.tried.len(), 1);
@@ -295,7 +295,7 @@ mod tests {
 
     #[test]
     fn error_lists_tried_paths_in_search_order() {
-        let venv = tempfile::tempdir().expect("temporary directory");
+        let venv = tempfile::tempdir().expect("a temporary directory is created");
         let packages = venv.path().join("lib/python3.12/site-packages");
         std::fs::create_dir_all(&packages).expect("temporary directory is writable");
         let error = open_with(&ABSENT, &|name| (name == "VIRTUAL_ENV").then(|| venv.path().into()))
@@ -310,7 +310,7 @@ mod tests {
     #[test]
     fn wheel_precedes_the_linker_search_path() {
         let system = open_with(&SEARCH, &|_| None).expect("every Linux has libm");
-        let venv = tempfile::tempdir().expect("temporary directory");
+        let venv = tempfile::tempdir().expect("a temporary directory is created");
         let lib = venv.path().join("lib/python3.12/site-packages/vendor/lib");
         std::fs::create_dir_all(&lib).expect("temporary directory is writable");
         std::fs::copy(system.path(), lib.join("libm.so.6")).expect("libm can be copied");

@@ -101,7 +101,7 @@ mod tests {
     #[test]
     fn versions_are_ordered_by_age() {
         let ordered = ["2.9.6", "2.18.1", "2.18.3", "2.29.2", "2.30.3", "3.3.9", "3.3.24", "3.8.0"];
-        let ordered = ordered.map(|text| text.parse::<Version>().expect("a version"));
+        let ordered = ordered.map(|text| text.parse::<Version>().expect("the text is a version"));
         assert!(ordered.windows(2).all(|pair| pair[0] < pair[1] && pair[1].at_least(pair[0]) && !pair[0].at_least(pair[1])));
         assert!(ordered[0].at_least(ordered[0]));
     }

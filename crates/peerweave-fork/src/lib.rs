@@ -90,7 +90,7 @@ mod tests {
                 // SAFETY: this process created the child, and the pointer is to a live integer.
                 assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
                 assert_eq!(status, 0, "the child did not detect the fork");
-                assert!(!guard.is_forked(), "the parent's guard is forked");
+                assert!(!guard.is_forked(), "the parent's guard reports a fork");
             }
         }
     }

@@ -36,7 +36,7 @@ struct Inner {
     shared: Arc<Shared>,
     /// Whether a thread is running an operation of this stream.
     busy: AtomicBool,
-    /// Whether a queued operation may not have ended yet. Set only while `queue` is locked.
+    /// Whether a queued operation may still be pending. Set only while `queue` is locked.
     pending: AtomicBool,
     queue: Mutex<Jobs>,
     changed: Condvar,
@@ -337,9 +337,9 @@ impl Inner {
                 // operations still run.
                 let because = earlier.filter(|failure| !matches!(failure.error, Error::Mismatch(_)));
                 let run = || match &because {
-                    // The operation has a place in its team, which it must take and leave. A
-                    // collective that only some ranks skip would block the other ranks, so its team
-                    // fails.
+                    // The operation has a place in the order of its team's operations, which it
+                    // must take and leave. A collective that only some ranks skip would block the
+                    // other ranks, so its team fails.
                     Some(because) => {
                         let skipped = Error::Skipped { call, because: Arc::new(because.error.clone()) };
                         task.skip(&self.shared, &skipped);
@@ -407,7 +407,8 @@ fn extension(shared: &Shared, call: &'static str, started: Instant, within: Dura
 }
 
 /// Waits until `slot` has a value, and returns a copy of the value. Returns the error of
-/// [`extension`] if the wait must end before. `changed` is notified when the value is set.
+/// [`extension`] if the wait must end before `slot` has a value. `changed` is notified when the
+/// value is set.
 fn wait_for<T: Clone>(
     slot: &Mutex<Option<T>>,
     changed: &Condvar,

@@ -5,8 +5,8 @@ use peerweave_core::{Compare, Error, PeerCause, Rank, Result, Symmetric, World};
 use peerweave_host::{HostOptions, on_threads};
 use std::time::{Duration, Instant};
 
-/// After PE 1 has left, calls `spin` on PEs 0 and 2 until it returns an error. The word of PE 1 is
-/// 1.
+/// After PE 1 has left, calls `spin` on PEs 0 and 2 until `spin` returns an error. The word of PE 1
+/// is 1.
 fn spins_end(name: &str, spin: impl Fn(&World, &Symmetric<u64>) -> Result<()> + Sync) {
     const GONE: Rank = Rank::new(1);
     on_threads(3, &HostOptions::default(), |world| {
@@ -78,7 +78,7 @@ fn calls_to_live_pes_succeed_after_a_pe_has_left() {
 }
 
 #[test]
-fn test_call_fails_after_all_other_pes_have_left() {
+fn test_of_a_word_fails_after_all_other_pes_have_left() {
     on_threads(2, &HostOptions::default(), |world| {
         let word = world.alloc_zeroed::<u64>(1).unwrap();
         world.team().barrier_blocking().unwrap();

@@ -32,7 +32,7 @@ class Conclusions(unittest.TestCase):
         self.assertEqual(got.verdict(report.DEFAULT_PEERS), "met")
         self.assertEqual([round(r, 2) for r in got.round_ratios(report.DEFAULT_PEERS)], [0.4, 0.45, 90])
 
-    def test_tuned_peer_counts_only_among_all_settings(self):
+    def test_tuned_peer_affects_only_the_verdict_of_all_settings(self):
         got = row(self.case, peerweave=[4], openmpi=[10], openmpi_sm=[5], openmpi_nocma=[7])
         self.assertEqual(got.verdict(report.DEFAULT_PEERS), "met")
         self.assertEqual(got.verdict(report.ALL_PEERS), "not met")

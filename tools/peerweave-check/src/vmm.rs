@@ -61,7 +61,7 @@ pub(crate) struct Arguments {
     rounds: u32,
 }
 
-/// Runs the part and returns the last line of output.
+/// Runs `check vmm` and returns the last line of output.
 pub(crate) fn run(plan: &Arguments) -> Result<String, Failure> {
     launch::end_after(WHOLE_RUN + WAIT);
     if !launch::is_pe() {
@@ -313,7 +313,7 @@ fn options(pes: &Pes) -> HeapOptions {
     HeapOptions::new(32 * MIB).max_bytes(1 << 30).sharing(pes.sharing)
 }
 
-/// Prints the transport that the heap uses, and checks that it is the requested one.
+/// Prints the transport that the heap uses, and checks that the heap uses the requested transport.
 fn report_transport(pes: &Pes, heap: &SymmetricHeap) -> Result<(), Failure> {
     let transport = heap.transport();
     match (pes.sharing, transport, heap.fallback_reason()) {

@@ -1,5 +1,5 @@
-//! Tests of `check device` over the fake driver, which has no kernels: options, processes, and
-//! reports of failed checks.
+//! Tests `check device` with the fake driver, which has no kernels: options, processes, and reports
+//! of failed checks.
 #![cfg(target_os = "linux")]
 
 use std::process::Command;
@@ -9,7 +9,7 @@ use peerweave_fakes::Fakes;
 /// Runs `check device`. Returns whether it succeeded, and its output.
 fn check(arguments: &[&str]) -> (bool, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_check"));
-    let output = command.arg("device").args(arguments).output().expect("it starts");
+    let output = command.arg("device").args(arguments).output().expect("the command starts");
     (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
 }
 

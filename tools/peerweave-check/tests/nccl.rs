@@ -1,4 +1,4 @@
-//! Runs `check nccl` over the fake libraries: in one process, and with one process for each rank.
+//! Runs `check nccl` with the fake libraries: in one process, and with one process for each rank.
 #![cfg(target_os = "linux")]
 
 use std::process::Command;
@@ -8,7 +8,7 @@ use peerweave_fakes::Fakes;
 /// Runs `check nccl` with two fake GPUs. Returns the last line of output.
 fn last_line(arguments: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_check"));
-    let output = command.arg("nccl").args(arguments).output().expect("it starts");
+    let output = command.arg("nccl").args(arguments).output().expect("the command starts");
     let out = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{arguments:?}: {out}\n{}", String::from_utf8_lossy(&output.stderr));
     out.lines().last().unwrap_or_default().to_owned()

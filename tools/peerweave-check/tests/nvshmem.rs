@@ -1,5 +1,6 @@
-//! Runs `check nvshmem` over the fake libraries: every operation and element type with processes as
-//! PEs, compared with the host; and the errors of a shared GPU, a missing PE and a killed PE.
+//! Runs `check nvshmem` with the fake libraries: every operation and element type with processes as
+//! PEs, compared with the host. Also checks the errors of a shared GPU, a missing PE and a killed
+//! PE.
 #![cfg(target_os = "linux")]
 
 use std::process::{Command, Stdio};
@@ -13,7 +14,7 @@ const CHECK: &str = env!("CARGO_BIN_EXE_check");
 /// Runs the command with the fakes. Returns the number of checks.
 fn checked(arguments: &[&str]) -> usize {
     let mut command = Command::new(CHECK);
-    let output = command.arg("nvshmem").args(arguments).env("PEERWEAVE_MULTICAST", "off").output().expect("it starts");
+    let output = command.arg("nvshmem").args(arguments).env("PEERWEAVE_MULTICAST", "off").output().expect("the command starts");
     let out = String::from_utf8_lossy(&output.stdout);
     let line = out.lines().last().unwrap_or_default().to_owned();
     assert!(output.status.success(), "{arguments:?}: {out}\n{}", String::from_utf8_lossy(&output.stderr));
@@ -104,12 +105,13 @@ fn processes_of_a_launcher_become_pes() {
 
 /// Runs the command as each PE of a job. Returns the output of each PE.
 fn launch(n_pes: u32, arguments: &[&str]) -> Vec<String> {
-    let (_server, jobs) = Server::on_this_machine(n_pes).expect("it listens");
-    let start =
-        |job: &Job| Command::new(CHECK).args(arguments).envs(job.to_vars()).stdout(Stdio::piped()).spawn().expect("it starts");
+    let (_server, jobs) = Server::on_this_machine(n_pes).expect("the server starts");
+    let start = |job: &Job| {
+        Command::new(CHECK).args(arguments).envs(job.to_vars()).stdout(Stdio::piped()).spawn().expect("the command starts")
+    };
     let started: Vec<_> = jobs.iter().map(start).collect();
     let end = |process: std::process::Child| {
-        let output = process.wait_with_output().expect("it ends");
+        let output = process.wait_with_output().expect("the process ends");
         let out = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(output.status.success(), "{out}");
         out

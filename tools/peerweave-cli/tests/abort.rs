@@ -17,7 +17,7 @@ const SOON: Duration = Duration::from_secs(15);
 
 fn main() -> ExitCode {
     match std::env::var(CODE) {
-        Ok(code) => pe(code.parse().expect("an exit code")),
+        Ok(code) => pe(code.parse().expect("the variable is an exit code")),
         Err(_) => peerweave_tests::main(
             &[],
             named![run_exits_with_the_status_of_world_abort, torchrun_processes_exit_with_the_status_of_world_abort],
@@ -26,7 +26,7 @@ fn main() -> ExitCode {
 }
 
 fn pe(code: u8) -> ! {
-    let world = World::from_env().expect("the job");
+    let world = World::from_env().expect("the PE joins the job");
     if world.my_pe().index() + 1 == world.n_pes() {
         let returned = world.abort(code);
         unreachable!("abort returned {returned}");
@@ -36,7 +36,7 @@ fn pe(code: u8) -> ! {
 }
 
 fn this_program() -> std::path::PathBuf {
-    std::env::current_exe().expect("this program")
+    std::env::current_exe().expect("the path of this program is known")
 }
 
 fn run_exits_with_the_status_of_world_abort() {

@@ -100,7 +100,7 @@ fn calls_completed_by_one_quiet_have_right_results() {
 }
 
 #[test]
-fn all_roots_are_measured_on_request() {
+fn root_option_all_measures_every_root() {
     let lines = figures(&["broadcast", "-n", "3", "-r", "all", "-b", "64", "-e", "64", "--iters", "2"]);
     let roots: Vec<_> = lines.iter().map(|fields| fields[4].as_str()).collect();
     assert_eq!(roots, ["0", "1", "2"]);
@@ -351,11 +351,12 @@ fn all_missing_elements_are_counted_as_wrong() {
 #[test]
 fn output_that_cannot_be_written_causes_no_panic() {
     for arguments in [&["bench", "barrier", "-n", "2", "--iters", "3"][..], &["info"]] {
-        let full = std::fs::File::options().write(true).open("/dev/full").expect("a device that is always full");
-        let (reader, gone) = std::io::pipe().expect("a pipe");
+        let full = std::fs::File::options().write(true).open("/dev/full").expect("/dev/full can be opened");
+        let (reader, gone) = std::io::pipe().expect("a pipe is created");
         drop(reader);
         for (stdout, code) in [(Stdio::from(full), 125), (Stdio::from(gone), 128 + 13)] {
-            let output = Command::new(env!("CARGO_BIN_EXE_peerweave")).args(arguments).stdout(stdout).output().expect("it runs");
+            let output =
+                Command::new(env!("CARGO_BIN_EXE_peerweave")).args(arguments).stdout(stdout).output().expect("the command runs");
             let err = String::from_utf8_lossy(&output.stderr);
             assert_eq!(output.status.code(), Some(code), "{arguments:?}: {err}");
             assert!(!err.contains("panicked"), "{arguments:?}: {err}");

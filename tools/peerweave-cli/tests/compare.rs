@@ -1,5 +1,5 @@
-//! `peerweave bench --compare` over fakes of the driver, NCCL and NVSHMEM: real processes, checked
-//! results, libraries that are missing.
+//! Tests `peerweave bench --compare` with fakes of the driver, NCCL and NVSHMEM: real processes,
+//! checked results, missing libraries.
 //!
 //! Copies of this program are the command and its PEs, because the fake driver runs only kernels
 //! that the process has registered.
@@ -31,7 +31,7 @@ fn main() -> ExitCode {
                 methods_that_support_the_call_are_compared,
                 missing_libraries_are_reported_and_own_kernels_measured,
                 pes_that_share_a_gpu_are_compared_without_nccl,
-                wrong_options_are_refused,
+                invalid_comparison_options_are_refused,
                 torch_is_measured_in_own_processes_or_reported_missing,
                 tune_writes_a_table_that_bench_uses,
                 tune_keeps_rows_of_other_pe_counts_and_refuses_bad_files
@@ -66,7 +66,7 @@ impl Machine {
 
     fn run_command(&self, command: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Output {
         let name = command;
-        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        let mut command = Command::new(std::env::current_exe().expect("the path of this program is known"));
         command.args([name]).args(arguments).args(["--timeout", "120"]).stdin(Stdio::null());
         command.env_remove("PEERWEAVE_PE").env("LD_LIBRARY_PATH", self.0.path()).env("PEERWEAVE_HEAP_BYTES", "32M");
         command.env("PEERWEAVE_NCCL_PATH", self.0.path()).env("PEERWEAVE_NVSHMEM_PATH", self.0.path());
@@ -181,7 +181,7 @@ fn pes_that_share_a_gpu_are_compared_without_nccl() {
     assert!(out.contains("# nccl is not measured: PEs share a GPU, and NCCL refuses two ranks on one GPU"), "{out}");
 }
 
-fn wrong_options_are_refused() {
+fn invalid_comparison_options_are_refused() {
     let machine = Machine::with(&[]);
     for (arguments, expected) in [
         (&["all-reduce", "--backend", "host", "--compare", "nccl"][..], "--compare is supported only with --backend cuda"),

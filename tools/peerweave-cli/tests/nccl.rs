@@ -1,5 +1,5 @@
-//! `peerweave bench --backend nccl` and `peerweave info` over fakes of the driver and NCCL: real
-//! processes, checked results.
+//! Tests `peerweave bench --backend nccl` and `peerweave info` with fakes of the driver and NCCL:
+//! real processes, checked results.
 #![cfg(target_os = "linux")]
 
 use std::os::unix::fs::symlink;
@@ -125,7 +125,7 @@ fn table(output: &Output) -> Vec<Vec<String>> {
 }
 
 #[test]
-fn pes_are_threads_of_one_process_on_request() {
+fn threads_option_runs_pes_as_threads_of_one_process() {
     for op in ["all-reduce", "gather", "send-recv"] {
         let options = ["bench", op, "--backend", "nccl", "--threads", "-n", "3", "-b", "1K", "-e", "1K", "--iters", "2"];
         let output = Machine::with_gpus().run(&options, &[]);
@@ -147,7 +147,7 @@ fn failed_thread_ends_the_measurement_and_is_named() {
 }
 
 #[test]
-fn buffers_are_registered_as_windows_on_request() {
+fn window_option_registers_buffers_as_windows() {
     for op in ["all-reduce", "all-gather", "reduce-scatter", "broadcast", "gather"] {
         let options = ["bench", op, "--backend", "nccl", "--window", "-n", "3", "-b", "1K", "-e", "1K", "--iters", "2"];
         let output = Machine::with_gpus().run(&options, &[]);

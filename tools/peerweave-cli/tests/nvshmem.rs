@@ -1,4 +1,4 @@
-//! `peerweave bench --backend nvshmem` over fakes of the driver and NVSHMEM: real processes,
+//! Tests `peerweave bench --backend nvshmem` with fakes of the driver and NVSHMEM: real processes,
 //! checked results, faults.
 #![cfg(target_os = "linux")]
 

@@ -1,4 +1,5 @@
-//! `peerweave bench p2p` and the GPUs of `peerweave info`, without a driver and over the fake one.
+//! Tests `peerweave bench p2p` and the GPUs that `peerweave info` lists, with the fake driver and
+//! without any driver.
 #![cfg(target_os = "linux")]
 
 use std::process::{Command, Output};
@@ -37,11 +38,11 @@ fn single_gpu_is_refused() {
 
 #[test]
 fn pairs_are_measured_and_missing_measurements_are_named() {
-    let place = tempfile::tempdir().expect("a temporary directory");
+    let place = tempfile::tempdir().expect("a temporary directory is created");
     let (json, plot) = (place.path().join("p2p.json"), place.path().join("p2p.svg"));
     let fakes = Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_DEVICES", "3");
     fakes.env("P2P_JSON", json.as_os_str()).env("P2P_PLOT", plot.as_os_str()).run(|| {
-        let path = |name| std::env::var(name).expect("set above");
+        let path = |name| std::env::var(name).expect("the variable is set above");
         let (json, plot) = (path("P2P_JSON"), path("P2P_PLOT"));
         let output = peerweave(&["bench", "p2p", "--bytes", "2M", "--iters", "2", "-J", &json, "--plot", &plot]);
         let table = text(&output.stdout);
@@ -51,10 +52,13 @@ fn pairs_are_measured_and_missing_measurements_are_named() {
         }
         assert!(table.contains("stores, loads and latency were not measured: "), "{table}");
         let document: serde_json::Value =
-            serde_json::from_str(&std::fs::read_to_string(&json).expect("it was written")).expect("it is JSON");
+            serde_json::from_str(&std::fs::read_to_string(&json).expect("the file was written")).expect("the text is JSON");
         let rows = document["tables"][0]["rows"].as_array().expect("rows");
-        assert!(rows.len() == 3 && rows[0][0].is_null() && rows[0][2].as_f64().expect("a figure") > 0.0, "{rows:?}");
-        let picture = std::fs::read_to_string(&plot).expect("it was drawn");
+        assert!(
+            rows.len() == 3 && rows[0][0].is_null() && rows[0][2].as_f64().expect("the bandwidth is a number") > 0.0,
+            "{rows:?}"
+        );
+        let picture = std::fs::read_to_string(&plot).expect("the plot was written");
         assert!(picture.starts_with("<svg ") && picture.contains("copy engine, one direction (GB/s)"));
     });
 }
@@ -75,7 +79,7 @@ fn info_shows_peer_access_between_gpus() {
         let info = text(&peerweave(&["info"]).stdout);
         assert!(info.contains("from 0 to    -  a0"), "{info}");
         assert!(info.contains("from 1 to   no   -"), "{info}");
-        let json: serde_json::Value = serde_json::from_slice(&peerweave(&["info", "--json"]).stdout).expect("it is JSON");
+        let json: serde_json::Value = serde_json::from_slice(&peerweave(&["info", "--json"]).stdout).expect("the text is JSON");
         assert_eq!(json["peers"]["pairs"][1][0]["access"], false);
     });
 }
@@ -84,7 +88,7 @@ fn info_shows_peer_access_between_gpus() {
 fn pair_without_access_is_named_and_other_pairs_are_measured() {
     let fakes = Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_DEVICES", "3").env("PEERWEAVE_FAKE_CUDA_NO_PEER", "0-1");
     fakes.run(|| {
-        let place = tempfile::tempdir().expect("a temporary directory");
+        let place = tempfile::tempdir().expect("a temporary directory is created");
         let json = place.path().join("p2p.json");
         let path = json.to_str().expect("text");
         let output = peerweave(&["bench", "p2p", "--bytes", "2M", "--iters", "1", "-J", path]);
@@ -96,7 +100,7 @@ fn pair_without_access_is_named_and_other_pairs_are_measured() {
             assert!(table.contains(part), "{part} is not in\n{table}");
         }
         let document: serde_json::Value =
-            serde_json::from_str(&std::fs::read_to_string(&json).expect("it was written")).expect("it is JSON");
+            serde_json::from_str(&std::fs::read_to_string(&json).expect("the file was written")).expect("the text is JSON");
         let rows = &document["tables"][0]["rows"];
         assert!(rows[0][1].is_null() && rows[0][2].as_f64().is_some() && rows[1][2].as_f64().is_some(), "{rows}");
     });

@@ -1,5 +1,5 @@
-//! The measurements of `bench p2p` one by one, over the fake driver. Host functions replace the
-//! probe's kernels.
+//! Tests the measurements of `bench p2p` one by one, with the fake driver. Host functions replace
+//! the probe's kernels.
 #![cfg(target_os = "linux")]
 
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
@@ -96,7 +96,7 @@ fn stores_and_loads_by_kernels_move_every_word() {
 fn missing_kernels_are_reported_and_copy_engines_are_used() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(3);
-        let free = || contexts.iter().map(|context| context.mem_get_info().expect("a live context").0).collect::<Vec<_>>();
+        let free = || contexts.iter().map(|context| context.mem_get_info().expect("the context is alive").0).collect::<Vec<_>>();
         let before = free();
         let probe = Probe::new(&contexts, 3 << 20, soon()).expect("room");
         assert_eq!(probe.bytes(), 4 << 20);
@@ -130,17 +130,22 @@ fn lost_words_are_counted_as_wrong() {
 fn pair_without_access_is_refused_and_other_pairs_measured() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_PEER", "0-2").run(|| {
         let probe = Probe::new(&contexts(3), 2 << 20, soon()).expect("the other pairs can be measured");
-        let error = probe.access(0, 2).expect_err("no access");
+        let error = probe.access(0, 2).expect_err("device 0 has no access to device 2");
         assert!(matches!(error, VmmError::Unsupported { feature: "peer access", .. }), "{error}");
         assert!(error.to_string().contains("access of device 0 to the memory of device 2"), "{error}");
         for (from, to) in [(0, 1), (1, 0), (1, 2), (2, 1), (2, 0)] {
-            probe.access(from, to).expect("access");
+            probe.access(from, to).expect("the device has access");
             let moved = probe.bandwidth(Method::CopyEngine, &[(from, to)], 1, SHAPE, soon()).expect("copies work");
             assert_eq!(moved[0].wrong, 0, "{from} to {to}");
         }
-        let refused = probe.bandwidth(Method::CopyEngine, &[(1, 0), (0, 2)], 1, SHAPE, soon()).expect_err("no access");
+        let refused = probe
+            .bandwidth(Method::CopyEngine, &[(1, 0), (0, 2)], 1, SHAPE, soon())
+            .expect_err("device 0 has no access to device 2");
         assert_eq!(refused.to_string(), error.to_string());
-        assert_eq!(probe.latency(2, 0, 1, soon()).expect_err("no access back").to_string(), error.to_string());
+        assert_eq!(
+            probe.latency(2, 0, 1, soon()).expect_err("device 0 has no access to device 2").to_string(),
+            error.to_string()
+        );
     });
 }
 
@@ -149,7 +154,7 @@ fn large_source_is_filled_on_the_device() {
     Fakes::new().cuda().run(|| {
         let probe = Probe::new(&contexts(2), 33 << 20, soon()).expect("room");
         let log = std::fs::read_to_string(std::env::var("PEERWEAVE_FAKE_CUDA_LOG").expect("the harness sets it"));
-        let from_host = log.expect("the log").lines().filter(|line| line.contains("cuMemcpyHtoDAsync_v2")).count();
+        let from_host = log.expect("the log can be read").lines().filter(|line| line.contains("cuMemcpyHtoDAsync_v2")).count();
         assert!((1..=8).contains(&from_host), "{from_host} copies from the host");
         let moved = probe.bandwidth(Method::CopyEngine, &[(0, 1), (1, 0)], 1, SHAPE, soon()).expect("copies work");
         assert!(moved.iter().all(|moved| moved.wrong == 0), "{moved:?}");

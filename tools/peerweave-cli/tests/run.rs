@@ -1,4 +1,4 @@
-//! The launcher with small shell programs: exit codes, signals, deadlines, cleanup.
+//! Tests the launcher with small shell programs: exit codes, signals, deadlines, cleanup.
 
 use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -139,7 +139,7 @@ fn invalid_token_on_one_machine_is_an_error() {
 }
 
 #[test]
-fn open_file_limit_error_names_the_limit_and_the_need() {
+fn open_file_limit_error_names_the_limit_and_the_needed_number() {
     let peerweave = env!("CARGO_BIN_EXE_peerweave");
     let mut shell = Command::new("sh");
     shell.args(["-c", &format!("ulimit -n 20; exec {peerweave} run -n 2 -- true")]).env_remove("PEERWEAVE_PE");
@@ -169,7 +169,7 @@ fn pes_get_rendezvous_and_token() {
 }
 
 #[test]
-fn lines_start_with_the_pe_only_with_two_or_more_pes() {
+fn lines_are_tagged_with_the_pe_by_default_if_several_pes_run() {
     assert_eq!(sorted_lines(&stdout(&run(2, &[], "echo hello"))), ["[0] hello", "[1] hello"]);
     assert_eq!(stdout(&run(1, &[], "echo hello")), "hello\n");
     assert_eq!(stdout(&run(1, &["--tag"], "echo hello")), "[0] hello\n");
@@ -284,7 +284,7 @@ fn on_failure_continue_lets_other_pes_continue() {
     let script = r#"case $PEERWEAVE_PE in 1) kill -KILL $$;; 2) exit 5;; *) sleep 3.5; echo done;; esac"#;
     let output = run(4, &["--on-failure=continue"], script);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    assert_eq!(sorted_lines(&stdout(&output)), ["[0] done", "[3] done"], "they were not ended after 2.5 s");
+    assert_eq!(sorted_lines(&stdout(&output)), ["[0] done", "[3] done"], "PEs 0 and 3 must run for 3.5 s after the failure");
     let text = stderr(&output);
     assert!(text.contains("PE 1 (process ") && text.contains("was killed by signal 9 (SIGKILL)"), "{text}");
     assert!(text.contains("PE 2 (process ") && text.contains("exited with status 5"), "{text}");
@@ -389,7 +389,7 @@ fn traced(mut command: Command) -> Command {
     command
 }
 
-/// Stops a launcher that this thread traces, at the instant at which it has forked the first PE.
+/// Stops a launcher that this thread traces, when the launcher has just forked the first PE.
 fn stop_at_fork(launcher: &Child) {
     let pid = launcher.id() as i32;
     let wait_for = |pid: i32| {

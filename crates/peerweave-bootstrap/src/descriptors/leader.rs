@@ -96,7 +96,7 @@ impl Call<'_> {
 
         let mut unidentified: Vec<Unidentified> = Vec::new();
         let mut check_at = self.start + CHECK_INTERVAL;
-        // Start of the time without free descriptors.
+        // Time since which this process has had no free descriptor.
         let mut full_since: Option<Instant> = None;
         loop {
             let is_complete =
@@ -115,8 +115,8 @@ impl Call<'_> {
                 connected.iter().flatten().for_each(|member| report_missing(member, &missing));
                 return Err(self.timeout(missing));
             }
-            // If all members have connected, then a member has not read yet, or too many
-            // descriptors are in flight. In this case, the pause is short.
+            // If all members have connected, the leader waits only for a member that has not read
+            // yet, or because too many descriptors are in flight. In this case, the pause is short.
             let all_there = connected.iter().all(Option::is_some);
             let pause = if all_there { Duration::from_millis(1) } else { CHECK_INTERVAL };
             let mut sockets: Vec<PollFd<'_>> = vec![PollFd::new(&listener, PollFlags::IN)];

@@ -257,8 +257,8 @@ fn derived_port(identity: &str) -> u16 {
 struct Reader<'a>(&'a dyn Vars);
 
 impl Reader<'_> {
-    /// Returns the value of a variable. Returns `None` if the variable is not set or blank, which
-    /// is common in job scripts.
+    /// Returns the value of a variable. Returns `None` if the variable is not set or blank. Job
+    /// scripts often set blank variables.
     fn text(&self, name: &str) -> Option<String> {
         self.0.var(name).filter(|value| !value.trim().is_empty())
     }
@@ -289,7 +289,7 @@ impl Reader<'_> {
         Ok(self.number(name, 0, 1)? == Some(1))
     }
 
-    /// Parses an integer. Returns an error unless it is from `min` to `max`.
+    /// Parses an integer. Returns an error unless the integer is from `min` to `max`.
     fn number(&self, name: &'static str, min: u32, max: u32) -> Result<Option<u32>, BootstrapError> {
         let expected = format!("an integer from {min} to {max}");
         match self.parse::<u32>(name, &expected)? {

@@ -12,7 +12,7 @@ use crate::process::{Process, parent_and_start};
 const MAX_GENERATIONS: usize = 64;
 
 /// Returns the process ID and the start time of the nearest ancestor without `name` in its
-/// environment. Without such an ancestor, returns those of the last ancestor.
+/// environment. If every ancestor has `name`, returns those of the most distant ancestor.
 pub(super) fn of_variable(name: &str) -> Option<String> {
     let (process, _) = ancestor_without(name)?;
     Some(format!("{} {}", process.pid, process.started))
@@ -24,14 +24,14 @@ pub(crate) fn agent_of_variable(name: &str) -> Option<Process> {
     ancestor_without(name).and_then(|(process, lacks_it)| lacks_it.then_some(process))
 }
 
-/// Returns the nearest ancestor without `name` in its environment, and `true`. Without such an
-/// ancestor, returns the last ancestor and `false`.
+/// Returns the nearest ancestor without `name` in its environment, and `true`. If every ancestor
+/// has `name`, returns the most distant ancestor and `false`.
 fn ancestor_without(name: &str) -> Option<(Process, bool)> {
     let mut pid = rustix::process::getppid()?.as_raw_nonzero().get();
     for _ in 0..MAX_GENERATIONS {
         let (parent, process) = parent_and_start(pid)?;
         // An unreadable environment belongs to a process of another user, for example a launcher of
-        // the system. It counts as empty.
+        // the system. Such an environment counts as empty.
         let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         let lacks_it = value(&environment, name).is_none();
         if parent <= 1 || lacks_it {
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prefix_of_a_variable_name_does_not_match() {
+    fn variable_is_not_found_by_a_part_of_its_name() {
         let environment = b"A=1\0PMI_RANK_MAP=x\0PMI_RANK=0\0";
         assert_eq!((value(environment, "PMI_RANK"), value(environment, "A")), (Some(&b"0"[..]), Some(&b"1"[..])));
         assert!(["PMI", "RANK", "B"].iter().all(|name| value(environment, name).is_none()));

@@ -10,8 +10,8 @@ use crate::error::BootstrapError;
 use crate::job::Launcher;
 
 pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
-    // `RANK` and `WORLD_SIZE` are common words. If only one of them is set, it indicates torchrun
-    // only together with one of torchrun's less common variables.
+    // `RANK` and `WORLD_SIZE` are common words. If only one of them is set, the launcher is
+    // torchrun only if one of torchrun's less common variables is also set.
     let companions = [names::LOCAL_RANK, names::MASTER_PORT, names::TORCHELASTIC_RUN_ID];
     match (vars.is_set(names::RANK), vars.is_set(names::WORLD_SIZE)) {
         (false, false) => return Ok(None),

@@ -1,9 +1,9 @@
-//! The processes of this machine: their identity, and whether they have ended. For other crates of
-//! Peerweave.
+//! Identifies the processes of this machine, and detects whether they have ended. Other crates of
+//! Peerweave use this module too.
 //!
 //! - `stat.rs`: what `/proc` shows of a process
 //! - `watch.rs`: a process that is watched, by a descriptor or by its process ID
-//! - `namespace.rs`: whether two processes mean the same process by a process ID
+//! - `namespace.rs`: whether a process ID means the same process in two processes
 
 mod namespace;
 mod stat;

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 /// Returns a digest of the PID namespace of this process and of the boot of the machine. Returns 0
 /// if the system does not report the namespace.
 ///
-/// Two processes mean the same process by a process ID only if both get the same digest, and the
+/// A process ID means the same process in two processes only if both get the same digest, and the
 /// digest is not 0.
 pub fn pid_namespace() -> u64 {
     let Ok(namespace) = fs::metadata("/proc/self/ns/pid") else { return 0 };

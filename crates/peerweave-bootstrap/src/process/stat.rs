@@ -37,7 +37,7 @@ pub(crate) struct Stat {
 }
 
 impl Stat {
-    /// Reads the fields. Returns `None` if they cannot be read.
+    /// Reads the fields of a process. Returns `None` if the fields cannot be read.
     pub(crate) fn of(pid: i32) -> Option<Self> {
         Self::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
     }

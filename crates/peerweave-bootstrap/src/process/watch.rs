@@ -12,7 +12,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use super::Stat;
 
-/// The process of a PE, which is watched.
+/// Watches the process of a PE, to detect the end of the process.
 #[derive(Debug)]
 pub struct Watch(By);
 
@@ -35,8 +35,8 @@ struct Numbered {
 }
 
 impl Watch {
-    /// Starts to watch the process of PE `pe`, which was alive a moment ago. `pid` is valid in this
-    /// process: both processes have the same [`pid_namespace`](super::pid_namespace).
+    /// Starts to watch the process of PE `pe`. The process was alive a moment ago. `pid` is valid
+    /// in this process: both processes have the same [`pid_namespace`](super::pid_namespace).
     pub fn of(pe: usize, pid: Pid) -> Self {
         let process = Numbered { pid, started: started(pid) };
         Self(match pidfd_open(pid, PidfdFlags::empty()) {

@@ -82,8 +82,8 @@ pub enum Fault {
         /// The launcher's message.
         why: String,
     },
-    /// A PE left or disconnected because of other PEs: its wait for the other PEs had timed out, or
-    /// the PE had named another PE as the cause.
+    /// A PE left or disconnected because of other PEs. Either its wait for these PEs had timed out,
+    /// or the PE had named one PE as the cause.
     GaveUp {
         /// The PE that left.
         pe: u32,
@@ -190,7 +190,7 @@ pub enum Frame {
     },
     /// Client: names another PE, which is reported as the cause if this connection closes.
     Blame {
-        /// The PE that is the cause.
+        /// The PE that is named as the cause.
         pe: u32,
     },
     /// Client: ends the job. All PEs exit with this exit code. Answered by `Aborted`.

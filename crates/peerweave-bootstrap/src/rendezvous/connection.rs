@@ -248,8 +248,8 @@ impl Connection {
         self.stream.shut_down();
     }
 
-    /// Waits until `look` returns a value, or until `until`. Reads frames unless another thread is
-    /// reading.
+    /// Waits until `look` returns a value, or until the time `until`. Reads frames unless another
+    /// thread is reading.
     fn read_until<T>(&self, until: Instant, mut look: impl FnMut(&mut State) -> Option<T>) -> Option<T> {
         let mut state = self.lock();
         loop {

@@ -110,8 +110,8 @@ impl Watched<'_> {
         }
     }
 
-    /// Waits until the join completes or fails. During the wait, reports PEs whose processes end
-    /// before they join to the server.
+    /// Waits until the join completes or fails. During the wait, reports to the server each PE
+    /// whose process ends before the PE has joined.
     pub(super) fn report_while_waiting(&mut self, server: &Server, connection: &Connection, deadline: Instant) -> Answer {
         while !matches!(self, Self::Nothing) && Instant::now() < deadline {
             for (pe, why) in self.ended(&server.state().awaited) {

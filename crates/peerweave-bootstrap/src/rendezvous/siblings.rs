@@ -30,7 +30,8 @@ use crate::process::{Process, parent_of};
 /// Time between the end of a rank's processes and the report of the rank. In this time an agent may
 /// start the next process of the rank.
 const GRACE: Duration = Duration::from_millis(500);
-/// Interval between two checks: first during [`AT_FIRST`], then afterwards.
+/// Interval between two checks. The first value applies during [`AT_FIRST`], the second value
+/// afterwards.
 const LOOK_EVERY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(100));
 /// Duration of the first phase of checks.
 const AT_FIRST: Duration = Duration::from_secs(2);

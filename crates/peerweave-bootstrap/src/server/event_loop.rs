@@ -2,7 +2,7 @@
 //! receives their bytes.
 //!
 //! Invariant: `connections` contains exactly the connections whose sockets are open and registered.
-//! When a connection is removed, the seat of its PE is released in the same step.
+//! When a connection of a PE is removed, the state machine is notified in the same step.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -28,10 +28,10 @@ const FIRST_LINK: Link = 1;
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Pause before the next attempt to accept a connection when the process has no free descriptor.
 const NO_DESCRIPTORS: Duration = Duration::from_millis(10);
-/// Maximum number of connections accepted in one turn, before the PEs, the commands and the clock
-/// are checked again.
+/// Maximum number of connections accepted in one iteration of the loop, before the PEs, the
+/// commands and the clock are checked again.
 const MAX_ACCEPTS: usize = 32;
-/// Maximum number of reads from one connection per turn.
+/// Maximum number of reads from one connection in one iteration of the loop.
 const MAX_READS: usize = 32;
 /// Maximum number of reads from a connection whose process has ended. This is more than a socket
 /// buffer contains.
@@ -143,8 +143,8 @@ impl EventLoop {
         if self.more_to_accept || !self.unfinished.is_empty() {
             return Some(Duration::ZERO);
         }
-        // Removes connections that were identified or closed since the last turn. The front is then
-        // the connection that expires next.
+        // Removes connections that were identified or closed since the last iteration. The front is
+        // then the connection that expires next.
         while let Some(link) = self.unidentified.front() {
             match self.connections.get(link) {
                 Some(Connection { phase: Phase::Unidentified(_), .. }) => break,
@@ -274,7 +274,8 @@ impl EventLoop {
         self.unfinished.push(link);
     }
 
-    /// Passes every complete frame of the inbox to the board.
+    /// Decodes every complete frame of a connection's inbox and passes it to the state machine
+    /// [`super::board`].
     fn decode(&mut self, link: Link) {
         let mut used = 0;
         let mut out = Vec::new();
@@ -380,8 +381,8 @@ impl EventLoop {
         tracing::debug!(why, "the rendezvous server dropped a connection");
     }
 
-    /// Executes the board's actions and their consequences. If a connection fails during an action,
-    /// that is another loss, which causes further actions.
+    /// Executes the actions that [`super::board`] returned, and their consequences. If a connection
+    /// fails during an action, its PE is lost, which causes further actions.
     fn perform(&mut self, mut out: Vec<Action>) {
         let mut touched: Vec<Link> = Vec::new();
         while !out.is_empty() {
@@ -469,9 +470,10 @@ impl EventLoop {
 
     /// Fails all pending requests, and waits up to `linger` until the PEs have read the answers.
     fn finish(&mut self, linger: Duration, events: &mut Events) {
-        // Frames that were sent before the end are still handled: PE 0 may just have given up, and
-        // the other PEs need its reason. The PE of this process is read last. If it ends because
-        // another PE was lost, that loss must be the first.
+        // Frames that were sent before the end are still handled. For example, PE 0 may just have
+        // given up, and the other PEs need the reason. Connections of PEs in this process are read
+        // last. If such a PE ended because another PE was lost, the loss of the other PE must be
+        // recorded first.
         let mut links: Vec<Link> = self.connections.keys().copied().collect();
         let own = Some(std::process::id());
         links.sort_by_key(|link| self.connections.get(link).is_some_and(|connection| connection.pid == own));

@@ -125,7 +125,7 @@ impl Pipe {
     }
 }
 
-/// Bytes that are pending to be sent on a connection.
+/// Bytes that are waiting to be sent on a connection.
 #[derive(Default)]
 pub(super) struct Outbox {
     queue: VecDeque<Arc<[u8]>>,
@@ -169,11 +169,11 @@ impl Outbox {
 
 /// The state of a connection.
 pub(super) enum Phase {
-    /// The peer has not identified itself. It must identify itself by this time.
+    /// The peer has not identified itself. The peer must identify itself by this time.
     Unidentified(Instant),
     Pe(u32),
-    /// The connection is closing, and its frames are ignored. It is closed when its outbox is
-    /// empty, or at this time at the latest.
+    /// The connection is closing, and its frames are ignored. The connection is closed when its
+    /// outbox is empty, or at this time at the latest.
     Closing(Instant),
 }
 

@@ -35,10 +35,10 @@ impl Survivors<'_> {
         decision.members.iter().copied().filter(is_stopped).collect()
     }
 
-    /// Returns the member that is the cause of a failure. `gone` is a member that this PE has found
-    /// gone, although it may not have ended. If `gone` has given up because of another PE, that PE
-    /// is followed in turn. Returns `None` if the followed PE has ended or has named no PE. Waits
-    /// up to `limit` until a PE ends or gives up, and returns a PE that does neither.
+    /// Returns the member that caused a failure. `gone` is a member that seems to have ended. If
+    /// `gone` has given up because of another PE, continues with that PE. Waits up to `limit` until
+    /// the current PE ends or gives up, and returns the PE if it does neither. Returns `None` if
+    /// the current PE has ended, or has given up without naming a PE.
     fn reason_of(&self, decision: &Decision, gone: Pe, limit: Duration) -> Option<Pe> {
         let until = Instant::now() + limit;
         let mut gone = gone;

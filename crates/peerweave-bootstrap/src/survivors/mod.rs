@@ -249,14 +249,14 @@ pub enum Disagreement<E> {
         /// The PEs for which this PE waited in vain, in ascending order.
         missing: Vec<Pe>,
     },
-    /// This PE has ended, no longer participates, or is a member of a new job to which the calling
-    /// PE does not belong.
+    /// This PE has ended, no longer participates in the agreement, or is a member of a new job to
+    /// which the calling PE does not belong.
     Left(Pe),
     /// The function `lead` or the function `check` returned this error.
     Failed(E),
 }
 
-/// The next step of a PE, according to the words of all PEs.
+/// The next step of a PE, according to the [`SurvivorWords`] of all PEs.
 enum Look {
     Decided(Decision),
     /// This PE is the leader, and these PEs participate.
@@ -507,7 +507,7 @@ impl<'a> Survivors<'a> {
                 let why = if (self.has_ended)(old) {
                     "it has ended"
                 } else if self.has_given_up(decision, old) {
-                    "it no longer participates"
+                    "it no longer participates in the agreement"
                 } else {
                     return None;
                 };

@@ -60,8 +60,8 @@ impl Process {
     }
 
     /// Waits until the process, whose main thread joins a job, has searched for the processes of
-    /// other PEs. The thread sleeps after each search, for at most 50 ms, and seldom before the
-    /// first.
+    /// other PEs. The thread sleeps for at most 50 ms after each search, and rarely sleeps before
+    /// the first search.
     pub fn search(&self) {
         let sleeps = || {
             let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();

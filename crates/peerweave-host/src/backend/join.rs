@@ -150,7 +150,7 @@ impl Host {
         if let Err(error) = rendezvous.when_aborted(end) {
             tracing::warn!(%error, "an abort of the job will end this PE only at its next wait");
         }
-        // After this barrier, the pages of all PEs are filled in.
+        // After this barrier, the control words of all PEs are filled in.
         let met = rendezvous.barrier_within("peerweave-host", left()).map_err(setup);
         met.and_then(|()| Self::new(me, mapping.clone(), options, Some(rendezvous.clone()), None, until))
             // The process may exit now, but the PE did not die. Other PEs then report the root
@@ -191,8 +191,8 @@ impl Host {
             .inspect_err(|error| withdraw(&mapping, me, error, None))
     }
 
-    /// Completes a join after the pages of all PEs are filled in. `threads` is the state that PEs
-    /// share if they are threads.
+    /// Completes a join after the control words of all PEs are filled in. `threads` is the state
+    /// that PEs share if they are threads.
     fn new(
         me: usize,
         mapping: Arc<Mapping>,
@@ -343,7 +343,7 @@ fn agree_on_heap(rendezvous: &Rendezvous, layout: &Layout, within: Duration) -> 
     })
 }
 
-/// Publishes in the page of a PE that it is alive and belongs to this process.
+/// Publishes, in the control words of a PE, that the PE is alive and belongs to this process.
 pub(super) fn announce(mapping: &Mapping, pe: usize) {
     let segments = mapping.segments();
     let page = segments.page(pe);

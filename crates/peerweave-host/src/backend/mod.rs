@@ -152,7 +152,8 @@ unsafe impl Backend for Host {
             // SAFETY: the range is part of a new allocation in the segment of this PE.
             unsafe { simd::fill_zero(shared.peers.segments.symmetric(shared.peers.me, SymOffset(at)), (end - at) as usize) };
         }
-        // After this, all PEs have the allocation at the same offset. No PE writes to it earlier.
+        // After this call, all PEs have the allocation at the same offset. No PE writes to the
+        // allocation before.
         match shared.meet(shared.world(), Purpose::Place, at) {
             Ok(()) => Ok(SymOffset(at)),
             Err(error) => {

@@ -26,7 +26,7 @@ const LIVENESS_PERIOD: Duration = Duration::from_millis(5);
 pub(crate) struct Kernels {
     seed: u64,
     launched: AtomicU64,
-    /// The epochs of each team slot.
+    /// The epochs (counts of completed synchronizations in kernels) of each team slot.
     epochs: Box<[Epochs]>,
     /// Start times of the kernels that streams are running.
     on_streams: Mutex<Vec<Instant>>,
@@ -50,7 +50,8 @@ impl Drop for OnStream<'_> {
 }
 
 impl Kernels {
-    /// Creates the state before the first launch. `seed` is the seed of the options.
+    /// Creates the state of a PE that has launched no kernel yet. `seed` is the option
+    /// `kernel_seed`.
     pub(crate) fn new(seed: u64) -> Self {
         let slots = || (0..KERNEL_SLOTS).map(|_| AtomicU64::new(0)).collect::<Epochs>();
         let epochs = (0..MAX_TEAMS).map(|_| slots()).collect();
@@ -75,7 +76,7 @@ impl Kernels {
         self.on_streams().iter().any(|started| *started <= before && started.elapsed() < longest)
     }
 
-    /// Resets the epochs of a team slot, for a new team.
+    /// Resets the epochs of a team slot when a new team uses the slot.
     pub(crate) fn reset(&self, slot: usize) {
         self.epochs[slot].iter().for_each(|epoch| epoch.store(0, Ordering::Relaxed));
     }

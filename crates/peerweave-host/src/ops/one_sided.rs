@@ -66,8 +66,9 @@ impl Shared {
         self.peers.check_target(op.call_name(), pe.index())
     }
 
-    /// Runs an operation. A long transfer is always checked, because the check takes little time in
-    /// comparison. `CHECKED` means that the targets have already been checked.
+    /// Runs an operation. `CHECKED` means that a check has already found no dead or departed
+    /// target. The targets of a long transfer are always checked, because the check takes little
+    /// time in comparison.
     #[inline]
     fn access<const CHECKED: bool>(&self, op: &Op) -> Result<Outcome, Error> {
         match op {

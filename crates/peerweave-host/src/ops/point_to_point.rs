@@ -4,8 +4,8 @@
 //! small message is stored in a slot of the mailbox, and a longer message is divided among slots.
 //! If a longer message is in symmetric memory, or in memory that the receiver can read, the slot
 //! contains the address of the message instead. The receiver then copies the message once. No step
-//! waits by itself. All sends and receives of a group are polled in turn until all are complete, so
-//! their order in the group does not matter.
+//! blocks. All sends and receives of a group are polled in turn until all are complete, so their
+//! order in the group does not matter.
 
 use crate::memory::layout::{EAGER_BYTES, MAILBOX_SLOTS};
 use crate::ops::shared::Shared;
@@ -33,7 +33,8 @@ mod place {
     pub(super) const PRIVATE: u64 = 2;
 }
 
-/// A send or receive in progress.
+/// A send or receive in progress. Its channel consists of all sends, or all receives, between this
+/// rank and one peer in one team.
 #[derive(Debug)]
 struct Transfer {
     op: PointToPoint,

@@ -63,7 +63,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Queues {
-    /// Adds a queue. It stays in the list until it is dropped.
+    /// Adds a queue. The queue stays in the list until the queue is dropped.
     pub(crate) fn add(&self, queue: Weak<dyn Queue>) {
         let mut all = lock(&self.all);
         all.retain(|queue| queue.strong_count() > 0);

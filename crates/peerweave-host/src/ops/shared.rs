@@ -38,8 +38,8 @@ pub(crate) struct Shared {
     pub(crate) queues: Queues,
     pub(crate) transfers: TransferLists,
     pub(crate) guard: ForkGuard,
-    /// The rendezvous of the job. It is open until finalize, so that the launcher, and later
-    /// rendezvous of the job, see that this PE is alive.
+    /// The rendezvous of the job. The rendezvous stays open until finalize, so that the launcher
+    /// and the other PEs see that this PE is alive.
     pub(crate) rendezvous: Mutex<Option<Arc<Rendezvous>>>,
     /// The rendezvous of the launcher's job. `Some` only in a world that was created by shrinking
     /// the launcher's world. The open rendezvous shows the launcher that the process continues.
@@ -95,11 +95,12 @@ pub(crate) fn on_a_device() -> ! {
     panic!("peerweave-core bug: an operation of the host backend uses device memory")
 }
 
-/// Publishes in the page of a PE of this process that the PE leaves, and leaves the rendezvous.
+/// Publishes, in the [`PePage`] of a PE of this process, that the PE leaves, and leaves the
+/// rendezvous.
 ///
-/// Other PEs act only on `LEFT`. The PE leaves the rendezvous before it publishes `LEFT`. So a
-/// launcher that runs the rendezvous server sees this PE leave before it sees PEs that leave
-/// because of this PE. The launcher then names this PE.
+/// Other PEs act only on the published state `LEFT`. The PE leaves the rendezvous before it
+/// publishes `LEFT`. So a launcher that runs the rendezvous server sees this PE leave before it
+/// sees PEs that leave because of this PE. The launcher then names this PE.
 pub(crate) fn leave(page: &PePage, rendezvous: Option<Arc<Rendezvous>>) {
     if page.state.compare_exchange(state::ALIVE, state::LEAVING, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
         if let (Some(rendezvous), Some(pe)) = (&rendezvous, root_cause::pe_of(page.failure.load(Ordering::Relaxed))) {

@@ -16,7 +16,8 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
-/// Maximum number of attempts of a split while other splits take its slots.
+/// Maximum number of attempts of a split. All ranks try again if another split has taken the slot
+/// of a new team.
 const ATTEMPTS: usize = 64;
 
 fn no_slot(call: SplitCall) -> Error {
@@ -48,7 +49,7 @@ impl Request<'_> {
 }
 
 impl Shared {
-    /// Gathers the words of all ranks with an all-gather of the backend itself.
+    /// Gathers the words of all ranks with the backend's own all-gather.
     pub(crate) fn gather_words(
         &self,
         team: TeamRef<'_>,
@@ -98,8 +99,8 @@ impl Shared {
         };
         for _ in 0..ATTEMPTS {
             let wanted = self.wanted_team(&parent, call, part, gather)?;
-            // A split of another parent may have taken the slot on some member since then. In that
-            // case all ranks try again.
+            // A split of another parent may have taken the slot on some member in the meantime. In
+            // that case all ranks try again.
             let slot = wanted.as_ref().map(|team| team.slot);
             let claimed = slot.filter(|&slot| self.teams.claim(slot));
             if let (Some(team), Some(_)) = (&wanted, claimed) {
@@ -195,8 +196,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Waits until the sends and receives of the team that were issued before have ended on every
-    /// stream.
+    /// Waits until all earlier sends and receives of the team have ended on every stream.
     fn wait_for_channels(&self, team: &TeamState) -> Result<(), Error> {
         let ended = |channel: &Channel| channel.ended.load(Ordering::Acquire) == channel.issued.load(Ordering::Acquire);
         let all_ended = |rank: usize| ended(&team.channels[rank].send) && ended(&team.channels[rank].receive);

@@ -2,9 +2,10 @@
 //!
 //! Each PE has one block of words for such a call, in which it publishes the list of members. The
 //! first PE of the list is the leader. When all members wait with the same list, the leader chooses
-//! a slot that is free on all members, and asks each member to take the slot. Each member takes the
-//! slot and resets its words of the slot. When all members have done this, the leader publishes to
-//! each member that the team is created.
+//! a team slot that is free on all members. A slot is one set of a team's control words on every
+//! PE. The leader asks each member to take the slot. Each member takes the slot and resets its
+//! words of the slot. When all members have done this, the leader publishes to each member that the
+//! team is created.
 //!
 //! Only the PE that owns a block publishes a call in the block. Only the leader of the list changes
 //! the phase of the call, except that any PE may end a call that waits. Each change is a
@@ -48,10 +49,10 @@ mod phase {
     pub(super) const CANCELLED: u64 = 6;
     /// No slot is free on all members.
     pub(super) const FULL: u64 = 7;
-    /// The PE that the state names did not arrive at the deadline of another member.
+    /// The PE that the state names did not arrive by the deadline of another member.
     pub(super) const LATE: u64 = 8;
-    /// The PE that the state names passed another list. The phase lasts until this PE has read that
-    /// list.
+    /// The PE that the state names passed a different list. The member keeps this phase until the
+    /// member has read that list.
     pub(super) const MISMATCH: u64 = 9;
 }
 
@@ -138,8 +139,9 @@ impl<'a> TeamCall<'a> {
         self.members.iter().copied().filter(move |&pe| pe != me)
     }
 
-    /// Waits until no PE still needs the list of an earlier call of this PE for its error. Waits at
-    /// most [`READ_WITHIN`], because the system may have suspended that PE.
+    /// Waits until no other PE still has to read the list of an earlier call of this PE, to name
+    /// the list in an error. Waits at most [`READ_WITHIN`], because the system may have suspended
+    /// the other PE.
     fn wait_for_readers(&self) {
         let me = self.shared.peers.me;
         let reads = |pe: usize| {
@@ -166,19 +168,19 @@ impl<'a> TeamCall<'a> {
         words.state.store(state(self.number, phase::WAITING, 0), Ordering::Release);
     }
 
-    /// Ends the call. After this, a leader that still tries to change the phase of the call fails.
+    /// Ends the call. If the leader then tries to change the phase of the call, the change fails.
     fn end(&self) {
         self.mine().state.store(state(self.number, phase::NONE, 0), Ordering::Release);
     }
 
-    /// Changes the phase of the call of a member, if its state is still `seen`. Returns `false` if
-    /// the state has changed.
+    /// Changes the phase of the call of a member, if the state of the call is still `seen`. Returns
+    /// `false` if the state has changed.
     fn advance(&self, pe: usize, seen: u64, to: u64, named: usize) -> bool {
         let next = state(seen >> 24, to, named);
         self.words(pe).state.compare_exchange(seen, next, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Returns the state of a PE's call and its list of members, if the call waits for other
+    /// Returns the state and the list of members of a PE's call, if the call waits for other
     /// members.
     fn waiting(&self, pe: usize) -> Option<(u64, Vec<usize>)> {
         let words = self.words(pe);
@@ -409,8 +411,8 @@ impl<'a> TeamCall<'a> {
         }
     }
 
-    /// Ends the calls of other members that wait with this list. `reason` is the phase that they
-    /// get, and `named` the PE that it names.
+    /// Ends the calls of other members that wait with this list. `reason` is the phase that these
+    /// calls get, and `named` the PE that the phase names.
     fn end_others(&self, reason: u64, named: usize) {
         for pe in self.others() {
             if let Some(seen) = self.waits_with_me(pe) {
@@ -419,8 +421,8 @@ impl<'a> TeamCall<'a> {
         }
     }
 
-    /// Returns the error of the deadline. Other members that wait get the same error, because this
-    /// PE no longer waits with them.
+    /// Returns the error for an expired deadline. Other members that wait get the same error,
+    /// because this PE no longer waits with them.
     fn timeout(&self, waited: Duration) -> Error {
         let missing: Vec<usize> = self.others().filter(|&pe| self.waits_with_me(pe).is_none()).collect();
         // If all members have arrived, the leader was stopped.
@@ -433,7 +435,7 @@ impl<'a> TeamCall<'a> {
         Error::from(Timeout::new(CALL, self.team(), waited, missing))
     }
 
-    /// Returns the error for another list of a PE.
+    /// Returns the error for a PE that passed a different list.
     fn mismatch(&self, pe: usize, list: &[usize]) -> Error {
         let describe = |list: &[usize]| {
             let shown: Vec<String> = list.iter().take(SHOWN).map(usize::to_string).collect();
@@ -444,7 +446,8 @@ impl<'a> TeamCall<'a> {
         Error::Mismatch(Box::new(Mismatch { team: self.team(), pe: Pe::new(pe as u32), mine, theirs }))
     }
 
-    /// Returns the team for errors. This is the world, because the new team has no number yet.
+    /// Returns the team that errors name. This is the world, because the new team has no number
+    /// yet.
     fn team(&self) -> TeamName {
         TeamName { id: TeamId::WORLD, size: self.shared.n_pes() }
     }

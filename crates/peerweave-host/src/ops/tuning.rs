@@ -4,15 +4,16 @@
 //! All sizes are in bytes. The values were measured on the machines of `bench-results/`.
 //! Correctness does not depend on them.
 
-/// Returns the maximum size of operands that pass through the staging area. This takes one
-/// synchronization instead of two. The size is limited because every rank reads the operands of
-/// every other rank.
+/// Returns the maximum size of operands that pass through the staging area. A call that uses the
+/// staging area takes one synchronization instead of two. The size is limited because every rank
+/// reads the operands of every other rank.
 pub(crate) fn staged_limit(n_ranks: usize) -> usize {
     if n_ranks <= 2 { 2048 } else { 4096 }
 }
 
 /// Minimum number of ranks at which an all-reduce in rounds divides the reduction among the ranks.
-/// This takes one more synchronization per block. In smaller teams every rank reduces all elements.
+/// Dividing the reduction takes one more synchronization per block. In smaller teams every rank
+/// reduces all elements.
 pub(crate) const SHARED_REDUCTION_RANKS: usize = 4;
 
 /// Minimum number of bytes, read and written by all ranks together, at which stores bypass the
@@ -22,8 +23,8 @@ pub(crate) const STREAMING_FOOTPRINT: usize = 40 << 20;
 /// Minimum size of a single put or get that bypasses the caches.
 pub(crate) const STREAMING_COPY: usize = 16 << 20;
 
-/// Maximum number of ranks of a team that read each other's private buffers even if all ranks need
-/// the same bytes.
+/// Maximum size of a team whose ranks read each other's private buffers even if all ranks need the
+/// same bytes.
 pub(crate) const CROSS_MEMORY_RANKS: usize = 3;
 
 /// Size of the blocks in which memory of another process is read. A block must fit into the private

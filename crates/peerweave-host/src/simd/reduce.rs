@@ -63,7 +63,7 @@ pub(crate) unsafe fn reduce(dtype: DType, op: ReduceOp, inputs: &[Input], output
 /// # Requirements of its methods
 /// - **\[R1\]** The processor has the instruction set `A`.
 /// - **\[R2\]** The accessed bytes, at a given offset from the start of every input and output, are
-///   inside it. They may be accessed as [`reduce`] requires.
+///   inside that input or output. They may be accessed as [`reduce`] requires.
 struct Reduce<'a, S, O> {
     op: O,
     inputs: &'a [Input],
@@ -368,7 +368,8 @@ impl Erased<'_> {
         }
     }
 
-    /// Runs an operation whose result depends on the sign of numbers: `Min`, `Max` or `Avg`.
+    /// Runs an operation whose result depends on whether the elements are signed: `Min`, `Max` or
+    /// `Avg`.
     ///
     /// # Safety
     /// As for [`reduce`], for elements that have the size of `S`.

@@ -6,9 +6,9 @@
 //! Without options, the command tests launches, heap, context and waits by direct access.
 //! `--transport nvshmem` and `--transport network` use NVSHMEM's heap; `network` never uses direct
 //! access. `--part checks` tests every function that kernels call. Its kernels are compiled only if
-//! `PEERWEAVE_PTX=require` was set for the build, because that takes minutes. With `--kill PE`,
-//! this PE kills itself while kernels of the other PEs wait for it. Every wait has a deadline. Each
-//! check prints a row.
+//! `PEERWEAVE_PTX=require` was set for the build, because compiling these kernels takes minutes.
+//! With `--kill PE`, this PE kills itself while kernels of the other PEs wait for it. Every wait
+//! has a deadline. Each check prints a row.
 
 mod basics;
 mod bench;
@@ -81,8 +81,8 @@ enum Part {
 /// The result of a check.
 type Outcome = Result<(), Failure>;
 
-/// Runs the part: as one PE if a launcher started this process, otherwise as the launcher of all
-/// PEs. Returns the last line of output.
+/// Runs `check device`: as one PE if a launcher started this process, otherwise as the launcher of
+/// all PEs. Returns the last line of output.
 pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     launch::end_after(WHOLE_RUN + Duration::from_secs(20));
     let job = Job::from_env()?;
@@ -171,7 +171,7 @@ fn pe(arguments: &Arguments, job: &Job, device: usize) -> Result<(usize, usize),
     if failed == 0 && arguments.kill.is_none() {
         gpu.end()?;
         Arc::into_inner(rendezvous)
-            .ok_or("the rendezvous still has another owner after the end of the GPU, expected none")?
+            .ok_or("the rendezvous still has another owner after the GPU was closed, expected none")?
             .leave()?;
     }
     Ok((passed, failed))

@@ -2,7 +2,7 @@
 //! reaches its deadline or is aborted, and the creation of a communicator without one of its ranks.
 //!
 //! One process drives all ranks. Every step has a deadline. The check compares the error and the
-//! duration of each step with the expected ones.
+//! duration of each step with the expected error and duration.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -224,8 +224,8 @@ fn expires_for_all(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -
     works(nccl, contexts, config)
 }
 
-/// Checks that the watchdog ends late work although no thread waits for the work, and that the
-/// stream continues.
+/// Checks that the watchdog aborts work at its deadline although no thread waits for the work, and
+/// that the stream continues.
 fn late_work(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
     let members = make(nccl, contexts, config)?;
     together(&members)?;

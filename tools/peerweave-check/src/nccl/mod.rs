@@ -118,7 +118,7 @@ impl Arguments {
     }
 }
 
-/// Runs the part and returns the last line of output.
+/// Runs `check nccl` and returns the last line of output.
 pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     check_ranks(arguments);
     launch::end_after(WHOLE_RUN);

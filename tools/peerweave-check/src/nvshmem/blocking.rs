@@ -1,4 +1,4 @@
-//! Checks calls that return on the host when they are complete: single values, strided transfers,
+//! Checks calls that block the host until they are complete: single values, strided transfers,
 //! waits for several words with different values.
 
 use std::sync::Arc;

@@ -35,7 +35,7 @@ pub(crate) fn run(job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Fail
     drop((mine, theirs));
     context.world().barrier(&stream)?;
     let (found, previous) = (orphan.to_vec(&stream)?, checks.previous());
-    checks.same("an orphan", &found[8..], |_| previous);
+    checks.same("a buffer that outlives its context", &found[8..], |_| previous);
     count += checks.finish()?;
     // The last PE still has a handle of the buffer, so NVSHMEM is not finalised, and every PE gets
     // an error.
@@ -134,7 +134,7 @@ fn dropped_in_different_orders(checks: &mut Checks<'_>) -> Result<peerweave_nvsh
     let found = fresh.to_vec(&stream)?;
     checks.same("an allocation after drops", &found, |_| 0);
     context.free(fresh)?;
-    checks.check("parked", context.info().allocations == LEFT.len(), || format!("{:?}", context.info()));
+    checks.check("allocations kept until finalize", context.info().allocations == LEFT.len(), || format!("{:?}", context.info()));
     Ok(orphan)
 }
 
@@ -146,10 +146,10 @@ fn counted(
 ) -> Result<(), Failure> {
     let context = checks.context;
     let again = start()?;
-    checks.check("counted", again.pe() == context.pe(), || format!("{again:?}"));
+    checks.check("handles of a context", again.pe() == context.pe(), || format!("{again:?}"));
     let report = again.finalize()?;
-    checks.check("counted", report.other_handles == 1, || format!("{report:?}"));
-    checks.check("counted", context.status()? == Status::Initialized, || format!("{:?}", context.status()));
+    checks.check("handles of a context", report.other_handles == 1, || format!("{report:?}"));
+    checks.check("handles of a context", context.status()? == Status::Initialized, || format!("{:?}", context.status()));
     let other = Context::from_rendezvous(rendezvous, context.device(), settings().max_teams(9));
     checks.refused("a start with other settings", other, |kind| {
         matches!(kind, MisuseKind::AlreadyInitialized { what: "the settings", .. })

@@ -105,7 +105,11 @@ fn ranges(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &Symmet
     let odd = buffer.slice(1..8)?;
     checks.refused("elements that are not aligned", odd.cast::<f64>(), |kind| matches!(kind, MisuseKind::Value { .. }));
     // A length of 0 is allowed.
-    checks.check("nothing", context.put(&none, &none, next, &stream).is_ok() && none.to_vec(&stream)?.is_empty(), String::new);
+    checks.check(
+        "transfer of no elements",
+        context.put(&none, &none, next, &stream).is_ok() && none.to_vec(&stream)?.is_empty(),
+        String::new,
+    );
     Ok(())
 }
 
@@ -248,7 +252,11 @@ fn memory(checks: &mut Checks<'_>) -> Result<(), Failure> {
             .refused("an alignment", context.alloc_aligned::<u8>(alignment, 1), |kind| matches!(kind, MisuseKind::Value { .. }));
     }
     let large = context.alloc::<u64>(usize::MAX / 4);
-    checks.check("too large", matches!(large, Err(NvshmemError::Cuda(DriverError::TooLarge { .. }))), || format!("{large:?}"));
+    checks.check(
+        "an allocation that is too large",
+        matches!(large, Err(NvshmemError::Cuda(DriverError::TooLarge { .. }))),
+        || format!("{large:?}"),
+    );
     if checks.n() > 1 {
         // If the sizes differ, NVSHMEM is not called, so the heaps of all PEs stay equal.
         let differ = context.alloc::<u8>(100 + checks.pe() as usize);
@@ -268,7 +276,8 @@ fn memory(checks: &mut Checks<'_>) -> Result<(), Failure> {
     }
     let parts = zeros.slice(0..10)?;
     let report = context.clone().finalize()?;
-    checks.check("handles", report.other_handles == 1 && report.leaked.is_empty(), || format!("{report:?}"));
+    checks
+        .check("handles that finalize reports", report.other_handles == 1 && report.leaked.is_empty(), || format!("{report:?}"));
     drop(parts);
     context.free(zeros)?;
     context.free(aligned)?;
@@ -321,7 +330,9 @@ fn starts(checks: &mut Checks<'_>) -> Result<(), Failure> {
     });
     let other = Context::from_launcher(context.device(), Settings::default().variable("PATH", "x"));
     checks.refused("a variable whose name does not begin with NVSHMEM_", other, |kind| matches!(kind, MisuseKind::Text { .. }));
-    checks.check("current", Context::current().is_some_and(|current| current.pe() == context.pe()), || "none runs".to_owned());
+    checks.check("current", Context::current().is_some_and(|current| current.pe() == context.pe()), || {
+        "no context of this PE is current".to_owned()
+    });
     Ok(())
 }
 

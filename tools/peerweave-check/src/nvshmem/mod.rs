@@ -99,8 +99,8 @@ impl Passed {
     }
 }
 
-/// Runs the part: as one PE if a launcher started this process, otherwise as the launcher of all
-/// PEs. Returns the last line of output.
+/// Runs `check nvshmem`: as one PE if a launcher started this process, otherwise as the launcher of
+/// all PEs. Returns the last line of output.
 pub(crate) fn run(asked: &Arguments) -> Result<String, Failure> {
     if asked.place {
         return Ok(Nvshmem::load()?.path().display().to_string());

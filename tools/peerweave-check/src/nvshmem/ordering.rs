@@ -16,8 +16,8 @@ pub(crate) fn run(checks: &mut Checks<'_>) -> Result<(), Failure> {
     threads(checks)
 }
 
-/// Enqueues a sum on one stream, a broadcast of the sum on another, and barriers between them,
-/// without waits on the host.
+/// Enqueues a sum on one stream, a broadcast of the sum on another stream, and barriers between
+/// them, without waits on the host.
 fn two_streams(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let (context, n) = (checks.context, checks.n());
     let streams = [context.device().new_stream()?, context.device().new_stream()?];

@@ -25,7 +25,7 @@ fn shareable(checks: &Checks<'_>) -> Result<MappedMemory<u32>, Failure> {
     let context = checks.context.device();
     let granularity = Granularity::of_device(context.ordinal(), Exportable::FILE_DESCRIPTOR)?;
     let step = std::env::var("NVSHMEM_CUMEM_GRANULARITY").ok().and_then(|text| text.parse().ok()).unwrap_or(512 << 20);
-    let bytes = granularity.round_up(step).ok_or("too large")?;
+    let bytes = granularity.round_up(step).ok_or("the size rounded up to the granularity overflows")?;
     let physical = PhysicalMemory::create(context, bytes, Exportable::FILE_DESCRIPTOR)?;
     let mapping = Reservation::new(context, bytes, bytes)?.map(0, &physical, bytes)?;
     mapping.allow(&[context.ordinal()], Rights::ReadWrite)?;

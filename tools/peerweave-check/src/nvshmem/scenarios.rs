@@ -239,7 +239,7 @@ fn moves<T: Sample>(checks: &mut Checks<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Waits until the stream is idle, because calls without a stream do not wait for it.
+/// Waits until the stream is idle, because calls without a stream do not wait for this stream.
 fn stream_is_idle(context: &Context, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
     let idle = peerweave_driver::wait(stream, std::time::Instant::now() + context.deadline())?;
     assert!(idle, "the stream was busy for longer than the deadline");
@@ -479,7 +479,7 @@ fn graphs(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let graph = stream.end_capture(CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH)?;
     captured?;
     checks.refused("nbi in a graph", nbi, |kind| matches!(kind, MisuseKind::Context { .. }));
-    let graph = graph.ok_or("nothing was captured")?;
+    let graph = graph.ok_or("the capture returned no graph")?;
     for round in 0..3_u32 {
         let number = |pe: u32| (pe * 10 + round) as f32;
         source.copy_from(&stream, &vec![number(checks.pe()); COUNT])?;

@@ -81,7 +81,7 @@ pub struct Comparison {
     notes: Vec<Note>,
 }
 
-/// The output that follows from a record.
+/// The output to print after a record of a PE has arrived.
 #[derive(Debug, PartialEq)]
 pub enum News {
     /// Nothing is printed.
@@ -137,7 +137,7 @@ impl Comparison {
         self.notes.iter().filter(move |note| note.row == row).map(|note| &*note.text)
     }
 
-    /// Adds a record and returns the output that follows from the record.
+    /// Adds a record of a PE and returns the output to print after the record.
     pub fn take(&mut self, record: Record) -> News {
         match record {
             Record::Ready(ready) => {

@@ -55,7 +55,7 @@ fn rendezvous_of(config: &Config) -> Result<JobRendezvous, (u8, String)> {
     JobRendezvous::start(&Place::ThisMachine, processes).map_err(|error| (exit::LAUNCHER, error.to_string()))
 }
 
-/// Returns the processes of a measurement.
+/// Returns a description of the processes to start for a measurement.
 fn launch_of(config: &Config, args: &BenchArgs, rendezvous: &JobRendezvous) -> Result<Launch, (u8, String)> {
     let launcher = |error: &dyn std::fmt::Display| (exit::LAUNCHER, error.to_string());
     let program = std::env::current_exe().map_err(|error| launcher(&error))?;

@@ -47,7 +47,7 @@ impl Row {
     }
 }
 
-/// The output that follows from a record.
+/// The output to print after a record of a PE has arrived.
 #[derive(Debug, PartialEq)]
 #[allow(clippy::large_enum_variant, reason = "the receiver destructures it at once")]
 pub enum News {
@@ -111,7 +111,7 @@ impl Collector {
         self.notes.iter().filter(|note| note.row == self.last).map(|note| &*note.text)
     }
 
-    /// Adds a record and returns the output that follows from the record.
+    /// Adds a record of a PE and returns the output to print after the record.
     pub fn take(&mut self, record: Record) -> News {
         match record {
             Record::Note(note) => {

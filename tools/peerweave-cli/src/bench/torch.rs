@@ -1,6 +1,6 @@
-//! PyTorch's symmetric memory as a contender of a comparison. It runs in separate processes, after
-//! the other contenders. These processes run a script of this crate and print records in the same
-//! form as PEs.
+//! PyTorch's symmetric memory as a contender of a comparison. PyTorch runs in separate processes,
+//! after the other contenders. These processes run a script of this crate and print records in the
+//! same form as PEs.
 
 use std::time::Duration;
 

@@ -31,7 +31,7 @@ impl<'a> Agreement<'a> {
         format!("bench/{}", self.so_far.get())
     }
 
-    /// Waits until all PEs have called this.
+    /// Waits until all PEs have called this function.
     pub(crate) fn barrier(&self) -> Result<(), Failure> {
         Ok(self.rendezvous.barrier(&self.next())?)
     }
@@ -51,14 +51,15 @@ impl<'a> Agreement<'a> {
         Ok(found.map(|(pe, text)| format!("PE {pe}: {}", String::from_utf8_lossy(text))))
     }
 
-    /// Returns whether two PEs pass the same bytes.
+    /// Returns whether at least two PEs pass the same bytes.
     pub(crate) fn is_shared(&self, mine: &[u8]) -> Result<bool, Failure> {
         let all = self.rendezvous.exchange(&self.next(), mine)?;
         Ok(all.iter().enumerate().any(|(at, one)| all[..at].contains(one)))
     }
 
-    /// Returns the number of calls that take about `batch_ms` milliseconds, at least `calls`, given
-    /// that `calls` took this PE `mine_ns` nanoseconds. Every PE gets the same number.
+    /// Returns the number of calls for a batch of about `batch_ms` milliseconds. On this PE,
+    /// `calls` calls took `mine_ns` nanoseconds. The result is at least `calls`, and the same on
+    /// every PE.
     pub(crate) fn calls_per_batch(&self, mine_ns: u64, calls: u64, batch_ms: u32) -> Result<u64, Failure> {
         let slowest = self.largest(mine_ns)?.max(1);
         // The first calls are slower than the rest, so this number tends to be too small.

@@ -37,7 +37,8 @@ pub(crate) const NO_DRIVER: &str =
 #[cfg(not(feature = "cuda"))]
 pub(crate) const NOT_BUILT_IN: &str = "this command was built without support for GPUs; build it with `--features cuda`";
 
-/// Returns the collective of the portable API for an operation that has a route.
+/// Returns the collective of the portable API for an operation whose algorithm a route table
+/// selects; `None` for other operations.
 #[cfg(feature = "cuda")]
 pub(crate) fn collective_kind(op: BenchOp) -> Option<peerweave::cuda::CollectiveKind> {
     use peerweave::cuda::CollectiveKind as Kind;
@@ -54,7 +55,8 @@ pub(crate) fn collective_kind(op: BenchOp) -> Option<peerweave::cuda::Collective
     })
 }
 
-/// Returns the method of this name for an operation.
+/// Returns the method (algorithm of Peerweave's kernels) with this name, if it supports the
+/// operation.
 ///
 /// # Errors
 /// The message names the operation and the method.

@@ -24,7 +24,7 @@ use crate::workload::pattern::Sample;
 use crate::workload::record::{Measured, Ready, Record, monotonic_ns, say};
 use crate::workload::types::with_element_type;
 
-/// Deadline of a wait.
+/// Maximum duration of each wait.
 const DEADLINE: Duration = Duration::from_secs(30);
 /// Runs the PEs of this process.
 pub(super) fn run(config: &Config) -> Result<(), Failure> {
@@ -87,7 +87,7 @@ pub(crate) struct Memory<T: Sample> {
     windows: Vec<Window<T>>,
 }
 
-/// One placement of one case, with its buffers.
+/// One case, in place or out of place, with its buffers.
 pub(crate) struct Bench<'a, T> {
     session: &'a Session<'a>,
     subject: Subject,
@@ -144,7 +144,7 @@ impl Session<'_> {
         Ok(Memory { send, recv, windows })
     }
 
-    /// Returns the measurement of a placement of a case.
+    /// Returns the trial that measures a case in place or out of place.
     pub(crate) fn bench<T: Sample>(
         &self,
         memory: &Memory<T>,

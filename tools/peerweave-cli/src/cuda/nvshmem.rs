@@ -26,12 +26,13 @@ use crate::workload::pattern::{G_DUE, Sample};
 use crate::workload::record::{Measured, Ready, Record, monotonic_ns, say};
 use crate::workload::types::with_element_type;
 
-/// Deadline of a wait.
+/// Maximum duration of each wait.
 const DEADLINE: Duration = Duration::from_secs(30);
 /// Time that a wait spins before it yields the processor.
 const SPIN: Duration = Duration::from_micros(100);
-/// NVSHMEM's default heap size, and the part of the heap that NVSHMEM uses itself.
+/// NVSHMEM's default heap size.
 const HEAP_BYTES: u64 = 1 << 30;
+/// Size of the part of the heap that NVSHMEM uses itself, in bytes.
 const HEAP_SPARE_BYTES: u64 = 64 << 20;
 
 /// The error if the GPU did not finish its work before the deadline.
@@ -185,7 +186,7 @@ impl Session<'_> {
         Ok(Parts { send, recv, target, word })
     }
 
-    /// Returns the measurement of a placement of a case.
+    /// Returns the trial that measures a case in place or out of place.
     pub(crate) fn bench<T: Reduced>(
         &self,
         memory: &Parts<T>,
@@ -253,7 +254,7 @@ impl Session<'_> {
     }
 }
 
-/// One placement of one case, with its buffers.
+/// One case, in place or out of place, with its buffers.
 pub(crate) struct Bench<'a, T> {
     session: &'a Session<'a>,
     calls: Calls<'a, T>,
@@ -361,8 +362,9 @@ impl<T: Reduced> Trial<T> for Bench<'_, T> {
         Ok(wrong + std::mem::take(&mut self.calls.wrong))
     }
 
-    /// Lets each PE in turn arrive late at a barrier. Compares times of all PEs, so all PEs must be
-    /// on one machine.
+    /// Lets each PE in turn arrive late at a barrier. Returns how many times this PE left a barrier
+    /// before the late PE had arrived. Compares times of all PEs, so all PEs must be on one
+    /// machine.
     fn leavers(&mut self) -> Result<u64, Failure> {
         const LATE: Duration = Duration::from_millis(1);
         let view = self.calls.view;

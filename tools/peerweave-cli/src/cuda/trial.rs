@@ -54,7 +54,7 @@ pub(crate) struct Started {
     batch_us: Vec<f64>,
 }
 
-/// One placement of one case, with its buffers.
+/// Measures one case, in place or out of place, with its buffers.
 pub(crate) trait Trial<T: Sample> {
     /// Returns the PE that runs this trial.
     fn site(&self) -> &Site<'_>;
@@ -79,11 +79,11 @@ pub(crate) trait Trial<T: Sample> {
     fn prepare_words(&mut self) -> Result<(), Failure> {
         Ok(())
     }
-    /// Counts wrong words since the last check.
+    /// Returns the number of wrong words since the last check.
     fn wrong_words(&mut self) -> Result<u64, Failure> {
         Ok(0)
     }
-    /// Returns how many times this PE left a barrier too early.
+    /// Returns how many times this PE left a barrier before a late PE had arrived.
     fn leavers(&mut self) -> Result<u64, Failure> {
         Ok(0)
     }
@@ -137,7 +137,7 @@ pub(crate) trait Trial<T: Sample> {
         Ok(())
     }
 
-    /// Checks the result again.
+    /// Checks the result again after the timed batches, and returns the outcome.
     fn end(&mut self, started: Started) -> Result<Outcome, Failure> {
         let Started { graph, launches, per_launch, mut wrong, batch_us, .. } = started;
         let is_checked = self.site().config.check;

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// A library of NVIDIA and what `info` found of it.
+/// A library of NVIDIA, and the properties of the library that `info` found.
 #[derive(Debug, Serialize)]
 pub(crate) struct Library {
     /// Name of the library.

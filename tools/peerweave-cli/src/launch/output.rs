@@ -68,7 +68,7 @@ impl Output {
         self.queued_bytes == 0
     }
 
-    /// Returns whether the reader of this stream has closed it.
+    /// Returns whether the reader of this stream has closed the stream.
     pub(super) fn is_closed(&self, target: Target) -> bool {
         self.closed[target as usize]
     }

@@ -123,8 +123,8 @@ impl JobRendezvous {
         ]
     }
 
-    /// Returns the PE that ended the job by `World::abort`, and its code; `None` if none has, or if
-    /// another machine runs the server.
+    /// Returns the PE that ended the job by `World::abort`, and its code; `None` if no PE has ended
+    /// the job, or if another machine runs the server.
     pub fn aborted(&self) -> Option<(usize, u8)> {
         self.server.as_ref()?.aborted().map(|(pe, code)| (pe.index(), code))
     }

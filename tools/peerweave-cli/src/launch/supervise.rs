@@ -24,16 +24,16 @@ use super::signals::Signals;
 use super::spawn::{Streams, spawn};
 use super::{Launch, LaunchError, Observer, OnFailure, Source, Stdin};
 
-/// Time from the failure of a PE until the other PEs get SIGTERM. Within 2 s of the failure, their
-/// calls return an error that names the failed PE.
+/// Time from the failure of a PE until the other PEs get SIGTERM. Within 2 s of the failure, the
+/// calls of the other PEs return an error that names the failed PE.
 const GRACE: Duration = Duration::from_millis(2500);
 /// Time between SIGTERM and SIGKILL.
 const TERM_TO_KILL: Duration = Duration::from_millis(1500);
 /// Time to wait for the exit of the PE that was lost first, before the message names another PE
 /// that failed later.
 const FIRST_TO_END: Duration = Duration::from_secs(1);
-/// Time within which a repeated signal counts as one, because `timeout` sends a signal both to its
-/// child and to the child's process group.
+/// Time within which a repeated signal counts as one signal, because `timeout` sends a signal both
+/// to its child and to the child's process group.
 const SAME_WISH: Duration = Duration::from_millis(100);
 /// Time for which output of the PEs' descendants is read after all PEs have ended.
 const DRAIN: Duration = Duration::from_millis(250);
@@ -100,9 +100,9 @@ struct Job {
     /// Whether an abort of the job was reported.
     abort_reported: bool,
     stopped_by: Option<(i32, Instant)>,
-    /// When to check whether the PEs that still run keep the launcher waiting.
+    /// Time of the next check for PEs that still run although another PE has ended.
     waiting_at: Option<Instant>,
-    /// Whether the PEs that keep the launcher waiting were named.
+    /// Whether a message has named the PEs that still run.
     waiting_reported: bool,
     term_at: Option<Instant>,
     kill_at: Option<Instant>,
@@ -539,8 +539,8 @@ impl Job {
     }
 }
 
-/// Returns the children of this process except the guard. After the PEs have ended, these are their
-/// orphans.
+/// Returns the children of this process except the guard. After the PEs have ended, these children
+/// are orphans of the PEs.
 fn orphans(guard: Option<Pid>) -> Vec<Pid> {
     let me = rustix::process::getpid().as_raw_nonzero();
     let mut pids = Vec::new();

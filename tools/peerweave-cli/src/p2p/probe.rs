@@ -244,7 +244,7 @@ impl Probe {
                 let ping = Ping { mine, theirs, failed: mine + LINE_BYTES, is_first: at == one, rounds, most_looks: MOST_LOOKS };
                 let start = station.mark()?;
                 // SAFETY: the device may access both flags, which stay mapped until the stream has
-                // completed, and only this kernel and the one of the peer use them.
+                // completed. Only this kernel and the peer's kernel use the flags.
                 unsafe { self.kernels_of(at)?.ping(stream, &ping)? };
                 events.push((start, station.mark()?));
             }
@@ -288,8 +288,9 @@ impl Probe {
             } else {
                 let (read, write) = (source.read(&near.stream)?, target.read(&near.stream)?);
                 let pieces = self.bytes as u64 / 16;
-                // SAFETY: both ranges have that many pieces, the device may access them, they stay
-                // mapped until the stream has completed, and no other work writes the target.
+                // SAFETY: both ranges have that many pieces, and the device may access them. The
+                // ranges stay mapped until the stream has completed, and no other work writes the
+                // target.
                 unsafe { self.kernels_of(from)?.copy(&near.stream, write.address(), read.address(), pieces, shape)? };
             }
         }
@@ -366,7 +367,8 @@ fn wrong_value(call: &'static str, what: &'static str, value: impl std::fmt::Dis
     Misuse::Value { call, what, value: value.to_string(), expected: expected.to_owned() }.into()
 }
 
-/// Returns the two ranges of a source that are compared, in words; in a short source they overlap.
+/// Returns the two ranges of a source that are compared, in words; in a short source the ranges
+/// overlap.
 fn ends(len: usize) -> [Range<usize>; 2] {
     [0..COMPARED_WORDS.min(len), len.saturating_sub(COMPARED_WORDS)..len]
 }

@@ -160,6 +160,6 @@ mod tests {
     #[test]
     fn best_shape_has_the_highest_bandwidth() {
         let shape = best_shape(Method::Stores, 100, |(blocks, _)| Ok(if blocks == 200 { 3.0 } else { 2.0 }));
-        assert_eq!(shape.expect("no failure"), (200, 512));
+        assert_eq!(shape.expect("no measurement fails"), (200, 512));
     }
 }

@@ -30,7 +30,7 @@ use crate::workload::pattern::Sample;
 use crate::workload::record::{Compared, Contenders, Note, Ready, Record, monotonic_ns, say};
 use crate::workload::types::{with_moved_type, with_type_of};
 
-/// Deadline of a wait.
+/// Maximum duration of each wait.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Evaluates an expression in which `$T` is the element type of `$dtype`, which must be a type that
@@ -278,7 +278,8 @@ impl Run<'_> {
         Query::new(kind, case.dtype, case.counts.param as u64).reduction(case.redop.unwrap_or(ReduceOp::Sum))
     }
 
-    /// Sends the explanation of the route that the table selects.
+    /// Sends an explanation of the route (algorithm and launch shape) that the route table selects
+    /// for a case.
     fn explain(&self, row: usize, case: &Case) -> Result<(), Failure> {
         if let Some(kind) = cuda::collective_kind(self.config.op).filter(|_| self.config.explain) {
             self.cuda.choose(kind, self.forced.get(kind));

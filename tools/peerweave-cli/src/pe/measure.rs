@@ -22,7 +22,7 @@ const TRIAL: Duration = Duration::from_millis(2);
 const FEWEST_CALLS: u64 = 3;
 const MOST_CALLS: u64 = 1 << 30;
 
-/// Result of measuring one placement on one PE.
+/// Result of one PE for one case, in place or out of place.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
     /// Calls per batch.
@@ -33,7 +33,7 @@ pub struct Outcome {
     pub wrong: Option<u64>,
 }
 
-/// Measures one placement of one case.
+/// Measures one case, in place or out of place.
 ///
 /// # Errors
 /// The error of an operation.
@@ -140,8 +140,8 @@ impl Bench<'_> {
         Ok(spent)
     }
 
-    /// Returns the number of calls that take about the duration of a batch. The number is the same
-    /// on every PE.
+    /// Returns the number of calls that together take about the duration of a batch. The number is
+    /// the same on every PE.
     fn calls_per_batch(&self, calls: &mut Calls<'_>) -> Result<u64> {
         let mut times = FEWEST_CALLS;
         loop {

@@ -36,8 +36,8 @@ pub enum Side {
     Target,
 }
 
-/// The memory of one placement of one case. The trait hides the element type: methods pass elements
-/// as their bits, zero-extended to 64 bits.
+/// The memory of one case, in place or out of place. The trait hides the element type: methods pass
+/// elements as their bits, zero-extended to 64 bits.
 pub trait Operands {
     /// Returns the operation and its counts.
     fn view(&self) -> &View;
@@ -113,7 +113,7 @@ pub struct Typed<'a, T, M, W> {
 }
 
 impl<'a, T: Sample, M: Memory<T>, W> Typed<'a, T, M, W> {
-    /// Takes the elements of one placement of one case from `buffers`.
+    /// Takes the memory of one case, in place or out of place, from `buffers`.
     ///
     /// # Errors
     /// The buffers are too short.

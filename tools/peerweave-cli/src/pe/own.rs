@@ -16,8 +16,8 @@ use crate::workload::config::{Case, Config};
 use crate::workload::geometry::{self, GUARD, Placement};
 use crate::workload::pattern::Sample;
 
-/// Time limit of a wait. It is longer than the deadline of the world, so that the world's error,
-/// which names the PE at fault, is reported first.
+/// Time limit of each wait. The limit is longer than the deadline of the world, so that the world's
+/// error, which names the PE at fault, is reported first.
 pub(super) const DEADLINE: Duration = Duration::from_secs(40);
 
 /// One case, with its buffers.
@@ -25,7 +25,8 @@ pub(super) struct Own<'a, T: Sample, W> {
     site: &'a Site<'a>,
     world: &'a World,
     queue: &'a Stream,
-    /// The operation and the method to carry it out; `None` for an operation without a route.
+    /// The collective and the method that the user named, if any; `None` if the operation has only
+    /// one method.
     route: Option<(CollectiveKind, Option<Method>)>,
     subject: Subject,
     operands: Typed<'a, T, Symmetric<T>, W>,

@@ -108,7 +108,7 @@ pub struct BenchArgs {
     /// Time stream-ordered calls: enqueue all calls of a batch, then wait for them
     #[arg(long, conflicts_with = "dirty")]
     pub stream: bool,
-    /// Whether to bind each PE to its own processor, if there are enough
+    /// Whether to bind each PE to its own processor, if there are enough processors
     #[arg(long, value_enum, default_value_t = Bind::Processor)]
     pub bind: Bind,
     /// Write the result as JSON, with the keys of nccl-tests

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Bind {
-    /// Bind each PE to its own processor, if there are enough.
+    /// Bind each PE to its own processor, if there are enough processors.
     Processor,
     /// Do not bind PEs.
     None,

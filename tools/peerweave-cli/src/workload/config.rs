@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn configuration_survives_a_json_round_trip() {
+    fn configuration_is_unchanged_by_a_json_round_trip() {
         let config = config(&["reduce", "-n", "4", "-d", "all", "-o", "all", "-r", "all", "--dirty"]).unwrap();
         let text = serde_json::to_string(&config).unwrap();
         assert_eq!(serde_json::from_str::<Config>(&text).unwrap(), config);

@@ -19,7 +19,7 @@ pub enum Placement {
     InPlace,
 }
 
-/// A range of a buffer that contains elements of a tile.
+/// A range of a buffer that contains elements of a [`Tile`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Part {
     /// Index in the buffer of the part's first element.
@@ -54,7 +54,7 @@ pub struct View {
     pub counts: Counts,
     /// Number of PEs.
     pub n_pes: usize,
-    /// The rank.
+    /// The rank for which lengths and values are computed.
     pub rank: usize,
     /// The root; 0 for operations without a root.
     pub root: usize,

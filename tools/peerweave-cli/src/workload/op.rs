@@ -9,7 +9,8 @@ use peerweave_types::{DType, ReduceOp};
 use serde::{Deserialize, Serialize};
 
 /// Number of times that each PE arrives late when a barrier is checked. Once is not enough: a PE
-/// that leaves too early is not detected if the system suspends it until the late PE has arrived.
+/// that leaves too early is not detected if the system suspends that PE until the late PE has
+/// arrived.
 pub(crate) const ROUNDS_LATE: usize = 8;
 
 /// An operation that `bench` can measure.

@@ -19,7 +19,7 @@ use super::geometry::Tile;
 /// Number of elements after which inputs repeat; a prime.
 pub const PERIOD: usize = 4093;
 
-/// Value that `g` must return. The memory of PE 1 contains it from the start.
+/// Value that `g` must return. The memory of PE 1 contains this value from the start.
 pub const G_DUE: u64 = 0x0123_4567_89ab_cdef;
 
 /// An element type whose bits can be set and read.

@@ -15,7 +15,7 @@ use super::geometry::Placement;
 pub enum Record {
     /// A PE has passed its first barrier.
     Ready(Ready),
-    /// A PE has measured one placement of one line of the table.
+    /// A PE has measured one line of the table, in place or out of place.
     Measured(Measured),
     /// A note to print before a line of the table.
     Note(Note),
@@ -88,7 +88,7 @@ pub struct Measured {
     pub pe: usize,
     /// Index of the line of the table.
     pub row: usize,
-    /// Placement that was measured.
+    /// Whether the in-place or the out-of-place form was measured.
     pub placement: Placement,
     /// Calls per batch.
     pub iters: u64,

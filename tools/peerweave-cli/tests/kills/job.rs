@@ -68,7 +68,7 @@ impl Death {
 
     pub(crate) fn parse(text: &str) -> Self {
         let (how, at) = text.split_once(' ').expect("a death has two parts");
-        let at = at.parse().expect("a number");
+        let at = at.parse().expect("the second part is a number");
         match how {
             "kill" => Self::Kill(at),
             "panic" => Self::Panic(at),
@@ -89,7 +89,7 @@ impl Death {
     }
 }
 
-/// A planned death.
+/// A planned death of one PE of a job, with the settings of the job.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Case {
     pub(crate) seed: u64,
@@ -184,7 +184,7 @@ impl Case {
 
     /// Runs the job until it ends.
     pub(crate) fn run(&self) -> Found {
-        let directory = tempfile::Builder::new().prefix("peerweave-kills-").tempdir().expect("a directory");
+        let directory = tempfile::Builder::new().prefix("peerweave-kills-").tempdir().expect("a temporary directory is created");
         let (notes, files) = (directory.path().join("notes"), directory.path().join("files"));
         std::fs::create_dir(&notes).and_then(|()| std::fs::create_dir(&files)).expect("directories");
         let mut children = match self.launcher {
@@ -193,7 +193,7 @@ impl Case {
         };
         let mut found = Found::default();
         let end = Instant::now() + HANGS;
-        while children.iter_mut().any(|child| child.try_wait().expect("a child").is_none()) {
+        while children.iter_mut().any(|child| child.try_wait().expect("the process can be waited for").is_none()) {
             if Instant::now() >= end {
                 found.hangs.push(self.end_all(&mut children, directory.path()));
                 break;
@@ -233,17 +233,17 @@ impl Case {
     fn by_run(&self, directory: &Path) -> Child {
         let mut command = Command::new(std::env::var_os(COMMAND).unwrap_or_else(|| env!("CARGO_BIN_EXE_peerweave").into()));
         self.common(&mut command, directory);
-        let program = std::env::current_exe().expect("this program");
+        let program = std::env::current_exe().expect("the path of this program is known");
         let on_failure = if self.goes_on { "--on-failure=continue" } else { "--on-failure=abort" };
         command
             .args(["run", "-n", &self.n_pes.to_string(), "--no-tag", on_failure, "--"])
             .arg(program)
             .env_remove("PEERWEAVE_PE");
-        command.stderr(File::create(directory.join("stderr")).expect("a file")).spawn().expect("the launcher")
+        command.stderr(File::create(directory.join("stderr")).expect("the file is created")).spawn().expect("the launcher starts")
     }
 
     fn by_torchrun(&self, directory: &Path, pe: usize) -> Child {
-        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        let mut command = Command::new(std::env::current_exe().expect("the path of this program is known"));
         self.common(&mut command, directory);
         for (name, value) in [("RANK", pe), ("LOCAL_RANK", pe), ("WORLD_SIZE", self.n_pes), ("LOCAL_WORLD_SIZE", self.n_pes)] {
             command.env(name, value.to_string());
@@ -253,9 +253,9 @@ impl Case {
             .env("MASTER_PORT", "29500")
             .env("TORCHELASTIC_RUN_ID", directory)
             .env_remove("PEERWEAVE_PE")
-            .stderr(File::create(directory.join(format!("stderr-{pe}"))).expect("a file"))
+            .stderr(File::create(directory.join(format!("stderr-{pe}"))).expect("the file is created"))
             .spawn()
-            .expect("a PE")
+            .expect("the PE starts")
     }
 
     /// Ends a job that hangs. Returns the system calls in which its processes waited.
@@ -291,13 +291,13 @@ impl Case {
             }
             return;
         };
-        let (died, phase) = died.split_once(' ').expect("a time and a phase");
-        let died: u64 = died.parse().expect("a time");
+        let (died, phase) = died.split_once(' ').expect("the note has a time and a phase");
+        let died: u64 = died.parse().expect("the time is a number");
         let mut late = Duration::ZERO;
         for pe in (0..self.n_pes).filter(|&pe| pe != self.victim) {
             if let Some(lost) = line(pe, "lost") {
-                let (at, rest) = lost.split_once(' ').expect("a time and names");
-                let after = Duration::from_nanos(at.parse::<u64>().expect("a time").saturating_sub(died));
+                let (at, rest) = lost.split_once(' ').expect("the note has a time and names");
+                let after = Duration::from_nanos(at.parse::<u64>().expect("the time is a number").saturating_sub(died));
                 late = late.max(after);
                 found.known_after.push(after);
                 if rest.split(' ').next() != Some(&self.victim.to_string()) {
@@ -332,7 +332,7 @@ impl Case {
             let (words, code) = self.death.status();
             let start = format!("peerweave run: PE {} (process ", self.victim);
             let names = reports.iter().any(|report| report.starts_with(&start) && report.contains(words));
-            let ended = children[0].wait().expect("a child").code();
+            let ended = children[0].wait().expect("the process can be waited for").code();
             // If no PE succeeds, the code is that of the PE that ended last.
             let expected = if found.went_on { Some(0) } else { Some(code).filter(|_| !self.goes_on) };
             if !names || expected.is_some_and(|code| ended != Some(code)) {

@@ -29,7 +29,7 @@ fn now_ns() -> u64 {
 
 /// Appends a line to this PE's notes, in one write.
 fn note(line: &str) {
-    let path = format!("{}/notes/{}", var(DIRECTORY), ME.get().expect("the number of this PE is set at the start of main"));
+    let path = format!("{}/notes/{}", var(DIRECTORY), ME.get().expect("ME is set at the start"));
     let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
     file.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes())).expect("notes can be written");
 }
@@ -41,15 +41,17 @@ fn note_death() {
 
 pub(crate) fn main() -> ExitCode {
     let started = Instant::now();
-    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).expect("Linux has this");
-    let me = std::env::var("PEERWEAVE_PE").or_else(|_| std::env::var("RANK")).expect("a launcher");
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
+        .expect("Linux supports the death signal");
+    let me = std::env::var("PEERWEAVE_PE").or_else(|_| std::env::var("RANK")).expect("a launcher has set the index of this PE");
     let me = ME.get_or_init(|| me);
     let death = (*me == var(VICTIM)).then(|| Death::parse(&var(DEATH)));
     if let Some(Death::Kill(microseconds)) = death {
         std::thread::spawn(move || {
             std::thread::sleep(Duration::from_micros(microseconds).saturating_sub(started.elapsed()));
             note_death();
-            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).expect("this process");
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
+                .expect("this process can be killed");
         });
     }
     if let Some(Death::Panic(_)) = death {
@@ -98,7 +100,7 @@ pub(crate) fn main() -> ExitCode {
 /// Continues with the surviving PEs. Returns their number.
 fn go_on(world: World, error: &peerweave::Error) -> Result<usize> {
     note("shrinks now");
-    let seed: u64 = var(SEED).parse().expect("a number");
+    let seed: u64 = var(SEED).parse().expect("the variable is a number");
     let mut survival = Survival::new(world);
     survival.shrink(error)?;
     let left = survival.world.n_pes();
@@ -107,7 +109,7 @@ fn go_on(world: World, error: &peerweave::Error) -> Result<usize> {
     let me = survival.first[survival.world.my_pe().index()];
     survival.world.team().all_reduce_blocking(&[1 << me], &mut sum, ReduceOp::Sum)?;
     assert_eq!(sum[0], survival.first.iter().map(|pe| 1 << pe).sum::<u64>());
-    assert!(!survival.first.contains(&var(VICTIM).parse().expect("a number")), "{:?}", survival.first);
+    assert!(!survival.first.contains(&var(VICTIM).parse().expect("the variable is a number")), "{:?}", survival.first);
     survival.world.finalize().map(drop)?;
     Ok(left)
 }
@@ -115,7 +117,8 @@ fn go_on(world: World, error: &peerweave::Error) -> Result<usize> {
 /// Runs operations until one fails or all rounds are done. Returns `false` if this PE is the victim
 /// and must return an error of its own.
 fn work(world: &World, death: Option<Death>) -> Result<bool> {
-    let (seed, rounds): (u64, u64) = (var(SEED).parse().expect("a number"), var(ROUNDS).parse().expect("a number"));
+    let (seed, rounds): (u64, u64) =
+        (var(SEED).parse().expect("the variable is a number"), var(ROUNDS).parse().expect("the variable is a number"));
     let mut mixture = Workload::seeded(world, seed);
     let mut round = 0;
     loop {
@@ -145,7 +148,7 @@ fn work(world: &World, death: Option<Death>) -> Result<bool> {
     world.finalize().map(|_| true)
 }
 
-/// Runs an operation that the mixture lacks, on the world's team.
+/// Runs an operation that [`Workload`] does not contain, on the world's team.
 fn other(world: &World, random: u64, round: u64) -> Result<()> {
     let team = world.team();
     let (n, me) = (team.size(), team.my_rank().index());
@@ -227,7 +230,7 @@ fn other(world: &World, random: u64, round: u64) -> Result<()> {
         _ => {
             // Two teams at once: each PE waits in one for a PE that may fail in the other.
             let (parity, half) = (team.split(Some((me % 2) as u64), 0)?, team.split(Some((me / 2) as u64), 0)?);
-            let (parity, half) = (parity.expect("all take part"), half.expect("all take part"));
+            let (parity, half) = (parity.expect("the rank passed a color"), half.expect("the rank passed a color"));
             half.barrier_blocking()?;
             parity.destroy()?;
             half.destroy()

@@ -5,7 +5,7 @@
 //! the frames to send.
 //!
 //! Invariants:
-//! - [1] Each PE has one seat, which belongs to the connection of the PE. After this connection has
+//! - [1] Each PE has one [`Seat`], which belongs to one connection. After this connection has
 //!   closed, no other connection can get the seat.
 //! - [2] Every request of a joined PE is answered, or the connection of the PE is closed. A
 //!   cancelled collective may be answered a second time, which the client ignores.
@@ -84,8 +84,8 @@ pub(crate) struct Board {
     broken: Option<Fault>,
     /// The first PE that aborted the job, and the exit code that this PE requested.
     aborted: Option<(u32, u8)>,
-    /// The smallest number of rounds that a PE had entered before the PE left, and this PE. Rounds
-    /// with this number or a higher number cannot complete.
+    /// The PE that left after the fewest rounds: the number of rounds that the PE had entered, and
+    /// the PE. Rounds with this number or a higher number cannot complete.
     first_left: Option<(u64, u32)>,
 }
 
@@ -334,7 +334,7 @@ impl Board {
         }
     }
 
-    /// Ends an open round with a fault. All PEs that have entered it, and `newcomer`, get the
+    /// Ends an open round with a fault. `newcomer` and all PEs that have entered the round get the
     /// fault.
     fn fail_round(&mut self, at: usize, fault: Fault, newcomer: Option<u32>, out: &mut Vec<Action>) {
         let request = (self.first_round + at as u64) | ROUND_BIT;
@@ -452,8 +452,8 @@ impl Board {
     }
 
     /// Marks a PE as lost and fails all waits. All PEs get the first loss, because later losses
-    /// follow from it. If the PE's own wait had timed out, the reported cause is the PEs that it
-    /// waited for. If it had named another PE as the cause, that PE is reported.
+    /// follow from it. If the PE's own wait had timed out, the reported cause is the PEs for which
+    /// the PE had waited. If the PE had named another PE as the cause, that other PE is reported.
     fn lose(&mut self, pe: u32, fault: Fault, out: &mut Vec<Action>) {
         let members = &mut self.members;
         let mut missing = std::mem::take(&mut members[pe as usize].in_vain);

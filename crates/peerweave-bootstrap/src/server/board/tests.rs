@@ -235,7 +235,7 @@ proptest! {
 }
 
 #[test]
-fn completed_collective_calls_are_removed() {
+fn completed_collective_calls_leave_no_state_behind() {
     let mut world = World::new();
     (0..N_PES).for_each(|pe| world.take(Step::Hello(pe)));
     for _ in 0..5000 {

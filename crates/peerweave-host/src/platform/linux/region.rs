@@ -29,8 +29,8 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Allocates `bytes` bytes at a multiple of `align` that only this process can access. `what`
-    /// describes the range, for error messages.
+    /// Allocates `bytes` bytes, which only this process can access. The address is a multiple of
+    /// `align`. `what` describes the range, for error messages.
     pub(crate) fn own(bytes: usize, align: usize, what: &str) -> io::Result<Self> {
         Self::of_file(create(bytes)?.as_fd(), bytes, align, what)
     }
@@ -80,8 +80,8 @@ impl Region {
     }
 }
 
-/// Maps `bytes` bytes of `file` at a multiple of `align`. Both numbers must be multiples of the
-/// page size.
+/// Maps `bytes` bytes of `file` at an address that is a multiple of `align`. Both numbers must be
+/// multiples of the page size.
 ///
 /// The system aligns mappings only to pages. So this function reserves a larger range and unmaps
 /// the parts around the aligned part.

@@ -9,8 +9,8 @@ pub(crate) use region::Region;
 pub(crate) const PROCESSES: Result<(), &str> =
     Err("PEs that are processes need Linux: run PEs as threads of one process with `on_threads`");
 
-/// Size in bytes of the heap of a PE if the options contain no size. It is small because some
-/// systems do not allow a program to reserve more memory than the machine has.
+/// Size in bytes of the heap of a PE if the options contain no size. The default is small because
+/// some systems do not allow a program to reserve more memory than the machine has.
 pub(crate) const DEFAULT_HEAP_BYTES: Option<usize> = Some(256 << 20);
 
 /// ID of a process other than this process. There are no such processes.

@@ -29,8 +29,8 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Allocates `bytes` bytes at a multiple of `align`. `what` describes the range, for error
-    /// messages.
+    /// Allocates `bytes` bytes at an address that is a multiple of `align`. `what` describes the
+    /// range, for error messages.
     pub(crate) fn own(bytes: usize, align: usize, what: &str) -> io::Result<Self> {
         let too_large = || {
             let text = format!("cannot allocate {bytes} bytes for {what}; set PEERWEAVE_HEAP_BYTES to a smaller value");

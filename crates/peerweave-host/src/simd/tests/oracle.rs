@@ -43,7 +43,10 @@ fn columns<const N: usize>(inputs: &[(Vec<u8>, u64)]) -> impl Iterator<Item = Ve
     let count = inputs[0].0.len() / N;
     (0..count).map(|i| {
         let element = |(bytes, scalar): &(Vec<u8>, u64)| {
-            (bytes[i * N..][..N].try_into().expect("N bytes"), scalar.to_le_bytes()[..N].try_into().expect("at most 8 bytes"))
+            (
+                bytes[i * N..][..N].try_into().expect("the slice has N bytes"),
+                scalar.to_le_bytes()[..N].try_into().expect("N is at most 8"),
+            )
         };
         inputs.iter().map(element).collect()
     })
@@ -66,14 +69,14 @@ fn integers<const N: usize>(op: ReduceOp, inputs: &[(Vec<u8>, u64)], signed: boo
         let value = match op {
             ReduceOp::Sum => elements.sum(),
             ReduceOp::Prod => elements.fold(1i128, |product, element| wrap(product.wrapping_mul(element))),
-            ReduceOp::Min => elements.min().expect("an input"),
-            ReduceOp::Max => elements.max().expect("an input"),
+            ReduceOp::Min => elements.min().expect("there is an input"),
+            ReduceOp::Max => elements.max().expect("there is an input"),
             ReduceOp::Avg => wrap(elements.sum()) / count,
             ReduceOp::PreMulSum => numbers.map(|(element, scalar)| wrap(element.wrapping_mul(scalar))).sum(),
-            ReduceOp::And => elements.reduce(|a, b| a & b).expect("an input"),
-            ReduceOp::Or => elements.reduce(|a, b| a | b).expect("an input"),
-            ReduceOp::Xor => elements.reduce(|a, b| a ^ b).expect("an input"),
-            _ => unreachable!("{op} is not known here"),
+            ReduceOp::And => elements.reduce(|a, b| a & b).expect("there is an input"),
+            ReduceOp::Or => elements.reduce(|a, b| a | b).expect("there is an input"),
+            ReduceOp::Xor => elements.reduce(|a, b| a ^ b).expect("there is an input"),
+            _ => unreachable!("{op} has no reference implementation"),
         };
         value.to_le_bytes().into_iter().take(N)
     });
@@ -120,15 +123,17 @@ fn floats<const N: usize, F: Float>(
         let numbers = column.iter().map(|&(element, scalar)| (number(element), number(scalar)));
         let mut elements = numbers.clone().map(|(element, _)| element);
         let value = match op {
-            ReduceOp::Sum => elements.reduce(|a, b| a + b).expect("an input"),
-            ReduceOp::Prod => elements.reduce(|a, b| a * b).expect("an input"),
+            ReduceOp::Sum => elements.reduce(|a, b| a + b).expect("there is an input"),
+            ReduceOp::Prod => elements.reduce(|a, b| a * b).expect("there is an input"),
             ReduceOp::Min => elements.filter(|e| !e.is_nan()).min_by(F::order).unwrap_or(F::nan()),
             ReduceOp::Max => elements.filter(|e| !e.is_nan()).max_by(F::order).unwrap_or(F::nan()),
             ReduceOp::Avg => {
-                let first = elements.next().expect("an input");
+                let first = elements.next().expect("there is an input");
                 elements.fold(first, |a, b| a + b) / count
             }
-            ReduceOp::PreMulSum => numbers.map(|(element, scalar)| element * scalar).reduce(|a, b| a + b).expect("an input"),
+            ReduceOp::PreMulSum => {
+                numbers.map(|(element, scalar)| element * scalar).reduce(|a, b| a + b).expect("there is an input")
+            }
             _ => unreachable!("{op} is not defined on floats"),
         };
         bytes(value)

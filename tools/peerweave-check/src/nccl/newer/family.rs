@@ -42,7 +42,9 @@ fn halves(part: &Part<'_>, comm: &Communicator, what: &str) -> Outcome {
     part.step(&format!("{what} into two halves"));
     let (n, rank) = (comm.n_ranks(), comm.rank().index());
     let half = comm.split(Some((rank % 2) as u32), -(rank as i32))?;
-    let Some(half) = half else { return Err(super::Failed("no half".to_owned())) };
+    let Some(half) = half else {
+        return Err(super::Failed("split with a color returned no communicator, expected a communicator".to_owned()));
+    };
     let expected = (n - rank).div_ceil(2) - 1;
     part.check(half.n_ranks() == (n + 1 - rank % 2) / 2, || format!("{what}: wrong number of ranks in {half:?}"));
     part.check(half.rank().index() == expected, || format!("{what}: {half:?}, expected rank {expected}"));

@@ -97,8 +97,8 @@ fn dead(part: &Part<'_>, comm: Communicator, other: Communicator, memory: &NcclM
     Ok(other.finalize(super::DEADLINE)?)
 }
 
-/// Checks misuse that only NCCL can detect. If NCCL accepts a call, this is printed and not counted
-/// as an error.
+/// Checks misuse that only NCCL can detect. If NCCL accepts such a call, the check prints the
+/// result and does not fail.
 fn nccls(part: &Part<'_>) -> Outcome {
     let stream = &part.stream;
     if part.nccl().has("ncclPutSignal") {

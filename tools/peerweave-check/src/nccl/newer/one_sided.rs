@@ -44,8 +44,8 @@ fn room<T: Sample>(part: &Part<'_>, comm: &Communicator, half: usize) -> Result<
 }
 
 impl<T: Sample> Room<T> {
-    /// Fills the elements to send and clears the received elements. Returns when every rank has
-    /// done so.
+    /// Fills the elements to send and clears the received elements. Returns after all ranks have
+    /// filled their memory.
     fn fill(&mut self, part: &Part<'_>, seed: usize) -> Outcome {
         let mut values = moved::<T>(seed, self.half);
         values.resize(2 * self.half, T::default());
@@ -54,7 +54,7 @@ impl<T: Sample> Room<T> {
     }
 
     /// Compares the received elements with the expected elements after this rank's stream has
-    /// completed. Returns when every rank has done so.
+    /// completed. Returns after all ranks have compared their elements.
     fn verify(&self, part: &Part<'_>, comm: &Communicator, expected: &[T], what: &str) -> Outcome {
         part.wait(comm)?;
         let found = self.memory.slice(self.half..2 * self.half)?.to_vec(&part.stream)?;
@@ -236,8 +236,8 @@ fn groups(part: &Part<'_>, comm: &Communicator) -> Outcome {
     Ok(room.window.deregister(stream, super::DEADLINE)?)
 }
 
-/// Captures a put and its wait into a graph and launches it repeatedly, with calls outside of
-/// graphs between the launches.
+/// Captures a put and its wait into a graph and launches the graph repeatedly, with calls outside
+/// of graphs between the launches.
 ///
 /// There is only one put before each wait, because inside a graph NCCL does not complete a second
 /// put until the receiver has waited for the first.

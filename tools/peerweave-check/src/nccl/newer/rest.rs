@@ -38,7 +38,7 @@ pub(super) fn properties(part: &Part<'_>) -> Outcome {
         for (name, value) in params.iter().filter(|(name, _)| wanted.contains(&name.as_str())) {
             part.note(format!("{name}={value}"));
         }
-        part.check(!params.is_empty(), || "no parameters".to_owned());
+        part.check(!params.is_empty(), || "params returned no parameters, expected at least one".to_owned());
         if let Some((name, value)) = params.iter().next() {
             let again = part.nccl().param(name)?;
             part.check(again.as_ref() == Some(value), || {
@@ -162,7 +162,7 @@ pub(super) fn suspend(part: &Part<'_>) -> Outcome {
 fn rests(part: &Part<'_>, comm: &Communicator) {
     let suspended = |error: &NcclError| matches!(error, NcclError::Dead { state: DeadState::Suspended, .. });
     let Ok(mut values) = DeviceMemory::from_slice(&part.stream, &[1.0f32; 4]) else {
-        return part.check(false, || "no memory".to_owned());
+        return part.check(false, || "cannot allocate 4 elements of device memory".to_owned());
     };
     let call = comm.all_reduce_in_place(&part.stream, &mut values, ReduceOp::Sum);
     part.refused("all_reduce while suspended", call, suspended);
@@ -173,5 +173,5 @@ fn rests(part: &Part<'_>, comm: &Communicator) {
         part.refused("shrink while suspended", comm.shrink(&[Rank::new(1)], ShrinkMode::Default), suspended);
     }
     part.refused("suspend while suspended", comm.suspend(), suspended);
-    part.check(comm.async_error().is_ok(), || "async_error while suspended".to_owned());
+    part.check(comm.async_error().is_ok(), || "async_error returned an error while suspended, expected none".to_owned());
 }
