@@ -1,29 +1,28 @@
 //! `cargo xtask`: checks of the workspace that neither the compiler nor clippy makes.
 //!
 //! No check installs anything. Only `abi`, `abi-nvshmem`, `ptx` and `vectors` build. Only
-//! `ptx --bless` writes. `.ci/run` runs the checks.
+//! `ptx --bless` writes. `.ci/run` runs the checks. `draw` only prints texts.
 //!
 //! Invariant: a check that finds faults prints each fault with its location, and exits with
 //! status 1. A check that cannot run exits with status 2.
 
 mod abi;
-mod facts;
 mod fault;
 mod layers;
-mod prose;
 mod ptx;
 mod rooms;
 mod safety;
-mod style;
+mod text;
 mod tree;
 mod vectors;
-mod words;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use cargo_metadata::{CargoOpt, Metadata, MetadataCommand};
 use clap::{CommandFactory, Parser, Subcommand};
+
+use text::{draw, facts, style, words};
 
 /// Checks of the Peerweave workspace.
 #[derive(Parser)]
@@ -56,6 +55,12 @@ enum Check {
         /// NVSHMEM's wheel
         #[arg(long)]
         nvshmem: PathBuf,
+    },
+    /// Print 40 doc comments, 30 messages and 30 names of tests, drawn at random, for a reader to
+    /// judge
+    Draw {
+        /// Seed of the draw; the same seed draws the same texts
+        seed: u64,
     },
     /// Check that files, tests, checks and tools cited in comments and documents exist
     Facts,
@@ -144,6 +149,7 @@ fn run(check: &Check) -> Result<Findings, Unable> {
         }
         Check::Abi { nccl } => Ok(abi::compare(root, nccl)?),
         Check::AbiNvshmem { nvshmem } => Ok(abi::nvshmem::compare(root, nvshmem)?),
+        Check::Draw { seed } => Ok(Findings { summary: draw::sample(&tree::tracked(root)?, *seed), faults: Vec::new() }),
         Check::Facts => {
             let files = tree::tracked(root)?;
             let commands = Arguments::command();

@@ -199,8 +199,8 @@ impl Call {
     /// Returns the PE of a rank.
     #[inline(always)]
     pub(crate) fn pe_of(&self, rank: u32) -> u32 {
-        let behind = if rank >= self.rank { rank - self.rank } else { rank + self.ranks - self.rank };
-        self.pe_after(behind)
+        let distance = if rank >= self.rank { rank - self.rank } else { rank + self.ranks - self.rank };
+        self.pe_after(distance)
     }
 
     /// Returns rank `(rank + k) % ranks`: the rank `k` places after this rank. Requires `k` less

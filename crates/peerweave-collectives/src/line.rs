@@ -54,7 +54,7 @@ impl<const WHOLE: bool> Operand<WHOLE> {
         WHOLE || self.aligned && (line + n) * per_line::<T>() as u64 <= self.count
     }
 
-    /// Reads a line for which [`Self::is_whole`] holds.
+    /// Reads a line that is aligned and complete, as [`Self::is_whole`] reports.
     #[inline(always)]
     pub(crate) fn read_whole(self, line: u64) -> Vector {
         // SAFETY: this is a whole, aligned line of the operand, which the caller of `new`
@@ -62,7 +62,7 @@ impl<const WHOLE: bool> Operand<WHOLE> {
         unsafe { gpu::load_vector_global(pointer::<u8>(self.address + line * LINE_BYTES as u64)) }
     }
 
-    /// Writes a line for which [`Self::is_whole`] holds.
+    /// Writes a line that is aligned and complete, as [`Self::is_whole`] reports.
     #[inline(always)]
     pub(crate) fn write_whole(self, line: u64, value: Vector) {
         // SAFETY: as in `read_whole`.

@@ -30,7 +30,7 @@ pub(crate) struct Row {
 impl Row {
     /// Returns the row whose lines are `step` lines after the lines of this row.
     #[inline(always)]
-    pub(crate) fn behind(self, step: u64) -> Self {
+    pub(crate) fn after(self, step: u64) -> Self {
         Self { first: self.first + step, ..self }
     }
 
@@ -121,7 +121,7 @@ pub(crate) fn await_two_rows<const W: usize>(
     step: u64,
     own: [Vector; 2],
 ) -> Result<[[Vector; W]; 2], Failed> {
-    let next = row.behind(step);
+    let next = row.after(step);
     let rank = |index: usize| (index as u32).min(row.ranks - 1);
     let arrived = |mut lines: [Vector; W], own: Vector| {
         let mut all = true;

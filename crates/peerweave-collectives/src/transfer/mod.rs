@@ -86,9 +86,9 @@ impl Transfers {
         select_of::<W, u64>(k, |index| field(&self.peers[index]))
     }
 
-    /// Returns the messages at index `k`, which is below `W`.
+    /// Returns the messages to and from the peer `k` places after this rank, for `k` below `W`.
     #[inline(always)]
-    fn behind<const W: usize>(&self, k: u32) -> Transfer {
+    fn of_peer<const W: usize>(&self, k: u32) -> Transfer {
         Transfer {
             send: self.field_of::<W>(k, |peer| peer.send),
             send_bytes: self.field_of::<W>(k, |peer| peer.send_bytes),

@@ -216,7 +216,7 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
     fn has(&self, round: u64) -> (bool, bool) {
         let (mut sends, mut receives) = (false, false);
         for k in 1..self.ranks() {
-            let peer = self.transfers.behind::<W>(k);
+            let peer = self.transfers.of_peer::<W>(k);
             sends |= self.sent(&peer, k).has(round);
             receives |= self.received(&peer, k).has(round);
         }
@@ -229,7 +229,7 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
     fn push(&self, round: u64) {
         let call = self.call;
         for k in 1..self.ranks() {
-            let peer = self.transfers.behind::<W>(k);
+            let peer = self.transfers.of_peer::<W>(k);
             let message = self.sent(&peer, k);
             if message.at_once || !message.has(round) {
                 continue;
@@ -252,7 +252,7 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
     fn store_direct(&self) {
         let call = self.call;
         for k in 1..self.ranks() {
-            let peer = self.transfers.behind::<W>(k);
+            let peer = self.transfers.of_peer::<W>(k);
             let message = self.sent(&peer, k);
             if !(message.at_once && message.has(0)) {
                 continue;
@@ -303,7 +303,7 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
     fn copy(&self, round: u64) {
         let call = self.call;
         for k in 1..self.ranks() {
-            let peer = self.transfers.behind::<W>(k);
+            let peer = self.transfers.of_peer::<W>(k);
             let message = self.received(&peer, k);
             let (line, n) = message.range(round);
             if peer.is_direct != 0 {
@@ -356,7 +356,7 @@ fn run<const W: usize, const WHOLE: bool>(ctx: &Context, call: &Call, transfers:
     // Thread `k` handles the flags of the rank `k` places after this rank.
     let k = gpu::thread_idx().x;
     let has_peer = k > 0 && k < call.ranks;
-    let peer = transfers.behind::<W>(if has_peer { k } else { 0 });
+    let peer = transfers.of_peer::<W>(if has_peer { k } else { 0 });
     let (rank, area) = (call.rank_after(if has_peer { k } else { 0 }), call.area_of::<W>(if has_peer { k } else { 0 }));
     let sends = |round| has_peer && block.sent(&peer, k).has(round);
     let receives = |round| has_peer && block.received(&peer, k).has(round);

@@ -85,20 +85,20 @@ pub(super) struct Wave {
 
 impl Collectives {
     /// Returns the distance from this rank to `rank`, modulo the number of ranks.
-    fn behind(&self, rank: usize) -> usize {
+    fn distance_to(&self, rank: usize) -> usize {
         let ranks = self.members.len();
         (rank + ranks - self.rank.get() as usize) % ranks
     }
 
     /// Adds a message to a rank.
     pub(super) fn add_send(&self, wave: &mut Wave, to: usize, at: u64, bytes: u64) {
-        let peer = &mut wave.transfers.peers[self.behind(to)];
+        let peer = &mut wave.transfers.peers[self.distance_to(to)];
         (peer.send, peer.send_bytes) = (at, bytes);
     }
 
     /// Adds a message from a rank.
     pub(super) fn add_receive(&self, wave: &mut Wave, from: usize, at: u64, bytes: u64) {
-        let peer = &mut wave.transfers.peers[self.behind(from)];
+        let peer = &mut wave.transfers.peers[self.distance_to(from)];
         (peer.recv, peer.recv_bytes) = (at, bytes);
     }
 

@@ -135,11 +135,11 @@ fn pieces(text: &str) -> Vec<Piece<'_>> {
             Kind::Whole if code(line).contains('{') => end_of_block(rest, line.find('{').unwrap_or(0)),
             Kind::Whole => 0,
         };
-        let (piece, behind) = rest.split_at(end_of_line(rest, last));
+        let (piece, remaining) = rest.split_at(end_of_line(rest, last));
         if !code(line).is_empty() {
             pieces.push(Piece { text: piece, kind, name });
         }
-        rest = behind;
+        rest = remaining;
     }
     pieces
 }

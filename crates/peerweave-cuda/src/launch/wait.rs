@@ -75,7 +75,7 @@ impl Inner {
     /// Returns the outcome of completed work: an error if a kernel reported a failure.
     pub(crate) fn ended(&self, call: &'static str) -> Result<(), CudaError> {
         let Some(failure) = self.report.failure() else { return Ok(()) };
-        let error = match self.death_behind(&failure) {
+        let error = match self.death_that_caused(&failure) {
             Some((pe, cause)) => CudaError::PeLost { call, pe, cause, report: Some(failure) },
             None => CudaError::Kernel { call, failure },
         };
@@ -85,7 +85,7 @@ impl Inner {
 
     /// Returns the loss of a PE that may have caused a failure; `None` if there is none. Waits for
     /// a short time, because the notice of a loss may arrive after the failure.
-    fn death_behind(&self, failure: &KernelFailure) -> Option<(Pe, Loss)> {
+    fn death_that_caused(&self, failure: &KernelFailure) -> Option<(Pe, Loss)> {
         if !matches!(failure.kind, Some(FailureKind::Deadline | FailureKind::Aborted)) {
             return None;
         }

@@ -142,10 +142,16 @@ impl Run<'_> {
         }
     }
 
-    /// Returns an error that names the first of `ranks` whose call differs from the call of this
-    /// rank. These ranks must have entered.
+    /// Returns an error that names the first rank whose call differs from the call of this rank.
+    /// All ranks must have entered.
     #[cold]
-    pub(super) fn compare_calls(&self, ranks: Range<usize>) -> Result<(), Stop> {
+    pub(super) fn compare_calls(&self) -> Result<(), Stop> {
+        self.compare_calls_of(0..self.n)
+    }
+
+    /// Like [`Self::compare_calls`], for some of the ranks.
+    #[cold]
+    pub(super) fn compare_calls_of(&self, ranks: Range<usize>) -> Result<(), Stop> {
         let published = |rank: usize| -> CallWords {
             let words = &self.step.words(rank).call[self.step.line()].words;
             std::array::from_fn(|i| words[i].load(Ordering::Relaxed))

@@ -37,7 +37,7 @@ impl Run<'_> {
             operand = self.step.entry(root, With::Nothing, &mut None, limit)?;
             if operand.signature != mine.signature {
                 // The history is empty after a mismatch, as it is on ranks that wait for all ranks.
-                let outcome = self.compare_calls(root..root + 1);
+                let outcome = self.compare_calls_of(root..root + 1);
                 self.step.team.set_history(0);
                 outcome?;
             }

@@ -355,8 +355,8 @@ impl Run<'_> {
         let mut entries = PerRank::new();
         self.entries(algorithm, mine, &mut entries, limit)?;
         match algorithm {
-            Algorithm::Arrival => {}
-            Algorithm::BehindLine => {}
+            // Only a barrier, a sync and a small broadcast use these. They have returned.
+            Algorithm::Arrival | Algorithm::BehindLine => {}
             Algorithm::InLine => self.consume_lines(&entries),
             Algorithm::Staged => self.consume_staged(&entries),
             Algorithm::Large => self.large(&entries, None, 0)?,
@@ -414,7 +414,7 @@ impl Run<'_> {
     /// the calls are known to be the same. `signature` is that of this rank's call.
     #[inline]
     fn agree(&self, agreed: bool, signature: u64) -> Result<(), Stop> {
-        let outcome = if agreed { Ok(()) } else { self.compare_calls(0..self.n) };
+        let outcome = if agreed { Ok(()) } else { self.compare_calls() };
         let is_in_history = self.is_small_broadcast() && outcome.is_ok();
         self.step.team.set_history(if is_in_history { broadcast::history_after(signature) } else { 0 });
         self.step.team.set_entered_by_all(self.step.epoch);

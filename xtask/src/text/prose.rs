@@ -1,5 +1,5 @@
-//! Extracts prose from a file: its comments, or the text of a document, outside of code blocks, and
-//! the messages in its string literals.
+//! Extracts texts from a file: its comments, or the text of a document, outside of code blocks; the
+//! messages in its string literals; and the names of its tests.
 
 use crate::tree::File;
 
@@ -72,19 +72,73 @@ const SPACES: usize = 2;
 /// Returns the messages of a library or a command: the string literals of its source that consist
 /// of several words, without placeholders. Literals of unit tests, which end a file, are left out.
 pub(crate) fn messages(file: &File) -> Vec<Block> {
-    let has_messages = ["crates/", "tools/"].iter().any(|folder| file.path.starts_with(folder))
-        && file.path.contains("/src/")
-        && !file.path.contains("/tests")
-        && file.path.ends_with(".rs");
-    if !has_messages {
+    messages_as_written(file).into_iter().map(|block| Block { text: without_placeholders(&block.text), ..block }).collect()
+}
+
+/// Like [`messages`], with the placeholders.
+pub(crate) fn messages_as_written(file: &File) -> Vec<Block> {
+    if !is_shipped(file) {
         return Vec::new();
     }
     let source = file.text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
     let texts = literals(source).into_iter().map(|(at, text)| {
         let line = source[..at].matches('\n').count() + 1;
-        Block { line, text: without_placeholders(text) }
+        Block { line, text: text.to_owned() }
     });
-    texts.filter(|block| block.text.matches(' ').count() >= SPACES).collect()
+    texts.filter(|block| without_placeholders(&block.text).matches(' ').count() >= SPACES).collect()
+}
+
+/// Returns whether a file is a source of a library or a command, without its tests.
+fn is_shipped(file: &File) -> bool {
+    ["crates/", "tools/"].iter().any(|folder| file.path.starts_with(folder))
+        && file.path.contains("/src/")
+        && !file.path.contains("/tests")
+        && file.path.ends_with(".rs")
+}
+
+/// Returns the doc comments of a library or a command, each with the first line of code after it.
+pub(crate) fn doc_comments(file: &File) -> Vec<Block> {
+    if !is_shipped(file) {
+        return Vec::new();
+    }
+    let marker = |line: &str| ["///", "//!"].into_iter().find(|marker| line.trim_start().starts_with(marker));
+    let lines: Vec<&str> = file.text.lines().collect();
+    let mut blocks = Vec::new();
+    let mut at = 0;
+    while at < lines.len() {
+        let Some(kind) = marker(lines[at]) else {
+            at += 1;
+            continue;
+        };
+        let first = at;
+        while at < lines.len() && marker(lines[at]) == Some(kind) {
+            at += 1;
+        }
+        let is_code = |line: &&&str| !line.trim().is_empty() && !line.trim_start().starts_with(['#', '/']);
+        let code = lines[at..].iter().find(is_code).map_or("", |line| line.trim());
+        let comment = lines[first..at].iter().map(|line| line.trim_start()[kind.len()..].trim()).collect::<Vec<_>>();
+        blocks.push(Block { line: first + 1, text: format!("{}\n    => {code}", comment.join("\n")) });
+    }
+    blocks
+}
+
+/// Returns the names of functions with an attribute `test`.
+pub(crate) fn test_names(file: &File) -> Vec<Block> {
+    let mut found = Vec::new();
+    let mut marked = false;
+    for (index, line) in file.text.lines().enumerate() {
+        let line = line.trim();
+        if line.starts_with("#[") {
+            marked |= line == "#[test]" || line.ends_with("::test]");
+            continue;
+        }
+        if marked && let Some((_, rest)) = line.split_once("fn ") {
+            let name = rest.split(['(', '<']).next().unwrap_or_default();
+            found.push(Block { line: index + 1, text: name.to_owned() });
+        }
+        marked = false;
+    }
+    found
 }
 
 /// Returns the contents of all string literals of a Rust source, each with its place. Escapes are
@@ -177,6 +231,15 @@ mod tests {
         let expected = [(4, " is \\\"late\\\" by  s"), (5, "raw \"text\" of words")];
         assert_eq!(found("crates/a/src/lib.rs"), expected.map(|(line, text)| (line, text.to_owned())));
         assert_eq!(found("crates/a/tests/lib.rs"), []);
+    }
+
+    #[test]
+    fn doc_comment_is_followed_by_its_first_line_of_code() {
+        let text = "//! A file.\n\n/// One\n/// two.\n#[inline]\npub fn f() {}\n// Not documentation.\n";
+        let file = File { path: "crates/a/src/lib.rs".to_owned(), text: text.to_owned() };
+        let found: Vec<_> = doc_comments(&file).into_iter().map(|Block { line, text }| (line, text)).collect();
+        let expected = [(1, "A file.\n    => pub fn f() {}"), (3, "One\ntwo.\n    => pub fn f() {}")];
+        assert_eq!(found, expected.map(|(line, text)| (line, text.to_owned())));
     }
 
     #[test]

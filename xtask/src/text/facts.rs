@@ -5,8 +5,8 @@
 //!
 //! Invariant: a recognised citation is looked up; other text is ignored.
 
+use super::prose::{Block, prose};
 use crate::fault::Fault;
-use crate::prose::{Block, prose};
 use crate::tree::File;
 use std::collections::BTreeSet;
 

@@ -1,8 +1,8 @@
 //! Checks the style: the width of comments, the length of test names, and idioms in comments,
 //! documents and messages.
 
+use super::prose::{self, Block};
 use crate::fault::Fault;
-use crate::prose::{self, Block};
 use crate::tree::File;
 
 /// Maximum width of a comment in columns.
@@ -40,7 +40,7 @@ pub(crate) fn faults(file: &File) -> Vec<Fault> {
                 fault(line.number, format!("comment of {columns} columns, expected at most {COMMENT_COLUMNS}"));
             }
         }
-        for (line, name) in test_names(&file.text) {
+        for Block { line, text: name } in prose::test_names(file) {
             if name.len() > TEST_NAME {
                 fault(line, format!("test name of {} characters, expected at most {TEST_NAME}: {name}", name.len()));
             }
@@ -61,24 +61,6 @@ pub(crate) fn faults(file: &File) -> Vec<Fault> {
 /// be wrapped.
 fn can_be_wrapped(words: &str) -> bool {
     !words.starts_with('|') && words.contains(' ')
-}
-
-/// Returns the names of functions with an attribute `test`, each with its line.
-fn test_names(text: &str) -> Vec<(usize, &str)> {
-    let mut found = Vec::new();
-    let mut marked = false;
-    for (index, line) in text.lines().enumerate() {
-        let line = line.trim();
-        if line.starts_with("#[") {
-            marked |= line == "#[test]" || line.ends_with("::test]");
-            continue;
-        }
-        if marked && let Some((_, rest)) = line.split_once("fn ") {
-            found.push((index + 1, rest.split(['(', '<']).next().unwrap_or_default()));
-        }
-        marked = false;
-    }
-    found
 }
 
 /// Returns whether `text` has `words` as whole words.
