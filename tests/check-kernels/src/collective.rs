@@ -205,19 +205,6 @@ macro_rules! each_operator {
     }};
 }
 
-/// Checks reductions by one thread or by a warp: with each operator on the host, and only with sums
-/// on GPUs. On GPUs only the kernels of blocks check each operator, because the driver would need
-/// minutes to compile all kernels with all operators.
-macro_rules! some_operators {
-    ($operators:ident, $c:ident, $reduces:ident, $scatters:ident) => {{
-        #[cfg(target_arch = "nvptx64")]
-        let outcome = each_operator!($c, $reduces, $scatters: Sum);
-        #[cfg(not(target_arch = "nvptx64"))]
-        let outcome = each_operator!($operators, $c, $reduces, $scatters);
-        outcome
-    }};
-}
-
 /// Defines one kernel, which makes the checks `$check`.
 macro_rules! kernel {
     ($name:ident, $t:ty, $scope:literal, |$c:ident| $check:expr) => {
@@ -246,11 +233,11 @@ macro_rules! kernels {
     ($($t:ty, $operators:ident: $thread:ident, $warp:ident, $block:ident;)*) => {$(
         kernel!($thread, $t, "one thread", |c| {
             moves_thread(c)?;
-            some_operators!($operators, c, reduces_thread, scatters_thread)
+            each_operator!($operators, c, reduces_thread, scatters_thread)
         });
         kernel!($warp, $t, "a warp", |c| {
             moves_warp(c)?;
-            some_operators!($operators, c, reduces_warp, scatters_warp)
+            each_operator!($operators, c, reduces_warp, scatters_warp)
         });
         kernel!($block, $t, "a block", |c| {
             moves_block(c)?;

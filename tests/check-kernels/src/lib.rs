@@ -9,20 +9,24 @@
 //!
 //! | module | checked functions |
 //! |---|---|
-//! | `rma` | puts and gets of one element, of contiguous elements, at strides, and with signals; sources and targets of each kind |
+//! | `rma` | puts and gets of one element, of contiguous elements, at strides, and with signals; sources and targets of each kind; bulk copies |
 //! | `signal` | changes of signals, waits and tests |
 //! | `wait` | waits and tests for one, any, all or some elements, with one value or a value for each element |
 //! | `atomic` | atomic operations, by one thread and by all PEs at the same time |
 //! | `team` | barriers and syncs at each scope, of all PEs and of a team |
 //! | `collective` | broadcast, fcollect, alltoall, reduce, reducescatter |
+//! | `context` | numbers of PEs and ranks, mapped peers, and waits of a kernel's own protocol |
+//! | `warp` | indices, barriers, shuffles, votes and shared memory |
 #![no_std]
 
 pub mod atomic;
 pub mod collective;
+pub mod context;
 pub mod rma;
 pub mod signal;
 pub mod team;
 pub mod wait;
+pub mod warp;
 
 use peerweave_device::prelude::*;
 use peerweave_types::{bf16, f16};

@@ -1,4 +1,5 @@
-//! Checks puts and gets at each scope, of elements of 1 to 16 bytes, at several alignments.
+//! Checks puts and gets at each scope, of elements of 1 to 16 bytes, at several alignments, and by
+//! bulk copies.
 
 use crate::{Check, Sample, apart, takes_part};
 use peerweave_device::prelude::*;
@@ -9,6 +10,17 @@ pub const ELEMENTS: usize = 600;
 /// Shapes of copies: the length, the index of the first element at the target, and the index of the
 /// first element at the source.
 const SHAPES: [(usize, usize, usize); 6] = [(0, 3, 3), (1, 0, 1), (7, 2, 5), (64, 16, 32), (255, 3, 1), (513, 1, 4)];
+
+/// Shapes for kernels that lend shared memory. All but the last are aligned to 16 bytes with elements
+/// of each size, so that they are bulk copies. The longest needs several buffers.
+const BULK_SHAPES: [(usize, usize, usize); 6] =
+    [(0, 16, 16), (16, 0, 16), (64, 32, 16), (256, 16, 0), (512, 16, 64), (255, 3, 1)];
+
+/// Number of bytes of shared memory that a kernel lends. Each of the two buffers has 384 bytes.
+const LENT_BYTES: usize = 1024;
+
+/// Required number of words of `signal`.
+pub const SIGNALS: usize = 2;
 
 /// Returns the number for element `i` of `send` of a PE in a round.
 fn number(pe: u32, round: u64, i: usize) -> u64 {
@@ -47,7 +59,9 @@ struct Rma<'a, T> {
     check: Check<'a>,
     send: SymSlice<T>,
     recv: SymSlice<T>,
+    /// The first word is set by puts with signals, the second word is added to.
     signal: SymSlice<u64>,
+    shapes: [(usize, usize, usize); 6],
     round: u64,
 }
 
@@ -96,7 +110,8 @@ macro_rules! scope {
             let ctx = rma.check.ctx;
             let (_, next, before) = rma.check.ring();
             let inside = takes_part!($scope);
-            for shape in SHAPES {
+            let mut added = 0;
+            for shape in rma.shapes {
                 let len = shape.0;
                 rma.moved(line!(), shape, before, |rma, to, from| {
                     if inside {
@@ -140,17 +155,20 @@ macro_rules! scope {
                 })?;
                 rma.moved(line!(), shape, before, |_, to, from| if inside { ctx.$put_checked(to, from, next) } else { Ok(()) })?;
                 rma.moved(line!(), shape, next, |_, to, from| if inside { ctx.$get_checked(to, from, next) } else { Ok(()) })?;
-                for nbi in [false, true] {
+                for (nbi, adds) in [(false, false), (true, false), (false, true), (true, true)] {
+                    added += 3 * u64::from(adds);
                     rma.moved(line!(), shape, before, |rma, to, from| {
-                        let value = rma.round;
+                        let round = rma.round;
+                        let (signal, op) = (rma.signal.at(adds as usize), if adds { SignalOp::Add } else { SignalOp::Set });
+                        let (value, total) = if adds { (3, added) } else { (round, round) };
                         if inside {
                             let put = if nbi {
-                                ctx.$put_signal_nbi(to, from, rma.signal, value, SignalOp::Set, next)
+                                ctx.$put_signal_nbi(to, from, signal, value, op, next)
                             } else {
-                                ctx.$put_signal(to, from, rma.signal, value, SignalOp::Set, next)
+                                ctx.$put_signal(to, from, signal, value, op, next)
                             };
                             rma.check.same(line!(), put as u64, len as u64);
-                            ctx.$wait(rma.signal, Compare::Eq, value, before)?;
+                            ctx.$wait(signal, Compare::Eq, total, before)?;
                         }
                         // After the wait for the signal, every thread of the scope must see the
                         // data of the put, without a barrier of the PEs.
@@ -273,12 +291,48 @@ macro_rules! for_each_rma {
     };
 }
 
+/// Calls a macro like [`for_each_rma`], for kernels whose first thread lends shared memory for bulk
+/// copies.
+#[macro_export]
+macro_rules! for_each_bulk {
+    ($each:ident) => {
+        $each! {
+            u8: check_bulk_thread_u8, check_bulk_warp_u8, check_bulk_block_u8;
+            u64: check_bulk_thread_u64, check_bulk_warp_u64, check_bulk_block_u64;
+        }
+    };
+}
+
+/// Makes the checks of a scope with bulk copies: lends shared memory, and takes the memory back
+/// afterwards.
+#[inline(always)]
+fn with_bulk<T: Sample>(rma: &mut Rma<'_, T>, scope: impl FnOnce(&mut Rma<'_, T>) -> Result<(), Failed>) -> Result<(), Failed> {
+    rma.shapes = BULK_SHAPES;
+    let (ctx, region) = (rma.check.ctx, SharedSlice::<u8>::dynamic().slice(..LENT_BYTES));
+    if takes_part!(thread) {
+        // SAFETY: until `reclaim_shared`, only this thread's context accesses the shared memory of
+        // the block. If a check fails, the kernel ends without another access.
+        unsafe { ctx.lend_shared(region) };
+    }
+    scope(rma)?;
+    ctx.reclaim_shared();
+    gpu::sync_threads();
+    // The kernel may use the memory again.
+    for i in (gpu::thread_rank() as usize..LENT_BYTES).step_by(gpu::block_threads() as usize) {
+        region.write(i, i as u8);
+    }
+    gpu::sync_threads();
+    let at = LENT_BYTES - 1 - gpu::thread_rank() as usize;
+    rma.check.same(line!(), u64::from(region.read(at)), at as u64 & 0xff);
+    Ok(())
+}
+
 /// Defines one kernel, which makes the checks `$check`.
 macro_rules! kernel {
     ($name:ident, $t:ty, $scope:literal, |$rma:ident| $check:expr) => {
         #[doc = concat!("Checks puts and gets of `", stringify!($t), "` ", $scope, ". `send` and `recv` have [`ELEMENTS`] elements,")]
-        /// `signal` has one word, initially 0. The launch has one block, with 1024 bytes of dynamic
-        /// shared memory.
+        /// `signal` has [`SIGNALS`] words, initially 0. The launch has one block, with 1024 bytes of
+        /// dynamic shared memory.
         #[kernel]
         pub fn $name(
             ctx: &Context,
@@ -287,7 +341,7 @@ macro_rules! kernel {
             signal: SymSlice<u64>,
             result: SymSlice<u64>,
         ) -> Result<(), Failed> {
-            let $rma = &mut Rma { check: Check::new(ctx, result), send, recv, signal, round: 0 };
+            let $rma = &mut Rma { check: Check::new(ctx, result), send, recv, signal, shapes: SHAPES, round: 0 };
             $check?;
             $rma.check.finish();
             Ok(())
@@ -306,3 +360,14 @@ macro_rules! kernels {
 }
 
 for_each_rma!(kernels);
+
+/// Defines three kernels for each element type, like [`kernels`], with bulk copies.
+macro_rules! bulk_kernels {
+    ($($t:ty: $thread:ident, $warp:ident, $block:ident;)*) => {$(
+        kernel!($thread, $t, "by one thread, with bulk copies", |rma| with_bulk(rma, thread_scope));
+        kernel!($warp, $t, "by a warp, with bulk copies", |rma| with_bulk(rma, warp_scope));
+        kernel!($block, $t, "by a block, with bulk copies", |rma| with_bulk(rma, block_scope));
+    )*};
+}
+
+for_each_bulk!(bulk_kernels);

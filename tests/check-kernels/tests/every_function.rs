@@ -1,8 +1,8 @@
 //! Tests of the device API on the host: runs the check kernels on several PEs in this process,
 //! under several schedules. The same kernels run on GPUs.
 
-use peerweave_check_kernels::{FINISHED, RESULT_WORDS, atomic, collective, rma, signal, team, wait};
-use peerweave_check_kernels::{for_each_collective, for_each_rma};
+use peerweave_check_kernels::{FINISHED, RESULT_WORDS, atomic, collective, context, rma, signal, team, wait, warp};
+use peerweave_check_kernels::{for_each_bulk, for_each_collective, for_each_rma};
 use peerweave_device::launch::Kernel;
 use peerweave_device::prelude::*;
 use peerweave_grid::{Job, Shape};
@@ -61,13 +61,25 @@ macro_rules! rma {
         #[test]
         fn $kernel() {
             check(&rma::$kernel::KERNEL, 1, |job, result| {
-                (job.alloc::<$t>(rma::ELEMENTS), job.alloc::<$t>(rma::ELEMENTS), job.alloc::<u64>(1), result)
+                (job.alloc::<$t>(rma::ELEMENTS), job.alloc::<$t>(rma::ELEMENTS), job.alloc::<u64>(rma::SIGNALS), result)
             });
         }
     )*)*};
 }
 
 for_each_rma!(rma);
+// The host has no bulk copies. The kernels copy by their threads and compute the same results.
+for_each_bulk!(rma);
+
+#[test]
+fn shuffles_votes_and_barriers_of_a_block_are_correct() {
+    check(&warp::check_warp::KERNEL, 2, |_, result| (result,));
+}
+
+#[test]
+fn numbers_of_pes_and_waits_of_own_protocols_are_correct() {
+    check(&context::check_context::KERNEL, 1, |job, result| (KernelTeam::WORLD, job.alloc::<u64>(context::WORDS), result));
+}
 
 #[test]
 fn signals_are_correct_at_every_scope() {

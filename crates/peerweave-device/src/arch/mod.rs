@@ -90,7 +90,8 @@ pub fn vote_any(mask: u32, value: bool) -> bool {
 /// Returns whether all threads in `mask` passed `true`. All threads in `mask` call this function.
 #[inline]
 pub fn vote_all(mask: u32, value: bool) -> bool {
-    vote_ballot(mask, value) == mask
+    // A ballot of `warp_members` on a GPU lacks the bits of lanes that do not exist.
+    vote_ballot(mask, !value) == 0
 }
 
 /// Implements `Word` for an atomic type that has the methods of `core::sync::atomic::AtomicU64`.

@@ -1,8 +1,8 @@
 //! Checks every function that kernels call, with the kernels of `peerweave-check-kernels`.
 
-use peerweave_check_kernels::{FINISHED, RESULT_WORDS, atomic, collective, rma, signal, team, wait};
-use peerweave_check_kernels::{for_each_collective, for_each_rma};
-use peerweave_cuda::{Gpu, LaunchConfig, Symmetric};
+use peerweave_check_kernels::{FINISHED, RESULT_WORDS, atomic, collective, context, rma, signal, team, wait, warp};
+use peerweave_check_kernels::{for_each_bulk, for_each_collective, for_each_rma};
+use peerweave_cuda::{CudaError, Gpu, LaunchConfig, Symmetric, Team};
 use peerweave_device::launch::Kernel;
 use peerweave_types::{KernelArgs, KernelTeam, bf16, f16};
 
@@ -38,14 +38,29 @@ fn check<A: KernelArgs>(gpu: &Gpu, kernel: &Kernel<A>, blocks: u32, result: Symm
     Ok(gpu.free(result)?)
 }
 
+/// Creates the teams that the checks use in addition to the team of all PEs: all PEs in reverse
+/// order, and each PE alone.
+fn other_teams(gpu: &Gpu) -> Result<Vec<Team>, CudaError> {
+    let me = gpu.pe().get();
+    let reversed = gpu.split(Some(0), -i64::from(me))?;
+    let alone = gpu.split(Some(u64::from(me)), 0)?;
+    Ok([reversed, alone].into_iter().flatten().collect())
+}
+
 pub(crate) fn run(gpu: &Gpu, table: &mut Rows) {
     table.check("load all kernels of the part checks", || Ok(gpu.load_crate(signal::check_signal::KERNEL.ptx())?));
+    let mut others = Vec::new();
+    table.check("create the teams of the part checks", || {
+        others = other_teams(gpu)?;
+        Ok(())
+    });
+    let teams: Vec<KernelTeam> = [KernelTeam::WORLD].into_iter().chain(others.iter().map(Team::kernel_team)).collect();
     let n = gpu.n_pes() as usize;
     macro_rules! rma {
         ($($t:ty: $($kernel:ident),*;)*) => {$($(
             table.check(stringify!($kernel), || {
                 let (send, recv) = (gpu.alloc::<$t>(rma::ELEMENTS)?, gpu.alloc::<$t>(rma::ELEMENTS)?);
-                let (signal, result) = (gpu.alloc::<u64>(1)?, gpu.alloc::<u64>(RESULT_WORDS)?);
+                let (signal, result) = (gpu.alloc::<u64>(rma::SIGNALS)?, gpu.alloc::<u64>(RESULT_WORDS)?);
                 let args = (send.slice(), recv.slice(), signal.slice(), result.slice());
                 check(gpu, &rma::$kernel::KERNEL, 1, result, args)?;
                 gpu.free(send)?;
@@ -67,17 +82,25 @@ pub(crate) fn run(gpu: &Gpu, table: &mut Rows) {
     macro_rules! collectives {
         ($($t:ty, $operators:ident: $($kernel:ident),*;)*) => {$($(
             table.check(stringify!($kernel), || {
-                let elements = collective::ELEMENTS * n;
-                let (send, recv) = (gpu.alloc::<$t>(elements)?, gpu.alloc::<$t>(elements)?);
-                let result = gpu.alloc::<u64>(RESULT_WORDS)?;
-                let args = (KernelTeam::WORLD, send.slice(), recv.slice(), result.slice());
-                check(gpu, &collective::$kernel::KERNEL, 1, result, args)?;
-                gpu.free(send)?;
-                Ok(gpu.free(recv)?)
+                for &team in &teams {
+                    let elements = collective::ELEMENTS * n;
+                    let (send, recv) = (gpu.alloc::<$t>(elements)?, gpu.alloc::<$t>(elements)?);
+                    let result = gpu.alloc::<u64>(RESULT_WORDS)?;
+                    let args = (team, send.slice(), recv.slice(), result.slice());
+                    check(gpu, &collective::$kernel::KERNEL, 1, result, args)?;
+                    gpu.free(send)?;
+                    gpu.free(recv)?;
+                }
+                Ok(())
             });
         )*)*};
     }
     for_each_rma!(rma);
+    for_each_bulk!(rma);
+    table.check("check_warp", || {
+        let result = gpu.alloc::<u64>(RESULT_WORDS)?;
+        check(gpu, &warp::check_warp::KERNEL, 2, result, (result.slice(),))
+    });
     words!(signal, u64: check_signal);
     words!(wait, i32: check_wait_i32, wait, u32: check_wait_u32, wait, i64: check_wait_i64, wait, u64: check_wait_u64);
     words!(atomic, i32: check_atomic_i32, atomic, u32: check_atomic_u32, atomic, i64: check_atomic_i64, atomic, u64: check_atomic_u64);
@@ -90,10 +113,21 @@ pub(crate) fn run(gpu: &Gpu, table: &mut Rows) {
         Ok(gpu.free(words)?)
     });
     table.check("check_team", || {
-        let (words, result) = (gpu.alloc::<u64>(3 * team::WORDS)?, gpu.alloc::<u64>(RESULT_WORDS)?);
-        let args = (KernelTeam::WORLD, words.slice(), result.slice());
-        check(gpu, &team::check_team::KERNEL, 3, result, args)?;
-        Ok(gpu.free(words)?)
+        for &team in &teams {
+            let (words, result) = (gpu.alloc::<u64>(3 * team::WORDS)?, gpu.alloc::<u64>(RESULT_WORDS)?);
+            check(gpu, &team::check_team::KERNEL, 3, result, (team, words.slice(), result.slice()))?;
+            gpu.free(words)?;
+        }
+        Ok(())
+    });
+    table.check("check_context", || {
+        for &team in &teams {
+            let (words, result) = (gpu.alloc::<u64>(context::WORDS)?, gpu.alloc::<u64>(RESULT_WORDS)?);
+            check(gpu, &context::check_context::KERNEL, 1, result, (team, words.slice(), result.slice()))?;
+            gpu.free(words)?;
+        }
+        Ok(())
     });
     for_each_collective!(collectives);
+    table.check("destroy the teams of the part checks", || Ok(others.into_iter().try_for_each(Team::destroy)?));
 }
