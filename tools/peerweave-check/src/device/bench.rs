@@ -1,5 +1,6 @@
 //! Measurements inside kernels: PE 0 communicates with PE 1, and the other PEs wait. The CUDA
-//! program `tools/peer-bench/one_sided.cu` prints the same rows without Peerweave.
+//! program `tools/peer-bench/one_sided.cu` prints the same rows without Peerweave, and
+//! `nvshmem_one_sided.cu` prints them for NVSHMEM. A block has the fastest of several sizes.
 
 use peerweave_cuda::{Gpu, LaunchConfig, Local, Stream};
 use peerweave_device::launch::Kernel;
@@ -13,6 +14,8 @@ const ITERATIONS: u32 = 500;
 const BANDWIDTH_BYTES: usize = 32 << 20;
 /// Size in bytes of the shared memory of a block that makes bulk copies.
 const BULK_BYTES: u32 = 128 << 10;
+/// Numbers of threads of a block. The fastest is reported.
+const BLOCKS: [u32; 4] = [128, 256, 512, 1024];
 /// Heap size that the measurements need, in bytes.
 pub(crate) const HEAP_BYTES: usize = 3 * BANDWIDTH_BYTES;
 
@@ -30,6 +33,11 @@ impl Bench<'_> {
     fn time<A: KernelArgs>(&self, kernel: &Kernel<A>, config: LaunchConfig, args: A) -> Result<f64, Failure> {
         self.stream.launch_with(kernel, config, args)?;
         Ok(self.result.read(&self.stream)?[0] as f64 * 1e-3)
+    }
+
+    /// Returns the time of the fastest number of threads, measured by `time`.
+    fn fastest(threads: &[u32], mut time: impl FnMut(u32) -> Result<f64, Failure>) -> Result<f64, Failure> {
+        threads.iter().try_fold(f64::INFINITY, |best, &threads| Ok(best.min(time(threads)?)))
     }
 
     fn is_first(&self) -> bool {
@@ -72,17 +80,21 @@ fn copies(bench: &Bench<'_>) -> Outcome {
                 let config = LaunchConfig::new(1, threads).shared_bytes(shared);
                 bench.time(kernel, config, (target, source, 1, ITERATIONS, bench.result.slice()))
             };
-            let row = |kernels: &[&Copy; 3], threads: [u32; 3], shared: u32| {
-                threads.iter().zip(kernels).map(|(threads, kernel)| copy(kernel, *threads, shared)).collect::<Result<Vec<_>, _>>()
+            let row = |kernels: &[&Copy; 3], threads: [&[u32]; 3], shared: u32| {
+                let kernels = threads.iter().zip(kernels);
+                kernels
+                    .map(|(threads, kernel)| Bench::fastest(threads, |threads| copy(kernel, threads, shared)))
+                    .collect::<Result<Vec<_>, _>>()
             };
-            let (mut put, mut get) = (row(&puts, [1, 32, 1024], 0)?, row(&gets, [1, 32, 1024], 0)?);
+            let (mut put, mut get) = (row(&puts, [&[1], &[32], &BLOCKS], 0)?, row(&gets, [&[1], &[32], &BLOCKS], 0)?);
             if bytes == 8 {
                 let one = LaunchConfig::new(1, 1);
                 put[0] = bench.time(&bench_p::KERNEL, one, (target, 1, ITERATIONS, bench.result.slice()))?;
                 get[0] = bench.time(&bench_g::KERNEL, one, (from.slice(), 1, ITERATIONS, bench.result.slice()))?;
             }
             let shared = 2 * bytes as u32 + 1024;
-            let (lent_put, lent_get) = (row(&lent_puts, [32, 32, 1024], shared)?, row(&lent_gets, [32, 32, 1024], shared)?);
+            let (lent_put, lent_get) =
+                (row(&lent_puts, [&[32], &[32], &BLOCKS], shared)?, row(&lent_gets, [&[32], &[32], &BLOCKS], shared)?);
             put.push(lent_put[0]);
             get.push(lent_get[0]);
             let lent = [&lent_put[1..], &lent_get[1..]].concat();
@@ -103,19 +115,25 @@ fn ping_pongs(bench: &Bench<'_>) -> Outcome {
     }
     for bytes in [4, 16, 1024, 4096, 32768] {
         let mut row = Vec::new();
-        for (kernel, threads) in
-            [(&bench_ping_pong_thread::KERNEL, 1), (&bench_ping_pong_warp::KERNEL, 32), (&bench_ping_pong_block::KERNEL, 1024)]
-        {
-            signal.zero(&bench.stream)?;
-            bench.stream.wait()?;
+        for (kernel, threads) in [
+            (&bench_ping_pong_thread::KERNEL, &[1][..]),
+            (&bench_ping_pong_warp::KERNEL, &[32]),
+            (&bench_ping_pong_block::KERNEL, &BLOCKS),
+        ] {
             bench.gpu.load(kernel)?;
-            bench.gpu.barrier("ping-pong")?;
-            if me < 2 {
-                let (to, from) = (to.slice().truncate(bytes / 4), from.slice().truncate(bytes / 4));
-                let game = PingPong { to, from, signal: signal.slice(), peer: 1 - me, begins: 1 - me };
-                row.push(bench.time(kernel, LaunchConfig::new(1, threads), (game, 300, bench.result.slice()))?);
-            }
-            bench.gpu.barrier("ping-pong over")?;
+            row.push(Bench::fastest(threads, |threads| {
+                signal.zero(&bench.stream)?;
+                bench.stream.wait()?;
+                bench.gpu.barrier("ping-pong")?;
+                let mut time = f64::INFINITY;
+                if me < 2 {
+                    let (to, from) = (to.slice().truncate(bytes / 4), from.slice().truncate(bytes / 4));
+                    let game = PingPong { to, from, signal: signal.slice(), peer: 1 - me, begins: 1 - me };
+                    time = bench.time(kernel, LaunchConfig::new(1, threads), (game, 300, bench.result.slice()))?;
+                }
+                bench.gpu.barrier("ping-pong over")?;
+                Ok(time)
+            })?);
         }
         if let ([thread, warp, block], true) = (&row[..], bench.is_first()) {
             println!("{bytes:6}: {thread:6.2} {warp:6.2} {block:6.2}");
@@ -140,13 +158,15 @@ fn atomics(bench: &Bench<'_>) -> Outcome {
 
 fn barriers(bench: &Bench<'_>) -> Outcome {
     for (kernel, threads, name) in [
-        (&bench_barrier_thread::KERNEL, 1, "thread"),
-        (&bench_barrier_warp::KERNEL, 32, "warp"),
-        (&bench_barrier_block::KERNEL, 256, "block"),
+        (&bench_barrier_thread::KERNEL, &[1][..], "thread"),
+        (&bench_barrier_warp::KERNEL, &[32], "warp"),
+        (&bench_barrier_block::KERNEL, &BLOCKS, "block"),
     ] {
         bench.gpu.load(kernel)?;
-        bench.gpu.barrier("barriers")?;
-        let time = bench.time(kernel, LaunchConfig::new(1, threads), (1000, bench.result.slice()))?;
+        let time = Bench::fastest(threads, |threads| {
+            bench.gpu.barrier("barriers")?;
+            bench.time(kernel, LaunchConfig::new(1, threads), (1000, bench.result.slice()))
+        })?;
         if bench.is_first() {
             println!("barrier of {} GPUs, {name}: {time:.2} us", bench.gpu.n_pes());
         }

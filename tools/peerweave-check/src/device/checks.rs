@@ -2,9 +2,9 @@
 
 use peerweave_check_kernels::{FINISHED, RESULT_WORDS, atomic, collective, context, rma, signal, team, wait, warp};
 use peerweave_check_kernels::{for_each_bulk, for_each_collective, for_each_rma};
-use peerweave_cuda::{CudaError, Gpu, LaunchConfig, Symmetric, Team};
+use peerweave_cuda::{CudaError, Gpu, LaunchConfig, Team};
 use peerweave_device::launch::Kernel;
-use peerweave_types::{KernelArgs, KernelTeam, bf16, f16};
+use peerweave_types::{KernelArgs, KernelTeam, SymSlice, bf16, f16};
 
 use super::Outcome;
 use super::rows::Rows;
@@ -12,9 +12,12 @@ use super::rows::Rows;
 /// Number of threads: two full warps and a part of a third.
 const THREADS: u32 = 72;
 
-/// Runs a kernel on all PEs and compares the values that the kernel wrote. A failure on one PE is
-/// an error on all PEs, so that all PEs free or keep the same memory.
-fn check<A: KernelArgs>(gpu: &Gpu, kernel: &Kernel<A>, blocks: u32, result: Symmetric<u64>, args: A) -> Outcome {
+/// Runs a kernel on all PEs and compares the values that the kernel wrote. `args` takes the memory
+/// for these values and returns the arguments of the kernel. A failure on one PE is an error on all
+/// PEs, so that all PEs free or keep the same memory.
+fn check<A: KernelArgs>(gpu: &Gpu, kernel: &Kernel<A>, blocks: u32, args: impl FnOnce(SymSlice<u64>) -> A) -> Outcome {
+    let result = gpu.alloc::<u64>(RESULT_WORDS)?;
+    let args = args(result.slice());
     let loaded = gpu.load(kernel).map(drop);
     gpu.barrier("loaded")?;
     let stream = gpu.stream()?;
@@ -60,9 +63,8 @@ pub(crate) fn run(gpu: &Gpu, table: &mut Rows) {
         ($($t:ty: $($kernel:ident),*;)*) => {$($(
             table.check(stringify!($kernel), || {
                 let (send, recv) = (gpu.alloc::<$t>(rma::ELEMENTS)?, gpu.alloc::<$t>(rma::ELEMENTS)?);
-                let (signal, result) = (gpu.alloc::<u64>(rma::SIGNALS)?, gpu.alloc::<u64>(RESULT_WORDS)?);
-                let args = (send.slice(), recv.slice(), signal.slice(), result.slice());
-                check(gpu, &rma::$kernel::KERNEL, 1, result, args)?;
+                let signal = gpu.alloc::<u64>(rma::SIGNALS)?;
+                check(gpu, &rma::$kernel::KERNEL, 1, |result| (send.slice(), recv.slice(), signal.slice(), result))?;
                 gpu.free(send)?;
                 gpu.free(recv)?;
                 Ok(gpu.free(signal)?)
@@ -72,9 +74,8 @@ pub(crate) fn run(gpu: &Gpu, table: &mut Rows) {
     macro_rules! words {
         ($($module:ident, $t:ty: $kernel:ident),*) => {$(
             table.check(stringify!($kernel), || {
-                let (words, result) = (gpu.alloc::<$t>($module::WORDS)?, gpu.alloc::<u64>(RESULT_WORDS)?);
-                let args = (words.slice(), result.slice());
-                check(gpu, &$module::$kernel::KERNEL, 1, result, args)?;
+                let words = gpu.alloc::<$t>($module::WORDS)?;
+                check(gpu, &$module::$kernel::KERNEL, 1, |result| (words.slice(), result))?;
                 Ok(gpu.free(words)?)
             });
         )*};
@@ -85,9 +86,7 @@ pub(crate) fn run(gpu: &Gpu, table: &mut Rows) {
                 for &team in &teams {
                     let elements = collective::ELEMENTS * n;
                     let (send, recv) = (gpu.alloc::<$t>(elements)?, gpu.alloc::<$t>(elements)?);
-                    let result = gpu.alloc::<u64>(RESULT_WORDS)?;
-                    let args = (team, send.slice(), recv.slice(), result.slice());
-                    check(gpu, &collective::$kernel::KERNEL, 1, result, args)?;
+                    check(gpu, &collective::$kernel::KERNEL, 1, |result| (team, send.slice(), recv.slice(), result))?;
                     gpu.free(send)?;
                     gpu.free(recv)?;
                 }
@@ -97,33 +96,29 @@ pub(crate) fn run(gpu: &Gpu, table: &mut Rows) {
     }
     for_each_rma!(rma);
     for_each_bulk!(rma);
-    table.check("check_warp", || {
-        let result = gpu.alloc::<u64>(RESULT_WORDS)?;
-        check(gpu, &warp::check_warp::KERNEL, 2, result, (result.slice(),))
-    });
+    table.check("check_warp", || check(gpu, &warp::check_warp::KERNEL, 2, |result| (result,)));
     words!(signal, u64: check_signal);
     words!(wait, i32: check_wait_i32, wait, u32: check_wait_u32, wait, i64: check_wait_i64, wait, u64: check_wait_u64);
     words!(atomic, i32: check_atomic_i32, atomic, u32: check_atomic_u32, atomic, i64: check_atomic_i64, atomic, u64: check_atomic_u64);
     words!(atomic, f32: check_atomic_f32, atomic, f64: check_atomic_f64);
     words!(atomic, f16: check_atomic_f16, atomic, bf16: check_atomic_bf16);
     table.check("check_team_all", || {
-        let (words, result) = (gpu.alloc::<u64>(3 * team::WORDS)?, gpu.alloc::<u64>(RESULT_WORDS)?);
-        let args = (words.slice(), result.slice());
-        check(gpu, &team::check_team_all::KERNEL, 3, result, args)?;
+        let words = gpu.alloc::<u64>(3 * team::WORDS)?;
+        check(gpu, &team::check_team_all::KERNEL, 3, |result| (words.slice(), result))?;
         Ok(gpu.free(words)?)
     });
     table.check("check_team", || {
         for &team in &teams {
-            let (words, result) = (gpu.alloc::<u64>(3 * team::WORDS)?, gpu.alloc::<u64>(RESULT_WORDS)?);
-            check(gpu, &team::check_team::KERNEL, 3, result, (team, words.slice(), result.slice()))?;
+            let words = gpu.alloc::<u64>(3 * team::WORDS)?;
+            check(gpu, &team::check_team::KERNEL, 3, |result| (team, words.slice(), result))?;
             gpu.free(words)?;
         }
         Ok(())
     });
     table.check("check_context", || {
         for &team in &teams {
-            let (words, result) = (gpu.alloc::<u64>(context::WORDS)?, gpu.alloc::<u64>(RESULT_WORDS)?);
-            check(gpu, &context::check_context::KERNEL, 1, result, (team, words.slice(), result.slice()))?;
+            let words = gpu.alloc::<u64>(context::WORDS)?;
+            check(gpu, &context::check_context::KERNEL, 1, |result| (team, words.slice(), result))?;
             gpu.free(words)?;
         }
         Ok(())
