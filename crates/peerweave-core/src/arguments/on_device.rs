@@ -47,7 +47,7 @@ use std::sync::Arc;
 pub struct OnDevice<T> {
     owner: Arc<dyn DeviceOwner>,
     address: u64,
-    /// Length, in elements.
+    /// The number of elements that this handle refers to.
     len: usize,
     ordinal: u32,
     element: PhantomData<fn() -> T>,
@@ -103,7 +103,7 @@ impl<T: Element> OnDevice<T> {
     }
 }
 
-/// Returns a handle to the same memory.
+/// Returns another handle to the same elements.
 impl<T> Clone for OnDevice<T> {
     fn clone(&self) -> Self {
         Self { owner: Arc::clone(&self.owner), ..*self }

@@ -1,4 +1,4 @@
-//! Reductions by a function of the caller.
+//! The function that the caller of a reduction passes.
 #![allow(unsafe_code)]
 
 use crate::backend::{Combine, Special};
@@ -16,12 +16,13 @@ use std::sync::Arc;
 ///
 /// # On GPUs
 /// The function runs on the host. On every PE, the GPU backend first gathers the elements of all
-/// ranks in pinned memory. It then calls the function, in stream order, on a thread of the CUDA
-/// driver, and copies the result to its destination.
+/// ranks in pinned memory. On a PE that gets a result, a thread of the CUDA driver then calls the
+/// function, in stream order. After that, the backend copies the result to its destination.
 ///
 /// A reduction by a function is slower than one by a [`ReduceOp`](crate::ReduceOp), especially for
 /// large operands. If `r` ranks pass operands of `n` bytes each, every rank moves `r * n` bytes to
-/// the host and `n` bytes back. Each PE combines the operands of all ranks on a single thread.
+/// the host. A rank that gets a result moves `n` bytes back, and combines all operands of the
+/// result on a single thread.
 ///
 /// The function must neither call CUDA nor wait for other PEs, because all streams of the GPU may
 /// share the thread that runs the function. If the function panics, the operation fails on this PE,
@@ -89,7 +90,7 @@ struct Function<T, F> {
 
 impl<T, F> fmt::Debug for Function<T, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a function of {}", std::any::type_name::<T>())
+        write!(f, "a function that combines elements of type {}", std::any::type_name::<T>())
     }
 }
 

@@ -17,7 +17,7 @@ pub struct Caps {
     pub max_teams: usize,
     /// The largest alignment of an allocation, in bytes: a power of two.
     pub max_align_bytes: usize,
-    /// A description of the instruction set or the device on which the backend computes.
+    /// A description of the instruction set or the device that the backend uses for computations.
     pub compute: String,
     /// The device on which [`OnDevice`](crate::OnDevice) memory must lie, as an ordinal in this
     /// process. `None` if operations accept no device memory.
@@ -167,8 +167,8 @@ pub enum AfterFailure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PrivateBuffers {
-    /// Buffers are copied through memory that the source PE and the target PE can access. Staging
-    /// needs one more copy than a direct transfer.
+    /// The backend copies buffers through memory that the source PE and the target PE can access.
+    /// This needs one more copy than a direct transfer.
     Staged,
     /// The operating system copies a buffer directly from the memory of the process that owns it.
     CrossMemoryAttach,
@@ -183,9 +183,10 @@ pub enum PrivateBuffers {
 pub enum CallChecking {
     /// PEs compare every collective call.
     Always,
-    /// The check has been enabled by `PEERWEAVE_CHECK_CALLS=1`.
+    /// PEs compare every collective call. The check is optional in this backend, and has been
+    /// enabled.
     On,
-    /// The check is disabled; `PEERWEAVE_CHECK_CALLS=1` enables it.
+    /// PEs do not compare calls. The check is optional in this backend, and is disabled.
     Off,
     /// The backend never compares calls.
     Never,

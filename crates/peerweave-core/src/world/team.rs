@@ -1,7 +1,7 @@
-//! Ordered sets of PEs. The operations of a team are in `ops/`.
+//! Teams, which are ordered sets of PEs. `ops/` defines the operations of a team.
 //!
-//! Invariant: `members[r]` is the PE of rank `r`, `ranks` is the inverse of `members`, and this PE
-//! is a member.
+//! Invariant: `members[r]` is the PE of rank `r`. `ranks` maps the number of each PE to its rank.
+//! This PE is a member of the team.
 
 use crate::backend::error::{Error, TeamName};
 use crate::backend::{TeamId, TeamRecord};
@@ -46,7 +46,7 @@ pub(crate) struct Inner {
     pub(crate) shared: Arc<Shared>,
     pub(crate) id: TeamId,
     pub(crate) members: Box<[Pe]>,
-    /// The rank of each PE, or `NOT_A_MEMBER`.
+    /// The rank of each PE of the job; `NOT_A_MEMBER` for PEs outside the team.
     ranks: Box<[u32]>,
     my_rank: Rank,
     /// Whether the team is the team of all PEs or of this machine's PEs. The program cannot destroy
@@ -63,7 +63,7 @@ impl Inner {
         self.destroyed.load(Ordering::Acquire)
     }
 
-    /// Marks the team as destroyed or not; returns the previous state.
+    /// Sets whether the team is destroyed, and returns the previous value.
     pub(crate) fn set_destroyed(&self, destroyed: bool) -> bool {
         self.destroyed.swap(destroyed, Ordering::AcqRel)
     }

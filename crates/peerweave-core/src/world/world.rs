@@ -1,5 +1,5 @@
-//! The handle of one PE to its job: PEs, memory, streams, and the end of the job. Operations that
-//! move data are methods of teams.
+//! The handle of one PE to its job. Through this handle, a PE gets its number, allocates memory,
+//! creates streams and ends the job. Operations that move data are methods of teams.
 
 use crate::arguments::symmetric::Symmetric;
 use crate::backend::error::{Count, Error, MisuseKind, misuse};
@@ -24,7 +24,8 @@ pub struct World {
     pub(crate) shared: Arc<Shared>,
     team: Team,
     pub(crate) local_team: Mutex<Option<Team>>,
-    /// The number that each PE had in the world that was shrunk to this world.
+    /// For each PE of this world, the number that the PE had in the world from which
+    /// [`World::shrink`] created this world.
     former: Vec<Pe>,
 }
 
@@ -87,9 +88,9 @@ impl World {
         self.shared.backend.caps()
     }
 
-    /// Returns how the segments of all PEs are mapped in this process. Returns `None` if the
-    /// segments are not at equal distances in memory, for example if the job runs on several
-    /// machines.
+    /// Returns where the symmetric memory of each PE is mapped in this process. Returns `None` if
+    /// the distances between the PEs' memories are not equal, for example if the job runs on
+    /// several machines.
     pub fn geometry(&self) -> Option<HeapGeometry> {
         self.shared.backend.geometry()
     }
@@ -216,7 +217,7 @@ impl World {
         }
     }
 
-    /// Creates a stream: an ordered queue of this PE's operations.
+    /// Creates a stream, which is an ordered queue of this PE's operations.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) after finalize; errors of the backend.
@@ -371,13 +372,13 @@ impl World {
         self.shared.usable(CALL)?;
         let Shrunk { backend, former } = self.shared.backend.shrink()?;
         self.shared.shrink(CALL)?;
-        tracing::debug!(pe = self.my_pe().get(), ?former, "shrunk a world");
+        tracing::debug!(pe = self.my_pe().get(), ?former, "created a world of the PEs that remain after a shrink");
         Ok(Self::formerly(backend, former))
     }
 
-    /// Returns the number that each PE of this world had in the world that was shrunk to this
-    /// world, ascending. If [`World::shrink`] did not create this world, returns the numbers that
-    /// the PEs have in this world.
+    /// Returns the number that each PE of this world had in the world from which [`World::shrink`]
+    /// created this world, ascending. If [`World::shrink`] did not create this world, returns the
+    /// numbers that the PEs have in this world.
     ///
     /// ```
     /// use peerweave::World;

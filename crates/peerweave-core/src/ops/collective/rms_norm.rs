@@ -1,4 +1,4 @@
-//! An all-reduce, the addition of a residual, and RMSNorm as one operation.
+//! One operation that runs an all-reduce, adds a residual, and applies RMSNorm.
 
 use crate::arguments::span::{Dest, Source, StreamDest, StreamSource};
 use crate::arguments::{NormElement, OutputScale, QuantizedElement, RmsNorm, StreamOutputScale};
@@ -19,9 +19,9 @@ use crate::{Result, call};
 /// - `y = x · weight / √(mean(x²) + epsilon)` is the output.
 ///
 /// The sum over the ranks is rounded to the element type, as by [`Team::all_reduce`]. `x` and `y`
-/// are computed in `f32`, and each is rounded once. So the residual has the same bits as if the
-/// steps were separate calls. All ranks get the same bits if their residuals, weights and epsilons
-/// are equal.
+/// are computed in `f32`, and each is rounded once. So the new residual has the same bits as if the
+/// three steps were separate calls. All ranks get the same bits if their residuals, weights and
+/// epsilons are equal.
 ///
 /// # Collective
 /// Every rank of the team must make the call, with the same element type, lengths, epsilon and
@@ -45,8 +45,8 @@ impl Team {
     /// As for [`Team::barrier`]. Also:
     /// - [`Misuse`](crate::Misuse) for a wrong length, and for buffers that overlap, belong to
     ///   another world or have been released.
-    /// - [`Misuse`](crate::Misuse) for an epsilon that is not positive, is subnormal, or is not
-    ///   finite.
+    /// - [`Misuse`](crate::Misuse) for an epsilon that is not a positive, finite number, or that is
+    ///   subnormal.
     /// - [`Error::Unsupported`](crate::Error::Unsupported) on GPUs if the length of a row is not a
     ///   multiple of 16 bytes, or if a buffer does not start at a multiple of 16 bytes.
     ///

@@ -1,5 +1,5 @@
-//! Independent sequences of one-sided operations. The atomic operations of a context are in
-//! `atomic.rs`.
+//! Contexts, which are independent sequences of one-sided operations. `atomic.rs` contains the
+//! atomic operations of a context.
 
 use crate::Result;
 use crate::arguments::span::{StreamDest, StreamSource};

@@ -1,5 +1,5 @@
-//! Updates of signal words. Calls that wait for signal words are in `wait.rs`. `put_signal`, which
-//! copies data before it updates a word, is in `transfers.rs`.
+//! Updates of signal words. `wait.rs` contains the calls that wait for signal words. `transfers.rs`
+//! contains `put_signal`, which copies data before it updates a word.
 
 use crate::arguments::{Signal, SignalUpdate};
 use crate::backend::AtomicKind;
