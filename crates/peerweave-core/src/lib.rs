@@ -86,5 +86,5 @@ pub use peerweave_types::{
 pub use shared::{FinalizeReport, LeakedBuffer};
 pub use world::{Event, Stream, Team, Ticket, World};
 
-/// The result of a Peerweave call.
+/// The result of a Peerweave call; by default, the error type is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -18,7 +18,8 @@ fn split(at: *const u8, bytes: usize) -> (usize, usize) {
     if head >= bytes { (bytes, 0) } else { (head, (bytes - head) / WORD) }
 }
 
-/// Copies `bytes` bytes from shared memory to memory that only the caller accesses.
+/// Copies `bytes` bytes from shared memory, to memory that no other thread accesses during the
+/// copy.
 ///
 /// # Safety
 /// `from` is valid for atomic reads of `bytes` bytes. `into` is valid for writes of `bytes` bytes,
@@ -41,7 +42,7 @@ pub(crate) unsafe fn read(from: *mut u8, into: *mut u8, bytes: usize) {
     (head + words * WORD..bytes).for_each(byte);
 }
 
-/// Copies `bytes` bytes from memory that no thread writes to shared memory.
+/// Copies `bytes` bytes to shared memory, from memory that no thread writes during the copy.
 ///
 /// # Safety
 /// `from` is valid for reads of `bytes` bytes, and no thread writes there. `to` is valid for atomic

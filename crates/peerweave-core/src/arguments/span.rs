@@ -18,7 +18,7 @@ use std::sync::Arc;
 #[derive(Clone, Copy)]
 pub(crate) struct Span<'a> {
     pub(crate) place: Place,
-    /// Length, in elements.
+    /// The length of the memory, in elements.
     pub(crate) len: usize,
     pub(crate) dtype: DType,
     /// The number of values of `dtype` in one element.

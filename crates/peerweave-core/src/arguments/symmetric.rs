@@ -97,7 +97,7 @@ impl Drop for Region {
 pub struct Symmetric<T> {
     region: Arc<Region>,
     at: SymOffset,
-    /// The number of elements.
+    /// The number of elements that this handle refers to.
     len: usize,
     element: PhantomData<T>,
 }
@@ -475,7 +475,7 @@ impl Symmetric<u64> {
 #[derive(Clone, Copy)]
 pub(crate) struct Remote<'a> {
     pub(crate) at: SymOffset,
-    /// The number of elements.
+    /// The length of the memory, in elements.
     pub(crate) len: usize,
     pub(crate) dtype: DType,
     /// The number of values of `dtype` in one element.

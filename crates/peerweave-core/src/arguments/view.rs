@@ -119,8 +119,9 @@ impl<T: Element> Symmetric<T> {
     /// ```
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) if the size of the memory is not a multiple of the size of `U`, or
-    /// if the offset of the memory is not a multiple of the alignment of `U`.
+    /// [`Misuse`](crate::Misuse) if the size of the memory is not a multiple of the size of `U`.
+    /// Also [`Misuse`](crate::Misuse) if the offset of the memory is not a multiple of the
+    /// alignment of `U`.
     pub fn cast<U: Element>(&self) -> Result<Symmetric<U>> {
         const CALL: &str = "cast";
         let (bytes, size) = (self.len() * size_of::<T>(), size_of::<U>());

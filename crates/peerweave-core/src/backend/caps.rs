@@ -98,11 +98,11 @@ impl Caps {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReductionCaps {
-    /// The collective.
+    /// The collective that reduces the elements.
     pub kind: CollectiveKind,
-    /// The element type.
+    /// The type of the elements that are reduced.
     pub dtype: DType,
-    /// The reduction.
+    /// The reduction, such as a sum.
     pub op: ReduceOp,
     /// The order in which the operands of the ranks are combined. For floats, the order affects
     /// rounding.
@@ -144,8 +144,8 @@ pub enum NanRule {
     /// `Min` and `Max` ignore a NaN if another operand is a number. If the result is NaN, it is the
     /// positive quiet NaN without payload.
     IgnoredByMinMaxCanonical,
-    /// `Min` and `Max` ignore a NaN if another operand is a number. If the result is NaN, its
-    /// payload is unspecified.
+    /// `Min` and `Max` ignore a NaN if another operand is a number. If the result is NaN, the
+    /// payload of the NaN is unspecified.
     IgnoredByMinMax,
     /// The treatment of NaN is unspecified.
     Unspecified,
@@ -155,7 +155,7 @@ pub enum NanRule {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AfterFailure {
-    /// Later operations on the stream do not run. They fail with
+    /// Later operations on the stream do not run. These operations fail with
     /// [`Error::Skipped`](crate::Error::Skipped).
     SkipsStream,
     /// The stream continues. The team of the failed operation or kernel is poisoned: later
@@ -172,7 +172,7 @@ pub enum PrivateBuffers {
     Staged,
     /// The operating system copies a buffer directly from the memory of the process that owns it.
     CrossMemoryAttach,
-    /// Ordinary buffers are not supported: operations on them return an error.
+    /// Ordinary buffers are not supported: operations on ordinary buffers return an error.
     Refused,
 }
 

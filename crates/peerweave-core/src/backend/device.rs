@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 /// A library that orders accesses to its own memory, as cudarc does for its slices, implements the
 /// methods of this trait. The methods are called for each operation that uses the memory.
 pub trait DeviceOwner: Any + Send + Sync + fmt::Debug {
-    /// Prepares the memory for an operation that is about to be enqueued on `stream`, for example
-    /// by making the stream wait for earlier work on the memory. For an operation that runs on the
-    /// calling thread, `stream` is `None`. In this case, earlier work on the memory must have ended
-    /// when this method returns.
+    /// Prepares the memory for an operation that is about to be enqueued on `stream`. For example,
+    /// the method makes the stream wait for earlier work on the memory. For an operation that runs
+    /// on the calling thread, `stream` is `None`. In this case, earlier work on the memory must
+    /// have ended when this method returns.
     ///
     /// # Errors
     /// The reason why the operation cannot use the memory. If the method fails, the operation is

@@ -32,12 +32,12 @@ pub enum Error {
         call: &'static str,
         /// The team on which the call was made.
         team: TeamName,
-        /// The peer.
+        /// The PE that died, left the job, failed or cannot be accessed.
         pe: Pe,
         /// What happened to the peer.
         cause: PeerCause,
     },
-    /// A deadline expired.
+    /// The deadline of a call passed before the call was complete.
     #[error(transparent)]
     Timeout(Box<Timeout>),
     /// The operation did not run, because an earlier operation on its stream had failed with an
@@ -221,7 +221,7 @@ pub enum PeerCause {
     Died,
     /// The PE left the job (finalized or dropped its world) while other PEs still needed the PE.
     Left,
-    /// The PE has reported that it failed in this operation.
+    /// The PE has reported its own failure in this operation.
     Failed,
     /// The memory of the PE could not be read.
     Unreachable,
@@ -356,7 +356,7 @@ pub struct KernelFailure {
     pub missing: Option<Pe>,
     /// The code that the kernel passed to `Context::exit`; `None` if there was no such call.
     pub exit_code: Option<u64>,
-    /// A description of the failure. It names the operation, the expected value and the value
+    /// A description of the failure. The text names the operation, the expected value and the value
     /// found, or the block and the thread that failed.
     pub message: String,
 }
@@ -406,7 +406,7 @@ pub enum MisuseKind {
     /// A buffer has the wrong length.
     #[error("`{argument}` has {found} elements, expected {expected}")]
     Length {
-        /// The name of the parameter.
+        /// The name of the parameter that is wrong.
         argument: &'static str,
         /// The length of the buffer that was passed, in elements.
         found: usize,
@@ -416,7 +416,7 @@ pub enum MisuseKind {
     /// A buffer's length is not a multiple of the number of ranks in the team.
     #[error("`{argument}` has {found} elements, expected a multiple of {divisor} (the number of ranks in the team)")]
     NotDivisible {
-        /// The name of the parameter.
+        /// The name of the parameter that is wrong.
         argument: &'static str,
         /// The length of the buffer that was passed, in elements.
         found: usize,
@@ -426,7 +426,7 @@ pub enum MisuseKind {
     /// The caller passed a rank that the team does not have.
     #[error("`{argument}` is {found}, expected a rank below {team_size} (the number of ranks in the team)")]
     Rank {
-        /// The name of the parameter.
+        /// The name of the parameter that is wrong.
         argument: &'static str,
         /// The rank that was passed.
         found: u32,
@@ -436,7 +436,7 @@ pub enum MisuseKind {
     /// A range exceeds its buffer.
     #[error("`{argument}` has {len} elements, but the call uses elements {start}..{end}")]
     Range {
-        /// The name of the parameter.
+        /// The name of the parameter that is wrong.
         argument: &'static str,
         /// The index of the first element of the range.
         start: usize,
@@ -445,10 +445,10 @@ pub enum MisuseKind {
         /// The length of the buffer, in elements.
         len: usize,
     },
-    /// The buffer has no element at the index.
+    /// The caller passed an index at which the buffer has no element.
     #[error("`{argument}` is {found}, expected an index below {len}")]
     Index {
-        /// The name of the parameter.
+        /// The name of the parameter that is wrong.
         argument: &'static str,
         /// The index that was passed.
         found: usize,
@@ -458,7 +458,7 @@ pub enum MisuseKind {
     /// A range ends before it starts.
     #[error("`{argument}` is {start}..{end}, which ends before it starts")]
     ReversedRange {
-        /// The name of the parameter.
+        /// The name of the parameter that is wrong.
         argument: &'static str,
         /// The index of the first element of the range.
         start: usize,
@@ -468,20 +468,20 @@ pub enum MisuseKind {
     /// A parameter exceeds a limit of the backend.
     #[error("`{argument}` is {found}, expected at most {max} ({limit})")]
     Limit {
-        /// The name of the parameter.
+        /// The name of the parameter that is wrong.
         argument: &'static str,
         /// The value that was passed.
         found: usize,
         /// The largest valid value.
         max: usize,
-        /// The name of the limit.
+        /// A description of the limit.
         limit: &'static str,
     },
     /// The handle refers to a part of an allocation, but the call needs a handle to the whole
     /// allocation.
     #[error("`{argument}` covers elements {start}..{end} of an allocation of {len}, expected the whole allocation")]
     PartOfAllocation {
-        /// The name of the parameter.
+        /// The name of the parameter that is wrong.
         argument: &'static str,
         /// The index of the first element of the range.
         start: usize,
@@ -493,9 +493,9 @@ pub enum MisuseKind {
     /// Two buffers share bytes.
     #[error("`{first}` and `{second}` overlap: {advice}")]
     Overlap {
-        /// The name of one parameter.
+        /// The name of the first parameter.
         first: &'static str,
-        /// The name of the other parameter.
+        /// The name of the second parameter.
         second: &'static str,
         /// What to pass or to call instead.
         advice: &'static str,
@@ -510,19 +510,19 @@ pub enum MisuseKind {
     /// The buffer has been released.
     #[error("`{argument}` was released")]
     Released {
-        /// The name of the parameter.
+        /// The name of the parameter that is wrong.
         argument: &'static str,
     },
     /// The buffer belongs to another world.
     #[error("`{argument}` belongs to another world")]
     ForeignBuffer {
-        /// The name of the parameter.
+        /// The name of the parameter that is wrong.
         argument: &'static str,
     },
     /// The memory does not belong to the device of this PE.
     #[error("`{argument}` is memory of device {found}, expected memory of device {expected} (the device of this PE)")]
     WrongDevice {
-        /// The name of the parameter.
+        /// The name of the parameter that is wrong.
         argument: &'static str,
         /// The ordinal of the device that holds the memory.
         found: u32,
@@ -564,17 +564,17 @@ pub enum MisuseKind {
     /// The reduction is not defined for the element type.
     #[error("the reduction {op} is not defined for elements of type {element}", element = dtype.rust_name())]
     Reduction {
-        /// The reduction.
+        /// The reduction that the caller passed.
         op: ReduceOp,
-        /// The element type.
+        /// The element type for which the reduction is not defined.
         dtype: DType,
     },
     /// The reduction is not defined for the element type, which consists of several values.
     #[error("the reduction {op} is not defined for elements of type {element}")]
     ElementReduction {
-        /// The reduction.
+        /// The reduction that the caller passed.
         op: ReduceOp,
-        /// The name of the element type.
+        /// The name of the element type for which the reduction is not defined.
         element: &'static str,
     },
     /// The shape of a new team does not describe distinct ranks of the parent team.
@@ -588,7 +588,7 @@ pub enum MisuseKind {
     /// A parameter has an invalid value.
     #[error("`{argument}` is {found}, expected {expected}")]
     Value {
-        /// The name of the parameter.
+        /// The name of the parameter that is wrong.
         argument: &'static str,
         /// The value that was passed.
         found: String,

@@ -49,14 +49,16 @@ use std::time::Duration;
 ///   memory.
 /// - **\[B2\]** The memory at the addresses that [`Backend::local`] returns stays mapped until the
 ///   backend is dropped.
-/// - **\[B3\]** When a wait for a signal, a barrier or a ticket completes, all puts that were
-///   ordered before the signal, the barrier or the ticket's operation are visible.
+/// - **\[B3\]** When a wait for a signal, a barrier or a ticket completes, earlier puts are
+///   visible. These are all puts that were ordered before the signal, the barrier or the ticket's
+///   operation.
 /// - **\[B4\]** The backend's accesses to symmetric memory are defined even if other PEs, threads
 ///   or streams access the same bytes concurrently. The backend's accesses to the private memory of
 ///   an [`Op`] are defined under the same conditions. Private memory may be a plain slice, or a
 ///   buffer that another thread reads or another stream writes.
-/// - **\[B5\]** A call that follows [`Backend::finalize`], or that races with `finalize` or with
-///   [`Backend::release`], returns an error or an unspecified value, and has no other effect.
+/// - **\[B5\]** A call that follows [`Backend::finalize`] returns an error or an unspecified value,
+///   and has no other effect. The same is true for a call that races with `finalize` or with
+///   [`Backend::release`].
 /// - **\[B7\]** If [`Backend::run`] fails while work that it has started may still access symmetric
 ///   or device memory, `run` has called `keep`. The backend holds or leaks the value that `keep`
 ///   returned until the work has ended.
@@ -74,7 +76,7 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     fn job(&self) -> &JobShape;
 
     /// Returns where the symmetric memory of each PE is mapped in this process. Returns `None` if
-    /// the distances between the PEs' memories are not equal, or if this process cannot access
+    /// the memories of the PEs are not mapped at equal distances, or if this process cannot access
     /// every PE's memory by address.
     fn geometry(&self) -> Option<HeapGeometry>;
 
@@ -171,8 +173,8 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     }
 
     /// Returns the reason why operations of the team fail from now on; `None` if the team has not
-    /// failed. A team fails on a PE if, after a failed operation, the ranks of the team may
-    /// disagree on which operation is next.
+    /// failed. After a failed operation, the ranks of a team may disagree on which operation is
+    /// next. In this case, the team has failed.
     fn team_failure(&self, team: TeamId) -> Option<Error>;
 
     /// Returns the error with which a call that waits only for `pe` fails, if `pe` is known to have
@@ -198,10 +200,10 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// function that wraps a device stream.
     fn owns(&self, stream: &dyn StreamBackend) -> bool;
 
-    /// Runs an operation on the calling thread and returns when the operation is complete. If the
-    /// operation fails before its work has ended, for example at the deadline, the backend uses
-    /// `keep` to keep alive the memory that the work accesses (\[B7\]). The backend need not keep
-    /// private memory alive, because no work accesses private memory after a failure (\[B1\]).
+    /// Runs an operation on the calling thread and returns when the operation is complete. An
+    /// operation may fail before its work has ended, for example at the deadline. The backend then
+    /// uses `keep` to keep alive the memory that the work accesses (\[B7\]). The backend need not
+    /// keep private memory alive, because no work accesses private memory after a failure (\[B1\]).
     ///
     /// # Safety
     /// The memory that `op` names is valid for the operation until this call returns. Symmetric
@@ -284,7 +286,7 @@ pub unsafe trait StreamBackend: Any + Send + Sync + fmt::Debug {
 }
 
 /// An event that has been recorded on a stream. The event is complete when all operations that were
-/// enqueued before it have ended.
+/// enqueued before the event have ended.
 pub trait EventBackend: Any + Send + Sync + fmt::Debug {
     /// Returns whether all operations before the event have completed or failed.
     fn is_complete(&self) -> bool;
@@ -381,7 +383,7 @@ pub struct TeamRecord {
 /// The result of [`Backend::shrink`].
 #[derive(Clone, Debug)]
 pub struct Shrunk {
-    /// The new backend.
+    /// The backend of the new world.
     pub backend: Arc<dyn Backend>,
     /// The number that each PE of the new backend has in the old backend, ascending.
     pub former: Vec<Pe>,

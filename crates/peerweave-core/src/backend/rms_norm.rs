@@ -20,7 +20,7 @@ pub struct RmsNorm {
     pub weight: Place,
     /// The number of elements in a row: 1 to [`RmsNorm::MOST_HIDDEN`].
     pub hidden: usize,
-    /// The number that is added to the mean of the squares. It is positive, finite and not
+    /// The positive, finite number that is added to the mean of the squares. The number is not
     /// subnormal.
     pub epsilon: f32,
     /// The size of an input element, in bytes.

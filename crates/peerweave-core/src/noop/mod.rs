@@ -218,8 +218,8 @@ impl Noop {
         self.state().survivors = Some(pes.into_iter().map(Pe::new).collect());
     }
 
-    /// Makes the next operation, or the next call that creates a team from a list or shrinks the
-    /// world, fail with `error`.
+    /// Makes the next operation fail with `error`. Creating a team from a list of PEs and shrinking
+    /// the world also count as operations here.
     pub fn fail_next(&self, error: Error) {
         self.state().fail_next = Some(error);
     }

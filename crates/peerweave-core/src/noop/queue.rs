@@ -73,8 +73,8 @@ impl Queue {
         drop(graph);
     }
 
-    /// Keeps the memory of a simulated operation that times out alive, until [`Queue::end_late`].
-    /// Returns the timeout error of the operation.
+    /// Makes an operation time out, as if its work were still running. The memory of the operation
+    /// stays alive until [`Queue::end_late`] is called. Returns the timeout error.
     pub(super) fn leave_running(&self, keep: Keep) -> Error {
         lock(&self.late).push(keep);
         let team = crate::TeamName { id: TeamId::WORLD, size: 1 };

@@ -24,8 +24,8 @@ const ARGUMENTS: [&str; 16] = [
     "args.12", "args.13", "args.14", "args.15",
 ];
 
-/// The shape of a launch: the number of blocks, the number of threads in each block, the size of
-/// the dynamic shared memory, and whether blocks may wait for each other.
+/// The shape of a launch: the number of blocks, the number of threads in each block, and the size
+/// of the dynamic shared memory. The shape also says whether blocks may wait for each other.
 ///
 /// ```
 /// use peerweave::LaunchShape;
@@ -104,8 +104,8 @@ impl<P: KernelArg> LaunchArg<P> for P {}
 impl<P: KernelArg> sealed::Argument<P> for P {
     #[allow(private_interfaces, reason = "the trait is sealed")]
     fn bind(&self, name: &'static str, shared: &Arc<Shared>, held: &mut Kept) -> Result<P> {
-        /// Visits the views in an argument. Adds the owners of their memory to `held`. Stores the
-        /// offset and the size of the first view whose memory is not allocated in `outside`.
+        /// Visits the views in an argument. Adds the owners of their memory to `held`. Stores in
+        /// `outside` the offset and the size of the first view whose memory is not allocated.
         struct Look<'a> {
             shared: &'a Arc<Shared>,
             held: &'a mut Kept,

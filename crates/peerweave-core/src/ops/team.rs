@@ -147,7 +147,7 @@ impl Team {
     ///
     /// # Errors
     /// As for [`Team::split`]. Also [`Error::Mismatch`](crate::Error::Mismatch) if ranks pass
-    /// different shapes, and [`Misuse`](crate::Misuse) if the shape is empty, contains a rank
+    /// different shapes. Also [`Misuse`](crate::Misuse) if the shape is empty, contains a rank
     /// twice, or contains a rank that is not a rank of this team.
     pub fn split_strided(&self, shape: TeamShape) -> Result<Option<Team>> {
         const CALL: &str = "split_strided";

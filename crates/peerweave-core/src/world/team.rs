@@ -114,10 +114,10 @@ impl Team {
     /// Returns the reason why operations of this team fail from now on; `None` if the team has not
     /// failed.
     ///
-    /// A team fails on a PE if, after a failed operation, the ranks of the team may disagree on
-    /// which operation is next, for example because a PE has died. Later collectives, sends and
-    /// receives of the team fail with [`Error::Poisoned`], which contains the error that this
-    /// method returns. [`Caps::after_failure`] describes what streams do after a failure.
+    /// After a failed operation, for example because a PE has died, the ranks of a team may
+    /// disagree on which operation is next. In this case, the team has failed. Later collectives,
+    /// sends and receives of the team fail with [`Error::Poisoned`], which contains the error that
+    /// this method returns. [`Caps::after_failure`] describes what streams do after a failure.
     ///
     /// [`Caps::after_failure`]: crate::Caps::after_failure
     pub fn failure(&self) -> Option<Error> {

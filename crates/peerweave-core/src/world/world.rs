@@ -89,7 +89,7 @@ impl World {
     }
 
     /// Returns where the symmetric memory of each PE is mapped in this process. Returns `None` if
-    /// the distances between the PEs' memories are not equal, for example if the job runs on
+    /// the memories of the PEs are not mapped at equal distances, for example if the job runs on
     /// several machines.
     pub fn geometry(&self) -> Option<HeapGeometry> {
         self.shared.backend.geometry()
@@ -313,10 +313,10 @@ impl World {
     /// # This world afterwards
     /// If the call succeeds, this world has ended, as after [`World::finalize`], and calls on its
     /// handles fail with [`MisuseKind::Shrunk`](crate::MisuseKind::Shrunk). Only the methods of
-    /// [`Symmetric`] that access this PE's memory (`to_vec`, `copy_to`, `load`, `store`,
-    /// `as_slice`, …) still work, so that a PE can copy its data to the new world. If an operation
-    /// has failed before it was complete, the memory that the operation writes has unspecified
-    /// values.
+    /// [`Symmetric`] that access this PE's memory still work, such as `to_vec`, `copy_to`, `load`,
+    /// `store` and `as_slice`. With these methods, a PE can copy its data to the new world. If an
+    /// operation has failed before it was complete, the memory that the operation writes has
+    /// unspecified values.
     ///
     /// The memory of this world is freed when the last handle of this world (world, team, stream or
     /// buffer) is dropped. `shrink` does not wait for operations that are pending on the streams of

@@ -126,7 +126,7 @@ impl CollectiveKind {
 pub struct Collective {
     /// The kind of collective.
     pub kind: CollectiveKind,
-    /// The team.
+    /// The team that runs the collective.
     pub team: TeamId,
     /// The element type; `U8` for barrier and sync.
     pub dtype: DType,
@@ -134,7 +134,7 @@ pub struct Collective {
     pub op: ReduceOp,
     /// The bits of the scalar by which this PE's elements are multiplied, for `PreMulSum`.
     pub scalar: u64,
-    /// The root; rank 0 if the collective has no root.
+    /// The rank of the root; rank 0 if the collective has no root.
     pub root: Rank,
     /// The number of elements, counted as in NCCL; 0 for barrier and sync. The counted elements
     /// are:
@@ -191,16 +191,16 @@ impl Special {
     }
 }
 
-/// A function that combines two elements, which the caller of a reduction passes. The function gets
-/// the elements as bytes.
+/// A function that the caller of a reduction passes. The function combines pairs of elements, which
+/// are passed as bytes.
 pub trait Combine: Send + Sync + fmt::Debug {
     /// Returns the size of an element, in bytes. An element may consist of several values of
     /// [`Collective::dtype`].
     fn element_bytes(&self) -> usize;
 
-    /// Replaces each element `a` in `accumulator` by the combination of `a` and `b`, in this order,
-    /// where `b` is the element at the same index in `operand`. The two slices contain the same
-    /// number of whole elements.
+    /// Replaces each element `a` in `accumulator` by the combination of `a` and `b`, in this order.
+    /// `b` is the element at the same index in `operand`. The two slices contain the same number of
+    /// whole elements.
     fn combine(&self, accumulator: &mut [u8], operand: &[u8]);
 }
 

@@ -89,11 +89,11 @@ pub enum Op {
     Atomic(Atomic),
     /// A launch of a kernel on a grid of thread blocks.
     Launch(Launch),
-    /// A fence, which orders this PE's puts and signals. A target that sees a put or signal issued
-    /// after the fence also sees the earlier puts and signals to that target.
+    /// A fence, which orders this PE's puts, signals and atomics. A target that sees an operation
+    /// issued after the fence also sees the operations on that target that were issued before the
+    /// fence.
     Fence,
-    /// A quiet, which waits until this PE's earlier puts, gets and signals are complete at their
-    /// targets.
+    /// A quiet, which waits until this PE's earlier puts, gets, signals and atomics are complete.
     Quiet,
 }
 

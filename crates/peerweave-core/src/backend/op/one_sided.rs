@@ -3,8 +3,8 @@
 use super::{Direction, Place};
 use peerweave_types::{DType, Pe, SignalOp, SymOffset};
 
-/// A put of `bytes` bytes from `source` on this PE to `target` on `pe`, followed by the update of a
-/// signal word if `signal` is set.
+/// A put of `bytes` bytes from `source` on this PE to `target` on `pe`. If `signal` is set, the put
+/// then updates a signal word on `pe`.
 #[derive(Clone, Copy, Debug)]
 pub struct Put {
     /// The target PE.
@@ -95,7 +95,7 @@ pub struct Copy {
 /// A fill, which sets `count` elements in memory of this PE to one value.
 #[derive(Clone, Copy, Debug)]
 pub struct Fill {
-    /// The first element.
+    /// The location of the first element.
     pub target: Place,
     /// The value of each element: the first `element_bytes` bytes of this integer in native byte
     /// order.

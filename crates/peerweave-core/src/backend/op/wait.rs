@@ -7,7 +7,7 @@ use std::sync::Arc;
 /// A wait for contiguous words in this PE's symmetric memory, or a test of these words.
 #[derive(Clone, Debug)]
 pub struct WaitUntil {
-    /// The offset of the first word, aligned to the size of a word.
+    /// The offset of the first word in symmetric memory, aligned to the size of a word.
     pub at: SymOffset,
     /// The number of words.
     pub count: usize,
@@ -97,8 +97,8 @@ impl WaitUntil {
     }
 }
 
-/// The condition of a wait for words. Excluded words are ignored. If all words are excluded, the
-/// condition holds.
+/// The condition on the words of a wait or test. Excluded words are ignored. If all words are
+/// excluded, the condition holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Until {
     /// All words satisfy the comparison. If the wait is for one word, the outcome is the value of

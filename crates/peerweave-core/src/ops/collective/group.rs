@@ -1,11 +1,11 @@
 //! Groups of operations. The backend gets a group as one operation, and runs the sends and receives
 //! of the group at the same time.
 //!
-//! Invariants: the memory of the operations in a group lives as long as the group, because
-//! [`Group`] holds clones of the owners and [`BlockingGroup`] borrows the memory for `'env`. No
-//! operation runs before the closure has returned. If the closure or the check of an operation
-//! fails, no operation of the group runs. A group runs only operations that were checked for its
-//! own team: if a closure swaps two groups, both calls fail.
+//! Invariants: the memory of the operations in a group lives as long as the group. [`Group`] holds
+//! clones of the owners; [`BlockingGroup`] borrows the memory for `'env`. No operation runs before
+//! the closure has returned. If the closure or the check of an operation fails, no operation of the
+//! group runs. A group runs only operations that were checked for its own team: if a closure swaps
+//! two groups, both calls fail.
 
 use crate::arguments::Parts;
 use crate::arguments::reduction::Reduction;

@@ -36,16 +36,17 @@ use std::sync::Arc;
 /// On GPUs, each rank runs all collectives, sends and receives of a team one after another. A rank
 /// runs these operations in the order in which it enqueued them, even on different streams. For
 /// example, if rank 0 receives from rank 1 before a barrier, and rank 1 sends after that barrier,
-/// GPUs wait until the deadline. So in a program for both backends, all ranks make calls that
-/// depend on each other in the same order, or put such calls into one [`group`](Team::group).
+/// GPUs wait until the deadline. A program for both backends therefore makes calls that depend on
+/// each other in the same order on all ranks. Alternatively, the program puts such calls into one
+/// [`group`](Team::group).
 ///
 /// Calls on different teams are ordered only if they are on the same stream. The same is true for
 /// captured calls.
 ///
 /// # Errors
-/// Before anything is enqueued: [`Misuse`](crate::Misuse) for a wrong length, rank or root, for
-/// buffers that overlap, and for a team, stream or buffer that belongs to another world or is no
-/// longer valid.
+/// Before anything is enqueued: [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for
+/// buffers that overlap. Also [`Misuse`](crate::Misuse) for a team, stream or buffer that belongs
+/// to another world or is no longer valid.
 ///
 /// Later:
 /// - [`Error::Mismatch`](crate::Error::Mismatch) if ranks have made different calls and the backend
@@ -275,7 +276,8 @@ impl Team {
     ///
     /// # Errors
     /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a length that is not a multiple of
-    /// the number of ranks, and for a buffer that belongs to another world or has been released.
+    /// the number of ranks. Also [`Misuse`](crate::Misuse) for a buffer that belongs to another
+    /// world or has been released.
     #[inline]
     pub fn all_gather_in_place<T: Element>(&self, stream: &Stream, mut buffer: impl StreamDest<T>) -> Result<Ticket> {
         const CALL: &str = "all_gather_in_place";
@@ -357,7 +359,8 @@ impl Team {
     ///
     /// # Errors
     /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a length that is not a multiple of
-    /// the number of ranks, and for a buffer that belongs to another world or has been released.
+    /// the number of ranks. Also [`Misuse`](crate::Misuse) for a buffer that belongs to another
+    /// world or has been released.
     #[inline]
     pub fn all_to_all_in_place<T: Element>(&self, stream: &Stream, mut buffer: impl StreamDest<T>) -> Result<Ticket> {
         const CALL: &str = "all_to_all_in_place";
@@ -523,10 +526,10 @@ impl Team {
     /// team; if `peer` is this rank and the call is not in a group; and for a buffer that belongs
     /// to another world or has been released.
     ///
-    /// On the `host` backend, if the counts or types of a send and its receive differ, the receive
-    /// fails with [`Error::Mismatch`](crate::Error::Mismatch), and does not change `dest`. The send
-    /// fails too if it waited for the receive. The send of a small message may already have
-    /// succeeded. Both ranks can still use the team.
+    /// On the `host` backend, the counts and types of a send and its receive are compared. If they
+    /// differ, the receive fails with [`Error::Mismatch`](crate::Error::Mismatch), and does not
+    /// change `dest`. If the send waited for the receive, the send fails too. The send of a small
+    /// message may already have succeeded. Both ranks can still use the team.
     ///
     /// The `cuda` backend does not compare the counts and types of sends and receives.
     #[inline]

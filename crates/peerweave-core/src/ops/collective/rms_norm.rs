@@ -47,8 +47,8 @@ impl Team {
     ///   another world or have been released.
     /// - [`Misuse`](crate::Misuse) for an epsilon that is not a positive, finite number, or that is
     ///   subnormal.
-    /// - [`Error::Unsupported`](crate::Error::Unsupported) on GPUs if the length of a row is not a
-    ///   multiple of 16 bytes, or if a buffer does not start at a multiple of 16 bytes.
+    /// - [`Error::Unsupported`](crate::Error::Unsupported) on GPUs if the length of a row, or the
+    ///   start of a buffer, is not a multiple of 16 bytes.
     ///
     /// # Example
     /// ```

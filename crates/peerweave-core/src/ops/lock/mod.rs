@@ -44,8 +44,8 @@ use words::{State, Words};
 /// error says that this PE already holds the lock.
 ///
 /// # Death of the holder
-/// If the PE that holds the lock dies or leaves the job, the data that the lock protects may be in
-/// any state. So [`Lock::lock`] and [`Lock::try_lock`] then fail on every PE with
+/// If the holder dies or leaves the job, the data that the lock protects may be in any state. So
+/// [`Lock::lock`] and [`Lock::try_lock`] then fail on every PE with
 /// [`Error::Peer`](crate::Error::Peer), until a call of [`Lock::take_over`] has succeeded on one
 /// PE. The error names the former holder, or the PE whose failure caused the former holder to end.
 ///
@@ -106,8 +106,8 @@ enum Mode {
     TakeOver,
 }
 
-/// The additional time for which a PE waits if its wait has failed, for example at the deadline,
-/// but the holder has already chosen that PE as the next holder.
+/// The additional time for which a PE waits after its wait has failed, for example at the deadline.
+/// A PE waits for this time only if the holder has already chosen that PE as the next holder.
 const GRACE: Duration = Duration::from_millis(100);
 
 impl World {

@@ -77,10 +77,11 @@ impl Team {
     /// them.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) if the lengths differ, if `rank` is not a rank of the team, or if
-    /// a handle belongs to another world or is no longer valid. Also [`Misuse`](crate::Misuse) if
-    /// `rank` is this rank, and `source` and `dest` overlap. [`Error::Peer`](crate::Error::Peer) if
-    /// the target is known to have died or left the job: see [Dead targets](Team#dead-targets).
+    /// [`Misuse`](crate::Misuse) if the lengths differ, or if `rank` is not a rank of the team.
+    /// Also [`Misuse`](crate::Misuse) if a handle belongs to another world or is no longer valid.
+    /// If `rank` is this rank, also [`Misuse`](crate::Misuse) if `source` and `dest` overlap.
+    /// [`Error::Peer`](crate::Error::Peer) if the target is known to have died or left the job: see
+    /// [Dead targets](Team#dead-targets).
     #[inline]
     pub fn put<T: Element>(
         &self,

@@ -66,8 +66,9 @@ impl Team {
     /// of the word. Pass the word as `&Signal` or as `(&Symmetric<T>, index)`.
     ///
     /// # Ordering
-    /// Data that was put to this PE before the change that ends the wait is visible to later
-    /// operations of `stream`, and to any thread that has waited for the ticket.
+    /// When the wait ends, data that was put to this PE before the word changed is visible. The
+    /// data is visible to later operations of `stream`, and to any thread that has waited for the
+    /// ticket.
     ///
     /// # Errors
     /// Before anything is enqueued: [`Misuse`](crate::Misuse) if the memory does not contain the
@@ -190,8 +191,8 @@ impl Team {
         call::run(&self.inner.shared, check::wait("wait_until_any_blocking", self, awaited, WaitMode::Wait)?).map(decode::first)
     }
 
-    /// Waits until at least one word in `words` on this PE satisfies the comparison with `value`,
-    /// and returns the indices of all such words, in ascending order. Words for which `exclude` is
+    /// Waits until at least one word in `words` on this PE satisfies the comparison with `value`.
+    /// Returns the indices of all such words, in ascending order. Words for which `exclude` is
     /// `true` are ignored. If all words are excluded, the wait returns an empty list at once.
     ///
     /// # Ordering
