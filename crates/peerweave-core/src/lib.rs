@@ -22,8 +22,8 @@
 //! the operation is complete.
 //!
 //! Operations take four kinds of memory, through [`Source`] and [`Dest`]:
-//! - [`Symmetric`]: memory that all PEs allocate together; it is the target of one-sided
-//!   operations, and the fastest memory for all operations;
+//! - [`Symmetric`]: memory that all PEs allocate together. Symmetric memory is the target of
+//!   one-sided operations, and the fastest memory for all operations;
 //! - [`Buffer`]: reference-counted ordinary memory, which stream-ordered operations can use;
 //! - [`OnDevice`]: device memory together with its owner, for backends that use that device;
 //! - slices, arrays and vectors of the calling program, which only the blocking forms accept,

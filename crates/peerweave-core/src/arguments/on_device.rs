@@ -2,7 +2,7 @@
 //!
 //! This module does not access the memory. Invariant: **\[D1\]** the elements of a handle stay
 //! allocated while the owner of the memory lives. The caller of [`OnDevice::from_raw`] guarantees
-//! that.
+//! this invariant.
 #![allow(unsafe_code)]
 
 use crate::arguments::span::{Owner, Span};

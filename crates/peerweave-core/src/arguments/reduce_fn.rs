@@ -8,11 +8,12 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 /// A function that combines two elements, for [`all_reduce_with`](crate::Team::all_reduce_with),
-/// [`reduce_with`](crate::Team::reduce_with) and [`scan_with`](crate::Team::scan_with).
+/// [`reduce_with`](crate::Team::reduce_with), [`scan_with`](crate::Team::scan_with) and
+/// [`exclusive_scan_with`](crate::Team::exclusive_scan_with).
 ///
-/// The function must be associative. It need not be commutative: the element of a lower rank is
-/// always the first argument. The function may be called on any thread, and more than once for each
-/// element. A clone refers to the same function.
+/// The function must be associative. The function need not be commutative: the element of a lower
+/// rank is always the first argument. The function may be called on any thread, and more than once
+/// for each element. A clone refers to the same function.
 ///
 /// # On GPUs
 /// The function runs on the host. On every PE, the GPU backend first gathers the elements of all

@@ -1,11 +1,11 @@
 //! Chooses the word that a wait for any of several words checks first.
 //!
 //! If every wait checked word 0 first, a word 0 that always satisfies the wait would hide the other
-//! words. Therefore each wait of a thread starts at another word. The first words follow a Weyl
-//! sequence: the fractional parts of the multiples of an irrational number, scaled to the number of
-//! words. The values of this sequence are spread evenly, and so are the values of any subsequence
-//! at regular distances. Therefore every word is regularly checked first, even if a thread
-//! alternates between waits for several sets of words.
+//! words. Therefore the first word varies from wait to wait of a thread. The first words follow a
+//! Weyl sequence: the fractional parts of the multiples of an irrational number, scaled to the
+//! number of words. The values of this sequence are spread evenly, and so are the values of any
+//! subsequence at regular distances. Therefore every word is regularly checked first, even if a
+//! thread alternates between waits for several sets of words.
 
 use std::cell::Cell;
 

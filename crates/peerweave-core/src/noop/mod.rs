@@ -498,7 +498,7 @@ unsafe impl Backend for Noop {
     }
 
     fn stream(&self) -> Result<Arc<dyn StreamBackend>> {
-        let backend = self.me.upgrade().expect("the backend is alive during its calls");
+        let backend = self.me.upgrade().expect("the backend lives while one of its methods runs");
         Ok(Arc::new(NoopStream::new(backend)))
     }
 

@@ -157,7 +157,7 @@ impl<R> Ticket<R> {
     /// - The error with which the operation failed.
     /// - [`Error::Skipped`](crate::Error::Skipped) if an earlier operation on the stream has
     ///   failed. Operations after an [`Error::Mismatch`](crate::Error::Mismatch) are not skipped,
-    ///   because their team stays usable.
+    ///   because the team of the failed operation stays usable.
     /// - [`Error::Timeout`](crate::Error::Timeout) if the operation is still pending at the
     ///   deadline.
     /// - [`Misuse`](crate::Misuse) if the operation has been captured into a graph, or if this

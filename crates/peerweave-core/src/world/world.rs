@@ -293,15 +293,15 @@ impl World {
 
     /// Creates a new world of the PEs that remain after a failure, and ends this world. The PEs
     /// keep their order, and are numbered from 0 again. [`World::former_pes`] returns their old
-    /// numbers. The new world has its own symmetric heap, teams and streams. It keeps the deadline
-    /// and the settings of this world. The call corresponds to `MPIX_Comm_shrink` in MPI's
-    /// fault-tolerance extension (ULFM).
+    /// numbers. The new world has its own symmetric heap, teams and streams. The new world keeps
+    /// the deadline and the settings of this world. The call corresponds to `MPIX_Comm_shrink` in
+    /// MPI's fault-tolerance extension (ULFM).
     ///
-    /// PEs that have died or left are not members of the new world. Neither is a PE that dies
-    /// before the PEs have agreed on the members. A PE that dies after the agreement is still a
-    /// member. Operations in the new world then fail with an error that names the dead PE, and the
-    /// new world can be shrunk again. If no PE has failed, the new world has the same PEs as this
-    /// world.
+    /// PEs that have died or left are not members of the new world. A PE that dies before the PEs
+    /// have agreed on the members is not a member either. A PE that dies after the agreement is
+    /// still a member. Operations in the new world then fail with an error that names the dead PE,
+    /// and the new world can be shrunk again. If no PE has failed, the new world has the same PEs
+    /// as this world.
     ///
     /// # Collective
     /// All PEs that have neither died nor left must make this call, whatever the state of their
@@ -310,7 +310,7 @@ impl World {
     /// error, a waiting PE learns that it must call `shrink` too. If the call succeeds on one PE,
     /// the call succeeds on all members that stay alive.
     ///
-    /// # This world afterwards
+    /// # This world after the call
     /// If the call succeeds, this world has ended, as after [`World::finalize`], and calls on its
     /// handles fail with [`MisuseKind::Shrunk`](crate::MisuseKind::Shrunk). Only the methods of
     /// [`Symmetric`] that access this PE's memory still work, such as `to_vec`, `copy_to`, `load`,

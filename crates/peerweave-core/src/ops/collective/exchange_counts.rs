@@ -23,7 +23,7 @@ impl Team {
     /// `send_counts[r]` elements to rank `r`. Returns the counts of the elements that this rank
     /// sends and receives. The offsets in the result place the parts in rank order, without gaps.
     ///
-    /// The call is collective. It runs an [`all_to_all_blocking`](Team::all_to_all_blocking), in
+    /// The call is collective, and runs an [`all_to_all_blocking`](Team::all_to_all_blocking), in
     /// which every rank sends one element to each rank.
     ///
     /// # Errors
@@ -62,7 +62,7 @@ impl Team {
     /// `count` elements. Returns the parts of all ranks. The offsets in the result place the parts
     /// in rank order, without gaps.
     ///
-    /// The call is collective. It runs an [`all_gather_blocking`](Team::all_gather_blocking), to
+    /// The call is collective, and runs an [`all_gather_blocking`](Team::all_gather_blocking), to
     /// which every rank contributes one element.
     ///
     /// # Errors

@@ -328,8 +328,8 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Sends part `r` of `send` to rank `r`, for every rank. Stores the parts that this rank
-    /// receives in `recv`, in the rank order of the senders.
+    /// Sends part `r` of `send` to rank `r`, for every rank. `recv` gets the parts that this rank
+    /// receives, in the rank order of the senders.
     ///
     /// # Shapes
     /// `send` and `recv` have `n × size` elements each, where `size` is the number of ranks. Each

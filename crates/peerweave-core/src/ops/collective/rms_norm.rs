@@ -10,8 +10,9 @@ use crate::world::ticket::{Ticket, decode};
 use crate::{Result, call};
 
 /// All-reduce, addition of a residual, and RMSNorm: the last steps of each half of a
-/// tensor-parallel transformer layer. On GPUs, one kernel does all three steps. vLLM, TensorRT-LLM
-/// and FlashInfer call this operation fused all-reduce, residual and RMSNorm.
+/// tensor-parallel transformer layer. If all GPUs of the team are in one host, one kernel does all
+/// three steps. Otherwise, one kernel does the last two steps after a separate all-reduce. vLLM,
+/// TensorRT-LLM and FlashInfer call this operation fused all-reduce, residual and RMSNorm.
 ///
 /// The input consists of rows (tokens), each as long as the weight. For each row:
 ///
@@ -30,8 +31,8 @@ use crate::{Result, call};
 /// contents.
 ///
 /// # GPUs
-/// The length of a row must be a multiple of 16 bytes. The rows and the weight must start at
-/// multiples of 16 bytes. Otherwise the call fails with
+/// The length of a row must be a multiple of 16 bytes. Rows and weights in device memory must start
+/// at multiples of 16 bytes. Otherwise the call fails with
 /// [`Error::Unsupported`](crate::Error::Unsupported). The host backend has no such limit.
 impl Team {
     /// Sums the elements of all ranks, adds the residual, and normalises each row.
@@ -48,7 +49,7 @@ impl Team {
     /// - [`Misuse`](crate::Misuse) for an epsilon that is not a positive, finite number, or that is
     ///   subnormal.
     /// - [`Error::Unsupported`](crate::Error::Unsupported) on GPUs if the length of a row, or the
-    ///   start of a buffer, is not a multiple of 16 bytes.
+    ///   start of a buffer in device memory, is not a multiple of 16 bytes.
     ///
     /// # Example
     /// ```
@@ -142,7 +143,7 @@ impl Team {
     }
 
     /// Like [`Team::all_reduce_rms_norm`], but the elements of the output are 8-bit floats or 8-bit
-    /// integers. Each result of the norm is an `f32`, which is divided by the scale, rounded to
+    /// integers. Each result of RMSNorm is an `f32`, which is divided by the scale, rounded to
     /// nearest even, and saturated.
     ///
     /// `scale` is an `f32` or [`RowScales`](crate::RowScales). An `f32` is the scale of all rows,

@@ -275,9 +275,9 @@ impl Lock {
     }
 
     /// Acquires the lock if this PE may take the lock now. Returns `Ok(Ok(_))` with the PE from
-    /// which the lock was taken over, if any. If this PE may not take the lock, returns
-    /// `Ok(Err(_))` with the state of the lock. If `is_check` is true, also checks whether the PE
-    /// that the state names is alive.
+    /// which the lock was taken over; `Ok(Ok(None))` if the lock was not taken over. If this PE may
+    /// not take the lock, returns `Ok(Err(_))` with the state of the lock. If `is_check` is true,
+    /// also checks whether the PE that the state names is alive.
     fn look(&self, call: &'static str, mode: Mode, is_check: bool) -> Result<std::result::Result<Option<Pe>, State>> {
         let state = self.words.state(call)?;
         let from = match state {
