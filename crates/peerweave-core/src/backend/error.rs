@@ -80,7 +80,7 @@ pub enum Error {
         call: &'static str,
         /// The number of bytes that the call requested.
         requested_bytes: usize,
-        /// The number of bytes that are available.
+        /// The number of bytes that are available in the resource `what`.
         available_bytes: usize,
         /// The name of the resource that has run out, such as the symmetric heap.
         what: &'static str,
@@ -255,8 +255,8 @@ pub struct Timeout {
     /// The PEs that the call waited for and that did not arrive. Empty for a wait on a signal word,
     /// because any PE could have set the word.
     pub missing: Vec<Pe>,
-    /// The name of the call that a stream of this PE is still running, if the failed call waited
-    /// for streams of this PE.
+    /// The name of a call that this PE is still running on a stream or on another thread. `None` if
+    /// the failed call did not wait for such a call.
     pub running: Option<&'static str>,
     /// The PE that holds the lock, if the call waited for a lock. The holder is also in `missing`,
     /// unless the holder is this PE.
@@ -268,7 +268,7 @@ pub struct Timeout {
 
 impl Timeout {
     /// Creates the error of a call that waited for the PEs in `missing`. The call did not wait for
-    /// a stream, a lock or a word.
+    /// a stream, a thread, a lock or a memory word.
     pub fn new(call: &'static str, team: TeamName, waited: Duration, missing: Vec<Pe>) -> Self {
         Self { call, team, waited, missing, running: None, holder: None, word: None }
     }
@@ -324,7 +324,7 @@ struct Awaited<'a> {
 impl fmt::Display for Awaited<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(call) = self.running {
-            write!(f, "a stream of this PE still runs {call}")?;
+            write!(f, "this PE is still running {call}")?;
             if self.missing.is_empty() {
                 return Ok(());
             }

@@ -98,8 +98,8 @@ pub enum Op {
 }
 
 impl Op {
-    /// Returns whether the operation owns heap memory of this process, which dropping the operation
-    /// must free. Returns `false` for all operations that take only nanoseconds.
+    /// Returns whether dropping the operation must free memory of this process. Returns `false` for
+    /// all operations that take only nanoseconds.
     #[inline(always)]
     pub(crate) fn owns_memory(&self) -> bool {
         match self {
