@@ -176,7 +176,7 @@ const KERNELS: &[Wrong] = &[
         body: "stream.launch(&kernels::fill::KERNEL, 1, 1, words);",
         says: &[
             "`&Symmetric<u64>` is not a tuple of arguments for a kernel with the parameters `(SymSlice<u64>, u64)`",
-            "pass one argument for each parameter, in a tuple: `(&x, 5)`, `(&x,)` for one, `()` for none",
+            "pass one argument for each parameter, in a tuple: `(&x, 5)`, `(&x,)` for one parameter, `()` for no parameters",
         ],
     },
     Wrong {

@@ -1,4 +1,4 @@
-//! Checks of single values: lengths, indices, ranges, sizes of allocations. Each error names the
+//! Checks single values: lengths, indices, ranges and sizes of allocations. Each error names the
 //! call and the argument.
 
 use crate::Result;
@@ -59,10 +59,11 @@ pub(crate) fn range(call: &'static str, len: usize, range: &impl RangeBounds<usi
 }
 
 pub(crate) fn positive(call: &'static str, argument: &'static str, value: usize) -> Result<()> {
-    if value > 0 { Ok(()) } else { Err(wrong_value(call, argument, value, "at least 1")) }
+    if value > 0 { Ok(()) } else { Err(wrong_value(call, argument, value, "a number above 0")) }
 }
 
-/// Returns the size of an allocation in bytes. Fails if the size or the alignment is invalid.
+/// Returns the size in bytes of an allocation of `elements` elements. Fails if the size or the
+/// alignment `align` is invalid.
 pub(crate) fn allocation(
     call: &'static str,
     elements: usize,
@@ -71,7 +72,7 @@ pub(crate) fn allocation(
     max_align: usize,
 ) -> Result<usize> {
     if !align.is_power_of_two() {
-        return Err(wrong_value(call, "align_bytes", align, "a power of two"));
+        return Err(wrong_value(call, "align_bytes", align, "an alignment that is a power of two"));
     }
     if align > max_align {
         let limit = "`caps().max_align_bytes` of the world";
@@ -83,7 +84,8 @@ pub(crate) fn allocation(
     }
 }
 
-/// Checks that a handle to `len` elements from `start` covers its whole allocation.
+/// Checks that a handle to `len` elements, starting at element `start`, covers its whole allocation
+/// of `elements` elements.
 pub(crate) fn whole(call: &'static str, start: usize, len: usize, elements: usize) -> Result<()> {
     if start == 0 && len == elements {
         return Ok(());

@@ -1,8 +1,8 @@
-//! The only file that passes operations to the backend. It checks only that the stream and the team
-//! belong to the same world.
+//! Passes operations to the backend; no other file does so. This file checks only that the stream
+//! and the team of an operation belong to the same world.
 //!
 //! Invariant: `check/` has prepared every operation that passes through this file, except launches
-//! of kernels. The safety arguments depend on this invariant (\[C1\]).
+//! of kernels. The safety arguments of this file use \[C1\], which check/mod.rs defines.
 #![allow(unsafe_code)]
 
 use crate::backend::{Keep, Op, Outcome, Submitted};
@@ -13,7 +13,7 @@ use crate::world::team::Team;
 use crate::world::ticket::Ticket;
 use crate::{Error, Result};
 
-/// Runs an operation to its end on this thread.
+/// Runs an operation on this thread, and returns when the operation has completed or failed.
 #[inline(always)]
 pub(crate) fn run(shared: &Shared, prepared: Prepared<'_>) -> Result<Outcome> {
     // SAFETY: [C1]: the memory belongs to the borrows and owners that `prepared` names. The borrows
@@ -24,14 +24,14 @@ pub(crate) fn run(shared: &Shared, prepared: Prepared<'_>) -> Result<Outcome> {
     unsafe { shared.backend.run(prepared.op(), &|| prepared.keep()) }
 }
 
-/// Like [`run`], for operations without a result. The owners of the memory come from `keep`, not
-/// from `prepared`.
+/// Like [`run`], but discards the outcome. If the operation fails before its work has ended, the
+/// backend gets the owners of the memory from `keep`, not from `prepared`.
 pub(crate) fn run_kept(shared: &Shared, prepared: &Prepared<'_>, keep: &dyn Fn() -> Keep) -> Result<()> {
     // SAFETY: [C1]: as in `run`; `keep` returns clones of the owners that the caller has.
     unsafe { shared.backend.run(prepared.op(), keep) }.map(drop)
 }
 
-/// Like [`run`], for operations without a result.
+/// Like [`run`], but discards the outcome, for operations that have no result.
 #[inline(always)]
 pub(crate) fn run_unit(shared: &Shared, prepared: Prepared<'_>) -> Result<()> {
     match run(shared, prepared) {
@@ -47,8 +47,9 @@ fn failed(error: Error) -> Error {
     error
 }
 
-/// Enqueues an operation of a team. The arguments of stream-ordered calls own their memory
-/// (`StreamSource`, `StreamDest`), so the queue only has to hold the owners of `prepared`.
+/// Enqueues an operation of a team, and returns its ticket. `decode` converts the outcome to the
+/// result of the ticket. The arguments of stream-ordered calls own their memory (`StreamSource`,
+/// `StreamDest`), so the stream only has to hold the owners that `prepared` names.
 #[inline(always)]
 pub(crate) fn submit<R>(
     call: &'static str,
@@ -61,15 +62,16 @@ pub(crate) fn submit<R>(
     submit_on(stream, &prepared, decode)
 }
 
-/// Enqueues an operation on a stream, which must belong to the same world as the operation.
+/// Enqueues an operation on a stream, and returns the ticket of the operation. The stream and the
+/// operation must belong to the same world.
 #[inline(always)]
 pub(crate) fn submit_on<R>(stream: &Stream, prepared: &Prepared<'_>, decode: fn(Outcome) -> R) -> Result<Ticket<R>> {
     let submitted = enqueue(stream, prepared, &|| prepared.keep())?;
     Ok(Ticket::new(submitted, &stream.shared, decode))
 }
 
-/// Like [`submit_on`], but returns no ticket. The owners of the memory come from `keep`, not from
-/// `prepared`.
+/// Like [`submit_on`], but returns no ticket. The stream gets the owners of the memory from `keep`,
+/// not from `prepared`.
 #[inline(always)]
 pub(crate) fn enqueue(stream: &Stream, prepared: &Prepared<'_>, keep: &dyn Fn() -> Keep) -> Result<Submitted> {
     // SAFETY: [C1]: the memory belongs to owners that the caller has. `keep` returns clones of
@@ -78,12 +80,13 @@ pub(crate) fn enqueue(stream: &Stream, prepared: &Prepared<'_>, keep: &dyn Fn() 
     unsafe { stream.inner.submit(prepared.op(), keep) }
 }
 
-/// Enqueues the launch of a kernel. No `Prepared` holds the memory of its arguments.
+/// Enqueues the launch of a kernel. Unlike other operations, a launch has no [`Prepared`] that
+/// names the owners of its memory, so the caller guarantees that the memory is valid.
 ///
 /// # Safety
 /// The memory to which the arguments of `op` refer is valid while the value that `keep` returned
-/// lives. If the launch is complete when this call returns, the memory need be valid only until
-/// this return ([B6]).
+/// lives. If the launch is complete when this call returns, the memory need not be valid after the
+/// return ([B6]).
 pub(crate) unsafe fn launch<R>(stream: &Stream, op: &Op, keep: &dyn Fn() -> Keep, decode: fn(Outcome) -> R) -> Result<Ticket<R>> {
     // SAFETY: guaranteed by the caller.
     let submitted = unsafe { stream.inner.submit(op, keep) }?;

@@ -22,8 +22,8 @@
 //! the operation is complete.
 //!
 //! Operations take four kinds of memory, through [`Source`] and [`Dest`]:
-//! - [`Symmetric`]: memory that all PEs allocate together; it is the target of one-sided
-//!   operations, and the fastest memory for all operations;
+//! - [`Symmetric`]: memory that all PEs allocate together. Symmetric memory is the target of
+//!   one-sided operations, and the fastest memory for all operations;
 //! - [`Buffer`]: reference-counted ordinary memory, which stream-ordered operations can use;
 //! - [`OnDevice`]: device memory together with its owner, for backends that use that device;
 //! - slices, arrays and vectors of the calling program, which only the blocking forms accept,
@@ -86,5 +86,5 @@ pub use peerweave_types::{
 pub use shared::{FinalizeReport, LeakedBuffer};
 pub use world::{Event, Stream, Team, Ticket, World};
 
-/// The result of a Peerweave call.
+/// The result of a Peerweave call; by default, the error type is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;

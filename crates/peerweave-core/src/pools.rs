@@ -1,4 +1,4 @@
-//! Pools of values that calls create and later calls reuse, so that a repeated call allocates
+//! Pools of values that one call creates and later calls reuse, so that a repeated call allocates
 //! nothing.
 //!
 //! A value in a pool is free while only the pool has a handle to it. Operations hold handles to
@@ -16,7 +16,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A pool of shared values. A free value is filled again and reused.
+/// A pool of values in `Arc`s. If only the pool has a handle to a value, the value is free, and a
+/// later call fills and reuses it.
 #[derive(Debug)]
 pub(crate) struct Pool<T>(Mutex<Vec<Arc<T>>>);
 
@@ -27,7 +28,8 @@ impl<T> Default for Pool<T> {
 }
 
 impl<T> Pool<T> {
-    /// Returns a value with no other user: a free value that `fill` has changed, or a new value.
+    /// Returns a value that no other caller uses: a free value of the pool, after `fill` has
+    /// changed it, or a value that `new` creates.
     fn take_or(&self, fill: impl FnOnce(&mut T), new: impl FnOnce() -> T) -> Arc<T> {
         let mut all = lock(&self.0);
         // Values are ordered by the time of their last use. The oldest value is most likely free.
@@ -44,17 +46,18 @@ impl<T> Pool<T> {
         value
     }
 
-    /// Returns `value` in an `Arc`. If the pool has a free `Arc`, the call reuses it.
+    /// Returns `value` in an `Arc`. If the pool has an `Arc` that no other caller uses, the call
+    /// reuses that `Arc`.
     pub(crate) fn share(&self, value: T) -> Arc<T> {
         let value = Cell::new(Some(value));
-        let take = || value.take().expect("a value is stored once");
+        let take = || value.take().expect("the pool takes the value only once");
         self.take_or(|free| *free = take(), take)
     }
 }
 
 impl<T: Default> Pool<T> {
-    /// Returns a value with no other user, after `fill` has changed it. `fill` gets the default
-    /// value, or the content that an earlier call stored.
+    /// Returns a value that no other caller uses, after `fill` has changed it. `fill` gets the
+    /// default value, or a value that an earlier call has filled.
     pub(crate) fn take(&self, fill: impl Fn(&mut T)) -> Arc<T> {
         let new = || {
             let mut value = T::default();
@@ -65,26 +68,27 @@ impl<T: Default> Pool<T> {
     }
 }
 
-/// The memory of a send or receive in a group: kind of memory, start, end, and whether the
-/// operation writes it.
+/// The memory of a send or receive in a group: the number of the kind of memory (symmetric, private
+/// or device), the start, the end, and whether the operation writes the memory.
 pub(crate) type Range = (u8, u64, u64, bool);
 
 /// The pools of a world.
 #[derive(Debug, Default)]
 pub(crate) struct Pools {
-    /// Counts of collectives with parts of different lengths.
+    /// The counts of collectives whose parts have different lengths.
     pub(crate) counts: Pool<VectorCounts>,
-    /// Distances of strided all-to-alls, and parameters of norms.
+    /// The strides of strided all-to-alls, and the parameters of all-reduces with RMSNorm.
     pub(crate) specials: Pool<Special>,
-    /// Members of groups.
+    /// The lists of the operations in groups.
     groups: Pool<Vec<Op>>,
-    /// Owners of the memory of groups and norms.
+    /// The lists of the owners that keep the memory of groups, of all-reduces with RMSNorm and of
+    /// launches alive.
     kept: Arc<KeptPool>,
     ranges: Mutex<Vec<Range>>,
 }
 
 impl Pools {
-    /// Returns an empty list for the members of a group.
+    /// Returns an empty list for the operations of a group.
     pub(crate) fn members(&self) -> Vec<Op> {
         let mut all = lock(&self.groups.0);
         let mut members = all.iter_mut().find_map(Arc::get_mut).map(std::mem::take).unwrap_or_default();
@@ -92,17 +96,18 @@ impl Pools {
         members
     }
 
-    /// Returns the members of a group in an `Arc` from the pool.
+    /// Returns `members`, the operations of a group, in an `Arc` from the pool.
     pub(crate) fn group(&self, members: Vec<Op>) -> Arc<Vec<Op>> {
         self.groups.share(members)
     }
 
-    /// Returns an empty list of owners.
+    /// Returns an empty list for the owners of the memory of an operation.
     pub(crate) fn kept(&self) -> Kept {
         KeptPool::take(&self.kept)
     }
 
-    /// Calls `with` with an empty list, whose memory is reused.
+    /// Calls `with` with an empty list. All calls use the same list, so a repeated call allocates
+    /// nothing.
     pub(crate) fn with_ranges<R>(&self, with: impl FnOnce(&mut Vec<Range>) -> R) -> R {
         let mut ranges = lock(&self.ranges);
         ranges.clear();
@@ -115,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pooled_value_is_reused_once_its_handle_is_dropped() {
+    fn pool_reuses_a_value_after_the_handle_is_dropped() {
         let pool = Pool::<Vec<u8>>::default();
         let first = pool.take(|list| list.push(1));
         let second = pool.take(|list| list.push(2));

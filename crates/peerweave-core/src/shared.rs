@@ -34,13 +34,14 @@ pub(crate) struct Shared {
     pub(crate) deadline: Duration,
     /// Whether the backend refuses operations on ordinary memory.
     pub(crate) private_refused: bool,
-    /// The device whose memory operations accept.
+    /// The ordinal of the device whose memory operations accept; `None` if operations accept no
+    /// device memory.
     pub(crate) device: Option<u32>,
     guard: ForkGuard,
     aborted: AbortWord,
     /// Whether and how the world has ended.
     end: AtomicU8,
-    /// Held while a thread shrinks the world.
+    /// A lock that a thread holds while it shrinks the world.
     pub(crate) shrinking: Mutex<()>,
     allocations: Mutex<Allocations>,
     pub(crate) pools: Pools,
@@ -50,11 +51,11 @@ pub(crate) struct Shared {
 struct Allocations {
     next: u64,
     live: BTreeMap<u64, LeakedBuffer>,
-    /// The allocations of more than 0 bytes, by their start in the heap.
+    /// The allocations of more than 0 bytes, by the offset at which they start.
     places: BTreeMap<u64, Placed>,
 }
 
-/// An allocation in the heap.
+/// An allocation of more than 0 bytes in symmetric memory.
 #[derive(Debug)]
 struct Placed {
     end: u64,
@@ -65,8 +66,8 @@ struct Placed {
 }
 
 impl Allocations {
-    /// Returns the start of the allocation that contains these bytes, and the allocation. Returns
-    /// `None` if no allocation contains all of the bytes.
+    /// Returns the allocation that contains the `bytes` bytes at `at`, and the offset at which the
+    /// allocation starts. Returns `None` if no allocation contains all of these bytes.
     fn containing(&mut self, at: SymOffset, bytes: u64) -> Option<(u64, &mut Placed)> {
         let end = at.0.checked_add(bytes)?;
         let (&start, placed) = self.places.range_mut(..=at.0).next_back()?;
@@ -102,8 +103,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Checks that this PE may access its own memory. Like [`Shared::usable`], but also succeeds
-    /// after a shrink has replaced the world.
+    /// Checks that this PE may access its own copy of symmetric memory. Like [`Shared::usable`],
+    /// but also succeeds after a shrink has replaced the world.
     #[inline]
     pub(crate) fn usable_locally(&self, call: &'static str) -> Result<()> {
         if self.end.load(Ordering::Acquire) == end::FINALIZED || self.aborted.is_set() || self.is_forked() {
@@ -112,14 +113,15 @@ impl Shared {
         Ok(())
     }
 
-    /// Returns whether this process was forked from the process that created the world. A forked
-    /// process does not have the mappings of the backend.
+    /// Returns whether this process was forked from the process that created the world. In a forked
+    /// process, the memory of the backend is not mapped.
     #[inline]
     pub(crate) fn is_forked(&self) -> bool {
         self.guard.is_forked()
     }
 
-    /// Returns a guard with which a handle that outlives this state can check for a fork.
+    /// Returns the fork guard of the world, for a handle that may outlive this state. With the
+    /// guard, the handle checks whether its process is a forked child.
     #[inline]
     pub(crate) fn guard(&self) -> ForkGuard {
         self.guard
@@ -143,13 +145,13 @@ impl Shared {
         if Arc::ptr_eq(self, theirs) { Ok(()) } else { Err(misuse(call, MisuseKind::ForeignQueue { what })) }
     }
 
-    /// Makes every later call fail. Fails if the world had ended already.
+    /// Ends the world, so that every later call fails. Fails if the world has already ended.
     pub(crate) fn finalize(&self, call: &'static str) -> Result<()> {
         self.replace_end(call, end::FINALIZED)
     }
 
-    /// Makes every later call fail, except calls that access this PE's own memory. Fails if the
-    /// world had ended already.
+    /// Ends the world, so that only calls that access this PE's own memory still succeed. Fails if
+    /// the world has already ended.
     pub(crate) fn shrink(&self, call: &'static str) -> Result<()> {
         self.replace_end(call, end::SHRUNK)
     }
@@ -171,16 +173,18 @@ impl Shared {
         number
     }
 
-    /// Stores the value that handles to the allocation at `at` share, for [`Shared::region_at`].
+    /// Stores a reference to the value that the handles to the allocation at `at` share.
+    /// [`Shared::region_at`] returns that value.
     pub(crate) fn share(&self, at: SymOffset, handles: Weak<dyn Any + Send + Sync>) {
         if let Some(placed) = self.allocations().places.get_mut(&at.0) {
             placed.handles = handles;
         }
     }
 
-    /// Returns the value that the handles to the allocation share, if these bytes lie in one
-    /// allocation. If all handles were dropped, `make` recreates the value from the number, the
-    /// start and the size of the allocation.
+    /// Returns the value that the handles to an allocation share, for the allocation that contains
+    /// the `bytes` bytes at `at`. Returns `None` if no allocation contains all of these bytes. If
+    /// all handles were dropped, `make` recreates the value from the number, the start and the size
+    /// of the allocation.
     pub(crate) fn region_at<R: Any + Send + Sync>(
         &self,
         at: SymOffset,
@@ -203,7 +207,8 @@ impl Shared {
         Some(made)
     }
 
-    /// Records that the last handle to an allocation has been dropped.
+    /// Records that the last handle to the allocation `number`, which starts at `at`, has been
+    /// dropped.
     pub(crate) fn note_dropped(&self, number: u64, at: SymOffset) {
         let mut allocations = self.allocations();
         // `region_at` may have made a new handle after the reference count became zero.
@@ -223,12 +228,13 @@ impl Shared {
         }
     }
 
-    /// Returns the start of an allocation that is not empty; `None` if there is none.
+    /// Returns the offset at which a non-empty allocation starts; `None` if no such allocation
+    /// exists.
     pub(crate) fn any_allocation(&self) -> Option<SymOffset> {
         self.allocations().places.keys().next().copied().map(SymOffset)
     }
 
-    /// Returns whether these bytes of the heap lie in one allocation that was not released.
+    /// Returns whether the `bytes` bytes at `at` lie in one allocation that has not been released.
     pub(crate) fn is_allocated(&self, at: SymOffset, bytes: u64) -> bool {
         self.allocations().containing(at, bytes).is_some()
     }

@@ -123,7 +123,7 @@ fn call_is_not_enqueued_if_a_memory_owner_returns_an_error() {
 }
 
 #[test]
-fn queue_keeps_device_memory_alive_until_completion() {
+fn stream_keeps_device_memory_alive_until_completion() {
     let (noop, world) = on_device();
     let (memory, x) = (Memory::new(&[4.0]), world.alloc_zeroed::<f32>(1).unwrap());
     noop.hold_streams(true);
@@ -137,7 +137,7 @@ fn queue_keeps_device_memory_alive_until_completion() {
 }
 
 #[test]
-fn groups_notify_device_memory_owners_and_keep_them_alive() {
+fn groups_notify_device_owners_and_keep_the_memory_alive() {
     let (noop, world) = on_device();
     let (memory, x) = (Memory::new(&[4.0, 5.0]), world.alloc_zeroed::<f32>(2).unwrap());
     noop.hold_streams(true);
@@ -152,7 +152,7 @@ fn groups_notify_device_memory_owners_and_keep_them_alive() {
 }
 
 #[test]
-fn overlapping_device_buffers_are_refused_also_in_groups() {
+fn overlapping_device_buffers_are_refused_in_and_outside_groups() {
     let (_noop, world) = on_device();
     let (memory, me) = (Memory::new(&[1.0, 2.0, 3.0]), Rank::new(0));
     let (first, last) = (memory.handle(DEVICE).slice(..2).unwrap(), memory.handle(DEVICE).slice(1..).unwrap());

@@ -65,7 +65,7 @@ fn fields(op: Collective) -> Fields {
 }
 
 #[test]
-fn collective_call_becomes_op_with_counts_and_addresses() {
+fn collective_call_becomes_an_op_with_count_and_addresses() {
     use CollectiveKind::*;
     use ReduceOp::{Max, Sum};
     let s = Scene::new();
@@ -114,7 +114,7 @@ fn collective_call_becomes_op_with_counts_and_addresses() {
 }
 
 #[test]
-fn barrier_and_sync_have_no_operands() {
+fn barrier_and_sync_reach_the_backend_without_operands() {
     let s = Scene::new();
     for (call, kind) in [
         (Team::barrier_blocking as fn(&Team) -> peerweave_core::Result<()>, CollectiveKind::Barrier),
@@ -140,7 +140,7 @@ fn all_to_all_v_counts_reach_the_backend_without_a_copy() {
 }
 
 #[test]
-fn parts_become_the_counts_of_an_all_to_all_v() {
+fn parts_of_vector_collectives_become_all_to_all_v_counts() {
     let s = Scene::new();
     let two = s.y.slice(..2).unwrap();
     let parts = Arc::new(Parts::new([1, 2, 3], [5, 3, 0]));
@@ -174,7 +174,7 @@ fn parts_become_the_counts_of_an_all_to_all_v() {
 }
 
 #[test]
-fn ordinary_memory_is_passed_by_address() {
+fn ordinary_memory_is_passed_to_the_backend_by_address() {
     let s = Scene::new();
     let (send, mut recv) = (vec![0i8; 5], [0i8; 5]);
     s.team.all_reduce_blocking(&send, &mut recv, ReduceOp::Min).unwrap();
@@ -259,7 +259,7 @@ fn waits_and_tests_read_the_words_of_this_pe() {
 }
 
 #[test]
-fn atomic_operands_are_passed_as_bits() {
+fn atomic_operands_are_passed_to_the_backend_as_bits() {
     let s = Scene::new();
     let x = s.world.alloc_zeroed::<i32>(4).unwrap();
     let f = s.world.alloc_zeroed::<f64>(1).unwrap();
@@ -299,7 +299,7 @@ fn atomic_operands_are_passed_as_bits() {
 }
 
 #[test]
-fn group_is_one_operation_with_its_members_in_order() {
+fn group_reaches_the_backend_as_one_operation_in_call_order() {
     let s = Scene::new();
     let mut into = [0.0f32; 2];
     s.team
@@ -321,7 +321,7 @@ fn group_is_one_operation_with_its_members_in_order() {
 }
 
 #[test]
-fn group_is_not_submitted_if_its_closure_fails() {
+fn group_is_not_enqueued_if_the_closure_fails() {
     let s = Scene::new();
     let wrong = s.team.group(&s.stream, |g| {
         g.send(&s.x, ME)?;
@@ -377,7 +377,7 @@ fn rank_is_translated_between_teams() {
 }
 
 #[test]
-fn local_team_is_created_once() {
+fn local_team_is_created_only_by_the_first_call() {
     let s = Scene::new();
     assert_eq!(s.world.local_team().unwrap().size(), 4);
     assert_eq!(s.world.local_index(), 1);
@@ -389,7 +389,7 @@ fn local_team_is_created_once() {
 }
 
 #[test]
-fn allocation_reaches_the_backend_in_bytes() {
+fn allocation_request_reaches_the_backend_in_bytes() {
     let s = Scene::new();
     s.world.alloc::<f64>(3).unwrap();
     s.world.alloc_zeroed::<u8>(0).unwrap();
@@ -407,7 +407,7 @@ fn allocation_reaches_the_backend_in_bytes() {
 }
 
 #[test]
-fn backend_is_returned_as_its_concrete_type() {
+fn backend_method_returns_the_concrete_backend() {
     let s = Scene::new();
     assert!(std::ptr::eq(s.world.backend::<Noop>().unwrap(), &*s.noop));
     assert_eq!(s.world.backend_name(), "noop");
@@ -417,7 +417,7 @@ proptest! {
     /// A put of any range to any rank covers exactly the bytes of the range, and copies these
     /// bytes.
     #[test]
-    fn puts_and_gets_access_exactly_their_bytes(start in 0usize..40, len in 0usize..40, from in 0usize..24, rank in 0u32..3) {
+    fn puts_and_gets_access_only_the_bytes_of_the_range(start in 0usize..40, len in 0usize..40, from in 0usize..24, rank in 0u32..3) {
         let s = Scene::new();
         let all = s.world.alloc_zeroed::<i32>(80).unwrap();
         let source: Vec<i32> = (0..64).collect();
@@ -438,7 +438,7 @@ proptest! {
     /// A range of a range names the same elements as a slice of a slice. If the slice is out of
     /// bounds, the range is an error.
     #[test]
-    fn range_of_a_range_selects_the_same_elements_as_a_slice(a in 0usize..20, b in 0usize..20, c in 0usize..20, d in 0usize..20) {
+    fn symmetric_slice_of_a_slice_equals_a_nested_rust_slice(a in 0usize..20, b in 0usize..20, c in 0usize..20, d in 0usize..20) {
         let world = World::new(Noop::new(0, 1)).unwrap();
         let x = world.alloc_zeroed::<u8>(16).unwrap();
         x.copy_from(&std::array::from_fn::<u8, 16, _>(|i| i as u8)).unwrap();
@@ -464,7 +464,7 @@ proptest! {
 
     /// The overlap check of groups agrees with a comparison of every pair.
     #[test]
-    fn overlaps_in_groups_are_refused(parts in proptest::collection::vec((0usize..30, 0usize..5, any::<bool>()), 0..7)) {
+    fn overlapping_buffers_in_a_group_are_refused(parts in proptest::collection::vec((0usize..30, 0usize..5, any::<bool>()), 0..7)) {
         let s = Scene::new();
         let x = s.world.alloc_zeroed::<u8>(40).unwrap();
         let overlap = |a: &(usize, usize, bool), b: &(usize, usize, bool)| (a.2 || b.2) && a.0.max(b.0) < (a.0 + a.1).min(b.0 + b.1);

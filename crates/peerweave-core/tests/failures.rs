@@ -17,7 +17,7 @@ fn peer_died() -> Error {
 }
 
 #[test]
-fn each_copy_returns_the_error_of_a_failed_host_access() {
+fn each_local_access_returns_the_error_of_the_backend() {
     let (noop, world) = world();
     let x = world.alloc_zeroed::<i32>(3).unwrap();
     let gone = || noop.fail_next_access(Error::system("cuMemcpyDtoHAsync", std::io::Error::other("the device is lost")));
@@ -37,7 +37,7 @@ fn each_copy_returns_the_error_of_a_failed_host_access() {
 }
 
 #[test]
-fn timed_out_operation_keeps_its_buffers_alive() {
+fn timed_out_operation_keeps_buffers_alive_while_work_runs() {
     let (noop, world) = world();
     let team = world.team();
     let (send, recv) = (Buffer::from(vec![1i32, 2]), Buffer::zeroed(2));
@@ -50,7 +50,7 @@ fn timed_out_operation_keeps_its_buffers_alive() {
 }
 
 #[test]
-fn timed_out_group_keeps_the_buffers_of_its_members_alive() {
+fn timed_out_group_keeps_buffers_alive_while_work_runs() {
     let (noop, world) = world();
     let (source, dest) = (Buffer::from(vec![1i32, 2]), Buffer::<i32>::zeroed(2));
     noop.time_out_next();

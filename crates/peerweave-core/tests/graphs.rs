@@ -6,7 +6,7 @@ use peerweave_core::{Buffer, MisuseKind, Rank, ReduceOp, World};
 use std::time::Duration;
 
 #[test]
-fn captured_operations_run_only_at_a_graph_launch() {
+fn captured_operations_run_only_when_the_graph_is_launched() {
     let noop = Noop::new(0, 1);
     let world = World::new(noop.clone()).unwrap();
     let (team, stream, x) = (world.team(), world.stream().unwrap(), world.alloc_zeroed::<i32>(1).unwrap());
@@ -34,7 +34,7 @@ fn waiting_for_a_captured_operation_is_a_misuse() {
 }
 
 #[test]
-fn graph_keeps_the_memory_of_its_operations_alive() {
+fn graph_keeps_the_memory_of_captured_operations_alive() {
     let noop = Noop::new(0, 1);
     let world = World::new(noop.clone()).unwrap();
     let (stream, source, dest) = (world.stream().unwrap(), Buffer::from(vec![1.0f32, 2.0]), Buffer::zeroed(2));

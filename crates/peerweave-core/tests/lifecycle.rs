@@ -5,7 +5,7 @@ use peerweave_core::noop::{Call, Noop};
 use peerweave_core::{Compare, Error, MisuseKind, Rank, Result, World};
 
 #[test]
-fn finalize_reports_leaks_with_their_allocation_site() {
+fn finalize_reports_leaked_buffers_with_allocation_site() {
     let world = World::new(Noop::new(0, 1)).unwrap();
     let released = world.alloc::<u8>(10).unwrap();
     released.release().unwrap();
@@ -45,7 +45,7 @@ fn world_is_finalized_by_only_one_of_several_threads() {
 }
 
 #[test]
-fn range_keeps_its_allocation_alive() {
+fn handle_to_a_range_keeps_the_allocation_alive() {
     let world = World::new(Noop::new(0, 1)).unwrap();
     let x = world.alloc_zeroed::<i32>(4).unwrap();
     let range = x.slice(1..3).unwrap();
@@ -57,7 +57,7 @@ fn range_keeps_its_allocation_alive() {
 }
 
 #[test]
-fn clone_of_a_borrowed_range_keeps_its_allocation_alive() {
+fn clone_of_a_borrowed_range_keeps_the_allocation_alive() {
     let world = World::new(Noop::new(0, 1)).unwrap();
     let x = world.alloc_zeroed::<i32>(4).unwrap();
     let kept = {
@@ -72,7 +72,7 @@ fn clone_of_a_borrowed_range_keeps_its_allocation_alive() {
 }
 
 #[test]
-fn cast_handle_releases_its_allocation() {
+fn release_of_a_cast_handle_releases_the_allocation() {
     let world = World::new(Noop::new(0, 1)).unwrap();
     let x = world.alloc_zeroed::<u8>(16).unwrap();
     let words = x.cast::<u64>().unwrap();
@@ -94,7 +94,7 @@ fn dropping_handles_does_not_call_the_backend() {
 }
 
 #[test]
-fn handles_outlive_a_dropped_world() {
+fn handles_stay_usable_after_the_world_is_dropped() {
     let world = World::new(Noop::new(0, 1)).unwrap();
     let (team, x) = (world.team().clone(), world.alloc_zeroed::<i32>(2).unwrap());
     drop(world);
@@ -103,7 +103,7 @@ fn handles_outlive_a_dropped_world() {
 }
 
 #[test]
-fn destroyed_team_frees_its_number() {
+fn destroying_a_team_frees_the_team_number() {
     let noop = Noop::new(0, 2);
     let world = World::new(noop.clone()).unwrap();
     let first = world.team().split(Some(0), 0).unwrap().unwrap();
@@ -115,7 +115,7 @@ fn destroyed_team_frees_its_number() {
 }
 
 #[test]
-fn slices_of_symmetric_memory_see_writes() {
+fn slices_and_calls_see_the_same_symmetric_memory() {
     let world = World::new(Noop::new(0, 1)).unwrap();
     let x = world.alloc_zeroed::<f32>(4).unwrap();
     x.copy_from(&[1.0, 2.0, 3.0, 4.0]).unwrap();
@@ -131,7 +131,7 @@ fn slices_of_symmetric_memory_see_writes() {
 }
 
 #[test]
-fn handles_can_be_sent_to_other_threads() {
+fn handles_can_be_shared_with_other_threads() {
     fn anywhere<T: Send + Sync>() {}
     anywhere::<World>();
     anywhere::<peerweave_core::Team>();

@@ -61,7 +61,7 @@ fn every_lock_call_fails_after_shrink() {
 }
 
 #[test]
-fn lock_guard_that_outlives_the_world_cannot_unlock() {
+fn lock_guard_cannot_unlock_after_the_world_is_finalized() {
     let (_, world, lock) = scene();
     let other = world.alloc_lock().unwrap();
     let (guard, dropped) = (lock.lock().unwrap(), other.lock().unwrap());
@@ -81,7 +81,7 @@ fn assert_held(done: Result<impl Sized>, call: &str) {
 }
 
 #[test]
-fn timeout_names_this_pe_if_it_already_holds_the_lock() {
+fn lock_timeout_names_this_pe_if_this_pe_holds_the_lock() {
     let (_, _world, lock) = scene();
     let guard = lock.lock().unwrap();
     for limit in [Duration::ZERO, Duration::from_millis(20)] {
@@ -143,7 +143,7 @@ fn alloc_lock_error_names_the_call_if_the_heap_is_full() {
 }
 
 #[test]
-fn lock_makes_one_allocation_and_one_release() {
+fn lock_uses_one_allocation_and_release_frees_that_allocation() {
     let (noop, world, lock) = scene();
     assert!(matches!(noop.take_calls()[..], [Call::Allocate(_)]));
     lock.release().unwrap();

@@ -276,8 +276,8 @@ const TABLE: &[(&str, Wrong)] = &[
     ("split: the team was destroyed", |s| s.destroyed.split(None, 0).map(drop)),
     ("group_blocking: the team was destroyed", |s| s.destroyed.group_blocking(|_| Ok(()))),
     ("destroy: the team was destroyed", |s| s.destroyed.clone().destroy()),
-    ("destroy: the team of all PEs cannot be destroyed: it ends with the world", |s| s.world.team().clone().destroy()),
-    ("destroy: the team of the PEs of this machine cannot be destroyed: it ends with the world", |s| {
+    ("destroy: the team of all PEs cannot be destroyed: the team ends with the world", |s| s.world.team().clone().destroy()),
+    ("destroy: the team of the PEs of this machine cannot be destroyed: the team ends with the world", |s| {
         s.world.local_team()?.destroy()
     }),
     // ---- contexts ----
@@ -290,15 +290,19 @@ const TABLE: &[(&str, Wrong)] = &[
     }),
     ("signal: `signal` belongs to another world", |s| s.team.context()?.signal(s.other.words.signal(0)?.set(1), PEER)),
     ("atomic_add: `index` is 6, expected an index below 6", |s| s.team.context()?.atomic_add(&s.words, 6, 1, PEER)),
-    ("put_strided: `strides.source` is 0, expected at least 1", |s| {
+    ("put_strided: `strides.source` is 0, expected a number above 0", |s| {
         s.team.context()?.put_strided(&s.y, &s.x, Strides { count: 2, source: 0, dest: 1 }, PEER)
     }),
     // ---- reductions ----
-    ("all_reduce_blocking: and is not defined for f32", |s| s.team.all_reduce_blocking(&s.x, &s.y, ReduceOp::And)),
-    ("reduce_scatter: xor is not defined for f32", |s| {
+    ("all_reduce_blocking: the reduction and is not defined for elements of type f32", |s| {
+        s.team.all_reduce_blocking(&s.x, &s.y, ReduceOp::And)
+    }),
+    ("reduce_scatter: the reduction xor is not defined for elements of type f32", |s| {
         s.team.reduce_scatter(&s.stream, &s.x, &s.y.slice(..2)?, ReduceOp::Xor).map(drop)
     }),
-    ("reduce_blocking: or is not defined for f32", |s| s.team.reduce_blocking(&s.x, none(), ReduceOp::Or, PEER)),
+    ("reduce_blocking: the reduction or is not defined for elements of type f32", |s| {
+        s.team.reduce_blocking(&s.x, none(), ReduceOp::Or, PEER)
+    }),
     (
         "all_reduce_in_place_blocking: `op.scalar` is missing: a premultiplied sum needs a scalar: use `Reduction::pre_mul_sum`",
         |s| s.team.all_reduce_in_place_blocking(&s.x, ReduceOp::PreMulSum),
@@ -310,7 +314,7 @@ const TABLE: &[(&str, Wrong)] = &[
         s.x.slice(start..end).map(drop)
     }),
     ("split_at: `self` has 6 elements, but the call uses elements 0..7", |s| s.x.split_at(7).map(drop)),
-    ("chunks: `len` is 0, expected at least 1", |s| s.x.chunks(0).map(drop)),
+    ("chunks: `len` is 0, expected a number above 0", |s| s.x.chunks(0).map(drop)),
     ("load: `index` is 6, expected an index below 6", |s| s.x.load(6).map(drop)),
     ("store: `index` is 6, expected an index below 6", |s| s.x.store(6, 0.0)),
     ("signal: `index` is 6, expected an index below 6", |s| s.words.signal(6).map(drop)),
@@ -326,10 +330,10 @@ const TABLE: &[(&str, Wrong)] = &[
     ("put_strided_blocking: `source` has 3 elements, but the call uses elements 0..18446744073709551615", |s| {
         s.team.put_strided_blocking(&[0.0; 3], &s.x, Strides { count: 3, source: usize::MAX, dest: 1 }, PEER)
     }),
-    ("put_strided: `strides.source` is 0, expected at least 1", |s| {
+    ("put_strided: `strides.source` is 0, expected a number above 0", |s| {
         s.team.put_strided(&s.stream, &s.y, &s.x, Strides { count: 2, source: 0, dest: 1 }, PEER).map(drop)
     }),
-    ("get_strided: `strides.dest` is 0, expected at least 1", |s| {
+    ("get_strided: `strides.dest` is 0, expected a number above 0", |s| {
         s.team.get_strided(&s.stream, &s.y, &s.x, Strides { count: 2, source: 1, dest: 0 }, PEER).map(drop)
     }),
     // ---- counts of an all-to-all-v ----
@@ -409,7 +413,7 @@ const TABLE: &[(&str, Wrong)] = &[
     ("scatter_v_in_place: `buffer` was released", |s| {
         s.team.scatter_v_in_place(&s.stream, &s.released, Parts::equal(3, 2), ROOT).map(drop)
     }),
-    ("all_to_all_strided: `strides.dest` is 0, expected at least 1", |s| {
+    ("all_to_all_strided: `strides.dest` is 0, expected a number above 0", |s| {
         s.team.all_to_all_strided(&s.stream, &s.x, &s.y, Strides { count: 2, source: 1, dest: 0 }).map(drop)
     }),
     ("all_to_all_strided_blocking: `send` has 6 elements, but the call uses elements 0..11", |s| {
@@ -424,7 +428,7 @@ const TABLE: &[(&str, Wrong)] = &[
         "scan_in_place_blocking: `op` is avg, expected a reduction other than avg: for averages, use `Sum` and divide the result",
         |s| s.team.scan_in_place_blocking(&s.x, ReduceOp::Avg),
     ),
-    ("exclusive_scan_in_place: xor is not defined for f32", |s| {
+    ("exclusive_scan_in_place: the reduction xor is not defined for elements of type f32", |s| {
         s.team.exclusive_scan_in_place(&s.stream, &s.x, ReduceOp::Xor).map(drop)
     }),
     ("all_reduce_with_blocking: `recv` has 5 elements, expected 6", |s| {
@@ -435,11 +439,12 @@ const TABLE: &[(&str, Wrong)] = &[
     }),
     ("scan_with_blocking: `send` was released", |s| s.team.scan_with_blocking(&s.released, &s.y, &ReduceFn::new(f32::max))),
     // ---- shapes, allocations ----
-    ("team_of: `members` is empty, expected at least this PE", |s| s.world.team_of(&[]).map(drop)),
-    ("team_of: `members` is a list that contains PE 4, expected only PEs of this job, which are below World::n_pes", |s| {
-        s.world.team_of(&[0, 1, 4].map(Pe::new)).map(drop)
-    }),
-    ("team_of: `members` is a list that contains PE 2 twice, expected each PE at most once", |s| {
+    ("team_of: `members` is empty, expected a list that contains this PE", |s| s.world.team_of(&[]).map(drop)),
+    (
+        "team_of: `members` is a list that contains PE 4, expected a list of PEs of this job, whose numbers are below World::n_pes",
+        |s| s.world.team_of(&[0, 1, 4].map(Pe::new)).map(drop),
+    ),
+    ("team_of: `members` is a list that contains PE 2 twice, expected a list that contains each PE at most once", |s| {
         s.world.team_of(&[2, 0, 1, 2].map(Pe::new)).map(drop)
     }),
     ("team_of: `members` is a list without PE 1, expected a list that contains this PE (only members make the call)", |s| {
@@ -451,8 +456,10 @@ const TABLE: &[(&str, Wrong)] = &[
     ("split_strided: the shape is 2 ranks from rank 0 at stride 0, expected distinct ranks of a team with 3 ranks", |s| {
         s.team.split_strided(TeamShape { start: 0, stride: 0, size: 2 }).map(drop)
     }),
-    ("split_2d: `x_range` is 0, expected at least 1", |s| s.team.split_2d(0).map(drop)),
-    ("alloc_aligned: `align_bytes` is 48, expected a power of two", |s| s.world.alloc_aligned::<u8>(1, 48).map(drop)),
+    ("split_2d: `x_range` is 0, expected a number above 0", |s| s.team.split_2d(0).map(drop)),
+    ("alloc_aligned: `align_bytes` is 48, expected an alignment that is a power of two", |s| {
+        s.world.alloc_aligned::<u8>(1, 48).map(drop)
+    }),
     ("alloc_aligned: `align_bytes` is 4294967296, expected at most 1048576 (`caps().max_align_bytes` of the world)", |s| {
         s.world.alloc_aligned::<u8>(1, 1 << 32).map(drop)
     }),
@@ -498,7 +505,7 @@ fn every_misuse_fails_before_the_backend_is_called() {
 }
 
 #[test]
-fn group_of_another_team_is_refused() {
+fn group_call_rejects_a_group_swapped_from_another_team() {
     let s = Scene::new().unwrap();
     s.noop.take_calls();
     let mut inner = Ok(());
@@ -522,7 +529,7 @@ fn group_of_another_team_is_refused() {
 }
 
 #[test]
-fn valid_calls_are_accepted() {
+fn calls_with_unusual_but_valid_arguments_are_accepted() {
     let s = Scene::new().unwrap();
     // On ranks other than the root, the arguments for the root are ignored, even if they are
     // invalid.
@@ -562,7 +569,7 @@ fn valid_calls_are_accepted() {
 }
 
 #[test]
-fn ordinary_memory_is_refused_if_the_backend_forbids_it() {
+fn private_buffer_is_refused_if_caps_refuse_private_buffers() {
     let mut caps = Caps::new(1 << 16, 4, "nothing");
     caps.private_buffers = PrivateBuffers::Refused;
     let world = World::new(Noop::with_caps(0, 2, caps)).unwrap();

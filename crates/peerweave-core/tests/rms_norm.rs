@@ -100,7 +100,7 @@ const TABLE: &[(&str, Wrong)] = &[
 ];
 
 #[test]
-fn invalid_norm_call_fails_before_the_backend_is_called() {
+fn invalid_rms_norm_call_fails_before_the_backend_is_called() {
     for &(expected, wrong) in TABLE {
         let scene = Scene::new().unwrap();
         let error = wrong(&scene).expect_err(expected);
@@ -114,7 +114,7 @@ fn invalid_norm_call_fails_before_the_backend_is_called() {
 }
 
 #[test]
-fn norm_accepts_input_and_weight_in_the_same_memory() {
+fn rms_norm_accepts_input_and_weight_in_the_same_memory() {
     let s = Scene::new().unwrap();
     let row = |of: &Symmetric<f32>| of.slice(..4).unwrap();
     s.call(&row(&s.x), &row(&s.residual), &row(&s.y), &row(&s.x)).unwrap();
@@ -124,7 +124,7 @@ fn norm_accepts_input_and_weight_in_the_same_memory() {
 }
 
 #[test]
-fn norm_reaches_the_backend_with_addresses_and_parameters() {
+fn rms_norm_reaches_the_backend_with_addresses_and_parameters() {
     let s = Scene::new().unwrap();
     let (team, norm) = (s.world.team(), RmsNorm::new(&s.weight).epsilon(0.5));
     team.all_reduce_rms_norm(&s.stream, &s.x, &s.residual, &s.y, norm).unwrap();
@@ -168,7 +168,7 @@ fn norm_reaches_the_backend_with_addresses_and_parameters() {
 }
 
 #[test]
-fn queue_keeps_every_buffer_alive_until_the_norm_is_complete() {
+fn stream_keeps_rms_norm_buffers_alive_until_completion() {
     let noop = Noop::new(0, 1);
     let world = World::new(noop.clone()).unwrap();
     let stream = world.stream().unwrap();
@@ -195,7 +195,7 @@ fn queue_keeps_every_buffer_alive_until_the_norm_is_complete() {
 }
 
 #[test]
-fn norm_on_a_single_pe_matches_the_formula() {
+fn rms_norm_on_a_single_pe_matches_the_formula() {
     let world = World::new(Noop::new(0, 1)).unwrap();
     let number = |value: f32| bf16::from_f32(value);
     let (input, weight) = ([1.0, 2.0, 0.0, 0.0].map(number), [1.0, 2.0].map(number));

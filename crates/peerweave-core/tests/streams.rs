@@ -23,7 +23,7 @@ fn peer_died() -> Error {
 }
 
 #[test]
-fn operations_run_in_the_order_of_their_calls() {
+fn stream_runs_operations_in_the_order_of_the_calls() {
     let (noop, world) = held();
     let (team, stream) = (world.team(), world.stream().unwrap());
     let (x, y) = (world.alloc_zeroed::<i32>(2).unwrap(), world.alloc_zeroed::<i32>(2).unwrap());
@@ -56,7 +56,7 @@ fn queued_operations_keep_buffers_alive_until_completion() {
 }
 
 #[test]
-fn operations_that_complete_at_once_keep_no_buffers() {
+fn operation_that_completes_at_once_holds_no_buffers() {
     let noop = Noop::new(0, 1);
     let world = World::new(noop.clone()).unwrap();
     let (team, stream) = (world.team(), world.stream().unwrap());
@@ -68,7 +68,7 @@ fn operations_that_complete_at_once_keep_no_buffers() {
 }
 
 #[test]
-fn groups_keep_the_buffers_of_their_members_alive() {
+fn queued_group_keeps_the_buffers_of_all_members_alive() {
     let (noop, world) = held();
     let (team, stream) = (world.team(), world.stream().unwrap());
     let dest = Buffer::<u32>::zeroed(3);
@@ -87,7 +87,7 @@ fn groups_keep_the_buffers_of_their_members_alive() {
 }
 
 #[test]
-fn buffer_dropped_in_flight_is_freed_after_the_operation() {
+fn buffer_dropped_while_in_use_is_reported_as_leaked() {
     let (noop, world) = held();
     let (team, stream) = (world.team(), world.stream().unwrap());
     let x = world.alloc_zeroed::<u8>(4).unwrap();
@@ -113,7 +113,7 @@ fn handles_can_be_dropped_while_operations_are_queued() {
 }
 
 #[test]
-fn queued_p_and_g_store_their_value_in_the_operation() {
+fn queued_p_stores_the_value_and_queued_g_reads_when_run() {
     let (noop, world) = held();
     let (team, stream) = (world.team(), world.stream().unwrap());
     let x = world.alloc_zeroed::<peerweave_core::bf16>(3).unwrap();
@@ -139,7 +139,7 @@ fn queued_p_and_g_store_their_value_in_the_operation() {
 }
 
 #[test]
-fn copies_and_fills_run_in_the_order_of_their_stream() {
+fn copies_and_fills_run_in_stream_order() {
     let (noop, world) = held();
     let (stream, x) = (world.stream().unwrap(), world.alloc_zeroed::<i32>(5).unwrap());
     let (mine, back) = (Buffer::from(vec![1, 2]), Buffer::zeroed(5));
@@ -157,7 +157,7 @@ fn copies_and_fills_run_in_the_order_of_their_stream() {
 }
 
 #[test]
-fn stream_of_another_backend_is_not_adopted() {
+fn adopt_stream_refuses_a_stream_of_another_backend() {
     use peerweave_core::backend::Backend;
     let (noop, world) = held();
     let stream = world.adopt_stream(noop.stream().unwrap()).unwrap();
@@ -209,7 +209,7 @@ fn failure_is_reported_by_later_tickets_and_one_synchronize() {
 }
 
 #[test]
-fn dropped_ticket_neither_cancels_nor_waits() {
+fn dropping_a_ticket_neither_cancels_nor_waits() {
     let (noop, world) = held();
     let (stream, x) = (world.stream().unwrap(), world.alloc_zeroed::<u64>(1).unwrap());
     drop(world.team().atomic_inc(&stream, &x, 0, ME).unwrap());
@@ -238,7 +238,7 @@ fn event_completes_after_earlier_operations() {
 }
 
 #[test]
-fn ticket_of_a_wait_returns_its_result() {
+fn ticket_of_a_wait_returns_the_result_of_the_wait() {
     let (noop, world) = held();
     let (team, stream, words) = (world.team(), world.stream().unwrap(), world.alloc_zeroed::<u64>(3).unwrap());
     let signal = words.signal(1).unwrap();
@@ -272,7 +272,7 @@ fn release_waits_for_pending_operations_on_the_heap() {
 /// A thread that reads a buffer while a worker writes it gets a mixture of old and new values. CI
 /// also runs this test under ThreadSanitizer.
 #[test]
-fn buffer_can_be_read_while_an_operation_writes_it() {
+fn buffer_can_be_read_during_a_write_by_an_operation() {
     let (noop, world) = held();
     let (team, stream) = (world.team(), world.stream().unwrap());
     let (ones, target) = (Buffer::from(vec![1u8; 1000]), Buffer::zeroed(1000));

@@ -11,7 +11,7 @@ fn world() -> World {
 }
 
 #[test]
-fn offset_within_an_allocation_gives_its_elements() {
+fn symmetric_at_inside_an_allocation_accesses_the_elements() {
     let world = world();
     let x = world.alloc_zeroed::<u32>(8).unwrap();
     x.copy_from(&[0, 1, 2, 3, 4, 5, 6, 7]).unwrap();
@@ -25,7 +25,7 @@ fn offset_within_an_allocation_gives_its_elements() {
 }
 
 #[test]
-fn offset_outside_of_live_allocations_is_refused() {
+fn symmetric_at_outside_of_live_allocations_is_refused() {
     let world = world();
     let (x, y) = (world.alloc::<u64>(8).unwrap(), world.alloc::<u64>(8).unwrap());
     let refused = |at: SymOffset, len: usize, why: &str| {
@@ -55,7 +55,7 @@ fn offset_outside_of_live_allocations_is_refused() {
 }
 
 #[test]
-fn handle_from_an_offset_releases_a_dropped_buffer() {
+fn handle_from_an_offset_can_release_a_dropped_buffer() {
     let world = world();
     let x = world.alloc_zeroed::<i32>(5).unwrap();
     x.store(4, 9).unwrap();
@@ -81,7 +81,7 @@ fn leak_report_shows_whether_a_handle_from_an_offset_lives() {
 }
 
 #[test]
-fn signal_update_outlives_its_signal_handle() {
+fn signal_update_outlives_the_signal_handle() {
     let world = world();
     let words = world.alloc_zeroed::<u64>(2).unwrap();
     let update = words.signal(1).unwrap().set(5);
@@ -98,7 +98,7 @@ fn signal_update_outlives_its_signal_handle() {
 }
 
 #[test]
-fn single_elements_are_buffers_of_length_one() {
+fn reference_to_one_element_is_a_buffer_of_length_one() {
     let world = world();
     let (team, x) = (world.team(), world.alloc_zeroed::<f32>(1).unwrap());
     let (mine, mut back) = (1.5f32, 0.0);

@@ -112,7 +112,7 @@ fn finalize_timeout_names_the_running_call() {
         }
         let text = world.finalize().unwrap_err().to_string();
         assert!(text.starts_with("finalize on the world (2 PEs): timed out"), "{text}");
-        assert!(text.ends_with("a stream of this PE still runs wait_until"), "{text}");
+        assert!(text.ends_with("this PE is still running wait_until"), "{text}");
     });
 }
 
@@ -125,7 +125,7 @@ fn wait_with_a_limit_returns_at_the_limit() {
         for _ in 0..50 {
             assert!(matches!(ticket.wait_within(Duration::ZERO), Err(Error::Timeout(_))));
             let error = stream.synchronize_within(Duration::from_millis(1)).unwrap_err();
-            assert!(error.to_string().ends_with("s; a stream of this PE still runs wait_until"), "{error}");
+            assert!(error.to_string().ends_with("s; this PE is still running wait_until"), "{error}");
         }
         // With a grace time of 200 ms for each wait, the loop would take 20 s.
         assert!(started.elapsed() < Duration::from_secs(15), "{:?}", started.elapsed());

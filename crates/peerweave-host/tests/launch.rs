@@ -177,8 +177,8 @@ fn invalid_launches_are_refused_before_anything_runs() {
         let message = |outcome: Result<peerweave_core::Ticket>| outcome.unwrap_err().to_string();
         let launch = |grid: u32, block: u32| stream.launch(&takes::KERNEL, grid, block, (&bytes, &words, 1.5));
         launch(1, 1)?.wait()?;
-        assert_eq!(message(launch(0, 1)), "launch: `grid` is (0, 1, 1), expected 1 to (2147483647, 65535, 65535) blocks");
-        let expected = "launch: `block` is (1025, 1, 1), expected 1 to (1024, 1024, 64) threads, and at most 1024 in all";
+        assert_eq!(message(launch(0, 1)), "launch: `grid` is (0, 1, 1), expected from (1, 1, 1) to (2147483647, 65535, 65535) blocks");
+        let expected = "launch: `block` is (1025, 1, 1), expected from (1, 1, 1) to (1024, 1024, 64) threads, and at most 1024 threads in total";
         assert_eq!(message(launch(1, 1025)), expected);
         let shape = LaunchShape::new(1, 1).shared_bytes(1 << 20);
         assert!(

@@ -1,5 +1,5 @@
-//! Ordinary memory that pending operations may use. Memory that peers can access is in
-//! `symmetric.rs`.
+//! Ordinary memory of this process that pending operations may use. `symmetric.rs` contains the
+//! memory that peers can access.
 //!
 //! Invariants: **\[P1\]** A [`Memory`] owns the allocation of a `Vec`. The allocation is freed when
 //! the last handle is dropped and the last operation that uses it has ended. **\[P2\]** While
@@ -23,14 +23,14 @@ use std::sync::Arc;
 
 impl crate::backend::Owner for Memory {}
 
-/// The parts of a `Vec`, without its element type.
+/// The memory of a `Vec`, with the element type erased.
 pub(crate) struct Memory {
     at: NonNull<u8>,
-    /// Length, in elements.
+    /// Length of the `Vec`, in elements.
     len: usize,
-    /// Capacity, in elements.
+    /// Capacity of the `Vec`, in elements.
     capacity: usize,
-    /// Frees the memory: `free(at, capacity)`.
+    /// The function that frees the memory, called as `free(at, capacity)`.
     free: unsafe fn(NonNull<u8>, usize),
 }
 
@@ -49,7 +49,8 @@ impl Memory {
         /// Frees the memory of a `Vec<T>`.
         ///
         /// # Safety
-        /// `at` and `capacity` are those of a `Vec<T>` that was taken apart and is not used again.
+        /// `at` and `capacity` are the pointer and the capacity of a `Vec<T>` that was taken apart
+        /// and is not used again.
         unsafe fn free<T>(at: NonNull<u8>, capacity: usize) {
             // SAFETY: the caller passes the pointer and capacity of a `Vec<T>` that was taken apart
             // below; `T` is `Copy`, so no destructor is skipped by a length of 0.
@@ -99,9 +100,9 @@ impl fmt::Debug for Memory {
 /// ```
 pub struct Buffer<T> {
     memory: Arc<Memory>,
-    /// Start, in elements.
+    /// The index of the first element that this handle refers to.
     start: usize,
-    /// Length, in elements. `start + len` is at most `memory.len`.
+    /// The number of elements that this handle refers to. `start + len` is at most `memory.len`.
     len: usize,
     element: PhantomData<T>,
 }
@@ -249,7 +250,7 @@ impl<T: Element> FromIterator<T> for Buffer<T> {
     }
 }
 
-/// Returns a handle to the same memory.
+/// Returns another handle to the same elements.
 impl<T> Clone for Buffer<T> {
     fn clone(&self) -> Self {
         Self { memory: self.memory.clone(), start: self.start, len: self.len, element: PhantomData }
@@ -262,13 +263,15 @@ impl<T> fmt::Debug for Buffer<T> {
     }
 }
 
-/// Returns whether [`element_bits`] can convert a `T` to the bits of a word.
+/// Returns whether [`element_bits`] can convert a `T` to an integer: whether `T` has 1, 2, 4 or 8
+/// bytes, and is aligned to its size.
 #[inline(always)]
 pub(crate) const fn is_word<T>() -> bool {
     matches!(size_of::<T>(), 1 | 2 | 4 | 8) && align_of::<T>() == size_of::<T>()
 }
 
-/// Returns the value whose bytes are the first bytes of `bytes`. The type must satisfy [`is_word`].
+/// Returns the value of type `T` whose bytes are the first bytes of `bytes`. `T` must satisfy
+/// [`is_word`].
 #[inline(always)]
 pub(crate) fn element_from_bytes<T: Element>(bytes: [u8; 8]) -> T {
     assert!(size_of::<T>() <= 8);
@@ -277,7 +280,8 @@ pub(crate) fn element_from_bytes<T: Element>(bytes: [u8; 8]) -> T {
     unsafe { bytes.as_ptr().cast::<T>().read_unaligned() }
 }
 
-/// Returns the bytes of a value, followed by zeros. The type must satisfy [`is_word`].
+/// Returns an integer whose first bytes in memory are the bytes of `value`, followed by zeros. `T`
+/// must satisfy [`is_word`].
 #[inline(always)]
 pub(crate) fn element_bits<T: Element>(value: T) -> u64 {
     // The compiler evaluates this assertion. It cannot be a `const` assertion, because callers
@@ -309,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn get_mut_fails_on_shared_memory_and_into_vec_on_a_range() {
+    fn get_mut_fails_if_shared_and_into_vec_fails_on_a_range() {
         let mut buffer = Buffer::from(vec![1.0f64; 4]);
         buffer.get_mut().unwrap()[1] = 2.0;
         let mut range = buffer.slice(1..3).unwrap();
@@ -320,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn copy_of_a_different_length_is_a_misuse() {
+    fn buffer_copy_of_a_different_length_is_a_misuse() {
         let buffer = Buffer::<u8>::zeroed(3);
         assert!(matches!(
             buffer.copy_from(&[1, 2]).unwrap_err().misuse(),

@@ -1,10 +1,11 @@
-//! Counts and offsets of parts of different lengths.
+//! The lengths (counts) and offsets of the parts of a buffer, for collectives whose parts have
+//! different lengths.
 
 use crate::backend::VectorCounts;
 use peerweave_types::Rank;
 use std::ops::Range;
 
-/// Returns the offset of each part, if the parts lie one after the other without gaps.
+/// Returns the offset of each part, where the parts lie one after the other without gaps.
 fn running_sums(counts: &[usize]) -> Vec<usize> {
     let mut next = 0usize;
     // The sum saturates, so that the check of the bounds fails for counts that are too large.
@@ -64,7 +65,7 @@ impl VectorCounts {
     }
 }
 
-/// Returns the largest end of the parts that are not empty; 0 if all parts are empty.
+/// Returns the end of the non-empty part that ends last, in elements; 0 if all parts are empty.
 fn end(offsets: &[usize], counts: &[usize]) -> usize {
     let parts = std::iter::zip(offsets, counts).filter(|&(_, &count)| count > 0);
     parts.map(|(offset, &count)| offset.saturating_add(count)).max().unwrap_or(0)
@@ -75,8 +76,8 @@ fn end(offsets: &[usize], counts: &[usize]) -> usize {
 /// [`scatter_v`](crate::Team::scatter_v), in elements. Each list has one entry per rank of the
 /// team.
 ///
-/// The default value has no parts. Ranks other than the root pass the default value, because only
-/// the root needs parts.
+/// The default value has no parts. In a gather-v or scatter-v, only the root uses the parts, so the
+/// other ranks can pass the default value.
 ///
 /// ```
 /// use peerweave::{Parts, Rank};
@@ -116,7 +117,7 @@ impl Parts {
     /// Returns the range of buffer indices that the part of `rank` occupies.
     ///
     /// # Panics
-    /// Panics if there is no entry for `rank`.
+    /// Panics if the lists have no entry for `rank`.
     pub fn range(&self, rank: Rank) -> Range<usize> {
         let (offset, count) = (self.offsets[rank.index()], self.counts[rank.index()]);
         offset..offset.saturating_add(count)

@@ -2,7 +2,7 @@
 //!
 //! This module does not access the memory. Invariant: **\[D1\]** the elements of a handle stay
 //! allocated while the owner of the memory lives. The caller of [`OnDevice::from_raw`] guarantees
-//! that.
+//! this invariant.
 #![allow(unsafe_code)]
 
 use crate::arguments::span::{Owner, Span};
@@ -47,7 +47,7 @@ use std::sync::Arc;
 pub struct OnDevice<T> {
     owner: Arc<dyn DeviceOwner>,
     address: u64,
-    /// Length, in elements.
+    /// The number of elements that this handle refers to.
     len: usize,
     ordinal: u32,
     element: PhantomData<fn() -> T>,
@@ -103,7 +103,7 @@ impl<T: Element> OnDevice<T> {
     }
 }
 
-/// Returns a handle to the same memory.
+/// Returns another handle to the same elements.
 impl<T> Clone for OnDevice<T> {
     fn clone(&self) -> Self {
         Self { owner: Arc::clone(&self.owner), ..*self }

@@ -1,4 +1,4 @@
-//! Reductions by a function of the caller.
+//! The function that the caller of a reduction passes.
 #![allow(unsafe_code)]
 
 use crate::backend::{Combine, Special};
@@ -8,20 +8,22 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 /// A function that combines two elements, for [`all_reduce_with`](crate::Team::all_reduce_with),
-/// [`reduce_with`](crate::Team::reduce_with) and [`scan_with`](crate::Team::scan_with).
+/// [`reduce_with`](crate::Team::reduce_with), [`scan_with`](crate::Team::scan_with) and
+/// [`exclusive_scan_with`](crate::Team::exclusive_scan_with).
 ///
-/// The function must be associative. It need not be commutative: the element of a lower rank is
-/// always the first argument. The function may be called on any thread, and more than once for each
-/// element. A clone refers to the same function.
+/// The function must be associative. The function need not be commutative: the element of a lower
+/// rank is always the first argument. The function may be called on any thread, and more than once
+/// for each element. A clone refers to the same function.
 ///
 /// # On GPUs
 /// The function runs on the host. On every PE, the GPU backend first gathers the elements of all
-/// ranks in pinned memory. It then calls the function, in stream order, on a thread of the CUDA
-/// driver, and copies the result to its destination.
+/// ranks in pinned memory. On a PE that gets a result, a thread of the CUDA driver then calls the
+/// function, in stream order. After that, the backend copies the result to its destination.
 ///
 /// A reduction by a function is slower than one by a [`ReduceOp`](crate::ReduceOp), especially for
 /// large operands. If `r` ranks pass operands of `n` bytes each, every rank moves `r * n` bytes to
-/// the host and `n` bytes back. Each PE combines the operands of all ranks on a single thread.
+/// the host. A rank that gets a result moves `n` bytes back, and combines all operands of the
+/// result on a single thread.
 ///
 /// The function must neither call CUDA nor wait for other PEs, because all streams of the GPU may
 /// share the thread that runs the function. If the function panics, the operation fails on this PE,
@@ -89,7 +91,7 @@ struct Function<T, F> {
 
 impl<T, F> fmt::Debug for Function<T, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a function of {}", std::any::type_name::<T>())
+        write!(f, "a function that combines elements of type {}", std::any::type_name::<T>())
     }
 }
 

@@ -53,7 +53,7 @@ impl<T> From<ReduceOp> for Reduction<T> {
     }
 }
 
-/// A [`Reduction`] without its element type.
+/// A [`Reduction`] whose element type is erased.
 #[derive(Clone, Copy)]
 pub(crate) struct ErasedReduction {
     pub(crate) op: ReduceOp,
@@ -65,7 +65,7 @@ pub(crate) struct ErasedReduction {
 }
 
 impl ErasedReduction {
-    /// The bits that stand for a missing scalar.
+    /// The bits of the scalar in operations that have no scalar.
     pub(crate) const NO_SCALAR: u64 = 0;
 }
 

@@ -1,5 +1,5 @@
-//! Parameters of all-reduce with RMSNorm.
-#![allow(private_interfaces, reason = "only this crate uses spans; the traits that name them are sealed")]
+//! The parameters that a caller passes to an all-reduce with RMSNorm.
+#![allow(private_interfaces, reason = "only this crate uses `Span`; the traits that name `Span` are sealed")]
 
 use crate::arguments::span::{Argument, Dest, Span, StreamDest};
 use peerweave_types::{Element, F8E4M3, Number, bf16, f16};
@@ -16,7 +16,8 @@ mod sealed {
     }
 }
 
-/// The scale of a quantised result.
+/// An [`OutputScale`] whose type is erased: one scale for all rows, or memory for the scale of each
+/// row.
 pub(crate) enum ErasedScale<'a> {
     Static(f32),
     Rows(Span<'a>),
@@ -30,7 +31,7 @@ pub(crate) enum ErasedScale<'a> {
 )]
 pub trait NormElement: Number + sealed::Norm {}
 
-/// An element type that a quantised result can have: [`F8E4M3`] or `i8`.
+/// An element type to which an all-reduce with RMSNorm can quantise its result: [`F8E4M3`] or `i8`.
 #[diagnostic::on_unimplemented(
     message = "the result of RMSNorm cannot be quantized to `{Self}`",
     note = "quantized results have elements of type `F8E4M3` or `i8`"
@@ -48,7 +49,8 @@ impl sealed::Quantized for i8 {}
 impl QuantizedElement for F8E4M3 {}
 impl QuantizedElement for i8 {}
 
-/// The parameters of RMSNorm: `y = x · weight / √(mean(x²) + epsilon)`, for each row.
+/// The parameters of RMSNorm, which computes `y = x · weight / √(mean(x²) + epsilon)` for each row
+/// `x`.
 ///
 /// `W` is the type of the memory that contains the weight (also called gamma). The weight has as
 /// many elements as a row.
@@ -68,7 +70,7 @@ impl QuantizedElement for i8 {}
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug)]
-#[must_use = "this value only describes a norm: pass it to `Team::all_reduce_rms_norm`"]
+#[must_use = "an `RmsNorm` has no effect until it is passed to `Team::all_reduce_rms_norm`"]
 pub struct RmsNorm<W> {
     pub(crate) weight: W,
     pub(crate) epsilon: f32,
@@ -78,8 +80,8 @@ impl<W> RmsNorm<W> {
     /// The epsilon that [`RmsNorm::new`] sets.
     pub const DEFAULT_EPSILON: f32 = 1e-6;
 
-    /// Creates the parameters of RMSNorm with this weight and the default epsilon. The length of
-    /// the weight determines the length of a row.
+    /// Creates the parameters of RMSNorm with this weight and the default epsilon. A row has as
+    /// many elements as the weight.
     pub const fn new(weight: W) -> Self {
         Self { weight, epsilon: Self::DEFAULT_EPSILON }
     }
@@ -92,8 +94,8 @@ impl<W> RmsNorm<W> {
     }
 }
 
-/// The scale by which a result is divided before it is quantised: an `f32` that applies to all
-/// rows, or [`RowScales`].
+/// The scale by which the result of RMSNorm is divided before quantisation: an `f32` that applies
+/// to all rows, or [`RowScales`].
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be the scale of a quantized result",
     note = "pass an `f32` for all rows, or `RowScales(memory)`: the operation writes one `f32` scale for each row to `memory`"
@@ -108,9 +110,9 @@ pub trait OutputScale: sealed::Scale {}
 )]
 pub trait StreamOutputScale: OutputScale {}
 
-/// Memory to which the operation writes one scale for each row. The scale is the largest absolute
-/// value in the row of the result, divided by the largest value of the quantised type. `RowScales`
-/// is an [`OutputScale`].
+/// Memory to which an all-reduce with RMSNorm writes one scale for each row of its result. The
+/// scale is the largest absolute value in the row of the result, divided by the largest value of
+/// the quantised type. `RowScales` is an [`OutputScale`].
 ///
 /// A row whose absolute values are all below 1/512 is scaled as if its largest absolute value were
 /// 1/512.

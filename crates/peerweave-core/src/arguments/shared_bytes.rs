@@ -10,15 +10,16 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
 const WORD: usize = size_of::<u64>();
 
-/// Splits `bytes` bytes at `at`: returns the number of bytes before the first aligned word, and the
-/// number of whole words after them.
+/// Divides the `bytes` bytes at `at` into single bytes and aligned words. Returns the number of
+/// bytes before the first word, and the number of words.
 #[inline]
 fn split(at: *const u8, bytes: usize) -> (usize, usize) {
     let head = (at as usize).wrapping_neg() % WORD;
     if head >= bytes { (bytes, 0) } else { (head, (bytes - head) / WORD) }
 }
 
-/// Copies from shared memory to memory of the caller.
+/// Copies `bytes` bytes from shared memory, to memory that no other thread accesses during the
+/// copy.
 ///
 /// # Safety
 /// `from` is valid for atomic reads of `bytes` bytes. `into` is valid for writes of `bytes` bytes,
@@ -41,7 +42,7 @@ pub(crate) unsafe fn read(from: *mut u8, into: *mut u8, bytes: usize) {
     (head + words * WORD..bytes).for_each(byte);
 }
 
-/// Copies from memory of the caller to shared memory.
+/// Copies `bytes` bytes to shared memory, from memory that no thread writes during the copy.
 ///
 /// # Safety
 /// `from` is valid for reads of `bytes` bytes, and no thread writes there. `to` is valid for atomic
@@ -64,7 +65,7 @@ pub(crate) unsafe fn write(from: *const u8, to: *mut u8, bytes: usize) {
     (head + words * WORD..bytes).for_each(byte);
 }
 
-/// The source of a copy.
+/// The source of a [`copy`], which determines how the source is read.
 #[derive(Clone, Copy)]
 pub(crate) enum Reading {
     /// Shared memory, read atomically.
@@ -75,11 +76,11 @@ pub(crate) enum Reading {
     Named(*const u8),
 }
 
-/// Copies to shared memory. If the ranges overlap, the result is unspecified.
+/// Copies `bytes` bytes to shared memory. If the ranges overlap, the result is unspecified.
 ///
 /// # Safety
-/// `from` is valid for reads of `bytes` bytes by the accesses of its variant. `to` is valid for
-/// atomic writes of `bytes` bytes.
+/// `from` is valid for reads of `bytes` bytes, by the accesses that its variant describes. `to` is
+/// valid for atomic writes of `bytes` bytes.
 pub(crate) unsafe fn copy(from: Reading, to: *mut u8, bytes: usize) {
     let mut stage = [0u8; 1024];
     let mut done = 0;
@@ -105,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copies_write_exactly_their_bytes_at_any_alignment() {
+    fn copy_at_any_alignment_writes_no_byte_outside_the_range() {
         for start in 0..9 {
             for bytes in 0..40 {
                 let source: Vec<u8> = (0..bytes as u8).map(|i| i + 1).collect();

@@ -1,4 +1,4 @@
-//! Handles to signal words, and the changes that operations make to them.
+//! Handles to signal words, and updates of signal words.
 
 use crate::arguments::span::{Owner, Span};
 use crate::arguments::symmetric::{Region, Remote};
@@ -6,7 +6,7 @@ use crate::backend::Place;
 use peerweave_types::{DType, SignalOp, SymOffset};
 use std::sync::Arc;
 
-/// A word in symmetric memory that PEs update to notify each other.
+/// A 64-bit word in symmetric memory that PEs update to notify each other.
 ///
 /// [`Symmetric::<u64>::signal`](crate::Symmetric::signal) borrows a signal from a handle, at no
 /// cost. A struct or thread that may outlive the handle stores a clone of the handle, and borrows
@@ -45,7 +45,7 @@ impl<'a> Signal<'a> {
         Self { region, at }
     }
 
-    /// Returns the offset of the word, in bytes. The offset is the same in every PE's segment.
+    /// Returns the byte offset of the word in symmetric memory. The offset is the same on every PE.
     #[inline]
     pub fn offset(&self) -> SymOffset {
         self.at

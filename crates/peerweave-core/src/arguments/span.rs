@@ -1,10 +1,10 @@
-//! The memory arguments of operations: traits for memory that is read and for memory that is
-//! written, and their stream-ordered forms.
+//! The memory arguments of operations: the traits [`Source`] for memory that is read and [`Dest`]
+//! for memory that is written, and the forms of these traits for stream-ordered operations.
 //!
 //! This module checks nothing. Invariant: while an argument lives, its [`Span`] refers to memory
 //! that is valid for reads, and also for writes if the argument is a [`Dest`]. The traits are
 //! sealed, so only types of this crate can break this invariant.
-#![allow(private_interfaces, reason = "only this crate uses spans; the traits that name them are sealed")]
+#![allow(private_interfaces, reason = "only this crate uses `Span`; the traits that name `Span` are sealed")]
 
 use crate::arguments::buffer::{Buffer, Memory};
 use crate::arguments::on_device::OnDevice;
@@ -14,11 +14,11 @@ use crate::backend::{DeviceOwner, Held, Keep, Place};
 use peerweave_types::{DType, Element, SingleElement};
 use std::sync::Arc;
 
-/// The memory of one argument, without its element type.
+/// The memory of one argument, with the element type erased.
 #[derive(Clone, Copy)]
 pub(crate) struct Span<'a> {
     pub(crate) place: Place,
-    /// Length, in elements.
+    /// The length of the memory, in elements.
     pub(crate) len: usize,
     pub(crate) dtype: DType,
     /// The number of values of `dtype` in one element.
@@ -38,14 +38,15 @@ impl Span<'_> {
         self.len * self.element_bytes()
     }
 
-    /// Returns the span of the `count` elements from `start`, which must lie within this span.
+    /// Returns the span of `count` elements, starting at element `start`. These elements must lie
+    /// within this span.
     pub(crate) fn range(self, start: usize, count: usize) -> Self {
         // The start of an empty part may be any number, even one outside the span.
         let start = if count == 0 { 0 } else { start };
         Self { place: self.place.plus(start * self.element_bytes()), len: count, ..self }
     }
 
-    /// Returns part `index` of this span, divided into parts of `count` elements.
+    /// Divides this span into parts of `count` elements, and returns part `index`.
     #[inline(always)]
     pub(crate) fn part(self, index: usize, count: usize) -> Self {
         Self { place: self.place.plus(index * count * self.element_bytes()), len: count, ..self }
@@ -70,7 +71,7 @@ impl Span<'_> {
 /// The owner that keeps the memory of an argument alive.
 #[derive(Clone, Copy)]
 pub(crate) enum Owner<'a> {
-    /// The caller, which lends the memory for the call. Occurs only in blocking forms.
+    /// The caller, which lends the memory until the call returns. Occurs only in blocking forms.
     Caller,
     Region(&'a Arc<Region>),
     Memory(&'a Arc<Memory>),
@@ -88,7 +89,8 @@ impl Owner<'_> {
     }
 }
 
-/// Returns clones of `owners`, with which a queue keeps their memory alive.
+/// Returns a value that contains clones of `owners`. While a stream holds this value, the memory of
+/// the owners stays allocated.
 #[inline]
 pub(crate) fn keep(owners: [Owner<'_>; 3]) -> Keep {
     Keep::few(owners.map(Owner::hold))
@@ -334,7 +336,7 @@ impl<T: Element> StreamDest<T> for &SymmetricRange<'_, T> {}
 impl<T: Element> StreamDest<T> for &Buffer<T> {}
 impl<T: Element> StreamDest<T> for &OnDevice<T> {}
 
-/// Returns the span of an argument that may be missing.
+/// Returns the span of `argument`; `None` if the caller passed no argument.
 #[inline(always)]
 pub(crate) fn maybe_span<T, A: Argument<T>>(argument: &mut Option<A>) -> Option<Span<'_>> {
     argument.as_mut().map(A::span)

@@ -1,4 +1,4 @@
-//! Handles to symmetric memory. Operations between PEs are in `ops/`.
+//! Handles to symmetric memory. `ops/` defines the operations between PEs.
 //!
 //! Invariants: **\[S1\]** A handle refers to aligned elements within one allocation. Only
 //! `Symmetric::allocate`, `Symmetric::find`, the slicing below and `view.rs` make handles.
@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 impl crate::backend::Owner for Region {}
 
-/// One allocation of symmetric memory.
+/// One allocation of symmetric memory, which all handles to the allocation share.
 #[derive(Debug)]
 pub(crate) struct Region {
     pub(crate) shared: Arc<Shared>,
@@ -39,8 +39,8 @@ pub(crate) struct Region {
 }
 
 impl Region {
-    /// Returns the allocation that contains the `bytes` bytes at `at`. Returns `None` unless these
-    /// bytes lie within one allocation that has not been released.
+    /// Returns the allocation that contains the `bytes` bytes at `at`. Returns `None` if these
+    /// bytes do not lie within one allocation, or if the allocation has been released.
     pub(crate) fn containing(shared: &Arc<Shared>, at: SymOffset, bytes: u64) -> Option<Arc<Self>> {
         let region = shared.region_at(at, bytes, |number, at, bytes| Self {
             shared: Arc::clone(shared),
@@ -76,8 +76,8 @@ impl Drop for Region {
     }
 }
 
-/// A handle to symmetric memory: a buffer that every PE has at the same offset of its heap, or a
-/// range of such a buffer.
+/// A handle to symmetric memory: a buffer that every PE has at the same offset in its symmetric
+/// memory, or a range of such a buffer.
 ///
 /// [`World::alloc`](crate::World::alloc), which all PEs call together, allocates the buffer. The
 /// methods of this type access this PE's copy of the buffer. Operations of a [`Team`](crate::Team)
@@ -89,7 +89,7 @@ impl Drop for Region {
 ///
 /// **Releasing** is collective and explicit ([`Symmetric::release`]). A buffer that is dropped
 /// without a release stays allocated until [`World::finalize`](crate::World::finalize), which
-/// reports it.
+/// reports the buffer.
 ///
 /// **After [`World::shrink`](crate::World::shrink)** the methods that access this PE's copy still
 /// work, so that this PE can copy data to the new world. Operations and [`Symmetric::release`]
@@ -97,14 +97,14 @@ impl Drop for Region {
 pub struct Symmetric<T> {
     region: Arc<Region>,
     at: SymOffset,
-    /// Length, in elements.
+    /// The number of elements that this handle refers to.
     len: usize,
     element: PhantomData<T>,
 }
 
 impl<T: Element> Symmetric<T> {
-    /// Allocates symmetric memory. Collective; `location` is the source location of the user's
-    /// call.
+    /// Allocates symmetric memory. The call is collective. `location` is the source location of the
+    /// user's call.
     pub(crate) fn allocate(
         call: &'static str,
         shared: &Arc<Shared>,
@@ -134,7 +134,7 @@ impl<T: Element> Symmetric<T> {
         Ok(Self { region, at, len: elements, element: PhantomData })
     }
 
-    /// Returns a handle to `len` elements at `at`. Fails unless the elements lie within one
+    /// Returns a handle to `len` elements at `at`. Fails if the elements do not lie within one
     /// allocation.
     pub(crate) fn find(call: &'static str, shared: &Arc<Shared>, at: SymOffset, len: usize) -> Result<Self> {
         shared.usable(call)?;
@@ -162,15 +162,15 @@ impl<T: Element> Symmetric<T> {
         self.len == 0
     }
 
-    /// Returns the offset of the first element, in bytes. The offset is the same in every PE's
-    /// segment.
+    /// Returns the byte offset of the first element in symmetric memory. The offset is the same on
+    /// every PE.
     #[inline]
     pub fn offset(&self) -> SymOffset {
         self.at
     }
 
     /// Returns a view that kernels use to access the elements. The view refers to the same offset
-    /// in the heap of every PE.
+    /// in the symmetric memory of every PE.
     ///
     /// A launch accepts `&Symmetric<T>` directly. A view is needed only as a field of a struct that
     /// is passed to a kernel. The view does not keep the memory alive. A launch checks that the
@@ -222,16 +222,16 @@ impl<T: Element> Symmetric<T> {
         Self { region: self.region.clone(), at, len, element: PhantomData }
     }
 
-    /// Restricts this handle to the `len` elements from `start`. These elements must lie within the
-    /// handle.
+    /// Restricts this handle to `len` elements, starting at element `start`. These elements must
+    /// lie within the handle.
     #[inline(always)]
     pub(super) fn narrow(&mut self, start: usize, len: usize) {
         debug_assert!(start + len <= self.len);
         (self.at, self.len) = (self.element(start), len);
     }
 
-    /// Returns a handle to the same bytes as elements of `U`. The bytes must be exactly `len`
-    /// elements, and aligned for `U`.
+    /// Returns a handle to the same bytes, as `len` elements of type `U`. The size of the bytes
+    /// must be the size of `len` elements, and the bytes must be aligned for `U`.
     pub(super) fn retyped<U>(&self, len: usize) -> Symmetric<U> {
         Symmetric { region: self.region.clone(), at: self.at, len, element: PhantomData }
     }
@@ -312,9 +312,9 @@ impl<T: Element> Symmetric<T> {
         unsafe { self.region.shared.backend.write_local(self.at, from.as_ptr().cast(), size_of_val(from)) }
     }
 
-    /// Sets all of this PE's elements to `value`. If the memory is on a device, the device sets it.
-    /// The call is not ordered with the operations on streams. For a stream-ordered fill, call
-    /// [`Stream::fill`](crate::Stream::fill).
+    /// Sets all of this PE's elements to `value`. If the memory is on a device, the device writes
+    /// the memory. The call is not ordered with the operations on streams. For a stream-ordered
+    /// fill, call [`Stream::fill`](crate::Stream::fill).
     ///
     /// # Errors
     /// As for [`Symmetric::to_vec`].
@@ -412,8 +412,8 @@ impl<T: Element> Symmetric<T> {
     ///
     /// # Collective
     /// All PEs must call this method, and make all allocations and releases in the same order. The
-    /// call returns once every PE has made it and this PE's pending operations that use the heap
-    /// are complete.
+    /// call returns once every PE has made the call, and this PE's pending operations that use
+    /// symmetric memory are complete.
     ///
     /// This call waits only for stream-ordered operations. If another thread of a PE makes a
     /// blocking call with this buffer, that call must have returned before the PE calls `release`.
@@ -460,7 +460,7 @@ impl<T: Element> Symmetric<T> {
 }
 
 impl Symmetric<u64> {
-    /// Borrows the word at `index` as a signal.
+    /// Borrows element `index` as a signal word.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) if the handle has no element at `index`.
@@ -471,11 +471,11 @@ impl Symmetric<u64> {
     }
 }
 
-/// Symmetric memory that an operation accesses on another PE, without its element type.
+/// Symmetric memory that an operation accesses on its target PE, with the element type erased.
 #[derive(Clone, Copy)]
 pub(crate) struct Remote<'a> {
     pub(crate) at: SymOffset,
-    /// Length, in elements.
+    /// The length of the memory, in elements.
     pub(crate) len: usize,
     pub(crate) dtype: DType,
     /// The number of values of `dtype` in one element.
@@ -490,7 +490,7 @@ impl<'a> Remote<'a> {
         self.parts * self.dtype.size_bytes()
     }
 
-    /// Returns the same range on this PE.
+    /// Returns the memory of this PE at the same offset.
     #[inline]
     pub(crate) fn here(self) -> Span<'a> {
         Span {
@@ -503,7 +503,7 @@ impl<'a> Remote<'a> {
     }
 }
 
-/// Returns a handle to the same memory.
+/// Returns another handle to the same elements.
 impl<T> Clone for Symmetric<T> {
     fn clone(&self) -> Self {
         Self { region: self.region.clone(), at: self.at, len: self.len, element: PhantomData }

@@ -1,5 +1,5 @@
-//! Views derived from a handle to symmetric memory: ranges that borrow the handle, and casts to
-//! other element types.
+//! Views of symmetric memory that are made from a handle: ranges that borrow the handle, and casts
+//! to other element types.
 //!
 //! Invariant: a view refers to aligned elements within the allocation of its handle. \[S1\] in
 //! `symmetric.rs` requires the same of all handles.
@@ -119,8 +119,9 @@ impl<T: Element> Symmetric<T> {
     /// ```
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) if the size of the memory is not a multiple of the size of `U`, or
-    /// if its offset is not a multiple of the alignment of `U`.
+    /// [`Misuse`](crate::Misuse) if the size of the memory is not a multiple of the size of `U`.
+    /// Also [`Misuse`](crate::Misuse) if the offset of the memory is not a multiple of the
+    /// alignment of `U`.
     pub fn cast<U: Element>(&self) -> Result<Symmetric<U>> {
         const CALL: &str = "cast";
         let (bytes, size) = (self.len() * size_of::<T>(), size_of::<U>());

@@ -1,4 +1,4 @@
-//! One word for which a PE waits: a signal, or an element of symmetric memory.
+//! The argument of a wait for one memory word: a signal word, or an element of symmetric memory.
 #![allow(private_interfaces, reason = "only this crate calls the method of the sealed trait")]
 
 use crate::arguments::signal::Signal;
@@ -9,15 +9,15 @@ mod sealed {
     use super::Remote;
 
     pub trait Word {
-        /// Returns the name of the parameter for errors, the memory, and the index of the word in
-        /// the memory.
+        /// Returns the name of the parameter for error messages, the memory that contains the word,
+        /// and the index of the word in this memory.
         #[doc(hidden)]
         fn word(&self) -> (&'static str, Remote<'_>, usize);
     }
 }
 
-/// A word that a PE waits for: `&Signal`, or `(&Symmetric<T>, index)` for an element of symmetric
-/// memory.
+/// A memory word for which a PE can wait: `&Signal`, or `(&Symmetric<T>, index)` for an element of
+/// symmetric memory.
 #[diagnostic::on_unimplemented(
     message = "a PE cannot wait for `{Self}`",
     note = "pass a `&Signal`, or `(&symmetric, index)` for an element of an integer type of at least 16 bits"

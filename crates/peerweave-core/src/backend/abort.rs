@@ -1,16 +1,16 @@
-//! The word that records the abort of a job whose PEs are threads of one process.
+//! A memory word that records the abort of a job whose PEs are threads of one process.
 
 use super::error::Error;
 use peerweave_types::Pe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Records whether the job has been aborted and, if so, by which PE and with which exit code.
-/// Clones share one word.
+/// Records whether the job has been aborted. If so, also records the PE that aborted the job first,
+/// and the exit code. All clones share one memory word.
 #[derive(Clone, Debug, Default)]
 pub struct AbortWord(Arc<AtomicU64>);
 
-/// The bit that is set in a word that records an abort.
+/// The bit that marks a word as the record of an abort.
 const ABORTED: u64 = 1 << 63;
 
 impl AbortWord {
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn later_abort_does_not_replace_the_first() {
+    fn later_abort_does_not_replace_the_first_abort() {
         for (pe, code) in [(0, 0), (7, 255), (4095, 1)] {
             let word = AbortWord::default();
             assert!(!word.is_set() && word.error().is_none());

@@ -17,7 +17,7 @@ pub struct Caps {
     pub max_teams: usize,
     /// The largest alignment of an allocation, in bytes: a power of two.
     pub max_align_bytes: usize,
-    /// A description of the instruction set or the device on which the backend computes.
+    /// A description of the instruction set or the device that the backend uses for computations.
     pub compute: String,
     /// The device on which [`OnDevice`](crate::OnDevice) memory must lie, as an ordinal in this
     /// process. `None` if operations accept no device memory.
@@ -98,11 +98,11 @@ impl Caps {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReductionCaps {
-    /// The collective.
+    /// The collective that reduces the elements.
     pub kind: CollectiveKind,
-    /// The element type.
+    /// The type of the elements that are reduced.
     pub dtype: DType,
-    /// The reduction.
+    /// The reduction, such as a sum.
     pub op: ReduceOp,
     /// The order in which the operands of the ranks are combined. For floats, the order affects
     /// rounding.
@@ -144,8 +144,8 @@ pub enum NanRule {
     /// `Min` and `Max` ignore a NaN if another operand is a number. If the result is NaN, it is the
     /// positive quiet NaN without payload.
     IgnoredByMinMaxCanonical,
-    /// `Min` and `Max` ignore a NaN if another operand is a number. If the result is NaN, its
-    /// payload is unspecified.
+    /// `Min` and `Max` ignore a NaN if another operand is a number. If the result is NaN, the
+    /// payload of the NaN is unspecified.
     IgnoredByMinMax,
     /// The treatment of NaN is unspecified.
     Unspecified,
@@ -155,7 +155,7 @@ pub enum NanRule {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AfterFailure {
-    /// Later operations on the stream do not run. They fail with
+    /// Later operations on the stream do not run. These operations fail with
     /// [`Error::Skipped`](crate::Error::Skipped).
     SkipsStream,
     /// The stream continues. The team of the failed operation or kernel is poisoned: later
@@ -167,12 +167,12 @@ pub enum AfterFailure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PrivateBuffers {
-    /// Buffers are copied through memory that the source PE and the target PE can access. Staging
-    /// needs one more copy than a direct transfer.
+    /// The backend copies buffers through memory that the source PE and the target PE can access.
+    /// This needs one more copy than a direct transfer.
     Staged,
     /// The operating system copies a buffer directly from the memory of the process that owns it.
     CrossMemoryAttach,
-    /// Ordinary buffers are not supported: operations on them return an error.
+    /// Ordinary buffers are not supported: operations on ordinary buffers return an error.
     Refused,
 }
 
@@ -183,9 +183,10 @@ pub enum PrivateBuffers {
 pub enum CallChecking {
     /// PEs compare every collective call.
     Always,
-    /// The check has been enabled by `PEERWEAVE_CHECK_CALLS=1`.
+    /// PEs compare every collective call. The check is optional in this backend, and has been
+    /// enabled.
     On,
-    /// The check is disabled; `PEERWEAVE_CHECK_CALLS=1` enables it.
+    /// PEs do not compare calls. The check is optional in this backend, and is disabled.
     Off,
     /// The backend never compares calls.
     Never,

@@ -1,11 +1,12 @@
-//! Reductions by a function of the caller: the loop over the operands, for backends that compute on
-//! the host.
+//! Reductions by a function that the caller passes: the loop over the operands, for backends that
+//! compute on the host.
 
 use super::Combine;
 use crate::Error;
 use std::any::Any;
 
-/// The size of the blocks in which elements are copied, in bytes.
+/// The size of the blocks in which elements are copied, in bytes. If an element is larger, a block
+/// is one element.
 const BLOCK: usize = 4096;
 
 /// Combines `operands` operands of `count` elements each with `function`, in the order of the
@@ -13,8 +14,8 @@ const BLOCK: usize = 4096;
 /// concurrently.
 ///
 /// - `read(operand, first, into)` fills `into` with bytes of an operand, starting at byte `first`.
-/// - `write(first, bytes)` stores `bytes` in the result, starting at byte `first`. Before a range
-///   of bytes is written, that range of every operand is read.
+/// - `write(first, bytes)` stores `bytes` in the result, starting at byte `first`. Before `write`
+///   is called for a range, `read` has been called for that range of every operand.
 pub fn combine_in_order(
     function: &dyn Combine,
     operands: usize,
@@ -39,7 +40,8 @@ pub fn combine_in_order(
     }
 }
 
-/// Returns the error with which `call` fails if its function has panicked with this payload.
+/// Returns the error of `call` after the function that combines its elements has panicked with
+/// `payload`.
 pub fn function_panicked(call: &'static str, payload: &(dyn Any + Send)) -> Error {
     let text = payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str));
     let message = text.unwrap_or("the panic has no message");

@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 /// A library that orders accesses to its own memory, as cudarc does for its slices, implements the
 /// methods of this trait. The methods are called for each operation that uses the memory.
 pub trait DeviceOwner: Any + Send + Sync + fmt::Debug {
-    /// Prepares the memory for an operation that is about to be enqueued on `stream`, for example
-    /// by making the stream wait for earlier work on the memory. For an operation that runs on the
-    /// calling thread, `stream` is `None`. In this case, earlier work on the memory must have ended
-    /// when this method returns.
+    /// Prepares the memory for an operation that is about to be enqueued on `stream`. For example,
+    /// the method makes the stream wait for earlier work on the memory. For an operation that runs
+    /// on the calling thread, `stream` is `None`. In this case, earlier work on the memory must
+    /// have ended when this method returns.
     ///
     /// # Errors
     /// The reason why the operation cannot use the memory. If the method fails, the operation is
@@ -31,10 +31,12 @@ pub trait DeviceOwner: Any + Send + Sync + fmt::Debug {
     }
 }
 
-/// A value that keeps memory alive while an operation uses the memory. Neither creating nor
-/// dropping the value allocates memory. Dropping the value is not collective and does not block.
-/// The value may be dropped on any thread, and may be the last handle of the world; the drop then
-/// releases the backend too. A drop frees only memory of which the value was the last owner.
+/// A value that keeps the memory of an operation alive. Neither creating nor dropping the value
+/// allocates memory. Dropping the value is not collective and does not block. The drop frees only
+/// memory of which the value was the last owner.
+///
+/// The value may be dropped on any thread. If the value is the last handle of the world, the drop
+/// also releases the backend.
 #[derive(Debug)]
 pub struct Keep(Owners);
 
@@ -44,20 +46,21 @@ enum Owners {
     Many(Kept),
 }
 
-/// An owner of memory. The owner keeps its memory alive until this value is dropped.
+/// A handle to an owner of memory. The memory stays allocated at least until the handle is dropped.
 #[derive(Clone, Debug)]
-#[allow(dead_code, reason = "held for its drop")]
+#[allow(dead_code, reason = "dropping the value releases the owner")]
 pub(crate) enum Held {
     Nothing,
     Memory(Arc<dyn Owner>),
     Device(Arc<dyn DeviceOwner>),
 }
 
-/// An owner of host memory or of symmetric memory.
+/// An owner of host memory or of symmetric memory. The memory stays allocated while the owner
+/// lives.
 pub(crate) trait Owner: Send + Sync + fmt::Debug {}
 
 impl Keep {
-    /// Returns a value that keeps nothing alive.
+    /// Returns a value that keeps no memory alive.
     pub const fn nothing() -> Self {
         Self(Owners::Few([Held::Nothing, Held::Nothing, Held::Nothing]))
     }
@@ -85,8 +88,9 @@ impl Keep {
     }
 }
 
-/// Owners of the memory of a group, norm or launch. A clone refers to the same list. Dropping the
-/// last handle drops the owners, and returns the empty list to its pool.
+/// A list of owners that keep the memory of a group, of an all-reduce with RMSNorm, or of a launch
+/// alive. A clone refers to the same list. Dropping the last clone drops the owners, and returns
+/// the empty list to its pool.
 #[derive(Clone, Debug)]
 pub(crate) struct Kept(Option<Arc<KeptList>>);
 
@@ -96,7 +100,7 @@ struct KeptList {
     home: Weak<KeptPool>,
 }
 
-/// Empty lists of owners.
+/// A pool of empty lists of memory owners, which [`Kept`] values use again.
 #[derive(Debug)]
 pub(crate) struct KeptPool(Mutex<Vec<Arc<KeptList>>>);
 
@@ -104,7 +108,7 @@ impl KeptPool {
     /// Maximum number of lists that the pool keeps.
     const MOST: usize = 32;
 
-    /// Returns an empty list.
+    /// Returns an empty list from the pool, or a new list if the pool is empty.
     pub(crate) fn take(self: &Arc<Self>) -> Kept {
         let free = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
         Kept(Some(free.unwrap_or_else(|| Arc::new(KeptList { held: Vec::new(), home: Arc::downgrade(self) }))))
@@ -119,13 +123,13 @@ impl Default for KeptPool {
 }
 
 impl Kept {
-    /// Adds owners. The list must have no other handle.
+    /// Adds owners to the list. The list must have no other clone.
     pub(crate) fn extend(&mut self, owners: impl IntoIterator<Item = Held>) {
         let list = self.0.as_mut().and_then(Arc::get_mut).expect("the list has one handle");
         list.held.extend(owners.into_iter().filter(|held| !matches!(held, Held::Nothing)));
     }
 
-    /// Returns the owners.
+    /// Returns the owners in the list.
     pub(crate) fn list(&self) -> &[Held] {
         self.0.as_ref().map_or(&[], |list| &list.held)
     }

@@ -1,4 +1,4 @@
-//! Errors, sorted by cause: the caller, a peer, a deadline, the system.
+//! The errors of all calls, distinguished by cause: the caller, a peer, a deadline or the system.
 //!
 //! A message names the call, the team, the value that was found and the value that was expected.
 
@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Any failure of Peerweave.
+/// An error of a Peerweave call.
 ///
 /// `Debug` includes the message of `Display`, because `unwrap` and a `main` that returns an error
 /// print the `Debug` form.
@@ -32,12 +32,12 @@ pub enum Error {
         call: &'static str,
         /// The team on which the call was made.
         team: TeamName,
-        /// The peer.
+        /// The PE that died, left the job, failed or cannot be accessed.
         pe: Pe,
         /// What happened to the peer.
         cause: PeerCause,
     },
-    /// A deadline expired.
+    /// The deadline of a call passed before the call was complete.
     #[error(transparent)]
     Timeout(Box<Timeout>),
     /// The operation did not run, because an earlier operation on its stream had failed with an
@@ -80,7 +80,7 @@ pub enum Error {
         call: &'static str,
         /// The number of bytes that the call requested.
         requested_bytes: usize,
-        /// The number of bytes that are available.
+        /// The number of bytes that are available in the resource `what`.
         available_bytes: usize,
         /// The name of the resource that has run out, such as the symmetric heap.
         what: &'static str,
@@ -203,7 +203,8 @@ impl fmt::Display for TeamName {
     }
 }
 
-/// Formats a count with a noun, which gets an "s" unless the count is 1.
+/// Formats a count and a noun, such as "2 ranks". If the count is not 1, an "s" is added to the
+/// noun.
 pub(crate) struct Count(pub(crate) usize, pub(crate) &'static str);
 
 impl fmt::Display for Count {
@@ -218,9 +219,9 @@ impl fmt::Display for Count {
 pub enum PeerCause {
     /// The PE's process exited or was killed without leaving the job.
     Died,
-    /// The PE left the job (finalized or dropped its world) while other PEs still needed it.
+    /// The PE left the job (finalized or dropped its world) while other PEs still needed the PE.
     Left,
-    /// The PE has reported that it failed in this operation.
+    /// The PE has reported its own failure in this operation.
     Failed,
     /// The memory of the PE could not be read.
     Unreachable,
@@ -254,20 +255,20 @@ pub struct Timeout {
     /// The PEs that the call waited for and that did not arrive. Empty for a wait on a signal word,
     /// because any PE could have set the word.
     pub missing: Vec<Pe>,
-    /// If the failed call waited for streams of this PE: the name of the call that a stream is
-    /// still running.
+    /// The name of a call that this PE is still running on a stream or on another thread. `None` if
+    /// the failed call did not wait for such a call.
     pub running: Option<&'static str>,
     /// The PE that holds the lock, if the call waited for a lock. The holder is also in `missing`,
     /// unless the holder is this PE.
     pub holder: Option<Pe>,
-    /// The word that the call waited for, if the call waited for words and the backend knows their
-    /// values.
+    /// The memory word that did not get the expected value. `None` if the call did not wait for
+    /// words, or if the backend does not know their values.
     pub word: Option<AwaitedWord>,
 }
 
 impl Timeout {
-    /// Creates the error of a call that waited for the PEs in `missing`, and not for a stream, a
-    /// lock or a word.
+    /// Creates the error of a call that waited for the PEs in `missing`. The call did not wait for
+    /// a stream, a thread, a lock or a memory word.
     pub fn new(call: &'static str, team: TeamName, waited: Duration, missing: Vec<Pe>) -> Self {
         Self { call, team, waited, missing, running: None, holder: None, word: None }
     }
@@ -279,12 +280,13 @@ impl From<Timeout> for Error {
     }
 }
 
-/// The first of a wait's words that did not satisfy the comparison when the deadline passed.
+/// A memory word that made a wait time out: the first word of the wait that did not satisfy the
+/// comparison at the deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AwaitedWord {
     /// The index of this word among the words of the wait; `None` if the wait is for one word.
     pub index: Option<usize>,
-    /// The offset of the word in the symmetric heap.
+    /// The offset of the word in symmetric memory.
     pub offset: SymOffset,
     /// The integer type of the word.
     pub dtype: DType,
@@ -310,7 +312,8 @@ impl fmt::Display for AwaitedWord {
     }
 }
 
-/// Formats what a wait waited for: a call, a word or PEs.
+/// Formats the reason of a timeout: the call, the memory word, the lock holder or the PEs for which
+/// the failed call waited.
 struct Awaited<'a> {
     running: Option<&'static str>,
     missing: &'a [Pe],
@@ -321,7 +324,7 @@ struct Awaited<'a> {
 impl fmt::Display for Awaited<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(call) = self.running {
-            write!(f, "a stream of this PE still runs {call}")?;
+            write!(f, "this PE is still running {call}")?;
             if self.missing.is_empty() {
                 return Ok(());
             }
@@ -345,15 +348,16 @@ pub struct KernelFailure {
     /// The reason why an operation of the kernel failed; `None` if no operation failed, and a
     /// thread panicked, trapped or diverged instead.
     pub kind: Option<FailureKind>,
-    /// The operation that failed.
+    /// The operation of the kernel that failed; `None` if no operation failed, or if the operation
+    /// is unknown.
     pub operation: Option<KernelOp>,
-    /// The PE that did not arrive or cannot be reached. For [`FailureKind::NoSuchPeer`], the PE
-    /// number that the job does not have.
+    /// The PE that did not arrive or cannot be reached, if the failure is due to a PE. For
+    /// [`FailureKind::NoSuchPeer`], the PE number that the job does not have.
     pub missing: Option<Pe>,
     /// The code that the kernel passed to `Context::exit`; `None` if there was no such call.
     pub exit_code: Option<u64>,
-    /// A description of the failure: the operation with the expected value and the value found, or
-    /// the block and the thread.
+    /// A description of the failure. The text names the operation, the expected value and the value
+    /// found, or the block and the thread that failed.
     pub message: String,
 }
 
@@ -402,7 +406,7 @@ pub enum MisuseKind {
     /// A buffer has the wrong length.
     #[error("`{argument}` has {found} elements, expected {expected}")]
     Length {
-        /// The name of the parameter.
+        /// The name of the parameter that is wrong.
         argument: &'static str,
         /// The length of the buffer that was passed, in elements.
         found: usize,
@@ -412,17 +416,17 @@ pub enum MisuseKind {
     /// A buffer's length is not a multiple of the number of ranks in the team.
     #[error("`{argument}` has {found} elements, expected a multiple of {divisor} (the number of ranks in the team)")]
     NotDivisible {
-        /// The name of the parameter.
+        /// The name of the parameter that is wrong.
         argument: &'static str,
         /// The length of the buffer that was passed, in elements.
         found: usize,
         /// The number of ranks in the team.
         divisor: usize,
     },
-    /// The team does not have the rank.
+    /// The caller passed a rank that the team does not have.
     #[error("`{argument}` is {found}, expected a rank below {team_size} (the number of ranks in the team)")]
     Rank {
-        /// The name of the parameter.
+        /// The name of the parameter that is wrong.
         argument: &'static str,
         /// The rank that was passed.
         found: u32,
@@ -432,7 +436,7 @@ pub enum MisuseKind {
     /// A range exceeds its buffer.
     #[error("`{argument}` has {len} elements, but the call uses elements {start}..{end}")]
     Range {
-        /// The name of the parameter.
+        /// The name of the parameter that is wrong.
         argument: &'static str,
         /// The index of the first element of the range.
         start: usize,
@@ -441,10 +445,10 @@ pub enum MisuseKind {
         /// The length of the buffer, in elements.
         len: usize,
     },
-    /// The buffer has no element at the index.
+    /// The caller passed an index at which the buffer has no element.
     #[error("`{argument}` is {found}, expected an index below {len}")]
     Index {
-        /// The name of the parameter.
+        /// The name of the parameter that is wrong.
         argument: &'static str,
         /// The index that was passed.
         found: usize,
@@ -454,7 +458,7 @@ pub enum MisuseKind {
     /// A range ends before it starts.
     #[error("`{argument}` is {start}..{end}, which ends before it starts")]
     ReversedRange {
-        /// The name of the parameter.
+        /// The name of the parameter that is wrong.
         argument: &'static str,
         /// The index of the first element of the range.
         start: usize,
@@ -464,20 +468,20 @@ pub enum MisuseKind {
     /// A parameter exceeds a limit of the backend.
     #[error("`{argument}` is {found}, expected at most {max} ({limit})")]
     Limit {
-        /// The name of the parameter.
+        /// The name of the parameter that is wrong.
         argument: &'static str,
         /// The value that was passed.
         found: usize,
         /// The largest valid value.
         max: usize,
-        /// The name of the limit.
+        /// A description of the limit.
         limit: &'static str,
     },
     /// The handle refers to a part of an allocation, but the call needs a handle to the whole
     /// allocation.
     #[error("`{argument}` covers elements {start}..{end} of an allocation of {len}, expected the whole allocation")]
     PartOfAllocation {
-        /// The name of the parameter.
+        /// The name of the parameter that is wrong.
         argument: &'static str,
         /// The index of the first element of the range.
         start: usize,
@@ -489,9 +493,9 @@ pub enum MisuseKind {
     /// Two buffers share bytes.
     #[error("`{first}` and `{second}` overlap: {advice}")]
     Overlap {
-        /// The name of one parameter.
+        /// The name of the first parameter.
         first: &'static str,
-        /// The name of the other parameter.
+        /// The name of the second parameter.
         second: &'static str,
         /// What to pass or to call instead.
         advice: &'static str,
@@ -506,23 +510,23 @@ pub enum MisuseKind {
     /// The buffer has been released.
     #[error("`{argument}` was released")]
     Released {
-        /// The name of the parameter.
+        /// The name of the parameter that is wrong.
         argument: &'static str,
     },
     /// The buffer belongs to another world.
     #[error("`{argument}` belongs to another world")]
     ForeignBuffer {
-        /// The name of the parameter.
+        /// The name of the parameter that is wrong.
         argument: &'static str,
     },
     /// The memory does not belong to the device of this PE.
     #[error("`{argument}` is memory of device {found}, expected memory of device {expected} (the device of this PE)")]
     WrongDevice {
-        /// The name of the parameter.
+        /// The name of the parameter that is wrong.
         argument: &'static str,
         /// The ordinal of the device that holds the memory.
         found: u32,
-        /// The ordinal of the device that the backend uses.
+        /// The ordinal of the device that the backend uses on this PE.
         expected: u32,
     },
     /// The operation has been captured into a graph, so its ticket never completes.
@@ -542,10 +546,10 @@ pub enum MisuseKind {
     #[error("the team was destroyed")]
     TeamDestroyed,
     /// The call would destroy the team of all PEs, which cannot be destroyed.
-    #[error("the team of all PEs cannot be destroyed: it ends with the world")]
+    #[error("the team of all PEs cannot be destroyed: the team ends with the world")]
     WorldTeam,
     /// The call would destroy the team of this machine's PEs, which cannot be destroyed.
-    #[error("the team of the PEs of this machine cannot be destroyed: it ends with the world")]
+    #[error("the team of the PEs of this machine cannot be destroyed: the team ends with the world")]
     LocalTeam,
     /// The world has been finalized.
     #[error("the world was finalized")]
@@ -558,19 +562,19 @@ pub enum MisuseKind {
     #[error("this process is a forked child: only the process that created the world can use the world")]
     Forked,
     /// The reduction is not defined for the element type.
-    #[error("{op} is not defined for {element}", element = dtype.rust_name())]
+    #[error("the reduction {op} is not defined for elements of type {element}", element = dtype.rust_name())]
     Reduction {
-        /// The reduction.
+        /// The reduction that the caller passed.
         op: ReduceOp,
-        /// The element type.
+        /// The element type for which the reduction is not defined.
         dtype: DType,
     },
     /// The reduction is not defined for the element type, which consists of several values.
-    #[error("{op} is not defined for {element}")]
+    #[error("the reduction {op} is not defined for elements of type {element}")]
     ElementReduction {
-        /// The reduction.
+        /// The reduction that the caller passed.
         op: ReduceOp,
-        /// The name of the element type.
+        /// The name of the element type for which the reduction is not defined.
         element: &'static str,
     },
     /// The shape of a new team does not describe distinct ranks of the parent team.
@@ -584,7 +588,7 @@ pub enum MisuseKind {
     /// A parameter has an invalid value.
     #[error("`{argument}` is {found}, expected {expected}")]
     Value {
-        /// The name of the parameter.
+        /// The name of the parameter that is wrong.
         argument: &'static str,
         /// The value that was passed.
         found: String,

@@ -38,7 +38,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A backend, which moves data through shared memory or between GPUs, or only records the calls.
+/// The methods that a backend implements. A backend moves data through shared memory or between
+/// GPUs, or only simulates a job ([`Noop`](crate::noop::Noop)).
 ///
 /// # Safety
 /// An implementation promises:
@@ -48,14 +49,16 @@ use std::time::Duration;
 ///   memory.
 /// - **\[B2\]** The memory at the addresses that [`Backend::local`] returns stays mapped until the
 ///   backend is dropped.
-/// - **\[B3\]** When a wait for a signal, a barrier or a ticket completes, all puts that were
-///   ordered before the signal, the barrier or the ticket's operation are visible.
+/// - **\[B3\]** When a wait for a signal, a barrier or a ticket completes, earlier puts are
+///   visible. These are all puts that were ordered before the signal, the barrier or the ticket's
+///   operation.
 /// - **\[B4\]** The backend's accesses to symmetric memory are defined even if other PEs, threads
 ///   or streams access the same bytes concurrently. The backend's accesses to the private memory of
 ///   an [`Op`] are defined under the same conditions. Private memory may be a plain slice, or a
 ///   buffer that another thread reads or another stream writes.
-/// - **\[B5\]** A call that follows [`Backend::finalize`], or that races with `finalize` or with
-///   [`Backend::release`], returns an error or an unspecified value, and has no other effect.
+/// - **\[B5\]** A call that follows [`Backend::finalize`] returns an error or an unspecified value,
+///   and has no other effect. The same is true for a call that races with `finalize` or with
+///   [`Backend::release`].
 /// - **\[B7\]** If [`Backend::run`] fails while work that it has started may still access symmetric
 ///   or device memory, `run` has called `keep`. The backend holds or leaks the value that `keep`
 ///   returned until the work has ended.
@@ -72,9 +75,9 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// Returns the shape of the job: this PE, the number of PEs, and the PEs of this machine.
     fn job(&self) -> &JobShape;
 
-    /// Returns how the segments of all PEs are mapped in this process. Returns `None` if the
-    /// segments are not at equal distances, or if this process cannot access every PE's segment by
-    /// address.
+    /// Returns where the symmetric memory of each PE is mapped in this process. Returns `None` if
+    /// the memories of the PEs are not mapped at equal distances, or if this process cannot access
+    /// every PE's memory by address.
     fn geometry(&self) -> Option<HeapGeometry>;
 
     /// Returns the time after which a wait fails by default.
@@ -88,12 +91,12 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// is released. Waits for this PE's pending operations on all streams.
     fn release(&self, at: SymOffset) -> Result<(), Error>;
 
-    /// Returns the address of the offset `at` in this PE's segment.
+    /// Returns the address of the offset `at` in this PE's symmetric memory.
     fn local(&self, at: SymOffset) -> LocalAddress;
 
-    /// Returns the address at which this PE can access the offset `at` in the segment of `pe`.
-    /// Returns `None` if the memory of `pe` is not mapped. The address has the same kind (host or
-    /// device) as the address that [`Backend::local`] returns.
+    /// Returns the address at which this PE can access the offset `at` in the symmetric memory of
+    /// `pe`. Returns `None` if the memory of `pe` is not mapped. The address has the same kind
+    /// (host or device) as the address that [`Backend::local`] returns.
     fn address_of(&self, pe: Pe, at: SymOffset) -> Option<LocalAddress>;
 
     /// Copies `bytes` bytes from this PE's symmetric memory to `into`, and returns when the copy is
@@ -110,8 +113,8 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// not symmetric memory.
     unsafe fn read_local(&self, at: SymOffset, into: *mut u8, bytes: usize) -> Result<(), Error>;
 
-    /// Copies `bytes` bytes from `from` to this PE's symmetric memory. Otherwise like
-    /// [`Backend::read_local`].
+    /// Copies `bytes` bytes from `from` to this PE's symmetric memory. Like
+    /// [`Backend::read_local`], but in the other direction.
     ///
     /// # Errors
     /// As for [`Backend::read_local`].
@@ -121,8 +124,9 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// not symmetric memory.
     unsafe fn write_local(&self, at: SymOffset, from: *const u8, bytes: usize) -> Result<(), Error>;
 
-    /// Sets `count` elements of this PE's symmetric memory to one value. Otherwise like
-    /// [`Backend::write_local`]. The value is the first `element_bytes` bytes of `bits` in native
+    /// Sets `count` elements of this PE's symmetric memory to one value. Like
+    /// [`Backend::write_local`], the call returns when the memory is written, and is not ordered
+    /// with operations on streams. The value is the first `element_bytes` bytes of `bits` in native
     /// byte order. `element_bytes` is at most 8.
     ///
     /// # Errors
@@ -169,8 +173,8 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     }
 
     /// Returns the reason why operations of the team fail from now on; `None` if the team has not
-    /// failed. A team fails on a PE if, after a failed operation, the ranks of the team may
-    /// disagree on which operation is next.
+    /// failed. After a failed operation, the ranks of a team may disagree on which operation is
+    /// next. In this case, the team has failed.
     fn team_failure(&self, team: TeamId) -> Option<Error>;
 
     /// Returns the error with which a call that waits only for `pe` fails, if `pe` is known to have
@@ -183,23 +187,23 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     }
 
     /// Records that a call of this PE fails with `error`, which [`Backend::lost`] has returned, and
-    /// returns `error`. If other PEs later find that this PE has ended, these PEs can name the
-    /// failure that came first.
+    /// returns `error`. If this PE ends because of the error, other PEs can then name the original
+    /// failure.
     fn record_loss(&self, error: Error) -> Error {
         error
     }
 
-    /// Creates a stream: an ordered queue of operations.
+    /// Creates a stream, which is an ordered queue of operations.
     fn stream(&self) -> Result<Arc<dyn StreamBackend>, Error>;
 
     /// Returns whether this backend created `stream`, either by [`Backend::stream`] or by a
     /// function that wraps a device stream.
     fn owns(&self, stream: &dyn StreamBackend) -> bool;
 
-    /// Runs an operation on the calling thread and returns when the operation is complete. If the
-    /// operation fails before its work has ended, for example at the deadline, the backend uses
-    /// `keep` to keep alive the memory that the work accesses (\[B7\]). The backend need not keep
-    /// private memory alive, because no work accesses private memory after a failure (\[B1\]).
+    /// Runs an operation on the calling thread and returns when the operation is complete. An
+    /// operation may fail before its work has ended, for example at the deadline. The backend then
+    /// uses `keep` to keep alive the memory that the work accesses (\[B7\]). The backend need not
+    /// keep private memory alive, because no work accesses private memory after a failure (\[B1\]).
     ///
     /// # Safety
     /// The memory that `op` names is valid for the operation until this call returns. Symmetric
@@ -236,8 +240,8 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
         Err(Error::Unsupported { call: "shrink", backend: self.name(), why })
     }
 
-    /// Ends the job on this PE. Collective over all PEs. Waits for pending operations. After this
-    /// call, peerweave-core starts no operation.
+    /// Ends the job on this PE, after this PE's pending operations have ended. Collective over all
+    /// PEs. After this call, peerweave-core starts no operation.
     fn finalize(&self) -> Result<(), Error>;
 
     /// Returns a description of the pending operations and of the PEs that these operations wait
@@ -276,12 +280,13 @@ pub unsafe trait StreamBackend: Any + Send + Sync + fmt::Debug {
     /// call have completed or failed.
     fn record(&self) -> Result<Arc<dyn EventBackend>, Error>;
 
-    /// Makes operations that are enqueued later wait for `event`, which belongs to another queue of
-    /// the same backend.
+    /// Makes operations that are enqueued later wait for `event`. The event belongs to another
+    /// stream of the same backend.
     fn wait_event(&self, event: &Arc<dyn EventBackend>) -> Result<(), Error>;
 }
 
-/// An event that has been recorded in a queue.
+/// An event that has been recorded on a stream. The event is complete when all operations that were
+/// enqueued before the event have ended.
 pub trait EventBackend: Any + Send + Sync + fmt::Debug {
     /// Returns whether all operations before the event have completed or failed.
     fn is_complete(&self) -> bool;
@@ -320,9 +325,9 @@ pub enum Submitted {
 pub enum Outcome {
     /// The operation has no result.
     Done,
-    /// The bits of one element or word.
+    /// The result is one element or one memory word, as bits.
     Word(u64),
-    /// The indices of the words that satisfied a wait, in ascending order.
+    /// The result is a list of indices: the words that satisfied the wait, in ascending order.
     Indices(Vec<usize>),
     /// The operation is a test, and its condition does not hold.
     NotYet,
@@ -343,12 +348,12 @@ pub enum LocalAddress {
     },
 }
 
-/// The number of PEs of a job, the number of this PE, and the PEs of this PE's machine.
+/// The size of a job, the number of this PE in the job, and the PEs on this PE's machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobShape {
     /// The number of this PE.
     pub my_pe: Pe,
-    /// Number of PEs.
+    /// The number of PEs in the job.
     pub n_pes: usize,
     /// The PEs of this machine, ascending; `my_pe` is among them.
     pub local: Vec<Pe>,
@@ -365,7 +370,8 @@ impl TeamId {
     pub const WORLD: Self = Self(0);
 }
 
-/// A new team, as described by its backend.
+/// A new team: the backend returns this description, from which the core creates a
+/// [`Team`](crate::Team).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TeamRecord {
     /// The number of the team.
@@ -377,13 +383,13 @@ pub struct TeamRecord {
 /// The result of [`Backend::shrink`].
 #[derive(Clone, Debug)]
 pub struct Shrunk {
-    /// The new backend.
+    /// The backend of the new world.
     pub backend: Arc<dyn Backend>,
     /// The number that each PE of the new backend has in the old backend, ascending.
     pub former: Vec<Pe>,
 }
 
-/// The request that one rank makes in a split.
+/// The color and the key that one rank passes when a team is split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SplitPart {
     /// The color: ranks with the same color form a team.
@@ -396,20 +402,21 @@ pub struct SplitPart {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SplitCall {
-    /// [`Team::split`](crate::Team::split), for which ranks may pass different colors and keys.
+    /// The call is [`Team::split`](crate::Team::split), for which ranks may pass different colors
+    /// and keys.
     Colors,
-    /// [`Team::split_strided`](crate::Team::split_strided) with this shape, which fits the parent
-    /// team.
+    /// The call is [`Team::split_strided`](crate::Team::split_strided) with this shape. The parent
+    /// team has all ranks of the shape.
     Strided(TeamShape),
-    /// [`Team::split_2d`](crate::Team::split_2d), which splits the team twice: into rows and into
-    /// columns.
+    /// The call is [`Team::split_2d`](crate::Team::split_2d), which splits the team twice: into
+    /// rows and into columns.
     TwoD {
         /// The number of ranks in a row, at most the number of ranks in the parent team.
         x_range: usize,
         /// Whether this is the second split, which forms the columns.
         columns: bool,
     },
-    /// [`World::local_team`](crate::World::local_team).
+    /// The call is [`World::local_team`](crate::World::local_team).
     Local,
 }
 
@@ -446,7 +453,7 @@ impl fmt::Display for SplitCall {
 /// A request for symmetric memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocation {
-    /// The number of bytes. If it is 0, the call returns an offset that no operation accesses.
+    /// The number of bytes. For 0 bytes, the call returns an offset that no operation accesses.
     pub bytes: usize,
     /// The type of the elements.
     pub dtype: DType,
@@ -457,7 +464,7 @@ pub struct Allocation {
     pub zeroed: bool,
 }
 
-/// Formats the call for error messages.
+/// Formats the request as a call, for error messages.
 impl fmt::Display for Allocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (elements, dtype, align) = (self.bytes / self.dtype.size_bytes(), self.dtype.rust_name(), self.align);

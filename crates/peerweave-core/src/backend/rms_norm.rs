@@ -1,4 +1,4 @@
-//! RMSNorm after an all-reduce: its parameters, and the computation of one row on a CPU.
+//! RMSNorm after an all-reduce: the parameters, and the computation of one row on a CPU.
 
 use super::Place;
 use peerweave_types::{DType, F8E4M3, bf16, f16};
@@ -8,19 +8,19 @@ use std::fmt;
 /// [`CollectiveKind::AllReduceRmsNorm`](super::CollectiveKind::AllReduceRmsNorm) has in addition to
 /// the parameters of an all-reduce. The input consists of rows.
 ///
-/// `x = sum of the ranks + residual` replaces the residual. The result is
-/// `y = x · weight / √(mean(x²) + epsilon)`, where the mean is taken over a row. The sum of the
-/// ranks is rounded to the element type, as in an all-reduce. Then `x` and `y` are computed in
+/// `x = sum + residual` replaces the residual, where `sum` is the sum of the inputs of all ranks.
+/// The result is `y = x · weight / √(mean(x²) + epsilon)`, where the mean is taken over a row.
+/// `sum` is rounded to the element type, as in an all-reduce. Then `x` and `y` are computed in
 /// `f32`, and each is rounded once.
 #[derive(Clone, Copy, Debug)]
 pub struct RmsNorm {
-    /// The residual, which has as many elements as the input.
+    /// The memory of the residual, which has as many elements as the input.
     pub residual: Place,
-    /// The weight, which has as many elements as a row.
+    /// The memory of the weight, which has as many elements as a row.
     pub weight: Place,
     /// The number of elements in a row: 1 to [`RmsNorm::MOST_HIDDEN`].
     pub hidden: usize,
-    /// The number that is added to the mean of the squares. It is positive, finite and not
+    /// The positive, finite number that is added to the mean of the squares. The number is not
     /// subnormal.
     pub epsilon: f32,
     /// The size of an input element, in bytes.
@@ -56,7 +56,7 @@ impl Quantization {
     /// this bound, the scale of a row that contains only zeros is not 0.
     pub const SMALLEST_SCALED: f32 = 1.0 / 512.0;
 
-    /// Returns the largest value of the quantised type.
+    /// Returns the largest value of the quantised type, [`Quantization::dtype`].
     pub fn largest(&self) -> f32 {
         if self.dtype == DType::I8 { 127.0 } else { F8E4M3::MAX.to_f32() }
     }
@@ -73,8 +73,8 @@ impl RmsNorm {
     /// The maximum number of elements in a row.
     pub const MOST_HIDDEN: usize = (1 << 24) - 1;
 
-    /// Encodes, in one word, the parameters that must be the same on all ranks.
-    /// [`CollectiveShape::detail`](super::CollectiveShape::detail) contains this word.
+    /// Encodes the parameters that must be the same on all ranks as one integer, for
+    /// [`CollectiveShape::detail`](super::CollectiveShape::detail).
     pub fn detail(&self) -> u64 {
         let output = match &self.quantization {
             None => 0,
@@ -102,11 +102,11 @@ impl RmsNorm {
     }
 
     /// Computes one row on the calling thread. `dtype` is the element type: `F16`, `BF16` or `F32`.
-    /// Replaces the contents of `residual` by `x`, and stores the result in `output`. Returns the
-    /// scale of the row, which is 1 if the result is not quantised.
+    /// Adds `sum` to `residual`, and stores the normalised and, if requested, quantised row in
+    /// `output`. Returns the scale of the row, which is 1 if the result is not quantised.
     ///
     /// # Panics
-    /// Panics if the length of a slice is not the length of a row.
+    /// Panics if the length of a slice is not the length of a row, or if `dtype` is another type.
     pub fn row(&self, dtype: DType, sum: &[u8], residual: &mut [u8], weight: &[u8], output: &mut [u8]) -> f32 {
         fn two(bytes: &[u8]) -> [u8; 2] {
             [bytes[0], bytes[1]]
@@ -135,7 +135,7 @@ impl RmsNorm {
                 )
             }
             _ => {
-                assert_eq!(dtype, DType::F32, "peerweave-core bug: norm of {dtype} elements, expected f16, bf16 or f32");
+                assert_eq!(dtype, DType::F32, "peerweave-core bug: RMSNorm of {dtype} elements, expected f16, bf16 or f32");
                 let of = |bytes: &[u8]| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
                 self.row_by(of, |value, to| to.copy_from_slice(&value.to_le_bytes()), sum, residual, weight, output)
             }
@@ -156,12 +156,12 @@ impl RmsNorm {
         assert_eq!(
             (sum.len(), residual.len(), weight.len()),
             (bytes, bytes, bytes),
-            "peerweave-core bug: the rows of a norm have different lengths"
+            "peerweave-core bug: the rows of an RMSNorm have different lengths"
         );
         assert_eq!(
             output.len(),
             self.hidden * self.output_bytes(),
-            "peerweave-core bug: the result of a norm has a wrong length"
+            "peerweave-core bug: the result of an RMSNorm has a wrong length"
         );
         let (mut squares, mut largest) = (0.0_f64, 0.0_f32);
         for ((sum, residual), weight) in
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn row_is_divided_by_its_root_mean_square() {
+    fn rms_norm_divides_a_row_by_the_root_mean_square() {
         let (sum, weight) = (bytes(&[1.0, 3.0]), bytes(&[1.0, 2.0]));
         let (mut residual, mut output) = (bytes(&[2.0, 1.0]), vec![0; 8]);
         norm(2, None).row(DType::F32, &sum, &mut residual, &weight, &mut output);
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn row_scale_maps_the_largest_element_to_the_largest_value() {
+    fn row_scale_maps_largest_element_to_largest_quantized_value() {
         for (dtype, largest, wanted) in [(DType::I8, 127.0, [127, 0x81]), (DType::F8E4M3, 448.0, [0x7e, 0xfe])] {
             let quantization = Quantization { dtype, scale: NormScale::Rows(Place::Private(std::ptr::null_mut())) };
             let (mut residual, mut output) = (bytes(&[0.0, 0.0]), vec![0; 2]);
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn encoded_parameters_differ_if_any_parameter_differs() {
+    fn rms_norm_detail_differs_if_any_parameter_differs() {
         let rows = NormScale::Rows(Place::Private(std::ptr::null_mut()));
         let quantized = |dtype, scale| norm(8, Some(Quantization { dtype, scale })).detail();
         let details = [

@@ -1,5 +1,5 @@
-//! Checks collective operations and converts them to `Op`s. Counts and locations follow the rules
-//! of `backend/op/collective.rs`.
+//! Checks the arguments of collective calls, and converts each call to an [`Op`].
+//! `backend/op/collective.rs` defines how counts and locations are stored.
 
 use super::{Prepared, apart, argument, rank, share, team, times_ranks, vector};
 use crate::Result;
@@ -43,7 +43,7 @@ pub(super) fn collective<'a>(
     Prepared::new(op, [owner(send), owner(recv), Owner::Caller])
 }
 
-/// Parameters that only some collectives have.
+/// The fields of [`Collective`] that only some collectives use.
 pub(super) struct CollectiveExtras {
     pub(super) op: ReduceOp,
     pub(super) scalar: u64,
@@ -67,14 +67,14 @@ impl CollectiveExtras {
     }
 }
 
-/// Checks a barrier or sync.
+/// Checks a barrier or sync, and returns the operation.
 #[inline(always)]
 pub(crate) fn arrival(call: &'static str, of: &Team, kind: CollectiveKind) -> Result<Prepared<'static>> {
     team(call, of)?;
     Ok(collective(kind, of, DType::U8, 0, None, None, CollectiveExtras::NONE))
 }
 
-/// Checks the team and both arguments, and that the arguments do not overlap.
+/// Checks the team `of` and the buffers `send` and `recv`. Fails if the buffers overlap.
 #[inline(always)]
 pub(super) fn pair(call: &'static str, of: &Team, send: &Span<'_>, recv: &Span<'_>) -> Result<()> {
     team(call, of)?;
@@ -83,7 +83,7 @@ pub(super) fn pair(call: &'static str, of: &Team, send: &Span<'_>, recv: &Span<'
     apart(call, &["send", "recv"], send, recv)
 }
 
-/// Checks the team and the argument of an in-place form.
+/// Checks the team `of`, and the buffer of a call that works in place.
 #[inline(always)]
 pub(super) fn single(call: &'static str, of: &Team, buffer: &Span<'_>) -> Result<()> {
     team(call, of)?;
@@ -118,7 +118,8 @@ pub(crate) fn all_reduce_in_place<'a>(
     Ok(collective(CollectiveKind::AllReduce, of, buffer.dtype, buffer.len, Some(&buffer), Some(&buffer), extras))
 }
 
-/// Checks the result of a reduce. Returns the result on the root, and `None` on other ranks.
+/// Checks the receive buffer of a reduce. Returns the buffer on the root, and `None` on other
+/// ranks.
 pub(super) fn result_at_root<'a>(
     call: &'static str,
     of: &Team,
@@ -134,7 +135,7 @@ pub(super) fn result_at_root<'a>(
     Ok(recv)
 }
 
-/// Checks a reduce; `recv` is used at the root only.
+/// Checks a reduce, and returns the operation. Only the root uses `recv`.
 pub(crate) fn reduce<'a>(
     call: &'static str,
     of: &Team,
@@ -152,8 +153,8 @@ pub(crate) fn reduce<'a>(
     Ok(collective(CollectiveKind::Reduce, of, send.dtype, send.len, Some(&send), recv.as_ref(), extras))
 }
 
-/// Checks an argument that only the root uses. Returns the argument on the root, and `None` on
-/// other ranks.
+/// Checks a buffer that only the root uses. Returns the buffer on the root, and `None` on other
+/// ranks.
 #[inline(always)]
 pub(super) fn at_root<'a>(
     call: &'static str,
@@ -185,7 +186,7 @@ pub(crate) fn reduce_in_place<'a>(
     Ok(collective(CollectiveKind::Reduce, of, buffer.dtype, buffer.len, Some(&buffer), recv, extras))
 }
 
-/// Checks a broadcast; `send` is used at the root only.
+/// Checks a broadcast, and returns the operation. Only the root uses `send`.
 #[inline(always)]
 pub(crate) fn broadcast<'a>(
     call: &'static str,
@@ -301,7 +302,7 @@ pub(crate) fn all_to_all_v_in_place<'a>(
     Ok(collective(CollectiveKind::AllToAllV, of, buffer.dtype, 0, Some(&buffer), Some(&buffer), extras))
 }
 
-/// Checks a gather; `recv` is used at the root only.
+/// Checks a gather, and returns the operation. Only the root uses `recv`.
 #[inline(always)]
 pub(crate) fn gather<'a>(
     call: &'static str,
@@ -341,7 +342,7 @@ pub(crate) fn gather_in_place<'a>(call: &'static str, of: &Team, buffer: Span<'a
     Ok(collective(CollectiveKind::Gather, of, buffer.dtype, count, Some(&send), Some(&buffer), CollectiveExtras::root(root)))
 }
 
-/// Checks a scatter; `send` is used at the root only.
+/// Checks a scatter, and returns the operation. Only the root uses `send`.
 #[inline(always)]
 pub(crate) fn scatter<'a>(
     call: &'static str,
@@ -387,7 +388,8 @@ fn missing(call: &'static str, argument: &'static str) -> Error {
     misuse(call, MisuseKind::Missing { argument, why: "the root must pass this buffer" })
 }
 
-/// Checks that the reduction is defined for the type; returns the bits of the scalar.
+/// Checks that the reduction is defined for the element type. Returns the bits of the reduction's
+/// scalar.
 #[inline(always)]
 pub(super) fn reduction(call: &'static str, reduction: ErasedReduction, dtype: DType) -> Result<u64> {
     if !reduction.accepted {

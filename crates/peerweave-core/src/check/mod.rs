@@ -1,9 +1,10 @@
-//! Validates all operations. A valid call becomes a [`Prepared`] operation, which `call.rs` passes
-//! to the backend.
+//! Checks the arguments of all operations. A valid call becomes a [`Prepared`] operation, which
+//! `call.rs` passes to the backend.
 //!
 //! Invariant **\[C1\]**: a [`Prepared`] refers only to bytes inside memory of its owners, or of
-//! borrows that outlive the [`Prepared`]. The ranks in it are ranks of its team, the team is live,
-//! and the reduction is defined for the element type. Only this module makes a [`Prepared`].
+//! borrows that outlive the [`Prepared`]. The ranks in a [`Prepared`] are ranks of its team. The
+//! team has not been destroyed, and the reduction is defined for the element type. Only this module
+//! makes a [`Prepared`].
 //!
 //! Functions on the path of small operations are always inlined, so that an [`Op`] is built in
 //! place and never moved: a put of 8 bytes takes 6 ns instead of 19 ns
@@ -43,10 +44,10 @@ pub(crate) use rms_norm::{NormCall, rms_norm};
 pub(crate) use scan::{all_to_all_strided, by_function, reduce_with, scan, scan_in_place};
 pub(crate) use vector::for_each_rank;
 
-/// An operation that has passed the checks.
+/// An operation whose arguments have been checked, with the owners of its memory.
 pub(crate) struct Prepared<'a> {
-    /// The operation. It is dropped only if it owns memory: checking that takes a few instructions,
-    /// whereas dropping an `Op` takes a function call.
+    /// The operation. The destructor drops the operation only if the operation owns memory. This
+    /// check takes a few instructions, whereas dropping an `Op` takes a function call.
     op: ManuallyDrop<Op>,
     /// The owners that keep the memory of the operation alive.
     owners: [Owner<'a>; 3],
@@ -63,12 +64,13 @@ impl<'a> Prepared<'a> {
         &self.op
     }
 
-    /// Returns the value that a queue holds while the operation is pending.
+    /// Returns a value that contains clones of the owners. A stream holds this value while the
+    /// operation is pending.
     pub(crate) fn keep(&self) -> Keep {
         keep(self.owners)
     }
 
-    /// Returns the operation, and the owners of its memory.
+    /// Returns the operation, and clones of the owners of its memory.
     pub(crate) fn into_held(mut self) -> (Op, [Held; 3]) {
         (self.take_op(), self.owners.map(Owner::hold))
     }
@@ -102,32 +104,38 @@ fn wrong_rank(call: &'static str, argument: &'static str, rank: Rank, team_size:
     misuse(call, MisuseKind::Rank { argument, found: rank.get(), team_size })
 }
 
-/// Checks that operations of the team can run.
+/// Checks that the world of the team can be used, and that the team has not been destroyed.
 #[inline(always)]
 pub(crate) fn team(call: &'static str, team: &Team) -> Result<()> {
     team.inner.shared.usable(call)?;
     if team.inner.is_destroyed() { Err(misuse(call, MisuseKind::TeamDestroyed)) } else { Ok(()) }
 }
 
-/// Checks that a group belongs to the team that runs it.
+/// Checks that a group belongs to the team on which the group call was made. `theirs` is the team
+/// of the group.
 pub(crate) fn same_team(call: &'static str, mine: &Team, theirs: &Team) -> Result<()> {
     if Arc::ptr_eq(&mine.inner, &theirs.inner) { Ok(()) } else { Err(misuse(call, MisuseKind::ForeignGroup)) }
 }
 
-/// Checks that the stream accepts operations of the team.
+/// Checks that the stream and the team belong to the same world.
 #[inline(always)]
 pub(crate) fn stream(call: &'static str, team: &Team, stream: &Stream) -> Result<()> {
     team.inner.shared.same_world(call, &stream.shared, "stream")
 }
 
-/// Checks that GPUs can run the shape of a launch.
+/// Checks that GPUs support the shape of a launch.
 pub(crate) fn launch_shape(call: &'static str, grid: Dim3, block: Dim3, shared_bytes: usize) -> Result<()> {
     const SHARED_BYTES: usize = 227 << 10;
     if !grid.is_grid() {
-        return Err(wrong_value(call, "grid", grid, "1 to (2147483647, 65535, 65535) blocks"));
+        return Err(wrong_value(call, "grid", grid, "from (1, 1, 1) to (2147483647, 65535, 65535) blocks"));
     }
     if !block.is_block() {
-        return Err(wrong_value(call, "block", block, "1 to (1024, 1024, 64) threads, and at most 1024 in all"));
+        return Err(wrong_value(
+            call,
+            "block",
+            block,
+            "from (1, 1, 1) to (1024, 1024, 64) threads, and at most 1024 threads in total",
+        ));
     }
     if shared_bytes > SHARED_BYTES {
         return Err(wrong_value(
@@ -158,10 +166,12 @@ fn argument(call: &'static str, shared: &Arc<Shared>, argument: &'static str, sp
     }
 }
 
-/// Checks that the backend can access memory of this device.
+/// Checks that `span` is memory of the device that the backend uses.
 #[inline(never)]
 fn device(call: &'static str, shared: &Shared, argument: &'static str, span: &Span<'_>) -> Result<()> {
-    let Place::Device { ordinal, .. } = span.place else { unreachable!("peerweave-core bug: device memory without a device") };
+    let Place::Device { ordinal, .. } = span.place else {
+        unreachable!("peerweave-core bug: the span of device memory names no device")
+    };
     match shared.device {
         Some(expected) if expected == ordinal => Ok(()),
         Some(expected) => Err(misuse(call, MisuseKind::WrongDevice { argument, found: ordinal, expected })),
@@ -184,7 +194,7 @@ fn apart(call: &'static str, names: &'static [&'static str; 2], first: &Span<'_>
     if first.overlaps(second) { Err(overlap(call, names, "use the in-place form, or separate buffers")) } else { Ok(()) }
 }
 
-/// Like [`apart`], for operations that have no in-place form.
+/// Checks that two memory ranges do not overlap, for operations that have no in-place form.
 #[inline(always)]
 fn separate(call: &'static str, names: &'static [&'static str; 2], first: &Span<'_>, second: &Span<'_>) -> Result<()> {
     if first.overlaps(second) { Err(overlap(call, names, "pass separate buffers")) } else { Ok(()) }
@@ -196,7 +206,7 @@ fn overlap(call: &'static str, [first, second]: &'static [&'static str; 2], advi
     misuse(call, MisuseKind::Overlap { first, second, advice })
 }
 
-/// Returns the PE of a rank.
+/// Returns the PE that has rank `rank` in the team. Fails if the team has no such rank.
 #[inline(always)]
 pub(crate) fn rank(call: &'static str, team: &Team, argument: &'static str, rank: Rank) -> Result<Pe> {
     match team.inner.members.get(rank.index()) {
@@ -205,15 +215,15 @@ pub(crate) fn rank(call: &'static str, team: &Team, argument: &'static str, rank
     }
 }
 
-/// Returns `count` times the number of ranks of the team. On overflow, the product saturates. The
-/// length check then fails, because no buffer is that long.
+/// Returns `count` times the number of ranks of the team. On overflow, the product saturates. A
+/// later check of a buffer's length then fails, because no buffer is that long.
 #[inline(always)]
 fn times_ranks(team: &Team, count: usize) -> usize {
     count.saturating_mul(team.size())
 }
 
-/// Returns the number of elements that each rank gets if `len` elements are divided among the
-/// ranks.
+/// Returns the number of elements in each part, where `len` elements are divided into one part for
+/// each rank. Fails if the parts would have different lengths.
 #[inline(always)]
 fn share(call: &'static str, team: &Team, argument: &'static str, len: usize) -> Result<usize> {
     let divisor = team.size();
@@ -226,7 +236,7 @@ fn share(call: &'static str, team: &Team, argument: &'static str, len: usize) ->
 // ---- teams ----
 
 /// Returns the index of this rank in the shape; `None` if the shape does not contain this rank.
-/// Fails if the shape does not fit the team.
+/// Fails if the shape contains a rank that the team does not have, or contains a rank twice.
 pub(crate) fn shape(call: &'static str, team: &Team, shape: TeamShape) -> Result<Option<u32>> {
     let size = team.size();
     if !u32::try_from(size).is_ok_and(|size| shape.fits(size)) {
@@ -237,18 +247,23 @@ pub(crate) fn shape(call: &'static str, team: &Team, shape: TeamShape) -> Result
     Ok((0..shape.size).find(|&index| shape.member(index) == Some(team.my_rank().get())))
 }
 
-/// Checks a list of members: PEs of the job, each at most once, including this PE.
+/// Checks a list of team members: PEs of the job, each at most once, including this PE.
 pub(crate) fn members(call: &'static str, shared: &Shared, members: &[Pe]) -> Result<()> {
     let value = |found: String, expected| Err(wrong_value(call, "members", found, expected));
     shared.usable(call)?;
     if members.is_empty() {
-        return value("empty".to_owned(), "at least this PE");
+        return value("empty".to_owned(), "a list that contains this PE");
     }
     let mut listed = vec![false; shared.n_pes];
     for pe in members {
         match listed.get_mut(pe.index()) {
-            None => return value(format!("a list that contains {pe}"), "only PEs of this job, which are below World::n_pes"),
-            Some(true) => return value(format!("a list that contains {pe} twice"), "each PE at most once"),
+            None => {
+                return value(
+                    format!("a list that contains {pe}"),
+                    "a list of PEs of this job, whose numbers are below World::n_pes",
+                );
+            }
+            Some(true) => return value(format!("a list that contains {pe} twice"), "a list that contains each PE at most once"),
             Some(listed) => *listed = true,
         }
     }
@@ -260,7 +275,8 @@ pub(crate) fn members(call: &'static str, shared: &Shared, members: &[Pe]) -> Re
 
 // ---- sends, receives, groups ----
 
-/// Checks a send or receive. If `grouped` is set, the peer may be this rank itself.
+/// Checks a send or receive, and returns the operation. If `grouped` is set, the peer may be this
+/// rank itself.
 pub(crate) fn point_to_point<'a>(
     call: &'static str,
     of: &Team,
@@ -281,7 +297,8 @@ pub(crate) fn point_to_point<'a>(
     Ok(Prepared::new(op, [at.owner, Owner::Caller, Owner::Caller]))
 }
 
-/// Checks a group of prepared operations: no receive may overlap another send or receive.
+/// Checks a group of operations, and returns the group as one operation. No receive may overlap
+/// another send or receive.
 pub(crate) fn group(call: &'static str, of: &Team, ops: Vec<Op>) -> Result<Prepared<'static>> {
     team(call, of)?;
     let pools = &of.inner.shared.pools;
@@ -289,7 +306,7 @@ pub(crate) fn group(call: &'static str, of: &Team, ops: Vec<Op>) -> Result<Prepa
     Ok(Prepared::new(Op::Group(pools.group(ops)), [Owner::Caller; 3]))
 }
 
-/// Checks a copy between two memory ranges of this PE.
+/// Checks a copy between two memory ranges of this PE, and returns the operation.
 pub(crate) fn copy<'a>(call: &'static str, shared: &Arc<Shared>, source: Span<'a>, dest: Span<'a>) -> Result<Prepared<'a>> {
     shared.usable(call)?;
     argument(call, shared, "source", &source)?;
@@ -300,7 +317,7 @@ pub(crate) fn copy<'a>(call: &'static str, shared: &Arc<Shared>, source: Span<'a
     Ok(Prepared::new(op, [source.owner, dest.owner, Owner::Caller]))
 }
 
-/// Checks that elements of this PE can be set to a value.
+/// Checks a fill, which sets all elements of `dest` to `bits`, and returns the operation.
 pub(crate) fn fill<'a>(call: &'static str, shared: &Arc<Shared>, dest: Span<'a>, bits: u64) -> Result<Prepared<'a>> {
     shared.usable(call)?;
     argument(call, shared, "dest", &dest)?;
@@ -308,21 +325,22 @@ pub(crate) fn fill<'a>(call: &'static str, shared: &Arc<Shared>, dest: Span<'a>,
     Ok(Prepared::new(Op::Fill(fill), [dest.owner, Owner::Caller, Owner::Caller]))
 }
 
-/// Checks a fence.
+/// Checks that the world can be used, and returns a fence.
 #[inline(always)]
 pub(crate) fn fence(call: &'static str, shared: &Shared) -> Result<Prepared<'static>> {
     shared.usable(call)?;
     Ok(Prepared::new(Op::Fence, [Owner::Caller; 3]))
 }
 
-/// Checks a quiet.
+/// Checks that the world can be used, and returns a quiet.
 #[inline(always)]
 pub(crate) fn quiet(call: &'static str, shared: &Shared) -> Result<Prepared<'static>> {
     shared.usable(call)?;
     Ok(Prepared::new(Op::Quiet, [Owner::Caller; 3]))
 }
 
-/// Checks that the team can be destroyed.
+/// Checks that the program can destroy the team. `owned_by_world` says whether the team is the team
+/// of all PEs or of this machine's PEs.
 pub(crate) fn destroyable(call: &'static str, of: &Team, owned_by_world: bool) -> Result<()> {
     team(call, of)?;
     if of.inner.id == TeamId::WORLD {

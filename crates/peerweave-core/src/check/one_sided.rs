@@ -1,4 +1,5 @@
-//! Checks one-sided operations, signals and atomics.
+//! Checks the arguments of one-sided operations, signals, atomics and waits, and converts each call
+//! to an [`Op`].
 
 use super::{Prepared, argument, overlap, rank, region, separate, team};
 use crate::Result;
@@ -13,8 +14,9 @@ use crate::check::rotation;
 use crate::world::team::Team;
 use peerweave_types::{Compare, Pe, Rank, Strides};
 
-/// Checks the team, the memory on both sides and the target rank. If the target is this PE, also
-/// checks that the two sides do not overlap.
+/// Checks the team `of`, the memory `local` of this PE, the memory `remote` of the target, and the
+/// rank `target`. If the target is this PE, also checks that the two memory ranges do not overlap.
+/// Returns the target PE.
 #[inline(always)]
 fn sides(
     call: &'static str,
@@ -35,7 +37,8 @@ fn sides(
     Ok(pe)
 }
 
-/// Checks the team, the memory and the rank. Returns the PE of the rank.
+/// Checks the team `of`, the memory `buffer` and the rank `target`. Returns the PE that has this
+/// rank.
 pub(crate) fn peer_of(call: &'static str, of: &Team, buffer: Remote<'_>, target: Rank) -> Result<Pe> {
     team(call, of)?;
     region(call, &of.inner.shared, "buffer", buffer.region)?;
@@ -92,7 +95,8 @@ pub(crate) fn get<'a>(
     Ok(Prepared::new(Op::Get(get), [dest.owner, Owner::Region(source.region), Owner::Caller]))
 }
 
-/// Checks a put (`Send`) or get (`Receive`) with strides.
+/// Checks a strided put ([`Direction::Send`]) or get ([`Direction::Receive`]), and returns the
+/// operation.
 pub(crate) fn strided<'a>(
     call: &'static str,
     of: &Team,
@@ -126,7 +130,8 @@ pub(crate) fn strided<'a>(
     Ok(Prepared::new(Op::Strided(op), [local.owner, Owner::Region(remote.region), Owner::Caller]))
 }
 
-/// Checks that `count` elements at `stride` lie within `len`.
+/// Checks that `count` strided elements, starting at element 0, lie within a buffer of `len`
+/// elements.
 pub(super) fn reach(call: &'static str, name: &'static str, len: usize, stride: usize, count: usize) -> Result<()> {
     let Some(last) = count.checked_sub(1) else { return Ok(()) };
     let end = last.saturating_mul(stride).saturating_add(1);
@@ -142,14 +147,15 @@ pub(crate) fn signal<'a>(call: &'static str, of: &Team, update: SignalUpdate<'a>
     Ok(Prepared::new(Op::Signal(op), [update.signal.span().owner, Owner::Caller, Owner::Caller]))
 }
 
-/// Checks the index of one remote element.
+/// Returns element `index` of `remote`. Fails if the index is too large.
 #[inline(always)]
 fn element<'a>(call: &'static str, remote: Remote<'a>, index: usize) -> Result<Remote<'a>> {
     bounds::index(call, "index", index, remote.len)?;
     Ok(Remote { at: remote.at.plus((index * remote.element_bytes()) as u64), len: 1, ..remote })
 }
 
-/// Checks one element of a rank: the team, the memory, the index and the rank.
+/// Checks the team `of`, the memory `remote`, the index and the rank `target`. Returns the PE that
+/// has this rank, and the element at the index.
 #[inline(always)]
 fn remote_element<'a>(
     call: &'static str,
@@ -179,8 +185,8 @@ pub(crate) fn put_element<'a>(
     Ok(Prepared::new(Op::PutElement(op), [Owner::Region(dest.region), Owner::Caller, Owner::Caller]))
 }
 
-/// Like [`put_element`], for elements that are not words of 1, 2, 4 or 8 bytes. The operation reads
-/// the value from memory.
+/// Like [`put_element`], but for elements whose size is not 1, 2, 4 or 8 bytes. The operation reads
+/// the value from `source`.
 pub(crate) fn put_value<'a>(
     call: &'static str,
     of: &Team,
@@ -193,8 +199,8 @@ pub(crate) fn put_value<'a>(
     put(call, of, source, dest, None, false, target)
 }
 
-/// Like [`get_element`], for elements that are not words of 1, 2, 4 or 8 bytes. The operation
-/// writes the value to memory.
+/// Like [`get_element`], but for elements whose size is not 1, 2, 4 or 8 bytes. The operation
+/// writes the value to `dest`.
 pub(crate) fn get_value<'a>(
     call: &'static str,
     of: &Team,
@@ -220,7 +226,7 @@ pub(crate) fn get_element<'a>(
     Ok(Prepared::new(Op::GetElement(op), [Owner::Region(source.region), Owner::Caller, Owner::Caller]))
 }
 
-/// The condition of a wait.
+/// The words of a wait or test, and the condition on these words.
 pub(crate) struct Awaited<'a> {
     /// The name of the parameter that contains the words, for errors.
     pub(crate) name: &'static str,
@@ -250,7 +256,8 @@ pub(crate) fn wait<'a>(call: &'static str, of: &Team, awaited: Awaited<'a>, mode
     Ok(Prepared::new(Op::Wait(op), [Owner::Region(words.region), Owner::Caller, Owner::Caller]))
 }
 
-/// Checks a wait for one word: element `index` of the memory that the parameter `name` names.
+/// Checks a wait for one word, or a test of one word, and returns the operation. The word is
+/// element `index` of `words`. `name` is the name of the parameter for errors.
 #[inline(always)]
 pub(crate) fn wait_for_one<'a>(
     call: &'static str,

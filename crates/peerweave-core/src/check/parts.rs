@@ -1,5 +1,5 @@
-//! Checks all-gather-v, gather-v and scatter-v, and converts their parts to the counts of
-//! `backend/op/collective.rs`.
+//! Checks all-gather-v, gather-v and scatter-v, and converts the [`Parts`] that the caller passed
+//! to the counts of an all-to-all-v.
 
 use super::collective::{CollectiveExtras, at_root, collective, pair, single};
 use super::{Prepared, apart, argument, rank, team, vector};
@@ -11,8 +11,8 @@ use crate::bounds::length;
 use crate::world::team::Team;
 use peerweave_types::Rank;
 
-/// Checks that there is a part for each rank, inside a buffer of `len` elements. Returns the length
-/// of the part of `of_rank`.
+/// Checks that `parts` contains one part for each rank, and that every part lies inside a buffer of
+/// `len` elements. Returns the length of the part of rank `of_rank`.
 fn parts_in(call: &'static str, of: &Team, name: &'static str, parts: &Parts, len: usize, of_rank: Rank) -> Result<usize> {
     vector::for_each_rank(call, of, "parts.counts", &parts.counts)?;
     vector::for_each_rank(call, of, "parts.offsets", &parts.offsets)?;
@@ -20,14 +20,15 @@ fn parts_in(call: &'static str, of: &Team, name: &'static str, parts: &Parts, le
     Ok(parts.counts[of_rank.index()])
 }
 
-/// The counts and offsets of the send side or the receive side of a call.
+/// The counts and offsets of the parts that this rank sends, or of the parts that this rank
+/// receives.
 #[derive(Clone, Copy)]
 enum Side<'a> {
     /// The parts that the caller passed.
     Parts(&'a Parts),
     /// The same count for every rank, with offset 0.
     Every(usize),
-    /// A count for one rank, with offset 0. All other counts are 0.
+    /// A count for this one rank, with offset 0. All other counts are 0.
     Only(Rank, usize),
     None,
 }
@@ -57,7 +58,7 @@ fn erased<'a>(
     root: Rank,
     sides: [Side<'_>; 2],
 ) -> Prepared<'a> {
-    let buffer = send.or(recv).expect("every rank has one of the buffers");
+    let buffer = send.or(recv).expect("every rank passes a send buffer or a receive buffer");
     let counts = of.inner.shared.pools.counts.take(|counts| {
         sides[0].fill(of, &mut counts.send_counts, &mut counts.send_offsets);
         sides[1].fill(of, &mut counts.recv_counts, &mut counts.recv_offsets);
@@ -101,7 +102,7 @@ fn gathered<'a>(of: &Team, send: &Span<'a>, recv: Option<(&Span<'a>, &Parts)>, r
     erased(CollectiveKind::GatherV, of, Some(send), recv.map(|(recv, _)| recv), root, sides)
 }
 
-/// Checks a gather-v; `recv` and `parts` are used at the root only.
+/// Checks a gather-v, and returns the operation. Only the root uses `recv` and `parts`.
 pub(crate) fn gather_v<'a>(
     call: &'static str,
     of: &Team,
@@ -146,7 +147,7 @@ fn scattered<'a>(of: &Team, send: Option<(&Span<'a>, &Parts)>, recv: &Span<'a>, 
     erased(CollectiveKind::ScatterV, of, send.map(|(send, _)| send), Some(recv), root, sides)
 }
 
-/// Checks a scatter-v; `send` and `parts` are used at the root only.
+/// Checks a scatter-v, and returns the operation. Only the root uses `send` and `parts`.
 pub(crate) fn scatter_v<'a>(
     call: &'static str,
     of: &Team,

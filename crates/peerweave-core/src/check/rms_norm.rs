@@ -1,4 +1,4 @@
-//! Checks all-reduces with RMSNorm.
+//! Checks the arguments of an all-reduce with RMSNorm, and converts the call to an operation.
 
 use super::collective::{CollectiveExtras, collective};
 use super::{Prepared, apart, argument, team};
@@ -10,20 +10,20 @@ use crate::backend::{CollectiveKind, Kept, NormScale, Quantization, RmsNorm, Spe
 use crate::bounds::{length, wrong_value};
 use crate::world::team::Team;
 
-/// The arguments of a call.
+/// The arguments of an all-reduce with RMSNorm, with their element types erased.
 pub(crate) struct NormCall<'a> {
-    /// The input. It is also the result if there is no `output`.
+    /// The input. If `output` is `None`, the result replaces the input.
     pub(crate) input: Span<'a>,
     pub(crate) residual: Span<'a>,
     pub(crate) output: Option<Span<'a>>,
     pub(crate) weight: Span<'a>,
     pub(crate) epsilon: f32,
-    /// The scale, if the result is quantised.
+    /// The scale by which the result is quantised; `None` if the result is not quantised.
     pub(crate) scale: Option<ErasedScale<'a>>,
 }
 
-/// Checks an all-reduce with RMSNorm. Returns the operation, and the owners of its memory, which
-/// are too many for a [`Prepared`].
+/// Checks an all-reduce with RMSNorm. Returns the operation, and a list of the owners of its
+/// memory. The list is separate, because a [`Prepared`] holds at most three owners.
 pub(crate) fn rms_norm<'a>(call: &'static str, of: &Team, given: NormCall<'a>) -> Result<(Prepared<'a>, Kept)> {
     let NormCall { input, residual, output, weight, epsilon, scale } = given;
     team(call, of)?;

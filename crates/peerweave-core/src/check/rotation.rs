@@ -1,23 +1,24 @@
 //! Chooses the word that a wait for any of several words checks first.
 //!
 //! If every wait checked word 0 first, a word 0 that always satisfies the wait would hide the other
-//! words. Therefore the first word changes from wait to wait of a thread. The sequence of first
-//! words consists of the fractional parts of the multiples of an irrational number (a Weyl
-//! sequence), scaled to the number of words. The values of this sequence are spread evenly, and so
-//! are the values of any subsequence at regular distances. Therefore every word is regularly
-//! checked first, even if a thread waits for several sets of words in turn.
+//! words. Therefore the first word varies from wait to wait of a thread. The first words follow a
+//! Weyl sequence: the fractional parts of the multiples of an irrational number, scaled to the
+//! number of words. The values of this sequence are spread evenly, and so are the values of any
+//! subsequence at regular distances. Therefore every word is regularly checked first, even if a
+//! thread alternates between waits for several sets of words.
 
 use std::cell::Cell;
 
-/// The fractional part of the golden ratio, in units of 2^-64.
+/// The distance between consecutive values of the sequence: the fractional part of the golden
+/// ratio, in units of 2^-64.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 thread_local! {
     static NEXT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Returns the index, below `count`, of the word that the wait checks first; 0 if there are no
-/// words.
+/// Returns the index of the word that the next wait for `count` words checks first. The index is
+/// below `count`, or 0 if `count` is 0.
 #[inline]
 pub(super) fn start(count: usize) -> usize {
     let next = NEXT.replace(NEXT.get().wrapping_add(STEP));
@@ -28,7 +29,8 @@ pub(super) fn start(count: usize) -> usize {
 mod tests {
     use super::*;
 
-    /// Returns the longest distance between two calls that start at the same index.
+    /// Calls [`start`] `calls` times. Returns the largest number of calls from one call that
+    /// returns an index to the next call that returns the same index.
     fn longest_gap(count: usize, calls: usize, others: &[usize]) -> usize {
         let (mut last, mut longest) = (vec![0; count], 0);
         for call in 1..=calls {
@@ -41,7 +43,7 @@ mod tests {
     }
 
     #[test]
-    fn every_word_is_checked_first_within_a_few_waits() {
+    fn each_word_is_checked_first_by_one_of_a_few_waits() {
         assert_eq!((start(0), start(1)), (0, 0));
         for count in [1, 2, 3, 8, 64, 1000] {
             assert!(longest_gap(count, 10 * count, &[]) <= 3 * count, "{count} words");
@@ -49,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn every_word_is_checked_first_among_waits_of_other_lengths() {
+    fn each_word_is_checked_first_if_waits_differ_in_length() {
         for others in [&[2][..], &[2, 2], &[3, 5, 8], &[64; 7]] {
             for count in [2, 3, 8, 64] {
                 let longest = longest_gap(count, 100 * count, others);

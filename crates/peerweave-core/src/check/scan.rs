@@ -1,4 +1,5 @@
-//! Checks scans, reductions by a function of the caller, and strided all-to-alls.
+//! Checks the arguments of scans, of reductions by a function that the caller passes, and of
+//! strided all-to-alls.
 
 use super::collective::{CollectiveExtras, collective, pair, reduction, result_at_root, single};
 use super::one_sided::reach;
@@ -13,7 +14,8 @@ use crate::{Error, Result};
 use peerweave_types::{DType, Rank, ReduceOp, Strides};
 use std::sync::Arc;
 
-/// Checks that a scan by this reduction is defined; returns the bits of the scalar.
+/// Checks that a scan by this reduction is defined for the element type. Returns the bits of the
+/// reduction's scalar.
 fn scannable(call: &'static str, op: ErasedReduction, dtype: DType) -> Result<u64> {
     if op.op == ReduceOp::Avg {
         return Err(wrong_value(call, "op", op.op, "a reduction other than avg: for averages, use `Sum` and divide the result"));
@@ -47,7 +49,8 @@ pub(crate) fn scan_in_place<'a>(
     Ok(collective(kind, of, buffer.dtype, buffer.len, Some(&buffer), Some(&buffer), extras))
 }
 
-/// Checks the size of an element, because backends store one element for each rank.
+/// Checks that an element has at most 512 bytes. The limit exists because backends buffer at least
+/// one element of each rank.
 fn element(call: &'static str, bytes: usize) -> Result<()> {
     const MOST: usize = 512;
     if bytes <= MOST {
@@ -56,7 +59,8 @@ fn element(call: &'static str, bytes: usize) -> Result<()> {
     Err(wrong_value(call, "the element type", format_args!("a type of {bytes} bytes"), "a type of at most 512 bytes"))
 }
 
-/// Checks that the backend can call a function of the caller.
+/// Checks that the backend supports reductions by a function that the caller passes. Returns the
+/// function as a parameter of the operation.
 fn function(call: &'static str, shared: &Shared, function: Arc<Special>) -> Result<CollectiveExtras> {
     element(call, function.element_bytes())?;
     if !shared.backend.caps().reduce_functions {
@@ -66,7 +70,8 @@ fn function(call: &'static str, shared: &Shared, function: Arc<Special>) -> Resu
     Ok(CollectiveExtras { special: Some(function), ..CollectiveExtras::NONE })
 }
 
-/// Checks an all-reduce or a scan by a function, in which every rank gets a result.
+/// Checks an all-reduce or a scan by a function, and returns the operation. Every rank passes
+/// `recv`.
 pub(crate) fn by_function<'a>(
     call: &'static str,
     of: &Team,
@@ -81,7 +86,7 @@ pub(crate) fn by_function<'a>(
     Ok(collective(kind, of, send.dtype, send.len, Some(&send), Some(&recv), extras))
 }
 
-/// Checks a reduce by a function; `recv` is used at the root only.
+/// Checks a reduce by a function, and returns the operation. Only the root uses `recv`.
 pub(crate) fn reduce_with<'a>(
     call: &'static str,
     of: &Team,
@@ -98,7 +103,8 @@ pub(crate) fn reduce_with<'a>(
     Ok(collective(CollectiveKind::Reduce, of, send.dtype, send.len, Some(&send), recv.as_ref(), extras))
 }
 
-/// Checks a strided all-to-all of `strides.count` elements between any two ranks.
+/// Checks a strided all-to-all, in which each rank sends `strides.count` elements to each rank.
+/// Returns the operation.
 pub(crate) fn all_to_all_strided<'a>(
     call: &'static str,
     of: &Team,

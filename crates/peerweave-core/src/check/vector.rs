@@ -1,4 +1,5 @@
-//! Checks lists: the counts of an all-to-all-v, parts of a buffer, the members of a group.
+//! Checks arguments that are lists: the counts of an all-to-all-v, the parts of a buffer, and the
+//! operations of a group.
 
 use crate::Result;
 use crate::backend::error::{MisuseKind, misuse};
@@ -10,15 +11,17 @@ use peerweave_types::Rank;
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-/// Checks that every part lies in its buffer, that received parts do not overlap, and that this
-/// rank sends to itself as many elements as it receives from itself.
+/// Checks the counts and offsets of an all-to-all-v. Every part must lie in its buffer, and
+/// received parts must not overlap. This rank must send to itself as many elements as it receives
+/// from itself.
 #[inline]
 pub(super) fn counts(call: &'static str, of: &Team, counts: &VectorCounts, send_len: usize, recv_len: usize) -> Result<()> {
     if are_plain(of, counts, send_len, recv_len) { Ok(()) } else { check_counts(call, of, counts, send_len, recv_len) }
 }
 
-/// Returns whether the counts are valid and the received parts lie in rank order. This is the usual
-/// case, which one pass over the lists recognises.
+/// Returns whether the counts are valid and the received parts lie in rank order. For this common
+/// case, one pass over the lists is enough. If the result is `false`, the counts may still be
+/// valid.
 #[inline]
 fn are_plain(of: &Team, counts: &VectorCounts, send_len: usize, recv_len: usize) -> bool {
     let (ranks, me) = (of.size(), of.my_rank().index());
@@ -39,8 +42,8 @@ fn are_plain(of: &Team, counts: &VectorCounts, send_len: usize, recv_len: usize)
         })
 }
 
-/// Like [`counts`], but makes one check after the other, so that the error names the first
-/// violation.
+/// Like [`counts`], but checks one condition after the other, so that the error names the first
+/// condition that is violated.
 #[cold]
 #[inline(never)]
 fn check_counts(call: &'static str, of: &Team, counts: &VectorCounts, send_len: usize, recv_len: usize) -> Result<()> {
@@ -62,12 +65,13 @@ fn check_counts(call: &'static str, of: &Team, counts: &VectorCounts, send_len: 
     apart(call, "the parts of `recv`", &counts.recv_offsets, &counts.recv_counts)
 }
 
-/// Checks that a list has an entry for each rank.
+/// Checks that a list has one entry for each rank.
 pub(crate) fn for_each_rank(call: &'static str, of: &Team, name: &'static str, list: &[usize]) -> Result<()> {
     if list.len() == of.size() { Ok(()) } else { Err(wrong_length(call, name, list.len(), of.size())) }
 }
 
-/// Checks that parts do not overlap. The parts must lie in their buffer.
+/// Checks that the parts of a buffer do not overlap. The caller has checked that the parts lie in
+/// the buffer.
 pub(super) fn apart(call: &'static str, what: &'static str, offsets: &[usize], counts: &[usize]) -> Result<()> {
     let parts = || std::iter::zip(offsets, counts).filter(|&(_, &count)| count > 0);
     // Parts are usually in rank order, and then no sorted list of them is needed.
@@ -88,8 +92,8 @@ pub(super) fn apart(call: &'static str, what: &'static str, offsets: &[usize], c
     Ok(())
 }
 
-/// Converts counts of elements to counts of values. `parts` is the number of values in an element.
-/// [`counts`] has checked the counts of elements.
+/// Converts counts and offsets in elements to counts and offsets in values. `parts` is the number
+/// of values in an element. [`counts`] has checked the counts in elements.
 pub(super) fn of_parts(of: &Team, counts: &VectorCounts, parts: usize) -> Arc<VectorCounts> {
     of.inner.shared.pools.counts.take(|free| {
         for (list, counts) in [
@@ -105,7 +109,7 @@ pub(super) fn of_parts(of: &Team, counts: &VectorCounts, parts: usize) -> Arc<Ve
     })
 }
 
-/// Checks that every part lies in its buffer.
+/// Checks that every part lies in a buffer of `len` elements.
 pub(super) fn inside(call: &'static str, name: &'static str, offsets: &[usize], counts: &[usize], len: usize) -> Result<()> {
     for (&offset, &count) in std::iter::zip(offsets, counts) {
         let end = offset.saturating_add(count);
@@ -116,8 +120,8 @@ pub(super) fn inside(call: &'static str, name: &'static str, offsets: &[usize], 
     Ok(())
 }
 
-/// Checks the counts of a call in place: the elements sent to a rank lie where the elements
-/// received from that rank are written.
+/// Checks the counts of an in-place call. The lists for sending and for receiving must be equal,
+/// because the part received from a rank replaces the part sent to that rank.
 pub(super) fn symmetric(call: &'static str, counts: &VectorCounts) -> Result<()> {
     let equal_counts = "the same list as `send_counts`, because the call is in place";
     let equal_offsets = "the same list as `send_offsets`, because the call is in place";
@@ -132,9 +136,10 @@ pub(super) fn symmetric(call: &'static str, counts: &VectorCounts) -> Result<()>
     Ok(())
 }
 
-/// Checks that no receive of a group overlaps another send or receive, because these run at the
-/// same time. Also checks that this rank, `me`, sends to itself as often as it receives from
-/// itself. `ranges` is an empty list.
+/// Checks that no receive of a group overlaps another send or receive, because the sends and
+/// receives of a group run at the same time. Also checks that this rank, `me`, sends to itself as
+/// often as it receives from itself. `ranges` is an empty list that this function uses as scratch
+/// memory.
 pub(super) fn group(call: &'static str, me: Rank, ops: &[Op], ranges: &mut Vec<Range>) -> Result<()> {
     for op in ops {
         if let Op::PointToPoint(op) = op {

@@ -1,4 +1,5 @@
-//! Runs operations of the no-op backend on memory, as far as one PE alone can run them.
+//! Runs the operations of the no-op backend that need no other PE, on the memory of the simulated
+//! PEs.
 #![allow(unsafe_code)]
 
 use super::Noop;
@@ -14,15 +15,15 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
-/// The segments of all simulated PEs, one after the other.
+/// The symmetric memory of all simulated PEs, one PE after the other.
 #[derive(Debug)]
 pub(super) struct Heap {
-    /// The start of a boxed slice of words.
+    /// The start of a boxed slice of `len` words.
     words: *mut u64,
     len: usize,
-    /// The start of the first page in `words`.
+    /// The start of the symmetric memory of PE 0: the first aligned address in `words`.
     base: *mut u8,
-    /// Bytes per PE.
+    /// The number of bytes of symmetric memory per PE.
     bytes: usize,
 }
 
@@ -36,9 +37,10 @@ unsafe impl Sync for Heap {}
 impl Heap {
     pub(super) const PAGE: usize = 4096;
 
-    /// Returns the alignment of a segment of this size, in bytes.
+    /// Returns the alignment, in bytes, of a PE's symmetric memory that has `bytes` bytes.
     pub(super) fn align(bytes: usize) -> usize {
-        // Segments are contiguous, so the size of a segment determines the alignment of the next.
+        // The memories of the PEs are contiguous, so the size of one memory determines the
+        // alignment of the next memory.
         (1 << bytes.trailing_zeros()).clamp(Self::PAGE, 2 << 20)
     }
 
@@ -64,8 +66,8 @@ impl Heap {
         let zeros = [0u8; 4096];
         for start in (0..bytes).step_by(zeros.len()) {
             let to = self.address(pe, at.plus(start as u64));
-            // SAFETY: the caller allocated `bytes` at `at`, which lie in the segment of `pe`;
-            // `zeros` has at least as many bytes as are written.
+            // SAFETY: the caller allocated `bytes` at `at`, which lie in the symmetric memory of
+            // `pe`; `zeros` has at least as many bytes as are written.
             unsafe { shared_bytes::write(zeros.as_ptr(), to, zeros.len().min(bytes - start)) };
         }
     }
@@ -79,7 +81,7 @@ impl Drop for Heap {
     }
 }
 
-/// Copies between two places of an operation.
+/// Copies `bytes` bytes between two memory ranges that an operation names.
 fn copy(from: Reading, to: *mut u8, bytes: usize) {
     // SAFETY: `Noop::at`, `Noop::reading` and `Noop::place` return both addresses. Memory of the
     // heap is allocated. The contract of `run` and `submit` says that ordinary memory is valid for
@@ -125,7 +127,7 @@ pub(super) fn perform(noop: &Noop, op: &Op) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// Runs a collective of a team with one rank.
+/// Runs a collective if the team has one rank. If the team has more ranks, does nothing.
 fn collective(noop: &Noop, op: &Collective) {
     if noop.members(op.team).len() != 1 {
         return;
@@ -162,7 +164,7 @@ fn collective(noop: &Noop, op: &Collective) {
     }
 }
 
-/// Runs an all-reduce with a norm, for a team with one rank.
+/// Runs an all-reduce with RMSNorm for a team with one rank.
 fn rms_norm(noop: &Noop, op: &Collective, norm: &RmsNorm) {
     let (Some(send), Some(recv)) = (op.send, op.recv) else { return };
     let bytes = norm.hidden * norm.element_bytes;
@@ -187,7 +189,7 @@ fn rms_norm(noop: &Noop, op: &Collective, norm: &RmsNorm) {
     }
 }
 
-/// Multiplies elements by a scalar.
+/// Multiplies each of the `count` elements at `at` by a scalar.
 fn scale(dtype: DType, at: *mut u8, count: usize, scalar: u64) {
     fn each<T: Scalar>(at: *mut u8, count: usize, times: impl Fn(T) -> T) {
         for i in 0..count {
@@ -209,7 +211,7 @@ fn scale(dtype: DType, at: *mut u8, count: usize, scalar: u64) {
                     let (scalar, times) = (<$t>::from_word(scalar), $times as fn($t, $t) -> $t);
                     each::<$t>(at, count, |value| times(value, scalar));
                 })*
-                _ => panic!("peerweave-core bug: {dtype} cannot be reduced"),
+                _ => panic!("peerweave-core bug: elements of type {dtype} cannot be reduced"),
             }
         };
     }
@@ -229,8 +231,8 @@ fn scale(dtype: DType, at: *mut u8, count: usize, scalar: u64) {
     }
 }
 
-/// Matches sends of a rank to itself with its receives from itself, and runs the other operations
-/// in order.
+/// Runs the operations of a group in order. Sends to this PE itself and receives from this PE
+/// itself run last: the first send is copied to the first receive, and so on.
 fn group(noop: &Noop, ops: &[Op]) -> Result<Outcome> {
     let mut sends: HashMap<TeamId, Vec<&PointToPoint>> = HashMap::new();
     let mut receives: HashMap<TeamId, Vec<&PointToPoint>> = HashMap::new();
@@ -280,7 +282,7 @@ fn signal(noop: &Noop, pe: Pe, at: SymOffset, value: u64, op: SignalOp) {
     }
 }
 
-/// Returns the awaited word at an index, zero-extended.
+/// Returns the bits of the word at index `index` of a wait, zero-extended.
 fn awaited(noop: &Noop, op: &WaitUntil, index: usize) -> u64 {
     let size = op.dtype.size_bytes();
     let at = noop.at(noop.job.my_pe, op.at.plus((index * size) as u64), size);

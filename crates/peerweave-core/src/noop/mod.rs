@@ -2,9 +2,9 @@
 //! calls that it gets, and completes operations immediately.
 //!
 //! This backend is for unit tests, examples and measurements of the API. One-sided operations,
-//! signals and atomics work on the segments of the simulated PEs. Collectives work if the team has
-//! one rank, and are only recorded otherwise. The simulated PEs execute nothing, so this backend
-//! proves nothing about communication.
+//! signals and atomics access the symmetric memory of the simulated PEs. If a team has one rank,
+//! its collectives work. If a team has several ranks, its collectives are only recorded. The
+//! simulated PEs execute nothing, so this backend proves nothing about communication.
 //!
 //! Invariant: the heap is accessed only by atomic operations, inside live allocations. An operation
 //! on other bytes of the heap panics.
@@ -47,7 +47,7 @@ pub enum Call {
         parent: TeamId,
         /// The call that splits the team.
         call: SplitCall,
-        /// The request that this PE makes.
+        /// The color and the key that this PE passes; `None` if this PE gets no team.
         part: Option<SplitPart>,
     },
     /// A call that creates a team of these PEs.
@@ -89,8 +89,8 @@ pub struct Noop {
     heap: Heap,
     recording: AtomicBool,
     inert: AtomicBool,
-    /// Whether the next operation on the calling thread reports that its work is still running at
-    /// its deadline.
+    /// Whether the next blocking operation fails with a timeout, as if its work were still running:
+    /// see [`Noop::time_out_next`].
     late_next: AtomicBool,
     aborted: AbortWord,
     state: Mutex<State>,
@@ -100,23 +100,24 @@ pub struct Noop {
 #[derive(Debug, Default)]
 struct State {
     calls: Vec<Call>,
-    /// The start and size of each allocation.
+    /// The start and the size in bytes of each live allocation.
     live: BTreeMap<u64, u64>,
-    /// Members of each team, by team number.
+    /// The members of each team, by team number; `None` for numbers that no team has.
     teams: Vec<Option<Vec<Pe>>>,
-    /// The members of the team that the next split makes.
+    /// The members of the team that the next split creates; `None` for the members of the parent.
     next_members: Option<Vec<Pe>>,
-    /// The PEs that the next shrink keeps.
+    /// The PEs that the next shrink keeps; `None` for all PEs.
     survivors: Option<Vec<Pe>>,
     fail_next: Option<Error>,
-    /// The error that the next host access to symmetric memory returns.
+    /// The error that the next copy between host memory and symmetric memory returns.
     fail_local: Option<Error>,
-    /// The failures of teams, by team number.
+    /// The failure of each poisoned team, by team number.
     poisoned: BTreeMap<u32, Error>,
 }
 
 impl State {
-    /// Gives a team the lowest free number.
+    /// Adds a team with these members, and returns its number, which is the lowest free number.
+    /// `call` is the name of the call for errors.
     fn add_team(&mut self, call: &'static str, members: Vec<Pe>) -> Result<TeamId> {
         let free = self.teams.iter().position(Option::is_none).unwrap_or(self.teams.len());
         if free >= MAX_TEAMS {
@@ -130,12 +131,12 @@ impl State {
     }
 }
 
-/// The largest number of teams.
+/// The maximum number of teams that exist at the same time.
 const MAX_TEAMS: usize = 64;
 
 impl Noop {
-    /// Returns the location of an offset in the segment of a PE: a device address if `caps` names a
-    /// device, otherwise a host address.
+    /// Returns the address of the offset `at` in the symmetric memory of `pe`. The result is a
+    /// device address if `caps` names a device; otherwise, it is a host address.
     fn location(&self, pe: Pe, at: SymOffset) -> LocalAddress {
         let address = self.heap.address(pe, at);
         match self.caps.device {
@@ -144,8 +145,8 @@ impl Noop {
         }
     }
 
-    /// Creates PE `my_pe` of a simulated job that has `n_pes` PEs on one machine, and a heap of 1
-    /// MiB per PE. The backend records the calls that it gets.
+    /// Creates the backend of PE `my_pe` in a simulated job. The job has `n_pes` PEs on one
+    /// machine, and a symmetric heap of 1 MiB per PE. The backend records the calls that it gets.
     ///
     /// # Panics
     /// Panics if `my_pe` is not below `n_pes`.
@@ -194,8 +195,8 @@ impl Noop {
         self.recording.store(recording, Ordering::Relaxed);
     }
 
-    /// Sets whether operations do nothing. This setting is for benchmarks of the code that calls a
-    /// backend.
+    /// Sets whether all operations return at once without any effect. This setting is for
+    /// benchmarks of the code that calls a backend.
     pub fn set_inert(&self, inert: bool) {
         self.inert.store(inert, Ordering::Relaxed);
     }
@@ -206,7 +207,7 @@ impl Noop {
     }
 
     /// Sets the members, in rank order, of the team that the next split creates. By default, the
-    /// new team has all members of its parent, because the simulated PEs make no requests.
+    /// new team has all members of its parent, because the simulated PEs pass no colors.
     pub fn next_split_gives(&self, members: impl IntoIterator<Item = u32>) {
         self.state().next_members = Some(members.into_iter().map(Pe::new).collect());
     }
@@ -217,23 +218,26 @@ impl Noop {
         self.state().survivors = Some(pes.into_iter().map(Pe::new).collect());
     }
 
-    /// Makes the next operation fail with `error`.
+    /// Makes the next operation fail with `error`. Creating a team from a list of PEs and shrinking
+    /// the world also count as operations here.
     pub fn fail_next(&self, error: Error) {
         self.state().fail_next = Some(error);
     }
 
-    /// Makes the next host access to symmetric memory fail with `error`.
+    /// Makes the next copy between host memory and symmetric memory fail with `error`. An example
+    /// of such a copy is [`Symmetric::load`](crate::Symmetric::load).
     pub fn fail_next_access(&self, error: Error) {
         self.state().fail_local = Some(error);
     }
 
-    /// Makes the next operation on the calling thread time out while its work is still running. The
-    /// work ends at the next [`Noop::run_all`].
+    /// Makes the next blocking operation fail with a timeout, as if its work were still running.
+    /// The backend keeps the memory of the operation alive until the next [`Noop::run_all`].
     pub fn time_out_next(&self) {
         self.late_next.store(true, Ordering::Relaxed);
     }
 
-    /// Poisons a team: the team's later collectives, sends and receives fail.
+    /// Poisons a team: the team's later collectives, sends and receives fail. Their errors contain
+    /// `because`.
     pub fn poison(&self, team: TeamId, because: Error) {
         self.state().poisoned.insert(team.0, because);
     }
@@ -252,7 +256,7 @@ impl Noop {
         self.queue.replay(|op| self.perform(op))
     }
 
-    /// Destroys the graph, and releases the memory that it holds.
+    /// Destroys the graph, and drops the owners of the memory that the captured operations use.
     pub fn drop_graph(&self) {
         self.queue.drop_graph();
     }
@@ -268,7 +272,8 @@ impl Noop {
         self.queue.run_next(|op| self.perform(op))
     }
 
-    /// Runs all pending operations. Also ends the work of operations that have timed out.
+    /// Runs all pending operations. Also drops the owners of the memory of operations that have
+    /// timed out.
     pub fn run_all(&self) {
         while self.run_next() {}
         self.queue.end_late();
@@ -299,13 +304,14 @@ impl Noop {
             .unwrap_or_else(|| panic!("peerweave-core bug: team {team:?} does not exist"))
     }
 
-    /// Panics unless the bytes lie in one live allocation.
+    /// Panics if the `bytes` bytes at `at` do not lie in one live allocation.
     fn assert_live(&self, at: SymOffset, bytes: usize) {
         let live = self.state().live.range(..=at.0).next_back().is_some_and(|(&start, &len)| at.0 + bytes as u64 <= start + len);
         assert!(live || bytes == 0, "peerweave-core bug: {bytes} bytes at {at:?} are not allocated");
     }
 
-    /// Returns the address of bytes in the segment of a PE. Panics unless the bytes are allocated.
+    /// Returns the address of the `bytes` bytes at `at` in the symmetric memory of `pe`. Panics if
+    /// these bytes are not allocated.
     fn at(&self, pe: Pe, at: SymOffset, bytes: usize) -> *mut u8 {
         assert!(pe.index() < self.job.n_pes, "peerweave-core bug: {pe} does not exist");
         if !self.is_inert() {
@@ -323,7 +329,8 @@ impl Noop {
         }
     }
 
-    /// Like `place`, for memory that is only read.
+    /// Like `place`, but for memory that an operation only reads. The result says how the memory is
+    /// read.
     fn reading(&self, place: Place, bytes: usize) -> Reading {
         match place {
             Place::Symmetric(at) => Reading::Shared(self.at(self.job.my_pe, at, bytes)),
@@ -491,7 +498,7 @@ unsafe impl Backend for Noop {
     }
 
     fn stream(&self) -> Result<Arc<dyn StreamBackend>> {
-        let backend = self.me.upgrade().expect("the backend is alive during its calls");
+        let backend = self.me.upgrade().expect("the backend lives while one of its methods runs");
         Ok(Arc::new(NoopStream::new(backend)))
     }
 

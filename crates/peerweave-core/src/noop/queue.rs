@@ -11,21 +11,23 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The pending entries of all streams, oldest first.
+/// The pending operations and events of all streams, and the graph into which streams are captured.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     hold: AtomicBool,
-    /// The number of entries. It changes only under the lock. Threads that need only their own
-    /// entries read it without the lock.
+    /// The number of entries in `waiting`. Threads change the number only while they hold the lock
+    /// of `waiting`. Threads that only look for entries of their own read the number without the
+    /// lock.
     len: AtomicUsize,
     waiting: Mutex<VecDeque<Entry>>,
     capture: AtomicBool,
     graph: Mutex<Graph>,
-    /// The memory of operations that still run after their deadline.
+    /// The owners of the memory of operations that have timed out, as if their work were still
+    /// running.
     late: Mutex<Vec<Keep>>,
 }
 
-/// The operations that were captured, and the owners of their memory.
+/// A graph: the operations that were captured, in order, and the owners of their memory.
 #[derive(Default)]
 struct Graph(Vec<(Op, Keep)>);
 
@@ -71,8 +73,8 @@ impl Queue {
         drop(graph);
     }
 
-    /// Holds the memory of an operation that is still running at its deadline. Returns the timeout
-    /// error of the operation.
+    /// Makes an operation time out, as if its work were still running. The memory of the operation
+    /// stays alive until [`Queue::end_late`] is called. Returns the timeout error.
     pub(super) fn leave_running(&self, keep: Keep) -> Error {
         lock(&self.late).push(keep);
         let team = crate::TeamName { id: TeamId::WORLD, size: 1 };
@@ -95,8 +97,9 @@ impl Queue {
         Some(entry)
     }
 
-    /// Runs the oldest entry; returns `false` if there is none. The value of `keep` is dropped
-    /// after the operation has run and before its ticket completes.
+    /// Runs the oldest pending operation, or completes the oldest pending event. Returns `false` if
+    /// nothing is pending. The owners of the memory are dropped after the operation has run, and
+    /// before its ticket completes.
     pub(super) fn run_next(&self, perform: impl FnOnce(&Op) -> Result<Outcome>) -> bool {
         let Some(Entry { work, done, failure, .. }) = self.pop() else { return false };
         let before = lock(&failure).clone();
@@ -118,7 +121,7 @@ impl Queue {
     }
 }
 
-/// The state of an entry: its result, and the time when the result was set.
+/// The state of a pending operation or event: the result, and the time when the result was set.
 #[derive(Debug, Default)]
 struct Done {
     result: Mutex<Option<Result<Outcome>>>,
@@ -160,7 +163,7 @@ impl Pending for Done {
 pub struct NoopStream {
     backend: Arc<Noop>,
     number: u64,
-    /// The first failure since the last synchronization.
+    /// The first failure on this stream since the last call of `synchronize`.
     failure: Arc<Mutex<Option<Error>>>,
 }
 
@@ -194,8 +197,8 @@ impl NoopStream {
         result.map(Submitted::Complete)
     }
 
-    /// Adds an operation to the queue, or an event if `mark` is set. Returns `None` if the
-    /// operation can run, or the event can complete, immediately.
+    /// Adds an operation to the queue. If `mark` is set, adds an event instead. Returns `None` and
+    /// adds nothing if the operation can run at once, or if the event is complete at once.
     fn enter(&self, work: impl FnOnce() -> Option<(Op, Keep)>, mark: bool) -> Option<Arc<Done>> {
         let queue = &self.backend.queue;
         let hold = queue.hold.load(Ordering::Relaxed) && !mark;

@@ -1,4 +1,4 @@
-//! Launches kernels on a stream: checks the arguments and makes an [`Op::Launch`].
+//! Launches of kernels on a stream. A launch checks the arguments, and enqueues an [`Op::Launch`].
 //!
 //! Invariant: when a launch is enqueued, each view of symmetric memory in its arguments lies in one
 //! live allocation. That allocation belongs to the world of the stream.
@@ -18,14 +18,14 @@ use peerweave_types::{ArgVisitor, Dim3, Element, KernelArg, KernelArgs, KernelCo
 use std::fmt;
 use std::sync::Arc;
 
-/// Names of arguments, for error messages.
+/// The names of the arguments of a launch, for error messages.
 const ARGUMENTS: [&str; 16] = [
     "args.0", "args.1", "args.2", "args.3", "args.4", "args.5", "args.6", "args.7", "args.8", "args.9", "args.10", "args.11",
     "args.12", "args.13", "args.14", "args.15",
 ];
 
-/// The shape of a launch: the number of blocks, the number of threads in each block, the size of
-/// the dynamic shared memory, and whether blocks may wait for each other.
+/// The shape of a launch: the number of blocks, the number of threads in each block, and the size
+/// of the dynamic shared memory. The shape also says whether blocks may wait for each other.
 ///
 /// ```
 /// use peerweave::LaunchShape;
@@ -47,8 +47,8 @@ impl LaunchShape {
         Self { grid: grid.into(), block: block.into(), shared_bytes: 0, cooperative: false }
     }
 
-    /// Sets the size of the dynamic shared memory of each block to `bytes` bytes. The initial
-    /// content of that memory is unspecified.
+    /// Sets the size of the dynamic shared memory of each block, in bytes. The initial content of
+    /// that memory is unspecified.
     #[must_use]
     pub fn shared_bytes(mut self, bytes: usize) -> Self {
         self.shared_bytes = bytes;
@@ -75,7 +75,7 @@ pub trait LaunchArg<P: KernelArg>: sealed::Argument<P> {}
 /// The arguments of a launch for a kernel with the parameters `A`: a tuple of [`LaunchArg`]s.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a tuple of arguments for a kernel with the parameters `{A}`",
-    note = "pass one argument for each parameter, in a tuple: `(&x, 5)`, `(&x,)` for one, `()` for none"
+    note = "pass one argument for each parameter, in a tuple: `(&x, 5)`, `(&x,)` for one parameter, `()` for no parameters"
 )]
 pub trait LaunchArgs<A: KernelArgs>: sealed::Arguments<A> {}
 
@@ -104,8 +104,8 @@ impl<P: KernelArg> LaunchArg<P> for P {}
 impl<P: KernelArg> sealed::Argument<P> for P {
     #[allow(private_interfaces, reason = "the trait is sealed")]
     fn bind(&self, name: &'static str, shared: &Arc<Shared>, held: &mut Kept) -> Result<P> {
-        /// Holds the allocations of all views, and finds the first view of memory that is not
-        /// allocated.
+        /// Visits the views in an argument. Adds the owners of their memory to `held`. Stores in
+        /// `outside` the offset and the size of the first view whose memory is not allocated.
         struct Look<'a> {
             shared: &'a Arc<Shared>,
             held: &'a mut Kept,
@@ -129,7 +129,7 @@ impl<P: KernelArg> sealed::Argument<P> for P {
         self.visit(&mut look);
         match look.outside {
             Some((offset, bytes)) => {
-                let found = format!("a view of {bytes} bytes at offset {offset} of the heap");
+                let found = format!("a view of {bytes} bytes at symmetric offset {offset}");
                 let expected = "a view of one allocation of this world that was not released";
                 Err(misuse(CALL, MisuseKind::Value { argument: name, found, expected }))
             }
@@ -192,7 +192,7 @@ tuples!(P0 A0 0, P1 A1 1, P2 A2 2, P3 A3 3, P4 A4 4, P5 A5 5, P6 A6 6, P7 A7 7, 
 tuples!(P0 A0 0, P1 A1 1, P2 A2 2, P3 A3 3, P4 A4 4, P5 A5 5, P6 A6 6, P7 A7 7, P8 A8 8, P9 A9 9, P10 A10 10);
 tuples!(P0 A0 0, P1 A1 1, P2 A2 2, P3 A3 3, P4 A4 4, P5 A5 5, P6 A6 6, P7 A7 7, P8 A8 8, P9 A9 9, P10 A10 10, P11 A11 11);
 
-/// A kernel and its arguments.
+/// A kernel and its arguments, which a backend runs as a [`BoundKernel`].
 struct Bound<A> {
     name: &'static str,
     ptx: &'static PtxImage,
@@ -238,7 +238,7 @@ impl Stream {
     /// `SymSlice<T>`, or a `&Team` for a `KernelTeam`.
     ///
     /// The kernel starts when earlier operations of the stream are complete. Until the kernel has
-    /// ended, the queue keeps alive the symmetric memory to which the arguments refer.
+    /// ended, the stream keeps alive the symmetric memory to which the arguments refer.
     ///
     /// # Errors
     /// Before anything is enqueued: [`Misuse`](crate::Misuse) for a shape that no GPU can run; for
@@ -324,7 +324,7 @@ mod tests {
     use crate::noop::Noop;
 
     #[test]
-    fn launch_with_a_view_keeps_its_allocation_alive() {
+    fn launch_keeps_the_allocation_of_a_view_argument_alive() {
         let world = World::new(Noop::new(0, 1)).expect("the world is usable");
         let buffer = world.alloc_zeroed::<u32>(8).expect("the heap has room");
         let (view, mut held) = (buffer.view(), world.shared.pools.kept());

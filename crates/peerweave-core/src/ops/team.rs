@@ -31,8 +31,8 @@ impl World {
     }
 
     /// Creates a team of the PEs in `members`: rank `r` of the team is PE `members[r]`. Only these
-    /// PEs make the call, as for `MPI_Comm_create_group`. In contrast, [`Team::split`] must be
-    /// called by every rank of the parent team.
+    /// PEs make the call, as in `MPI_Comm_create_group`. In contrast, every rank of the parent team
+    /// must call [`Team::split`].
     ///
     /// # Collective
     /// All PEs in `members` must make the call, with the same list. A PE runs one call of `team_of`
@@ -50,8 +50,8 @@ impl World {
     /// - [`Error::Peer`](crate::Error::Peer) if a member has died or left the job.
     /// - [`Error::Mismatch`](crate::Error::Mismatch) if another member makes the call with a
     ///   different list that contains this PE. The calls of both PEs fail with this error.
-    /// - [`Error::TooManyTeams`](crate::Error::TooManyTeams) on all members, if there is no team
-    ///   number that is free on every member.
+    /// - [`Error::TooManyTeams`](crate::Error::TooManyTeams) on all members, if no team number is
+    ///   free on every member.
     ///
     /// ```
     /// use peerweave::{Pe, ReduceOp, World};
@@ -121,8 +121,8 @@ impl Team {
     }
 
     /// Splits the team into new teams. Ranks that pass the same color form one new team. The ranks
-    /// of a new team are ordered by key, and ranks with equal keys by their rank in this team. A
-    /// rank that passes no color gets `None`.
+    /// of a new team are ordered by key. Ranks with equal keys are ordered by their rank in this
+    /// team. A rank that passes no color gets `None`.
     ///
     /// # Collective
     /// Every rank must make the call. All ranks must make the collective calls of this team in the
@@ -147,7 +147,7 @@ impl Team {
     ///
     /// # Errors
     /// As for [`Team::split`]. Also [`Error::Mismatch`](crate::Error::Mismatch) if ranks pass
-    /// different shapes, and [`Misuse`](crate::Misuse) if the shape is empty, contains a rank
+    /// different shapes. Also [`Misuse`](crate::Misuse) if the shape is empty, contains a rank
     /// twice, or contains a rank that is not a rank of this team.
     pub fn split_strided(&self, shape: TeamShape) -> Result<Option<Team>> {
         const CALL: &str = "split_strided";

@@ -3,7 +3,7 @@
 pub(crate) mod stream;
 pub(crate) mod team;
 pub(crate) mod ticket;
-#[allow(clippy::module_inception, reason = "the world is one of the handles")]
+#[allow(clippy::module_inception, reason = "the outer module contains all handles, and `World` is one of them")]
 pub(crate) mod world;
 
 pub use stream::{Event, Stream};

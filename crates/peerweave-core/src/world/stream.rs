@@ -1,5 +1,5 @@
-//! Ordered queues of operations, and events in these queues. The operations that can be enqueued
-//! are in `ops/`.
+//! Streams, which are ordered queues of operations, and events in streams. `ops/` defines the
+//! operations that can be enqueued.
 
 use crate::Result;
 use crate::backend::{EventBackend, StreamBackend};

@@ -1,7 +1,7 @@
-//! Ordered sets of PEs. The operations of a team are in `ops/`.
+//! Teams, which are ordered sets of PEs. `ops/` defines the operations of a team.
 //!
-//! Invariant: `members[r]` is the PE of rank `r`, `ranks` is the inverse of `members`, and this PE
-//! is a member.
+//! Invariant: `members[r]` is the PE of rank `r`. `ranks` maps the number of each PE to its rank.
+//! This PE is a member of the team.
 
 use crate::backend::error::{Error, TeamName};
 use crate::backend::{TeamId, TeamRecord};
@@ -46,7 +46,7 @@ pub(crate) struct Inner {
     pub(crate) shared: Arc<Shared>,
     pub(crate) id: TeamId,
     pub(crate) members: Box<[Pe]>,
-    /// The rank of each PE, or `NOT_A_MEMBER`.
+    /// The rank of each PE of the job; `NOT_A_MEMBER` for PEs outside the team.
     ranks: Box<[u32]>,
     my_rank: Rank,
     /// Whether the team is the team of all PEs or of this machine's PEs. The program cannot destroy
@@ -63,7 +63,7 @@ impl Inner {
         self.destroyed.load(Ordering::Acquire)
     }
 
-    /// Marks the team as destroyed or not; returns the previous state.
+    /// Sets whether the team is destroyed, and returns the previous value.
     pub(crate) fn set_destroyed(&self, destroyed: bool) -> bool {
         self.destroyed.swap(destroyed, Ordering::AcqRel)
     }
@@ -114,10 +114,10 @@ impl Team {
     /// Returns the reason why operations of this team fail from now on; `None` if the team has not
     /// failed.
     ///
-    /// A team fails on a PE if, after a failed operation, the ranks of the team may disagree on
-    /// which operation is next, for example because a PE has died. Later collectives, sends and
-    /// receives of the team fail with [`Error::Poisoned`], which contains the error that this
-    /// method returns. [`Caps::after_failure`] describes what streams do after a failure.
+    /// After a failed operation, for example because a PE has died, the ranks of a team may
+    /// disagree on which operation is next. In this case, the team has failed. Later collectives,
+    /// sends and receives of the team fail with [`Error::Poisoned`], which contains the error that
+    /// this method returns. [`Caps::after_failure`] describes what streams do after a failure.
     ///
     /// [`Caps::after_failure`]: crate::Caps::after_failure
     pub fn failure(&self) -> Option<Error> {

@@ -1,4 +1,5 @@
-//! Handles to enqueued operations. The queue, not the ticket, owns the memory of the operation.
+//! Tickets, which are handles to enqueued operations. The stream keeps the memory of an operation
+//! alive; the ticket does not.
 
 use crate::Result;
 use crate::backend::error::{Error, MisuseKind, misuse};
@@ -35,10 +36,10 @@ pub struct Ticket<R = ()> {
     decode: Decode<R>,
 }
 
-/// The conversion of the outcome of an operation to the result of its call.
+/// How the ticket converts the outcome of the operation to the result of the call.
 enum Decode<R> {
     Outcome(fn(Outcome) -> R),
-    /// The operation has written the result to memory that the function reads.
+    /// The operation has written the result to memory, and this function reads the result.
     Memory(Box<dyn Fn() -> R + Send + Sync>),
 }
 
@@ -61,7 +62,7 @@ enum State {
         deadline: Duration,
         guard: ForkGuard,
     },
-    /// The operation is part of a graph.
+    /// The operation has been captured into a graph, and has not been enqueued.
     Captured,
 }
 
@@ -156,7 +157,7 @@ impl<R> Ticket<R> {
     /// - The error with which the operation failed.
     /// - [`Error::Skipped`](crate::Error::Skipped) if an earlier operation on the stream has
     ///   failed. Operations after an [`Error::Mismatch`](crate::Error::Mismatch) are not skipped,
-    ///   because their team stays usable.
+    ///   because the team of the failed operation stays usable.
     /// - [`Error::Timeout`](crate::Error::Timeout) if the operation is still pending at the
     ///   deadline.
     /// - [`Misuse`](crate::Misuse) if the operation has been captured into a graph, or if this
@@ -191,8 +192,8 @@ impl<R> fmt::Debug for Ticket<R> {
     }
 }
 
-/// Functions that convert the outcome of a backend to the result of a call. An unexpected outcome
-/// is a bug of the backend.
+/// Functions that convert the outcome that a backend returns to the result of a call. They panic if
+/// the backend returns an unexpected outcome.
 pub(crate) mod decode {
     use crate::backend::Outcome;
     use peerweave_types::{AtomicElement, Element, WaitElement};
@@ -204,7 +205,7 @@ pub(crate) mod decode {
     pub(crate) fn word(outcome: Outcome) -> u64 {
         match outcome {
             Outcome::Word(word) => word,
-            other => wrong(&other, "a word"),
+            other => wrong(&other, "Outcome::Word"),
         }
     }
 
@@ -218,13 +219,14 @@ pub(crate) mod decode {
         T::from_word(word(outcome))
     }
 
-    /// Returns the element whose bytes are the first bytes of the word.
+    /// Returns the element that the outcome contains: the first bytes of the word, in native byte
+    /// order.
     pub(crate) fn element<T: Element>(outcome: Outcome) -> T {
         crate::arguments::buffer::element_from_bytes(word(outcome).to_ne_bytes())
     }
 
-    /// Returns the first index of the outcome; `None` if every word was excluded, or if no word
-    /// satisfies the comparison yet.
+    /// Returns the first index in the outcome of a wait or test. Returns `None` if every word was
+    /// excluded, or if no word satisfies the comparison yet.
     pub(crate) fn first(outcome: Outcome) -> Option<usize> {
         match outcome {
             Outcome::Indices(indices) => indices.first().copied(),
@@ -237,7 +239,7 @@ pub(crate) mod decode {
         match outcome {
             Outcome::Indices(indices) => indices,
             Outcome::NotYet | Outcome::Done => Vec::new(),
-            other @ Outcome::Word(_) => wrong(&other, "indices"),
+            other @ Outcome::Word(_) => wrong(&other, "Outcome::Indices"),
         }
     }
 

@@ -1,5 +1,5 @@
-//! The handle of one PE to its job: PEs, memory, streams, and the end of the job. Operations that
-//! move data are methods of teams.
+//! The handle of one PE to its job. Through this handle, a PE gets its number, allocates memory,
+//! creates streams and ends the job. Operations that move data are methods of teams.
 
 use crate::arguments::symmetric::Symmetric;
 use crate::backend::error::{Count, Error, MisuseKind, misuse};
@@ -24,7 +24,8 @@ pub struct World {
     pub(crate) shared: Arc<Shared>,
     team: Team,
     pub(crate) local_team: Mutex<Option<Team>>,
-    /// The number that each PE had in the world that was shrunk to this world.
+    /// For each PE of this world, the number that the PE had in the world from which
+    /// [`World::shrink`] created this world.
     former: Vec<Pe>,
 }
 
@@ -87,9 +88,9 @@ impl World {
         self.shared.backend.caps()
     }
 
-    /// Returns how the segments of all PEs are mapped in this process. Returns `None` if the
-    /// segments are not at equal distances in memory, for example if the job runs on several
-    /// machines.
+    /// Returns where the symmetric memory of each PE is mapped in this process. Returns `None` if
+    /// the memories of the PEs are not mapped at equal distances, for example if the job runs on
+    /// several machines.
     pub fn geometry(&self) -> Option<HeapGeometry> {
         self.shared.backend.geometry()
     }
@@ -216,7 +217,7 @@ impl World {
         }
     }
 
-    /// Creates a stream: an ordered queue of this PE's operations.
+    /// Creates a stream, which is an ordered queue of this PE's operations.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) after finalize; errors of the backend.
@@ -292,15 +293,15 @@ impl World {
 
     /// Creates a new world of the PEs that remain after a failure, and ends this world. The PEs
     /// keep their order, and are numbered from 0 again. [`World::former_pes`] returns their old
-    /// numbers. The new world has its own symmetric heap, teams and streams. It keeps the deadline
-    /// and the settings of this world. The call corresponds to `MPIX_Comm_shrink` in MPI's
-    /// fault-tolerance extension (ULFM).
+    /// numbers. The new world has its own symmetric heap, teams and streams. The new world keeps
+    /// the deadline and the settings of this world. The call corresponds to `MPIX_Comm_shrink` in
+    /// MPI's fault-tolerance extension (ULFM).
     ///
-    /// PEs that have died or left are not members of the new world. Neither is a PE that dies
-    /// before the PEs have agreed on the members. A PE that dies after the agreement is still a
-    /// member. Operations in the new world then fail with an error that names the dead PE, and the
-    /// new world can be shrunk again. If no PE has failed, the new world has the same PEs as this
-    /// world.
+    /// PEs that have died or left are not members of the new world. A PE that dies before the PEs
+    /// have agreed on the members is not a member either. A PE that dies after the agreement is
+    /// still a member. Operations in the new world then fail with an error that names the dead PE,
+    /// and the new world can be shrunk again. If no PE has failed, the new world has the same PEs
+    /// as this world.
     ///
     /// # Collective
     /// All PEs that have neither died nor left must make this call, whatever the state of their
@@ -309,13 +310,13 @@ impl World {
     /// error, a waiting PE learns that it must call `shrink` too. If the call succeeds on one PE,
     /// the call succeeds on all members that stay alive.
     ///
-    /// # This world afterwards
+    /// # This world after the call
     /// If the call succeeds, this world has ended, as after [`World::finalize`], and calls on its
     /// handles fail with [`MisuseKind::Shrunk`](crate::MisuseKind::Shrunk). Only the methods of
-    /// [`Symmetric`] that access this PE's memory (`to_vec`, `copy_to`, `load`, `store`,
-    /// `as_slice`, …) still work, so that a PE can copy its data to the new world. If an operation
-    /// has failed before it was complete, the memory that the operation writes has unspecified
-    /// values.
+    /// [`Symmetric`] that access this PE's memory still work, such as `to_vec`, `copy_to`, `load`,
+    /// `store` and `as_slice`. With these methods, a PE can copy its data to the new world. If an
+    /// operation has failed before it was complete, the memory that the operation writes has
+    /// unspecified values.
     ///
     /// The memory of this world is freed when the last handle of this world (world, team, stream or
     /// buffer) is dropped. `shrink` does not wait for operations that are pending on the streams of
@@ -371,13 +372,13 @@ impl World {
         self.shared.usable(CALL)?;
         let Shrunk { backend, former } = self.shared.backend.shrink()?;
         self.shared.shrink(CALL)?;
-        tracing::debug!(pe = self.my_pe().get(), ?former, "shrunk a world");
+        tracing::debug!(pe = self.my_pe().get(), ?former, "created a world of the PEs that remain after a shrink");
         Ok(Self::formerly(backend, former))
     }
 
-    /// Returns the number that each PE of this world had in the world that was shrunk to this
-    /// world, ascending. If [`World::shrink`] did not create this world, returns the numbers that
-    /// the PEs have in this world.
+    /// Returns the number that each PE of this world had in the world from which [`World::shrink`]
+    /// created this world, ascending. If [`World::shrink`] did not create this world, returns the
+    /// numbers that the PEs have in this world.
     ///
     /// ```
     /// use peerweave::World;

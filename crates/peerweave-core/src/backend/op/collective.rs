@@ -1,5 +1,5 @@
-//! Collective operations and their counts. [`Collective::count`] lists the meaning of the count for
-//! each kind.
+//! Collective operations as plain data. [`Collective::count`] lists which elements are counted for
+//! each kind of collective.
 
 use super::Place;
 use crate::backend::{RmsNorm, TeamId};
@@ -80,7 +80,7 @@ impl CollectiveKind {
         }
     }
 
-    /// Returns the kind whose `as u8` value is `number`; `None` if there is none.
+    /// Returns the kind whose `as u8` value is `number`; `None` if no kind has this value.
     pub const fn from_u8(number: u8) -> Option<Self> {
         if (number as usize) < Self::ALL.len() { Some(Self::ALL[number as usize]) } else { None }
     }
@@ -102,31 +102,31 @@ impl CollectiveKind {
         matches!(self, Self::Reduce | Self::Broadcast | Self::Gather | Self::Scatter | Self::GatherV | Self::ScatterV)
     }
 
-    /// Returns whether the parts may have different lengths. [`Collective::counts`] contains the
-    /// lengths.
+    /// Returns whether the parts of the buffers, one for each rank, may have different lengths.
+    /// [`Collective::counts`] then contains the lengths.
     pub const fn has_counts(self) -> bool {
         matches!(self, Self::AllToAllV | Self::AllGatherV | Self::GatherV | Self::ScatterV)
     }
 }
 
-/// This PE's part in a collective operation. A field that the kind does not use contains 0 or
-/// `None`, or another value that the field's documentation states.
+/// A collective operation, with the arguments that this PE passes. A field that the kind does not
+/// use contains 0 or `None`, or another value that the field's documentation states.
 ///
 /// In an in-place call, `send` and `recv` share bytes as listed here, where `rank` is this PE's
 /// rank. In all other calls, `send` and `recv` do not overlap.
-/// - all-reduce (also with a norm), reduce, broadcast, scans, all-to-all, all-to-all-v: `send` and
+/// - all-reduce (also with RMSNorm), reduce, broadcast, scans, all-to-all, all-to-all-v: `send` and
 ///   `recv` are the same buffer;
 /// - all-gather: `send` is part `rank` of `recv`;
 /// - reduce-scatter: `recv` is part `rank` of `send`;
 /// - gather, at the root: `send` is part `rank` of `recv`;
 /// - scatter, at the root: `recv` is part `rank` of `send`;
-/// - all-gather-v, gather-v, scatter-v: like all-gather, gather and scatter, where `counts`
-///   determines part `rank`.
+/// - all-gather-v, gather-v, scatter-v: as for all-gather, gather and scatter, but `counts`
+///   determines where part `rank` lies.
 #[derive(Clone, Debug)]
 pub struct Collective {
     /// The kind of collective.
     pub kind: CollectiveKind,
-    /// The team.
+    /// The team that runs the collective.
     pub team: TeamId,
     /// The element type; `U8` for barrier and sync.
     pub dtype: DType,
@@ -134,11 +134,11 @@ pub struct Collective {
     pub op: ReduceOp,
     /// The bits of the scalar by which this PE's elements are multiplied, for `PreMulSum`.
     pub scalar: u64,
-    /// The root; rank 0 if the collective has no root.
+    /// The rank of the root; rank 0 if the collective has no root.
     pub root: Rank,
-    /// The number of elements, as NCCL counts them; 0 for barrier and sync. The counted elements
+    /// The number of elements, counted as in NCCL; 0 for barrier and sync. The counted elements
     /// are:
-    /// - all-reduce (also with a norm), reduce, broadcast and scans: the whole buffer;
+    /// - all-reduce (also with RMSNorm), reduce, broadcast and scans: the whole buffer;
     /// - all-gather and gather: the part that one rank sends;
     /// - reduce-scatter and scatter: the part that one rank receives;
     /// - all-to-all and its strided form: the part that one rank sends to one rank;
@@ -146,17 +146,17 @@ pub struct Collective {
     /// - all-to-all-v, gather-v and scatter-v: 0, because some ranks do not know all counts. See
     ///   [`VectorCounts`].
     pub count: usize,
-    /// This PE's operand. `None` if this PE passes no operand, as in a barrier, or in a scatter on
-    /// ranks other than the root.
+    /// The memory that this PE sends or contributes. `None` if this PE passes no operand, as in a
+    /// barrier, or in a scatter on ranks other than the root.
     pub send: Option<Place>,
-    /// This PE's result. `None` if this PE gets no result, as in a reduce on ranks other than the
-    /// root.
+    /// The memory that receives this PE's result. `None` if this PE gets no result, as in a reduce
+    /// on ranks other than the root.
     pub recv: Option<Place>,
-    /// The counts of the parts; `None` unless the collective [has
-    /// counts](CollectiveKind::has_counts).
+    /// The lengths and offsets of the parts. `None` if the kind has no such lists: see
+    /// [`CollectiveKind::has_counts`].
     pub counts: Option<Arc<VectorCounts>>,
-    /// Parameters that only a few collectives have. They are behind a pointer, so that a
-    /// `Collective` without such parameters is small.
+    /// Parameters that only a few collectives have. A pointer to these parameters keeps
+    /// `Collective` small.
     pub special: Option<Arc<Special>>,
 }
 
@@ -167,12 +167,13 @@ pub enum Special {
     /// [`Collective::op`]. A backend gets a function only if the backend sets
     /// [`Caps::reduce_functions`](crate::backend::Caps::reduce_functions).
     Function(Box<dyn Combine>),
-    /// The strides of a strided all-to-all. Apart from the strides, the operation moves the same
-    /// elements as an all-to-all, in the same order.
+    /// The strides of a strided all-to-all. The operation moves the same elements as an all-to-all,
+    /// in the same order, but the elements are strided in the buffers.
     Strides {
         /// The distances between consecutive elements in `send` and in `recv`, in elements.
         distances: [usize; 2],
-        /// The size of an element, in bytes. An element may consist of several values of the type.
+        /// The size of an element, in bytes. An element may consist of several values of
+        /// [`Collective::dtype`].
         element_bytes: usize,
     },
     /// The parameters of an all-reduce with RMSNorm.
@@ -180,7 +181,7 @@ pub enum Special {
 }
 
 impl Special {
-    /// Returns the size of an element, in bytes. [`Collective::count`] counts these elements.
+    /// Returns the size, in bytes, of the elements that [`Collective::count`] counts.
     pub fn element_bytes(&self) -> usize {
         match self {
             Self::Function(function) => function.element_bytes(),
@@ -190,16 +191,16 @@ impl Special {
     }
 }
 
-/// A function, passed by the caller of a reduction, that combines elements. The elements are passed
-/// as bytes.
+/// A function that the caller of a reduction passes. The function combines pairs of elements, which
+/// are passed as bytes.
 pub trait Combine: Send + Sync + fmt::Debug {
-    /// Returns the size of an element, in bytes. An element may consist of several values of the
-    /// type.
+    /// Returns the size of an element, in bytes. An element may consist of several values of
+    /// [`Collective::dtype`].
     fn element_bytes(&self) -> usize;
 
-    /// Replaces each element `a` in `accumulator` by the combination of `a` and `b`, in this order,
-    /// where `b` is the element at the same index in `operand`. The two slices contain the same
-    /// number of whole elements.
+    /// Replaces each element `a` in `accumulator` by the combination of `a` and `b`, in this order.
+    /// `b` is the element at the same index in `operand`. The two slices contain the same number of
+    /// whole elements.
     fn combine(&self, accumulator: &mut [u8], operand: &[u8]);
 }
 
@@ -214,7 +215,8 @@ impl Collective {
         }
     }
 
-    /// Returns the parameters of the norm; `None` if the collective has no norm.
+    /// Returns the parameters of RMSNorm; `None` if the collective is not an all-reduce with
+    /// RMSNorm.
     #[inline]
     pub fn rms_norm(&self) -> Option<&RmsNorm> {
         if let Special::RmsNorm(norm) = self.special.as_deref()? { Some(norm) } else { None }
@@ -226,8 +228,8 @@ impl Collective {
         self.special.as_deref().map_or(self.dtype.size_bytes(), Special::element_bytes)
     }
 
-    /// Returns the distances between consecutive elements in `send` and in `recv`, in elements.
-    /// Both distances are 1 unless the collective is a strided all-to-all.
+    /// Returns the distances between consecutive elements in `send` and in `recv`, in elements. For
+    /// collectives other than a strided all-to-all, both distances are 1.
     pub fn strides(&self) -> [usize; 2] {
         match self.special.as_deref() {
             Some(Special::Strides { distances, .. }) => *distances,
@@ -235,25 +237,25 @@ impl Collective {
         }
     }
 
-    /// Returns those arguments that must be the same on all ranks of the team.
+    /// Returns the arguments that must be the same on all ranks of the team.
     pub fn shape(&self) -> CollectiveShape {
         let Self { kind, dtype, op, root, count, .. } = *self;
         CollectiveShape { kind, dtype, op, root, count, detail: self.rms_norm().map_or(0, RmsNorm::detail) }
     }
 }
 
-/// Those arguments of a collective that must be the same on all ranks. `Display` formats the call
-/// for error messages.
+/// The arguments of a collective that must be the same on all ranks. `Display` formats the call for
+/// error messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the fields are those of a collective")]
+#[allow(missing_docs, reason = "the fields have the same meaning as in `Collective`")]
 pub struct CollectiveShape {
     pub kind: CollectiveKind,
     pub dtype: DType,
     pub op: ReduceOp,
     pub root: Rank,
     pub count: usize,
-    /// The parameters of the norm, encoded as one word by [`RmsNorm::detail`]; 0 if the collective
-    /// has no norm.
+    /// The parameters of RMSNorm, which [`RmsNorm::detail`] encodes as one integer; 0 for
+    /// collectives without RMSNorm.
     pub detail: u64,
 }
 
@@ -281,8 +283,8 @@ impl fmt::Display for CollectiveShape {
     }
 }
 
-/// The counts and offsets of the parts in an all-to-all-v, in elements. Each list has one entry per
-/// rank of the team.
+/// The lengths (counts) and offsets of the parts that a rank sends and receives in an all-to-all-v,
+/// in elements. Each list has one entry per rank of the team.
 ///
 /// For all-gather-v, gather-v and scatter-v, backends get the counts of an all-to-all-v that moves
 /// the same parts. In an all-gather-v, a rank sends the same part to every rank.

@@ -1,4 +1,4 @@
-//! Launches of kernels.
+//! Launches of kernels, as plain data that a backend runs.
 
 use peerweave_device::launch::PtxImage;
 use peerweave_types::{ArgVisitor, Dim3, KernelContext};
@@ -24,7 +24,7 @@ pub struct Launch {
 
 /// A kernel and its arguments, with their types erased.
 pub trait BoundKernel: Send + Sync + fmt::Debug {
-    /// Returns the name of the kernel's entry in the PTX.
+    /// Returns the name of the kernel's entry function in the PTX.
     fn name(&self) -> &'static str;
 
     /// Returns the PTX of the crate that defines the kernel.
@@ -33,16 +33,18 @@ pub trait BoundKernel: Send + Sync + fmt::Debug {
     /// Runs one thread of the kernel on the calling thread.
     ///
     /// # Safety
-    /// Until the call returns, the context lives, its addresses are valid in this process, and the
-    /// memory to which the arguments refer stays allocated.
+    /// Until the call returns, `context` points to a live [`KernelContext`], and the addresses in
+    /// the context are valid in this process. The memory to which the arguments refer stays
+    /// allocated.
     unsafe fn run_thread(&self, context: *const KernelContext);
 
     /// Calls `with` for each argument, in order, with the argument's address, its size in bytes and
     /// its alignment in bytes.
     fn arguments(&self, with: &mut dyn FnMut(*const u8, usize, usize));
 
-    /// Passes each memory view and each team in the arguments to the visitor, in order. The visitor
-    /// gets the number of a team in the [`KernelContext`], which
-    /// [`Backend::kernel_team`](crate::backend::Backend::kernel_team) has returned.
+    /// Passes each memory view and each team in the arguments to the visitor, in order. For a team,
+    /// the visitor gets the number that
+    /// [`Backend::kernel_team`](crate::backend::Backend::kernel_team) has returned. This number is
+    /// the index of the team in the [`KernelContext`].
     fn visit(&self, visitor: &mut dyn ArgVisitor);
 }

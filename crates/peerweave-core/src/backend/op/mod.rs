@@ -18,11 +18,11 @@ use std::sync::Arc;
 /// The location of memory that an operation accesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// An offset in this PE's symmetric segment.
+    /// An offset in this PE's symmetric memory.
     Symmetric(SymOffset),
     /// An address of ordinary memory in this process.
     Private(*mut u8),
-    /// Device memory outside the symmetric segment. Only a backend whose
+    /// Device memory that is not symmetric. Only a backend whose
     /// [`Caps::device`](super::Caps::device) is this device gets this variant.
     Device {
         /// The address that kernels and copies on the device use.
@@ -71,7 +71,7 @@ pub enum Op {
     Put(Put),
     /// A get of contiguous bytes.
     Get(Get),
-    /// A put or get of elements at regular distances.
+    /// A put or get of strided elements.
     Strided(Strided),
     /// A put of one element. The operation contains the value of the element.
     PutElement(PutElement),
@@ -79,27 +79,27 @@ pub enum Op {
     GetElement(GetElement),
     /// A copy between two memory ranges of this PE.
     Copy(Copy),
-    /// A fill, which sets elements of this PE to one value.
+    /// A fill, which sets elements in memory of this PE to one value.
     Fill(Fill),
     /// An update of a signal word.
     Signal(Signal),
-    /// A wait for words of this PE, which are a signal or integer elements.
+    /// A wait for memory words of this PE: for a signal word, or for integer elements.
     Wait(WaitUntil),
     /// An atomic operation on one element.
     Atomic(Atomic),
     /// A launch of a kernel on a grid of thread blocks.
     Launch(Launch),
-    /// A fence, which orders this PE's puts and signals. A target that sees a put or signal issued
-    /// after the fence also sees the earlier puts and signals to that target.
+    /// A fence, which orders this PE's puts, signals and atomics. A target that sees an operation
+    /// issued after the fence also sees the operations on that target that were issued before the
+    /// fence.
     Fence,
-    /// A quiet, which waits until this PE's earlier puts, gets and signals are complete at their
-    /// targets.
+    /// A quiet, which waits until this PE's earlier puts, gets, signals and atomics are complete.
     Quiet,
 }
 
 impl Op {
-    /// Returns whether the operation owns memory of this process that a drop must free. Returns
-    /// `false` for all operations that take only nanoseconds.
+    /// Returns whether dropping the operation must free memory of this process. Returns `false` for
+    /// all operations that take only nanoseconds.
     #[inline(always)]
     pub(crate) fn owns_memory(&self) -> bool {
         match self {

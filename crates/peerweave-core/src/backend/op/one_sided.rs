@@ -1,15 +1,15 @@
-//! Operations on the memory of one PE: puts, gets, copies, signals and atomic operations.
+//! One-sided operations as plain data: puts, gets, copies, fills, signals and atomic operations.
 
 use super::{Direction, Place};
 use peerweave_types::{DType, Pe, SignalOp, SymOffset};
 
-/// A put of `bytes` bytes from `source` on this PE to `target` on `pe`, followed by the update of a
-/// signal word if `signal` is set.
+/// A put of `bytes` bytes from `source` on this PE to `target` on `pe`. If `signal` is set, the put
+/// then updates a signal word on `pe`.
 #[derive(Clone, Copy, Debug)]
 pub struct Put {
     /// The target PE.
     pub pe: Pe,
-    /// The offset of the target in the segment of `pe`.
+    /// The offset of the target in the symmetric memory of `pe`.
     pub target: SymOffset,
     /// The memory that is read on this PE.
     pub source: Place,
@@ -29,7 +29,7 @@ pub struct Put {
 pub struct Get {
     /// The PE whose memory is read.
     pub pe: Pe,
-    /// The offset of the source in the segment of `pe`.
+    /// The offset of the source in the symmetric memory of `pe`.
     pub source: SymOffset,
     /// The memory that is written on this PE.
     pub target: Place,
@@ -41,8 +41,8 @@ pub struct Get {
     pub nbi: bool,
 }
 
-/// A put (`Send`) or get (`Receive`) of `count` elements at regular distances. The strides are in
-/// elements.
+/// A put ([`Direction::Send`]) or get ([`Direction::Receive`]) of `count` strided elements. The
+/// strides are in elements.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "the names describe the fields")]
 pub struct Strided {
@@ -62,9 +62,10 @@ pub struct Strided {
 pub struct PutElement {
     /// The target PE.
     pub pe: Pe,
-    /// The offset of the element in the segment of `pe`, aligned to the element.
+    /// The offset of the element in the symmetric memory of `pe`, aligned to the element.
     pub target: SymOffset,
-    /// The value of the element: the first `element_bytes` bytes of this word in native byte order.
+    /// The value of the element: the first `element_bytes` bytes of this integer in native byte
+    /// order.
     pub bits: u64,
     /// The size of an element, in bytes: 1, 2, 4 or 8.
     pub element_bytes: usize,
@@ -76,7 +77,7 @@ pub struct PutElement {
 pub struct GetElement {
     /// The PE whose memory is read.
     pub pe: Pe,
-    /// The offset of the element in the segment of `pe`, aligned to the element.
+    /// The offset of the element in the symmetric memory of `pe`, aligned to the element.
     pub source: SymOffset,
     /// The size of an element, in bytes: 1, 2, 4 or 8.
     pub element_bytes: usize,
@@ -91,12 +92,13 @@ pub struct Copy {
     pub bytes: usize,
 }
 
-/// A fill, which sets `count` elements of this PE to one value.
+/// A fill, which sets `count` elements in memory of this PE to one value.
 #[derive(Clone, Copy, Debug)]
 pub struct Fill {
-    /// The first element.
+    /// The location of the first element.
     pub target: Place,
-    /// The value of the element: the first `element_bytes` bytes of this word in native byte order.
+    /// The value of each element: the first `element_bytes` bytes of this integer in native byte
+    /// order.
     pub bits: u64,
     /// The size of an element, in bytes: 1, 2, 4 or 8.
     pub element_bytes: usize,
@@ -127,7 +129,7 @@ pub struct Atomic {
     pub kind: AtomicKind,
     /// The bits of the operand; 0 if the operation has no operand.
     pub operand: u64,
-    /// The bits that compare-swap expects.
+    /// The bits with which a compare-swap compares the old value; 0 for other kinds.
     pub compare: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Sends and receives.
+//! Sends and receives, as plain data that a backend runs.
 
 use super::Place;
 use crate::backend::TeamId;
@@ -12,13 +12,14 @@ pub struct PointToPoint {
     pub direction: Direction,
     /// The team in which `peer` is a rank.
     pub team: TeamId,
-    /// The rank that receives or sends the data. In a group, `peer` may be this rank itself.
+    /// The other rank: the receiver of a send, or the sender of a receive. In a group, `peer` may
+    /// be this rank itself.
     pub peer: Rank,
     /// The element type.
     pub dtype: DType,
     /// The number of elements.
     pub count: usize,
-    /// The memory that is sent, or into which data is received.
+    /// The memory of this PE that is sent, or that receives the data.
     pub at: Place,
 }
 

@@ -1,21 +1,21 @@
-//! Operations that wait for words of this PE.
+//! Operations that wait for memory words of this PE, or test these words, as plain data.
 
 use crate::backend::error::AwaitedWord;
 use peerweave_types::{Compare, DType, SymOffset};
 use std::sync::Arc;
 
-/// A wait for contiguous words in this PE's symmetric memory.
+/// A wait for contiguous words in this PE's symmetric memory, or a test of these words.
 #[derive(Clone, Debug)]
 pub struct WaitUntil {
-    /// The offset of the first word, aligned to the size of a word.
+    /// The offset of the first word in symmetric memory, aligned to the size of a word.
     pub at: SymOffset,
     /// The number of words.
     pub count: usize,
     /// The type of the words: a signed or unsigned integer of 2, 4 or 8 bytes.
     pub dtype: DType,
-    /// One entry per word, which says whether the word is ignored. `None` if no word is ignored.
+    /// For each word, whether the word is ignored. `None` if no word is ignored.
     pub exclude: Option<Arc<[bool]>>,
-    /// The comparison of a word with its value.
+    /// The comparison of each word with its value in `values`.
     pub compare: Compare,
     /// The values with which the words are compared.
     pub values: WaitValues,
@@ -61,16 +61,16 @@ impl WaitUntil {
         self.exclude.as_ref().is_some_and(|exclude| exclude[index])
     }
 
-    /// Returns the first word that does not satisfy the comparison, for the error that is returned
-    /// when the deadline has passed. `load` returns the bits of the word at an index,
-    /// zero-extended.
+    /// Returns a description of the first word that does not satisfy the comparison, for the error
+    /// of a wait that timed out. Returns `None` if there is no such word. `load` returns the bits
+    /// of the word at an index, zero-extended.
     pub fn unsatisfied(&self, load: impl Fn(usize) -> u64) -> Option<AwaitedWord> {
         let words = (0..self.count).filter(|&i| !self.excludes(i)).map(|i| (i, load(i)));
         words.filter(|&(i, found)| !self.holds(i, found)).map(|(i, found)| self.awaited(i, found)).next()
     }
 
-    /// Returns the description of a word for the error of this wait. `found` has the bits of the
-    /// word.
+    /// Returns a description of the word at `index`, for the error of this wait. `found` is the
+    /// bits of that word, zero-extended.
     pub fn awaited(&self, index: usize, found: u64) -> AwaitedWord {
         AwaitedWord {
             index: (self.count > 1).then_some(index),
@@ -82,8 +82,8 @@ impl WaitUntil {
         }
     }
 
-    /// Returns the name of the call that waits. For a test, returns the name of the wait for the
-    /// same condition.
+    /// Returns the name of the call that waits. If `mode` is [`WaitMode::Test`], returns the name
+    /// of the call that waits for the same condition.
     pub fn call_name(&self) -> &'static str {
         match (self.until, &self.values) {
             (Until::All, WaitValues::Same(_)) if self.count == 1 => "wait_until",
@@ -97,15 +97,16 @@ impl WaitUntil {
     }
 }
 
-/// The condition of a wait for words. Excluded words are ignored. If all words are excluded, the
-/// condition holds.
+/// The condition on the words of a wait or test. Excluded words are ignored. If all words are
+/// excluded, the condition holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Until {
     /// All words satisfy the comparison. If the wait is for one word, the outcome is the value of
     /// the word. Otherwise the outcome is unspecified.
     All,
-    /// At least one word satisfies the comparison. The outcome is the index of one such word: the
-    /// first at or after [`WaitUntil::start`] or, if there is none, the first before `start`.
+    /// At least one word satisfies the comparison. The outcome is the index of one such word.
+    /// Indices from [`WaitUntil::start`] to the end are checked first, then the indices before
+    /// `start`.
     Any,
     /// At least one word satisfies the comparison. The outcome is the indices of all such words.
     Some,

@@ -1,4 +1,5 @@
-//! Exchanges of part lengths, for ranks that know only the lengths of the parts that they send.
+//! Exchanges of the lengths of parts, for ranks that know only the lengths of the parts that they
+//! send.
 
 use crate::arguments::Parts;
 use crate::arguments::span::{borrowed, borrowed_mut};
@@ -6,7 +7,7 @@ use crate::backend::VectorCounts;
 use crate::world::team::Team;
 use crate::{Result, call, check};
 
-/// Converts lengths of parts to elements of a collective.
+/// Converts the lengths of parts to `u64` elements, which a collective can exchange.
 fn words(counts: &[usize]) -> Vec<u64> {
     counts.iter().map(|&count| count as u64).collect()
 }
@@ -15,13 +16,14 @@ fn counts(words: &[u64]) -> Vec<usize> {
     words.iter().map(|&word| usize::try_from(word).unwrap_or(usize::MAX)).collect()
 }
 
-/// Exchanges of part lengths that only the senders know. The exchanges run on the calling thread.
+/// Exchanges of the lengths of parts, before a collective whose parts have different lengths. Each
+/// rank passes the lengths of the parts that it sends. The exchanges run on the calling thread.
 impl Team {
     /// Exchanges the lengths of the parts of a later all-to-all-v, in which this rank sends
     /// `send_counts[r]` elements to rank `r`. Returns the counts of the elements that this rank
     /// sends and receives. The offsets in the result place the parts in rank order, without gaps.
     ///
-    /// The call is collective. It runs an [`all_to_all_blocking`](Team::all_to_all_blocking), in
+    /// The call is collective, and runs an [`all_to_all_blocking`](Team::all_to_all_blocking), in
     /// which every rank sends one element to each rank.
     ///
     /// # Errors
@@ -60,7 +62,7 @@ impl Team {
     /// `count` elements. Returns the parts of all ranks. The offsets in the result place the parts
     /// in rank order, without gaps.
     ///
-    /// The call is collective. It runs an [`all_gather_blocking`](Team::all_gather_blocking), to
+    /// The call is collective, and runs an [`all_gather_blocking`](Team::all_gather_blocking), to
     /// which every rank contributes one element.
     ///
     /// # Errors

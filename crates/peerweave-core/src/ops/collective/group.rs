@@ -1,10 +1,11 @@
 //! Groups of operations. The backend gets a group as one operation, and runs the sends and receives
 //! of the group at the same time.
 //!
-//! Invariants: the memory of the members lives as long as the group, because [`Group`] holds clones
-//! of the owners and [`BlockingGroup`] borrows the memory for `'env`. No operation runs before the
-//! closure has returned, and none runs if the closure or the check of a member failed. A group runs
-//! only members that were checked for its own team: if a closure swaps two groups, both calls fail.
+//! Invariants: the memory of the operations in a group lives as long as the group. [`Group`] holds
+//! clones of the owners; [`BlockingGroup`] borrows the memory for `'env`. No operation runs before
+//! the closure has returned. If the closure or the check of an operation fails, no operation of the
+//! group runs. A group runs only operations that were checked for its own team: if a closure swaps
+//! two groups, both calls fail.
 
 use crate::arguments::Parts;
 use crate::arguments::reduction::Reduction;
@@ -21,7 +22,8 @@ use peerweave_types::{Element, Number, Rank};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-/// Stores the first error of a member, in case the closure ignores the errors of its calls.
+/// Stores `error` in `refused`, unless an earlier error is stored there. The group call then fails
+/// with the stored error, even if the closure ignores the errors of its calls.
 fn keep_first(refused: &mut Option<Error>, error: &Error) {
     if refused.is_none() {
         *refused = Some(error.clone());
@@ -52,11 +54,11 @@ impl Group {
 pub struct BlockingGroup<'env> {
     team: Team,
     ops: Vec<Op>,
-    /// Owners of the memory that must stay allocated if the operation fails before its work has
+    /// The owners of the memory that must stay allocated if the group fails before its work has
     /// ended.
     held: Kept,
     refused: Option<Error>,
-    /// Makes the group borrow the memory of its members, as references would.
+    /// Makes the group borrow the memory of its operations for `'env`, as references would.
     env: PhantomData<&'env mut &'env ()>,
 }
 
@@ -69,7 +71,7 @@ impl BlockingGroup<'_> {
     }
 }
 
-/// Groups of operations.
+/// Calls that run several operations as one group.
 ///
 /// # Example
 /// ```

@@ -16,8 +16,8 @@ use std::sync::Arc;
 /// Stream-ordered collective operations.
 ///
 /// Each call enqueues the operation on `stream`, after earlier operations of the stream, and
-/// returns a [`Ticket`]. The queue holds the buffers until the operation is complete. Until the
-/// operation is complete, the caller may drop the buffers, but must not change them.
+/// returns a [`Ticket`]. The stream keeps the buffers alive until the operation is complete. Until
+/// the operation is complete, the caller may drop the buffers, but must not change them.
 ///
 /// # Collective
 /// Every rank of the team must make the same call: the same operation, element type, count,
@@ -36,16 +36,17 @@ use std::sync::Arc;
 /// On GPUs, each rank runs all collectives, sends and receives of a team one after another. A rank
 /// runs these operations in the order in which it enqueued them, even on different streams. For
 /// example, if rank 0 receives from rank 1 before a barrier, and rank 1 sends after that barrier,
-/// GPUs wait until the deadline. So in a program for both backends, all ranks make calls that
-/// depend on each other in the same order, or put such calls into one [`group`](Team::group).
+/// GPUs wait until the deadline. A program for both backends therefore makes calls that depend on
+/// each other in the same order on all ranks. Alternatively, the program puts such calls into one
+/// [`group`](Team::group).
 ///
-/// Between streams, there is no order among calls on different teams, nor among captured calls.
-/// Only their streams order such calls.
+/// Calls on different teams are ordered only if they are on the same stream. The same is true for
+/// captured calls.
 ///
 /// # Errors
-/// Before anything is enqueued: [`Misuse`](crate::Misuse) for a wrong length, rank or root, for
-/// buffers that overlap, and for a team, stream or buffer that belongs to another world or is no
-/// longer valid.
+/// Before anything is enqueued: [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for
+/// buffers that overlap. Also [`Misuse`](crate::Misuse) for a team, stream or buffer that belongs
+/// to another world or is no longer valid.
 ///
 /// Later:
 /// - [`Error::Mismatch`](crate::Error::Mismatch) if ranks have made different calls and the backend
@@ -201,9 +202,9 @@ impl Team {
     /// Copies `send` on the root to `recv` on every rank, including the root.
     ///
     /// A broadcast is not a barrier. On the `host` backend, a broadcast of at most 64 bytes can
-    /// complete on the root before the other ranks have called it, and on another rank before the
-    /// ranks that are not the root. At most three calls of a team complete in this way before a
-    /// rank waits for all ranks. If ranks make different calls, a rank that did not wait gets
+    /// complete before all ranks have made the call. The root waits for no other rank, and the
+    /// other ranks wait only for the root. A rank can complete at most three such calls of a team
+    /// before it waits for all ranks. If ranks make different calls, a rank that did not wait gets
     /// [`Error::Mismatch`](crate::Error::Mismatch) from its next call on the team that waits for
     /// all ranks.
     ///
@@ -266,8 +267,8 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::all_gather`], but the elements of this rank are already at their place in
-    /// `buffer`.
+    /// Like [`Team::all_gather`], but `buffer` contains the result, and already contains the
+    /// elements of this rank before the call.
     ///
     /// # Shapes
     /// `buffer` has `n × size` elements, where `size` is the number of ranks. Rank `r` contributes
@@ -275,7 +276,8 @@ impl Team {
     ///
     /// # Errors
     /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a length that is not a multiple of
-    /// the number of ranks, and for a buffer that belongs to another world or has been released.
+    /// the number of ranks. Also [`Misuse`](crate::Misuse) for a buffer that belongs to another
+    /// world or has been released.
     #[inline]
     pub fn all_gather_in_place<T: Element>(&self, stream: &Stream, mut buffer: impl StreamDest<T>) -> Result<Ticket> {
         const CALL: &str = "all_gather_in_place";
@@ -283,7 +285,7 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Reduces the elements of all ranks, and stores one part of the result on each rank.
+    /// Reduces the elements of all ranks, and stores part `r` of the result on rank `r`.
     ///
     /// # Shapes
     /// `send` has `n × size` elements, where `size` is the number of ranks. `recv` has `n`
@@ -305,8 +307,7 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::reduce_scatter`], but stores the result in the part of `buffer` that belongs to
-    /// this rank.
+    /// Like [`Team::reduce_scatter`], but stores the result of rank `r` in part `r` of `buffer`.
     ///
     /// # Shapes
     /// `buffer` has `n × size` elements, where `size` is the number of ranks. On rank `r`, the
@@ -327,8 +328,8 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Sends part `r` of `send` to rank `r`. Stores the parts that this rank receives from all
-    /// ranks in `recv`, in rank order.
+    /// Sends part `r` of `send` to rank `r`, for every rank. `recv` gets the parts that this rank
+    /// receives, in the rank order of the senders.
     ///
     /// # Shapes
     /// `send` and `recv` have `n × size` elements each, where `size` is the number of ranks. Each
@@ -358,7 +359,8 @@ impl Team {
     ///
     /// # Errors
     /// As for [`Team::barrier`]; [`Misuse`](crate::Misuse) for a length that is not a multiple of
-    /// the number of ranks, and for a buffer that belongs to another world or has been released.
+    /// the number of ranks. Also [`Misuse`](crate::Misuse) for a buffer that belongs to another
+    /// world or has been released.
     #[inline]
     pub fn all_to_all_in_place<T: Element>(&self, stream: &Stream, mut buffer: impl StreamDest<T>) -> Result<Ticket> {
         const CALL: &str = "all_to_all_in_place";
@@ -405,11 +407,12 @@ impl Team {
     /// that rank.
     ///
     /// # Shapes
-    /// As for [`Team::all_to_all_v`]. The lists for sending and for receiving are equal.
+    /// As for [`Team::all_to_all_v`]. `recv_counts` equals `send_counts`, and `recv_offsets` equals
+    /// `send_offsets`.
     ///
     /// # Errors
-    /// As for [`Team::all_to_all_v`]; [`Misuse`](crate::Misuse) if the lists for sending and for
-    /// receiving differ.
+    /// As for [`Team::all_to_all_v`]; [`Misuse`](crate::Misuse) if the receive lists differ from
+    /// the send lists.
     #[inline]
     pub fn all_to_all_v_in_place<T: Element>(
         &self,
@@ -447,7 +450,8 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::gather`], but the elements of the root are already at their place in `buffer`.
+    /// Like [`Team::gather`], but each rank passes one buffer. On the root, `buffer` receives the
+    /// result, and already contains the root's own elements before the call.
     ///
     /// # Shapes
     /// On the root, `buffer` has `n × size` elements, where `size` is the number of ranks. On the
@@ -463,7 +467,8 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Sends part `r` of `send` on the root to `recv` on rank `r`.
+    /// Sends part `r` of the root's `send` to rank `r`, for every rank. Each rank stores its part
+    /// in `recv`.
     ///
     /// # Shapes
     /// `send` has `n × size` elements on the root, where `size` is the number of ranks. `recv` has
@@ -488,8 +493,8 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Like [`Team::scatter`], but the part that belongs to the root stays at its place in
-    /// `buffer`.
+    /// Like [`Team::scatter`], but each rank passes one buffer. On the root, `buffer` contains all
+    /// parts, and the root's own part is not moved.
     ///
     /// # Shapes
     /// On the root, `buffer` has `n × size` elements, where `size` is the number of ranks. On the
@@ -521,10 +526,10 @@ impl Team {
     /// team; if `peer` is this rank and the call is not in a group; and for a buffer that belongs
     /// to another world or has been released.
     ///
-    /// On the `host` backend, if the counts or types of a send and its receive differ, the receive
-    /// fails with [`Error::Mismatch`](crate::Error::Mismatch), and does not change `dest`. The send
-    /// fails too if it waited for the receive. The send of a small message may already have
-    /// succeeded. Both ranks can still use the team.
+    /// On the `host` backend, the counts and types of a send and its receive are compared. If they
+    /// differ, the receive fails with [`Error::Mismatch`](crate::Error::Mismatch), and does not
+    /// change `dest`. If the send waited for the receive, the send fails too. The send of a small
+    /// message may already have succeeded. Both ranks can still use the team.
     ///
     /// The `cuda` backend does not compare the counts and types of sends and receives.
     #[inline]

@@ -24,7 +24,7 @@ use std::sync::Arc;
 /// - a list whose length is not the number of ranks,
 /// - a part that is not inside its buffer,
 /// - parts of a result that overlap,
-/// - a buffer for one part, if the buffer and the part differ in length,
+/// - a buffer for a single part whose length differs from the length of that part,
 /// - a `root` that is not a rank of the team,
 /// - buffers that overlap, belong to another world or have been released.
 ///
@@ -46,7 +46,7 @@ impl Team {
     /// - a list whose length is not the number of ranks,
     /// - a part that is not inside its buffer,
     /// - parts of a result that overlap,
-    /// - a buffer for one part, if the buffer and the part differ in length,
+    /// - a buffer for a single part whose length differs from the length of that part,
     /// - buffers that overlap, belong to another world or have been released.
     ///
     /// On the `host` backend, also [`Error::Mismatch`](crate::Error::Mismatch) if two ranks pass
@@ -101,7 +101,8 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Like [`Team::all_gather_v`], but the part of this rank is already at its offset in `buffer`.
+    /// Like [`Team::all_gather_v`], but `buffer` receives the result, and already contains the part
+    /// of this rank before the call.
     ///
     /// # Shapes
     /// `buffer` has room for the parts of all ranks. The parts do not overlap each other.
@@ -198,7 +199,8 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Like [`Team::gather_v`], but the part of the root is already at its offset in `buffer`.
+    /// Like [`Team::gather_v`], but each rank passes one buffer. On the root, `buffer` receives the
+    /// result, and already contains the root's own part before the call.
     ///
     /// # Shapes
     /// On the root, `buffer` has room for the parts of all ranks. The parts do not overlap each
@@ -297,7 +299,8 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Like [`Team::scatter_v`], but the part for the root stays at its offset in `buffer`.
+    /// Like [`Team::scatter_v`], but each rank passes one buffer. On the root, `buffer` contains
+    /// all parts, and the root's own part is not moved.
     ///
     /// # Shapes
     /// On the root, `buffer` contains the parts for all ranks, and is only read. On every other

@@ -1,4 +1,4 @@
-//! An all-reduce, the addition of a residual, and RMSNorm as one operation.
+//! One operation that runs an all-reduce, adds a residual, and applies RMSNorm.
 
 use crate::arguments::span::{Dest, Source, StreamDest, StreamSource};
 use crate::arguments::{NormElement, OutputScale, QuantizedElement, RmsNorm, StreamOutputScale};
@@ -10,8 +10,9 @@ use crate::world::ticket::{Ticket, decode};
 use crate::{Result, call};
 
 /// All-reduce, addition of a residual, and RMSNorm: the last steps of each half of a
-/// tensor-parallel transformer layer. On GPUs, one kernel does all three steps. vLLM, TensorRT-LLM
-/// and FlashInfer call this operation fused all-reduce, residual and RMSNorm.
+/// tensor-parallel transformer layer. If all GPUs of the team are in one host, one kernel does all
+/// three steps. Otherwise, one kernel does the last two steps after a separate all-reduce. vLLM,
+/// TensorRT-LLM and FlashInfer call this operation fused all-reduce, residual and RMSNorm.
 ///
 /// The input consists of rows (tokens), each as long as the weight. For each row:
 ///
@@ -19,9 +20,9 @@ use crate::{Result, call};
 /// - `y = x · weight / √(mean(x²) + epsilon)` is the output.
 ///
 /// The sum over the ranks is rounded to the element type, as by [`Team::all_reduce`]. `x` and `y`
-/// are computed in `f32`, and each is rounded once. So the residual has the same bits as if the
-/// steps were separate calls. All ranks get the same bits if their residuals, weights and epsilons
-/// are equal.
+/// are computed in `f32`, and each is rounded once. So the new residual has the same bits as if the
+/// three steps were separate calls. All ranks get the same bits if their residuals, weights and
+/// epsilons are equal.
 ///
 /// # Collective
 /// Every rank of the team must make the call, with the same element type, lengths, epsilon and
@@ -30,8 +31,8 @@ use crate::{Result, call};
 /// contents.
 ///
 /// # GPUs
-/// The length of a row must be a multiple of 16 bytes. The rows and the weight must start at
-/// multiples of 16 bytes. Otherwise the call fails with
+/// The length of a row must be a multiple of 16 bytes. Rows and weights in device memory must start
+/// at multiples of 16 bytes. Otherwise the call fails with
 /// [`Error::Unsupported`](crate::Error::Unsupported). The host backend has no such limit.
 impl Team {
     /// Sums the elements of all ranks, adds the residual, and normalises each row.
@@ -45,10 +46,10 @@ impl Team {
     /// As for [`Team::barrier`]. Also:
     /// - [`Misuse`](crate::Misuse) for a wrong length, and for buffers that overlap, belong to
     ///   another world or have been released.
-    /// - [`Misuse`](crate::Misuse) for an epsilon that is not positive, is subnormal, or is not
-    ///   finite.
-    /// - [`Error::Unsupported`](crate::Error::Unsupported) on GPUs if the length of a row is not a
-    ///   multiple of 16 bytes, or if a buffer does not start at a multiple of 16 bytes.
+    /// - [`Misuse`](crate::Misuse) for an epsilon that is not a positive, finite number, or that is
+    ///   subnormal.
+    /// - [`Error::Unsupported`](crate::Error::Unsupported) on GPUs if the length of a row, or the
+    ///   start of a buffer in device memory, is not a multiple of 16 bytes.
     ///
     /// # Example
     /// ```
@@ -142,7 +143,7 @@ impl Team {
     }
 
     /// Like [`Team::all_reduce_rms_norm`], but the elements of the output are 8-bit floats or 8-bit
-    /// integers. Each result of the norm is an `f32`, which is divided by the scale, rounded to
+    /// integers. Each result of RMSNorm is an `f32`, which is divided by the scale, rounded to
     /// nearest even, and saturated.
     ///
     /// `scale` is an `f32` or [`RowScales`](crate::RowScales). An `f32` is the scale of all rows,

@@ -1,5 +1,5 @@
-//! Scans: each rank gets the reduction of the elements of all lower ranks. An inclusive scan also
-//! includes the elements of the rank itself.
+//! Scans. In an exclusive scan, each rank gets the reduction of the elements of all lower ranks. In
+//! an inclusive scan, the reduction also includes the elements of the rank itself.
 
 use crate::arguments::reduction::Reduction;
 use crate::arguments::span::{Dest, Source, StreamDest, StreamSource};

@@ -1,4 +1,4 @@
-//! The strided all-to-all.
+//! The strided all-to-all: an all-to-all whose elements are strided in the buffers.
 
 use crate::arguments::span::{Dest, Source, StreamDest, StreamSource};
 use crate::world::stream::Stream;
@@ -7,11 +7,12 @@ use crate::world::ticket::{Ticket, decode};
 use crate::{Result, call, check};
 use peerweave_types::{Element, Strides};
 
-/// The strided all-to-all.
+/// The strided all-to-all: an all-to-all whose elements are strided in the buffers.
 impl Team {
-    /// Like [`Team::all_to_all`], but the elements in the buffers are strided. Elements are counted
-    /// over the parts of all ranks, in rank order. Element `i` of `send` is at index
-    /// `i * strides.source`. Element `i` of `recv` is at index `i * strides.dest`.
+    /// Like [`Team::all_to_all`], but the elements in the buffers are strided. Element `i` that
+    /// this rank sends is at index `i * strides.source` of `send`. Element `i` that this rank
+    /// receives is at index `i * strides.dest` of `recv`. `i` counts the elements of all parts, in
+    /// rank order.
     ///
     /// # Collective
     /// `strides.count` is the number of elements that each rank sends to each rank, and must be the

@@ -1,4 +1,5 @@
-//! A gate that admits one thread of this PE at a time to a lock.
+//! A gate in front of a lock, through which only one thread of this PE at a time can acquire the
+//! lock.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -15,8 +16,8 @@ impl Gate {
         self.is_taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until no other thread is admitted, then admits this thread. Waits at most until `end`.
-    /// Returns whether this thread has been admitted.
+    /// Waits until no other thread of this PE is in the gate, then enters the gate. Waits at most
+    /// until `end`. Returns whether this thread has entered.
     pub(super) fn enter(&self, end: Instant) -> bool {
         let mut is_taken = self.state();
         while *is_taken {

@@ -44,8 +44,8 @@ use words::{State, Words};
 /// error says that this PE already holds the lock.
 ///
 /// # Death of the holder
-/// If the PE that holds the lock dies or leaves the job, the data that the lock protects may be in
-/// any state. So [`Lock::lock`] and [`Lock::try_lock`] then fail on every PE with
+/// If the holder dies or leaves the job, the data that the lock protects may be in any state. So
+/// [`Lock::lock`] and [`Lock::try_lock`] then fail on every PE with
 /// [`Error::Peer`](crate::Error::Peer), until a call of [`Lock::take_over`] has succeeded on one
 /// PE. The error names the former holder, or the PE whose failure caused the former holder to end.
 ///
@@ -97,7 +97,8 @@ pub struct LockGuard<'a> {
     taken_from: Option<Pe>,
 }
 
-/// The behavior of a call that does not get the lock at once.
+/// What a call does if the lock is not free: waits, returns `None`, or waits and takes the lock
+/// over from a dead holder.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {
     Wait,
@@ -105,16 +106,16 @@ enum Mode {
     TakeOver,
 }
 
-/// The additional time for which a PE waits after its wait has failed, for example at the deadline,
-/// if the holder has already chosen that PE as the next holder.
+/// The additional time for which a PE waits after its wait has failed, for example at the deadline.
+/// A PE waits for this time only if the holder has already chosen that PE as the next holder.
 const GRACE: Duration = Duration::from_millis(100);
 
 impl World {
     /// Allocates a lock, which is free at first.
     ///
     /// # Collective
-    /// As for [`World::alloc`]: all PEs must make the call. All PEs must make their allocations and
-    /// releases in the same order.
+    /// All PEs must make the call. All PEs must make their allocations and releases in the same
+    /// order.
     ///
     /// # Errors
     /// As for [`World::alloc`].
@@ -231,7 +232,7 @@ impl Lock {
 
     /// Acquires the lock. The caller has entered the gate. Returns `None` if `mode` is
     /// [`Mode::Try`] and another PE holds the lock. Otherwise returns the PE from which the lock
-    /// was taken over, if any.
+    /// was taken over; the inner `None` if the lock was not taken over.
     fn take(&self, call: &'static str, mode: Mode, start: Instant, end: Instant) -> Result<Option<Option<Pe>>> {
         if self.words.change(call, State::Free, State::Held(self.me))? {
             return Ok(Some(None));
@@ -273,8 +274,10 @@ impl Lock {
         self.look(call, Mode::Wait, true)?.map_or(Err(failed), |from| Ok(Some(from)))
     }
 
-    /// Acquires the lock if this PE may take it now; otherwise returns the state of the lock. If
-    /// `is_check` is true, also checks whether the PE that the state names is alive.
+    /// Acquires the lock if this PE may take the lock now. Returns `Ok(Ok(_))` with the PE from
+    /// which the lock was taken over; `Ok(Ok(None))` if the lock was not taken over. If this PE may
+    /// not take the lock, returns `Ok(Err(_))` with the state of the lock. If `is_check` is true,
+    /// also checks whether the PE that the state names is alive.
     fn look(&self, call: &'static str, mode: Mode, is_check: bool) -> Result<std::result::Result<Option<Pe>, State>> {
         let state = self.words.state(call)?;
         let from = match state {
@@ -367,8 +370,8 @@ impl fmt::Debug for LockGuard<'_> {
     }
 }
 
-/// The pauses of a waiter between two reads of the state: first the waiter spins, then it yields,
-/// then it sleeps.
+/// The pauses of a waiter between two reads of the state: first the waiter spins, then the waiter
+/// yields its thread, then the waiter sleeps.
 struct Pause {
     pauses: u32,
     started: Instant,
@@ -384,7 +387,8 @@ impl Pause {
         Self { pauses: 0, started: Instant::now(), next_check: Self::BETWEEN_CHECKS }
     }
 
-    /// Returns whether the waiter should check the holder and the deadline now.
+    /// Returns whether the waiter should now check whether the holder is alive and whether the
+    /// deadline has passed.
     fn is_check(&mut self) -> bool {
         if self.pauses < Self::SPINS {
             return false;

@@ -30,7 +30,7 @@ fn pass_on_late(lock: &Lock, holder: &Lock) {
 }
 
 #[test]
-fn lock_passed_to_a_pe_that_gave_up_can_be_taken_by_any_pe() {
+fn lock_passed_to_a_pe_that_timed_out_can_be_taken_by_any_pe() {
     let (_world, lock, holder) = both();
     pass_on_late(&lock, &holder);
     let guard = holder.try_lock().expect("no PE has died").expect("PE 1 does not wait any more");
@@ -50,7 +50,7 @@ fn lock_passed_to_a_pe_that_gave_up_can_be_taken_by_any_pe() {
 }
 
 #[test]
-fn pe_that_gave_up_gets_the_lock_at_its_next_call() {
+fn pe_that_timed_out_acquires_the_lock_at_the_next_call() {
     let (_world, lock, holder) = both();
     pass_on_late(&lock, &holder);
     lock.lock().expect("the lock was passed on to this PE").unlock().expect("the lock is freed");

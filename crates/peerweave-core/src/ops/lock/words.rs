@@ -1,4 +1,5 @@
-//! The words of a lock, in the symmetric memory of one PE, and accesses to these words.
+//! The memory words that store the state of a lock, and accesses to these words. All words are in
+//! the symmetric memory of one PE.
 //!
 //! If the host can access that memory, the accesses are atomic instructions of the CPU. The memory
 //! stays mapped when its PE dies, so the lock outlives that PE. If the host cannot access that
@@ -15,16 +16,17 @@ use crate::{call, check};
 use peerweave_types::{Pe, Rank, SymOffset};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// Distance between two words of a lock, in elements of 8 bytes. Each word has its own cache line.
+/// The distance between two words of a lock, in elements of 8 bytes. Each word has its own cache
+/// line.
 const STRIDE: usize = 8;
 
-/// The state of a lock, which the first word encodes.
+/// The state of a lock. The first word of the lock encodes this state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Free,
     /// A PE holds the lock.
     Held(Pe),
-    /// The last holder has passed the lock on to a PE, which has not yet taken the lock.
+    /// The last holder has passed the lock on to this PE. This PE has not yet taken the lock.
     Passed(Pe),
 }
 
@@ -57,17 +59,19 @@ impl State {
     }
 }
 
-/// Values of the word of a PE.
+/// Values of the word that says whether a PE waits for the lock.
 mod waiting {
     /// The PE does not wait.
     pub(super) const NO: u64 = 0;
-    /// The PE waits. The holder may choose this PE, and then writes [`NO`].
+    /// The PE waits. If the holder chooses this PE as the next holder, the holder writes [`NO`].
     pub(super) const YES: u64 = 1;
-    /// The holder chose this PE, but did not pass the lock on until the PE gave up.
+    /// The holder chose this PE as the next holder, but the PE gave up before the holder passed the
+    /// lock on.
     pub(super) const GAVE_UP: u64 = 2;
 }
 
-/// The words of a lock: the state, and for each PE a word that says whether that PE waits.
+/// The words of a lock: one word for the state, and for each PE a word that says whether that PE
+/// waits.
 #[derive(Debug)]
 pub(super) struct Words {
     memory: Symmetric<u64>,
@@ -77,13 +81,13 @@ pub(super) struct Words {
 }
 
 impl Words {
-    /// Returns the number of words to allocate for a lock of `n_pes` PEs.
+    /// Returns the number of `u64` elements to allocate for a lock of `n_pes` PEs.
     pub(super) fn len(n_pes: usize) -> usize {
         (1 + n_pes) * STRIDE
     }
 
-    /// Creates the words in `memory`, which has [`Words::len`] elements, all 0. `team` is the team
-    /// of all PEs.
+    /// Creates the words of a free lock in `memory`. All [`Words::len`] elements of `memory` must
+    /// be 0. `team` is the team of all PEs.
     pub(super) fn new(memory: Symmetric<u64>, team: &Team) -> Self {
         // All PEs compute the same home. The homes of several locks are spread over the PEs.
         let home = Rank::new((memory.offset().0 / 64 % team.size() as u64) as u32);
@@ -103,7 +107,7 @@ impl Words {
         self.memory
     }
 
-    /// Returns the address of a word if the host can access it.
+    /// Returns the address of the element at `index`; `None` if the host cannot access the element.
     fn address(&self, index: usize) -> Option<*const AtomicU64> {
         let at = SymOffset(self.memory.offset().0 + (index * size_of::<u64>()) as u64);
         match self.team.inner.shared.backend.address_of(Pe::new(self.home.get()), at)? {
@@ -112,7 +116,8 @@ impl Words {
         }
     }
 
-    /// Runs `direct` on a word, or the atomic operation `kind` if the host cannot access the word.
+    /// Runs `direct` on the word at `index`. If the host cannot access the word, runs the atomic
+    /// operation `kind` on the word instead.
     fn access(
         &self,
         call: &'static str,
@@ -138,7 +143,8 @@ impl Words {
         self.access(call, index, (AtomicKind::Fetch, [0, 0]), |word| word.load(Ordering::SeqCst))
     }
 
-    /// Changes a word to `new` if it is `old`. Returns the previous value.
+    /// Changes the word at `index` to `new` if the word is `old`. Returns the previous value of the
+    /// word.
     fn compare_swap(&self, call: &'static str, index: usize, old: u64, new: u64) -> Result<u64> {
         self.access(call, index, (AtomicKind::CompareSwap, [new, old]), |word| {
             word.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).unwrap_or_else(|found| found)
@@ -149,7 +155,8 @@ impl Words {
         self.load(call, 0).map(State::from_word)
     }
 
-    /// Changes the state to `new` if it is `old`. Returns whether the state was changed.
+    /// Changes the state of the lock to `new` if the state is `old`. Returns whether the state was
+    /// changed.
     pub(super) fn change(&self, call: &'static str, old: State, new: State) -> Result<bool> {
         self.compare_swap(call, 0, old.to_word(), new.to_word()).map(|found| found == old.to_word())
     }
@@ -162,7 +169,7 @@ impl Words {
         self.load(call, Self::place(pe)).map(|word| word == waiting::YES)
     }
 
-    /// Records that this PE, `me`, waits. No other PE changes the word now.
+    /// Records that this PE, `me`, waits. Other PEs change this PE's word only while this PE waits.
     pub(super) fn start_waiting(&self, call: &'static str, me: Pe) -> Result<()> {
         let found = self.compare_swap(call, Self::place(me), waiting::NO, waiting::YES)?;
         if found == waiting::GAVE_UP {
@@ -171,18 +178,18 @@ impl Words {
         Ok(())
     }
 
-    /// Records that `pe` no longer waits. Returns `false` if another PE has recorded that before.
+    /// Records that `pe` no longer waits. Returns `false` if another PE has already recorded that.
     pub(super) fn stop_waiting(&self, call: &'static str, pe: Pe) -> Result<bool> {
         let found = self.compare_swap(call, Self::place(pe), waiting::YES, waiting::NO)?;
         Ok(found == waiting::YES)
     }
 
-    /// Records that this PE, `me`, was chosen by the holder, but gave up.
+    /// Records that the holder chose this PE, `me`, as the next holder, but that this PE gave up.
     pub(super) fn give_up(&self, call: &'static str, me: Pe) -> Result<()> {
         self.compare_swap(call, Self::place(me), waiting::NO, waiting::GAVE_UP).map(drop)
     }
 
-    /// Returns whether `pe` gave up after the holder had chosen it.
+    /// Returns whether `pe` gave up after the holder had chosen `pe` as the next holder.
     pub(super) fn gave_up(&self, call: &'static str, pe: Pe) -> Result<bool> {
         self.load(call, Self::place(pe)).map(|word| word == waiting::GAVE_UP)
     }

@@ -44,8 +44,8 @@ impl Team {
     /// ```
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) if `rank` is not a rank of the team, for a buffer that has been
-    /// released or belongs to another world, and after finalize.
+    /// [`Misuse`](crate::Misuse) if `rank` is not a rank of the team, or if the buffer has been
+    /// released or belongs to another world. Also [`Misuse`](crate::Misuse) after finalize.
     pub fn peer_ptr<T: Element>(&self, buffer: &Symmetric<T>, rank: Rank) -> Result<Option<*mut T>> {
         Ok(match self.peer_address("peer_ptr", buffer, rank)? {
             Some(LocalAddress::Host(address)) => Some(address.cast()),

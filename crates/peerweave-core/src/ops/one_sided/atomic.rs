@@ -25,10 +25,10 @@ macro_rules! atomics {
         /// [`quiet`](crate::World::quiet).
         ///
         /// # Errors
-        /// [`Misuse`](crate::Misuse) if `dest` has no element `index`, if `rank` is not a rank of
-        /// the team, or if the team, stream or buffer belongs to another world or is no longer
-        /// valid. [`Error::Peer`](crate::Error::Peer) if the target is known to have died or left
-        /// the job: see [Dead targets](Team#dead-targets).
+        /// [`Misuse`](crate::Misuse) if `dest` has no element `index`, or if `rank` is not a rank
+        /// of the team. Also [`Misuse`](crate::Misuse) if the team, stream or buffer belongs to
+        /// another world or is no longer valid. [`Error::Peer`](crate::Error::Peer) if the target
+        /// is known to have died or left the job: see [Dead targets](Team#dead-targets).
         ///
         /// # Example
         /// ```
@@ -51,10 +51,11 @@ macro_rules! atomics {
             $(#[$doc])*
             ///
             /// # Errors
-            /// [`Misuse`](crate::Misuse) if `dest` has no element `index`, if `rank` is not a rank
-            /// of the team, or if the team, stream or buffer belongs to another world or is no
-            /// longer valid. [`Error::Peer`](crate::Error::Peer) if the target is known to have
-            /// died or left the job: see [Dead targets](Team#dead-targets).
+            /// [`Misuse`](crate::Misuse) if `dest` has no element `index`, or if `rank` is not a
+            /// rank of the team. Also [`Misuse`](crate::Misuse) if the team, stream or buffer
+            /// belongs to another world or is no longer valid. [`Error::Peer`](crate::Error::Peer)
+            /// if the target is known to have died or left the job: see [Dead
+            /// targets](Team#dead-targets).
             ///
             /// The method with `_blocking` in its name does the same on the calling thread.
             pub fn $name<T: $bound>(&self, stream: &Stream, dest: &Symmetric<T>, index: usize, $($operand: T,)* rank: Rank) -> Result<Ticket<atomics!(@type $result)>> {

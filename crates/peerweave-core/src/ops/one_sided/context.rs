@@ -1,5 +1,5 @@
-//! Independent sequences of one-sided operations. The atomic operations of a context are in
-//! `atomic.rs`.
+//! Contexts, which are independent sequences of one-sided operations. `atomic.rs` contains the
+//! atomic operations of a context.
 
 use crate::Result;
 use crate::arguments::span::{StreamDest, StreamSource};
@@ -17,8 +17,8 @@ use peerweave_types::{Element, Rank, Strides};
 /// Calls return as soon as their operations have been issued. Each operation keeps its buffers
 /// alive until the operation is complete. A quiet completes the operations of this context, and
 /// does not wait for operations of other contexts. So a program can use one context for each
-/// thread, or for each set of data that it sends, and does not have to keep a list of tickets. A
-/// clone refers to the same context.
+/// thread, or for each set of data. The program does not have to keep a list of tickets. A clone
+/// refers to the same context.
 ///
 /// # Ordering
 /// Operations of a context start in the order in which they were issued. Only a fence, a quiet or
@@ -230,8 +230,9 @@ impl Context {
         self.team.put_signal_nbi(&self.stream, source, dest, update, rank).map(drop)
     }
 
-    /// Changes a signal word on rank `rank`. If a fence is issued between a put and this signal, a
-    /// PE that has waited for the new value of the word sees the data of the put.
+    /// Changes a signal word on rank `rank`. If a [`fence`](Context::fence) separates an earlier
+    /// put from this signal, a PE that has waited for the word's new value sees the data of the
+    /// put.
     ///
     /// # Errors
     /// As for [`Team::signal`].

@@ -1,4 +1,4 @@
-//! Stream-ordered copies and fills within this PE: the stream-ordered forms of
+//! Stream-ordered copies and fills of memory of this PE. They are the stream-ordered forms of
 //! `Symmetric::copy_from`, `Symmetric::copy_to` and `Symmetric::fill`.
 
 use crate::arguments::buffer::{Buffer, element_bits, is_word};
@@ -8,7 +8,7 @@ use crate::world::ticket::{Ticket, decode};
 use crate::{Result, call, check};
 use peerweave_types::Element;
 
-/// Copies and fills within this PE.
+/// Copies and fills of memory of this PE.
 ///
 /// # Example
 /// ```

@@ -1,5 +1,5 @@
-//! Updates of signal words. Calls that wait for signal words are in `wait.rs`. `put_signal`, which
-//! copies data before it updates a word, is in `transfers.rs`.
+//! Updates of signal words. `wait.rs` contains the calls that wait for signal words. `transfers.rs`
+//! contains `put_signal`, which copies data before it updates a word.
 
 use crate::arguments::{Signal, SignalUpdate};
 use crate::backend::AtomicKind;
@@ -35,15 +35,16 @@ impl Team {
     /// Changes a signal word on rank `rank`.
     ///
     /// # Ordering
-    /// The signal runs after earlier operations of `stream`. A rank that has waited for the new
-    /// value sees earlier puts of this PE only if a [`fence`](crate::World::fence) or
-    /// [`quiet`](crate::World::quiet) separates the puts from the signal.
+    /// The signal runs after earlier operations of `stream`. To make earlier puts of this PE
+    /// visible to a rank that has waited for the new value, separate the puts from the signal by a
+    /// [`fence`](crate::World::fence) or [`quiet`](crate::World::quiet).
     /// [`put_signal`](Team::put_signal) needs no fence or quiet for its own data.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) if `rank` is not a rank of the team, or if the team, stream or
-    /// word belongs to another world or is no longer valid. [`Error::Peer`](crate::Error::Peer) if
-    /// the target is known to have died or left the job: see [Dead targets](Team#dead-targets).
+    /// [`Misuse`](crate::Misuse) if `rank` is not a rank of the team. Also
+    /// [`Misuse`](crate::Misuse) if the team, stream or word belongs to another world or is no
+    /// longer valid. [`Error::Peer`](crate::Error::Peer) if the target is known to have died or
+    /// left the job: see [Dead targets](Team#dead-targets).
     pub fn signal(&self, stream: &Stream, update: SignalUpdate<'_>, rank: Rank) -> Result<Ticket> {
         const CALL: &str = "signal";
         call::submit(CALL, self, stream, check::signal(CALL, self, update, rank)?, decode::nothing)

@@ -1,8 +1,8 @@
 //! Puts and gets: one PE moves the data, and the target PE makes no call. Signals are in
 //! `signal.rs`, atomics in `atomic.rs`.
 //!
-//! The remote side is always given by a [`Symmetric`] handle of this PE. The handle refers to the
-//! elements at the same offset on the target.
+//! The caller describes the memory of the target PE by a [`Symmetric`] handle. A put or get
+//! accesses the elements that this handle has on the target PE.
 
 use crate::arguments::SignalUpdate;
 use crate::arguments::buffer::{Buffer, element_bits, is_word};
@@ -26,8 +26,8 @@ use std::slice::{from_mut, from_ref};
 /// On the `host` backend, about one small operation in a thousand checks whether its target is
 /// alive. A program that repeats operations, for example to get a lock that a dead PE holds, gets
 /// [`Error::Peer`](crate::Error::Peer) within milliseconds. About one
-/// [`quiet`](crate::World::quiet) in a thousand checks whether any PE has died. A test of a word
-/// that can no longer change returns the error, as a wait does.
+/// [`quiet`](crate::World::quiet) in a thousand checks whether any PE has died. If a word can no
+/// longer change, a test of that word returns the error, as a wait does.
 ///
 /// On the `cuda` backend, single operations do not check their targets. Every quiet, whether of the
 /// world or of a [`Context`](crate::Context), checks all PEs. The quiet fails if the connection
@@ -77,10 +77,11 @@ impl Team {
     /// them.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) if the lengths differ, if `rank` is not a rank of the team, or if
-    /// a handle belongs to another world or is no longer valid. Also [`Misuse`](crate::Misuse) if
-    /// `rank` is this rank, and `source` and `dest` overlap. [`Error::Peer`](crate::Error::Peer) if
-    /// the target is known to have died or left the job: see [Dead targets](Team#dead-targets).
+    /// [`Misuse`](crate::Misuse) if the lengths differ, or if `rank` is not a rank of the team.
+    /// Also [`Misuse`](crate::Misuse) if a handle belongs to another world or is no longer valid.
+    /// If `rank` is this rank, also [`Misuse`](crate::Misuse) if `source` and `dest` overlap.
+    /// [`Error::Peer`](crate::Error::Peer) if the target is known to have died or left the job: see
+    /// [Dead targets](Team#dead-targets).
     #[inline]
     pub fn put<T: Element>(
         &self,
@@ -105,7 +106,7 @@ impl Team {
     }
 
     /// Like [`Team::put`], but the put may complete as late as the next
-    /// [`quiet`](crate::World::quiet). Until that quiet, the queue keeps `source` alive, and the
+    /// [`quiet`](crate::World::quiet). Until that quiet, the stream keeps `source` alive, and the
     /// caller must not change `source`.
     ///
     /// # Errors
@@ -170,7 +171,7 @@ impl Team {
     }
 
     /// Like [`Team::get`], but the data is in `dest` only after the next
-    /// [`quiet`](crate::World::quiet). The queue keeps `dest` alive until that quiet.
+    /// [`quiet`](crate::World::quiet). The stream keeps `dest` alive until that quiet.
     ///
     /// # Errors
     /// As for [`Team::get`].
@@ -393,7 +394,7 @@ impl Team {
     }
 
     /// Like [`Team::put_signal`], but `source` must not change before the next
-    /// [`quiet`](crate::World::quiet). The queue keeps `source` alive until that quiet.
+    /// [`quiet`](crate::World::quiet). The stream keeps `source` alive until that quiet.
     ///
     /// # Errors
     /// As for [`Team::put_signal`].

@@ -1,5 +1,5 @@
-//! Calls that wait for words of this PE, or test these words, with one value for all words. The
-//! forms with a value for each word are in `wait_vector.rs`.
+//! Calls that wait for memory words of this PE, or test these words, with one value for all words.
+//! `wait_vector.rs` contains the forms with a value for each word.
 
 use crate::arguments::WaitWord;
 use crate::arguments::symmetric::Symmetric;
@@ -25,9 +25,9 @@ fn awaited<'a, T: WaitElement>(
 
 /// Waits and tests.
 ///
-/// Waits and tests read words of this PE that other PEs change. A word is a signal word, or an
-/// element of symmetric memory whose type `T` is a [`WaitElement`]. Words are compared as values of
-/// `T`: an `i32` of -1 is less than 0.
+/// Waits and tests read memory words of this PE that other PEs change. A word is a signal word, or
+/// an element of symmetric memory whose type `T` is a [`WaitElement`]. Words are compared as values
+/// of `T`: an `i32` of -1 is less than 0.
 ///
 /// If data depends on a word, change the word only by signals, by atomic operations after a
 /// [`fence`](crate::World::fence), or by [`Team::p`] after a fence. If [`Team::p`] or an atomic
@@ -39,7 +39,8 @@ fn awaited<'a, T: WaitElement>(
 /// satisfy the comparison, the call returns the index of any of them, and repeated calls vary the
 /// choice. So a program that repeats the call gets the index of every word that stays satisfied,
 /// even if other words are always satisfied. The program need not exclude a word whose index has
-/// been returned. A wait that has been captured into a graph prefers the same word in each replay.
+/// been returned. If several words satisfy a wait that has been captured into a graph, each replay
+/// prefers the same word.
 ///
 /// # Example
 /// ```
@@ -65,8 +66,9 @@ impl Team {
     /// of the word. Pass the word as `&Signal` or as `(&Symmetric<T>, index)`.
     ///
     /// # Ordering
-    /// Data that was put to this PE before the change that ends the wait is visible to later
-    /// operations of `stream`, and to any thread that has waited for the ticket.
+    /// When the wait ends, data that was put to this PE before the word changed is visible. The
+    /// data is visible to later operations of `stream`, and to any thread that has waited for the
+    /// ticket.
     ///
     /// # Errors
     /// Before anything is enqueued: [`Misuse`](crate::Misuse) if the memory does not contain the
@@ -102,7 +104,7 @@ impl Team {
     /// on the calling thread.
     ///
     /// # Ordering
-    /// If the result is `true`: as for [`Team::wait_until_blocking`].
+    /// If the result is `true`, data is visible as after [`Team::wait_until_blocking`].
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) as for [`Team::wait_until`]; [`Error::Peer`](crate::Error::Peer)
@@ -189,8 +191,8 @@ impl Team {
         call::run(&self.inner.shared, check::wait("wait_until_any_blocking", self, awaited, WaitMode::Wait)?).map(decode::first)
     }
 
-    /// Waits until at least one word in `words` on this PE satisfies the comparison with `value`,
-    /// and returns the indices of all such words, in ascending order. Words for which `exclude` is
+    /// Waits until at least one word in `words` on this PE satisfies the comparison with `value`.
+    /// Returns the indices of all such words, in ascending order. Words for which `exclude` is
     /// `true` are ignored. If all words are excluded, the wait returns an empty list at once.
     ///
     /// # Ordering
@@ -233,7 +235,7 @@ impl Team {
     /// thread.
     ///
     /// # Ordering
-    /// If the result is `true`: as for [`Team::wait_until_all_blocking`].
+    /// If the result is `true`, data is visible as after [`Team::wait_until_all_blocking`].
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) as for [`Team::wait_until_all`];
@@ -250,8 +252,8 @@ impl Team {
     }
 
     /// Returns the index of [any word](Team#any-of-several-words) in `words` that is not excluded
-    /// and that satisfies the comparison with `value` now. Returns `None` if there is no such word.
-    /// The test runs on the calling thread.
+    /// and that satisfies the comparison with `value` now. Returns `None` if no word does so. The
+    /// test runs on the calling thread.
     ///
     /// # Ordering
     /// As for [`Team::wait_until_any_blocking`], for the word at the returned index.

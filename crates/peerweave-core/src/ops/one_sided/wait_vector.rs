@@ -1,4 +1,4 @@
-//! Calls that wait for words of this PE, or test these words, with a value for each word.
+//! Calls that wait for memory words of this PE, or test these words, with a value for each word.
 
 use crate::arguments::symmetric::Symmetric;
 use crate::backend::{Until, WaitMode, WaitValues};
