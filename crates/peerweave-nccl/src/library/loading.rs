@@ -285,7 +285,7 @@ impl Nccl {
         self.0.unsupported(what, Some(since)).into()
     }
 
-    /// Fails unless the library has at least the version `since`.
+    /// Fails if the library is older than the version `since`.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`].
@@ -350,12 +350,12 @@ impl fmt::Debug for Nccl {
     }
 }
 
-/// Length of NCCL's buffer for the message for the last error, in bytes, including the terminating
-/// zero.
+/// Length, in bytes, of the buffer in which NCCL stores its last error message, including the
+/// terminating zero.
 const LAST_ERROR_BYTES: usize = 1024;
 
-/// Maximum number of reads of a changing text. Reading stops earlier if two consecutive reads are
-/// equal.
+/// Maximum number of times that [`changing_text`] reads a text. Reading stops earlier if two
+/// consecutive reads are equal.
 const READINGS: usize = 8;
 
 /// Reads a text that another thread may be writing under a lock of NCCL. Returns the text once two

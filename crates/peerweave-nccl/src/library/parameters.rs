@@ -74,8 +74,8 @@ impl Nccl {
         }
     }
 
-    /// Makes NCCL print parameters to standard output: the parameters that [`params`](Self::params)
-    /// returns. Requires NCCL 2.30.3.
+    /// Makes NCCL print the parameters that [`params`](Self::params) returns, with their values, to
+    /// standard output. Requires NCCL 2.30.3.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] before NCCL 2.30.3; [`NcclError::Forked`].

@@ -24,7 +24,8 @@ pub struct CommProperties {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GinType {
-    /// As a property, no transport. As a requirement, any transport: see
+    /// As a property: kernels have no network transport. As a requirement: NCCL may use any
+    /// transport, see
     /// [`DeviceCommRequirements::gin_type`](crate::DeviceCommRequirements::gin_type).
     None,
     /// A proxy thread on the host.
@@ -240,8 +241,8 @@ impl fmt::Debug for CommProperties {
     }
 }
 
-/// Returns an initialized struct for NCCL to fill, or `None` if that version of NCCL has no such
-/// struct.
+/// Returns an initialized struct for NCCL to fill, or `None` if this version of NCCL has no struct
+/// for properties.
 fn empty(version: Version) -> Option<Filled> {
     let size = ncclCommProperties_t::len_bytes(version).or_else(|| ncclCommProperties_v22902::len_bytes(version))?;
     // SAFETY: all fields are numbers, for which all zeros is a value.

@@ -138,7 +138,7 @@ mod with_serde {
         type Value = UniqueId;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("128 bytes or 256 hexadecimal digits")
+            f.write_str("a unique id of 128 bytes or 256 hexadecimal digits")
         }
 
         fn visit_str<E: Error>(self, text: &str) -> Result<UniqueId, E> {

@@ -16,7 +16,7 @@ use crate::member::membership::Inner;
 /// Largest handle value of the default stream. The driver uses 0 and 1 for the default stream.
 const DEFAULT: usize = 1;
 
-/// `CU_STREAM_CAPTURE_STATUS_NONE`.
+/// The driver's status `CU_STREAM_CAPTURE_STATUS_NONE`: the stream is not being captured.
 const NOT_CAPTURED: u32 = 0;
 
 impl Inner {
@@ -43,8 +43,8 @@ impl Inner {
         code == Ok(CudaCode::SUCCESS) && status == NOT_CAPTURED
     }
 
-    /// Fails if another thread has begun to capture the stream during a call whose memory no graph
-    /// keeps alive. Called after NCCL was called.
+    /// Fails if another thread has begun to capture the stream during this call. Called after NCCL
+    /// was called, for a call whose memory no graph keeps alive.
     ///
     /// NCCL checks for a capture later than this crate, so the work may be in the graph. A replay
     /// of the graph would then use memory that is not kept alive. So this function invalidates the

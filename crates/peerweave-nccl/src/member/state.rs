@@ -80,7 +80,7 @@ impl State {
     }
 }
 
-/// Set of states in which a call is possible.
+/// Set of communicator states in which a call is possible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Allowed(u32);
 
@@ -113,7 +113,8 @@ pub(crate) enum Refused {
 
 /// Value of the mode bits of a free gate.
 const FREE: u64 = 0;
-/// Mode of an owner that leaves the gate without an abort.
+/// Mode of an owner that is not blocked in NCCL. Such an owner soon leaves the gate, even without
+/// an abort.
 const BRIEF: u64 = 1;
 /// Mode of an owner that may be blocked in NCCL.
 const BLOCKING: u64 = 2;
@@ -130,21 +131,21 @@ const READER: u64 = 1 << 8;
 /// Increment of the count of readers that may be blocked in NCCL.
 const BLOCKING_READER: u64 = 1 << 32;
 
-/// Divisor of the time for which a waiter has waited. The quotient is the duration of the next
-/// sleep, within [`SLEEP_BOUNDS`].
+/// Divisor of the time for which a waiter has waited so far. The quotient, limited to
+/// [`SLEEP_BOUNDS`], is the duration of the waiter's next sleep.
 const SLEEP_FRACTION: u32 = 8;
-/// Time after which a waiter has priority over new callers, which could otherwise always enter
-/// first.
+/// Waiting time after which a waiter has priority over new callers. Without this priority, new
+/// callers could always enter first.
 const STARVING_AFTER: Duration = Duration::from_millis(5);
 /// Minimum and maximum duration of one sleep of a waiter.
 const SLEEP_BOUNDS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
 
-/// Longest time between two checks of [`Gate::drain`] that counts as waiting time. If the time is
-/// longer, the system has suspended this thread or the process.
+/// Maximum time between two checks of [`Gate::drain`] that counts as waiting time. If more time
+/// passes, the system has suspended this thread or the process, and the excess does not count.
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
-/// Executes a fence under the model checker loom. Loom models sequentially consistent accesses as
-/// weaker than they are.
+/// Executes a sequentially consistent fence in builds for the model checker loom, and does nothing
+/// in other builds. Loom models sequentially consistent accesses as weaker than they are.
 #[inline]
 fn fenced() {
     #[cfg(loom)]
@@ -244,13 +245,13 @@ impl Gate {
         if self.word.load(SeqCst) & STATE_MASK == State::Live as u64 { Some(inside) } else { None }
     }
 
-    /// Acquires the gate like [`take`](Self::take), if no waiter is starving.
+    /// Acquires the gate like [`take`](Self::take), but returns `None` if a waiter is starving.
     #[inline]
     fn try_lock_fairly(&self, mode: u64) -> Option<Inside<'_>> {
         if self.starving.load(Relaxed) == 0 { self.take(mode) } else { None }
     }
 
-    /// Acquires the gate with this mode, if the gate is free.
+    /// Acquires the gate with this mode. Returns `None` if the gate is not free.
     #[inline]
     fn take(&self, mode: u64) -> Option<Inside<'_>> {
         // The exchange synchronises with the release by the previous owner. So the effects of one
@@ -311,8 +312,9 @@ impl Gate {
         self.state().is_closed()
     }
 
-    /// Returns a number if a thread may be blocked in NCCL now. The number stays the same until
-    /// that thread leaves the gate. The query adds no cost to that thread.
+    /// Returns a number if a thread that has entered the gate may be blocked in NCCL now, or `None`
+    /// if no thread may be blocked. The number stays the same until that thread leaves the gate.
+    /// The query adds no cost to that thread.
     pub(crate) fn stuck_in(&self) -> Option<u64> {
         let (owner, word) = (self.owner.load(Acquire), self.word.load(Acquire));
         let reader = (word >= BLOCKING_READER).then_some(Self::READER);
@@ -375,8 +377,8 @@ impl Gate {
         }
     }
 
-    /// Returns the kind of threads inside, after `close`. Two separate loads are sufficient. A
-    /// thread that enters between the loads finds the gate closed and does not use the handle.
+    /// Returns which kind of threads is inside the closed gate. Two separate loads are sufficient.
+    /// A thread that enters between the loads finds the gate closed and does not use the handle.
     fn occupancy(&self) -> Occupancy {
         fenced();
         let (owner, word) = (self.owner.load(SeqCst), self.word.load(SeqCst));
@@ -397,8 +399,8 @@ impl<'a> Inside<'a> {
         self.0.owner.load(Relaxed) & !MODE_MASK
     }
 
-    /// Returns this entry if the communicator's state is in `allowed`. Otherwise leaves the gate
-    /// and fails.
+    /// Returns `self` if the communicator's state is in `allowed`. If the state is not in
+    /// `allowed`, leaves the gate and fails.
     #[inline]
     fn allowed(self, allowed: Allowed) -> Result<Self, Refused> {
         fenced();
