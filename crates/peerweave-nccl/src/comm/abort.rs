@@ -46,8 +46,8 @@ impl Abort {
     /// thread has left NCCL, and no other thread launches the work of the call. On a non-blocking
     /// communicator, this function waits for [`LAUNCH_WITH_GRAPHS`] after the abort has begun.
     ///
-    /// This is the only wait of this crate without a deadline. Returning before NCCL has finished
-    /// would be unsound.
+    /// This is the only wait of this crate for NCCL that has no deadline. Returning before NCCL has
+    /// finished would be unsound.
     pub(crate) fn wait(inner: &Inner) {
         let limit = if inner.blocking { Duration::ZERO } else { LAUNCH_WITH_GRAPHS };
         let mut started = None;

@@ -266,7 +266,13 @@ impl DeviceCommRequirements {
             worldGinBarrierCount: count("world_gin_barriers", self.world_gin_barriers)?,
             ginStrongSignalsRequired: is_on(self.gin_strong_signals),
             ginVaSignalsRequired: is_on(self.gin_va_signals),
-            ginCustomStride: in_range(found.call, "the stride of gin_connection", stride, 1..=i32::MAX as u32, "a number of at least 1")?,
+            ginCustomStride: in_range(
+                found.call,
+                "the stride of gin_connection",
+                stride,
+                1..=i32::MAX as u32,
+                "a number of at least 1",
+            )?,
             ginType: self.gin_type.raw(),
             useRuntimeVersion: runtime,
             cftCaps: (c_int::from(is_on(self.cft)) * sys::NCCL_CFT)
@@ -509,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn nccl_fills_requirement_lists_in_the_order_of_buffers() {
+    fn requirement_list_has_the_buffers_in_the_order_of_addition() {
         let mut requirements = DeviceCommRequirements::new();
         for len_bytes in [128, 256, 512] {
             requirements = requirements.buffer(ResourceBuffer { len_bytes, align_bytes: 128 });

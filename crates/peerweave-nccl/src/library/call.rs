@@ -5,7 +5,7 @@
 
 macro_rules! calls {
     ($($Call:ident $name:literal),* $(,)?) => {
-        /// A public method of a communicator whose calls the communicator numbers.
+        /// A call that increases the sequence number of its communicator.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u8)]
         pub(crate) enum Call {
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn call_names_are_found_by_number() {
+    fn call_name_is_found_by_the_number_of_the_call() {
         assert_eq!(Call::AllReduce.name(), "all_reduce");
         assert_eq!(Call::Grow.name(), "grow");
         assert_eq!(Call::name_of(7 << Call::BITS | Call::Recv as u64), "recv");

@@ -63,7 +63,7 @@ impl Communicator {
     }
 
     /// Checks, issues and counts a call. `prepare` checks the arguments and records the operations.
-    /// It is called at most once.
+    /// `prepare` is called at most once.
     ///
     /// All checks precede the acquisition of the communicator's lock, as in groups. In the common
     /// case no other thread holds the lock, and no stream is being captured. One atomic operation

@@ -15,8 +15,9 @@ use crate::member::membership::Inner;
 /// capture. The value is filled in place, because it is large and mostly empty.
 #[derive(Default)]
 pub(crate) struct Holds<'a> {
-    /// Guards of the buffer that is read and of the buffer that is written. A guard exists if the
-    /// owner of the buffer is notified when the work is enqueued.
+    /// Guards of the buffer that the call reads and of the buffer that the call writes. A guard
+    /// exists if dropping the guard, after the work was enqueued, must notify the owner of the
+    /// buffer.
     pub(super) guards: [Option<Access<'a>>; 2],
     /// Owners that the captured graph keeps alive. The list is not empty if and only if the stream
     /// is being captured.
@@ -26,7 +27,7 @@ pub(crate) struct Holds<'a> {
 }
 
 impl Holds<'_> {
-    /// Returns whether the call is captured.
+    /// Returns whether the stream of the call is being captured, so that a graph records the call.
     #[inline]
     pub(crate) fn is_captured(&self) -> bool {
         !self.keeps.is_empty()

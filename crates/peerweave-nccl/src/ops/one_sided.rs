@@ -158,7 +158,7 @@ const SINCE: Version = Version::new(2, 29, 2);
 
 fn number(builder: &CallBuilder<'_, '_>, what: &'static str, found: u32) -> Checked<c_int> {
     c_int::try_from(found).map_err(|_| {
-        let (found, expected) = (i64::from(found), "at most 2147483647");
+        let (found, expected) = (i64::from(found), "a number of at most 2147483647");
         NcclError::misuse(builder.call.name(), MisuseKind::Value { what, found, expected }).into()
     })
 }
@@ -219,7 +219,7 @@ fn wait_signal(builder: &mut CallBuilder<'_, '_>, waits: &[SignalWait]) -> Check
     let mut list = Vec::new();
     for wait in waits {
         if wait.count == 0 {
-            let kind = MisuseKind::Value { what: "the count", found: 0, expected: "at least 1" };
+            let kind = MisuseKind::Value { what: "the count", found: 0, expected: "a number of at least 1" };
             return Err(NcclError::misuse(builder.call.name(), kind).into());
         }
         let (index, context) = numbers(builder, wait.signal)?;

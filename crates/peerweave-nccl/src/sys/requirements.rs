@@ -2,7 +2,7 @@
 //! communicator.
 //!
 //! `ncclDevComm` itself is not declared, because its layout differs between versions. This crate
-//! handles it as bytes, whose number is known at run time.
+//! handles `ncclDevComm` as bytes. The number of bytes is known only at run time.
 
 use std::ffi::{c_int, c_uint};
 
@@ -56,7 +56,7 @@ pub struct ncclCommProperties_v22902 {
     pub ginType: u8,
 }
 
-/// A set of ranks at equal strides. Passed by value.
+/// A team: a set of ranks of one communicator at equal strides. Passed by value.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ncclTeam_t {

@@ -74,7 +74,7 @@ fn abort_during_enter_blocking_is_safe() {
 }
 
 #[test]
-fn abort_during_shared_entry_is_safe() {
+fn abort_during_enter_shared_is_safe() {
     against_an_abort(|shared| {
         if let Ok(reader) = shared.0.enter_shared(Allowed::OPEN) {
             shared.use_it();

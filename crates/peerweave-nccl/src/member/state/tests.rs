@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 const LONG: Duration = Duration::from_secs(60);
 
 #[test]
-fn gate_admits_one_thread_and_wakes_every_waiter() {
+fn gate_admits_one_thread_at_a_time_and_wakes_every_waiter() {
     let (gate, inside, entries) = (Gate::default(), AtomicUsize::new(0), AtomicUsize::new(0));
     std::thread::scope(|scope| {
         for _ in 0..4 {
