@@ -100,7 +100,7 @@ fn wrong_lengths_roots_and_peers_are_misuse() {
         );
         says(
             comm.shrink(&[Rank::new(1), Rank::new(1)], ShrinkMode::Default),
-            "shrink: an excluded rank is 1, expected each rank only once",
+            "shrink: an excluded rank is 1, expected a rank that occurs only once in the list",
         );
         says(
             comm.shrink(&[Rank::new(0)], ShrinkMode::Abort),
@@ -305,7 +305,7 @@ fn invalid_ranks_and_devices_are_misuse() {
         );
         says(
             Communicator::builder().nccl(nccl).config(config.clone()).deadline(DEADLINE).init_all(&twice),
-            "init_all: the device is 0, expected each device only once",
+            "init_all: the device is 0, expected a device that occurs only once in the list",
         );
         says(
             Communicator::builder().nccl(nccl).config(config.clone()).deadline(DEADLINE).init_rank(
@@ -319,7 +319,7 @@ fn invalid_ranks_and_devices_are_misuse() {
         let members = [0, 1].map(|ordinal| (Arc::clone(&contexts[ordinal]), Rank::new(1)));
         says(
             Communicator::builder().nccl(nccl).config(config.clone()).deadline(DEADLINE).init_ranks(&members, 2, &id),
-            "init_ranks: the rank is 1, expected each rank only once",
+            "init_ranks: the rank is 1, expected a rank that occurs only once in the list",
         );
         says(
             Communicator::builder().nccl(nccl).config(config.clone()).deadline(DEADLINE).init_rank_scalable(
@@ -343,7 +343,7 @@ fn invalid_ranks_and_devices_are_misuse() {
         let blocking = Config::new().blocking(Switch::On);
         says(
             Communicator::split_all(&[(&comm, Some(0), 0)], Some(&blocking)),
-            "split: Config::blocking: the mode differs from the mode of the parent, expected both blocking or both non-blocking",
+            "split: Config::blocking: the value differs from the mode of the parent communicator, expected both blocking or both non-blocking",
         );
     });
 }
@@ -371,7 +371,7 @@ fn group_of_blocking_and_non_blocking_ranks_is_refused() {
                 group.all_reduce_in_place(&one, &streams[0], &mut first, ReduceOp::Sum)?;
                 group.all_reduce_in_place(&two, &streams[1], &mut second, ReduceOp::Sum)
             }),
-            "group: the communicators: some are blocking and some are non-blocking, expected all blocking or all non-blocking",
+            "group: the communicators: some communicators are blocking and others are non-blocking, expected all blocking or all non-blocking",
         );
     });
 }
@@ -423,7 +423,7 @@ fn invalid_windows_and_puts_outside_a_window_are_misuse() {
         let clone = window.clone();
         says(
             clone.deregister(&stream, DEADLINE),
-            "Window::deregister: a clone, a recorded call or a captured graph still uses the window; drop these first",
+            "Window::deregister: a clone, a recorded call or a captured graph still uses the window; drop all users of the window first",
         );
         let other = comm.split(Some(0), 0).expect("the split succeeds").expect("the rank is in a new communicator");
         let error = other

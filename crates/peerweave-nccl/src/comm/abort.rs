@@ -81,7 +81,7 @@ pub(crate) fn abort_closed(communicators: &[Arc<Inner>], limit: Duration) -> Vec
     let aborts: Vec<_> = communicators
         .iter()
         .map(|inner| {
-            tracing::warn!(communicator = %inner.name, "aborted");
+            tracing::warn!(communicator = %inner.name, "aborting the communicator");
             let theirs = Arc::clone(inner);
             spawn_background(Work::Abort, move || abort_one(&theirs))
         })

@@ -295,7 +295,7 @@ pub(crate) fn enter_blocking_all(call: &'static str, inside: &[(&Arc<Inner>, Ins
     dived
 }
 
-/// Removes the marks of [`enter_blocking_all`], after NCCL has returned.
+/// Removes the marks that [`enter_blocking_all`] has set. Called after NCCL has returned.
 #[inline]
 pub(crate) fn leave_blocking_all(inside: &[(&Arc<Inner>, Inside<'_>)]) {
     for (inner, one) in inside {
@@ -391,7 +391,7 @@ unsafe fn stored<T>(place: *mut T, result: Result<(), NcclError>) -> Result<T, N
     };
     // SAFETY: NCCL is done with the place, which is the caller's box.
     let stored = is_done.then(|| *unsafe { Box::from_raw(place) });
-    result.map(|()| stored.expect("the call succeeded"))
+    result.map(|()| stored.expect("a successful call has stored a value"))
 }
 
 #[cfg(test)]

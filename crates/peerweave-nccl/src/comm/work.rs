@@ -94,7 +94,7 @@ impl Marks {
     }
 }
 
-/// An event that was recorded in a stream, after all work that was enqueued before.
+/// An event that was recorded in a stream, after all earlier work of the stream.
 struct Mark(CUevent);
 
 // SAFETY: the shared value is a handle that only the driver dereferences, on any thread. The handle

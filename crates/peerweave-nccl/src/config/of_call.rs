@@ -181,7 +181,7 @@ impl CollConfig {
         let version = found.version.min(sys::HEADER);
         let mut extensions = self.extensions(found.call)?;
         let mut raw = ncclCollConfig_t {
-            size: ncclCollConfig_t::len_bytes(version).expect("the version was checked above"),
+            size: ncclCollConfig_t::len_bytes(version).expect("NCCL 2.31 and later have `ncclCollConfig_t`"),
             magic: sys::NCCL_API_MAGIC,
             version: version_code(version).unsigned_abs(),
             ext: if extensions.is_empty() { std::ptr::null_mut() } else { extensions.as_mut_ptr() },
@@ -214,7 +214,7 @@ impl CollConfig {
                     MisuseKind::Combination { what: WHAT, why: "two options have the same vendor and number" },
                 ));
             }
-            let vendor = in_range(call, WHAT, option.vendor, 1..=(1 << 24) - 1, "a vendor from 1 to 16777215")?;
+            let vendor = in_range(call, WHAT, option.vendor, 1..=(1 << 24) - 1, "a vendor number from 1 to 16777215")?;
             let val = match &option.value {
                 VendorValue::Number(number) => sys::ncclConfigExtValue { i: *number },
                 VendorValue::Text(text) => sys::ncclConfigExtValue { s: interned(call, WHAT, text)? },

@@ -325,7 +325,8 @@ pub enum DeadState {
     /// dropped.
     #[error("the communicator was revoked, and can only be split, shrunk, aborted or dropped")]
     Revoked,
-    /// The communicator is suspended. It must be resumed before other calls are made on it.
+    /// The communicator is suspended. The communicator must be resumed before other calls on the
+    /// communicator.
     #[error("the communicator is suspended; resume it first")]
     Suspended,
     /// A call on the communicator has failed. The communicator can only be shrunk, aborted or
@@ -422,7 +423,7 @@ impl fmt::Display for PeerLost {
         }
         match self.ranks.as_slice() {
             [] => f.write_str(": a rank is lost")?,
-            ranks => write!(f, ": lost: {}", Ranks(ranks))?,
+            ranks => write!(f, ": lost peers: {}", Ranks(ranks))?,
         }
         if !self.last_error.is_empty() {
             write!(f, "; NCCL's last error: {text}", text = self.last_error.trim_end())?;

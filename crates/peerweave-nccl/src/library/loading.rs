@@ -312,7 +312,8 @@ impl Nccl {
         self.unsupported(missing.name, since)
     }
 
-    /// Fails if the process was forked after NCCL was loaded [L2].
+    /// Fails if the process was forked after NCCL was loaded. In such a process no function of NCCL
+    /// may be called ([L2] of this module).
     #[inline]
     pub(crate) fn not_forked(self, call: &'static str) -> Result<(), NcclError> {
         not_forked(call)
@@ -432,7 +433,7 @@ pub(crate) fn not_forked(call: &'static str) -> Result<(), NcclError> {
 }
 
 /// Returns whether the process was forked after NCCL was loaded, so that no function of NCCL may be
-/// called [L2].
+/// called ([L2] of this module).
 #[inline]
 pub(crate) fn is_fork() -> bool {
     FIRST.get().is_some_and(|(guard, _)| guard.is_forked())

@@ -84,7 +84,7 @@ impl Nccl {
         self.code("ncclParamDumpAll", |api| unsafe { api.ncclParamDumpAll() })
     }
 
-    /// Makes NCCL read the environment variables for its log again, before it logs the next
+    /// Makes NCCL read the environment variables for its log again, before NCCL logs the next
     /// message. These variables are `NCCL_DEBUG`, `NCCL_DEBUG_SUBSYS` and `NCCL_DEBUG_FILE`.
     /// Requires NCCL 2.24.3.
     ///

@@ -68,15 +68,16 @@ impl GinType {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GinConnection {
-    /// No ranks.
+    /// Kernels reach no ranks over the network.
     None,
-    /// All ranks.
+    /// Kernels reach all ranks over the network.
     Full,
-    /// The ranks along the rails: see [`Communicator::rail_team`](crate::Communicator::rail_team).
+    /// Kernels reach the ranks of the rail team: see
+    /// [`Communicator::rail_team`](crate::Communicator::rail_team).
     Rail,
-    /// The ranks whose distance from this rank is a multiple of this stride. Requires NCCL 2.31.
-    /// [`CommProperties::gin_connection`] cannot determine the stride, and returns 0 as the stride.
-    /// [`CommProperties::gin_min_stride`] returns the actual stride.
+    /// Kernels reach the ranks whose distance from this rank is a multiple of this stride. Requires
+    /// NCCL 2.31. [`CommProperties::gin_connection`] cannot determine the stride, and returns 0 as
+    /// the stride. [`CommProperties::gin_min_stride`] returns the actual stride.
     Stride(u32),
 }
 
@@ -109,7 +110,7 @@ impl CommProperties {
         }
     }
 
-    /// Returns this rank.
+    /// Returns this rank's number in the communicator.
     pub fn rank(&self) -> Rank {
         Rank::new(self.raw.rank.unsigned_abs())
     }

@@ -73,7 +73,7 @@ impl fmt::Debug for UniqueId {
 impl TryFrom<&[u8]> for UniqueId {
     type Error = NcclError;
 
-    /// Converts exactly 128 bytes.
+    /// Converts a slice to an id. Fails if the slice does not have exactly 128 bytes.
     fn try_from(bytes: &[u8]) -> Result<Self, NcclError> {
         let found = bytes.len();
         let wrong = |_| wrong_length("UniqueId::try_from", found, Self::LEN_BYTES, "bytes");

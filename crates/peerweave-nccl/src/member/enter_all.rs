@@ -70,7 +70,7 @@ fn enter_many<'a>(
             return Err(NcclError::misuse(call, MisuseKind::WrongLibrary { what: "a communicator", found, expected }));
         }
         if first.blocking != inner.blocking {
-            let why = "some are blocking and some are non-blocking, expected all blocking or all non-blocking";
+            let why = "some communicators are blocking and others are non-blocking, expected all blocking or all non-blocking";
             return Err(NcclError::misuse(call, MisuseKind::Combination { what: "the communicators", why }));
         }
         inside.push((inner, inner.enter(call, allowed)?));

@@ -94,8 +94,8 @@ pub(crate) struct Inner {
     /// Number of captured calls whose graphs keep the communicator alive.
     pub(crate) graphs: AtomicUsize,
     pub(crate) world: Option<World>,
-    /// Progress of an abort. Aborted calls wait for the end of the abort, because NCCL may use
-    /// their memory until then [C2].
+    /// Progress of an abort. Aborted calls wait for the end of the abort, because NCCL may use the
+    /// memory of the calls until then ([C2] of this module).
     pub(crate) abort: Abort,
     /// Number of registrations, and the streams that may use registered memory.
     pub(crate) registered: RegistrationUse,
@@ -428,11 +428,12 @@ impl Inner {
     }
 
     /// Returns the state of the communicator that NCCL reports. The caller holds the communicator's
-    /// lock: exclusively, or, on a blocking communicator, as a reader.
+    /// lock exclusively. On a blocking communicator, the caller may instead hold the lock as a
+    /// reader.
     ///
     /// NCCL's query has side effects. On a non-blocking communicator, a query that returns success
-    /// frees the job of the last group (2.26.2 and later). Every other call frees this job at its
-    /// start. Two threads that query at the same time would free the job twice.
+    /// frees NCCL's internal job of the last group (2.26.2 and later). Every other call frees this
+    /// job at its start. Two threads that query at the same time would free the job twice.
     pub(crate) fn ask(&self) -> Result<ncclResult_t, NcclError> {
         let mut state = ncclResult_t::ncclSuccess;
         // SAFETY: the handle is live inside the gate. This thread is the owner of the gate [C1], or

@@ -40,7 +40,7 @@ impl RegistrationUse {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Returns the streams that have received work.
+    /// Returns the streams on which calls of the communicator were enqueued.
     pub(crate) fn streams(&self) -> Vec<Arc<CudaStream>> {
         self.streams.all()
     }

@@ -234,8 +234,9 @@ impl Gate {
         }
     }
 
-    /// Enters exclusively and marks this thread as blocking, in one atomic operation, for an
-    /// immediate call of NCCL. Returns `None` unless the gate is free and the state is live.
+    /// Enters exclusively and marks this thread as possibly blocked in NCCL, in one atomic
+    /// operation. The caller then calls NCCL immediately. Returns `None` unless the gate is free
+    /// and the state is live.
     #[inline]
     pub(crate) fn try_enter_blocking(&self) -> Option<Inside<'_>> {
         let inside = self.try_lock_fairly(BLOCKING)?;
@@ -321,8 +322,8 @@ impl Gate {
         (owner & MODE_MASK == BLOCKING).then_some(owner).or(reader)
     }
 
-    /// Sets the state and returns the previous state. If the gate is closed, leaves the state
-    /// unchanged and returns it as the error.
+    /// Sets the state and returns the previous state. If the gate is closed, returns the unchanged
+    /// state as the error.
     pub(crate) fn set(&self, state: State) -> Result<State, State> {
         let change = |word| (!state_of(word).is_closed()).then_some(with_state(word, state));
         let before = self.word.fetch_update(SeqCst, Acquire, change).map(state_of).map_err(state_of)?;
@@ -332,7 +333,7 @@ impl Gate {
     }
 
     /// Changes the state from `from` to `to`. If the state is not `from`, returns the current state
-    /// as the error. A closed gate stays closed [G2].
+    /// as the error. A closed gate stays closed ([G2] of this module).
     pub(crate) fn change(&self, from: State, to: State) -> Result<(), State> {
         let change = |word| (state_of(word) == from && !from.is_closed()).then_some(with_state(word, to));
         self.word.fetch_update(SeqCst, Acquire, change).map_err(state_of)?;
@@ -340,14 +341,15 @@ impl Gate {
         Ok(())
     }
 
-    /// Closes the gate, so that no thread enters afterwards. Succeeds once [G2].
+    /// Closes the gate by setting the state to `state`. After that no thread enters. Fails if the
+    /// gate is already closed ([G2] of this module).
     pub(crate) fn close(&self, state: State) -> Result<(), State> {
         debug_assert!(state.is_closed());
         self.set(state).map(|_| ())
     }
 
-    /// Closes the gate like [`close`](Self::close), but only if the state is `from`. A reader that
-    /// has changed the state may be inside NCCL.
+    /// Closes the gate like [`close`](Self::close), but only if the state is `from`. If the state
+    /// differs, a reader may have changed the state and may still be inside NCCL.
     pub(crate) fn close_from(&self, from: State, state: State) -> Result<(), State> {
         debug_assert!(state.is_closed());
         self.change(from, state)
@@ -356,9 +358,9 @@ impl Gate {
     /// Waits, after `close`, until no thread is inside the gate. After `grace`, stops waiting if
     /// all threads inside may be blocked in NCCL. Returns whether no thread is inside.
     ///
-    /// Waits without a limit for threads that are not marked as blocking [G3]. Time in which the
-    /// system suspends the whole process, or this thread, does not count towards `grace`: a thread
-    /// inside could not leave in that time.
+    /// Waits without a limit for threads that are not marked as possibly blocked in NCCL ([G3] of
+    /// this module). Time in which the system suspends the whole process, or this thread, does not
+    /// count towards `grace`: a thread inside could not leave in that time.
     pub(crate) fn drain(&self, grace: Duration) -> bool {
         let (mut waited, mut looked_at) = (Duration::ZERO, Instant::now());
         loop {
@@ -393,7 +395,8 @@ impl Gate {
 }
 
 impl<'a> Inside<'a> {
-    /// Returns the number of this acquisition. Only this thread writes `owner` now.
+    /// Returns the number of this acquisition: the value of `owner` without the mode. While this
+    /// thread is inside the gate, no other thread writes `owner`.
     #[inline]
     fn acquisition(&self) -> u64 {
         self.0.owner.load(Relaxed) & !MODE_MASK
@@ -408,8 +411,9 @@ impl<'a> Inside<'a> {
         if allowed.has(state) { Ok(self) } else { Err(Refused::State(state)) }
     }
 
-    /// Marks this thread as blocking, before a call that may block inside NCCL. If the gate is
-    /// closed, returns the state as the error. The handle must not be used after this error.
+    /// Marks this thread as possibly blocked in NCCL, before a call that may block inside NCCL. If
+    /// the gate is closed, returns the state as the error. The handle must not be used after this
+    /// error.
     pub(crate) fn enter_blocking(&self) -> Result<(), State> {
         // In the single total order, this store precedes the load below, and the change of state in
         // `close` precedes the loads in `drain`. So either this thread sees that the gate is
@@ -424,9 +428,9 @@ impl<'a> Inside<'a> {
         Ok(())
     }
 
-    /// Removes the mark of [`enter_blocking`](Self::enter_blocking), after the call. If this thread
-    /// reads the state afterwards, either this thread sees that the gate is closed, or the closing
-    /// thread waits for this thread.
+    /// Removes the mark that [`enter_blocking`](Self::enter_blocking) has set. Called after the
+    /// call of NCCL. If this thread then reads the state, either this thread sees that the gate is
+    /// closed, or the closing thread waits for this thread.
     pub(crate) fn leave_blocking(&self) {
         self.0.owner.store(self.acquisition() | BRIEF, SeqCst);
         fenced();
@@ -453,8 +457,8 @@ impl Gate {
 }
 
 impl Reader<'_> {
-    /// Runs `call` while this reader is marked as blocking. If the gate is closed, does not run
-    /// `call` and returns the state as the error.
+    /// Runs `call` while this reader is marked as possibly blocked in NCCL. If the gate is closed,
+    /// does not run `call` and returns the state as the error.
     pub(crate) fn enter_blocking<R>(&self, call: impl FnOnce() -> R) -> Result<R, State> {
         let before = self.0.word.fetch_add(BLOCKING_READER - READER, AcqRel);
         let result = if state_of(before).is_closed() { Err(state_of(before)) } else { Ok(call()) };

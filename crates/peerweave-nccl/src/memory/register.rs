@@ -63,8 +63,8 @@ impl Place {
     }
 }
 
-/// Calls `function`, which makes NCCL unregister memory. First waits until the streams that
-/// received work since the registration are idle. Fails if captured graphs use the communicator,
+/// Calls `function`, which makes NCCL unregister memory. First waits until all streams on which
+/// calls of the communicator were enqueued are idle. Fails if captured graphs use the communicator,
 /// because the graphs may contain addresses in the memory.
 pub(super) fn unregister(
     call: &'static str,

@@ -298,7 +298,7 @@ impl<T: Element> Window<T> {
     /// Returns the registration that the clones of this window share. Fails if a clone, a recorded
     /// call or a captured graph still uses the window.
     fn only_handle(self, call: &'static str) -> Result<Registered, NcclError> {
-        let why = "a clone, a recorded call or a captured graph still uses the window; drop these first";
+        let why = "a clone, a recorded call or a captured graph still uses the window; drop all users of the window first";
         Arc::into_inner(self.inner).ok_or_else(|| NcclError::misuse(call, MisuseKind::Context { why }))
     }
 

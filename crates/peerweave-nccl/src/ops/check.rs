@@ -87,9 +87,9 @@ pub(crate) struct Operand {
     len_bytes: u64,
 }
 
-/// Index of the buffer that a call reads, in the arrays of [`Holds`].
+/// Index, in [`Holds::guards`], of the guard for the buffer that a call reads.
 const READ: usize = 0;
-/// Index of the buffer that a call writes, in the arrays of [`Holds`].
+/// Index, in [`Holds::guards`], of the guard for the buffer that a call writes.
 const WRITTEN: usize = 1;
 
 impl<'c, 'a> CallBuilder<'c, 'a> {

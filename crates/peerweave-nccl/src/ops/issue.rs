@@ -94,7 +94,7 @@ pub(crate) struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// Creates a checked call.
+    /// Creates a request from a call whose checks have succeeded.
     #[inline]
     pub(crate) fn new(call: Call, stream: &'a Arc<CudaStream>, operations: Operations, holds: Holds<'a>) -> Self {
         let holds = if holds.is_empty() { None } else { Some(Box::new(holds)) };
@@ -132,7 +132,8 @@ impl<'a> Request<'a> {
         Err(NcclError::misuse(self.call.name(), MisuseKind::Context { why }))
     }
 
-    /// Transfers the resources of a captured call to the graph, before the call is issued.
+    /// Makes the graph keep the resources of a captured call alive, before the call is issued. Does
+    /// nothing if the call is not captured.
     pub(crate) fn hand_to_graph(&self, inner: &Arc<Inner>) -> Result<(), NcclError> {
         let Some(holds) = self.holds.as_ref().filter(|holds| holds.is_captured()) else { return Ok(()) };
         keep_call(inner, self.stream, &holds.keeps)

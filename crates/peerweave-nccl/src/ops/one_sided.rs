@@ -105,7 +105,7 @@ impl<'env> Group<'env> {
     /// [Errors that the call returns](Communicator::put_signal) that are detected before the
     /// launch. After such an error the call is not recorded. [`Nccl::group`](crate::Nccl::group)
     /// returns all other errors that the call causes.
-    #[allow(clippy::too_many_arguments, reason = "the arguments of the call, and its communicator")]
+    #[allow(clippy::too_many_arguments, reason = "the method has the arguments of the call and a communicator")]
     pub fn put_signal<T: Element>(
         &mut self,
         communicator: &Communicator,
@@ -163,7 +163,8 @@ fn number(builder: &CallBuilder<'_, '_>, what: &'static str, found: u32) -> Chec
     })
 }
 
-/// Returns a signal's index and context as numbers for NCCL.
+/// Converts the index and the context of a signal to NCCL's integers. Fails if the library has only
+/// the first signal and `signal` is a different signal.
 fn numbers(builder: &CallBuilder<'_, '_>, signal: Signal) -> Checked<(c_int, c_int)> {
     if signal != Signal::default() {
         // Before NCCL 2.31 only the first signal of the first context exists.

@@ -29,7 +29,7 @@ impl<'a> CallBuilder<'_, 'a> {
     // `inline(always)`, so that the operation is written in place and not copied. Copies would take
     // most of a call's time.
     #[inline(always)]
-    #[allow(clippy::too_many_arguments, reason = "the parts of one call of NCCL")]
+    #[allow(clippy::too_many_arguments, reason = "the arguments describe one call of NCCL")]
     fn one<T: Element>(
         &mut self,
         kind: Kind,
@@ -52,7 +52,7 @@ impl<'a> CallBuilder<'_, 'a> {
     /// Records one operation that sends from and receives into the same buffer. The sent data
     /// starts at element `send` of the buffer. The received data starts at element `recv`.
     #[inline(always)]
-    #[allow(clippy::too_many_arguments, reason = "the parts of one call of NCCL")]
+    #[allow(clippy::too_many_arguments, reason = "the arguments describe one call of NCCL")]
     fn in_place<T: Element>(
         &mut self,
         kind: Kind,

@@ -46,10 +46,10 @@ pub(crate) fn check_members(call: &'static str, members: &[(Arc<CudaContext>, Ra
         }
         for (other_context, other_rank) in &members[..index] {
             if rank == other_rank {
-                return value("the rank", rank.index(), "each rank only once");
+                return value("the rank", rank.index(), "a rank that occurs only once in the list");
             }
             if context.ordinal() == other_context.ordinal() {
-                return value("the device", context.ordinal(), "each device only once");
+                return value("the device", context.ordinal(), "a device that occurs only once in the list");
             }
         }
     }

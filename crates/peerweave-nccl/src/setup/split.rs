@@ -137,7 +137,7 @@ impl Communicator {
                 NcclError::misuse(CALL, MisuseKind::Value { what: "an excluded rank", found: rank.get().into(), expected })
             };
             if excluded[..index].contains(&rank) {
-                return Err(value("each rank only once"));
+                return Err(value("a rank that occurs only once in the list"));
             }
             for member in members {
                 if rank.index() >= member.n_ranks() {
@@ -260,7 +260,7 @@ fn children(
     if let Some(config) = config {
         let mode = if blocking { Switch::On } else { Switch::Off };
         if config.blocking_set().is_some_and(|asked| asked != mode) {
-            let why = "the mode differs from the mode of the parent, expected both blocking or both non-blocking";
+            let why = "the value differs from the mode of the parent communicator, expected both blocking or both non-blocking";
             return Err(NcclError::misuse(call, MisuseKind::Combination { what: "Config::blocking", why }));
         }
         raw = Some(config.clone().blocking(mode).to_raw(call, nccl)?);

@@ -60,8 +60,8 @@ pub const NCCL_NVLS_HOST_DISABLE_TRANSPORT: c_int = 1;
 /// Value of `nvlsHostMode`: NCCL's host functions use all NVLS operations except multimem
 /// instructions in symmetric kernels.
 pub const NCCL_NVLS_HOST_DISABLE_SYMMETRIC_MULTIMEM: c_int = 2;
-/// Value of `nvlsHostMode`: NCCL's host functions use no NVLS operations, also none that later
-/// versions add.
+/// Value of `nvlsHostMode`: NCCL's host functions use no NVLS operations. This value also disables
+/// NVLS operations that later versions add.
 pub const NCCL_NVLS_HOST_DISABLE: c_int = c_int::MAX;
 /// Encryption mode: NCCL does not encrypt its sockets.
 pub const NCCL_ENCRYPTION_MODE_NONE: c_int = 0;

@@ -24,8 +24,8 @@ use crate::sys::{ncclDataType_t, ncclRedOp_t};
 /// A recorded call and its communicator.
 pub(crate) type Recorded<'a, 'env> = (&'a Arc<Inner>, &'a Request<'env>);
 
-/// Fails if the calls in the group of two ranks of one communicator do not match. The caller holds
-/// the locks of all communicators.
+/// Fails if two ranks of one communicator issue calls in this group that do not match. The caller
+/// holds the locks of all communicators.
 ///
 /// # Errors
 /// [`MisuseKind::Disagreement`].
@@ -132,7 +132,7 @@ fn transfers<'a, 'env: 'a>(
             Some(pair) => pair,
             None => {
                 pairs.push(Pair { key, sends: Vec::new(), receives: Vec::new() });
-                pairs.last_mut().expect("the pair was just inserted")
+                pairs.last_mut().expect("the list of pairs is not empty")
             }
         };
         if is_send { &mut pair.sends } else { &mut pair.receives }.push((inner, request));

@@ -211,7 +211,8 @@ impl<'env> Group<'env> {
         prepare: impl FnOnce(&mut CallBuilder<'_, 'env>) -> Checked<Prepared>,
     ) -> Result<(), NcclError> {
         let mut prepare = Some(prepare);
-        let mut prepare = |builder: &mut CallBuilder<'_, 'env>| prepare.take().expect("a call is prepared once")(builder);
+        let mut prepare =
+            |builder: &mut CallBuilder<'_, 'env>| prepare.take().expect("`prepare` is called at most once")(builder);
         self.record_prepared(call, communicator, stream, config, &mut prepare)
     }
 
