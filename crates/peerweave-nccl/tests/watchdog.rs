@@ -66,7 +66,7 @@ fn stuck_call_fails_at_the_deadline_and_names_late_ranks() {
 }
 
 #[test]
-fn stuck_group_is_aborted_on_all_ranks_at_the_deadline() {
+fn stuck_group_aborts_all_ranks_of_the_thread_at_the_deadline() {
     connecting(3).run(|| {
         let nccl = Nccl::load().expect("the fake library is found");
         let (id, contexts) = (nccl.unique_id().expect("an id is created"), contexts(3));
