@@ -1,8 +1,9 @@
 //! Prints this crate's declarations of one version of NCCL, which `cargo xtask abi` compares with a
 //! header and a library.
 //!
-//! One line for each fact: `size STRUCT BYTES`, `offset STRUCT.FIELD BYTES`, `value NAME NUMBER`,
-//! `symbol NAME SINCE`.
+//! Each line of the output states one fact in one of these forms: `size STRUCT BYTES`, `offset
+//! STRUCT.FIELD BYTES`, `value NAME NUMBER`, `symbol NAME SINCE`. `SINCE` is the version of NCCL
+//! that introduced the function.
 
 use clap::Parser;
 use peerweave_nccl::{Version, sys};

@@ -4,11 +4,13 @@
 //! One thread drives each device. There are two modes: blocking communicators, the default, and
 //! non-blocking communicators. In each mode, blocks of 50 calls of each kind alternate, so that
 //! other load on the machine affects all kinds equally. The streams are drained between the blocks,
-//! outside of the timing. The overhead of this crate has three parts. Bare calls are timed with the
-//! driver queries before and after them, and with an uncontended lock. The rest is the crate's
-//! checks. On a non-blocking communicator the C call is followed by polling until NCCL is done, as
-//! in every program. The program prints the median of every rank, and checks the results at the
-//! end. Every wait has a deadline of 20 s, and the whole run has a deadline of 120 s.
+//! outside of the timing. The overhead of this crate has three parts: driver queries before and
+//! after each call, an uncontended lock, and the crate's checks. The program also times bare calls
+//! with only these queries, and bare calls with only such a lock. The rest of the overhead is the
+//! cost of the checks. On a non-blocking communicator, a bare call includes polling until NCCL has
+//! finished, as every program must do. The program prints the median of every rank, and checks the
+//! results at the end. Every wait has a deadline of 20 s, and the whole run has a deadline of 120
+//! s.
 
 use std::ffi::{CString, c_int, c_void};
 use std::process::ExitCode;
@@ -20,15 +22,17 @@ use clap::Parser;
 use peerweave_driver::{CudaContext, CudaStream, DeviceMemory, Driver, is_capturing};
 use peerweave_nccl::{Communicator, Config, Nccl, NcclError, Rank, ReduceOp, Switch, UniqueId};
 
-/// Number of calls that are timed together. The calls fit in the queue of a stream.
+/// Number of calls in a block. A block is timed as a whole. So many calls fit in the queue of a
+/// stream.
 const BLOCK: usize = 50;
-/// Number of blocks at the start that are not timed. They connect the ranks and warm up the caches.
+/// Number of blocks at the start that are not timed. These blocks connect the ranks and warm up the
+/// caches.
 const WARM_UP: usize = 10;
 const DEADLINE: Duration = Duration::from_secs(20);
 /// Time limit of the whole run, including waits inside NCCL.
 const WHOLE_RUN: Duration = Duration::from_secs(120);
 
-/// `ncclFloat32`, `ncclSum` and `ncclInProgress`.
+/// NCCL's numbers for `ncclFloat32`, `ncclSum` and `ncclInProgress`.
 const FLOAT32: c_int = 7;
 const SUM: c_int = 0;
 const IN_PROGRESS: c_int = 7;
@@ -50,7 +54,7 @@ struct Arguments {
     /// Number of timed blocks for each kind of call; a block has 50 calls
     #[arg(long, default_value_t = 100, value_parser = at_least_one)]
     blocks: usize,
-    /// Print JSON
+    /// Print the results as JSON
     #[arg(long)]
     json: bool,
 }
@@ -60,30 +64,31 @@ struct Arguments {
 enum Kind {
     /// A bare call of NCCL's C function.
     Bare,
-    /// A bare call, with the driver queries that this crate makes before and after a call. The
-    /// queries return whether the stream is being captured.
+    /// A bare call with two driver queries, one before and one after the call, as in this crate.
+    /// The queries return whether the stream is being captured.
     Questions,
     /// A bare call between acquiring and releasing an uncontended lock.
     Turn,
-    /// A call of this crate.
+    /// A call through this crate.
     Ours,
 }
 
 const KINDS: [Kind; 4] = [Kind::Bare, Kind::Questions, Kind::Turn, Kind::Ours];
 
-/// The measurements of one rank in one mode: nanoseconds per call.
+/// The measurements of one rank in one mode, blocking or non-blocking, in nanoseconds per call.
 struct Measured {
     bare: f64,
     ours: f64,
-    /// Medians of the additional time compared with the bare call, for this crate's calls, for the
-    /// queries, and for the lock.
+    /// Median of the additional time of a call through this crate, compared with a bare call.
+    /// `question` and `turn` are the medians of the additional time for the driver queries and for
+    /// the lock.
     beyond: f64,
     question: f64,
     turn: f64,
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {
-    text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "expected at least 1".to_owned())
+    text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "expected an integer of at least 1".to_owned())
 }
 
 fn main() -> ExitCode {
@@ -91,7 +96,7 @@ fn main() -> ExitCode {
     // The bare calls have no deadline: the watchdog sees only the calls of this crate.
     std::thread::spawn(|| {
         std::thread::sleep(WHOLE_RUN);
-        println!("FAILED timed out after {WHOLE_RUN:?}");
+        println!("FAILED the run did not end within {WHOLE_RUN:?}");
         std::process::exit(1);
     });
     match all(&arguments) {
@@ -150,7 +155,7 @@ fn all(arguments: &Arguments) -> Result<(), String> {
             rows.join(",")
         );
     } else {
-        println!("OK the results are right");
+        println!("OK the results are correct");
     }
     Ok(())
 }
@@ -168,7 +173,7 @@ fn of_mode(nccl: Nccl, devices: usize, blocking: Switch, arguments: &Arguments) 
         let join = |(rank, thread): (usize, std::thread::ScopedJoinHandle<'_, Result<Measured, String>>)| {
             thread
                 .join()
-                .unwrap_or_else(|_| Err("the thread panicked".to_owned()))
+                .unwrap_or_else(|_| Err("the thread of the rank panicked".to_owned()))
                 .map_err(|error| format!("rank {rank}: {error}"))
         };
         // All threads are joined before the first error is returned.
@@ -215,8 +220,8 @@ fn one_rank(
     Ok(Measured { bare, ours, beyond, question, turn })
 }
 
-/// One rank with its buffers. The receive buffer is not the send buffer, so the values do not
-/// change.
+/// One rank, with its communicator, stream and buffers. No call is in place, so repeated calls do
+/// not change the values.
 struct One {
     comm: Communicator,
     stream: Arc<CudaStream>,
@@ -239,7 +244,7 @@ impl One {
         Ok(Self { comm, stream, send, by_us, by_c, all_reduce, state, raw, turn: AtomicU64::new(0) })
     }
 
-    /// Returns the time per call of this kind, in nanoseconds.
+    /// Times one block of calls of this kind. Returns the time per call, in nanoseconds.
     fn time(&self, kind: Kind) -> Result<f64, String> {
         match kind {
             Kind::Bare => self.timed(|| self.bare()),
@@ -266,8 +271,8 @@ impl One {
     fn bare(&self) -> Result<(), String> {
         let (from, to) = (self.send.address() as *const c_void, self.by_c.address() as *mut c_void);
         let (count, stream) = (self.send.len(), self.stream.cu_stream().cast());
-        // SAFETY: the communicator lives, this thread alone calls on it, and both buffers are of
-        // that many numbers.
+        // SAFETY: the communicator lives, this thread alone calls on it, and each buffer has
+        // `count` elements.
         let mut state = unsafe { (self.all_reduce)(from, to, count, FLOAT32, SUM, self.raw, stream) };
         while state == IN_PROGRESS {
             // SAFETY: as above; the pointer is to a live number.
@@ -309,14 +314,14 @@ impl One {
 /// Returns a function of NCCL by its name.
 ///
 /// # Safety
-/// `F` is the type of a pointer to the function.
+/// `F` is the type of a pointer to the function with this name.
 unsafe fn function<F: Copy>(nccl: Nccl, name: &str) -> F {
     assert_eq!(size_of::<F>(), size_of::<*mut c_void>());
-    let path = CString::new(nccl.path().as_os_str().as_encoded_bytes()).expect("paths have no zero byte");
-    let name = CString::new(name).expect("names have no zero byte");
-    // SAFETY: both names end with zero; the library is loaded already, and stays.
+    let path = CString::new(nccl.path().as_os_str().as_encoded_bytes()).expect("a path has no zero byte");
+    let name = CString::new(name).expect("the name of the function has no zero byte");
+    // SAFETY: both names end with zero; the library is already loaded, and is never unloaded.
     let function = unsafe { libc::dlsym(libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD), name.as_ptr()) };
-    assert!(!function.is_null(), "NCCL lacks {name:?}");
+    assert!(!function.is_null(), "NCCL lacks the function {name:?}");
     // SAFETY: the caller promised that `F` is the type of this function. Both types are pointers.
     unsafe { std::mem::transmute_copy(&function) }
 }

@@ -15,7 +15,7 @@
 //!   └─ NcclError      misuse, missing features, NCCL errors, expired deadlines, lost peers
 //! ```
 #![doc = include_str!("../README.md")]
-#![allow(clippy::result_large_err, reason = "the error is held to 96 bytes by a test")]
+#![allow(clippy::result_large_err, reason = "a test checks that an error has at most 96 bytes")]
 
 mod comm;
 mod config;
@@ -28,7 +28,7 @@ pub mod prelude;
 mod setup;
 
 #[cfg(feature = "raw")]
-#[allow(non_camel_case_types, non_snake_case, reason = "the names are the vendor's")]
+#[allow(non_camel_case_types, non_snake_case, reason = "NVIDIA's headers define these names")]
 pub mod sys;
 #[cfg(not(feature = "raw"))]
 #[allow(
@@ -37,7 +37,7 @@ pub mod sys;
     unreachable_pub,
     non_camel_case_types,
     non_snake_case,
-    reason = "all of it is public under the feature `raw`"
+    reason = "all items of the module are public with the feature `raw`"
 )]
 mod sys;
 

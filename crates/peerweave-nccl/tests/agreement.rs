@@ -25,7 +25,7 @@ fn refused<'env>(
 }
 
 #[test]
-fn lengths_that_differ_within_a_group_are_refused() {
+fn collectives_of_different_lengths_in_a_group_are_refused() {
     fakes(2).run(|| {
         let all = all(2);
         let ((one, first), (two, second)) = (&all[0], &all[1]);

@@ -1,7 +1,7 @@
 //! Tests of device communicators, teams and properties, on fake devices.
 //!
-//! The fake NCCL writes the bytes of a device communicator, but runs no kernels. So the use by
-//! kernels is not tested.
+//! The fake NCCL writes the bytes of a device communicator, but runs no kernels. So the use of
+//! device communicators by kernels is not tested.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -29,8 +29,8 @@ fn on_every_rank_of(config: &Config, body: impl Fn(Communicator) + Sync) {
     common::ranks(RANKS, config, |communicator, _| body(communicator));
 }
 
-/// Returns the first four words of a device communicator: magic number, version, rank, number of
-/// ranks.
+/// Returns the first four 32-bit integers of a device communicator: magic number, version, rank,
+/// number of ranks.
 fn head(device: &DeviceCommunicator) -> [u32; 4] {
     std::array::from_fn(|word| {
         u32::from_ne_bytes(device.as_bytes()[4 * word..][..4].try_into().expect("the slice has four bytes"))

@@ -1,5 +1,5 @@
-//! Tests of the end of communicators: in order, by force, and by drops in any order. Also tests
-//! that calls are refused afterwards.
+//! Tests of the end of communicators: finalizing, aborting, and dropping in any order. Also tests
+//! that an ended communicator refuses calls.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -297,7 +297,7 @@ fn refused_revocation_leaves_the_communicator_unchanged() {
 }
 
 #[test]
-fn abort_waits_for_a_call_that_is_about_to_return() {
+fn abort_waits_until_a_slow_query_has_returned() {
     // `mem_stats` queries four statistics. The fake ends the process if the communicator is freed
     // during the first, slow query.
     fakes(1).env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommMemStats:1=100,ncclCommMemStats:5=100").run(|| {
@@ -359,7 +359,7 @@ fn memory_stays_allocated_if_nccl_refuses_the_abort() {
 }
 
 #[test]
-fn call_returns_only_after_a_slow_abort_has_finished() {
+fn timed_out_call_returns_only_after_a_slow_abort_has_finished() {
     // The abort takes longer than the time limit of all other waits for an abort.
     let slow = fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommAbort@0=11500");
     slow.run(|| {

@@ -14,7 +14,7 @@ use peerweave_nccl::{
 };
 
 #[test]
-fn timed_out_wait_aborts_only_its_own_communicator() {
+fn timed_out_wait_does_not_abort_other_communicators() {
     fakes(2).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce:2").run(|| {
         let (comm, stream) = alone();
         let bystander = comm.split(Some(0), 0).expect("the split succeeds").expect("the rank is in a new communicator");
@@ -56,7 +56,7 @@ fn timed_out_wait_aborts_every_communicator_if_requested() {
 }
 
 #[test]
-fn timed_out_wait_aborts_all_ranks_of_its_communicator() {
+fn timed_out_wait_aborts_all_ranks_of_the_communicator() {
     // One thread has all ranks, and the collective never completes.
     fakes(2).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce@0:1").run(|| {
         let all = all(2);
@@ -83,7 +83,7 @@ fn timed_out_wait_aborts_all_ranks_of_its_communicator() {
 }
 
 #[test]
-fn asynchronous_error_ends_the_wait_immediately() {
+fn asynchronous_error_of_nccl_ends_a_wait_before_the_deadline() {
     // The collective is slow, so the asynchronous error occurs after the call has returned.
     let fakes = fakes(1).env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclAllReduce=100");
     fakes.env("PEERWEAVE_FAKE_NCCL_ASYNC_ERROR", "ncclAllReduce:1=6").run(|| {

@@ -66,7 +66,7 @@ fn slice_whose_event_belongs_to_another_capture_is_refused() {
 }
 
 #[test]
-fn graph_keeps_its_buffers_and_communicator_alive() {
+fn graph_keeps_buffers_and_communicator_of_a_call_alive() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let result = floats(&stream, &[0.0]);
@@ -152,7 +152,7 @@ fn capture_that_begins_while_a_group_is_recorded_is_an_error() {
             Ok(())
         });
         let error = result.expect_err("no graph can keep the slice alive").to_string();
-        assert_eq!(error, "all_reduce_in_place: a capture of the stream began or ended after the call was recorded; record the group inside or outside of the capture");
+        assert_eq!(error, "all_reduce_in_place: a capture of the stream began or ended after the call was recorded; record and launch the whole group within the capture or outside of the capture");
         assert_eq!(counted("collectives"), 0);
         let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
         stream.end_capture(flags).expect("the capture is still valid");
@@ -216,7 +216,7 @@ fn memory_and_communicators_can_be_created_during_a_capture() {
 }
 
 #[test]
-fn graph_records_the_launch_event_and_keeps_it_alive() {
+fn graph_records_the_launch_event_and_keeps_the_event_alive() {
     fakes(2).run(|| {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);
@@ -249,7 +249,7 @@ fn graph_records_the_launch_event_and_keeps_it_alive() {
 }
 
 #[test]
-fn aborted_communicator_is_freed_with_its_graph() {
+fn aborted_communicator_is_freed_when_the_graph_is_destroyed() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let mut buffer = floats(&stream, &[1.0]);
@@ -364,7 +364,7 @@ fn capture_begun_while_a_buffer_is_acquired_is_an_error() {
         let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
         drop(stream.end_capture(flags).expect("the capture is still valid"));
         let error = result.expect_err("the call is refused, because a capture began after it was recorded").to_string();
-        assert_eq!(error, "all_reduce_in_place: a capture of the stream began or ended after the call was recorded; record the group inside or outside of the capture");
+        assert_eq!(error, "all_reduce_in_place: a capture of the stream began or ended after the call was recorded; record and launch the whole group within the capture or outside of the capture");
         assert_eq!((comm.sequence(), counted("collectives")), (before, 0), "NCCL was not called");
     });
 }
@@ -471,7 +471,7 @@ fn capture_that_begins_during_a_group_yields_no_graph() {
 }
 
 #[test]
-fn call_fails_if_its_capture_ends_during_the_call() {
+fn call_fails_if_the_capture_ends_during_the_call() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);

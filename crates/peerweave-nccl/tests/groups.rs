@@ -127,7 +127,7 @@ fn group_returns_the_error_of_a_call_that_nccl_refuses() {
 }
 
 #[test]
-fn error_during_a_launch_aborts_the_group() {
+fn error_during_a_launch_aborts_all_ranks_of_the_group() {
     fakes(2).without("ncclBroadcast").run(|| {
         let all = all(2);
         let ((one, first), (two, second)) = (&all[0], &all[1]);
@@ -238,7 +238,7 @@ fn unsupported_simulation_starts_no_group() {
 }
 
 #[test]
-fn registration_error_aborts_the_communicator() {
+fn register_all_that_fails_for_one_rank_aborts_all_ranks() {
     fakes(2).run(|| {
         let all = all(2);
         let memories: Vec<_> = all
@@ -324,7 +324,7 @@ fn calls_that_nccl_would_launch_are_not_simulated() {
 }
 
 #[test]
-fn panic_in_an_inner_group_discards_its_calls() {
+fn panic_in_a_nested_group_discards_calls_of_the_nested_group() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let (mut first, mut second) = (floats(&stream, &[1.0]), floats(&stream, &[1.0]));
@@ -453,11 +453,11 @@ fn held_up(blocking: Switch) {
 }
 
 #[test]
-fn rank_aborted_in_a_blocking_group_is_freed_afterwards() {
+fn rank_aborted_during_a_blocking_group_is_freed() {
     fakes(2).run(|| held_up(Switch::On));
 }
 
 #[test]
-fn rank_aborted_in_a_non_blocking_group_is_freed_afterwards() {
+fn rank_aborted_during_a_non_blocking_group_is_freed() {
     fakes(2).run(|| held_up(Switch::Off));
 }

@@ -12,7 +12,7 @@ use common::*;
 use peerweave_nccl::{Communicator, Config, Nccl, NcclError, Rank, Switch, UniqueId};
 
 #[test]
-fn grown_communicator_has_the_new_ranks() {
+fn grown_communicator_contains_old_and_new_ranks() {
     fakes(3).run(|| {
         let nccl = Nccl::load().expect("the fake library is found");
         let ids = std::sync::Mutex::new(None::<UniqueId>);
@@ -50,7 +50,7 @@ fn grown_communicator_has_the_new_ranks() {
 }
 
 #[test]
-fn scalable_init_accepts_several_ids() {
+fn init_rank_scalable_accepts_several_ids() {
     fakes(4).run(|| {
         let nccl = Nccl::load().expect("the fake library is found");
         let ids = [nccl.unique_id().expect("an id is created"), nccl.unique_id().expect("an id is created")];
@@ -78,7 +78,7 @@ fn scalable_init_accepts_several_ids() {
 }
 
 #[test]
-fn thread_with_several_ranks_joins_in_one_call() {
+fn init_ranks_joins_several_ranks_of_one_thread() {
     fakes(4).run(|| {
         let nccl = Nccl::load().expect("the fake library is found");
         let (id, contexts) = (nccl.unique_id().expect("an id is created"), contexts(4));
@@ -113,7 +113,7 @@ fn thread_with_several_ranks_joins_in_one_call() {
 }
 
 #[test]
-fn init_that_is_never_ready_ends_at_its_deadline() {
+fn init_that_nccl_never_completes_fails_at_the_deadline() {
     fakes(2).env("PEERWEAVE_FAKE_NCCL_INIT_STUCK", "*").run(|| {
         let start = Instant::now();
         let error = Communicator::builder()
@@ -129,7 +129,7 @@ fn init_that_is_never_ready_ends_at_its_deadline() {
 }
 
 #[test]
-fn init_with_a_missing_rank_ends_at_its_deadline() {
+fn init_with_a_missing_rank_fails_at_the_deadline() {
     fakes(2).run(|| {
         let nccl = Nccl::load().expect("the fake library is found");
         let (id, context) = (nccl.unique_id().expect("an id is created"), contexts(1).remove(0));
@@ -170,7 +170,7 @@ fn failed_init_of_one_rank_does_not_wait_for_other_ranks() {
 }
 
 #[test]
-fn blocking_init_ends_at_its_deadline_and_leaks_nothing() {
+fn blocking_init_fails_at_the_deadline_and_leaks_nothing() {
     fakes(2).run(|| {
         let nccl = Nccl::load().expect("the fake library is found");
         let (id, contexts, config) =

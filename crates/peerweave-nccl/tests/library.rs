@@ -42,7 +42,7 @@ fn missing_library_error_lists_the_paths_tried() {
 }
 
 #[test]
-fn library_installed_after_a_failure_is_loaded() {
+fn library_installed_after_a_failed_load_is_found() {
     Fakes::new().nccl().run(|| {
         let found = std::env::var_os("PEERWEAVE_NCCL_PATH").expect("the fake library is found");
         // SAFETY: the only other thread of this process waits for this thread.
@@ -91,7 +91,7 @@ fn library_before_2_19_is_refused() {
 }
 
 #[test]
-fn missing_function_fails_only_the_call_that_needs_it() {
+fn missing_function_fails_only_calls_that_need_the_function() {
     Fakes::new().nccl().without("ncclGetUniqueId").run(|| {
         let nccl = Nccl::load().expect("the library is found");
         let Err(NcclError::Unsupported(error)) = nccl.unique_id() else { panic!("the call succeeded") };
@@ -112,7 +112,7 @@ fn unique_ids_differ_and_round_trip_through_text() {
 }
 
 #[test]
-fn failure_contains_the_code_the_version_and_nccl_text() {
+fn nccl_error_contains_code_version_and_message_of_nccl() {
     Fakes::new().nccl().env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclGetUniqueId=2").run(|| {
         let nccl = Nccl::load().expect("the library is found");
         let Err(NcclError::Nccl(failure)) = nccl.unique_id() else { panic!("the call succeeded") };
@@ -166,7 +166,7 @@ fn param_as_refuses_integers_of_another_type() {
 }
 
 #[test]
-fn error_of_an_integer_code_has_nccl_text() {
+fn error_from_an_integer_code_has_the_description_of_nccl() {
     Fakes::new().nccl().run(|| {
         let nccl = Nccl::load().expect("the library is found");
         nccl.check("ncclFoo", 0).expect("code 0 is success");

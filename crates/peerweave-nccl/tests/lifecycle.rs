@@ -36,7 +36,7 @@ fn split_creates_a_communicator_for_each_color() {
 }
 
 #[test]
-fn ranks_of_one_thread_split_together() {
+fn split_all_splits_several_ranks_of_one_thread() {
     fakes(4).run(|| {
         let all = all(4);
         let members: Vec<_> = all.iter().map(|(comm, _)| (comm, Some(comm.rank().get() / 2), 0)).collect();
@@ -49,7 +49,7 @@ fn ranks_of_one_thread_split_together() {
 }
 
 #[test]
-fn raw_handle_needs_a_live_communicator() {
+fn as_raw_fails_on_an_aborted_communicator() {
     fakes(2).run(|| {
         let all = all(2);
         let count = function_of(all[0].0.nccl().path(), c"ncclCommUserRank");
@@ -83,7 +83,7 @@ fn shrunk_communicator_lacks_the_excluded_ranks() {
 }
 
 #[test]
-fn reduction_is_destroyed_when_no_call_uses_it() {
+fn reduction_is_destroyed_when_no_call_uses_the_reduction() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[2.0]);
@@ -134,7 +134,7 @@ fn suspended_communicator_refuses_calls_until_resumed() {
 }
 
 #[test]
-fn failed_split_is_an_error_and_not_none() {
+fn failed_split_returns_an_error_instead_of_none() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclCommSplit:1=2").run(|| {
         let (comm, stream) = alone();
         assert_eq!(comm.split(Some(0), 0).expect_err("the first split fails").code().map(|code| code.get()), Some(2));
@@ -147,7 +147,7 @@ fn failed_split_is_an_error_and_not_none() {
 }
 
 #[test]
-fn split_that_is_never_ready_ends_at_the_deadline() {
+fn split_that_another_rank_never_joins_fails_at_the_deadline() {
     fakes(2).run(|| {
         for (mode, state) in [(Switch::On, DeadState::Aborted), (Switch::Off, DeadState::Failed)] {
             ranks(2, &Config::new().blocking(mode), |comm, _| {
@@ -187,7 +187,7 @@ fn unbounded_deadlines_do_not_cause_a_panic() {
 }
 
 #[test]
-fn parent_with_an_unfinished_split_is_unusable() {
+fn parent_of_a_partly_issued_split_is_unusable() {
     fakes(2).run(|| {
         let all = all(2);
         let members: Vec<_> = all.iter().map(|(comm, _)| (comm, Some(0), 0)).collect();

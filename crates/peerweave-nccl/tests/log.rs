@@ -1,5 +1,5 @@
-//! Tests of NCCL's log as `tracing` events, at the requested level. Child processes also log to
-//! this process, and their files are not damaged.
+//! Tests of NCCL's log as `tracing` events, at the requested level. NCCL in a child process also
+//! logs to this process, and does not write to files of the child.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -146,7 +146,7 @@ fn child_process_inherits_the_debug_log_settings() {
 }
 
 #[test]
-fn every_call_has_a_span_with_its_communicator() {
+fn every_call_has_a_span_that_names_the_communicator() {
     fakes(2).run(|| {
         let lines = collect();
         let (comm, stream) = alone();

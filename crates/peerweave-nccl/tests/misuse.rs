@@ -57,7 +57,7 @@ fn wrong_lengths_roots_and_peers_are_misuse() {
         );
         says(
             comm.broadcast(stream, None, &mut six_out, Rank::new(0)),
-            "broadcast: the send buffer: missing; this rank is the root and must pass the buffer",
+            "broadcast: the send buffer: no buffer was passed, expected a buffer because this rank is the root",
         );
         says(
             comm.broadcast_in_place(stream, &mut six_out, Rank::new(3)),
@@ -65,7 +65,7 @@ fn wrong_lengths_roots_and_peers_are_misuse() {
         );
         says(
             comm.reduce(stream, &two, None, ReduceOp::Sum, Rank::new(0)),
-            "reduce: the receive buffer: missing; this rank is the root and must pass the buffer",
+            "reduce: the receive buffer: no buffer was passed, expected a buffer because this rank is the root",
         );
         says(comm.gather(stream, &two, Some(&mut four), Rank::new(0)), "gather: the receive buffer has 4 elements, expected 6");
         says(
@@ -100,20 +100,20 @@ fn wrong_lengths_roots_and_peers_are_misuse() {
         );
         says(
             comm.shrink(&[Rank::new(1), Rank::new(1)], ShrinkMode::Default),
-            "shrink: an excluded rank is 1, expected each rank only once",
+            "shrink: an excluded rank is 1, expected a rank that occurs only once in the list",
         );
         says(
             comm.shrink(&[Rank::new(0)], ShrinkMode::Abort),
             "shrink: an excluded rank is 0, expected a rank other than the calling ranks",
         );
-        says(comm.split(Some(u32::MAX), 0), "split: the color is 4294967295, expected at most 2147483647");
+        says(comm.split(Some(u32::MAX), 0), "split: the color is 4294967295, expected a number of at most 2147483647");
         says(
             Communicator::split_all(&[(comm, None, 0), (comm, None, 0)], None),
             "split: the communicators: one communicator is passed twice, expected each communicator once",
         );
         says(
             comm.grow(3, None),
-            "grow: the number of ranks is 3, expected more than the current number of ranks, and at most 2147483647",
+            "grow: the number of ranks is 3, expected a number greater than the current number of ranks, and at most 2147483647",
         );
         assert_eq!((counted("collectives"), comm.sequence()), (calls, 0), "NCCL was not called");
     });
@@ -301,11 +301,11 @@ fn invalid_ranks_and_devices_are_misuse() {
         let none: [Arc<CudaContext>; 0] = [];
         says(
             Communicator::builder().nccl(nccl).config(config.clone()).deadline(DEADLINE).init_all(&none),
-            "init_all: the number of ranks is 0, expected 1 to 2147483647",
+            "init_all: the number of ranks is 0, expected a number from 1 to 2147483647",
         );
         says(
             Communicator::builder().nccl(nccl).config(config.clone()).deadline(DEADLINE).init_all(&twice),
-            "init_all: the device is 0, expected each device only once",
+            "init_all: the device is 0, expected a device that occurs only once in the list",
         );
         says(
             Communicator::builder().nccl(nccl).config(config.clone()).deadline(DEADLINE).init_rank(
@@ -319,7 +319,7 @@ fn invalid_ranks_and_devices_are_misuse() {
         let members = [0, 1].map(|ordinal| (Arc::clone(&contexts[ordinal]), Rank::new(1)));
         says(
             Communicator::builder().nccl(nccl).config(config.clone()).deadline(DEADLINE).init_ranks(&members, 2, &id),
-            "init_ranks: the rank is 1, expected each rank only once",
+            "init_ranks: the rank is 1, expected a rank that occurs only once in the list",
         );
         says(
             Communicator::builder().nccl(nccl).config(config.clone()).deadline(DEADLINE).init_rank_scalable(
@@ -328,7 +328,7 @@ fn invalid_ranks_and_devices_are_misuse() {
                 &[],
                 Rank::new(0),
             ),
-            "init_rank_scalable: the number of ids is 0, expected at least 1 and at most the number of ranks",
+            "init_rank_scalable: the number of ids is 0, expected a number from 1 to the number of ranks",
         );
         says(
             Communicator::builder().nccl(nccl).config(config.clone()).deadline(DEADLINE).init_rank_scalable(
@@ -337,13 +337,13 @@ fn invalid_ranks_and_devices_are_misuse() {
                 &[id, id],
                 Rank::new(0),
             ),
-            "init_rank_scalable: the number of ids is 2, expected at least 1 and at most the number of ranks",
+            "init_rank_scalable: the number of ids is 2, expected a number from 1 to the number of ranks",
         );
         let (comm, _) = alone_non_blocking();
         let blocking = Config::new().blocking(Switch::On);
         says(
             Communicator::split_all(&[(&comm, Some(0), 0)], Some(&blocking)),
-            "split: Config::blocking: the mode differs from the mode of the parent, expected both blocking or both non-blocking",
+            "split: Config::blocking: the value differs from the mode of the parent communicator, expected both blocking or both non-blocking",
         );
     });
 }
@@ -371,13 +371,13 @@ fn group_of_blocking_and_non_blocking_ranks_is_refused() {
                 group.all_reduce_in_place(&one, &streams[0], &mut first, ReduceOp::Sum)?;
                 group.all_reduce_in_place(&two, &streams[1], &mut second, ReduceOp::Sum)
             }),
-            "group: the communicators: some are blocking and some are non-blocking, expected all blocking or all non-blocking",
+            "group: the communicators: some communicators are blocking and others are non-blocking, expected all blocking or all non-blocking",
         );
     });
 }
 
 #[test]
-fn puts_outside_a_window_are_misuse() {
+fn invalid_windows_and_puts_outside_a_window_are_misuse() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let slice = stream.alloc_zeros::<f32>(8).expect("memory is allocated");
@@ -411,19 +411,19 @@ fn puts_outside_a_window_are_misuse() {
         says(comm.wait_signal(&stream, &[]), "wait_signal: the list of waits has 0 waits, expected at least 1");
         says(
             comm.wait_signal(&stream, &[SignalWait { peer: Rank::new(0), signal: Signal::default(), count: 0 }]),
-            "wait_signal: the count is 0, expected at least 1",
+            "wait_signal: the count is 0, expected a number of at least 1",
         );
         says(
             comm.wait_signal(
                 &stream,
                 &[SignalWait { peer: Rank::new(0), signal: Signal { index: u32::MAX, context: 0 }, count: 1 }],
             ),
-            "wait_signal: the signal's index is 4294967295, expected at most 2147483647",
+            "wait_signal: the signal's index is 4294967295, expected a number of at most 2147483647",
         );
         let clone = window.clone();
         says(
             clone.deregister(&stream, DEADLINE),
-            "Window::deregister: a clone, a recorded call or a captured graph still uses the window; drop these first",
+            "Window::deregister: a clone, a recorded call or a captured graph still uses the window; drop all users of the window first",
         );
         let other = comm.split(Some(0), 0).expect("the split succeeds").expect("the rank is in a new communicator");
         let error = other

@@ -1,5 +1,5 @@
-//! Tests of unregistering memory by one rank, without the other ranks: the call waits only for the
-//! work of this rank.
+//! Tests of unregistering memory on one rank, while the other ranks do not unregister memory. The
+//! call waits only for the work of this rank.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 

@@ -1,5 +1,5 @@
-//! Tests of the reports that ranks exchange over the rendezvous after a timeout. Reports name ranks
-//! that are behind and lost ranks, and outdated reports are ignored.
+//! Tests of the reports that ranks exchange over the rendezvous after a timeout. Errors name lost
+//! ranks and ranks that have issued fewer calls. Outdated reports are ignored.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -31,14 +31,14 @@ fn timeout(result: Result<(), NcclError>) -> Box<Timeout> {
 }
 
 #[test]
-fn ranks_report_their_positions_to_each_other() {
+fn ranks_report_their_last_calls_to_each_other() {
     fakes(3).run_many(3, |child| {
         let (comm, rendezvous, stream) = join(&child);
         let mut buffer = floats(&stream, &[1.0]);
         comm.broadcast_in_place(&stream, &mut buffer, Rank::new(0)).expect("the call is enqueued");
         comm.wait(&stream, DEADLINE).expect("the work completes");
         if child.rank == 2 {
-            // This rank never calls the all-reduce, but reports its position.
+            // This rank never calls the all-reduce, but reports its last call.
             comm.report().expect("the rendezvous is reachable");
             rendezvous.barrier("all ranks have issued their calls").expect("all ranks arrive");
             rendezvous.barrier("all other ranks have timed out").expect("all ranks arrive");
@@ -96,7 +96,7 @@ fn rank_late_for_one_call_is_not_missing_in_the_next_call() {
 }
 
 #[test]
-fn timeout_does_not_report_ranks_that_joined_by_id() {
+fn timeout_has_no_reports_of_ranks_that_joined_by_id() {
     fakes(2).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce").run_many(1, |child| {
         let (comm, _rendezvous, _) = join(&child);
         let (nccl, id) = (comm.nccl(), comm.grow_id().expect("an id is created"));

@@ -1,5 +1,6 @@
 //! Tests of the deadlines of blocked calls and of enqueued work. At a deadline the communicator is
-//! aborted, and the error names the ranks that are behind. Other communicators are not affected.
+//! aborted, and the error names the ranks that have not issued the call. Other communicators are
+//! not affected.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
@@ -19,8 +20,8 @@ const SHORT: Duration = Duration::from_millis(300);
 /// Deadline of calls that succeed within milliseconds, also on a busy machine.
 const PATIENT: Duration = Duration::from_secs(6);
 
-/// Time within which late work ends. The time includes the query of the other ranks, and the wait
-/// of the abort for threads inside NCCL.
+/// Maximum time after which a late call or late work has ended. The time includes the query of the
+/// other ranks, and the wait of the abort for threads inside NCCL.
 const LATE: Duration = Duration::from_secs(20);
 
 /// Returns a fake machine on which the first collective waits inside NCCL for all ranks.
@@ -40,7 +41,7 @@ fn missing(error: &NcclError) -> &[Rank] {
 }
 
 #[test]
-fn stuck_call_ends_at_its_deadline_and_names_late_ranks() {
+fn stuck_call_fails_at_the_deadline_and_names_late_ranks() {
     connecting(2).run(|| {
         for mode in [Switch::On, Switch::Off] {
             let is_over = Barrier::new(2);
@@ -65,7 +66,7 @@ fn stuck_call_ends_at_its_deadline_and_names_late_ranks() {
 }
 
 #[test]
-fn deadline_of_a_stuck_group_aborts_all_of_its_ranks() {
+fn stuck_group_aborts_all_ranks_of_the_thread_at_the_deadline() {
     connecting(3).run(|| {
         let nccl = Nccl::load().expect("the fake library is found");
         let (id, contexts) = (nccl.unique_id().expect("an id is created"), contexts(3));
@@ -104,7 +105,7 @@ fn deadline_of_a_stuck_group_aborts_all_of_its_ranks() {
 }
 
 #[test]
-fn abort_of_one_rank_ends_its_blocked_group() {
+fn abort_of_one_rank_ends_the_blocked_group_of_this_rank() {
     connecting(3).run(|| {
         let nccl = Nccl::load().expect("the fake library is found");
         let (id, contexts) = (nccl.unique_id().expect("an id is created"), contexts(3));
@@ -141,7 +142,7 @@ fn abort_of_one_rank_ends_its_blocked_group() {
 }
 
 #[test]
-fn stuck_query_ends_at_the_deadline() {
+fn stuck_query_fails_at_the_deadline() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclCommMemStats:1").run(|| {
         let (comm, _) = alone();
         comm.set_deadline(SHORT);

@@ -1,8 +1,8 @@
 //! Forced teardown of communicators.
 //!
-//! Invariant: a handle is passed to `ncclCommAbort` once. The thread that closes the communicator's
-//! gate (its lock) starts the abort. The abort runs on a separate thread if the system can start a
-//! thread.
+//! Invariant: a handle is passed to `ncclCommAbort` at most once. The thread that closes the
+//! communicator's gate (its lock) starts the abort. The abort runs on a separate thread if the
+//! system can start a thread.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -22,32 +22,32 @@ use crate::sys::ncclResult_t;
 /// Time limit of aborts for which the caller sets no limit.
 pub(crate) const ABORT_LIMIT: Duration = Duration::from_secs(10);
 
-/// Time for which an abort waits for threads that hold the communicator's lock before it calls
-/// `ncclCommAbort`. On a non-blocking communicator such a thread returns within microseconds. A
-/// thread that is stuck inside NCCL returns only after the abort.
+/// Time for which an abort waits for threads that hold the communicator's lock before the abort
+/// calls `ncclCommAbort`. On a non-blocking communicator such a thread returns within microseconds.
+/// A thread that is stuck inside NCCL returns only after the abort.
 const ABORT_GRACE: Duration = Duration::from_millis(500);
 
 /// Time for which an abort waits for NCCL to end running work, if graphs prevent NCCL from freeing
 /// the communicator.
 const ABORT_WITH_GRAPHS: Duration = Duration::from_millis(200);
 
-/// Time after the start of an abort within which NCCL's threads stop launching work. Used if graphs
-/// prevent NCCL from reporting that the abort is finished.
+/// Time that NCCL's threads need, after the start of an abort, to stop launching work. An aborted
+/// call waits for this time if captured graphs prevent NCCL from reporting the end of the abort.
 const LAUNCH_WITH_GRAPHS: Duration = Duration::from_secs(2);
 
 impl Abort {
-    /// Waits until NCCL has finished the abort, without a deadline. An aborted call waits here
+    /// Waits without a deadline until NCCL has finished the abort. An aborted call waits here
     /// before it returns. Until then NCCL may still launch the call's work, on memory that the
     /// caller may reuse after the return.
     ///
     /// Captured graphs prevent NCCL from freeing the communicator and from reporting that the abort
-    /// is finished. With captured graphs on a blocking communicator, this function does not wait:
-    /// the calling thread has left NCCL, and no other thread launches its work. With captured
-    /// graphs on a non-blocking communicator, this function waits for [`LAUNCH_WITH_GRAPHS`] after
-    /// the abort has begun.
+    /// is finished. So with captured graphs, this function does not wait for the end of the abort.
+    /// On a blocking communicator, this function only waits until the abort has begun: the calling
+    /// thread has left NCCL, and no other thread launches the work of the call. On a non-blocking
+    /// communicator, this function waits for [`LAUNCH_WITH_GRAPHS`] after the abort has begun.
     ///
-    /// Without graphs, this is the only wait of this crate without a deadline. Returning before
-    /// NCCL has finished would be unsound.
+    /// This is the only wait of this crate for NCCL that has no deadline. Returning before NCCL has
+    /// finished would be unsound.
     pub(crate) fn wait(inner: &Inner) {
         let limit = if inner.blocking { Duration::ZERO } else { LAUNCH_WITH_GRAPHS };
         let mut started = None;
@@ -62,8 +62,8 @@ impl Abort {
     }
 }
 
-/// Aborts the open communicators, each on its own thread. Returns the number of aborted
-/// communicators.
+/// Aborts the communicators of this list that are still open, each on a separate thread. Waits for
+/// at most `limit`. Returns the number of aborted communicators.
 pub(crate) fn abort_together(communicators: &[Arc<Inner>], limit: Duration) -> Result<usize, NcclError> {
     let open = |inner: &&Arc<Inner>| inner.nccl.not_forked("abort").is_ok() && inner.gate.close(State::Aborted).is_ok();
     let closed: Vec<Arc<Inner>> = communicators.iter().filter(open).map(Arc::clone).collect();
@@ -81,7 +81,7 @@ pub(crate) fn abort_closed(communicators: &[Arc<Inner>], limit: Duration) -> Vec
     let aborts: Vec<_> = communicators
         .iter()
         .map(|inner| {
-            tracing::warn!(communicator = %inner.name, "aborted");
+            tracing::warn!(communicator = %inner.name, "aborting the communicator");
             let theirs = Arc::clone(inner);
             spawn_background(Work::Abort, move || abort_one(&theirs))
         })
@@ -110,9 +110,9 @@ pub(crate) fn abort_closed(communicators: &[Arc<Inner>], limit: Duration) -> Vec
 /// Aborts and frees a closed communicator, once no thread holds its lock, or all threads that hold
 /// its lock are blocked in NCCL.
 ///
-/// A thread that is blocked in a group uses all communicators of the group, and returns when the
-/// first of these communicators is aborted. So the first communicator is aborted alone, and the
-/// other communicators afterwards.
+/// A thread that is blocked in a group uses all communicators of the group, and returns when one of
+/// these communicators is aborted. So the communicator with the lowest number is aborted first. The
+/// aborts of the other communicators wait up to [`ABORT_GRACE`] longer for the thread to return.
 fn abort_one(inner: &Arc<Inner>) -> Result<(), NcclError> {
     if !inner.gate.drain(ABORT_GRACE) {
         let group = watchdog::stuck_together(inner);

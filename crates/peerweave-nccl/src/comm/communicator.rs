@@ -42,8 +42,9 @@ use crate::{CommProperties, Nccl, Rank};
 /// By default communicators block, as in NCCL. When a call returns, NCCL's work on the host is
 /// complete, such as bootstrapping, connecting ranks at first use, and splitting. Each process has
 /// one watchdog thread, which ends calls that take longer than [`deadline`](Self::deadline). For
-/// such a call, the watchdog finds the ranks that are behind or lost, and aborts the communicator.
-/// The call then returns an error that names these ranks. The watchdog adds no overhead to calls.
+/// such a call, the watchdog finds the ranks that are lost or have not issued the call, and aborts
+/// the communicator. The call then returns an error that names these ranks. The watchdog adds no
+/// overhead to calls.
 ///
 /// With [`Config::blocking`](crate::Config::blocking) off, NCCL's functions return immediately.
 /// This crate then waits until the work on the host is complete, with the same deadline. A
@@ -206,7 +207,7 @@ impl Communicator {
     /// The watchdog detects late work at most one eighth of the limit after the limit has expired.
     /// The watchdog then aborts all ranks that the communicator has in this process. So a thread
     /// that waits in `CudaStream::synchronize` returns. [`wait`](Self::wait) then returns an error
-    /// that names the ranks that are behind.
+    /// that names the ranks that have issued fewer calls.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -273,7 +274,8 @@ impl Communicator {
         let statistic = |which: ncclCommMemStat_t| {
             const CALL: &str = "ncclCommMemStats";
             let mut value = 0u64;
-            // SAFETY: the handle is live inside the gate [C1], and the pointer is to a live word.
+            // SAFETY: the handle is live inside the gate [C1], and the pointer is to a live
+            // integer.
             let code = inner.nccl.code(CALL, |api| unsafe { api.ncclCommMemStats(inner.handle.get(), which, &raw mut value) })?;
             inner.check(CALL, code).map(|()| value)
         };

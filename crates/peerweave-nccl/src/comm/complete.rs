@@ -22,7 +22,9 @@ use crate::member::state::{Allowed, Inside, State};
 use crate::sys::{Api, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t};
 
 impl Inner {
-    /// Completes a call: waits if NCCL is still in progress. Ensures [C2].
+    /// Completes a call for which NCCL returned `code`. Waits if the code is `ncclInProgress`. When
+    /// this function returns, NCCL has finished the call, or the communicator has been aborted
+    /// ([C2] of `membership.rs`).
     #[inline]
     pub(crate) fn complete(
         self: &Arc<Self>,
@@ -126,8 +128,9 @@ impl Inner {
     }
 }
 
-/// Marks the communicator as failed if NCCL keeps the error of a refused call. NCCL keeps the error
-/// of a non-blocking communicator, and every later call would return that error again.
+/// Marks the communicator as failed if NCCL stores the error of a call that NCCL refused. On a
+/// non-blocking communicator NCCL stores the error, and every later call would return the error
+/// again.
 fn keep_failure(inner: &Inner) {
     if !inner.gate.is_closed() && !matches!(inner.ask(), Ok(ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress)) {
         let _ = inner.gate.change(State::Live, State::Failed);
@@ -184,8 +187,9 @@ fn yield_until(deadline: Instant, mut ready: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// Waits until NCCL has finished its work on the host for these communicators. Aborts the
-/// communicators whose work is not finished by the deadline [C2].
+/// Waits until NCCL has finished its work on the host for the communicators in `members`. Aborts
+/// the communicators whose work is not finished by the deadline, so that NCCL launches nothing
+/// later ([C2] of `membership.rs`).
 #[cold]
 pub(crate) fn complete_all(
     call: &'static str,
@@ -273,12 +277,12 @@ pub(crate) fn complete_all(
     }
 }
 
-/// Marks this thread as blocking in the locks of all communicators. Fails if another thread has
-/// aborted or finalized one of the communicators. After this error no lock has a mark, because the
-/// other thread waits until this thread has released the locks.
+/// Marks this thread as possibly blocked in NCCL, in the locks of all communicators. Fails if
+/// another thread has aborted or finalized one of the communicators. After an error no lock has the
+/// mark, so the other thread waits until this thread has released the locks.
 #[inline]
 pub(crate) fn enter_blocking_all(call: &'static str, inside: &[(&Arc<Inner>, Inside<'_>)]) -> Result<(), NcclError> {
-    /// Number of the last group of several communicators.
+    /// Number of the last group that contained several communicators. Groups are numbered from 1.
     static GROUPS: AtomicU64 = AtomicU64::new(0);
     if inside.len() > 1 {
         let group = GROUPS.fetch_add(1, Ordering::Relaxed) + 1;
@@ -291,7 +295,7 @@ pub(crate) fn enter_blocking_all(call: &'static str, inside: &[(&Arc<Inner>, Ins
     dived
 }
 
-/// Removes the marks of [`enter_blocking_all`], after NCCL has returned.
+/// Removes the marks that [`enter_blocking_all`] has set. Called after NCCL has returned.
 #[inline]
 pub(crate) fn leave_blocking_all(inside: &[(&Arc<Inner>, Inside<'_>)]) {
     for (inner, one) in inside {
@@ -319,8 +323,9 @@ pub(crate) fn refuse_group(nccl: Nccl) {
 
 /// Completes a group of calls. `ended` is the result of `ncclGroupEnd`.
 ///
-/// If only part of a group reached NCCL, the other ranks never join that part, and NCCL would wait
-/// for them until the deadline. So the communicators of a partial group are aborted.
+/// If NCCL received only some calls of the group (`is_partial`), other calls of the group are
+/// missing. NCCL would wait for the missing calls until the deadline. So this function aborts the
+/// communicators of a partial group.
 #[inline]
 pub(crate) fn end_group(
     call: &'static str,
@@ -374,11 +379,11 @@ fn end_badly(
 
 /// Returns the value that NCCL has stored at `place`, if the call succeeded. Leaks the memory at
 /// `place` after an error that does not prove that NCCL has finished, because NCCL may still write
-/// there.
+/// to the memory.
 ///
 /// # Safety
-/// `place` came from `Box::into_raw`. It belongs to the caller, or to NCCL while the call is in
-/// progress.
+/// `place` came from `Box::into_raw`. The memory belongs to the caller, or to NCCL while the call
+/// is in progress.
 unsafe fn stored<T>(place: *mut T, result: Result<(), NcclError>) -> Result<T, NcclError> {
     let is_done = match &result {
         Ok(()) | Err(NcclError::Nccl(_) | NcclError::Unsupported(_)) => true,
@@ -386,7 +391,7 @@ unsafe fn stored<T>(place: *mut T, result: Result<(), NcclError>) -> Result<T, N
     };
     // SAFETY: NCCL is done with the place, which is the caller's box.
     let stored = is_done.then(|| *unsafe { Box::from_raw(place) });
-    result.map(|()| stored.expect("the call succeeded"))
+    result.map(|()| stored.expect("a successful call has stored a value"))
 }
 
 #[cfg(test)]

@@ -2,8 +2,8 @@
 //!
 //! Calls to NCCL that may never return run on a separate thread.
 //!
-//! Invariant: a handle is passed to `ncclCommDestroy` or `ncclCommAbort` once. Only the thread that
-//! closes the communicator's gate (its lock) starts this call.
+//! Invariant: a handle is passed to `ncclCommDestroy` or `ncclCommAbort` at most once. Only the
+//! thread that closes the communicator's gate (its lock) starts this call.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -23,7 +23,8 @@ use crate::member::spans;
 use crate::member::state::{Allowed, State};
 use crate::sys::{self, ncclResult_t};
 
-/// Time within which the driver releases the resources of destroyed graphs.
+/// Maximum time for which a call waits until the driver has released the resources of destroyed
+/// graphs.
 const GRAPH_RELEASE_LIMIT: Duration = Duration::from_secs(2);
 
 impl Communicator {
@@ -48,7 +49,8 @@ impl Communicator {
     /// ```
     ///
     /// # Collective
-    /// All ranks. A thread with several ranks calls [`finalize_all`](Self::finalize_all) instead.
+    /// All ranks must make this call. A thread with several ranks calls
+    /// [`finalize_all`](Self::finalize_all) instead.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] if captured graphs still use the communicator after two seconds. In
@@ -182,11 +184,11 @@ impl Communicator {
     /// No work can be issued until [`resume`](Self::resume).
     ///
     /// # Collective
-    /// All ranks, while no work is in flight.
+    /// All ranks must make this call while no work is in flight.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] if captured graphs still use the communicator after two seconds,
-    /// because the graphs would replay calls that access released memory.
+    /// because replayed calls of the graphs would access released memory.
     /// [`NcclError::Unsupported`] with an older NCCL. [`NcclError::Dead`]. Errors that NCCL
     /// returns.
     pub fn suspend(&self) -> Result<(), NcclError> {
@@ -202,7 +204,7 @@ impl Communicator {
     /// Reallocates the memory that [`suspend`](Self::suspend) has released. Requires NCCL 2.29.7.
     ///
     /// # Collective
-    /// All ranks.
+    /// All ranks must make this call.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] if the communicator has not been suspended. [`NcclError::Unsupported`]

@@ -1,5 +1,5 @@
-//! The communicator as its users see it: queries, completion of calls, waits, the watchdog, and the
-//! end of a communicator.
+//! The communicator and its operations other than communication: queries, completion of calls,
+//! waits with deadlines, the watchdog, and the end of a communicator.
 
 pub(crate) mod abort;
 pub(crate) mod communicator;

@@ -1,5 +1,5 @@
-//! Finds the ranks of a communicator in this process that are behind, and checks whether another
-//! thread can still issue the missing calls.
+//! Finds the ranks of a communicator in this process that have not issued a collective for which
+//! other ranks wait. Checks whether another thread can still issue the missing calls.
 //!
 //! A thread with several ranks issues the calls of all these ranks in one group. If the thread
 //! omits a rank, the thread waits for a call that only the thread itself can issue. NCCL never
@@ -18,11 +18,12 @@ use crate::member::threads::this_thread;
 /// Interval at which the communicator's other ranks in this process are checked.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Minimum time before a rank counts as omitted. Threads can be late by up to this time.
+/// Minimum waiting time after which a rank of this process counts as omitted from a group. Before
+/// this time, another thread may still issue the call of the rank.
 const AT_LEAST: Duration = Duration::from_millis(500);
 
-/// Time after which a rank counts as omitted, if the thread has already issued the call for several
-/// other ranks.
+/// Waiting time after which a rank of this process counts as omitted from a group, if the waiting
+/// thread has already issued the call for two or more other ranks.
 const LEFT_OUT_AFTER: Duration = Duration::from_secs(1);
 
 /// Returns the other open ranks of a communicator in this process.
@@ -39,7 +40,8 @@ pub(crate) fn of_process(inner: &Arc<Inner>) -> Vec<Arc<Inner>> {
     all
 }
 
-/// Returns the positions of the other ranks in this process, as rank reports.
+/// Returns a report for each other open rank of the communicator in this process. A report has the
+/// number and the name of the rank's last call.
 pub(crate) fn reports(inner: &Arc<Inner>) -> Vec<RankReport> {
     let report = |other: &Arc<Inner>| {
         let (sequence, call) = other.last();
@@ -48,7 +50,8 @@ pub(crate) fn reports(inner: &Arc<Inner>) -> Vec<RankReport> {
     siblings(inner).iter().map(report).collect()
 }
 
-/// Checks whether a waiting thread has omitted a rank whose call only the waiting thread can issue.
+/// Checks whether a waiting thread has omitted a rank from a group, although only the waiting
+/// thread can issue the rank's call.
 pub(crate) struct LeftOut {
     /// Number of the waiting thread.
     thread: u64,
@@ -71,7 +74,7 @@ impl LeftOut {
         Self { thread, next: Instant::now() + LOOK_EVERY, patience: (deadline / 2).max(AT_LEAST) }
     }
 
-    /// Fails if the waiting thread has omitted a rank.
+    /// Fails if the waiting thread has omitted a rank from a group.
     ///
     /// A rank counts as omitted under two conditions. The rank has issued fewer collectives than
     /// the waiting rank, and the waiting thread was the last thread that created or used the rank.

@@ -31,7 +31,7 @@ static COMMUNICATORS: AtomicUsize = AtomicUsize::new(0);
 /// Bit of [`ENDING`]: the process is ending and does not wait for background threads any more.
 const CLOSED: usize = 1 << (usize::BITS - 1);
 
-/// Work of a background thread.
+/// Kind of work that a background thread does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
     /// Ends a dropped or finalized communicator.
@@ -45,7 +45,7 @@ pub(super) enum Work {
 }
 
 impl Work {
-    /// Returns the name of the thread.
+    /// Returns the name of the background thread that does this work.
     fn name(self) -> &'static str {
         match self {
             Self::End => "peerweave-end",
@@ -71,7 +71,7 @@ pub(crate) fn communicators() -> usize {
     COMMUNICATORS.load(Ordering::Acquire)
 }
 
-/// Returns whether the process is ending. NCCL must then not be called any more.
+/// Returns whether the process is ending. After that, NCCL must not be called any more.
 pub(super) fn is_closed() -> bool {
     ENDING.load(Ordering::Acquire) & CLOSED != 0
 }
@@ -139,7 +139,8 @@ impl Teardown {
         })
     }
 
-    /// Calls `ncclCommFinalize`, which completes the issued work, and waits until the deadline.
+    /// Calls `ncclCommFinalize`, which completes the issued work. Waits for the result, at most
+    /// until the deadline.
     fn finalize(&self, start: Instant) -> Result<(), NcclError> {
         const CALL: &str = "ncclCommFinalize";
         let (nccl, handle, context) = (self.nccl, self.handle, Arc::clone(&self.context));
@@ -211,8 +212,8 @@ pub(crate) fn no_thread_error(call: &'static str) -> NcclError {
 /// their state at exit, and a thread inside these libraries would use freed state.
 ///
 /// Exit functions run in reverse order of registration. The CUDA runtime registers its exit
-/// function when the first communicator is created. So this function is called again after the
-/// first communicator was created.
+/// function when the first communicator is created. So this function is called a second time, after
+/// the first communicator was created.
 fn wait_at_exit(registered: &Once) {
     registered.call_once(|| {
         // SAFETY: the function lives as long as the process, and does not panic.
@@ -269,9 +270,9 @@ pub(super) fn spawn_background<R: Send + 'static>(work: Work, run: impl FnOnce()
     std::thread::Builder::new().name(work.name().to_owned()).spawn(body).ok().map(|_| receiver)
 }
 
-/// Runs `work` for a destructor, while the communicator's lock is held. Runs `work` on this thread
-/// if the lock becomes free within `patience`, and on another thread if the lock stays busy. Does
-/// nothing if the communicator was freed.
+/// Runs `work`, which frees a resource in a destructor, while holding the communicator's lock. Runs
+/// `work` on this thread if the lock becomes free within `patience`, and on another thread if the
+/// lock stays busy. Does nothing if the communicator was freed.
 pub(crate) fn run_or_defer(
     inner: Arc<Inner>,
     allowed: Allowed,

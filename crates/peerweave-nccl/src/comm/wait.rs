@@ -1,4 +1,5 @@
-//! Waits with a deadline for enqueued work, and finds the ranks that have not joined the work.
+//! Waits with a deadline for enqueued work, and finds the ranks that have not issued the matching
+//! calls.
 //!
 //! `lifecycle.rs` ends communicators whose work is stuck.
 //!
@@ -51,7 +52,8 @@ const WATCH_PATIENCE: Duration = Duration::from_millis(20);
 /// died can complete within this time.
 const LAST_WORK: Duration = Duration::from_millis(500);
 
-/// Time limit within which the other ranks publish their last call.
+/// Time for which a rank waits until the other ranks have published their last calls, and time
+/// limit of other queries of the rendezvous.
 const REPORTS: Duration = Duration::from_millis(500);
 
 impl Communicator {
@@ -66,14 +68,15 @@ impl Communicator {
     ///
     /// # Errors
     /// [`NcclError::Timeout`] at the deadline. The error names the last call, its number, and the
-    /// ranks that are behind. The error names ranks of other processes only if the communicator has
-    /// a rendezvous. [`MisuseKind::NotInGroup`] if this thread has another rank, and the work waits
-    /// for a call of that rank that this thread has not issued. This error is returned before the
-    /// deadline if the deadline is long enough. [`NcclError::PeerLost`] half a second after the
-    /// rendezvous reports that a rank has died, or at an earlier deadline. [`NcclError::Nccl`] if
-    /// NCCL reports an asynchronous error. [`NcclError::Misuse`] if the stream is being captured or
-    /// belongs to another device. [`NcclError::Dead`] if another thread ended the communicator
-    /// during the wait. [`NcclError::Cuda`] if the work failed.
+    /// ranks that have issued fewer calls. The error names ranks of other processes only if the
+    /// communicator has a rendezvous. [`MisuseKind::NotInGroup`] if this thread also drives another
+    /// rank of the communicator, and has not issued the call for that rank. If the deadline is
+    /// longer than half a second, this error is returned before the deadline.
+    /// [`NcclError::PeerLost`] half a second after the rendezvous reports that a rank has died, or
+    /// at an earlier deadline. [`NcclError::Nccl`] if NCCL reports an asynchronous error.
+    /// [`NcclError::Misuse`] if the stream is being captured or belongs to another device.
+    /// [`NcclError::Dead`] if another thread ended the communicator during the wait.
+    /// [`NcclError::Cuda`] if the work failed.
     pub fn wait(&self, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
         self.wait_with(stream, deadline, OnExpiry::default())
     }
@@ -179,11 +182,13 @@ fn is_about_asking(code: CudaCode) -> bool {
     matches!(code.0, 1 | 3 | 4 | 200 | 201 | 400 | 401) || (900..=908).contains(&code.0)
 }
 
-/// Checks whether the stream's state still describes the work. A revoked or aborted communicator
-/// also ends its work, so the work then looks complete.
+/// Fails if the communicator is neither live nor suspended, or if NCCL reports an asynchronous
+/// error. Revoking or aborting a communicator ends its work. The stream then looks complete,
+/// although the work failed.
 ///
-/// If another thread holds the communicator's lock, this function waits for that thread for at most
-/// `patience`. That thread detects asynchronous errors that NCCL returns.
+/// If another thread holds the lock of a non-blocking communicator, this function waits for the
+/// lock for at most `patience`, and then does not query NCCL. The thread that holds the lock
+/// detects asynchronous errors that NCCL returns.
 fn look(inner: &Arc<Inner>, call: &'static str, patience: Duration) -> Result<(), Stop> {
     let state = inner.gate.state();
     if state != State::Live && state != State::Suspended {
@@ -228,13 +233,14 @@ fn reported(inner: &Inner, rendezvous: &Rendezvous, rank: Rank) -> Result<Option
 pub(crate) struct Watch {
     /// Time of the next query of the rendezvous, measured from the start of the wait.
     next: Option<Duration>,
-    /// The lost ranks, and the time at which they were reported.
+    /// The lost ranks, and the time at which the rendezvous reported the loss.
     gone: Option<(Vec<Rank>, Instant)>,
 }
 
 impl Watch {
-    /// Fails once a rank has been lost for [`LAST_WORK`]. Work that the rank joined before it died
-    /// has completed by then.
+    /// Queries the rendezvous if the next query is due. Fails when [`LAST_WORK`] has passed since
+    /// the rendezvous reported a lost rank. Work that the rank had joined before it died has
+    /// completed within this time.
     pub(crate) fn look(&mut self, inner: &Arc<Inner>, waited: Duration) -> Result<(), NcclError> {
         if let Some((ranks, since)) = &mut self.gone {
             if since.elapsed() < LAST_WORK {
@@ -332,8 +338,8 @@ pub(crate) fn expired(inner: &Arc<Inner>, waited: Duration) -> NcclError {
     .into()
 }
 
-/// Information about the other ranks: the ranks that are lost, the ranks that are behind, and the
-/// reports that ranks have published.
+/// Information about the other ranks: the ranks that are lost, the ranks that have issued fewer
+/// calls than this rank, and the reports that ranks have published.
 #[derive(Default)]
 struct PeerReports {
     gone: Vec<Rank>,
@@ -357,8 +363,8 @@ impl PeerReports {
         }
     }
 
-    /// Adds the positions of the ranks of this process, which are known without a rendezvous. A
-    /// rank with a position before `sequence` is missing.
+    /// Adds `known`, the reports of the ranks of this process, which need no rendezvous. A rank
+    /// whose last call has a number below `sequence` counts as missing.
     fn with(mut self, known: Vec<RankReport>, sequence: u64) -> Self {
         for report in known {
             self.missing.retain(|rank| *rank != report.rank);

@@ -3,7 +3,7 @@
 //!
 //! The watchdog adds no cost to calls, because it only reads values that each call writes anyway.
 //! These values are the owner of the communicator's lock (`state.rs`), the number of the last call,
-//! and the streams with work. For each late call, a separate thread queries the positions of the
+//! and the streams with work. For each late call, a separate thread queries the last calls of the
 //! other ranks. So a query does not delay the deadline of another call.
 //!
 //! Invariant: the watchdog closes a communicator to new calls before the watchdog aborts the
@@ -27,7 +27,7 @@ use crate::library::error::NcclError;
 use crate::member::membership::{self, Inner};
 use crate::member::state::Gate;
 
-/// Number of inspections within the shortest deadline of all communicators.
+/// Number of inspections by the watchdog within the shortest deadline of all communicators.
 const LOOKS: u32 = 8;
 /// Minimum and maximum interval between inspections.
 const BETWEEN_LOOKS: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(100)];
@@ -56,7 +56,8 @@ pub(crate) fn is_looking() -> bool {
     LOOKING.load(Ordering::Acquire) != 0
 }
 
-/// A running inspection. Dropped after the handles of the inspected communicators.
+/// A running inspection of communicators by the watchdog. Must be dropped after the handles of the
+/// inspected communicators.
 struct Look(BeforeExit);
 
 impl Look {
@@ -177,8 +178,8 @@ struct LateCall {
 }
 
 impl LateCall {
-    /// Waits until the call has returned. Aborts its communicators at the deadline, or earlier if a
-    /// rank is lost or was omitted.
+    /// Waits until the call has returned. Aborts the communicators of the call at the deadline, or
+    /// earlier if a rank is lost or was omitted from the group.
     fn inspect(&self) {
         let (mut watch, mut left_out) = (Watch::default(), None);
         while let Some(pause) = self.look(&mut watch, &mut left_out) {

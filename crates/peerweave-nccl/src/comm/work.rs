@@ -1,9 +1,9 @@
 //! Checks for the watchdog whether enqueued work completes in time.
 //!
 //! A query of the stream alone is not enough, because a busy stream may have received new work
-//! since the last query. So the watchdog records an event behind the enqueued work at intervals,
-//! and queries whether the stream has reached the event. The events add no cost to calls, and most
-//! work is complete before an event is recorded.
+//! since the last query. So at intervals the watchdog records an event in the stream, after the
+//! enqueued work, and queries whether the stream has reached the event. The events add no cost to
+//! calls, and most work is complete before an event is recorded.
 //!
 //! Invariant: no event is recorded in a stream that is being captured.
 
@@ -18,10 +18,10 @@ use crate::member::membership::{Inner, set_current};
 /// Divisor of the work deadline: work is first checked after an eighth of its deadline.
 const PART: u32 = 8;
 
-/// `CU_EVENT_DISABLE_TIMING`: the cheapest event.
+/// Flag `CU_EVENT_DISABLE_TIMING` of the driver. Events without timing have the lowest cost.
 const DISABLE_TIMING: u32 = 2;
 
-/// The state of the work of one communicator.
+/// State of the watchdog's check of the enqueued work of one communicator.
 #[derive(Default)]
 pub(crate) struct Work {
     /// Number of the last call that is known to be complete.
@@ -33,13 +33,14 @@ pub(crate) struct Work {
     is_reported: bool,
 }
 
-/// Events behind the work that was enqueued up to a call.
+/// Events recorded after the work that was enqueued up to a call, one event for each stream.
 struct Marks {
-    /// Number of the call.
+    /// Number of the last call whose work precedes the events.
     sequence: u64,
     /// The events that the streams have not reached.
     pending: Vec<Mark>,
-    /// Whether every stream got an event. A stream that is being captured gets no event.
+    /// Whether an event was recorded in every stream. No event is recorded in a stream that is
+    /// being captured.
     is_complete: bool,
 }
 
@@ -79,8 +80,9 @@ impl Work {
 }
 
 impl Marks {
-    /// Records events behind all work enqueued by the communicator, up to the call with this
-    /// number. Streams that are being captured, and streams that return an error, get no event.
+    /// Records an event in each stream, after all work that the communicator has enqueued.
+    /// `sequence` is the number of the last call. Streams that are being captured, and streams that
+    /// return an error, get no event.
     fn record(inner: &Inner, sequence: u64) -> Self {
         if set_current(&inner.context).is_err() {
             return Self { sequence, pending: Vec::new(), is_complete: false };
@@ -92,7 +94,7 @@ impl Marks {
     }
 }
 
-/// An event in a stream, behind all work that was enqueued before the event.
+/// An event that was recorded in a stream, after all earlier work of the stream.
 struct Mark(CUevent);
 
 // SAFETY: the shared value is a handle that only the driver dereferences, on any thread. The handle
@@ -118,7 +120,8 @@ impl Mark {
         None
     }
 
-    /// Returns whether the stream has reached the event; `false` if the event cannot be queried.
+    /// Returns whether the stream has reached the event, and destroys the event in this case. An
+    /// event that cannot be queried counts as reached.
     fn is_reached(&self, inner: &Inner) -> bool {
         // SAFETY: the event is live.
         let code = relaxed(|| unsafe { inner.driver.api().cuEventQuery(self.0) });

@@ -13,10 +13,10 @@ use peerweave_driver::multicast_switch;
 
 use crate::library::error::{MisuseKind, NcclError};
 
-/// Fails if multicast objects are disabled but NCCL would create them.
+/// Fails if multicast objects are disabled in this process but NCCL would create multicast objects.
 ///
 /// # Errors
-/// [`NcclError::Misuse`] with the option to set.
+/// [`NcclError::Misuse`], which names the environment variable to set.
 pub(crate) fn obeys_the_switch(call: &'static str) -> Result<(), NcclError> {
     let told = std::env::var("NCCL_NVLS_ENABLE").ok();
     if is_obeyed(multicast_switch().is_ok(), told.as_deref()) {

@@ -1,4 +1,4 @@
-//! The configuration of one collective (requires NCCL 2.31). `of_communicator.rs` has the
+//! The configuration of one collective, which requires NCCL 2.31. `of_communicator.rs` has the
 //! configuration of a communicator.
 //!
 //! This module does not call NCCL. NCCL checks the configuration on each rank separately, so the
@@ -87,7 +87,7 @@ impl CollConfig {
         self
     }
 
-    /// Sets the maximum number of CTAs for the case that the collective uses NVLink switches.
+    /// Sets the maximum number of CTAs of a collective that uses NVLink switches.
     pub fn nvls_ctas(mut self, ctas: u32) -> Self {
         self.nvls_ctas = Some(ctas);
         self
@@ -181,14 +181,14 @@ impl CollConfig {
         let version = found.version.min(sys::HEADER);
         let mut extensions = self.extensions(found.call)?;
         let mut raw = ncclCollConfig_t {
-            size: ncclCollConfig_t::len_bytes(version).expect("the version was checked above"),
+            size: ncclCollConfig_t::len_bytes(version).expect("NCCL 2.31 and later have `ncclCollConfig_t`"),
             magic: sys::NCCL_API_MAGIC,
             version: version_code(version).unsigned_abs(),
             ext: if extensions.is_empty() { std::ptr::null_mut() } else { extensions.as_mut_ptr() },
-            minCTAs: count("CollConfig::min_ctas", self.min_ctas, 1..=MOST, "at least 1")?,
-            maxCTAs: count("CollConfig::max_ctas", self.max_ctas, 1..=MOST, "at least 1")?,
-            nvlsCTAs: count("CollConfig::nvls_ctas", self.nvls_ctas, 1..=MOST, "at least 1")?,
-            cgaClusterSize: count("CollConfig::cga_cluster_size", self.cga_cluster_size, 0..=8, "0 to 8")?,
+            minCTAs: count("CollConfig::min_ctas", self.min_ctas, 1..=MOST, "a number of at least 1")?,
+            maxCTAs: count("CollConfig::max_ctas", self.max_ctas, 1..=MOST, "a number of at least 1")?,
+            nvlsCTAs: count("CollConfig::nvls_ctas", self.nvls_ctas, 1..=MOST, "a number of at least 1")?,
+            cgaClusterSize: count("CollConfig::cga_cluster_size", self.cga_cluster_size, 0..=8, "a number from 0 to 8")?,
             algSelection: std::ptr::null(),
             forceAlgSelection: c_int::from(self.force_algorithms != Some(Switch::Off)),
             CTAPolicy: self.cta_policy.map_or(sys::NCCL_CONFIG_UNDEF_INT, CtaPolicy::raw),
@@ -201,8 +201,8 @@ impl CollConfig {
         Ok(RawCollConfig { raw, _extensions: extensions, event: self.launch_completion_event.clone() })
     }
 
-    /// Converts the vendors' options to NCCL's linked list. Fails if two options
-    /// have the same vendor and number.
+    /// Converts the vendors' options to NCCL's linked list. Fails if two options have the same
+    /// vendor and number, or if the number of a vendor is out of range.
     fn extensions(&self, call: &'static str) -> Result<Vec<ncclConfigExt_t>, NcclError> {
         const WHAT: &str = "CollConfig::vendor_option";
         let mut list = Vec::with_capacity(self.vendor_options.len());
@@ -214,7 +214,7 @@ impl CollConfig {
                     MisuseKind::Combination { what: WHAT, why: "two options have the same vendor and number" },
                 ));
             }
-            let vendor = in_range(call, WHAT, option.vendor, 1..=(1 << 24) - 1, "a vendor from 1 to 16777215")?;
+            let vendor = in_range(call, WHAT, option.vendor, 1..=(1 << 24) - 1, "a vendor number from 1 to 16777215")?;
             let val = match &option.value {
                 VendorValue::Number(number) => sys::ncclConfigExtValue { i: *number },
                 VendorValue::Text(text) => sys::ncclConfigExtValue { s: interned(call, WHAT, text)? },
@@ -234,9 +234,9 @@ impl CollConfig {
     }
 }
 
-/// NCCL's struct of a configuration of a collective, for one version of NCCL. The struct must
-/// outlive every call to which it is passed. If the call is in a group, the struct must also
-/// outlive the end of the group.
+/// The configuration of one collective as NCCL's C struct, in the layout of one version of NCCL.
+/// The struct must outlive every call to which it is passed. If the call is in a group, the struct
+/// must also outlive the end of the group.
 ///
 /// The type is not `Clone`, because `raw` points into `_extensions`.
 pub(crate) struct RawCollConfig {
@@ -252,7 +252,7 @@ impl RawCollConfig {
     }
 
     /// Returns the event that NCCL records. The event must be kept alive until NCCL has recorded
-    /// it, and as long as a graph that captured the collective exists.
+    /// the event, and as long as a graph that captured the collective exists.
     pub(crate) fn event(&self) -> Option<&Arc<CudaEvent>> {
         self.event.as_ref()
     }
@@ -337,7 +337,7 @@ mod tests {
                 CollConfig::new().profiler_tag(1 << 63),
                 "all_reduce: CollConfig::profiler_tag: the tag's highest bit is reserved by NCCL, expected a tag below 2^63",
             ),
-            (CollConfig::new().max_ctas(0), "all_reduce: CollConfig::max_ctas is 0, expected at least 1"),
+            (CollConfig::new().max_ctas(0), "all_reduce: CollConfig::max_ctas is 0, expected a number of at least 1"),
         ] {
             assert_eq!(build(&config, "2.32.3").err().expect("the configuration is invalid").to_string(), expected);
         }

@@ -130,10 +130,10 @@ options! {
         /// requirements also apply to the variable. Requires NCCL 2.18.
         ///
         /// # Safety
-        /// If the option is on, no two threads make host calls on the communicator or its children
-        /// at the same time. NCCL changes the shared state without a lock, and this crate's locks
-        /// protect only one communicator each. Aborting one of these communicators also ends work
-        /// of the other communicators, without an error.
+        /// If the option is on, two threads must not make host calls on the communicator or its
+        /// children at the same time. NCCL changes the shared state without a lock, and this
+        /// crate's locks protect only one communicator each. Aborting one of these communicators
+        /// also ends work of the other communicators, without an error.
         split_share: Switch => splitShare, unsafe;
         /// Sets whether children created by shrink share resources with this communicator. If not
         /// set, NCCL reads the environment variable `NCCL_COMM_SHRINK_SHARE_RESOURCES`. Requires
@@ -147,9 +147,11 @@ options! {
         /// Sets the policy by which NCCL selects the number of CTAs. Requires NCCL 2.27.
         /// [`CtaPolicy::Zero`] requires NCCL 2.28.
         cta_policy: CtaPolicy => CTAPolicy;
-        /// Sets whether work is scheduled for the best use of NVLink. Requires NCCL 2.28.
+        /// Sets whether NCCL schedules work so that NVLink is used in the best way. Requires NCCL
+        /// 2.28.
         nvlink_centric_sched: Switch => nvlinkCentricSched;
-        /// Sets how this communicator's collectives are used in graphs. Requires NCCL 2.29.
+        /// Sets how the program uses this communicator's collectives in captured graphs. Requires
+        /// NCCL 2.29.
         graph_usage: GraphUsage => graphUsageMode;
         /// Sets whether NCCL orders kernels that are captured into graphs. If off, the caller must
         /// order these kernels, and [`graph_usage`](Self::graph_usage) must be
@@ -173,28 +175,28 @@ options! {
     counts {
         /// Sets the number of thread blocks in each cluster of NCCL's kernels, from 0 to 8.
         /// Requires NCCL 2.17.
-        cga_cluster_size in 0..=8, "0 to 8" => cgaClusterSize;
+        cga_cluster_size in 0..=8, "a number from 0 to 8" => cgaClusterSize;
         /// Sets the minimum number of CTAs of a kernel. [`max_ctas`](Self::max_ctas) must be set
         /// too. Requires NCCL 2.17.
-        min_ctas in 1..=MOST, "at least 1" => minCTAs;
+        min_ctas in 1..=MOST, "a number of at least 1" => minCTAs;
         /// Sets the maximum number of CTAs of a kernel. Requires NCCL 2.17.
-        max_ctas in 1..=MOST, "at least 1" => maxCTAs;
+        max_ctas in 1..=MOST, "a number of at least 1" => maxCTAs;
         /// Sets the traffic class of network operations. The network defines the meaning of the
         /// value, such as a service level or a type of service. Requires NCCL 2.26.
-        traffic_class in 0..=MOST, "at most 2147483647" => trafficClass;
+        traffic_class in 0..=MOST, "a number of at most 2147483647" => trafficClass;
         /// Sets the number of CTAs of kernels that use NVLink switches. Requires NCCL 2.27.
-        nvls_ctas in 1..=MOST, "at least 1" => nvlsCTAs;
+        nvls_ctas in 1..=MOST, "a number of at least 1" => nvlsCTAs;
         /// Sets the number of network channels to one peer. NCCL rounds the number up to a power of
         /// two. Requires NCCL 2.28.
-        channels_per_net_peer in 1..=64, "1 to 64" => nChannelsPerNetPeer;
+        channels_per_net_peer in 1..=64, "a number from 1 to 64" => nChannelsPerNetPeer;
         /// Sets the number of contexts for one-sided operations. With 0 there are no contexts.
         /// Requires NCCL 2.29.
-        num_rma_ctx in 0..=MOST, "at most 2147483647" => numRmaCtx;
+        num_rma_ctx in 0..=MOST, "a number of at most 2147483647" => numRmaCtx;
         /// Sets the maximum number of peers to which a rank sends, or from which a rank receives,
         /// at the same time. Requires NCCL 2.30.
-        max_p2p_peers in 1..=MOST, "at least 1" => maxP2pPeers;
+        max_p2p_peers in 1..=MOST, "a number of at least 1" => maxP2pPeers;
         /// Sets the number of signals in each context for one-sided operations. Requires NCCL 2.31.
-        num_rma_sig in 0..=MOST, "at most 2147483647" => numRmaSig;
+        num_rma_sig in 0..=MOST, "a number of at most 2147483647" => numRmaSig;
     }
     texts {
         /// Sets the network to use: `IB`, `Socket`, or the name of a plug-in. Requires NCCL 2.17.
@@ -244,7 +246,8 @@ impl Config {
         Ok(RawConfig(raw))
     }
 
-    /// Fails for combinations that NCCL refuses, or that NCCL would only log and replace.
+    /// Fails for combinations of options that NCCL would refuse, or that NCCL would log and then
+    /// ignore.
     fn check(&self, call: &'static str) -> Result<(), NcclError> {
         let combination = |what, why| Err(NcclError::misuse(call, MisuseKind::Combination { what, why }));
         match (self.min_ctas, self.max_ctas) {
@@ -257,7 +260,7 @@ impl Config {
         {
             return combination(
                 "Config::graph_stream_ordering",
-                "Off requires graph_usage Never or One; otherwise NCCL ignores Off",
+                "graph_stream_ordering Off requires graph_usage Never or One; otherwise NCCL ignores the option",
             );
         }
         Ok(())
@@ -297,7 +300,7 @@ fn unset() -> ncclConfig_t {
     }
 }
 
-/// NCCL's struct of a configuration, for one version of NCCL.
+/// The configuration of a communicator as NCCL's C struct, in the layout of one version of NCCL.
 #[derive(Clone, Debug)]
 pub(crate) struct RawConfig(ncclConfig_t);
 
@@ -337,7 +340,7 @@ impl Found<'_> {
 /// Returns the version that introduced a field of `ncclConfig_t`.
 fn field_since(name: &str) -> Version {
     let field = ncclConfig_t::FIELDS.iter().find(|field| field.name == name);
-    field.expect("the history of the struct has every field").since
+    field.expect("`ncclConfig_t::FIELDS` has every field of the struct").since
 }
 
 /// Converts a numeric option to NCCL's type. Fails unless `range` contains the number. `expected`
@@ -499,18 +502,18 @@ mod tests {
         for (config, expected) in [
             (
                 Config::new().cga_cluster_size(9),
-                "init_rank: Config::cga_cluster_size (ncclConfig_t.cgaClusterSize) is 9, expected 0 to 8",
+                "init_rank: Config::cga_cluster_size (ncclConfig_t.cgaClusterSize) is 9, expected a number from 0 to 8",
             ),
             (Config::new().min_ctas(2), "init_rank: Config::min_ctas: min_ctas is set without max_ctas; set both"),
             (Config::new().min_ctas(9).max_ctas(8), "init_rank: Config::min_ctas: min_ctas is greater than max_ctas"),
             (
                 Config::new().graph_stream_ordering(Switch::Off),
-                "init_rank: Config::graph_stream_ordering: Off requires graph_usage Never or One; otherwise NCCL ignores Off",
+                "init_rank: Config::graph_stream_ordering: graph_stream_ordering Off requires graph_usage Never or One; otherwise NCCL ignores the option",
             ),
             (Config::new().name("a\0b"), "init_rank: Config::name (ncclConfig_t.commName): the text contains a zero byte"),
             (
                 Config::new().traffic_class(u32::MAX),
-                "init_rank: Config::traffic_class (ncclConfig_t.trafficClass) is 4294967295, expected at most 2147483647",
+                "init_rank: Config::traffic_class (ncclConfig_t.trafficClass) is 4294967295, expected a number of at most 2147483647",
             ),
         ] {
             assert_eq!(build(&config, sys::HEADER).expect_err("the configuration is invalid").to_string(), expected);

@@ -49,11 +49,11 @@ impl MultimemHandle {
     }
 }
 
-/// Memory for the bytes that NCCL writes. It is allocated as `u64` for the alignment. All bytes are
-/// initially zero, so reading any byte is defined.
+/// Memory for the bytes of a device communicator, which NCCL writes. The memory is allocated as
+/// `u64` for the alignment. All bytes are initially zero, so reading any byte is defined.
 ///
-/// The memory is a separate allocation, because NCCL keeps a pointer to the bytes during the call
-/// [D1].
+/// The memory is a separate allocation, because NCCL keeps a pointer to the bytes during the call.
+/// So the bytes do not move when this value is moved [D1].
 struct Storage {
     words: NonNull<u64>,
     len_bytes: usize,
@@ -91,8 +91,9 @@ impl DeviceCommunicator {
     /// Creates a device communicator.
     ///
     /// # Collective
-    /// All ranks, with the same requirements and in the same order of calls. A thread cannot make
-    /// the calls of several ranks one after the other. Use one thread for each rank.
+    /// All ranks must make this call with the same requirements. Every rank must create its device
+    /// communicators in the same order. A thread cannot make the calls of several ranks one after
+    /// the other. Use one thread for each rank.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] before NCCL 2.30.3, and for requirements that the library does
@@ -101,8 +102,8 @@ impl DeviceCommunicator {
     /// multicast objects, and multicast objects are disabled in this process. [`NcclError::Nccl`]
     /// if the hardware does not support device communicators.
     /// [`CommProperties::device_api`](crate::CommProperties::device_api) returns whether the
-    /// hardware supports them. [`NcclError::Timeout`] at the communicator's deadline, after which
-    /// the communicator is aborted. [`NcclError::Dead`].
+    /// hardware supports device communicators. [`NcclError::Timeout`] at the communicator's
+    /// deadline, after which the communicator is aborted. [`NcclError::Dead`].
     pub fn create(communicator: &Communicator, requirements: &DeviceCommRequirements) -> Result<Self, NcclError> {
         const CALL: &str = "ncclDevCommCreate";
         let inner = &communicator.inner;

@@ -1,4 +1,5 @@
-//! Requirements of a device communicator, and their conversion to NCCL's structs.
+//! Requirements of a device communicator, such as the number of barriers, and their conversion to
+//! NCCL's structs.
 //!
 //! `device_comm.rs` creates device communicators. NCCL 2.28 and 2.29 have a device API with
 //! different struct layouts, which this crate does not support. NCCL 2.30.3 is the first supported
@@ -229,7 +230,7 @@ impl DeviceCommRequirements {
             self.multimem_teams.iter().map(|team| team.to_raw(found.call, rank, n_ranks)).collect::<Result<_, _>>()?;
         self.check(found)?;
         let (version, len_bytes, runtime) = self.version_of(found)?;
-        let count = |what, value| in_range(found.call, what, value, 0..=i32::MAX as u32, "at most 2147483647");
+        let count = |what, value| in_range(found.call, what, value, 0..=i32::MAX as u32, "a number of at most 2147483647");
         let (connection, stride) = match self.gin_connection {
             GinConnection::None => (ncclGinConnectionType_t::NCCL_GIN_CONNECTION_NONE, 1),
             GinConnection::Full => (ncclGinConnectionType_t::NCCL_GIN_CONNECTION_FULL, 1),
@@ -265,7 +266,13 @@ impl DeviceCommRequirements {
             worldGinBarrierCount: count("world_gin_barriers", self.world_gin_barriers)?,
             ginStrongSignalsRequired: is_on(self.gin_strong_signals),
             ginVaSignalsRequired: is_on(self.gin_va_signals),
-            ginCustomStride: in_range(found.call, "the stride of gin_connection", stride, 1..=i32::MAX as u32, "at least 1")?,
+            ginCustomStride: in_range(
+                found.call,
+                "the stride of gin_connection",
+                stride,
+                1..=i32::MAX as u32,
+                "a number of at least 1",
+            )?,
             ginType: self.gin_type.raw(),
             useRuntimeVersion: runtime,
             cftCaps: (c_int::from(is_on(self.cft)) * sys::NCCL_CFT)
@@ -401,8 +408,8 @@ impl RawRequirements {
         &raw const self.raw
     }
 
-    /// Returns the handles of the buffers and of the teams that NCCL has stored. Called after NCCL
-    /// has finished.
+    /// Returns the handles that NCCL has stored: one for each buffer, and one for each team. Called
+    /// after NCCL has created the device communicator.
     pub(crate) fn filled(mut self) -> (Vec<u32>, Vec<ncclMultimemHandle_t>) {
         (std::mem::take(&mut self.handles), std::mem::take(&mut self.multimem))
     }
@@ -508,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn nccl_fills_requirement_lists_in_the_order_of_buffers() {
+    fn requirement_list_has_the_buffers_in_the_order_of_addition() {
         let mut requirements = DeviceCommRequirements::new();
         for len_bytes in [128, 256, 512] {
             requirements = requirements.buffer(ResourceBuffer { len_bytes, align_bytes: 128 });

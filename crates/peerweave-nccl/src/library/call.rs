@@ -1,10 +1,11 @@
-//! Names of calls, encoded in one byte. A communicator stores its last call in this encoding.
+//! Names of the calls on a communicator, encoded in one byte. A communicator stores its last call
+//! in this encoding.
 //!
 //! Invariant: each name is the name of a public method.
 
 macro_rules! calls {
     ($($Call:ident $name:literal),* $(,)?) => {
-        /// A call that is counted in the communicator's sequence number.
+        /// A call that increases the sequence number of its communicator.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u8)]
         pub(crate) enum Call {
@@ -27,7 +28,7 @@ calls! {
 }
 
 impl Call {
-    /// Number of bits of an encoded call in a 64-bit word.
+    /// Number of bits that an encoded call occupies in a 64-bit integer.
     pub(crate) const BITS: u32 = 8;
 
     /// Returns whether every rank of a communicator must make the call, in the same order.
@@ -48,8 +49,8 @@ impl Call {
         Self::NAMES[self as usize]
     }
 
-    /// Returns the name of the call that is encoded in the low bits of a word, or an empty text if
-    /// there is no call.
+    /// Returns the name of the call that the low 8 bits of `word` encode, or an empty text if these
+    /// bits encode no call.
     pub(crate) fn name_of(word: u64) -> &'static str {
         Self::NAMES.get((word & 0xff) as usize).copied().unwrap_or("")
     }
@@ -60,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn call_names_are_found_by_number() {
+    fn call_name_is_found_by_the_number_of_the_call() {
         assert_eq!(Call::AllReduce.name(), "all_reduce");
         assert_eq!(Call::Grow.name(), "grow");
         assert_eq!(Call::name_of(7 << Call::BITS | Call::Recv as u64), "recv");

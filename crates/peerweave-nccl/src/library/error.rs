@@ -1,4 +1,5 @@
-//! Error types, grouped by cause: the caller, the library, a peer, a deadline.
+//! Error types, grouped by cause: misuse by the caller, errors of the NCCL library, a lost peer, an
+//! expired deadline.
 //!
 //! A message is sufficient for a bug report. The message names the call, the value, the expected
 //! value, and NCCL's own error text, if any.
@@ -126,8 +127,7 @@ impl NcclError {
         nccl.not_forked(call).err().unwrap_or_else(|| nccl.failure(call, sys::ncclResult_t(code.into().get()), None))
     }
 
-    /// Replaces the name of the call in the error, for another call that failed for the same
-    /// reason.
+    /// Replaces the name of the call in the error. Used if another call fails for the same reason.
     pub(crate) fn of_call(mut self, name: &'static str) -> Self {
         match &mut self {
             Self::Misuse(Misuse { call, .. }) => *call = name,
@@ -325,7 +325,8 @@ pub enum DeadState {
     /// dropped.
     #[error("the communicator was revoked, and can only be split, shrunk, aborted or dropped")]
     Revoked,
-    /// The communicator is suspended. It must be resumed before other calls are made on it.
+    /// The communicator is suspended. The communicator must be resumed before other calls on the
+    /// communicator.
     #[error("the communicator is suspended; resume it first")]
     Suspended,
     /// A call on the communicator has failed. The communicator can only be shrunk, aborted or
@@ -334,7 +335,7 @@ pub enum DeadState {
     Failed,
 }
 
-/// A wait that exceeded its deadline.
+/// The error for a call or a wait that did not complete by its deadline.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub struct Timeout {
@@ -422,7 +423,7 @@ impl fmt::Display for PeerLost {
         }
         match self.ranks.as_slice() {
             [] => f.write_str(": a rank is lost")?,
-            ranks => write!(f, ": lost: {}", Ranks(ranks))?,
+            ranks => write!(f, ": lost peers: {}", Ranks(ranks))?,
         }
         if !self.last_error.is_empty() {
             write!(f, "; NCCL's last error: {text}", text = self.last_error.trim_end())?;

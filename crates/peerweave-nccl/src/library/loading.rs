@@ -285,7 +285,7 @@ impl Nccl {
         self.0.unsupported(what, Some(since)).into()
     }
 
-    /// Fails unless the library has at least the version `since`.
+    /// Fails if the library is older than the version `since`.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`].
@@ -312,7 +312,8 @@ impl Nccl {
         self.unsupported(missing.name, since)
     }
 
-    /// Fails if the process was forked after NCCL was loaded [L2].
+    /// Fails if the process was forked after NCCL was loaded. In such a process no function of NCCL
+    /// may be called ([L2] of this module).
     #[inline]
     pub(crate) fn not_forked(self, call: &'static str) -> Result<(), NcclError> {
         not_forked(call)
@@ -350,12 +351,12 @@ impl fmt::Debug for Nccl {
     }
 }
 
-/// Length of NCCL's buffer for the message for the last error, in bytes, including the terminating
-/// zero.
+/// Length, in bytes, of the buffer in which NCCL stores its last error message, including the
+/// terminating zero.
 const LAST_ERROR_BYTES: usize = 1024;
 
-/// Maximum number of reads of a changing text. Reading stops earlier if two consecutive reads are
-/// equal.
+/// Maximum number of times that [`changing_text`] reads a text. Reading stops earlier if two
+/// consecutive reads are equal.
 const READINGS: usize = 8;
 
 /// Reads a text that another thread may be writing under a lock of NCCL. Returns the text once two
@@ -432,7 +433,7 @@ pub(crate) fn not_forked(call: &'static str) -> Result<(), NcclError> {
 }
 
 /// Returns whether the process was forked after NCCL was loaded, so that no function of NCCL may be
-/// called [L2].
+/// called ([L2] of this module).
 #[inline]
 pub(crate) fn is_fork() -> bool {
     FIRST.get().is_some_and(|(guard, _)| guard.is_forked())

@@ -60,7 +60,7 @@ pub enum MisuseKind {
     Text {
         /// Name of the argument or option.
         what: &'static str,
-        /// The reason why the value is invalid, or that the argument is missing.
+        /// The reason why the value is invalid, or a statement that the argument is missing.
         why: &'static str,
     },
     /// The communicator does not have the given rank.
@@ -106,7 +106,7 @@ pub enum MisuseKind {
     /// Options exclude each other, or an option requires another option.
     #[error("{what}: {why}")]
     Combination {
-        /// Names of the options.
+        /// Name of one of the options.
         what: &'static str,
         /// The reason why the options cannot be combined.
         why: &'static str,

@@ -74,8 +74,8 @@ impl Nccl {
         }
     }
 
-    /// Makes NCCL print parameters to standard output: the parameters that [`params`](Self::params)
-    /// returns. Requires NCCL 2.30.3.
+    /// Makes NCCL print the parameters that [`params`](Self::params) returns, with their values, to
+    /// standard output. Requires NCCL 2.30.3.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] before NCCL 2.30.3; [`NcclError::Forked`].
@@ -84,7 +84,7 @@ impl Nccl {
         self.code("ncclParamDumpAll", |api| unsafe { api.ncclParamDumpAll() })
     }
 
-    /// Makes NCCL read the environment variables for its log again, before it logs the next
+    /// Makes NCCL read the environment variables for its log again, before NCCL logs the next
     /// message. These variables are `NCCL_DEBUG`, `NCCL_DEBUG_SUBSYS` and `NCCL_DEBUG_FILE`.
     /// Requires NCCL 2.24.3.
     ///

@@ -24,7 +24,8 @@ pub struct CommProperties {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GinType {
-    /// As a property, no transport. As a requirement, any transport: see
+    /// As a property: kernels have no network transport. As a requirement: NCCL may use any
+    /// transport, see
     /// [`DeviceCommRequirements::gin_type`](crate::DeviceCommRequirements::gin_type).
     None,
     /// A proxy thread on the host.
@@ -67,15 +68,16 @@ impl GinType {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GinConnection {
-    /// No ranks.
+    /// Kernels reach no ranks over the network.
     None,
-    /// All ranks.
+    /// Kernels reach all ranks over the network.
     Full,
-    /// The ranks along the rails: see [`Communicator::rail_team`](crate::Communicator::rail_team).
+    /// Kernels reach the ranks of the rail team: see
+    /// [`Communicator::rail_team`](crate::Communicator::rail_team).
     Rail,
-    /// The ranks whose distance from this rank is a multiple of this stride. Requires NCCL 2.31.
-    /// [`CommProperties::gin_connection`] cannot determine the stride, and returns 0 as the stride.
-    /// [`CommProperties::gin_min_stride`] returns the actual stride.
+    /// Kernels reach the ranks whose distance from this rank is a multiple of this stride. Requires
+    /// NCCL 2.31. [`CommProperties::gin_connection`] cannot determine the stride, and returns 0 as
+    /// the stride. [`CommProperties::gin_min_stride`] returns the actual stride.
     Stride(u32),
 }
 
@@ -108,7 +110,7 @@ impl CommProperties {
         }
     }
 
-    /// Returns this rank.
+    /// Returns this rank's number in the communicator.
     pub fn rank(&self) -> Rank {
         Rank::new(self.raw.rank.unsigned_abs())
     }
@@ -240,8 +242,8 @@ impl fmt::Debug for CommProperties {
     }
 }
 
-/// Returns an initialized struct for NCCL to fill, or `None` if that version of NCCL has no such
-/// struct.
+/// Returns an initialized struct for NCCL to fill, or `None` if this version of NCCL has no struct
+/// for properties.
 fn empty(version: Version) -> Option<Filled> {
     let size = ncclCommProperties_t::len_bytes(version).or_else(|| ncclCommProperties_v22902::len_bytes(version))?;
     // SAFETY: all fields are numbers, for which all zeros is a value.

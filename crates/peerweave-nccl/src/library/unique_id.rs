@@ -73,7 +73,7 @@ impl fmt::Debug for UniqueId {
 impl TryFrom<&[u8]> for UniqueId {
     type Error = NcclError;
 
-    /// Converts exactly 128 bytes.
+    /// Converts a slice to an id. Fails if the slice does not have exactly 128 bytes.
     fn try_from(bytes: &[u8]) -> Result<Self, NcclError> {
         let found = bytes.len();
         let wrong = |_| wrong_length("UniqueId::try_from", found, Self::LEN_BYTES, "bytes");
@@ -138,7 +138,7 @@ mod with_serde {
         type Value = UniqueId;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("128 bytes or 256 hexadecimal digits")
+            f.write_str("a unique id of 128 bytes or 256 hexadecimal digits")
         }
 
         fn visit_str<E: Error>(self, text: &str) -> Result<UniqueId, E> {

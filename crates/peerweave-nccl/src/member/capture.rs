@@ -16,7 +16,7 @@ use crate::member::membership::Inner;
 /// Largest handle value of the default stream. The driver uses 0 and 1 for the default stream.
 const DEFAULT: usize = 1;
 
-/// `CU_STREAM_CAPTURE_STATUS_NONE`.
+/// The driver's status `CU_STREAM_CAPTURE_STATUS_NONE`: the stream is not being captured.
 const NOT_CAPTURED: u32 = 0;
 
 impl Inner {
@@ -26,8 +26,9 @@ impl Inner {
         if self.is_reported_free(stream) { Ok(false) } else { Ok(is_capturing(stream)?) }
     }
 
-    /// Returns whether the driver reports that the stream is not being captured. A default stream
-    /// is not queried, because it cannot be captured.
+    /// Returns whether the stream is certainly not being captured. A default stream cannot be
+    /// captured, so for a default stream this function returns `true` without a query of the
+    /// driver.
     #[inline]
     pub(crate) fn is_surely_not_captured(&self, stream: &CudaStream) -> bool {
         stream.cu_stream().addr() <= DEFAULT || self.is_reported_free(stream)
@@ -43,12 +44,12 @@ impl Inner {
         code == Ok(CudaCode::SUCCESS) && status == NOT_CAPTURED
     }
 
-    /// Fails if another thread has begun to capture the stream during a call whose memory no graph
-    /// keeps alive. Called after NCCL was called.
+    /// Fails if another thread has begun to capture the stream during this call. Called after NCCL
+    /// was called, for a call whose memory no graph keeps alive.
     ///
     /// NCCL checks for a capture later than this crate, so the work may be in the graph. A replay
     /// of the graph would then use memory that is not kept alive. So this function invalidates the
-    /// capture, and no graph results.
+    /// capture, and the capture yields no graph.
     #[inline]
     pub(crate) fn not_captured_meanwhile(&self, call: &'static str, stream: &CudaStream) -> Result<(), NcclError> {
         if self.is_surely_not_captured(stream) { Ok(()) } else { Ok(refuse_capture_begun(call, stream)?) }

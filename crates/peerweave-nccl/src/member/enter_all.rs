@@ -40,8 +40,8 @@ impl<'a> Deref for Entered<'a> {
 /// Acquires the locks of all communicators. A communicator may occur several times.
 ///
 /// # Errors
-/// As for [`Inner::enter`]; [`NcclError::Misuse`] unless all communicators belong to one library,
-/// and are all blocking or all non-blocking.
+/// As for [`Inner::enter`]. [`NcclError::Misuse`] if the communicators belong to different NCCL
+/// libraries, or if some are blocking and others are non-blocking.
 pub(crate) fn enter_all<'a>(
     call: &'static str,
     allowed: Allowed,
@@ -70,7 +70,7 @@ fn enter_many<'a>(
             return Err(NcclError::misuse(call, MisuseKind::WrongLibrary { what: "a communicator", found, expected }));
         }
         if first.blocking != inner.blocking {
-            let why = "some are blocking and some are non-blocking, expected all blocking or all non-blocking";
+            let why = "some communicators are blocking and others are non-blocking, expected all blocking or all non-blocking";
             return Err(NcclError::misuse(call, MisuseKind::Combination { what: "the communicators", why }));
         }
         inside.push((inner, inner.enter(call, allowed)?));

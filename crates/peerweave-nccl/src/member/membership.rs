@@ -32,7 +32,7 @@ use crate::{Call, Nccl, Rank};
 /// Default of [`Communicator::work_deadline`](crate::Communicator::work_deadline).
 const WORK_DEADLINE: Duration = Duration::from_secs(600);
 
-/// Time limit for which a query waits for a call of another thread.
+/// Maximum time for which a query of a communicator's state waits for a call of another thread.
 pub(crate) const PROBE_TIMEOUT: Duration = Duration::from_millis(10);
 
 /// NCCL's handle of a communicator.
@@ -94,8 +94,8 @@ pub(crate) struct Inner {
     /// Number of captured calls whose graphs keep the communicator alive.
     pub(crate) graphs: AtomicUsize,
     pub(crate) world: Option<World>,
-    /// Progress of an abort. Aborted calls wait for the end of the abort, because NCCL may use
-    /// their memory until then [C2].
+    /// Progress of an abort. Aborted calls wait for the end of the abort, because NCCL may use the
+    /// memory of the calls until then ([C2] of this module).
     pub(crate) abort: Abort,
     /// Number of registrations, and the streams that may use registered memory.
     pub(crate) registered: RegistrationUse,
@@ -118,7 +118,8 @@ pub(crate) struct Abort {
     pub(crate) is_done: AtomicBool,
 }
 
-/// A driver context that is only compared with other contexts.
+/// The driver's handle of the communicator's context. The handle is only compared with other
+/// handles.
 struct SharedContext(CUcontext);
 
 // SAFETY: the shared pointer is only compared, or passed to the driver, which accepts it on any
@@ -138,7 +139,7 @@ pub(crate) struct World {
     pub(crate) ranks_are_pes: bool,
 }
 
-/// Values from which an [`Inner`] is created.
+/// Values from which the state of a communicator ([`Inner`]) is created.
 pub(crate) struct Parts {
     pub(crate) nccl: Nccl,
     pub(crate) handle: Handle,
@@ -155,8 +156,8 @@ thread_local! {
     static HAS_CONTEXT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Largest handle value of the streams that every context has. The driver uses 0 and 1 for the
-/// default stream, and 2 for the per-thread stream.
+/// Largest handle value of the predefined streams, which have the same handles in every context.
+/// The driver uses 0 and 1 for the default stream, and 2 for the per-thread stream.
 pub(super) const OF_EVERY_CONTEXT: usize = 2;
 
 /// Number of communicators that this process has created.
@@ -322,8 +323,8 @@ impl Inner {
         self.last_thread.load(Ordering::Relaxed)
     }
 
-    /// Fails unless the communicator is live and the process is not forked. The state is checked
-    /// again when the communicator's lock is acquired.
+    /// Fails in a forked process, or if no work can be enqueued on the communicator in its current
+    /// state. The call checks the state again when it acquires the communicator's lock.
     #[inline]
     pub(crate) fn check_live(&self, call: &'static str) -> Result<(), NcclError> {
         self.nccl.not_forked(call)?;
@@ -333,13 +334,15 @@ impl Inner {
         }
     }
 
-    /// Fails if the communicator was closed. Used by threads that hold the communicator's lock.
+    /// Fails if the communicator was finalized or aborted.
     #[inline]
     pub(crate) fn check_open(&self, call: &'static str) -> Result<(), NcclError> {
         if self.gate.is_closed() { Err(self.dead(call, self.gate.state())) } else { Ok(()) }
     }
 
-    /// Acquires the communicator's lock (the gate) exclusively. Fails in a forked process.
+    /// Acquires the communicator's lock (the gate) exclusively. Waits for at most the
+    /// communicator's deadline. Fails in a forked process, and if the communicator's state is not
+    /// in `allowed`.
     #[inline]
     pub(crate) fn enter(&self, call: &'static str, allowed: Allowed) -> Result<Inside<'_>, NcclError> {
         self.enter_within(call, allowed, || self.deadline())
@@ -357,8 +360,8 @@ impl Inner {
         self.gate.enter(allowed, patience).map_err(|refused| self.refused(call, refused))
     }
 
-    /// Marks this thread as blocking, before a call that may block in NCCL. Fails if the
-    /// communicator was closed.
+    /// Marks this thread as possibly blocked in NCCL, before a call of NCCL that may block. Fails
+    /// if the communicator was finalized or aborted.
     #[inline]
     pub(crate) fn enter_blocking(&self, call: &'static str, inside: &Inside<'_>) -> Result<(), NcclError> {
         inside.enter_blocking().map_err(|state| self.dead(call, state))
@@ -409,7 +412,7 @@ impl Inner {
     }
 
     /// Returns the state of the communicator that NCCL reports. On a non-blocking communicator,
-    /// returns in progress if another thread holds the communicator's lock for longer than
+    /// returns `ncclInProgress` if another thread holds the communicator's lock for longer than
     /// `patience`.
     pub(crate) fn async_code(&self, call: &'static str, patience: Duration) -> Result<ncclResult_t, NcclError> {
         self.nccl.not_forked(call)?;
@@ -425,11 +428,12 @@ impl Inner {
     }
 
     /// Returns the state of the communicator that NCCL reports. The caller holds the communicator's
-    /// lock: exclusively, or, on a blocking communicator, as a reader.
+    /// lock exclusively. On a blocking communicator, the caller may instead hold the lock as a
+    /// reader.
     ///
     /// NCCL's query has side effects. On a non-blocking communicator, a query that returns success
-    /// frees the job of the last group (2.26.2 and later). Every other call frees this job at its
-    /// start. Two threads at the same time would free the job twice.
+    /// frees NCCL's internal job of the last group (2.26.2 and later). Every other call frees this
+    /// job at its start. Two threads that query at the same time would free the job twice.
     pub(crate) fn ask(&self) -> Result<ncclResult_t, NcclError> {
         let mut state = ncclResult_t::ncclSuccess;
         // SAFETY: the handle is live inside the gate. This thread is the owner of the gate [C1], or
@@ -457,9 +461,10 @@ impl Inner {
         if code == Ok(CudaCode::SUCCESS) && current == self.cu_context.0 { Ok(()) } else { set_current(&self.context) }
     }
 
-    /// Makes the device's context current like [`bind`](Self::bind), if work on the stream requires
-    /// it. Queries the driver only for streams that every context has, and in a thread that may
-    /// have no context. In other cases, NCCL itself makes the communicator's device current.
+    /// Makes the device's context current like [`bind`](Self::bind), but only in two cases. First,
+    /// the stream is one of the predefined streams, whose handle is the same in every context.
+    /// Second, this thread may have no current context. In other cases, NCCL itself makes the
+    /// communicator's device current.
     #[inline]
     pub(crate) fn bind_for(&self, stream: &CudaStream) -> Result<(), NcclError> {
         if stream.cu_stream().addr() > OF_EVERY_CONTEXT && HAS_CONTEXT.get() {

@@ -1,5 +1,5 @@
 //! Streams that contain work of a communicator. Unregistering memory waits for these streams, and
-//! the watchdog inspects them.
+//! the watchdog inspects these streams.
 //!
 //! Invariant: a stream is recorded while the communicator's lock is held, before NCCL is called. A
 //! registration is counted before NCCL registers the memory.
@@ -29,8 +29,8 @@ impl RegistrationUse {
         self.count.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Removes a registration from the count, if NCCL did not register the memory or has
-    /// unregistered it.
+    /// Removes a registration from the count, after NCCL failed to register the memory or has
+    /// unregistered the memory.
     pub(crate) fn remove(&self) {
         self.count.fetch_sub(1, Ordering::Relaxed);
     }
@@ -40,7 +40,7 @@ impl RegistrationUse {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Returns the streams that have received work.
+    /// Returns the streams on which calls of the communicator were enqueued.
     pub(crate) fn streams(&self) -> Vec<Arc<CudaStream>> {
         self.streams.all()
     }

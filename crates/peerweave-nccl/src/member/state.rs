@@ -80,7 +80,7 @@ impl State {
     }
 }
 
-/// Set of states in which a call is possible.
+/// Set of communicator states in which a call is possible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Allowed(u32);
 
@@ -113,7 +113,8 @@ pub(crate) enum Refused {
 
 /// Value of the mode bits of a free gate.
 const FREE: u64 = 0;
-/// Mode of an owner that leaves the gate without an abort.
+/// Mode of an owner that is not blocked in NCCL. Such an owner soon leaves the gate, even without
+/// an abort.
 const BRIEF: u64 = 1;
 /// Mode of an owner that may be blocked in NCCL.
 const BLOCKING: u64 = 2;
@@ -130,21 +131,21 @@ const READER: u64 = 1 << 8;
 /// Increment of the count of readers that may be blocked in NCCL.
 const BLOCKING_READER: u64 = 1 << 32;
 
-/// Divisor of the time for which a waiter has waited. The quotient is the duration of the next
-/// sleep, within [`SLEEP_BOUNDS`].
+/// Divisor of the time for which a waiter has waited so far. The quotient, limited to
+/// [`SLEEP_BOUNDS`], is the duration of the waiter's next sleep.
 const SLEEP_FRACTION: u32 = 8;
-/// Time after which a waiter has priority over new callers, which could otherwise always enter
-/// first.
+/// Waiting time after which a waiter has priority over new callers. Without this priority, new
+/// callers could always enter first.
 const STARVING_AFTER: Duration = Duration::from_millis(5);
 /// Minimum and maximum duration of one sleep of a waiter.
 const SLEEP_BOUNDS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
 
-/// Longest time between two checks of [`Gate::drain`] that counts as waiting time. If the time is
-/// longer, the system has suspended this thread or the process.
+/// Maximum time between two checks of [`Gate::drain`] that counts as waiting time. If more time
+/// passes, the system has suspended this thread or the process, and the excess does not count.
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
-/// Executes a fence under the model checker loom. Loom models sequentially consistent accesses as
-/// weaker than they are.
+/// Executes a sequentially consistent fence in builds for the model checker loom, and does nothing
+/// in other builds. Loom models sequentially consistent accesses as weaker than they are.
 #[inline]
 fn fenced() {
     #[cfg(loom)]
@@ -233,8 +234,9 @@ impl Gate {
         }
     }
 
-    /// Enters exclusively and marks this thread as blocking, in one atomic operation, for an
-    /// immediate call of NCCL. Returns `None` unless the gate is free and the state is live.
+    /// Enters exclusively and marks this thread as possibly blocked in NCCL, in one atomic
+    /// operation. The caller then calls NCCL immediately. Returns `None` unless the gate is free
+    /// and the state is live.
     #[inline]
     pub(crate) fn try_enter_blocking(&self) -> Option<Inside<'_>> {
         let inside = self.try_lock_fairly(BLOCKING)?;
@@ -244,13 +246,13 @@ impl Gate {
         if self.word.load(SeqCst) & STATE_MASK == State::Live as u64 { Some(inside) } else { None }
     }
 
-    /// Acquires the gate like [`take`](Self::take), if no waiter is starving.
+    /// Acquires the gate like [`take`](Self::take), but returns `None` if a waiter is starving.
     #[inline]
     fn try_lock_fairly(&self, mode: u64) -> Option<Inside<'_>> {
         if self.starving.load(Relaxed) == 0 { self.take(mode) } else { None }
     }
 
-    /// Acquires the gate with this mode, if the gate is free.
+    /// Acquires the gate with this mode. Returns `None` if the gate is not free.
     #[inline]
     fn take(&self, mode: u64) -> Option<Inside<'_>> {
         // The exchange synchronises with the release by the previous owner. So the effects of one
@@ -311,16 +313,17 @@ impl Gate {
         self.state().is_closed()
     }
 
-    /// Returns a number if a thread may be blocked in NCCL now. The number stays the same until
-    /// that thread leaves the gate. The query adds no cost to that thread.
+    /// Returns a number if a thread that has entered the gate may be blocked in NCCL now, or `None`
+    /// if no thread may be blocked. The number stays the same until that thread leaves the gate.
+    /// The query adds no cost to that thread.
     pub(crate) fn stuck_in(&self) -> Option<u64> {
         let (owner, word) = (self.owner.load(Acquire), self.word.load(Acquire));
         let reader = (word >= BLOCKING_READER).then_some(Self::READER);
         (owner & MODE_MASK == BLOCKING).then_some(owner).or(reader)
     }
 
-    /// Sets the state and returns the previous state. If the gate is closed, leaves the state
-    /// unchanged and returns it as the error.
+    /// Sets the state and returns the previous state. If the gate is closed, returns the unchanged
+    /// state as the error.
     pub(crate) fn set(&self, state: State) -> Result<State, State> {
         let change = |word| (!state_of(word).is_closed()).then_some(with_state(word, state));
         let before = self.word.fetch_update(SeqCst, Acquire, change).map(state_of).map_err(state_of)?;
@@ -330,7 +333,7 @@ impl Gate {
     }
 
     /// Changes the state from `from` to `to`. If the state is not `from`, returns the current state
-    /// as the error. A closed gate stays closed [G2].
+    /// as the error. A closed gate stays closed ([G2] of this module).
     pub(crate) fn change(&self, from: State, to: State) -> Result<(), State> {
         let change = |word| (state_of(word) == from && !from.is_closed()).then_some(with_state(word, to));
         self.word.fetch_update(SeqCst, Acquire, change).map_err(state_of)?;
@@ -338,14 +341,15 @@ impl Gate {
         Ok(())
     }
 
-    /// Closes the gate, so that no thread enters afterwards. Succeeds once [G2].
+    /// Closes the gate by setting the state to `state`. After that no thread enters. Fails if the
+    /// gate is already closed ([G2] of this module).
     pub(crate) fn close(&self, state: State) -> Result<(), State> {
         debug_assert!(state.is_closed());
         self.set(state).map(|_| ())
     }
 
-    /// Closes the gate like [`close`](Self::close), but only if the state is `from`. A reader that
-    /// has changed the state may be inside NCCL.
+    /// Closes the gate like [`close`](Self::close), but only if the state is `from`. If the state
+    /// differs, a reader may have changed the state and may still be inside NCCL.
     pub(crate) fn close_from(&self, from: State, state: State) -> Result<(), State> {
         debug_assert!(state.is_closed());
         self.change(from, state)
@@ -354,9 +358,9 @@ impl Gate {
     /// Waits, after `close`, until no thread is inside the gate. After `grace`, stops waiting if
     /// all threads inside may be blocked in NCCL. Returns whether no thread is inside.
     ///
-    /// Waits without a limit for threads that are not marked as blocking [G3]. Time in which the
-    /// system suspends the whole process, or this thread, does not count towards `grace`: a thread
-    /// inside could not leave in that time.
+    /// Waits without a limit for threads that are not marked as possibly blocked in NCCL ([G3] of
+    /// this module). Time in which the system suspends the whole process, or this thread, does not
+    /// count towards `grace`: a thread inside could not leave in that time.
     pub(crate) fn drain(&self, grace: Duration) -> bool {
         let (mut waited, mut looked_at) = (Duration::ZERO, Instant::now());
         loop {
@@ -375,8 +379,8 @@ impl Gate {
         }
     }
 
-    /// Returns the kind of threads inside, after `close`. Two separate loads are sufficient. A
-    /// thread that enters between the loads finds the gate closed and does not use the handle.
+    /// Returns which kind of threads is inside the closed gate. Two separate loads are sufficient.
+    /// A thread that enters between the loads finds the gate closed and does not use the handle.
     fn occupancy(&self) -> Occupancy {
         fenced();
         let (owner, word) = (self.owner.load(SeqCst), self.word.load(SeqCst));
@@ -391,14 +395,15 @@ impl Gate {
 }
 
 impl<'a> Inside<'a> {
-    /// Returns the number of this acquisition. Only this thread writes `owner` now.
+    /// Returns the number of this acquisition: the value of `owner` without the mode. While this
+    /// thread is inside the gate, no other thread writes `owner`.
     #[inline]
     fn acquisition(&self) -> u64 {
         self.0.owner.load(Relaxed) & !MODE_MASK
     }
 
-    /// Returns this entry if the communicator's state is in `allowed`. Otherwise leaves the gate
-    /// and fails.
+    /// Returns `self` if the communicator's state is in `allowed`. If the state is not in
+    /// `allowed`, leaves the gate and fails.
     #[inline]
     fn allowed(self, allowed: Allowed) -> Result<Self, Refused> {
         fenced();
@@ -406,8 +411,9 @@ impl<'a> Inside<'a> {
         if allowed.has(state) { Ok(self) } else { Err(Refused::State(state)) }
     }
 
-    /// Marks this thread as blocking, before a call that may block inside NCCL. If the gate is
-    /// closed, returns the state as the error. The handle must not be used after this error.
+    /// Marks this thread as possibly blocked in NCCL, before a call that may block inside NCCL. If
+    /// the gate is closed, returns the state as the error. The handle must not be used after this
+    /// error.
     pub(crate) fn enter_blocking(&self) -> Result<(), State> {
         // In the single total order, this store precedes the load below, and the change of state in
         // `close` precedes the loads in `drain`. So either this thread sees that the gate is
@@ -422,9 +428,9 @@ impl<'a> Inside<'a> {
         Ok(())
     }
 
-    /// Removes the mark of [`enter_blocking`](Self::enter_blocking), after the call. If this thread
-    /// reads the state afterwards, either this thread sees that the gate is closed, or the closing
-    /// thread waits for this thread.
+    /// Removes the mark that [`enter_blocking`](Self::enter_blocking) has set. Called after the
+    /// call of NCCL. If this thread then reads the state, either this thread sees that the gate is
+    /// closed, or the closing thread waits for this thread.
     pub(crate) fn leave_blocking(&self) {
         self.0.owner.store(self.acquisition() | BRIEF, SeqCst);
         fenced();
@@ -451,8 +457,8 @@ impl Gate {
 }
 
 impl Reader<'_> {
-    /// Runs `call` while this reader is marked as blocking. If the gate is closed, does not run
-    /// `call` and returns the state as the error.
+    /// Runs `call` while this reader is marked as possibly blocked in NCCL. If the gate is closed,
+    /// does not run `call` and returns the state as the error.
     pub(crate) fn enter_blocking<R>(&self, call: impl FnOnce() -> R) -> Result<R, State> {
         let before = self.0.word.fetch_add(BLOCKING_READER - READER, AcqRel);
         let result = if state_of(before).is_closed() { Err(state_of(before)) } else { Ok(call()) };

@@ -1,4 +1,5 @@
-//! Numbers of threads. The numbers are never reused, unlike the thread IDs of the system.
+//! Numbers that identify the threads of this process. The numbers are never reused, unlike the
+//! thread IDs of the system.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,7 +32,7 @@ mod tests {
     fn thread_numbers_are_unique() {
         let here = this_thread();
         assert_eq!(this_thread(), here);
-        let others: Vec<_> = (0..8).map(|_| std::thread::spawn(this_thread).join().expect("the thread ends")).collect();
+        let others: Vec<_> = (0..8).map(|_| std::thread::spawn(this_thread).join().expect("the thread does not panic")).collect();
         assert!(!others.contains(&here) && others.windows(2).all(|pair| pair[0] != pair[1]), "{others:?}");
     }
 }

@@ -202,15 +202,16 @@ impl<T: Element> Window<T> {
         }
     }
 
-    /// Returns the offset of element `offset` in a rank's window, in bytes. Fails if the offset is
-    /// outside of that window or of this rank's window.
+    /// Converts an offset in elements to bytes. Fails if the offset is outside the window of `rank`
+    /// or outside this rank's window.
     fn place(&self, call: &'static str, rank: Rank, offset: usize) -> Result<usize, NcclError> {
         // NCCL compares the offset with the length of this rank's window, whatever the peer.
         inside::<T>(call, self.len_of(rank)?.min(self.len_bytes() / size_of::<T>()), offset)
     }
 }
 
-/// Converts an element offset to bytes. Fails unless the offset is less than `len`.
+/// Converts an offset in elements to bytes. Fails if the offset is not less than `len`, the number
+/// of elements in the window.
 fn inside<T>(call: &'static str, len: usize, offset: usize) -> Result<usize, NcclError> {
     if offset < len {
         return Ok(offset * size_of::<T>());
@@ -219,8 +220,8 @@ fn inside<T>(call: &'static str, len: usize, offset: usize) -> Result<usize, Ncc
     Err(NcclError::misuse(call, MisuseKind::Value { what: "the offset", found, expected }))
 }
 
-/// Converts an index in a team to NCCL's type, and returns the rank at this index. Fails if the
-/// team has no such index.
+/// Converts an index in a team to NCCL's type. Also returns the communicator rank of the team
+/// member with this index. Fails if there is no team, or if the team has no such member.
 fn member(call: &'static str, what: &'static str, team: Option<DeviceTeam>, index: usize) -> Result<(c_int, Rank), NcclError> {
     let found = c_int::try_from(index).ok().zip(team.and_then(|team| team.rank_of(index)));
     found.ok_or_else(|| {

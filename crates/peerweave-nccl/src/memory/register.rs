@@ -1,5 +1,5 @@
-//! Code shared by windows and registered buffers: checks of the memory to be registered, and the
-//! end of a registration.
+//! Code shared by windows and registered buffers: checks of the memory to be registered, and
+//! unregistering.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -28,11 +28,11 @@ unsafe impl<P> Send for Raw<P> {}
 // `every_rank_puts_to_every_window`.
 unsafe impl<P> Sync for Raw<P> {}
 
-/// Checked memory for a registration.
+/// Memory to be registered with NCCL, whose device and length have been checked.
 pub(super) struct Place {
     pub(super) address: u64,
     pub(super) len_bytes: u64,
-    /// Keeps the memory allocated.
+    /// Value that keeps the memory allocated until it is dropped.
     pub(super) keep: Keep,
 }
 
@@ -63,8 +63,8 @@ impl Place {
     }
 }
 
-/// Calls `function`, which makes NCCL unregister memory. First waits until the streams that
-/// received work since the registration are idle. Fails if captured graphs use the communicator,
+/// Calls `function`, which makes NCCL unregister memory. First waits until all streams on which
+/// calls of the communicator were enqueued are idle. Fails if captured graphs use the communicator,
 /// because the graphs may contain addresses in the memory.
 pub(super) fn unregister(
     call: &'static str,
@@ -99,8 +99,8 @@ pub(super) fn unregister(
     }
 }
 
-/// Waits until every rank has called this function. Each rank has then completed its earlier work
-/// on `stream` and on all streams that may use the registered memory.
+/// Waits until every rank has called this function. When this function returns, each rank has
+/// completed its earlier work on `stream` and on all streams that may use the registered memory.
 pub(super) fn meet(
     call: &'static str,
     communicator: &Communicator,

@@ -1,4 +1,4 @@
-//! Buffers that one rank registers without the other ranks.
+//! Buffers that one rank registers with NCCL. Other ranks need not register a buffer.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -55,7 +55,7 @@ impl Registration {
     /// function and has completed its earlier work on `stream`.
     ///
     /// # Collective
-    /// All ranks of the communicator, each with a registered buffer.
+    /// All ranks of the communicator must make this call, each for one of its registered buffers.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] if captured graphs still use the communicator; [`NcclError::Timeout`];
@@ -72,9 +72,9 @@ impl Registration {
     }
 
     /// Unregisters the buffer on this rank only. Waits until this rank's work on the communicator
-    /// is complete. Other ranks need not call this function. The memory can be freed afterwards,
-    /// because a collective completes on this rank only when no other rank accesses this rank's
-    /// buffers any more.
+    /// is complete. Other ranks need not call this function. The memory can be freed after this
+    /// call, because a collective completes on this rank only when no other rank accesses this
+    /// rank's buffers any more.
     ///
     /// ```no_run
     /// # use std::time::Duration;

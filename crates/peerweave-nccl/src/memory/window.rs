@@ -7,7 +7,7 @@
 //! - **[W1]** The memory of a window stays allocated until the window is unregistered on all ranks
 //!   or the communicator is freed. Until then a peer may write to the memory.
 //! - **[W2]** Dropping a window does not unregister the memory. The memory stays registered until
-//!   the communicator is freed, because unregistering it earlier is a collective call.
+//!   the communicator is freed, because unregistering the memory earlier is a collective call.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -30,15 +30,17 @@ use crate::memory::register::{Place, Raw, meet, unregister};
 use crate::sys::{self, ncclResult_t, ncclWindow_t, ncclWindow_vidmem};
 use crate::{Rank, Version};
 
-/// First version of NCCL that locates a peer's window by the length of the peer's window. Older
-/// versions use the length of this rank's window, and silently access a wrong address.
+/// First version of NCCL in which the windows of the ranks may have different lengths. Older
+/// versions compute addresses in a peer's window from the length of this rank's window, and
+/// silently access a wrong address if the lengths differ.
 const LENGTHS_DIFFER: Version = Version::new(2, 30, 7);
 
 /// The intended use of a window. The default allows any use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WindowKind {
     flags: c_int,
-    /// Version that introduced the newest of the flags, and the name of this flag.
+    /// Version that introduced the newest of the flags, and the name of this flag. `None` if every
+    /// version with windows has the flags.
     since: Option<(Version, &'static str)>,
 }
 
@@ -93,7 +95,8 @@ pub struct Window<T> {
     _elements: PhantomData<fn() -> T>,
 }
 
-/// A window registered with NCCL.
+/// This rank's memory that NCCL has registered as a window. All clones of a [`Window`] share this
+/// value.
 pub(crate) struct Registered {
     pub(crate) communicator: Communicator,
     handle: Raw<ncclWindow_vidmem>,
@@ -101,12 +104,13 @@ pub(crate) struct Registered {
     pub(crate) lens_bytes: Vec<u64>,
     pub(crate) device_address: u64,
     keep: Keep,
-    /// Whether the memory must stay allocated until the communicator is freed [W1].
+    /// Whether the memory must stay allocated until the communicator is freed, because peers may
+    /// still write to the memory ([W1] of this module).
     is_deferred: bool,
 }
 
 impl Registered {
-    /// Returns NCCL's handle for a call on the communicator `inner`.
+    /// Returns NCCL's handle of the window, for a call on the communicator `inner`.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] if the window belongs to another communicator.
@@ -147,9 +151,9 @@ impl<T: Element> Window<T> {
     /// way. Requires NCCL 2.27.3.
     ///
     /// # Collective
-    /// All ranks, in the same order of calls. A thread with several ranks calls
-    /// [`register_all`](Self::register_all) instead. Before NCCL 2.30.7 all ranks must pass memory
-    /// of the same length.
+    /// All ranks must make this call, and must register their windows in the same order. A thread
+    /// with several ranks calls [`register_all`](Self::register_all) instead. Before NCCL 2.30.7
+    /// all ranks must pass memory of the same length.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] for memory that is empty, is on another device, or is not aligned to
@@ -255,7 +259,7 @@ impl<T: Element> Window<T> {
     /// function, and has completed its puts and its earlier work on `stream`.
     ///
     /// # Collective
-    /// All ranks, each in its own thread or process.
+    /// All ranks must make this call, each in a separate thread or process.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] if a clone or a recorded call still uses the window.
@@ -291,10 +295,10 @@ impl<T: Element> Window<T> {
         registered.give_back(CALL, deadline_after(deadline))
     }
 
-    /// Returns the registration. Fails if a clone, a recorded call or a graph still uses the
-    /// window.
+    /// Returns the registration that the clones of this window share. Fails if a clone, a recorded
+    /// call or a captured graph still uses the window.
     fn only_handle(self, call: &'static str) -> Result<Registered, NcclError> {
-        let why = "a clone, a recorded call or a captured graph still uses the window; drop these first";
+        let why = "a clone, a recorded call or a captured graph still uses the window; drop all users of the window first";
         Arc::into_inner(self.inner).ok_or_else(|| NcclError::misuse(call, MisuseKind::Context { why }))
     }
 

@@ -20,12 +20,12 @@ use crate::ops::reduction::{Made, Reduction};
 use crate::sys::{ncclDataType_t, ncclRedOp_t};
 use crate::{Call, Nccl, Version};
 
-/// Text of the error for a reduction that is not predefined.
+/// Part of the error message for a [`ReduceOp`](peerweave_types::ReduceOp) that NCCL does not have.
 const NOT_PREDEFINED: &str =
     "expected sum, prod, min, max or avg; NCCL has no bitwise reductions; for a PreMulSum, pass a reference to a PreMulSum value";
 
-/// Returns NCCL's number of an element type. If NCCL lacks 8-bit floats, they are transferred as
-/// bytes, and cannot be reduced.
+/// Returns NCCL's number of an element type. `reduces` states whether the call reduces elements. If
+/// the library lacks 8-bit floats, these floats are transferred as bytes, and cannot be reduced.
 #[inline]
 pub(crate) fn data_type(call: &'static str, nccl: Nccl, dtype: DType, reduces: bool) -> Result<ncclDataType_t, NcclError> {
     Ok(match dtype {
@@ -80,16 +80,16 @@ pub(crate) struct CallBuilder<'c, 'a> {
 /// Proof that a call was checked and its operations were recorded.
 pub(crate) struct Prepared(());
 
-/// A buffer of a call.
+/// Address and length of a buffer that a call uses.
 #[derive(Clone, Copy)]
 pub(crate) struct Operand {
     pub(crate) address: u64,
     len_bytes: u64,
 }
 
-/// Index of the buffer that a call reads, in the arrays of [`Holds`].
+/// Index, in [`Holds::guards`], of the guard for the buffer that a call reads.
 const READ: usize = 0;
-/// Index of the buffer that a call writes, in the arrays of [`Holds`].
+/// Index, in [`Holds::guards`], of the guard for the buffer that a call writes.
 const WRITTEN: usize = 1;
 
 impl<'c, 'a> CallBuilder<'c, 'a> {
@@ -115,7 +115,7 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
         Prepared(())
     }
 
-    /// Returns NCCL's number of an element type that is only transferred.
+    /// Returns NCCL's number of the element type `T`, for a call that only transfers elements.
     #[inline]
     pub(crate) fn moved<T: Element>(&self) -> Checked<ncclDataType_t> {
         const {
@@ -124,8 +124,8 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
         Ok(data_type(self.call.name(), self.inner.nccl, T::DTYPE, false)?)
     }
 
-    /// Returns NCCL's numbers of an element type and of a reduction. Keeps a created reduction
-    /// alive.
+    /// Returns NCCL's numbers of the element type `T` and of the reduction. If the program has
+    /// created the reduction, keeps the reduction alive for the call.
     #[inline]
     pub(crate) fn reduced<T: Element>(&mut self, op: &impl Reduction<T>) -> Checked<(ncclDataType_t, ncclRedOp_t)> {
         const {
@@ -158,7 +158,7 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
         }
     }
 
-    /// Fails unless `found` is the expected length.
+    /// Fails if `found` differs from `expected`. Both are lengths in elements.
     #[inline]
     pub(crate) fn length(&self, what: &'static str, found: usize, expected: usize) -> Checked<()> {
         let wrong = || misuse(self.call, MisuseKind::Length { what, found, expected, unit: "elements" });
@@ -274,8 +274,8 @@ fn kept(call: Call, holds: &mut Holds<'_>, kept: Option<(u64, Keep)>) -> Checked
     Ok(address)
 }
 
-/// Finishes the checks of a call if its stream is being captured, or if acquiring a buffer made its
-/// stream wait.
+/// Finishes the checks of a call whose stream is being captured, or whose buffers have guards.
+/// Fails if acquiring a buffer made the stream part of a capture.
 #[inline(never)]
 fn finish_guarded(call: Call, inner: &Inner, stream: &CudaStream, holds: &mut Holds<'_>) -> Checked<()> {
     if holds.guards.iter().all(Option::is_none) {

@@ -1,5 +1,5 @@
 //! The collectives and transfers of a communicator, issued immediately. `signatures.rs` declares
-//! these calls, `group` records them in groups, and `configured.rs` adds a configuration.
+//! these calls, `group` records these calls in groups, and `configured.rs` adds a configuration.
 
 use std::sync::Arc;
 
@@ -48,8 +48,9 @@ impl Communicator {
 impl Communicator {
     /// Checks, issues and counts one call.
     ///
-    /// Only `prepare` depends on the types of the buffers. So only this function is compiled for
-    /// each call and element type. [`run_prepared`](Self::run_prepared) is compiled once.
+    /// Only `prepare` depends on the types of the buffers. So only `prepare` and this small
+    /// function are compiled for each call and element type. [`run_prepared`](Self::run_prepared)
+    /// is compiled once.
     #[inline]
     pub(crate) fn run<'a>(
         &self,
@@ -59,11 +60,11 @@ impl Communicator {
         prepare: impl FnOnce(&mut CallBuilder<'_, 'a>) -> Checked<Prepared>,
     ) -> Result<(), NcclError> {
         let mut prepare = Some(prepare);
-        self.run_prepared(call, stream, config, &mut |builder| prepare.take().expect("a call is prepared once")(builder))
+        self.run_prepared(call, stream, config, &mut |builder| prepare.take().expect("`prepare` is called at most once")(builder))
     }
 
     /// Checks, issues and counts a call. `prepare` checks the arguments and records the operations.
-    /// It is called at most once.
+    /// `prepare` is called at most once.
     ///
     /// All checks precede the acquisition of the communicator's lock, as in groups. In the common
     /// case no other thread holds the lock, and no stream is being captured. One atomic operation

@@ -39,7 +39,7 @@ impl Communicator {
 
 impl<'env> Group<'env> {
     /// Returns a wrapper around this group. Collectives that are recorded through the wrapper use
-    /// `config`. This is useful for a thread with several ranks. Requires NCCL 2.31.
+    /// `config`. The wrapper is useful for a thread with several ranks. Requires NCCL 2.31.
     ///
     /// Recording a call copies the configuration, so the configuration need not live until the
     /// group is launched.

@@ -1,5 +1,5 @@
-//! Issues a checked call: immediately if the communicator's lock is free, otherwise after waiting
-//! for the lock.
+//! Issues a checked call. If the communicator's lock is free, the call is issued immediately. If
+//! another thread holds the lock, the call is issued after waiting for the lock.
 //!
 //! Invariant: a call is issued while the lock is held, after all of its checks.
 
@@ -22,8 +22,9 @@ use crate::sys::{Api, ncclResult_t};
 use crate::{Call, CollConfig};
 
 impl CallBuilder<'_, '_> {
-    /// Issues a checked call. Issues the call immediately if the communicator's lock is free and
-    /// the stream is not being captured.
+    /// Issues a checked call. If the communicator's lock is free and the stream is not being
+    /// captured, issues the call immediately. In other cases, or with a configuration, calls
+    /// [`issue_locked`](Self::issue_locked).
     ///
     /// The caller keeps the owners of the operation's buffers alive.
     // `inline(always)` saves a function call: the only caller is not generic.
@@ -73,8 +74,8 @@ impl CallBuilder<'_, '_> {
         inner.registered.note(request.stream);
         // SAFETY: this thread is inside the gate.
         let code = inner.nccl.code(name, |api| unsafe { request.issue(api, inner) })?;
-        // The request lives until NCCL is done. It owns the configuration of the call and the
-        // guards of the buffers.
+        // The request lives until NCCL is done. The request owns the configuration of the call and
+        // the guards of the buffers.
         let completed = inner.complete(name, code, inside);
         Ok(request.is_captured_as_before(inner).and(completed)?)
     }
@@ -88,19 +89,19 @@ pub(crate) struct Request<'a> {
     /// Resources that the call keeps alive. The resources are boxed to keep a recorded call small:
     /// most calls have no resources, and a group may record many calls.
     holds: Option<Box<Holds<'a>>>,
-    /// Configuration of a single collective, if the caller has set it.
+    /// Configuration of the call, or `None` if the caller has passed no configuration.
     config: Option<Box<RawCollConfig>>,
 }
 
 impl<'a> Request<'a> {
-    /// Creates a checked call.
+    /// Creates a request from a call whose checks have succeeded.
     #[inline]
     pub(crate) fn new(call: Call, stream: &'a Arc<CudaStream>, operations: Operations, holds: Holds<'a>) -> Self {
         let holds = if holds.is_empty() { None } else { Some(Box::new(holds)) };
         Self { call, stream, operations, holds, config: None }
     }
 
-    /// Returns whether the call is captured.
+    /// Returns whether the stream of the call is being captured, so that a graph records the call.
     #[inline]
     pub(crate) fn is_captured(&self) -> bool {
         self.holds.as_ref().is_some_and(|holds| holds.is_captured())
@@ -111,12 +112,12 @@ impl<'a> Request<'a> {
         if inner.is_capturing(self.stream)? == self.is_captured() {
             return Ok(());
         }
-        let why = "a capture of the stream began or ended after the call was recorded; record the group inside or outside of the capture";
+        let why = "a capture of the stream began or ended after the call was recorded; record and launch the whole group within the capture or outside of the capture";
         Err(NcclError::misuse(self.call.name(), MisuseKind::Context { why }))
     }
 
     /// Fails if a capture of the stream began or ended during the call. Called after NCCL was
-    /// called. The call's resources stay allocated in spite of an error.
+    /// called. After an error the call's resources stay allocated.
     pub(crate) fn is_captured_as_before(&self, inner: &Inner) -> Result<(), NcclError> {
         let Some(holds) = self.holds.as_ref().filter(|holds| holds.is_captured()) else {
             return inner.not_captured_meanwhile(self.call.name(), self.stream);
@@ -131,7 +132,8 @@ impl<'a> Request<'a> {
         Err(NcclError::misuse(self.call.name(), MisuseKind::Context { why }))
     }
 
-    /// Transfers the resources of a captured call to the graph, before the call is issued.
+    /// Makes the graph keep the resources of a captured call alive, before the call is issued. Does
+    /// nothing if the call is not captured.
     pub(crate) fn hand_to_graph(&self, inner: &Arc<Inner>) -> Result<(), NcclError> {
         let Some(holds) = self.holds.as_ref().filter(|holds| holds.is_captured()) else { return Ok(()) };
         keep_call(inner, self.stream, &holds.keeps)
@@ -152,7 +154,7 @@ impl<'a> Request<'a> {
         Ok(())
     }
 
-    /// Calls NCCL.
+    /// Makes the NCCL calls of this request, on the communicator `inner`.
     ///
     /// # Safety
     /// This thread is inside the communicator's gate (it holds the lock).

@@ -105,7 +105,7 @@ impl<'env> Group<'env> {
     /// [Errors that the call returns](Communicator::put_signal) that are detected before the
     /// launch. After such an error the call is not recorded. [`Nccl::group`](crate::Nccl::group)
     /// returns all other errors that the call causes.
-    #[allow(clippy::too_many_arguments, reason = "the arguments of the call, and its communicator")]
+    #[allow(clippy::too_many_arguments, reason = "the method has the arguments of the call and a communicator")]
     pub fn put_signal<T: Element>(
         &mut self,
         communicator: &Communicator,
@@ -158,12 +158,13 @@ const SINCE: Version = Version::new(2, 29, 2);
 
 fn number(builder: &CallBuilder<'_, '_>, what: &'static str, found: u32) -> Checked<c_int> {
     c_int::try_from(found).map_err(|_| {
-        let (found, expected) = (i64::from(found), "at most 2147483647");
+        let (found, expected) = (i64::from(found), "a number of at most 2147483647");
         NcclError::misuse(builder.call.name(), MisuseKind::Value { what, found, expected }).into()
     })
 }
 
-/// Returns a signal's index and context as numbers for NCCL.
+/// Converts the index and the context of a signal to NCCL's integers. Fails if the library has only
+/// the first signal and `signal` is a different signal.
 fn numbers(builder: &CallBuilder<'_, '_>, signal: Signal) -> Checked<(c_int, c_int)> {
     if signal != Signal::default() {
         // Before NCCL 2.31 only the first signal of the first context exists.
@@ -219,7 +220,7 @@ fn wait_signal(builder: &mut CallBuilder<'_, '_>, waits: &[SignalWait]) -> Check
     let mut list = Vec::new();
     for wait in waits {
         if wait.count == 0 {
-            let kind = MisuseKind::Value { what: "the count", found: 0, expected: "at least 1" };
+            let kind = MisuseKind::Value { what: "the count", found: 0, expected: "a number of at least 1" };
             return Err(NcclError::misuse(builder.call.name(), kind).into());
         }
         let (index, context) = numbers(builder, wait.signal)?;

@@ -1,5 +1,5 @@
-//! Operations of NCCL, and functions that issue them. A call of this crate is one call of NCCL, or
-//! several calls in one group.
+//! Operations of NCCL, and functions that issue these operations. A call of this crate is one call
+//! of NCCL, or several calls in one group.
 //!
 //! This module neither checks arguments nor waits.
 
@@ -28,8 +28,8 @@ pub(crate) enum Kind {
     Signal { peer: c_int, index: c_int, context: c_int },
 }
 
-/// Arguments of one call of NCCL, except communicator and stream. The address of a missing buffer
-/// is 0.
+/// Arguments of one call of NCCL, except communicator and stream. If the call has no send buffer or
+/// no receive buffer, the address of this buffer is 0.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Operation {
     pub(crate) kind: Kind,
@@ -71,8 +71,8 @@ impl Default for Operations {
     }
 }
 
-/// Makes several calls of NCCL in one group. Stops at the first failure and returns it. Returns the
-/// result of `ncclGroupEnd` if no call fails.
+/// Makes several calls of NCCL in one group. After the first failure makes no further call, and
+/// returns this failure. If no call fails, returns the result of `ncclGroupEnd`.
 ///
 /// # Safety
 /// The caller satisfies the safety contract of every call.

@@ -54,8 +54,8 @@ mod sealed {
 
     /// Converts a reduction to the number by which NCCL identifies the reduction in a call.
     pub trait Resolve<T> {
-        /// Returns NCCL's number for the reduction, if NCCL has one, and the created object that
-        /// owns the number.
+        /// Returns NCCL's number for the reduction, or `None` if NCCL lacks the reduction. Also
+        /// returns the object that owns the number, or `None` for a predefined reduction.
         fn resolve(&self) -> (Option<crate::sys::ncclRedOp_t>, Option<&Arc<super::Made>>);
     }
 }
@@ -127,9 +127,10 @@ pub struct Made {
     scalar: Option<Box<dyn Scalar>>,
 }
 
-/// A scalar in device memory, of any type.
+/// The scalar of a reduction, in device memory. The trait hides the type of the scalar.
 trait Scalar: Send + Sync {
-    /// Records that the stream reads the scalar.
+    /// Records that work in the stream reads the scalar, so that the scalar's memory is freed only
+    /// after this work.
     fn note(&self, stream: &Arc<CudaStream>);
 }
 
@@ -206,8 +207,8 @@ impl<T> fmt::Debug for PreMulSum<T> {
 }
 
 impl Made {
-    /// Fails unless the reduction was created for this communicator. Records that the stream reads
-    /// the scalar.
+    /// Fails if the reduction was created for another communicator. Records that the stream reads
+    /// the reduction's scalar.
     pub(crate) fn check(&self, call: &'static str, inner: &Arc<Inner>, stream: &Arc<CudaStream>) -> Result<(), NcclError> {
         if !Arc::ptr_eq(&self.communicator, inner) {
             let (found, expected) = (Arc::clone(&self.communicator.name), Arc::clone(&inner.name));

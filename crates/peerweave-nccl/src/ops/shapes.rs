@@ -18,7 +18,8 @@ use crate::sys::ncclDataType_t;
 const NO_BUFFER: u64 = 0;
 
 impl<'a> CallBuilder<'_, 'a> {
-    /// Records one operation with its buffers.
+    /// Records one operation on a send buffer and a receive buffer. `None` means that NCCL needs no
+    /// buffer.
     ///
     /// If only the root has data to send, the other ranks pass the address of their receive buffer
     /// as both addresses. NCCL does not read the send address on those ranks, but checks whether
@@ -28,7 +29,7 @@ impl<'a> CallBuilder<'_, 'a> {
     // `inline(always)`, so that the operation is written in place and not copied. Copies would take
     // most of a call's time.
     #[inline(always)]
-    #[allow(clippy::too_many_arguments, reason = "the parts of one call of NCCL")]
+    #[allow(clippy::too_many_arguments, reason = "the arguments describe one call of NCCL")]
     fn one<T: Element>(
         &mut self,
         kind: Kind,
@@ -48,10 +49,10 @@ impl<'a> CallBuilder<'_, 'a> {
         Ok(self.prepared(Operations::One(operation)))
     }
 
-    /// Records one operation in one buffer. Sent data starts at element `send` of the buffer,
-    /// received data at element `recv`.
+    /// Records one operation that sends from and receives into the same buffer. The sent data
+    /// starts at element `send` of the buffer. The received data starts at element `recv`.
     #[inline(always)]
-    #[allow(clippy::too_many_arguments, reason = "the parts of one call of NCCL")]
+    #[allow(clippy::too_many_arguments, reason = "the arguments describe one call of NCCL")]
     fn in_place<T: Element>(
         &mut self,
         kind: Kind,
@@ -67,7 +68,8 @@ impl<'a> CallBuilder<'_, 'a> {
         Ok(self.prepared(Operations::One(operation)))
     }
 
-    /// Records several operations in two buffers.
+    /// Records several operations on a send buffer and a receive buffer. `operations` creates the
+    /// operations from the addresses of the buffers and NCCL's number of the element type.
     fn many<T: Element>(
         &mut self,
         send: &'a (impl DeviceBuffer<T> + ?Sized),
@@ -355,7 +357,7 @@ impl<'a> CallBuilder<'_, 'a> {
     fn missing(&self, what: &'static str) -> Box<NcclError> {
         NcclError::misuse(
             self.call.name(),
-            MisuseKind::Text { what, why: "missing; this rank is the root and must pass the buffer" },
+            MisuseKind::Text { what, why: "no buffer was passed, expected a buffer because this rank is the root" },
         )
         .into()
     }

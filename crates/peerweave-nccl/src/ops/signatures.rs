@@ -14,8 +14,9 @@ macro_rules! collectives {
             /// Shape: `send` and `recv` have `n` elements, the same number on every rank.
             ///
             /// # Collective
-            /// All ranks, in the same order of calls on the communicator, with the same element
-            /// type and matching lengths. A thread with several ranks issues their calls in a group
+            /// All ranks must make this call, with the same element type and matching lengths. The
+            /// order of the calls on the communicator must be the same on every rank. A thread with
+            /// several ranks issues the calls of these ranks in a group
             /// ([`Nccl::group`](crate::Nccl::group)).
             ///
             /// # Errors
@@ -159,8 +160,8 @@ macro_rules! collectives {
             AllGatherInPlace all_gather_in_place(buffer: &'a mut impl DeviceBufferMut<T>);
 
             /// Reduces in place. The buffer has one part for each rank. The part of this rank is
-            /// replaced by the reduction of this part over all ranks. The contents of the other
-            /// parts are unspecified afterwards.
+            /// replaced by the reduction of this part over all ranks. After the call, the contents
+            /// of the other parts are unspecified.
             ///
             /// Shape: `buffer` has `n` elements for each rank, the same number on every rank. The
             /// part of rank `i` starts at element `i * n`.
@@ -202,8 +203,8 @@ macro_rules! transfers {
             /// Sends `buffer` to `peer`. The peer must [`recv`](Self::recv) the same number of
             /// elements of the same type.
             ///
-            /// Two ranks that send to each other must do so in groups, because a send may wait for
-            /// the peer's receive.
+            /// If two ranks send to each other, each rank must issue its send and its receive in
+            /// one group, because a send may wait for the peer's receive.
             ///
             /// Shape: `buffer` has as many elements as the buffer of the peer's
             /// [`recv`](Self::recv).

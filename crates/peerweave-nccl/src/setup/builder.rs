@@ -121,8 +121,8 @@ impl CommunicatorBuilder {
     /// arguments are in NCCL's order.
     ///
     /// # Collective
-    /// All ranks, each in a separate process or thread, with the same id and number of ranks. A
-    /// thread with several ranks calls [`init_ranks`](Self::init_ranks) instead.
+    /// All ranks must make this call, each in a separate process or thread, with the same id and
+    /// number of ranks. A thread with several ranks calls [`init_ranks`](Self::init_ranks) instead.
     ///
     /// # Errors
     /// [`NcclError::Timeout`] if other ranks do not arrive by the deadline. [`NcclError::Misuse`]
@@ -146,7 +146,7 @@ impl CommunicatorBuilder {
     /// to the same process. Requires NCCL 2.23.4.
     ///
     /// # Collective
-    /// All ranks, each with the same ids in the same order.
+    /// All ranks must make this call, with the same ids in the same order.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] for an empty list of ids, or for more ids than ranks.
@@ -164,7 +164,7 @@ impl CommunicatorBuilder {
         check_members(CALL, &members, n_ranks)?;
         self.library()?.needs("ncclCommInitRankScalable", Version::new(2, 23, 4))?;
         if ids.is_empty() || ids.len() > n_ranks {
-            let (found, expected) = (ids.len() as i64, "at least 1 and at most the number of ranks");
+            let (found, expected) = (ids.len() as i64, "a number from 1 to the number of ranks");
             return Err(NcclError::misuse(CALL, MisuseKind::Value { what: "the number of ids", found, expected }));
         }
         self.init(CALL, &members, n_ranks, ids, began).map(only)
@@ -175,7 +175,7 @@ impl CommunicatorBuilder {
     /// order of `members`.
     ///
     /// # Collective
-    /// All ranks, as for [`init_rank`](Self::init_rank).
+    /// All ranks must join, as for [`init_rank`](Self::init_rank).
     ///
     /// # Errors
     /// As for [`init_rank`](Self::init_rank).
@@ -200,7 +200,7 @@ impl CommunicatorBuilder {
     /// id.
     ///
     /// # Collective
-    /// All PEs of the rendezvous.
+    /// All PEs of the rendezvous must make this call.
     ///
     /// # Errors
     /// [`NcclError::Bootstrap`] if the exchange of the id fails. The error names the PEs that did
@@ -241,7 +241,8 @@ impl CommunicatorBuilder {
     /// [`Communicator::grow`]. The communicator grows to `n_ranks` ranks. Requires NCCL 2.29.2.
     ///
     /// # Collective
-    /// All ranks of the communicator that grows, and all new ranks.
+    /// All ranks of the communicator that grows must call [`Communicator::grow`], and all new ranks
+    /// must make this call.
     ///
     /// # Errors
     /// As for [`init_rank`](Self::init_rank); [`NcclError::Unsupported`] with an older NCCL.
@@ -273,12 +274,12 @@ impl CommunicatorBuilder {
     }
 }
 
-/// Time within which the rendezvous detects that a process has died, after NCCL has detected the
-/// closed connection.
+/// Time for which a failed call waits until the rendezvous reports a lost PE. NCCL detects a closed
+/// connection earlier than the rendezvous detects that the process has died.
 const NOTICED: Duration = Duration::from_millis(500);
 
-/// Returns the error of the rendezvous that names lost PEs, or `error` if the rendezvous reports no
-/// lost PE.
+/// Returns the error of the rendezvous that names the lost PEs. If the rendezvous reports no lost
+/// PE, returns `error`.
 fn who_is_gone(call: &'static str, rendezvous: &Rendezvous, error: NcclError) -> NcclError {
     let mut lost = None;
     let _ = wait_until(Instant::now() + NOTICED, || {

@@ -28,17 +28,17 @@ use crate::member::state::Inside;
 use crate::sys::{Api, ncclComm, ncclComm_t, ncclResult_t};
 use crate::{Config, Nccl, Rank, Switch, UniqueId};
 
-/// Checks the arguments with which communicators are created: the numbers of ranks, and the range
-/// of each rank. Also checks that no rank and no device is repeated.
+/// Checks the arguments with which communicators are created. Fails if the number of ranks is
+/// invalid, if a rank is out of range, or if a rank or a device is repeated.
 pub(crate) fn check_members(call: &'static str, members: &[(Arc<CudaContext>, Rank)], n_ranks: usize) -> Result<(), NcclError> {
     let value = |what, found: usize, expected| {
         Err(NcclError::misuse(call, MisuseKind::Value { what, found: i64::try_from(found).unwrap_or(i64::MAX), expected }))
     };
     if n_ranks == 0 || c_int::try_from(n_ranks).is_err() {
-        return value("the number of ranks", n_ranks, "1 to 2147483647");
+        return value("the number of ranks", n_ranks, "a number from 1 to 2147483647");
     }
     if members.is_empty() {
-        return value("the number of ranks of this thread", 0, "at least 1");
+        return value("the number of ranks of this thread", 0, "a number of at least 1");
     }
     for (index, (context, rank)) in members.iter().enumerate() {
         if rank.index() >= n_ranks {
@@ -46,10 +46,10 @@ pub(crate) fn check_members(call: &'static str, members: &[(Arc<CudaContext>, Ra
         }
         for (other_context, other_rank) in &members[..index] {
             if rank == other_rank {
-                return value("the rank", rank.index(), "each rank only once");
+                return value("the rank", rank.index(), "a rank that occurs only once in the list");
             }
             if context.ordinal() == other_context.ordinal() {
-                return value("the device", context.ordinal(), "each device only once");
+                return value("the device", context.ordinal(), "a device that occurs only once in the list");
             }
         }
     }
@@ -110,8 +110,8 @@ pub(crate) fn init(call: &'static str, joining: JoinRequest<'_>) -> Result<Vec<C
     })
 }
 
-/// Sets the mode of a configuration to blocking, unless the configuration already sets the mode.
-/// Returns whether the mode is blocking.
+/// Sets the mode of a configuration to blocking if the configuration sets no mode. Returns the
+/// configuration, and whether its mode is blocking.
 pub(crate) fn with_mode(config: Config) -> (Config, bool) {
     match config.blocking_set() {
         None => (config.blocking(Switch::On), true),
@@ -140,10 +140,10 @@ type Slot = ManuallyDrop<Box<AtomicPtr<ncclComm>>>;
 /// Creates handles like [`make`], for communicators without parents. The deadline also applies to
 /// blocking communicators.
 ///
-/// NCCL's blocking initialization returns when all ranks have arrived. It has no deadline, and
-/// cannot be aborted because it returns the handle only at the end. So this function calls it on
-/// another thread. At the deadline this function returns an error, and the other thread aborts the
-/// communicators that NCCL creates later.
+/// NCCL's blocking initialization returns when all ranks have arrived. The initialization has no
+/// deadline, and cannot be aborted because NCCL returns the handle only at the end. So another
+/// thread calls NCCL. At the deadline this function returns an error, and the other thread aborts
+/// the communicators that NCCL creates later.
 pub(crate) fn make_first(
     call: &'static str,
     nccl: Nccl,
@@ -237,8 +237,8 @@ pub(crate) fn make(
     if grouped {
         result = result.and_then(|code| enter_blocking_all(call, parents).map(|()| code));
         if result.is_err() {
-            // A part of the group must not be launched, because the other ranks would never join
-            // that part.
+            // NCCL must not launch only some calls of the group, because NCCL would wait forever
+            // for the other calls.
             refuse_group(nccl);
         }
         // SAFETY: this thread started the group above.
@@ -296,15 +296,16 @@ fn late(call: &'static str, began: Instant, communicator: Option<Arc<Communicato
     Timeout { call, sequence: None, waited: began.elapsed(), communicator, missing: Vec::new(), reports: Vec::new() }.into()
 }
 
-/// Time for which a failed creation waits until NCCL stops using the parents.
+/// Maximum time for which a failed creation of communicators waits until NCCL stops using their
+/// parents.
 const PARENTS_LIMIT: Duration = Duration::from_secs(1);
 
-/// Returns the handle in a slot, if NCCL has stored a handle.
+/// Returns the handle in a slot, or `None` if NCCL has not stored a handle yet.
 fn made(slot: &Slot) -> Option<Handle> {
     Handle::new(slot.load(Ordering::Acquire))
 }
 
-/// Returns whether NCCL has stored all handles.
+/// Returns whether NCCL has stored a handle in every slot.
 fn has_begun(slots: &[Slot]) -> bool {
     slots.iter().all(|slot| made(slot).is_some())
 }
@@ -341,7 +342,7 @@ fn ready(
     Ok(all)
 }
 
-/// Returns the code if it is success or in progress. All other codes are errors.
+/// Returns the code if the code is success or in progress. Returns an error for all other codes.
 fn accepted(nccl: Nccl, call: &'static str, code: ncclResult_t) -> Result<ncclResult_t, NcclError> {
     match code {
         ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(code),
@@ -349,7 +350,8 @@ fn accepted(nccl: Nccl, call: &'static str, code: ncclResult_t) -> Result<ncclRe
     }
 }
 
-/// The thread's current context. Dropping this value makes the context current again.
+/// The context that was current in this thread before communicators were created. Dropping this
+/// value makes the context current again.
 struct Current(CUcontext);
 
 impl Current {

@@ -41,8 +41,8 @@ impl Communicator {
     /// [`split_all`](Self::split_all) accepts a different configuration.
     ///
     /// # Collective
-    /// All ranks, each in a separate thread or process. A thread with several ranks calls
-    /// [`split_all`](Self::split_all) instead.
+    /// All ranks must make this call, each in a separate thread or process. A thread with several
+    /// ranks calls [`split_all`](Self::split_all) instead.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] for a color above 2147483647; [`NcclError::Dead`];
@@ -60,7 +60,7 @@ impl Communicator {
     /// whether calls block. Other options that `config` does not set have NCCL's defaults.
     ///
     /// # Collective
-    /// All ranks.
+    /// All ranks must make this call.
     ///
     /// # Errors
     /// As for [`split`](Self::split); [`NcclError::Misuse`] also if `config` sets
@@ -72,7 +72,7 @@ impl Communicator {
             colors.push(match color {
                 None => sys::NCCL_SPLIT_NOCOLOR,
                 Some(color) => c_int::try_from(*color).map_err(|_| {
-                    let (found, expected) = (i64::from(*color), "at most 2147483647");
+                    let (found, expected) = (i64::from(*color), "a number of at most 2147483647");
                     NcclError::misuse(CALL, MisuseKind::Value { what: "the color", found, expected })
                 })?,
             });
@@ -105,8 +105,8 @@ impl Communicator {
     /// [`UniqueId`].
     ///
     /// # Collective
-    /// All ranks that are not excluded, with the same list. A thread with several ranks calls
-    /// [`shrink_all`](Self::shrink_all) instead.
+    /// All ranks that are not excluded must make this call, with the same list. A thread with
+    /// several ranks calls [`shrink_all`](Self::shrink_all) instead.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] if `excluded` is empty, contains this rank, or contains a rank that
@@ -137,7 +137,7 @@ impl Communicator {
                 NcclError::misuse(CALL, MisuseKind::Value { what: "an excluded rank", found: rank.get().into(), expected })
             };
             if excluded[..index].contains(&rank) {
-                return Err(value("each rank only once"));
+                return Err(value("a rank that occurs only once in the list"));
             }
             for member in members {
                 if rank.index() >= member.n_ranks() {
@@ -197,7 +197,8 @@ impl Communicator {
     /// `None`. Drop this communicator after this call.
     ///
     /// # Collective
-    /// All ranks of this communicator, and all new ranks.
+    /// All ranks of this communicator must make this call, and all new ranks must call
+    /// [`CommunicatorBuilder::join`](crate::CommunicatorBuilder::join).
     ///
     /// # Errors
     /// [`NcclError::Misuse`] if `n_ranks` is not greater than the current number of ranks;
@@ -218,11 +219,14 @@ impl Communicator {
     }
 }
 
-/// Checks the number of ranks of a communicator that grows, and converts it to NCCL's type.
+/// Converts the number of ranks of a communicator that grows to NCCL's type. Fails if the number is
+/// not greater than `now`, the current number of ranks, or if the number is too large.
 pub(crate) fn grown(call: &'static str, n_ranks: usize, now: usize) -> Result<c_int, NcclError> {
     let wrong = || {
-        let (found, expected) =
-            (i64::try_from(n_ranks).unwrap_or(i64::MAX), "more than the current number of ranks, and at most 2147483647");
+        let (found, expected) = (
+            i64::try_from(n_ranks).unwrap_or(i64::MAX),
+            "a number greater than the current number of ranks, and at most 2147483647",
+        );
         NcclError::misuse(call, MisuseKind::Value { what: "the number of ranks", found, expected })
     };
     if n_ranks <= now { Err(wrong()) } else { c_int::try_from(n_ranks).map_err(|_| wrong()) }
@@ -233,8 +237,8 @@ pub(crate) fn nothing_made(call: &'static str) -> NcclError {
     NcclError::misuse(call, MisuseKind::Context { why: "NCCL created no communicator for this rank, but returned success" })
 }
 
-/// Creates a child of each parent. `start` calls NCCL for one parent, and `identity` computes the
-/// child's identity from a hash.
+/// Creates a child communicator of each parent. `start` calls NCCL for one parent. `identity`
+/// computes the identity of a child from the index of its parent and a hash.
 fn children(
     call: &'static str,
     counted: Call,
@@ -256,7 +260,7 @@ fn children(
     if let Some(config) = config {
         let mode = if blocking { Switch::On } else { Switch::Off };
         if config.blocking_set().is_some_and(|asked| asked != mode) {
-            let why = "the mode differs from the mode of the parent, expected both blocking or both non-blocking";
+            let why = "the value differs from the mode of the parent communicator, expected both blocking or both non-blocking";
             return Err(NcclError::misuse(call, MisuseKind::Combination { what: "Config::blocking", why }));
         }
         raw = Some(config.clone().blocking(mode).to_raw(call, nccl)?);

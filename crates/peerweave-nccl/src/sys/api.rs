@@ -36,43 +36,45 @@ peerweave_dylib::bindings! {
 
         // Lifecycle.
 
-        /// Creates a communicator. Collective.
+        /// Creates a communicator. All ranks must make this call.
         "2.0.0" fn ncclCommInitRank(comm: *mut ncclComm_t, nranks: c_int, commId: ncclUniqueId, rank: c_int) -> ncclResult_t;
         /// Creates a communicator whose ranks are all in this process.
         "2.0.0" fn ncclCommInitAll(comm: *mut ncclComm_t, ndev: c_int, devlist: *const c_int) -> ncclResult_t;
-        /// Creates a communicator with a configuration. Collective.
+        /// Creates a communicator with a configuration. All ranks must make this call.
         "2.14.3" fn ncclCommInitRankConfig(
             comm: *mut ncclComm_t, nranks: c_int, commId: ncclUniqueId, rank: c_int, config: *mut ncclConfig_t,
         ) -> ncclResult_t;
-        /// Creates a communicator with several ids, for many ranks. Collective.
+        /// Creates a communicator with several ids, for many ranks. All ranks must make this call.
         "2.23.4" fn ncclCommInitRankScalable(
             newcomm: *mut ncclComm_t, nranks: c_int, myrank: c_int, nId: c_int, commIds: *mut ncclUniqueId,
             config: *mut ncclConfig_t,
         ) -> ncclResult_t;
         /// Splits a communicator into several communicators, each with some of the original ranks.
-        /// Collective.
+        /// All ranks must make this call.
         "2.18.1" fn ncclCommSplit(
             comm: ncclComm_t, color: c_int, key: c_int, newcomm: *mut ncclComm_t, config: *mut ncclConfig_t,
         ) -> ncclResult_t;
-        /// Creates a communicator without the excluded ranks. Collective over the remaining ranks.
+        /// Creates a communicator without the excluded ranks. All remaining ranks must make this
+        /// call.
         "2.27.3" fn ncclCommShrink(
             comm: ncclComm_t, excludeRanksList: *mut c_int, excludeRanksCount: c_int, newcomm: *mut ncclComm_t,
             config: *mut ncclConfig_t, shrinkFlags: c_int,
         ) -> ncclResult_t;
-        /// Creates a communicator with additional ranks. Collective over the old and new ranks.
+        /// Creates a communicator with additional ranks. All old and new ranks must make this call.
         "2.29.2" fn ncclCommGrow(
             comm: ncclComm_t, nRanks: c_int, uniqueId: *const ncclUniqueId, rank: c_int, newcomm: *mut ncclComm_t,
             config: *mut ncclConfig_t,
         ) -> ncclResult_t;
-        /// Waits until issued work is complete. Collective.
+        /// Waits until issued work is complete. All ranks must make this call.
         "2.14.3" fn ncclCommFinalize(comm: ncclComm_t) -> ncclResult_t;
         /// Frees a communicator.
         "2.0.0" fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t;
         /// Ends running work, and frees a communicator.
         "2.4.2" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t;
-        /// Ends running work. Afterwards the communicator can only be split, shrunk or freed.
+        /// Ends running work. After this call, the communicator can only be split, shrunk or freed.
         "2.28.7" fn ncclCommRevoke(comm: ncclComm_t, revokeFlags: c_int) -> ncclResult_t;
-        /// Releases device memory that a communicator does not need while it is suspended.
+        /// Releases device memory that a communicator does not need while the communicator is
+        /// suspended.
         "2.29.7" fn ncclCommSuspend(comm: ncclComm_t, flags: c_int) -> ncclResult_t;
         /// Reallocates the device memory that suspending a communicator released.
         "2.29.7" fn ncclCommResume(comm: ncclComm_t) -> ncclResult_t;
@@ -184,11 +186,11 @@ peerweave_dylib::bindings! {
 
         // Point-to-point operations, one-sided operations, groups.
 
-        /// Sends to a rank, which must receive.
+        /// Sends a buffer to a rank. That rank must receive the data with `ncclRecv`.
         "2.7.3" fn ncclSend(
             sendbuff: *const c_void, count: usize, datatype: ncclDataType_t, peer: c_int, comm: ncclComm_t, stream: CUstream,
         ) -> ncclResult_t;
-        /// Receives from a rank, which must send.
+        /// Receives into a buffer from a rank. That rank must send the data with `ncclSend`.
         "2.7.3" fn ncclRecv(
             recvbuff: *mut c_void, count: usize, datatype: ncclDataType_t, peer: c_int, comm: ncclComm_t, stream: CUstream,
         ) -> ncclResult_t;
@@ -219,16 +221,16 @@ peerweave_dylib::bindings! {
         "2.19.1" fn ncclMemAlloc(ptr: *mut *mut c_void, size: usize) -> ncclResult_t;
         /// Frees memory that `ncclMemAlloc` allocated.
         "2.19.1" fn ncclMemFree(ptr: *mut c_void) -> ncclResult_t;
-        /// Registers a buffer on this rank only. Not collective.
+        /// Registers a buffer on this rank only. Other ranks need not make this call.
         "2.19.1" fn ncclCommRegister(comm: ncclComm_t, buff: *mut c_void, size: usize, handle: *mut *mut c_void) -> ncclResult_t;
         /// Unregisters a buffer.
         "2.19.1" fn ncclCommDeregister(comm: ncclComm_t, handle: *mut c_void) -> ncclResult_t;
-        /// Registers a window. Collective. If windows are not supported, returns success and stores
-        /// a null window.
+        /// Registers a window. All ranks must make this call. If windows are not supported, returns
+        /// success and stores a null window.
         "2.27.3" fn ncclCommWindowRegister(
             comm: ncclComm_t, buff: *mut c_void, size: usize, win: *mut ncclWindow_t, winFlags: c_int,
         ) -> ncclResult_t;
-        /// Unregisters a window on this rank only. Not collective.
+        /// Unregisters a window on this rank only. Other ranks need not make this call.
         "2.27.3" fn ncclCommWindowDeregister(comm: ncclComm_t, win: ncclWindow_t) -> ncclResult_t;
         /// Returns the address of the memory that was registered as a window.
         "2.29.2" fn ncclWinGetUserPtr(comm: ncclComm_t, win: ncclWindow_t, outUserPtr: *mut *mut c_void) -> ncclResult_t;
@@ -276,8 +278,8 @@ peerweave_dylib::bindings! {
 
         // Device communicators.
 
-        /// Creates a device communicator, with the layout of the version in the requirements.
-        /// Collective.
+        /// Creates a device communicator, with the layout of the version in the requirements. All
+        /// ranks must make this call.
         "2.28.3" fn ncclDevCommCreate(
             comm: ncclComm_t, reqs: *const ncclDevCommRequirements_t, outDevComm: *mut c_void,
         ) -> ncclResult_t;

@@ -14,7 +14,7 @@ pub const NCCL_API_MAGIC: c_uint = 0xcafe_beef;
 pub const NCCL_SIM_INFO_MAGIC: c_uint = 0x7468_5283;
 /// Value that NCCL stores as the estimated time of a group if NCCL has no estimate.
 pub const NCCL_UNDEF_FLOAT: f32 = -1.0;
-/// Color of a rank that joins no new communicator in a split.
+/// Color that a rank passes to a split to join no new communicator.
 pub const NCCL_SPLIT_NOCOLOR: c_int = -1;
 /// Flag for a window that can be used in every way.
 pub const NCCL_WIN_DEFAULT: c_int = 0;
@@ -43,27 +43,33 @@ pub const NCCL_SHRINK_ABORT: c_int = 1;
 pub const NCCL_REVOKE_DEFAULT: c_int = 0;
 /// Flag for a suspension that releases memory.
 pub const NCCL_SUSPEND_MEM: c_int = 1;
-/// Host code can query addresses in the fabric. Since 2.31.1.
+/// Value of `hostCftMode`: host code can query the addresses of windows in the fabric (CFT). Since
+/// 2.31.1.
 pub const NCCL_HOST_CFT_ENABLE: c_int = 1;
-/// Host code cannot query addresses in the fabric.
+/// Value of `hostCftMode`: host code cannot query the addresses of windows in the fabric.
 pub const NCCL_HOST_CFT_DISABLE: c_int = 2;
-/// Host code can query addresses in the fabric if the hardware supports these queries.
+/// Value of `hostCftMode`: host code can query the addresses of windows in the fabric if the
+/// hardware supports these queries.
 pub const NCCL_HOST_CFT_FALLBACK: c_int = 3;
-/// NCCL's host functions use all NVLS operations. Since 2.32.0.
+/// Value of `nvlsHostMode`: NCCL's host functions use all operations of NVLink switches (NVLS).
+/// Since 2.32.0.
 pub const NCCL_NVLS_HOST_ENABLE: c_int = 0;
-/// NCCL's host functions use all NVLS operations except the NVLS transport.
+/// Value of `nvlsHostMode`: NCCL's host functions use all NVLS operations except the NVLS
+/// transport.
 pub const NCCL_NVLS_HOST_DISABLE_TRANSPORT: c_int = 1;
-/// NCCL's host functions use all NVLS operations except multimem instructions in symmetric kernels.
+/// Value of `nvlsHostMode`: NCCL's host functions use all NVLS operations except multimem
+/// instructions in symmetric kernels.
 pub const NCCL_NVLS_HOST_DISABLE_SYMMETRIC_MULTIMEM: c_int = 2;
-/// NCCL's host functions use no NVLS operations, including operations that later versions add.
+/// Value of `nvlsHostMode`: NCCL's host functions use no NVLS operations. This value also disables
+/// NVLS operations that later versions add.
 pub const NCCL_NVLS_HOST_DISABLE: c_int = c_int::MAX;
-/// Sockets are not encrypted.
+/// Encryption mode: NCCL does not encrypt its sockets.
 pub const NCCL_ENCRYPTION_MODE_NONE: c_int = 0;
-/// Sockets are encrypted with a pre-shared key.
+/// Encryption mode: NCCL encrypts its sockets with a pre-shared key.
 pub const NCCL_ENCRYPTION_MODE_PSK: c_int = 1;
-/// Kernels use no operations of the fabric (CFT). Since 2.31.0.
+/// Value of `cftCaps`: kernels use no operations of the fabric (CFT). Since 2.31.0.
 pub const NCCL_CFT_NONE: c_int = 0;
-/// Kernels use operations of the fabric.
+/// Flag of `cftCaps`: kernels use operations of the fabric.
 pub const NCCL_CFT: c_int = 1;
-/// Kernels use the fabric's multicast.
+/// Flag of `cftCaps`: kernels use the fabric's multicast.
 pub const NCCL_CFT_MULTIMEM: c_int = 2;

@@ -2,7 +2,7 @@
 //! communicator.
 //!
 //! `ncclDevComm` itself is not declared, because its layout differs between versions. This crate
-//! handles it as bytes, whose number is known at run time.
+//! handles `ncclDevComm` as bytes. The number of bytes is known only at run time.
 
 use std::ffi::{c_int, c_uint};
 
@@ -42,7 +42,7 @@ pub struct ncclCommProperties_t {
 /// Capabilities of a communicator in NCCL 2.29.2 and 2.29.3, in which the GIN type has one byte.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-#[allow(missing_docs, reason = "as in `ncclCommProperties_t`")]
+#[allow(missing_docs, reason = "the fields have the meaning of those of `ncclCommProperties_t`")]
 pub struct ncclCommProperties_v22902 {
     pub size: usize,
     pub magic: c_uint,
@@ -56,7 +56,7 @@ pub struct ncclCommProperties_v22902 {
     pub ginType: u8,
 }
 
-/// A set of ranks at equal strides. Passed by value.
+/// A team: a set of ranks of one communicator at equal strides. Passed by value.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ncclTeam_t {
@@ -92,8 +92,8 @@ pub struct ncclLsaBarrierHandle_t {
 pub struct ncclGinBarrierHandle_t {
     /// Index of the first signal that the barriers use.
     pub signal0: u32,
-    /// Handle of the buffer that the barriers use up to NCCL 2.29. NCCL 2.30.3 and later do not use
-    /// this field.
+    /// In NCCL 2.29 and earlier, handle of the buffer that the barriers use. NCCL 2.30.3 and later
+    /// do not use this field.
     pub unused: u32,
 }
 
@@ -110,7 +110,7 @@ pub struct ncclLLA2AHandle_t {
 /// A resource that a device communicator requires. The struct is an element of a linked list.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-#[allow(missing_docs, reason = "filled by the functions whose names end in CreateRequirement")]
+#[allow(missing_docs, reason = "NCCL's functions whose names end in CreateRequirement fill the fields")]
 pub struct ncclDevResourceRequirements_t {
     pub next: *mut ncclDevResourceRequirements_t,
     pub bufferSize: usize,
@@ -125,7 +125,7 @@ pub struct ncclDevResourceRequirements_t {
 /// A team whose ranks need a multicast object. The struct is an element of a linked list.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-#[allow(missing_docs, reason = "as in the header")]
+#[allow(missing_docs, reason = "NCCL's header documents the fields")]
 pub struct ncclTeamRequirements_t {
     pub next: *mut ncclTeamRequirements_t,
     pub team: ncclTeam_t,

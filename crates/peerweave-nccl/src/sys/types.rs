@@ -42,7 +42,7 @@ macro_rules! numbers {
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $Name(pub $Integer);
 
-        #[allow(non_upper_case_globals, reason = "the vendor's names")]
+        #[allow(non_upper_case_globals, reason = "NVIDIA's headers define these names")]
         impl $Name {
             $($(#[$value_attribute])* pub const $value: Self = Self($number);)*
 
@@ -124,15 +124,15 @@ numbers! {
     /// Number of a reduction. Numbers from 5 on denote reductions that were created for one
     /// communicator.
     ncclRedOp_t(c_int) {
-        /// Sum.
+        /// Sum over all ranks.
         ncclSum = 0;
-        /// Product.
+        /// Product over all ranks.
         ncclProd = 1;
-        /// Maximum.
+        /// Maximum over all ranks.
         ncclMax = 2;
-        /// Minimum.
+        /// Minimum over all ranks.
         ncclMin = 3;
-        /// Sum divided by the number of ranks.
+        /// Average over all ranks: the sum divided by the number of ranks.
         ncclAvg = 4;
     }
 }
@@ -165,13 +165,13 @@ numbers! {
 numbers! {
     /// Ranks that kernels reach over the network. Since 2.29.7.
     ncclGinConnectionType_t(c_int) {
-        /// No ranks.
+        /// Kernels reach no ranks over the network.
         NCCL_GIN_CONNECTION_NONE = 0;
-        /// All ranks.
+        /// Kernels reach all ranks over the network.
         NCCL_GIN_CONNECTION_FULL = 1;
-        /// Ranks along the rails.
+        /// Kernels reach the ranks of the rail team over the network.
         NCCL_GIN_CONNECTION_RAIL = 2;
-        /// Ranks at equal strides. Since 2.31.0.
+        /// Kernels reach ranks at equal strides over the network. Since 2.31.0.
         NCCL_GIN_CONNECTION_CUSTOM_STRIDE = 3;
     }
 }
@@ -282,7 +282,7 @@ pub struct ncclConfigExt_t {
     pub val: ncclConfigExtValue,
 }
 
-/// Configuration of one collective. Since 2.31.0. The last field exists only since 2.32.0.
+/// Configuration of one collective. Since 2.31.0. NCCL 2.32.0 introduced the last field.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "each field is documented at the method of `CollConfig` that sets it")]

@@ -35,7 +35,8 @@ impl Guarded {
     }
 }
 
-/// Runs `call` on one thread while another thread aborts.
+/// Runs `call` on one thread while another thread closes the gate and frees the guarded value, as
+/// an abort does.
 fn against_an_abort(call: fn(&Guarded)) {
     loom::model(move || {
         let shared = Arc::new(Guarded::default());
@@ -73,7 +74,7 @@ fn abort_during_enter_blocking_is_safe() {
 }
 
 #[test]
-fn abort_during_shared_entry_is_safe() {
+fn abort_during_enter_shared_is_safe() {
     against_an_abort(|shared| {
         if let Ok(reader) = shared.0.enter_shared(Allowed::OPEN) {
             shared.use_it();
@@ -82,8 +83,8 @@ fn abort_during_shared_entry_is_safe() {
     });
 }
 
-/// The abort does not wait for threads that may be blocked in NCCL. It waits for threads that have
-/// left NCCL.
+/// The abort in this test does not wait for threads that may be blocked in NCCL. The abort waits
+/// for threads that have left NCCL.
 #[test]
 fn leave_blocking_is_safe_after_a_timed_out_abort() {
     loom::model(|| {
@@ -110,7 +111,8 @@ fn leave_blocking_is_safe_after_a_timed_out_abort() {
     });
 }
 
-/// Runs a revocation on one thread while another thread aborts. `revoke` changes the state.
+/// Runs a revocation on one thread while another thread closes the gate and frees the guarded
+/// value, as an abort does. `revoke` changes the state of the gate.
 fn check_abort_during_revoke(revoke: fn(&Gate) -> bool) {
     loom::model(move || {
         let shared = Arc::new(Guarded::default());
@@ -124,7 +126,7 @@ fn check_abort_during_revoke(revoke: fn(&Gate) -> bool) {
         });
         shared.end();
         revoking.join().expect("the thread does not panic");
-        assert_eq!(shared.0.state(), State::Aborted, "[G2]");
+        assert_eq!(shared.0.state(), State::Aborted, "a closed gate must stay closed");
     });
 }
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 const LONG: Duration = Duration::from_secs(60);
 
 #[test]
-fn gate_admits_one_thread_and_wakes_every_waiter() {
+fn gate_admits_one_thread_at_a_time_and_wakes_every_waiter() {
     let (gate, inside, entries) = (Gate::default(), AtomicUsize::new(0), AtomicUsize::new(0));
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -66,7 +66,7 @@ fn drained_gate_has_no_thread_inside() {
 #[test]
 fn owned_gate_refuses_other_threads() {
     let gate = Gate::default();
-    let inside = gate.try_enter_blocking().expect("no thread is inside");
+    let inside = gate.try_enter_blocking().expect("no thread is inside the gate");
     assert!(gate.try_enter_blocking().is_none());
     assert_eq!(gate.enter(Allowed::LIVE, || Duration::ZERO).map(drop), Err(Refused::Busy));
     assert!(gate.try_enter_blocking().is_none(), "the refused thread released the gate");
@@ -75,7 +75,7 @@ fn owned_gate_refuses_other_threads() {
 }
 
 #[test]
-fn blocking_entry_succeeds_only_on_live_communicators() {
+fn try_enter_blocking_succeeds_only_on_live_communicators() {
     for state in [State::Suspended, State::Failed, State::Revoked] {
         let gate = Gate::default();
         gate.set(state).expect("the gate is open");
@@ -121,7 +121,7 @@ fn waiter_is_not_starved_by_a_caller_in_a_loop() {
 #[test]
 fn waiter_is_notified_of_a_state_change() {
     let gate = Gate::default();
-    let _inside = gate.enter(Allowed::LIVE, || LONG).expect("no thread is inside");
+    let _inside = gate.enter(Allowed::LIVE, || LONG).expect("no thread is inside the gate");
     for (from, to) in [(State::Live, State::Failed), (State::Failed, State::Revoked)] {
         let allowed = Allowed(from.bit());
         std::thread::scope(|scope| {
@@ -139,7 +139,7 @@ fn waiter_is_notified_of_a_state_change() {
 #[test]
 fn waiter_is_notified_when_the_gate_closes() {
     let gate = Gate::default();
-    let inside = gate.enter(Allowed::LIVE, || LONG).expect("no thread is inside");
+    let inside = gate.enter(Allowed::LIVE, || LONG).expect("no thread is inside the gate");
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| gate.enter(Allowed::LIVE, || LONG).map(drop));
         std::thread::sleep(Duration::from_millis(20));
@@ -154,7 +154,7 @@ fn waiter_is_notified_when_the_gate_closes() {
 #[test]
 fn drain_waits_only_for_callers_that_are_not_blocked() {
     let gate = Gate::default();
-    let inside = gate.enter(Allowed::LIVE, || LONG).expect("no thread is inside");
+    let inside = gate.enter(Allowed::LIVE, || LONG).expect("no thread is inside the gate");
     inside.enter_blocking().expect("the gate is open");
     gate.close(State::Aborted).expect("the gate was open");
     assert!(!gate.drain(Duration::from_millis(5)), "drain did not notice that the thread inside is blocked");
@@ -194,7 +194,7 @@ fn gate_state_changes_only_from_the_expected_state() {
 #[test]
 fn gate_closes_only_from_the_expected_state() {
     let gate = Gate::default();
-    let inside = gate.enter(Allowed::LIVE, || LONG).expect("no thread is inside");
+    let inside = gate.enter(Allowed::LIVE, || LONG).expect("no thread is inside the gate");
     // A revocation enters as a reader.
     let reader = gate.enter_shared(Allowed::OPEN).expect("the gate is open");
     assert_eq!(gate.set(State::Revoked), Ok(State::Live));
@@ -221,7 +221,7 @@ fn gate_can_be_closed_only_once() {
 #[test]
 fn entry_into_a_busy_gate_fails_at_the_deadline() {
     let gate = Gate::default();
-    let _inside = gate.enter(Allowed::LIVE, || LONG).expect("no thread is inside");
+    let _inside = gate.enter(Allowed::LIVE, || LONG).expect("no thread is inside the gate");
     let second = gate.enter(Allowed::LIVE, || Duration::from_millis(10));
     assert_eq!(second.map(drop), Err(Refused::Busy));
     assert!(gate.enter_shared(Allowed::LIVE).is_ok(), "a shared entry must succeed while another thread is inside the gate");

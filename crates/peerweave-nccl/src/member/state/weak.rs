@@ -11,7 +11,7 @@ use super::*;
 use std::cell::UnsafeCell;
 use std::sync::Arc;
 
-/// Number of runs of each scenario with one seed.
+/// Number of runs of each test with one seed of Miri.
 const ROUNDS: usize = 3;
 
 /// A gate, and a flag that says whether the guarded value was freed. Miri reports a data race if
@@ -40,7 +40,8 @@ impl Guarded {
     }
 }
 
-/// Runs `call` on one thread while another thread aborts.
+/// Runs `call` on one thread while another thread closes the gate and frees the guarded value, as
+/// an abort does.
 fn against_an_abort(patience: Duration, call: fn(&Guarded)) {
     for _ in 0..ROUNDS {
         let shared = Arc::new(Guarded::default());
@@ -78,7 +79,7 @@ fn abort_during_enter_blocking_is_safe() {
 }
 
 #[test]
-fn abort_during_shared_entry_is_safe() {
+fn abort_during_enter_shared_is_safe() {
     against_an_abort(LONG, |shared| {
         if let Ok(reader) = shared.0.enter_shared(Allowed::OPEN) {
             shared.use_it();

@@ -24,8 +24,8 @@ use crate::sys::{ncclDataType_t, ncclRedOp_t};
 /// A recorded call and its communicator.
 pub(crate) type Recorded<'a, 'env> = (&'a Arc<Inner>, &'a Request<'env>);
 
-/// Fails if two ranks of one communicator disagree. The caller holds the locks of all
-/// communicators.
+/// Fails if two ranks of one communicator issue calls in this group that do not match. The caller
+/// holds the locks of all communicators.
 ///
 /// # Errors
 /// [`MisuseKind::Disagreement`].
@@ -54,7 +54,7 @@ pub(crate) fn check<'a, 'env: 'a>(calls: impl Iterator<Item = Recorded<'a, 'env>
     Ok(())
 }
 
-/// One rank's communicator, with counts of its calls in the group.
+/// One rank's communicator, with counts of this rank's calls.
 struct Member<'a> {
     inner: &'a Arc<Inner>,
     /// Number of collectives that were issued on this communicator before, plus the collectives of
@@ -113,7 +113,8 @@ fn transposed(sends: &[Operation], from: Rank, receives: &[Operation], to: Rank)
     sent == received
 }
 
-/// Compares the sends of each rank with the receives of its peer.
+/// Compares the lengths of the sends of each rank with the lengths of the matching receives of the
+/// peer.
 fn transfers<'a, 'env: 'a>(
     calls: impl Iterator<Item = Recorded<'a, 'env>> + Clone,
     ranks: &mut [Member<'a>],
@@ -131,7 +132,7 @@ fn transfers<'a, 'env: 'a>(
             Some(pair) => pair,
             None => {
                 pairs.push(Pair { key, sends: Vec::new(), receives: Vec::new() });
-                pairs.last_mut().expect("the pair was just inserted")
+                pairs.last_mut().expect("the list of pairs is not empty")
             }
         };
         if is_send { &mut pair.sends } else { &mut pair.receives }.push((inner, request));
@@ -170,7 +171,8 @@ impl Operation {
         self.count as u64 * self.element_bytes as u64
     }
 
-    /// Returns whether the calls of two ranks match.
+    /// Returns whether two ranks' operations match: kind, count, element type, reduction and root
+    /// must be equal.
     fn matches(&self, other: &Self) -> bool {
         let same_data = (self.count, self.data_type) == (other.count, other.data_type);
         let same_reduction = match (self.reduction(), other.reduction()) {
@@ -203,8 +205,8 @@ fn is_predefined(op: ncclRedOp_t) -> bool {
     op.0 <= ncclRedOp_t::ncclAvg.0
 }
 
-/// Formats a call for an error message. If an all-to-all has a length for each rank, shows only the
-/// lengths for the given rank.
+/// Formats a call for an error message. For an all-to-all with a separate length for each rank,
+/// shows only the lengths for the given rank.
 struct Shown<'a>(Call, &'a Operations, Rank);
 
 impl fmt::Display for Shown<'_> {

@@ -62,7 +62,8 @@ struct Member<'env> {
 }
 
 impl Member<'_> {
-    /// Fails if a simulated group would launch this call instead of only estimating the duration.
+    /// Fails if NCCL cannot simulate this call. In a simulated group, NCCL would launch such a call
+    /// instead of estimating its duration.
     fn can_be_simulated(&self, call: &'static str) -> Result<(), NcclError> {
         let why = match self.request.call {
             _ if !self.inner.blocking => {
@@ -76,18 +77,18 @@ impl Member<'_> {
             Call::AllReduceInPlace | Call::ReduceInPlace | Call::AllGatherInPlace | Call::ReduceScatterInPlace => return Ok(()),
             Call::Broadcast | Call::BroadcastInPlace if !self.inner.nccl.version().at_least(BROADCASTS_ARE_SENT) => return Ok(()),
             _ => {
-                "NCCL would queue this call and launch it with the next group; only reductions and gathers to all ranks can be estimated"
+                "NCCL would queue this call and launch it with the next group; only all-reduce, reduce, all-gather and reduce-scatter can be estimated"
             }
         };
         Err(NcclError::misuse(call, MisuseKind::Context { why }))
     }
 }
 
-/// First version of NCCL that queues broadcasts like sends.
+/// First version of NCCL that queues broadcasts like sends, so that broadcasts cannot be simulated.
 const BROADCASTS_ARE_SENT: Version = Version::new(2, 29, 2);
 
-/// A group while a closure records calls in the group. When this value is dropped, all recorded
-/// calls after the first `before` calls are removed.
+/// A nested group, while its closure records calls in `group`. Dropping this value removes all
+/// recorded calls of `group` except the first `before` calls.
 struct Part<'a, 'env> {
     group: &'a mut Group<'env>,
     before: usize,
@@ -162,8 +163,8 @@ impl Nccl {
         group.members.iter().try_for_each(|member| member.can_be_simulated(CALL))?;
         // SAFETY: `issue` has started the group, and the struct is of this library's version.
         group.issue(CALL, false, |nccl| nccl.code(CALL, |api| unsafe { api.ncclGroupSimulateEnd(&raw mut **info) }))?;
-        // NCCL has finished with the struct. After an error NCCL may still use it, so the struct is
-        // leaked.
+        // NCCL has finished with the struct. After an error NCCL may still use the struct, so the
+        // struct is leaked.
         let info = ManuallyDrop::into_inner(info);
         Ok(SimInfo::of(&info))
     }
@@ -171,8 +172,8 @@ impl Nccl {
 
 impl<'env> Group<'env> {
     /// Records a nested group. NCCL receives the calls of the nested group together with the calls
-    /// of this group. This is useful in a function that forms a group and may be called inside
-    /// another group.
+    /// of this group. A nested group is useful in a function that forms a group and may be called
+    /// inside another group.
     ///
     /// If the closure returns an error or panics, the calls that the closure has recorded are
     /// removed from the group.
@@ -210,7 +211,8 @@ impl<'env> Group<'env> {
         prepare: impl FnOnce(&mut CallBuilder<'_, 'env>) -> Checked<Prepared>,
     ) -> Result<(), NcclError> {
         let mut prepare = Some(prepare);
-        let mut prepare = |builder: &mut CallBuilder<'_, 'env>| prepare.take().expect("a call is prepared once")(builder);
+        let mut prepare =
+            |builder: &mut CallBuilder<'_, 'env>| prepare.take().expect("`prepare` is called at most once")(builder);
         self.record_prepared(call, communicator, stream, config, &mut prepare)
     }
 
@@ -298,8 +300,8 @@ impl<'env> Group<'env> {
             }
             break;
         }
-        // After an error of this crate, NCCL has only part of the group. The other ranks would
-        // never join that part.
+        // After an error of this crate, NCCL has received only some calls of the group. NCCL would
+        // wait forever for the missing calls.
         if runs && is_ours {
             refuse_group(nccl);
         } else if first_error.is_none()
