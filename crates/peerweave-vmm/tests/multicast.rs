@@ -553,7 +553,7 @@ fn multicast_team_without_all_devices_is_not_complete() {
             building.add_device(&me.context).expect("the PE's own device is accepted");
             assert_eq!(building.devices_added(), 1);
             let error = building.complete_with(&me.rendezvous, "three").map(drop).expect_err("one of three devices is missing");
-            assert!(error.to_string().contains("devices added by all PEs is 2, expected 3"), "{error}");
+            assert!(error.to_string().contains("devices that all PEs have added is 2, expected 3"), "{error}");
         });
         drain_retired();
         Calls::now().assert_balanced("after the failed completion");

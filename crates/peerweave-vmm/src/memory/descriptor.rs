@@ -39,13 +39,12 @@ pub(crate) fn own(number: i32) -> Result<Descriptor, VmmError> {
         }
         return Ok(fd);
     }
-    let (needs, found) = ("a descriptor from the driver".to_owned(), number.to_string());
+    let (needs, found) = ("a non-negative descriptor from the driver".to_owned(), number.to_string());
     Err(VmmError::Unsupported { feature: "memory that can be exported as a file descriptor", needs, found })
 }
 
 /// Checks that this process can open `count` more descriptors. The check is needed before an
-/// exchange: the leader cannot tell a connection that fails for lack of descriptors from a PE that
-/// never connects.
+/// exchange: if no descriptor is free, connections fail, and the other PEs seem to be missing.
 pub(crate) fn check_room(fd: &Descriptor, count: usize) -> Result<(), VmmError> {
     #[cfg(unix)]
     {

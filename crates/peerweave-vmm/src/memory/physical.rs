@@ -1,7 +1,7 @@
 //! Physical memory of a device, which has no address until it is mapped.
 //!
 //! The module `share` exports and imports physical memory; `reservation.rs` maps it. Invariant: the
-//! driver's handle is released when its last user is dropped. A mapping is a user.
+//! driver's handle is released when the last handle and the last mapping of the memory are dropped.
 
 use std::fmt;
 use std::sync::Arc;
@@ -32,8 +32,8 @@ impl Exportable {
     pub const FABRIC: Self = Self { file_descriptor: false, fabric: true };
 
     /// Returns the handle types that a device reports in its attributes. Fabric handles may fail
-    /// even if the attribute is set. Whether fabric handles work is known only after memory has
-    /// been created with them.
+    /// even if the attribute is set. The caller knows that fabric handles work only after memory
+    /// has been created with them.
     ///
     /// # Errors
     /// [`VmmError::Driver`] if a driver call fails.
@@ -230,8 +230,9 @@ impl PhysicalMemory {
 /// service is missing or not permitted.
 pub(crate) const FABRIC_REFUSED: &[CudaCode] = &[CudaCode::NOT_PERMITTED, CudaCode::NOT_SUPPORTED, CudaCode::INVALID_VALUE];
 
-/// Returns whether the minimum granularity of memory can be allocated with fabric handles. If the
-/// allocation succeeds, an earlier refusal had a cause other than fabric handles.
+/// Returns whether the driver allocates memory that can be exported as a fabric handle. Tries to
+/// allocate the minimum length. If this succeeds, an earlier failure had a cause other than fabric
+/// handles.
 fn is_fabric_available(context: &Arc<CudaContext>, granularity: &Granularity) -> bool {
     let properties = AllocationProperties::on_device(context.ordinal(), raw::FABRIC.0, false);
     let mut handle = 0;
