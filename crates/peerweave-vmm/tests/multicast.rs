@@ -307,7 +307,7 @@ fn multicast_disabled_on_one_pe_is_an_error_on_all_pes() {
 }
 
 #[test]
-fn failing_driver_calls_leak_nothing_and_do_not_panic() {
+fn failing_driver_calls_return_errors_without_leaks() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(3);
         let bytes = bytes();
@@ -394,7 +394,7 @@ fn failed_multicast_step_leaves_no_object_on_any_pe() {
 }
 
 #[test]
-fn mapping_bindings_and_object_are_released_in_order() {
+fn multicast_mapping_bindings_and_object_are_released_in_order() {
     const GOING: [&str; 4] = ["cuMemUnmap", "cuMulticastUnbind", "cuMemRelease", "cuMemAddressFree"];
     Fakes::new().cuda().run(|| {
         let contexts = contexts(2);
@@ -561,7 +561,7 @@ fn multicast_team_without_all_devices_is_not_complete() {
 }
 
 #[test]
-fn multicast_object_imported_as_memory_is_not_mapped() {
+fn multicast_object_imported_as_memory_cannot_be_mapped() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(1);
         let building = Building::create(&contexts[0], MulticastProperties::new(1, bytes())).expect("the object is created");

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn freed_neighbours_merge_into_one_range() {
+    fn freed_neighbouring_ranges_merge_into_one_range() {
         let mut ranges = Ranges::default();
         ranges.add(0, 4096);
         let places: Vec<u64> = (0..4).map(|_| ranges.take(1024, 1).expect("four allocations fit in the range")).collect();

@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn missing_data_error_names_the_two_tested_pes() {
+    fn peer_check_error_for_missing_data_names_both_pes() {
         let late = || VmmError::Timeout { call: "copy".into(), waited: Duration::from_secs(1), missing: Vec::new() };
         let error = broken_path::<()>(Err(late()), Pe::new(1), Pe::new(3), "written").expect_err("the data did not arrive");
         let text = "peer access from PE 1 to PE 3 is broken: data written did not arrive by the deadline";

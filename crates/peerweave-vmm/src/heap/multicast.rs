@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn range_touching_a_gap_between_chunks_has_no_address() {
+    fn heap_range_with_a_gap_has_no_multicast_address() {
         let chunks = [(0, 10), (10, 5), (20, 10)];
         for (start, end) in [(0, 10), (3, 15), (14, 15), (20, 30), (29, 30), (7, 7), (30, 30)] {
             assert!(covers(&chunks, start, end), "{start}..{end}");

@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn driver_descriptors_are_closed_on_exec() {
+    fn descriptors_from_the_driver_are_closed_on_exec() {
         let file = std::fs::File::open("/dev/null").expect("/dev/null exists on every Unix system");
         let inherited = rustix::io::dup(&file).expect("dup returns a new descriptor");
         let flags = |fd: &Descriptor| rustix::io::fcntl_getfd(fd).expect("fcntl returns the flags of an open descriptor");

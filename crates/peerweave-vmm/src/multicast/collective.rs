@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn two_pes_on_one_device_are_named_in_the_error() {
+    fn error_names_two_pes_that_have_the_same_device() {
         let pes = [statement(&[0, 1, 2], "a"), statement(&[0, 1, 2], "b"), statement(&[0, 1, 2], "b")];
         assert_eq!(
             message_of(&pes),
