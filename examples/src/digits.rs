@@ -251,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn embedded_file_matches_its_readme() {
+    fn embedded_digits_match_the_numbers_in_the_readme() {
         let digits = Digits::embedded().unwrap();
         assert_eq!(digits.len(), 1797);
         let mut images = [0; CLASSES];
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_line_error_names_the_line_number() {
+    fn parse_error_names_the_number_of_the_invalid_line() {
         let good = format!("{}7", "3,".repeat(64));
         let refused = |bad: &str| match Digits::parse(&format!("{good}\n{bad}\n")) {
             Err(DigitsError::Line { line: 2, found }) => found,
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn epoch_uses_every_training_image_once() {
+    fn batches_of_an_epoch_use_every_training_image_once() {
         let split = Digits::embedded().unwrap().split(1).unwrap();
         let first = split.batches(1, 0);
         assert_eq!(first.len(), TRAIN / BATCH);
@@ -326,7 +326,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "share: rank is 2")]
-    fn share_of_a_rank_outside_the_team_panics() {
+    fn batch_share_of_a_rank_outside_the_team_panics() {
         share(BATCH, 2, 2);
     }
 

@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn loss_is_the_same_for_any_number_of_pes() {
+    fn training_loss_is_equal_for_any_number_of_pes() {
         let (_, alone) = trained(1, 4);
         for ranks in [2, 3, 7, 8] {
             let (_, together) = trained(ranks, 4);
@@ -338,14 +338,14 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "gradient: out has 3 elements")]
-    fn gradient_buffer_of_wrong_length_is_refused() {
+    fn gradient_into_a_buffer_of_wrong_length_panics() {
         let (digits, _) = data();
         Model::new(SEED).gradient(&digits, &[0], &mut [0.0; 3]);
     }
 
     #[test]
     #[should_panic(expected = "apply: images is 0")]
-    fn training_step_without_images_is_refused() {
+    fn training_step_without_images_panics() {
         Model::new(SEED).apply(&[0.0; PARAMETERS], 0, LEARNING_RATE);
     }
 }

@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn conversion_to_8_bits_rounds_to_nearest() {
+    fn conversion_of_f32_to_8_bits_rounds_to_nearest() {
         for bits in 0..=0x7e {
             let value = F8E4M3::from_bits(bits).decode(1.0);
             assert_eq!(to_8_bits(value).to_bits(), bits, "{value}");

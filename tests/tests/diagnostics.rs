@@ -263,16 +263,16 @@ fn check(table: &[Wrong]) {
 }
 
 #[test]
-fn diagnostic_of_a_wrong_buffer_says_what_to_pass() {
+fn compiler_error_for_a_wrong_buffer_says_what_to_pass() {
     check(BUFFERS);
 }
 
 #[test]
-fn diagnostic_of_a_wrong_element_type_lists_the_valid_types() {
+fn compiler_error_for_a_wrong_element_type_lists_valid_types() {
     check(ELEMENTS);
 }
 
 #[test]
-fn diagnostic_of_a_wrong_kernel_argument_says_what_to_pass() {
+fn compiler_error_for_a_wrong_kernel_argument_says_what_to_pass() {
     check(KERNELS);
 }
