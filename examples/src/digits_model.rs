@@ -32,12 +32,12 @@ pub struct Model {
     parameters: Vec<f32>,
 }
 
-/// Number of correctly classified images of a set.
+/// The result of a classification: how many images of a set were classified correctly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Accuracy {
-    /// Images that were classified correctly.
+    /// Number of images that were classified correctly.
     pub correct: usize,
-    /// Images in the set.
+    /// Number of images in the set.
     pub images: usize,
 }
 
@@ -84,7 +84,7 @@ impl Model {
         &self.parameters
     }
 
-    /// Returns the parameters for writing, for example to copy those of another PE.
+    /// Returns the parameters as a mutable slice, for example to copy the parameters of another PE.
     pub fn parameters_mut(&mut self) -> &mut [f32] {
         &mut self.parameters
     }
@@ -141,8 +141,8 @@ impl Model {
         loss
     }
 
-    /// Subtracts `gradient`, the sum over the `images` images of all PEs, scaled by the learning
-    /// rate.
+    /// Makes one training step: subtracts the mean gradient, multiplied by the learning rate, from
+    /// the parameters. `gradient` is the sum over the `images` images of all PEs.
     ///
     /// # Panics
     /// If `gradient` does not have [`PARAMETERS`] elements or `images` is zero.

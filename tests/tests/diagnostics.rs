@@ -224,8 +224,8 @@ fn compile(body: &str, [peerweave, device]: [&Path; 2]) -> Result<(), String> {
         .spawn()
         .expect("the compiler can be started");
     let program = format!("{BEFORE}{body}\n}}");
-    child.stdin.take().expect("the input is a pipe").write_all(program.as_bytes()).expect("the compiler reads");
-    let output = child.wait_with_output().expect("the compiler ends");
+    child.stdin.take().expect("the input is a pipe").write_all(program.as_bytes()).expect("the compiler reads the program");
+    let output = child.wait_with_output().expect("the compiler process ends");
     let text = String::from_utf8_lossy(&output.stderr);
     if output.status.success() {
         Ok(())
