@@ -70,7 +70,7 @@ pub(crate) struct Made {
     /// removes the entry.
     _entry: Option<Entry>,
     pub(crate) fd: Option<Descriptor>,
-    /// The data with which other PEs open the chunk.
+    /// The data that this PE sends to the other PEs, so that they can open this memory.
     pub(crate) blob: Vec<u8>,
 }
 
@@ -84,7 +84,8 @@ pub(crate) struct Chunk {
     /// Offset of the chunk's first byte, the same in every segment.
     pub(crate) start: u64,
     pub(crate) bytes: u64,
-    /// Addresses of the chunk in this process, by rank on the machine.
+    /// The address that the chunk of each PE of the machine has in this process, in ascending order
+    /// of the PEs.
     pub(crate) addresses: Vec<CUdeviceptr>,
     pub(crate) own: Option<PhysicalMemory>,
     parts: Vec<Part>,
@@ -95,13 +96,13 @@ pub(crate) struct Chunk {
 /// process.
 enum Part {
     Mapped(Mapping),
-    /// Memory of this PE, with legacy IPC.
+    /// Memory of this PE, exported by legacy IPC.
     Mine(IpcMemory),
-    /// Memory of a PE that is a thread of this process, with legacy IPC.
+    /// Memory of another PE of this process, if the transport is legacy IPC.
     Found {
         _memory: Arc<IpcMemory>,
     },
-    /// Memory of another process, with legacy IPC.
+    /// Memory of another process, opened by legacy IPC.
     Opened(IpcPeerMemory),
 }
 

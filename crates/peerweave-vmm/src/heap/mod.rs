@@ -76,7 +76,7 @@ pub enum Growth {
     /// does not permit this, the heap grows by the length of the allocation, rounded up to the
     /// granularity.
     Steps {
-        /// Number of bytes by which the heap grows at least, if its limit permits this.
+        /// Minimum number of bytes by which the heap grows at once, if its limit permits this.
         bytes: usize,
     },
 }

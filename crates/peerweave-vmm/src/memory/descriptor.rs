@@ -61,7 +61,7 @@ pub(crate) fn check_room(fd: &Descriptor, count: usize) -> Result<(), VmmError> 
     }
 }
 
-/// Returns the descriptor's number in the form that the driver expects, a pointer.
+/// Converts the number of the descriptor to a pointer, as the driver expects.
 pub(crate) fn as_pointer(fd: &Descriptor) -> *mut std::ffi::c_void {
     #[cfg(unix)]
     return std::ptr::without_provenance_mut(usize::try_from(std::os::fd::AsRawFd::as_raw_fd(fd)).unwrap_or(usize::MAX));

@@ -80,7 +80,7 @@ impl Granularity {
             return Err(VmmError::Unsupported {
                 feature: "virtual memory management",
                 needs: "a positive minimum granularity that divides the recommended granularity".into(),
-                found: format!("minimum {minimum}, recommended {recommended}"),
+                found: format!("a minimum granularity of {minimum} and a recommended granularity of {recommended}"),
             });
         }
         Ok(Self { minimum, recommended })
@@ -105,7 +105,7 @@ pub(crate) fn check_supported(ordinal: usize) -> Result<(), VmmError> {
     Err(VmmError::Unsupported {
         feature: "virtual memory management",
         needs: "a device with CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED".into(),
-        found: format!("device {ordinal}, which lacks this attribute"),
+        found: format!("device {ordinal}, which lacks the required attribute"),
     })
 }
 
@@ -179,7 +179,7 @@ impl PhysicalMemory {
             Err(error) if exportable.fabric && error.is_code(FABRIC_REFUSED) && !is_fabric_available(context, &granularity) => {
                 Err(VmmError::Unsupported {
                     feature: "memory that can be exported as a fabric handle",
-                    needs: "NVIDIA's IMEX service and this user's permission to use it".into(),
+                    needs: "NVIDIA's IMEX service, and the permission of this user to use the service".into(),
                     found: error.to_string(),
                 })
             }

@@ -130,11 +130,11 @@ impl Team {
         }
         for device in self.devices.iter() {
             if let Some(gap) = first_gap(bindings, *device, self.properties().bytes) {
-                let found = format!("incomplete, without a binding at byte {gap}");
+                let found = format!("without a binding at byte {gap}");
                 return Err(wrong_value(
                     call,
                     "the bound memory",
-                    format!("{found} of device {device}"),
+                    format!("incomplete: {found} of device {device}"),
                     "memory that is bound to every byte of the multicast object",
                 ));
             }

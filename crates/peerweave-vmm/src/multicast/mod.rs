@@ -167,7 +167,7 @@ impl MulticastProperties {
             return Err(VmmError::Unsupported {
                 feature: "the use of multicast objects",
                 needs: "a positive minimum granularity that divides the recommended granularity".into(),
-                found: format!("minimum {minimum}, recommended {recommended}"),
+                found: format!("a minimum granularity of {minimum} and a recommended granularity of {recommended}"),
             });
         }
         Ok(MulticastGranularity { minimum, recommended })
@@ -184,7 +184,7 @@ impl MulticastProperties {
             return Err(wrong_value(call, "devices", 0, "at least 1 device"));
         }
         if self.flags != 0 {
-            return Err(wrong_value(call, "flags", self.flags, "0, because no flags are defined"));
+            return Err(wrong_value(call, "flags", self.flags, "0, because the driver defines no flags"));
         }
         let granularity = self.granularity()?;
         aligned(call, "bytes", self.bytes, granularity.minimum)?;
@@ -213,7 +213,7 @@ pub fn check_device(ordinal: usize) -> Result<(), VmmError> {
         false => Err(VmmError::Unsupported {
             feature: "the use of multicast objects",
             needs: "a device with CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED".into(),
-            found: format!("device {ordinal}, which lacks this attribute"),
+            found: format!("device {ordinal}, which lacks the required attribute"),
         }),
     }
 }
