@@ -1,5 +1,5 @@
-//! Passes blocks around a ring: each PE puts them into its right neighbour's memory and signals
-//! their arrival.
+//! Passes blocks around a ring: each PE puts blocks into the memory of its right neighbour, and
+//! signals the arrival of each block.
 #![forbid(unsafe_code)]
 
 use peerweave::{Compare, Error, Rank, ReduceOp, World};
@@ -45,7 +45,7 @@ fn main() -> Result<(), Error> {
         complete[0] += u32::from(block(rank)?.to_vec()? == content(rank));
     }
     team.all_reduce_in_place_blocking(&mut complete, ReduceOp::Sum)?;
-    assert_eq!(complete[0] as usize, n * n, "number of blocks that arrived unchanged");
+    assert_eq!(complete[0] as usize, n * n, "the number of blocks that arrived unchanged is wrong");
     if me == 0 {
         println!("blocks on each PE: {n} of {n}, unchanged");
     }

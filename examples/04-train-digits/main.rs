@@ -56,7 +56,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // All PEs took the same steps, so they have the parameters of rank 0.
     let mut first = model.parameters().to_vec();
     team.broadcast_in_place_blocking(&mut first, Rank::new(0))?;
-    assert_eq!(first, model.parameters(), "parameters of rank 0 and of this PE");
+    assert_eq!(first, model.parameters(), "the parameters of this PE differ from those of rank 0");
 
     // Evaluates the model, each PE on its share of the images.
     let mut loss = [model.loss(&digits, &split.train[share(split.train.len(), me, n)])];

@@ -1,5 +1,5 @@
-//! Computes heat in a rod cut into one piece per PE: neighbours exchange the cells at their borders
-//! before every step.
+//! Computes the flow of heat in a rod that is divided among the PEs: before every step,
+//! neighbouring PEs exchange the cells at their borders.
 #![forbid(unsafe_code)]
 
 use peerweave::{Error, Rank, World};
@@ -36,7 +36,7 @@ fn main() -> Result<(), Error> {
     let team = world.team();
     let (me, n) = (team.my_rank().index(), team.size());
     let mine = share(CELLS, me, n);
-    assert!(!mine.is_empty(), "{n} PEs; expected at most {CELLS}, one per cell");
+    assert!(!mine.is_empty(), "the job has {n} PEs, expected at most {CELLS} (one for each cell)");
     let left = (me > 0).then(|| Rank::new(me as u32 - 1));
     let right = (me + 1 < n).then(|| Rank::new(me as u32 + 1));
 
@@ -61,7 +61,7 @@ fn main() -> Result<(), Error> {
         cells = step(&[&from_left[..], &cells, &from_right].concat());
     }
 
-    // Every PE puts its piece into the rod of rank 0; the barrier completes the puts.
+    // Every PE puts its cells into the symmetric memory of rank 0. The barrier completes the puts.
     let rod = world.alloc::<f64>(CELLS)?;
     team.put_blocking(&cells, &rod.slice(mine)?, Rank::new(0))?;
     team.barrier_blocking()?;

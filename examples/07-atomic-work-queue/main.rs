@@ -1,5 +1,5 @@
-//! Distributes tasks of unequal length by a counter to which all PEs add: an idle PE takes the next
-//! task.
+//! Distributes tasks of unequal length by a counter, which all PEs increment atomically: an idle PE
+//! takes the next task.
 #![forbid(unsafe_code)]
 
 use peerweave::{Error, Rank, ReduceOp, World};
@@ -19,13 +19,13 @@ fn main() -> Result<(), Error> {
     let team = world.team();
     let rank_0 = Rank::new(0);
 
-    // Every PE has a counter at the same offset; the one of rank 0 is the queue.
+    // Every PE has a counter at the same offset. Only the counter of rank 0 is used, as the queue.
     let next = world.alloc_zeroed::<u64>(1)?;
     let mut done = [0; TASKS as usize];
     let mut primes = [0];
     loop {
-        // No other PE gets the same number. Rank 0 does not have to answer: it works like the
-        // others.
+        // No other PE gets the same number. Rank 0 need not answer requests, so rank 0 also works
+        // on tasks.
         let task = team.atomic_fetch_inc_blocking(&next, 0, rank_0)?;
         if task >= TASKS {
             break;
@@ -36,8 +36,8 @@ fn main() -> Result<(), Error> {
 
     team.all_reduce_in_place_blocking(&mut done, ReduceOp::Sum)?;
     team.all_reduce_in_place_blocking(&mut primes, ReduceOp::Sum)?;
-    assert_eq!(done, [1; TASKS as usize], "number of times that each task was done");
-    assert_eq!(primes[0], 9592, "number of primes below 100000");
+    assert_eq!(done, [1; TASKS as usize], "a task was not done exactly once");
+    assert_eq!(primes[0], 9592, "the number of primes below 100000 is wrong");
     // Every PE found the queue empty once.
     assert_eq!(team.atomic_fetch_blocking(&next, 0, rank_0)?, TASKS + team.size() as u64);
     if team.my_rank() == rank_0 {

@@ -59,7 +59,7 @@ fn main() -> Result<(), Error> {
 
     for (i, line) in rows.clone().zip(&product) {
         for (j, &found) in columns.clone().zip(line) {
-            assert_eq!(found, (0..SIDE).map(|k| a(i, k) * b(k, j)).sum::<f64>(), "element ({i}, {j})");
+            assert_eq!(found, (0..SIDE).map(|k| a(i, k) * b(k, j)).sum::<f64>(), "element ({i}, {j}) of the product is wrong");
         }
     }
 

@@ -24,7 +24,7 @@ fn main() -> Result<(), Error> {
     team.barrier_blocking()?;
 
     let received = target.to_vec()?;
-    assert_eq!(received, [previous as f32; COUNT], "the numbers of the previous PE");
+    assert_eq!(received, [previous as f32; COUNT], "the received numbers are not those of the previous PE");
     println!("PE {me} of {n}: received {COUNT} times {} from PE {previous}", received[0]);
 
     source.release()?;

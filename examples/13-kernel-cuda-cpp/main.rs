@@ -30,7 +30,7 @@ fn main() -> Outcome {
 
     let received = job.read(&dst)?[0];
     println!("PE {me} received {received}");
-    assert_eq!(received, (me + n - 1) % n, "the number of the previous PE");
+    assert_eq!(received, (me + n - 1) % n, "the received number is not that of the previous PE");
     job.free(arrived)?;
     job.free(dst)?;
     job.finish()

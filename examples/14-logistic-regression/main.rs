@@ -57,7 +57,7 @@ fn main() -> Result<(), Error> {
     // The all-reduce returns the same bits everywhere, so the weights are those of rank 0.
     let mut first = weights;
     team.broadcast_in_place_blocking(&mut first, Rank::new(0))?;
-    assert_eq!(first, weights, "weights of rank 0 and of this PE");
+    assert_eq!(first, weights, "the weights of this PE differ from those of rank 0");
     let cosine = dot(&weights, &TRUTH) / (dot(&weights, &weights) * dot(&TRUTH, &TRUTH)).sqrt();
     assert!(cosine > 0.999, "weights and TRUTH differ in direction: cosine {cosine}, expected more than 0.999");
 

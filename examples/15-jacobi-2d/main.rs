@@ -99,7 +99,9 @@ fn main() -> Result<(), Error> {
     // Two halos for each side, which steps use alternately. A neighbor may be one step ahead, but
     // not two, since it waits for this PE's cells.
     let halos = world.alloc::<f64>(2 * 4 * SIDE)?;
-    let halo = |step: usize, side: Side| halos.slice((step % 2 * 4 + side as usize) * SIDE..).expect("two halos for each side");
+    let halo = |step: usize, side: Side| {
+        halos.slice((step % 2 * 4 + side as usize) * SIDE..).expect("the memory has two halos for each side")
+    };
     let arrived: Symmetric<u64> = world.alloc_zeroed(4)?;
 
     let mut block = Block::new(&rows, &columns);
@@ -137,7 +139,7 @@ fn main() -> Result<(), Error> {
         );
     }
     world.team().all_reduce_in_place_blocking(&mut change, ReduceOp::Max)?;
-    assert_eq!(Some(change), last, "largest change of the last step, on all PEs and on one PE");
+    assert_eq!(Some(change), last, "the largest change of the last step differs from that on one PE");
     if world.my_pe().get() == 0 {
         println!("{STEPS} steps on {SIDE} x {SIDE} cells: the same result as on one PE, to the last bit");
         println!("the last step changed each cell by at most {change:.9}");

@@ -45,7 +45,7 @@ fn main() -> Result<(), Error> {
     // Checks that no key was lost, and that the parts are in order.
     sums[1] = sum(&mine);
     team.all_reduce_in_place_blocking(&mut sums, ReduceOp::Sum)?;
-    assert_eq!(sums[0], sums[1], "sum of all keys before and after the sort");
+    assert_eq!(sums[0], sums[1], "the sort has changed the sum of all keys");
     let ends = [mine.first().copied().unwrap_or(u64::MAX), mine.last().copied().unwrap_or(0), mine.len() as u64];
     let mut parts = vec![0; 3 * n];
     team.all_gather_blocking(&ends, &mut parts)?;

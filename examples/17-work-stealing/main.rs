@@ -1,5 +1,5 @@
-//! Work stealing: each PE has a range of tasks in one word. A PE without tasks takes half of the
-//! range of another PE by a compare-and-swap.
+//! Work stealing: each PE stores its range of tasks in one 64-bit word. A PE without tasks takes
+//! half of the range of another PE by a compare-and-swap.
 #![forbid(unsafe_code)]
 
 use peerweave::{Error, Rank, ReduceOp, World};
@@ -41,8 +41,8 @@ fn main() -> Result<(), Error> {
     let mut total = 0u64;
     let mut victim = me;
     while team.atomic_fetch_blocking(&done, 0, Rank::new(0))? < TASKS as u64 {
-        // Takes the first task of this PE's range. The swap fails if a thief was faster. Then this
-        // PE tries again.
+        // Takes the first task of this PE's range. The swap fails if another PE has taken tasks of
+        // the range in the meantime. Then this PE tries again.
         let old = team.atomic_fetch_blocking(&ranges, 0, me)?;
         let (from, to) = range(old);
         if from < to {
@@ -66,9 +66,9 @@ fn main() -> Result<(), Error> {
 
     team.all_reduce_in_place_blocking(&mut times, ReduceOp::Sum)?;
     team.all_reduce_in_place_blocking(&mut total, ReduceOp::Sum)?;
-    assert!(times.iter().all(|&times| times == 1), "each task is done once");
+    assert!(times.iter().all(|&times| times == 1), "a task was not done exactly once");
     let alone: u64 = (0..TASKS as u64).map(run).sum();
-    assert_eq!(total, alone, "total of {n} PEs and total of one PE");
+    assert_eq!(total, alone, "the total of {n} PEs differs from that of one PE");
     if me.index() == 0 {
         println!("{TASKS} tasks, each done once; PEs: {n}");
         println!("{total} steps in total");

@@ -84,7 +84,7 @@ fn experts<T: Format>(world: &World, stream: &Stream, layer: &Layer, args: &Args
     // this example only multiply by a number, on the host.
     moe.dispatch(&sent, &received)?.wait()?;
     let (found, found_scales, starts) = (rows.to_vec()?, row_scales.to_vec()?, offsets.to_vec()?);
-    assert!(layer.are_rows_of(me, &found, &found_scales, &starts), "PE {me}: wrong rows of {}", T::NAME);
+    assert!(layer.are_rows_of(me, &found, &found_scales, &starts), "PE {me}: the received rows of {} are wrong", T::NAME);
     results.copy_from(&layer.compute(me, &found, &found_scales, &starts))?;
     moe.combine(&results, &outputs)?.wait()?;
     let mut largest = [layer.difference::<T>(me, &outputs.to_vec()?)];

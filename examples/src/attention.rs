@@ -122,7 +122,7 @@ pub struct Attention {
     queries: Symmetric<f32>,
     sums: Symmetric<f32>,
     stats: Symmetric<f32>,
-    /// The state if the CPU computes; `None` if a kernel does.
+    /// The state of the computation on the CPU. `None` if a kernel computes the attention.
     on_cpu: Option<RefCell<State>>,
 }
 
@@ -136,7 +136,7 @@ struct State {
 
 impl Attention {
     /// Allocates the queries and the state of this PE. If `by_kernel`, a kernel computes the
-    /// attention, otherwise this thread does. Collective.
+    /// attention. Otherwise this thread computes it. Collective.
     ///
     /// # Errors
     /// Errors of the heap.

@@ -3,9 +3,9 @@
 //!
 //! The model is in [`crate::digits_model`]; the communication is in the example itself.
 //!
-//! Invariant: split and batches depend on a seed, never on the number of PEs. So every PE computes
-//! the same split and batches without communication. [`share`] then cuts each batch into one
-//! disjoint piece per PE.
+//! Invariant: the split and the batches depend on a seed, never on the number of PEs. So every PE
+//! computes the same split and batches without communication. [`share`] divides each batch into
+//! disjoint ranges, one for each PE.
 
 use std::fmt;
 use std::ops::Range;
@@ -22,12 +22,12 @@ pub const CLASSES: usize = 10;
 /// Largest value of a pixel in the file: all 16 points of its 4x4 block are dark.
 const DARKEST: u8 = 16;
 
-/// Number of images for training; the others are for the test. A multiple of [`BATCH`], so that no
-/// batch is short.
+/// Number of images for training. The other images are for the test. The number is a multiple of
+/// [`BATCH`], so that all batches have the same size.
 pub const TRAIN: usize = 1440;
 
-/// Images per training step, over all PEs together. Jobs of 1, 2, 3, 4, 5, 6 and 8 PEs divide a
-/// batch into equal shares.
+/// Number of images of a training step, over all PEs together. Jobs of 1, 2, 3, 4, 5, 6 and 8 PEs
+/// divide a batch into equal shares.
 pub const BATCH: usize = 240;
 
 /// Images, each with the digit that it shows.
@@ -53,7 +53,7 @@ impl Digits {
     /// Pixels are scaled to 0.0..=1.0.
     ///
     /// # Errors
-    /// [`DigitsError::Line`] for a line of another form, [`DigitsError::Empty`] for a table without
+    /// [`DigitsError::Line`] if a line has another form. [`DigitsError::Empty`] if the table has no
     /// lines.
     pub fn parse(table: &str) -> Result<Self, DigitsError> {
         let mut digits = Digits { images: Vec::new(), labels: Vec::new() };
@@ -73,7 +73,7 @@ impl Digits {
         self.images.len()
     }
 
-    /// Returns whether there are no images; always false for a parsed table.
+    /// Returns whether there are no images. A parsed table always has images.
     pub fn is_empty(&self) -> bool {
         self.images.is_empty()
     }
@@ -168,12 +168,13 @@ impl fmt::Display for DigitsError {
 
 impl std::error::Error for DigitsError {}
 
-/// The images for training and those for the test; no image is in both.
+/// The indices of the images for training and of the images for the test. No image is in both
+/// lists.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Split {
-    /// Images for training, [`TRAIN`] of them.
+    /// Indices of the [`TRAIN`] images for training.
     pub train: Vec<usize>,
-    /// Images that are never used for training.
+    /// Indices of the images that are never used for training.
     pub test: Vec<usize>,
 }
 
@@ -216,7 +217,7 @@ impl SplitMix64 {
     /// Increment of the state: 2^64 divided by the golden ratio, made odd.
     const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-    /// Creates a generator; equal seeds give equal numbers.
+    /// Creates a generator. Generators with equal seeds return equal numbers.
     pub fn new(seed: u64) -> Self {
         Self { state: seed }
     }
@@ -251,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn embedded_file_matches_its_readme() {
+    fn embedded_digits_match_the_numbers_in_the_readme() {
         let digits = Digits::embedded().unwrap();
         assert_eq!(digits.len(), 1797);
         let mut images = [0; CLASSES];
@@ -264,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_line_error_names_the_line_number() {
+    fn parse_error_names_the_number_of_the_invalid_line() {
         let good = format!("{}7", "3,".repeat(64));
         let refused = |bad: &str| match Digits::parse(&format!("{good}\n{bad}\n")) {
             Err(DigitsError::Line { line: 2, found }) => found,
@@ -293,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn epoch_uses_every_training_image_once() {
+    fn batches_of_an_epoch_use_every_training_image_once() {
         let split = Digits::embedded().unwrap().split(1).unwrap();
         let first = split.batches(1, 0);
         assert_eq!(first.len(), TRAIN / BATCH);
@@ -326,7 +327,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "share: rank is 2")]
-    fn share_of_a_rank_outside_the_team_panics() {
+    fn batch_share_of_a_rank_outside_the_team_panics() {
         share(BATCH, 2, 2);
     }
 

@@ -32,12 +32,12 @@ pub struct Model {
     parameters: Vec<f32>,
 }
 
-/// Number of correctly classified images of a set.
+/// The result of a classification: how many images of a set were classified correctly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Accuracy {
-    /// Images that were classified correctly.
+    /// Number of images that were classified correctly.
     pub correct: usize,
-    /// Images in the set.
+    /// Number of images in the set.
     pub images: usize,
 }
 
@@ -84,7 +84,7 @@ impl Model {
         &self.parameters
     }
 
-    /// Returns the parameters for writing, for example to copy those of another PE.
+    /// Returns the parameters as a mutable slice, for example to copy the parameters of another PE.
     pub fn parameters_mut(&mut self) -> &mut [f32] {
         &mut self.parameters
     }
@@ -141,8 +141,8 @@ impl Model {
         loss
     }
 
-    /// Subtracts `gradient`, the sum over the `images` images of all PEs, scaled by the learning
-    /// rate.
+    /// Makes one training step: subtracts the mean gradient, multiplied by the learning rate, from
+    /// the parameters. `gradient` is the sum over the `images` images of all PEs.
     ///
     /// # Panics
     /// If `gradient` does not have [`PARAMETERS`] elements or `images` is zero.
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn loss_is_the_same_for_any_number_of_pes() {
+    fn training_loss_is_equal_for_any_number_of_pes() {
         let (_, alone) = trained(1, 4);
         for ranks in [2, 3, 7, 8] {
             let (_, together) = trained(ranks, 4);
@@ -338,14 +338,14 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "gradient: out has 3 elements")]
-    fn gradient_buffer_of_wrong_length_is_refused() {
+    fn gradient_into_a_buffer_of_wrong_length_panics() {
         let (digits, _) = data();
         Model::new(SEED).gradient(&digits, &[0], &mut [0.0; 3]);
     }
 
     #[test]
     #[should_panic(expected = "apply: images is 0")]
-    fn training_step_without_images_is_refused() {
+    fn training_step_without_images_panics() {
         Model::new(SEED).apply(&[0.0; PARAMETERS], 0, LEARNING_RATE);
     }
 }

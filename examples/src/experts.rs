@@ -4,7 +4,8 @@
 use crate::SplitMix64;
 use peerweave::{Element, F8E4M3, bf16};
 
-/// Number of elements that share a scale, if tokens have 8-bit elements.
+/// Number of successive elements of a token that have one scale in common, if the elements have 8
+/// bits.
 pub const SCALED: usize = 128;
 
 /// The largest number of the 8-bit format.
@@ -13,9 +14,9 @@ const LARGEST: f32 = 448.0;
 /// A layer of experts, and the tokens of each PE.
 #[derive(Clone, Copy, Debug)]
 pub struct Layer {
-    /// Number of experts of all PEs.
+    /// Number of experts on all PEs together.
     pub experts: usize,
-    /// Number of experts of a token.
+    /// Number of experts to which each token is sent.
     pub top_k: usize,
     /// Number of elements of a token.
     pub hidden: usize,
@@ -25,9 +26,9 @@ pub struct Layer {
     pub n_pes: usize,
 }
 
-/// A format of tokens.
+/// A number format of the elements of tokens.
 pub trait Format: Element + PartialEq + std::fmt::Debug {
-    /// The name of the format.
+    /// The name of the format in the output of the example.
     const NAME: &'static str;
     /// Number of scales of a token of `hidden` elements.
     fn scales(hidden: usize) -> usize;
@@ -80,7 +81,8 @@ impl Format for F8E4M3 {
 fn to_8_bits(value: f32) -> F8E4M3 {
     let size = value.abs().min(LARGEST);
     let exponent = (size.to_bits() >> 23) as i32 - 127;
-    // The step between neighbouring numbers. It is the same for all numbers below 2 to the -6.
+    // The distance between neighbouring numbers. All numbers below 2 to the -6 have the same
+    // distance.
     let step = 2f32.powi(exponent.max(-6) - 3);
     let steps = (size / step).round_ties_even() as u32;
     // Eight more steps are the next exponent, so rounding up may carry into the exponent.
@@ -89,7 +91,8 @@ fn to_8_bits(value: f32) -> F8E4M3 {
 }
 
 impl Layer {
-    /// Returns the experts of each token of a PE, in order, and their weights, which add up to 1.
+    /// Returns the experts of each token of a PE, in the order of the tokens, and the weights of
+    /// these experts. The weights of a token add up to 1.
     pub fn routing(&self, pe: usize) -> (Vec<i32>, Vec<f32>) {
         let mut random = SplitMix64::new(1 + pe as u64);
         let (mut experts, mut weights) = (Vec::new(), Vec::new());
@@ -132,8 +135,8 @@ impl Layer {
         1.0 + expert as f32 / self.experts as f32
     }
 
-    /// Returns the results of the experts of one PE for their rows. `offsets` has the offset of the
-    /// rows of each expert, as the dispatch returned it.
+    /// Returns the results of the experts of one PE for the received rows. `offsets` has the offset
+    /// of the rows of each expert, as the dispatch returned it.
     pub fn compute<T: Format>(&self, pe: usize, rows: &[T], scales: &[f32], offsets: &[u32]) -> Vec<bf16> {
         let per_row = T::scales(self.hidden);
         let mut results = vec![bf16::ZERO; rows.len()];
@@ -192,8 +195,9 @@ impl Layer {
         largest
     }
 
-    /// Returns the number of rows that a PE sends to each PE. A token is sent once for each of its
-    /// experts or, with `once`, once to each PE that has some of its experts.
+    /// Returns the number of rows that a PE sends to each PE. Without `once`, a token is sent once
+    /// for each of its experts. With `once`, a token is sent once to each PE that has some of its
+    /// experts.
     pub fn sent(&self, pe: usize, once: bool) -> Vec<usize> {
         let mut counts = vec![0; self.n_pes];
         for chosen in self.routing(pe).0.chunks(self.top_k) {
@@ -213,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn conversion_to_8_bits_rounds_to_nearest() {
+    fn conversion_of_f32_to_8_bits_rounds_to_nearest() {
         for bits in 0..=0x7e {
             let value = F8E4M3::from_bits(bits).decode(1.0);
             assert_eq!(to_8_bits(value).to_bits(), bits, "{value}");

@@ -53,7 +53,7 @@ impl KernelJob {
     /// with its index on this machine.
     ///
     /// # Errors
-    /// Errors of the rendezvous and of the GPU; an unknown argument.
+    /// Errors of the rendezvous and of the GPU. An error for an unknown argument.
     pub fn from_env() -> Outcome<Self> {
         let arguments: Vec<String> = std::env::args().skip(1).collect();
         match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
@@ -68,7 +68,7 @@ impl KernelJob {
                 let gpu = Gpu::new(&rendezvous, &context, GpuOptions::new(HEAP_BYTES).deadline(DEADLINE))?;
                 Ok(Self::Gpu { stream: gpu.stream()?, gpu })
             }
-            _ => Err(format!("the arguments are {arguments:?}, expected none, or --gpu").into()),
+            _ => Err(format!("the arguments are {arguments:?}, expected no argument or --gpu").into()),
         }
     }
 
@@ -102,7 +102,7 @@ impl KernelJob {
     /// Writes elements of this PE from index `first` on.
     ///
     /// # Errors
-    /// If the range exceeds the memory; errors of the driver.
+    /// An error if the range exceeds the memory. Errors of the driver.
     pub fn write<T: Element + Plain>(&self, memory: &Memory<T>, first: usize, values: &[T]) -> Outcome {
         match (self, memory) {
             (_, Memory::Host(memory)) => memory.slice(first..first + values.len())?.copy_from(values)?,
@@ -172,7 +172,7 @@ impl KernelJob {
     /// Finalizes the job on this PE. Collective.
     ///
     /// # Errors
-    /// If a PE does not call this function before the deadline.
+    /// An error if a PE does not call this function before the deadline.
     pub fn finish(self) -> Outcome {
         match self {
             Self::Host { world, stream } => {

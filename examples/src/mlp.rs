@@ -6,7 +6,7 @@ use peerweave::{Error, Stream, Symmetric, World};
 use peerweave_kernels::mlp::{Product, THREADS, TILE, matmul};
 use std::ops::Range;
 
-/// The number that the norm adds to the mean of the squares.
+/// The epsilon of the norm, which is added to the mean of the squares.
 pub const EPSILON: f32 = 1e-5;
 
 /// The sizes of the perceptron.
@@ -118,7 +118,7 @@ struct Layer {
     up: Symmetric<f32>,
     down: Symmetric<f32>,
     norm: Symmetric<f32>,
-    /// The matrices for the CPU; `None` if a kernel computes.
+    /// The matrices for the computation on the CPU. `None` if kernels compute the products.
     on_cpu: Option<[Vec<f32>; 2]>,
 }
 
@@ -140,8 +140,8 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    /// Allocates and fills the shards of this PE. If `by_kernel`, kernels compute the products,
-    /// otherwise this thread does. Collective.
+    /// Allocates and fills the shards of this PE. If `by_kernel`, kernels compute the products.
+    /// Otherwise this thread computes them. Collective.
     ///
     /// # Errors
     /// Errors of the heap.

@@ -88,7 +88,7 @@ fn act(seat: &Seat) {
     print!("tail");
     if world.my_pe().index() + 1 < world.n_pes() {
         let outcome = until_failure(&world, &words, &name);
-        say(format!("went on with {outcome:?}"));
+        say(format!("the process continued after the abort with {outcome:?}"));
         return;
     }
     sleep(Duration::from_millis(30));
@@ -129,7 +129,7 @@ fn before_the_end_of_a_join(seat: &Seat) {
             _ => sleep(Duration::from_secs(60)),
         }
     }
-    say(format!("went on with {world:?}"));
+    say(format!("the process continued after joining with {world:?}"));
 }
 
 fn abort_ends_processes_that_are_joining() {
@@ -151,7 +151,7 @@ fn at_once(seat: &Seat) {
         say(world.abort(10 + me));
     }
     let outcome = world.team().barrier_blocking();
-    say(format!("went on with {outcome:?}"));
+    say(format!("the process continued after the abort with {outcome:?}"));
 }
 
 fn first_of_two_aborts_sets_the_status_of_all_processes() {

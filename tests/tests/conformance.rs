@@ -25,7 +25,7 @@ fn main() -> ExitCode {
             ranks_can_mix_in_place_and_out_of_place_calls,
             reduction_functions_combine_elements_in_rank_order,
             panic_in_a_reduction_function_fails_the_call_on_all_pes,
-            strided_all_to_all_moves_each_element_to_its_place,
+            strided_all_to_all_moves_elements_to_correct_indices,
         ],
     )
 }
@@ -360,7 +360,7 @@ fn strided(seat: &Seat) {
     let _ = world.finalize().expect("all PEs finalize");
 }
 
-fn strided_all_to_all_moves_each_element_to_its_place() {
+fn strided_all_to_all_moves_elements_to_correct_indices() {
     Job::new("strided", 1).on_threads();
     Job::new("strided", 2).everywhere();
     Job::new("strided", 3).on_threads();

@@ -224,8 +224,8 @@ fn compile(body: &str, [peerweave, device]: [&Path; 2]) -> Result<(), String> {
         .spawn()
         .expect("the compiler can be started");
     let program = format!("{BEFORE}{body}\n}}");
-    child.stdin.take().expect("the input is a pipe").write_all(program.as_bytes()).expect("the compiler reads");
-    let output = child.wait_with_output().expect("the compiler ends");
+    child.stdin.take().expect("the input is a pipe").write_all(program.as_bytes()).expect("the compiler reads the program");
+    let output = child.wait_with_output().expect("the compiler process ends");
     let text = String::from_utf8_lossy(&output.stderr);
     if output.status.success() {
         Ok(())
@@ -263,16 +263,16 @@ fn check(table: &[Wrong]) {
 }
 
 #[test]
-fn diagnostic_of_a_wrong_buffer_says_what_to_pass() {
+fn compiler_error_for_a_wrong_buffer_says_what_to_pass() {
     check(BUFFERS);
 }
 
 #[test]
-fn diagnostic_of_a_wrong_element_type_lists_the_valid_types() {
+fn compiler_error_for_a_wrong_element_type_lists_valid_types() {
     check(ELEMENTS);
 }
 
 #[test]
-fn diagnostic_of_a_wrong_kernel_argument_says_what_to_pass() {
+fn compiler_error_for_a_wrong_kernel_argument_says_what_to_pass() {
     check(KERNELS);
 }

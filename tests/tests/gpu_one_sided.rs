@@ -24,7 +24,7 @@ fn check(n_pes: u32, check: impl Fn(&World) + Sync) {
 }
 
 #[test]
-fn puts_and_gets_are_right_for_all_types_and_sizes() {
+fn puts_and_gets_are_correct_for_all_types_and_sizes() {
     Fakes::new().cuda().run(|| {
         let lens = [0, 1, 3, 8, 65, usize::MAX];
         for (n_pes, shape) in [(1, "world"), (2, "world"), (3, "reversed"), (3, "all_but_one")] {

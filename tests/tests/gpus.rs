@@ -40,7 +40,7 @@ fn every_collective_on(hosts: &[&str], shape: &str, types: &[DType], passes: usi
 }
 
 #[test]
-fn waits_follow_the_order_of_the_type_and_are_fair() {
+fn waits_compare_in_the_order_of_the_type_and_are_fair() {
     Fakes::new().cuda().run(|| {
         common::pes_that_may_fail(2, options(), |gpu| {
             let backend = Cuda::new(gpu.expect("the GPU is set up")).expect("the backend starts");
@@ -170,7 +170,7 @@ fn collectives_of_teams_on_several_hosts_are_correct() {
 }
 
 #[test]
-fn reduction_functions_and_strides_work_across_hosts() {
+fn reduction_functions_and_strides_are_correct_across_hosts() {
     with_nccl().run(|| {
         common::pes_on(&["a", "b", "a"], options(), |gpu| {
             let backend = Cuda::new(gpu.expect("the GPU is set up")).expect("the backend starts");
@@ -208,7 +208,7 @@ fn reduction_functions_combine_elements_in_rank_order() {
 }
 
 #[test]
-fn panic_of_a_reduction_function_fails_only_its_pe() {
+fn panic_in_a_reduction_function_fails_only_one_pe() {
     Fakes::new().cuda().run(|| {
         on_gpus(3, |world| {
             let (team, me) = (world.team(), world.my_pe().get());
@@ -240,7 +240,7 @@ fn panic_of_a_reduction_function_fails_only_its_pe() {
 }
 
 #[test]
-fn strided_all_to_all_moves_each_element_to_its_place() {
+fn strided_all_to_all_moves_elements_to_correct_indices() {
     Fakes::new().cuda().run(|| {
         for n_pes in [1, 3] {
             on_gpus(n_pes, |world| {

@@ -58,7 +58,7 @@ moe_kernels! {
 }
 
 #[test]
-fn dispatch_and_combine_match_the_reference_computation() {
+fn moe_dispatch_and_combine_match_the_reference() {
     Fakes::new().cuda().run(|| {
         register_moe();
         for n in [1, 2, 3] {
@@ -77,7 +77,7 @@ fn dispatch_and_combine_match_the_reference_computation() {
 }
 
 #[test]
-fn two_exchanges_in_two_teams_are_independent() {
+fn moe_exchanges_of_two_teams_are_independent() {
     Fakes::new().cuda().run(|| {
         register_moe();
         on_gpus(4, |world| {
@@ -88,7 +88,7 @@ fn two_exchanges_in_two_teams_are_independent() {
 }
 
 #[test]
-fn graphs_that_alternate_with_queued_calls_are_correct() {
+fn graph_launches_that_alternate_with_calls_are_correct() {
     /// Number of elements of a token.
     const HIDDEN: usize = 16;
     Fakes::new().cuda().run(|| {

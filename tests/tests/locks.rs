@@ -114,7 +114,7 @@ fn meet(world: &World, arrived: &Symmetric<u64>, victim: u32, calls: u64) {
     let (team, counter) = (world.team(), Rank::new((victim + 1) % world.n_pes() as u32));
     team.atomic_inc_blocking(arrived, 0, counter).unwrap();
     let due = calls * (world.n_pes() as u64 - 1);
-    locks::until("the survivors arrive", || team.atomic_fetch_blocking(arrived, 0, counter).unwrap() >= due);
+    locks::until("all survivors have called meet", || team.atomic_fetch_blocking(arrived, 0, counter).unwrap() >= due);
 }
 
 /// Returns when this PE may end. The PE with the counter of [`meet`] ends last.
@@ -125,7 +125,7 @@ fn end_last(world: &World, arrived: &Symmetric<u64>, victim: u32) {
         return;
     }
     let due = world.n_pes() as u64 - 2;
-    locks::until("the other survivors end", || team.atomic_fetch_blocking(arrived, 1, counter).unwrap() >= due);
+    locks::until("the other survivors have ended", || team.atomic_fetch_blocking(arrived, 1, counter).unwrap() >= due);
 }
 
 /// Takes the lock after the death of `victim`; prints whether this PE took it over.

@@ -295,13 +295,13 @@ fn mismatch_shows_the_list_of_the_failed_call() {
             let Error::Mismatch(mismatch) = &error else { panic!("round {round}: {error}") };
             assert_eq!((&*mismatch.mine, &*mismatch.theirs), (shown[me.index()], shown[1 - me.index()]), "round {round}");
             world.team_of(&[me]).expect("a team of this PE alone can be created").destroy().expect("the team can be destroyed");
-            world.team().barrier_blocking().expect("both PEs arrive");
+            world.team().barrier_blocking().expect("both PEs reach the barrier");
         }
     });
 }
 
-/// Makes a member die or leave while the other members call `team_of`. Arguments: this member, and
-/// `kill` or `leave`.
+/// Makes a member die or leave while the other members call `team_of`. Arguments: the member that
+/// dies or leaves, and `kill` or `leave`.
 fn death(seat: &Seat) {
     let world = seat.join();
     let me: usize = world.my_pe().index();

@@ -332,7 +332,7 @@ fn wrong_alone(seat: &Seat) {
         team.all_reduce_blocking(&[1i32], &mut sum, ReduceOp::Sum).unwrap();
         assert_eq!(sum[0], n as i32);
     }
-    assert!(a.to_vec().unwrap().iter().all(|&x| x == 0), "a refused call wrote something");
+    assert!(a.to_vec().unwrap().iter().all(|&x| x == 0), "a refused call wrote to its buffer");
     let _ = world.finalize().unwrap();
 }
 

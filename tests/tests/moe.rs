@@ -13,7 +13,7 @@ fn on_all(test: impl Fn(&World) -> Result<()> + Sync) {
 }
 
 #[test]
-fn random_routing_matches_the_reference_computation() {
+fn moe_with_random_routing_matches_the_reference() {
     on_all(|world| {
         let case = Case::new(4 * world.n_pes(), 3, 24, 9, 0, Routing::Random);
         exchange::<bf16, bf16>(world, &case, 6)
@@ -21,7 +21,7 @@ fn random_routing_matches_the_reference_computation() {
 }
 
 #[test]
-fn results_of_every_type_are_added_in_f32() {
+fn moe_combine_adds_results_of_every_type_in_f32() {
     on_all(|world| {
         let case = Case::new(2 * world.n_pes(), 4, 16, 5, 0, Routing::Random);
         exchange::<f32, f32>(world, &case, 3)?;
@@ -31,7 +31,7 @@ fn results_of_every_type_are_added_in_f32() {
 }
 
 #[test]
-fn tokens_of_8_bits_arrive_with_their_scales() {
+fn moe_delivers_8_bit_tokens_with_the_correct_scales() {
     on_all(|world| {
         let case = Case::new(3 * world.n_pes(), 2, 48, 7, 4, Routing::Random);
         exchange::<F8E4M3, bf16>(world, &case, 5)
@@ -39,7 +39,7 @@ fn tokens_of_8_bits_arrive_with_their_scales() {
 }
 
 #[test]
-fn skewed_routing_matches_the_reference_computation() {
+fn moe_with_skewed_routing_matches_the_reference() {
     on_all(|world| {
         for routing in [Routing::OneRank, Routing::FirstOfEach, Routing::Nobody] {
             exchange::<bf16, bf16>(world, &Case::new(2 * world.n_pes(), 3, 8, 6, 0, routing), 3)?;
@@ -49,7 +49,7 @@ fn skewed_routing_matches_the_reference_computation() {
 }
 
 #[test]
-fn launch_shape_does_not_change_the_results() {
+fn moe_results_do_not_depend_on_the_launch_shape() {
     for (blocks, threads) in [(1, 32), (3, 96), (2, 33), (5, 2)] {
         on_all(|world| {
             let mut case = Case::new(5 * world.n_pes(), 4, 40, 11, 4, Routing::Random);
@@ -60,7 +60,7 @@ fn launch_shape_does_not_change_the_results() {
 }
 
 #[test]
-fn rows_of_many_experts_of_one_rank_are_correct() {
+fn moe_with_many_experts_on_one_rank_is_correct() {
     for outcome in on_threads(2, |world| {
         exchange::<f32, f32>(&world, &Case::new(2 * 512, 32, 4, 8, 0, Routing::Random), 2)?;
         exchange::<f32, f32>(&world, &Case::new(2, 1, 4, 1, 0, Routing::Random), 4)
@@ -72,12 +72,12 @@ fn rows_of_many_experts_of_one_rank_are_correct() {
 }
 
 #[test]
-fn consecutive_calls_do_not_mix_their_data() {
+fn moe_calls_without_waits_in_between_keep_data_separate() {
     on_all(|world| calls_without_waits(world, None));
 }
 
 #[test]
-fn two_exchanges_in_two_teams_are_independent() {
+fn moe_exchanges_of_two_teams_are_independent() {
     for outcome in on_threads(4, |world| two_exchanges(&world, None)).unwrap() {
         outcome.unwrap();
     }

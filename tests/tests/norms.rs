@@ -17,7 +17,8 @@ fn main() -> ExitCode {
     )
 }
 
-/// Shapes of rows. The host backend transfers them in different ways, depending on their size.
+/// Shapes: the number of rows, and the number of elements of a row. The host backend selects a
+/// transport by the size of the rows.
 const SHAPES: [(usize, usize); 7] = [(0, 4), (1, 1), (2, 5), (1, 64), (7, 300), (1, 6144), (8, 4100)];
 
 fn every_type(seat: &Seat) {

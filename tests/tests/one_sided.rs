@@ -13,7 +13,7 @@ fn main() -> ExitCode {
     peerweave_tests::main(
         named![movement, ring, signals, message_passing, atomics, nbi, views],
         named![
-            puts_and_gets_are_right_for_all_types_and_sizes,
+            puts_and_gets_are_correct_for_all_types_and_sizes,
             token_circulates_in_a_ring_thousands_of_times,
             waits_and_tests_of_every_kind_see_the_signals,
             data_is_visible_after_its_signal,
@@ -33,7 +33,7 @@ fn movement(seat: &Seat) {
     let _ = world.finalize().expect("all PEs finalize");
 }
 
-fn puts_and_gets_are_right_for_all_types_and_sizes() {
+fn puts_and_gets_are_correct_for_all_types_and_sizes() {
     Job::new("movement", 1).args("world").everywhere();
     Job::new("movement", 3).args("world").everywhere();
     for shape in ["every_second", "reversed", "colors"] {

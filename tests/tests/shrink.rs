@@ -280,7 +280,8 @@ fn shrink_error_names_a_stopped_pe_at_the_deadline() {
     }
 }
 
-/// Shrinks on PE 0 while the other PEs wait for PE 0 in another call. Argument: that call.
+/// Shrinks on PE 0 while the other PEs wait for PE 0 in another call. Argument: the call in which
+/// the other PEs wait.
 fn waiting(seat: &Seat) {
     let world = seat.join();
     let (team, me) = (world.team().clone(), world.my_pe().get());

@@ -50,8 +50,9 @@ fn late_peer(seat: &Seat) {
         // An operation that is enqueued behind the first one waits too.
         let again = team.all_reduce_in_place(&stream, &recv, ReduceOp::Max).unwrap();
         if me != late {
-            // Both calls have returned. The late PE calls only after all others have signalled that
-            // to it. A call that blocked its caller until the late PE calls could not return here.
+            // Both calls have returned. The late PE makes its calls only after all other PEs have
+            // signalled that their calls returned. So a call that waited for the late PE could not
+            // have returned here.
             assert!(!ticket.is_complete() && !again.is_complete() && !stream.is_idle());
             assert!(matches!(ticket.wait_within(Duration::ZERO), Err(Error::Timeout(_))));
             team.signal_blocking(returned.add(1), rank(late)).unwrap();

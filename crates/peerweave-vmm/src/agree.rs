@@ -28,12 +28,13 @@ impl From<Disagreement> for VmmError {
     }
 }
 
-/// Exchanges this PE's outcome of a collective call with all PEs of the job. Returns the blobs of
-/// all PEs.
+/// Sends this PE's outcome of a collective call to all PEs of the job, and receives their outcomes.
+/// Returns the blobs of all PEs, in ascending order of the PEs.
 ///
-/// `call` must be the same on all PEs: the call's name, its arguments and the state in which it
-/// started. `outcome` is this PE's blob for the other PEs, or this PE's error. If `outcome` is an
-/// error, this function returns that error unless the exchange itself fails.
+/// `label` identifies the exchange. `call` describes the call: its name, its arguments and the
+/// state in which it started. `label` and `call` must be the same on all PEs. `outcome` is this
+/// PE's blob for the other PEs, or this PE's error. If `outcome` is an error, this function returns
+/// that error unless the exchange itself fails.
 pub(crate) fn agree(
     rendezvous: &Rendezvous,
     label: &str,
@@ -65,7 +66,9 @@ pub(crate) fn agree(
         (agree::Disagreement::Diverged { one, one_has, other, other_has }, Ok(_)) => {
             diverged(label.to_owned(), one, one_has, other, other_has)
         }
-        (agree::Disagreement::Own, Ok(_)) => unreachable!("bug in peerweave-vmm: this PE reported no failure"),
+        (agree::Disagreement::Own, Ok(_)) => {
+            unreachable!("bug in peerweave-vmm: the exchange failed for this PE, which reported success")
+        }
     })
 }
 

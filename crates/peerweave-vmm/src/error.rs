@@ -37,7 +37,8 @@ pub enum VmmError {
     /// The driver is missing or too old, or one of its functions returned an error.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// The rendezvous failed, and no single PE is at fault.
+    /// An exchange at the rendezvous (the server where the PEs of a job meet) failed, and no single
+    /// PE is at fault.
     #[error(transparent)]
     Bootstrap(BootstrapError),
     /// Another PE failed in the same collective call, or was lost because its process died or
@@ -169,11 +170,11 @@ pub enum Misuse {
     Diverged {
         /// Name of the collective call.
         call: String,
-        /// The first PE.
+        /// The first of the two PEs that disagree.
         one: Pe,
         /// The arguments, state or result that PE `one` reported.
         one_has: String,
-        /// The second PE.
+        /// The second of the two PEs that disagree.
         other: Pe,
         /// The arguments, state or result that PE `other` reported.
         other_has: String,
@@ -240,13 +241,13 @@ impl VmmError {
         }
     }
 
-    /// Returns whether another PE was lost or did not arrive. That PE does not take part in later
+    /// Returns whether another PE was lost or did not arrive. Such a PE does not take part in later
     /// exchanges of the call.
     pub(crate) fn is_loss(&self) -> bool {
         matches!(self, Self::Timeout { .. } | Self::Peer { cause: PeerCause::Lost(_), .. })
     }
 
-    /// Returns whether this is an error of the driver with one of these codes.
+    /// Returns whether this is an error of the driver whose code is in `codes`.
     pub(crate) fn is_code(&self, codes: &[CudaCode]) -> bool {
         matches!(self, Self::Driver(DriverError::Cuda(error)) if codes.iter().any(|code| error.is(*code)))
     }

@@ -155,7 +155,7 @@ pub fn check_pair(from: &Arc<CudaContext>, to: &Arc<CudaContext>, deadline: Inst
         return Err(VmmError::Unsupported {
             feature: "peer access",
             needs: format!("access of device {near} to the memory of device {far}"),
-            found: "cuDeviceCanAccessPeer with the result 0".into(),
+            found: "the result 0 of cuDeviceCanAccessPeer".into(),
         });
     }
     let broken = |what: String| VmmError::BrokenPeer { from: format!("device {near}"), to: format!("device {far}"), what };

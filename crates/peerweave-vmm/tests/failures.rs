@@ -21,7 +21,7 @@ fn heap(me: &Me) -> SymmetricHeap {
 }
 
 #[test]
-fn failed_growth_frees_its_addresses_for_the_next_growth() {
+fn heap_grows_at_the_same_addresses_after_failed_growth() {
     Fakes::new().cuda().run(|| {
         threads(2, |me| {
             let heap = heap(&me);
@@ -161,7 +161,7 @@ fn heap_is_usable_after_one_pe_ran_out_of_descriptors() {
 }
 
 #[test]
-fn peer_check_that_finds_a_broken_path_frees_its_memory() {
+fn peer_check_with_a_broken_path_frees_the_test_memory() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_BROKEN_PEER", "0-1").run_many(2, |child| {
         let me = process(&child);
         let heap = heap(&me);
@@ -238,7 +238,7 @@ fn memory_that_a_peer_failed_to_close_is_not_freed() {
 }
 
 #[test]
-fn finalize_of_an_ipc_heap_keeps_memory_with_a_handle() {
+fn ipc_heap_memory_with_a_handle_survives_finalize() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(2, |child| {
         let me = process(&child);
         let heap = heap(&me);

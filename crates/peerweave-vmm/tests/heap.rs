@@ -92,7 +92,7 @@ fn whole_life(me: &Me, options: HeapOptions, transport: HeapTransport) {
 }
 
 #[test]
-fn threads_share_memory_and_release_everything() {
+fn thread_pes_share_heap_memory_and_release_everything() {
     Fakes::new().cuda().run(|| {
         for n in [1, 2, 5] {
             threads(n, |me| {
@@ -105,7 +105,7 @@ fn threads_share_memory_and_release_everything() {
 }
 
 #[test]
-fn processes_share_memory_and_release_everything() {
+fn process_pes_share_heap_memory_and_release_everything() {
     Fakes::new().cuda().run_many(4, |child| {
         let me = process(&child);
         whole_life(&me, options(), HeapTransport::FileDescriptor);
@@ -142,7 +142,7 @@ fn ipc_memory_is_freed_if_heap_creation_fails_on_one_pe() {
 }
 
 #[test]
-fn memory_with_another_owner_is_not_freed() {
+fn free_refuses_heap_memory_with_another_owner() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let heap = heap(&me, options());
@@ -290,7 +290,7 @@ fn heap_is_usable_after_diverging_calls_fail_on_all_pes() {
 }
 
 #[test]
-fn memory_with_another_handle_is_not_freed() {
+fn free_refuses_heap_memory_with_another_handle() {
     Fakes::new().cuda().run(|| {
         threads(2, |me| {
             let heap = heap(&me, options());
@@ -332,7 +332,7 @@ fn free_refuses_memory_of_another_heap() {
 }
 
 #[test]
-fn free_waits_for_local_streams_and_times_out() {
+fn free_times_out_if_a_local_stream_is_stuck() {
     Fakes::new().cuda().run(|| {
         let deadline = Duration::from_secs(5);
         threads_within(2, deadline, |me| {
@@ -363,7 +363,7 @@ fn free_waits_for_local_streams_and_times_out() {
 }
 
 #[test]
-fn error_at_the_deadline_names_the_missing_pe() {
+fn timeout_error_of_a_heap_call_names_the_missing_pe() {
     Fakes::new().cuda().run(|| {
         let is_over = std::sync::Barrier::new(3);
         threads_within(3, Duration::from_secs(5), |me| {
@@ -528,7 +528,7 @@ fn one_is_killed(child: &peerweave_fakes::Child) {
 }
 
 #[test]
-fn thousand_allocations_leak_nothing() {
+fn thousand_heap_allocations_leak_no_memory() {
     Fakes::new().cuda().run(|| {
         threads(2, |me| {
             let free = free_bytes(&me.context);
@@ -551,7 +551,7 @@ fn thousand_allocations_leak_nothing() {
 }
 
 #[test]
-fn heap_refuses_invalid_requests() {
+fn heap_calls_with_invalid_arguments_are_refused() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let heap = heap(&me, options());

@@ -50,7 +50,7 @@ fn sequence(context: &Arc<CudaContext>) -> Result<(), VmmError> {
 }
 
 #[test]
-fn mapping_keeps_its_memory_and_addresses_alive() {
+fn mapping_keeps_memory_and_addresses_alive() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         let free = free_bytes(&context);
@@ -78,7 +78,7 @@ fn mapping_keeps_its_memory_and_addresses_alive() {
 }
 
 #[test]
-fn dropped_mapping_is_unmapped_after_its_streams_complete() {
+fn dropped_mapping_is_unmapped_when_streams_complete() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         let stream = context.new_stream().expect("the stream is created");
@@ -125,7 +125,7 @@ fn mapping_does_not_keep_completed_streams_alive() {
 }
 
 #[test]
-fn invalid_arguments_are_refused_before_the_driver_call() {
+fn invalid_mapping_arguments_are_refused_before_driver_calls() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         let step = step();
@@ -187,7 +187,7 @@ fn invalid_arguments_are_refused_before_the_driver_call() {
 }
 
 #[test]
-fn failing_driver_calls_leak_nothing_and_do_not_panic() {
+fn failing_driver_calls_return_errors_without_leaks() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         sequence(&context).expect("no fault is injected");
@@ -236,7 +236,7 @@ fn memory_that_cannot_be_released_is_leaked_without_panic() {
 }
 
 #[test]
-fn too_little_memory_is_an_out_of_memory_error() {
+fn allocation_beyond_device_memory_is_out_of_memory() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_MEMORY_BYTES", (8usize << 20).to_string()).run(|| {
         let context = context(0);
         let error =
@@ -250,7 +250,7 @@ fn too_little_memory_is_an_out_of_memory_error() {
 }
 
 #[test]
-fn device_without_virtual_memory_is_unsupported() {
+fn device_without_virtual_memory_management_is_refused() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run(|| {
         let context = context(0);
         let error = PhysicalMemory::create(&context, 2 << 20, Exportable::NOWHERE)
@@ -288,7 +288,7 @@ fn missing_driver_error_lists_the_tried_paths() {
 }
 
 #[test]
-fn exported_descriptor_keeps_memory_that_its_owner_dropped() {
+fn exported_descriptor_keeps_dropped_memory_allocated() {
     Fakes::new().cuda().run_many(2, |child| {
         let me = process(&child);
         let members = [0, 1].map(Into::into);
@@ -365,7 +365,7 @@ fn ipc_memory_that_another_process_may_have_open_is_leaked() {
 }
 
 #[test]
-fn memory_used_by_address_is_freed_after_its_stream_completes() {
+fn memory_used_by_address_is_freed_when_the_stream_completes() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         let stream = context.new_stream().expect("the stream is created");

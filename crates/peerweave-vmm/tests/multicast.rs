@@ -307,7 +307,7 @@ fn multicast_disabled_on_one_pe_is_an_error_on_all_pes() {
 }
 
 #[test]
-fn failing_driver_calls_leak_nothing_and_do_not_panic() {
+fn failing_driver_calls_return_errors_without_leaks() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(3);
         let bytes = bytes();
@@ -394,7 +394,7 @@ fn failed_multicast_step_leaves_no_object_on_any_pe() {
 }
 
 #[test]
-fn mapping_bindings_and_object_are_released_in_order() {
+fn multicast_mapping_bindings_and_object_are_released_in_order() {
     const GOING: [&str; 4] = ["cuMemUnmap", "cuMulticastUnbind", "cuMemRelease", "cuMemAddressFree"];
     Fakes::new().cuda().run(|| {
         let contexts = contexts(2);
@@ -553,7 +553,7 @@ fn multicast_team_without_all_devices_is_not_complete() {
             building.add_device(&me.context).expect("the PE's own device is accepted");
             assert_eq!(building.devices_added(), 1);
             let error = building.complete_with(&me.rendezvous, "three").map(drop).expect_err("one of three devices is missing");
-            assert!(error.to_string().contains("devices added by all PEs is 2, expected 3"), "{error}");
+            assert!(error.to_string().contains("devices that all PEs have added is 2, expected 3"), "{error}");
         });
         drain_retired();
         Calls::now().assert_balanced("after the failed completion");
@@ -561,7 +561,7 @@ fn multicast_team_without_all_devices_is_not_complete() {
 }
 
 #[test]
-fn multicast_object_imported_as_memory_is_not_mapped() {
+fn multicast_object_imported_as_memory_cannot_be_mapped() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(1);
         let building = Building::create(&contexts[0], MulticastProperties::new(1, bytes())).expect("the object is created");

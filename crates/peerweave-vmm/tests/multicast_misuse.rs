@@ -79,7 +79,7 @@ fn multicast_object_with_a_gap_in_its_bindings_is_refused() {
 }
 
 #[test]
-fn pe_that_times_out_keeps_its_memory_bound() {
+fn pe_that_times_out_in_bound_with_keeps_memory_bound() {
     Fakes::new().cuda().run(|| {
         let (has_failed, is_over) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
         threads_within(2, Duration::from_secs(5), |me| {
@@ -113,7 +113,7 @@ fn pe_that_times_out_keeps_its_memory_bound() {
 }
 
 #[test]
-fn pe_that_times_out_after_mapping_keeps_its_memory_bound() {
+fn heap_multicast_timeout_keeps_the_memory_bound() {
     Fakes::new().cuda().run(|| {
         let is_over = std::sync::Barrier::new(2);
         let ends = threads_within(2, Duration::from_secs(5), |me| {
@@ -150,7 +150,7 @@ fn pe_that_times_out_after_mapping_keeps_its_memory_bound() {
 }
 
 #[test]
-fn bound_range_is_occupied_until_it_is_unbound() {
+fn bound_multicast_range_is_occupied_until_unbound() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(1);
         let bytes = bytes();
@@ -227,7 +227,7 @@ fn devices_of_two_multicast_objects_form_no_team() {
 }
 
 #[test]
-fn fabric_object_refuses_memory_without_fabric_handles() {
+fn bind_refuses_memory_that_lacks_the_fabric_handle_type() {
     let place = tempfile::tempdir().expect("the temporary directory is created");
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FABRIC_DIR", place.path()).run_many(2, |child| {
         let me = process(&child);
@@ -278,7 +278,7 @@ fn fabric_object_refuses_memory_without_fabric_handles() {
 }
 
 #[test]
-fn member_lists_must_be_equal_and_without_duplicates() {
+fn different_or_duplicate_multicast_members_are_refused() {
     Fakes::new().cuda().run(|| {
         threads(2, |me| {
             let start = Instant::now();
@@ -512,7 +512,7 @@ fn multicast_calls_are_refused_once_multicast_is_disabled() {
 }
 
 #[test]
-fn object_with_two_handle_types_exports_both_types() {
+fn multicast_object_with_two_handle_types_exports_both() {
     let place = tempfile::tempdir().expect("the temporary directory is created");
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FABRIC_DIR", place.path()).run(|| {
         let exportable = Exportable { file_descriptor: true, fabric: true };
@@ -524,7 +524,7 @@ fn object_with_two_handle_types_exports_both_types() {
 }
 
 #[test]
-fn heap_memory_is_freed_after_work_at_its_multicast_address() {
+fn heap_free_waits_for_work_at_the_multicast_address() {
     Fakes::new().cuda().run(|| {
         let both_have_waited = std::sync::Barrier::new(2);
         threads(2, |me| {
@@ -588,7 +588,7 @@ fn error_mentions_imex_only_if_fabric_handles_are_refused() {
 }
 
 #[test]
-fn imported_multicast_object_keeps_its_id() {
+fn imported_multicast_object_has_the_exported_id() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(2);
         let building = Building::create(&contexts[0], MulticastProperties::new(2, bytes())).expect("the object is created");

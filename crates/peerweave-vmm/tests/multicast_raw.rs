@@ -48,7 +48,7 @@ fn misuse<R>(result: Result<R, VmmError>) -> Misuse {
 }
 
 #[test]
-fn foreign_memory_that_is_bound_receives_stores() {
+fn bound_memory_of_other_libraries_receives_stores() {
     Fakes::new().cuda().run(|| {
         let contexts = [context(0), context(1)];
         let bytes = 2 * MIB;
@@ -80,7 +80,7 @@ fn foreign_memory_that_is_bound_receives_stores() {
 }
 
 #[test]
-fn foreign_memory_that_cannot_be_bound_is_refused() {
+fn bind_address_refuses_invalid_arguments() {
     Fakes::new().cuda().run(|| {
         let contexts = [context(0)];
         let team = team(&contexts, 4 * MIB);
@@ -128,7 +128,7 @@ fn failed_unbind_is_an_error_and_keeps_the_memory() {
 }
 
 #[test]
-fn bound_object_that_is_in_use_is_not_unbound() {
+fn multicast_object_with_a_mapping_is_not_unbound() {
     Fakes::new().cuda().run(|| {
         let contexts = [context(0)];
         let team = team(&contexts, 2 * MIB);
@@ -174,7 +174,7 @@ fn unbind_by_range_releases_memory_bound_by_raw_handle() {
 }
 
 #[test]
-fn length_is_rounded_up_to_the_recommended_granularity() {
+fn multicast_length_is_rounded_up_to_the_granularity() {
     Fakes::new().cuda().run(|| {
         let rounded = |bytes| MulticastProperties::new(2, bytes).rounded_up().map(|properties| properties.bytes);
         assert_eq!(rounded(0).ok(), Some(RECOMMENDED));

@@ -31,7 +31,7 @@ fn peer_matrix_equals_what_the_driver_reports() {
 }
 
 #[test]
-fn pair_check_names_a_pair_without_access() {
+fn pair_check_error_names_devices_without_peer_access() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_PEER", "1-2").run(|| {
         let contexts = contexts(3);
         peer::check_pair(&contexts[0], &contexts[1], soon()).expect("peer access works");
@@ -57,7 +57,7 @@ fn pair_check_error_names_the_devices_that_lose_data() {
 }
 
 #[test]
-fn unresponsive_peer_is_reported_by_the_deadline() {
+fn pair_check_reports_an_unresponsive_peer_at_the_deadline() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(2);
         let start = Instant::now();

@@ -61,7 +61,7 @@ fn heap_memory_does_not_keep_finished_streams_alive() {
 }
 
 #[test]
-fn default_stream_work_runs_on_the_stream_of_its_device() {
+fn work_on_a_default_stream_runs_on_the_device_of_the_stream() {
     Fakes::new().cuda().run(|| {
         let (here, elsewhere) = (context(0), context(1));
         let (mapping, _) = mapped(&here);
@@ -269,7 +269,7 @@ fn free_succeeds_during_a_capture_on_an_earlier_stream() {
 }
 
 #[test]
-fn error_recorded_by_other_code_does_not_fail_calls() {
+fn error_recorded_by_other_code_does_not_fail_heap_calls() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let theirs = || Err::<(), _>(CudarcError(CUresult::CUDA_ERROR_NOT_FOUND));

@@ -82,7 +82,7 @@ fn numbers_of_pes_and_waits_of_own_protocols_are_correct() {
 }
 
 #[test]
-fn signals_are_correct_at_every_scope() {
+fn signal_kernels_are_correct_at_every_scope() {
     check(&signal::check_signal::KERNEL, 1, |job, result| (job.alloc::<u64>(signal::WORDS), result));
 }
 
@@ -146,7 +146,7 @@ fn samples_of_consecutive_numbers_differ() {
 }
 
 #[test]
-fn failed_kernel_check_records_its_source_line() {
+fn failed_kernel_check_records_the_source_line() {
     let mut job = Job::new(1);
     let (words, result) = (job.alloc::<u64>(signal::WORDS), job.alloc::<u64>(RESULT_WORDS));
     // The kernel expects zeros in `words`.

@@ -404,7 +404,7 @@ pub fn mismatches_are_errors(world: &World) {
         } else {
             team.all_reduce_rms_norm_blocking(&input, &mut residual, &mut output, norm)
         };
-        is_mismatch("without a norm", done);
+        is_mismatch("a call without a norm", done);
         assert!(residual.iter().all(|x| *x == 0.0), "a call that failed changed the residual");
         team.all_reduce_rms_norm_blocking(&input, &mut residual, &mut output, norm)
             .expect("the team stays usable after a mismatch");

@@ -201,7 +201,7 @@ pub fn act<'a>(world: &'a World, name: &str) -> Result<Act<'a>> {
             let reducing = Form::REDUCING.into_iter().find(|known| format!("{known:?}") == form);
             let form = reducing
                 .or_else(|| Form::MOVING.into_iter().find(|known| format!("{known:?}") == form))
-                .expect("the kind is the name of a form");
+                .expect("the kind in the name of an operation is the name of a form");
             let count = bytes / 4;
             let root = Root { rank: Rank::new(1), others_pass_none: false };
             let (send_len, recv_len) = form.lens(count, n, me == 1);

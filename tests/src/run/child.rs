@@ -45,7 +45,7 @@ impl Running {
     pub fn start(job: &Job) -> Self {
         let token = Token::random().expect("the system has random numbers");
         let endpoint = Endpoint::random_unix().expect("the system has random numbers");
-        let Endpoint::Unix(socket) = &endpoint else { unreachable!("it is a Unix socket") };
+        let Endpoint::Unix(socket) = &endpoint else { unreachable!("random_unix returned an endpoint other than a Unix socket") };
         let (socket, mark) = (socket.clone(), format!("mark-of-{socket}"));
         let n_pes = u32::try_from(job.n_pes).expect("the number of PEs fits 32 bits");
         let directory = leftovers::directory(&socket);

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requirement_consists_of_a_name_and_a_number() {
+    fn requirement_is_parsed_as_a_name_and_a_number() {
         assert_eq!(parsed("gpu:2"), ("gpu", 2));
         assert_eq!(parsed("gpu"), ("gpu", 1));
     }

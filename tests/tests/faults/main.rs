@@ -87,7 +87,7 @@ fn by_itself(running: &mut Running, n_pes: usize, victim: usize) -> Instant {
 
 // ---- before and during the rendezvous ----
 
-/// Joins on all PEs except one, which never joins. Argument: that PE.
+/// Joins on all PEs except one. Argument: the PE that never joins.
 fn absent(seat: &Seat) {
     let me: usize = std::env::var("PEERWEAVE_PE").expect("this process is a PE").parse().expect("PEERWEAVE_PE is a number");
     if me == seat.arg::<usize>(0) {

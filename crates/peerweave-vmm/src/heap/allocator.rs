@@ -6,7 +6,8 @@
 
 use std::collections::BTreeMap;
 
-/// Free and allocated ranges of a heap: start to length, in bytes.
+/// The free ranges and the allocated ranges of a heap: each map maps the start of a range to its
+/// length, in bytes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ranges {
     free: BTreeMap<u64, u64>,
@@ -14,17 +15,18 @@ pub(crate) struct Ranges {
 }
 
 impl Ranges {
-    /// Unit of all allocated ranges, in bytes. It is two cache lines of a GPU, so no cache line has
-    /// data of two allocations.
+    /// Unit of allocation in bytes: the start and the length of an allocated range are multiples of
+    /// this number. The unit is as long as two cache lines of a GPU, so no cache line has data of
+    /// two allocations.
     pub(crate) const UNIT_BYTES: u64 = 256;
 
-    /// Adds a free range of `bytes` at `start`.
+    /// Adds a free range of `bytes` bytes that begins at offset `start`.
     pub(crate) fn add(&mut self, start: u64, bytes: u64) {
         self.put_back(start, bytes);
     }
 
-    /// Allocates `bytes` at the lowest offset that fits and is a multiple of `alignment` (a power
-    /// of two). Returns `None` if no free range is large enough.
+    /// Allocates `bytes` bytes at the lowest offset that fits and is a multiple of `alignment` (a
+    /// power of two). Returns `None` if no free range is large enough.
     pub(crate) fn take(&mut self, bytes: u64, alignment: u64) -> Option<u64> {
         let bytes = bytes.max(1).checked_next_multiple_of(Self::UNIT_BYTES)?;
         let alignment = alignment.max(Self::UNIT_BYTES);
@@ -43,7 +45,8 @@ impl Ranges {
         Some(at)
     }
 
-    /// Frees the range at `start`. Returns `false` if no allocated range starts there.
+    /// Frees the allocated range that begins at offset `start`. Returns `false` if no allocated
+    /// range begins at `start`.
     pub(crate) fn give_back(&mut self, start: u64) -> bool {
         match self.taken.remove(&start) {
             Some(bytes) => {
@@ -100,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn freed_neighbours_merge_into_one_range() {
+    fn freed_neighbouring_ranges_merge_into_one_range() {
         let mut ranges = Ranges::default();
         ranges.add(0, 4096);
         let places: Vec<u64> = (0..4).map(|_| ranges.take(1024, 1).expect("four allocations fit in the range")).collect();

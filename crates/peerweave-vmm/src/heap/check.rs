@@ -15,13 +15,13 @@ use crate::memory::streams::wait_for;
 use crate::peer::pattern_word;
 use crate::{copy, read, write};
 
-/// Number of words that each PE writes to every other PE.
+/// Number of 8-byte words that each PE writes to every PE of its machine.
 const WORDS: usize = 8192;
 
 impl SymmetricHeap {
     /// Writes to and reads from the memory of every PE of this machine, and compares every word.
-    /// The test allocates memory on the heap. This memory is freed even after an error, unless this
-    /// PE's device does not complete its work.
+    /// The test allocates memory on the heap. The test frees this memory even after an error. If
+    /// this PE's device does not complete its work, the memory stays allocated.
     ///
     /// # Collective
     /// All PEs of the job call this function.
@@ -33,7 +33,7 @@ impl SymmetricHeap {
     pub fn check_peers(&self) -> Result<(), VmmError> {
         const CALL: &str = "SymmetricHeap::check_peers";
         let n = self.inner.rendezvous.n_pes() as usize;
-        // The lock is kept, so no other call on this heap runs between the rounds.
+        // The lock is kept, so no other call on this heap runs between the exchanges.
         let state = &mut *self.inner.enter(CALL)?;
         let mailbox: SymmetricMemory<u64> = self.alloc_in(state, n * WORDS, align_of::<u64>())?;
         let staging = self.alloc_in(state, WORDS, align_of::<u64>());
@@ -109,7 +109,8 @@ impl SymmetricHeap {
     }
 }
 
-/// Converts a timeout to an error that names the broken path.
+/// Converts a timeout of a transfer to the error for a broken path from PE `from` to PE `to`. Other
+/// errors stay as they are.
 fn broken_path<T>(waited: Result<T, VmmError>, from: Pe, to: Pe, direction: &str) -> Result<T, VmmError> {
     waited.map_err(|error| match error {
         VmmError::Timeout { .. } => broken(from, to, format!("data {direction} did not arrive by the deadline")),
@@ -135,7 +136,7 @@ fn compare(found: &[u64], from: Pe, to: Pe, direction: &str) -> Result<(), VmmEr
 }
 
 /// Compares `found` with the data that PE `pattern.0` writes for PE `pattern.1`. The error names
-/// the PEs in `blamed`, the two ends of the tested path.
+/// the two PEs in `blamed`, which are the ends of the tested path.
 fn compare_with(found: &[u64], pattern: (Pe, Pe), blamed: (Pe, Pe), direction: &str) -> Result<(), VmmError> {
     let expected = |at| pattern_word(seed(pattern.0, pattern.1), at);
     match found.iter().enumerate().find(|(at, word)| **word != expected(*at)) {
@@ -159,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn missing_data_error_names_the_two_tested_pes() {
+    fn peer_check_error_for_missing_data_names_both_pes() {
         let late = || VmmError::Timeout { call: "copy".into(), waited: Duration::from_secs(1), missing: Vec::new() };
         let error = broken_path::<()>(Err(late()), Pe::new(1), Pe::new(3), "written").expect_err("the data did not arrive");
         let text = "peer access from PE 1 to PE 3 is broken: data written did not arrive by the deadline";

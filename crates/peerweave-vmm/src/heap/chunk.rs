@@ -1,8 +1,8 @@
 //! A chunk of a heap: memory of equal length on each PE, mapped on all PEs of the machine. A heap
 //! grows by one chunk at a time.
 //!
-//! `mod.rs` decides when a chunk is created. Invariants: a chunk owns the memory behind its
-//! addresses; a chunk that no caller has used is released without waiting for the heap's streams.
+//! `mod.rs` decides when a chunk is created. Invariants: a chunk keeps the memory at its addresses
+//! alive. A chunk that no caller has used is released without waiting for the heap's streams.
 
 use std::sync::Arc;
 
@@ -32,23 +32,23 @@ pub enum HeapTransport {
     FileDescriptor,
     /// Export of memory as fabric handles.
     Fabric,
-    /// Legacy CUDA IPC. The segments are not at equal strides. A heap with this transport cannot be
-    /// finalised while a stream of its context is being captured. In that case the driver would
-    /// refuse to close the memory of other PEs, and would invalidate the capture.
+    /// Legacy CUDA IPC. The segments of the PEs are not at equal strides. A heap with this
+    /// transport cannot be finalised while a stream of its context is being captured. In that case
+    /// the driver would refuse to close the memory of other PEs, and would invalidate the capture.
     Ipc,
 }
 
 impl HeapTransport {
     /// Returns the handle types with which memory is created for this transport. `file_descriptor`
-    /// tells whether descriptors are supported. If so, descriptors are requested even for other
-    /// transports: a multicast object that is exported as a descriptor accepts only memory with
-    /// that handle type.
+    /// tells whether file descriptors are supported. If they are supported, they are requested even
+    /// for other transports. The reason is that a multicast object that is exported as a file
+    /// descriptor accepts only memory with this handle type.
     pub(crate) fn exportable(self, file_descriptor: bool) -> Exportable {
         Exportable { file_descriptor: file_descriptor && self != Self::Ipc, fabric: self == Self::Fabric }
     }
 }
 
-/// Properties that all chunks of a heap have in common.
+/// The PEs, the transport and the addresses that all chunks of a heap have in common.
 pub(crate) struct Layout {
     pub(crate) context: Arc<CudaContext>,
     pub(crate) transport: HeapTransport,
@@ -56,7 +56,7 @@ pub(crate) struct Layout {
     /// PEs of this machine, in ascending order.
     pub(crate) members: Vec<Pe>,
     pub(crate) place: usize,
-    /// Addresses of all segments; `None` with legacy IPC.
+    /// The reserved addresses of all segments. `None` with legacy IPC.
     pub(crate) reservation: Option<Reservation>,
     pub(crate) stride: u64,
     /// The streams that use any memory of the heap.
@@ -70,7 +70,7 @@ pub(crate) struct Made {
     /// removes the entry.
     _entry: Option<Entry>,
     pub(crate) fd: Option<Descriptor>,
-    /// The data with which other PEs open the chunk.
+    /// The data that this PE sends to the other PEs, so that they can open this memory.
     pub(crate) blob: Vec<u8>,
 }
 
@@ -84,29 +84,31 @@ pub(crate) struct Chunk {
     /// Offset of the chunk's first byte, the same in every segment.
     pub(crate) start: u64,
     pub(crate) bytes: u64,
-    /// Addresses of the chunk in this process, by rank on the machine.
+    /// The address that the chunk of each PE of the machine has in this process, in ascending order
+    /// of the PEs.
     pub(crate) addresses: Vec<CUdeviceptr>,
     pub(crate) own: Option<PhysicalMemory>,
     parts: Vec<Part>,
     is_given_out: bool,
 }
 
-/// The owner of the addresses of one PE's memory in a chunk.
+/// The memory of one PE in a chunk. The value keeps the addresses of the memory valid in this
+/// process.
 enum Part {
     Mapped(Mapping),
-    /// Memory of this PE, with legacy IPC.
+    /// Memory of this PE, exported by legacy IPC.
     Mine(IpcMemory),
-    /// Memory of a PE that is a thread of this process, with legacy IPC.
+    /// Memory of another PE of this process, if the transport is legacy IPC.
     Found {
         _memory: Arc<IpcMemory>,
     },
-    /// Memory of another process, with legacy IPC.
+    /// Memory of another process, opened by legacy IPC.
     Opened(IpcPeerMemory),
 }
 
 impl Layout {
-    /// Allocates this PE's memory of a chunk. Returns the memory with the data that other PEs need
-    /// to open it.
+    /// Allocates this PE's memory of a chunk. Returns the memory, and the data that other PEs need
+    /// to open the memory.
     pub(crate) fn make(&self, bytes: usize) -> Result<Made, VmmError> {
         let context = &self.context;
         if self.transport == HeapTransport::Ipc {
@@ -248,8 +250,8 @@ impl Layout {
         }
     }
 
-    /// Opens another PE's memory by legacy IPC. If the PE is a thread of this process, uses its
-    /// address directly.
+    /// Opens another PE's memory by legacy IPC. If the PE is a thread of this process, uses the
+    /// address of the memory directly.
     fn open(&self, call: &str, pe: Pe, blob: &[u8], bytes: usize) -> Result<(CUdeviceptr, Part), VmmError> {
         let mut reader = Reader(blob);
         let mut read = || Some((ProcessId(reader.bytes()?), reader.number()?, IpcHandle(reader.bytes()?)));
@@ -280,7 +282,7 @@ fn gone(call: &str, pe: Pe) -> VmmError {
 }
 
 impl Made {
-    /// Returns the length of the part in bytes.
+    /// Returns the length of this PE's memory in bytes.
     pub(crate) fn bytes(&self) -> usize {
         match &self.own {
             Own::Physical(memory) => memory.bytes(),
@@ -303,7 +305,7 @@ impl Made {
 }
 
 impl Chunk {
-    /// Marks the addresses of the chunk as used by streams from now on.
+    /// Records that callers may use the chunk on streams from now on.
     pub(crate) fn mark_used(mut self) -> Self {
         self.is_given_out = true;
         self
@@ -333,12 +335,12 @@ impl Chunk {
         }
     }
 
-    /// Returns the offset of the end of the last chunk.
+    /// Returns the offset of the end of the last chunk, or 0 if there is no chunk.
     pub(crate) fn end(chunks: &[Self]) -> u64 {
         chunks.last().map_or(0, |chunk| chunk.start + chunk.bytes)
     }
 
-    /// Returns whether `bytes` bytes from `offset` lie in this chunk.
+    /// Returns whether this chunk contains the `bytes` bytes that begin at `offset`.
     pub(crate) fn holds(&self, offset: u64, bytes: u64) -> bool {
         offset >= self.start && offset.saturating_add(bytes) <= self.start + self.bytes
     }

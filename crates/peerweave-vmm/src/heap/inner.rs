@@ -1,4 +1,5 @@
-//! The state that a heap shares with the handles of its memory: mapped chunks, allocator and PEs.
+//! The state that a heap shares with the handles of its memory: the mapped chunks, the allocator
+//! and the list of PEs.
 //!
 //! `mod.rs` has the public calls. Invariants: [H1] to [H3] of that module. The state is locked
 //! during a whole collective call, and no destructor acquires this lock.
@@ -27,7 +28,7 @@ use crate::share::history::History;
 use crate::share::identity::ProcessId;
 use crate::share::ipc::{Closing, IpcMemory};
 
-/// The data of a heap. The heap and each handle to the heap's memory own this data.
+/// The data of a heap, which the heap and each handle to the heap's memory own together.
 pub(crate) struct HeapInner {
     pub(crate) rendezvous: Arc<Rendezvous>,
     pub(super) options: HeapOptions,
@@ -35,21 +36,24 @@ pub(crate) struct HeapInner {
     pub(crate) id: u64,
     granularity: u64,
     pub(super) max_bytes: u64,
-    /// The stream that fills memory with zeros and tests peer access.
+    /// The stream on which the heap fills memory with zeros and tests peer access.
     pub(super) stream: PrivateStream,
-    /// Unused bytes between two chunks; 0 unless a machine of the job uses legacy IPC.
+    /// Number of unused bytes after each chunk. The number is 0 if no machine of the job uses
+    /// legacy IPC.
     gap: u64,
     pub(crate) layout: Layout,
-    /// The streams that use multicast addresses of any memory of the heap. The heap's list of all
-    /// streams includes these streams.
+    /// The streams that use multicast addresses of any memory of the heap. `layout.streams` also
+    /// contains these streams.
     pub(crate) multicast: Arc<Streams>,
-    /// The reason why memory is not shared by the requested transport.
+    /// The reason why memory is not shared by the requested transport. `None` if the requested
+    /// transport is used.
     pub(super) fallback_reason: Option<String>,
     pub(super) chunks: RwLock<Vec<Chunk>>,
     /// State of the collective calls. A collective call keeps the lock until it returns.
     state: Mutex<State>,
     ledger: Mutex<BTreeMap<u64, Leak>>,
-    /// Declared last, so it is dropped after all other fields, including the rendezvous.
+    /// A weak reference to this field tells whether the heap has been released. Declared last, so
+    /// that the field is dropped after all other fields, including the rendezvous.
     pub(super) alive: Arc<()>,
 }
 
@@ -147,14 +151,14 @@ impl Around {
         whole.then_some(Self { random, machine, process, granularity, total_bytes, vmm, file_descriptor, fabric, refusal })
     }
 
-    /// Returns the number of the heap, which PE 0 has chosen. Returns 0 on all PEs if the blob of
-    /// PE 0 is invalid.
+    /// Returns the random number of PE 0, which identifies the heap. Returns 0 on all PEs if the
+    /// blob of PE 0 is invalid.
     pub(super) fn id(blobs: &[Vec<u8>]) -> u64 {
         blobs.first().and_then(|blob| Reader(blob).number()).unwrap_or(0)
     }
 
-    /// Returns the gap between chunks in bytes, which is the same on all machines. The gap is
-    /// `granularity` if the PEs of any machine use legacy IPC, or else 0.
+    /// Returns the gap between chunks in bytes, which is the same on all machines. If the PEs of
+    /// any machine use legacy IPC, the gap is `granularity`. Otherwise the gap is 0.
     fn gap(all: &[Self], sharing: Sharing, granularity: u64) -> u64 {
         let machines: BTreeSet<u64> = all.iter().map(|pe| pe.machine).collect();
         let any_ipc = machines.into_iter().any(|machine| {
@@ -192,8 +196,9 @@ fn for_multicast(ordinal: usize, devices: u32, granularity: usize) -> Result<usi
     Ok(if recommended.is_multiple_of(granularity) { recommended } else { granularity.saturating_mul(recommended) })
 }
 
-/// Returns the reason why a machine does not use the requested fabric handles. The reason consists
-/// of the first PE that cannot use fabric handles, and the error on that PE.
+/// Returns the reason why a machine does not use the requested fabric handles. The reason names the
+/// first PE that cannot use fabric handles, and contains the error of that PE. Returns `None` if
+/// fabric handles were not requested, or if all PEs can use them.
 fn why_not_fabric(members: &[(Pe, &Around)], sharing: Sharing) -> Option<String> {
     let (pe, around) = members.iter().find(|(_, around)| sharing == Sharing::PreferFabric && !around.fabric)?;
     Some(format!("{pe}: {}", around.refusal))
@@ -273,8 +278,8 @@ impl HeapInner {
         })
     }
 
-    /// Locks the state for a collective call. Fails if the heap is unusable after an earlier
-    /// failure.
+    /// Locks the state for the collective call `call`. Fails if an earlier failure made the heap
+    /// unusable.
     pub(super) fn enter(&self, call: &'static str) -> Result<MutexGuard<'_, State>, VmmError> {
         let state = self.state();
         match &state.broken {
@@ -323,8 +328,8 @@ impl HeapInner {
         deadline_after(self.rendezvous.deadline() / 4 * 3)
     }
 
-    /// Converts the result of an exchange of outcomes. Makes the heap unusable if the PEs may have
-    /// reached different outcomes.
+    /// Converts the result of an exchange of outcomes. If the PEs may have reached different
+    /// outcomes, makes the heap unusable.
     pub(super) fn conclude<R>(&self, state: &mut State, call: &str, agreed: Result<R, Disagreement>) -> Result<R, VmmError> {
         agreed.map_err(|disagreement| {
             if let Disagreement::Unknown(error) = &disagreement {
@@ -341,8 +346,8 @@ impl HeapInner {
         let outcome = made.as_ref().map(|made| made.blob.clone()).map_err(Clone::clone);
         let agreed = agree(&self.rendezvous, &self.label(state, "chunk"), call, outcome);
         if let (Err(Disagreement::Known(_)), Ok(made)) = (&agreed, &made) {
-            // SAFETY: all PEs know that this round failed. A PE opens the memory of other PEs only
-            // after a successful round.
+            // SAFETY: all PEs know that this exchange failed. A PE opens the memory of other PEs
+            // only after a successful exchange.
             unsafe { made.recall() };
         }
         let blobs = self.conclude(state, call, agreed)?;
@@ -352,7 +357,7 @@ impl HeapInner {
             _ => Ok(Vec::new()),
         };
         let fds = match fds {
-            // The missing or lost PE will not take part in the next round, so that round is
+            // The missing or lost PE will not take part in the next exchange, so that exchange is
             // skipped.
             Err(error) if error.is_loss() => self.conclude(state, call, Err(Disagreement::Unknown(error)))?,
             fds => fds,
@@ -411,7 +416,7 @@ impl HeapInner {
         for place in 0..members.len() as u64 {
             let start = usize::try_from(place * stride + start).unwrap_or(usize::MAX);
             if !reservation.wait_for_room(start..start.saturating_add(len), until) {
-                tracing::warn!(place, "addresses of a failed chunk are still mapped: the next chunk cannot be mapped there");
+                tracing::warn!(place, "addresses of a failed chunk are still mapped, so the next chunk cannot be mapped to them");
             }
         }
     }
@@ -481,13 +486,14 @@ impl HeapInner {
     }
 }
 
-/// Returns the label of an exchange: the heap's number, the number of completed calls, and `what`.
+/// Returns the label of an exchange. The label contains the number of the heap, the number of
+/// completed calls, and `what`.
 pub(super) fn label(id: u64, calls: u64, what: &str) -> String {
     format!("peerweave-vmm/{id:016x}/{calls}/{what}")
 }
 
-/// Waits until the memory of other PEs is closed. Returns an error if closing failed or is not
-/// complete by `until`. After this error, the owner must not free the memory.
+/// Waits until this process has closed the memory of other PEs. Returns an error if closing failed
+/// or is not complete by `until`. After an error, the PEs that own the memory must not free it.
 pub(super) fn wait_for_closings(call: &str, closings: &[Arc<Closing>], until: Instant) -> Result<(), VmmError> {
     let start = Instant::now();
     if !wait_until(until, || Ok::<_, VmmError>(closings.iter().all(|closing| closing.get().is_some())))? {
@@ -497,7 +503,8 @@ pub(super) fn wait_for_closings(call: &str, closings: &[Arc<Closing>], until: In
     closings.iter().filter_map(|closing| closing.get().cloned()).collect()
 }
 
-/// Checks that all PEs found the same offset for an allocation, or that no PE found an offset.
+/// Checks that all PEs found the same offset for an allocation. The check also passes if no PE
+/// found an offset.
 pub(super) fn same_offsets(call: &str, found: &[Vec<u8>]) -> Result<(), Disagreement> {
     let text = |blob: &[u8]| match blob.try_into() {
         Ok(at) => format!("offset {}", u64::from_le_bytes(at)),

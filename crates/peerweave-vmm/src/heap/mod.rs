@@ -1,8 +1,9 @@
 //! A symmetric heap on the GPUs of one machine. All PEs allocate together and get the same offset,
 //! and each PE can access the memory of the other PEs.
 //!
-//! `symmetric.rs` has typed memory, `agree.rs` the exchange of outcomes in a collective call,
-//! `chunk.rs` a chunk of memory. Memory of other machines cannot be accessed.
+//! Memory of other machines cannot be accessed. `symmetric.rs` implements typed memory. `agree.rs`
+//! implements the exchange of outcomes in a collective call. `chunk.rs` implements a chunk of
+//! memory.
 //!
 //! ```text
 //!   base                stride              stride
@@ -60,7 +61,7 @@ pub enum Sharing {
     /// chosen as for [`Auto`](Self::Auto), and [`SymmetricHeap::fallback_reason`] returns the
     /// reason.
     PreferFabric,
-    /// Legacy CUDA IPC.
+    /// Legacy CUDA IPC, even if the PEs support other transports.
     Ipc,
 }
 
@@ -71,9 +72,11 @@ pub enum Growth {
     /// The heap grows only if the PEs call [`SymmetricHeap::grow`].
     #[default]
     Explicit,
-    /// The heap grows by at least `bytes` if an allocation does not fit.
+    /// If an allocation does not fit, the heap grows by at least `bytes` bytes. If the heap's limit
+    /// does not permit this, the heap grows by the length of the allocation, rounded up to the
+    /// granularity.
     Steps {
-        /// Minimum number of bytes by which the heap grows at once.
+        /// Minimum number of bytes by which the heap grows at once, if its limit permits this.
         bytes: usize,
     },
 }
@@ -84,8 +87,9 @@ pub enum Growth {
 pub struct HeapOptions {
     /// Initial size of each PE's segment in bytes. The size is rounded up to the granularity.
     pub initial_bytes: usize,
-    /// Maximum size of each PE's segment in bytes. `None` means the memory size of the device. The
-    /// heap reserves addresses for the maximum size; reserved addresses use no memory.
+    /// Maximum size of each PE's segment in bytes. `None` means the largest memory size among the
+    /// devices of all PEs. The heap reserves addresses for the maximum size; reserved addresses use
+    /// no memory.
     pub max_bytes: Option<usize>,
     /// Whether the heap grows automatically.
     pub growth: Growth,
@@ -233,7 +237,7 @@ impl SymmetricHeap {
         let around: Result<Vec<Around>, VmmError> = around.iter().zip(0..).map(read).collect();
         let inner = match around.and_then(|around| HeapInner::new(rendezvous, context, options, &around, id)) {
             Ok(inner) => inner,
-            // The other PEs are waiting in the round of their first chunk, and must be notified.
+            // The other PEs wait in the exchange for their first chunk, and must be notified.
             Err(error) => return Err(inner::tell(rendezvous, &inner::label(id, 0, "chunk"), &call, error)),
         };
         {
@@ -308,8 +312,9 @@ impl SymmetricHeap {
         Ok(SymmetricMemory::new(Arc::new(block), len))
     }
 
-    /// Exchanges with the other PEs the offset that each PE found. If the PEs disagree, returns the
-    /// range at `taken` to the allocator.
+    /// Exchanges with the other PEs the offset that each PE has allocated, and compares the
+    /// offsets. If the exchange fails or the offsets differ, returns the range at `taken` to the
+    /// allocator.
     fn agree_on_offset(
         &self,
         state: &mut State,
@@ -472,8 +477,8 @@ impl SymmetricHeap {
         Ok(LeakReport { leaks })
     }
 
-    /// Closes the memory of other PEs, with legacy IPC. A PE may free its memory only after all
-    /// other PEs have closed this memory.
+    /// Closes the memory of other PEs, which this process opened by legacy IPC. A PE may free its
+    /// own memory only after all other PEs have closed this memory.
     fn close_peers(&self, state: &mut State) -> Result<(), VmmError> {
         const CALL: &str = "SymmetricHeap::finalize";
         let mut chunks = std::mem::take(&mut *self.inner.chunks.write().unwrap_or_else(PoisonError::into_inner));
@@ -530,8 +535,8 @@ impl SymmetricHeap {
     }
 
     /// Returns the transport by which the PEs of this machine share memory. If
-    /// [`Sharing::PreferFabric`] was requested, the transport is [`HeapTransport::Fabric`], unless
-    /// [`fallback_reason`](Self::fallback_reason) returns a reason.
+    /// [`Sharing::PreferFabric`] was requested but fabric handles are not used,
+    /// [`fallback_reason`](Self::fallback_reason) returns the reason.
     pub fn transport(&self) -> HeapTransport {
         self.inner.layout.transport
     }
@@ -554,8 +559,8 @@ impl SymmetricHeap {
         self.inner.with_chunks(|chunks| chunks.iter().filter_map(|chunk| Some((chunk.start, chunk.own.clone()?))).collect())
     }
 
-    /// Runs a collective call of another module under the heap's lock. If the PEs may have reached
-    /// different outcomes, the heap is unusable afterwards.
+    /// Runs `body`, which implements a collective call of another module, under the heap's lock. If
+    /// the PEs may have reached different outcomes, the heap refuses every later call.
     pub(crate) fn collectively<R>(
         &self,
         call: &'static str,
@@ -566,7 +571,8 @@ impl SymmetricHeap {
         self.inner.conclude(&mut state, call, agreed)
     }
 
-    /// Returns the context on whose device the heap allocates memory.
+    /// Returns the context of this PE. The heap allocates this PE's memory on the device of the
+    /// context.
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.inner.layout.context
     }

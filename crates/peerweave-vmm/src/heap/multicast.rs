@@ -1,7 +1,7 @@
 //! Multicast addresses of the symmetric heap. A store to the multicast address of an offset writes
 //! that offset of every PE's segment.
 //!
-//! Invariant: the memory of each chunk is bound at the chunk's offset.
+//! Invariant: in the multicast addresses, each chunk has the same offset as in the heap.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -28,7 +28,7 @@ use crate::{SymmetricHeap, multicast_switch};
 /// storing to the addresses before the drop. Synchronise the PEs by a barrier or another collective
 /// call.
 pub struct HeapMulticast {
-    /// The heap. The weak reference does not keep the heap's memory allocated.
+    /// The heap, as a weak reference, which does not keep the heap's memory allocated.
     heap: Weak<HeapInner>,
     addresses: Reservation,
     /// Offset and length of each chunk in bytes.
@@ -112,8 +112,8 @@ impl Rounds<'_> {
         }
     }
 
-    /// Creates a multicast object for one chunk together with the other PEs, binds the chunk and
-    /// maps the object.
+    /// Together with the other PEs, creates a multicast object for one chunk. Then binds this PE's
+    /// memory of the chunk, and maps the object.
     fn map(&self, addresses: &Reservation, start: u64, memory: &PhysicalMemory) -> Result<MulticastMapping, Disagreement> {
         let (rendezvous, context, bytes) = (&self.inner.rendezvous, self.heap.context(), memory.bytes());
         let label = format!("{:016x}/{start}", self.inner.id);
@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn range_touching_a_gap_between_chunks_has_no_address() {
+    fn heap_range_with_a_gap_has_no_multicast_address() {
         let chunks = [(0, 10), (10, 5), (20, 10)];
         for (start, end) in [(0, 10), (3, 15), (14, 15), (20, 30), (29, 30), (7, 7), (30, 30)] {
             assert!(covers(&chunks, start, end), "{start}..{end}");

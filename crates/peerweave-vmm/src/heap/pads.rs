@@ -1,4 +1,5 @@
-//! Signal pads: words in symmetric memory that one PE sets and another PE waits for.
+//! Signal pads: arrays of words in symmetric memory, for signals. One PE sets a word, and another
+//! PE waits for it.
 //!
 //! `peerweave-device` implements the operations of kernels on these words. Invariant: each signal
 //! is in its own cache line.
@@ -18,7 +19,7 @@ pub struct SignalPad {
 }
 
 impl SignalPad {
-    /// Distance between two signals, in words.
+    /// Distance between two successive signals of a pad, in elements of type [`SignalWord`].
     pub const WORDS_PER_SIGNAL: usize = KernelContext::SIGNAL_LINE_BYTES as usize / size_of::<SignalWord>();
 
     pub(crate) fn new(memory: SymmetricMemory<SignalWord>, len: usize) -> Self {
@@ -76,6 +77,8 @@ impl SignalPad {
                 Misuse::OutOfRange { call, start: index, end: index.saturating_add(1), len: self.len, unit: "signals" }.into()
             );
         }
-        index.checked_mul(Self::WORDS_PER_SIGNAL).ok_or_else(|| wrong_value(call, "index", index, "a signal of the pad"))
+        index
+            .checked_mul(Self::WORDS_PER_SIGNAL)
+            .ok_or_else(|| wrong_value(call, "index", index, "the index of a signal in the pad"))
     }
 }

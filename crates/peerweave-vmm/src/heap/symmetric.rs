@@ -20,12 +20,12 @@ use crate::heap::view::SymmetricView;
 use crate::memory::buffer::buffers;
 use crate::memory::mapping::elements_of;
 
-/// An allocated range of the heap. All handles of the allocation share it.
+/// An allocated range of the heap. All handles to the allocation share this value.
 pub(crate) struct Block {
     heap: Arc<HeapInner>,
     offset: u64,
     address: CUdeviceptr,
-    /// The streams that use this range. The heap's list of streams includes these streams.
+    /// The streams that use this range. The heap's list of streams also contains these streams.
     streams: Streams,
     freed: AtomicBool,
 }

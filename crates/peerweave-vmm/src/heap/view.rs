@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kernel_view_has_a_fixed_layout() {
+    fn symmetric_view_for_kernels_has_a_fixed_layout() {
         assert_eq!(size_of::<SymmetricView>(), 40);
         assert_eq!(core::mem::offset_of!(SymmetricView, multicast), 24);
         assert_eq!(core::mem::offset_of!(SymmetricView, n_pes), 36);

@@ -39,13 +39,12 @@ pub(crate) fn own(number: i32) -> Result<Descriptor, VmmError> {
         }
         return Ok(fd);
     }
-    let (needs, found) = ("a descriptor from the driver".to_owned(), number.to_string());
+    let (needs, found) = ("a non-negative descriptor from the driver".to_owned(), number.to_string());
     Err(VmmError::Unsupported { feature: "memory that can be exported as a file descriptor", needs, found })
 }
 
 /// Checks that this process can open `count` more descriptors. The check is needed before an
-/// exchange: the leader cannot tell a connection that fails for lack of descriptors from a PE that
-/// never connects.
+/// exchange: if no descriptor is free, connections fail, and the other PEs seem to be missing.
 pub(crate) fn check_room(fd: &Descriptor, count: usize) -> Result<(), VmmError> {
     #[cfg(unix)]
     {
@@ -62,7 +61,7 @@ pub(crate) fn check_room(fd: &Descriptor, count: usize) -> Result<(), VmmError> 
     }
 }
 
-/// Returns the descriptor's number in the form that the driver expects, a pointer.
+/// Converts the number of the descriptor to a pointer, as the driver expects.
 pub(crate) fn as_pointer(fd: &Descriptor) -> *mut std::ffi::c_void {
     #[cfg(unix)]
     return std::ptr::without_provenance_mut(usize::try_from(std::os::fd::AsRawFd::as_raw_fd(fd)).unwrap_or(usize::MAX));
@@ -99,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn driver_descriptors_are_closed_on_exec() {
+    fn descriptors_from_the_driver_are_closed_on_exec() {
         let file = std::fs::File::open("/dev/null").expect("/dev/null exists on every Unix system");
         let inherited = rustix::io::dup(&file).expect("dup returns a new descriptor");
         let flags = |fd: &Descriptor| rustix::io::fcntl_getfd(fd).expect("fcntl returns the flags of an open descriptor");

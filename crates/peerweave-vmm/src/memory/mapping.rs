@@ -37,7 +37,7 @@ pub struct Mapping {
 /// The source of a mapping: physical memory or a multicast object.
 pub(crate) enum Source {
     Physical(PhysicalMemory),
-    /// A multicast object. `_keep` is the owner of `handle`.
+    /// A multicast object. `_keep` keeps the driver's handle of the object alive.
     Multicast {
         handle: CUmemGenericAllocationHandle,
         _keep: Keep,
@@ -54,7 +54,8 @@ impl Source {
 }
 
 pub(crate) struct Inner {
-    /// `None` only after `drop` has taken the parts.
+    /// The source, and the occupied addresses. `None` only after `drop` has moved them to the
+    /// thread that unmaps the memory.
     parts: Option<(Source, Place)>,
     address: CUdeviceptr,
     bytes: usize,
@@ -143,8 +144,8 @@ impl Mapping {
         };
         raw::done("cuMemGetAccess", code)?;
         Rights::from_flags(flags).ok_or_else(|| VmmError::Unsupported {
-            feature: "this combination of rights",
-            needs: "none, read, or read and write".into(),
+            feature: "the combination of access rights that the driver reports",
+            needs: "no access, read access, or read and write access".into(),
             found: format!("flags {flags}"),
         })
     }
@@ -161,7 +162,7 @@ impl Mapping {
         let rights = known.get(&device).copied();
         if rights != Some(Rights::ReadWrite) {
             let value = format!("{:?} for device {device}", rights.unwrap_or(Rights::None));
-            let expected = "Rights::ReadWrite, set by Mapping::allow".into();
+            let expected = "Rights::ReadWrite, which Mapping::allow gives to a device".into();
             return Err(Misuse::Value { call: "Mapping::memory", what: "rights", value, expected }.into());
         }
         let len = self.inner.bytes / size_of::<T>();
@@ -190,7 +191,8 @@ impl Mapping {
         // streams.
         let known = self.inner.rights.lock().unwrap_or_else(PoisonError::into_inner);
         if known.get(&device).is_none_or(|rights| *rights == Rights::None) {
-            let (value, expected) = (format!("no rights of device {device}"), "rights set by Mapping::allow".into());
+            let (value, expected) =
+                (format!("none for device {device}"), "rights that Mapping::allow has given to the device".into());
             return Err(Misuse::Value { call: "Mapping::access", what: "rights", value, expected }.into());
         }
         self.note(stream);
@@ -205,8 +207,8 @@ impl Mapping {
         keep_of(&self.inner)
     }
 
-    /// Marks the mapping as never used by any stream. It is then unmapped without waiting for the
-    /// streams of `streams`, which other memory may share.
+    /// Marks the mapping as never used by any stream. Such a mapping is unmapped without waiting
+    /// for the streams in `streams`, which may also contain streams of other memory.
     pub(crate) fn unused(&self) {
         self.inner.is_unused.store(true, Ordering::Release);
     }
@@ -216,8 +218,9 @@ impl Mapping {
     }
 }
 
-/// Returns a new handle in a separate `Arc`. A `Weak` of that `Arc` cannot create a handle of the
-/// mapping that `allow` did not count.
+/// Returns a new handle in an `Arc` of its own. [`Mapping::allow`] counts the handles. A `Weak` of
+/// the returned `Arc` can be upgraded only while the new handle lives, and `allow` counts that
+/// handle.
 fn keep_of(inner: &Arc<Inner>) -> Keep {
     Arc::new(Arc::clone(inner))
 }

@@ -1,7 +1,7 @@
 //! Physical memory of a device, which has no address until it is mapped.
 //!
 //! The module `share` exports and imports physical memory; `reservation.rs` maps it. Invariant: the
-//! driver's handle is released when its last user is dropped. A mapping is a user.
+//! driver's handle is released when the last handle and the last mapping of the memory are dropped.
 
 use std::fmt;
 use std::sync::Arc;
@@ -32,8 +32,8 @@ impl Exportable {
     pub const FABRIC: Self = Self { file_descriptor: false, fabric: true };
 
     /// Returns the handle types that a device reports in its attributes. Fabric handles may fail
-    /// even if the attribute is set. Whether fabric handles work is known only after memory has
-    /// been created with them.
+    /// even if the attribute is set. The caller knows that fabric handles work only after memory
+    /// has been created with them.
     ///
     /// # Errors
     /// [`VmmError::Driver`] if a driver call fails.
@@ -80,7 +80,7 @@ impl Granularity {
             return Err(VmmError::Unsupported {
                 feature: "virtual memory management",
                 needs: "a positive minimum granularity that divides the recommended granularity".into(),
-                found: format!("minimum {minimum}, recommended {recommended}"),
+                found: format!("a minimum granularity of {minimum} and a recommended granularity of {recommended}"),
             });
         }
         Ok(Self { minimum, recommended })
@@ -105,7 +105,7 @@ pub(crate) fn check_supported(ordinal: usize) -> Result<(), VmmError> {
     Err(VmmError::Unsupported {
         feature: "virtual memory management",
         needs: "a device with CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED".into(),
-        found: format!("device {ordinal}, which lacks this attribute"),
+        found: format!("device {ordinal}, which lacks the required attribute"),
     })
 }
 
@@ -179,7 +179,7 @@ impl PhysicalMemory {
             Err(error) if exportable.fabric && error.is_code(FABRIC_REFUSED) && !is_fabric_available(context, &granularity) => {
                 Err(VmmError::Unsupported {
                     feature: "memory that can be exported as a fabric handle",
-                    needs: "NVIDIA's IMEX service and this user's permission to use it".into(),
+                    needs: "NVIDIA's IMEX service, and the permission of this user to use the service".into(),
                     found: error.to_string(),
                 })
             }
@@ -230,8 +230,9 @@ impl PhysicalMemory {
 /// service is missing or not permitted.
 pub(crate) const FABRIC_REFUSED: &[CudaCode] = &[CudaCode::NOT_PERMITTED, CudaCode::NOT_SUPPORTED, CudaCode::INVALID_VALUE];
 
-/// Returns whether the minimum granularity of memory can be allocated with fabric handles. If the
-/// allocation succeeds, an earlier refusal had a cause other than fabric handles.
+/// Returns whether the driver allocates memory that can be exported as a fabric handle. Tries to
+/// allocate the minimum length. If this succeeds, an earlier failure had a cause other than fabric
+/// handles.
 fn is_fabric_available(context: &Arc<CudaContext>, granularity: &Granularity) -> bool {
     let properties = AllocationProperties::on_device(context.ordinal(), raw::FABRIC.0, false);
     let mut handle = 0;

@@ -29,7 +29,7 @@ pub(crate) struct Inner {
     base: CUdeviceptr,
     bytes: usize,
     context: Arc<CudaContext>,
-    /// Mapped ranges: start to end, in bytes from `base`.
+    /// The mapped ranges: maps the start of each range to its end, in bytes from `base`.
     mapped: Mutex<BTreeMap<usize, usize>>,
 }
 
@@ -47,7 +47,7 @@ impl Reservation {
     pub fn new(context: &Arc<CudaContext>, bytes: usize, alignment_bytes: usize) -> Result<Self, VmmError> {
         let call = "Reservation::new";
         if bytes == 0 {
-            return Err(Misuse::Value { call, what: "bytes", value: "0".into(), expected: "at least 1".into() }.into());
+            return Err(Misuse::Value { call, what: "bytes", value: "0".into(), expected: "at least 1 byte".into() }.into());
         }
         if !alignment_bytes.is_power_of_two() {
             let (value, expected) = (alignment_bytes.to_string(), "a power of two".into());
@@ -95,8 +95,8 @@ impl Reservation {
         self.map_source(call, offset, Source::Physical(memory.clone()), bytes, Arc::default())
     }
 
-    /// Maps `bytes` of a source at `offset`, like [`map`](Self::map). `streams` are the streams
-    /// whose work must be complete before the source is unmapped.
+    /// Maps `bytes` of a source at `offset`, like [`map`](Self::map). The source is unmapped only
+    /// after the work of `streams` has completed.
     pub(crate) fn map_source(
         &self,
         call: &'static str,
@@ -129,7 +129,7 @@ impl Reservation {
     }
 }
 
-/// An occupied part of a reservation. Dropping the value makes the part free again.
+/// A part of a reservation that a mapping occupies. Dropping the value makes the part free again.
 pub(crate) struct Place {
     reservation: Arc<Inner>,
     start: usize,

@@ -10,7 +10,7 @@ use peerweave_driver::{CudaStream, DriverError, Streams};
 
 use crate::VmmError;
 
-/// Waits until all work that is now enqueued on the streams is complete.
+/// Waits until all work that is enqueued on `streams` at the time of the call is complete.
 ///
 /// # Errors
 /// The errors of [`Streams::wait_for_all`], and [`VmmError::Timeout`] if a stream is not complete
@@ -29,8 +29,8 @@ pub(crate) fn wait_for(stream: &Arc<CudaStream>, call: &str, start: Instant, dea
     }
 }
 
-/// Converts errors of `peerweave-driver`: a timeout becomes an error that names the device of
-/// `stream`.
+/// Returns a function that converts errors of `peerweave-driver`. A timeout becomes
+/// [`VmmError::Timeout`] with the device of `stream`. Other errors stay as they are.
 pub(crate) fn timed_out(stream: &CudaStream) -> impl FnOnce(DriverError) -> VmmError {
     move |error| match error {
         DriverError::Timeout { call, waited } => busy(call, stream, waited),

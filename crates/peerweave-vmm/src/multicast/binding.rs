@@ -25,7 +25,7 @@ use crate::raw;
 #[must_use = "dropping the binding unbinds the memory"]
 pub struct Binding {
     /// The occupied range and the owner of the memory. A background thread unbinds the memory and
-    /// then drops both. Until then, the range is occupied.
+    /// then drops both. Until then, the range of the object stays occupied.
     parts: Option<(Place, Keep)>,
     device: usize,
     range: Range<usize>,
@@ -46,8 +46,9 @@ impl Drop for Place {
 }
 
 impl Team {
-    /// Binds `bytes` bytes of `memory`, from `memory_offset` on, to the multicast object, from
-    /// `offset` on. `offset`, `memory_offset` and `bytes` must be multiples of the granularity.
+    /// Binds the `bytes` bytes of `memory` that start at `memory_offset`. Binds them to the range
+    /// of the multicast object that starts at `offset`. `offset`, `memory_offset` and `bytes` must
+    /// be multiples of the granularity.
     ///
     /// # Errors
     /// [`MulticastDisabled`](super::MulticastDisabled) if multicast is disabled in this process.
@@ -80,7 +81,7 @@ impl Team {
     }
 
     /// Binds mapped memory, like [`bind`](Self::bind). Binds the `bytes` bytes of `mapping` that
-    /// start at `mapping_offset`.
+    /// start at `mapping_offset`. The range of the object starts at `offset`.
     ///
     /// # Errors
     /// The errors of [`bind`](Self::bind). [`Misuse::Value`](crate::Misuse::Value) also if
@@ -213,7 +214,8 @@ impl Team {
         }
     }
 
-    /// Checks that memory can be bound to the object, and occupies a range of the object for it.
+    /// Checks that `memory` can be bound to the object, and occupies a range of the object for the
+    /// memory.
     fn place(&self, call: &'static str, memory: &PhysicalMemory, offset: usize, bytes: usize) -> Result<Place, VmmError> {
         self.check_exportable(call, memory)?;
         let Some(device) = memory.device().filter(|device| self.devices.contains(device)) else {
@@ -225,7 +227,7 @@ impl Team {
     }
 }
 
-/// Unbinds memory of a device from a range of an object.
+/// Unbinds the memory of `device` from a range of an object.
 fn unbind(object: &Object, device: usize, range: &Range<usize>) -> Result<(), VmmError> {
     let number = CUdevice::try_from(device).unwrap_or(CUdevice::MAX);
     // SAFETY: the handle is live, and the driver refuses a range without bound memory. The caller
@@ -240,7 +242,7 @@ impl Binding {
         Self { parts: Some((place, memory)), device, range, context: Arc::clone(context) }
     }
 
-    /// Returns the ordinal of the device that owns the memory.
+    /// Returns the ordinal of the device that owns the bound memory.
     pub fn device(&self) -> usize {
         self.device
     }
@@ -267,7 +269,7 @@ impl Binding {
         unbound
     }
 
-    /// Returns whether the memory is bound to this object.
+    /// Returns whether the memory is bound to `object`.
     pub(super) fn is_of(&self, object: &Arc<Object>) -> bool {
         self.parts.as_ref().is_some_and(|(place, _)| Arc::ptr_eq(&place.object, object))
     }

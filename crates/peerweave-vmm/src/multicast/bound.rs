@@ -1,4 +1,4 @@
-//! A multicast object to which every device has bound memory, and its mappings.
+//! A multicast object to which memory of every device is bound, and the mappings of the object.
 //!
 //! Invariant: a mapping exists only while every device of this process has memory bound to every
 //! byte of the object. The mapping owns these bindings. A collective call ensures that the other
@@ -25,8 +25,8 @@ use crate::memory::buffer::wrong_value;
 use crate::memory::mapping::{Mapping, Source};
 use crate::memory::reservation::{Reservation, range_of};
 
-/// A handle to a multicast object to which every device has bound memory. Clones are handles to the
-/// same object.
+/// A handle to a multicast object to which memory of every device is bound. Clones are handles to
+/// the same object.
 ///
 /// Dropping the last handle and the last mapping is not collective, and unbinds this process's
 /// memory. The other processes must have stopped storing to the object before the drop. A store
@@ -36,7 +36,7 @@ pub struct Bound {
     inner: Arc<Inner>,
 }
 
-/// The object and its bindings. A mapping keeps them alive.
+/// A multicast object and its bindings. Each mapping of the object keeps this value alive.
 pub(crate) struct Inner {
     object: Arc<Object>,
     bindings: Vec<Binding>,
@@ -49,7 +49,8 @@ impl Inner {
 }
 
 impl Team {
-    /// Returns the object with its bindings, if this process added all devices of the team.
+    /// Combines the object with its bindings, so that the object can be mapped. Requires that this
+    /// process has added all devices of the team.
     ///
     /// # Errors
     /// [`MulticastDisabled`](super::MulticastDisabled) if multicast is disabled in this process.
@@ -64,14 +65,15 @@ impl Team {
                 "Team::bound",
                 "the number of devices of this process",
                 here,
-                &format!("{all}: use Team::bound_with"),
+                &format!("{all}; if other processes added devices, use Team::bound_with"),
             ));
         }
         self.check("Team::bound", &bindings)?;
         Ok(self.into_bound(bindings))
     }
 
-    /// Returns the object with its bindings after all PEs of the job have bound their memory.
+    /// Combines the object with its bindings, so that the object can be mapped. Waits until all PEs
+    /// of the job have bound their memory.
     ///
     /// # Collective
     /// All PEs of the job call this function, even if groups of PEs have separate objects. `label`
@@ -132,7 +134,7 @@ impl Team {
                 return Err(wrong_value(
                     call,
                     "the bound memory",
-                    format!("{found} of device {device}"),
+                    format!("incomplete: {found} of device {device}"),
                     "memory that is bound to every byte of the multicast object",
                 ));
             }
@@ -146,7 +148,8 @@ impl Team {
 }
 
 /// Returns the first byte of an object of `bytes` bytes to which `bindings` bind no memory of
-/// `device`. Other bindings do not count, because they may be dropped at any time.
+/// `device`. Bindings that are not in `bindings` do not count, because they may be dropped at any
+/// time.
 fn first_gap(bindings: &[Binding], device: usize, bytes: usize) -> Option<usize> {
     let mut ranges: Vec<Range<usize>> =
         bindings.iter().filter(|binding| binding.device() == device).map(Binding::range).collect();
@@ -178,7 +181,7 @@ impl Bound {
         let handles = Arc::strong_count(&self.inner) - 1;
         let Some(inner) = Arc::into_inner(self.inner) else {
             let value = format!("used by {handles} other handles and mappings");
-            return Err(wrong_value("Bound::unbind", "the object", value, "an object without other users"));
+            return Err(wrong_value("Bound::unbind", "the object", value, "an object without other handles and mappings"));
         };
         inner.bindings.into_iter().map(Binding::unbind).fold(Ok(()), Result::and)
     }
@@ -204,7 +207,8 @@ impl Bound {
         self.map_for(addresses, offset, bytes, devices, Arc::default())
     }
 
-    /// Maps like [`map`](Self::map). `streams` are the streams that unmapping must wait for.
+    /// Maps the object like [`map`](Self::map). The object is unmapped only after the work of
+    /// `streams` has completed.
     pub(crate) fn map_for(
         &self,
         addresses: &Reservation,

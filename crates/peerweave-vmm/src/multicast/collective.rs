@@ -83,7 +83,7 @@ pub(crate) fn create_together(
         None => descriptor::share(rendezvous, members, None)
             .and_then(|fd| unsafe { Building::import(context, SharedMulticast::FileDescriptor { fd, properties, id }) }),
     };
-    // The missing or lost PE will not take part in the next round, so that round is skipped.
+    // The missing or lost PE will not take part in the next exchange, so that exchange is skipped.
     let added = match added {
         Err(error) if error.is_loss() => return Err(Disagreement::Unknown(error)),
         added => added,
@@ -93,14 +93,21 @@ pub(crate) fn create_together(
     Ok(added.map_err(Disagreement::Known)?.into_team(Some(members.into())))
 }
 
-/// The first member's object. If the team has other members, also the descriptor for them.
+/// The multicast object that the first member creates. If the team has other members, also the file
+/// descriptor with which they import the object.
 type Begun = (Building, Option<Descriptor>);
 
-/// Checks that this PE can take part in creating the object. Returns the PCI address of its device.
+/// Checks that this PE can take part in creating the object. Returns the PCI address of this PE's
+/// device.
 fn look(me: Pe, context: &CudaContext, members: &[Pe]) -> Result<String, VmmError> {
     multicast_switch()?;
     if !members.is_sorted_by(|one, next| one < next) || !members.contains(&me) {
-        return Err(wrong_value(CALL, "members", format!("{members:?}"), "PEs in ascending order, each once, including this PE"));
+        return Err(wrong_value(
+            CALL,
+            "members",
+            format!("{members:?}"),
+            "a list of PEs in ascending order without duplicates, including this PE",
+        ));
     }
     check_device(context.ordinal())?;
     raw::pci_address(context.ordinal())
@@ -139,11 +146,11 @@ fn read_statement(statement: &[u8]) -> Option<(Vec<Pe>, &str)> {
     Some((numbers.iter().map(|number| Pe::new(u32::from_le_bytes(*number))).collect(), str::from_utf8(words).ok()?))
 }
 
-/// A PE and the text that the PE sent.
+/// A PE and the text that this PE sent to the other PEs.
 type Said<'a> = (Pe, &'a str);
 
-/// Checks that all members of each list passed the same list. Calls `check` with the texts of each
-/// pair of members.
+/// Checks that all members of each list passed the same list. Calls `check` with the texts of every
+/// two members of a list.
 fn check_members(
     call: &str,
     statements: &[Vec<u8>],
@@ -163,7 +170,8 @@ fn check_members(
                 }
                 theirs => {
                     let has = |members: &Vec<Pe>| format!("members {members:?}");
-                    let other_has = theirs.map_or("no such PE".to_owned(), |(theirs, _)| has(theirs));
+                    let other_has =
+                        theirs.map_or("no list, because the job has no such PE".to_owned(), |(theirs, _)| has(theirs));
                     let (call, one_has, other) = (call.to_owned(), has(members), *other);
                     return Err(Misuse::Diverged { call, one, one_has, other, other_has }.into());
                 }
@@ -222,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn two_pes_on_one_device_are_named_in_the_error() {
+    fn error_names_two_pes_that_have_the_same_device() {
         let pes = [statement(&[0, 1, 2], "a"), statement(&[0, 1, 2], "b"), statement(&[0, 1, 2], "b")];
         assert_eq!(
             message_of(&pes),

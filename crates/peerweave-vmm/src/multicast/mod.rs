@@ -17,10 +17,10 @@
 //!
 //! **The authors of this crate have never tested multicast on a real GPU.** Environment variables
 //! disable multicast: see [`multicast_switch`]. Each step above first checks that multicast is
-//! enabled, and so do the granularity query and each export. A mapping that exists when multicast
-//! is disabled stays until it is dropped, and is then unmapped, unbound and released. Unbinding
-//! ignores the variables, and so does [`check_device`], which only reads the driver's version and
-//! an attribute.
+//! enabled. The granularity query and each export also check this. A mapping that exists when
+//! multicast is disabled stays until it is dropped, and is then unmapped, unbound and released.
+//! Unbinding ignores the variables. [`check_device`] also ignores the variables, because it only
+//! reads the driver's version and an attribute.
 //!
 //! Memory can be bound only to a complete team:
 //! ```compile_fail,E0599
@@ -167,7 +167,7 @@ impl MulticastProperties {
             return Err(VmmError::Unsupported {
                 feature: "the use of multicast objects",
                 needs: "a positive minimum granularity that divides the recommended granularity".into(),
-                found: format!("minimum {minimum}, recommended {recommended}"),
+                found: format!("a minimum granularity of {minimum} and a recommended granularity of {recommended}"),
             });
         }
         Ok(MulticastGranularity { minimum, recommended })
@@ -181,10 +181,10 @@ impl MulticastProperties {
     /// Checks the properties, including the length. Returns the driver's granularity.
     fn check(&self, call: &'static str) -> Result<MulticastGranularity, VmmError> {
         if self.devices == 0 {
-            return Err(wrong_value(call, "devices", 0, "at least 1"));
+            return Err(wrong_value(call, "devices", 0, "at least 1 device"));
         }
         if self.flags != 0 {
-            return Err(wrong_value(call, "flags", self.flags, "0, because no flags are defined"));
+            return Err(wrong_value(call, "flags", self.flags, "0, because the driver defines no flags"));
         }
         let granularity = self.granularity()?;
         aligned(call, "bytes", self.bytes, granularity.minimum)?;
@@ -213,7 +213,7 @@ pub fn check_device(ordinal: usize) -> Result<(), VmmError> {
         false => Err(VmmError::Unsupported {
             feature: "the use of multicast objects",
             needs: "a device with CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED".into(),
-            found: format!("device {ordinal}, which lacks this attribute"),
+            found: format!("device {ordinal}, which lacks the required attribute"),
         }),
     }
 }
@@ -234,8 +234,8 @@ fn unsupported(found: String) -> VmmError {
     }
 }
 
-/// Converts the error for missing multicast functions to the error for an old driver. Such a driver
-/// reports a new version but lacks the functions.
+/// If `error` means that the driver lacks a multicast function, returns the error for a driver that
+/// is too old. A driver may lack the functions although it reports a version that has them.
 fn too_old(error: VmmError) -> VmmError {
     match error {
         VmmError::Driver(DriverError::Missing(missing)) => unsupported(missing.to_string()),

@@ -33,7 +33,8 @@ pub(super) struct Object {
     id: MulticastId,
     granularity: MulticastGranularity,
     context: Arc<CudaContext>,
-    /// Ranges with bound memory: (device, start) to end, in bytes.
+    /// The ranges to which memory is bound: maps the device and the start of each range to its end,
+    /// in bytes.
     bound: Mutex<BTreeMap<(usize, usize), usize>>,
 }
 
@@ -52,7 +53,7 @@ impl MulticastId {
             Ok(()) => Ok(Self(bytes)),
             Err(error) => Err(VmmError::Unsupported {
                 feature: call,
-                needs: "random numbers of the operating system".into(),
+                needs: "random numbers from the operating system".into(),
                 found: error.to_string(),
             }),
         }
@@ -69,18 +70,18 @@ pub enum SharedMulticast {
         /// [`share_descriptor`](peerweave_bootstrap::Rendezvous::share_descriptor), or send it
         /// through a Unix socket of the application.
         fd: Descriptor,
-        /// Properties of the object.
+        /// Properties with which the object was created.
         properties: MulticastProperties,
-        /// Id of the object.
+        /// Id of the object, with which PEs detect that they have different objects.
         id: MulticastId,
     },
     /// A fabric handle, which a process in the same NVLink domain can import.
     Fabric {
         /// The handle, which consists of plain bytes and can be sent by any transport.
         handle: FabricHandle,
-        /// Properties of the object.
+        /// Properties with which the object was created.
         properties: MulticastProperties,
-        /// Id of the object.
+        /// Id of the object, with which PEs detect that they have different objects.
         id: MulticastId,
     },
 }
@@ -98,8 +99,8 @@ pub struct Team {
     pub(super) object: Arc<Object>,
     /// The devices that this process added.
     pub(super) devices: Arc<[usize]>,
-    /// The PEs that share this object. `None` if unknown; all PEs of the job are then assumed to
-    /// share it.
+    /// The PEs that share this object. `None` if these PEs are unknown; in that case all PEs of the
+    /// job are assumed to share the object.
     pub(super) members: Option<Arc<[Pe]>>,
 }
 
@@ -171,7 +172,7 @@ impl Building {
         multicast_switch()?;
         let ordinal = context.ordinal();
         if self.devices.contains(&ordinal) {
-            return Err(wrong_value(call, "device", ordinal, "a device that was not added before"));
+            return Err(wrong_value(call, "device", ordinal, "a device that this process has not added yet"));
         }
         if self.devices.len() >= self.object.properties.devices as usize {
             let expected = format!("no further device (the object was created for {} devices)", self.object.properties.devices);
@@ -251,7 +252,7 @@ impl Building {
         }
     }
 
-    /// Returns the team. The caller has checked that all devices are added.
+    /// Converts this value to the team. The caller has checked that all devices are added.
     pub(super) fn into_team(self, members: Option<Arc<[Pe]>>) -> Team {
         Team { object: self.object, devices: self.devices.into(), members }
     }
@@ -271,7 +272,7 @@ impl Building {
     /// [`VmmError::Timeout`] if PEs do not arrive by the deadline; the error names these PEs.
     pub fn complete_with(self, rendezvous: &Rendezvous, label: &str) -> Result<Team, VmmError> {
         let Object { properties, id, .. } = *self.object;
-        // The call includes the id, so the round fails if the PEs have different objects.
+        // The text includes the id, so the exchange fails if the PEs have different objects.
         let call = format!("Building::complete_with({label}, {id:?}, {properties:?})");
         // Devices are named by host and PCI address, because ordinals differ among processes. A
         // device that two PEs added counts once.
@@ -287,7 +288,7 @@ impl Building {
             true => Ok(self.into_team(None)),
             false => {
                 let expected = format!("{}", properties.devices);
-                Err(wrong_value("Building::complete_with", "the devices added by all PEs", all, &expected))
+                Err(wrong_value("Building::complete_with", "the number of devices that all PEs have added", all, &expected))
             }
         }
     }
@@ -331,8 +332,8 @@ impl Object {
         self.granularity
     }
 
-    /// Occupies a range of the object on `device` for a binding. Fails if a part is already
-    /// occupied.
+    /// Occupies a range of the object on `device` for a binding. Fails if a part of the range is
+    /// already occupied.
     pub(super) fn occupy(&self, call: &'static str, device: usize, start: usize, bytes: usize) -> Result<Range<usize>, Misuse> {
         let range = range_of(call, start, bytes, self.properties.bytes)?;
         aligned(call, "offset", start, self.granularity.minimum)?;

@@ -97,13 +97,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kernel_view_has_a_fixed_layout() {
+    fn multicast_view_for_kernels_has_a_fixed_layout() {
         assert_eq!((size_of::<MulticastView<f64>>(), align_of::<MulticastView<u8>>()), (16, 8));
         assert_eq!(core::mem::offset_of!(MulticastView<u8>, len), 8);
     }
 
     #[test]
-    fn addresses_exist_only_for_elements_in_range() {
+    fn view_returns_addresses_only_of_elements_in_range() {
         let view = MulticastView::<u32>::new(4096, 10);
         assert_eq!((view.address_of(9), view.address_of(10), view.address_of(usize::MAX)), (Some(4096 + 36), None, None));
         let part = view.slice(4..6).expect("the range is within the view");

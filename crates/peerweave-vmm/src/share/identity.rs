@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn published_value_is_found_until_its_entry_is_dropped() {
+    fn published_value_is_found_until_the_entry_is_dropped() {
         let entry = publish(Arc::new(7u32));
         assert_eq!(find::<u32>(entry.key).as_deref(), Some(&7));
         assert!(find::<u64>(entry.key).is_none(), "the value has another type");
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_have_the_identity_of_their_process() {
+    fn threads_of_one_process_have_equal_process_ids() {
         let other = std::thread::spawn(ProcessId::mine).join().expect("the thread does not panic");
         assert_eq!(other, ProcessId::mine());
     }

@@ -1,9 +1,9 @@
 //! Legacy IPC: shares device memory among processes if physical memory cannot be exported.
 //!
-//! The driver chooses the address in an importing process, so segments are not at equal strides.
-//! Invariant: exported memory is freed only after its owner has declared that no process has it
-//! open. Without that declaration the memory is leaked, because freeing memory that another process
-//! has open is undefined.
+//! The driver chooses the address in an importing process, so the segments of a heap (each PE's
+//! memory) are not at equal strides. Invariant: exported memory is freed only after its owner has
+//! declared that no process has it open. Without that declaration the memory is leaked, because
+//! freeing memory that another process has open is undefined.
 
 use std::ffi::c_char;
 use std::fmt;
@@ -28,8 +28,8 @@ impl fmt::Debug for IpcHandle {
     }
 }
 
-// Every call below that allocates or opens memory runs in capture mode `relaxed`. In another mode
-// the call would invalidate captures of other threads.
+// Every call below that allocates or opens memory runs in the capture mode `relaxed`. In another
+// capture mode, the call would invalidate captures of other threads.
 
 /// A handle to memory that `cuMemAlloc` has allocated and other processes can open. Clones are
 /// handles to the same allocation.
@@ -138,8 +138,8 @@ impl IpcMemory {
         &self.inner.context
     }
 
-    /// Marks the memory as never used by any stream. It is then freed without waiting for the
-    /// streams of `streams`, which other memory may share.
+    /// Marks the memory as never used by any stream. Such memory is freed without waiting for the
+    /// streams in `streams`, which may also contain streams of other memory.
     pub(crate) fn unused(&self) {
         self.inner.is_unused.store(true, Ordering::Release);
     }
@@ -185,7 +185,8 @@ struct PeerInner {
     closing: Arc<Closing>,
 }
 
-/// The result of closing memory. The result is set when the driver's call has returned.
+/// The result of closing memory of another process. The result is set when `cuIpcCloseMemHandle`
+/// has returned.
 pub(crate) type Closing = OnceLock<Result<(), VmmError>>;
 
 impl IpcPeerMemory {
@@ -206,8 +207,8 @@ impl IpcPeerMemory {
         unsafe { Self::open_for(context, handle, bytes, Arc::default()) }
     }
 
-    /// Opens memory like [`open`](Self::open). `streams` are the streams that closing must wait
-    /// for.
+    /// Opens memory like [`open`](Self::open). The memory is closed only after the work of
+    /// `streams` has completed.
     ///
     /// # Safety
     /// The requirements of [`open`](Self::open).
@@ -263,8 +264,8 @@ impl IpcPeerMemory {
         Arc::clone(&self.inner.closing)
     }
 
-    /// Marks the memory as never used by any stream. It is then closed without waiting for the
-    /// streams of `streams`, which other memory may share.
+    /// Marks the memory as never used by any stream. Such memory is closed without waiting for the
+    /// streams in `streams`, which may also contain streams of other memory.
     pub(crate) fn unused(&self) {
         self.inner.is_unused.store(true, Ordering::Release);
     }

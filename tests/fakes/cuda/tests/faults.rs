@@ -7,7 +7,7 @@ use std::sync::Arc;
 use sys::CUresult::*;
 
 #[test]
-fn injected_fault_fails_its_call() {
+fn injected_faults_fail_the_selected_driver_calls() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FAIL", "cuStreamCreate:2=2,cuEventCreate:*=999").run(|| {
         let context = CudaContext::new(0).unwrap();
         let first: Arc<CudaStream> = context.new_stream().unwrap();
@@ -42,7 +42,7 @@ fn lookup_of_a_removed_function_fails() {
 }
 
 #[test]
-fn environment_settings_change_the_reported_features() {
+fn environment_variables_change_the_reported_features() {
     Fakes::new()
         .cuda()
         .env("PEERWEAVE_FAKE_CUDA_VERSION", "11080")
@@ -77,7 +77,7 @@ fn environment_settings_change_the_reported_features() {
 }
 
 #[test]
-fn writes_from_a_device_to_its_broken_peer_are_lost() {
+fn writes_to_a_peer_with_a_broken_path_are_lost() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_BROKEN_PEER", "0-1").run(|| {
         let contexts: Vec<_> = (0..2).map(|ordinal| CudaContext::new(ordinal).unwrap()).collect();
         let streams: Vec<_> = contexts.iter().map(|context| context.new_stream().unwrap()).collect();
@@ -103,8 +103,8 @@ fn writes_from_a_device_to_its_broken_peer_are_lost() {
 }
 
 #[test]
-fn log_contains_every_call_and_nothing_else() {
-    const ME: &str = "log_contains_every_call_and_nothing_else";
+fn log_contains_every_driver_call_and_nothing_else() {
+    const ME: &str = "log_contains_every_driver_call_and_nothing_else";
     if child().is_some() {
         let mut count = 0;
         // SAFETY: the pointer is valid for a number.
@@ -204,7 +204,7 @@ const CALLED_BY_CUDARC: &str = "\
 ";
 
 #[test]
-fn every_function_that_cudarc_calls_exists() {
+fn fake_driver_has_every_function_that_cudarc_calls() {
     Fakes::new().cuda().run(|| {
         for name in CALLED_BY_CUDARC.split_whitespace() {
             // SAFETY: the name is only looked up, and nothing is called.

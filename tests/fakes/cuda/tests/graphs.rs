@@ -51,7 +51,7 @@ fn soon(what: &str, is: impl Fn() -> bool) {
 
 /// Checks that the cached result of the driver is invalidated by every change.
 #[test]
-fn capture_state_is_refreshed_after_every_change() {
+fn capture_status_query_returns_the_current_status() {
     Fakes::new().cuda().run(|| {
         let context = CudaContext::new(0).unwrap();
         let stream = context.new_stream().unwrap();
@@ -110,7 +110,7 @@ fn captured_work_runs_once_for_each_graph_launch() {
 }
 
 #[test]
-fn forked_stream_must_rejoin_its_capture() {
+fn forked_stream_must_rejoin_before_the_capture_ends() {
     Fakes::new().cuda().run(|| {
         let context = CudaContext::new(0).unwrap();
         let (one, two) = (context.new_stream().unwrap(), context.new_stream().unwrap());
@@ -227,7 +227,7 @@ fn uncapturable_call_invalidates_the_capture() {
 }
 
 #[test]
-fn user_object_is_destroyed_with_its_last_graph() {
+fn user_object_is_destroyed_with_the_last_graph() {
     Fakes::new().cuda().run(|| {
         let context = CudaContext::new(0).unwrap();
         let stream = context.new_stream().unwrap();
@@ -267,7 +267,7 @@ fn user_object_is_destroyed_with_its_last_graph() {
 }
 
 #[test]
-fn memory_allocated_in_a_capture_belongs_to_the_graph() {
+fn memory_of_a_captured_allocation_is_freed_with_the_graph() {
     Fakes::new().cuda().run(|| {
         let context = CudaContext::new(0).unwrap();
         let stream = context.new_stream().unwrap();

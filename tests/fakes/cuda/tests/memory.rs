@@ -46,7 +46,7 @@ fn freed_memory_can_be_allocated_again() {
 }
 
 #[test]
-fn thousand_allocations_and_frees_leak_nothing() {
+fn thousand_allocations_and_frees_leak_no_memory() {
     fakes().run(|| {
         let context = CudaContext::new(0).unwrap();
         let stream = context.new_stream().unwrap();
@@ -63,7 +63,7 @@ fn thousand_allocations_and_frees_leak_nothing() {
 }
 
 #[test]
-fn freed_memory_cannot_be_used() {
+fn calls_on_freed_memory_return_invalid_value() {
     fakes().run(|| {
         let context = CudaContext::new(0).unwrap();
         context.bind_to_thread().unwrap();
@@ -151,7 +151,7 @@ fn address_queries_return_the_device_and_the_range() {
 }
 
 #[test]
-fn device_memory_is_prefilled_and_pinned_memory_is_usable() {
+fn new_device_memory_is_filled_and_pinned_memory_is_usable() {
     fakes().run(|| {
         let context = CudaContext::new(0).unwrap();
         let stream = context.new_stream().unwrap();
@@ -191,7 +191,7 @@ fn calls_with_invalid_handles_return_errors() {
 }
 
 #[test]
-fn destroyed_context_frees_its_memory_and_streams() {
+fn destroyed_context_frees_memory_and_streams() {
     fakes().run(|| {
         let context = CudaContext::new(0).unwrap();
         context.bind_to_thread().unwrap();

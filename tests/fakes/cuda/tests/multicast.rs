@@ -149,7 +149,7 @@ fn multicast_steps_in_the_wrong_order_fail() {
 }
 
 #[test]
-fn bound_memory_lives_until_it_is_unbound() {
+fn multicast_bound_memory_is_freed_after_unbinding() {
     fakes().run(|| {
         let context = CudaContext::new(0).unwrap();
         let free = |context: &CudaContext| context.mem_get_info().unwrap().0;
@@ -174,7 +174,7 @@ fn bound_memory_lives_until_it_is_unbound() {
 }
 
 #[test]
-fn multicast_store_reaches_memory_bound_by_its_address() {
+fn multicast_store_reaches_memory_bound_by_address() {
     fakes().run(|| {
         let _context = CudaContext::new(0).unwrap();
         let object = create_object(2, PIECE).unwrap();
@@ -199,7 +199,7 @@ fn multicast_store_reaches_memory_bound_by_its_address() {
 }
 
 #[test]
-fn minimum_and_recommended_granularity_differ() {
+fn minimum_and_recommended_multicast_granularity_differ() {
     fakes().run(|| {
         let _context = CudaContext::new(0).unwrap();
         use sys::CUmulticastGranularity_flags_enum::*;
@@ -259,7 +259,7 @@ fn multicast_store_reaches_the_memory_of_all_processes() {
 }
 
 #[test]
-fn memory_of_a_dead_process_is_unbound() {
+fn multicast_unbinds_the_memory_of_a_dead_process() {
     fakes().run_many(3, |me| {
         let _context = CudaContext::new(me.rank).unwrap();
         let (_, address, _) = join(&me);

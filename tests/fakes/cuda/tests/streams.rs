@@ -195,7 +195,7 @@ fn peer_copies_move_data_between_devices() {
 }
 
 #[test]
-fn blocked_stream_stays_blocked_until_it_is_unblocked() {
+fn blocked_stream_runs_no_work_until_unblocked() {
     fakes().run(|| {
         let context = CudaContext::new(0).unwrap();
         let stream = context.new_stream().unwrap();
@@ -267,7 +267,7 @@ fn pageable_source_may_change_after_the_copy_is_enqueued() {
 }
 
 #[test]
-fn threads_share_devices_without_wrong_results() {
+fn copies_of_threads_that_share_devices_are_correct() {
     fakes().run(|| {
         let contexts: Vec<_> = (0..4).map(|ordinal| CudaContext::new(ordinal).unwrap()).collect();
         std::thread::scope(|scope| {
@@ -291,7 +291,7 @@ fn threads_share_devices_without_wrong_results() {
 }
 
 #[test]
-fn rows_are_copied_with_their_pitches() {
+fn two_dimensional_copy_uses_both_pitches() {
     fakes().run(|| {
         let context = CudaContext::new(0).unwrap();
         let stream = context.new_stream().unwrap();

@@ -13,7 +13,7 @@ fn fakes() -> Fakes {
 }
 
 #[test]
-fn memory_is_mapped_accessed_and_unmapped() {
+fn mapped_memory_is_accessible_until_unmapped() {
     fakes().run(|| {
         let context = CudaContext::new(0).unwrap();
         let before = context.mem_get_info().unwrap();
@@ -35,7 +35,7 @@ fn memory_is_mapped_accessed_and_unmapped() {
 }
 
 #[test]
-fn misuse_of_mappings_is_refused() {
+fn invalid_mapping_calls_return_errors() {
     fakes().run(|| {
         let _context = CudaContext::new(0).unwrap();
         assert_eq!(create(0, PIECE + 4096), Err(CUDA_ERROR_INVALID_VALUE));
@@ -136,7 +136,7 @@ fn descriptor_shares_memory_with_other_processes() {
 }
 
 #[test]
-fn descriptor_of_another_kind_is_refused() {
+fn descriptor_of_other_memory_cannot_be_imported() {
     fakes().run(|| {
         let _context = CudaContext::new(0).unwrap();
         let file = std::fs::File::open("/dev/null").unwrap();
@@ -272,7 +272,7 @@ fn ipc_handle_of_a_dead_process_does_not_open() {
 }
 
 #[test]
-fn event_can_be_awaited_in_another_process() {
+fn ipc_event_can_be_awaited_in_another_process() {
     fakes().run_many(2, |me| {
         let context = CudaContext::new(me.rank).unwrap();
         let stream = context.new_stream().unwrap();

@@ -72,7 +72,7 @@ pub fn entered(function: &str) -> usize {
 /// the time limit of the child ends the wait early.
 ///
 /// # Panics
-/// As [`entered`].
+/// If `PEERWEAVE_FAKE_CUDA_LOG` is not set.
 pub fn wait_until_entered(function: &str, times: usize) {
     while entered(function) < times {
         std::thread::sleep(Duration::from_millis(1));
@@ -121,7 +121,7 @@ impl Child {
         Job { served: Served::ByPe0, ..job }
     }
 
-    /// Notifies the parent that this child has reached its body.
+    /// Notifies the parent that this child has reached the body for which it was started.
     pub(crate) fn tell_of_its_body(&self) {
         std::fs::write(body_file(&self.directory, self.rank), b"").expect("a file can be created");
     }

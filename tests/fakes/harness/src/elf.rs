@@ -1,6 +1,6 @@
 //! Removes functions from a copy of a library by changing their names in its symbol table. Nothing
-//! else in the file changes. Invariant: a removed function is found neither by its old name nor by
-//! its new name: the hash table still has the hash of the old name.
+//! else in the file changes. Invariant: no lookup finds a removed function. The symbol table no
+//! longer has the old name, and the hash table has only the hash of the old name.
 
 use object::read::elf::{ElfFile64, FileHeader, SectionHeader, Sym};
 use object::{Endianness, elf};

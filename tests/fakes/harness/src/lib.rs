@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn child_runs_the_body_and_the_parent_does_not() {
+    fn test_body_runs_in_the_child_and_not_in_the_parent() {
         let parent = std::process::id().to_string();
         Fakes::new().env("FAKES_PARENT", parent.clone()).run(|| {
             assert_ne!(std::env::var("FAKES_PARENT").as_deref(), Ok(std::process::id().to_string().as_str()));
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn each_body_of_a_test_runs_in_its_own_child() {
+    fn each_body_of_a_test_runs_in_a_separate_child() {
         let place = tempfile::tempdir().expect("a temporary directory can be created");
         for body in ["one", "two", "three"] {
             let path = place.path().join(body);
@@ -398,23 +398,23 @@ mod tests {
     }
 
     #[test]
-    fn failing_child_fails_its_test() {
+    fn failing_child_is_reported_as_failed() {
         if child().is_some() {
             panic!("this test fails on purpose");
         }
-        let output = Fakes::new().run_child("tests::failing_child_fails_its_test");
+        let output = Fakes::new().run_child("tests::failing_child_is_reported_as_failed");
         assert!(!output.passed());
         assert!(output.to_string().contains("on purpose"), "{output}");
     }
 
     #[test]
-    fn hanging_child_is_killed_at_its_limit() {
+    fn hanging_child_is_killed_at_the_time_limit() {
         if child().is_some() {
             loop {
                 std::thread::park();
             }
         }
-        let output = Fakes::new().limit(Duration::from_millis(300)).run_child("tests::hanging_child_is_killed_at_its_limit");
+        let output = Fakes::new().limit(Duration::from_millis(300)).run_child("tests::hanging_child_is_killed_at_the_time_limit");
         assert!(output.timed_out && !output.passed());
     }
 
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn children_know_their_ranks_and_share_a_directory() {
+    fn children_get_ranks_and_a_shared_directory() {
         Fakes::new().run_many(3, |me| {
             assert_eq!(me.count, 3);
             std::fs::write(me.directory.join(me.rank.to_string()), b"here").expect("the shared directory is writable");

@@ -15,13 +15,13 @@
 //! # Settings
 //! All names begin with `PEERWEAVE_FAKE_NCCL_`. A rule is `function[@rank][:nth][=number]`; rules
 //! are separated by commas. With a rank, only calls on communicators of that rank count. `nth`
-//! counts the calls of the process from 1; without it, or with `*`, the rule applies to every call.
-//! An invalid setting ends the process.
+//! counts the calls of the process from 1. Without `nth`, or with `*`, the rule applies to every
+//! call. An invalid setting ends the process.
 //!
-//! - `VERSION=21805`: the version that `ncclGetVersion` returns (2.18 to 2.32). It determines how
-//!   `ncclConfig_t` and the structs of the device interface are read, and which types exist.
-//!   `since.txt` lists newer functions; the harness removes their names from a copy of the library,
-//!   and a call of one ends the process.
+//! - `VERSION=21805`: the version that `ncclGetVersion` returns (2.18 to 2.32). The version
+//!   determines how `ncclConfig_t` and the structs of the device interface are read, and which
+//!   types exist. `since.txt` lists newer functions; the harness removes their names from a copy of
+//!   the library, and a call of such a function ends the process.
 //! - `FAIL=ncclAllReduce:3=2`: the third call returns code 2 and does nothing.
 //! - `STUCK=ncclAllReduce:2`: the second call's operation runs until its communicator is aborted or
 //!   revoked. A stuck `ncclCommRevoke`, `ncclCommFinalize` or `ncclCommMemStats` does not return,

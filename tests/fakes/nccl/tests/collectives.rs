@@ -135,7 +135,7 @@ fn reduction_factor_in_device_memory_is_read_at_execution() {
 }
 
 #[test]
-fn captured_collective_keeps_its_communicator_alive() {
+fn captured_collective_runs_at_each_graph_launch() {
     fakes().run(|| {
         ranks(2, |rank, comm, stream| {
             let data = buffer(&[rank + 1]);

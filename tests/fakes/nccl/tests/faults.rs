@@ -73,7 +73,7 @@ fn asynchronous_error_is_reported_until_the_abort() {
 }
 
 #[test]
-fn slow_operation_delays_its_stream() {
+fn slow_operation_delays_the_stream() {
     fakes().env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclAllReduce=100").run(|| {
         ranks(1, |_, comm, stream| {
             let (data, begin) = (buffer(&[1]), Instant::now());
@@ -86,7 +86,7 @@ fn slow_operation_delays_its_stream() {
 }
 
 #[test]
-fn slow_function_keeps_its_communicator_busy() {
+fn slow_function_keeps_the_communicator_busy() {
     fakes().env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommMemStats=3000").run(|| {
         ranks(1, |_, comm, _| {
             let begin = Instant::now();
@@ -259,8 +259,8 @@ fn configuration_is_read_in_the_layout_of_the_version() {
 }
 
 #[test]
-fn log_contains_every_call_with_its_arguments() {
-    const ME: &str = "log_contains_every_call_with_its_arguments";
+fn log_contains_every_nccl_call_with_arguments() {
+    const ME: &str = "log_contains_every_nccl_call_with_arguments";
     if child().is_some() {
         ranks(1, |_, comm, stream| {
             let data = buffer(&[1]);

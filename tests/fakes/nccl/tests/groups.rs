@@ -15,7 +15,7 @@ fn all(count: i32) -> Vec<Handle> {
 }
 
 #[test]
-fn one_thread_drives_all_devices() {
+fn one_thread_runs_a_grouped_all_reduce_on_all_devices() {
     fakes().run(|| {
         let comms = all(4);
         let mut streams = Vec::new();
@@ -75,7 +75,7 @@ fn one_thread_creates_all_ranks_in_a_group() {
 }
 
 #[test]
-fn grouped_sends_and_receives_form_a_ring() {
+fn grouped_sends_and_receives_around_a_ring_complete() {
     fakes().run(|| {
         ranks(3, |rank, comm, stream| {
             let (from, to) = (buffer(&[rank, rank * 2]), buffer(&[-1, -1]));
@@ -101,7 +101,7 @@ fn grouped_sends_and_receives_form_a_ring() {
 }
 
 #[test]
-fn send_outside_a_group_waits_for_its_receiver() {
+fn send_outside_a_group_waits_for_the_receiver() {
     fakes().run(|| {
         let comms = all(2);
         let (first, second) = (stream(), {

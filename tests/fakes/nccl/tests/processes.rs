@@ -76,7 +76,7 @@ fn puts_reach_another_process() {
 }
 
 #[test]
-fn process_can_end_when_its_part_of_a_broadcast_is_complete() {
+fn process_can_exit_before_peers_complete_a_broadcast() {
     fakes().run_many(3, |me| {
         let (comm, stream) = join(&me);
         let data = buffer(&vec![me.rank as i32; 500_000]);

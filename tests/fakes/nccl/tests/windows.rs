@@ -67,7 +67,7 @@ fn window_gives_access_to_the_memory_of_every_rank() {
 }
 
 #[test]
-fn communicator_deregisters_only_its_own_windows() {
+fn communicator_refuses_to_deregister_foreign_windows() {
     fakes().run(|| {
         use_device(0);
         let mut comms = [0; 2];
@@ -129,7 +129,7 @@ fn int(words: &[u64], at: usize) -> i32 {
 }
 
 #[test]
-fn device_communicator_has_the_layout_of_its_nccl_version() {
+fn device_communicator_has_the_layout_of_the_nccl_version() {
     fakes().run(|| {
         ranks(2, |rank, comm, _| {
             let mut properties = versioned(152, 0xcafe_beef, 23203);
@@ -163,7 +163,7 @@ fn device_communicator_has_the_layout_of_its_nccl_version() {
 }
 
 #[test]
-fn function_for_another_type_cannot_read_a_parameter() {
+fn parameter_read_as_another_type_is_refused() {
     fakes().env("NCCL_FAKE_I64", "-5").run(|| {
         let (mut handle, mut wide, mut narrow) = (0, 0, 0);
         ok(ncclParamBind(&mut handle, c"NCCL_FAKE_I64".as_ptr()));

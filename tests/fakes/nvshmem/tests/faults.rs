@@ -207,7 +207,7 @@ aborts! {
 }
 
 #[test]
-fn injected_faults_make_calls_fail() {
+fn injected_faults_make_nvshmem_calls_fail() {
     let order = "nvshmem_malloc:2,nvshmem_barrier@0:1=4,nvshmem_team_split_strided=2,nvshmem_int32_put:1";
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_FAIL", order).run_many(2, |me| {
         init(&me);
@@ -272,7 +272,7 @@ fn injected_fault_blocks_the_initialisation() {
 }
 
 #[test]
-fn global_exit_ends_all_pes_with_its_status() {
+fn global_exit_ends_all_pes_with_the_given_status() {
     if let Some(me) = child() {
         init(&me);
         if me.rank == 0 {
@@ -282,7 +282,7 @@ fn global_exit_ends_all_pes_with_its_status() {
         }
         return;
     }
-    let outputs = fakes().spawn_children(2, "global_exit_ends_all_pes_with_its_status");
+    let outputs = fakes().spawn_children(2, "global_exit_ends_all_pes_with_the_given_status");
     assert!(outputs.iter().all(|output| output.status.code() == Some(3)), "{}", outputs[0]);
 }
 
@@ -379,7 +379,7 @@ fn modules_regions_and_queue_pairs_are_counted() {
 }
 
 #[test]
-fn calls_are_logged_with_their_arguments() {
+fn nvshmem_calls_are_logged_with_arguments() {
     let log = std::env::temp_dir().join(format!("peerweave-fake-nvshmem-log-{}", std::process::id()));
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_LOG", &log).run_many(1, |me| {
         init(&me);
@@ -396,7 +396,7 @@ fn calls_are_logged_with_their_arguments() {
 }
 
 #[test]
-fn multicast_setting_enables_multicast() {
+fn multicast_setting_enables_multicast_pointers() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_MULTICAST", "1").run_many(1, |me| {
         init(&me);
         let memory = symmetric(&[0_i32; 1000]);

@@ -53,7 +53,7 @@ fn xor_and_bfloat16_sum_reductions_are_exact() {
 }
 
 #[test]
-fn teams_are_split_queried_used_and_destroyed() {
+fn split_teams_have_the_expected_ranks_and_reductions() {
     fakes().run_many(4, |me| {
         let rank = me.rank as i32;
         let stream = init(&me);
@@ -129,7 +129,7 @@ fn teams_are_created_by_an_id_without_a_parent() {
 }
 
 #[test]
-fn destroyed_teams_free_their_slots() {
+fn destroyed_team_frees_a_slot_for_a_new_team() {
     fakes().env("NVSHMEM_MAX_TEAMS", "10").run_many(2, |me| {
         init(&me);
         let split = || {

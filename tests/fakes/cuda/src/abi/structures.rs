@@ -132,7 +132,7 @@ mod tests {
     use cudarc::driver::sys;
 
     #[test]
-    fn structures_have_the_layout_of_the_vendors_header() {
+    fn structures_have_the_layout_of_the_cuda_header() {
         assert_eq!(size_of::<Location>(), size_of::<sys::CUmemLocation>());
         assert_eq!(size_of::<AllocationProp>(), size_of::<sys::CUmemAllocationProp>());
         assert_eq!(offset_of!(AllocationProp, location), offset_of!(sys::CUmemAllocationProp, location));

@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn function_name_resolves_to_its_newest_version() {
+    fn function_name_resolves_to_the_newest_version() {
         assert_eq!(find("cuMemAlloc", 13000).map(|symbol| symbol.name), Ok("cuMemAlloc_v2"));
         assert_eq!(find("cuCtxSynchronize", 12000).map(|symbol| symbol.name), Ok("cuCtxSynchronize"));
         assert_eq!(find("cuCtxSynchronize", 13000).map(|symbol| symbol.name), Ok("cuCtxSynchronize_v2"));
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn old_program_does_not_find_a_new_function() {
+    fn lookup_for_an_old_cuda_version_omits_newer_functions() {
         assert_eq!(find("cuMulticastCreate", 12000).map(|symbol| symbol.name), Err(VERSION_NOT_SUFFICIENT));
         assert_eq!(find("cuNothing", 13000).map(|symbol| symbol.name), Err(SYMBOL_NOT_FOUND));
     }

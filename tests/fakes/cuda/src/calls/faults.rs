@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn misspelled_fault_is_refused() {
+    fn misspelled_fault_setting_is_refused() {
         for text in ["cuMemCreate", "cuMemCreate:2", "cuMemCreate:x=2", "cuMemCreate:1=oom", "cuMemCreate:1=ms"] {
             assert!(Orders::parse(text).is_err(), "{text}");
         }

@@ -97,7 +97,7 @@ impl Allocation {
         *lock(&self.handles) += 1;
     }
 
-    /// Removes a reference; returns whether it was the last.
+    /// Removes a reference. Returns whether no reference remains.
     pub(crate) fn release(&self) -> bool {
         let mut handles = lock(&self.handles);
         *handles = handles.saturating_sub(1);

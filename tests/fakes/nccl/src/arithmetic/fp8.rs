@@ -3,11 +3,12 @@
 //! Arithmetic is in `f32`. Invariant: conversion rounds to nearest, ties to even, and values that
 //! are too large become the largest finite value.
 
-/// 4 bits of exponent, 3 of fraction; the largest value is 448, all ones is NaN.
+/// A number with 4 bits of exponent and 3 bits of fraction. The largest value is 448. A number
+/// whose exponent and fraction bits are all 1 is NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct E4M3(u8);
 
-/// 5 bits of exponent, 2 of fraction; the largest value is 57344.
+/// A number with 5 bits of exponent and 2 bits of fraction. The largest value is 57344.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct E5M2(u8);
 

@@ -39,7 +39,7 @@ pub(crate) fn enter(function: &'static str, arguments: Arguments<'_>, body: impl
     let settings = settings::get();
     if version::is_newer(function, settings.version) {
         eprintln!(
-            "fake nccl: {function} is newer than the emulated version {}; remove its name from the library's table",
+            "fake nccl: {function} is newer than the emulated version {}; remove the name of the function from the library's symbol table",
             settings.version
         );
         std::process::abort();

@@ -178,7 +178,9 @@ pub(crate) fn end(simulate: Option<*mut SimInfo>) -> Result {
         return finish(group.jobs, group.operations);
     }
     if group.operations.iter().any(|operation| !operation.item.work.is_forgotten()) {
-        undefined("simulation of a send, or of a call composed of sends: NCCL keeps it and launches it with the next group");
+        undefined(
+            "a group with a send, or with a call composed of sends, was simulated: NCCL launches this call with the next group",
+        );
     }
     if !info.is_null() {
         let bytes: usize = group.operations.iter().map(|operation| operation.item.work.bytes()).sum();

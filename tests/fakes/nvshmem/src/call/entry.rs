@@ -38,7 +38,7 @@ pub(crate) fn enter<R: Outcome>(name: &'static str, arguments: Arguments<'_>, bo
     let settings = settings::get();
     if version::is_newer(name, settings.version) {
         log::undefined(&format!(
-            "{name} is newer than the emulated version {:?}; remove its name from the library's table",
+            "{name} is newer than the emulated version {:?}; remove the name of the function from the library's symbol table",
             settings.version
         ));
     }

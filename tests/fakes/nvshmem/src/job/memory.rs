@@ -101,7 +101,7 @@ impl Memory {
 
     /// Returns the address by which this library accesses a PE's bytes.
     pub(crate) fn of(&self, pe: i32, place: Place) -> *mut u8 {
-        let region = self.regions[place.region].as_ref().expect("the region was found live");
+        let region = self.regions[place.region].as_ref().expect("the region of a found address is registered");
         (region.peers[pe as usize].own + place.offset) as *mut u8
     }
 

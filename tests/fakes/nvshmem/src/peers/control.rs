@@ -17,7 +17,7 @@ pub(crate) const FIRST_MADE: usize = 8;
 /// The data of one PE.
 #[repr(C)]
 pub(crate) struct Card {
-    /// 0: unused, 1: being written, 2: written.
+    /// State of this data: 0 is unused, 1 is being written, 2 is written.
     pub(crate) state: AtomicU32,
     pub(crate) process: AtomicU32,
     pub(crate) heap_bytes: AtomicU64,
@@ -74,7 +74,7 @@ pub(crate) struct IdSlot {
 pub(crate) struct Control {
     /// Number of PEs; 0 until a PE sets the number.
     pub(crate) ranks: AtomicI32,
-    /// The exit status plus one after a global exit.
+    /// After a global exit, the exit status plus one. 0 before a global exit.
     pub(crate) exit: AtomicI32,
     pub(crate) cards: [Card; MAX_PES],
     pub(crate) ids: [IdSlot; 32],

@@ -73,7 +73,8 @@ impl Team {
 }
 
 impl Turn<'_> {
-    /// Exchanges whether each member succeeded, and returns the rank of one that did not.
+    /// Reports to the other members whether this member succeeded. Returns the rank of a member
+    /// that failed, or `None` if all members succeeded.
     pub(crate) fn find_failed(&mut self, same: &[u64], succeeded: bool) -> Option<usize> {
         self.meet(record(same, &[u64::from(succeeded)])).iter().position(|theirs| theirs.own[0] == 0)
     }

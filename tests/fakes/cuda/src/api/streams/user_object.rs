@@ -46,8 +46,8 @@ exports! {
         }
         let graph = graph::find(graph)?;
         let object = find(object)?;
-        // With MOVE, the graph takes over the caller's references; without it, the graph adds
-        // references of its own.
+        // With the flag MOVE, the graph takes over the caller's references. Without MOVE, the graph
+        // adds references of its own.
         if flags == 0 {
             object.retain(count)?;
         }

@@ -90,7 +90,7 @@ fn one_of(values: &Values, name: &str, allowed: impl Fn(c_int) -> bool) -> Resul
     }
 }
 
-/// Reads a configuration; null returns `inherited`.
+/// Reads the caller's configuration. Returns `inherited` if the pointer is null.
 pub(super) fn read(config: *const ConfigStruct, inherited: Config) -> Result<Config> {
     if config.is_null() {
         return Ok(inherited);

@@ -20,7 +20,7 @@ pub(super) fn read_call(config: *const CollConfig, max_ctas: c_int) -> Result<Op
     let own = settings::get().version;
     let whole = header.size >= size_of::<CollConfig>();
     if !whole && header.size < offset_of!(CollConfig, launch_completion_event) {
-        return invalid(format!("ncclCollConfig_t has {} bytes, fewer than any version's", header.size));
+        return invalid(format!("ncclCollConfig_t has {} bytes, fewer than in any version of NCCL", header.size));
     }
     let mut fields = CollConfig {
         header,
@@ -86,7 +86,7 @@ fn check_algorithms(selection: &str, forced: bool) -> Result {
     let unknown =
         lower.split([',', ';', ':', '+', '|', '^', '=', '/', ' ']).find(|word| !word.is_empty() && !KNOWN.contains(word));
     match unknown {
-        Some(word) if forced => misuse(format!("no algorithm {word} for this collective")),
+        Some(word) if forced => misuse(format!("NCCL has no algorithm {word} for this collective")),
         _ => Ok(()),
     }
 }
