@@ -10,7 +10,7 @@ use crate::gpu::{self, Access, Rmw, Sys};
 use core::mem::offset_of;
 use peerweave_types::{FailureKind, KernelContext, KernelOp, KernelStatus};
 
-/// The fields of a report, except the kind of failure.
+/// The fields of a failure report ([`KernelStatus`]), except the kind of failure.
 #[derive(Clone, Copy)]
 pub(crate) struct Report {
     pub(crate) operation: KernelOp,
@@ -29,7 +29,7 @@ impl Report {
 
 impl Context {
     /// Writes the report of a failure, and ends the waits of all threads of this PE. If another
-    /// thread has already written a report, that report is kept.
+    /// thread has already written a report, the earlier report is kept.
     #[inline(always)]
     pub(crate) fn fail(&self, kind: FailureKind, report: Report) -> Failed {
         let Report { operation, pe, team, expected, found } = report;
@@ -68,15 +68,16 @@ impl Context {
     }
 }
 
-/// Writes a report and the abort word. The function is not inlined, so that its code is not
-/// repeated in every operation. The type parameter makes the compiler generate the function in the
-/// kernel's crate, whose PTX must contain it.
+/// Writes the report of a failure, and sets the abort word, which makes the waits of this PE fail.
+/// Does nothing if a failure has already been reported. The function is not inlined, so that its
+/// code is not repeated in every operation. The type parameter makes the compiler generate the
+/// function in the kernel's crate, whose PTX must contain the function.
 ///
 /// # Safety
 /// `raw` is a context that satisfies the safety conditions of [`Context::enter`].
 #[cold]
 #[inline(never)]
-#[expect(clippy::extra_unused_type_parameters, reason = "makes the function generic, and so part of the kernel's crate")]
+#[expect(clippy::extra_unused_type_parameters, reason = "makes the compiler generate the function in the kernel's crate")]
 pub(crate) unsafe fn write<Here>(raw: &KernelContext, kind: u32, operation: u32, pe: u32, team: u32, expected: u64, found: u64) {
     let field = |offset: usize| (raw.status + offset as u64) as *mut u32;
     let wide = |offset: usize| (raw.status + offset as u64) as *mut u64;

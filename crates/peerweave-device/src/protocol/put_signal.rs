@@ -38,7 +38,7 @@ pub fn test<W: Word + ?Sized>(word: &W, compare: Compare, value: u64) -> Option<
 /// Waits until `compare` is true for the word and `value`. Returns the value of the word.
 ///
 /// # Ordering
-/// Acquire: puts that precede the signal are visible afterwards.
+/// Acquire: puts that precede the signal are visible after the wait.
 ///
 /// # Errors
 /// The error that `pause` returns.
@@ -88,7 +88,7 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
         self.watch().all_excluded()
     }
 
-    /// Reads the words once. Returns whether all words that are not excluded satisfy the
+    /// Reads each word at most once. Returns whether all words that are not excluded satisfy the
     /// comparison.
     ///
     /// # Ordering
@@ -98,8 +98,8 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
         self.watch().test_all()
     }
 
-    /// Reads the words once. Returns the lowest index whose word is not excluded and satisfies the
-    /// comparison; `None` if there is no such word.
+    /// Reads each word at most once. Returns the lowest index of a word that is not excluded and
+    /// satisfies the comparison; `None` if there is no such word.
     ///
     /// # Ordering
     /// Acquire, for the word at the returned index.
@@ -108,8 +108,9 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
         self.watch().test_any()
     }
 
-    /// Reads the words once. Calls `found` with the index and the value of every word that
-    /// satisfies the comparison, in ascending order of indices. Returns the number of calls.
+    /// Reads each word that is not excluded once. Calls `found` with the index and the value of
+    /// each of these words that satisfies the comparison, in ascending order of indices. Returns
+    /// the number of calls.
     ///
     /// # Ordering
     /// Acquire, for each word that satisfies the comparison.
@@ -118,9 +119,9 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
         self.watch().test_some(found)
     }
 
-    /// Waits until the first word satisfies the comparison, then until the second word does, and so
-    /// on. The words need not satisfy the comparison at the same time. Returns the value of the
-    /// last word; `None` if all words are excluded.
+    /// Waits for each word that is not excluded, in the order of indices, until that word satisfies
+    /// the comparison. The words need not satisfy the comparison at the same time. Returns the
+    /// value of the last word; `None` if all words are excluded.
     ///
     /// # Ordering
     /// Acquire, for each word.
@@ -132,8 +133,8 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
         self.watch().wait_all(pause)
     }
 
-    /// Waits until a word satisfies the comparison. Returns the lowest index of such a word.
-    /// Returns `None` immediately if all words are excluded.
+    /// Waits until a word that is not excluded satisfies the comparison. Returns the lowest index
+    /// of such a word. Returns `None` immediately if all words are excluded.
     ///
     /// # Ordering
     /// Acquire, for the word at the returned index.
@@ -145,9 +146,9 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
         self.watch().wait_any(pause)
     }
 
-    /// Waits until at least one word satisfies the comparison. Calls `found` like
-    /// [`Several::test_some`]. Returns the number of calls. Returns 0 immediately if all words are
-    /// excluded.
+    /// Waits until at least one word that is not excluded satisfies the comparison. Calls `found`
+    /// like [`Several::test_some`]. Returns the number of calls. Returns 0 immediately if all words
+    /// are excluded.
     ///
     /// # Ordering
     /// Acquire, for each word that satisfies the comparison.
@@ -169,8 +170,8 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
     }
 }
 
-/// The waits and tests of [`Several`], for words of any type, with a separate condition for each
-/// word.
+/// Waits and tests like the methods of [`Several`], for words of any type. Each word has a separate
+/// condition.
 #[derive(Clone, Copy, Debug)]
 pub struct Watch<L, X> {
     /// The number of words.
@@ -201,9 +202,10 @@ impl<V, L: Fn(usize) -> Option<V>, X: Fn(usize) -> bool> Watch<L, X> {
         self.included().find(|&index| (self.look)(index).is_some())
     }
 
-    /// Returns the first index at or after `start` whose word satisfies its condition. If there is
-    /// no such index, returns the first such index before `start`. A caller that changes `start`
-    /// from call to call eventually finds every word that continues to satisfy its condition.
+    /// Returns the first index at or after `start` of a word that is not excluded and satisfies its
+    /// condition. If there is no such index, returns the first such index before `start`. A caller
+    /// that changes `start` from call to call eventually finds every word that continues to satisfy
+    /// its condition.
     #[inline]
     pub fn test_any_from(&self, start: usize) -> Option<usize> {
         let mut index = if start < self.len { start } else { 0 };

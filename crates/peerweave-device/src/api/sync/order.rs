@@ -17,8 +17,8 @@ impl Context {
     /// operations before the fence are visible before the operations after the fence.
     ///
     /// The fence also orders all earlier reads and writes of this thread, and all writes of other
-    /// threads that this thread has observed. If the threads of a warp or a block have made a put
-    /// together, each must have synchronised with the caller before the fence.
+    /// threads that this thread has observed. If all threads of a warp or a block have made one put
+    /// together, they must synchronise with the caller before the fence.
     #[inline(always)]
     pub fn fence(&self) {
         self.finish_bulk();
@@ -50,7 +50,7 @@ impl Context {
         }
     }
 
-    /// Like [`Self::flush`], but called by all threads of the warp. Afterwards each thread can
+    /// Like [`Self::flush`], but called by all threads of the warp. After the call, each thread can
     /// reuse the sources of all threads of the warp.
     #[inline(always)]
     pub fn flush_warp(&self) {
@@ -58,8 +58,8 @@ impl Context {
         Warp::sync();
     }
 
-    /// Like [`Self::flush`], but called by all threads of the block. Afterwards each thread can
-    /// reuse the sources of all threads of the block.
+    /// Like [`Self::flush`], but called by all threads of the block. After the call, each thread
+    /// can reuse the sources of all threads of the block.
     #[inline(always)]
     pub fn flush_block(&self) {
         self.flush();
