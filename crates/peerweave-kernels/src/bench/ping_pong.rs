@@ -1,4 +1,4 @@
-//! Time of a round trip between two PEs, which take turns to put elements with a signal.
+//! Time of a round trip between two PEs. The PEs take turns to put elements with a signal.
 
 use super::{Clock, WARM_UP};
 use peerweave_device::prelude::*;

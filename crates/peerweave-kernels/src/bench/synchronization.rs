@@ -1,4 +1,4 @@
-//! Atomic operations and barriers.
+//! Latency of atomic operations and of barriers.
 
 use super::{Clock, WARM_UP};
 use peerweave_device::prelude::*;
