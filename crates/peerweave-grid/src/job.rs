@@ -182,8 +182,8 @@ impl Job {
         unsafe { SymSlice::from_raw(SymOffset(start), len) }
     }
 
-    /// Writes the elements of `from` to `to` in the heap of `pe`. If the lengths differ, the
-    /// shorter length is used.
+    /// Writes the elements of `from` to `to` in the heap of `pe`. If the lengths of `from` and `to`
+    /// differ, the shorter length is used.
     ///
     /// # Panics
     /// If `pe` does not exist, or if the view of symmetric memory is not aligned or lies outside

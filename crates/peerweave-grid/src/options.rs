@@ -60,7 +60,8 @@ impl<'a> Launch<'a> {
         Self::shaped(name, Shape::new(grid, block), body)
     }
 
-    /// Returns a launch with this shape. Each thread calls `body`. Error messages contain `name`.
+    /// Returns a launch with the shape `shape`. Each thread calls `body`. Error messages contain
+    /// `name`.
     pub fn shaped(name: &'a str, shape: Shape, body: &'a dyn Fn()) -> Self {
         Self { name, shape, body }
     }

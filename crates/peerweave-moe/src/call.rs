@@ -17,7 +17,7 @@ impl Exchange {
 }
 
 /// Returns the PE of a rank; `u32::MAX` if the team has no such rank. No PE has this number, so an
-/// access to its memory fails.
+/// access to the memory of that PE fails.
 #[inline(always)]
 pub(crate) fn pe_of(ctx: &Context, team: KernelTeam, rank: u32) -> u32 {
     ctx.team_pe(team, rank).unwrap_or(u32::MAX)

@@ -200,8 +200,8 @@ fn keep(ctx: &Context, exchange: &Exchange, rank: u32, index: u64, entry: u64) {
 /// Computes, for each entry whose expert is on this rank, the row in which the token is stored, and
 /// writes the row to [`Exchange::places`]. Also writes the first row of each expert to `offsets`.
 ///
-/// Each warp has a range of entries, and counts the entries of each expert in its range. From the
-/// counts of all warps follows the row of each warp's first entry for each expert.
+/// Each warp has a range of entries, and counts the entries of each expert in its range. The counts
+/// of all warps determine, for each expert, the row of each warp's first entry.
 #[inline(always)]
 fn place(ctx: &Context, exchange: &Exchange, offsets: DeviceSlice<u32>) {
     let counted = peerweave_device::shared_array!(COUNTED: [u32; WARPS * MAX_LOCAL_EXPERTS]);

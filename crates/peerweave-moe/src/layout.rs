@@ -1,4 +1,5 @@
-//! The argument of every kernel, the layout of its memory, and the limits and codes of kernels.
+//! The argument of every kernel, the layout of the memory of an exchange, and the limits and exit
+//! codes of kernels.
 
 use peerweave_device::prelude::*;
 

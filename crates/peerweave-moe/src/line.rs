@@ -116,7 +116,7 @@ impl Lines {
         unsafe { gpu::load_line_relaxed(pointer(self.0 + 16 * line)) }
     }
 
-    /// Waits until a line has arrived. Returns the content of the line, and writes the sentinel to
+    /// Waits until a line has arrived. Returns the content of the line, and writes `sentinel` to
     /// the line again.
     ///
     /// # Errors
@@ -131,7 +131,7 @@ impl Lines {
     }
 
     /// Waits until all lines of a batch have arrived. Writes their content to `found`, and writes
-    /// the sentinel to the lines again. The batch belongs to the row that begins at line `row`.
+    /// `sentinel` to the lines again. The batch belongs to the row that begins at line `row`.
     ///
     /// # Errors
     /// If a line has not arrived before the deadline. The failure names the PE that `sender`
@@ -173,7 +173,8 @@ impl Lines {
     }
 }
 
-/// Returns whether a line has arrived. A line that has arrived no longer contains the sentinel.
+/// Returns whether a line has arrived. `line` is the content of the line, and `sentinel` is the
+/// content of a line that has not arrived.
 ///
 /// On GPUs a line is written by one access. On the host a line is written by two accesses, one for
 /// each half, and either half may become visible first.

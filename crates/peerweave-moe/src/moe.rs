@@ -239,7 +239,7 @@ fn agree(world: &World, shape: &Shape, [ranks, token_bytes, result_bytes]: [usiz
     }
 }
 
-/// Writes the sentinel into all lines of a buffer.
+/// Writes `sentinel` to all lines of a buffer. A line with this value counts as not arrived.
 fn clear(lines: &Symmetric<u128>, sentinel: u128) -> Result<()> {
     const PIECE: usize = 1 << 16;
     let piece = vec![sentinel; PIECE.min(lines.len())];
@@ -254,9 +254,9 @@ impl<T: Element, Y: Output> Moe<T, Y> {
     /// Creates an exchange among the ranks of `team`, whose calls are enqueued on `stream`.
     ///
     /// # Collective
-    /// All PEs of the world must call this function, because it allocates symmetric memory. Each PE
-    /// passes the team to which it belongs. All PEs must pass the same shape, and teams of the same
-    /// size.
+    /// All PEs of the world must call this function, because the function allocates symmetric
+    /// memory. Each PE passes the team to which it belongs. All PEs must pass the same shape, and
+    /// teams of the same size.
     ///
     /// # Errors
     /// [`Misuse`] if all PEs pass the same shape, but the shape does not fit the team or the types.
@@ -450,8 +450,8 @@ impl<T: Element, Y: Output> Moe<T, Y> {
         Words { experts: self.shape.experts, pe: self.pe }.explain(None, error)
     }
 
-    /// Returns a ticket that fails if `ticket` fails. Its error names `call`, and has a message
-    /// that explains the failure.
+    /// Returns a ticket that fails if `ticket` fails. The error of the returned ticket names
+    /// `call`, and has a message that explains the failure.
     fn explained(&self, call: &'static str, ticket: Ticket) -> Ticket {
         let words = Words { experts: self.shape.experts, pe: self.pe };
         ticket.map_err(move |error| words.explain(Some(call), error))

@@ -85,7 +85,7 @@ impl Shape {
             return wrong("scales", self.scales, "a multiple of 4 scales");
         }
         if self.max_tokens == 0 {
-            return wrong("max_tokens", self.max_tokens, "at least 1");
+            return wrong("max_tokens", self.max_tokens, "at least 1 token");
         }
         if self.launch.is_some_and(|[blocks, threads]| blocks == 0 || threads == 0 || threads > dispatch::THREADS) {
             let found = self.launch.map(|[blocks, threads]| format!("{blocks} blocks of {threads} threads"));

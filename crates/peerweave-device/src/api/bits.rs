@@ -54,7 +54,8 @@ pub trait KernelAtomic: AtomicElement + KernelAdd {
 /// An integer type that kernels can wait for and combine bitwise: `i32`, `u32`, `i64` and `u64`.
 /// Other crates cannot implement this trait.
 pub trait KernelInteger: KernelAtomic + AtomicInteger {
-    /// Returns whether `compare` is true for `word` and `value`, compared as numbers of this type.
+    /// Returns whether the comparison `compare` of `word` with `value` is true. Both are compared
+    /// as numbers of this type.
     #[doc(hidden)]
     fn holds(compare: Compare, word: Self, value: Self) -> bool;
     /// Converts the number to 64 bits for a failure report. A number of a signed type is
@@ -64,8 +65,8 @@ pub trait KernelInteger: KernelAtomic + AtomicInteger {
 }
 
 /// An unsigned integer of 32 or 64 bits, on which atomic operations act. The `network_…` functions
-/// access such an integer on a PE that this PE reaches over the network. Their parameter `word` is
-/// the corresponding address in this PE's own heap.
+/// access such an integer on a PE that this PE reaches over the network. The parameter `word` of
+/// these functions is the corresponding address in this PE's own heap.
 #[doc(hidden)]
 pub trait Bits:
     Access<Sys> + Rmw<Sys, Relaxed> + Rmw<Sys, AcqRel> + Reduce<Sys, Relaxed> + Reduce<Sys, Release> + PartialEq + 'static

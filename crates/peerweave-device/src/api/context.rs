@@ -39,10 +39,10 @@ pub struct Context {
     raw: *const KernelContext,
     pes: Pes,
     bases: Bases,
-    /// The mapped PE that was looked up last, and the address of its heap. This field caches an
-    /// entry of the table of peers: a fence empties the L1 cache of the SM, and after the fence a
-    /// load from the table takes a quarter of the time of a put. Invariant: the PE exists and is
-    /// mapped, so a cache hit needs no other check.
+    /// The mapped PE whose heap was looked up last, and the address of that heap. Without this
+    /// cache, the lookup after a fence would take a quarter of the time of a put, because a fence
+    /// empties the L1 cache of the SM. Invariant: the PE exists and is mapped, so a cache hit needs
+    /// no other check.
     last: Cell<(u32, u64)>,
     /// The table entry of the team that this thread used last.
     pub(crate) last_team: Cell<TeamCache>,

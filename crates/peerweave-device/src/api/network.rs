@@ -195,13 +195,13 @@ pub(super) fn g<T: Plain>(from: u64, pe: u32) -> T {
     value
 }
 
-/// Reads 16 bytes of a PE, as two words.
+/// Reads 16 bytes of symmetric memory on a PE, as two words of 8 bytes.
 #[inline]
 pub(super) fn load_vector(from: u64, pe: u32) -> Vector {
     [read_word(from, 8, pe as i32), read_word(from + 8, 8, pe as i32)]
 }
 
-/// Writes the low `unit` bytes of a word at a PE.
+/// Writes the low `unit` bytes of `word` to symmetric memory on a PE.
 #[inline]
 fn write_word(at: u64, word: u64, unit: usize, pe: i32) {
     #[cfg(target_arch = "nvptx64")]
@@ -219,7 +219,7 @@ fn write_word(at: u64, word: u64, unit: usize, pe: i32) {
     }
 }
 
-/// Reads a word of `unit` bytes of a PE.
+/// Reads a word of `unit` bytes from symmetric memory on a PE.
 #[inline]
 fn read_word(at: u64, unit: usize, pe: i32) -> u64 {
     #[cfg(target_arch = "nvptx64")]

@@ -100,8 +100,8 @@ pub(crate) unsafe fn write<Here>(raw: &KernelContext, kind: u32, operation: u32,
 }
 
 /// The pause of a kernel's waits. Most calls only count the polls. Every [`Spin::INTERVAL`] polls
-/// the pause reads the clock and checks the deadline. Every [`Spin::abort_ns`] nanoseconds it also
-/// reads the abort word.
+/// the pause reads the clock and checks the deadline. Every [`Spin::abort_ns`] nanoseconds the
+/// pause also reads the abort word.
 pub(crate) struct Spin<'a> {
     context: &'a Context,
     looks: u32,
@@ -117,16 +117,16 @@ impl Spin<'_> {
     const INTERVAL: u32 = if cfg!(target_arch = "nvptx64") { 64 } else { 8 };
     /// Shortest and longest time between two readings of the abort word, in nanoseconds.
     const ABORT_NS: [u64; 2] = if cfg!(target_arch = "nvptx64") { [100_000, 25_000_000] } else { [1, 1] };
-    /// Time that [`Self::abort_ns`] allows for each thread of the grid, in nanoseconds.
+    /// The time that each thread of the grid adds to [`Self::abort_ns`], in nanoseconds.
     const ABORT_NS_PER_THREAD: u64 = 80;
 
     /// Returns the time between two readings of the abort word, in nanoseconds.
     ///
-    /// The word may be in host memory, from which a GPU reads for one warp at a time, in about 0.65
-    /// µs. The returned time is four times as long as one reading by all warps of the grid. If the
-    /// time were shorter, the readings of one kernel would delay the kernels of other PEs. The
-    /// warps of the delayed kernels would then read the word too, and all later calls would be
-    /// slow.
+    /// The abort word may be in host memory. A GPU reads host memory for one warp at a time, and
+    /// each read takes about 0.65 µs. The returned time is four times as long as one reading by all
+    /// warps of the grid. If the time were shorter, the readings of one kernel would delay the
+    /// kernels of other PEs. The warps of the delayed kernels would then read the word too, and all
+    /// later calls would be slow.
     #[inline]
     fn abort_ns() -> u64 {
         let [shortest, longest] = Self::ABORT_NS;

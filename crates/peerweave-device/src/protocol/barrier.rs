@@ -53,7 +53,7 @@ impl<Ws: Words + ?Sized> Announce for Ws {
 }
 
 /// Announces to every rank that this rank has arrived, and does not wait. `mine` contains one word
-/// for each rank of the team: the word in the memory of that rank that belongs to this rank.
+/// for each rank `t` of the team: this rank's word in the memory of rank `t`.
 ///
 /// Every rank of the team calls this function once per epoch, in the order of epochs. A rank must
 /// first wait for the previous epoch by [`wait`].

@@ -141,8 +141,8 @@ impl<W: Word> Slot<'_, W> {
         true
     }
 
-    /// Returns whether the sender has withdrawn the message. The receiver calls this method between
-    /// the copy of the data and its answer.
+    /// Returns whether the sender has withdrawn the message. The receiver calls this method after
+    /// the receiver has copied the data and before the receiver answers.
     ///
     /// # Ordering
     /// Acquire: if the result is `false`, the receiver has copied the data as it was when the

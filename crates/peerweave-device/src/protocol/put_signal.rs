@@ -24,8 +24,8 @@ pub fn signal<W: Word + ?Sized>(word: &W, value: u64, op: SignalOp) {
     }
 }
 
-/// Reads the word once. Returns the word if `compare` is true for the word and `value`; `None`
-/// otherwise.
+/// Reads the word once. Returns the word if the comparison `compare` of the word with `value` is
+/// true; `None` otherwise.
 ///
 /// # Ordering
 /// Acquire, if the result is not `None`.
@@ -35,7 +35,8 @@ pub fn test<W: Word + ?Sized>(word: &W, compare: Compare, value: u64) -> Option<
     compare.holds(seen, value).then_some(seen)
 }
 
-/// Waits until `compare` is true for the word and `value`. Returns the value of the word.
+/// Waits until the comparison `compare` of the word with `value` is true. Returns the value of the
+/// word.
 ///
 /// # Ordering
 /// Acquire: puts that precede the signal are visible after the wait.

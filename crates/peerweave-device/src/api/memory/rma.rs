@@ -53,8 +53,8 @@ fn agree_on_bulk<S: Scope, const GLOBAL: bool>(can: bool) -> bool {
 }
 
 impl Context {
-    /// Copies to a mapped peer. If `nbi` is true, shared memory as the source may still be read
-    /// after the call.
+    /// Copies `bytes` bytes to a mapped peer. If `nbi` is true and the source is shared memory, the
+    /// copy unit may still read the source after the call.
     ///
     /// # Safety
     /// `from` is readable for `bytes` bytes, and is global memory if `GLOBAL` is true. `to` points
@@ -112,8 +112,8 @@ impl Context {
         }
     }
 
-    /// Copies from a mapped peer. When the call returns, the data that this thread copied has
-    /// arrived.
+    /// Copies `bytes` bytes from a mapped peer. When the call returns, the data that this thread
+    /// copied has arrived.
     ///
     /// # Safety
     /// `to` is writable for `bytes` bytes, and is global memory if `GLOBAL` is true. `from` points
@@ -412,8 +412,8 @@ macro_rules! scoped {
             #[doc = concat!("Copies like [`Self::", stringify!($put), "`], but fails if the lengths differ.")]
             ///
             /// # Errors
-            /// [`FailureKind::LengthMismatch`] if the lengths differ. In this case, the call has
-            /// copied no element.
+            /// [`FailureKind::LengthMismatch`] if the lengths of `to` and `from` differ. In this
+            /// case, the call copies no element.
             #[inline(always)]
             pub fn $put_checked<T: Plain>(&self, to: SymSlice<T>, from: impl Source<T>, pe: u32) -> Result<(), Failed> {
                 self.same_length(KernelOp::Put, pe, to.len(), from.count())?;
@@ -424,8 +424,8 @@ macro_rules! scoped {
             #[doc = concat!("Copies like [`Self::", stringify!($get), "`], but fails if the lengths differ.")]
             ///
             /// # Errors
-            /// [`FailureKind::LengthMismatch`] if the lengths differ. In this case, the call has
-            /// copied no element.
+            /// [`FailureKind::LengthMismatch`] if the lengths of `to` and `from` differ. In this
+            /// case, the call copies no element.
             #[inline(always)]
             pub fn $get_checked<T: Plain>(&self, mut to: impl Target<T>, from: SymSlice<T>, pe: u32) -> Result<(), Failed> {
                 self.same_length(KernelOp::Get, pe, to.count(), from.len())?;
@@ -434,8 +434,9 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Copies `count` elements at strides: element `i * from_step` of `from` to element `i * to_step` of `to` on `pe`. Called by ", $words, ".")]
-            /// If `from` or `to` has fewer than `count` elements at this stride, copies only as
-            /// many elements as both have. If `to_step` or `from_step` is 0, copies nothing.
+            /// If `from` or `to` has fewer than `count` elements at stride `from_step` or
+            /// `to_step`, copies only the elements that both have. If `to_step` or `from_step` is
+            /// 0, copies nothing.
             #[inline(always)]
             pub fn $iput<T: Plain>(
                 &self,
@@ -450,8 +451,9 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Copies `count` elements at strides: element `i * from_step` of `from` on `pe` to element `i * to_step` of `to`. Called by ", $words, ".")]
-            /// If `from` or `to` has fewer than `count` elements at this stride, copies only as
-            /// many elements as both have. If `to_step` or `from_step` is 0, copies nothing.
+            /// If `from` or `to` has fewer than `count` elements at stride `from_step` or
+            /// `to_step`, copies only the elements that both have. If `to_step` or `from_step` is
+            /// 0, copies nothing.
             #[inline(always)]
             pub fn $iget<T: Plain>(
                 &self,

@@ -29,7 +29,8 @@ impl Context {
     }
 
     /// Waits until this thread's puts are complete at the target PEs, and this thread's gets are
-    /// complete on this PE. This includes `_nbi` forms. The call is stronger than [`Self::fence`].
+    /// complete on this PE. Puts and gets by `_nbi` methods are included. The call is stronger than
+    /// [`Self::fence`].
     #[inline(always)]
     pub fn quiet(&self) {
         self.finish_bulk();

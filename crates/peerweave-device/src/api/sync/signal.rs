@@ -88,7 +88,8 @@ impl Context {
         self.signal_word(signal).load_acquire()
     }
 
-    /// Waits until `compare` is true for this PE's own signal word and `value`. Returns the word.
+    /// Waits until the comparison `compare` of this PE's own signal word with `value` is true. The
+    /// signal word is the first element of `signal`. Returns the value of the word.
     ///
     /// # Ordering
     /// Acquire: puts that precede the signal are visible after the call.
@@ -116,8 +117,8 @@ impl Context {
         })
     }
 
-    /// Reads this PE's own signal word once. Returns the word if `compare` is true for the word and
-    /// `value`; `None` otherwise.
+    /// Reads this PE's own signal word once. Returns the word if the comparison `compare` of the
+    /// word with `value` is true; `None` otherwise.
     ///
     /// # Ordering
     /// Acquire, if the result is not `None`.
@@ -247,7 +248,7 @@ scoped!(Block, "all threads of the block": put_signal_block, put_signal_nbi_bloc
 macro_rules! waits {
     ($scope:ident, $words:literal: $wait:ident, $wait_from:ident) => {
         impl Context {
-            #[doc = concat!("Like [`Self::signal_wait_until`], but called by ", $words, ". The first thread waits, and all threads return when its wait has ended.")]
+            #[doc = concat!("Like [`Self::signal_wait_until`], but called by ", $words, ". The first thread waits, and all threads return when the wait of the first thread has ended.")]
             ///
             /// # Errors
             /// As for [`Self::signal_wait_until`]. If the wait fails, all threads return an error.
@@ -256,7 +257,7 @@ macro_rules! waits {
                 self.signal_wait_by::<$scope>(signal, compare, value, KernelStatus::NONE)
             }
 
-            #[doc = concat!("Like [`Self::signal_wait_until_from`], but called by ", $words, ". The first thread waits, and all threads return when its wait has ended.")]
+            #[doc = concat!("Like [`Self::signal_wait_until_from`], but called by ", $words, ". The first thread waits, and all threads return when the wait of the first thread has ended.")]
             ///
             /// # Errors
             /// As for [`Self::signal_wait_until`]. If the wait fails, all threads return an error.

@@ -61,7 +61,7 @@ impl Context {
         self.fail(kind, report)
     }
 
-    /// Waits until `compare` is true for the first element of `of` and `value`.
+    /// Waits until the comparison `compare` of the first element of `of` with `value` is true.
     ///
     /// # Ordering
     /// Acquire: writes that the element's writer has released are visible after the wait.
@@ -78,8 +78,8 @@ impl Context {
         until(&mut self.spin(), look).map_err(|kind| self.fail_wait(kind, KernelOp::WaitUntil, of, 0, value))
     }
 
-    /// Reads the first element of `of` once. Returns whether `compare` is true for the element and
-    /// `value`.
+    /// Reads the first element of `of` once. Returns whether the comparison `compare` of the
+    /// element with `value` is true.
     ///
     /// # Ordering
     /// Acquire, if the result is true.
@@ -213,9 +213,9 @@ macro_rules! several {
             }
 
             #[doc = concat!("Finds all elements that are not excluded and satisfy `compare` with ", $plural, ".")]
-            /// Writes the indices of these elements to `indices`, in ascending order, and returns
-            /// the number of these indices. Indices that do not fit are counted but not written.
-            /// Reads each element once.
+            /// Writes the indices of all elements that satisfy the comparison to `indices`, in
+            /// ascending order, and returns the number of these indices. Indices that do not fit
+            /// are counted but not written. Reads each element once.
             ///
             /// # Ordering
             /// Acquire, for each element that satisfies the comparison.

@@ -437,9 +437,9 @@ macro_rules! scoped {
     ($scope:ident, $words:literal: $broadcast:ident, $fcollect:ident, $alltoall:ident, $reduce:ident, $reducescatter:ident) => {
         impl Context {
             #[doc = concat!("Copies `from` on the member with rank `root` to `to` on every member. Called by ", $words, ".")]
-            /// Every member makes this call from the block with the same index. A member calls only
-            /// when its own `to` may be overwritten. If the lengths of `to` and `from` differ, the
-            /// shorter length is used.
+            /// Every member makes this call from the block with the same index. A member must make
+            /// the call only when its own `to` may be overwritten. If the lengths of `to` and
+            /// `from` differ, the shorter length is used.
             ///
             /// # Errors
             /// As for [`Self::barrier`]. [`FailureKind::NoSuchPeer`] if `root` is not a rank of the
@@ -457,10 +457,10 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Concatenates the members' `from` in rank order, and writes the result to `to` on every member. Called by ", $words, ".")]
-            /// Every member makes this call from the block with the same index. A member calls only
-            /// when its own `to` may be overwritten. `to` should be as long as the `from` of all
-            /// members together. If `to` is shorter, an equal number of elements is copied from
-            /// each member.
+            /// Every member makes this call from the block with the same index. A member must make
+            /// the call only when its own `to` may be overwritten. `to` should be as long as the
+            /// `from` of all members together. If `to` is shorter, an equal number of elements is
+            /// copied from each member.
             ///
             /// # Errors
             /// As for [`Self::barrier`].
@@ -471,9 +471,10 @@ macro_rules! scoped {
 
             #[doc = concat!("Copies part `j` of `from` to part `i` of `to` on the member with rank `j`, where `i` is the rank of this PE. Called by ",
                 $words, ".")]
-            /// Every member makes this call from the block with the same index. A member calls only
-            /// when its own `to` may be overwritten. `from` and `to` have one part for each member,
-            /// and all parts have the same length. Elements after the last part are not copied.
+            /// Every member makes this call from the block with the same index. A member must make
+            /// the call only when its own `to` may be overwritten. `from` and `to` have one part
+            /// for each member, and all parts have the same length. Elements after the last part
+            /// are not copied.
             ///
             /// # Errors
             /// As for [`Self::barrier`].
@@ -483,9 +484,9 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Combines the members' `from` element by element, and writes the result to `to` on every member. Called by ", $words, ".")]
-            /// Every member makes this call from the block with the same index. A member calls only
-            /// when its own `to` may be overwritten. If the lengths of `to` and `from` differ, the
-            /// shorter length is used. `to` and `from` may be the same slice.
+            /// Every member makes this call from the block with the same index. A member must make
+            /// the call only when its own `to` may be overwritten. If the lengths of `to` and
+            /// `from` differ, the shorter length is used. `to` and `from` may be the same slice.
             ///
             /// # Errors
             /// As for [`Self::barrier`].
@@ -501,10 +502,10 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Combines the members' `from` element by element, and writes part `i` of the result to `to` on the member with rank `i`. Called by ", $words, ".")]
-            /// Every member makes this call from the block with the same index. A member calls only
-            /// when its own `to` may be overwritten. `from` should be `team_n_pes` times as long as
-            /// `to`. If `from` is shorter, the part for each member is shortened equally. `to` must
-            /// not overlap `from`.
+            /// Every member makes this call from the block with the same index. A member must make
+            /// the call only when its own `to` may be overwritten. `from` should be `team_n_pes`
+            /// times as long as `to`. If `from` is shorter, the part for each member is shortened
+            /// equally. `to` must not overlap `from`.
             ///
             /// # Errors
             /// As for [`Self::barrier`].
