@@ -86,7 +86,11 @@ impl<W: Word> Slot<'_, W> {
     #[inline]
     pub fn publish(&self, number: u64, message: &[u64]) {
         let room = self.payload.len();
-        assert!(message.len() <= room, "the message has {} words, expected at most {room} (the slot's payload)", message.len());
+        assert!(
+            message.len() <= room,
+            "the message has {} words, expected at most {room} (the length of the slot's payload)",
+            message.len()
+        );
         for (word, value) in self.payload.iter().zip(message) {
             word.store_relaxed(*value);
         }
@@ -131,7 +135,11 @@ impl<W: Word> Slot<'_, W> {
     #[inline]
     pub fn read(&self, number: u64, message: &mut [u64]) -> bool {
         let room = self.payload.len();
-        assert!(message.len() <= room, "the message has {} words, expected at most {room} (the slot's payload)", message.len());
+        assert!(
+            message.len() <= room,
+            "the message has {} words, expected at most {room} (the length of the slot's payload)",
+            message.len()
+        );
         if self.number.load_acquire() != number {
             return false;
         }
