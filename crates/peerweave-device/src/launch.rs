@@ -2,8 +2,9 @@
 //! on CPU threads. Not compiled for GPUs.
 //!
 //! `#[kernel]` creates a constant of type [`Kernel`] for each kernel, and a launch takes that
-//! constant. Invariant: the tuple `A` is the parameter list of the function on the host. The entry
-//! in the PTX has the address of the context as first parameter, followed by the parameters in `A`.
+//! constant. Invariant: the arguments of a [`Kernel<A>`](Kernel) form the tuple `A`. The kernel's
+//! entry in the PTX has the address of the context as first parameter, followed by the elements of
+//! `A`.
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -79,8 +80,8 @@ impl<A> fmt::Debug for Kernel<A> {
 pub struct PtxImage {
     /// The compiled variants; empty if the build found no toolchain.
     pub variants: &'static [PtxVariant],
-    /// The reason why the build has no PTX, and the packages to install; empty if there are
-    /// variants.
+    /// The reason why the build has no PTX, and the packages that must be installed; empty if the
+    /// build has PTX.
     pub problem: &'static str,
 }
 
@@ -111,7 +112,7 @@ pub struct NoVariant {
 impl fmt::Display for NoVariant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let with_or_without = if self.network { "with" } else { "without" };
-        write!(f, "kernels have no PTX for sm_{} {with_or_without} NVSHMEM's device library", self.sm)?;
+        write!(f, "the kernels have no PTX for sm_{} {with_or_without} NVSHMEM's device library", self.sm)?;
         if self.problem.is_empty() { Ok(()) } else { write!(f, ": {}", self.problem) }
     }
 }
@@ -142,6 +143,6 @@ mod tests {
     fn select_without_ptx_fails_and_says_what_to_install() {
         static NONE: PtxImage = PtxImage { variants: &[], problem: "install a compiler" };
         let error = NONE.select(90, true).unwrap_err();
-        assert_eq!(error.to_string(), "kernels have no PTX for sm_90 with NVSHMEM's device library: install a compiler");
+        assert_eq!(error.to_string(), "the kernels have no PTX for sm_90 with NVSHMEM's device library: install a compiler");
     }
 }

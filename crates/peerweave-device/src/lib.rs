@@ -10,7 +10,7 @@
 //! |---|---|---|
 //! | [`flag`] | a counter that only increases, and a wait for a value | one PE |
 //! | [`barrier`] | arrival of a whole team: one word per rank in the memory of each rank | the rank to which the word belongs |
-//! | [`sealed`] | a small payload from each rank to all, in words that validate themselves | the rank to which the word belongs |
+//! | [`sealed`] | a small payload from each rank to all ranks, in words that contain their epoch | the rank to which the word belongs |
 //! | [`put_signal`] | data followed by a signal; waits for one or several signals | any PE |
 //! | [`mailbox`] | a ring of messages from one rank to another | the sender for a message, the receiver for an answer |
 //!
@@ -23,12 +23,12 @@
 //! Every rank counts the operations of a team. The count is the epoch of the operation, and is the
 //! same on all ranks. If the words are initially zero, the first operation has epoch 1. Epochs are
 //! never reset and may wrap. Two epochs are compared by their distance. The comparison is correct
-//! if the epochs are less than 2⁶³ apart. No rank gets more than one epoch ahead of another.
+//! if the epochs are less than 2⁶³ apart. No rank gets more than one epoch ahead of any other rank.
 //!
 //! # Ordering
 //! Every function is strong unless its name states another order. A PE that posts, arrives,
-//! publishes, signals or responds releases its earlier writes. A PE that observes the new word
-//! acquires these writes.
+//! publishes, signals or responds releases its earlier writes. A PE that observes the new value of
+//! the word acquires these writes.
 //!
 //! ```
 //! use core::sync::atomic::AtomicU64;
@@ -56,7 +56,7 @@
 //! ```
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch, link_llvm_intrinsics))]
-#![cfg_attr(target_arch = "nvptx64", allow(internal_features, reason = "barriers are intrinsics: see arch/nvptx"))]
+#![cfg_attr(target_arch = "nvptx64", allow(internal_features, reason = "the barriers in arch/nvptx are intrinsics of LLVM"))]
 #![deny(unsafe_code)]
 
 #[cfg(not(target_arch = "nvptx64"))]

@@ -4,21 +4,21 @@
 //! sleeps and compares deadlines. A pause in a kernel reads the GPU's clock. Every pause eventually
 //! ends the wait.
 
-/// A pause that a waiter makes between two polls. The pause can end the wait by returning an `Err`,
+/// A pause that a waiter makes between two polls. The pause can end the wait by returning `Err`,
 /// for example if a deadline has passed or a peer has died.
 ///
 /// A wait polls first, and calls `pause` once after every unsuccessful poll. So the wait succeeds
-/// if its condition is true, even after the deadline. One pause may be used for several waits,
-/// which then share the deadline of the pause.
+/// if its condition is true, even after the deadline. One pause may be used for several waits.
+/// These waits then share the deadline of the pause.
 pub trait Pause {
-    /// The reason why the wait ended.
+    /// The reason why the wait failed.
     type Error;
 
     /// Lets time pass before the next poll: spins, yields or sleeps.
     ///
     /// # Errors
-    /// The reason that ends the wait. The protocols return this error to their caller. The
-    /// protocols leave the words unchanged, so the caller can resume the wait.
+    /// The error ends the wait, and states the reason. The protocols return this error to their
+    /// caller, and leave the words unchanged. So the caller can resume the wait.
     fn pause(&mut self) -> Result<(), Self::Error>;
 }
 
@@ -50,7 +50,7 @@ impl<E, F: FnMut() -> Result<(), E>> Pause for FromFn<F> {
     }
 }
 
-/// Calls `look` until it returns a value, and pauses after each call that returns `None`.
+/// Calls `look` until `look` returns a value, and pauses after each call that returns `None`.
 #[inline]
 pub(crate) fn until<T, P: Pause + ?Sized>(pause: &mut P, mut look: impl FnMut() -> Option<T>) -> Result<T, P::Error> {
     loop {

@@ -6,7 +6,7 @@
 /// The view is a [`SharedSlice`](crate::api::SharedSlice). All threads of a block that execute the
 /// same declaration get the same memory. The initial content of the memory is unspecified. The
 /// symbol in the PTX consists of the crate, the name, and the number of earlier declarations of
-/// that name in the crate. So the symbol does not change when the declaration moves to another
+/// that name in the crate. So the symbol does not change if the declaration is moved to another
 /// line.
 ///
 /// ```

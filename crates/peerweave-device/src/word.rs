@@ -11,14 +11,14 @@ use core::marker::PhantomData;
 /// The trait is implemented for [`core::sync::atomic::AtomicU64`], and for the model checker's
 /// atomic under `--cfg loom`. Kernels on GPUs use the type [`Word64`](crate::gpu::Word64). The
 /// memory orders are those of the C++20 memory model. The protocols need exactly the order that
-/// each method states. An addition continues the release sequence of the store whose value it
-/// changes.
+/// each method states. An addition continues the release sequence of the store whose value the
+/// addition changes.
 pub trait Word {
     /// Reads the word. Orders nothing.
     fn load_relaxed(&self) -> u64;
 
     /// Reads the word with acquire order. Writes before the release store that wrote the value are
-    /// visible afterwards.
+    /// visible after the call.
     fn load_acquire(&self) -> u64;
 
     /// Writes the word. Orders nothing.
@@ -28,8 +28,8 @@ pub trait Word {
     /// later accesses of a PE that acquires the value.
     fn store_release(&self, value: u64);
 
-    /// Adds `value` to the word with release order; the sum wraps. Returns nothing, so that a GPU
-    /// need not wait for the result.
+    /// Adds `value` to the word with release order; the sum wraps. Returns nothing, so a GPU need
+    /// not wait for the result.
     fn add_release(&self, value: u64);
 
     /// Makes each later relaxed store to any word release the reads and writes before the

@@ -79,7 +79,7 @@ fn wait_for_a_posted_flag_returns_without_a_pause() {
 #[test]
 #[cfg(debug_assertions)]
 #[should_panic(expected = "flag: the epoch is before the epoch of the previous post")]
-fn decreasing_flag_panics_in_debug_builds() {
+fn posting_a_decreasing_epoch_panics_in_debug_builds() {
     let word = AtomicU64::new(3);
     flag::post(&word, 2);
 }
@@ -101,7 +101,7 @@ fn check_that_all_ranks_are_in_one_epoch(ranks: usize, sync: impl Fn(usize, u64)
 }
 
 #[test]
-fn barrier_survives_epoch_wraparound() {
+fn barrier_synchronises_ranks_across_epoch_wraparound() {
     let ranks = 3;
     let words = words(ranks * ranks, BEFORE);
     check_that_all_ranks_are_in_one_epoch(ranks, |rank, epoch| {
@@ -202,7 +202,7 @@ fn message(number: u64) -> [u64; 3] {
 }
 
 #[test]
-fn messages_arrive_in_order_and_undamaged() {
+fn mailbox_messages_arrive_in_order_and_intact() {
     for capacity in [1, 3, 8] {
         let words = words(capacity * SLOT, 0);
         team(2, |rank| {
@@ -227,7 +227,7 @@ fn messages_arrive_in_order_and_undamaged() {
 }
 
 #[test]
-fn mailbox_slot_is_free_after_its_message_is_answered() {
+fn mailbox_slot_is_free_after_the_receiver_answers() {
     let words = words(2 * SLOT, 0);
     let slot = |number| slot(&words, number);
     assert!(!slot(1).read(1, &mut []));
@@ -246,7 +246,7 @@ fn mailbox_slot_is_free_after_its_message_is_answered() {
 }
 
 #[test]
-fn withdrawn_message_is_reported_as_withdrawn() {
+fn is_withdrawn_is_true_after_the_sender_withdraws() {
     let words = words(SLOT, 0);
     let slot = slot(&words, 1);
     slot.publish(1, &message(1));

@@ -10,11 +10,11 @@ use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Epochs of a team: for each slot, the number of completed synchronisations. The epochs persist
-/// across launches.
+/// Epochs of a team on one PE. The epoch at index `b` counts the synchronisations that block `b`
+/// has completed. The epochs persist across launches.
 pub type Epochs = Box<[AtomicU64]>;
 
-/// Describes a team to [`ContextMemory::new`].
+/// The description of a team, as an argument of [`ContextMemory::new`].
 #[derive(Clone, Copy, Debug)]
 pub struct TeamTable<'a> {
     /// Numbers of the PEs of the team, ordered by rank; empty if the team number is unused.
@@ -22,8 +22,8 @@ pub struct TeamTable<'a> {
     /// Offset of the team's synchronisation words in every heap. The words have
     /// [`TeamEntry::sync_bytes`] bytes, which are initially zero.
     pub sync: SymOffset,
-    /// Epochs of the team on this PE, one for each slot. All epochs are zero before the first
-    /// launch.
+    /// Epochs of the team on this PE ([`Epochs`]). The number of epochs is the maximum number of
+    /// blocks that can synchronise. All epochs are zero before the first launch.
     pub epochs: &'a [AtomicU64],
 }
 
@@ -31,7 +31,8 @@ pub struct TeamTable<'a> {
 /// caller.
 #[derive(Debug)]
 pub struct ContextMemory {
-    /// The context. It is boxed, like the tables below, because kernels use its address.
+    /// The context. The context and the tables below are boxed, because kernels use their
+    /// addresses.
     context: Box<KernelContext>,
     words: Box<Words>,
     peers: Box<[PeerEntry]>,
@@ -90,9 +91,9 @@ impl ContextMemory {
         Self { context, words, peers, members, teams: entries, gone }
     }
 
-    /// Divides the PEs into machines of `size` PEs. Only PEs on this PE's machine stay mapped, and
-    /// this PE reaches all other PEs over the network. Must be called before a kernel uses the
-    /// context.
+    /// Divides the PEs into emulated machines of `size` PEs. Only PEs on this PE's machine stay
+    /// mapped, and this PE reaches all other PEs over the network. Must be called before a kernel
+    /// uses the context.
     pub(crate) fn map_machine(&mut self, size: u32) {
         let first = self.context.my_pe - self.context.my_pe % size;
         let machine = first..(first + size).min(self.context.n_pes);
@@ -120,7 +121,7 @@ impl ContextMemory {
         self.words.abort.store(1, Ordering::Release);
     }
 
-    /// Records that `pe` has left the job. Afterwards, waits for `pe` fail with
+    /// Records that `pe` has left the job. After this call, waits for `pe` fail with
     /// [`FailureKind::Aborted`]. Call this method only after the last write of `pe`, so that waits
     /// for data that `pe` has written still succeed.
     pub fn mark_gone(&self, pe: Pe) {
@@ -137,7 +138,7 @@ impl ContextMemory {
 
     /// Returns the failure that a thread of the launch has reported, if any.
     ///
-    /// Takes `&mut self`, because no thread of the launch may run during the call.
+    /// This method takes `&mut self`, because no thread of the launch may run during the call.
     pub fn report(&mut self) -> Option<Report> {
         let status = *self.words.status.get_mut();
         (status.kind != 0).then_some(Report(status))
@@ -159,7 +160,7 @@ fn entry(team: &TeamTable<'_>, members: &[u32], my_pe: Pe) -> TeamEntry {
     }
 }
 
-/// The first failure that any thread of a launch has reported.
+/// The report of the first failure in a launch, as a thread of the launch wrote it to the status.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Report(pub KernelStatus);
 
@@ -183,7 +184,7 @@ impl Report {
         (self.kind() == Some(FailureKind::Exit)).then_some(self.0.found)
     }
 
-    /// Returns the kind of failure; `None` if the status contains an unknown number.
+    /// Returns the kind of failure; `None` if the number in the status is not the number of a kind.
     pub fn kind(&self) -> Option<FailureKind> {
         FailureKind::from_number(self.0.kind)
     }

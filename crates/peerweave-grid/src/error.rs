@@ -26,7 +26,7 @@ impl fmt::Display for ThreadId {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GridError {
-    /// A parameter of the launch is invalid. No thread has run.
+    /// A parameter of the launch is invalid, so no thread has run.
     #[error("{kernel}: {what} is {found}, expected {expected}")]
     Shape {
         /// Name of the kernel.
@@ -50,20 +50,20 @@ pub enum GridError {
         /// Seed of the schedule.
         seed: u64,
     },
-    /// Threads have diverged: a thread has not reached a barrier, shuffle or vote that it must
-    /// reach.
+    /// Threads have diverged: a thread did not reach a barrier, shuffle or vote that the thread
+    /// must reach.
     #[error("{kernel}: {at}: {what} (seed {seed})")]
     Divergent {
         /// Name of the kernel.
         kernel: String,
         /// The thread that diverged.
         at: ThreadId,
-        /// The call or return by which the thread diverged, and the state of the block's threads.
+        /// Description of the divergence: what the thread did, and the state of the other threads.
         what: String,
         /// Seed of the schedule.
         seed: u64,
     },
-    /// The run has not ended before its deadline.
+    /// The run did not end before the deadline ([`Options::deadline`](crate::Options::deadline)).
     #[error("{kernel}: timed out after {:.3} s: {state} (seed {seed})", waited.as_secs_f64())]
     Deadline {
         /// Name of the kernel.

@@ -1,6 +1,6 @@
-//! The executor of kernels on the host. It implements the functions of `peerweave-device` for the
-//! kernel thread that is running on this host thread. Outside of kernels, it behaves like a block
-//! of one thread.
+//! The executor of kernels on the host. The executor implements the functions of `peerweave-device`
+//! for the kernel thread that is running on this host thread. Outside of kernels, the executor
+//! behaves like a block of one thread.
 
 use crate::engine::current;
 use crate::network;
@@ -8,7 +8,7 @@ use peerweave_device::arch::{Executor, Single, set_executor};
 use peerweave_device::network::call::Call;
 use peerweave_types::Dim3;
 
-/// The executor of kernels of this process.
+/// The executor that runs the kernels of this process.
 #[derive(Debug)]
 struct Grid(#[allow(dead_code, reason = "gives the static a unique address")] u8);
 
@@ -64,7 +64,7 @@ impl Executor for Grid {
 
     fn network(&self, call: Call) -> u64 {
         self.step();
-        network::current().expect("has_network returned true before this call").call(call)
+        network::current().expect("has_network has returned true, so this host thread is connected to a network").call(call)
     }
 
     #[inline]

@@ -16,12 +16,11 @@ use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-/// Number of synchronisation slots of a PE: the number of its blocks that may synchronise with
-/// other PEs at the same time.
+/// Maximum number of blocks of a PE that may synchronise with other PEs at the same time.
 const SLOTS: u32 = 64;
 
-/// Time for which a run may continue after the deadline of its waits. In that time its threads
-/// detect the failure and return.
+/// Time for which a run may continue after the deadline of its waits. In that time the threads of
+/// the run detect the failure and return.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// The error that a launch on the PEs of a [`Job`] returns.
@@ -46,9 +45,9 @@ pub enum JobError {
     Argument {
         /// Name of the kernel.
         kernel: &'static str,
-        /// Offset of the first byte in the heap.
+        /// Offset, in the heap, of the first byte to which the argument refers.
         start: u64,
-        /// Offset after the last byte in the heap.
+        /// Offset, in the heap, of the byte after the last byte to which the argument refers.
         end: u64,
     },
 }
@@ -84,7 +83,7 @@ pub struct Job {
     /// Number of allocated bytes of each heap, including the synchronisation words of the team.
     taken: u64,
     options: Options<'static>,
-    /// Number of PEs per machine; the number of all PEs if there is only one machine.
+    /// Number of PEs per emulated machine; the number of all PEs if there is only one machine.
     machine: u32,
 }
 
@@ -100,13 +99,13 @@ impl Job {
         Self::with_heap(n_pes, Self::HEAP_BYTES)
     }
 
-    /// Creates a job of `n_pes` PEs, each with a heap of `heap_bytes` bytes. The memory by which
-    /// teams synchronise is allocated in addition.
+    /// Creates a job of `n_pes` PEs, each with a heap of `heap_bytes` bytes. The synchronisation
+    /// words of the team are allocated in addition.
     ///
     /// # Panics
     /// If `n_pes` is 0.
     pub fn with_heap(n_pes: u32, heap_bytes: usize) -> Self {
-        assert!(n_pes > 0, "Job: n_pes is 0, expected at least 1");
+        assert!(n_pes > 0, "Job: n_pes is 0, expected at least 1 PE");
         let first = TeamEntry::sync_bytes(n_pes, SLOTS);
         let bytes = heap_bytes.next_multiple_of(Heap::ALIGN) + first as usize;
         Self {
@@ -141,16 +140,16 @@ impl Job {
         self.options(options)
     }
 
-    /// Sets the number of PEs per machine. PEs of one machine access each other's mapped memory.
-    /// PEs of different machines communicate over an emulated network. On the network puts may
-    /// arrive late and out of order, as determined by the seed. Only fences, quiets and signals
-    /// order the puts.
+    /// Divides the PEs into emulated machines of `pes` PEs each. PEs of one machine access each
+    /// other's mapped memory. PEs of different machines communicate over an emulated network. On
+    /// the network puts may arrive late and out of order, as determined by the seed. Only fences,
+    /// quiets and signals order the puts.
     ///
     /// # Panics
     /// If `pes` is 0.
     #[must_use]
     pub fn machines_of(mut self, pes: u32) -> Self {
-        assert!(pes > 0, "Job::machines_of: pes is 0, expected at least 1");
+        assert!(pes > 0, "Job::machines_of: pes is 0, expected at least 1 PE");
         self.machine = pes;
         self
     }
@@ -183,8 +182,8 @@ impl Job {
         unsafe { SymSlice::from_raw(SymOffset(start), len) }
     }
 
-    /// Writes the elements of `from` to `to` in the heap of `pe`. If the lengths differ, the
-    /// shorter length is used.
+    /// Writes the elements of `from` to `to` in the heap of `pe`. If the lengths of `from` and `to`
+    /// differ, the shorter length is used.
     ///
     /// # Panics
     /// If `pe` does not exist, or if the view of symmetric memory is not aligned or lies outside
@@ -200,7 +199,8 @@ impl Job {
     /// Returns the elements of `from` in the heap of `pe`.
     ///
     /// # Panics
-    /// As for [`Job::write`].
+    /// If `pe` does not exist, or if the view of symmetric memory is not aligned or lies outside
+    /// the allocated part of the heap.
     #[track_caller]
     pub fn read<T: Plain>(&self, pe: u32, from: SymSlice<T>) -> Vec<T> {
         let at = self.at(pe, from);
@@ -213,7 +213,8 @@ impl Job {
     /// addresses. The address is valid as long as the job exists.
     ///
     /// # Panics
-    /// As for [`Job::write`].
+    /// If `pe` does not exist, or if the view of symmetric memory is not aligned or lies outside
+    /// the allocated part of the heap.
     #[track_caller]
     pub fn address<T: Plain>(&self, pe: u32, of: SymSlice<T>) -> u64 {
         self.at(pe, of).expose_provenance() as u64
@@ -321,14 +322,15 @@ impl Job {
         Ok(outcome?)
     }
 
-    /// Returns the offset of the first byte after the synchronisation words of the team. Arguments
-    /// of kernels may not refer to these words.
+    /// Returns the offset, in the heap, of the first byte that [`Self::alloc`] can allocate. The
+    /// synchronisation words of the team lie before that byte, and arguments of kernels may not
+    /// refer to these words.
     fn first(&self) -> u64 {
         TeamEntry::sync_bytes(self.n_pes(), SLOTS)
     }
 
-    /// Returns whether a range of the heap lies in the part from which [`Self::alloc`] allocates,
-    /// and is allocated. An empty range only has to end in that part.
+    /// Returns whether a range of the heap lies in memory that [`Self::alloc`] has allocated. For
+    /// an empty range, only the end is checked: the end must not be after the allocated memory.
     fn is_allocated(&self, start: u64, bytes: u64) -> bool {
         (bytes == 0 || start >= self.first()) && start.checked_add(bytes).is_some_and(|end| end <= self.taken)
     }

@@ -21,7 +21,7 @@
 //!   [`explore`] runs a test with many seeds.
 //! - **Divergence**: if a thread does not reach a barrier, shuffle or vote that it must reach, the
 //!   run fails with [`GridError::Divergent`]. The run also fails if a thread returns while other
-//!   threads of its block wait for it.
+//!   threads of its block wait for that thread.
 //! - **Panics**: [`GridError::Panicked`] names the block and the thread.
 //! - **Endless waits**: a run fails at its deadline.
 //! - **Reads of uninitialised shared memory**: the initial content of shared memory depends on the
@@ -33,7 +33,8 @@
 //! # Errors that a run does not find
 //! Mapped memory is sequentially consistent among the threads of one run. So only a GPU or a model
 //! checker can detect missing fences on mapped memory. On a GPU, an access of 16 bytes in a copy
-//! may be torn. In one run on the host, such an access is not torn.
+//! may be torn: another thread may see only one half. In one run on the host, such an access is not
+//! torn.
 
 /// Runs the examples of the README as tests.
 #[cfg(doctest)]

@@ -1,5 +1,5 @@
-//! An emulated network among the PEs of a job. On the host it replaces NVSHMEM's device library,
-//! for PEs whose memory is not mapped.
+//! An emulated network among the PEs of a job. On the host the network replaces NVSHMEM's device
+//! library, by which kernels on GPUs access PEs whose memory is not mapped.
 //!
 //! The ordering of the network is as weak as NVSHMEM permits. A put can arrive after puts that were
 //! issued later, unless a fence or a quiet separates the puts. A put with signal delivers its data
@@ -39,12 +39,13 @@ struct State {
     fences: Vec<u64>,
 }
 
-/// A network call that has not taken effect. `from` is the sending PE, `to` the receiving PE.
+/// A network call that has not taken effect. `from` is the number of the sending PE, and `to` the
+/// number of the receiving PE.
 #[derive(Debug)]
 struct Message {
     from: usize,
     to: usize,
-    /// Number of fences that the sender had called before it sent this message.
+    /// Number of fences that the sender had called before the sender sent this message.
     fences: u64,
     what: What,
 }
@@ -60,7 +61,7 @@ enum What {
     Change(u64, usize, Atomic),
 }
 
-/// Connection of this host thread to a network. Dropping the value ends the connection.
+/// The connection of this host thread to a network. The connection ends when this value is dropped.
 pub(crate) struct Connected(());
 
 impl Drop for Connected {
@@ -157,8 +158,8 @@ impl Network {
         self.find(address, bytes).is_some()
     }
 
-    /// Returns the PE whose heap contains the range. Calls use addresses in the caller's own heap,
-    /// so this is the calling PE.
+    /// Returns the PE whose heap contains the range. This PE is the caller, because calls use
+    /// addresses in the caller's own heap.
     fn owner(&self, address: u64, bytes: usize) -> usize {
         self.find(address, bytes).unwrap_or_else(|| {
             panic!("network call: the range of {bytes} bytes at {address:#x} lies outside the heaps, expected a range of the caller's heap")

@@ -1,4 +1,4 @@
-//! The shapes and launches of grids, and the options of a run.
+//! The shape of a grid, the launch of a grid, and the options of a run.
 
 use crate::error::GridError;
 use peerweave_types::Dim3;
@@ -8,8 +8,8 @@ use std::time::Duration;
 /// Maximum size of the dynamic shared memory of a block, in bytes. This is the limit of GPUs with
 /// compute capability 9.0.
 pub const MAX_SHARED_BYTES: usize = 227 << 10;
-/// Maximum number of threads of a cooperative grid. The number is limited because all these threads
-/// need their stacks at the same time.
+/// Maximum number of threads of a cooperative grid. The number is limited because all threads of
+/// such a grid need their stacks at the same time.
 pub const MAX_COOPERATIVE_THREADS: u64 = 16384;
 
 /// The shape of a launch: number of blocks, number of threads per block, size of dynamic shared
@@ -60,7 +60,8 @@ impl<'a> Launch<'a> {
         Self::shaped(name, Shape::new(grid, block), body)
     }
 
-    /// Returns a launch with this shape. Each thread calls `body`. Error messages contain `name`.
+    /// Returns a launch with the shape `shape`. Each thread calls `body`. Error messages contain
+    /// `name`.
     pub fn shaped(name: &'a str, shape: Shape, body: &'a dyn Fn()) -> Self {
         Self { name, shape, body }
     }
@@ -106,9 +107,9 @@ impl fmt::Debug for Launch<'_> {
 #[non_exhaustive]
 pub struct Options<'a> {
     /// Seed of the schedule. Runs with the same seed have the same order of threads, unless the
-    /// order depends on another process or a clock. With seed 0, threads run in the order of their
-    /// indices. Other seeds differ in which threads run first and in how often threads are
-    /// preempted.
+    /// order depends on another process or a clock. With seed 0, threads run in the order in which
+    /// they become runnable, which is at first the order of their indices. Other seeds differ in
+    /// which threads run first and in how often threads are preempted.
     pub seed: u64,
     /// Time after which the run fails with [`GridError::Deadline`]. The run can end a thread only
     /// at an atomic access, a pause or a synchronisation. The run cannot end a thread in a loop
@@ -116,8 +117,8 @@ pub struct Options<'a> {
     pub deadline: Duration,
     /// Stack size of each thread in bytes. A stack overflow ends the process.
     pub stack_bytes: usize,
-    /// Approximate maximum number of threads that have started and have not returned. Cooperative
-    /// grids may exceed this number. At least one block of each grid always runs.
+    /// Approximate maximum number of threads that are started and have not returned. Cooperative
+    /// grids may exceed this number. Until a grid ends, at least one of its blocks is running.
     pub resident_threads: usize,
     /// Function that the run calls when every thread waits for memory to change.
     pub on_idle: Option<&'a dyn Fn()>,

@@ -32,7 +32,7 @@ pub(crate) fn mix(word: u64) -> u64 {
     word ^ (word >> 31)
 }
 
-/// The preference of a schedule among runnable threads.
+/// The rule by which a schedule selects the next thread among the runnable threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Preference {
     /// Threads run in the order in which they became runnable.
@@ -45,7 +45,7 @@ enum Preference {
     Starving,
 }
 
-/// The numbers of the runnable threads of a run, and the choice of the next thread.
+/// The numbers of the runnable threads of a run, with the method that selects the next thread.
 #[derive(Debug)]
 pub(crate) struct Schedule {
     random: Random,
@@ -61,7 +61,8 @@ pub(crate) struct Schedule {
 
 impl Schedule {
     /// Returns the schedule of a seed. The schedule of seed 0 runs threads in order and rarely
-    /// preempts them. Schedules of other seeds differ in preference and quantum.
+    /// preempts threads. The schedules of other seeds differ in [`Preference`], and in the average
+    /// number of steps between two preemptions.
     pub(crate) fn new(seed: u64) -> Self {
         let mut random = Random::new(seed);
         let (preference, quantum) = if seed == 0 {

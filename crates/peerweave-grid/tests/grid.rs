@@ -110,7 +110,7 @@ fn warp_operations_with_disjoint_masks_do_not_interfere() {
 }
 
 #[test]
-fn each_block_has_its_own_dynamic_shared_memory() {
+fn blocks_do_not_share_dynamic_shared_memory() {
     explore(SEEDS, |seed| {
         let body = || {
             let (at, bytes) = gpu::dynamic_shared();
@@ -130,7 +130,7 @@ fn each_block_has_its_own_dynamic_shared_memory() {
 }
 
 #[test]
-fn each_block_has_its_own_fixed_shared_memory() {
+fn blocks_do_not_share_fixed_shared_memory() {
     let places = RefCell::new(BTreeSet::new());
     let body = || {
         let one = gpu::executor().fixed_shared(1, 64, 64);
@@ -160,7 +160,7 @@ fn uninitialised_shared_memory_differs_by_seed() {
 }
 
 #[test]
-fn cooperative_blocks_wait_for_each_other() {
+fn blocks_of_a_cooperative_grid_can_wait_for_each_other() {
     explore(SEEDS, |seed| {
         let arrived = AtomicU32::new(0);
         let body = || {
@@ -188,7 +188,7 @@ fn all_blocks_of_a_large_grid_run() {
 }
 
 #[test]
-fn grids_run_together_can_wait_for_each_other() {
+fn grids_on_one_schedule_can_wait_for_each_other() {
     explore(SEEDS, |seed| {
         let flags = [const { AtomicU32::new(0) }; 3];
         let bodies: Vec<_> = (0..3)
@@ -212,7 +212,7 @@ fn grids_run_together_can_wait_for_each_other() {
 }
 
 #[test]
-fn grids_of_two_host_threads_wait_for_each_other() {
+fn grids_on_two_host_threads_can_wait_for_each_other() {
     let flags = [const { AtomicU32::new(0) }; 2];
     std::thread::scope(|scope| {
         for pe in 0..2 {
@@ -275,7 +275,7 @@ fn same_seed_repeats_every_switch_between_threads() {
 }
 
 #[test]
-fn panic_in_a_thread_names_block_and_thread() {
+fn error_of_a_panic_names_the_block_and_the_thread() {
     let unwound = AtomicU32::new(0);
     struct Count<'a>(&'a AtomicU32);
     impl Drop for Count<'_> {
@@ -296,7 +296,7 @@ fn panic_in_a_thread_names_block_and_thread() {
 }
 
 #[test]
-fn trap_ends_the_grid_and_names_the_thread() {
+fn trap_ends_the_grid_and_the_error_names_the_thread() {
     let error = go(0, 1, 4, &|| {
         if gpu::thread_idx().x == 2 {
             gpu::trap();

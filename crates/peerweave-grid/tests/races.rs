@@ -16,16 +16,16 @@ pub fn count_by_get_and_put(ctx: &Context, counter: SymSlice<i32>) {
     ctx.p(counter, seen + 1, 0);
 }
 
-/// Puts a number to the next PE, and reads its own element without waiting for the put of the
-/// previous PE.
+/// A kernel that puts a number to the next PE, and reads this PE's own element without waiting for
+/// the put of the previous PE.
 #[kernel]
 pub fn read_without_wait(ctx: &Context, to: SymSlice<i32>, seen: SymSlice<i32>) {
     ctx.p(to, 7, (ctx.my_pe() + 1) % ctx.n_pes());
     ctx.local(seen).write(0, ctx.local(to).read(0));
 }
 
-/// Puts all elements to the next PE, and copies its own elements without waiting for the put of the
-/// previous PE.
+/// A kernel that puts all elements to the next PE, and copies this PE's own elements without
+/// waiting for the put of the previous PE.
 #[kernel]
 pub fn copy_without_wait(ctx: &Context, to: SymSlice<u32>, from: SymSlice<u32>, seen: SymSlice<u32>) {
     ctx.put(to, from, (ctx.my_pe() + 1) % ctx.n_pes());
@@ -50,7 +50,7 @@ fn lost_update_by_get_and_put_occurs_under_some_seed() {
 }
 
 #[test]
-fn read_before_a_put_of_a_peer_occurs_under_some_seed() {
+fn read_before_the_put_of_a_peer_occurs_under_some_seed() {
     let seen: BTreeSet<(i32, i32)> = (0..SEEDS)
         .map(|seed| {
             let mut job = Job::with_heap(2, HEAP_BYTES).seed(seed);
@@ -63,7 +63,7 @@ fn read_before_a_put_of_a_peer_occurs_under_some_seed() {
 }
 
 #[test]
-fn copy_sees_part_of_a_put_of_a_peer_under_some_seed() {
+fn copy_sees_part_of_a_peers_put_under_some_seed() {
     let partial = (0..SEEDS).any(|seed| {
         let mut job = Job::with_heap(2, HEAP_BYTES).seed(seed);
         let [to, from, seen] = [(); 3].map(|()| job.alloc::<u32>(64));
@@ -71,5 +71,5 @@ fn copy_sees_part_of_a_put_of_a_peer_under_some_seed() {
         job.launch(&copy_without_wait::KERNEL, 1, 1, (to, from, seen)).unwrap();
         (0..2).any(|pe| (1..64).contains(&job.read(pe, seen).iter().sum::<u32>()))
     });
-    assert!(partial, "under no seed a copy saw only a part of the put");
+    assert!(partial, "under no seed did a copy see only a part of the put");
 }

@@ -1,11 +1,11 @@
-//! Attention of queries to blocks of keys and values, one block after the other, with an online
-//! softmax.
+//! Attention of queries to blocks of keys and values. The blocks are processed one after the other,
+//! with an online softmax.
 //!
-//! [`attend()`] adds one block to the state of all queries of this PE. Blocks may arrive in any
-//! order, so a program can pass them around a ring.
+//! [`attend()`] adds one block to the state of all queries of this PE. Blocks may be added in any
+//! order, so a program can pass the blocks around a ring of PEs.
 #![allow(
     clippy::needless_range_loop,
-    reason = "indices are unrolled; an iterator would put the elements of a thread into its memory"
+    reason = "loops over indices are unrolled; an iterator would place a thread's elements in local memory"
 )]
 
 use peerweave_device::prelude::*;
@@ -19,10 +19,10 @@ pub const THREADS: u32 = 128;
 /// Number of queries that a block of [`attend()`] handles. Four threads share each query.
 pub const QUERIES: u32 = THREADS / LANES as u32;
 
-/// Number of threads that share a query, each with a part of its elements.
+/// Number of threads that share a query. Each of these threads has a part of the query's elements.
 const LANES: usize = 4;
 
-/// Number of keys, and of values, in shared memory at a time.
+/// Number of keys that are in shared memory at a time, which is also the number of values.
 const TILE: usize = 16;
 
 /// Number of elements that one access to shared memory reads.
@@ -31,7 +31,7 @@ const GROUP: usize = 4;
 /// Number of groups of [`GROUP`] elements in a head.
 const GROUPS: usize = HEAD / GROUP;
 
-/// Number of groups of a query that one thread handles.
+/// Number of groups of [`GROUP`] elements that one thread handles for its query.
 const OWN: usize = GROUPS / LANES;
 
 /// The argument of [`attend()`] with the sizes of the operands.
@@ -45,10 +45,11 @@ pub struct Block {
     /// Number of rows that a head has in the memory of the queries, the state, the keys and the
     /// values.
     pub rows: u32,
-    /// 1 if this is the first block of keys and values. The kernel then ignores the previous state.
+    /// 1 if this is the first block of keys and values. In this case the kernel ignores the
+    /// previous state. Otherwise 0.
     pub is_first: u32,
-    /// 1 if this is the last block of keys and values. The kernel then divides the sums by the sums
-    /// of weights.
+    /// 1 if this is the last block of keys and values. In this case the kernel divides the sums by
+    /// the sums of weights. Otherwise 0.
     pub is_last: u32,
 }
 
@@ -63,13 +64,13 @@ fn exp(x: f32) -> f32 {
     series * f32::from_bits(((whole + 127) as u32) << 23)
 }
 
-/// Returns the elements of a group.
+/// Returns the [`GROUP`] elements whose bits are packed in `group`.
 #[inline(always)]
 fn unpack(group: u128) -> [f32; GROUP] {
     [0, 1, 2, 3].map(|index| f32::from_bits((group >> (32 * index)) as u32))
 }
 
-/// Returns the group that starts at element `first`.
+/// Returns the bits of the [`GROUP`] elements from element `first` on, packed in one integer.
 #[inline(always)]
 fn pack(from: DeviceSlice<f32>, first: usize) -> u128 {
     let bits = |index: usize| u128::from(from.read(first + index).to_bits()) << (32 * index);
@@ -81,8 +82,8 @@ fn pack(from: DeviceSlice<f32>, first: usize) -> u128 {
 /// The first half of `block` holds the keys, and the second half holds the values. In `queries`,
 /// the keys, the values and `sums`, row `r` of head `h` starts at `(h * rows + r) * HEAD`. `stats`
 /// has two elements for each row, at `2 * (h * rows + r)`: the largest score, and the sum of
-/// weights. The grid has a block for every [`QUERIES`] queries in `x`, and for every head in `y`.
-/// Each block has [`THREADS`] threads.
+/// weights. In dimension `x` the grid has one block for every [`QUERIES`] queries, and in dimension
+/// `y` one block for every head. Each block has [`THREADS`] threads.
 #[kernel(max_threads = 128)]
 pub fn attend(
     ctx: &Context,

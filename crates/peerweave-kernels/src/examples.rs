@@ -3,7 +3,8 @@
 //!
 //! [`ring()`] is the first program of NVSHMEM4Py's documentation. In [`pipeline()`] chunks pass
 //! through all PEs in order, and each PE processes one chunk while the next PE processes the
-//! previous chunk. In [`all_gather()`] the PEs pass parts around a ring while they process parts.
+//! previous chunk. In [`all_gather()`] the PEs pass parts around a ring, and process one part while
+//! the next part is passed.
 
 use peerweave_device::prelude::*;
 
@@ -16,11 +17,12 @@ pub fn ring(ctx: &Context, dst: SymSlice<i32>) -> Result<(), Failed> {
     ctx.barrier_all()
 }
 
-/// Receives `chunks` chunks of `data` from the previous PE. Adds this PE's number and 1 to each
+/// Receives `chunks` chunks of `data` from the previous PE. Adds this PE's number plus 1 to each
 /// element, and passes each chunk to the next PE.
 ///
-/// The first PE reads its own `data`, and the last PE keeps the result. `arrived` is one word,
-/// initially 0, which counts the chunks that this PE has received. Launch this kernel as one block.
+/// The first PE reads its own `data`, and the last PE keeps the result. `arrived` is one signal
+/// word, initially 0, which counts the chunks that this PE has received. Launch this kernel as one
+/// block.
 #[kernel]
 pub fn pipeline(ctx: &Context, data: SymSlice<u32>, arrived: SymSlice<u64>, chunks: u32) -> Result<(), Failed> {
     let (me, last) = (ctx.my_pe(), ctx.n_pes() - 1);
@@ -42,15 +44,15 @@ pub fn pipeline(ctx: &Context, data: SymSlice<u32>, arrived: SymSlice<u64>, chun
     Ok(())
 }
 
-/// Maximum number of threads of the block of [`all_gather()`]. The partial sums of all threads fit
-/// in shared memory.
+/// Maximum number of threads with which [`all_gather()`] may be launched. The kernel's shared
+/// memory has room for one partial sum of each of these threads.
 pub(crate) const THREADS: usize = 128;
 
 /// For each PE `r`, copies part `r` of `parts` from PE `r` to every PE, and writes the sum of part
 /// `r` to `sums[r]`.
 ///
 /// `parts` has one part for each PE. Each PE must fill its own part before the launch. `arrived` is
-/// one word, initially 0. Launch this kernel as one block of at most 128 threads.
+/// one signal word, initially 0. Launch this kernel as one block of at most 128 threads.
 #[kernel]
 pub fn all_gather(ctx: &Context, parts: SymSlice<u32>, arrived: SymSlice<u64>, sums: SymSlice<u64>) -> Result<(), Failed> {
     let (me, n) = (ctx.my_pe() as usize, ctx.n_pes() as usize);

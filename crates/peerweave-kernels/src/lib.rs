@@ -1,8 +1,8 @@
 //! Kernels for examples and benchmarks, with their PTX.
 //!
-//! Each module is a group of kernels. Each kernel is a function that also runs on the host. A
-//! launch takes the kernel's constant `KERNEL` as an argument. `cargo xtask ptx` compares the PTX
-//! in the folder `ptx` with the PTX compiled from the sources.
+//! Each module is a group of kernels. Each kernel is a function that runs on GPUs and on the host.
+//! To launch a kernel, pass the kernel's constant, for example `ring::KERNEL`. `cargo xtask ptx`
+//! compares the PTX in the folder `ptx` with the PTX compiled from the sources.
 #![no_std]
 
 /// Runs the examples of the README as tests.

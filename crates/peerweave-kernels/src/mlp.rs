@@ -2,7 +2,7 @@
 
 #![allow(
     clippy::needless_range_loop,
-    reason = "indices are unrolled; an iterator would put the elements of a thread into its memory"
+    reason = "loops over indices are unrolled; an iterator would place a thread's elements in local memory"
 )]
 
 use peerweave_device::prelude::*;
@@ -10,7 +10,8 @@ use peerweave_device::prelude::*;
 /// Number of threads in each block of [`matmul()`].
 pub const THREADS: u32 = 256;
 
-/// Number of rows, and of columns, in a tile. Each block of [`matmul()`] computes one tile.
+/// Number of rows in a tile, which is also the number of columns. Each block of [`matmul()`]
+/// computes one tile.
 pub const TILE: usize = 32;
 
 /// Number of elements of a tile that each thread loads and computes.
@@ -29,12 +30,13 @@ pub struct Product {
     pub inner: u32,
     /// Number of columns in `b`, and in the product.
     pub columns: u32,
-    /// 1 if the kernel replaces negative elements of the product by 0.
+    /// 1 if the kernel must replace negative elements of the product by 0; otherwise 0.
     pub is_relu: u32,
 }
 
-/// Computes `to = a · b`. Matrices are stored row by row. The grid has a block for every [`TILE`]
-/// columns in `x`, and for every [`TILE`] rows in `y`. Each block has [`THREADS`] threads.
+/// Computes `to = a · b`. Matrices are stored row by row. In dimension `x` the grid has one block
+/// for every [`TILE`] columns, and in dimension `y` one block for every [`TILE`] rows. Each block
+/// has [`THREADS`] threads.
 #[kernel(max_threads = 256)]
 pub fn matmul(ctx: &Context, a: SymSlice<f32>, b: SymSlice<f32>, to: SymSlice<f32>, shape: Product) {
     let a_tile = peerweave_device::shared_array!(A: [f32; TILE * TILE]);

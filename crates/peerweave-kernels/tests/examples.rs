@@ -7,7 +7,7 @@ use peerweave_kernels::examples::{all_gather, pipeline, ring};
 const PES: [u32; 4] = [1, 2, 3, 5];
 
 #[test]
-fn ring_gives_each_pe_its_left_neighbours_number() {
+fn ring_puts_the_number_of_each_pe_to_the_next_pe() {
     for n in PES {
         explore(8, |seed| {
             let mut job = Job::new(n).seed(seed);
@@ -22,7 +22,7 @@ fn ring_gives_each_pe_its_left_neighbours_number() {
 }
 
 #[test]
-fn every_pe_of_the_pipeline_adds_to_every_element() {
+fn pipeline_adds_the_contribution_of_every_pe() {
     const LEN: usize = 8 * 100;
     for n in PES {
         explore(8, |seed| {
@@ -39,7 +39,7 @@ fn every_pe_of_the_pipeline_adds_to_every_element() {
 }
 
 #[test]
-fn all_gather_example_gathers_all_parts_and_their_sums() {
+fn all_gather_example_gathers_all_parts_and_sums_each_part() {
     const LEN: usize = 300;
     for n in PES {
         explore(8, |seed| {

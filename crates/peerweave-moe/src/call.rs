@@ -1,5 +1,5 @@
-//! Code that all kernels share: access to the lines of an exchange on this rank and on other ranks,
-//! and the order of accesses.
+//! Code that several kernels share: access to the lines of 16 bytes that ranks exchange, and the
+//! order of these accesses.
 
 use crate::layout::{Exchange, MAX_RANKS, NOT_MAPPED};
 use crate::line::Lines;
@@ -7,8 +7,7 @@ use peerweave_device::gpu::{self, Fence, Sys};
 use peerweave_device::prelude::*;
 
 impl Exchange {
-    /// Returns the lines of `of`, which is [`Exchange::inbox`] or [`Exchange::returns`], on this
-    /// rank.
+    /// Returns this rank's own lines of `of`. `of` is [`Exchange::inbox`] or [`Exchange::returns`].
     #[inline(always)]
     pub(crate) fn own(&self, ctx: &Context, of: SymSlice<u128>) -> Lines {
         // SAFETY: this is symmetric memory of this PE. Only kernels of this crate access it, by
@@ -17,22 +16,25 @@ impl Exchange {
     }
 }
 
-/// Returns the PE of a rank. Fails the kernel if the team does not have the rank.
+/// Returns the PE of a rank; `u32::MAX` if the team has no such rank. No PE has this number, so an
+/// access to the memory of that PE fails.
 #[inline(always)]
 pub(crate) fn pe_of(ctx: &Context, team: KernelTeam, rank: u32) -> u32 {
     ctx.team_pe(team, rank).unwrap_or(u32::MAX)
 }
 
-/// The addresses at which this block reaches symmetric memory of all ranks. They are stored in the
+/// The addresses of one slice of symmetric memory on all ranks. The addresses are stored in the
 /// block's shared memory.
 #[derive(Clone, Copy)]
 pub(crate) struct Peers(SharedSlice<u64>);
 
 impl Peers {
-    /// Looks up the addresses. All threads of the block must call this function.
+    /// Looks up the address of `of` on each rank of the team. All threads of the block must call
+    /// this function.
     ///
     /// # Errors
-    /// If the memory of a rank is not mapped on this PE. All threads then get the error.
+    /// If the memory of a rank is not mapped on this PE. In this case all threads of the block
+    /// return the error.
     #[inline(always)]
     pub(crate) fn find(ctx: &Context, exchange: &Exchange, team: KernelTeam, of: SymSlice<u128>) -> Result<Self, Failed> {
         let addresses = peerweave_device::shared_array!(PEERS: [u64; MAX_RANKS]);
@@ -47,7 +49,7 @@ impl Peers {
         if gpu::sync_threads_or(failed) { Err(ctx.exit(NOT_MAPPED)) } else { Ok(Self(addresses)) }
     }
 
-    /// Returns the lines in the memory of a rank.
+    /// Returns the lines of the slice in the memory of a rank.
     #[inline(always)]
     pub(crate) fn lines(self, rank: u32) -> Lines {
         // SAFETY: `find` looked up this address of the same symmetric memory on another PE.
@@ -55,9 +57,9 @@ impl Peers {
     }
 }
 
-/// Orders the accesses of this kernel before the accesses of a later kernel on another rank that
-/// receives a line of this rank. On GPUs, the start of a kernel orders these accesses, and this
-/// function does nothing.
+/// Orders accesses of this kernel and accesses of other ranks' kernels. If this rank sends a line
+/// to another rank, the accesses of this kernel precede the accesses of a later kernel on that
+/// rank. On GPUs the start of a kernel orders these accesses, and this function does nothing.
 #[inline(always)]
 pub(crate) fn order() {
     if !cfg!(target_arch = "nvptx64") {

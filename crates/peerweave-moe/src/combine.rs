@@ -1,9 +1,9 @@
 //! The two kernels of a combination: send, receive.
 //!
-//! For each token, a rank multiplies the results of its experts by the experts' weights, and adds
-//! up the products in `f32`. It rounds the sum to the type of results, and sends the sum once to
-//! the rank of the token. The rank of the token adds up the sums of all ranks in the order of
-//! ranks, again in `f32`.
+//! For each token, a rank multiplies the results of the rank's experts by the experts' weights, and
+//! adds up the products in `f32`. The rank rounds the sum to the type of results, and sends the sum
+//! to the rank that sent the token. That rank adds up the sums of all ranks in the order of ranks,
+//! again in `f32`.
 
 use crate::call::{Peers, order, pe_of};
 use crate::dispatch::each_token;
@@ -83,15 +83,16 @@ fn receive<C: Class>(ctx: &Context, exchange: &Exchange, team: KernelTeam, outpu
 
 macro_rules! entries {
     ($($class:ident: $send:ident, $receive:ident;)*) => {$(
-        /// Adds up this rank's weighted results for each token, and sends the sum to the rank from
-        /// which the token came. `results` has a row for each row of the dispatch.
+        /// Adds up this rank's weighted results for each token, and sends the sum to the rank that
+        /// sent the token. `results` has a row for each row that the dispatch has filled on this
+        /// rank.
         #[kernel(max_threads = 512)]
         pub fn $send(ctx: &Context, exchange: Exchange, team: KernelTeam, results: SymSlice<u128>) -> Result<(), Failed> {
             send::<$class>(ctx, &exchange, team, results)
         }
 
-        /// For each token, receives the sums from the ranks of the token's experts, and adds the
-        /// sums up into a row of `outputs`.
+        /// For each token of this rank, receives the sums from the ranks of the token's experts,
+        /// and adds up the sums into a row of `outputs`.
         #[kernel(max_threads = 512)]
         pub fn $receive(ctx: &Context, exchange: Exchange, team: KernelTeam, outputs: SymSlice<u128>) -> Result<(), Failed> {
             receive::<$class>(ctx, &exchange, team, outputs)

@@ -1,8 +1,8 @@
 //! The three kernels of a dispatch: send, plan, receive.
 //!
 //! Every rank pushes to every rank a table with the number, the experts and the weights of all its
-//! tokens. It pushes each token once to each rank that has one of the token's experts. So no rank
-//! needs an answer before it sends.
+//! tokens. Every rank also pushes each token once to each rank that has at least one of the token's
+//! experts. So no rank needs an answer before it sends.
 
 use crate::call::{Peers, order, pe_of};
 use crate::layout::{Exchange, MAX_LOCAL_EXPERTS, NO_SUCH_EXPERT, NOTHING, REPEATED_EXPERT, table_lines};
@@ -10,10 +10,10 @@ use crate::line::{BATCH, Rows, halves, in_batches};
 use peerweave_device::gpu::Vector;
 use peerweave_device::prelude::*;
 
-/// Maximum number of threads in a kernel that runs as one block.
+/// Maximum number of threads of [`moe_dispatch_plan()`], which runs as one block.
 pub const PLAN_THREADS: u32 = 512;
 
-/// Maximum number of threads in each block of a kernel that runs as several blocks.
+/// Maximum number of threads in each block of the kernels that run as several blocks.
 pub const THREADS: u32 = 512;
 
 /// Maximum number of warps of the kernel `moe_dispatch_plan`.
@@ -30,9 +30,9 @@ fn position() -> (u64, u64) {
 /// Sends each of `count` tokens with its scales to the ranks that have the token's experts. Also
 /// sends a table of all experts and weights to every rank.
 ///
-/// `experts` and `weights` have `top_k` elements for each token. -1 stands for no expert; all other
+/// `experts` and `weights` have `top_k` elements for each token. -1 stands for no expert. All other
 /// experts of a token must be distinct. The kernel does not wait for any other rank.
-#[allow(clippy::too_many_arguments, reason = "the launch checks each argument by itself")]
+#[allow(clippy::too_many_arguments, reason = "the launch checks each argument separately")]
 #[kernel(max_threads = 512)]
 pub fn moe_dispatch_send(
     ctx: &Context,
@@ -116,8 +116,8 @@ pub fn moe_dispatch_send(
 /// rank. Rows are ordered by expert, then by rank, then by token. Launch this kernel as one block.
 ///
 /// Writes the index of each expert's first row to `offsets`, followed by the number of rows. The
-/// kernel does not access `rows` and `scales`. They are arguments so that the launch also checks
-/// the memory that the next kernel writes.
+/// kernel does not access `rows` and `scales`. These arguments let the launch check the memory that
+/// the next kernel writes.
 #[kernel(max_threads = 512)]
 pub fn moe_dispatch_plan(
     ctx: &Context,
@@ -144,7 +144,8 @@ pub fn moe_dispatch_plan(
     Ok(())
 }
 
-/// Receives the routing tables of all ranks, and stores their entries.
+/// Receives the routing tables of all ranks, and stores the entries of these tables. `bank` is the
+/// number of this dispatch.
 #[inline(always)]
 fn receive_tables(ctx: &Context, exchange: &Exchange, team: KernelTeam, bank: u64) -> Result<(), Failed> {
     let inbox = exchange.own(ctx, exchange.inbox);
@@ -179,8 +180,8 @@ fn receive_tables(ctx: &Context, exchange: &Exchange, team: KernelTeam, bank: u6
     Ok(())
 }
 
-/// Stores an entry of a table: the number of an expert among the experts of all ranks, and a
-/// weight.
+/// Stores an entry of the routing table that `rank` has sent. An entry consists of an expert's
+/// number, among the experts of all ranks, and a weight. Ignores an `index` after the last entry.
 #[inline(always)]
 fn keep(ctx: &Context, exchange: &Exchange, rank: u32, index: u64, entry: u64) {
     if index >= exchange.entries_per_rank() {
@@ -196,10 +197,11 @@ fn keep(ctx: &Context, exchange: &Exchange, rank: u32, index: u64, entry: u64) {
     }
 }
 
-/// Computes, for each entry whose expert is on this rank, the row of the token.
+/// Computes, for each entry whose expert is on this rank, the row in which the token is stored, and
+/// writes the row to [`Exchange::places`]. Also writes the first row of each expert to `offsets`.
 ///
-/// Each warp has a range of entries. The warp counts the entries of each expert in its range. The
-/// counts of all warps then give the place of each warp's first entry for each expert.
+/// Each warp has a range of entries, and counts the entries of each expert in its range. The counts
+/// of all warps determine, for each expert, the row of each warp's first entry.
 #[inline(always)]
 fn place(ctx: &Context, exchange: &Exchange, offsets: DeviceSlice<u32>) {
     let counted = peerweave_device::shared_array!(COUNTED: [u32; WARPS * MAX_LOCAL_EXPERTS]);
@@ -293,8 +295,8 @@ fn place(ctx: &Context, exchange: &Exchange, offsets: DeviceSlice<u32>) {
     }
 }
 
-/// Waits for the other threads of the warp. On the host, a thread that is `alone` in its warp does
-/// not wait.
+/// Waits until all threads of the warp have called this function. `alone` must be true if the warp
+/// has only one thread. In this case, on the host, the function does not wait.
 #[inline(always)]
 fn sync_lanes(alone: bool) {
     if cfg!(target_arch = "nvptx64") || !alone {
@@ -338,9 +340,9 @@ pub fn moe_dispatch_receive(
     Ok(())
 }
 
-/// Calls `each` for every token that has an expert on this rank. The arguments are the token's
-/// rank, its number, and one bit for each of its entries that has a row on this rank. The tokens
-/// are divided among the blocks.
+/// Calls `each` for every token that has an expert on this rank. The arguments are the rank that
+/// sent the token, the index of the token on that rank, and one bit for each entry of the token
+/// that has a row on this rank. The tokens are divided among the blocks.
 #[inline(always)]
 pub(crate) fn each_token(
     ctx: &Context,

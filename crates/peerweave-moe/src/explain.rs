@@ -12,10 +12,10 @@ pub(crate) struct Words {
 }
 
 impl Words {
-    /// Converts the failure of a kernel of an exchange to a failure of `call`, with a message that
-    /// explains its code. Without `call`, the failure keeps the name of the kernel. An operation
-    /// that was skipped because of such a failure gets the converted failure. Other errors are
-    /// returned unchanged.
+    /// Converts the failure of a kernel of an exchange to a failure of the call `call`, with a
+    /// message that explains the kernel's exit code. If `call` is `None`, the failure keeps the
+    /// name of the kernel. If an operation was skipped because such a kernel failed, returns the
+    /// converted failure of that kernel. Returns other errors unchanged.
     pub(crate) fn explain(self, call: Option<&'static str>, error: Error) -> Error {
         match error {
             Error::Skipped { because, .. } if is_of_an_exchange(&because) => self.explain(call, Error::clone(&because)),

@@ -1,4 +1,5 @@
-//! The argument of every kernel, the layout of its memory, and the limits and codes of kernels.
+//! The argument of every kernel, the layout of the memory of an exchange, and the limits and exit
+//! codes of kernels.
 
 use peerweave_device::prelude::*;
 
@@ -12,7 +13,7 @@ pub const MAX_TOP_K: usize = 32;
 /// Maximum number of experts on each rank.
 pub const MAX_LOCAL_EXPERTS: usize = 512;
 
-/// The value that marks an entry that has no expert, or no row.
+/// The value that stands for no expert, no rank or no row.
 pub const NOTHING: u32 = u32::MAX;
 
 /// The sizes of an exchange between ranks.
@@ -33,19 +34,20 @@ pub struct Layout {
     pub token_lines: u32,
     /// Number of 16-byte lines in the scales of a token.
     pub scale_lines: u32,
-    /// Number of 16-byte lines in a result.
+    /// Number of 16-byte lines in the result for a token.
     pub result_lines: u32,
 }
 
 /// The memory and the sizes that a dispatch and the following combination use.
 ///
-/// All memory is symmetric. Of the memory on other ranks, a rank accesses only
-/// [`inbox`](Self::inbox) and [`returns`](Self::returns). Each rank has `max_tokens * top_k`
-/// entries: one for each expert of each token.
+/// All memory is symmetric. On other ranks, a rank accesses only [`inbox`](Self::inbox) and
+/// [`returns`](Self::returns). For each rank there are `max_tokens * top_k` entries: one for each
+/// expert of each token of that rank.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, KernelArg)]
 pub struct Exchange {
-    /// Two banks for arriving tokens. Each bank has a routing table and rows for each sending rank.
+    /// Memory for arriving tokens, divided into two banks that successive dispatches use
+    /// alternately. Each bank has a routing table and rows for each sending rank.
     pub inbox: SymSlice<u128>,
     /// Memory for arriving results, with rows for each sending rank.
     pub returns: SymSlice<u128>,
@@ -62,7 +64,8 @@ pub struct Exchange {
     pub counts: SymSlice<u32>,
     /// One word: the number of dispatches that this rank has received.
     pub counter: SymSlice<u64>,
-    /// The content of a line whose data has not arrived yet.
+    /// The value that a line of [`Self::inbox`] or [`Self::returns`] contains until the data of
+    /// that line has arrived.
     pub sentinel: u128,
     /// The sizes of the exchange.
     pub layout: Layout,
@@ -77,8 +80,8 @@ impl core::ops::Deref for Exchange {
     }
 }
 
-/// Returns the number of lines in a table with `entries` entries. The first line holds the number
-/// of tokens, and each of the other lines holds two entries.
+/// Returns the number of 16-byte lines in a routing table with `entries` entries. The first line
+/// holds the number of tokens, and each of the other lines holds two entries.
 pub const fn table_lines(entries: u64) -> u64 {
     1 + entries.div_ceil(2)
 }
@@ -90,60 +93,65 @@ impl Layout {
         u64::from(self.max_tokens) * u64::from(self.top_k)
     }
 
-    /// Returns the number of lines in a token's row, which holds the token and then its scales.
+    /// Returns the number of 16-byte lines in a token's row, which holds the token and then the
+    /// token's scales.
     #[inline(always)]
     pub fn row_lines(&self) -> u64 {
         u64::from(self.token_lines) + u64::from(self.scale_lines)
     }
 
-    /// Returns the number of lines that a bank has for each sending rank.
+    /// Returns the number of 16-byte lines that a bank of the inbox has for each sending rank.
     #[inline(always)]
     fn lines_per_rank(&self) -> u64 {
         table_lines(self.entries_per_rank()) + u64::from(self.max_tokens) * self.row_lines()
     }
 
-    /// Returns the number of lines in [`Exchange::inbox`].
+    /// Returns the number of 16-byte lines in [`Exchange::inbox`].
     pub fn inbox_lines(&self) -> u64 {
         2 * u64::from(self.ranks) * self.lines_per_rank()
     }
 
-    /// Returns the number of lines in [`Exchange::returns`].
+    /// Returns the number of 16-byte lines in [`Exchange::returns`].
     pub fn returns_lines(&self) -> u64 {
         u64::from(self.ranks) * u64::from(self.max_tokens) * u64::from(self.result_lines)
     }
 
-    /// Returns the index, in the inbox, of the first line of a rank's table.
+    /// Returns the index, in [`Exchange::inbox`], of the first line of the routing table that
+    /// `rank` sends. `bank` is the number of the dispatch. Dispatches with even and odd numbers use
+    /// different banks.
     #[inline(always)]
     pub(crate) fn table(&self, bank: u64, rank: u32) -> u64 {
         ((bank & 1) * u64::from(self.ranks) + u64::from(rank)) * self.lines_per_rank()
     }
 
-    /// Returns the index, in the inbox, of the first line of a token's row.
+    /// Returns the index, in [`Exchange::inbox`], of the first line of the row for a token that
+    /// `rank` sends. `bank` is the number of the dispatch, as for [`Self::table`].
     #[inline(always)]
     pub(crate) fn row(&self, bank: u64, rank: u32, token: u64) -> u64 {
         self.table(bank, rank) + table_lines(self.entries_per_rank()) + token * self.row_lines()
     }
 
-    /// Returns the index, in [`Exchange::returns`], of the first line of the row that a rank sends
-    /// for a token.
+    /// Returns the index, in [`Exchange::returns`], of the first line of the result that `rank`
+    /// sends for a token of this rank.
     #[inline(always)]
     pub(crate) fn result(&self, rank: u32, token: u64) -> u64 {
         (u64::from(rank) * u64::from(self.max_tokens) + token) * u64::from(self.result_lines)
     }
 
-    /// Returns the index of the first entry of a token of a rank.
+    /// Returns the index, in [`Exchange::entries`], of the first entry of a token that `rank` has
+    /// sent.
     #[inline(always)]
     pub(crate) fn entry(&self, rank: u32, token: u64) -> usize {
         (u64::from(rank) * self.entries_per_rank() + token * u64::from(self.top_k)) as usize
     }
 }
 
-/// Failure code: this PE does not map the memory of a rank.
+/// Exit code of a kernel: this PE does not map the memory of a rank.
 pub const NOT_MAPPED: u64 = 1 << 32;
 
-/// Failure code: a token names an expert that does not exist. The lower half is the expert's
-/// number.
+/// Exit code of a kernel: a token names an expert that does not exist. The lower half is the
+/// expert's number.
 pub const NO_SUCH_EXPERT: u64 = 2 << 32;
 
-/// Failure code: a token names an expert twice. The lower half is the expert's number.
+/// Exit code of a kernel: a token names an expert twice. The lower half is the expert's number.
 pub const REPEATED_EXPERT: u64 = 3 << 32;

@@ -10,10 +10,10 @@
 //!
 //! A token is sent to a rank only once, even if several experts on that rank process the token.
 //! That rank adds up the results of these experts, and sends one result back. No rank waits for
-//! another rank before it sends, because every rank sends its whole routing table. There are no
-//! barriers, because the data itself shows that it has arrived. Each call launches Rust kernels
-//! through the portable API, so calls are stream-ordered. The order of rows and of additions is the
-//! same in every run.
+//! another rank before it sends, because every rank sends its whole routing table. Dispatches and
+//! combinations need no barriers, because the memory of the receiver shows whether the data has
+//! arrived. Each call launches Rust kernels through the portable API, so calls are stream-ordered.
+//! The order of rows and of additions is the same in every run.
 //!
 //! ```
 //! use peerweave::{Result, on_threads};
@@ -62,28 +62,29 @@
 //! | [`Moe::combine_send`] | `moe_combine_send_*` adds up this rank's results for each token and pushes the sum |
 //! | [`Moe::combine_receive`] | `moe_combine_receive_*` waits for the sums and adds them up |
 //!
-//! Tokens travel in lines of 16 bytes, and one access writes a line. Until its data arrives, a line
-//! holds the *sentinel*: 128 random bits, which the receiver puts back after it has read the line.
-//! Every bit pattern can be sent. A line of data equals the sentinel with a probability of 2⁻¹²⁸
-//! (2⁻⁶³ on the host, where a line is two words). If so, the receiver waits until its deadline.
+//! Tokens travel in lines of 16 bytes, and one access writes a line. Before the data of a line
+//! arrives, the line holds the *sentinel*: 128 random bits. After the receiver has read the line,
+//! it writes the sentinel to the line again. Every bit pattern can be sent. A line of data equals
+//! the sentinel with a probability of 2⁻¹²⁸ (2⁻⁶³ on the host, where a line is two words). In this
+//! case, the receiver waits until its deadline.
 //!
 //! ## Why two banks for tokens and one for results are enough
 //! A dispatch writes into bank `n % 2` of other ranks, where `n` is the number of the dispatch. A
 //! counter in device memory holds `n`, so that the dispatches of a replayed graph are counted too.
 //! A rank sends dispatch `n + 2` after it has received the tables of dispatch `n + 1` from all
-//! ranks. Each rank had sent its table after it had received all of dispatch `n` and had put the
-//! sentinel back.
+//! ranks. Before a rank sends its table of dispatch `n + 1`, the rank has received all of dispatch
+//! `n` and has written the sentinel to all lines of that bank again.
 //!
 //! Results need no second bank, because there is a dispatch between two combinations. A rank that
-//! sends a result has received a table from the receiver of the result. The receiver had sent that
-//! table after the previous combination.
+//! sends a result has received a table from the receiver of the result. The receiver sent that
+//! table after the receiver had completed the previous combination.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![allow(
     clippy::needless_range_loop,
-    reason = "indices are unrolled; an iterator would put an array of lines into the thread's memory"
+    reason = "loops over indices are unrolled; an iterator would place the lines in local memory"
 )]
 
-/// The README, whose examples are tests.
+/// Runs the examples of the README as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -1,5 +1,5 @@
-//! Lines of 16 bytes: lines of operands, which one kernel reads or writes, and lines that travel
-//! between ranks. The content of a travelling line shows that it has arrived.
+//! Lines of 16 bytes: lines of operands, which one kernel reads or writes, and lines that ranks
+//! send to each other. The content of a sent line shows whether the line has arrived.
 
 use crate::layout::Exchange;
 use crate::piece;
@@ -7,8 +7,8 @@ use peerweave_device::gpu::{self, Vector};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
-/// Maximum number of lines in a batch, which a thread has in flight together. On the host, a thread
-/// looks up the row of a token once for each batch.
+/// Maximum number of lines in a batch. A thread has all accesses to a batch in flight together. On
+/// the host, a thread looks up the row of a token once for each batch.
 pub(crate) const BATCH: usize = if cfg!(target_arch = "nvptx64") { 4 } else { 64 };
 
 #[inline(always)]
@@ -41,30 +41,30 @@ impl Batch {
         }
     }
 
-    /// Returns whether the lines are moved as one piece of memory. This is the case on the host if
-    /// the block has only one thread. Several threads of a block take turns on the host: a thread
-    /// moves one line at a time, and yields to the other threads before each line. So tests find
-    /// races among the threads.
+    /// Returns whether the lines of the batch are consecutive, and are moved together. This is the
+    /// case on the host if the block has only one thread. If a block on the host has several
+    /// threads, each thread moves one line at a time, and lets other threads run before each line.
+    /// So tests find races among the threads.
     #[inline(always)]
     pub(crate) fn is_piece(self) -> bool {
         !cfg!(target_arch = "nvptx64") && self.step == 1
     }
 
-    /// Returns the part of `lines` that belongs to this batch: its first lines.
+    /// Returns the lines that this batch uses: the first lines of the array `lines`.
     #[inline(always)]
     pub(crate) fn piece(self, lines: &[Vector; BATCH]) -> &[Vector] {
         &lines[..self.count]
     }
 
-    /// Like [`Self::piece`], for lines that the caller writes.
+    /// Like [`Self::piece`], but the caller can write the returned lines.
     #[inline(always)]
     pub(crate) fn piece_mut(self, lines: &mut [Vector; BATCH]) -> &mut [Vector] {
         &mut lines[..self.count]
     }
 }
 
-/// Divides the lines below `lines` among the threads of the block. Calls `each` with each batch of
-/// this thread.
+/// Divides `lines` lines, with indices from 0, among the threads of the block. Calls `each` with
+/// each batch of this thread.
 #[inline(always)]
 pub(crate) fn in_batches(lines: u64, mut each: impl FnMut(Batch) -> Result<(), Failed>) -> Result<(), Failed> {
     let step = u64::from(gpu::block_threads());
@@ -84,8 +84,8 @@ impl Lines {
     /// Returns the lines at an address.
     ///
     /// # Safety
-    /// At the address there are as many lines as the caller indexes. While the kernel runs, they
-    /// are accessed only by whole lines.
+    /// The memory at the address contains every line that the caller accesses. While the kernel
+    /// runs, this memory is accessed only by whole lines.
     #[inline(always)]
     pub(crate) unsafe fn at(address: u64) -> Self {
         Self(address)
@@ -98,7 +98,7 @@ impl Lines {
         unsafe { gpu::store_line_relaxed(pointer(self.0 + 16 * line), value) };
     }
 
-    /// Writes the lines of a batch of the row that begins at line `row`.
+    /// Writes the lines of a batch. The batch belongs to the row that begins at line `row`.
     #[inline(always)]
     pub(crate) fn push_batch(self, row: u64, batch: Batch, values: &[Vector; BATCH]) {
         if batch.is_piece() {
@@ -109,17 +109,19 @@ impl Lines {
         }
     }
 
-    /// Reads a line, whether or not it has arrived.
+    /// Reads a line, without checking whether the line has arrived.
     #[inline(always)]
     fn look(self, line: u64) -> Vector {
         // SAFETY: the caller of `at` guaranteed the line.
         unsafe { gpu::load_line_relaxed(pointer(self.0 + 16 * line)) }
     }
 
-    /// Waits until a line has arrived, returns its content, and puts the sentinel back.
+    /// Waits until a line has arrived. Returns the content of the line, and writes `sentinel` to
+    /// the line again.
     ///
     /// # Errors
-    /// Fails at the deadline. The failure names the PE that `sender` returns.
+    /// If a line has not arrived before the deadline. The failure names the PE that `sender`
+    /// returns.
     #[inline(always)]
     pub(crate) fn take(self, ctx: &Context, sentinel: Vector, line: u64, sender: impl Fn() -> u32) -> Result<Vector, Failed> {
         let look = || Some(self.look(line)).filter(|found| has_arrived(*found, sentinel));
@@ -128,11 +130,12 @@ impl Lines {
         Ok(found)
     }
 
-    /// Waits until the lines of a batch of the row that begins at line `row` have arrived, writes
-    /// their content to `found`, and puts the sentinel back.
+    /// Waits until all lines of a batch have arrived. Writes their content to `found`, and writes
+    /// `sentinel` to the lines again. The batch belongs to the row that begins at line `row`.
     ///
     /// # Errors
-    /// Fails at the deadline. The failure names the PE that `sender` returns.
+    /// If a line has not arrived before the deadline. The failure names the PE that `sender`
+    /// returns.
     #[inline(always)]
     pub(crate) fn take_batch(
         self,
@@ -170,10 +173,11 @@ impl Lines {
     }
 }
 
-/// Returns whether a line has arrived: it then no longer contains the sentinel.
+/// Returns whether a line has arrived. `line` is the content of the line, and `sentinel` is the
+/// content of a line that has not arrived.
 ///
-/// On GPUs a line is written by one access. On the host it is written by two accesses, and either
-/// may become visible first.
+/// On GPUs a line is written by one access. On the host a line is written by two accesses, one for
+/// each half, and either half may become visible first.
 #[inline(always)]
 fn has_arrived(line: Vector, sentinel: Vector) -> bool {
     if cfg!(target_arch = "nvptx64") {
@@ -183,7 +187,7 @@ fn has_arrived(line: Vector, sentinel: Vector) -> bool {
     }
 }
 
-/// Returns whether all lines of a piece have arrived.
+/// Returns whether all these lines have arrived.
 #[inline(always)]
 fn have_arrived(lines: &[Vector], sentinel: Vector) -> bool {
     piece::vectorised(|| lines.iter().fold(true, |all, line| all & has_arrived(*line, sentinel)))
@@ -195,7 +199,7 @@ pub(crate) fn halves(line: u128) -> Vector {
     [line as u64, (line >> 64) as u64]
 }
 
-/// Whole lines of an operand of this PE.
+/// An operand of a call, in this PE's symmetric memory. The operand is accessed by whole lines.
 #[derive(Clone, Copy)]
 pub(crate) struct Operand {
     address: u64,
@@ -208,7 +212,7 @@ impl Operand {
         Self { address: ctx.local(of).address(), lines: of.len() as u64 }
     }
 
-    /// Reads a line. A line after the end is zero.
+    /// Reads a line. Returns zeros for a line after the end of the operand.
     #[inline(always)]
     fn read(self, line: u64) -> Vector {
         if line >= self.lines {
@@ -225,7 +229,7 @@ impl Operand {
         }
     }
 
-    /// Reads the lines of a batch of the row that begins at line `row`.
+    /// Reads the lines of a batch. The batch belongs to the row that begins at line `row`.
     #[inline(always)]
     pub(crate) fn read_batch(self, row: u64, batch: Batch, values: &mut [Vector; BATCH]) {
         if batch.is_piece() {
@@ -235,7 +239,7 @@ impl Operand {
         }
     }
 
-    /// Reads consecutive lines. Reads nothing after the end.
+    /// Reads consecutive lines. Reads nothing after the end of the operand.
     #[inline(always)]
     fn read_piece(self, first: u64, into: &mut [Vector]) {
         let count = self.lines.saturating_sub(first).min(into.len() as u64) as usize;
@@ -243,7 +247,7 @@ impl Operand {
         unsafe { piece::load(self.address + 16 * first, &mut into[..count]) };
     }
 
-    /// Writes a line. Writes nothing after the end.
+    /// Writes a line. Writes nothing after the end of the operand.
     #[inline(always)]
     fn write(self, line: u64, value: Vector) {
         if line >= self.lines {
@@ -260,7 +264,7 @@ impl Operand {
         }
     }
 
-    /// Writes the lines of a batch of the row that begins at line `row`.
+    /// Writes the lines of a batch. The batch belongs to the row that begins at line `row`.
     #[inline(always)]
     pub(crate) fn write_batch(self, row: u64, batch: Batch, values: &[Vector; BATCH]) {
         if batch.is_piece() {
@@ -270,8 +274,8 @@ impl Operand {
         }
     }
 
-    /// Writes consecutive lines. Writes nothing after the end. With `streams`, the writes bypass
-    /// the caches.
+    /// Writes consecutive lines. Writes nothing after the end of the operand. If `streams` is true,
+    /// the writes bypass the caches.
     #[inline(always)]
     fn write_piece(self, first: u64, from: &[Vector], streams: bool) {
         let count = self.lines.saturating_sub(first).min(from.len() as u64) as usize;
@@ -286,7 +290,7 @@ impl Operand {
         }
     }
 
-    /// Prefetches the lines of a batch of the row that begins at line `row`.
+    /// Prefetches the lines of a batch. The batch belongs to the row that begins at line `row`.
     #[inline(always)]
     pub(crate) fn prefetch_batch(self, row: u64, batch: Batch) {
         if batch.is_piece() {
@@ -295,24 +299,25 @@ impl Operand {
     }
 }
 
-/// Tokens, and their scales if there are some. The row of a token has the lines of the token, then
-/// the lines of its scales.
+/// Tokens, and the scales of the tokens if there are scales. The row of a token consists of the
+/// lines of the token, followed by the lines of the token's scales.
 #[derive(Clone, Copy)]
 pub(crate) struct Rows {
     tokens: Operand,
     scales: Operand,
     token_lines: u64,
     scale_lines: u64,
-    /// Whether writes of pieces of tokens bypass the caches.
+    /// Whether writes of consecutive lines of tokens bypass the caches.
     streams: bool,
 }
 
-/// If all ranks together write at least this many bytes of rows, the writes of the host bypass the
-/// caches.
+/// The writes of tokens on the host bypass the caches if all ranks together write at least this
+/// many bytes of tokens.
 const STREAMING_BYTES: u64 = 16 << 20;
 
 impl Rows {
-    /// Returns the rows of a call in which all ranks together write `all` rows.
+    /// Returns the rows of a call. `all` is the number of rows that all ranks together write in
+    /// this call.
     #[inline(always)]
     pub(crate) fn new(ctx: &Context, exchange: &Exchange, tokens: SymSlice<u128>, scales: SymSlice<u128>, all: u64) -> Self {
         Self {
@@ -324,15 +329,15 @@ impl Rows {
         }
     }
 
-    /// Returns how many lines of a batch belong to the token. The other lines belong to its scales.
-    /// The batch must be one piece.
+    /// Returns how many lines of a batch belong to the token. The other lines of the batch belong
+    /// to the token's scales. The batch must be consecutive ([`Batch::is_piece`]).
     #[inline(always)]
     fn of_token(self, batch: Batch) -> usize {
         self.token_lines.saturating_sub(batch.first).min(batch.count as u64) as usize
     }
 
-    /// Returns the index, among the lines of all scales, of the first line of scales in a batch.
-    /// The batch must be one piece.
+    /// Returns the index, among the lines of the scales of all tokens, of the first line of scales
+    /// in a batch. The batch must be consecutive ([`Batch::is_piece`]).
     #[inline(always)]
     fn first_scale(self, row: u64, batch: Batch) -> u64 {
         row * self.scale_lines + batch.first.saturating_sub(self.token_lines)

@@ -14,7 +14,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// A kernel of the combination.
+/// The type of the kernels of a combination.
 type CombineKernel = Kernel<(Exchange, KernelTeam, SymSlice<u128>)>;
 
 mod sealed {
@@ -52,7 +52,7 @@ outputs! {
 pub struct Tokens<'a, T> {
     /// The tokens, with `hidden` elements for each token.
     pub rows: &'a Symmetric<T>,
-    /// The scales of each token; `None` if the shape has none.
+    /// The scales of each token; `None` if the shape has no scales.
     pub scales: Option<&'a Symmetric<f32>>,
     /// `top_k` distinct experts for each token. -1 stands for no expert.
     pub experts: &'a Symmetric<i32>,
@@ -60,21 +60,22 @@ pub struct Tokens<'a, T> {
     pub weights: &'a Symmetric<f32>,
 }
 
-/// The memory that a dispatch fills. The fields must not overlap each other. They may overlap the
-/// memory in [`Tokens`], because the dispatch reads the tokens first.
+/// The memory that a dispatch fills. The memory of one field must not overlap the memory of another
+/// field. The memory may overlap the memory in [`Tokens`], because the dispatch reads the tokens
+/// first.
 #[derive(Clone, Copy, Debug)]
 pub struct Received<'a, T> {
     /// [`Moe::max_rows`] rows of `hidden` elements, grouped by the experts of this rank. The rows
     /// of an expert are ordered by the rank that sent the token, then by the token's index. Rows
     /// that no token fills do not change.
     pub rows: &'a Symmetric<T>,
-    /// The scales of each row; `None` if the shape has none.
+    /// The scales of each row; `None` if the shape has no scales.
     pub scales: Option<&'a Symmetric<f32>>,
     /// The index of the first row of each expert on this rank, followed by the number of rows.
     pub offsets: &'a Symmetric<u32>,
 }
 
-/// The call that was enqueued last.
+/// The state of an exchange: which call was enqueued last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// No call was enqueued, or the last call completed a combination.
@@ -90,14 +91,14 @@ enum State {
 }
 
 impl State {
-    /// Returns the names of the calls that may follow.
+    /// Returns the names of the calls that may follow, for an error message.
     fn expected(self) -> &'static str {
         match self {
             Self::Ready => "dispatch_send",
             Self::Sent => "dispatch_receive",
             Self::Received => "combine_send or dispatch_send",
             Self::Returned => "combine_receive",
-            Self::Failed => "release, because a call failed after a part of it was enqueued",
+            Self::Failed => "release, because only a part of the last call was enqueued",
         }
     }
 }
@@ -200,15 +201,16 @@ impl Memory {
     }
 }
 
-/// Returns 128 random bits, so that data equals them only with negligible probability.
+/// Returns 128 random bits. Data equals these bits only with negligible probability.
 fn random() -> u128 {
     // Each `RandomState` has keys that are based on random numbers of the operating system.
     let half = || u128::from(RandomState::new().hash_one(std::process::id()));
     half() | (half() << 64)
 }
 
-/// Checks that all PEs of the world create exchanges of the same shape, sizes of types and number
-/// of ranks, and that either all PEs or none have found a wrong value.
+/// Checks that all PEs of the world create exchanges with the same shape, the same sizes of types
+/// and the same number of ranks. Also checks that either all PEs or no PE has found a wrong value.
+/// `is_wrong` states whether this PE has found a wrong value.
 fn agree(world: &World, shape: &Shape, [ranks, token_bytes, result_bytes]: [usize; 3], is_wrong: bool) -> Result<()> {
     let Shape { experts, top_k, hidden, max_tokens, scales, .. } = *shape;
     let mine = [experts, top_k, hidden, max_tokens, scales, token_bytes, result_bytes, ranks, usize::from(is_wrong)];
@@ -237,7 +239,7 @@ fn agree(world: &World, shape: &Shape, [ranks, token_bytes, result_bytes]: [usiz
     }
 }
 
-/// Writes the sentinel into all lines of a buffer.
+/// Writes `sentinel` to all lines of a buffer. A line with this value counts as not arrived.
 fn clear(lines: &Symmetric<u128>, sentinel: u128) -> Result<()> {
     const PIECE: usize = 1 << 16;
     let piece = vec![sentinel; PIECE.min(lines.len())];
@@ -252,16 +254,16 @@ impl<T: Element, Y: Output> Moe<T, Y> {
     /// Creates an exchange among the ranks of `team`, whose calls are enqueued on `stream`.
     ///
     /// # Collective
-    /// All PEs of the world must call this function, because it allocates symmetric memory. Each PE
-    /// passes the team to which it belongs. All PEs must pass the same shape, and teams of the same
-    /// size.
+    /// All PEs of the world must call this function, because the function allocates symmetric
+    /// memory. Each PE passes the team to which it belongs. All PEs must pass the same shape, and
+    /// teams of the same size.
     ///
     /// # Errors
     /// [`Misuse`] if all PEs pass the same shape, but the shape does not fit the team or the types.
     /// [`Error::Mismatch`](peerweave_core::Error::Mismatch) on all PEs if the PEs pass different
     /// shapes, sizes of types or sizes of teams, or if only some PEs pass a wrong value. After
-    /// these checks, the call allocates symmetric memory and ends with a barrier. The call returns
-    /// the errors of these steps.
+    /// these checks, the call allocates symmetric memory and ends with a barrier. The call also
+    /// returns the errors of the allocation and of the barrier.
     pub fn new(world: &World, team: &Team, stream: &Stream, shape: Shape) -> Result<Self> {
         let ranks = team.size();
         // The PEs agree even if this PE has found a wrong value, so that no other PE waits for it.
@@ -317,9 +319,10 @@ impl<T: Element, Y: Output> Moe<T, Y> {
     /// Every rank of the team must make this call. The numbers of tokens may differ.
     ///
     /// # Errors
-    /// As for both halves. All checks run before anything is enqueued, with one exception: memory
-    /// of another world in `received` is detected after the first half has been enqueued. If a half
-    /// fails, the ticket fails with the first failure, and the error names the call `moe_dispatch`.
+    /// As for [`Moe::dispatch_send`] and [`Moe::dispatch_receive`]. All checks run before anything
+    /// is enqueued, with one exception: memory of another world in `received` is detected after the
+    /// first half has been enqueued. If a half fails, the ticket fails with the first failure, and
+    /// the error names the call `moe_dispatch`.
     pub fn dispatch(&mut self, tokens: &Tokens<'_, T>, received: &Received<'_, T>) -> Result<Ticket> {
         self.may_send("moe_dispatch")?;
         self.check_received("moe_dispatch", received)?;
@@ -331,10 +334,10 @@ impl<T: Element, Y: Output> Moe<T, Y> {
     /// for any other rank. The tokens may be overwritten once the ticket is complete.
     ///
     /// # Errors
-    /// [`Misuse`] if lengths do not fit the shape or each other, or if the call is out of order.
-    /// [`Misuse`] also if memory is not aligned to 16 bytes, has been released, or belongs to
-    /// another world. The ticket fails if a token names an expert that does not exist, or names an
-    /// expert twice.
+    /// [`Misuse`] if the lengths of the arguments do not fit the shape or each other, or if the
+    /// call is out of order. [`Misuse`] also if the memory of an argument is not aligned to 16
+    /// bytes, has been released, or belongs to another world. The ticket fails if a token names an
+    /// expert that does not exist, or names an expert twice.
     pub fn dispatch_send(&mut self, tokens: &Tokens<'_, T>) -> Result<Ticket> {
         self.send("moe_dispatch_send", tokens)
     }
@@ -343,7 +346,7 @@ impl<T: Element, Y: Output> Moe<T, Y> {
         self.may_send(call)?;
         let Tokens { rows, scales, experts, weights } = *tokens;
         if !experts.len().is_multiple_of(self.shape.top_k) {
-            return Err(value(call, "experts", format!("{} elements", experts.len()), "a multiple of top_k"));
+            return Err(value(call, "experts", format!("{} elements", experts.len()), "a multiple of top_k elements"));
         }
         let count = experts.len() / self.shape.top_k;
         if count > self.shape.max_tokens {
@@ -440,14 +443,15 @@ impl<T: Element, Y: Output> Moe<T, Y> {
         Ok(self.explained(call, ticket))
     }
 
-    /// Adds a message to an error of [`Stream::synchronize`] if a kernel of an exchange has failed.
-    /// Tickets of this exchange have the same message. Returns other errors unchanged.
+    /// Adds a message to an error of [`Stream::synchronize`] if the error is the failure of a
+    /// kernel of an exchange. Tickets of this exchange have the same message. Returns other errors
+    /// unchanged.
     pub fn explain(&self, error: Error) -> Error {
         Words { experts: self.shape.experts, pe: self.pe }.explain(None, error)
     }
 
-    /// Returns a ticket whose failure has the name of `call` and a message that explains the
-    /// failure.
+    /// Returns a ticket that fails if `ticket` fails. The error of the returned ticket names
+    /// `call`, and has a message that explains the failure.
     fn explained(&self, call: &'static str, ticket: Ticket) -> Ticket {
         let words = Words { experts: self.shape.experts, pe: self.pe };
         ticket.map_err(move |error| words.explain(Some(call), error))
@@ -459,7 +463,7 @@ impl<T: Element, Y: Output> Moe<T, Y> {
     /// All PEs of the world must make this call.
     ///
     /// # Errors
-    /// Errors of the stream and of the heap.
+    /// Errors of work on the stream, and errors of releasing symmetric memory.
     pub fn release(self) -> Result<()> {
         self.stream.synchronize()?;
         self.memory.release()
@@ -470,7 +474,7 @@ impl<T: Element, Y: Output> Moe<T, Y> {
         self.follows(call, matches!(self.state, State::Ready | State::Received))
     }
 
-    /// Returns an error if the call is out of order: if `is_next` is false.
+    /// Returns an error if `is_next` is false: the call is out of order.
     fn follows(&self, call: &'static str, is_next: bool) -> Result<()> {
         if is_next {
             return Ok(());
@@ -516,7 +520,8 @@ impl<T: Element, Y: Output> Moe<T, Y> {
         }
     }
 
-    /// Returns the number of blocks of a kernel whose blocks share `units` units of work.
+    /// Returns the number of blocks for a kernel whose blocks divide `units` units of work among
+    /// themselves.
     fn blocks(&self, units: usize) -> u32 {
         self.launch[0].min(u32::try_from(units).unwrap_or(u32::MAX)).max(1)
     }
@@ -531,14 +536,19 @@ fn length(call: &'static str, argument: &'static str, found: usize, expected: us
     if found == expected { Ok(()) } else { Err(Misuse { call, kind: MisuseKind::Length { argument, found, expected } }.into()) }
 }
 
-/// Returns the same memory as lines of 16 bytes. Fails if it has been released or is not aligned to
-/// lines.
+/// Returns the memory of `of` as lines of 16 bytes. Fails if the memory has been released, or is
+/// not aligned to 16 bytes.
 fn lines<E: Element>(call: &'static str, argument: &'static str, of: &Symmetric<E>) -> Result<Symmetric<u128>> {
     if of.is_released() {
         return Err(Misuse { call, kind: MisuseKind::Released { argument } }.into());
     }
     if !of.offset().0.is_multiple_of(LINE as u64) {
-        return Err(value(call, argument, format!("at offset {} of the heap", of.offset().0), "a multiple of 16 bytes"));
+        return Err(value(
+            call,
+            argument,
+            format!("memory at offset {} of the heap", of.offset().0),
+            "an offset that is a multiple of 16",
+        ));
     }
     of.cast::<u128>()
 }

@@ -1,8 +1,8 @@
-//! Pieces of memory on the host: consecutive lines of 16 bytes that are moved together, without
-//! yielding to other threads between the lines.
+//! Accesses to consecutive lines of 16 bytes on the host. The lines are read or written together:
+//! the thread does not let other threads run between the lines.
 //!
-//! Other PEs may access the memory at the same time. So every half of a line is read and written by
-//! one relaxed atomic access, or by an instruction that has the effects of such accesses.
+//! Other PEs may access the memory at the same time. So each half of a line is read and written by
+//! one relaxed atomic access, or by an instruction that has the same effects.
 
 use peerweave_device::gpu::Vector;
 
@@ -17,9 +17,9 @@ fn pointer(address: u64) -> *mut Vector {
 /// Reads consecutive lines.
 ///
 /// # Safety
-/// The address is aligned to 16 bytes. At the address there are as many lines as the slice has, and
-/// this thread can access them. Other threads access these lines only by relaxed atomic accesses of
-/// their halves.
+/// The address is aligned to 16 bytes. The memory at the address contains as many lines as the
+/// slice, and this thread can access these lines. Other threads access these lines only by relaxed
+/// atomic accesses of their halves.
 #[inline(always)]
 pub(crate) unsafe fn load(from: u64, into: &mut [Vector]) {
     for (index, line) in into.iter_mut().enumerate() {
@@ -40,8 +40,9 @@ pub(crate) unsafe fn store(to: u64, lines: &[Vector]) {
     }
 }
 
-/// Like [`store`], but the writes bypass the caches if the processor can do so. The processor then
-/// does not read the memory first. [`end_streaming`] orders these writes before later writes.
+/// Like [`store`], but the writes bypass the caches if the processor supports such writes. In this
+/// case, the processor does not read the memory before it writes. [`end_streaming`] orders these
+/// writes before later writes.
 ///
 /// # Safety
 /// As for [`load`].
@@ -93,7 +94,7 @@ pub(crate) fn vectorised<R>(with: impl FnOnce() -> R) -> R {
     with()
 }
 
-/// Accesses of one line through a vector register that every processor of this architecture has.
+/// Accesses of one line through a 16-byte vector register, which every x86-64 processor has.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod access {
     use core::arch::asm;
@@ -118,7 +119,7 @@ mod access {
 
     macro_rules! stores {
         ($($name:ident $what:literal $instruction:literal;)*) => {$(
-            #[doc = concat!("Writes the line at `to` ", $what, ".")]
+            #[doc = concat!("Writes the line at `to` by ", $what, ".")]
             ///
             /// # Safety
             /// As for [`super::store`], for one line.
@@ -136,12 +137,12 @@ mod access {
     }
 
     stores! {
-        store "through the caches" "movdqa xmmword ptr [{to}], {value}";
-        store_streaming "past the caches" "movntdq xmmword ptr [{to}], {value}";
+        store "an ordinary store" "movdqa xmmword ptr [{to}], {value}";
+        store_streaming "a store that bypasses the caches" "movntdq xmmword ptr [{to}], {value}";
     }
 }
 
-/// Accesses of one line by atomic accesses of the language.
+/// Accesses of one line by two atomic accesses of Rust.
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
 mod access {
     use core::sync::atomic::{AtomicU64, Ordering};

@@ -44,7 +44,7 @@ impl Shape {
 
     /// Limits each kernel to `blocks` blocks of `threads` threads, so that other kernels can run at
     /// the same time. The default on GPUs is 256 blocks of 512 threads. The default on the host
-    /// backend, where the threads of a kernel take turns, is one block of one thread.
+    /// backend, where the threads of a kernel run one at a time, is one block of one thread.
     #[must_use]
     pub fn launch(mut self, blocks: u32, threads: u32) -> Self {
         self.launch = Some([blocks, threads]);
@@ -56,8 +56,8 @@ impl Shape {
         ranks * self.max_tokens * self.top_k.min(self.experts.checked_div(ranks).unwrap_or(0))
     }
 
-    /// Checks the numbers for a team of `ranks` ranks, tokens of `token_bytes` bytes for each
-    /// element, and results of `result_bytes` bytes for each element.
+    /// Checks the shape for a team of `ranks` ranks. Each element of a token has `token_bytes`
+    /// bytes, and each element of a result has `result_bytes` bytes.
     pub(crate) fn check(&self, ranks: usize, token_bytes: usize, result_bytes: usize) -> Result<(), Error> {
         let wrong = |argument, found: usize, expected| Err(value("moe", argument, found.to_string(), expected));
         if ranks > MAX_RANKS {
@@ -85,7 +85,7 @@ impl Shape {
             return wrong("scales", self.scales, "a multiple of 4 scales");
         }
         if self.max_tokens == 0 {
-            return wrong("max_tokens", self.max_tokens, "at least 1");
+            return wrong("max_tokens", self.max_tokens, "at least 1 token");
         }
         if self.launch.is_some_and(|[blocks, threads]| blocks == 0 || threads == 0 || threads > dispatch::THREADS) {
             let found = self.launch.map(|[blocks, threads]| format!("{blocks} blocks of {threads} threads"));

@@ -1,8 +1,8 @@
 //! Sums of lines in `f32`, for each element type of the results.
 //!
-//! A GPU thread has a few lines in registers and adds them up by words. On the host, a batch of
-//! consecutive lines is an array of elements, whose loops the compiler vectorises. Both add the
-//! same numbers in the same order, and round them in the same way.
+//! A GPU thread has a few lines in registers, and adds up the elements of each line. On the host, a
+//! batch of consecutive lines is an array of elements, whose loops the compiler vectorises. GPU and
+//! host add the same numbers in the same order, and round the sums in the same way.
 
 use crate::line::{BATCH, Batch};
 use core::marker::PhantomData;
@@ -30,7 +30,7 @@ pub(crate) trait Class {
     fn narrow(value: f32) -> Self::Bits;
 }
 
-/// Converts each of the four words of a line to two values, with `values`.
+/// Converts each of the four 32-bit words of a line to two values, by calls of `values`.
 #[inline(always)]
 fn words(line: Vector, values: impl Fn(u32) -> [f32; 2]) -> [f32; MOST] {
     let [a, b] = values(line[0] as u32);
@@ -40,7 +40,7 @@ fn words(line: Vector, values: impl Fn(u32) -> [f32; 2]) -> [f32; MOST] {
     [a, b, c, d, e, f, g, h]
 }
 
-/// The inverse of [`words`]: converts each pair of values to a word, with `pair`.
+/// The inverse of [`words`]: converts each pair of values to a 32-bit word, by calls of `pair`.
 #[inline(always)]
 fn line([a, b, c, d, e, f, g, h]: [f32; MOST], pair: impl Fn([f32; 2]) -> u32) -> Vector {
     let half = |low: u32, high: u32| u64::from(low) | (u64::from(high) << 32);
@@ -134,14 +134,14 @@ impl Class for Float32 {
 
 /// The sums of the elements of a batch.
 pub(crate) struct Sums<C> {
-    /// The sums of the elements of each line. On the host, for a piece of memory, the sums of all
-    /// elements follow each other without gaps.
+    /// The sums of the elements of each line. On the host, if the lines are consecutive
+    /// ([`Batch::is_piece`]), the sums of all elements follow each other without gaps.
     values: [[f32; MOST]; BATCH],
     class: PhantomData<C>,
 }
 
 impl<C: Class> Sums<C> {
-    /// Returns sums to which nothing has been added.
+    /// Returns sums that are all 0.
     #[inline(always)]
     pub(crate) fn new() -> Self {
         Self { values: [[0.0; MOST]; BATCH], class: PhantomData }

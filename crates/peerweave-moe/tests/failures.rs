@@ -214,7 +214,7 @@ fn overlapping_buffers_of_a_dispatch_are_misuse() {
 }
 
 #[test]
-fn wrong_expert_is_named_with_its_pe_and_the_number_of_experts() {
+fn error_of_a_wrong_expert_names_the_pe_and_the_expert_count() {
     for (experts, message) in [
         ([0, 4, 1, 2], "a token of PE 0 has expert 4, expected a number in 0..4, or -1 for no expert"),
         ([0, -2, 1, 2], "a token of PE 0 has expert -2, expected a number in 0..4, or -1 for no expert"),
@@ -270,7 +270,7 @@ fn one_leaves(n_pes: usize, leave: impl Fn(Exchange, World) + Sync) -> Vec<Resul
 }
 
 #[test]
-fn rank_that_leaves_is_named_before_the_deadline() {
+fn dispatch_fails_before_the_deadline_if_a_rank_leaves() {
     for n_pes in [2, 3, 8] {
         let outcomes = one_leaves(n_pes, |_, _| {}); // PE 1 drops its world
         for pe in (0..n_pes).filter(|pe| *pe != 1) {
@@ -282,7 +282,7 @@ fn rank_that_leaves_is_named_before_the_deadline() {
 }
 
 #[test]
-fn tokens_arrive_if_their_rank_leaves_after_sending() {
+fn tokens_arrive_if_the_sender_leaves_after_dispatch_send() {
     let outcomes = one_leaves(3, |mut all, _world| {
         let tokens = Tokens { rows: &all.rows, scales: None, experts: &all.experts, weights: &all.weights };
         all.moe.dispatch_send(&tokens).unwrap().wait().unwrap();

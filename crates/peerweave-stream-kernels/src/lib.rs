@@ -2,13 +2,14 @@
 //! one element, and fills.
 //!
 //! Every kernel except [`stream_barrier()`] and [`stream_fill()`] is launched with one thread. A
-//! kernel that has a result writes the result to `outcome`, an array of words that the host reads
-//! after the kernel has ended. Word 0 is [`OUTCOME_DONE`] if the operation succeeded. Invariant: a
-//! kernel writes word 0 last, and only if the operation has not failed.
+//! kernel that has a result writes the result to `outcome`, an array of 64-bit words that the host
+//! reads after the kernel has ended. Word 0 is [`OUTCOME_DONE`] if the operation succeeded.
+//! Invariant: a kernel writes word 0 last, and does not write word 0 if a wait of the kernel has
+//! failed.
 #![no_std]
-#![allow(clippy::too_many_arguments, reason = "a parameter of a kernel is a register; a struct would be memory")]
+#![allow(clippy::too_many_arguments, reason = "the parameters of a kernel are in registers; a struct would be in memory")]
 
-/// Includes the README in the documentation of this crate.
+/// Runs the examples of the README as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
@@ -17,24 +18,26 @@ use peerweave_device::api::AwaitedWords;
 use peerweave_device::prelude::*;
 use peerweave_device::types::KernelOp;
 
-/// The value of word 0 of the outcome if the operation succeeded.
+/// The value of word 0 of the array `outcome` if the operation succeeded.
 pub const OUTCOME_DONE: u64 = 1;
-/// The value of word 0 of the outcome if [`stream_wait()`] tested the condition only once and the
-/// condition did not hold.
+/// The value of word 0 of the array `outcome` if [`stream_wait()`] tested the condition only once
+/// and the condition did not hold.
 pub const OUTCOME_NOT_YET: u64 = 2;
-/// Index of the first outcome word that contains the bits for [`until::SOME`]. Bit `i` is set if
-/// word `i` satisfied the comparison.
+/// Index, in the array `outcome`, of the first word that contains the bits for [`until::SOME`]. Bit
+/// `i` is set if awaited word `i` satisfied the comparison.
 pub const OUTCOME_BITS: usize = 2;
 
 /// The conditions for which [`stream_wait()`] can wait.
 pub mod until {
-    /// All words that are not excluded satisfy the comparison. Word 1 of the outcome is the value
-    /// of the last of these words.
+    /// All awaited words that are not excluded satisfy the comparison. The kernel writes the value
+    /// of the last of these words to word 1 of the outcome.
     pub const ALL: u32 = 0;
-    /// At least one word satisfies the comparison. Word 1 of the outcome is the index of such a
-    /// word plus one; 0 if there is no such word.
+    /// At least one awaited word satisfies the comparison. The kernel writes the index of such a
+    /// word plus one to word 1 of the outcome; 0 if there is no such word.
     pub const ANY: u32 = 1;
-    /// At least one word satisfies the comparison. The outcome has one bit for each word.
+    /// At least one awaited word satisfies the comparison. The kernel writes one bit for each
+    /// awaited word to the outcome, from [`OUTCOME_BITS`](super::OUTCOME_BITS) on. The bit is 1 if
+    /// the word satisfies the comparison.
     pub const SOME: u32 = 2;
 }
 
@@ -47,7 +50,8 @@ pub mod atomic {
     pub const SET: u32 = 1;
     /// Writes the operand to the element, and fetches the old value.
     pub const SWAP: u32 = 2;
-    /// Writes the operand if the element has the expected value. Always fetches the old value.
+    /// Writes the operand to the element if the element has the expected value. Fetches the old
+    /// value in any case.
     pub const COMPARE_SWAP: u32 = 3;
     /// Adds the operand to the element, and fetches the old value.
     pub const ADD: u32 = 4;
@@ -79,14 +83,15 @@ pub fn stream_signal(ctx: &Context, word: SymSlice<u64>, value: u64, add: u32, p
     ctx.signal_op(word, value, if add == 0 { SignalOp::Set } else { SignalOp::Add }, pe);
 }
 
-/// Returns whether word `index` is excluded: whether bit `index` of `exclude` exists and is set.
+/// Returns whether awaited word `index` is excluded: whether bit `index` of `exclude` exists and is
+/// 1.
 #[inline(always)]
 fn is_excluded(exclude: DeviceSlice<u64>, index: usize) -> bool {
     index / 64 < exclude.len() && exclude.read(index / 64) >> (index % 64) & 1 != 0
 }
 
-/// Writes one bit for each word to the outcome: 1 if the word is not excluded and satisfies the
-/// comparison. Returns whether any bit is 1.
+/// Writes one bit for each awaited word to `outcome`: 1 if the word is not excluded and satisfies
+/// the comparison. Returns whether any bit is 1.
 #[inline(always)]
 fn mark(ctx: &Context, words: &AwaitedWords<impl Fn(usize) -> u64, impl Fn(usize) -> bool>, outcome: DeviceSlice<u64>) -> bool {
     let (mut place, mut bits) = (0, 0);
@@ -106,12 +111,15 @@ fn mark(ctx: &Context, words: &AwaitedWords<impl Fn(usize) -> u64, impl Fn(usize
 }
 
 /// Waits until words on this PE satisfy `condition`, a constant of [`until`]. If `once` is not 0,
-/// tests the words only once. A word has `size` bytes and the sign bit `sign`, 0 if unsigned.
-/// `compare` is `Compare as u32`. `exclude` is empty or has a bit for each word; words whose bit is
-/// set are excluded. Word `i` is compared with `values[i]`, or with `value` if `values` is empty.
-/// [`until::ANY`] searches from word `start` on.
+/// tests the words only once.
 ///
-/// For [`until::SOME`], `outcome` must have one bit for each word, from [`OUTCOME_BITS`] on.
+/// Each word has `size` bytes. `sign` is the sign bit of signed words, or 0 for unsigned words.
+/// `exclude` is empty or has a bit for each word; words whose bit is 1 are excluded. Word `i` is
+/// compared with `values[i]`, or with `value` if `values` is empty. `compare` is the comparison as
+/// `u32`. For [`until::ANY`] and [`until::SOME`], the kernel searches from word `start` on.
+///
+/// For [`until::SOME`], `outcome` must have one bit for each word, from word [`OUTCOME_BITS`] of
+/// `outcome` on.
 #[kernel]
 pub fn stream_wait(
     ctx: &Context,
@@ -162,7 +170,8 @@ pub fn stream_wait(
     Ok(())
 }
 
-/// Performs operation `kind` ([`atomic`]) on an element on PE `pe`. The element has 4 or 8 `bytes`.
+/// Performs an operation on an element on PE `pe`. `kind` is a constant of the module [`atomic`],
+/// and `bytes` is the size of the element: 4 or 8 bytes.
 #[kernel]
 pub fn stream_atomic(
     ctx: &Context,
@@ -222,7 +231,7 @@ pub fn stream_barrier(ctx: &Context, team: KernelTeam, outcome: DeviceSlice<u64>
     Ok(())
 }
 
-/// Writes the first `bytes` bytes of `bits` to one element on PE `pe`.
+/// Writes the low `bytes` bytes of `bits` to one element on PE `pe`. `bytes` is 1, 2, 4 or 8.
 #[kernel]
 pub fn stream_put_element(ctx: &Context, element: SymSlice<u8>, bits: u64, bytes: u32, pe: u32) {
     // SAFETY: the launch gives the offset of an aligned element of that many bytes.
@@ -236,8 +245,8 @@ pub fn stream_put_element(ctx: &Context, element: SymSlice<u8>, bits: u64, bytes
     }
 }
 
-/// Sets each of `count` elements, starting at `first`, to the first `bytes` bytes of `bits`.
-/// `bytes` is 2, 4 or 8. The grid's threads divide the elements among themselves.
+/// Sets each of `count` elements, starting at `first`, to the low `bytes` bytes of `bits`. `bytes`
+/// is 2, 4 or 8. The grid's threads divide the elements among themselves.
 #[kernel]
 pub fn stream_fill(first: DeviceSlice<u8>, bits: u64, bytes: u32, count: u64) {
     let threads = u64::from(gpu::grid_dim().x) * u64::from(gpu::block_dim().x);

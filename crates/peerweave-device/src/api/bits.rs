@@ -15,14 +15,16 @@ use peerweave_types::{AtomicElement, AtomicInteger, Compare, KernelOp, Plain, Sc
 /// An element type that supports atomic additions in kernels: each type that implements
 /// [`KernelAtomic`], and also `f16` and `bf16`. Other crates cannot implement this trait.
 pub trait KernelAdd: Scalar + Plain {
-    /// Atomically adds `value` to an element in mapped memory. Returns the previous value.
+    /// Atomically adds `value` to an element in mapped memory. Returns the previous value. The
+    /// addition acquires and releases if `strong` is true, and is relaxed if `strong` is false.
     ///
     /// # Safety
     /// As for [`Rmw::fetch_add`].
     #[doc(hidden)]
     unsafe fn fetch_add_at(word: *mut Self, value: Self, strong: bool) -> Self;
 
-    /// Atomically adds `value` to an element in mapped memory. Returns nothing.
+    /// Atomically adds `value` to an element in mapped memory. Returns nothing. The addition
+    /// releases if `strong` is true, and is relaxed if `strong` is false.
     ///
     /// # Safety
     /// As for [`Rmw::fetch_add`].
@@ -52,17 +54,19 @@ pub trait KernelAtomic: AtomicElement + KernelAdd {
 /// An integer type that kernels can wait for and combine bitwise: `i32`, `u32`, `i64` and `u64`.
 /// Other crates cannot implement this trait.
 pub trait KernelInteger: KernelAtomic + AtomicInteger {
-    /// Returns whether `compare` is true for `word` and `value`, compared as numbers of this type.
+    /// Returns whether the comparison `compare` of `word` with `value` is true. Both are compared
+    /// as numbers of this type.
     #[doc(hidden)]
     fn holds(compare: Compare, word: Self, value: Self) -> bool;
-    /// Converts the number to the form in which failure reports contain numbers: 64 bits,
-    /// sign-extended for signed types.
+    /// Converts the number to 64 bits for a failure report. A number of a signed type is
+    /// sign-extended.
     #[doc(hidden)]
     fn report(self) -> u64;
 }
 
-/// A word of 32 or 64 bits. The `network_…` functions access a word on a PE that this PE reaches
-/// over the network.
+/// An unsigned integer of 32 or 64 bits, on which atomic operations act. The `network_…` functions
+/// access such an integer on a PE that this PE reaches over the network. The parameter `word` of
+/// these functions is the corresponding address in this PE's own heap.
 #[doc(hidden)]
 pub trait Bits:
     Access<Sys> + Rmw<Sys, Relaxed> + Rmw<Sys, AcqRel> + Reduce<Sys, Relaxed> + Reduce<Sys, Release> + PartialEq + 'static

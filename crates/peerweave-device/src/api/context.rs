@@ -13,17 +13,19 @@ use peerweave_types::{DeviceSlice, FailureKind, KernelContext, KernelOp, PeerEnt
 
 /// The context of a kernel. All operations that a kernel calls are methods of its context.
 ///
-/// `#[kernel]` creates the context from the first parameter of the entry. Each thread has its own
-/// context, which consists of a few numbers in registers.
+/// `#[kernel]` creates the context from the first parameter of the kernel entry. Each thread has
+/// its own context, which consists of a few numbers in registers.
 ///
 /// # Names
 /// A method without a suffix is called by one thread. A method with the suffix `_warp` or `_block`
 /// is called by all threads of a warp or block together, with the same arguments. Such a call
-/// succeeds on all these threads or fails on all of them. It waits for all threads of the scope
-/// before it returns, but not before it starts. If other threads have written the source,
-/// synchronise before the call. `_nbi` forms may return before the source has been read.
-/// [`Self::flush`] waits until the sources can be reused, and [`Self::quiet`] completes the
-/// operations. `_relaxed` forms do not order other accesses.
+/// succeeds on all these threads or fails on all of them. Before it returns, the call synchronises
+/// these threads. The call may start without a synchronisation. So if other threads have written
+/// the source, synchronise before the call.
+///
+/// `_nbi` methods may return before the source has been read. [`Self::flush`] waits until the
+/// sources can be reused, and [`Self::quiet`] completes the operations. `_relaxed` methods do not
+/// order other accesses.
 ///
 /// # Order
 /// A put is complete at the peer when [`Self::quiet`] or a barrier returns. [`Self::fence`] orders
@@ -32,15 +34,15 @@ use peerweave_types::{DeviceSlice, FailureKind, KernelContext, KernelOp, PeerEnt
 ///
 /// # Failures
 /// A failed operation writes a report to the context's status, which the host reads. The failure
-/// also makes every wait on this PE fail. A failed operation that waits returns [`Failed`].
+/// also makes every wait on this PE fail. A waiting operation that fails returns [`Failed`].
 pub struct Context {
     raw: *const KernelContext,
     pes: Pes,
     bases: Bases,
-    /// The mapped PE that was looked up last, and the address of its heap. This cache exists
-    /// because a fence empties the L1 cache of the SM. A later load from the table of peers then
-    /// takes a quarter of the time of a put. Invariant: the PE exists and is mapped, so a cache hit
-    /// needs no other check.
+    /// The mapped PE whose heap was looked up last, and the address of that heap. Without this
+    /// cache, the lookup after a fence would take a quarter of the time of a put, because a fence
+    /// empties the L1 cache of the SM. Invariant: the PE exists and is mapped, so a cache hit needs
+    /// no other check.
     last: Cell<(u32, u64)>,
     /// The table entry of the team that this thread used last.
     pub(crate) last_team: Cell<TeamCache>,
@@ -52,7 +54,7 @@ pub struct Context {
     local: PhantomData<*const ()>,
 }
 
-/// The number of this PE and the number of PEs.
+/// The number of this PE, and the number of PEs in the job.
 #[derive(Clone, Copy)]
 pub(crate) struct Pes {
     my_pe: u32,
@@ -78,12 +80,13 @@ pub(crate) enum Reach {
 }
 
 impl Context {
-    /// Creates the context of a thread from the context that the host has written. The entry that
-    /// `#[kernel]` creates calls this function.
+    /// Creates a thread's `Context` from the [`KernelContext`] that the host has written. The
+    /// kernel entry that `#[kernel]` generates calls this function.
     ///
     /// # Errors
-    /// [`FailureKind::Version`] if the host has written a context of another version. This failure
-    /// is not written to the status, because the address of the status is unknown.
+    /// [`FailureKind::Version`] if the version of the host's context is not
+    /// [`KernelContext::VERSION`]. This failure is not written to the status, because the address
+    /// of the status is unknown.
     ///
     /// # Safety
     /// `raw` points to a context in memory that this thread can read. The addresses in the context
@@ -101,8 +104,8 @@ impl Context {
     }
 
     /// Like [`Self::enter`], but does not check the version, so a thread starts without waiting for
-    /// the load of the version. The entry that `#[kernel(unchecked)]` creates calls this function.
-    /// The host checks the version when it launches such a kernel.
+    /// the load of the version. The kernel entry that `#[kernel(unchecked)]` generates calls this
+    /// function. The host checks the version when it launches such a kernel.
     ///
     /// # Safety
     /// As for [`Self::enter`]. In addition, the context has the version [`KernelContext::VERSION`].
@@ -126,10 +129,10 @@ impl Context {
         unsafe { Self::again(raw, pes, bases) }
     }
 
-    /// Returns the constant parts of the context. A function that is not inlined takes the parts as
-    /// arguments, and creates [another context](Self::again) from them. The parts are numbers, so
-    /// the caller's context stays in registers. If the function took a reference, the compiler
-    /// would place the context in memory for every operation of the kernel.
+    /// Returns the constant parts of the context, which are plain numbers. A function that is not
+    /// inlined takes these numbers as arguments, and creates [another context](Self::again) from
+    /// them. So the caller's context stays in registers. If such a function took a reference to the
+    /// context, the compiler would place the context in memory for every operation of the kernel.
     #[inline(always)]
     pub(crate) fn parts(&self) -> (*const KernelContext, Pes, Bases) {
         (self.raw, self.pes, self.bases)

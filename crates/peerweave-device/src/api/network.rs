@@ -3,8 +3,8 @@
 //! that emulates a network.
 //!
 //! In kernels for GPUs without the feature `nvshmem`, each function of this module is empty. In
-//! these builds [`Reach::Network`](super::context::Reach) is never created, so no function of this
-//! module is needed.
+//! these builds no PE is reached over the network ([`Reach::Network`](super::context::Reach)), so
+//! no function of this module is needed.
 
 #[cfg(target_arch = "nvptx64")]
 use super::scope::Kind;
@@ -127,7 +127,8 @@ pub(super) fn get<S: Scope>(to: u64, from: u64, bytes: usize, pe: u32, nbi: bool
     }
 }
 
-/// A change of a signal word, for example after a put. `word` is the address in this PE's own heap.
+/// A change of a signal word: `op` sets the word to `value`, or adds `value` to the word. `word` is
+/// the address of the word in this PE's own heap.
 #[derive(Clone, Copy)]
 pub(super) struct Signal {
     pub(super) word: u64,
@@ -194,13 +195,13 @@ pub(super) fn g<T: Plain>(from: u64, pe: u32) -> T {
     value
 }
 
-/// Reads 16 bytes of a PE, as two words.
+/// Reads 16 bytes of symmetric memory on a PE, as two words of 8 bytes.
 #[inline]
 pub(super) fn load_vector(from: u64, pe: u32) -> Vector {
     [read_word(from, 8, pe as i32), read_word(from + 8, 8, pe as i32)]
 }
 
-/// Writes the low `unit` bytes of a word at a PE.
+/// Writes the low `unit` bytes of `word` to symmetric memory on a PE.
 #[inline]
 fn write_word(at: u64, word: u64, unit: usize, pe: i32) {
     #[cfg(target_arch = "nvptx64")]
@@ -218,7 +219,7 @@ fn write_word(at: u64, word: u64, unit: usize, pe: i32) {
     }
 }
 
-/// Reads a word of `unit` bytes of a PE.
+/// Reads a word of `unit` bytes from symmetric memory on a PE.
 #[inline]
 fn read_word(at: u64, unit: usize, pe: i32) -> u64 {
     #[cfg(target_arch = "nvptx64")]
@@ -290,7 +291,8 @@ const fn unit<T>() -> usize {
     both & both.wrapping_neg()
 }
 
-/// Orders the puts of this PE (`me`) to each other PE.
+/// Orders earlier puts of this PE before later puts of this PE to the same target PE. `me` is the
+/// number of this PE.
 #[inline]
 pub(super) fn fence(me: u32) {
     let _ = me;
@@ -299,7 +301,7 @@ pub(super) fn fence(me: u32) {
     })
 }
 
-/// Completes the puts and gets of this PE (`me`).
+/// Waits until the puts and gets of this PE are complete. `me` is the number of this PE.
 #[inline]
 pub(super) fn quiet(me: u32) {
     let _ = me;

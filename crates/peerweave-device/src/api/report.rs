@@ -10,7 +10,7 @@ use crate::gpu::{self, Access, Rmw, Sys};
 use core::mem::offset_of;
 use peerweave_types::{FailureKind, KernelContext, KernelOp, KernelStatus};
 
-/// The fields of a report, except the kind of failure.
+/// The fields of a failure report ([`KernelStatus`]), except the kind of failure.
 #[derive(Clone, Copy)]
 pub(crate) struct Report {
     pub(crate) operation: KernelOp,
@@ -29,7 +29,7 @@ impl Report {
 
 impl Context {
     /// Writes the report of a failure, and ends the waits of all threads of this PE. If another
-    /// thread has already written a report, that report is kept.
+    /// thread has already written a report, the earlier report is kept.
     #[inline(always)]
     pub(crate) fn fail(&self, kind: FailureKind, report: Report) -> Failed {
         let Report { operation, pe, team, expected, found } = report;
@@ -68,15 +68,16 @@ impl Context {
     }
 }
 
-/// Writes a report and the abort word. The function is not inlined, so that its code is not
-/// repeated in every operation. The type parameter makes the compiler generate the function in the
-/// kernel's crate, whose PTX must contain it.
+/// Writes the report of a failure, and sets the abort word, which makes the waits of this PE fail.
+/// Does nothing if a failure has already been reported. The function is not inlined, so that its
+/// code is not repeated in every operation. The type parameter makes the compiler generate the
+/// function in the kernel's crate, whose PTX must contain the function.
 ///
 /// # Safety
 /// `raw` is a context that satisfies the safety conditions of [`Context::enter`].
 #[cold]
 #[inline(never)]
-#[expect(clippy::extra_unused_type_parameters, reason = "makes the function generic, and so part of the kernel's crate")]
+#[expect(clippy::extra_unused_type_parameters, reason = "makes the compiler generate the function in the kernel's crate")]
 pub(crate) unsafe fn write<Here>(raw: &KernelContext, kind: u32, operation: u32, pe: u32, team: u32, expected: u64, found: u64) {
     let field = |offset: usize| (raw.status + offset as u64) as *mut u32;
     let wide = |offset: usize| (raw.status + offset as u64) as *mut u64;
@@ -99,8 +100,8 @@ pub(crate) unsafe fn write<Here>(raw: &KernelContext, kind: u32, operation: u32,
 }
 
 /// The pause of a kernel's waits. Most calls only count the polls. Every [`Spin::INTERVAL`] polls
-/// the pause reads the clock and checks the deadline. Every [`Spin::abort_ns`] nanoseconds it also
-/// reads the abort word.
+/// the pause reads the clock and checks the deadline. Every [`Spin::abort_ns`] nanoseconds the
+/// pause also reads the abort word.
 pub(crate) struct Spin<'a> {
     context: &'a Context,
     looks: u32,
@@ -116,16 +117,16 @@ impl Spin<'_> {
     const INTERVAL: u32 = if cfg!(target_arch = "nvptx64") { 64 } else { 8 };
     /// Shortest and longest time between two readings of the abort word, in nanoseconds.
     const ABORT_NS: [u64; 2] = if cfg!(target_arch = "nvptx64") { [100_000, 25_000_000] } else { [1, 1] };
-    /// Time that [`Self::abort_ns`] allows for each thread of the grid, in nanoseconds.
+    /// The time that each thread of the grid adds to [`Self::abort_ns`], in nanoseconds.
     const ABORT_NS_PER_THREAD: u64 = 80;
 
     /// Returns the time between two readings of the abort word, in nanoseconds.
     ///
-    /// The word may be in host memory, from which a GPU reads for one warp at a time, in about 0.65
-    /// µs. The returned time is four times as long as one reading by all warps of the grid. If the
-    /// time were shorter, the readings of one kernel would delay the kernels of other PEs. The
-    /// warps of the delayed kernels would then read the word too, and all later calls would be
-    /// slow.
+    /// The abort word may be in host memory. A GPU reads host memory for one warp at a time, and
+    /// each read takes about 0.65 µs. The returned time is four times as long as one reading by all
+    /// warps of the grid. If the time were shorter, the readings of one kernel would delay the
+    /// kernels of other PEs. The warps of the delayed kernels would then read the word too, and all
+    /// later calls would be slow.
     #[inline]
     fn abort_ns() -> u64 {
         let [shortest, longest] = Self::ABORT_NS;

@@ -20,7 +20,8 @@ pub enum Kind {
 /// The threads that make a call together. All these threads call the function with the same
 /// arguments.
 ///
-/// [`Thread`], [`Warp`] and [`Block`] implement this trait. Other crates cannot implement it.
+/// [`Thread`], [`Warp`] and [`Block`] implement this trait. Other crates cannot implement this
+/// trait.
 pub trait Scope: sealed::Sealed + Copy + 'static {
     /// This scope as a value.
     const KIND: Kind;
@@ -38,7 +39,7 @@ pub trait Scope: sealed::Sealed + Copy + 'static {
     fn size() -> usize;
 
     /// Waits until all threads of the scope have called this function. Earlier writes of each
-    /// thread are visible to all these threads afterwards.
+    /// thread are visible to all these threads after the call.
     fn sync();
 
     /// Waits like [`Self::sync`]. Returns whether any thread of the scope passed `true`.

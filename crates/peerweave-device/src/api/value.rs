@@ -16,17 +16,20 @@ pub(crate) trait Side: Copy {
     /// Stores an integer.
     ///
     /// # Safety
-    /// As for [`Self::load`], but the memory is writable.
+    /// `to` points to memory that this kind of access can write, aligned to the size of `P` and
+    /// writable by this thread.
     unsafe fn store<P: Piece>(to: *mut P, value: P);
     /// Loads a vector of 16 bytes.
     ///
     /// # Safety
-    /// As for [`Self::load`], but for 16 bytes, aligned to 16.
+    /// `from` points to 16 bytes, aligned to 16, that this kind of access can read and that are
+    /// readable by this thread.
     unsafe fn load_vector(from: *const u8) -> gpu::Vector;
     /// Stores a vector of 16 bytes.
     ///
     /// # Safety
-    /// As for [`Self::load_vector`], but the memory is writable.
+    /// `to` points to 16 bytes, aligned to 16, that this kind of access can write and that are
+    /// writable by this thread.
     unsafe fn store_vector(to: *mut u8, value: gpu::Vector);
 }
 
@@ -105,11 +108,11 @@ pub(crate) unsafe fn load<T: Plain, S: Side>(from: *const T) -> T {
     }
 }
 
-/// Copies `n` pieces to the thread's own memory, by loads of kind `S`.
+/// Copies `n` integers of type `P` to the thread's own memory, by loads of kind `S`.
 ///
 /// # Safety
-/// `from` points to `n` pieces that accesses of kind `S` can read. `to` points to `n` writable
-/// pieces of the thread's own memory.
+/// `from` points to `n` integers that accesses of kind `S` can read. `to` points to `n` writable
+/// integers in the thread's own memory.
 #[inline(always)]
 unsafe fn pieces<P: Piece, S: Side>(from: *const P, to: *mut P, n: usize) {
     for index in 0..n {
@@ -142,11 +145,11 @@ pub(crate) unsafe fn store<T: Plain, S: Side>(to: *mut T, value: T) {
     }
 }
 
-/// Copies `n` pieces from the thread's own memory, by stores of kind `S`.
+/// Copies `n` integers of type `P` from the thread's own memory, by stores of kind `S`.
 ///
 /// # Safety
-/// `from` points to `n` readable pieces of the thread's own memory. `to` points to `n` pieces that
-/// accesses of kind `S` can write.
+/// `from` points to `n` readable integers in the thread's own memory. `to` points to `n` integers
+/// that accesses of kind `S` can write.
 #[inline(always)]
 unsafe fn pieces_out<P: Piece, S: Side>(from: *const P, to: *mut P, n: usize) {
     for index in 0..n {

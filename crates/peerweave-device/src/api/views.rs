@@ -1,5 +1,6 @@
 //! Memory that kernels use as operands of puts and gets: symmetric memory, device memory, shared
-//! memory and slices of a thread. Also accesses to elements of views.
+//! memory and slices of a thread. Also the trait [`Elements`], for accesses to single elements of a
+//! view.
 
 use super::Context;
 use super::value::{self, Generic, Global};
@@ -81,7 +82,7 @@ impl<T: Plain> SharedSlice<T> {
     pub fn slice(self, range: impl RangeBounds<usize>) -> Self {
         match self.get(range) {
             Some(part) => part,
-            None => panic!("range lies outside the shared slice"),
+            None => panic!("the range lies outside the shared slice"),
         }
     }
 
@@ -111,8 +112,8 @@ impl<T: Plain> SharedSlice<T> {
     }
 }
 
-/// Panics if the index is not below the length. On a GPU the panic is a trap, which prints no text,
-/// so no message is formatted there.
+/// Panics if the index is not below the length. On a GPU the panic is a trap, which prints no text.
+/// So on a GPU no message is formatted.
 #[inline(always)]
 #[track_caller]
 fn check_index(index: usize, len: usize, slice: &str) {
@@ -120,7 +121,7 @@ fn check_index(index: usize, len: usize, slice: &str) {
         return;
     }
     if cfg!(target_arch = "nvptx64") {
-        panic!("index lies outside the slice");
+        panic!("the index lies outside the slice");
     }
     panic!("index {index} lies outside the {len} elements of the {slice}");
 }
@@ -171,7 +172,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// The source of a put: this PE's symmetric memory, the memory of its GPU, the block's shared
+/// The source of a put: this PE's symmetric memory, the memory of this PE's GPU, the block's shared
 /// memory, or a slice in the thread's own memory.
 ///
 /// Other crates cannot implement this trait. If the target PE is reached through NVSHMEM, the
@@ -186,7 +187,8 @@ pub trait Source<T>: sealed::Sealed {
     fn count(&self) -> usize;
 }
 
-/// The destination of a get, in any kind of memory that [`Source`] lists.
+/// The destination of a get: memory of any kind that [`Source`] lists. Other crates cannot
+/// implement this trait.
 pub trait Target<T>: sealed::Sealed {
     /// Whether elements of this type are always in global memory.
     #[doc(hidden)]

@@ -1,5 +1,5 @@
-//! Words of the model checker loom. Loom explores all interleavings, and all stale reads that the
-//! memory orders allow.
+//! Implements [`Word`](crate::Word) for the atomics of the model checker loom. Loom explores all
+//! interleavings, and all stale reads that the memory orders allow.
 //!
 //! Compiled only under `--cfg loom`.
 

@@ -66,8 +66,8 @@ pub fn warp_mask() -> u32 {
 }
 
 /// Returns the mask for operations on a whole warp: all 32 lanes. A GPU treats lanes that do not
-/// exist as exited, so no operation waits for them. With this constant, a call needs none of the
-/// instructions of [`warp_mask`].
+/// exist as exited, so no operation waits for such lanes. With this constant, a call needs none of
+/// the instructions of [`warp_mask`].
 #[cfg(target_arch = "nvptx64")]
 #[inline]
 pub fn warp_members() -> u32 {

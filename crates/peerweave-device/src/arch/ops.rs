@@ -24,12 +24,12 @@ pub struct Sys;
 #[derive(Clone, Copy, Debug)]
 pub struct Relaxed;
 
-/// The memory order that makes writes visible after the operation, if the writer of the value has
-/// released them.
+/// The memory order that acquires: if the writer of the value has released earlier writes, these
+/// writes are visible after the operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Acquire;
 
-/// The memory order that orders this thread's earlier reads and writes before the
+/// The memory order that releases: this thread's earlier reads and writes are ordered before the
 /// operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Release;
@@ -50,7 +50,7 @@ pub unsafe trait Access<R>: Copy {
     /// `from` points to an aligned word in global memory that this thread can access.
     unsafe fn load_relaxed(from: *const Self) -> Self;
 
-    /// Reads the word. Writes that the value's writer has released are visible afterwards.
+    /// Reads the word. Writes that the value's writer has released are visible after the call.
     ///
     /// # Safety
     /// As for [`Self::load_relaxed`].
@@ -71,9 +71,9 @@ pub unsafe trait Access<R>: Copy {
 
 /// Fences with one scope.
 pub trait Fence {
-    /// Orders this thread's earlier accesses before its later accesses. Other threads observe this
-    /// order if they synchronise with this thread by relaxed accesses and fences. On a GPU the
-    /// fence returns when all earlier stores of this thread have been performed.
+    /// Orders earlier accesses of this thread before later accesses of this thread. Other threads
+    /// observe this order if they synchronise with this thread by relaxed accesses and fences. On a
+    /// GPU the fence returns when all earlier stores of this thread have been performed.
     fn acq_rel();
 
     /// Like [`Self::acq_rel`]. In addition, all sequentially consistent fences have a single total
@@ -205,7 +205,8 @@ macro_rules! for_each_reach_and_order {
 }
 pub(crate) use for_each_reach_and_order;
 
-/// Calls a macro for each pair of a scope and an order of [`Reduce`], with their PTX names.
+/// Calls a macro for each pair of a scope and an order of [`Reduce`], with the PTX names of the
+/// pair.
 macro_rules! for_each_reach_and_reduce_order {
     ($macro:ident) => {
         $macro!(Cta "cta", Relaxed "relaxed");

@@ -5,8 +5,8 @@
 //! `nvshmem` the list expands to declarations of the wrappers. On the host the list is data
 //! ([`FUNCTIONS`]), from which `peerweave-link` generates the wrappers in C++. The functions
 //! transfer data, change single words, and order these operations. NVSHMEM's own barriers and
-//! collectives are not used. Instead the protocols of this crate use these functions, with a
-//! deadline for every wait.
+//! collectives are not used. The barriers and collectives of this crate use the listed functions,
+//! and have a deadline for every wait.
 //!
 //! Kernels on the host pass the same calls to an executor that emulates a network: see `call`.
 
@@ -59,7 +59,7 @@ mod tests {
     use std::vec::Vec;
 
     #[test]
-    fn wrapper_names_are_distinct_and_have_our_prefix() {
+    fn wrapper_names_are_distinct_and_have_the_same_prefix() {
         let names: BTreeSet<_> = FUNCTIONS.iter().map(|function| function.name).collect();
         assert_eq!(names.len(), FUNCTIONS.len());
         assert!(names.iter().all(|name| name.starts_with("peerweave_nvshmem_")));

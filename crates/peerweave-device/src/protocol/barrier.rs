@@ -1,23 +1,23 @@
 //! Barrier of a team: each rank announces its arrival to every rank, and waits for the arrival of
 //! every rank.
 //!
-//! In its own memory, each rank has one word for every rank. Each word has one writer. An
-//! arrival is one store per rank, without read-modify-writes. Each rank polls only its own memory,
-//! where it also finds which ranks are missing. The protocol does not complete puts: the barrier of
-//! the API first calls `quiet`.
+//! In its own memory, each rank has one word for every rank. Each word has one writer. An arrival
+//! is one store per rank, without read-modify-writes. Each rank polls only its own memory. The
+//! words in this memory also show which ranks are missing. The protocol does not complete puts: the
+//! barrier of the API first calls `quiet`.
 //!
 //! Invariant: a rank arrives in epoch `k + 1` only after every rank has arrived in epoch `k`. So no
-//! word is more than one epoch ahead, and no word is reset between epochs. A fast rank cannot
-//! overtake a slow rank that still waits for epoch `k`.
+//! word is more than one epoch ahead of any other word, and no word must be reset between epochs. A
+//! fast rank cannot overtake a slow rank that still waits for epoch `k`.
 
 use crate::flag;
 use crate::pause::Pause;
 use crate::word::{Word as _, Words};
 use peerweave_types::Rank;
 
-/// Write-only access to this rank's word in the memory of every rank. For [`Words`], the trait is
-/// implemented by stores. Another implementation can notify a rank whose memory is not mapped, for
-/// example by a network call.
+/// Write-only access to this rank's words: one word in the memory of every rank. Any type that
+/// implements [`Words`] implements this trait by stores. Another implementation can notify a rank
+/// whose memory is not mapped, for example by a network call.
 pub trait Announce {
     /// Returns the number of words.
     fn len(&self) -> usize;
@@ -53,7 +53,7 @@ impl<Ws: Words + ?Sized> Announce for Ws {
 }
 
 /// Announces to every rank that this rank has arrived, and does not wait. `mine` contains one word
-/// for each rank of the team: this rank's word in the memory of that rank.
+/// for each rank `t` of the team: this rank's word in the memory of rank `t`.
 ///
 /// Every rank of the team calls this function once per epoch, in the order of epochs. A rank must
 /// first wait for the previous epoch by [`wait`].
@@ -66,8 +66,8 @@ pub fn announce<A: Announce + ?Sized>(mine: &A, epoch: u64) {
     announce_relaxed(mine, epoch);
 }
 
-/// Like [`announce`], without ordering: the arrival of this rank becomes visible, but its earlier
-/// writes may not be visible.
+/// Like [`announce`], but orders nothing: the arrival of this rank becomes visible, but earlier
+/// writes of this rank may not be visible.
 #[inline]
 pub fn announce_relaxed<A: Announce + ?Sized>(mine: &A, epoch: u64) {
     for target in 0..mine.len() {
@@ -79,7 +79,7 @@ pub fn announce_relaxed<A: Announce + ?Sized>(mine: &A, epoch: u64) {
 /// [`announce`]. `words` contains one word for each rank, in the caller's memory.
 ///
 /// # Ordering
-/// Acquire: earlier writes of every rank are visible afterwards.
+/// Acquire: earlier writes of every rank are visible after the call.
 ///
 /// # Errors
 /// The error that `pause` returns. After this error, [`missing`] returns the ranks that have not
@@ -92,7 +92,7 @@ pub fn wait<Ws: Words + ?Sized, P: Pause + ?Sized>(words: &Ws, epoch: u64, pause
     Ok(())
 }
 
-/// Like [`wait`], without ordering: after the call every rank has arrived, but earlier writes of
+/// Like [`wait`], but orders nothing: after the call every rank has arrived, but earlier writes of
 /// the ranks may not be visible.
 ///
 /// # Errors

@@ -46,7 +46,7 @@ pub fn reached<W: Word + ?Sized>(word: &W, epoch: u64) -> bool {
     at_or_after(word.load_acquire(), epoch)
 }
 
-/// Like [`wait`], without ordering: earlier writes of the word's writer may not be visible.
+/// Like [`wait`], but orders nothing: earlier writes of the word's writer may not be visible.
 ///
 /// # Errors
 /// The error that `pause` returns.

@@ -6,13 +6,13 @@
 //! accepts or refuses the message. When the sender has received the answer, it may reuse the slot
 //! and the data.
 //!
-//! A sender whose wait timed out can withdraw a message. A receiver checks for the withdrawal after
-//! it has copied the data, and discards the copy of a withdrawn message.
+//! A sender whose wait timed out can withdraw a message. After a receiver has copied the data, the
+//! receiver checks whether the message was withdrawn. If so, the receiver discards the copy.
 //!
 //! Invariant: the sender publishes message `n` after the receiver has answered message
-//! `n - capacity`. The sender writes the payload of a message before its number. The receiver
-//! answers after its last access to the data. The words are initially zero. Numbers of messages are
-//! less than 2^63.
+//! `n - capacity`. The sender writes the payload of a message before the number of the message. The
+//! receiver answers after its last access to the data. The words are initially zero. Numbers of
+//! messages are less than 2^63.
 
 use crate::word::Word;
 
@@ -63,9 +63,9 @@ pub const fn index(number: u64, capacity: usize) -> usize {
 }
 
 impl<W: Word> Slot<'_, W> {
-    /// Returns the answer to the previous message of this slot. After this answer, the sender may
-    /// publish message `number`. Returns `None` if the receiver has not answered the previous
-    /// message. If there was no previous message, returns [`Answer::Accepted`].
+    /// Returns the receiver's answer to the message that used this slot before message `number`.
+    /// After this answer, the sender may publish message `number`. Returns `None` if the receiver
+    /// has not answered. Returns [`Answer::Accepted`] if no earlier message used this slot.
     ///
     /// # Ordering
     /// As for [`Slot::answered`].
@@ -78,14 +78,19 @@ impl<W: Word> Slot<'_, W> {
     /// answer.
     ///
     /// # Ordering
-    /// Release: earlier writes of the sender are visible to the receiver when it reads the message.
+    /// Release: earlier writes of the sender are visible to the receiver after the receiver has
+    /// read the message.
     ///
     /// # Panics
     /// If `message` is longer than the payload of the slot.
     #[inline]
     pub fn publish(&self, number: u64, message: &[u64]) {
         let room = self.payload.len();
-        assert!(message.len() <= room, "the message has {} words, expected at most {room} (the length of a slot)", message.len());
+        assert!(
+            message.len() <= room,
+            "the message has {} words, expected at most {room} (the length of the slot's payload)",
+            message.len()
+        );
         for (word, value) in self.payload.iter().zip(message) {
             word.store_relaxed(*value);
         }
@@ -95,16 +100,17 @@ impl<W: Word> Slot<'_, W> {
     /// Withdraws the last message that the sender published in this slot.
     ///
     /// # Ordering
-    /// The sender may change the message's data afterwards. If a receiver has copied changed data,
-    /// [`Slot::is_withdrawn`] returns `true` on that receiver.
+    /// The sender may change the message's data after the call. If a receiver has copied changed
+    /// data, [`Slot::is_withdrawn`] returns `true` on that receiver.
     #[inline]
     pub fn withdraw(&self) {
         self.payload[0].store_relaxed(WITHDRAWN);
         W::fence_release();
     }
 
-    /// Returns the answer to message `number`; `None` if the receiver has not answered it. If the
-    /// receiver has already answered a later message of this slot, returns [`Answer::Accepted`].
+    /// Returns the answer to message `number`; `None` if the receiver has not answered that
+    /// message. If the receiver has already answered a later message of this slot, returns
+    /// [`Answer::Accepted`].
     ///
     /// # Ordering
     /// Acquire, if there is an answer: the receiver no longer accesses the data of the message.
@@ -129,7 +135,11 @@ impl<W: Word> Slot<'_, W> {
     #[inline]
     pub fn read(&self, number: u64, message: &mut [u64]) -> bool {
         let room = self.payload.len();
-        assert!(message.len() <= room, "the message has {} words, expected at most {room} (the length of a slot)", message.len());
+        assert!(
+            message.len() <= room,
+            "the message has {} words, expected at most {room} (the length of the slot's payload)",
+            message.len()
+        );
         if self.number.load_acquire() != number {
             return false;
         }
@@ -140,7 +150,7 @@ impl<W: Word> Slot<'_, W> {
     }
 
     /// Returns whether the sender has withdrawn the message. The receiver calls this method after
-    /// it has copied the data and before it answers.
+    /// the receiver has copied the data and before the receiver answers.
     ///
     /// # Ordering
     /// Acquire: if the result is `false`, the receiver has copied the data as it was when the
@@ -152,7 +162,7 @@ impl<W: Word> Slot<'_, W> {
     }
 
     /// Answers message `number`. The receiver calls this method once for each message, in the order
-    /// of their numbers, after its last access to the data.
+    /// of the messages' numbers, after the receiver's last access to the data.
     ///
     /// # Ordering
     /// Release: the receiver's accesses are complete when the sender reads the answer.

@@ -24,8 +24,8 @@ pub fn signal<W: Word + ?Sized>(word: &W, value: u64, op: SignalOp) {
     }
 }
 
-/// Reads the word once. Returns the word if `compare` is true for the word and `value`; `None`
-/// otherwise.
+/// Reads the word once. Returns the word if the comparison `compare` of the word with `value` is
+/// true; `None` otherwise.
 ///
 /// # Ordering
 /// Acquire, if the result is not `None`.
@@ -35,10 +35,11 @@ pub fn test<W: Word + ?Sized>(word: &W, compare: Compare, value: u64) -> Option<
     compare.holds(seen, value).then_some(seen)
 }
 
-/// Waits until `compare` is true for the word and `value`. Returns the value of the word.
+/// Waits until the comparison `compare` of the word with `value` is true. Returns the value of the
+/// word.
 ///
 /// # Ordering
-/// Acquire: puts that precede the signal are visible afterwards.
+/// Acquire: puts that precede the signal are visible after the wait.
 ///
 /// # Errors
 /// The error that `pause` returns.
@@ -88,7 +89,7 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
         self.watch().all_excluded()
     }
 
-    /// Reads the words once. Returns whether all words that are not excluded satisfy the
+    /// Reads each word at most once. Returns whether all words that are not excluded satisfy the
     /// comparison.
     ///
     /// # Ordering
@@ -98,8 +99,8 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
         self.watch().test_all()
     }
 
-    /// Reads the words once. Returns the lowest index whose word is not excluded and satisfies the
-    /// comparison; `None` if there is no such word.
+    /// Reads each word at most once. Returns the lowest index of a word that is not excluded and
+    /// satisfies the comparison; `None` if there is no such word.
     ///
     /// # Ordering
     /// Acquire, for the word at the returned index.
@@ -108,8 +109,9 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
         self.watch().test_any()
     }
 
-    /// Reads the words once. Calls `found` with the index and the value of every word that
-    /// satisfies the comparison, in ascending order of indices. Returns the number of calls.
+    /// Reads each word that is not excluded once. Calls `found` with the index and the value of
+    /// each of these words that satisfies the comparison, in ascending order of indices. Returns
+    /// the number of calls.
     ///
     /// # Ordering
     /// Acquire, for each word that satisfies the comparison.
@@ -118,9 +120,9 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
         self.watch().test_some(found)
     }
 
-    /// Waits until the first word satisfies the comparison, then until the second word does, and so
-    /// on. The words need not satisfy the comparison at the same time. Returns the value of the
-    /// last word; `None` if all words are excluded.
+    /// Waits for each word that is not excluded, in the order of indices, until that word satisfies
+    /// the comparison. The words need not satisfy the comparison at the same time. Returns the
+    /// value of the last word; `None` if all words are excluded.
     ///
     /// # Ordering
     /// Acquire, for each word.
@@ -132,8 +134,8 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
         self.watch().wait_all(pause)
     }
 
-    /// Waits until a word satisfies the comparison. Returns the lowest index of such a word.
-    /// Returns `None` immediately if all words are excluded.
+    /// Waits until a word that is not excluded satisfies the comparison. Returns the lowest index
+    /// of such a word. Returns `None` immediately if all words are excluded.
     ///
     /// # Ordering
     /// Acquire, for the word at the returned index.
@@ -145,9 +147,9 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
         self.watch().wait_any(pause)
     }
 
-    /// Waits until at least one word satisfies the comparison. Calls `found` like
-    /// [`Several::test_some`]. Returns the number of calls. Returns 0 immediately if all words are
-    /// excluded.
+    /// Waits until at least one word that is not excluded satisfies the comparison. Calls `found`
+    /// like [`Several::test_some`]. Returns the number of calls. Returns 0 immediately if all words
+    /// are excluded.
     ///
     /// # Ordering
     /// Acquire, for each word that satisfies the comparison.
@@ -169,8 +171,8 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
     }
 }
 
-/// The waits and tests of [`Several`], for words of any type, with a separate condition for each
-/// word.
+/// Waits and tests like the methods of [`Several`], for words of any type. Each word has a separate
+/// condition.
 #[derive(Clone, Copy, Debug)]
 pub struct Watch<L, X> {
     /// The number of words.
@@ -201,9 +203,10 @@ impl<V, L: Fn(usize) -> Option<V>, X: Fn(usize) -> bool> Watch<L, X> {
         self.included().find(|&index| (self.look)(index).is_some())
     }
 
-    /// Returns the first index at or after `start` whose word satisfies its condition. If there is
-    /// no such index, returns the first such index before `start`. A caller that changes `start`
-    /// from call to call eventually finds every word that continues to satisfy its condition.
+    /// Returns the first index at or after `start` of a word that is not excluded and satisfies its
+    /// condition. If there is no such index, returns the first such index before `start`. A caller
+    /// that changes `start` from call to call eventually finds every word that continues to satisfy
+    /// its condition.
     #[inline]
     pub fn test_any_from(&self, start: usize) -> Option<usize> {
         let mut index = if start < self.len { start } else { 0 };

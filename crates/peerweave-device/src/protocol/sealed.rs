@@ -1,15 +1,15 @@
-//! A line whose words validate themselves: each word contains 32 bits of data and the 32-bit epoch
-//! of that data.
+//! A line of words, each of which contains 32 bits of data and the 32-bit epoch of that data. So a
+//! reader can check each word separately.
 //!
 //! The words of a line may be stored in any order, and the line has no sequence word. So one vector
-//! store may write the line: only each aligned word must be written as a unit, and not the whole
-//! line.
+//! store may write the whole line. The store need not be atomic for the line, but only for each
+//! aligned word.
 //!
-//! Reuse rule: a rank has `N` lines, and publishes epoch `k` in line `k % N`. It publishes only
-//! after it knows, by [`try_read`] or [`has_reached`], that every rank has published epoch `k - N +
-//! 1`. Every rank publishes an epoch only after it has read what it needs of the epoch before. So
-//! every rank has then read what it needs of epoch `k - N`, which is the previous content of line
-//! `k % N`. Every rank publishes in every epoch.
+//! Reuse rule: a rank has `N` lines, and publishes epoch `k` in line `k % N`. Every rank publishes
+//! in every epoch. A rank publishes epoch `k` only after [`try_read`] or [`has_reached`] has shown
+//! that every rank has published epoch `k - N + 1`. A rank also publishes an epoch only after the
+//! rank has read all data of the previous epoch that the rank needs. So when line `k % N` is
+//! overwritten, no rank still needs epoch `k - N`, which is the previous content of the line.
 //!
 //! Invariant: a reader accepts a line only if all words of the line have the expected epoch. Zeroed
 //! memory is a line of epoch 0, and the first published epoch is 1.
@@ -22,8 +22,9 @@ pub const fn seal(data: u32, epoch: u32) -> u64 {
     (epoch as u64) << 32 | data as u64
 }
 
-/// Returns the words of a line, for a caller that stores them itself, for example by vector
-/// instructions. Such a caller calls [`Word::fence_release`] before it stores the words.
+/// Returns the words of a line, for a caller that stores the words by other means than [`publish`],
+/// for example by vector instructions. Such a caller calls [`Word::fence_release`] before it stores
+/// the words.
 #[inline]
 pub fn seal_line<const N: usize>(data: &[u32; N], epoch: u32) -> [u64; N] {
     data.map(|data| seal(data, epoch))
@@ -70,15 +71,15 @@ pub fn try_read<W: Word>(line: &[W], epoch: u32, into: &mut [u32]) -> bool {
     whole
 }
 
-/// Returns whether the writer of a line has published `epoch`, or one of the `window - 1` epochs
-/// after it, in the line to which `word` belongs. The writer must not have published a later epoch.
+/// Returns whether the writer has published `epoch`, or one of the `window - 1` later epochs, in
+/// the line to which `word` belongs. The writer must not have published a later epoch.
 ///
 /// Unlike [`try_read`], this function reads no data. So the writer may already store the next
 /// epoch.
 ///
 /// # Ordering
-/// Acquire, if the result is `true`: what the writer has read before it published the epoch, it has
-/// read before later writes of this PE.
+/// Acquire, if the result is `true`: reads of the writer before the publication of the epoch are
+/// ordered before later writes of this PE.
 #[inline]
 pub fn has_reached<W: Word>(word: &W, epoch: u32, window: u32) -> bool {
     let reached = ((word.load_relaxed() >> 32) as u32).wrapping_sub(epoch) < window;
@@ -94,7 +95,7 @@ mod tests {
     use core::sync::atomic::AtomicU64;
 
     #[test]
-    fn line_has_reached_its_epoch_and_the_epochs_before() {
+    fn has_reached_is_true_for_the_line_epoch_and_earlier_epochs() {
         let word = AtomicU64::new(seal(7, 2));
         assert!(has_reached(&word, 2, 4) && has_reached(&word, 1, 4) && has_reached(&word, u32::MAX, 4));
         assert!(!has_reached(&word, 3, 4), "the epoch is later than that of the line");
@@ -102,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn sealed_line_is_read_only_with_its_epoch() {
+    fn try_read_fails_if_the_line_has_another_epoch() {
         let line = [const { AtomicU64::new(0) }; 3];
         let mut got = [0; 3];
         publish(&line, u32::MAX, &[7, u32::MAX, 0]);
@@ -114,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn sealed_line_with_one_word_of_another_epoch_is_not_read() {
+    fn try_read_fails_if_one_word_has_another_epoch() {
         for odd in 0..3 {
             let line = seal_line(&[1, 2, 3], 5).map(AtomicU64::new);
             assert!(try_read(&line, 5, &mut [0; 3]));

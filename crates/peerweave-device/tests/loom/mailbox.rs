@@ -84,7 +84,7 @@ fn messages_pass<W: TestWord>(capacity: usize, messages: u64) {
 }
 
 #[test]
-fn messages_arrive_intact_one_at_a_time() {
+fn messages_arrive_intact_in_a_ring_of_one_slot() {
     messages_pass::<Exact>(1, 3);
 }
 
@@ -96,8 +96,9 @@ fn messages_arrive_intact_when_slots_are_reused() {
 refuted!(mailbox_without_release_is_refuted, "message is torn or overwritten", messages_pass::<NoRelease>(2, 3));
 refuted!(mailbox_without_acquire_is_refuted, "message is torn or overwritten", messages_pass::<NoAcquire>(2, 3));
 
-/// Sends one message. The receiver answers before it reads the buffer (`early`) or afterwards. The
-/// sender waits for the answer (if `wait_for_answer`) before it writes its buffer again.
+/// Sends one message. If `early` is true, the receiver answers before it reads the buffer,
+/// otherwise after it has read the buffer. If `wait_for_answer` is true, the sender waits for the
+/// answer before it writes the buffer again.
 fn one_buffer(early: bool, wait_for_answer: bool, answer: Answer) {
     check(
         Team::PAIR,
@@ -135,12 +136,12 @@ fn one_buffer(early: bool, wait_for_answer: bool, answer: Answer) {
 }
 
 #[test]
-fn buffer_is_free_when_its_message_is_accepted() {
+fn sender_can_reuse_a_buffer_after_an_accepting_answer() {
     one_buffer(false, true, Answer::Accepted);
 }
 
 #[test]
-fn buffer_is_free_when_its_message_is_refused() {
+fn sender_can_reuse_a_buffer_after_a_refusing_answer() {
     one_buffer(false, true, Answer::Refused);
 }
 

@@ -1,13 +1,13 @@
-//! Tests of the protocols under the model checker loom. It explores all interleavings, and all
+//! Tests of the protocols under the model checker loom. Loom explores all interleavings, and all
 //! stale reads that the memory orders allow.
 //!
 //! Empty unless compiled with `--cfg loom`: `RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 cargo
 //! test -p peerweave-device --release --test loom`.
 //!
-//! Every scenario is a function that is generic over the word type. It must succeed for
-//! [`words::Exact`]. It must fail for words with a weakened memory order, and if a step of the
-//! protocol is omitted. These failures prove that the scenario can find errors. The tests of such
-//! failures have names that end in `_is_refuted`.
+//! Every scenario is a function that is generic over the word type. The scenario must succeed for
+//! [`words::Exact`]. The scenario must fail for words with a weakened memory order, and if a step
+//! of the protocol is omitted. These failures prove that the scenario can find errors. The tests of
+//! such failures have names that end in `_is_refuted`.
 #![cfg(loom)]
 
 mod barrier;
@@ -80,7 +80,7 @@ struct Team {
     ranks: usize,
     /// Maximum number of preemptions in an execution. `LOOM_MAX_PREEMPTIONS` can lower the maximum.
     /// With three ranks the number of states grows fast, so each such scenario sets a limit with
-    /// which it takes less than a minute.
+    /// which the scenario takes less than a minute.
     preemptions: usize,
 }
 

@@ -1,6 +1,6 @@
-//! Models of sealed lines: each rank has two lines, which it uses alternately. In one model all
-//! ranks read all lines. In the other, only rank 1 reads data, and rank 0 runs ahead as far as the
-//! rule for the reuse of lines allows.
+//! Models of sealed lines: each rank has two lines, which the rank uses alternately. In one model
+//! all ranks read all lines. In the other model, only rank 1 reads data, and rank 0 runs ahead as
+//! far as the rule for the reuse of lines allows.
 
 use crate::words::{Exact, NoAcquire, NoRelease, TestWord};
 use crate::{GaveUp, Patience, Plain, Team, check, refuted, several};
@@ -64,8 +64,9 @@ fn sealed_lines_are_consistent_over_three_epochs() {
     lines_change_hands::<Exact>(forward);
 }
 
-/// Rank 0 publishes in each epoch, and rank 1 reads its data. Rank 0 reads no data of rank 1. It
-/// waits until rank 1 has published the epoch that `behind` returns, before it reuses a line.
+/// Rank 0 publishes in each epoch, and rank 1 reads the data of rank 0. Rank 0 reads no data of
+/// rank 1. Before rank 0 reuses a line, it waits until rank 1 has published the epoch that `behind`
+/// returns.
 fn line_of_rank_0_is_read<W: TestWord>(behind: fn(u64) -> u64) {
     check(
         Team::PAIR,
@@ -96,7 +97,7 @@ fn line_of_rank_0_is_read<W: TestWord>(behind: fn(u64) -> u64) {
 }
 
 #[test]
-fn sealed_line_is_reused_after_its_reader_has_moved_on() {
+fn sealed_line_can_be_reused_after_the_reader_published_again() {
     line_of_rank_0_is_read::<Exact>(|epoch| epoch - 1);
 }
 

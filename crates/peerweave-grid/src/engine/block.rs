@@ -2,10 +2,10 @@
 //! memory.
 //!
 //! The methods do not switch threads. They return whether the calling thread must wait, and which
-//! threads are released. The rules are the strictest interpretation of CUDA. Every thread of a
+//! threads can continue. The rules are the strictest interpretation of CUDA. Every thread of a
 //! block must reach each barrier, and every lane of a mask must reach each warp operation. No
-//! thread may return while other threads wait for it. A kernel that follows these rules does not
-//! depend on the tolerance of a particular GPU.
+//! thread may return while other threads wait for that thread. A kernel that follows these rules
+//! does not depend on the tolerance of a particular GPU.
 
 use std::alloc::Layout;
 use std::collections::HashMap;
@@ -15,7 +15,8 @@ use std::rc::Rc;
 /// Number of threads of a warp.
 pub(crate) const WARP: u32 = 32;
 
-/// State of a thread of a running block.
+/// The state of a thread of a running block: running, waiting at a barrier, waiting in a warp
+/// operation, or returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Running,
@@ -50,8 +51,8 @@ pub(crate) struct Block {
     barrier_result: bool,
     /// Pending warp operations of each warp.
     pending: Vec<Vec<Pending>>,
-    /// For each thread, the values of all lanes in the last warp operation that the thread
-    /// completed.
+    /// For each thread, the values that all lanes have passed to the last warp operation that the
+    /// thread completed.
     taken: Vec<Rc<[u64; WARP as usize]>>,
     dynamic: SharedMemory,
     fixed: HashMap<usize, SharedMemory>,
@@ -93,7 +94,7 @@ impl Block {
         if lanes == WARP { u32::MAX } else { (1 << lanes) - 1 }
     }
 
-    /// Returns the number of threads in each state as text, for messages.
+    /// Returns a text for messages that contains the number of threads in each state.
     pub(crate) fn summary(&self) -> String {
         let mut counts: Vec<(&str, usize)> = Vec::new();
         for place in &self.places {
@@ -116,7 +117,10 @@ impl Block {
     /// of the block has returned.
     pub(crate) fn arrive(&mut self, thread: u32, value: bool) -> Result<Arrival, String> {
         if self.returned > 0 {
-            return Err(format!("reached sync_threads after threads of its block had returned: {}", self.summary()));
+            return Err(format!(
+                "the thread reached sync_threads after other threads of its block had returned: {}",
+                self.summary()
+            ));
         }
         self.arrived += 1;
         self.any |= value;
@@ -144,11 +148,11 @@ impl Block {
         let mask = mask & self.lanes(warp);
         if mask & 1 << lane == 0 {
             return Err(format!(
-                "called a warp operation with mask {mask:#010x}, expected a mask that includes the lane of the thread, {lane}"
+                "the thread called a warp operation with mask {mask:#010x}, expected a mask that includes the lane of the thread, {lane}"
             ));
         }
         if let Some(gone) = lanes_of(mask).find(|other| self.places[(warp * WARP + other) as usize] == Place::Returned) {
-            return Err(format!("reached a warp operation with mask {mask:#010x} after lane {gone} had returned"));
+            return Err(format!("the thread reached a warp operation with mask {mask:#010x} after lane {gone} had returned"));
         }
         let pending = &mut self.pending[warp as usize];
         let index = match pending.iter().position(|open| open.mask & mask != 0) {
@@ -162,7 +166,7 @@ impl Block {
         if open.mask != mask {
             let theirs = open.mask;
             return Err(format!(
-                "reached a warp operation with mask {mask:#010x} while other lanes wait in an operation with mask {theirs:#010x}"
+                "the thread called a warp operation with mask {mask:#010x} while other lanes wait in one with mask {theirs:#010x}"
             ));
         }
         open.arrived |= 1 << lane;
@@ -180,7 +184,8 @@ impl Block {
         Ok(Arrival::Complete(released))
     }
 
-    /// Returns the values of all lanes in the last warp operation that the thread completed.
+    /// Returns the values that all lanes have passed to the last warp operation that the thread
+    /// completed.
     pub(crate) fn taken(&self, thread: u32) -> [u64; WARP as usize] {
         *self.taken[thread as usize]
     }
@@ -191,27 +196,27 @@ impl Block {
         self.places[thread as usize] = Place::Returned;
         self.returned += 1;
         if self.arrived > 0 {
-            return Err(format!("returned while other threads of its block wait in sync_threads: {}", self.summary()));
+            return Err(format!("the thread returned while other threads of its block wait in sync_threads: {}", self.summary()));
         }
         let lane = 1 << (thread % WARP);
         if let Some(open) = self.pending[(thread / WARP) as usize].iter().find(|open| open.mask & lane != 0) {
             return Err(format!(
-                "returned while other lanes wait for this thread in a warp operation with mask {:#010x}",
+                "the thread returned while other lanes wait for the thread in a warp operation with mask {:#010x}",
                 open.mask
             ));
         }
         Ok(())
     }
 
-    /// Returns a waiting thread and a message if the block is deadlocked; `None` if a thread of the
-    /// block can continue.
+    /// If the block is deadlocked, returns a waiting thread and a message. Returns `None` if a
+    /// thread of the block can continue, or if all threads have returned.
     pub(crate) fn stuck(&self) -> Option<(u32, String)> {
         let waits = |place: &Place| matches!(place, Place::Barrier | Place::Warp);
         if self.is_over() || self.places.contains(&Place::Running) {
             return None;
         }
         let thread = self.places.iter().position(waits)? as u32;
-        Some((thread, format!("the threads of its block wait for each other: {}", self.summary())))
+        Some((thread, format!("all threads of the block that have not returned wait for each other: {}", self.summary())))
     }
 
     /// Returns the address and the size in bytes of the dynamic shared memory.
@@ -219,12 +224,16 @@ impl Block {
         (self.dynamic.at.as_ptr(), self.dynamic.layout.size())
     }
 
-    /// Returns the address of the shared memory of a declaration, which `key` identifies. All
-    /// threads of the block get the same address.
+    /// Returns the address of the shared memory that a declaration of the kernel requests. `key`
+    /// identifies the declaration. All threads of the block get the same address.
     pub(crate) fn fixed(&mut self, key: usize, bytes: usize, align: usize) -> *mut u8 {
         let fill = self.fill;
         let memory = self.fixed.entry(key).or_insert_with(|| SharedMemory::new(bytes, align, fill));
-        assert_eq!(memory.layout.size(), bytes, "a shared memory declaration was requested again with another size");
+        assert_eq!(
+            memory.layout.size(),
+            bytes,
+            "the kernel requested the memory of one shared array twice, with different sizes"
+        );
         memory.at.as_ptr()
     }
 }
@@ -245,7 +254,7 @@ impl SharedMemory {
         let layout = Layout::from_size_align(bytes, align).expect("the layout of shared memory is valid");
         if bytes == 0 {
             // An aligned address that is never accessed.
-            return Self { at: NonNull::new(std::ptr::without_provenance_mut(align)).expect("an alignment is not 0"), layout };
+            return Self { at: NonNull::new(std::ptr::without_provenance_mut(align)).expect("the alignment is not 0"), layout };
         }
         // SAFETY: the layout has a size that is not 0.
         let at = unsafe { std::alloc::alloc(layout) };

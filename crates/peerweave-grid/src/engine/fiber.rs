@@ -17,11 +17,12 @@ use std::thread::LocalKey;
 /// The handle by which a kernel thread suspends itself.
 pub(crate) type Suspend = Yielder<(), SuspendReason>;
 
-/// The type of the thread-local variable that contains the address of the running kernel thread's
-/// state.
+/// The type of the thread-local variable that contains the address of the [`Current`] of the kernel
+/// thread that is running.
 type CurrentKey = LocalKey<Cell<*const Current>>;
 
-/// Result of [`Fiber::resume`].
+/// The reason why [`Fiber::resume`] returned: the thread suspended itself, returned, or panicked
+/// with a message.
 pub(crate) enum Step {
     Suspended(SuspendReason),
     Returned,
@@ -36,20 +37,20 @@ pub(crate) struct Fiber {
     current: Rc<Current>,
 }
 
-/// The stacks of one run. Stacks of ended threads are reused, also by later runs.
+/// The stacks of one run. The stacks of ended threads are reused, also by later runs.
 pub(crate) struct Stacks {
     bytes: usize,
     free: Vec<DefaultStack>,
 }
 
-/// Free stacks of ended runs, by their size in bytes. Allocating a stack takes longer than many
-/// kernels run.
+/// Free stacks of ended runs. The key is the size of a stack in bytes. The stacks are kept, because
+/// allocating a stack takes longer than many kernels run.
 static FREE: Mutex<BTreeMap<usize, Vec<DefaultStack>>> = Mutex::new(BTreeMap::new());
 
 /// Maximum number of free stacks of one size. A stack occupies only the pages that were used.
 const MOST_FREE: usize = 8192;
 
-/// Number of free stacks that a run takes from [`FREE`] at a time.
+/// Maximum number of free stacks that a run takes from [`FREE`] at a time.
 const TAKEN_TOGETHER: usize = 64;
 
 impl Stacks {
@@ -121,7 +122,8 @@ impl Fiber {
         }
     }
 
-    /// Unwinds the frames of the thread, so that the destructors in these frames run.
+    /// Ends the thread before it returns: unwinds the frames of the thread, so that the destructors
+    /// in these frames run.
     pub(crate) fn end(mut self, key: &'static CurrentKey) {
         key.set(Rc::as_ptr(&self.current));
         // A panic of a destructor is ignored, because the run has already failed.

@@ -3,7 +3,7 @@
 //! Invariants:
 //!
 //! **\[G1\]** All coroutines of a run are resumed and dropped on the thread that called `run`, so
-//! their state never moves to another thread.
+//! the state of a coroutine never moves to another thread.
 //!
 //! **\[G2\]** When `run` returns, no coroutine of the run exists. So everything that the body
 //! borrows stays alive while a coroutine uses it.
@@ -27,7 +27,7 @@ thread_local! {
     static CURRENT: Cell<*const Current> = const { Cell::new(std::ptr::null()) };
 }
 
-/// The state of a kernel thread, with a pointer to its run.
+/// The state of a kernel thread: its indices, its handle for suspension, and a pointer to its run.
 pub(crate) struct Current {
     pub(crate) thread_idx: Dim3,
     pub(crate) block_idx: Dim3,
@@ -47,7 +47,8 @@ pub(crate) struct Current {
 struct Run {
     slots: RefCell<Vec<Slot>>,
     schedule: RefCell<Schedule>,
-    /// Message of the divergence, if a thread has diverged.
+    /// The message of the first divergence: a thread did not reach a barrier or a warp operation
+    /// that it must reach. `None` if no thread has diverged.
     divergence: RefCell<Option<String>>,
     started: Instant,
 }
@@ -102,7 +103,8 @@ impl Current {
         suspend.suspend(why);
     }
 
-    /// Counts a step of the thread. Preempts the thread if it has used up its steps.
+    /// Counts one step of the thread. If no steps remain before the next preemption, suspends the
+    /// thread.
     #[inline]
     pub(crate) fn step(&self) {
         match self.budget.get() {
@@ -111,7 +113,8 @@ impl Current {
         }
     }
 
-    /// Suspends the thread until it polls memory again. Other threads run first.
+    /// Suspends the thread after an unsuccessful poll of memory. Other threads run before this
+    /// thread polls again.
     pub(crate) fn pause(&self) {
         self.suspend(SuspendReason::Pause);
     }
@@ -154,7 +157,8 @@ impl Current {
         self.block(|block| block.barrier_result())
     }
 
-    /// Passes a value to the lanes in `mask`. Returns the values of these lanes, indexed by lane.
+    /// Passes a value to the lanes in `mask`, and waits for these lanes. Returns the values that
+    /// these lanes have passed, indexed by lane.
     pub(crate) fn exchange(&self, mask: u32, value: u64) -> [u64; WARP as usize] {
         if std::thread::panicking() {
             return [value; WARP as usize];
@@ -165,8 +169,9 @@ impl Current {
     }
 }
 
-/// Returns the number of a thread. The number is unique among the threads of all slots. A slot has
-/// at most 1024 threads, so the low 10 bits are the index in the block.
+/// Returns the number of a thread, which is unique among the threads of all running blocks. `slot`
+/// is the index of the block in [`Run::slots`], and `thread` is the index in the block. A block has
+/// at most 1024 threads, so the low 10 bits of the number are `thread`.
 fn number(slot: usize, thread: u32) -> u32 {
     (slot as u32) << 10 | thread
 }
@@ -175,16 +180,17 @@ fn slot_of(number: u32) -> (usize, u32) {
     ((number >> 10) as usize, number & 1023)
 }
 
-/// Blocks that have not started, for each launch.
+/// The blocks of each launch that have not started.
 struct Waiting {
-    /// For each launch: the index of the next block, and the number of blocks.
+    /// For each launch: the index of the next block to start, and the number of blocks of the
+    /// launch.
     next: Vec<(u64, u64)>,
     turn: usize,
 }
 
 impl Waiting {
-    /// Removes and returns the next block: its launch and its index. Successive calls alternate
-    /// among launches.
+    /// Removes the next block that must start. Returns the index of its launch, and its index in
+    /// the grid. Successive calls alternate among launches.
     fn take(&mut self) -> Option<(usize, u64)> {
         for _ in 0..self.next.len() {
             let launch = self.turn;
@@ -196,7 +202,8 @@ impl Waiting {
         None
     }
 
-    /// Removes and returns the index of the next block of a launch.
+    /// Removes the next block of a launch that must start, and returns the index of the block in
+    /// the grid.
     fn take_of(&mut self, launch: usize) -> Option<u64> {
         let (next, count) = &mut self.next[launch];
         if next == count {
@@ -207,7 +214,8 @@ impl Waiting {
     }
 }
 
-/// The engine of one run of one or several grids.
+/// The state of one run of one or several grids, with the methods that start blocks and resume
+/// threads.
 struct Engine<'a> {
     launches: &'a [Launch<'a>],
     options: &'a Options<'a>,
@@ -216,9 +224,10 @@ struct Engine<'a> {
     waiting: Waiting,
     free_slots: Vec<usize>,
     live_threads: usize,
-    /// Launches of the blocks that have ended since [`Self::admit`] last started blocks.
+    /// The launch index of each block that has ended since [`Self::admit`] last started blocks.
     ended: Vec<usize>,
-    /// Number of consecutive times that a resumed thread polled memory without success.
+    /// Number of unsuccessful polls of memory since a thread last made progress, or since the last
+    /// call of [`Self::rest`].
     idle: usize,
     /// Number of consecutive pauses of the whole run (see [`Self::rest`]).
     rests: u32,
@@ -226,8 +235,8 @@ struct Engine<'a> {
     fills: Random,
 }
 
-/// Runs the grids on one schedule until all of them have ended. The caller has checked their
-/// shapes.
+/// Runs the grids on one schedule until all grids have ended. The caller has checked the shapes of
+/// the grids.
 pub(crate) fn run(launches: &[Launch<'_>], options: &Options<'_>) -> Result<(), GridError> {
     if !CURRENT.get().is_null() {
         panic!("run: called from inside a kernel, expected a call from outside of kernels");
@@ -419,7 +428,7 @@ impl Engine<'_> {
         left.map_err(|what| self.divergent(slot, thread, what))
     }
 
-    /// Pauses the whole run, because all its threads wait for other PEs.
+    /// Pauses the whole run, because all threads of the run wait for other PEs.
     fn rest(&mut self) -> Result<(), GridError> {
         self.idle = 0;
         self.rests += 1;

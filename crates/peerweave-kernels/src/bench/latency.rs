@@ -3,7 +3,8 @@
 use super::{Clock, WARM_UP};
 use peerweave_device::prelude::*;
 
-/// Measures the latency of a `p` of 8 bytes and of the `quiet` that follows, both by one thread.
+/// Measures the latency of a `p` of 8 bytes and of the `quiet` that follows. One thread makes both
+/// calls.
 #[kernel(max_threads = 128)]
 pub fn bench_p(ctx: &Context, to: SymSlice<u64>, pe: u32, iterations: u32, result: DeviceSlice<u64>) {
     let mut clock = Clock::new(iterations);
@@ -46,11 +47,11 @@ fn lend(ctx: &Context) {
     }
 }
 
-/// Lends no shared memory, so that the threads themselves copy.
+/// Lends no shared memory, so that the threads themselves copy the elements.
 #[inline(always)]
 fn keep(_: &Context) {}
 
-/// Does nothing: one thread has no other thread to wait for.
+/// Does nothing, because a scope of one thread has no other thread for which to wait.
 #[inline(always)]
 fn alone() {}
 
@@ -95,7 +96,7 @@ macro_rules! latency {
     ($threads:tt, $words:literal, $calls:expr, $sync:expr;
         $put:ident, $put_lent:ident = $put_call:ident, $get:ident, $get_lent:ident = $get_call:ident) => {
         latency!($threads, keep, "The threads themselves copy the elements.", $words, $calls, $sync; $put = $put_call, $get = $get_call);
-        latency!($threads, lend, "Bulk copies use the dynamic shared memory, which the launch must request.", $words, $calls, $sync;
+        latency!($threads, lend, "Bulk copies use dynamic shared memory, which the launch must request.", $words, $calls, $sync;
             $put_lent = $put_call, $get_lent = $get_call);
     };
 }

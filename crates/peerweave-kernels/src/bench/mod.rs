@@ -1,10 +1,10 @@
-//! Measurements of one-sided operations from inside kernels: latency of puts, gets, signals, atomic
-//! operations and barriers, and bandwidth by number of blocks.
+//! Measurements of one-sided operations from inside kernels: latency of puts, gets, atomic
+//! operations and barriers, time of a round trip with signals, and bandwidth by number of blocks.
 //!
-//! Each kernel repeats its operation `iterations` times, after [`WARM_UP`] repetitions that are not
-//! measured, and writes the nanoseconds of one repetition to `result[0]`. These kernels run as one
-//! block. The bandwidth kernels run as several blocks, and write the start time and the end time of
-//! each block.
+//! A latency kernel runs as one block. The kernel repeats its operation `iterations` times, after
+//! [`WARM_UP`] repetitions that are not measured, and writes the average time of one repetition to
+//! `result[0]`, in nanoseconds. A bandwidth kernel runs as several blocks, and writes the start
+//! time and the end time of each block.
 
 mod latency;
 mod ping_pong;
@@ -21,7 +21,7 @@ use peerweave_device::prelude::*;
 /// Number of repetitions that are not measured, before the clock starts.
 pub const WARM_UP: u32 = 20;
 
-/// The clock of a measurement. It starts after the warm-up.
+/// The clock of a measurement, which starts after the warm-up.
 struct Clock {
     started: u64,
     iterations: u32,
@@ -33,8 +33,8 @@ impl Clock {
         Self { started: 0, iterations }
     }
 
-    /// Starts the clock if the warm-up has ended. Must be called at the start of each repetition,
-    /// with its index.
+    /// Starts the clock if the warm-up has ended. Each thread must call this method at the start of
+    /// each repetition, with the index of the repetition.
     #[inline(always)]
     fn tick(&mut self, repetition: u32) {
         if repetition == WARM_UP {
@@ -42,8 +42,8 @@ impl Clock {
         }
     }
 
-    /// Writes the nanoseconds of one repetition. All threads call this function, and only the
-    /// block's first thread writes.
+    /// Writes the average time of one repetition, in nanoseconds, to `result[0]`. All threads call
+    /// this method, and only the block's first thread writes.
     #[inline(always)]
     fn write(&self, result: DeviceSlice<u64>) {
         if gpu::thread_rank() == 0 && !result.is_empty() {

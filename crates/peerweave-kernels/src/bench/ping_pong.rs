@@ -1,4 +1,4 @@
-//! Time of a round trip between two PEs, which take turns to put elements with a signal.
+//! Time of a round trip between two PEs. The PEs take turns to put elements with a signal.
 
 use super::{Clock, WARM_UP};
 use peerweave_device::prelude::*;
@@ -24,7 +24,7 @@ macro_rules! ping_pong {
         #[doc = concat!("Measures a round trip: two PEs take turns to put elements with a signal. On each PE, ", $words, " makes the calls.")]
         ///
         /// # Errors
-        /// Fails if the other PE does not answer within the deadline.
+        /// Fails if the other PE does not answer before the deadline.
         #[kernel(max_threads = $threads)]
         pub fn $name(ctx: &Context, game: PingPong, iterations: u32, result: DeviceSlice<u64>) -> Result<(), Failed> {
             let PingPong { to, from, signal, peer, begins } = game;

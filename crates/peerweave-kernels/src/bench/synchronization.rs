@@ -1,4 +1,4 @@
-//! Atomic operations and barriers.
+//! Latency of atomic operations and of barriers.
 
 use super::{Clock, WARM_UP};
 use peerweave_device::prelude::*;
@@ -33,7 +33,7 @@ macro_rules! barrier {
         #[doc = concat!("Measures a barrier of all PEs. On each PE, ", $words, " makes the calls.")]
         ///
         /// # Errors
-        /// Fails if a PE does not arrive within the deadline.
+        /// Fails if a PE does not arrive before the deadline.
         #[kernel(max_threads = 256)]
         pub fn $name(ctx: &Context, iterations: u32, result: DeviceSlice<u64>) -> Result<(), Failed> {
             let mut clock = Clock::new(iterations);

@@ -1,14 +1,15 @@
-//! Bandwidth: every block transfers its part of the elements `iterations` times. Either all threads
-//! of the block copy vectors, or one thread of each warp starts bulk copies.
+//! Bandwidth of puts and gets. Every block transfers its part of the elements `iterations` times.
+//! Either all threads of the block copy vectors, or one thread of each warp starts bulk copies.
 //!
 //! The kernels have no warm-up, because blocks are not equally fast. To warm up, launch a kernel
 //! twice. Block `b` writes its start time and the time at which its accesses were complete, on the
-//! device's clock, to `result[2 * b]` and `result[2 * b + 1]`. The total time is from the first
-//! start to the last end.
+//! device's clock, to `result[2 * b]` and `result[2 * b + 1]`. The total time of the transfers is
+//! from the first start time to the last end time.
 
 use peerweave_device::prelude::*;
 
-/// Writes the start time of this block, and the current time as its end.
+/// Writes the start time of this block, which is `began`, and the current time as the end time of
+/// this block.
 #[inline(always)]
 fn write(result: DeviceSlice<u64>, began: u64) {
     gpu::sync_threads();
@@ -26,7 +27,8 @@ fn divided(len: usize, by: u32) -> usize {
     len.div_ceil(by as usize).next_multiple_of(2)
 }
 
-/// Returns the part of this block. All parts except the last are multiples of 16 bytes.
+/// Returns the part of `of` that this block transfers. All parts except the last are multiples of
+/// 16 bytes.
 #[inline(always)]
 fn part(of: SymSlice<u64>) -> SymSlice<u64> {
     let each = divided(of.len(), gpu::grid_dim().count() as u32);
@@ -72,7 +74,8 @@ pub fn bench_get_bandwidth(
     write(result, began);
 }
 
-/// Returns this warp's part of the elements of `of`, which the warps of a block share.
+/// Returns the part of `of` that this warp transfers, if the warps of a block divide `of` among
+/// themselves.
 #[inline(always)]
 fn share(of: SymSlice<u64>) -> SymSlice<u64> {
     let each = divided(of.len(), gpu::block_threads().div_ceil(gpu::WARP_SIZE));
@@ -80,8 +83,8 @@ fn share(of: SymSlice<u64>) -> SymSlice<u64> {
     of.slice(start..).truncate(each)
 }
 
-/// Lends an equal part of the block's dynamic shared memory to the first thread of each warp, which
-/// starts bulk copies.
+/// Divides the block's dynamic shared memory equally among the warps. Lends each part to the first
+/// thread of its warp, which starts bulk copies.
 #[inline(always)]
 fn lend_each_warp(ctx: &Context) {
     let all = SharedSlice::<u8>::dynamic();
@@ -95,9 +98,9 @@ fn lend_each_warp(ctx: &Context) {
 
 macro_rules! bulk {
     ($name:ident, $call:ident, $words:literal) => {
-        #[doc = concat!("Measures the bandwidth of bulk copies: each block ", $words, " its part of the elements. One thread of each warp copies")]
-        /// a share of that part. At the end, all threads call `quiet`. The launch must request
-        /// dynamic shared memory.
+        #[doc = concat!("Measures the bandwidth of bulk copies: each block ", $words, " its part of the elements.")]
+        /// The first thread of each warp starts bulk copies of an equal share of that part. At the
+        /// end, all threads call `quiet`. The launch must request dynamic shared memory.
         #[kernel(max_threads = 1024)]
         pub fn $name(ctx: &Context, to: SymSlice<u64>, from: SymSlice<u64>, pe: u32, iterations: u32, result: DeviceSlice<u64>) {
             let began = gpu::now_ns();

@@ -61,7 +61,7 @@ macro_rules! integers {
             }
 
             #[test]
-            fn atomic_additions_of_all_threads_are_counted() {
+            fn no_atomic_addition_of_concurrent_threads_is_lost() {
                 let mut job = job(9);
                 let of = job.alloc::<$t>(1);
                 job.launch(&counts::KERNEL, 2, 40, (of,)).unwrap();
@@ -142,7 +142,7 @@ macro_rules! halves {
             }
 
             #[test]
-            fn additions_to_16_bit_floats_keep_adjacent_elements() {
+            fn additions_to_16_bit_floats_do_not_change_adjacent_elements() {
                 let mut job = job(4);
                 let of = job.alloc::<$t>(4);
                 (0..PES).for_each(|pe| job.write(pe, of, &[$t::from_f32(7.0), $t::ZERO, $t::from_f32(9.0), $t::ONE]));
@@ -153,7 +153,7 @@ macro_rules! halves {
             }
 
             #[test]
-            fn atomic_additions_of_all_threads_are_counted() {
+            fn no_atomic_addition_of_concurrent_threads_is_lost() {
                 for seed in 0..4 {
                     let mut job = job(seed);
                     let of = job.alloc::<$t>(2);

@@ -26,7 +26,7 @@ macro_rules! moving {
             }
 
             #[test]
-            fn collectives_deliver_every_element_to_its_member() {
+            fn collectives_copy_every_element_to_the_expected_member() {
                 for (seed, len) in [(0, 1), (1, 8), (2, 21), (3, 100)] {
                     let mut job = job(seed);
                     let n = PES as usize;
@@ -71,7 +71,7 @@ macro_rules! reducing {
             }
 
             #[test]
-            fn reduction_results_are_equal_on_all_members() {
+            fn reductions_write_the_expected_result_on_all_members() {
                 for (seed, len) in [(0, 1usize), (1, 7), (2, 64), (3, 205)] {
                     let mut job = job(seed);
                     let (to, from) = (job.alloc::<$t>(len), job.alloc::<$t>(len));

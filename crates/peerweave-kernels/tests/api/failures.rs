@@ -35,7 +35,7 @@ fn meets(ctx: &Context, form: u32) -> Result<(), Failed> {
 }
 
 #[test]
-fn barrier_names_the_missing_pe_within_the_deadline() {
+fn timed_out_barrier_reports_the_missing_pe() {
     for form in 0..3 {
         for missing in 0..PES {
             let mut job = impatient();
@@ -66,7 +66,7 @@ fn waits(ctx: &Context, signal: SymSlice<u64>, words: SymSlice<i32>, form: u32) 
 }
 
 #[test]
-fn wait_without_a_signal_ends_at_the_deadline() {
+fn wait_without_a_signal_fails_at_the_deadline() {
     let operations = [
         KernelOp::SignalWaitUntil,
         KernelOp::SignalWaitUntil,
@@ -106,7 +106,7 @@ fn misuses(ctx: &Context, of: SymSlice<u32>, form: u32) -> Result<(), Failed> {
 }
 
 #[test]
-fn misuse_is_reported_with_its_operation_and_pe() {
+fn report_of_a_misuse_names_the_operation_and_the_pe() {
     let expected = [
         (FailureKind::NoSuchPeer, KernelOp::P, Some(PES)),
         (FailureKind::NoSuchPeer, KernelOp::Put, Some(1000)),
@@ -135,7 +135,7 @@ fn stores(ctx: &Context, of: SymSlice<u32>) -> Result<(), Failed> {
 }
 
 #[test]
-fn argument_outside_the_allocations_is_refused() {
+fn launch_with_an_unallocated_argument_is_refused() {
     let mut job = patient();
     let of = job.alloc::<u32>(4);
     let before = of.offset().0 - 4;
@@ -175,7 +175,7 @@ fn too_many_blocks(ctx: &Context) -> Result<(), Failed> {
 }
 
 #[test]
-fn barrier_with_too_many_blocks_is_refused() {
+fn barrier_of_more_blocks_than_slots_fails() {
     let mut job = patient();
     let report = report(job.launch(&too_many_blocks::KERNEL, 5000, 1, ()));
     assert_eq!((report.kind(), report.0.operation), (Some(FailureKind::NoSlot), KernelOp::Barrier as u32));

@@ -20,12 +20,12 @@ use std::time::Duration;
 /// Number of PEs of most tests.
 const PES: u32 = 3;
 
-/// Returns a job with this seed and a deadline of 20 seconds.
+/// Returns a job with this seed and a deadline of 60 seconds.
 fn job(seed: u64) -> Job {
     Job::with_heap(PES, 1 << 20).seed(seed).deadline(Duration::from_secs(60))
 }
 
-/// Runs a kernel of one block on all PEs, and panics with the error if it fails.
+/// Runs a kernel of one block on all PEs, and panics with the error if the launch fails.
 #[track_caller]
 fn go<A: KernelArgs>(job: &mut Job, kernel: &Kernel<A>, threads: u32, args: A) {
     job.launch(kernel, 1, threads, args).unwrap_or_else(|error| panic!("{}: {error}", kernel.name()));

@@ -47,7 +47,7 @@ macro_rules! pipeline {
             }
 
             #[test]
-            fn elements_are_visible_after_the_signal() {
+            fn elements_put_before_a_signal_are_visible_after_the_signal() {
                 for seed in 0..12 {
                     let mut job = job(seed);
                     let (data, signal) = (job.alloc::<u32>(77), job.alloc::<u64>(1));
@@ -102,7 +102,7 @@ fn several(ctx: &Context, signals: SymSlice<u64>, seen: SymSlice<u64>) -> Result
 }
 
 #[test]
-fn waits_and_tests_of_several_signals_respect_exclusions() {
+fn waits_and_tests_of_several_signals_ignore_excluded_signals() {
     for seed in 0..20 {
         let mut job = job(seed);
         let (signals, seen) = (job.alloc::<u64>(8), job.alloc::<u64>(1));

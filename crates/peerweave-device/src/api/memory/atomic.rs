@@ -1,12 +1,14 @@
 //! Atomic operations on one element of a PE's symmetric memory: the first element of the slice
 //! `of`.
 //!
-//! The names are the names of OpenSHMEM. Forms without the suffix `_relaxed` are strong: they
-//! acquire and release at system scope. `_relaxed` forms order nothing. At a PE reached over the
-//! network, even two relaxed operations of one thread on the same word are unordered;
-//! [`Context::fence`] orders them. A form that returns nothing does not wait for the operation. If
-//! the PE is unreachable, the failure is written to the status, and a fetching form returns a value
-//! with all bits zero.
+//! The methods have the names of OpenSHMEM. A method without the suffix `_relaxed` is strong, at
+//! system scope: it acquires if it returns the element, and it releases if it changes the element.
+//! A `_relaxed` method orders nothing. Over the network, even two relaxed operations of one thread
+//! on the same word are unordered; [`Context::fence`] orders them.
+//!
+//! A method that returns nothing does not wait for the operation, except if it adds to a float over
+//! the network. If the PE is unreachable, the failure is written to the status, and a method that
+//! returns the element returns a value with all bits zero.
 
 use crate::api::Context;
 use crate::api::bits::{Bits, KernelAdd, KernelAtomic, KernelInteger};
@@ -22,7 +24,7 @@ impl Context {
     /// operation is strong.
     #[inline(always)]
     fn word<T: Plain>(&self, of: SymSlice<T>, pe: u32, strong: bool) -> Option<Result<*mut T, u64>> {
-        assert!(!of.is_empty(), "the slice of an atomic operation is empty, expected one element");
+        assert!(!of.is_empty(), "the slice of an atomic operation is empty, expected at least one element");
         match self.reach(KernelOp::Atomic, pe) {
             Ok(Reach::Mapped(base)) => {
                 // Waits until the earlier bulk stores of this thread are complete.
@@ -53,16 +55,14 @@ fn acquired<T>(value: T, strong: bool) -> T {
 /// Implements operations that change the bits of an element and return its previous value.
 macro_rules! fetching {
     ($bound:ident: $($(#[$doc:meta])* $strong:ident, $relaxed:ident($($argument:ident),*) = $operation:ident, $network:ident;)*) => {$(
-        fetching!(@ $bound, $(#[$doc])* "Acquire for the previous value, and release for the new value.", AcqRel true, $strong($($argument),*) = $operation, $network);
+        fetching!(@ $bound, $(#[$doc])* "Acquire for the load of the previous value, and release for the store of the new value.", AcqRel true, $strong($($argument),*) = $operation, $network);
         fetching!(@ $bound, $(#[$doc])* "Orders nothing.", Relaxed false, $relaxed($($argument),*) = $operation, $network);
     )*};
     (@ $bound:ident, $(#[$doc:meta])* $order_doc:literal, $order:ident $is_strong:literal, $name:ident($($argument:ident),*) = $operation:ident,
         $network:ident) => {
         $(#[$doc])*
-        /// Returns the previous value.
-        ///
-        /// # Ordering
-        #[doc = $order_doc]
+        /// Returns the previous value of the element.
+        #[doc = concat!("\n# Ordering\n", $order_doc)]
         ///
         /// # Panics
         /// If `of` is empty. On a GPU the kernel traps.
@@ -92,9 +92,7 @@ macro_rules! reducing {
     )*};
     (@ $(#[$doc:meta])* $order_doc:literal, $order:ident $is_strong:literal, $name:ident = $operation:ident, $network:ident) => {
         $(#[$doc])*
-        ///
-        /// # Ordering
-        #[doc = $order_doc]
+        #[doc = concat!("\n# Ordering\n", $order_doc)]
         ///
         /// # Panics
         /// If `of` is empty. On a GPU the kernel traps.
@@ -117,11 +115,9 @@ macro_rules! adding {
         /// Adds `value` to the first element of `of` on `pe`, and returns the previous value. An
         /// integer sum wraps, and a float sum is rounded to nearest.
         ///
-        /// The addition is one instruction, except for `bf16` before sm_90, and for floats over the
-        /// network. In these two cases the addition is a loop of compare-and-swaps.
-        ///
-        /// # Ordering
-        #[doc = $fetch_doc]
+        /// On a GPU the addition is one instruction, except for `bf16` before sm_90, and for floats
+        /// over the network. In these two cases the addition is a loop of compare-and-swaps.
+        #[doc = concat!("\n# Ordering\n", $fetch_doc)]
         ///
         /// # Panics
         /// If `of` is empty. On a GPU the kernel traps.
@@ -136,11 +132,9 @@ macro_rules! adding {
             }
         }
 
-        /// Adds `value` to the first element of `of` on `pe`, and returns nothing. The addition is
-        /// otherwise the same as in the method that returns the previous value.
-        ///
-        /// # Ordering
-        #[doc = $doc]
+        /// Adds `value` to the first element of `of` on `pe`, like [`Self::atomic_fetch_add`], but
+        /// returns nothing.
+        #[doc = concat!("\n# Ordering\n", $doc)]
         ///
         /// # Panics
         /// If `of` is empty. On a GPU the kernel traps.
@@ -156,9 +150,7 @@ macro_rules! adding {
         }
 
         /// Adds one to the first element of `of` on `pe`, and returns the previous value.
-        ///
-        /// # Ordering
-        #[doc = $fetch_doc]
+        #[doc = concat!("\n# Ordering\n", $fetch_doc)]
         ///
         /// # Panics
         /// If `of` is empty. On a GPU the kernel traps.
@@ -168,9 +160,7 @@ macro_rules! adding {
         }
 
         /// Adds one to the first element of `of` on `pe`, and returns nothing.
-        ///
-        /// # Ordering
-        #[doc = $doc]
+        #[doc = concat!("\n# Ordering\n", $doc)]
         ///
         /// # Panics
         /// If `of` is empty. On a GPU the kernel traps.
@@ -188,7 +178,7 @@ impl Context {
         atomic_fetch_inc,
         atomic_inc,
         true,
-        "Acquire for the previous value, and release for the new value.",
+        "Acquire for the load of the previous value, and release for the store of the new value.",
         "Release."
     );
     adding!(
@@ -204,7 +194,8 @@ impl Context {
     fetching! { KernelAtomic:
         /// Replaces the first element of `of` on `pe` by `value`.
         atomic_swap, atomic_swap_relaxed(value) = swap, network_swap;
-        /// Replaces the first element of `of` on `pe` by `new` if it equals `current` bit for bit.
+        /// Replaces the first element of `of` on `pe` by `new` if the element equals `current` bit
+        /// for bit.
         atomic_compare_swap, atomic_compare_swap_relaxed(current, new) = compare_swap, network_compare_swap;
     }
 
@@ -229,7 +220,7 @@ impl Context {
     /// Returns the first element of `of` on `pe`.
     ///
     /// # Ordering
-    /// Acquire: writes that the writer of the value has released are visible afterwards.
+    /// Acquire: writes that the writer of the value has released are visible after the call.
     ///
     /// # Panics
     /// If `of` is empty. On a GPU the kernel traps.

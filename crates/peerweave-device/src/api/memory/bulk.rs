@@ -15,8 +15,8 @@ use peerweave_types::KernelOp;
 /// Shared memory that a thread has lent to its context for bulk copies.
 #[derive(Clone, Copy)]
 pub(crate) struct Lent {
-    /// Address of the barriers in the shared window; 0 if no memory is lent. The buffers start
-    /// [`HEADER`] bytes later.
+    /// 32-bit address, in shared memory, of the two barriers; 0 if no memory is lent. The buffers
+    /// start [`HEADER`] bytes later.
     barriers: u32,
     /// Size of each buffer in bytes; 0 if no memory is lent.
     half: u32,
@@ -89,7 +89,7 @@ impl Context {
     }
 
     /// Takes back the memory that this thread has lent by [`Self::lend_shared`]. Waits until all
-    /// copies are complete. Afterwards the kernel may use the memory for other purposes.
+    /// copies are complete. After the call, the kernel may use the memory for other purposes.
     #[inline]
     pub fn reclaim_shared(&self) {
         let lent = self.lent.replace(Lent::NOTHING);
@@ -104,8 +104,8 @@ impl Context {
         }
     }
 
-    /// Waits until all bulk stores of this thread are complete. Afterwards a fence or a release
-    /// orders them.
+    /// Waits until all bulk stores of this thread are complete. After the call, a fence or a
+    /// release orders these stores.
     #[inline(always)]
     pub(crate) fn finish_bulk(&self) {
         if bulk::AVAILABLE && self.bulk_pending.get() {
@@ -133,8 +133,8 @@ impl Context {
     /// stores may be outstanding.
     ///
     /// # Errors
-    /// If the copy unit has not loaded a chunk at the context's deadline, or another wait of this
-    /// PE has failed.
+    /// If the copy unit has not loaded a chunk before the context's deadline, or if another wait of
+    /// this PE has failed.
     ///
     /// # Safety
     /// [`Self::can_bulk`] is true for the arguments. Both ranges are accessible global memory of

@@ -85,7 +85,7 @@ impl<T> MulticastSlice<T> {
     #[inline]
     #[track_caller]
     pub fn address(self, index: usize) -> u64 {
-        assert!(index < self.len, "index lies outside the multicast slice");
+        assert!(index < self.len, "the index lies outside the multicast slice");
         self.address + (index * size_of::<T>()) as u64
     }
 }

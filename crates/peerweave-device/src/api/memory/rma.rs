@@ -53,8 +53,8 @@ fn agree_on_bulk<S: Scope, const GLOBAL: bool>(can: bool) -> bool {
 }
 
 impl Context {
-    /// Copies to a mapped peer. If `nbi` is true, shared memory as the source may still be read
-    /// after the call.
+    /// Copies `bytes` bytes to a mapped peer. If `nbi` is true and the source is shared memory, the
+    /// copy unit may still read the source after the call.
     ///
     /// # Safety
     /// `from` is readable for `bytes` bytes, and is global memory if `GLOBAL` is true. `to` points
@@ -99,9 +99,9 @@ impl Context {
         }
     }
 
-    /// Completes a put by the copy unit, unless `nbi` is true. A scope of one thread waits until
-    /// the source has been read. For a warp or a block the first thread waits until all data has
-    /// been written, because any thread of the scope may fence or signal next.
+    /// Waits after a put by the copy unit. Does nothing if `nbi` is true. In a scope of one thread,
+    /// waits until the source has been read. In a warp or a block, the first thread waits until all
+    /// data has been written, because any thread of the scope may fence or signal next.
     #[inline(always)]
     fn leave_put<S: Scope, const GLOBAL: bool>(&self, nbi: bool) {
         if nbi {
@@ -112,8 +112,8 @@ impl Context {
         }
     }
 
-    /// Copies from a mapped peer. When the call returns, the data that this thread copied has
-    /// arrived.
+    /// Copies `bytes` bytes from a mapped peer. When the call returns, the data that this thread
+    /// copied has arrived.
     ///
     /// # Safety
     /// `to` is writable for `bytes` bytes, and is global memory if `GLOBAL` is true. `from` points
@@ -144,7 +144,7 @@ impl Context {
         }
     }
 
-    /// Implements every form of put. Returns the number of elements copied.
+    /// Implements every form of put. Returns the number of copied elements.
     #[inline(always)]
     fn put_any<T: Plain, S: Scope, X: Source<T>>(&self, to: SymSlice<T>, from: &X, pe: u32, nbi: bool) -> usize {
         let count = to.len().min(from.count());
@@ -171,7 +171,7 @@ impl Context {
         count
     }
 
-    /// Implements every form of get. Returns the number of elements copied.
+    /// Implements every form of get. Returns the number of copied elements.
     #[inline(always)]
     fn get_any<T: Plain, S: Scope, X: Target<T>>(&self, to: &mut X, from: SymSlice<T>, pe: u32, nbi: bool) -> usize {
         let count = from.len().min(to.count());
@@ -198,7 +198,8 @@ impl Context {
         count
     }
 
-    /// Reports [`FailureKind::LengthMismatch`] if the lengths differ.
+    /// Checks that the lengths `to` and `from` are equal. If not, writes
+    /// [`FailureKind::LengthMismatch`] to the status and returns the error.
     #[inline(always)]
     fn same_length(&self, operation: KernelOp, pe: u32, to: usize, from: usize) -> Result<(), Failed> {
         if to == from {
@@ -236,7 +237,7 @@ impl Context {
     /// If `from` is empty. On a GPU the kernel traps.
     #[inline(always)]
     pub fn g<T: Plain>(&self, from: SymSlice<T>, pe: u32) -> T {
-        assert!(!from.is_empty(), "the slice is empty, expected an element to get");
+        assert!(!from.is_empty(), "the slice of a get is empty, expected at least one element");
         match self.reach(KernelOp::G, pe) {
             // SAFETY: `SymSlice` promises an element in the heap of every PE, and the peer is
             // mapped.
@@ -365,8 +366,9 @@ macro_rules! scoped {
         $iput:ident, $iget:ident) => {
         impl Context {
             #[doc = concat!("Copies the elements of `from` to `to` on `pe`. Called by ", $words, ".")]
-            /// If the lengths differ, the shorter length is used. Returns the number of elements
-            /// copied. The source can be reused when the call returns.
+            /// If the lengths of `to` and `from` differ, copies as many elements as the shorter
+            /// length. Returns the number of copied elements. The source can be reused when the
+            /// call returns.
             ///
             /// # Ordering
             /// None. The put is complete at the peer once [`Self::quiet`] has returned. A later
@@ -377,8 +379,9 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Copies the elements of `from` on `pe` to `to`. Called by ", $words, ".")]
-            /// If the lengths differ, the shorter length is used. Returns the number of elements
-            /// copied. The elements have arrived when the call returns.
+            /// If the lengths of `to` and `from` differ, copies as many elements as the shorter
+            /// length. Returns the number of copied elements. The elements have arrived when the
+            /// call returns.
             ///
             /// # Ordering
             /// None. If the peer writes the elements, wait for the peer's signal before the get.
@@ -388,18 +391,19 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Starts to copy the elements of `from` to `to` on `pe`. Called by ", $words, ".")]
-            /// If the lengths differ, the shorter length is used. Returns the number of elements
-            /// copied. The source can be reused once either the first thread or all threads of the
-            /// scope have called [`Self::flush`] or [`Self::quiet`].
+            /// If the lengths of `to` and `from` differ, copies as many elements as the shorter
+            /// length. Returns the number of copied elements. The source can be reused once either
+            /// the first thread or all threads of the scope have called [`Self::flush`] or
+            /// [`Self::quiet`].
             #[inline(always)]
             pub fn $put_nbi<T: Plain>(&self, to: SymSlice<T>, from: impl Source<T>, pe: u32) -> usize {
                 self.put_any::<T, $scope, _>(to, &from, pe, true)
             }
 
             #[doc = concat!("Starts to copy the elements of `from` on `pe` to `to`. Called by ", $words, ".")]
-            /// If the lengths differ, the shorter length is used. Returns the number of elements
-            /// copied. The elements have arrived once either the first thread or all threads of the
-            /// scope have called [`Self::quiet`].
+            /// If the lengths of `to` and `from` differ, copies as many elements as the shorter
+            /// length. Returns the number of copied elements. The elements have arrived once either
+            /// the first thread or all threads of the scope have called [`Self::quiet`].
             #[inline(always)]
             pub fn $get_nbi<T: Plain>(&self, mut to: impl Target<T>, from: SymSlice<T>, pe: u32) -> usize {
                 self.get_any::<T, $scope, _>(&mut to, from, pe, true)
@@ -408,8 +412,8 @@ macro_rules! scoped {
             #[doc = concat!("Copies like [`Self::", stringify!($put), "`], but fails if the lengths differ.")]
             ///
             /// # Errors
-            /// [`FailureKind::LengthMismatch`] if the lengths differ. In this case, the call has
-            /// copied no element.
+            /// [`FailureKind::LengthMismatch`] if the lengths of `to` and `from` differ. In this
+            /// case, the call copies no element.
             #[inline(always)]
             pub fn $put_checked<T: Plain>(&self, to: SymSlice<T>, from: impl Source<T>, pe: u32) -> Result<(), Failed> {
                 self.same_length(KernelOp::Put, pe, to.len(), from.count())?;
@@ -420,8 +424,8 @@ macro_rules! scoped {
             #[doc = concat!("Copies like [`Self::", stringify!($get), "`], but fails if the lengths differ.")]
             ///
             /// # Errors
-            /// [`FailureKind::LengthMismatch`] if the lengths differ. In this case, the call has
-            /// copied no element.
+            /// [`FailureKind::LengthMismatch`] if the lengths of `to` and `from` differ. In this
+            /// case, the call copies no element.
             #[inline(always)]
             pub fn $get_checked<T: Plain>(&self, mut to: impl Target<T>, from: SymSlice<T>, pe: u32) -> Result<(), Failed> {
                 self.same_length(KernelOp::Get, pe, to.count(), from.len())?;
@@ -430,8 +434,9 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Copies `count` elements at strides: element `i * from_step` of `from` to element `i * to_step` of `to` on `pe`. Called by ", $words, ".")]
-            /// If `from` or `to` has fewer elements at its stride, copies only that many elements.
-            /// If a step is 0, copies nothing.
+            /// If `from` or `to` has fewer than `count` elements at stride `from_step` or
+            /// `to_step`, copies only the elements that both have. If `to_step` or `from_step` is
+            /// 0, copies nothing.
             #[inline(always)]
             pub fn $iput<T: Plain>(
                 &self,
@@ -446,8 +451,9 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Copies `count` elements at strides: element `i * from_step` of `from` on `pe` to element `i * to_step` of `to`. Called by ", $words, ".")]
-            /// If `from` or `to` has fewer elements at its stride, copies only that many elements.
-            /// If a step is 0, copies nothing.
+            /// If `from` or `to` has fewer than `count` elements at stride `from_step` or
+            /// `to_step`, copies only the elements that both have. If `to_step` or `from_step` is
+            /// 0, copies nothing.
             #[inline(always)]
             pub fn $iget<T: Plain>(
                 &self,

@@ -17,8 +17,8 @@ impl Context {
     /// operations before the fence are visible before the operations after the fence.
     ///
     /// The fence also orders all earlier reads and writes of this thread, and all writes of other
-    /// threads that this thread has observed. If the threads of a warp or a block have made a put
-    /// together, each must have synchronised with the caller before the fence.
+    /// threads that this thread has observed. If all threads of a warp or a block have made one put
+    /// together, they must synchronise with the caller before the fence.
     #[inline(always)]
     pub fn fence(&self) {
         self.finish_bulk();
@@ -29,7 +29,8 @@ impl Context {
     }
 
     /// Waits until this thread's puts are complete at the target PEs, and this thread's gets are
-    /// complete on this PE. This includes `_nbi` forms. The call is stronger than [`Self::fence`].
+    /// complete on this PE. Puts and gets by `_nbi` methods are included. The call is stronger than
+    /// [`Self::fence`].
     #[inline(always)]
     pub fn quiet(&self) {
         self.finish_bulk();
@@ -50,7 +51,7 @@ impl Context {
         }
     }
 
-    /// Like [`Self::flush`], but called by all threads of the warp. Afterwards each thread can
+    /// Like [`Self::flush`], but called by all threads of the warp. After the call, each thread can
     /// reuse the sources of all threads of the warp.
     #[inline(always)]
     pub fn flush_warp(&self) {
@@ -58,8 +59,8 @@ impl Context {
         Warp::sync();
     }
 
-    /// Like [`Self::flush`], but called by all threads of the block. Afterwards each thread can
-    /// reuse the sources of all threads of the block.
+    /// Like [`Self::flush`], but called by all threads of the block. After the call, each thread
+    /// can reuse the sources of all threads of the block.
     #[inline(always)]
     pub fn flush_block(&self) {
         self.flush();

@@ -18,7 +18,7 @@ impl Context {
     /// `missing` returns the PE for which the kernel waits. If the wait fails, `missing` is called,
     /// and the host's error names the PE that `missing` returns. In a kernel on the host, `missing`
     /// is also called during the wait, which fails soon after that PE has left the job. The wait
-    /// itself orders nothing: the reads in `look` determine the memory order.
+    /// itself orders no accesses. The reads in `look` determine the memory order.
     ///
     /// # Errors
     /// [`Failed`] if the wait fails. The failure has been written to the context's status.
@@ -46,8 +46,8 @@ impl Context {
     }
 
     /// Returns the pause of a wait for the PE that `missing` returns. The pause fails if that PE
-    /// has left the job, but only after one more unsuccessful poll. The PE may have satisfied the
-    /// condition before it left.
+    /// has left the job, but only after one more unsuccessful poll, because the PE may have
+    /// satisfied the condition before the PE left.
     #[cfg(not(target_arch = "nvptx64"))]
     fn unless_gone<'a>(&'a self, missing: &'a impl Fn() -> u32) -> impl Pause<Error = FailureKind> + 'a {
         let (mut spin, mut last) = (self.spin(), None);
@@ -92,7 +92,7 @@ impl Context {
 
     /// Like [`Self::poll`], but called by all threads of a block. Only threads that pass `true` as
     /// `polls` call `look`. All threads return together: when `look` has returned a value on each
-    /// of these threads, or when a wait has failed. Writes that one thread has acquired are visible
+    /// polling thread, or when a wait has failed. Writes that one thread has acquired are visible
     /// to all threads of the block.
     ///
     /// # Errors

@@ -18,20 +18,21 @@ impl Context {
     /// Returns a reference to this PE's own signal word: the first element of `signal`.
     #[inline(always)]
     fn signal_word(&self, signal: SymSlice<u64>) -> &Word64 {
-        assert!(!signal.is_empty(), "the slice of a signal is empty, expected one word");
+        assert!(!signal.is_empty(), "the slice of a signal is empty, expected at least one word");
         // SAFETY: `SymSlice` promises an aligned word in this PE's heap, which exists until the
         // kernel ends. Only signals and waits access signal words.
         unsafe { Word64::at(self.my_base() + signal.offset().0) }
     }
 
-    /// Changes a signal word: the first element of `signal` on `pe`.
+    /// Changes a signal word, the first element of `signal` on `pe`: sets the word to `value`, or
+    /// adds `value` to the word, as `op` states.
     ///
     /// # Ordering
     /// Release: a waiter that acquires the signal sees all earlier puts and writes of this thread,
     /// and all writes that this thread has observed.
     #[inline(always)]
     pub fn signal_op(&self, signal: SymSlice<u64>, value: u64, op: SignalOp, pe: u32) {
-        assert!(!signal.is_empty(), "the slice of a signal is empty, expected one word");
+        assert!(!signal.is_empty(), "the slice of a signal is empty, expected at least one word");
         match self.reach(KernelOp::SignalOp, pe) {
             // SAFETY: the peer's heap is mapped at `base`, and the slice is not empty.
             Ok(Reach::Mapped(base)) => unsafe { self.signal_mapped(base, signal, value, op) },
@@ -43,7 +44,7 @@ impl Context {
         }
     }
 
-    /// Changes the first element of `signal` at a PE whose heap is mapped.
+    /// Changes the first element of `signal` on a PE whose heap is mapped at the address `base`.
     ///
     /// # Safety
     /// A peer's heap is mapped at `base`, and the slice is not empty.
@@ -55,7 +56,8 @@ impl Context {
         put_signal::signal(unsafe { Word64::at(base + signal.offset().0) }, value, op);
     }
 
-    /// Changes a signal word: the first element of `signal` on `pe`. The call orders nothing.
+    /// Changes a signal word, the first element of `signal` on `pe`: sets the word to `value`, or
+    /// adds `value` to the word, as `op` states. The call orders nothing.
     #[inline(always)]
     pub fn signal_op_relaxed(&self, signal: SymSlice<u64>, value: u64, op: SignalOp, pe: u32) {
         match op {
@@ -64,8 +66,8 @@ impl Context {
         }
     }
 
-    /// Changes a signal word on several PEs: the first element of `signal` on each PE of `pes`.
-    /// Uses one fence for all PEs.
+    /// Changes a signal word, the first element of `signal`, on each PE of `pes`: sets the word to
+    /// `value`, or adds `value` to the word, as `op` states. Uses one fence for all PEs.
     ///
     /// # Ordering
     /// As for [`Self::signal_op`], for each PE.
@@ -80,16 +82,17 @@ impl Context {
     /// Returns the value of this PE's own signal word: the first element of `signal`.
     ///
     /// # Ordering
-    /// Acquire: puts that precede the signal are visible afterwards.
+    /// Acquire: puts that precede the signal are visible after the call.
     #[inline(always)]
     pub fn signal_fetch(&self, signal: SymSlice<u64>) -> u64 {
         self.signal_word(signal).load_acquire()
     }
 
-    /// Waits until `compare` is true for this PE's own signal word and `value`. Returns the word.
+    /// Waits until the comparison `compare` of this PE's own signal word with `value` is true. The
+    /// signal word is the first element of `signal`. Returns the value of the word.
     ///
     /// # Ordering
-    /// Acquire: puts that precede the signal are visible afterwards.
+    /// Acquire: puts that precede the signal are visible after the call.
     ///
     /// # Errors
     /// [`FailureKind::Deadline`] if the wait times out; [`FailureKind::Aborted`] if another wait of
@@ -114,8 +117,8 @@ impl Context {
         })
     }
 
-    /// Reads this PE's own signal word once. Returns the word if `compare` is true for the word and
-    /// `value`; `None` otherwise.
+    /// Reads this PE's own signal word once. Returns the word if the comparison `compare` of the
+    /// word with `value` is true; `None` otherwise.
     ///
     /// # Ordering
     /// Acquire, if the result is not `None`.
@@ -124,8 +127,8 @@ impl Context {
         put_signal::test(self.signal_word(signal), compare, value)
     }
 
-    /// Implements the waits of a scope: the first thread of the scope waits, and all threads return
-    /// its outcome.
+    /// Implements the waits of a scope: the first thread of the scope waits. If that wait fails,
+    /// the call fails on all threads of the scope.
     #[inline(always)]
     fn signal_wait_by<S: Scope>(&self, signal: SymSlice<u64>, compare: Compare, value: u64, pe: u32) -> Result<(), Failed> {
         let mut outcome = Ok(());
@@ -136,7 +139,7 @@ impl Context {
         if failed && outcome.is_ok() { Err(Failed::new(FailureKind::Aborted)) } else { outcome }
     }
 
-    /// Implements every form of put with signal. Returns the number of elements copied.
+    /// Implements every form of put with signal. Returns the number of copied elements.
     #[inline(always)]
     fn put_signal_any<T: Plain, S: Scope, X: Source<T>>(
         &self,
@@ -147,7 +150,7 @@ impl Context {
         nbi: bool,
     ) -> usize {
         let (word, value, op) = signal;
-        assert!(!word.is_empty(), "the slice of a signal is empty, expected one word");
+        assert!(!word.is_empty(), "the slice of a signal is empty, expected at least one word");
         let count = to.len().min(from.count());
         let (bytes, source) = (count * size_of::<T>(), from.start(self).cast::<u8>());
         match self.reach(KernelOp::PutSignal, pe) {
@@ -193,8 +196,9 @@ macro_rules! scoped {
     ($scope:ident, $words:literal: $put_signal:ident, $put_signal_nbi:ident) => {
         impl Context {
             #[doc = concat!("Copies the elements of `from` to `to` on `pe`, then changes the first element of `signal` on `pe`. Called by ", $words, ".")]
-            /// If the lengths differ, the shorter length is used. Returns the number of elements
-            /// copied. The source can be reused when the call returns.
+            /// If the lengths of `to` and `from` differ, copies as many elements as the shorter
+            /// length. Returns the number of copied elements. The source can be reused when the
+            /// call returns.
             ///
             /// # Ordering
             /// Release: a waiter that acquires the signal sees the elements, and all earlier writes
@@ -212,10 +216,11 @@ macro_rules! scoped {
                 self.put_signal_any::<T, $scope, _>(to, &from, (signal, value, op), pe, false)
             }
 
-            #[doc = concat!("Starts to copy the elements of `from` to `to` on `pe`. After the copy, the first element of `signal` on `pe` is changed. Called by ", $words, ".")]
-            /// If the lengths differ, the shorter length is used. Returns the number of elements
-            /// copied. The source can be reused once either the first thread or all threads of the
-            /// scope have called [`Self::flush`] or [`Self::quiet`].
+            #[doc = concat!("Starts to copy the elements of `from` to `to` on `pe`. Changes the first element of `signal` on `pe` after the copy. Called by ", $words, ".")]
+            /// If the lengths of `to` and `from` differ, copies as many elements as the shorter
+            /// length. Returns the number of copied elements. The source can be reused once either
+            /// the first thread or all threads of the scope have called [`Self::flush`] or
+            /// [`Self::quiet`].
             ///
             /// # Ordering
             /// A waiter that acquires the signal sees the elements.
@@ -243,7 +248,7 @@ scoped!(Block, "all threads of the block": put_signal_block, put_signal_nbi_bloc
 macro_rules! waits {
     ($scope:ident, $words:literal: $wait:ident, $wait_from:ident) => {
         impl Context {
-            #[doc = concat!("Like [`Self::signal_wait_until`], but called by ", $words, ". The first thread waits, and all threads return when its wait has ended.")]
+            #[doc = concat!("Like [`Self::signal_wait_until`], but called by ", $words, ". The first thread waits, and all threads return when the wait of the first thread has ended.")]
             ///
             /// # Errors
             /// As for [`Self::signal_wait_until`]. If the wait fails, all threads return an error.
@@ -252,7 +257,7 @@ macro_rules! waits {
                 self.signal_wait_by::<$scope>(signal, compare, value, KernelStatus::NONE)
             }
 
-            #[doc = concat!("Like [`Self::signal_wait_until_from`], but called by ", $words, ". The first thread waits, and all threads return when its wait has ended.")]
+            #[doc = concat!("Like [`Self::signal_wait_until_from`], but called by ", $words, ". The first thread waits, and all threads return when the wait of the first thread has ended.")]
             ///
             /// # Errors
             /// As for [`Self::signal_wait_until`]. If the wait fails, all threads return an error.

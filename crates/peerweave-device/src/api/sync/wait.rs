@@ -2,7 +2,7 @@
 //! any, all or some of several elements.
 //!
 //! The waits use the loops of [`crate::put_signal`]. A wait acquires: writes that the writer of the
-//! element has released are visible afterwards. A wait fails at the context's deadline.
+//! element has released are visible after the wait. A wait fails at the context's deadline.
 
 use crate::api::bits::{KernelAtomic, KernelInteger};
 use crate::api::report::Report;
@@ -20,15 +20,15 @@ impl Context {
     /// Reads an element of this PE's own symmetric memory, with acquire order.
     #[inline(always)]
     fn look<T: KernelInteger>(&self, of: SymSlice<T>, index: usize) -> T {
-        assert!(index < of.len(), "index lies outside the slice of the wait or test");
+        assert!(index < of.len(), "the index lies outside the slice of the wait or test");
         let element = address::<T>(self.my_base() + of.offset().0).wrapping_add(index);
         // SAFETY: the index is below the length, and `SymSlice` promises that many aligned elements
         // in this PE's heap. PEs access awaited elements only atomically.
         T::from_bits(unsafe { <<T as KernelAtomic>::Bits as Access<Sys>>::load_acquire(element.cast_const().cast()) })
     }
 
-    /// Returns the waits and tests for the elements of `of` that are not excluded. `value` returns
-    /// the value with which the element at an index is compared.
+    /// Returns a [`Watch`], whose methods wait for and test the elements of `of` that are not
+    /// excluded. `value` returns the value with which the element at an index is compared.
     #[inline(always)]
     fn watch<'a, T: KernelInteger, V: Fn(usize) -> T + 'a, X: Fn(usize) -> bool>(
         &'a self,
@@ -45,7 +45,7 @@ impl Context {
     }
 
     /// Reports a failed wait. The report contains the element at `index`, and the value with which
-    /// it was compared.
+    /// the element was compared.
     #[cold]
     #[inline]
     fn fail_wait<T: KernelInteger>(
@@ -61,10 +61,10 @@ impl Context {
         self.fail(kind, report)
     }
 
-    /// Waits until `compare` is true for the first element of `of` and `value`.
+    /// Waits until the comparison `compare` of the first element of `of` with `value` is true.
     ///
     /// # Ordering
-    /// Acquire: writes that the element's writer has released are visible afterwards.
+    /// Acquire: writes that the element's writer has released are visible after the wait.
     ///
     /// # Errors
     /// [`FailureKind::Deadline`](peerweave_types::FailureKind) if the wait times out;
@@ -78,8 +78,8 @@ impl Context {
         until(&mut self.spin(), look).map_err(|kind| self.fail_wait(kind, KernelOp::WaitUntil, of, 0, value))
     }
 
-    /// Reads the first element of `of` once. Returns whether `compare` is true for the element and
-    /// `value`.
+    /// Reads the first element of `of` once. Returns whether the comparison `compare` of the
+    /// element with `value` is true.
     ///
     /// # Ordering
     /// Acquire, if the result is true.
@@ -92,15 +92,15 @@ impl Context {
     }
 }
 
-/// Declares the waits and tests for several elements. One form compares all elements with one
-/// value; the other form takes a value for each element.
+/// Declares the waits and tests for several elements. One form compares all elements with the same
+/// value. The other form compares each element with its own value.
 macro_rules! several {
     ($value:ty, |$index:ident, $values:ident| $each:expr, $plural:literal:
         $wait_any:ident, $wait_all:ident, $wait_some:ident, $test_any:ident, $test_all:ident, $test_some:ident) => {
         impl Context {
             #[doc = concat!("Waits until any element that is not excluded satisfies `compare` with ", $plural, ".")]
-            /// Returns the lowest index of such an element. Returns `None` immediately if all
-            /// elements are excluded.
+            /// Returns the lowest index of an element that satisfies the comparison. Returns `None`
+            /// immediately if all elements are excluded.
             ///
             /// # Ordering
             /// Acquire, for the element at the returned index.
@@ -149,10 +149,10 @@ macro_rules! several {
                 })
             }
 
-            #[doc = concat!("Waits until at least one element that is not excluded satisfies `compare` with ", $plural, ". Writes the indices of")]
-            /// all such elements to `indices`, in ascending order, and returns the number of
-            /// indices. Indices that do not fit are counted but not written. Returns 0 immediately
-            /// if all elements are excluded.
+            #[doc = concat!("Waits until at least one element that is not excluded satisfies `compare` with ", $plural, ".")]
+            /// Writes the indices of all elements that satisfy the comparison to `indices`, in
+            /// ascending order, and returns the number of these indices. Indices that do not fit
+            /// are counted but not written. Returns 0 immediately if all elements are excluded.
             ///
             /// # Ordering
             /// Acquire, for each element that satisfies the comparison.
@@ -212,9 +212,10 @@ macro_rules! several {
                 self.watch(of, compare, |$index| $each, exclude).test_all()
             }
 
-            #[doc = concat!("Finds all elements that are not excluded and satisfy `compare` with ", $plural, ". Writes their indices")]
-            /// to `indices`, in ascending order, and returns the number of indices. Indices that do
-            /// not fit are counted but not written. Reads each element once.
+            #[doc = concat!("Finds all elements that are not excluded and satisfy `compare` with ", $plural, ".")]
+            /// Writes the indices of all elements that satisfy the comparison to `indices`, in
+            /// ascending order, and returns the number of these indices. Indices that do not fit
+            /// are counted but not written. Reads each element once.
             ///
             /// # Ordering
             /// Acquire, for each element that satisfies the comparison.

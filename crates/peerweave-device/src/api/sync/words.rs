@@ -42,7 +42,7 @@ impl Context {
     fn look_at_word<V, X>(&self, of: &AwaitedWords<V, X>, index: usize) -> u64 {
         let size = u64::from(of.size);
         let at = of.bytes.offset().0 + index as u64 * size;
-        assert!(index < of.count() && at.is_multiple_of(size), "an awaited integer lies outside of its slice, or is not aligned");
+        assert!(index < of.count() && at.is_multiple_of(size), "an awaited integer lies outside the slice or is not aligned");
         if size == 8 {
             let word = address::<u64>(self.my_base() + at);
             // SAFETY: the integer lies in the slice, which is memory of this PE's heap, and is
@@ -144,8 +144,8 @@ impl Context {
         self.watch_words(of).test_some(found)
     }
 
-    /// Like [`Self::wait_words_any`], but does not wait. Reads each integer at most once. Returns
-    /// `None` if there is no integer for which the comparison is true.
+    /// Like [`Self::wait_words_any`], but does not wait: reads each integer at most once. Returns
+    /// `None` if the comparison is true for no integer.
     ///
     /// # Ordering
     /// Acquire, for the integer at the returned index.

@@ -28,7 +28,8 @@ use peerweave_types::{FailureKind, KernelContext, KernelOp, KernelTeam, Plain, S
 /// Size of a vector in bytes.
 const VECTOR: usize = 16;
 
-/// The result of [`give_each`]: the outcome, and [`Lent::parity`] after the call.
+/// The result of [`give_each`]: success or failure, and the value of [`Lent::parity`] after the
+/// call.
 struct Given {
     outcome: Result<(), Failed>,
     parity: u32,
@@ -43,7 +44,7 @@ struct Given {
 /// `raw`, `pes`, `bases` and `lent` are from one context of this thread. Both ranges (target,
 /// source) lie in every member's heap, for all ranks.
 #[inline(never)]
-#[expect(clippy::too_many_arguments, reason = "the numbers stay in registers; a struct of them would be in memory")]
+#[expect(clippy::too_many_arguments, reason = "the parameters stay in registers; a struct of the parameters would be in memory")]
 unsafe fn give_each<S: Scope>(
     raw: *const KernelContext,
     pes: Pes,
@@ -83,9 +84,9 @@ unsafe fn give_each<S: Scope>(
     Given { outcome, parity: context.lent.get().parity() }
 }
 
-/// Combines `count` elements of all members, if all members are mapped. Stores the result to the
-/// ranks from `first` up to, but not including, `end`. The work is divided among `threads` threads,
-/// and this thread has number `thread`.
+/// Combines `count` elements of all members, if all members are mapped. Stores the result in the
+/// heaps of the members with the ranks from `first` up to, but not including, `end`. The work is
+/// divided among `threads` threads, and this thread has number `thread`.
 ///
 /// # Errors
 /// If this PE is not in the team.
@@ -94,7 +95,7 @@ unsafe fn give_each<S: Scope>(
 /// `raw`, `pes` and `bases` are from one context of this thread, and all members are mapped. Every
 /// member's heap has `count` elements at both offsets (target, source).
 #[inline(never)]
-#[expect(clippy::too_many_arguments, reason = "the numbers stay in registers; a struct of them would be in memory")]
+#[expect(clippy::too_many_arguments, reason = "the parameters stay in registers; a struct of the parameters would be in memory")]
 unsafe fn combine_near<T: Reducible, C: Combine<T>>(
     raw: *const KernelContext,
     pes: Pes,
@@ -166,7 +167,7 @@ unsafe fn combine_near<T: Reducible, C: Combine<T>>(
 /// `raw`, `pes` and `bases` are from one context of this thread.
 #[cold]
 #[inline(never)]
-#[expect(clippy::extra_unused_type_parameters, reason = "makes it generic, and so part of the kernel's crate")]
+#[expect(clippy::extra_unused_type_parameters, reason = "makes the compiler generate the function in the kernel's crate")]
 unsafe fn reach_all<Here>(
     raw: *const KernelContext,
     pes: Pes,
@@ -179,18 +180,19 @@ unsafe fn reach_all<Here>(
     (0..members.size()).try_for_each(|rank| members.reach(context, operation, rank).map(drop))
 }
 
-/// Like [`combine_near`], if some members are not mapped. Elements of unmapped members are read
-/// over the network, word by word. The result is stored only to mapped members.
+/// Like [`combine_near`], but works if some members are not mapped. Elements of unmapped members
+/// are read over the network, word by word. The result is stored only in the heaps of mapped
+/// members.
 ///
 /// # Errors
 /// If this PE is not in the team.
 ///
 /// # Safety
-/// As for [`combine_near`], except that members need not be mapped if they can be reached over the
-/// network.
+/// As for [`combine_near`], but a member need not be mapped if this PE can reach the member over
+/// the network.
 #[cold]
 #[inline(never)]
-#[expect(clippy::too_many_arguments, reason = "the numbers stay in registers; a struct of them would be in memory")]
+#[expect(clippy::too_many_arguments, reason = "the parameters stay in registers; a struct of the parameters would be in memory")]
 unsafe fn combine_far<T: Reducible, C: Combine<T>>(
     raw: *const KernelContext,
     pes: Pes,
@@ -396,8 +398,8 @@ impl Context {
         self.meet_as::<S, Collective>(operation, team)
     }
 
-    /// Combines `count` elements of all members. Stores the result to the mapped members among the
-    /// ranks from `receivers.0` up to, but not including, `receivers.1`.
+    /// Combines `count` elements of all members. Stores the result in the heaps of the mapped
+    /// members with the ranks from `receivers.0` up to, but not including, `receivers.1`.
     ///
     /// # Errors
     /// If a member cannot be reached.
@@ -435,9 +437,9 @@ macro_rules! scoped {
     ($scope:ident, $words:literal: $broadcast:ident, $fcollect:ident, $alltoall:ident, $reduce:ident, $reducescatter:ident) => {
         impl Context {
             #[doc = concat!("Copies `from` on the member with rank `root` to `to` on every member. Called by ", $words, ".")]
-            /// Every member makes this call from the block with the same index. A member calls only
-            /// when its own `to` may be overwritten. If the lengths differ, the shorter length is
-            /// used.
+            /// Every member makes this call from the block with the same index. A member must make
+            /// the call only when its own `to` may be overwritten. If the lengths of `to` and
+            /// `from` differ, the shorter length is used.
             ///
             /// # Errors
             /// As for [`Self::barrier`]. [`FailureKind::NoSuchPeer`] if `root` is not a rank of the
@@ -455,9 +457,10 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Concatenates the members' `from` in rank order, and writes the result to `to` on every member. Called by ", $words, ".")]
-            /// Every member makes this call from the block with the same index. A member calls only
-            /// when its own `to` may be overwritten. `to` should be as long as all members' `from`
-            /// together. If `to` is shorter, all parts are shortened equally.
+            /// Every member makes this call from the block with the same index. A member must make
+            /// the call only when its own `to` may be overwritten. `to` should be as long as the
+            /// `from` of all members together. If `to` is shorter, an equal number of elements is
+            /// copied from each member.
             ///
             /// # Errors
             /// As for [`Self::barrier`].
@@ -468,9 +471,10 @@ macro_rules! scoped {
 
             #[doc = concat!("Copies part `j` of `from` to part `i` of `to` on the member with rank `j`, where `i` is the rank of this PE. Called by ",
                 $words, ".")]
-            /// Every member makes this call from the block with the same index. A member calls only
-            /// when its own `to` may be overwritten. There is one part for each member, and all
-            /// parts have the same length. Elements after the last part are not copied.
+            /// Every member makes this call from the block with the same index. A member must make
+            /// the call only when its own `to` may be overwritten. `from` and `to` have one part
+            /// for each member, and all parts have the same length. Elements after the last part
+            /// are not copied.
             ///
             /// # Errors
             /// As for [`Self::barrier`].
@@ -480,9 +484,9 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Combines the members' `from` element by element, and writes the result to `to` on every member. Called by ", $words, ".")]
-            /// Every member makes this call from the block with the same index. A member calls only
-            /// when its own `to` may be overwritten. If the lengths differ, the shorter length is
-            /// used. `to` and `from` may be the same slice.
+            /// Every member makes this call from the block with the same index. A member must make
+            /// the call only when its own `to` may be overwritten. If the lengths of `to` and
+            /// `from` differ, the shorter length is used. `to` and `from` may be the same slice.
             ///
             /// # Errors
             /// As for [`Self::barrier`].
@@ -498,9 +502,10 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Combines the members' `from` element by element, and writes part `i` of the result to `to` on the member with rank `i`. Called by ", $words, ".")]
-            /// Every member makes this call from the block with the same index. A member calls only
-            /// when its own `to` may be overwritten. `from` should be `team_n_pes` times as long as
-            /// `to`. If `from` is shorter, all parts shrink equally. `to` must not overlap `from`.
+            /// Every member makes this call from the block with the same index. A member must make
+            /// the call only when its own `to` may be overwritten. `from` should be `team_n_pes`
+            /// times as long as `to`. If `from` is shorter, the part for each member is shortened
+            /// equally. `to` must not overlap `from`.
             ///
             /// # Errors
             /// As for [`Self::barrier`].

@@ -1,19 +1,22 @@
 //! Synchronisation of a team: every member waits until all members have arrived.
 //!
-//! The protocol is [`crate::barrier`]. Every rank has its own line in the heap of each member.
-//! Every rank announces its arrival to each member in that line, and polls only its own heap. The
-//! announcement is a store if the member is mapped, and a signal over the network if not. The
-//! threads of a scope divide the members among themselves. Block `b` of each member synchronises
-//! with block `b` of the other members. Each block index has its own slot: separate lines and a
-//! separate epoch. The epoch is in memory of this device that exists longer than the kernel.
+//! The protocol is [`crate::barrier`]. In the heap of each member, every rank has a signal line: a
+//! word in a separate line of memory. A rank announces its arrival to each member by writing the
+//! rank's signal line in that member's heap, and polls only its own heap. The announcement is a
+//! store if the member is mapped, and a signal over the network if not. The threads of a scope
+//! divide the members among themselves.
+//!
+//! Block `b` of each member synchronises with block `b` of the other members. Each block index has
+//! a slot: separate signal lines and a separate epoch. The epoch is in memory of this device that
+//! exists longer than the kernel.
 //!
 //! Kernels call barriers and collectives in many places. So a barrier inlines only the common case,
 //! in which each thread synchronises with at most one other member. All other steps are functions
 //! that are not inlined: the first lookup ([`arrange`]), several members for each thread or
 //! unmapped members ([`exchange_several`]), collectives ([`exchange_apart`]), and reports.
 //!
-//! Invariant: all threads of the scope read the same epoch. They read it after the first `sync` of
-//! the scope. One thread writes the next epoch after the second `sync` and before the last `sync`.
+//! Invariant: all threads of the scope read the same epoch, after the first `sync` of the scope.
+//! One thread writes the next epoch after the second `sync` and before the last `sync`.
 
 use super::{Team, entry_of};
 use crate::api::context::{Bases, Pes};
@@ -27,9 +30,9 @@ use crate::word::Words;
 use crate::{Word as _, flag, word};
 use peerweave_types::{FailureKind, KernelContext, KernelOp, KernelTeam, SignalOp};
 
-/// The addresses that a thread needs to synchronise. Used if each thread of the scope synchronises
-/// with at most one other member, and all members are mapped. The addresses are cached, because a
-/// lookup takes half as long as the barrier's messages.
+/// The addresses that a thread needs to synchronise. These addresses are used if each thread of the
+/// scope synchronises with at most one other member, and all members are mapped. The addresses are
+/// cached, because a lookup takes half as long as the barrier's messages.
 #[derive(Clone, Copy)]
 pub(crate) struct Meeting {
     /// The team and the scope, encoded by [`key`]; `u32::MAX` if nothing is cached.
@@ -168,7 +171,8 @@ impl Context {
     }
 
     /// Announces the arrival of this PE to the one member that is assigned to this thread, and
-    /// waits for that member. Does neither if no member is assigned.
+    /// waits for that member. If no member is assigned, this thread only synchronises with the
+    /// other threads of the scope.
     ///
     /// The epoch is advanced before the wait, so that its store completes while the thread waits
     /// and not in the next fence. If the wait fails, the epoch is restored, so that the caller can
@@ -201,7 +205,8 @@ impl Context {
 }
 
 /// Returns the addresses that this thread needs to synchronise with a team. Fails if the team does
-/// not exist, if this PE is not a member, or if the team has no slot for this block.
+/// not exist, if this PE is not a member, or if the index of this block is not less than the team's
+/// number of slots.
 ///
 /// # Safety
 /// `raw`, `pes` and `bases` are from one context of this thread.
@@ -239,7 +244,8 @@ unsafe fn arrange<S: Scope>(
     Ok(meeting)
 }
 
-/// Calls [`Context::exchange_one`] for a collective, and is not inlined.
+/// Calls [`Context::exchange_one`] for a collective. This function is not inlined, so that a
+/// collective needs less code.
 ///
 /// # Safety
 /// `raw`, `pes` and `bases` are from one context of this thread, and the addresses are from
@@ -259,8 +265,8 @@ unsafe fn exchange_apart<S: Scope>(
     context.exchange_one::<S, true>(of, Meeting { key: key::<S>(of.0), rank, epoch, theirs, mine })
 }
 
-/// Like [`Context::exchange_one`], for any number of members for each thread. Members need not be
-/// mapped.
+/// Like [`Context::exchange_one`], but each thread synchronises with any number of members, which
+/// need not be mapped.
 ///
 /// # Safety
 /// `raw`, `pes` and `bases` are from one context of this thread. [`arrange`] has succeeded for this
@@ -323,8 +329,8 @@ unsafe fn exchange_several<S: Scope, const ORDERS: bool>(
     agree::<S>(outcome, epoch_address, before)
 }
 
-/// Writes this PE's epoch to its line in the heap of a member, by a store or by a signal over the
-/// network. Orders nothing.
+/// Writes `epoch` to this PE's signal line in the heap of the member with this rank, by a store or
+/// by a signal over the network. `line` is the offset of the line. Orders nothing.
 #[inline(always)]
 fn post(context: &Context, members: &Team, rank: u32, line: u64, epoch: u64) {
     match members.mapped_base(context, rank) {
@@ -339,7 +345,7 @@ fn post(context: &Context, members: &Team, rank: u32, line: u64, epoch: u64) {
 }
 
 /// Ends a synchronisation. If `outcome` is an error on any thread of the scope, returns an error on
-/// all threads, and restores the epoch at address `epoch` to `before`.
+/// all threads, and writes `before` to the epoch at address `epoch`.
 #[inline(always)]
 fn agree<S: Scope>(outcome: Result<(), Failed>, epoch: u64, before: u64) -> Result<(), Failed> {
     if !S::any(outcome.is_err()) {
@@ -357,10 +363,10 @@ fn agree<S: Scope>(outcome: Result<(), Failed>, epoch: u64, before: u64) -> Resu
 ///
 /// # Safety
 /// `raw` satisfies the safety conditions of [`Context::enter`]. The team exists and has a member
-/// with the rank `rank`. `line` is the address of that member's line in this PE's heap.
+/// with the rank `rank`. `line` is the address of that member's signal line in this PE's heap.
 #[cold]
 #[inline(never)]
-#[expect(clippy::extra_unused_type_parameters, reason = "makes it generic, and so part of the kernel's crate")]
+#[expect(clippy::extra_unused_type_parameters, reason = "makes the compiler generate the function in the kernel's crate")]
 unsafe fn missing<Here>(
     raw: &KernelContext,
     (team, operation): (KernelTeam, KernelOp),
@@ -377,8 +383,8 @@ unsafe fn missing<Here>(
     Failed::new(kind)
 }
 
-/// This PE's lines in the heaps of other members. `post` writes the line at an index, by a store or
-/// over the network.
+/// This PE's signal lines in the heaps of other members: one line for each of `len` members. `post`
+/// writes an epoch to the line at an index, by a store or over the network.
 struct Lines<F> {
     len: usize,
     post: F,
@@ -412,7 +418,8 @@ fn wait<const ORDERS: bool, Ws: Words>(words: &Ws, epoch: u64, context: &Context
     if ORDERS { barrier::wait(words, epoch, &mut spin) } else { barrier::wait_relaxed(words, epoch, &mut spin) }
 }
 
-/// Returns the epoch of a slot. The epoch lies in memory of this device that only kernels access.
+/// Returns the epoch at the address `at`, which counts the synchronisations of a block index. The
+/// epoch lies in memory of this device that only kernels access.
 #[inline(always)]
 fn epoch_of(at: u64) -> u64 {
     // SAFETY: the address is from the team's table, and the host keeps the epochs allocated while
@@ -420,7 +427,7 @@ fn epoch_of(at: u64) -> u64 {
     unsafe { <u64 as Access<Gpu>>::load_relaxed(address(at)) }
 }
 
-/// Writes the epoch of a slot.
+/// Writes `epoch` to the address `at`, from which [`epoch_of`] reads.
 #[inline(always)]
 fn count(at: u64, epoch: u64) {
     // SAFETY: as in `epoch_of`.

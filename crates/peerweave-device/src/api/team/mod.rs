@@ -75,8 +75,8 @@ fn entry_of(raw: &KernelContext, team: KernelTeam) -> Option<TeamEntry> {
 }
 
 impl Context {
-    /// Returns a team of which this PE is a member. `operation` is the caller, for the report of a
-    /// failure.
+    /// Returns a team of which this PE is a member. `operation` is the operation that calls this
+    /// method; a failure report contains the operation.
     ///
     /// # Errors
     /// [`FailureKind::NoSuchPeer`] if the team does not exist or this PE is not a member. The
@@ -167,7 +167,8 @@ impl Team {
     /// Returns the path by which this PE accesses a member.
     ///
     /// # Errors
-    /// [`FailureKind::Unreachable`]. The failure is written to the status.
+    /// [`FailureKind::Unreachable`] if this PE cannot reach the member. The failure is written to
+    /// the status.
     #[inline(always)]
     pub(crate) fn reach(&self, context: &Context, operation: KernelOp, rank: u32) -> Result<Reach, Failed> {
         context.reach(operation, self.member(rank))
@@ -180,11 +181,11 @@ macro_rules! scoped {
         $sync_relaxed:ident, $sync_all_relaxed:ident) => {
         impl Context {
             #[doc = concat!("Completes all puts, then waits until every member of the team has arrived. Called by ", $words, ".")]
-            /// Every member makes this call from the block with the same index. Within a block,
-            /// only one such call per team may be in progress at a time.
+            /// Every member makes this call from the block with the same index. In each block, only
+            /// one such call per team may be in progress at a time.
             ///
             /// # Ordering
-            /// Earlier puts and writes of every member are visible afterwards.
+            /// Earlier puts and writes of every member are visible after the call.
             ///
             /// # Errors
             /// [`FailureKind::Deadline`] if a member has not arrived in time; the status names that
@@ -199,7 +200,7 @@ macro_rules! scoped {
             #[doc = concat!("Calls [`Self::", stringify!($barrier), "`] for the team of all PEs.")]
             ///
             /// # Errors
-            #[doc = concat!("As for [`Self::", stringify!($barrier), "`].")]
+            /// As for [`Self::barrier`].
             #[inline(always)]
             pub fn $barrier_all(&self) -> Result<(), Failed> {
                 self.meet_as::<$scope, Complete>(KernelOp::Barrier, KernelTeam::WORLD)
@@ -207,10 +208,10 @@ macro_rules! scoped {
 
             #[doc = concat!("Waits until every member of the team has arrived. Called by ", $words, ".")]
             /// Unlike a barrier, this call does not complete puts over the network. Earlier writes
-            /// of every member, and earlier puts to mapped PEs, are visible afterwards.
+            /// of every member, and earlier puts to mapped PEs, are visible after the call.
             ///
             /// # Errors
-            #[doc = concat!("As for [`Self::", stringify!($barrier), "`].")]
+            /// As for [`Self::barrier`].
             #[inline(always)]
             pub fn $sync(&self, team: KernelTeam) -> Result<(), Failed> {
                 self.meet_as::<$scope, Strong>(KernelOp::Sync, team)
@@ -219,22 +220,23 @@ macro_rules! scoped {
             #[doc = concat!("Calls [`Self::", stringify!($sync), "`] for the team of all PEs.")]
             ///
             /// # Errors
-            #[doc = concat!("As for [`Self::", stringify!($barrier), "`].")]
+            /// As for [`Self::barrier`].
             #[inline(always)]
             pub fn $sync_all(&self) -> Result<(), Failed> {
                 self.meet_as::<$scope, Strong>(KernelOp::Sync, KernelTeam::WORLD)
             }
 
             #[doc = concat!("Waits until every member of the team has arrived, and orders nothing. Called by ", $words, ".")]
-            /// Unlike a barrier, this call has no fences. Use it only where it need not order data,
-            /// for example before the reuse of a buffer whose earlier accesses are already ordered.
+            /// Unlike a barrier, this call has no fences. Use this call only where no data must be
+            /// ordered, for example before the reuse of a buffer whose earlier accesses are already
+            /// ordered.
             ///
             /// # Ordering
             /// None: after the call, members' earlier writes may not be visible, and puts may be
             /// incomplete.
             ///
             /// # Errors
-            #[doc = concat!("As for [`Self::", stringify!($barrier), "`].")]
+            /// As for [`Self::barrier`].
             #[inline(always)]
             pub fn $sync_relaxed(&self, team: KernelTeam) -> Result<(), Failed> {
                 self.meet_as::<$scope, Relaxed>(KernelOp::Sync, team)
@@ -243,7 +245,7 @@ macro_rules! scoped {
             #[doc = concat!("Calls [`Self::", stringify!($sync_relaxed), "`] for the team of all PEs.")]
             ///
             /// # Errors
-            #[doc = concat!("As for [`Self::", stringify!($barrier), "`].")]
+            /// As for [`Self::barrier`].
             #[inline(always)]
             pub fn $sync_all_relaxed(&self) -> Result<(), Failed> {
                 self.meet_as::<$scope, Relaxed>(KernelOp::Sync, KernelTeam::WORLD)

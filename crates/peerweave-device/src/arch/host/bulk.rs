@@ -1,4 +1,5 @@
-//! Stubs of the bulk copies. The host has no copy unit, so the threads copy the bytes themselves.
+//! Stubs of the functions for bulk copies. The host has no copy unit, so the threads copy the bytes
+//! themselves.
 
 /// Whether bulk copies are available: always false on the host. Functions whose documentation says
 /// "never called" must not be called on the host.

@@ -1,5 +1,5 @@
-//! Indices, barriers, shuffles, votes, shared memory and time. All of them are calls of the
-//! executor.
+//! Indices, barriers, shuffles, votes, shared memory and time of kernel threads on the host. Each
+//! function calls the executor.
 
 use super::executor::executor;
 use peerweave_types::Dim3;
@@ -32,7 +32,7 @@ pub fn grid_dim() -> Dim3 {
 }
 
 /// Waits until all threads of the block have called this function. Earlier writes of each thread
-/// are visible to all threads afterwards.
+/// are visible to all these threads after the call.
 #[inline]
 pub fn sync_threads() {
     executor().sync_threads_or(false);
@@ -45,7 +45,7 @@ pub fn sync_threads_or(value: bool) -> bool {
 }
 
 /// Waits until all threads in `mask` have called this function. Earlier writes of each thread are
-/// visible to all threads afterwards.
+/// visible to all these threads after the call.
 #[inline]
 pub fn sync_warp(mask: u32) {
     executor().exchange(mask, 0);

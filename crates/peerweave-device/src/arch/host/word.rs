@@ -1,7 +1,5 @@
-//! Words of the protocols, in memory shared by threads or processes of this machine. They are
-//! atomics of Rust.
-//!
-//! The caller provides the shared memory.
+//! Implements [`Word`] for the atomics of Rust, in memory that threads or processes of this machine
+//! share. The caller provides this memory.
 
 use super::executor::executor;
 use crate::Word;

@@ -5,7 +5,8 @@
 //! architecture before sm_90, [`AVAILABLE`] is false, and copies and barriers must not be used.
 //!
 //! The copy unit accesses memory independently of the thread that starts the copy. [`fence_shared`]
-//! and [`fence_global`] order the thread's own accesses before copies that it starts afterwards.
+//! and [`fence_global`] order a thread's earlier accesses before the copies that the thread starts
+//! later.
 
 use core::arch::asm;
 
@@ -154,7 +155,7 @@ pub unsafe fn test(barrier: u32, parity: u32) -> bool {
 }
 
 /// Starts a copy from shared memory to global memory. The copy belongs to the group that the next
-/// [`commit`] closes.
+/// call of [`commit`] ends.
 ///
 /// # Safety
 /// [`AVAILABLE`] is true. Both addresses and `bytes` are multiples of [`ALIGN`]. The range at `to`
@@ -172,7 +173,8 @@ pub unsafe fn start_store(to: *mut u8, from: u32, bytes: u32) {
     let _ = (to, from, bytes);
 }
 
-/// Closes the group of stores that this thread has started.
+/// Ends the current group of bulk stores of this thread. The group contains the stores that this
+/// thread has started since the previous call.
 #[inline(always)]
 pub fn commit() {
     #[cfg(target_feature = "sm_90")]
@@ -183,7 +185,7 @@ pub fn commit() {
 }
 
 /// Waits until the copy unit has read the sources of all groups of this thread except the `PENDING`
-/// newest. Afterwards the shared memory of these groups can be reused.
+/// newest. After the call, the shared memory of these groups can be reused.
 #[inline(always)]
 pub fn wait_read<const PENDING: usize>() {
     #[cfg(target_feature = "sm_90")]
@@ -194,8 +196,8 @@ pub fn wait_read<const PENDING: usize>() {
     }
 }
 
-/// Waits until all groups of this thread are complete. Afterwards the writes of these groups are
-/// ordered like writes of this thread.
+/// Waits until all groups of this thread are complete. After the call, the writes of these groups
+/// are ordered like writes of this thread.
 #[inline(always)]
 pub fn wait_written() {
     #[cfg(target_feature = "sm_90")]

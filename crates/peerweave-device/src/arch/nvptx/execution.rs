@@ -73,7 +73,7 @@ pub fn grid_dim() -> Dim3 {
 }
 
 /// Waits until all threads of the block have called this function. Earlier writes of each thread
-/// are visible to all threads afterwards.
+/// are visible to all these threads after the call.
 #[inline(always)]
 pub fn sync_threads() {
     // SAFETY: barrier 0, of all threads of the block; it touches no memory.
@@ -88,7 +88,7 @@ pub fn sync_threads_or(value: bool) -> bool {
 }
 
 /// Waits until all threads in `mask` have called this function. Earlier writes of each thread are
-/// visible to all threads afterwards.
+/// visible to all these threads after the call.
 #[inline(always)]
 pub fn sync_warp(mask: u32) {
     // SAFETY: a barrier of the threads in the mask; it touches no memory.
@@ -194,7 +194,8 @@ pub fn wait_for_previous_kernel() {
 #[inline(always)]
 pub fn pause() {}
 
-/// Ends the kernel with an error that names no thread. The CUDA context is unusable afterwards.
+/// Ends the kernel with an error that names no thread. After this error, the CUDA context is
+/// unusable.
 #[inline(always)]
 pub fn trap() -> ! {
     // SAFETY: ends the kernel, so no later instruction is executed.

@@ -3,15 +3,15 @@
 //!
 //! If the PTX is for an architecture before sm_90, [`AVAILABLE`] is false, and no function of this
 //! module may be called. All accesses are relaxed and have system scope. Fences and signals order
-//! them.
+//! these accesses.
 
 /// Whether the PTX is for an architecture with multicast accesses: sm_90 or later.
 pub const AVAILABLE: bool = cfg!(target_feature = "sm_90");
 
 pub use crate::arch::ops::multimem::{Bf16x8, F16x8, F32x4, Multimem, MultimemBits, MultimemOrd};
 
-/// Implements a load by one instruction. Architectures before sm_90 have no such instruction; on
-/// them the load traps.
+/// Implements a load by one instruction. Architectures before sm_90 have no such instruction. On
+/// these architectures the load traps.
 macro_rules! load_scalar {
     ($name:ident, $text:literal, $class:ident) => {
         /// # Safety
@@ -37,8 +37,8 @@ macro_rules! load_scalar {
     };
 }
 
-/// Implements a write by one instruction. Architectures before sm_90 have no such instruction; on
-/// them the write does nothing.
+/// Implements a write by one instruction. Architectures before sm_90 have no such instruction. On
+/// these architectures the write does nothing.
 macro_rules! write_scalar {
     ($name:ident, $text:literal, $class:ident) => {
         /// # Safety

@@ -12,10 +12,11 @@ pub type Vector = [u64; 2];
 
 macro_rules! vector_access {
     ($load:ident $load_text:literal, $store:ident $store_text:literal, $space:literal) => {
-        #[doc = concat!("Reads 16 bytes from ", $space, " memory.")]
+        #[doc = concat!("Reads 16 bytes from ", $space, ".")]
         ///
         /// # Safety
-        /// `from` points to 16 bytes of this memory, aligned to 16, that this thread can read.
+        /// `from` points to 16 bytes of memory of this kind, aligned to 16, that this thread can
+        /// read.
         #[inline(always)]
         pub unsafe fn $load(from: *const u8) -> Vector {
             let (low, high): (u64, u64);
@@ -27,10 +28,11 @@ macro_rules! vector_access {
             [low, high]
         }
 
-        #[doc = concat!("Writes 16 bytes to ", $space, " memory.")]
+        #[doc = concat!("Writes 16 bytes to ", $space, ".")]
         ///
         /// # Safety
-        /// `to` points to 16 bytes of this memory, aligned to 16, that this thread can write.
+        /// `to` points to 16 bytes of memory of this kind, aligned to 16, that this thread can
+        /// write.
         #[inline(always)]
         pub unsafe fn $store(to: *mut u8, value: Vector) {
             // SAFETY: the caller promises aligned, writable memory of this space.
@@ -42,10 +44,10 @@ macro_rules! vector_access {
     };
 }
 
-vector_access!(load_vector_global "ld.global.v2.b64", store_vector_global "st.global.v2.b64", "global");
-vector_access!(load_vector_generic "ld.v2.b64", store_vector_generic "st.v2.b64", "any");
+vector_access!(load_vector_global "ld.global.v2.b64", store_vector_global "st.global.v2.b64", "global memory");
+vector_access!(load_vector_generic "ld.v2.b64", store_vector_generic "st.v2.b64", "memory of any kind");
 vector_access!(load_vector_relaxed "ld.relaxed.sys.global.v2.b64", store_vector_relaxed "st.relaxed.sys.global.v2.b64",
-    "global, each half by an access of system scope");
+    "global memory, each half by one access of system scope");
 
 /// An integer of 1, 2, 4 or 8 bytes, the unit in which copies access memory. The `strong` methods
 /// make relaxed accesses of system scope; the other methods make weak accesses.

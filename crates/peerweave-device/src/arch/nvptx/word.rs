@@ -1,4 +1,4 @@
-//! The implementation of the protocols' word for global memory of a GPU.
+//! Implements [`Word`] for words in global memory of a GPU.
 
 use crate::Word;
 use crate::arch::{Access, AcqRel, Fence, Reduce, Release, Rmw, Sys};
