@@ -282,8 +282,9 @@ impl Team {
         self.run(CALL, target, source, target.len(), InPlace::Whole, stream, function)
     }
 
-    /// Reduces the sources of all PEs of the team element by element. Stores part n of the result
-    /// in `target` on the PE with rank n.
+    /// Reduces the sources of all PEs of the team element by element. Divides the result into as
+    /// many equal parts as the team has PEs. Stores part n of the result in `target` on the PE with
+    /// rank n.
     ///
     /// # Collective
     /// All PEs of the team must make this call with the same length and operation.

@@ -29,8 +29,8 @@ pub(crate) struct Enqueue<'a> {
     team: Option<&'a Team>,
     /// The effect of the call on transfers on NVSHMEM's own streams.
     left: NbiEffect<'a>,
-    /// The registration that the transfer needs. It is kept until NVSHMEM has enqueued the call;
-    /// afterwards the recorded stream keeps the memory registered.
+    /// The registration that the transfer needs. This value is kept until NVSHMEM has enqueued the
+    /// call. After that, the recorded stream keeps the memory registered.
     registered: Option<Arc<Registered>>,
 }
 
@@ -57,7 +57,7 @@ impl<'a> Enqueue<'a> {
         if self.capturing { Err(NvshmemError::misuse(self.call, MisuseKind::Context { why })) } else { Ok(()) }
     }
 
-    /// Adds symmetric memory to the call and returns its address.
+    /// Adds symmetric memory to the call, and returns the address of the memory.
     pub(crate) fn symmetric<T>(&mut self, what: &'static str, buffer: &SymmetricBuffer<T>) -> Result<u64, NvshmemError> {
         check_context(self.comm, self.call, what, buffer)?;
         buffer.allocation.note(self.stream);
@@ -142,7 +142,7 @@ impl<'a> Enqueue<'a> {
         }
     }
 
-    /// Adds the team to the call and returns its handle.
+    /// Adds the team to the call, and returns NVSHMEM's handle of the team.
     pub(crate) fn team(&mut self, team: &'a Team) -> Result<i32, NvshmemError> {
         team.check(self.call, self.comm)?;
         if self.capturing {
@@ -173,7 +173,7 @@ impl<'a> Enqueue<'a> {
         self.run(&mut |api, families| function.take().expect("`run` calls the function at most once")(api, families))
     }
 
-    /// Makes the call: calls `function` at most once.
+    /// Makes the prepared call. Calls `function` once, unless a check before the call fails.
     fn run(self, function: Function<'_>) -> Result<(), NvshmemError> {
         if self.capturing {
             let mut keeps = self.keeps;
@@ -209,7 +209,8 @@ impl<'a> Enqueue<'a> {
     }
 }
 
-/// A function of NVSHMEM with its arguments. It returns a status code.
+/// A closure that calls a function of NVSHMEM with its arguments, and returns the function's status
+/// code.
 type Function<'f> = &'f mut dyn FnMut(&'static Api, &'static Families) -> Result<i32, MissingSymbol>;
 
 /// Checks that the buffer is symmetric memory of this context.
@@ -256,8 +257,9 @@ pub(crate) fn check_apart(
     }
 }
 
-/// Checks that the memory of both PEs is accessible. In a transfer to this PE, also checks that
-/// source and target do not overlap.
+/// Checks that the memory of a transfer is accessible on both PEs. In a transfer to this PE, also
+/// checks that source and target do not overlap. Returns the registration that the transfer needs,
+/// or `None`.
 pub(crate) fn check_pair(
     heap: &Heap,
     call: &'static str,

@@ -141,7 +141,8 @@ impl Context {
     }
 }
 
-/// Returns the address of memory and its owner. Fails for borrowed memory.
+/// Returns the address and the owner of memory. Returns an error for borrowed memory, for empty
+/// memory, and for memory on another device.
 fn owned<T>(comm: &Comm, call: &'static str, memory: &impl DeviceBuffer<T>) -> Result<(u64, Held), NvshmemError> {
     let (found, expected) = (memory.device(), comm.context.ordinal());
     if found != expected {
@@ -153,7 +154,7 @@ fn owned<T>(comm: &Comm, call: &'static str, memory: &impl DeviceBuffer<T>) -> R
             MisuseKind::Length { what: "the memory", found: 0, expected: 1, unit: "elements" },
         ));
     }
-    let why = "borrowed memory cannot be registered, because its owner could free it while it is registered; use owned memory, such as DeviceMemory";
+    let why = "borrowed memory cannot be registered, because the owner could free the memory too early; use owned memory, such as DeviceMemory";
     let (address, keep) = memory.keep().ok_or_else(|| NvshmemError::misuse(call, MisuseKind::Context { why }))?;
     Ok((address, Held::new(&comm.context, keep)))
 }

@@ -286,7 +286,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn comparison_codes_equal_those_of_nvshmem() {
+    fn comparison_and_signal_codes_equal_those_of_nvshmem() {
         let numbers = Compare::ALL.map(compare);
         assert_eq!(numbers, [0, 1, 2, 5, 4, 3]);
         assert_eq!((signal_op(SignalOp::Set), signal_op(SignalOp::Add)), (9, 10));
