@@ -68,7 +68,8 @@ peerweave_dylib::bindings! {
         "3.3.24" fn nvshmemx_buffer_unregister_all();
         /// Makes existing memory symmetric. All PEs must make this call.
         "3.3.24" fn nvshmemx_buffer_register_symmetric(address: *mut c_void, bytes: usize, flags: c_int) -> *mut c_void;
-        /// Makes existing memory symmetric at an address near `preferred`. All PEs must make this call.
+        /// Makes existing memory symmetric at an address near `preferred`. All PEs must make this
+        /// call.
         "3.6.5" fn nvshmemx_buffer_register_symmetric_at_preferred_address(
             address: *mut c_void, bytes: usize, preferred: *mut c_void, flags: c_int,
         ) -> *mut c_void;
@@ -178,7 +179,8 @@ peerweave_dylib::bindings! {
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Writes bytes to a PE, then signals the PE, started in stream order. A quiet completes the transfer.
+        /// Writes bytes to a PE, then signals the PE, started in stream order. A quiet completes
+        /// the transfer.
         "3.3.24" fn nvshmemx_putmem_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
@@ -226,7 +228,8 @@ peerweave_dylib::bindings! {
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Writes 8-bit elements to a PE, then signals the PE, started in stream order. A quiet completes the transfer.
+        /// Writes 8-bit elements to a PE, then signals the PE, started in stream order. A quiet
+        /// completes the transfer.
         "3.3.24" fn nvshmemx_put8_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
@@ -256,7 +259,8 @@ peerweave_dylib::bindings! {
         "3.3.24" fn nvshmem_get16_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
         /// Reads 16-bit elements from a PE, in stream order.
         "3.3.24" fn nvshmemx_get16_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
-        /// Reads 16-bit elements from a PE, started in stream order. A quiet completes the transfer.
+        /// Reads 16-bit elements from a PE, started in stream order. A quiet completes the
+        /// transfer.
         "3.3.24" fn nvshmemx_get16_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
@@ -274,7 +278,8 @@ peerweave_dylib::bindings! {
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Writes 16-bit elements to a PE, then signals the PE, started in stream order. A quiet completes the transfer.
+        /// Writes 16-bit elements to a PE, then signals the PE, started in stream order. A quiet
+        /// completes the transfer.
         "3.3.24" fn nvshmemx_put16_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
@@ -304,7 +309,8 @@ peerweave_dylib::bindings! {
         "3.3.24" fn nvshmem_get32_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
         /// Reads 32-bit elements from a PE, in stream order.
         "3.3.24" fn nvshmemx_get32_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
-        /// Reads 32-bit elements from a PE, started in stream order. A quiet completes the transfer.
+        /// Reads 32-bit elements from a PE, started in stream order. A quiet completes the
+        /// transfer.
         "3.3.24" fn nvshmemx_get32_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
@@ -322,7 +328,8 @@ peerweave_dylib::bindings! {
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Writes 32-bit elements to a PE, then signals the PE, started in stream order. A quiet completes the transfer.
+        /// Writes 32-bit elements to a PE, then signals the PE, started in stream order. A quiet
+        /// completes the transfer.
         "3.3.24" fn nvshmemx_put32_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
@@ -352,7 +359,8 @@ peerweave_dylib::bindings! {
         "3.3.24" fn nvshmem_get64_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
         /// Reads 64-bit elements from a PE, in stream order.
         "3.3.24" fn nvshmemx_get64_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
-        /// Reads 64-bit elements from a PE, started in stream order. A quiet completes the transfer.
+        /// Reads 64-bit elements from a PE, started in stream order. A quiet completes the
+        /// transfer.
         "3.3.24" fn nvshmemx_get64_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
@@ -370,7 +378,8 @@ peerweave_dylib::bindings! {
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Writes 64-bit elements to a PE, then signals the PE, started in stream order. A quiet completes the transfer.
+        /// Writes 64-bit elements to a PE, then signals the PE, started in stream order. A quiet
+        /// completes the transfer.
         "3.3.24" fn nvshmemx_put64_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
@@ -383,7 +392,8 @@ peerweave_dylib::bindings! {
         "3.3.24" fn nvshmemx_put128_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
-        /// Writes 128-bit elements to a PE, started in stream order. A quiet completes the transfer.
+        /// Writes 128-bit elements to a PE, started in stream order. A quiet completes the
+        /// transfer.
         "3.3.24" fn nvshmemx_put128_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
@@ -404,7 +414,8 @@ peerweave_dylib::bindings! {
         "3.3.24" fn nvshmemx_get128_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
-        /// Reads 128-bit elements from a PE, started in stream order. A quiet completes the transfer.
+        /// Reads 128-bit elements from a PE, started in stream order. A quiet completes the
+        /// transfer.
         "3.3.24" fn nvshmemx_get128_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
@@ -422,7 +433,8 @@ peerweave_dylib::bindings! {
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Writes 128-bit elements to a PE, then signals the PE, started in stream order. A quiet completes the transfer.
+        /// Writes 128-bit elements to a PE, then signals the PE, started in stream order. A quiet
+        /// completes the transfer.
         "3.3.24" fn nvshmemx_put128_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
