@@ -41,7 +41,7 @@ pub(crate) enum AbiError {
 /// or `value X`.
 type Facts = BTreeMap<String, i64>;
 
-/// What one version of the Rust bindings declares.
+/// The declarations of the Rust bindings for one version of the library.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Table {
     facts: Facts,
@@ -151,7 +151,7 @@ fn header_version(include: &Path) -> Result<Version, AbiError> {
     }
 }
 
-/// Returns what the bindings declare, as printed by the crate's example.
+/// Returns the declarations of the bindings, which an example of the crate prints.
 fn rust_table(root: &Path, version: Version) -> Result<Table, AbiError> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_differ_from_the_header_are_reported() {
+    fn binding_values_that_differ_from_the_header_are_reported() {
         let rust = Facts::from([("size A".to_owned(), 8), ("size B".to_owned(), 4), ("size C".to_owned(), 1)]);
         let header = Facts::from([("size A".to_owned(), 8), ("size B".to_owned(), 5)]);
         assert_eq!(
