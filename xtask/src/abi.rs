@@ -125,12 +125,11 @@ fn misplaced(claimed: &BTreeMap<String, Version>, exported: &BTreeSet<String>, v
     let mut faults = Vec::new();
     for (name, since) in claimed {
         match (exported.contains(name), version >= *since) {
-            (true, false) => {
-                faults.push(format!("the crate says that {name} exists since {since}, but the library {version} already has it"))
-            }
-            (false, true) => {
-                faults.push(format!("the crate says that {name} exists since {since}, but the library {version} lacks it"))
-            }
+            (true, false) => faults.push(format!(
+                "the crate says that {name} exists since {since}, but the library {version} already has the function"
+            )),
+            (false, true) => faults
+                .push(format!("the crate says that {name} exists since {since}, but the library {version} lacks the function")),
             _ => {}
         }
     }
@@ -271,8 +270,8 @@ mod tests {
         assert_eq!(
             misplaced(&claimed, &exported, VERSION),
             [
-                "the crate says that early exists since 2.31.0, but the library 2.30.7 already has it",
-                "the crate says that late exists since 2.29.2, but the library 2.30.7 lacks it"
+                "the crate says that early exists since 2.31.0, but the library 2.30.7 already has the function",
+                "the crate says that late exists since 2.29.2, but the library 2.30.7 lacks the function"
             ]
         );
     }

@@ -258,7 +258,7 @@ pub fn committed(folder: &str) {
     let read = read_committed(&folder).unwrap_or_else(|error| panic!("cannot read {}: {error}", folder.display()));
     let none = || {
         Problem(format!(
-            "{} contains no PTX: its PTX folder has no file with a name such as mapped-sm_90.ptx",
+            "{} contains no PTX: the PTX folder of the crate has no file with a name such as mapped-sm_90.ptx",
             variable("CARGO_PKG_NAME")
         ))
     };

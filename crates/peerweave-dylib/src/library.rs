@@ -11,11 +11,11 @@ use std::sync::Arc;
 /// The visibility of a library's symbols.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Visibility {
-    /// Only lookups through the library's own handle find the symbols. This is sufficient for a
-    /// library without plug-ins.
+    /// Only lookups through the library's own handle find the symbols. This visibility is
+    /// sufficient for a library without plug-ins.
     Local,
-    /// Libraries that are loaded later find the symbols too. This is necessary for a library whose
-    /// plug-ins use symbols of the library.
+    /// Libraries that are loaded later find the symbols too. This visibility is necessary for a
+    /// library whose plug-ins use symbols of the library.
     Global,
 }
 

@@ -60,7 +60,7 @@ fn prefixes(path: &OsString, interpreter: &str) -> Vec<PathBuf> {
 }
 
 /// Returns the existing directories `lib/python3.*/site-packages` and `dist-packages` (Debian)
-/// below a prefix, the newest Python first.
+/// below an installation prefix, the newest Python first.
 fn packages_below(prefix: &Path) -> Vec<PathBuf> {
     let mut versions: Vec<((u32, u32), PathBuf)> = ["lib", "lib64"]
         .iter()

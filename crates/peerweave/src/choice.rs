@@ -73,7 +73,7 @@ pub(crate) fn gpus() -> Option<Result<usize, String>> {
     Some(peerweave_cuda::visible_gpus().map_err(|error| error.to_string()))
 }
 
-/// Returns `None`: this build has no backend for GPUs.
+/// Returns `None`, because this build has no backend for GPUs.
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn gpus() -> Option<Result<usize, String>> {
     None

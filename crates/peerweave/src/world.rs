@@ -251,7 +251,7 @@ impl WorldBuilder {
     }
 
     /// Returns the options for the host backend. A setting that the builder lacks is taken from the
-    /// environment, or else has its default.
+    /// environment. If the environment lacks the setting too, the default applies.
     fn host_options(&self, settings: &Settings) -> HostOptions {
         let mut options = HostOptions::default();
         options.deadline = self.deadline.or(settings.deadline).unwrap_or(options.deadline);

@@ -3,8 +3,8 @@
 //!
 //! Several processes may use a directory concurrently. A file is written under a temporary name and
 //! then renamed, so a reader never sees a partial file. A file is used only if it belongs to this
-//! user, if no other user can write it, and if its header matches its key and its content. Any
-//! other file is treated as missing.
+//! user, if no other user can write it, and if the header of the file matches the key and the
+//! content. Any other file is treated as missing.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Write as _};
@@ -141,9 +141,9 @@ impl Cache {
     }
 
     /// Returns the result that is stored for a key, or computes and stores the result. If several
-    /// processes need the same result, one process computes it and the others wait. Returns the
-    /// result, the log, and whether the result came from the cache. The log is empty for a result
-    /// from the cache.
+    /// processes need the same result, one process computes the result and the other processes
+    /// wait. Returns the result, the log, and whether the result came from the cache. The log is
+    /// empty for a result from the cache.
     pub(crate) fn get_or(
         &self,
         key: &Key,

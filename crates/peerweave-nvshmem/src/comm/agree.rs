@@ -29,7 +29,8 @@ pub(crate) enum Members<'a> {
 }
 
 /// Takes part in a collective call and returns the acquired gate, which is the lock for calls of
-/// NVSHMEM. When this function returns, all other members have acquired their gates.
+/// NVSHMEM. If the PEs have a rendezvous and this function succeeds, all other members have
+/// acquired their gates too.
 ///
 /// `arguments` are this PE's arguments. `able` is an error if this PE cannot make the call.
 pub(crate) fn arrive<'a>(

@@ -105,8 +105,8 @@ impl Comm {
     }
 }
 
-/// Returns whether `value` is the only handle. Writes made through dropped handles are then visible
-/// to the caller. The value must have no `Weak` handles.
+/// Returns whether `value` is the only handle. If so, writes made through dropped handles are
+/// visible to the caller. The value must have no `Weak` handles.
 pub(crate) fn is_alone<T>(value: &Arc<T>) -> bool {
     let is_alone = Arc::strong_count(value) == 1;
     fence(Ordering::Acquire);

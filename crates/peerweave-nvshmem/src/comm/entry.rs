@@ -23,7 +23,7 @@ pub(crate) struct Entry {
     gate: Arc<Gate>,
     worker: Worker,
     dead: OnceLock<DeadState>,
-    /// Set while a thread finalises NVSHMEM. No other thread may call NVSHMEM then.
+    /// Set while a thread finalises NVSHMEM. During that time, no other thread may call NVSHMEM.
     ending: AtomicBool,
 }
 

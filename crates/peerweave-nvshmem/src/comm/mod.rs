@@ -61,8 +61,8 @@ pub(crate) struct Comm {
     pub(crate) enqueued: InFlight,
     pub(crate) deferred: Deferred,
     counts: Mutex<HashMap<Counter, u64>>,
-    /// Locked by the thread that makes a collective setup call, from the first agreement until the
-    /// call has returned.
+    /// Locked by the thread that makes a collective setup call. The lock is held from the
+    /// comparison of the PEs' arguments until the call has returned.
     setup: Mutex<()>,
     /// A token that exists as long as this value. Declared last, so the token is dropped after all
     /// other fields, including the rendezvous.
@@ -113,8 +113,8 @@ impl Comm {
         *count
     }
 
-    /// Waits until this thread may make a collective setup call. Only one thread at a time makes
-    /// such a call, from the first agreement until the call has returned. The agreements of two
+    /// Waits until this thread may make a collective setup call. Only one thread at a time compares
+    /// its arguments with those of the other PEs and makes such a call. The comparisons of two
     /// calls therefore do not interleave, and NVSHMEM never waits for PEs that make another call.
     pub(crate) fn setup_turn(&self, call: &'static str) -> Result<MutexGuard<'_, ()>, NvshmemError> {
         self.check_usable(call)?;

@@ -72,7 +72,7 @@ impl Heap {
         if fixed || held + (bytes as u64) < most_bytes {
             return Ok(());
         }
-        let why = format!("{held} of at most {most_bytes} bytes are allocated (NVSHMEM_MAX_MEMORY_PER_GPU)");
+        let why = format!("{held} bytes are allocated, and NVSHMEM_MAX_MEMORY_PER_GPU allows {most_bytes} bytes");
         Err(self.comm.nvshmem.failure(call, None, format!("NVSHMEM was not called for {bytes} bytes of symmetric memory: {why}")))
     }
 }

@@ -48,8 +48,8 @@ pub(crate) fn of_launcher(settings: &Settings) -> Result<Option<(&'static str, &
 /// Loads the plug-in in the library's directory as NVSHMEM does, with all functions resolved
 /// immediately.
 ///
-/// A plug-in that is not in this directory may be elsewhere, so its absence is not an error. A
-/// plug-in selected by its own variable is not checked either.
+/// A plug-in that is not in this directory may be elsewhere, so the absence of the plug-in is not
+/// an error. A plug-in that an environment variable selects is not checked.
 ///
 /// # Errors
 /// [`NvshmemError::Plugin`] with the dynamic linker's message.
@@ -77,7 +77,7 @@ pub(crate) fn check(
     }
 }
 
-/// Returns an error: NVSHMEM exists only on Linux.
+/// Returns an error, because NVSHMEM exists only on Linux.
 #[cfg(not(unix))]
 fn open(_path: &Path) -> Result<(), String> {
     Err("plug-ins can be loaded on Linux only".to_owned())

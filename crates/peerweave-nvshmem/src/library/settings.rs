@@ -323,7 +323,7 @@ impl Environment {
     /// Restores the variables, as dropping the value does.
     pub(crate) fn restore(self) {}
 
-    /// Leaves the changed variables set, because NVSHMEM may still be reading them.
+    /// Leaves the changed variables set, because NVSHMEM may still be reading the variables.
     pub(crate) fn leave(mut self) {
         self.former.clear();
     }

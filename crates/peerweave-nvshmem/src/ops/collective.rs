@@ -339,7 +339,7 @@ impl Team {
 
     /// Makes the checks that all collectives have in common. Returns the prepared call, the team's
     /// handle, the target's address and the source's address. Returns `None` for zero elements.
-    #[allow(clippy::type_complexity, reason = "destructured at once by its two callers")]
+    #[allow(clippy::type_complexity, reason = "the two callers destructure the result immediately")]
     fn begin<'a, T: Element>(
         &'a self,
         call: &'static str,

@@ -1,4 +1,5 @@
-//! The first steps of every call on a stream: checking its arguments, and keeping its memory alive.
+//! The first steps of every call on a stream: checking the arguments of the call, and keeping the
+//! memory of the call alive.
 //!
 //! Invariant: when NVSHMEM is called, all memory of the call is recorded as used by the stream, or
 //! is owned by the captured graph. The stream is then ordered after the team's last collective.
@@ -109,13 +110,15 @@ impl<'a> Enqueue<'a> {
         Ok(())
     }
 
-    /// Adds memory of this PE that the call reads, and returns the access.
+    /// Adds memory of this PE that the call reads. Returns the [`Access`], which has the address of
+    /// the memory.
     pub(crate) fn source<T>(&mut self, what: &'static str, buffer: &'a impl DeviceBuffer<T>) -> Result<Access<'a>, NvshmemError> {
         self.check_device(what, buffer)?;
         if self.capturing { self.owned(buffer) } else { Ok(buffer.read(self.stream)?) }
     }
 
-    /// Adds memory of this PE that the call writes, and returns the access.
+    /// Adds memory of this PE that the call writes. Returns the [`Access`], which has the address
+    /// of the memory.
     pub(crate) fn target<T>(
         &mut self,
         what: &'static str,

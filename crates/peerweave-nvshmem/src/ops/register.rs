@@ -173,7 +173,9 @@ fn whole_mapping(comm: &Comm, limits: Limits, call: &'static str, address: u64, 
     // SAFETY: the pointer is to a live handle, and the driver looks up the address.
     let code = unsafe { api.cuMemRetainAllocationHandle(&raw mut handle, std::ptr::without_provenance_mut(address as usize)) };
     if code.map_err(DriverError::from)? != CudaCode::SUCCESS {
-        return refuse("only memory from CUDA's virtual memory management can be made symmetric; allocate it with peerweave-vmm");
+        return refuse(
+            "only memory from CUDA's virtual memory management can be made symmetric; allocate the memory with peerweave-vmm",
+        );
     }
     // SAFETY: the handle is live, and is not used afterwards.
     let _ = unsafe { api.cuMemRelease(handle) };
@@ -186,7 +188,7 @@ fn whole_mapping(comm: &Comm, limits: Limits, call: &'static str, address: u64, 
         Ok((code.map_err(DriverError::from)? == CudaCode::SUCCESS).then_some(value))
     };
     if ask(CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES)? == Some(0) {
-        return refuse("the memory's handle cannot be shared with other processes, so it cannot be made symmetric");
+        return refuse("the memory's handle cannot be shared with other processes, so the memory cannot be made symmetric");
     }
     let mapping = ask(CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR)?.zip(ask(CU_POINTER_ATTRIBUTE_MAPPING_SIZE)?);
     if mapping.is_some_and(|mapping| mapping != (address, bytes as u64)) {

@@ -40,7 +40,7 @@ pub(super) enum Begun {
     Running(Context),
     Start(Start),
     /// This process cannot start NVSHMEM. Other PEs may be waiting for this PE at the rendezvous,
-    /// so the error must be sent to them.
+    /// so the error must be sent to these PEs.
     Refused(NvshmemError),
 }
 

@@ -2,8 +2,8 @@
 //! the process or hangs.
 //!
 //! Some problems cannot be detected: a broken network, a faulty switch fabric, memory that another
-//! process allocates later, or a PE that dies inside NVSHMEM. Only the deadline limits their
-//! effect.
+//! process allocates later, or a PE that dies inside NVSHMEM. Only the deadline limits the effect
+//! of such a problem.
 //!
 //! Invariant: the checks change no state of NVSHMEM or of the device.
 
@@ -29,7 +29,7 @@ const SHARED_MEMORY_BYTES: u64 = 1 << 20;
 /// The lowest supported major number of the compute capability.
 const OLDEST_GENERATION: i32 = 7;
 
-/// The data that a PE sends to the other PEs before they start NVSHMEM.
+/// The data that a PE sends to the other PEs before the PEs start NVSHMEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StartInfo {
     pub(crate) version: Version,
@@ -115,7 +115,8 @@ fn functions(nvshmem: Nvshmem) -> Result<(), NvshmemError> {
     }
 }
 
-/// Checks that NVSHMEM has kernels for the GPU. Without them, NVSHMEM's first launch would fail.
+/// Checks that NVSHMEM has kernels for the GPU. Without such kernels, NVSHMEM's first launch would
+/// fail.
 fn generation(context: &CudaContext) -> Result<(), NvshmemError> {
     use CUdevice_attribute::{CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR};
     let (driver, device) = (Driver::get()?, context.ordinal());

@@ -32,8 +32,8 @@ pub(super) fn start_worker(call: &'static str) -> Result<Worker, NvshmemError> {
     })
 }
 
-/// The resources of this process that an initialisation needs. They are acquired before this PE
-/// reports to the other PEs that this PE is ready.
+/// The resources of this process that an initialisation needs. The resources are acquired before
+/// this PE reports to the other PEs that this PE is ready.
 pub(super) struct Ready {
     pub(super) nvshmem: Nvshmem,
     pub(super) worker: Worker,

@@ -190,7 +190,7 @@ impl Team {
         })?;
         comm.nvshmem.check(call, code)?;
         if handle == sys::NVSHMEM_TEAM_INVALID {
-            return Err(comm.nvshmem.failure(call, None, "no team was created".to_owned()));
+            return Err(comm.nvshmem.failure(call, None, "NVSHMEM created no team".to_owned()));
         }
         Self::of_handle(comm, entered, handle, TeamKind::Made, identity, true)
     }
@@ -208,7 +208,7 @@ impl Team {
         match (handle, member) {
             (sys::NVSHMEM_TEAM_INVALID, false) => Ok(None),
             (sys::NVSHMEM_TEAM_INVALID, true) => {
-                let detail = "no team was created: NVSHMEM_MAX_TEAMS may be too small".to_owned();
+                let detail = "NVSHMEM created no team: NVSHMEM_MAX_TEAMS may be too small".to_owned();
                 Err(self.comm.nvshmem.failure(call, None, detail))
             }
             _ => Self::of_handle(&self.comm, entered, handle, TeamKind::Made, identity, false).map(Some),
