@@ -41,7 +41,7 @@ pub(crate) enum AbiError {
 /// or `value X`.
 type Facts = BTreeMap<String, i64>;
 
-/// What one version of the Rust bindings declares.
+/// The declarations of the Rust bindings for one version of the library.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Table {
     facts: Facts,
@@ -125,12 +125,11 @@ fn misplaced(claimed: &BTreeMap<String, Version>, exported: &BTreeSet<String>, v
     let mut faults = Vec::new();
     for (name, since) in claimed {
         match (exported.contains(name), version >= *since) {
-            (true, false) => {
-                faults.push(format!("the crate says that {name} exists since {since}, but the library {version} already has it"))
-            }
-            (false, true) => {
-                faults.push(format!("the crate says that {name} exists since {since}, but the library {version} lacks it"))
-            }
+            (true, false) => faults.push(format!(
+                "the crate says that {name} exists since {since}, but the library {version} already has the function"
+            )),
+            (false, true) => faults
+                .push(format!("the crate says that {name} exists since {since}, but the library {version} lacks the function")),
             _ => {}
         }
     }
@@ -151,7 +150,7 @@ fn header_version(include: &Path) -> Result<Version, AbiError> {
     }
 }
 
-/// Returns what the bindings declare, as printed by the crate's example.
+/// Returns the declarations of the bindings, which an example of the crate prints.
 fn rust_table(root: &Path, version: Version) -> Result<Table, AbiError> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
@@ -247,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_differ_from_the_header_are_reported() {
+    fn binding_values_that_differ_from_the_header_are_reported() {
         let rust = Facts::from([("size A".to_owned(), 8), ("size B".to_owned(), 4), ("size C".to_owned(), 1)]);
         let header = Facts::from([("size A".to_owned(), 8), ("size B".to_owned(), 5)]);
         assert_eq!(
@@ -271,8 +270,8 @@ mod tests {
         assert_eq!(
             misplaced(&claimed, &exported, VERSION),
             [
-                "the crate says that early exists since 2.31.0, but the library 2.30.7 already has it",
-                "the crate says that late exists since 2.29.2, but the library 2.30.7 lacks it"
+                "the crate says that early exists since 2.31.0, but the library 2.30.7 already has the function",
+                "the crate says that late exists since 2.29.2, but the library 2.30.7 lacks the function"
             ]
         );
     }

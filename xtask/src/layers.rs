@@ -75,7 +75,7 @@ pub(crate) const RULES: Rules = Rules {
     no_std: &["peerweave-types", "peerweave-device"],
 };
 
-/// The members, by layer and then by name.
+/// The members of the workspace, sorted by layer (the highest first) and by name.
 #[derive(Debug)]
 pub(crate) struct Workspace {
     members: Vec<Member>,
@@ -262,7 +262,8 @@ fn reached(metadata: &Metadata, package: &Package) -> BTreeSet<String> {
     reached.into_iter().map(|id| metadata[id].name.to_string()).collect()
 }
 
-/// Returns the reason why the crate with this root file needs `std`; `None` if it is `no_std`.
+/// Returns the reason why the crate with this root file needs `std`; `None` if the crate is
+/// `no_std`.
 ///
 /// `std` is allowed only for tests, for a model checker, or under a feature of that name.
 fn needs_std(source: &str) -> Option<&'static str> {

@@ -1,5 +1,5 @@
-//! Checks the PTX of the shipped kernels: rebuilds it, compares it with the committed files,
-//! inspects and assembles it.
+//! Checks the PTX of the shipped kernels: rebuilds the PTX, compares the result with the committed
+//! files, and inspects and assembles the result.
 //!
 //! Runs no kernel, because that needs a GPU. Checks:
 //! - a rebuild with the compiler named in `ptx/COMPILER` gives the committed files;
@@ -97,13 +97,13 @@ pub(crate) enum PtxError {
 /// Options of the check.
 #[derive(Clone, Debug)]
 pub(crate) struct Task {
-    /// Write the rebuilt PTX instead of comparing it.
+    /// Whether the rebuilt PTX is written instead of compared.
     pub(crate) bless: bool,
     /// The assembler, if any.
     pub(crate) ptxas: Option<PathBuf>,
 }
 
-/// Builds the PTX, compares or writes it, inspects and assembles it.
+/// Builds the PTX, compares or writes the result, and inspects and assembles the result.
 pub(crate) fn check(root: &Path, task: &Task) -> Result<Findings, PtxError> {
     let toolchain = Toolchain::find()?;
     let target_dir = root.join("target").join("peerweave-ptx");
@@ -139,7 +139,7 @@ pub(crate) fn check(root: &Path, task: &Task) -> Result<Findings, PtxError> {
 
 impl Shipped {
     /// Builds, inspects and assembles the variants for one architecture, and compares or writes
-    /// them.
+    /// these variants.
     fn check(&self, root: &Path, sm: u32, toolchain: &Toolchain, target_dir: &Path, task: &Task) -> Result<Findings, PtxError> {
         let package = self.package;
         let home = root.join("crates").join(package);
@@ -176,7 +176,7 @@ impl Shipped {
     }
 }
 
-/// Assembles one file for each architecture that it supports, if there is an assembler.
+/// Assembles one file for each architecture that the file supports, if there is an assembler.
 fn assemble(task: &Task, path: &Path, variant: Variant, what: &str, findings: &mut Findings) {
     let Some(ptxas) = &task.ptxas else {
         findings.summary += ", not assembled: no ptxas\n";

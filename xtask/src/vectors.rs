@@ -1,20 +1,20 @@
 //! Checks that the reductions of `peerweave-host` for AVX-512 compute in whole registers.
 //!
-//! The compiler vectorizes the loops over lanes. It uses registers of 64 bytes or only parts of
-//! these registers, depending on the code in the codegen unit. So the check compiles the crate as
-//! one codegen unit, as many applications do.
+//! The compiler vectorizes the loops over lanes. The compiler uses registers of 64 bytes or only
+//! parts of these registers, depending on the code in the codegen unit. Therefore the check
+//! compiles the crate as one codegen unit, as many applications do.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::Findings;
 
-/// The only kernel that may compute in parts of registers. It multiplies the first input by its
-/// scalar.
+/// The only kernel that may compute in parts of registers. This kernel multiplies the first input
+/// by a scalar.
 const NARROW: [&str; 1] = ["ReducefNtB18_9PreMulSum"];
 
-/// Minimum number of kernels of the crate. If the check finds fewer, the symbols have other names
-/// than expected.
+/// Minimum number of kernels of the crate. If the check finds fewer kernels, the symbols have other
+/// names than expected.
 const FEWEST_KERNELS: usize = 50;
 
 /// The error if the instructions could not be checked.
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packed_arithmetic_on_xmm_or_ymm_is_narrow() {
+    fn packed_arithmetic_on_xmm_or_ymm_counts_as_narrow() {
         for line in ["\tvaddps\t%xmm1, %xmm2, %xmm3", "\tvpaddq\t16(%rax), %ymm2, %ymm3", "\tvpminuq\t%xmm1, %xmm2, %xmm3"] {
             assert!(is_narrow(line), "{line}");
         }

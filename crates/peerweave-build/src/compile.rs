@@ -1,7 +1,7 @@
-//! Compiles a crate for the GPU by a second Cargo, and returns the crate's PTX.
+//! Runs a second Cargo, which compiles a crate for the GPU, and returns the crate's PTX.
 //!
-//! The build of the second Cargo has the same sources as the build of the first Cargo, but its own
-//! target directory, flags and compiler.
+//! The first Cargo is the one that runs the build script. The second Cargo compiles the same
+//! sources, but has its own target directory, flags and compiler.
 
 use crate::toolchain::{Core, Toolchain, clean};
 use crate::{Problem, TARGET, Variant, ptx};
@@ -11,8 +11,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Environment variable of the second Cargo with the name of the package that gets entry points.
-/// `#[kernel]` generates entry points only for this package.
+/// Environment variable that this crate sets for the second Cargo, which compiles for the GPU. The
+/// value is the name of the package to compile. `#[kernel]` generates kernel entry points only in
+/// this package.
 pub(crate) const INSIDE: &str = "PEERWEAVE_PTX_PACKAGE";
 
 /// Time limit of a build. The first build in a target directory also compiles `core` and all
@@ -109,9 +110,9 @@ pub fn compile(toolchain: &Toolchain, request: &Request) -> Result<(String, Vec<
     Ok((text, sources(&folder, &request.package)))
 }
 
-/// Returns the target feature for the PTX version. `peerweave-device` needs PTX 8.4 for 128-bit
-/// atomics, which requires a driver of CUDA 12.4 or newer. Architectures from sm_100 on need PTX
-/// 8.6.
+/// Returns the target feature of `rustc` that selects the PTX version for the architecture `sm`.
+/// `peerweave-device` needs PTX 8.4 for 128-bit atomics, which requires a driver of CUDA 12.4 or
+/// newer. Architectures from sm_100 on need PTX 8.6.
 fn ptx_version(sm: u32) -> &'static str {
     match sm {
         ..100 => "ptx84",

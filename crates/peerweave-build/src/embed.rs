@@ -9,8 +9,8 @@ use std::path::Path;
 /// Name of the file in `OUT_DIR` that `#[kernel]` includes.
 pub(crate) const FILE: &str = "peerweave_ptx.rs";
 
-/// Writes the file with the expression, and one PTX file for each variant. If the PTX could not be
-/// built, the expression contains the reason.
+/// Writes the file that `#[kernel]` includes, and one PTX file for each variant. If the PTX could
+/// not be built, the included file contains the reason.
 pub(crate) fn write(out: &Path, outcome: &Result<Vec<(Variant, String)>, Problem>) {
     let mut variants = String::new();
     if let Ok(built) = outcome {

@@ -27,7 +27,7 @@
 //! ```text
 //!   toolchain.rs  finds a rustc that has, or can build, `core` for the target
 //!   compile.rs    runs the second Cargo
-//!   ptx.rs        lists the functions that a PTX text defines and lacks
+//!   ptx.rs        lists the kernels and the undefined functions of a PTX text
 //!   embed.rs      writes the file that `#[kernel]` includes
 //! ```
 
@@ -52,8 +52,8 @@ use std::path::{Path, PathBuf};
 /// Target triple for which kernels are compiled.
 pub const TARGET: &str = "nvptx64-nvidia-cuda";
 
-/// A variant of a crate's PTX: the architecture for which the kernels are compiled, and whether
-/// they call NVSHMEM.
+/// A variant of a crate's PTX: the architecture for which the kernels are compiled, and whether the
+/// kernels call NVSHMEM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Variant {
     /// The lowest GPU architecture that can run the PTX: 90 means `sm_90`.
@@ -81,7 +81,7 @@ impl Variant {
     }
 }
 
-/// The reason why the PTX could not be built, and what to do about it.
+/// The reason why the PTX could not be built. In most cases, the text also names a remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem(pub String);
 
@@ -126,9 +126,9 @@ impl Kernels {
         Self { variants: [70, 90].map(|sm| Variant { sm, network: false }).to_vec(), require: false, on_request: false }
     }
 
-    /// Replaces the architectures. Each number adds one variant; 90 means `sm_90`. If
-    /// [`network`](Self::network) has been called, each number also adds a variant that calls
-    /// NVSHMEM.
+    /// Replaces the GPU architectures for which the kernels are compiled. Each number adds one
+    /// variant; 90 means `sm_90`. If [`network`](Self::network) has been called, each number also
+    /// adds a variant that calls NVSHMEM.
     pub fn architectures(mut self, architectures: &[u32]) -> Self {
         let network = self.variants.iter().any(|variant| variant.network);
         self.variants = architectures.iter().map(|&sm| Variant { sm, network: false }).collect();
@@ -258,7 +258,7 @@ pub fn committed(folder: &str) {
     let read = read_committed(&folder).unwrap_or_else(|error| panic!("cannot read {}: {error}", folder.display()));
     let none = || {
         Problem(format!(
-            "{} contains no PTX: its PTX folder has no file with a name such as mapped-sm_90.ptx",
+            "{} contains no PTX: the PTX folder of the crate has no file with a name such as mapped-sm_90.ptx",
             variable("CARGO_PKG_NAME")
         ))
     };
@@ -291,7 +291,8 @@ fn in_second_cargo() -> bool {
 }
 
 fn variable(name: &str) -> String {
-    env::var(name).unwrap_or_else(|_| panic!("the variable {name} is not set, expected a call from a build script"))
+    env::var(name)
+        .unwrap_or_else(|_| panic!("the environment variable {name} is not set; call this function only from a build script"))
 }
 
 /// Makes Cargo run the build script again when the crate or a file in `sources` changes.
@@ -308,8 +309,9 @@ fn watch(sources: &[PathBuf]) {
     }
 }
 
-/// Returns the target directory of the second Cargo. It lies in the target directory of the first
-/// Cargo, so that all crates of a workspace share the compiled `core`.
+/// Returns the target directory of the second Cargo, which compiles for the GPU. The directory is
+/// inside the target directory of the Cargo that runs the build script. All crates of a workspace
+/// therefore share the compiled `core`.
 fn target_dir(out: &Path) -> PathBuf {
     let root = out.ancestors().find(|folder| folder.join("CACHEDIR.TAG").is_file());
     root.unwrap_or(out).join("peerweave-ptx")

@@ -1,4 +1,5 @@
-//! Finds entries and undefined functions in PTX, and completes the compiler's PTX.
+//! Finds the kernels and the undefined functions of a PTX text, and corrects directives in the
+//! compiler's PTX.
 
 /// Returns the names of the kernels that a PTX text defines, in the order in which they appear.
 ///
@@ -21,8 +22,8 @@ pub fn undefined(text: &str) -> Vec<&str> {
     declared.filter_map(|line| name_after(line, ".func")).collect()
 }
 
-/// The start of the comment by which `#[kernel(max_threads = N)]` requests a limit of threads per
-/// block.
+/// The start of a comment in the PTX. `#[kernel(max_threads = N)]` generates this comment to limit
+/// the number of threads per block of a kernel.
 const BOUND: &str = "// peerweave.max_threads ";
 
 /// Completes the compiler's PTX. Adds the directive `.maxntid` to each entry that requests a limit
@@ -55,8 +56,8 @@ pub(crate) fn finish(text: &str) -> String {
     out
 }
 
-/// Returns the name in a declaration, which follows the keyword and the return type; `None` if the
-/// line is not such a declaration.
+/// Returns the name that a line of PTX declares with `keyword`. The name follows the keyword and
+/// the return type. Returns `None` if the line declares nothing with `keyword`.
 fn name_after<'a>(line: &'a str, keyword: &str) -> Option<&'a str> {
     let line = line.trim();
     if line.starts_with("//") {

@@ -71,7 +71,7 @@ impl Toolchain {
         })
     }
 
-    /// Examines a compiler. Fails with a reason if the compiler cannot compile kernels.
+    /// Examines a compiler. If the compiler cannot compile kernels, the error is the reason.
     fn examine(rustc: &Path) -> Result<Self, String> {
         let version = ask(rustc, &["--version"])?;
         let sysroot = PathBuf::from(ask(rustc, &["--print", "sysroot"])?);

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::{Library, MissingSymbol};
 
-/// A function in a vendor's library.
+/// The name of a function in a vendor's library, and the version that introduced the function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SymbolInfo {
@@ -30,8 +30,7 @@ impl SymbolInfo {
 #[derive(Debug)]
 pub struct Symbol(AtomicPtr<c_void>);
 
-/// Marks a function that the library lacks. No function has an odd address at the start of the
-/// address space.
+/// The value of a [`Symbol`] whose function the library lacks. No function has the address 1.
 const ABSENT: *mut c_void = ptr::without_provenance_mut(1);
 
 impl Symbol {
@@ -76,7 +75,8 @@ impl Symbol {
     }
 }
 
-/// Declares a struct of functions that are resolved one by one, at their first call.
+/// Declares a struct whose methods call the functions of a library. Each function is resolved at
+/// its first call.
 ///
 /// In the declaration, write before each function the version that introduced the function, as a
 /// string literal. The struct has these functions and constants:
@@ -87,8 +87,8 @@ impl Symbol {
 /// - `missing()` returns the declared functions that the library lacks.
 /// - `library()` returns the library.
 ///
-/// Calling a resolved function costs one relaxed load more than calling it through a pointer. The
-/// crate's documentation has an example.
+/// Calling a resolved function costs one relaxed load more than a call through a function pointer.
+/// The crate's documentation has an example.
 #[macro_export]
 macro_rules! bindings {
     (
@@ -184,9 +184,9 @@ mod tests {
     crate::bindings! {
         /// Some functions of libm, and a function that does not exist.
         struct Math {
-            /// Cosine.
+            /// Returns the cosine of `radians`.
             "C89" fn cos(radians: c_double) -> c_double;
-            /// Scales by a power of two.
+            /// Returns `value` times two to the power `exponent`.
             "C99" fn scalbn(value: c_double, exponent: c_int) -> c_double;
             /// A function that no library has.
             "C42" fn no_such_function(value: c_double);

@@ -29,7 +29,7 @@ pub struct LoadError {
 pub enum SearchScope {
     /// All places: Python's wheels, the dynamic linker's path, and well-known directories.
     All,
-    /// Only the path in the overriding variable.
+    /// Only the path in the environment variable that overrides the search.
     Variable,
     /// Only a path that the caller passed.
     Path,

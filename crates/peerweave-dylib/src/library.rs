@@ -1,6 +1,7 @@
 //! A loaded library. `search.rs` finds the file to load; `bindings.rs` has typed calls.
 //!
-//! Invariant: a library stays mapped until the process ends, so an address in it is always valid.
+//! Invariant: a library stays mapped until the process ends, so the address of a symbol stays
+//! valid.
 
 use std::ffi::{CStr, OsStr, c_void};
 use std::path::Path;
@@ -10,11 +11,11 @@ use std::sync::Arc;
 /// The visibility of a library's symbols.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Visibility {
-    /// Only lookups through the library's own handle find the symbols. This is sufficient for a
-    /// library without plug-ins.
+    /// Only lookups through the library's own handle find the symbols. This visibility is
+    /// sufficient for a library without plug-ins.
     Local,
-    /// Libraries that are loaded later find the symbols too. This is necessary for a library whose
-    /// plug-ins use symbols of the library.
+    /// Libraries that are loaded later find the symbols too. This visibility is necessary for a
+    /// library whose plug-ins use symbols of the library.
     Global,
 }
 
@@ -80,8 +81,8 @@ impl Library {
     }
 }
 
-/// Returns the message of the dynamic linker, without its prefix and without the repeated file
-/// name.
+/// Returns the message of the dynamic linker, without the prefix that `libloading` adds and without
+/// the file name at the start.
 fn words_of(error: &libloading::Error, file: &Path) -> String {
     use std::error::Error as _;
     let words = error.source().map_or_else(|| error.to_string(), |source| source.to_string());
@@ -121,7 +122,8 @@ mod os {
         NonNull::new(unsafe { libc::dlsym(handle.as_ptr(), name.as_ptr()) })
     }
 
-    /// The first fields of the dynamic linker's record of a library, as declared in `<link.h>`.
+    /// The first fields of `struct link_map` in `<link.h>`, with which the dynamic linker describes
+    /// a loaded library.
     #[cfg(target_os = "linux")]
     #[repr(C)]
     struct LinkMap {
@@ -156,7 +158,7 @@ mod os {
 }
 
 /// Functions of the dynamic linker on Windows. No supported vendor has a library for Windows, but
-/// crates that use this crate compile there.
+/// crates that use this crate compile on Windows.
 #[cfg(windows)]
 mod os {
     use std::ffi::{CStr, c_void};

@@ -1,4 +1,4 @@
-//! The libraries mapped into this process by any code.
+//! Lists the libraries that any code has mapped into this process.
 
 use std::path::PathBuf;
 

@@ -1,9 +1,9 @@
-//! The package directories of the active Python. They are found by reading directories, without
-//! starting an interpreter.
+//! Finds the package directories of the active Python. This module only reads directories, and
+//! starts no interpreter.
 //!
 //! Wheels install a vendor's library under `site-packages/nvidia/...`. If an environment is
-//! activated, its Python is the active Python. Otherwise, the `python3` in `PATH` is the active
-//! Python.
+//! activated, the Python of that environment is the active Python. Otherwise, the `python3` in
+//! `PATH` is the active Python.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -39,9 +39,10 @@ pub(crate) fn site_packages(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<
     found
 }
 
-/// Returns the prefixes of the first interpreter with this name in `PATH`. The prefixes are those
-/// of the file, which may be a link in a virtual environment, and of the link's target. The prefix
-/// `/usr` is followed by `/usr/local`.
+/// Returns the installation prefixes of the first file named `interpreter` in `PATH`. The first
+/// prefix is that of the file. If the file is a symbolic link, for example in a virtual
+/// environment, the prefix of the link's target follows. The prefix `/usr/local` follows the prefix
+/// `/usr`.
 fn prefixes(path: &OsString, interpreter: &str) -> Vec<PathBuf> {
     let Some(found) = std::env::split_paths(path).map(|directory| directory.join(interpreter)).find(|file| file.is_file()) else {
         return Vec::new();
@@ -59,7 +60,7 @@ fn prefixes(path: &OsString, interpreter: &str) -> Vec<PathBuf> {
 }
 
 /// Returns the existing directories `lib/python3.*/site-packages` and `dist-packages` (Debian)
-/// below a prefix, the newest Python first.
+/// below an installation prefix, the newest Python first.
 fn packages_below(prefix: &Path) -> Vec<PathBuf> {
     let mut versions: Vec<((u32, u32), PathBuf)> = ["lib", "lib64"]
         .iter()
@@ -76,7 +77,8 @@ fn packages_below(prefix: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Parses `python3.12` as (3, 12). Returns `None` for `python3`, Debian's shared directory.
+/// Parses the directory name `python3.12` as (3, 12). Returns `None` for `python3`, Debian's shared
+/// directory.
 fn version(name: &str) -> Option<(u32, u32)> {
     let (major, minor) = name.strip_prefix("python")?.split_once('.')?;
     Some((major.parse().ok()?, minor.parse().ok()?))
@@ -93,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn activated_environment_precedes_the_interpreter_on_path() {
+    fn activated_venv_is_searched_before_python_on_path() {
         let root = tempfile::tempdir().expect("a temporary directory is created");
         let venv = package_directory(root.path(), "venv/lib/python3.12/site-packages");
         let old = package_directory(root.path(), "prefix/lib/python3.9/site-packages");
@@ -111,20 +113,20 @@ mod tests {
     }
 
     #[test]
-    fn inactive_environment_is_found_beside_its_interpreter() {
+    fn inactive_venv_is_found_through_python_on_path() {
         let root = tempfile::tempdir().expect("a temporary directory is created");
         let base = package_directory(root.path(), "base/lib/python3.12/site-packages");
         let venv = package_directory(root.path(), "venv/lib/python3.12/site-packages");
         let (base_bin, venv_bin) = (package_directory(root.path(), "base/bin"), package_directory(root.path(), "venv/bin"));
         std::fs::write(base_bin.join("python3"), "").expect("temporary directory is writable");
-        std::os::unix::fs::symlink(base_bin.join("python3"), venv_bin.join("python3")).expect("links are possible");
+        std::os::unix::fs::symlink(base_bin.join("python3"), venv_bin.join("python3")).expect("a symbolic link can be created");
         let found = site_packages(&|name| (name == "PATH").then(|| venv_bin.clone().into()));
         let base = base.canonicalize().expect("the directory exists");
         assert_eq!(found, [venv, base]);
     }
 
     #[test]
-    fn user_packages_rank_between_environment_and_system() {
+    fn user_packages_follow_venv_and_precede_system_packages() {
         let root = tempfile::tempdir().expect("a temporary directory is created");
         let user = package_directory(root.path(), "home/.local/lib/python3.12/site-packages");
         let found = |prefix: &str| {

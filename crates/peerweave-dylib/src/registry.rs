@@ -1,6 +1,7 @@
 //! The libraries of one product that this process has loaded.
 //!
-//! Invariant: each file has one record, which is never freed, because a library is never unloaded.
+//! Invariant: each file has at most one [`Loaded`] value, which is never freed, because a library
+//! is never unloaded.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -53,9 +54,9 @@ impl<A> Registry<A> {
         Self { stem, user, oldest, hazard, loaded: Mutex::new(Vec::new()) }
     }
 
-    /// Returns the record of a library. If the library's file has no record yet, creates a record
-    /// with the functions and the version that `read` returns. In this case, also logs a warning
-    /// for each other file of the product that is mapped in this process.
+    /// Returns the [`Loaded`] value of a library. At the first call for the library's file, creates
+    /// the value with the functions and the version that `read` returns. This first call also logs
+    /// a warning for each other file of the product that is mapped in this process.
     ///
     /// # Errors
     /// Returns [`Unsupported`] for a version that is too old, or the error of `read`.
@@ -68,7 +69,7 @@ impl<A> Registry<A> {
         // Logged without holding the lock, because a subscriber may use the library.
         if is_new {
             let Loaded { product, version, path, others, .. } = record;
-            tracing::debug!(product, %version, path = %path.display(), "library adopted");
+            tracing::debug!(product, %version, path = %path.display(), "library added to the registry");
             for other in others {
                 let (used, other, file, hazard) = (path.display(), other.display(), self.stem, self.hazard);
                 tracing::warn!(%used, %other, "a second {file} is mapped in this process; {hazard}");
@@ -130,12 +131,13 @@ mod tests {
     }
 
     #[test]
-    fn file_loaded_twice_has_one_record() {
+    fn library_file_loaded_twice_is_registered_once() {
         let registry = registry();
         let first =
             registry.adopt(library(), |library| Ok::<_, Unsupported>((library, OLDEST))).expect("version 2.0.0 is supported");
-        let again =
-            registry.adopt::<Unsupported>(library(), |_| unreachable!("the file is known")).expect("the file has a record");
+        let again = registry
+            .adopt::<Unsupported>(library(), |_| unreachable!("the file is already in the registry"))
+            .expect("the file is in the registry");
         assert!(std::ptr::eq(first, again));
         assert_eq!((first.version, first.others.len()), (OLDEST, 0));
     }

@@ -77,8 +77,8 @@ impl Search {
         Self { product, variable: None, file_names, mark: None, wheel_directories: &[], system_directories: &[] }
     }
 
-    /// Sets a function that every version of the library has. A file without this function is a
-    /// different library with the same name, and is rejected.
+    /// Sets the name of a function that every version of the library has. A file without this
+    /// function is a different library with the same name, and is rejected.
     pub const fn known_by(mut self, function: &'static CStr) -> Self {
         self.mark = Some(function);
         self
@@ -103,7 +103,8 @@ impl Search {
         self.product
     }
 
-    /// Loads the first file that the dynamic linker accepts and that is the product.
+    /// Searches for the library and loads it. Skips files that the dynamic linker rejects, and
+    /// files that lack the function of [`known_by`](Self::known_by).
     ///
     /// # Errors
     /// Returns [`LoadError`] with every path that was tried. A file that does not exist is not
@@ -137,10 +138,10 @@ impl Search {
     /// function is for tests, and for programs with their own settings.
     ///
     /// # Safety
-    /// The file named by the variable is the product, and running its initialisers is sound. The
-    /// same is true for every file with one of the product's names in the directories that this
-    /// function derives from the results of `variable`. For these directories, this function calls
-    /// `variable` with `PATH`, `PYTHONPATH`, `VIRTUAL_ENV`, `CONDA_PREFIX` and `HOME`.
+    /// The file that the overriding variable names is the product, and running its initialisers is
+    /// sound. The same holds for files in the directories that this function derives from `PATH`,
+    /// `PYTHONPATH`, `VIRTUAL_ENV`, `CONDA_PREFIX` and `HOME`, if they have a name of the product.
+    /// This function calls `variable` with each of these names.
     ///
     /// # Errors
     /// As for [`open`](Self::open).
@@ -193,7 +194,7 @@ impl Search {
         let mut present = candidates.iter().filter(|file| file.exists()).peekable();
         if present.peek().is_none() {
             let reason = if directory.is_dir() {
-                format!("contains none of {}", self.file_names.join(", "))
+                format!("contains none of the files {}", self.file_names.join(", "))
             } else {
                 "no such directory".into()
             };
@@ -268,11 +269,11 @@ mod tests {
         let error = SEARCH.at(directory.path(), Visibility::Local, SearchScope::Path).expect_err("the directory is empty");
         let message = error.to_string();
         assert!(message.contains("only the given path was searched") && !message.contains("TEST_LIBM_PATH"), "{message}");
-        assert_eq!(error.tried[0].reason, "contains none of libm.so.6");
+        assert_eq!(error.tried[0].reason, "contains none of the files libm.so.6");
     }
 
     #[test]
-    fn file_in_the_working_directory_is_loaded_by_its_path() {
+    fn bare_file_name_is_opened_in_the_working_directory() {
         // Cargo runs tests in the directory of the manifest.
         let error =
             SEARCH.at(Path::new("Cargo.toml"), Visibility::Local, SearchScope::Path).expect_err("the manifest is not a library");
@@ -308,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn wheel_precedes_the_linker_search_path() {
+    fn wheel_is_searched_before_the_linker_path() {
         let system = open_with(&SEARCH, &|_| None).expect("every Linux has libm");
         let venv = tempfile::tempdir().expect("a temporary directory is created");
         let lib = venv.path().join("lib/python3.12/site-packages/vendor/lib");

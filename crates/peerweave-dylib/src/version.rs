@@ -6,7 +6,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// A version of a library. Versions are ordered by age.
+/// A version of a library. An older version compares as less than a newer version.
 ///
 /// `{}` formats all three numbers. `{:#}` omits a patch version of 0, for products whose versions
 /// have two numbers.

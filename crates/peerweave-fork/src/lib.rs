@@ -4,8 +4,9 @@
 //! The owner of the value decides what a forked process may do with the value. A process created by
 //! a direct `clone` system call is not detected, because the C library's fork handler does not run.
 //!
-//! Each process counts the forks since the first call of [`ForkGuard::new`]. Invariant: after this
-//! call, a process and every process that was forked from it have different counts.
+//! Each process has a count: the number of forks between the process that first called
+//! [`ForkGuard::new`] and this process. Invariant: after this call, a process and every process
+//! that was forked from the process have different counts.
 #![doc = include_str!("../README.md")]
 
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -27,8 +28,8 @@ impl ForkGuard {
         Self(FORKS.load(Ordering::Relaxed))
     }
 
-    /// Returns whether this process was forked from the process that created the guard. Costs one
-    /// load.
+    /// Returns whether this process was forked from the process that created the guard. The check
+    /// costs one load.
     #[inline]
     #[must_use]
     pub fn is_forked(self) -> bool {

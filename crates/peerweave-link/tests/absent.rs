@@ -6,7 +6,7 @@ use std::path::Path;
 use peerweave_link::{LinkError, NvJitLink, Nvrtc};
 
 #[test]
-fn missing_libraries_are_named_with_their_paths() {
+fn error_for_a_missing_nvidia_library_names_the_path() {
     // SAFETY: nothing is loaded, because the file does not exist.
     let error = unsafe { Nvrtc::open(Path::new("/nowhere/libnvrtc.so.13")) }
         .expect_err("the load fails, because the file does not exist");

@@ -58,7 +58,7 @@ fn every_output_format_of_nvrtc_can_be_linked() {
 }
 
 #[test]
-fn source_error_contains_the_log_of_nvrtc() {
+fn compile_error_contains_the_log_of_nvrtc() {
     let source = Source::new("wrong.cu", "__global__ void f() { undeclared = 1; }");
     let error = Linker::new(HOPPER).cache(None).source(source).link().expect_err("the link fails, because the source is invalid");
     let LinkError::Compile { name, log, .. } = &error else { panic!("{error}, expected a compiler error") };
@@ -67,7 +67,7 @@ fn source_error_contains_the_log_of_nvrtc() {
 }
 
 #[test]
-fn missing_function_error_contains_the_linker_log() {
+fn undefined_function_error_contains_the_linker_log() {
     let error =
         Linker::new(HOPPER).cache(None).ptx("kernel", PTX).link().expect_err("the link fails, because no input defines `twice`");
     let LinkError::Link { inputs, log, .. } = &error else { panic!("{error}, expected a linker error") };
@@ -121,7 +121,7 @@ fn code_of_another_architecture_is_a_version_mismatch() {
 /// sm_90a. A link on another thread would then wait forever. nvJitLink 13.0 and older accept such
 /// code.
 #[test]
-fn other_threads_link_after_a_refused_cubin() {
+fn link_succeeds_after_a_refused_cubin_on_another_thread() {
     let hopper_alone = HOPPER.with_suffix('a');
     let other = Nvrtc::load().expect("NVRTC is installed").compile(&twice().option("-rdc=true"), Target::Cubin(hopper_alone));
     let cubin = other.expect("the source compiles").image;
@@ -137,7 +137,7 @@ fn other_threads_link_after_a_refused_cubin() {
 }
 
 #[test]
-fn second_link_is_cached_until_an_input_changes() {
+fn second_link_uses_the_cache_until_an_input_changes() {
     let directory = tempfile::tempdir().expect("a temporary directory can be created");
     let headers = tempfile::tempdir().expect("a temporary directory can be created");
     std::fs::write(headers.path().join("three.h"), "#define THREE 3").expect("the header is writable");

@@ -19,7 +19,7 @@ fn installed() -> Vec<DeviceLibrary> {
     std::env::split_paths(&list).map(beside).collect()
 }
 
-/// Returns the PTX of a kernel that calls these wrappers, with zeros as arguments.
+/// Returns the PTX of a kernel that calls the wrappers in `names`, with zeros as arguments.
 fn caller(names: &[&str]) -> String {
     let kind = |name: &str| match name {
         "unsigned long long" => "b64",
@@ -87,7 +87,7 @@ fn second_link_returns_the_cached_module() {
 }
 
 #[test]
-fn parts_of_a_crate_share_the_compiled_wrappers() {
+fn ptx_parts_of_a_crate_share_compiled_nvshmem_wrappers() {
     let directory = tempfile::tempdir().expect("a temporary directory can be created");
     let cache = Cache::in_directory(directory.path()).expect("the directory exists");
     let used = used_by(&caller(&["peerweave_nvshmem_p32", "peerweave_nvshmem_quiet"])).expect("both wrappers are in the table");
@@ -107,7 +107,7 @@ fn parts_of_a_crate_share_the_compiled_wrappers() {
             let names = symbols(&linked.cubin);
             assert!(names.iter().any(|name| name == "nvshmemi_device_state_d"), "NVSHMEM {}", library.version);
         }
-        assert_eq!(results().count() - before, 3, "three new results: two parts, and the wrappers once");
+        assert_eq!(results().count() - before, 3, "the cache has three new results: two linked parts, and the wrappers once");
     }
 }
 

@@ -6,8 +6,8 @@
 //! They use the fake driver, which is about as fast as the real driver. The results do not apply to
 //! GPUs.
 //!
-//! The benchmark fails if a call did not reach the library. The variable `ONLY` selects the rows
-//! whose names contain its value.
+//! The benchmark fails if a call did not reach the library. If the environment variable `ONLY` is
+//! set, only the rows whose names contain its value are measured.
 
 use std::ffi::{CString, c_int, c_void};
 use std::hint::black_box;
@@ -32,7 +32,7 @@ type Barrier = unsafe extern "C" fn(c_int, Handle) -> c_int;
 type Reduce = unsafe extern "C" fn(c_int, *mut c_void, *const c_void, usize, Handle) -> c_int;
 type Count = unsafe extern "C" fn(*const libc::c_char) -> i64;
 
-/// The values of `NVSHMEM_SIGNAL_ADD` and `NVSHMEM_TEAM_WORLD`.
+/// The value of `NVSHMEM_SIGNAL_ADD`. [`WORLD`] is the value of `NVSHMEM_TEAM_WORLD`.
 const ADD: c_int = 10;
 const WORLD: c_int = 0;
 const BYTES: usize = 8;
@@ -54,7 +54,7 @@ fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Returns the function of the library that is called `name`.
+/// Returns the function `name` of the NVSHMEM library.
 ///
 /// # Safety
 /// `F` is a function pointer type with the function's signature.
@@ -112,7 +112,7 @@ fn measure() {
     let added = Signal { word: &word, value: 1, op: SignalOp::Add };
 
     println!(
-        "nanoseconds per call, medians of {ROUNDS} rounds of {CALLS} calls; overhead: over the bare call, and over the bare call with both queries"
+        "nanoseconds per call, medians of {ROUNDS} rounds of {CALLS} calls; `beyond`: ours minus bare, and ours minus queries"
     );
     println!("{:<36} {:>6} {:>10} {:>7} {:>8} {:>8}", "", "bare", "queries", "ours", "beyond", "beyond");
     let bench = Bench { counted: &counted, ask };
@@ -167,8 +167,9 @@ struct Bench<'a, A> {
 }
 
 impl<A: Fn()> Bench<'_, A> {
-    /// Measures the bare call, the bare call after the two queries, and the call of this crate. The
-    /// measurements alternate, so that other load on the machine affects all three equally.
+    /// Measures three variants: the C function of NVSHMEM, the C function after the two driver
+    /// queries, and the call of this crate. The measurements alternate, so that other load on the
+    /// machine affects all three equally.
     fn row(&self, name: &str, bare: impl Fn(), mut ours: impl FnMut() -> Result<(), NvshmemError>) {
         if std::env::var("ONLY").is_ok_and(|only| !name.contains(&only)) {
             return;
@@ -187,7 +188,8 @@ impl<A: Fn()> Bench<'_, A> {
         println!("{name:<36} {bare:>6.1} {asked:>10.1} {ours:>7.1} {:>8.1} {:>8.1}", beyond[0], beyond[1]);
     }
 
-    /// Returns the time of one call in nanoseconds. Asserts that every call reached the library.
+    /// Returns the mean time of one call in nanoseconds. Asserts that every call reached the
+    /// library.
     fn round(&self, name: &str, mut call: impl FnMut()) -> f64 {
         let (before, start) = ((self.counted)(), Instant::now());
         for _ in 0..CALLS {

@@ -1,5 +1,5 @@
-//! Prints what is known about this machine's NVSHMEM without a GPU: its path, its version, its
-//! missing functions, and whether it can create an id.
+//! Prints facts about the NVSHMEM library of this machine: path, version, missing functions, and
+//! whether the library can create an id. The program needs no GPU.
 //!
 //! Output with the wheel of 3.8.0:
 //!

@@ -36,7 +36,7 @@ pub(crate) struct Running {
     handles: AtomicUsize,
 }
 
-/// The kind of bootstrap and a number that identifies its rendezvous, id or communicator.
+/// The kind of bootstrap, and a number that identifies the rendezvous, id or communicator.
 pub(crate) type BootstrapKey = (&'static str, u64);
 
 /// The arguments of an initialisation. A later initialisation in the same process must have equal
@@ -45,9 +45,10 @@ pub(crate) type BootstrapKey = (&'static str, u64);
 pub(crate) struct Arguments {
     /// The kind of bootstrap: a rendezvous, an id, MPI or a launcher.
     pub(crate) bootstrap: &'static str,
-    /// The number of this PE and the number of PEs, if the kind of bootstrap specifies them.
+    /// The number of this PE and the number of PEs, if the caller specifies them. `None` for MPI
+    /// and for a launcher.
     pub(crate) place: Option<(u32, u32)>,
-    /// Number that identifies the rendezvous, id or communicator, if it can be identified.
+    /// Number that identifies the rendezvous, id or communicator; 0 for a launcher.
     pub(crate) identity: u64,
     pub(crate) device: usize,
     pub(crate) settings: Settings,

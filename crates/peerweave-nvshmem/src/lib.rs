@@ -33,7 +33,7 @@ pub mod sys;
     unreachable_pub,
     non_camel_case_types,
     non_snake_case,
-    reason = "all of it is public under the feature `raw`"
+    reason = "all items are public under the feature `raw`"
 )]
 mod sys;
 

@@ -42,7 +42,7 @@ fn setup_calls_in_different_orders_are_errors_on_all_pes() {
 }
 
 #[test]
-fn setup_calls_of_two_threads_in_one_order_succeed() {
+fn setup_calls_of_two_threads_in_the_same_order_succeed() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let world = here.context.world();
@@ -129,7 +129,7 @@ fn split_succeeds_after_some_pes_created_a_team_by_id() {
 }
 
 #[test]
-fn splits_after_a_restart_use_new_rendezvous_keys() {
+fn team_splits_after_a_restart_use_new_rendezvous_keys() {
     fakes().run_many(2, |child| {
         let meeting = rendezvous(&child, DEADLINE);
         for life in 0..2 {
@@ -180,7 +180,7 @@ fn two_threads_that_create_ids_restore_the_environment() {
                 });
             }
         });
-        assert_eq!(std::env::var("NVSHMEM_DEBUG").ok(), None, "the variable was not removed again");
+        assert_eq!(std::env::var("NVSHMEM_DEBUG").ok(), None, "NVSHMEM_DEBUG was not removed from the environment");
     });
 }
 
@@ -224,7 +224,7 @@ fn split_after_the_other_pe_timed_out_does_not_enter_nvshmem() {
 }
 
 #[test]
-fn shared_gpu_without_a_rendezvous_is_an_error() {
+fn start_on_a_shared_gpu_without_rendezvous_is_an_error() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_SHARE_GPU", "1").run_many(2, |child| {
         if child.rank == 0 {
             child.put_file("id", &Context::unique_id(&settings(DEADLINE)).expect("the id is created").to_bytes());
@@ -255,7 +255,7 @@ fn bad_alignment_on_one_pe_is_an_error_on_all_pes() {
         }
         assert!(
             began.elapsed() < DEADLINE / 2,
-            "the error came after {:?}, expected less than half of the deadline",
+            "the error was returned after {:?}, expected less than half of the deadline",
             began.elapsed()
         );
         let memory = here.context.alloc_aligned::<u8>(64, 8).expect("all PEs make the same call");
@@ -281,7 +281,7 @@ fn bad_settings_of_one_pe_are_an_error_on_all_pes() {
         }
         assert!(
             began.elapsed() < DEADLINE / 2,
-            "the error came after {:?}, expected less than half of the deadline",
+            "the error was returned after {:?}, expected less than half of the deadline",
             began.elapsed()
         );
         // No PE called NVSHMEM, so NVSHMEM can still be started.

@@ -10,13 +10,14 @@ use common::{SHORT, by_network, fakes, misuse, start, start_within};
 use peerweave_nvshmem::{Context, MisuseKind, NvshmemError, TeamConfig};
 use peerweave_types::Pe;
 
-/// Returns fakes with a slow network: it delivers puts of the host at a quiet, or much later.
+/// Returns fakes with a slow network, which delivers puts of the host at the next quiet or after 10
+/// s.
 fn slow_network() -> peerweave_fakes::Fakes {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_NETWORK_DELAY_MS", "10000")
 }
 
-/// PE 0 puts from the host, and all PEs call `barrier`. Then each PE compares the data in its
-/// memory.
+/// Each PE puts data from the host to the next PE, and then calls `barrier`. After the barrier,
+/// each PE compares the data in its memory.
 fn put_is_seen_after(child: &peerweave_fakes::Child, barrier: impl Fn(&Context)) {
     let here = by_network(child);
     let (target, source) = (here.context.alloc_zeroed::<u64>(8), here.context.alloc::<u64>(8));
@@ -90,7 +91,7 @@ fn barrier_all_times_out_if_a_pe_is_missing() {
 }
 
 #[test]
-fn negative_stride_selects_ranks_in_descending_order() {
+fn split_with_negative_stride_selects_descending_ranks() {
     fakes().run_many(4, |child| {
         let here = start(&child);
         let world = here.context.world();

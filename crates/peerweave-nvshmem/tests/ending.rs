@@ -1,4 +1,5 @@
-//! Tests that NVSHMEM is finalised after all enqueued work, and is not called afterwards.
+//! Tests that NVSHMEM is finalised after all enqueued work, and that no call enters NVSHMEM after
+//! that.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -13,7 +14,7 @@ use peerweave_nvshmem::{Context, MisuseKind, NvshmemError};
 const A_WHILE: Duration = Duration::from_millis(200);
 
 #[test]
-fn finalize_waits_for_a_queued_quiet() {
+fn finalize_waits_for_a_quiet_enqueued_on_a_stream() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let stream = here.new_stream();

@@ -52,7 +52,7 @@ fn check_start(arguments: &[&str]) -> Vec<(bool, String)> {
 }
 
 #[test]
-fn check_start_example_starts_by_pmi_and_by_id_file() {
+fn check_start_example_starts_nvshmem_by_pmi_and_by_id_file() {
     let place = tempfile::tempdir().expect("the directory is created");
     let fakes = fakes().env("PEERWEAVE_FAKE_NVSHMEM_DIR", place.path());
     fakes.run(|| {

@@ -61,7 +61,7 @@ fn error_recorded_by_other_code_does_not_fail_calls() {
 }
 
 #[test]
-fn new_memory_is_zero_even_if_the_default_stream_is_busy() {
+fn alloc_zeroed_fills_memory_while_default_stream_is_busy() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let hold = Hold::new(&here);
@@ -146,7 +146,7 @@ fn copy_does_not_wait_for_later_work_of_other_threads() {
 }
 
 #[test]
-fn start_on_a_busy_device_times_out() {
+fn nvshmem_start_on_a_busy_device_times_out() {
     fakes().run_many(1, |child| {
         let meeting = rendezvous(&child, DEADLINE);
         let gpu = device(0);
@@ -198,7 +198,7 @@ fn module_init_completes_within_the_deadline_or_fails() {
 }
 
 #[test]
-fn module_stays_loaded_while_nvshmem_uses_it() {
+fn module_stays_loaded_while_nvshmem_init_is_stuck() {
     let stuck =
         fakes().env("PEERWEAVE_FAKE_NVSHMEM_ANY_MODULE", "1").env("PEERWEAVE_FAKE_NVSHMEM_STUCK", "nvshmemx_cumodule_init");
     stuck.run_many(1, |child| {
@@ -223,7 +223,7 @@ fn module_that_cannot_be_finalized_is_never_unloaded() {
 }
 
 #[test]
-fn wait_for_calls_of_other_threads_times_out() {
+fn call_times_out_while_other_threads_call_nvshmem() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_putmem=1500").run_many(1, |child| {
         let here = start_within(&child, Duration::from_secs(4));
         let memory = here.context.alloc::<u32>(128).expect("the memory is allocated");
@@ -244,7 +244,7 @@ fn wait_for_calls_of_other_threads_times_out() {
         for error in late {
             assert!(matches!(error, NvshmemError::Timeout(_)), "{error}");
         }
-        // The creation of an id also needs the gate.
+        // After the timeouts, the gate is free again.
         here.context.put_blocking(&target, &source, here.context.pe()).expect("NVSHMEM is usable");
         drop((target, source));
         here.context.free(memory).expect("all PEs free the memory");
@@ -271,7 +271,7 @@ fn call_after_finalize_is_an_error() {
 }
 
 #[test]
-fn job_of_a_launcher_needs_no_plugin_for_ids() {
+fn start_by_launcher_needs_no_plugin_for_ids() {
     let place = tempfile::tempdir().expect("the directory is created");
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_DIR", place.path()).env("PMI_SIZE", "1").env("PMI_RANK", "0").run_many(1, |child| {
         let library = std::env::var("PEERWEAVE_NVSHMEM_PATH").expect("the fakes set the variable");
@@ -338,7 +338,7 @@ fn quiet_returns_an_earlier_error_of_the_device() {
 }
 
 #[test]
-fn invalid_member_list_is_an_immediate_error_on_all_pes() {
+fn invalid_team_member_list_is_an_immediate_error_on_all_pes() {
     fakes().run_many(3, |child| {
         let here = start(&child);
         let all: Vec<Pe> = (0..3).map(Pe::new).collect();
@@ -366,7 +366,7 @@ fn invalid_member_list_is_an_immediate_error_on_all_pes() {
 }
 
 #[test]
-fn sizes_that_overflow_are_refused() {
+fn allocation_size_that_overflows_is_refused() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let most = isize::MAX as usize;
@@ -426,7 +426,7 @@ fn timeout_error_names_all_missing_members_of_a_team_call() {
 }
 
 #[test]
-fn signal_wait_compares_unsigned_and_never_ends_early() {
+fn signal_wait_compares_unsigned_numbers_and_never_ends_early() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let (word, stream) = (here.context.alloc_zeroed::<u64>(1).expect("the memory is allocated"), here.new_stream());

@@ -49,7 +49,7 @@ unsafe impl<B: DeviceBuffer<u32>> DeviceBuffer<u32> for Counted<B> {
 }
 
 #[test]
-fn memory_is_not_dropped_while_its_registration_is_stuck() {
+fn memory_is_not_dropped_while_registration_is_stuck() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_STUCK", "nvshmemx_buffer_register_symmetric").run_many(1, |child| {
         let here = start_within(&child, SHORT);
         let memory = Counted { memory: mapped(&here, 1), owner: Arc::default() };
@@ -147,7 +147,7 @@ fn calls_during_a_capture_of_another_thread_succeed() {
 }
 
 #[test]
-fn split_is_refused_while_a_stream_waits_for_a_signal() {
+fn split_times_out_while_a_stream_waits_for_a_signal() {
     fakes().run_many(2, |child| {
         let here = start_within(&child, SHORT);
         let hold = Hold::new(&here);
@@ -176,7 +176,7 @@ fn start_is_refused_if_other_code_started_nvshmem() {
 }
 
 #[test]
-fn slow_malloc_times_out_and_ends_the_context() {
+fn slow_malloc_times_out_and_makes_context_unusable() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_malloc=12000").run_many(1, |child| {
         let here = start_within(&child, SHORT);
         let error = here.context.alloc::<u8>(8).expect_err("the call exceeds the deadline");
@@ -188,7 +188,7 @@ fn slow_malloc_times_out_and_ends_the_context() {
 }
 
 #[test]
-fn team_that_a_graph_uses_is_not_destroyed() {
+fn destroy_of_a_team_that_a_graph_uses_is_refused() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let make = || here.team_of_first(2);
@@ -251,7 +251,7 @@ fn memory_used_by_a_graph_lives_as_long_as_the_graph() {
 }
 
 #[test]
-fn memory_used_only_by_a_graph_is_not_freed() {
+fn free_of_memory_that_a_graph_uses_is_refused() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let [source, target] = [8, 8].map(|len| here.context.alloc_zeroed::<u32>(len).expect("the memory is allocated"));
@@ -322,17 +322,17 @@ fn nvshmem_is_finalised_although_memory_cannot_be_released() {
     });
 }
 
-/// Counts its drops, and panics in each drop.
+/// A value whose destructor counts the call and then panics.
 struct Bomb(Arc<AtomicUsize>);
 
 impl Drop for Bomb {
     fn drop(&mut self) {
         self.0.fetch_add(1, Ordering::SeqCst);
-        panic!("a destructor that panics on purpose");
+        panic!("this destructor panics on purpose");
     }
 }
 
-/// Calls NVSHMEM in its destructor, and records whether the call returned.
+/// A value whose destructor calls NVSHMEM, and counts the calls that succeed.
 struct Quiet(Context, Arc<CudaStream>, Arc<AtomicUsize>);
 
 impl Drop for Quiet {
@@ -344,7 +344,7 @@ impl Drop for Quiet {
 }
 
 #[test]
-fn destructor_of_an_owner_may_panic_or_call_nvshmem() {
+fn destructor_of_a_module_owner_may_panic_or_call_nvshmem() {
     let slow = fakes().env("PEERWEAVE_FAKE_NVSHMEM_ANY_MODULE", "1").env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_fence=4000");
     slow.run_many(1, |child| {
         let here = start(&child);
@@ -375,7 +375,7 @@ fn destructor_of_an_owner_may_panic_or_call_nvshmem() {
 }
 
 #[test]
-fn memory_dropped_in_use_lives_until_its_stream_completes() {
+fn memory_dropped_in_use_lives_until_the_stream_completes() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmemx_putmem_on_stream=400").run_many(2, |child| {
         let here = start(&child);
         let source = here.context.alloc_zeroed::<u32>(64).expect("the memory is allocated");

@@ -19,7 +19,7 @@ const FLAGS: CUgraphInstantiate_flags = CUgraphInstantiate_flags::CUDA_GRAPH_INS
 const MODE: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
 
 #[test]
-fn weak_handle_cannot_be_upgraded_during_free() {
+fn weak_memory_handle_cannot_be_upgraded_during_free() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let hold = Hold::new(&here);
@@ -57,7 +57,7 @@ fn weak_handle_cannot_be_upgraded_during_free() {
 }
 
 #[test]
-fn memory_with_an_owner_is_not_freed() {
+fn free_of_memory_with_another_owner_is_refused() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let memory = here.context.alloc_zeroed::<u64>(16).expect("the memory is allocated");
@@ -72,7 +72,7 @@ fn memory_with_an_owner_is_not_freed() {
 }
 
 #[test]
-fn borrowed_memory_is_not_registered() {
+fn registration_of_borrowed_memory_is_refused() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let memory = DeviceMemory::<u32>::alloc(&device(0), 64).expect("the memory is allocated");
@@ -154,7 +154,7 @@ fn capture_begun_during_a_put_is_invalidated() {
         fail_driver("");
         assert!(
             here.stream.end_capture(CUgraphInstantiate_flags(0)).is_err(),
-            "the graph has a put without owners of its memory"
+            "end_capture returned a graph that does not own the memory of the put"
         );
         here.context.free(source).expect("all PEs free the memory");
         here.context.free(target).expect("all PEs free the memory");
@@ -163,7 +163,7 @@ fn capture_begun_during_a_put_is_invalidated() {
 }
 
 #[test]
-fn dropping_a_registration_does_not_wait_for_other_pes() {
+fn dropping_a_registration_does_not_wait_for_other_calls() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_malloc=8000").run_many(1, |child| {
         let here = start(&child);
         let memory = peerweave_driver::DeviceMemory::<u32>::alloc(here.context.device(), 64).expect("the memory is allocated");
@@ -187,7 +187,7 @@ fn dropping_a_registration_does_not_wait_for_other_pes() {
 }
 
 #[test]
-fn memory_can_be_freed_after_its_graph_is_destroyed() {
+fn memory_can_be_freed_after_the_graph_is_destroyed() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         for round in 0..100 {
@@ -205,7 +205,8 @@ fn memory_can_be_freed_after_its_graph_is_destroyed() {
     });
 }
 
-/// Memory that is freed while a transfer may still use it. Another stream waits for the transfer.
+/// The memory that a test frees while an `nbi` transfer may still use the memory. A stream waits
+/// for the transfer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Freed {
     Source,
@@ -214,7 +215,7 @@ enum Freed {
 }
 
 #[test]
-fn free_of_nbi_memory_waits_for_the_stream_of_the_quiet() {
+fn free_waits_for_the_stream_that_waits_for_an_nbi_put() {
     for (by_barrier, which) in [(false, Freed::Source), (true, Freed::Source), (false, Freed::Target), (true, Freed::Word)] {
         fakes().run_many(1, move |child| {
             let here = start(&child);
@@ -257,7 +258,7 @@ fn free_of_nbi_memory_waits_for_the_stream_of_the_quiet() {
 }
 
 #[test]
-fn quiet_and_barrier_refuse_capture_with_pending_nbi() {
+fn captured_quiet_and_barrier_fail_while_nbi_is_pending() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let (one, other) = (here.new_stream(), here.new_stream());
@@ -291,7 +292,7 @@ fn unsupported_flush_leaves_nbi_transfers_pending() {
         let source = here.context.alloc_zeroed::<u32>(64).expect("the memory is allocated");
         let target = here.context.alloc_zeroed::<u32>(64).expect("the memory is allocated");
         here.context.put_nbi(&target, &source, here.context.pe(), &here.new_stream()).expect("the transfer is enqueued");
-        let error = here.context.flush(&here.stream).expect_err("3.4.5 lacks flush");
+        let error = here.context.flush(&here.stream).expect_err("NVSHMEM 3.4.5 lacks flush");
         assert!(matches!(error, NvshmemError::Unsupported(_)), "{error}");
         let stream = here.new_stream();
         stream.begin_capture(MODE).expect("the capture begins");

@@ -1,5 +1,5 @@
-//! Tests of memory from outside the heap and of oversized requests: they are refused before NVSHMEM
-//! is called, or are kept alive while they are used.
+//! Tests of memory from outside the heap, which is kept alive while a transfer uses the memory.
+//! Also tests that unsuitable memory and oversized requests are refused before NVSHMEM is called.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -14,7 +14,7 @@ use peerweave_nvshmem::{MisuseKind, NvshmemError};
 const A_WHILE: Duration = Duration::from_secs(1);
 
 #[test]
-fn network_registration_ends_after_its_stream_completes() {
+fn network_registration_ends_after_the_stream_completes() {
     fakes().run_many(2, |child| {
         let here = by_network(&child);
         let hold = Hold::new(&here);
@@ -93,7 +93,7 @@ fn oversized_allocation_is_refused_and_the_heap_stays_usable() {
         let error = says(here.context.alloc::<u8>(33 << 30), &["NVSHMEM_MAX_MEMORY_PER_GPU"]);
         assert!(matches!(error, NvshmemError::Nvshmem(_)), "{error}");
         let (free, _) = here.context.device().mem_get_info().expect("the driver reports the free memory");
-        assert!(free < 32 << 30, "the fake device must have less free memory");
+        assert!(free < 32 << 30, "the fake device must have less than 32 GiB free");
         says(here.context.alloc::<u8>(free + (1 << 20)), &["the heap would have to grow"]);
         assert_eq!(first.to_vec(&here.stream).expect("the copy completes"), [0; 64]);
         here.context.free(first).expect("all PEs free the memory");
@@ -131,7 +131,7 @@ fn registration_lives_until_a_running_put_is_enqueued() {
 }
 
 #[test]
-fn registration_lives_as_long_as_a_graph_that_uses_it() {
+fn registration_lives_as_long_as_the_graph_with_the_put() {
     fakes().run_many(2, |child| {
         let here = by_network(&child);
         let target = here.context.alloc::<u32>(64).expect("the memory is allocated");

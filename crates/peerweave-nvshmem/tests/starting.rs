@@ -14,7 +14,7 @@ use peerweave_nvshmem::{
 };
 use peerweave_types::Pe;
 
-/// Returns the error of a start. Asserts that the error came well before the deadline.
+/// Returns the error of a start. Asserts that the error was returned well before the deadline.
 #[track_caller]
 fn start_error(child: &Child, ordinal: usize, settings: Settings) -> NvshmemError {
     let rendezvous = rendezvous(child, DEADLINE);
@@ -38,7 +38,7 @@ fn set(name: &str, value: &str) {
 }
 
 #[test]
-fn missing_library_error_lists_every_tried_path() {
+fn start_error_for_a_missing_library_lists_every_tried_path() {
     let nowhere = Fakes::new().cuda().env("PEERWEAVE_NVSHMEM_PATH", "/nowhere/at/all");
     nowhere.run_many(2, |child| {
         let error = start_error(&child, child.rank, settings(DEADLINE));
@@ -70,7 +70,7 @@ fn error_on_other_pes_names_the_pe_without_the_library() {
 }
 
 #[test]
-fn library_without_its_plugins_is_an_error() {
+fn start_with_a_library_without_plugins_is_an_error() {
     fakes().run_many(2, |child| {
         let library = std::env::var("PEERWEAVE_NVSHMEM_PATH").expect("the fakes set the variable");
         let alone = child.directory.join(format!("alone-{}", child.rank));
@@ -93,7 +93,7 @@ fn library_without_its_plugins_is_an_error() {
 }
 
 #[test]
-fn library_that_is_too_old_is_refused_with_its_version() {
+fn error_for_a_too_old_nvshmem_names_both_versions() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_VERSION", "3.2.5").run_many(1, |_| {
         let error = says(Nvshmem::load(), &["needs NVSHMEM 3.3.0, found 3.2.5"]);
         assert!(matches!(error, NvshmemError::Unsupported(_)), "{error}");
@@ -195,7 +195,7 @@ fn start_error_at_the_deadline_names_the_missing_pe() {
 }
 
 #[test]
-fn missing_pe_at_start_by_id_times_out() {
+fn start_by_id_times_out_if_a_pe_is_missing() {
     fakes().run_many(1, |_| {
         let id = Context::unique_id(&settings(SHORT)).expect("the id is created");
         let began = Instant::now();
@@ -338,7 +338,7 @@ fn job_of_a_launcher_starts_without_a_rendezvous() {
 }
 
 #[test]
-fn id_distributed_by_the_caller_starts_a_job() {
+fn start_with_an_id_from_the_caller_succeeds() {
     fakes().run_many(2, |child| {
         if child.rank == 0 {
             child.put_file("id", &Context::unique_id(&settings(DEADLINE)).expect("the id is created").to_bytes());
@@ -389,7 +389,7 @@ fn missing_interface_error_lists_the_existing_interfaces() {
 }
 
 #[test]
-fn gpus_without_peer_access_need_a_network() {
+fn start_without_peer_access_or_network_is_refused() {
     fakes().env("PEERWEAVE_FAKE_CUDA_NO_PEER", "0-1,1-0").run_many(2, |child| {
         let error = start_error(&child, child.rank, settings(DEADLINE));
         assert!(
@@ -400,7 +400,7 @@ fn gpus_without_peer_access_need_a_network() {
 }
 
 #[test]
-fn broken_id_plugin_is_refused_before_nvshmem_loads_it() {
+fn broken_id_plugin_is_refused_before_nvshmem_is_called() {
     fakes().run_many(1, |child| {
         let library = std::env::var("PEERWEAVE_NVSHMEM_PATH").expect("the fakes set the variable");
         let alone = child.directory.join("alone");
@@ -576,7 +576,7 @@ fn settings_may_change_after_a_refused_start() {
 }
 
 #[test]
-fn unexpected_number_of_pes_is_an_error() {
+fn start_with_an_unexpected_number_of_pes_is_an_error() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmem_n_pes=3").run_many(1, |_| {
         let id = Context::unique_id(&settings(DEADLINE)).expect("the id is created");
         let started = Context::from_unique_id(id, Pe::new(0), 1, &device(0), settings(DEADLINE));
@@ -586,7 +586,7 @@ fn unexpected_number_of_pes_is_an_error() {
 }
 
 #[test]
-fn gpu_older_than_volta_is_refused_with_its_capability() {
+fn error_for_a_gpu_before_volta_names_the_capability() {
     fakes().env("PEERWEAVE_FAKE_CUDA_CAPABILITY", "6.1").run_many(1, |child| {
         let error =
             Context::from_rendezvous(&rendezvous(&child, DEADLINE), &device(0), settings(DEADLINE)).expect_err("the GPU is too old");

@@ -56,7 +56,7 @@ fn strides_beyond_the_limit_of_cuda_copies_are_refused() {
         );
         for strides in [Strides { count: 2, source: 1, dest: far }, Strides { count: 2, source: far, dest: 1 }] {
             let refused = misuse(context.put_strided(&high, &low, strides, pe, stream));
-            assert!(matches!(refused, MisuseKind::Value { expected: "less than 2 GiB", .. }), "{refused:?}");
+            assert!(matches!(refused, MisuseKind::Value { expected: "a stride of less than 2 GiB", .. }), "{refused:?}");
             misuse(context.get_strided_blocking(&high, &low, strides, pe));
         }
         let widest = Strides { count: 2, source: far - 1, dest: far - 1 };

@@ -73,7 +73,7 @@ pub(crate) fn gpus() -> Option<Result<usize, String>> {
     Some(peerweave_cuda::visible_gpus().map_err(|error| error.to_string()))
 }
 
-/// Returns `None`: this build has no backend for GPUs.
+/// Returns `None`, because this build has no backend for GPUs.
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn gpus() -> Option<Result<usize, String>> {
     None
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn auto_uses_gpus_if_each_pe_gets_one() {
+    fn auto_backend_is_cuda_if_each_pe_gets_a_gpu() {
         let cuda = choose(Request::Auto, Some(Ok(4)), 4);
         assert_eq!(cuda.to_string(), "cuda: this process sees 4 GPUs for 4 PEs of the machine");
         let host = choose(Request::Auto, Some(Ok(2)), 4);
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn cuda_without_the_feature_is_a_misuse() {
+    fn cuda_backend_without_the_feature_is_a_misuse() {
         let error = decide(Request::Cuda, || None, 1).unwrap_err();
         assert!(error.misuse().is_some());
         assert_eq!(

@@ -180,10 +180,12 @@ impl Settings {
     }
 }
 
-/// Prefixes of the variables for the compilation of kernels and for tests.
+/// Prefixes of the variables for the compilation of kernels and for tests. Programs do not read
+/// these variables, but setting one causes no warning.
 const NOT_FOR_PROGRAMS: [&str; 4] = ["PEERWEAVE_PTX", "PEERWEAVE_FAKE_", "PEERWEAVE_TEST_", "PEERWEAVE_KILLS"];
 
-/// The minimum similarity, from 0 to 1, of a known name that the warning suggests.
+/// Minimum similarity, from 0 to 1, at which the warning about an unknown variable suggests a known
+/// name.
 const SIMILAR: f64 = 0.8;
 
 /// Warns once per process about variables that have Peerweave's prefix but are not read.

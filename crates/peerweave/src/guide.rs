@@ -194,7 +194,7 @@ pub mod threads {}
 
 /// What to do after a failure.
 ///
-/// When a PE dies, calls of other PEs that need the dead PE fail within milliseconds, and
+/// When a PE dies, a call that needs the dead PE fails on the other PEs within milliseconds, and
 /// [`Error::blamed`] names the dead PE. The program then has three choices:
 ///
 /// | choice | call | when |

@@ -147,8 +147,8 @@ pub use world::{World, WorldBuilder};
 /// PEs get an error that names this PE. The panic resumes on the calling thread once all PEs have
 /// ended.
 ///
-/// Each call creates a new job, which does not use the variables of a launcher. So a process may
-/// call this function several times, at the same time too. Use the `world` that `program` gets:
+/// Each call creates a new job, which does not use the variables of a launcher. Therefore a process
+/// may call this function several times, also concurrently. Use the `world` that `program` gets:
 /// [`World::from_env`] would join the job of the launcher, or create a job of one PE.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! This PE's handle to the job. It creates teams, streams and symmetric memory.
+//! This PE's handle to the job. The handle creates teams, streams and symmetric memory.
 
 use crate::choice::{self, BackendKind};
 use crate::environment::{self, Settings};
@@ -40,9 +40,9 @@ impl World {
     /// # Joining twice
     /// In a job of several PEs, each PE can join only once. The other PEs have mapped the memory of
     /// the first join, and detect the death of the PE by the connection of the first join. A second
-    /// join would replace neither. So the rendezvous refuses the second call with
-    /// [`Error::Setup`]. The text of the error says that this PE has already joined. A second
-    /// process with the same PE number gets the same error.
+    /// join would replace neither the mapped memory nor the connection. So the rendezvous refuses
+    /// the second call with [`Error::Setup`]. The text of the error says that this PE has already
+    /// joined. A second process with the same PE number gets the same error.
     ///
     /// - Under `peerweave run`, the second call fails even after
     ///   [`finalize`](peerweave_core::World::finalize).
@@ -251,7 +251,7 @@ impl WorldBuilder {
     }
 
     /// Returns the options for the host backend. A setting that the builder lacks is taken from the
-    /// environment, or else has its default.
+    /// environment. If the environment lacks the setting too, the default applies.
     fn host_options(&self, settings: &Settings) -> HostOptions {
         let mut options = HostOptions::default();
         options.deadline = self.deadline.or(settings.deadline).unwrap_or(options.deadline);
@@ -263,7 +263,7 @@ impl WorldBuilder {
         options
     }
 
-    /// Joins the job with the GPU of this PE.
+    /// Joins the job on the backend for GPUs, with the GPU of this PE.
     #[cfg(feature = "cuda")]
     fn cuda(&self, job: &Job, settings: &Settings) -> Result<Arc<dyn Backend>, Error> {
         Ok(peerweave_cuda::Cuda::join(job, &self.cuda_options_with(settings)?)?)

@@ -1,5 +1,6 @@
-//! Complex numbers as elements: every kind of operation moves them, sums and averages are computed
-//! for each part, functions multiply them, and undefined reductions are refused.
+//! Tests complex numbers as elements: all kinds of operations move complex numbers, and functions
+//! multiply complex numbers. Sums and averages are computed separately for the real and the
+//! imaginary part. Undefined reductions are refused.
 
 use num_complex::Complex;
 use peerweave::{
@@ -26,12 +27,13 @@ impl Float for f64 {
     }
 }
 
-/// Returns the element of a rank at an index.
+/// Returns the input element of the rank `rank` at the index `index`.
 fn given<F: Float>(rank: usize, index: usize) -> Complex<F> {
     Complex::new(F::of((7 * rank + index) as i32 % 50), F::of(-((rank * index) as i32 % 31)))
 }
 
-/// Returns the sum of the elements of the ranks below `ranks`, computed for each part.
+/// Returns the sum of the elements of the ranks below `ranks`, computed separately for the real and
+/// the imaginary part.
 fn sum<F: Float>(ranks: usize, index: usize) -> Complex<F> {
     let all = || (0..ranks).map(|rank| (((7 * rank + index) as i32) % 50, -((rank * index) as i32 % 31)));
     Complex::new(F::of(all().map(|(re, _)| re).sum()), F::of(all().map(|(_, im)| im).sum()))

@@ -68,7 +68,7 @@ fn header_version(include: &Path) -> Result<Version, AbiError> {
     }
 }
 
-/// Returns what the bindings declare, as printed by the crate's example.
+/// Returns the declarations of the bindings, which an example of the crate prints.
 fn rust_table(root: &Path, version: Version) -> Result<Table, AbiError> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);

@@ -63,7 +63,7 @@ fn faults(members: &[Given<'_>]) -> Vec<String> {
 }
 
 #[test]
-fn dependencies_on_lower_layers_pass() {
+fn dependencies_on_crates_of_lower_layers_are_accepted() {
     let members: &[Given<'_>] = &[
         ("types", Some(0), &[]),
         ("core", Some(2), &[("types", "normal")]),
@@ -86,7 +86,7 @@ fn dependency_on_the_same_or_a_higher_layer_is_a_fault() {
 }
 
 #[test]
-fn tests_may_use_crates_of_the_same_but_no_higher_layer() {
+fn tests_may_use_crates_of_the_same_or_a_lower_layer() {
     let members: &[Given<'_>] = &[
         ("core", Some(2), &[("host", "dev")]),
         ("host", Some(3), &[("other", "dev"), ("host", "dev"), ("core", "dev")]),

@@ -19,7 +19,7 @@ const EXPECTED: [(&str, usize, usize); 2] = [
 /// The target without bulk copies.
 const WITHOUT_BULK: &str = "\n.target sm_70";
 
-/// The counted operation.
+/// The PTX operation that this check counts: a barrier that returns a value.
 const BARRIER: &str = "bar.red.or.pred";
 
 /// Checks the kernels of [`EXPECTED`].
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn duplicated_barrier_is_a_fault() {
+    fn kernel_with_a_duplicated_barrier_is_a_fault() {
         let kernel = |name: &str, barriers: usize| {
             let barrier = "\tbar.red.or.pred \t%p2, 0, %p1;\n".repeat(barriers);
             format!(".visible .entry {name}(\n)\n{{\n{barrier}\tret;\n}}\n")

@@ -5,7 +5,7 @@
 use super::{Outcome, text};
 use peerweave_build::Variant;
 
-/// Vectors in flight in one loop.
+/// Number of vectors that a loop must load before the first store.
 const IN_FLIGHT: usize = 8;
 
 /// A kernel that copies, and the instructions expected in its inner loop.

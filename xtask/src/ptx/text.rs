@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn loops_and_instructions_of_an_entry_are_found() {
+    fn loops_and_instructions_of_a_ptx_kernel_are_found() {
         let body = body(TEXT, "a").unwrap();
         let found: Vec<_> = instructions(body).map(operation).collect();
         assert_eq!(found, ["mov.u32", "ld.relaxed.sys.global.b128", "bra", "ret"]);
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn atomics_without_scope_are_faults() {
+    fn ptx_atomics_without_scope_or_semantics_are_faults() {
         let text = "\tatom.global.add.u64 %rd1, [%rd2], 1;\n\tatom.acq_rel.sys.global.add.u64 %rd1, [%rd2], 1;\n\
                     \tred.relaxed.gpu.global.add.u32 [%rd2], 1;\n\tatom.acq_rel.global.add.u32 %r1, [%rd2], 1;\n";
         assert_eq!(unscoped_atomics(text).len(), 2);

@@ -19,13 +19,13 @@ const TABLE: &str =
 const ROOT: (&str, &str) = ("lib.rs", "mod heap;\nmod ops;\npub use heap::list::List;\n");
 
 #[test]
-fn correct_module_table_passes() {
+fn correct_module_table_is_accepted() {
     let sources = [ROOT, ("ops/mod.rs", "use crate::heap::Heap;"), ("heap/mod.rs", "mod list;"), ("heap/list.rs", "")];
     assert_eq!(faults(TABLE, &sources), [""; 0]);
 }
 
 #[test]
-fn use_of_a_module_above_is_a_fault_that_names_the_file() {
+fn import_of_a_module_above_is_a_fault_that_names_the_file() {
     let sources =
         [ROOT, ("ops/mod.rs", "use crate::heap::Heap;"), ("heap/mod.rs", ""), ("heap/list.rs", "use crate::ops::call;")];
     assert_eq!(
@@ -38,7 +38,7 @@ fn use_of_a_module_above_is_a_fault_that_names_the_file() {
 }
 
 #[test]
-fn every_form_of_import_is_found() {
+fn every_form_of_rust_import_is_found() {
     let named = |source: &str| {
         let mut found = BTreeSet::new();
         paths(&tokens(source), &["heap".to_owned(), "list".to_owned()], &mut found);
@@ -63,7 +63,7 @@ fn imports_in_tests_and_documentation_are_ignored() {
 }
 
 #[test]
-fn import_of_a_root_reexport_counts_as_use_of_its_module() {
+fn import_of_a_reexport_counts_as_use_of_the_inner_module() {
     let sources = [ROOT, ("ops/mod.rs", "use crate::List;"), ("heap/mod.rs", "mod list;"), ("heap/list.rs", "")];
     assert_eq!(faults(TABLE, &sources), [""; 0]);
 }
@@ -91,7 +91,7 @@ const NESTED: &str =
     "\n### Rooms of ops\n\n| room | what | uses |\n|---|---|---|\n| `call` | calls | `queue` |\n| `queue` | memory | nothing |\n";
 
 #[test]
-fn modules_of_a_folder_are_compared_with_its_table() {
+fn modules_of_a_folder_are_compared_with_the_readme_table() {
     let sources = |call: &'static str, queue: &'static str| {
         let heap = [ROOT, ("heap/mod.rs", "mod list;"), ("heap/list.rs", ""), ("ops/mod.rs", "mod call;\npub use queue::Queue;")];
         heap.into_iter().chain([("ops/call.rs", call), ("ops/queue/mod.rs", queue)]).collect::<Vec<_>>()

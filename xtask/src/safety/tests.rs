@@ -10,7 +10,7 @@ fn faults(source: &str) -> Vec<(usize, Lacks)> {
 }
 
 #[test]
-fn unsafe_block_with_a_safety_comment_above_passes() {
+fn unsafe_block_with_a_safety_comment_above_is_accepted() {
     assert_eq!(
         faults(
             "fn f(p: *const u8) -> u8 {
@@ -32,7 +32,7 @@ fn unsafe_block_without_a_safety_comment_is_a_fault() {
 }
 
 #[test]
-fn safety_comment_can_be_above_the_statement() {
+fn safety_comment_above_the_whole_statement_is_accepted() {
     let source = "fn f() {
     // SAFETY: g has no contract on Tuesdays.
     #[allow(unused)]
@@ -119,12 +119,12 @@ unsafe impl Sync for Y {}
 }
 
 #[test]
-fn file_that_is_not_rust_is_a_fault() {
+fn file_that_cannot_be_parsed_as_rust_is_a_fault() {
     assert_eq!(faults("fn f( {"), [(1, Lacks::Rust)]);
 }
 
 #[test]
-fn fault_names_its_file_and_line() {
+fn unsafe_fault_names_the_file_and_the_line() {
     let mut report = Report::default();
     report.add("a", "src/a.rs", "\nunsafe impl Sync for X {}");
     assert_eq!(report.faults()[0].to_string(), "src/a.rs:2: unsafe impl Sync for X: no `// SAFETY:` comment directly above");
@@ -148,7 +148,7 @@ fn unsafe_function_without_a_safety_section_is_a_fault() {
 }
 
 #[test]
-fn method_in_a_trait_impl_needs_no_safety_section() {
+fn unsafe_method_of_a_trait_impl_needs_no_safety_section() {
     let source = "impl<T> a::Read for X<T>
 where
     T: Copy,

@@ -33,7 +33,7 @@ pub(crate) fn sample(files: &[File], seed: u64) -> String {
     text
 }
 
-/// A sequence of numbers that look random: SplitMix64.
+/// A generator of pseudo-random numbers (SplitMix64).
 struct Random(u64);
 
 impl Random {
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn seed_determines_the_sample() {
+    fn same_seed_draws_the_same_sample_of_texts() {
         let files = [file()];
         assert_eq!(sample(&files, 1), sample(&files, 1));
         assert_ne!(sample(&files, 1), sample(&files, 2));

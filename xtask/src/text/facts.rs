@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn citation_of_an_existing_file_passes() {
+    fn citation_of_an_existing_file_is_accepted() {
         assert_eq!(faults("// See `wait.rs` and a/tests/threads.rs, which .ci/run runs.\n"), [""; 0]);
         assert_eq!(faults("// Would be caught by the test\n// `threads_share_a_word`, under miri.\n"), [""; 0]);
         assert_eq!(faults("/// `cargo xtask layers` looks.\n"), [""; 0]);
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn citation_of_a_missing_check_is_reported() {
+    fn citation_of_a_missing_xtask_check_is_reported() {
         assert_eq!(faults("/// `cargo xtask colors`\n").len(), 1);
     }
 }

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn comments_are_joined_until_code_or_an_empty_line() {
+    fn comment_lines_are_joined_until_code_or_an_empty_line() {
         let text = "//! One\n//! two.\n//!\n//! Three.\nfn four() {}\n    // Five\n    // six.\n";
         let found = blocks("a.rs", text);
         assert_eq!(found, [(1, "One two.".to_owned()), (4, "Three.".to_owned()), (6, "Five six.".to_owned())]);
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn doc_comment_is_followed_by_its_first_line_of_code() {
+    fn drawn_doc_comment_includes_the_next_line_of_code() {
         let text = "//! A file.\n\n/// One\n/// two.\n#[inline]\npub fn f() {}\n// Not documentation.\n";
         let file = File { path: "crates/a/src/lib.rs".to_owned(), text: text.to_owned() };
         let found: Vec<_> = doc_comments(&file).into_iter().map(|Block { line, text }| (line, text)).collect();
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn code_blocks_are_not_prose() {
+    fn code_blocks_are_not_extracted_as_prose() {
         assert_eq!(blocks("a.rs", "/// ```\n/// code\n/// ```\n/// Text.\n"), [(4, "Text.".to_owned())]);
         assert_eq!(blocks("a.md", "Text.\n```\ncode\n```\n"), [(1, "Text.".to_owned())]);
         assert_eq!(blocks("a.toml", "# text\n"), []);

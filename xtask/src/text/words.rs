@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_forbidden_word_is_reported_with_its_line() {
+    fn every_forbidden_word_is_reported_with_the_line_number() {
         for word in WORDS {
             let text = format!("fine\n    {}rest", word.text);
             let found = faults("src/a.rs", &text);

@@ -3,8 +3,8 @@
 //!
 //! Several processes may use a directory concurrently. A file is written under a temporary name and
 //! then renamed, so a reader never sees a partial file. A file is used only if it belongs to this
-//! user, if no other user can write it, and if its header matches its key and its content. Any
-//! other file is treated as missing.
+//! user, if no other user can write it, and if the header of the file matches the key and the
+//! content. Any other file is treated as missing.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Write as _};
@@ -42,8 +42,8 @@ pub struct Cache {
 /// and the result follow.
 const MAGIC: &[u8; 16] = b"peerweave-link 1";
 const HEAD_BYTES: usize = 16 + 32 + 8 + 32;
-/// Time for which a process waits for another process that computes the same result. Compiling all
-/// reductions of NVSHMEM takes minutes.
+/// Longest time for which a process waits for another process that computes the same result.
+/// Compiling all reductions of NVSHMEM takes minutes.
 const LONGEST_TURN: Duration = Duration::from_secs(300);
 
 impl Cache {
@@ -141,9 +141,9 @@ impl Cache {
     }
 
     /// Returns the result that is stored for a key, or computes and stores the result. If several
-    /// processes need the same result, one process computes it and the others wait. Returns the
-    /// result, the log, and whether the result came from the cache. The log is empty for a result
-    /// from the cache.
+    /// processes need the same result, one process computes the result and the other processes
+    /// wait. Returns the result, the log, and whether the result came from the cache. The log is
+    /// empty for a result from the cache.
     pub(crate) fn get_or(
         &self,
         key: &Key,
@@ -189,8 +189,8 @@ fn body_of<'a>(bytes: &'a [u8], key: &Key) -> Option<&'a [u8]> {
     (head == head_of(body, key)).then_some(body)
 }
 
-/// Returns whether the file belongs to this user and no other user can write it. This is checked
-/// because the code in the file runs on the GPU with this user's rights.
+/// Returns whether the file belongs to this user and no other user can write the file. The check is
+/// necessary because the code in the file runs on the GPU with this user's rights.
 #[cfg(unix)]
 fn is_ours(file: &File) -> bool {
     use std::os::unix::fs::MetadataExt as _;
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn stored_result_is_read_back() {
+    fn cache_returns_a_stored_result() {
         let (_directory, cache) = cache();
         assert_eq!(cache.get(&key(1)), None);
         cache.put(&key(1), b"cubin");
@@ -281,11 +281,11 @@ mod tests {
             }
         });
         let left = std::fs::read_dir(cache.directory()).expect("the cache directory exists").count();
-        assert_eq!(left, 1, "the directory contains only the result, and no partial file");
+        assert_eq!(left, 1, "the cache directory contains only the file of the result");
     }
 
     #[test]
-    fn concurrent_threads_compute_a_result_once() {
+    fn concurrent_threads_compute_a_cached_result_once() {
         let (_directory, cache) = cache();
         let computed = AtomicU64::new(0);
         let compute = || {
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn only_one_thread_holds_the_lock_at_a_time() {
+    fn cache_lock_is_held_by_one_thread_at_a_time() {
         let (_directory, cache) = cache();
         let inside = AtomicU64::new(0);
         std::thread::scope(|scope| {

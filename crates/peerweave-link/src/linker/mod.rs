@@ -16,15 +16,15 @@ mod cache;
 
 pub use cache::{Cache, Key};
 
-/// A linked module.
+/// A linked module, which [`Linker::link`] returns.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Linked {
     /// The cubin: machine code for the architecture that was passed to [`Linker::new`].
     pub cubin: Vec<u8>,
-    /// Log that NVRTC and nvJitLink wrote; empty if the module came from the cache.
+    /// Log that NVRTC and nvJitLink wrote; empty if the module was read from the cache.
     pub log: String,
-    /// Whether the module came from the cache.
+    /// Whether the module was read from the cache.
     pub cached: bool,
 }
 

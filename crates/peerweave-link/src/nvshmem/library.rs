@@ -100,8 +100,9 @@ impl DeviceLibrary {
         })
     }
 
-    /// Links the PTX of kernels with the archive, and with the wrappers that the PTX calls. The
-    /// first link takes some seconds. Later links of the same PTX return the module from the cache.
+    /// Links the PTX of kernels with NVSHMEM's device library. Also links the wrapper functions
+    /// (`peerweave_nvshmem_*`) that the PTX calls. The first link takes some seconds. Later links
+    /// of the same PTX return the module from the cache.
     ///
     /// # Errors
     /// The errors of [`Linker::link`] and [`CudaHeaders::find`]. [`LinkError::Misuse`] if the PTX
@@ -120,9 +121,10 @@ impl DeviceLibrary {
         self.part_linker(arch, ptx, &used_by(ptx)?)
     }
 
-    /// Returns the linker for `ptx`, a part of a crate's PTX. `used` must contain the wrappers that
-    /// the crate's whole PTX calls; [`used_by`](super::used_by) returns these wrappers. All parts
-    /// are linked with the same wrappers, so the wrappers are compiled once and cached.
+    /// Returns the linker for `ptx`, a part of a crate's PTX. `used` must contain the wrappers of
+    /// NVSHMEM's device functions that the crate's whole PTX calls; [`used_by`](super::used_by)
+    /// returns these wrappers. All parts are linked with the same wrappers, so the wrappers are
+    /// compiled once and cached.
     ///
     /// # Errors
     /// The errors of [`Nvrtc::load`] and [`CudaHeaders::find`].
@@ -195,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn incompatible_nvshmem_version_is_a_mismatch() {
+    fn incompatible_nvshmem_device_library_is_an_error() {
         let root = tempfile::tempdir().expect("a temporary directory can be created");
         let variable = |name: &str| (name == "PEERWEAVE_NVSHMEM_DEVICE_PATH").then(|| root.path().to_path_buf());
         let find = |version: &str| {

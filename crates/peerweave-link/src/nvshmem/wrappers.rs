@@ -1,5 +1,6 @@
-//! Generates the wrappers of NVSHMEM's device functions in C++. The table from which they are
-//! generated also generates the declarations in kernels.
+//! Generates the wrappers of NVSHMEM's device functions in C++. The wrappers, and their
+//! declarations in kernels, are generated from the same table:
+//! `peerweave_device::network::FUNCTIONS`.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -38,7 +39,7 @@ using cuda::std::enable_if;
 #define uint64_t unsigned long
 ";
 
-/// Returns the wrappers that a PTX text calls, in alphabetical order.
+/// Returns the wrappers of NVSHMEM's device functions that a PTX text calls, in alphabetical order.
 ///
 /// # Errors
 /// [`LinkError::Misuse`] if the PTX calls an unknown wrapper, because the PTX was built with
@@ -98,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn wrapper_that_is_not_in_the_table_is_refused() {
+    fn ptx_that_calls_an_unknown_wrapper_is_refused() {
         let error = used_by(".extern .func peerweave_nvshmem_no_such ();")
             .expect_err("the call fails, because the wrapper is not in the table");
         assert!(error.to_string().contains("peerweave_nvshmem_no_such"), "{error}");

@@ -1,7 +1,7 @@
-//! Computes the digest of all inputs that determine a result.
+//! Computes the digest of all inputs that determine a compiled or linked result.
 //!
-//! Invariant: each part is preceded by its kind and its length. So different lists of parts never
-//! encode to the same bytes.
+//! Invariant: each input is preceded by its kind, and the length precedes each kind and each input.
+//! Different lists of inputs therefore never encode to the same bytes.
 
 use std::path::Path;
 use std::time::UNIX_EPOCH;
@@ -10,7 +10,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::error::LinkError;
 
-/// A digest to which parts can be added.
+/// A SHA-256 digest to which inputs can be added.
 pub(crate) struct Fingerprint(Sha256);
 
 impl Fingerprint {
@@ -30,8 +30,8 @@ impl Fingerprint {
     }
 
     /// Adds the path, the length and the modification time of a file. The content is not read,
-    /// because archives are large. Another version of an archive differs in the length or in the
-    /// time.
+    /// because archives are large. Another version of an archive has a different length or
+    /// modification time.
     pub(crate) fn file(&mut self, path: &Path) -> Result<(), LinkError> {
         let about = std::fs::metadata(path).map_err(|error| LinkError::io(path, &error))?;
         self.text("file", &stamp(path, &about));

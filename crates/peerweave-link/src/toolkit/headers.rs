@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_beside_the_compiler_are_found() {
+    fn cuda_headers_beside_nvrtc_are_found() {
         let root = tempfile::tempdir().expect("a temporary directory can be created");
         let root = root.path().canonicalize().expect("the directory exists");
         for path in
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_of_separate_wheels_are_found() {
+    fn cuda_headers_in_separate_wheels_are_found() {
         let root = tempfile::tempdir().expect("a temporary directory can be created");
         let root = root.path().canonicalize().expect("the directory exists");
         for path in [

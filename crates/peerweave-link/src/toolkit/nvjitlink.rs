@@ -49,11 +49,11 @@ peerweave_dylib::bindings! {
         "12.3" fn nvJitLinkGetLinkedCubinSize(handle: Handle, bytes: *mut usize) -> c_int;
         /// Writes the linked cubin to a buffer.
         "12.3" fn nvJitLinkGetLinkedCubin(handle: Handle, cubin: *mut c_void) -> c_int;
-        /// Returns the length of the error log in bytes, including its terminating zero.
+        /// Returns the length of the error log in bytes, including the terminating zero.
         "12.3" fn nvJitLinkGetErrorLogSize(handle: Handle, bytes: *mut usize) -> c_int;
         /// Writes the error log to a buffer.
         "12.3" fn nvJitLinkGetErrorLog(handle: Handle, log: *mut c_char) -> c_int;
-        /// Returns the length of the info log in bytes, including its terminating zero.
+        /// Returns the length of the info log in bytes, including the terminating zero.
         "12.3" fn nvJitLinkGetInfoLogSize(handle: Handle, bytes: *mut usize) -> c_int;
         /// Writes the info log to a buffer.
         "12.3" fn nvJitLinkGetInfoLog(handle: Handle, log: *mut c_char) -> c_int;
@@ -79,7 +79,7 @@ pub enum InputKind {
 }
 
 impl InputKind {
-    /// Returns the value of `nvJitLinkInputType`.
+    /// Returns the value of nvJitLink's enum `nvJitLinkInputType` for this format.
     fn number(self) -> i32 {
         match self {
             Self::Cubin => 1,
@@ -126,9 +126,9 @@ struct Loaded {
 /// busy machine.
 const LONGEST_LINK: Duration = Duration::from_secs(300);
 
-/// Runs a closure on the thread that passes inputs to the library, and returns the closure's
-/// result. Returns `None` if the closure has not returned within [`LONGEST_LINK`], or if the thread
-/// could not be started.
+/// Runs a closure on the thread that passes inputs to nvJitLink, and returns the closure's result.
+/// Returns `None` if the closure has not returned within [`LONGEST_LINK`], or if the thread could
+/// not be started.
 fn on_the_linkers_thread<R: Send + 'static>(run: impl FnOnce() -> R + Send + 'static) -> Option<R> {
     type Job = Box<dyn FnOnce() + Send>;
     static JOBS: OnceLock<Mutex<Sender<Job>>> = OnceLock::new();
@@ -199,8 +199,8 @@ impl NvJitLink {
         Ok(Self(Arc::new(Loaded { api, version })))
     }
 
-    /// Returns the version of nvJitLink, which equals the version of the CUDA release that it
-    /// belongs to.
+    /// Returns the version of nvJitLink, which equals the version of the CUDA release that contains
+    /// this nvJitLink.
     pub fn version(&self) -> Version {
         self.0.version
     }
@@ -279,8 +279,8 @@ impl Loaded {
     }
 }
 
-/// Fails if an input is machine code for another architecture. nvJitLink would keep a lock after
-/// such an input, as the documentation of this module describes.
+/// Returns an error if an input is a cubin for an incompatible architecture. nvJitLink would not
+/// release a lock after such an input, as the documentation of this module describes.
 fn check_arch(arch: Arch, input: &Input<'_>) -> Result<(), LinkError> {
     let Some(found) = (input.kind == InputKind::Cubin).then(|| arch_of_cubin(&input.bytes)).flatten() else { return Ok(()) };
     if found.major == arch.major && found.minor <= arch.minor {
@@ -296,7 +296,7 @@ fn check_arch(arch: Arch, input: &Input<'_>) -> Result<(), LinkError> {
 /// Returns the architecture of a cubin, from the flags of its ELF header; `None` if the format is
 /// unknown.
 fn arch_of_cubin(bytes: &[u8]) -> Option<Arch> {
-    /// `EM_CUDA`.
+    /// The ELF machine number of NVIDIA GPUs (`EM_CUDA`).
     const MACHINE: [u8; 2] = 190_u16.to_le_bytes();
     let head = bytes.get(..52)?;
     if !head.starts_with(b"\x7fELF") || head[18..20] != MACHINE {
@@ -320,7 +320,7 @@ impl Input<'_> {
     }
 }
 
-/// One link. Dropping the value destroys the handle.
+/// One link by nvJitLink. Dropping this value destroys the linker handle.
 struct Session<'a> {
     linker: &'a Loaded,
     arch: Arch,
@@ -358,7 +358,7 @@ impl Session<'_> {
                 expected: format!("a version that supports the PTX of {names}: {log}"),
             },
             ARCH_MISMATCH => LinkError::VersionMismatch {
-                what: format!("an input of {names}"),
+                what: format!("one of the inputs {names}"),
                 found: "for another architecture".to_string(),
                 expected: format!("code for {arch}: {log}"),
             },

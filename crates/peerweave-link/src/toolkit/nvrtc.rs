@@ -29,7 +29,7 @@ const SEARCH: Search =
 // SAFETY: a file with this name in the directory of NVRTC is a part of NVRTC.
 const BUILTINS: Search = unsafe { Search::without_variable("NVRTC's built-in functions", &["libnvrtc-builtins.so"]) };
 
-/// The oldest supported version of NVRTC. It is the first version with the functions
+/// The oldest supported version of NVRTC. Version 12.0 is the first version with the functions
 /// `nvrtcGetLTOIR…` and with `sm_90`.
 const OLDEST: Version = Version::new(12, 0, 0);
 
@@ -55,11 +55,11 @@ peerweave_dylib::bindings! {
         "7.0" fn nvrtcDestroyProgram(program: *mut Program) -> c_int;
         /// Compiles a program.
         "7.0" fn nvrtcCompileProgram(program: Program, n_options: c_int, options: *const *const c_char) -> c_int;
-        /// Returns the length of the log in bytes, including its terminating zero.
+        /// Returns the length of the log in bytes, including the terminating zero.
         "7.0" fn nvrtcGetProgramLogSize(program: Program, bytes: *mut usize) -> c_int;
         /// Writes the log to a buffer.
         "7.0" fn nvrtcGetProgramLog(program: Program, log: *mut c_char) -> c_int;
-        /// Returns the length of the PTX in bytes, including its terminating zero.
+        /// Returns the length of the PTX in bytes, including the terminating zero.
         "7.0" fn nvrtcGetPTXSize(program: Program, bytes: *mut usize) -> c_int;
         /// Writes the PTX to a buffer.
         "7.0" fn nvrtcGetPTX(program: Program, ptx: *mut c_char) -> c_int;
@@ -179,8 +179,8 @@ impl Nvrtc {
         Ok(Self { api, version })
     }
 
-    /// Returns the version of NVRTC, which equals the version of the CUDA release that it belongs
-    /// to.
+    /// Returns the version of NVRTC, which equals the version of the CUDA release that contains
+    /// this NVRTC.
     pub fn version(&self) -> Version {
         self.version
     }
@@ -273,8 +273,8 @@ impl Nvrtc {
         Ok(Compiled { image, log })
     }
 
-    /// Returns an output of a program; empty if NVRTC does not provide it. `len` and `get` are
-    /// NVRTC's functions that return the length and the bytes of the output.
+    /// Returns an output of a program; empty if NVRTC does not provide the output. `len` and `get`
+    /// are NVRTC's functions that return the length and the bytes of the output.
     fn bytes(
         &self,
         program: &OwnedProgram<'_>,
@@ -315,8 +315,8 @@ impl Nvrtc {
 
 /// Loads NVRTC's library of built-in functions from the directory of NVRTC. NVRTC opens that
 /// library by its file name at each compilation. For the wheel of NVRTC 13.0, the dynamic linker
-/// does not search that directory. But it finds a library that is already loaded. If the library
-/// cannot be loaded here, compilations report the missing library.
+/// does not search that directory. But the linker finds a library that is already loaded. If this
+/// function cannot load the library, later compilations report the missing library.
 fn load_builtins(compiler: &Library, version: Version) {
     let name = format!("libnvrtc-builtins.so.{}.{}", version.major, version.minor);
     let Some(file) = compiler.directory().map(|directory| directory.join(name)).filter(|file| file.is_file()) else { return };

@@ -5,10 +5,10 @@
 //!
 //! - `pmix`, `pmi`, `pmi2`: by the launcher's service (PMIx of Open MPI and Slurm, PMI and PMI-2 of
 //!   Hydra and Slurm).
-//! - `mpi`: by MPI's world communicator, of Open MPI loaded from `libmpi.so.40` or
+//! - `mpi`: by MPI's world communicator. Open MPI is loaded from `libmpi.so.40` or
 //!   `PEERWEAVE_MPI_PATH`.
-//! - `id`: by an id in a file, on one machine or a shared file system. `--file` is the path, to
-//!   which the job's name is appended.
+//! - `id`: by an id in a file, on one machine or a shared file system. `--file` sets the path of
+//!   the file. The job's name is appended to the path.
 //!
 //! After the start, the program only checks that memory, a put, a barrier and a reduction work on
 //! all PEs. `check nvshmem` of `peerweave-check` tests the other operations.
@@ -39,7 +39,8 @@ pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
 const WAIT: Duration = Duration::from_secs(20);
 /// Time after which the process ends even if a call has not returned.
 const WHOLE_RUN: Duration = Duration::from_secs(40);
-/// Number of elements of the test data: odd, and more than one block of any copy.
+/// Number of elements of the test data. The number is odd, and larger than any block in which data
+/// is copied.
 const COUNT: usize = 100_003;
 
 /// Kind of bootstrap by which the PEs are connected.
@@ -51,7 +52,7 @@ enum Way {
     Pmi,
     /// PMI-2 of Hydra or Slurm
     Pmi2,
-    /// MPI's world communicator: Open MPI, loaded from libmpi.so.40 or PEERWEAVE_MPI_PATH
+    /// MPI's world communicator; Open MPI is loaded from libmpi.so.40 or PEERWEAVE_MPI_PATH
     Mpi,
     /// An id in a file, for one machine or a shared file system
     Id,
@@ -179,16 +180,16 @@ fn run(asked: &Asked, place: &Place) -> Result<(), Failure> {
     }
 }
 
-/// Returns the path at which NVSHMEM's plug-in for this kind of bootstrap is expected, if the file
-/// does not exist. The start may still succeed: NVSHMEM may find the plug-in elsewhere, and some
-/// libraries need no plug-in.
+/// If NVSHMEM's plug-in for this kind of bootstrap is missing in NVSHMEM's directory, returns the
+/// path of the missing file. Otherwise returns `None`. Without the file, the start may still
+/// succeed: NVSHMEM may find the plug-in elsewhere, and some libraries need no plug-in.
 fn plugin_that_is_not_beside(way: Way) -> Result<Option<PathBuf>, Failure> {
     let path = Nvshmem::load()?.path().parent().map(|directory| directory.join(way.plugin()));
     Ok(path.filter(|path| !path.is_file()))
 }
 
-/// Starts NVSHMEM by an id. PE 0 creates the id and writes it to a file of the job, and the other
-/// PEs read the file.
+/// Starts NVSHMEM with a unique id. PE 0 creates the id and writes it to a file of the job, and the
+/// other PEs read the file.
 fn by_id(file: &Path, place: &Place, device: &Arc<CudaContext>) -> Result<Context, Failure> {
     let path = PathBuf::from(format!("{}-{}", file.display(), place.job));
     let _written = if place.pe == 0 {

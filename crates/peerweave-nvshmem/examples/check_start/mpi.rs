@@ -20,12 +20,12 @@ const SEARCH: Search = unsafe { Search::new("Open MPI", "PEERWEAVE_MPI_PATH", &[
     "/opt/openmpi/lib",
 ]);
 
-/// The thread level at which any thread may call MPI, one at a time. It is needed because NVSHMEM
-/// is called on a separate thread.
+/// The thread level at which any thread may call MPI, one at a time. This level is needed because
+/// NVSHMEM is called on a separate thread.
 const MPI_THREAD_SERIALIZED: c_int = 2;
 
 peerweave_dylib::bindings! {
-    /// The functions of Open MPI. Its communicators are pointers.
+    /// The functions of Open MPI, whose communicators are pointers.
     struct Api {
         /// Initialises MPI.
         "1.0" fn MPI_Init_thread(argc: *mut c_int, argv: *mut *mut *mut c_char, required: c_int, provided: *mut c_int) -> c_int;
@@ -38,11 +38,11 @@ peerweave_dylib::bindings! {
     }
 }
 
-/// The initialised MPI.
+/// MPI after its initialisation. [`Mpi::end`] finalises MPI.
 pub(crate) struct Mpi {
     api: Api,
-    /// The world communicator. It lives until the process ends, because NVSHMEM may access it at
-    /// any time.
+    /// The world communicator. This value lives until the process ends, because NVSHMEM may access
+    /// it at any time.
     world: &'static *mut c_void,
 }
 

@@ -10,8 +10,8 @@ pub(crate) struct Place {
     pub(crate) n_pes: u32,
     /// Index of the PE on its machine.
     pub(crate) local: u32,
-    /// Name of the job. It is the same for all PEs of the job on one machine, and differs from the
-    /// names of other jobs on the machine.
+    /// Name of the job. The name is the same for all PEs of the job on one machine, and differs
+    /// from the names of other jobs on the machine.
     pub(crate) job: String,
 }
 

@@ -29,7 +29,8 @@ pub(crate) enum Members<'a> {
 }
 
 /// Takes part in a collective call and returns the acquired gate, which is the lock for calls of
-/// NVSHMEM. When this function returns, all other members have acquired their gates.
+/// NVSHMEM. If the PEs have a rendezvous and this function succeeds, all other members have
+/// acquired their gates too.
 ///
 /// `arguments` are this PE's arguments. `able` is an error if this PE cannot make the call.
 pub(crate) fn arrive<'a>(
@@ -57,11 +58,12 @@ pub(crate) fn arrive<'a>(
             let key = &key_of(sequence);
             let some = agree::Members::Some { pes, key };
             round("came", some, arguments, able).inspect_err(|_| {
-                // Notifies the other PEs now. Without this call, they would wait until their
-                // deadline.
+                // Notifies the other PEs now. Without this call, the other PEs would wait until
+                // their deadline.
                 agree::give_up(world, key, "seen", "the PEs made different calls");
             })?;
-            // All members have read the statements of the previous call, so these can be removed.
+            // All members have read the reports of the previous call, so these reports can be
+            // removed.
             for step in ["came", "seen"] {
                 agree::forget(world, &key_of(sequence - 1), step);
             }
@@ -128,13 +130,13 @@ pub(crate) fn split_outcome<T>(result: Result<T, NvshmemError>) -> (Option<T>, R
     }
 }
 
-/// Counters that have the same values on all PEs that take part.
+/// A counter of collective calls. Every PE that takes part in the calls has the same value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Counter {
     /// Number of allocations of symmetric memory.
     Allocations,
-    /// Counts the collective calls of a team. The value is the identity of the team.
+    /// Counts the collective calls of a team. The `u64` identifies the team.
     Calls(u64),
-    /// Counts the teams that were split from a team. The value is the identity of that parent team.
+    /// Counts the teams that were split from a team. The `u64` identifies that parent team.
     Children(u64),
 }

@@ -60,14 +60,14 @@ pub(crate) struct DeferredCall {
 #[derive(Default)]
 pub(crate) struct Deferred {
     calls: Mutex<Vec<DeferredCall>>,
-    /// Whether calls may be deferred. Set after a call is added and before the destructor tries to
-    /// acquire the gate. The gate's lock makes the value visible to the next thread that acquires
-    /// the gate.
+    /// Whether the list may contain calls. Set after a call is added and before the destructor
+    /// tries to acquire the gate. The gate's lock makes the value visible to the next thread that
+    /// acquires the gate.
     any: AtomicBool,
 }
 
 impl Deferred {
-    /// Returns whether calls may be deferred.
+    /// Returns whether the list may contain deferred calls.
     #[inline]
     pub(crate) fn is_any(&self) -> bool {
         self.any.load(Ordering::Relaxed)
@@ -92,18 +92,19 @@ impl fmt::Debug for DeferredCall {
 
 impl DeferredCall {
     /// Makes the call. The calling thread holds the gate, which is the lock for calls of NVSHMEM.
-    /// If the call fails, its values are leaked.
+    /// If the call fails, the held value is leaked.
     fn make(self, comm: &Comm) {
         if let Err(error) = (self.run)(comm, self.address) {
-            tracing::warn!(%error, "NVSHMEM still uses the memory at {:#x}, so the memory is leaked", self.address);
+            tracing::warn!(%error, "NVSHMEM may still use the memory or module at {:#x}, so the resource is leaked", self.address);
             self.held.leak();
         }
     }
 }
 
 impl Comm {
-    /// Makes the call immediately, or defers it. Never waits, and does not change the thread's
-    /// current context.
+    /// Makes the call immediately if the gate is free and the call's streams are idle. Otherwise
+    /// keeps the call for a thread that acquires the gate later. If NVSHMEM is unusable, leaks the
+    /// held value. Never waits, and does not change the thread's current context.
     pub(crate) fn defer(&self, deferred: DeferredCall) {
         let call = deferred.call;
         match self.dead_state() {

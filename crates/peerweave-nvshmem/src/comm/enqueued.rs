@@ -15,7 +15,7 @@ use super::streams::wait_all;
 use crate::error::NvshmemError;
 use crate::sys::nvshmem_team_t;
 
-/// Work in flight, and the users of NVSHMEM that prevent finalising.
+/// Work in flight, and the tokens of the graphs and modules that prevent finalising.
 #[derive(Default)]
 pub(crate) struct InFlight {
     /// All streams that were passed to NVSHMEM.
@@ -88,8 +88,8 @@ impl Comm {
         Ok(wait(&self.side, Instant::now()).map(drop)?)
     }
 
-    /// Returns whether a value has no other owner. `alone` checks this once. Waits for up to 2 s,
-    /// because a graph drops its values some time after the graph is destroyed.
+    /// Returns whether a value has no other owner, which `alone` checks. While captured graphs
+    /// exist, waits for up to 2 s. A graph drops its values some time after the graph is destroyed.
     pub(crate) fn unused_after_graphs(&self, alone: impl Fn() -> bool) -> bool {
         const LONGEST: Duration = Duration::from_secs(2);
         if alone() {
@@ -105,8 +105,8 @@ impl Comm {
     }
 }
 
-/// Returns whether `value` is the only handle. Writes made through dropped handles are then visible
-/// to the caller. The value must have no `Weak` handles.
+/// Returns whether `value` is the only handle. If so, writes made through dropped handles are
+/// visible to the caller. The value must have no `Weak` handles.
 pub(crate) fn is_alone<T>(value: &Arc<T>) -> bool {
     let is_alone = Arc::strong_count(value) == 1;
     fence(Ordering::Acquire);
@@ -114,8 +114,8 @@ pub(crate) fn is_alone<T>(value: &Arc<T>) -> bool {
 }
 
 /// Runs a function of cudarc without losing a recorded error. cudarc records errors of destructors
-/// in the context, and `run` would return and clear such an error. The error is removed before
-/// `run` and restored afterwards.
+/// in the context, and `run` would return and clear such an error. This function therefore removes
+/// the error before `run` and restores the error after `run`.
 pub(crate) fn with_error_preserved<R>(context: &CudaContext, run: impl FnOnce() -> R) -> R {
     let earlier = context.check_err();
     let result = run();

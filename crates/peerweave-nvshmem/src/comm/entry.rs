@@ -23,7 +23,7 @@ pub(crate) struct Entry {
     gate: Arc<Gate>,
     worker: Worker,
     dead: OnceLock<DeadState>,
-    /// Set while a thread finalises NVSHMEM. No other thread may call NVSHMEM then.
+    /// Set while a thread finalises NVSHMEM. During that time, no other thread may call NVSHMEM.
     ending: AtomicBool,
 }
 
@@ -115,8 +115,8 @@ impl Comm {
         self.nvshmem.unsupported_function(call, missing)
     }
 
-    /// Calls a function that returns a status code, like [`issue`](Self::issue), and checks the
-    /// code.
+    /// Calls a function like [`issue`](Self::issue). Returns an error if the function's status code
+    /// is not success.
     #[inline]
     pub(crate) fn issue_status(
         &self,
@@ -157,8 +157,8 @@ impl Comm {
     }
 }
 
-/// Finalising of NVSHMEM in progress. Dropping the value allows other calls again, which then fail
-/// if NVSHMEM has ended.
+/// A guard that exists while a thread finalises NVSHMEM. Dropping the guard allows other calls
+/// again. If NVSHMEM has ended, these calls return an error.
 pub(crate) struct Finalizing<'a>(&'a Comm);
 
 impl Drop for Finalizing<'_> {
@@ -171,7 +171,7 @@ impl Drop for Finalizing<'_> {
 /// can call NVSHMEM.
 pub(crate) struct Entered<'a> {
     comm: &'a Comm,
-    /// `None` after a call that did not return.
+    /// The guard of the gate; `None` after a call that did not return by the deadline.
     inside: Option<Sent>,
 }
 

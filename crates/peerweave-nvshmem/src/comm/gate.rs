@@ -11,7 +11,7 @@ use std::sync::mpsc::{Sender, channel, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A lock that one thread at a time can hold.
+/// The lock for calls of NVSHMEM. One thread at a time can hold the lock.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     state: Mutex<State>,
@@ -21,23 +21,23 @@ pub(crate) struct Gate {
 #[derive(Debug, Default)]
 struct State {
     inside: Option<&'static str>,
-    /// Number of waiting threads. It is used to skip the notification, a system call, if no thread
-    /// waits.
+    /// Number of threads that wait for the gate. If the number is 0, the notification, a system
+    /// call, is skipped.
     waiting: usize,
 }
 
-/// The guard of the gate. Dropping it releases the gate.
+/// The guard of the gate. Dropping the guard releases the gate.
 #[derive(Debug)]
 pub(crate) struct Inside<'a>(&'a Gate);
 
-/// The guard of the gate in a form that can be sent to another thread. Dropping it releases the
-/// gate.
+/// The guard of the gate in a form that can be sent to another thread. Dropping the guard releases
+/// the gate.
 #[derive(Debug)]
 pub(crate) struct Sent(Arc<Gate>);
 
 impl Gate {
     /// Acquires the gate for a call. If the gate is not free within `patience`, returns the name of
-    /// the call that holds it.
+    /// the call that holds the gate.
     pub(crate) fn enter(&self, call: &'static str, patience: Duration) -> Result<Inside<'_>, &'static str> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.inside.is_some() {
@@ -102,7 +102,7 @@ impl Drop for Sent {
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The thread that makes calls that wait.
+/// The thread that makes the calls of NVSHMEM that wait for other PEs or for the device.
 #[derive(Debug)]
 pub(crate) struct Worker {
     jobs: Mutex<Sender<Job>>,
@@ -118,8 +118,8 @@ pub(crate) enum NoAnswer {
 }
 
 impl Worker {
-    /// Starts the thread. After this value is dropped, the thread ends when its current call has
-    /// returned.
+    /// Starts the worker thread. After this value is dropped, the thread ends when its current call
+    /// has returned.
     pub(crate) fn start() -> std::io::Result<Self> {
         let (jobs, todo) = channel::<Job>();
         std::thread::Builder::new().name("peerweave-nvshmem".into()).spawn(move || {
@@ -135,7 +135,7 @@ impl Worker {
         Ok(Self { jobs: Mutex::new(jobs) })
     }
 
-    /// Runs a call on the thread and waits for its result, for at most `limit`. `inside` is
+    /// Runs a call on the worker thread, and waits at most `limit` for the result. `inside` is
     /// returned with the result. After a timeout, `inside` is dropped when the call returns.
     pub(crate) fn run<R: Send + 'static, I: Send + 'static>(
         &self,
@@ -200,7 +200,7 @@ mod tests {
         let gate = Arc::new(Gate::default());
         let worker = Worker::start().expect("the thread starts");
         let inside = gate.enter("first", LONG).expect("the gate is free").send(&gate);
-        let panicked = worker.run::<(), _>(inside, LONG, || panic!("on purpose")).map(drop);
+        let panicked = worker.run::<(), _>(inside, LONG, || panic!("the test panics on purpose")).map(drop);
         assert_eq!(panicked, Err(NoAnswer::Panicked));
         let inside = gate.enter("second", LONG).expect("the first call released the gate").send(&gate);
         assert_eq!(worker.run(inside, LONG, || 7).map(|(answer, _)| answer), Ok(7));

@@ -1,4 +1,4 @@
-//! One running NVSHMEM: its PEs, the gate, and work in flight on the device.
+//! One running NVSHMEM: its PEs, the lock for calls (the gate), and work in flight on the device.
 //!
 //! ```text
 //!  entry      one call into NVSHMEM at a time, each with a deadline      gate
@@ -12,7 +12,7 @@
 //! # Invariants
 //! - **\[C1\]** At most one context is live in a process.
 //! - **\[C2\]** NVSHMEM is called with the device's context current, by one thread at a time, and
-//!   only while it is usable.
+//!   only while NVSHMEM is usable.
 
 pub(crate) mod agree;
 pub(crate) mod deferred;
@@ -47,29 +47,29 @@ pub(crate) struct Comm {
     pub(crate) context: Arc<CudaContext>,
     /// The stream that blocking calls use.
     pub(crate) stream: Arc<CudaStream>,
-    /// A stream for reads of single words of device memory. No other work runs on it, so no other
-    /// work delays the reads.
+    /// A private stream on which the host copies data and fills new memory with zeros. The program
+    /// cannot enqueue work on this stream, so no other work delays the copies.
     pub(crate) side: PrivateStream,
     pub(crate) pe: Pe,
     pub(crate) n_pes: u32,
     pub(crate) deadline: Duration,
     pub(crate) world: Option<Arc<Rendezvous>>,
-    /// Number that distinguishes this run of NVSHMEM from other runs over the same rendezvous. It
-    /// is the same on every PE.
+    /// Number that distinguishes this run of NVSHMEM from other runs over the same rendezvous. The
+    /// number is the same on every PE.
     pub(crate) life: u64,
     pub(crate) entry: Entry,
     pub(crate) enqueued: InFlight,
     pub(crate) deferred: Deferred,
     counts: Mutex<HashMap<Counter, u64>>,
-    /// Locked by the thread that makes a collective setup call, from the first agreement until the
-    /// call has returned.
+    /// Locked by the thread that makes a collective setup call. The lock is held from the
+    /// comparison of the PEs' arguments until the call has returned.
     setup: Mutex<()>,
     /// A token that exists as long as this value. Declared last, so the token is dropped after all
     /// other fields, including the rendezvous.
     pub(crate) alive: Arc<()>,
 }
 
-/// Results of the initialisation.
+/// The values from which an initialisation creates a [`Comm`].
 pub(crate) struct Parts {
     pub(crate) nvshmem: Nvshmem,
     pub(crate) context: Arc<CudaContext>,
@@ -113,16 +113,16 @@ impl Comm {
         *count
     }
 
-    /// Waits until this thread may make a collective setup call. Only one thread at a time makes
-    /// such a call, from the first agreement until the call has returned. The agreements of two
+    /// Waits until this thread may make a collective setup call. Only one thread at a time compares
+    /// its arguments with those of the other PEs and makes such a call. The comparisons of two
     /// calls therefore do not interleave, and NVSHMEM never waits for PEs that make another call.
     pub(crate) fn setup_turn(&self, call: &'static str) -> Result<MutexGuard<'_, ()>, NvshmemError> {
         self.check_usable(call)?;
         take(&self.setup, call, self)
     }
 
-    /// Returns the error of a wait that timed out. It includes the PEs that the rendezvous reports
-    /// as lost.
+    /// Returns the error of a wait that timed out. The error includes the PEs that the rendezvous
+    /// reports as lost.
     #[cold]
     pub(crate) fn late(&self, call: &'static str, waited: Duration, missing: Vec<Pe>) -> NvshmemError {
         let lost = self.world.as_ref().and_then(|world| world.check().err()).map(|error| error.to_string());

@@ -81,8 +81,8 @@ impl Order {
         Ok(Turn { _last: last })
     }
 
-    /// Waits within the context's deadline until the team's last collective is complete. For
-    /// collectives that NVSHMEM runs on its own stream.
+    /// Waits within the context's deadline until the team's last collective is complete. Used for
+    /// collectives that NVSHMEM runs on its own stream, and for setup calls.
     pub(crate) fn drain(&self, call: &'static str, comm: &Comm) -> Result<Turn<'_>, NvshmemError> {
         let mut last = take(&self.0, call, comm)?;
         if let Some(stream) = &*last {

@@ -52,7 +52,7 @@ impl Open {
     }
 
     /// Empties the list, after NVSHMEM has completed the transfers or a stream has been made to
-    /// wait for them.
+    /// wait for the transfers.
     pub(crate) fn empty(&mut self) {
         self.emptied += 1;
         self.memory.clear();
@@ -91,8 +91,8 @@ impl Pending {
         Ok(open)
     }
 
-    /// Returns an error if transfers are incomplete, because a captured stream cannot wait for
-    /// them.
+    /// Returns an error if transfers are incomplete, because a stream that is being captured cannot
+    /// wait for the transfers.
     pub(crate) fn check_capture(&self, call: &'static str) -> Result<(), NvshmemError> {
         if self.lock().memory.is_empty() { Ok(()) } else { Err(outside(call)) }
     }
@@ -113,10 +113,10 @@ impl Pending {
     }
 }
 
-/// Returns the error for a captured wait. NVSHMEM would make the graph wait for a stream outside of
-/// the graph, and end the process.
+/// Returns the error for a stream that is being captured and should wait for transfers on NVSHMEM's
+/// own streams. NVSHMEM would make the graph wait for a stream outside of the graph, and end the
+/// process.
 fn outside(call: &'static str) -> NvshmemError {
-    let why =
-        "transfers on NVSHMEM's own streams are pending, and a graph cannot wait for them; call quiet_blocking before capturing";
+    let why = "transfers on NVSHMEM's own streams are pending, and a graph cannot wait for these transfers; call quiet_blocking before capturing";
     NvshmemError::misuse(call, MisuseKind::Context { why })
 }

@@ -36,7 +36,8 @@ pub(crate) fn wait_all(call: &'static str, comm: &Comm, streams: &peerweave_driv
 /// list.
 pub(crate) struct Streams {
     known: peerweave_driver::Streams,
-    /// The value of `Open::emptied` (in `pending.rs`) when this memory was last added to that list.
+    /// The value of `Open::emptied` (in `pending.rs`) when this memory was last added to the list
+    /// of incomplete transfers.
     pub(crate) pending: AtomicU64,
 }
 
@@ -53,8 +54,9 @@ impl Streams {
         self.known.note(stream);
     }
 
-    /// Returns whether no stream has pending work. A stream with an error counts as idle, because
-    /// it will never complete.
+    /// Returns whether no stream in the list has pending work. A stream with an error counts as
+    /// idle, because its work will never complete. A stream that is being captured does not count
+    /// as idle.
     pub(crate) fn are_idle(&self) -> bool {
         let passed = |stream| match wait(stream, Instant::now()) {
             Ok(passed) => passed,

@@ -84,7 +84,7 @@ pub enum NvshmemError {
     /// Multicast objects are disabled in this process. Neither NVSHMEM nor the driver was called.
     #[error(transparent)]
     MulticastDisabled(#[from] MulticastDisabled),
-    /// The rendezvous failed.
+    /// The rendezvous, at which the PEs exchange data, returned an error.
     #[error("{call}: {source}")]
     Bootstrap {
         /// Name of the call.
@@ -158,7 +158,8 @@ impl From<CudaError> for NvshmemError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub struct Failure {
-    /// Name of the NVSHMEM function.
+    /// Name of the NVSHMEM function. If `detail` says that NVSHMEM was not called, this function
+    /// was not called.
     pub call: &'static str,
     /// The status code. `None` if the function returned no code, for example a null pointer, or if
     /// NVSHMEM was not called.
@@ -278,7 +279,8 @@ pub struct Timeout {
     pub pe: Option<Pe>,
     /// The PEs that had not arrived when the wait timed out; empty if they are unknown.
     pub missing: Vec<Pe>,
-    /// The message in which the rendezvous reports a lost PE, or `None` if it reports no lost PE.
+    /// The message in which the rendezvous reports a lost PE, or `None` if no PE is reported as
+    /// lost.
     pub lost: Option<String>,
 }
 
@@ -333,14 +335,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reduction_error_names_the_element_type_as_rust_does() {
+    fn reduction_error_names_the_rust_type_of_the_elements() {
         use peerweave_types::{DType, ReduceOp};
         let kind = MisuseKind::Reduction { op: ReduceOp::And, dtype: DType::F32 };
         assert_eq!(kind.to_string(), "the reduction `and` of f32 elements is not supported by NVSHMEM");
     }
 
     #[test]
-    fn error_type_is_at_most_104_bytes() {
+    fn nvshmem_error_type_is_at_most_104_bytes() {
         assert!(size_of::<NvshmemError>() <= 104, "{}", size_of::<NvshmemError>());
     }
 

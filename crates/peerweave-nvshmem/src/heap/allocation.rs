@@ -12,15 +12,15 @@ use crate::comm::entry::Entered;
 use crate::comm::streams::Streams;
 use crate::error::NvshmemError;
 
-/// An allocation of symmetric memory. The heap and all handles of the memory share it.
+/// An allocation of symmetric memory. The heap and all handles of the memory share this value.
 pub(crate) struct Allocation {
     pub(crate) comm: Arc<Comm>,
     pub(crate) address: u64,
     bytes: usize,
     /// Number of the allocation, the same on every PE.
     id: u64,
-    /// Owner of the memory if it is from outside the heap and was made symmetric. `None` for memory
-    /// of the heap.
+    /// Owner of memory from outside the heap that was made symmetric. `None` for memory of the
+    /// heap.
     outside: Option<Held>,
     /// The streams with work that uses the memory.
     pub(crate) streams: Arc<Streams>,

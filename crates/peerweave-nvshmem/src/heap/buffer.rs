@@ -154,7 +154,7 @@ impl<T: Element> SymmetricBuffer<T> {
 
 impl<T: Element> SymmetricBuffer<T> {
     /// Returns a handle to the same memory as elements of type `U`. If the last bytes are too few
-    /// for an element of type `U`, the handle does not include them.
+    /// for an element of type `U`, the handle does not include these bytes.
     ///
     /// # Errors
     /// [`MisuseKind::Value`] if the address is not aligned for `U`.
@@ -171,7 +171,8 @@ impl<T: Element> SymmetricBuffer<T> {
     }
 }
 
-/// Converts the error of a copy. A timeout gets the PEs that the rendezvous reports as lost.
+/// Converts the error of a copy. The error for a timeout includes the PEs that the rendezvous
+/// reports as lost.
 fn late(error: DriverError, comm: &Comm, call: &'static str, start: Instant) -> NvshmemError {
     match error {
         DriverError::Timeout { .. } => comm.late(call, start.elapsed(), Vec::new()),

@@ -55,20 +55,24 @@ impl Heap {
         let grown = wanted.next_multiple_of(step);
         if grown > free as u64 && wanted > holes {
             let why = format!("the heap would have to grow by {grown} bytes, but the device has {free} bytes free");
-            return Err(comm.nvshmem.failure(call, None, format!("{bytes} bytes of symmetric memory: {why}")));
+            return Err(comm.nvshmem.failure(
+                call,
+                None,
+                format!("NVSHMEM was not called for {bytes} bytes of symmetric memory: {why}"),
+            ));
         }
         Ok(())
     }
 
-    /// Checks that the heap has enough reserved addresses. The heap uses them for its own memory
-    /// and for memory that was made symmetric.
+    /// Checks that the heap has enough reserved addresses. The heap uses these addresses for its
+    /// own memory and for memory that was made symmetric.
     pub(crate) fn check_addresses(&self, call: &'static str, bytes: usize) -> Result<(), NvshmemError> {
         let Limits { fixed, most_bytes, .. } = self.limits;
         let held: u64 = self.allocations().iter().map(|allocation| allocation.bytes() as u64).sum();
         if fixed || held + (bytes as u64) < most_bytes {
             return Ok(());
         }
-        let why = format!("{held} of at most {most_bytes} bytes are allocated (NVSHMEM_MAX_MEMORY_PER_GPU)");
-        Err(self.comm.nvshmem.failure(call, None, format!("{bytes} bytes of symmetric memory: {why}")))
+        let why = format!("{held} bytes are allocated, and NVSHMEM_MAX_MEMORY_PER_GPU allows {most_bytes} bytes");
+        Err(self.comm.nvshmem.failure(call, None, format!("NVSHMEM was not called for {bytes} bytes of symmetric memory: {why}")))
     }
 }

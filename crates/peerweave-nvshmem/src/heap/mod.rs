@@ -73,8 +73,9 @@ impl Heap {
         self.allocations().retain(|known| !Arc::ptr_eq(known, allocation));
     }
 
-    /// Returns memory that is no longer in the list to NVSHMEM. Collective. The caller has ensured
-    /// that no handle, captured graph or stream uses the memory (invariant [H1]).
+    /// Gives memory back to NVSHMEM. The memory is no longer in the list of allocations. All PEs
+    /// must make this call. The caller has ensured that no handle, captured graph or stream uses
+    /// the memory (invariant [H1]).
     pub(crate) fn release(&self, allocation: &Arc<Allocation>, entered: &mut Entered<'_>) -> Result<(), NvshmemError> {
         allocation.release(entered)?;
         let mut freed = self.freed.lock().unwrap_or_else(PoisonError::into_inner);
@@ -90,8 +91,8 @@ impl Heap {
     }
 
     /// Checks that this PE's memory of a transfer can be accessed by the hardware that performs the
-    /// transfer. A copy engine can access all memory of the machine; the network only symmetric or
-    /// registered memory. Returns the registration that the transfer needs, or `None`.
+    /// transfer. A copy engine can access all memory of the machine. A network can access only
+    /// symmetric or registered memory. Returns the registration that the transfer needs, or `None`.
     pub(crate) fn check_reach(
         &self,
         call: &'static str,

@@ -29,8 +29,8 @@ impl fmt::Debug for Registration {
     }
 }
 
-/// A registration. The caller's handle, calls in progress and graphs share it. Dropping the last
-/// handle unregisters the memory.
+/// A registration of memory for network transfers. The caller's handle, calls in progress and
+/// graphs share this value. Dropping the last handle unregisters the memory.
 pub(crate) struct Registered {
     heap: Arc<Heap>,
     address: u64,
@@ -40,7 +40,7 @@ pub(crate) struct Registered {
     held: Held,
 }
 
-/// The entry of a registration in the heap's list.
+/// A registration in the heap's list of registered memory.
 pub(super) struct Record {
     pub(super) address: u64,
     pub(super) bytes: usize,

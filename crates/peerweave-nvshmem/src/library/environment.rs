@@ -24,7 +24,7 @@ unsafe extern "C" {
 struct List(&'static [*const c_char]);
 
 // SAFETY: the threads share the addresses of strings that are never changed or freed, so no
-// synchronisation is needed. The test `environment_is_readable_through_c_while_it_changes` covers
+// synchronisation is needed. The test `environment_is_readable_through_c_during_changes` covers
 // this.
 unsafe impl Send for List {}
 
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn repeated_changes_use_no_more_memory() {
+    fn repeated_environment_changes_use_no_more_memory() {
         let _alone = alone();
         let back_and_forth = || {
             change(&[set("PEERWEAVE_TEST_AGAIN", "there")]);
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn environment_is_readable_through_c_while_it_changes() {
+    fn environment_is_readable_through_c_during_changes() {
         let _alone = alone();
         change(&[set("PEERWEAVE_TEST_CONSTANT", "as before")]);
         let over = AtomicBool::new(false);

@@ -3,8 +3,8 @@
 //! `startup` starts NVSHMEM.
 //!
 //! # Invariants
-//! - **\[L1\]** A library is never unloaded and its record is never freed, so an [`Nvshmem`] is a
-//!   plain `&'static` reference.
+//! - **\[L1\]** A library is never unloaded and its [`Loaded`] value is never freed, so an
+//!   [`Nvshmem`] is a plain `&'static` reference.
 //! - **\[L2\]** No function of a library is called in a forked child of the process that loaded it.
 
 #[cfg(unix)]
@@ -249,8 +249,9 @@ impl Nvshmem {
         self.0.path.parent().filter(|directory| directory.is_absolute())
     }
 
-    /// Checks the transport plug-in. An initialisation by MPI or a launcher needs no other plug-in
-    /// of this module.
+    /// Checks that the installed plug-in for the network transport `remote_transport` has the
+    /// version that the library loads. Succeeds if no such plug-in is installed, because NVSHMEM
+    /// then uses only NVLink.
     pub(crate) fn check_transport(self, remote_transport: &str) -> Result<(), NvshmemError> {
         let Some(directory) = self.plugins() else { return Ok(()) };
         if remote_transport != "none" && !remote_transport.is_empty() {
@@ -286,7 +287,7 @@ impl Nvshmem {
     }
 
     /// Returns the error for a status code that a call returned; `code` is `None` for a null
-    /// pointer.
+    /// pointer, or if NVSHMEM was not called.
     #[cold]
     pub(crate) fn failure(self, call: &'static str, code: Option<c_int>, detail: String) -> NvshmemError {
         Failure { call, code: code.map(StatusCode::new), detail, version: self.0.version }.into()
@@ -416,7 +417,7 @@ fn version_of(api: &Api, path: &Arc<Path>) -> Result<Version, NvshmemError> {
         .map_err(|missing| unusable(missing.name))?;
     match (major.try_into(), minor.try_into(), patch.try_into()) {
         (Ok(major), Ok(minor), Ok(patch)) => Ok(Version::new(major, minor, patch)),
-        _ => Err(unusable("a version that can be read")),
+        _ => Err(unusable("reading the version number")),
     }
 }
 
@@ -454,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_library_error_lists_the_paths_tried() {
+    fn missing_nvshmem_library_error_lists_tried_paths() {
         // SAFETY: the file does not exist, so no code of it runs.
         let error = unsafe { Nvshmem::open("/nowhere/libnvshmem_host.so.3") }.expect_err("the file does not exist");
         assert!(

@@ -1,19 +1,20 @@
 //! Checks that the plug-in of a bootstrap can be loaded, before NVSHMEM loads it.
 //!
 //! `mod.rs` checks the versions in file names. Invariant: NVSHMEM is not started if a plug-in in
-//! its directory cannot be loaded. NVSHMEM would only print the error, and 3.4.5 would end the
-//! process by a double free.
+//! its directory cannot be loaded. NVSHMEM would only print the error, and NVSHMEM 3.4.5 would end
+//! the process by a double free.
 
 use std::path::Path;
 
 use crate::error::{MisuseKind, NvshmemError, PluginError};
 use crate::{Nvshmem, Settings};
 
-/// The plug-in for ids: its file name without suffix, and the variable that selects another
-/// plug-in.
+/// The plug-in for an initialisation by an id: its file name without suffix, and the variable that
+/// selects another plug-in.
 pub(crate) const OF_IDS: (&str, &str) = ("nvshmem_bootstrap_uid", "NVSHMEM_BOOTSTRAP_UID_PLUGIN");
 
-/// Returns the plug-in for MPI.
+/// Returns the plug-in for MPI: its file name without suffix, and the variable that selects another
+/// plug-in.
 pub(crate) fn of_mpi() -> Option<(&'static str, &'static str)> {
     Some(("nvshmem_bootstrap_mpi", "NVSHMEM_BOOTSTRAP_MPI_PLUGIN"))
 }
@@ -22,8 +23,8 @@ pub(crate) fn of_mpi() -> Option<(&'static str, &'static str)> {
 /// only NVSHMEM interprets.
 ///
 /// # Errors
-/// [`MisuseKind::Text`] for bootstraps that no launcher provides. NVSHMEM would fail with them, and
-/// could not be started again.
+/// [`MisuseKind::Text`] for bootstraps that no launcher provides. With such a bootstrap, NVSHMEM
+/// would fail, and could not be started again.
 pub(crate) fn of_launcher(settings: &Settings) -> Result<Option<(&'static str, &'static str)>, NvshmemError> {
     let set = |name| settings.effective(name).filter(|value| !value.is_empty()).map(|value| value.to_ascii_uppercase());
     Ok(match set("NVSHMEM_BOOTSTRAP").as_deref().unwrap_or("PMI") {
@@ -47,8 +48,8 @@ pub(crate) fn of_launcher(settings: &Settings) -> Result<Option<(&'static str, &
 /// Loads the plug-in in the library's directory as NVSHMEM does, with all functions resolved
 /// immediately.
 ///
-/// A plug-in that is not in this directory may be elsewhere, so its absence is not an error. A
-/// plug-in selected by its own variable is not checked either.
+/// A plug-in that is not in this directory may be elsewhere, so the absence of the plug-in is not
+/// an error. A plug-in that an environment variable selects is not checked.
 ///
 /// # Errors
 /// [`NvshmemError::Plugin`] with the dynamic linker's message.
@@ -76,15 +77,15 @@ pub(crate) fn check(
     }
 }
 
-/// Returns an error: NVSHMEM exists only on Linux.
+/// Returns an error, because NVSHMEM exists only on Linux.
 #[cfg(not(unix))]
 fn open(_path: &Path) -> Result<(), String> {
     Err("plug-ins can be loaded on Linux only".to_owned())
 }
 
 /// Loads a plug-in and resolves all its functions immediately. The plug-in stays loaded, because
-/// NVSHMEM loads it next. `peerweave-dylib` is not used: it resolves functions lazily, so a plug-in
-/// for another version of PMIx would seem to load.
+/// NVSHMEM loads it next. `peerweave-dylib` is not used, because `peerweave-dylib` resolves
+/// functions lazily. A plug-in for another version of PMIx would then seem to load.
 #[cfg(unix)]
 fn open(path: &Path) -> Result<(), String> {
     use std::ffi::{CStr, CString};

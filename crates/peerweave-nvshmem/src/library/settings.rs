@@ -20,9 +20,9 @@ use crate::error::{MisuseKind, NvshmemError};
 /// fails with [`MisuseKind::AlreadyInitialized`].
 ///
 /// Initialisation therefore sets these variables in the environment of the process, and restores
-/// the environment afterwards. Threads that read the environment during initialisation, through
-/// Rust's standard library or C's `getenv`, see the old or the new values. If another thread sets a
-/// variable during initialisation, the value may be lost.
+/// the environment after initialisation. Threads that read the environment during initialisation,
+/// through Rust's standard library or C's `getenv`, see the old or the new values. If another
+/// thread sets a variable during initialisation, the value may be lost.
 ///
 /// ```
 /// use peerweave_nvshmem::Settings;
@@ -173,8 +173,8 @@ impl Settings {
         self.variables.get(name).cloned().or_else(|| std::env::var(name).ok())
     }
 
-    /// Returns a variable that NVSHMEM will read as a number of bytes. The value may have a unit,
-    /// such as `1G`.
+    /// Returns the value of an NVSHMEM variable as a number of bytes. The text of the variable may
+    /// have a unit, such as `1G`.
     pub(crate) fn bytes(&self, name: &str) -> Option<u64> {
         bytes_of(&self.effective(name)?)
     }
@@ -205,9 +205,9 @@ impl Settings {
         }
     }
 
-    /// Returns the settings that must be equal on every PE, as one line. These are all variables of
-    /// NVSHMEM except those of one process or machine. Numbers of bytes are compared as numbers,
-    /// other values as text.
+    /// Returns the settings that must be equal on every PE, as one line. Variables that concern
+    /// only one process or one machine are omitted. Numbers of bytes are compared as numbers, other
+    /// values as text.
     pub(crate) fn symmetric_part(&self) -> String {
         let one = |(name, text): (&String, &String)| {
             let value = bytes_of(text).map_or_else(|| text.escape_debug().to_string(), |bytes| bytes.to_string());
@@ -217,7 +217,7 @@ impl Settings {
     }
 
     /// Returns all variables that NVSHMEM reads once per process. The variables of the bootstrap by
-    /// id are not among them, because the plug-in reads these variables at each bootstrap.
+    /// an id are omitted, because the plug-in reads these variables at each bootstrap.
     fn all_effective(&self) -> BTreeMap<String, String> {
         let known = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).chain(self.variables.keys().cloned());
         let read = known.filter(|name| name.starts_with("NVSHMEM_") && !name.starts_with("NVSHMEM_BOOTSTRAP_UID_"));
@@ -260,8 +260,8 @@ impl Settings {
         Ok(())
     }
 
-    /// Sets the variables until [`Environment::restore`]. Only one thread at a time can have
-    /// changed them.
+    /// Sets the variables in the environment until [`Environment::restore`]. Until then, another
+    /// thread that calls this function waits.
     pub(crate) fn apply(&self) -> Environment {
         let alone = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
         READ.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| self.all_effective());
@@ -305,11 +305,11 @@ fn bytes_of(text: &str) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
-/// Locked while the environment is changed and NVSHMEM reads it. A thread holds the lock for at
-/// most the deadline of its NVSHMEM call.
+/// Locked while the environment is changed and while NVSHMEM reads the environment. A thread holds
+/// the lock for at most the deadline of its NVSHMEM call.
 static CHANGING: Mutex<()> = Mutex::new(());
 
-/// The settings that NVSHMEM has read. NVSHMEM reads them only once in a process.
+/// The settings that NVSHMEM has read. NVSHMEM reads its settings only once in a process.
 static READ: Mutex<Option<BTreeMap<String, String>>> = Mutex::new(None);
 
 /// The previous values of changed variables.
@@ -323,7 +323,7 @@ impl Environment {
     /// Restores the variables, as dropping the value does.
     pub(crate) fn restore(self) {}
 
-    /// Leaves the changed variables set, because NVSHMEM may still be reading them.
+    /// Leaves the changed variables set, because NVSHMEM may still be reading the variables.
     pub(crate) fn leave(mut self) {
         self.former.clear();
     }

@@ -282,8 +282,9 @@ impl Team {
         self.run(CALL, target, source, target.len(), InPlace::Whole, stream, function)
     }
 
-    /// Reduces the sources of all PEs of the team element by element. Stores part n of the result
-    /// in `target` on the PE with rank n.
+    /// Reduces the sources of all PEs of the team element by element. Divides the result into as
+    /// many equal parts as the team has PEs. Stores part n of the result in `target` on the PE with
+    /// rank n.
     ///
     /// # Collective
     /// All PEs of the team must make this call with the same length and operation.
@@ -338,7 +339,7 @@ impl Team {
 
     /// Makes the checks that all collectives have in common. Returns the prepared call, the team's
     /// handle, the target's address and the source's address. Returns `None` for zero elements.
-    #[allow(clippy::type_complexity, reason = "destructured at once by its two callers")]
+    #[allow(clippy::type_complexity, reason = "the two callers destructure the result immediately")]
     fn begin<'a, T: Element>(
         &'a self,
         call: &'static str,

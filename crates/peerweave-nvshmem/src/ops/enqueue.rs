@@ -1,4 +1,5 @@
-//! The first steps of every call on a stream: checking its arguments, and keeping its memory alive.
+//! The first steps of every call on a stream: checking the arguments of the call, and keeping the
+//! memory of the call alive.
 //!
 //! Invariant: when NVSHMEM is called, all memory of the call is recorded as used by the stream, or
 //! is owned by the captured graph. The stream is then ordered after the team's last collective.
@@ -29,8 +30,8 @@ pub(crate) struct Enqueue<'a> {
     team: Option<&'a Team>,
     /// The effect of the call on transfers on NVSHMEM's own streams.
     left: NbiEffect<'a>,
-    /// The registration that the transfer needs. It is kept until NVSHMEM has enqueued the call;
-    /// afterwards the recorded stream keeps the memory registered.
+    /// The registration that the transfer needs. This value is kept until NVSHMEM has enqueued the
+    /// call. After that, the recorded stream keeps the memory registered.
     registered: Option<Arc<Registered>>,
 }
 
@@ -57,7 +58,7 @@ impl<'a> Enqueue<'a> {
         if self.capturing { Err(NvshmemError::misuse(self.call, MisuseKind::Context { why })) } else { Ok(()) }
     }
 
-    /// Adds symmetric memory to the call and returns its address.
+    /// Adds symmetric memory to the call, and returns the address of the memory.
     pub(crate) fn symmetric<T>(&mut self, what: &'static str, buffer: &SymmetricBuffer<T>) -> Result<u64, NvshmemError> {
         check_context(self.comm, self.call, what, buffer)?;
         buffer.allocation.note(self.stream);
@@ -109,13 +110,15 @@ impl<'a> Enqueue<'a> {
         Ok(())
     }
 
-    /// Adds memory of this PE that the call reads, and returns the access.
+    /// Adds memory of this PE that the call reads. Returns the [`Access`], which has the address of
+    /// the memory.
     pub(crate) fn source<T>(&mut self, what: &'static str, buffer: &'a impl DeviceBuffer<T>) -> Result<Access<'a>, NvshmemError> {
         self.check_device(what, buffer)?;
         if self.capturing { self.owned(buffer) } else { Ok(buffer.read(self.stream)?) }
     }
 
-    /// Adds memory of this PE that the call writes, and returns the access.
+    /// Adds memory of this PE that the call writes. Returns the [`Access`], which has the address
+    /// of the memory.
     pub(crate) fn target<T>(
         &mut self,
         what: &'static str,
@@ -142,7 +145,7 @@ impl<'a> Enqueue<'a> {
         }
     }
 
-    /// Adds the team to the call and returns its handle.
+    /// Adds the team to the call, and returns NVSHMEM's handle of the team.
     pub(crate) fn team(&mut self, team: &'a Team) -> Result<i32, NvshmemError> {
         team.check(self.call, self.comm)?;
         if self.capturing {
@@ -173,7 +176,7 @@ impl<'a> Enqueue<'a> {
         self.run(&mut |api, families| function.take().expect("`run` calls the function at most once")(api, families))
     }
 
-    /// Makes the call: calls `function` at most once.
+    /// Makes the prepared call. Calls `function` once, unless a check before the call fails.
     fn run(self, function: Function<'_>) -> Result<(), NvshmemError> {
         if self.capturing {
             let mut keeps = self.keeps;
@@ -209,7 +212,8 @@ impl<'a> Enqueue<'a> {
     }
 }
 
-/// A function of NVSHMEM with its arguments. It returns a status code.
+/// A closure that calls a function of NVSHMEM with its arguments, and returns the function's status
+/// code.
 type Function<'f> = &'f mut dyn FnMut(&'static Api, &'static Families) -> Result<i32, MissingSymbol>;
 
 /// Checks that the buffer is symmetric memory of this context.
@@ -256,8 +260,9 @@ pub(crate) fn check_apart(
     }
 }
 
-/// Checks that the memory of both PEs is accessible. In a transfer to this PE, also checks that
-/// source and target do not overlap.
+/// Checks that the memory of a transfer is accessible on both PEs. In a transfer to this PE, also
+/// checks that source and target do not overlap. Returns the registration that the transfer needs,
+/// or `None`.
 pub(crate) fn check_pair(
     heap: &Heap,
     call: &'static str,

@@ -24,8 +24,8 @@ pub struct ModuleGuard {
     comm: Arc<Comm>,
     module: Kind,
     held: Held,
-    /// While this token exists, NVSHMEM cannot be finalised. Otherwise, the next start of NVSHMEM
-    /// would write NVSHMEM's state into the module.
+    /// While this token exists, NVSHMEM cannot be finalised. If NVSHMEM could be finalised earlier,
+    /// the next start of NVSHMEM would write NVSHMEM's state into the module.
     _counted: Arc<()>,
 }
 

@@ -141,7 +141,8 @@ impl Context {
     }
 }
 
-/// Returns the address of memory and its owner. Fails for borrowed memory.
+/// Returns the address and the owner of memory. Returns an error for borrowed memory, for empty
+/// memory, and for memory on another device.
 fn owned<T>(comm: &Comm, call: &'static str, memory: &impl DeviceBuffer<T>) -> Result<(u64, Held), NvshmemError> {
     let (found, expected) = (memory.device(), comm.context.ordinal());
     if found != expected {
@@ -153,7 +154,7 @@ fn owned<T>(comm: &Comm, call: &'static str, memory: &impl DeviceBuffer<T>) -> R
             MisuseKind::Length { what: "the memory", found: 0, expected: 1, unit: "elements" },
         ));
     }
-    let why = "borrowed memory cannot be registered, because its owner could free it while it is registered; use owned memory, such as DeviceMemory";
+    let why = "borrowed memory cannot be registered, because the owner could free the memory too early; use owned memory, such as DeviceMemory";
     let (address, keep) = memory.keep().ok_or_else(|| NvshmemError::misuse(call, MisuseKind::Context { why }))?;
     Ok((address, Held::new(&comm.context, keep)))
 }
@@ -172,7 +173,9 @@ fn whole_mapping(comm: &Comm, limits: Limits, call: &'static str, address: u64, 
     // SAFETY: the pointer is to a live handle, and the driver looks up the address.
     let code = unsafe { api.cuMemRetainAllocationHandle(&raw mut handle, std::ptr::without_provenance_mut(address as usize)) };
     if code.map_err(DriverError::from)? != CudaCode::SUCCESS {
-        return refuse("only memory from CUDA's virtual memory management can be made symmetric; allocate it with peerweave-vmm");
+        return refuse(
+            "only memory from CUDA's virtual memory management can be made symmetric; allocate the memory with peerweave-vmm",
+        );
     }
     // SAFETY: the handle is live, and is not used afterwards.
     let _ = unsafe { api.cuMemRelease(handle) };
@@ -185,7 +188,7 @@ fn whole_mapping(comm: &Comm, limits: Limits, call: &'static str, address: u64, 
         Ok((code.map_err(DriverError::from)? == CudaCode::SUCCESS).then_some(value))
     };
     if ask(CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES)? == Some(0) {
-        return refuse("the memory's handle cannot be shared with other processes, so it cannot be made symmetric");
+        return refuse("the memory's handle cannot be shared with other processes, so the memory cannot be made symmetric");
     }
     let mapping = ask(CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR)?.zip(ask(CU_POINTER_ATTRIBUTE_MAPPING_SIZE)?);
     if mapping.is_some_and(|mapping| mapping != (address, bytes as u64)) {

@@ -21,7 +21,7 @@ use crate::ops::enqueue::{Enqueue, by_width, check_apart, check_context, check_l
 use crate::sys::{CType, Families};
 use crate::{SymmetricBuffer, sys};
 
-/// Checks that `count` elements at a stride fit in `len` elements.
+/// Checks that a buffer of `len` elements contains `count` elements at the distance `stride`.
 fn span(call: &'static str, what: &'static str, stride: usize, count: usize, len: usize) -> Result<(), NvshmemError> {
     if stride == 0 {
         let what = if what == "the target" { "the target's stride" } else { "the source's stride" };
@@ -282,7 +282,10 @@ impl Context {
             // process.
             if stride.saturating_mul(size_of::<T>()) > i32::MAX as usize {
                 let found = i64::try_from(stride).unwrap_or(i64::MAX);
-                return Err(NvshmemError::misuse(call, MisuseKind::Value { what, found, expected: "less than 2 GiB" }));
+                return Err(NvshmemError::misuse(
+                    call,
+                    MisuseKind::Value { what, found, expected: "a stride of less than 2 GiB" },
+                ));
             }
         }
         if !self.heap.mapped(remote.address())?[pe.index()] {

@@ -30,7 +30,7 @@ pub struct Signal<'a> {
     pub op: SignalOp,
 }
 
-const NO_CAPTURE: &str = "the stream is being captured, and NVSHMEM may read the value of a set signal from memory that does not outlive the call; use SignalOp::Add";
+const NO_CAPTURE: &str = "the stream is being captured, and NVSHMEM may read the value of a SignalOp::Set from memory that does not outlive the call; use SignalOp::Add";
 
 impl Context {
     /// Writes `source` to `target` on the PE `pe` and then signals that PE, in stream order. When
@@ -95,7 +95,7 @@ impl Context {
         let comm = &self.comm;
         let mut enqueue = Enqueue::begin(comm, CALL, stream)?;
         enqueue.not_captured(
-            "the stream is being captured, and a graph cannot contain this transfer, because NVSHMEM makes it on its own streams",
+            "the stream is being captured, and a graph cannot contain this transfer, because NVSHMEM makes the transfer on its own streams",
         )?;
         let (remote, word, bytes, to) = self.check_put_signal(CALL, &mut enqueue, target, source.len(), signal, pe)?;
         if bytes == 0 {
@@ -286,7 +286,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn comparison_codes_equal_those_of_nvshmem() {
+    fn comparison_and_signal_codes_equal_those_of_nvshmem() {
         let numbers = Compare::ALL.map(compare);
         assert_eq!(numbers, [0, 1, 2, 5, 4, 3]);
         assert_eq!((signal_op(SignalOp::Set), signal_op(SignalOp::Add)), (9, 10));

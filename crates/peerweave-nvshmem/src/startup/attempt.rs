@@ -27,20 +27,20 @@ pub(super) enum Bootstrapping {
     Launcher,
 }
 
-/// An initialisation in progress. Dropping it sets the state of this process: a running context, or
-/// the reason why NVSHMEM cannot be started again. If NVSHMEM was not called, the previous state is
-/// restored.
+/// An initialisation in progress. Dropping this value sets the state of this process: a running
+/// context, or the reason why NVSHMEM cannot be started again. If NVSHMEM was not called, the
+/// previous state is restored.
 pub(super) struct Start {
     call: &'static str,
     outcome: Option<ProcessState>,
 }
 
 pub(super) enum Begun {
-    /// The context that already runs has the same arguments; this is a new handle.
+    /// A new handle to the running context, which has the same arguments.
     Running(Context),
     Start(Start),
     /// This process cannot start NVSHMEM. Other PEs may be waiting for this PE at the rendezvous,
-    /// so the error must be sent to them.
+    /// so the error must be sent to these PEs.
     Refused(NvshmemError),
 }
 
@@ -49,7 +49,7 @@ impl Start {
     ///
     /// # Errors
     /// Returns an error only if the error must not be sent to other PEs, because this PE is in
-    /// another call with them.
+    /// another call with these PEs.
     pub(super) fn begin(call: &'static str, arguments: &Arguments) -> Result<Begun, NvshmemError> {
         // In a forked child, the lock may be held by a thread that exists only in the parent.
         let forked = Nvshmem::is_forked();
@@ -253,7 +253,7 @@ fn began_key(life: u64, pe: Pe) -> String {
     format!("peerweave-nvshmem/{life:016x}/began/{}", pe.get())
 }
 
-/// Returns the PEs that have not reported that they started.
+/// Returns the PEs that have not reported to the rendezvous that they are starting NVSHMEM.
 fn missing(world: &Rendezvous, life: u64) -> Vec<Pe> {
     let pes = (0..world.n_pes()).map(Pe::new);
     pes.filter(|pe| matches!(world.try_get(&began_key(life, *pe)), Ok(None))).collect()

@@ -138,8 +138,8 @@ impl Context {
     }
 }
 
-/// Finalising in progress. Dropping the value sets the state of this process: the previous state
-/// after a failure.
+/// A guard that exists during [`Context::finalize`]. Dropping the guard sets the state of this
+/// process. After a failure, this is the previous state.
 struct Ending(Option<ProcessState>);
 
 impl Drop for Ending {

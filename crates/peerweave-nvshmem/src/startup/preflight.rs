@@ -2,8 +2,8 @@
 //! the process or hangs.
 //!
 //! Some problems cannot be detected: a broken network, a faulty switch fabric, memory that another
-//! process allocates later, or a PE that dies inside NVSHMEM. Only the deadline limits their
-//! effect.
+//! process allocates later, or a PE that dies inside NVSHMEM. Only the deadline limits the effect
+//! of such a problem.
 //!
 //! Invariant: the checks change no state of NVSHMEM or of the device.
 
@@ -29,7 +29,7 @@ const SHARED_MEMORY_BYTES: u64 = 1 << 20;
 /// The lowest supported major number of the compute capability.
 const OLDEST_GENERATION: i32 = 7;
 
-/// The data that a PE sends to the other PEs before they start NVSHMEM.
+/// The data that a PE sends to the other PEs before the PEs start NVSHMEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StartInfo {
     pub(crate) version: Version,
@@ -38,7 +38,7 @@ pub(crate) struct StartInfo {
 }
 
 impl StartInfo {
-    /// Returns the fields as one line.
+    /// Returns the fields as one line of text, which this PE sends to the other PEs.
     pub(crate) fn to_text(&self) -> String {
         format!("ok\t{}\t{}\t{}", self.version, self.uuid, self.settings)
     }
@@ -115,7 +115,8 @@ fn functions(nvshmem: Nvshmem) -> Result<(), NvshmemError> {
     }
 }
 
-/// Checks that NVSHMEM has kernels for the GPU. Without them, NVSHMEM's first launch would fail.
+/// Checks that NVSHMEM has kernels for the GPU. Without such kernels, NVSHMEM's first launch would
+/// fail.
 fn generation(context: &CudaContext) -> Result<(), NvshmemError> {
     use CUdevice_attribute::{CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR};
     let (driver, device) = (Driver::get()?, context.ordinal());
@@ -128,7 +129,7 @@ fn generation(context: &CudaContext) -> Result<(), NvshmemError> {
 }
 
 /// Returns an error if other code has initialised NVSHMEM. NVSHMEM counts initialisations, so a
-/// second initialisation would succeed with the PEs of the first.
+/// second initialisation would succeed with the PEs of the first initialisation.
 fn check_not_initialized(nvshmem: Nvshmem) -> Result<(), NvshmemError> {
     match nvshmem.status()? {
         // `Bootstrapped` is refused too: NVSHMEM would reuse the PEs that are already connected.
@@ -141,7 +142,7 @@ fn check_not_initialized(nvshmem: Nvshmem) -> Result<(), NvshmemError> {
     }
 }
 
-/// Returns the device's UUID in hexadecimal. It is the same in every process.
+/// Returns the device's UUID in hexadecimal. The UUID is the same in every process.
 pub(crate) fn uuid_of(context: &Arc<CudaContext>) -> Result<String, NvshmemError> {
     let uuid = with_error_preserved(context, || context.uuid()).map_err(CudaError::of("cuDeviceGetUuid_v2"))?;
     Ok(uuid.bytes.iter().map(|byte| format!("{:02x}", *byte as u8)).collect())
@@ -207,8 +208,9 @@ pub(crate) fn together(own: Pe, cards: &[Result<StartInfo, String>]) -> Result<(
     }
 }
 
-/// Checks that this PE can access the GPU of each peer directly if the network is disabled. Only
-/// GPUs that are visible to this process are checked.
+/// Checks whether this PE can access the GPU of each peer directly. If not, logs a warning. Returns
+/// an error if the network is also disabled. Only GPUs that are visible to this process are
+/// checked.
 pub(crate) fn reachable(
     own: Pe,
     cards: &[Result<StartInfo, String>],

@@ -32,8 +32,8 @@ pub(super) fn start_worker(call: &'static str) -> Result<Worker, NvshmemError> {
     })
 }
 
-/// The resources of this process that an initialisation needs. They are acquired before this PE
-/// reports to the other PEs that this PE is ready.
+/// The resources of this process that an initialisation needs. The resources are acquired before
+/// this PE reports to the other PEs that this PE is ready.
 pub(super) struct Ready {
     pub(super) nvshmem: Nvshmem,
     pub(super) worker: Worker,
@@ -96,13 +96,14 @@ pub(super) fn can_still_start(call: &'static str) -> Result<(), NvshmemError> {
     if ID_FAILED.load(Ordering::Relaxed) { Err(NvshmemError::Dead { call, state: DeadState::InitFailed }) } else { Ok(()) }
 }
 
-/// Acquires the gate of this process. Fails if the gate is not free within `patience`.
+/// Acquires the gate, which is the lock for calls of NVSHMEM. Returns an error if the gate is not
+/// free within `patience`.
 pub(super) fn enter(call: &'static str, patience: Duration) -> Result<Sent, NvshmemError> {
     let start = Instant::now();
     let inside = GATE.enter(call, patience).map_err(|inside| {
         tracing::warn!(call, inside, "timed out: another call is still inside NVSHMEM");
-        // It is not known whether the other call will return. If it does not return, its own
-        // context reports the timeout.
+        // It is unknown whether the other call will return. If not, the context of the other call
+        // reports the timeout.
         Timeout { call, waited: start.elapsed(), pe: None, missing: Vec::new(), lost: None }
     })?;
     Ok(inside.send(&GATE))

@@ -104,7 +104,7 @@ impl Context {
         let Some(id) = id else {
             return Err(PreflightError::Peer { pe: Pe::new(0), reason: "this PE sent no id".to_owned() }.into());
         };
-        let start = start.expect("a PE without a start has returned its own error");
+        let start = start.expect("a PE that cannot start NVSHMEM has already returned its error");
         start.run(ready, inside, Bootstrapping::Id(id, pe.get(), n_pes), device, arguments, Some(rendezvous))
     }
 
@@ -218,8 +218,8 @@ fn arguments(
     Arguments { bootstrap, place, identity, device: device.ordinal(), settings: settings.with_switch() }
 }
 
-/// Adds the network interface of the rendezvous to the settings, unless they already select an
-/// interface.
+/// Adds the network interface of the rendezvous to the settings, unless the settings already select
+/// an interface.
 fn with_interface(settings: Settings) -> Settings {
     let asked = std::env::var(peerweave_bootstrap::env::names::INTERFACE).ok();
     let chosen = interface::advertise_address(asked.as_deref()).ok();

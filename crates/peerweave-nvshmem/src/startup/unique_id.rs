@@ -1,4 +1,4 @@
-//! The id by which PEs connect. `peerweave-bootstrap` or the caller distributes it.
+//! The id by which PEs connect. `peerweave-bootstrap` or the caller distributes the id.
 
 use std::ffi::c_char;
 use std::fmt;

@@ -25,13 +25,13 @@ peerweave_dylib::bindings! {
 
         /// Returns the state of NVSHMEM's initialisation.
         "3.3.24" fn nvshmemx_init_status() -> c_int;
-        /// Initialises NVSHMEM. Collective.
+        /// Initialises NVSHMEM. All PEs must make this call.
         "3.3.24" fn nvshmemx_hostlib_init_attr(flags: c_uint, attr: *mut nvshmemx_init_attr_t) -> c_int;
-        /// Finalises NVSHMEM. Collective. Ends the process on failure.
+        /// Finalises NVSHMEM. All PEs must make this call. Ends the process on failure.
         "3.3.24" fn nvshmemx_hostlib_finalize();
         /// Creates an id. Loads the plug-in for ids and opens a socket.
         "3.3.24" fn nvshmemx_get_uniqueid(id: *mut nvshmemx_uniqueid_t) -> c_int;
-        /// Fills in the arguments of the bootstrap by id.
+        /// Fills in the arguments of the bootstrap by an id.
         "3.3.24" fn nvshmemx_set_attr_uniqueid_args(
             rank: c_int, n_ranks: c_int, id: *const nvshmemx_uniqueid_t, attr: *mut nvshmemx_init_attr_t,
         ) -> c_int;
@@ -48,31 +48,32 @@ peerweave_dylib::bindings! {
 
         // Memory.
 
-        /// Allocates symmetric memory. Collective.
+        /// Allocates symmetric memory. All PEs must make this call.
         "3.3.24" fn nvshmem_malloc(bytes: usize) -> *mut c_void;
-        /// Allocates symmetric memory filled with zeros. Collective.
+        /// Allocates symmetric memory filled with zeros. All PEs must make this call.
         "3.3.24" fn nvshmem_calloc(count: usize, bytes: usize) -> *mut c_void;
-        /// Allocates aligned symmetric memory. Collective.
+        /// Allocates aligned symmetric memory. All PEs must make this call.
         "3.3.24" fn nvshmem_align(alignment: usize, bytes: usize) -> *mut c_void;
-        /// Frees symmetric memory. Collective.
+        /// Frees symmetric memory. All PEs must make this call.
         "3.3.24" fn nvshmem_free(address: *mut c_void);
         /// Returns the address at which the memory of a PE is mapped in this process, or null.
         "3.3.24" fn nvshmem_ptr(address: *const c_void, pe: c_int) -> *mut c_void;
         /// Returns the multicast address of the memory of a team's PEs, or null.
         "3.3.24" fn nvshmemx_mc_ptr(team: nvshmem_team_t, address: *const c_void) -> *mut c_void;
-        /// Registers local memory.
+        /// Registers memory that this PE uses in network transfers.
         "3.3.24" fn nvshmemx_buffer_register(address: *mut c_void, bytes: usize) -> c_int;
-        /// Unregisters local memory.
+        /// Unregisters memory that `nvshmemx_buffer_register` registered.
         "3.3.24" fn nvshmemx_buffer_unregister(address: *mut c_void) -> c_int;
-        /// Unregisters all local memory.
+        /// Unregisters all memory that `nvshmemx_buffer_register` registered.
         "3.3.24" fn nvshmemx_buffer_unregister_all();
-        /// Makes existing memory symmetric. Collective.
+        /// Makes existing memory symmetric. All PEs must make this call.
         "3.3.24" fn nvshmemx_buffer_register_symmetric(address: *mut c_void, bytes: usize, flags: c_int) -> *mut c_void;
-        /// Makes existing memory symmetric at an address near `preferred`. Collective.
+        /// Makes existing memory symmetric at an address near `preferred`. All PEs must make this
+        /// call.
         "3.6.5" fn nvshmemx_buffer_register_symmetric_at_preferred_address(
             address: *mut c_void, bytes: usize, preferred: *mut c_void, flags: c_int,
         ) -> *mut c_void;
-        /// Unregisters symmetric memory. Collective.
+        /// Unregisters symmetric memory. All PEs must make this call.
         "3.3.24" fn nvshmemx_buffer_unregister_symmetric(address: *mut c_void, bytes: usize) -> c_int;
 
         // Teams.
@@ -86,25 +87,25 @@ peerweave_dylib::bindings! {
         /// Returns the rank in `target` of the PE with rank `rank` in `source`, or -1 if the PE is
         /// not a member of `target`.
         "3.3.24" fn nvshmem_team_translate_pe(source: nvshmem_team_t, rank: c_int, target: nvshmem_team_t) -> c_int;
-        /// Creates a team of `count` PEs: every `stride`-th PE from `start`. Collective over the
-        /// parent.
+        /// Creates a team of `count` PEs: every `stride`-th PE from `start`. All PEs of the parent
+        /// must make this call.
         "3.3.24" fn nvshmem_team_split_strided(
             parent: nvshmem_team_t, start: c_int, stride: c_int, count: c_int, config: *const nvshmem_team_config_t,
             mask: c_long, team: *mut nvshmem_team_t,
         ) -> c_int;
-        /// Creates a team for each row and each column of the parent's PEs. Collective over the
-        /// parent.
+        /// Arranges the parent's PEs in rows of `xrange` PEs, and creates a team for each row and
+        /// each column. All PEs of the parent must make this call.
         "3.3.24" fn nvshmem_team_split_2d(
             parent: nvshmem_team_t, xrange: c_int, x_config: *const nvshmem_team_config_t, x_mask: c_long,
             x_team: *mut nvshmem_team_t, y_config: *const nvshmem_team_config_t, y_mask: c_long, y_team: *mut nvshmem_team_t,
         ) -> c_int;
-        /// Creates an id for a team.
+        /// Creates an id for a team that has no parent team.
         "3.3.24" fn nvshmemx_team_get_uniqueid(id: *mut nvshmemx_team_uniqueid_t) -> c_int;
-        /// Creates a team of the PEs that pass the same id. Collective over these PEs.
+        /// Creates a team of the PEs that pass the same id. All these PEs must make this call.
         "3.3.24" fn nvshmemx_team_init(
             team: *mut nvshmem_team_t, config: *mut nvshmem_team_config_t, mask: c_long, n_pes: c_int, rank: c_int,
         ) -> c_int;
-        /// Destroys a team. Collective over the team.
+        /// Destroys a team. All PEs of the team must make this call.
         "3.3.24" fn nvshmem_team_destroy(team: nvshmem_team_t);
         /// Synchronises a team.
         "3.3.24" fn nvshmem_team_sync(team: nvshmem_team_t) -> c_int;
@@ -151,45 +152,46 @@ peerweave_dylib::bindings! {
 
         /// Writes bytes to a PE.
         "3.3.24" fn nvshmem_putmem(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Writes bytes to a PE, to be completed by a quiet.
+        /// Writes bytes to a PE. A quiet completes the transfer.
         "3.3.24" fn nvshmem_putmem_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
         /// Writes bytes to a PE, in stream order.
         "3.3.24" fn nvshmemx_putmem_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
-        /// Writes bytes to a PE, to be completed by a quiet.
+        /// Writes bytes to a PE, started in stream order. A quiet completes the transfer.
         "3.3.24" fn nvshmemx_putmem_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
         /// Reads bytes from a PE.
         "3.3.24" fn nvshmem_getmem(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Reads bytes from a PE, to be completed by a quiet.
+        /// Reads bytes from a PE. A quiet completes the transfer.
         "3.3.24" fn nvshmem_getmem_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
         /// Reads bytes from a PE, in stream order.
         "3.3.24" fn nvshmemx_getmem_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
-        /// Reads bytes from a PE, to be completed by a quiet.
+        /// Reads bytes from a PE, started in stream order. A quiet completes the transfer.
         "3.3.24" fn nvshmemx_getmem_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
-        /// Writes bytes to a PE, then signals it, in stream order.
+        /// Writes bytes to a PE, then signals the PE, in stream order.
         "3.3.24" fn nvshmemx_putmem_signal_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Writes bytes to a PE, then signals it, to be completed by a quiet.
+        /// Writes bytes to a PE, then signals the PE, started in stream order. A quiet completes
+        /// the transfer.
         "3.3.24" fn nvshmemx_putmem_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
         /// Writes 8-bit elements to a PE.
         "3.3.24" fn nvshmem_put8(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Writes 8-bit elements to a PE, to be completed by a quiet.
+        /// Writes 8-bit elements to a PE. A quiet completes the transfer.
         "3.3.24" fn nvshmem_put8_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
         /// Writes 8-bit elements to a PE, in stream order.
         "3.3.24" fn nvshmemx_put8_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
-        /// Writes 8-bit elements to a PE, to be completed by a quiet.
+        /// Writes 8-bit elements to a PE, started in stream order. A quiet completes the transfer.
         "3.3.24" fn nvshmemx_put8_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
@@ -204,11 +206,11 @@ peerweave_dylib::bindings! {
         );
         /// Reads 8-bit elements from a PE.
         "3.3.24" fn nvshmem_get8(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Reads 8-bit elements from a PE, to be completed by a quiet.
+        /// Reads 8-bit elements from a PE. A quiet completes the transfer.
         "3.3.24" fn nvshmem_get8_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
         /// Reads 8-bit elements from a PE, in stream order.
         "3.3.24" fn nvshmemx_get8_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
-        /// Reads 8-bit elements from a PE, to be completed by a quiet.
+        /// Reads 8-bit elements from a PE, started in stream order. A quiet completes the transfer.
         "3.3.24" fn nvshmemx_get8_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
@@ -221,23 +223,24 @@ peerweave_dylib::bindings! {
             target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
             stream: CUstream,
         );
-        /// Writes 8-bit elements to a PE, then signals it, in stream order.
+        /// Writes 8-bit elements to a PE, then signals the PE, in stream order.
         "3.3.24" fn nvshmemx_put8_signal_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Writes 8-bit elements to a PE, then signals it, to be completed by a quiet.
+        /// Writes 8-bit elements to a PE, then signals the PE, started in stream order. A quiet
+        /// completes the transfer.
         "3.3.24" fn nvshmemx_put8_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
         /// Writes 16-bit elements to a PE.
         "3.3.24" fn nvshmem_put16(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Writes 16-bit elements to a PE, to be completed by a quiet.
+        /// Writes 16-bit elements to a PE. A quiet completes the transfer.
         "3.3.24" fn nvshmem_put16_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
         /// Writes 16-bit elements to a PE, in stream order.
         "3.3.24" fn nvshmemx_put16_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
-        /// Writes 16-bit elements to a PE, to be completed by a quiet.
+        /// Writes 16-bit elements to a PE, started in stream order. A quiet completes the transfer.
         "3.3.24" fn nvshmemx_put16_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
@@ -252,11 +255,12 @@ peerweave_dylib::bindings! {
         );
         /// Reads 16-bit elements from a PE.
         "3.3.24" fn nvshmem_get16(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Reads 16-bit elements from a PE, to be completed by a quiet.
+        /// Reads 16-bit elements from a PE. A quiet completes the transfer.
         "3.3.24" fn nvshmem_get16_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
         /// Reads 16-bit elements from a PE, in stream order.
         "3.3.24" fn nvshmemx_get16_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
-        /// Reads 16-bit elements from a PE, to be completed by a quiet.
+        /// Reads 16-bit elements from a PE, started in stream order. A quiet completes the
+        /// transfer.
         "3.3.24" fn nvshmemx_get16_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
@@ -269,23 +273,24 @@ peerweave_dylib::bindings! {
             target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
             stream: CUstream,
         );
-        /// Writes 16-bit elements to a PE, then signals it, in stream order.
+        /// Writes 16-bit elements to a PE, then signals the PE, in stream order.
         "3.3.24" fn nvshmemx_put16_signal_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Writes 16-bit elements to a PE, then signals it, to be completed by a quiet.
+        /// Writes 16-bit elements to a PE, then signals the PE, started in stream order. A quiet
+        /// completes the transfer.
         "3.3.24" fn nvshmemx_put16_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
         /// Writes 32-bit elements to a PE.
         "3.3.24" fn nvshmem_put32(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Writes 32-bit elements to a PE, to be completed by a quiet.
+        /// Writes 32-bit elements to a PE. A quiet completes the transfer.
         "3.3.24" fn nvshmem_put32_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
         /// Writes 32-bit elements to a PE, in stream order.
         "3.3.24" fn nvshmemx_put32_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
-        /// Writes 32-bit elements to a PE, to be completed by a quiet.
+        /// Writes 32-bit elements to a PE, started in stream order. A quiet completes the transfer.
         "3.3.24" fn nvshmemx_put32_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
@@ -300,11 +305,12 @@ peerweave_dylib::bindings! {
         );
         /// Reads 32-bit elements from a PE.
         "3.3.24" fn nvshmem_get32(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Reads 32-bit elements from a PE, to be completed by a quiet.
+        /// Reads 32-bit elements from a PE. A quiet completes the transfer.
         "3.3.24" fn nvshmem_get32_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
         /// Reads 32-bit elements from a PE, in stream order.
         "3.3.24" fn nvshmemx_get32_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
-        /// Reads 32-bit elements from a PE, to be completed by a quiet.
+        /// Reads 32-bit elements from a PE, started in stream order. A quiet completes the
+        /// transfer.
         "3.3.24" fn nvshmemx_get32_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
@@ -317,23 +323,24 @@ peerweave_dylib::bindings! {
             target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
             stream: CUstream,
         );
-        /// Writes 32-bit elements to a PE, then signals it, in stream order.
+        /// Writes 32-bit elements to a PE, then signals the PE, in stream order.
         "3.3.24" fn nvshmemx_put32_signal_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Writes 32-bit elements to a PE, then signals it, to be completed by a quiet.
+        /// Writes 32-bit elements to a PE, then signals the PE, started in stream order. A quiet
+        /// completes the transfer.
         "3.3.24" fn nvshmemx_put32_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
         /// Writes 64-bit elements to a PE.
         "3.3.24" fn nvshmem_put64(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Writes 64-bit elements to a PE, to be completed by a quiet.
+        /// Writes 64-bit elements to a PE. A quiet completes the transfer.
         "3.3.24" fn nvshmem_put64_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
         /// Writes 64-bit elements to a PE, in stream order.
         "3.3.24" fn nvshmemx_put64_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
-        /// Writes 64-bit elements to a PE, to be completed by a quiet.
+        /// Writes 64-bit elements to a PE, started in stream order. A quiet completes the transfer.
         "3.3.24" fn nvshmemx_put64_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
@@ -348,11 +355,12 @@ peerweave_dylib::bindings! {
         );
         /// Reads 64-bit elements from a PE.
         "3.3.24" fn nvshmem_get64(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Reads 64-bit elements from a PE, to be completed by a quiet.
+        /// Reads 64-bit elements from a PE. A quiet completes the transfer.
         "3.3.24" fn nvshmem_get64_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
         /// Reads 64-bit elements from a PE, in stream order.
         "3.3.24" fn nvshmemx_get64_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
-        /// Reads 64-bit elements from a PE, to be completed by a quiet.
+        /// Reads 64-bit elements from a PE, started in stream order. A quiet completes the
+        /// transfer.
         "3.3.24" fn nvshmemx_get64_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
@@ -365,25 +373,27 @@ peerweave_dylib::bindings! {
             target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
             stream: CUstream,
         );
-        /// Writes 64-bit elements to a PE, then signals it, in stream order.
+        /// Writes 64-bit elements to a PE, then signals the PE, in stream order.
         "3.3.24" fn nvshmemx_put64_signal_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Writes 64-bit elements to a PE, then signals it, to be completed by a quiet.
+        /// Writes 64-bit elements to a PE, then signals the PE, started in stream order. A quiet
+        /// completes the transfer.
         "3.3.24" fn nvshmemx_put64_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
         /// Writes 128-bit elements to a PE.
         "3.3.24" fn nvshmem_put128(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Writes 128-bit elements to a PE, to be completed by a quiet.
+        /// Writes 128-bit elements to a PE. A quiet completes the transfer.
         "3.3.24" fn nvshmem_put128_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
         /// Writes 128-bit elements to a PE, in stream order.
         "3.3.24" fn nvshmemx_put128_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
-        /// Writes 128-bit elements to a PE, to be completed by a quiet.
+        /// Writes 128-bit elements to a PE, started in stream order. A quiet completes the
+        /// transfer.
         "3.3.24" fn nvshmemx_put128_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
@@ -398,13 +408,14 @@ peerweave_dylib::bindings! {
         );
         /// Reads 128-bit elements from a PE.
         "3.3.24" fn nvshmem_get128(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Reads 128-bit elements from a PE, to be completed by a quiet.
+        /// Reads 128-bit elements from a PE. A quiet completes the transfer.
         "3.3.24" fn nvshmem_get128_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
         /// Reads 128-bit elements from a PE, in stream order.
         "3.3.24" fn nvshmemx_get128_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
-        /// Reads 128-bit elements from a PE, to be completed by a quiet.
+        /// Reads 128-bit elements from a PE, started in stream order. A quiet completes the
+        /// transfer.
         "3.3.24" fn nvshmemx_get128_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
@@ -417,12 +428,13 @@ peerweave_dylib::bindings! {
             target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
             stream: CUstream,
         );
-        /// Writes 128-bit elements to a PE, then signals it, in stream order.
+        /// Writes 128-bit elements to a PE, then signals the PE, in stream order.
         "3.3.24" fn nvshmemx_put128_signal_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Writes 128-bit elements to a PE, then signals it, to be completed by a quiet.
+        /// Writes 128-bit elements to a PE, then signals the PE, started in stream order. A quiet
+        /// completes the transfer.
         "3.3.24" fn nvshmemx_put128_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,

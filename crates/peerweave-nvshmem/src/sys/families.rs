@@ -49,7 +49,7 @@ pub enum CType {
 
 const N_TYPES: usize = 25;
 
-/// The types of a family: one bit for each [`CType`].
+/// The set of C types for which a family has functions: one bit for each [`CType`].
 type Types = u32;
 
 const fn types(list: &[CType]) -> Types {
@@ -138,7 +138,7 @@ macro_rules! families {
         pub struct Families {
             library: Library,
             $(
-                #[doc = concat!("The family of `", $prefix, "TYPE", $suffix, "`.")]
+                #[doc = concat!("The functions `", $prefix, "TYPE", $suffix, "`, one for each C type.")]
                 pub $name: Family,
             )*
         }
@@ -172,7 +172,7 @@ macro_rules! families {
                 /// # Errors
                 /// Returns the same errors as [`Family::address`].
                 #[inline]
-                #[allow(clippy::useless_transmute, reason = "some families give the address itself")]
+                #[allow(clippy::useless_transmute, reason = "the function type of some families is the address type")]
                 pub fn $name(&self, kind: CType) -> Result<$Function, MissingSymbol> {
                     let address = self.$name.address(&self.library, kind)?;
                     // SAFETY: the address is that of the function with this name. Its arguments and
@@ -209,7 +209,8 @@ pub type BroadcastOnStream = unsafe extern "C" fn(nvshmem_team_t, *mut c_void, *
 pub type WaitVectorOnStream = unsafe extern "C" fn(*mut c_void, usize, *const c_int, c_int, *mut c_void, CUstream);
 /// A function with the arguments: target, PE.
 pub type Increment = unsafe extern "C" fn(*mut c_void, c_int);
-/// Address of a function that takes or returns an element by value. The caller casts the address.
+/// Address of a function that takes or returns an element by value. The caller converts the address
+/// to a function pointer.
 pub type ByValue = NonNull<c_void>;
 
 families! {

@@ -29,7 +29,7 @@ pub fn facts() -> Vec<Fact> {
     all
 }
 
-/// The first version whose header has regions.
+/// The first version of NVSHMEM whose headers declare regions (`nvshmemx_region_attrs_t`).
 const HEADER_OF_REGIONS: Version = Version::new(3, 8, 0);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! NVSHMEM's structs and constants. Each struct starts with a version word. New versions add fields
+//! NVSHMEM's structs and constants. Most structs start with a version word. New versions add fields
 //! only in the padding.
 
 use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
@@ -141,7 +141,7 @@ macro_rules! constants {
     ($($(#[$attribute:meta])* $name:ident: $type:ty = $value:expr;)*) => {
         $($(#[$attribute])* pub const $name: $type = $value;)*
 
-        /// Returns the name of every constant in NVSHMEM's headers, with its value.
+        /// Returns the names and values of the constants that this module declares.
         pub fn constants() -> Vec<(&'static str, i64)> {
             vec![$((stringify!($name), i64::try_from($name).unwrap_or(i64::MAX))),*]
         }
@@ -149,13 +149,13 @@ macro_rules! constants {
 }
 
 constants! {
-    /// The PEs are threads.
+    /// Flag of the initialisation: the PEs are threads.
     NVSHMEMX_INIT_THREAD_PES: c_uint = 1;
-    /// Initialises by an MPI communicator.
+    /// Flag of the initialisation: the PEs connect by an MPI communicator.
     NVSHMEMX_INIT_WITH_MPI_COMM: c_uint = 2;
-    /// Initialises by OpenSHMEM.
+    /// Flag of the initialisation: the PEs connect by OpenSHMEM.
     NVSHMEMX_INIT_WITH_SHMEM: c_uint = 4;
-    /// Initialises by an id.
+    /// Flag of the initialisation: the PEs connect by an id.
     NVSHMEMX_INIT_WITH_UNIQUEID: c_uint = 8;
 
     /// The value that represents no team.
@@ -169,9 +169,9 @@ constants! {
     /// The team of the PEs that have the same index on their machines.
     NVSHMEMX_TEAM_SAME_MYPE_NODE: nvshmem_team_t = 3;
 
-    /// Stores the value of a put's signal.
+    /// Signal operation: stores the value in the signal word.
     NVSHMEM_SIGNAL_SET: c_int = signal_op(SignalOp::Set);
-    /// Adds the value of a put's signal.
+    /// Signal operation: adds the value to the signal word.
     NVSHMEM_SIGNAL_ADD: c_int = signal_op(SignalOp::Add);
 
     /// The comparison `==`.
@@ -198,9 +198,9 @@ constants! {
     /// NVSHMEM is initialised. Several PEs share a GPU, and all calls are supported.
     NVSHMEM_STATUS_FULL_MPG: c_int = 4;
 
-    /// The configuration specifies the number of contexts.
+    /// Bit of the mask for a team configuration: the number of contexts is set.
     NVSHMEM_TEAM_CONFIG_MASK_NUM_CONTEXTS: c_long = 1;
-    /// The configuration specifies an id.
+    /// Bit of the mask for a team configuration: the id is set.
     NVSHMEM_TEAM_CONFIG_MASK_UNIQUEID: c_long = 2;
 
     /// The call succeeded.

@@ -344,8 +344,8 @@ impl Team {
         self.order().follow(CALL, &self.comm, stream, is_capturing(stream)?).map(drop)
     }
 
-    /// Waits until the recorded streams have no pending work. While the returned value lives, no
-    /// collective of this team starts.
+    /// Waits until every stream that has been used with this context has no pending work. While the
+    /// returned value lives, this process starts no collective of this team.
     fn drain(&self, call: &'static str) -> Result<Turn<'_>, NvshmemError> {
         self.comm.drain(call)?;
         self.order().drain(call, &self.comm)

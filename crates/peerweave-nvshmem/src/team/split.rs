@@ -1,5 +1,5 @@
-//! Creation of teams: parts of a team, its rows and columns, and teams of PEs that have an id in
-//! common.
+//! Creates teams: from some PEs of a team, from the rows and columns of a team, and from PEs that
+//! pass the same id.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -72,7 +72,8 @@ impl Team {
         self.made(CALL, &mut entered, handle, member, identity)
     }
 
-    /// Returns the ranks of a part of this team. Fails if this team does not have one of the ranks.
+    /// Returns the ranks that a strided split selects. Returns an error if `stride` or `count` is
+    /// 0, or if this team does not have all of the ranks.
     fn strided(&self, call: &'static str, start: u32, stride: i32, count: u32) -> Result<Vec<u32>, NvshmemError> {
         let value = |what, found, expected| Err(NvshmemError::misuse(call, MisuseKind::Value { what, found, expected }));
         if stride == 0 {
@@ -145,9 +146,9 @@ impl Team {
         Ok((made(row, row_identity)?, made(column, column_identity)?))
     }
 
-    /// Creates a part of this team by an id. This function is used if the parent was created by an
-    /// id, because NVSHMEM's own split of such teams reads beyond its tables. It is also used for
-    /// negative strides.
+    /// Creates a team of the given ranks of this team by an id. This function is used if this team
+    /// was created by an id, because NVSHMEM's own split of such teams reads beyond its tables.
+    /// This function is also used for negative strides.
     fn part(
         &self,
         call: &'static str,
@@ -189,7 +190,7 @@ impl Team {
         })?;
         comm.nvshmem.check(call, code)?;
         if handle == sys::NVSHMEM_TEAM_INVALID {
-            return Err(comm.nvshmem.failure(call, None, "no team was created".to_owned()));
+            return Err(comm.nvshmem.failure(call, None, "NVSHMEM created no team".to_owned()));
         }
         Self::of_handle(comm, entered, handle, TeamKind::Made, identity, true)
     }
@@ -207,14 +208,15 @@ impl Team {
         match (handle, member) {
             (sys::NVSHMEM_TEAM_INVALID, false) => Ok(None),
             (sys::NVSHMEM_TEAM_INVALID, true) => {
-                let detail = "no team was created: NVSHMEM_MAX_TEAMS may be too small".to_owned();
+                let detail = "NVSHMEM created no team: NVSHMEM_MAX_TEAMS may be too small".to_owned();
                 Err(self.comm.nvshmem.failure(call, None, detail))
             }
             _ => Self::of_handle(&self.comm, entered, handle, TeamKind::Made, identity, false).map(Some),
         }
     }
 
-    /// Returns the identity of the next child team, which is the same on every member.
+    /// Returns a number that identifies the next team that is split from this team. The number is
+    /// the same on every member.
     fn child(&self, salt: u64) -> u64 {
         let count = self.comm.count(Counter::Children(self.core.identity));
         mix(mix(mix(self.core.identity, CHILD), count), salt)

@@ -1,4 +1,4 @@
-//! Helpers of the tests: the fakes, PEs as processes with a rendezvous, and a hold that blocks
+//! Helpers of the tests: the fakes, PEs as processes with a rendezvous, and [`Hold`], which blocks
 //! streams.
 
 #![allow(dead_code, reason = "each test file uses its part")]
@@ -15,8 +15,8 @@ use peerweave_vmm::{Exportable, Granularity, MappedMemory, PhysicalMemory, Reser
 
 /// A time limit that no successful test reaches.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
-/// Time limit of waits that must time out. It is long enough for the other steps of such a test on
-/// a busy machine.
+/// Time limit of waits that must time out. The limit is long enough for the other steps of such a
+/// test on a busy machine.
 pub(crate) const SHORT: Duration = Duration::from_secs(5);
 
 pub(crate) fn fakes() -> Fakes {
@@ -75,8 +75,8 @@ impl Here {
         (self.context.pe().get() + self.context.n_pes() - 1) % self.context.n_pes()
     }
 
-    /// Creates a team of the first `count` PEs. This PE is one of them, and all PEs of the job make
-    /// the call.
+    /// Creates a team of the first `count` PEs. This PE must be one of these PEs. All PEs of the
+    /// job must make this call.
     pub(crate) fn team_of_first(&self, count: u32) -> Team {
         self.context
             .world()
@@ -104,13 +104,13 @@ pub(crate) struct Hold {
 }
 
 impl Hold {
-    /// Allocates the signal word of the hold. Collective.
+    /// Allocates the signal word of the hold. All PEs must make this call.
     pub(crate) fn new(here: &Here) -> Self {
         let word = here.context.alloc_zeroed::<u64>(1).expect("the memory is allocated");
         Self { word, context: here.context.clone(), other: here.new_stream() }
     }
 
-    /// Blocks the stream from its next work on, until [`release`](Self::release).
+    /// Blocks later work on the stream until [`release`](Self::release) is called.
     pub(crate) fn hold(&self, stream: &Arc<CudaStream>) {
         self.context.signal_wait(&self.word, Compare::Eq, 1, stream).expect("the work is enqueued");
     }
@@ -120,8 +120,8 @@ impl Hold {
         self.context.signal(&signal, self.context.pe(), &self.other).expect("the work is enqueued");
     }
 
-    /// Sets the word back, so that streams that are passed to [`hold`](Self::hold) from now on are
-    /// blocked again.
+    /// Sets the signal word to 0 again. Streams that are passed to [`hold`](Self::hold) after this
+    /// call are blocked again.
     pub(crate) fn reset(&self) {
         let signal = Signal { word: &self.word, value: 0, op: SignalOp::Set };
         self.context.signal(&signal, self.context.pe(), &self.other).expect("the work is enqueued");
@@ -141,7 +141,7 @@ impl Hold {
         })
     }
 
-    /// Frees the signal word. Collective.
+    /// Frees the signal word. All PEs must make this call.
     pub(crate) fn free(self) {
         self.other.synchronize().expect("the stream completes");
         self.context.free(self.word).expect("all PEs free the memory");
@@ -155,7 +155,7 @@ pub(crate) fn misuse<R>(result: Result<R, NvshmemError>) -> MisuseKind {
     error.misuse_kind().unwrap_or_else(|| panic!("the error is {error}, expected a misuse")).clone()
 }
 
-/// Returns the error of a result. Asserts that its text contains all `parts`.
+/// Returns the error of a result. Asserts that the error's text contains all `parts`.
 #[track_caller]
 pub(crate) fn says<R>(result: Result<R, NvshmemError>, parts: &[&str]) -> NvshmemError {
     let error = result.err().expect("the call is refused");
@@ -175,8 +175,8 @@ pub(crate) fn mapped(here: &Here, steps: usize) -> MappedMemory<u32> {
     let physical = PhysicalMemory::create(device, bytes, Exportable::FILE_DESCRIPTOR).expect("the memory is allocated");
     let reservation = Reservation::new(device, bytes, bytes).expect("the addresses are reserved");
     let mapping = reservation.map(0, &physical, bytes).expect("the memory is mapped");
-    mapping.allow(&[ordinal], Rights::ReadWrite).expect("the device gets rights");
-    mapping.memory(ordinal).expect("the device has rights")
+    mapping.allow(&[ordinal], Rights::ReadWrite).expect("the device gets access rights");
+    mapping.memory(ordinal).expect("the device has access rights")
 }
 
 /// Starts NVSHMEM without peer access: all transfers between PEs use the network.
