@@ -224,7 +224,7 @@ fn default_stream_uses_its_own_context_on_any_thread() {
                 DeviceMemory::<u32>::zeroed(&stream, 4)?.to_vec(&stream)?;
                 Ok::<bool, DriverError>(waited)
             });
-            assert!(waited.join().expect("the thread does not panic").expect("the stream knows its context"));
+            assert!(waited.join().expect("the thread does not panic").expect("the wait and the copy succeed"));
         }
     });
 }

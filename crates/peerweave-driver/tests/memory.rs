@@ -89,7 +89,7 @@ fn errors_name_wrong_lengths_ranges_and_devices() {
         assert!(matches!(memory.slice(0..9), Err(DriverError::OutOfRange { end: 9, len: 8, .. })));
         let elsewhere = peerweave_driver::context(1).expect("device 1 exists").new_stream().expect("the stream is created");
         let error = memory.to_vec(&elsewhere).expect_err("the memory is on another device");
-        assert_eq!(error.to_string(), "DeviceMemory::to_vec: the memory is on device 0, expected device 1");
+        assert_eq!(error.to_string(), "DeviceMemory::to_vec: the memory or the stream is on device 0, expected device 1");
         assert!(matches!(DeviceMemory::<u64>::alloc(&context, usize::MAX / 4), Err(DriverError::TooLarge { .. })));
         assert!(matches!(peerweave_driver::context(8), Err(DriverError::NoSuchDevice { ordinal: 8, count: 8, .. })));
     });
@@ -179,7 +179,7 @@ fn captured_graph_keeps_its_memory_allocated() {
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("the capture begins");
         assert!(is_capturing(&stream).expect("the stream is live"));
         assert!(matches!(memory.to_vec(&stream), Err(DriverError::Capturing { .. })));
-        let (address, keep) = memory.keep().expect("shared memory can be kept");
+        let (address, keep) = memory.keep().expect("owned memory returns an owner");
         assert_eq!(address, raw);
         // SAFETY: the range is allocated, and the graph keeps it.
         let code = unsafe {

@@ -6,7 +6,7 @@
 //! frees the file when the last process that maps the file has ended.
 //!
 //! ```text
-//!   threads.rs  backend/  stream.rs   the contract, joining a job, shrinking a job
+//!   threads.rs  backend/  stream.rs   the `Backend` trait, joining a job, shrinking a job
 //!        │
 //!      ops/      tasks: collectives, sends, puts, waits, launches, splits of teams
 //!        │

@@ -80,19 +80,20 @@ pub enum DriverError {
     NoSuchDevice {
         /// Name of the call.
         call: &'static str,
-        /// The requested device.
+        /// Ordinal of the requested device.
         ordinal: usize,
-        /// Number of devices.
+        /// Number of devices that this process sees.
         count: usize,
     },
-    /// The memory is on a different device than the stream or the kernel.
-    #[error("{call}: the memory is on device {found}, expected device {expected}")]
+    /// The memory is on a different device than the stream. In a launch: the stream is on a
+    /// different device than the kernel.
+    #[error("{call}: the memory or the stream is on device {found}, expected device {expected}")]
     WrongDevice {
         /// Name of the call.
         call: &'static str,
-        /// The device on which the memory is.
+        /// Ordinal of the memory's device. In a launch: ordinal of the stream's device.
         found: usize,
-        /// The expected device.
+        /// Ordinal of the expected device.
         expected: usize,
     },
     /// A number of elements is too large for the address space.
@@ -160,21 +161,21 @@ pub enum DriverError {
     Dlpack {
         /// Name of the call.
         call: &'static str,
-        /// The property of the tensor that is not supported.
+        /// Name of the tensor's unsupported property, such as "strides".
         what: &'static str,
         /// Value of the property.
         found: Box<str>,
         /// Description of valid values.
         expected: Box<str>,
     },
-    /// A range is not within the memory.
+    /// The requested range of elements is not within the memory.
     #[error("{call}: the range is {start}..{end}, expected a range within {len} elements")]
     OutOfRange {
         /// Name of the call.
         call: &'static str,
-        /// Index of the first element.
+        /// Index of the first element of the range.
         start: usize,
-        /// Index after the last element.
+        /// Index after the last element of the range.
         end: usize,
         /// Number of elements in the memory.
         len: usize,

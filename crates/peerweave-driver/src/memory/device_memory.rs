@@ -64,7 +64,8 @@ impl<T: Element> DeviceMemory<T> {
     ///
     /// # Errors
     /// [`DriverError::TooLarge`] if the length in bytes overflows. `CUDA_ERROR_OUT_OF_MEMORY` if
-    /// the allocation still fails after all retired memory has been freed or a second has passed.
+    /// the device has not enough memory, even after waiting for at most a second for dropped memory
+    /// to be freed.
     pub fn alloc(context: &Arc<CudaContext>, len: usize) -> Result<Self, DriverError> {
         let api = Driver::get()?.api();
         let bytes = len

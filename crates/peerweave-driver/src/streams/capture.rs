@@ -6,7 +6,7 @@
 //!
 //! A graph replays addresses, so the memory behind these addresses must live as long as the graph.
 //! CUDA's user objects attach a value to a graph. The destructor callback of a user object may not
-//! call the driver, so it passes the value to the reaper.
+//! call the driver, so it passes the value to a thread of this crate (see `reaper.rs`).
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -203,8 +203,8 @@ pub fn keep_in_graph(stream: &Arc<CudaStream>, kept: Vec<Keep>) -> Result<(), Dr
 /// Called by the driver when the last reference to a user object is released, on any thread.
 ///
 /// # Safety
-/// `kept` is a box of `Vec<Keep>` that `keep_in_graph` passed to a user object, and it is released
-/// only by this call.
+/// `kept` is a box of `Vec<Keep>` that `keep_in_graph` passed to a user object, and only this call
+/// releases the box.
 unsafe extern "C" fn release(kept: *mut c_void) {
     // SAFETY: the pointer is the box that `keep_in_graph` passed, and this is its only release.
     reaper::drop_later(*unsafe { Box::from_raw(kept.cast::<Vec<Keep>>()) });

@@ -12,21 +12,23 @@ use std::time::{Duration, Instant};
 
 use super::wait_until;
 
-/// Maximum time that the exit of the process waits for threads inside the gate.
+/// Maximum time for which the exit of the process waits for threads that hold a [`BeforeExit`].
 const PATIENCE: Duration = Duration::from_secs(2);
 
 static CLOSED: AtomicBool = AtomicBool::new(false);
 
-/// Number of threads inside the gate.
+/// Number of [`BeforeExit`] values that exist now: each is held by a thread that may call the
+/// driver.
 static INSIDE: AtomicUsize = AtomicUsize::new(0);
 
-/// ID of the process whose threads are counted. A forked process has a copy of the count.
+/// ID of the process that registered the exit handler. A forked process inherits a copy of
+/// [`INSIDE`], but must not wait for the threads of its parent.
 static OF_PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// Permission for a background thread to call the driver. An exiting process waits until the
 /// permission has been dropped, as described at [`register`](Self::register).
 #[derive(Debug)]
-#[must_use = "the thread is inside the gate until this value is dropped"]
+#[must_use = "the exit of the process waits for this thread only until this value is dropped"]
 pub struct BeforeExit(());
 
 impl BeforeExit {

@@ -1,5 +1,5 @@
-//! A pair of asymmetric fences. Every collective call executes the light fence. The thread that
-//! removes streams from a list executes the heavy fence.
+//! A pair of asymmetric memory fences. Every call of [`Streams::note`](super::Streams::note)
+//! executes the light fence. The thread that removes streams from a list executes the heavy fence.
 //!
 //! Invariant: for each pair of a light and a heavy fence, one of two orders is guaranteed. Either
 //! the accesses before the light fence are visible after the heavy fence, or the accesses before
@@ -15,7 +15,8 @@ pub(crate) fn light() {
 }
 
 /// Executes the heavy fence: makes every thread of the process execute a fence, which takes
-/// microseconds. Returns `false`, without ordering anything, if the system does not support this.
+/// microseconds. Returns `false`, without ordering anything, if the operating system has no such
+/// fence.
 #[cfg(all(target_os = "linux", not(miri)))]
 pub(crate) fn heavy() -> bool {
     use rustix::thread::{MembarrierCommand, membarrier};

@@ -16,8 +16,8 @@ pub(crate) fn staged_limit(n_ranks: usize) -> usize {
 /// reduces all elements.
 pub(crate) const SHARED_REDUCTION_RANKS: usize = 4;
 
-/// Minimum number of bytes, read and written by all ranks together, at which stores bypass the
-/// caches.
+/// Minimum number of bytes that all ranks together read and write in a collective whose stores
+/// bypass the caches.
 pub(crate) const STREAMING_FOOTPRINT: usize = 40 << 20;
 
 /// Minimum size of a single put or get that bypasses the caches.

@@ -1,5 +1,5 @@
-//! A range of memory that several processes can map. It is a memory file without a name, which the
-//! system frees when the last process that maps it has ended.
+//! A range of memory that several processes can map. The range is a memory file without a name. The
+//! system frees the file when the last process that maps the file has ended.
 
 use crate::platform::ShareError;
 use peerweave_bootstrap::Rendezvous;

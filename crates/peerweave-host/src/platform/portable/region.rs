@@ -47,8 +47,8 @@ impl Region {
         Ok(Self { allocated, layout, base })
     }
 
-    /// Returns an error, because processes cannot share memory on this platform. Jobs of several
-    /// processes are refused earlier.
+    /// Returns an error, because processes cannot share memory on this platform. `Host::join`
+    /// refuses a job of several processes before it calls this function.
     pub(crate) fn shared(
         _rendezvous: &Rendezvous,
         _members: &[Pe],
