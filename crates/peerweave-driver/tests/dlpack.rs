@@ -233,7 +233,7 @@ fn read_only_tensor_can_be_read_but_not_written() {
 }
 
 #[test]
-fn unusable_tensor_is_refused_and_deleted() {
+fn unsupported_tensor_is_refused_and_its_deleter_called() {
     Fakes::new().cuda().run(|| {
         let made = |shape: &[i64]| Made::floats(&[1.0; 12], shape);
         let with = |(made, deleted): (Made, Arc<AtomicUsize>), change: fn(&mut DLTensor)| (made.tensor(change), deleted);
@@ -272,7 +272,7 @@ fn unusable_tensor_is_refused_and_deleted() {
 }
 
 #[test]
-fn unknown_major_version_is_refused_and_deleted() {
+fn tensor_of_unknown_dlpack_version_is_refused_and_deleted() {
     Fakes::new().cuda().run(|| {
         let (made, deleted) = Made::floats(&[1.0; 4], &[4]);
         // SAFETY: the struct is valid, ours, and its deleter may be called anywhere.
@@ -283,7 +283,7 @@ fn unknown_major_version_is_refused_and_deleted() {
 }
 
 #[test]
-fn valid_shapes_strides_and_types_are_imported() {
+fn tensors_with_valid_shapes_strides_and_types_are_imported() {
     Fakes::new().cuda().run(|| {
         let (_, stream) = device();
         // The stride of a dimension of length 1 may be any number. Null strides mean row-major

@@ -66,7 +66,7 @@ fn launch(
 }
 
 #[test]
-fn kernel_runs_with_its_shape_and_arguments() {
+fn launched_kernel_receives_the_shape_and_the_arguments() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let kernel = loaded(&context);
@@ -227,7 +227,7 @@ fn invalid_images_and_kernel_names_return_typed_errors() {
 }
 
 #[test]
-fn driver_without_parameter_info_still_launches() {
+fn kernel_launches_if_driver_reports_no_parameters() {
     Fakes::new().cuda().without("cuFuncGetParamInfo").without("cuFuncLoad").run(|| {
         let (context, stream) = device();
         let kernel = loaded(&context);

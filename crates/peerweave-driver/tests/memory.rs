@@ -16,7 +16,7 @@ use peerweave_fakes::Fakes;
 use common::{LONG, SHORT, block, device, fail, free_bytes, unblock};
 
 #[test]
-fn copied_values_are_read_back() {
+fn values_copied_to_a_device_are_read_back() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let values: Vec<f32> = (0..1000).map(|i| i as f32).collect();
@@ -152,7 +152,7 @@ fn allocation_waits_for_retired_memory() {
 }
 
 #[test]
-fn waits_end_at_their_deadlines() {
+fn stream_waits_end_at_their_deadlines() {
     Fakes::new().cuda().run(|| {
         let (_, stream) = device();
         assert!(wait(&stream, Instant::now()).expect("the stream is idle"));
@@ -270,7 +270,7 @@ fn driver_initialisation_failure_is_an_error() {
 }
 
 #[test]
-fn unknown_code_is_an_error_with_its_number() {
+fn unknown_driver_code_is_an_error_with_the_number() {
     // Codes of a driver that is newer than every compiled list of codes.
     let newer = "cuMemAlloc_v2:1=4242,cuStreamQuery:1=4242,cuEventQuery:1=-1";
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FAIL", newer).run(|| {

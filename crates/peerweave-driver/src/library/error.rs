@@ -78,7 +78,7 @@ pub enum DriverError {
     /// This process sees no device with the requested ordinal.
     #[error("{call}: device {ordinal} does not exist, expected an ordinal below {count}")]
     NoSuchDevice {
-        /// Name of the call.
+        /// Name of the call that returned this error.
         call: &'static str,
         /// Ordinal of the requested device.
         ordinal: usize,
@@ -89,7 +89,7 @@ pub enum DriverError {
     /// different device than the kernel.
     #[error("{call}: the memory or the stream is on device {found}, expected device {expected}")]
     WrongDevice {
-        /// Name of the call.
+        /// Name of the call that returned this error.
         call: &'static str,
         /// Ordinal of the memory's device. In a launch: ordinal of the stream's device.
         found: usize,
@@ -99,7 +99,7 @@ pub enum DriverError {
     /// A number of elements is too large for the address space.
     #[error("{call}: {count} elements of {element_bytes} bytes exceed the address space")]
     TooLarge {
-        /// Name of the call.
+        /// Name of the call that returned this error.
         call: &'static str,
         /// Number of elements that the caller requested.
         count: usize,
@@ -109,7 +109,7 @@ pub enum DriverError {
     /// The stream is being captured into a graph, but this call cannot be captured.
     #[error("{call}: the stream is being captured into a graph, expected a stream that is not being captured")]
     Capturing {
-        /// Name of the call.
+        /// Name of the call that returned this error.
         call: &'static str,
     },
     /// Another thread began to capture the stream while the call enqueued work that must not be
@@ -118,7 +118,7 @@ pub enum DriverError {
         "{call}: another thread began to capture the stream during the call; the capture was invalidated, because the graph would not keep the memory alive"
     )]
     CaptureBegun {
-        /// Name of the call.
+        /// Name of the call that returned this error.
         call: &'static str,
     },
     /// The buffer belongs to a slice of cudarc, and the slice's own stream is being captured into a
@@ -128,20 +128,20 @@ pub enum DriverError {
         "{call}: the buffer's own stream is being captured into a graph and cannot wait for work on another stream; end the capture first, or use DeviceMemory"
     )]
     OwnerCapturing {
-        /// Name of the call.
+        /// Name of the call that returned this error.
         call: &'static str,
     },
     /// The stream is a per-thread stream. Each thread has its own per-thread stream, so no other
     /// thread can wait for the work on that stream.
     #[error("{call}: the per-thread stream cannot be used; create one by CudaContext::new_stream, or use default_stream")]
     PerThreadStream {
-        /// Name of the call.
+        /// Name of the call that returned this error.
         call: &'static str,
     },
     /// The work on the stream did not complete by the deadline.
     #[error("{call}: timed out after {waited:?}, the stream is still busy")]
     Timeout {
-        /// Name of the call.
+        /// Name of the call that returned this error.
         call: &'static str,
         /// Time for which the call waited.
         waited: std::time::Duration,
@@ -149,7 +149,7 @@ pub enum DriverError {
     /// The source and the target of a copy have different lengths.
     #[error("{call}: the lengths differ: found {found} elements, expected {expected}")]
     WrongLength {
-        /// Name of the call.
+        /// Name of the call that returned this error.
         call: &'static str,
         /// Number of elements to copy.
         found: usize,
@@ -159,7 +159,7 @@ pub enum DriverError {
     /// A tensor from another framework cannot be used as requested.
     #[error("{call}: the tensor has {what} {found}, expected {expected}")]
     Dlpack {
-        /// Name of the call.
+        /// Name of the call that returned this error.
         call: &'static str,
         /// Name of the tensor's unsupported property, such as "strides".
         what: &'static str,
@@ -171,7 +171,7 @@ pub enum DriverError {
     /// The requested range of elements is not within the memory.
     #[error("{call}: the range is {start}..{end}, expected a range within {len} elements")]
     OutOfRange {
-        /// Name of the call.
+        /// Name of the call that returned this error.
         call: &'static str,
         /// Index of the first element of the range.
         start: usize,

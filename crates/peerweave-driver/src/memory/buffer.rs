@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn raw_buffer_without_owner_cannot_be_kept() {
+    fn keep_of_a_raw_buffer_without_owner_returns_none() {
         // SAFETY: nothing is enqueued.
         let raw = unsafe { Raw::<f32>::new(0x1000, 4, 0, None) };
         assert!(raw.keep().is_none(), "a window of the memory would dangle after the owner freed the memory");
@@ -450,11 +450,11 @@ mod tests {
 
     #[test]
     #[cfg(all(target_os = "linux", not(miri)))]
-    fn slice_stream_that_cannot_wait_aborts_the_process() {
+    fn cudarc_slice_stream_that_cannot_wait_aborts_the_process() {
         use std::os::unix::process::ExitStatusExt;
 
         use crate::cudarc::driver::sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        const NAME: &str = "memory::buffer::tests::slice_stream_that_cannot_wait_aborts_the_process";
+        const NAME: &str = "memory::buffer::tests::cudarc_slice_stream_that_cannot_wait_aborts_the_process";
         if peerweave_fakes::child().is_none() {
             let output = peerweave_fakes::Fakes::new().cuda().run_child(NAME);
             assert_eq!(output.status.signal(), Some(6 /* SIGABRT */), "{output}");

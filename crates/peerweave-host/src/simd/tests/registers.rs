@@ -18,7 +18,7 @@ fn assert_clean(what: &dyn std::fmt::Display, work: impl FnOnce()) {
     work();
     let dirty = upper_halves_in_use();
     clean();
-    assert!(!dirty, "upper halves in use after {what}");
+    assert!(!dirty, "the upper halves of vector registers are in use after {what}");
 }
 
 #[test]
