@@ -233,7 +233,7 @@ fn read_only_tensor_can_be_read_but_not_written() {
 }
 
 #[test]
-fn unsupported_tensor_is_refused_and_its_deleter_called() {
+fn unsupported_tensor_is_refused_and_the_deleter_is_called() {
     Fakes::new().cuda().run(|| {
         let made = |shape: &[i64]| Made::floats(&[1.0; 12], shape);
         let with = |(made, deleted): (Made, Arc<AtomicUsize>), change: fn(&mut DLTensor)| (made.tensor(change), deleted);

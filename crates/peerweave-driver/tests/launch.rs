@@ -147,7 +147,7 @@ fn cooperative_grid_that_cannot_be_resident_is_refused() {
 }
 
 #[test]
-fn module_is_unloaded_only_after_its_kernels_have_run() {
+fn module_is_unloaded_only_after_the_kernels_have_run() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let memory = DeviceMemory::zeroed(&stream, 1).expect("the device has enough memory");
@@ -164,7 +164,7 @@ fn module_is_unloaded_only_after_its_kernels_have_run() {
 }
 
 #[test]
-fn graph_keeps_the_module_and_the_memory_of_its_kernels() {
+fn graph_keeps_the_module_and_memory_of_captured_kernels() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let memory = DeviceMemory::<u64>::zeroed(&stream, 1).expect("the device has enough memory");

@@ -96,7 +96,7 @@ fn errors_name_wrong_lengths_ranges_and_devices() {
 }
 
 #[test]
-fn memory_is_freed_after_the_work_of_its_streams() {
+fn memory_is_freed_after_stream_work_completes() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let before = free_bytes(&context);
@@ -135,7 +135,7 @@ fn stuck_device_does_not_delay_other_devices() {
 }
 
 #[test]
-fn allocation_waits_for_retired_memory() {
+fn allocation_waits_until_dropped_memory_is_freed() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_MEMORY_BYTES", (4 << 20).to_string()).run(|| {
         let (context, stream) = device();
         for round in 0..20 {
@@ -152,7 +152,7 @@ fn allocation_waits_for_retired_memory() {
 }
 
 #[test]
-fn stream_waits_end_at_their_deadlines() {
+fn stream_wait_ends_at_the_deadline() {
     Fakes::new().cuda().run(|| {
         let (_, stream) = device();
         assert!(wait(&stream, Instant::now()).expect("the stream is idle"));
@@ -169,7 +169,7 @@ fn stream_waits_end_at_their_deadlines() {
 }
 
 #[test]
-fn captured_graph_keeps_its_memory_allocated() {
+fn captured_graph_keeps_used_memory_allocated() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let before = free_bytes(&context);

@@ -7,8 +7,8 @@
 //!
 //! Invariants: at most one operation of a stream runs at a time, on the thread that has set `busy`.
 //! An operation starts on the thread of the caller only if the queue is empty and `busy` was not
-//! set. Operations of a stream get their positions in the order of a team's operations in the order
-//! of the queue.
+//! set. If operations of a stream use the same team, their order in the team is their order in the
+//! queue.
 
 use crate::ops::queues::{Failure, Queue};
 use crate::ops::shared::{COMPLETION_GRACE, Shared};

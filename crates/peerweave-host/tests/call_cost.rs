@@ -143,7 +143,7 @@ fn repeated_blocking_call_allocates_no_heap_memory() {
             faults
         });
         let faults: Vec<Vec<String>> = faults.expect("the shared memory is mapped").into_iter().collect();
-        assert!(faults.iter().all(Vec::is_empty), "{n_pes} PEs: {faults:#?}");
+        assert!(faults.iter().all(Vec::is_empty), "with {n_pes} PEs, calls allocate heap memory: {faults:#?}");
     }
 }
 

@@ -103,7 +103,7 @@ fn launch_provides_resident_blocks_and_shared_memory() {
 }
 
 #[test]
-fn panic_in_a_kernel_fails_its_ticket_and_its_stream() {
+fn kernel_panic_fails_the_ticket_and_the_stream() {
     alone(|world| -> Result<()> {
         let (stream, other) = (world.stream()?, world.stream()?);
         let ticket = stream.launch(&panics_in::KERNEL, 2, 64, (1, 40))?;
@@ -289,8 +289,8 @@ fn kernel_error_names_the_pe_that_left() {
     assert!(matches!(error, Error::Peer { call: "waits_for_pe_1", .. }), "{error}");
 }
 
-/// Adds the number of each member to a word of every member, performs a barrier of the team, and
-/// reduces over the team.
+/// Adds this PE's number plus 1 to the word `word` of every member of the team. Then performs a
+/// barrier and a sum reduction over the team.
 #[kernel]
 fn work_of_a_team(
     ctx: &Context,
@@ -311,7 +311,7 @@ fn work_of_a_team(
 }
 
 #[test]
-fn kernel_communicates_only_with_members_of_its_team() {
+fn kernel_communicates_only_with_members_of_the_team() {
     for n in [1, 2, 3, 8] {
         let outcomes = on_threads(n, &options(Duration::from_secs(60)), |world| -> Result<()> {
             let me = u64::from(world.my_pe().get());

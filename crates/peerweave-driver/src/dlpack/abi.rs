@@ -1,5 +1,5 @@
 //! DLPack's structs with the layout of C: version 0.8 (`DLManagedTensor`) and 1.x
-//! (`DLManagedTensorVersioned`). They are plain data and own nothing.
+//! (`DLManagedTensorVersioned`). The structs are plain data and own nothing.
 
 use std::ffi::c_void;
 
@@ -78,7 +78,7 @@ pub struct DLDataType {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct DLPackVersion {
-    /// The major version. Each major version has its own layout.
+    /// The major version. The layout of the struct depends on the major version.
     pub major: u32,
     /// The minor version, which increases when types or devices are added.
     pub minor: u32,

@@ -4,10 +4,10 @@
 //! Tensors are not copied, and this crate exports no tensors. An imported tensor becomes
 //! [`DeviceMemory`] and follows the rules of that type.
 //!
-//! Invariant: the deleter of an imported tensor is called exactly once. If the tensor is refused,
-//! the deleter is called immediately. If the tensor is imported, the deleter is called after every
-//! stream that used the memory has completed. If this crate cannot find out whether these streams
-//! have completed, the deleter is never called.
+//! Invariant: the deleter of a tensor is never called twice. If the tensor is refused, the deleter
+//! is called immediately. If the tensor is imported, the deleter is called after every stream that
+//! used the memory has completed. If this crate cannot find out whether these streams have
+//! completed, the deleter is never called.
 
 mod abi;
 

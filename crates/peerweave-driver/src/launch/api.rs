@@ -20,9 +20,9 @@ peerweave_dylib::bindings! {
         ) -> CudaCode;
         /// Unloads a module.
         "2.0" fn cuModuleUnload(module: CUmodule) -> CudaCode;
-        /// Returns a kernel of a module.
+        /// Returns the kernel with the given name in a module.
         "2.0" fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char) -> CudaCode;
-        /// Returns a variable of a module.
+        /// Returns the address and the length of the variable with the given name in a module.
         "3.2" fn cuModuleGetGlobal_v2(address: *mut CUdeviceptr, bytes: *mut usize, module: CUmodule, name: *const c_char) -> CudaCode;
         /// Loads a kernel. Without this call, the driver loads the kernel at its first launch.
         "12.4" fn cuFuncLoad(function: CUfunction) -> CudaCode;

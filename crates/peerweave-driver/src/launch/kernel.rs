@@ -60,7 +60,8 @@ struct Kernel {
     multiprocessors: u32,
     max_shared_bytes: u32,
     is_cooperative: bool,
-    /// The limit of dynamic shared memory set in the driver, in bytes.
+    /// The limit of dynamic shared memory, in bytes, that this crate has set in the driver for this
+    /// kernel. 0 before the first change.
     allowed_shared_bytes: AtomicU32,
 }
 

@@ -41,11 +41,11 @@ pub(super) struct Loaded {
 struct RawModule(CUmodule);
 
 // SAFETY: the shared value is a handle of the driver, which synchronises calls with it from any
-// thread. In the test `module_is_unloaded_only_after_its_kernels_have_run` another thread
+// thread. In the test `module_is_unloaded_only_after_the_kernels_have_run` another thread
 // unloads the module, so the test would catch a violation.
 unsafe impl Send for RawModule {}
 // SAFETY: the shared value is the same handle, and the driver synchronises calls with it. The test
-// `module_is_unloaded_only_after_its_kernels_have_run` would catch a violation.
+// `module_is_unloaded_only_after_the_kernels_have_run` would catch a violation.
 unsafe impl Sync for RawModule {}
 
 impl Module {

@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn raw_buffer_keeps_its_owner_alive() {
+    fn raw_buffer_keeps_the_owner_alive() {
         let owner: Keep = Arc::new("memory");
         // SAFETY: nothing is enqueued.
         let raw = unsafe { Raw::<u8>::new(0x1000, 1, 0, Some(Arc::clone(&owner))) };

@@ -131,8 +131,8 @@ fn exchange(mode: i32) -> Option<i32> {
     (code == Ok(CudaCode::SUCCESS)).then_some(mode)
 }
 
-/// Sets the relaxed capture mode for a thread of this crate, so that its calls never invalidate a
-/// capture.
+/// Sets the relaxed capture mode for the calling thread, which is a thread of this crate. After
+/// that, driver calls of this thread never invalidate a capture.
 pub(crate) fn relax_this_thread() {
     exchange(RELAXED);
 }
@@ -167,7 +167,8 @@ fn capture(stream: &CudaStream) -> Result<(u64, CUgraph), DriverError> {
 /// values live until that graph, and all executable graphs instantiated from that graph, have been
 /// destroyed.
 ///
-/// After that, a thread of this crate drops the values. This function requires CUDA 11.3.
+/// When these graphs have been destroyed, a thread of this crate drops the values. This function
+/// requires CUDA 11.3.
 ///
 /// # Errors
 /// `CUDA_ERROR_ILLEGAL_STATE` if the stream is not being captured. [`DriverError::Missing`] if the

@@ -32,8 +32,9 @@ static OF_PROCESS: AtomicU32 = AtomicU32::new(0);
 pub struct BeforeExit(());
 
 impl BeforeExit {
-    /// Makes the exit of the process wait for this thread. Returns `None` if the process is already
-    /// exiting. In that case, the thread must not call the driver again.
+    /// Makes the exit of the process wait for this thread, until the returned value is dropped.
+    /// Returns `None` if the process is already exiting. In that case, the thread must not call the
+    /// driver again.
     pub fn enter() -> Option<Self> {
         // The count is increased first. So either the closing thread sees this thread, or this
         // thread sees that the gate is closed.
@@ -52,7 +53,7 @@ impl BeforeExit {
         OF_PROCESS.store(std::process::id(), Ordering::Relaxed);
         // SAFETY: the function lives as long as the process, and does not panic.
         if unsafe { libc::atexit(close) } != 0 {
-            tracing::warn!("atexit failed: when the process exits, it will not wait for threads that call the driver");
+            tracing::warn!("atexit failed: the exit of the process will not wait for threads that call the driver");
         }
     }
 }

@@ -7,8 +7,8 @@
 
 use std::sync::atomic::{Ordering, compiler_fence};
 
-/// Executes the light fence, which compiles to no instruction. It only prevents the compiler from
-/// reordering memory accesses. [`heavy`] orders the processor's accesses.
+/// Executes the light fence, which compiles to no instruction. The light fence only prevents the
+/// compiler from reordering memory accesses. [`heavy`] orders the processor's accesses.
 #[inline]
 pub(crate) fn light() {
     compiler_fence(Ordering::SeqCst);

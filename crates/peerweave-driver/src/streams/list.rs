@@ -34,8 +34,8 @@ pub fn is_per_thread(stream: &CudaStream) -> bool {
     stream.cu_stream().addr() == PER_THREAD
 }
 
-/// Returns an error if the stream is the per-thread stream. Another thread frees the memory, and
-/// that thread cannot wait for the work on a per-thread stream.
+/// Returns an error if the stream is the per-thread stream. The thread that later frees memory
+/// cannot wait for the work on another thread's per-thread stream.
 ///
 /// # Errors
 /// [`DriverError::PerThreadStream`] for the per-thread stream.
@@ -50,8 +50,8 @@ pub fn refuse_per_thread(call: &'static str, stream: &CudaStream) -> Result<(), 
 /// long-lived memory can be used on any number of streams.
 #[derive(Default)]
 pub struct Streams {
-    /// The list of the memory that contains the memory of this list. A stream is recorded in the
-    /// outer list first. `None` for an outermost list.
+    /// The list of a larger range of memory, which contains the memory of this list. A stream is
+    /// recorded in the outer list first. `None` for an outermost list.
     outer: Option<Arc<Streams>>,
     known: Mutex<Known>,
     /// Address of the last recorded stream. The address is only compared, never dereferenced.

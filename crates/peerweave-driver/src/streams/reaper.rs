@@ -63,7 +63,7 @@ enum Readiness {
 
 // SAFETY: the shared value is a handle of the driver, whose functions may be called from any
 // thread. The channel synchronises: after the event is sent, only the reaper uses it. The test
-// `memory_is_freed_after_the_work_of_its_streams` in tests/memory.rs would catch a violation.
+// `memory_is_freed_after_stream_work_completes` in tests/memory.rs would catch a violation.
 unsafe impl Send for Event {}
 
 /// Number of retired values, on all devices, that are not yet freed or leaked.
@@ -242,7 +242,7 @@ impl Entry {
     }
 }
 
-/// Frees a value on a device: `free` is called once all work that is now pending on `streams` has
+/// Frees a value on a device: calls `free` after all work that is now pending on `streams` has
 /// completed. Returns without waiting and never fails. A value that cannot be freed safely is
 /// leaked.
 ///
@@ -313,7 +313,7 @@ fn record_all(events: &mut Vec<Event>, streams: impl IntoIterator<Item = Arc<Cud
 }
 
 /// Drops values on a reaper thread. Callbacks of the driver call this function, because a callback
-/// may not call the driver, and a destructor might.
+/// may not call the driver, but the destructor of a value may do so.
 pub(crate) fn drop_later(kept: Vec<Keep>) {
     send(Entry::new(None, Vec::new(), Box::new(move || drop(kept))));
 }

@@ -289,7 +289,7 @@ impl Shared {
 
 /// Reason why a PE that is a thread does not read the private memory of other PEs through the
 /// operating system.
-const THREADS: &str = "PEs are threads";
+const THREADS: &str = "the PEs are threads of one process";
 
 /// Name, in errors, of the call that joins a job. Programs create a world, which calls
 /// [`Host::join`].

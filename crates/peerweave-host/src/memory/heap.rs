@@ -99,7 +99,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn freed_ranges_merge_with_their_neighbours() {
+    fn freed_ranges_merge_with_adjacent_free_ranges() {
         let mut heap = HeapMap::new(4096, 4096 + 1024);
         let places: Vec<u64> = (0..8).map(|_| heap.allocate(100, 1).unwrap()).collect();
         assert_eq!(heap.allocate(1, 1), None);

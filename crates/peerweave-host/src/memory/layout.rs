@@ -80,7 +80,7 @@ pub(crate) struct PePage {
     /// Number of the processor on which the PE ran in its last long wait, plus 1. The value is 0
     /// before the first long wait. See `sync/peers.rs`.
     pub(crate) processor: AtomicU64,
-    /// First failure of the PE. See `sync/root_cause.rs`.
+    /// The failure word of the PE, or 0 if the PE has not failed. See `sync/root_cause.rs`.
     pub(crate) failure: AtomicU64,
     /// A random word in the memory of the PE's process. Its address is in `probe_at`. Other PEs
     /// read the word at this address to check that they read the memory of that process.
@@ -95,15 +95,16 @@ pub(crate) struct PePage {
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub(crate) struct TeamCallWords {
-    /// Number and progress of the call.
+    /// Number and phase of the call, and the PE that the phase names.
     pub(crate) state: AtomicU64,
-    /// Slot and first epoch of the team. Written by the leader of the call.
+    /// Slot of the new team, and the last epoch that any member has used in the slot. The leader of
+    /// the call writes this word.
     pub(crate) decision: AtomicU64,
     /// Number of members.
     pub(crate) size: AtomicU64,
     /// One bit for each team slot, set if the slot is free on this PE.
     pub(crate) free_slots: AtomicU64,
-    /// Last epoch of each team slot on this PE.
+    /// For each team slot, the last epoch that this PE has used in the slot.
     pub(crate) last_epochs: [AtomicU64; MAX_TEAMS],
 }
 
@@ -441,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn segments_differ_in_the_lower_28_bits_of_their_address() {
+    fn segment_addresses_differ_in_the_lower_28_bits() {
         for heap_bytes in [1 << 20, 64 << 20, 100 << 20, 1 << 30, 3 << 30] {
             let layout = Layout::new(64, heap_bytes).unwrap();
             let lower: std::collections::HashSet<_> = (0..64).map(|pe| layout.stride * pe % (1 << 28)).collect();

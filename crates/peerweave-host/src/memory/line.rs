@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn entry_is_returned_only_for_its_epoch() {
+    fn entry_is_returned_only_for_the_published_epoch() {
         let line = line();
         let entry = Entry { signature: 0xdead_beef_0bad_cafe, payload: [u64::MAX, 0x0123_4567_89ab_cdef, 7] };
         line.publish(9, &entry);

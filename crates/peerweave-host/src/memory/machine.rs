@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_machine_has_processors_and_memory() {
+    fn processors_and_memory_of_this_machine_are_found() {
         assert!(processors() > 0);
         assert!(memory_bytes() > 1 << 20);
         assert_eq!(available_bytes(1), u64::MAX);

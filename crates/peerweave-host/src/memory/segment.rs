@@ -64,7 +64,11 @@ mod tests {
             let mapping = Mapping::own(layout).unwrap();
             for pe in 0..2 {
                 let page: *const _ = mapping.segments().page(pe);
-                assert!(page.addr().is_multiple_of(layout.align()), "{page:?}, alignment {}", layout.align());
+                assert!(
+                    page.addr().is_multiple_of(layout.align()),
+                    "the page is at {page:?}, expected a multiple of {}",
+                    layout.align()
+                );
                 assert_eq!(mapping.segments().page(pe).state.load(Ordering::Relaxed), 0);
             }
         }

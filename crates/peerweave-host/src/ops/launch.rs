@@ -70,8 +70,9 @@ impl Kernels {
         OnStream { kernels: self, started }
     }
 
-    /// Returns whether a stream is running a kernel that started before `before` and is within its
-    /// time limit. Such a kernel will soon end by itself and report its result.
+    /// Returns whether a stream is running a kernel that has not exceeded its time limit and
+    /// started at or before the time `before`. Such a kernel will soon end by itself and report its
+    /// result.
     pub(crate) fn will_report(&self, before: Instant, deadline: Duration) -> bool {
         let longest = deadline.saturating_add(GRACE + COMPLETION_GRACE);
         self.on_streams().iter().any(|started| *started <= before && started.elapsed() < longest)
@@ -164,7 +165,7 @@ fn failure(kernel: &'static str, report: Option<Report>, grid: Option<GridError>
             message: report.to_string(),
         },
         (None, grid) => {
-            let text = grid.map_or_else(|| "failed".to_string(), |error| error.to_string());
+            let text = grid.map_or_else(|| "the kernel failed without a report".to_string(), |error| error.to_string());
             let message = text.strip_prefix(kernel).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(&text).to_string();
             KernelFailure { kernel, kind: None, operation: None, missing: None, exit_code: None, message }
         }

@@ -446,8 +446,8 @@ impl<'a> TeamCall<'a> {
         Error::Mismatch(Box::new(Mismatch { team: self.team(), pe: Pe::new(pe as u32), mine, theirs }))
     }
 
-    /// Returns the team that errors name. This is the world, because the new team has no number
-    /// yet.
+    /// Returns the team that the errors of this call name: the world, because the new team has no
+    /// number yet.
     fn team(&self) -> TeamName {
         TeamName { id: TeamId::WORLD, size: self.shared.n_pes() }
     }

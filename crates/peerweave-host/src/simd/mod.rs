@@ -24,8 +24,8 @@
 //! used either, because a racing volatile access to memory of the program is a data race.
 //!
 //! A loaded value is private, in registers or on the stack. Arithmetic is ordinary Rust on arrays
-//! of lanes ([`number`], [`op`]), instantiated for each instruction set and vectorised by the
-//! compiler. Results have the same bits on all instruction sets.
+//! of lanes ([`number`], [`mod@reduce`]), instantiated for each instruction set and vectorised by
+//! the compiler. Results have the same bits on all instruction sets.
 //!
 //! Streaming stores are weakly ordered even on x86. Functions that use streaming stores end with a
 //! fence. So a later release store also publishes the streaming stores.

@@ -35,8 +35,8 @@ pub(crate) enum Unreachable {
 impl std::fmt::Display for Unreachable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::OtherNamespace => "its process is in another PID namespace",
-            Self::UnknownNamespace => "/proc does not show the PID namespace of its process",
+            Self::OtherNamespace => "the process of the PE is in another PID namespace",
+            Self::UnknownNamespace => "/proc does not show the PID namespace of the PE's process",
         })
     }
 }

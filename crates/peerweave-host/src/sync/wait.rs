@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn wait_fails_at_its_deadline_and_reports_the_time_waited() {
+    fn wait_fails_at_the_deadline_and_reports_the_time_waited() {
         let mut waiter = Waiter::new(None, false, Limit::Deadline(Duration::from_millis(30)));
         let (started, waited) = (Instant::now(), Default::default());
         let stop = expired(&mut waiter, || Ok(()), &waited);

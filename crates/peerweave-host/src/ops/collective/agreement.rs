@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn encoded_call_is_described_with_its_arguments() {
+    fn description_of_an_encoded_call_lists_the_arguments() {
         let words = [CollectiveKind::Reduce as u64 | (DType::F32 as u64) << 8 | (ReduceOp::Max as u64) << 16, 3, 17, 0, 0];
         assert_eq!(describe(words), "reduce of 17 elements of f32 by max with root 3");
         assert_eq!(describe([CollectiveKind::Barrier as u64, 0, 0, 0, 0]), "barrier");

@@ -26,7 +26,8 @@ const CODES: usize = 2;
 #[derive(Debug)]
 pub(super) struct Counts {
     n: usize,
-    /// `[rank][peer][send count, send offset, recv count, recv offset]`
+    /// A table with the dimensions rank, peer, and column. The columns are: send count, send
+    /// offset, receive count, and receive offset.
     table: SmallVec<[u64; WORDS]>,
 }
 
@@ -182,7 +183,7 @@ mod tests {
                 if at != from {
                     let mut other = received.clone();
                     other[at][from] += 1 + random(3);
-                    assert_ne!(sum(&sent, &other), 0, "rank {at} expects another count from rank {from}");
+                    assert_ne!(sum(&sent, &other), 0, "the sum is 0, although rank {at} expects another count from rank {from}");
                 }
             }
         }

@@ -63,8 +63,8 @@ impl Run<'_> {
         }
     }
 
-    /// Copies `count` elements. The strides of source and target count elements. Packed memory has
-    /// stride 1.
+    /// Copies `count` elements. The strides of source and target are numbers of elements. Packed
+    /// memory has the stride 1.
     fn copy_strided(&self, to: *mut u8, to_stride: usize, from: *const u8, from_stride: usize, count: usize) {
         let size = self.element_bytes();
         for i in 0..count {
@@ -99,7 +99,7 @@ impl Run<'_> {
     /// Returns the address of this rank's operand in the buffer of the caller. Returns `None` if
     /// the packed operand has another layout than the buffer. A rank does not read its own staging
     /// area, because that read would wait until the stores have left the core. A result in place
-    /// overwrites only the part of the operand from which it is computed.
+    /// overwrites only the part of the operand from which the result is computed.
     #[inline]
     fn own_operand(&self) -> Option<*const u8> {
         let lies_apart = self.op.kind == Kind::AllToAllStrided || self.op.function().is_some();

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn two_mappings_of_one_file_share_their_memory() {
+    fn two_mappings_of_one_file_share_memory() {
         let file = create(2 * ALIGN).unwrap();
         let [one, two] = [map(&file, 2 * ALIGN).unwrap(), map(&file, 2 * ALIGN).unwrap()];
         // SAFETY: the start of a mapping is aligned, and atomics accept any bytes.

@@ -227,7 +227,7 @@ pub(crate) struct Isa(Level);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-#[allow(dead_code, reason = "each architecture has its own")]
+#[allow(dead_code, reason = "each architecture uses only some of the levels")]
 enum Level {
     Portable = 1,
     Sse2,
@@ -339,7 +339,7 @@ impl Isa {
             #[cfg(any(test, miri, not(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))))]
             // SAFETY: as above.
             Level::Portable => unsafe { portable::Portable::enter(kernel) },
-            #[allow(unreachable_patterns, reason = "reachable in no build: [I1], and `new` makes built levels only")]
+            #[allow(unreachable_patterns, reason = "no build reaches this arm: by [I1], a value has a level with code")]
             _ => unreachable!("this build has no code for {}", self.name()),
         }
     }

@@ -82,7 +82,7 @@ fn copies_near_the_thresholds_of_rep_movsb_are_complete() {
 }
 
 #[test]
-fn strided_copy_puts_each_element_at_its_position() {
+fn strided_copy_writes_exactly_the_strided_elements() {
     let mut random = Random(6);
     for element in [1usize, 2, 3, 4, 8, 12, 16, 40] {
         for (to_stride, from_stride, count) in [(1, 1, 9), (1, 3, 10), (4, 1, 11), (3, 5, 7), (2, 2, 0), (2, 9, 1)] {

@@ -93,7 +93,7 @@ fn release_store_publishes_earlier_streaming_stores() {
             // This store is before the assertion, because a failed assertion must not leave the
             // writer waiting.
             round_read.store(round, Ordering::Release);
-            assert!(seen.iter().all(|&byte| byte == round as u8), "round {round}");
+            assert!(seen.iter().all(|&byte| byte == round as u8), "round {round}: a byte is not the byte of this round");
         }
     });
 }

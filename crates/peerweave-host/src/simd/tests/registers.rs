@@ -7,7 +7,7 @@ use super::super::{Input, Stores, copy, copy::Copy, copy::CopyStreaming, copy::Z
 use peerweave_types::{DType, ReduceOp};
 
 /// Functions that check the state of vector registers. Tests of whole operations also use them.
-#[allow(unreachable_pub, reason = "public in the crate whose file it is")]
+#[allow(unreachable_pub, reason = "the items are public in the other crate that includes this file")]
 #[path = "../../../../../tests/src/run/vector_state.rs"]
 mod vector_state;
 
