@@ -68,7 +68,7 @@ impl<T: Element> DlpackTensor<T> {
     /// - Work that uses the tensor on a stream is ordered after the producer's work on the memory.
     ///
     /// # Errors
-    /// [`DriverError::Dlpack`] for a device that is not a CUDA device, an element type other than
+    /// [`DriverError::Dlpack`] for a device other than a CUDA device, an element type other than
     /// `T`, strides that are not dense, or a misaligned address. [`DriverError::NoSuchDevice`] for
     /// a device that this process does not see. If this call fails, the deleter has been called.
     pub unsafe fn from_managed(tensor: NonNull<DLManagedTensor>) -> Result<Self, DriverError> {

@@ -265,9 +265,9 @@ pub unsafe trait DeviceBuffer<T> {
     /// # Errors
     /// Returns the reason why work on `stream` cannot use the memory. After an error, enqueue no
     /// work that uses the memory. A slice of cudarc returns [`DriverError::OwnerCapturing`] while
-    /// the slice's own stream is being captured. A slice of cudarc returns [`DriverError::Timeout`]
-    /// if `stream` could not be made to wait for the slice's own stream, and the slice's own stream
-    /// was still busy after [`DEADLINE`].
+    /// the slice's own stream is being captured. If `stream` cannot wait for the slice's own
+    /// stream, this call waits for the slice's own stream instead. This call returns
+    /// [`DriverError::Timeout`] if that stream is still busy after [`DEADLINE`].
     ///
     /// Another thread may begin to capture the slice's own stream while the access lives. In this
     /// case, dropping the access waits until the capture or the work ends. If neither the capture

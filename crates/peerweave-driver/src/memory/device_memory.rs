@@ -31,8 +31,8 @@ pub const DEADLINE: Duration = Duration::from_secs(60);
 /// of the elements are unspecified. Nothing else is affected, because the host never accesses the
 /// elements through a reference.
 ///
-/// The memory is freed after the last handle and the last graph that uses the memory have been
-/// dropped, and all work that uses the memory has completed. If a per-thread stream has used the
+/// The memory is freed when three conditions are true: the last handle was dropped, no graph uses
+/// the memory, and all work that uses the memory has completed. If a per-thread stream has used the
 /// memory, the memory is leaked, because no other thread can wait for the work on that stream.
 pub struct DeviceMemory<T> {
     allocation: Arc<Allocation>,

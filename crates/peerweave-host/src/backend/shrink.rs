@@ -2,9 +2,9 @@
 //!
 //! The memory of the old job outlives its PEs. So the PEs agree on the members of the new job
 //! through words in this memory (`peerweave_bootstrap::survivors`), whichever PE has died. If PEs
-//! are processes, the first member then runs the rendezvous server of the new job, and the members
-//! join as at the start of a job. PEs that are threads of one process get the new memory from a
-//! shared table.
+//! are processes, the first member then runs the rendezvous server of the new job. The members join
+//! the new job as at the start of any job. PEs that are threads of one process get the new memory
+//! from a shared table.
 //!
 //! A member may die after the agreement. Then joining fails on all members, and the members agree
 //! again without the dead member. The last step of joining is one exchange in the new memory. A

@@ -1,6 +1,6 @@
 //! The entry line is one cache line. A rank that enters an operation publishes an entry in its
-//! line. The entry has the epoch (the number of the operation in its team), the signature of the
-//! call, and up to 24 bytes of the operand.
+//! line. The entry has an epoch, the signature of the call, and up to 24 bytes of the operand. The
+//! epoch is the number of the operation in its team.
 //!
 //! The protocol, with its rule for the reuse of lines, is [`peerweave_device::sealed`]. Each of the
 //! eight words contains 32 bits of data and the 32-bit epoch. A reader that finds the epoch in all
@@ -158,8 +158,8 @@ pub(crate) fn fetch(line: *const u8) {
     let _ = line;
 }
 
-/// Writes a line with one store, from registers. Assembling the line in memory would take longer,
-/// because a load of the whole line must wait until the stores of its words have left the core.
+/// Writes a line with one store, from registers. Assembling the line in memory would take longer. A
+/// load of the whole line would have to wait until the stores of its words have left the core.
 ///
 /// Uses registers that SSE code cannot name. If the upper half of one of the first sixteen
 /// registers stays in use, SSE code of the caller runs slowly until the next `vzeroupper`. The

@@ -131,8 +131,9 @@ impl Shared {
     /// rank joins no new team.
     ///
     /// # Errors
-    /// An error on every rank of the parent, if any of the new teams has no slot that is free on
-    /// all its members. All ranks see the same requests, so all ranks return the error.
+    /// Every rank of the parent returns an error if, for any new team, no slot is free on all
+    /// members of the new team. All ranks return the same error, because all ranks see the same
+    /// requests.
     fn wanted_team(
         &self,
         parent: &TeamState,

@@ -374,8 +374,8 @@ impl<'a> TeamCall<'a> {
     // ---- failures ----
 
     /// Returns an error if a member has died, has left or shrinks its job. Also returns an error if
-    /// a member waits with a different list that contains this PE, because that member and this PE
-    /// would wait for each other.
+    /// a member waits with a different list that contains this PE. That member and this PE would
+    /// wait for each other until the deadline.
     fn check(&self) -> Result<(), Error> {
         self.check_lost()?;
         let me = self.shared.peers.me;

@@ -241,9 +241,9 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
 }
 
 /// The state of a reduction between two inputs. The state consists of registers, not lanes. If
-/// lanes live from one input to the next, the compiler splits them into vectors of 16 bytes,
-/// depending on the other code in their codegen unit. `cargo xtask vectors` checks that registers
-/// are not split.
+/// lanes live from one input to the next, the compiler may split them into vectors of 16 bytes.
+/// Whether it does depends on the other code in the codegen unit. `cargo xtask vectors` checks that
+/// registers are not split.
 type State<A, S> = <S as Storage>::Registers<<A as Arch>::Vector>;
 
 #[inline(always)]

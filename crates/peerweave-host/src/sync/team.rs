@@ -2,7 +2,7 @@
 //!
 //! A team occupies one slot of control words in the segments of all its members. The operations of
 //! a team share these words. So on each PE, the operations run one at a time, in the order in which
-//! they were issued, even if they are on different streams.
+//! they were issued. This is true even for operations on different streams.
 
 use crate::memory::layout::{Segments, TeamBlock};
 use crate::sync::peers::Peers;
@@ -178,8 +178,8 @@ impl TeamState {
     }
 
     /// Returns a digest of the calls of the small broadcasts since the last operation of another
-    /// kind, or 0 if there are none. The digest is a part of the next call's signature, so ranks
-    /// notice different broadcasts in the next call in which they wait for each other.
+    /// kind, or 0 if there are none. The digest is a part of the next call's signature. So ranks
+    /// notice different broadcasts in the next call in which the ranks wait for each other.
     #[inline]
     pub(crate) fn history(&self) -> u64 {
         self.history.load(Ordering::Relaxed)

@@ -1,6 +1,6 @@
 //! The element counts of collectives whose parts have different lengths, such as all-to-all-v.
-//! Ranks publish the counts in their staging areas only if the counts of two ranks disagree, or if
-//! the parts are too long for slots (see `vector.rs`).
+//! Ranks publish the counts in their staging areas in two cases: the counts of two ranks disagree,
+//! or the parts are too long for slots (see `vector.rs`).
 
 use super::Run;
 use super::agreement::mismatch;
@@ -22,7 +22,7 @@ const WORDS: usize = 8 * 8 * COLUMNS;
 const CODES: usize = 2;
 
 /// For each pair of ranks, the number of elements that the first rank sends to the second rank, and
-/// the offsets of these elements in the buffers.
+/// their offsets in the buffers.
 #[derive(Debug)]
 pub(super) struct Counts {
     n: usize,
