@@ -1,5 +1,5 @@
 //! Access to CUDA's driver for Peerweave's other crates. This crate has errors that name the failed
-//! call, traits for device memory, and waits with a deadline. It frees memory only after the
+//! call, traits for device memory, and waits with a deadline. The crate frees memory only after the
 //! streams that used the memory have completed.
 //!
 //! The types of contexts, streams, events and slices are those of cudarc. This crate neither

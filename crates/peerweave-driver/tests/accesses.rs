@@ -36,7 +36,7 @@ fn slice_of_a_captured_stream_is_refused_on_other_streams() {
 }
 
 #[test]
-fn drop_of_an_access_waits_until_the_capture_ends() {
+fn dropping_an_access_waits_until_the_capture_ends() {
     Fakes::new().cuda().run(|| {
         let (context, own) = device();
         let other = context.new_stream().expect("the stream is created");
@@ -68,7 +68,7 @@ fn drop_of_an_access_waits_until_the_capture_ends() {
 }
 
 #[test]
-fn drop_of_an_access_waits_until_the_work_ends() {
+fn dropping_an_access_during_capture_waits_for_stream_work() {
     Fakes::new().cuda().run(|| {
         let (context, own) = device();
         let other = context.new_stream().expect("the stream is created");

@@ -19,14 +19,14 @@ use peerweave_types::{Element, F8E4M3, bf16};
 
 use common::{LONG, SHORT, block, comes, device, unblock};
 
-/// The framework that produces a tensor.
+/// A framework that exports a tensor.
 struct Producer {
     /// The memory of the tensor, which the deleter frees.
     _memory: DeviceMemory<u8>,
     shape: Vec<i64>,
     strides: Vec<i64>,
     deleted: Arc<AtomicUsize>,
-    /// The struct itself, allocated by the framework.
+    /// The exported DLPack struct, which the framework allocates.
     place: Place,
 }
 
@@ -82,7 +82,8 @@ impl Made {
         self
     }
 
-    /// Sets the pointers of the struct to its own fields.
+    /// Leaks the producer, and sets the pointers in the DLPack struct to the producer's shape and
+    /// strides.
     fn linked(self) -> NonNull<Producer> {
         let producer = NonNull::from(Box::leak(self.0));
         // SAFETY: no other code uses the producer yet.
@@ -130,7 +131,7 @@ impl Made {
 /// Frees a producer and its tensor, and counts the call.
 ///
 /// # Safety
-/// This function is called once for each tensor, with the context of the tensor.
+/// This function is called once for each tensor, with the tensor's `manager_ctx`.
 unsafe fn delete(context: *mut c_void) {
     // SAFETY: guaranteed by the caller. `linked` leaked the producer.
     let producer = unsafe { Box::from_raw(context.cast::<Producer>()) };
@@ -155,7 +156,8 @@ unsafe extern "C" fn delete_versioned(this: *mut DLManagedTensorVersioned) {
     unsafe { delete((*this).manager_ctx) }
 }
 
-/// Imports a tensor of DLPack 0.8 that is refused, and returns the message.
+/// Imports a tensor of DLPack 0.8. Checks that the import fails and that the deleter was called.
+/// Returns the error message.
 fn refused<T: Element>((made, deleted): (Made, Arc<AtomicUsize>)) -> String {
     // SAFETY: the struct is valid, ours, and its deleter may be called anywhere.
     let error = unsafe { DlpackTensor::<T>::from_managed(made.managed()) }.expect_err("the tensor is refused");
@@ -231,7 +233,7 @@ fn read_only_tensor_can_be_read_but_not_written() {
 }
 
 #[test]
-fn unusable_tensor_is_refused_and_deleted() {
+fn unsupported_tensor_is_refused_and_the_deleter_is_called() {
     Fakes::new().cuda().run(|| {
         let made = |shape: &[i64]| Made::floats(&[1.0; 12], shape);
         let with = |(made, deleted): (Made, Arc<AtomicUsize>), change: fn(&mut DLTensor)| (made.tensor(change), deleted);
@@ -270,7 +272,7 @@ fn unusable_tensor_is_refused_and_deleted() {
 }
 
 #[test]
-fn unknown_major_version_is_refused_and_deleted() {
+fn tensor_of_unknown_dlpack_version_is_refused_and_deleted() {
     Fakes::new().cuda().run(|| {
         let (made, deleted) = Made::floats(&[1.0; 4], &[4]);
         // SAFETY: the struct is valid, ours, and its deleter may be called anywhere.
@@ -281,7 +283,7 @@ fn unknown_major_version_is_refused_and_deleted() {
 }
 
 #[test]
-fn valid_shapes_strides_and_types_are_imported() {
+fn tensors_with_valid_shapes_strides_and_types_are_imported() {
     Fakes::new().cuda().run(|| {
         let (_, stream) = device();
         // The stride of a dimension of length 1 may be any number. Null strides mean row-major

@@ -12,7 +12,7 @@ use peerweave_fakes::{Fakes, child};
 use common::{LONG, device};
 
 #[test]
-fn exit_waits_for_memory_that_is_being_freed() {
+fn process_exit_waits_for_memory_that_is_being_freed() {
     if child().is_some() {
         let (context, stream) = device();
         let (sender, receiver) = channel();
@@ -27,7 +27,7 @@ fn exit_waits_for_memory_that_is_being_freed() {
         retire(&context, [], Box::new(|| eprintln!("a later free has run")));
         std::process::exit(0);
     }
-    let output = Fakes::new().cuda().run_child("exit_waits_for_memory_that_is_being_freed");
+    let output = Fakes::new().cuda().run_child("process_exit_waits_for_memory_that_is_being_freed");
     assert!(output.status.success() && output.stderr.contains("the free has returned"), "{output}");
     assert!(!output.stderr.contains("a later free has run"), "a function ran after the gate was closed: {output}");
 }

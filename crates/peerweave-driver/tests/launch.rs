@@ -21,8 +21,8 @@ const PTX: &str = "
 .visible .entry count(.param .u64 place, .param .u32 add, .param .align 8 .b8 slice[16], .param .u8 last) { ret; }
 ";
 
-/// A kernel that adds to the word whose address is the first argument. It adds the second argument
-/// once for each thread, both words of the third argument, and the fourth argument.
+/// A kernel that adds a sum to the word whose address is the first argument. The sum has the second
+/// argument once for each thread, both words of the third argument, and the fourth argument.
 ///
 /// # Safety
 /// `launch` points to a launch of this kernel in progress.
@@ -66,12 +66,12 @@ fn launch(
 }
 
 #[test]
-fn kernel_runs_with_its_shape_and_arguments() {
+fn launched_kernel_receives_the_shape_and_the_arguments() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let kernel = loaded(&context);
         let places: Vec<_> =
-            kernel.parameters().expect("the fake driver reports this").iter().map(|p| (p.offset, p.bytes)).collect();
+            kernel.parameters().expect("the fake driver reports the parameters").iter().map(|p| (p.offset, p.bytes)).collect();
         assert_eq!(places, [(0, 8), (8, 4), (16, 16), (32, 1)]);
         let memory = DeviceMemory::zeroed(&stream, 1).expect("the device has enough memory");
         launch(&kernel, &stream, LaunchConfig::new((2, 3), (4, 5, 6)), &memory).expect("the launch succeeds");
@@ -135,7 +135,7 @@ fn cooperative_grid_that_cannot_be_resident_is_refused() {
         let (context, stream) = device();
         let kernel = loaded(&context);
         let memory = DeviceMemory::zeroed(&stream, 1).expect("the device has enough memory");
-        let most = kernel.resident_blocks(1024, 0).expect("the fake driver reports this");
+        let most = kernel.resident_blocks(1024, 0).expect("the fake driver reports the occupancy");
         assert_eq!(most, 2 * 132);
         let config = |blocks: u64| LaunchConfig::new(blocks as u32, 1024).cooperative();
         launch(&kernel, &stream, config(most), &memory).expect("the grid is resident");
@@ -147,7 +147,7 @@ fn cooperative_grid_that_cannot_be_resident_is_refused() {
 }
 
 #[test]
-fn module_is_unloaded_only_after_its_kernels_have_run() {
+fn module_is_unloaded_only_after_the_kernels_have_run() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let memory = DeviceMemory::zeroed(&stream, 1).expect("the device has enough memory");
@@ -164,7 +164,7 @@ fn module_is_unloaded_only_after_its_kernels_have_run() {
 }
 
 #[test]
-fn graph_keeps_the_module_and_the_memory_of_its_kernels() {
+fn graph_keeps_the_module_and_memory_of_captured_kernels() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let memory = DeviceMemory::<u64>::zeroed(&stream, 1).expect("the device has enough memory");
@@ -191,7 +191,7 @@ fn kernel_is_launched_from_several_threads() {
         let (context, stream) = device();
         let kernel = loaded(&context);
         let memory = DeviceMemory::zeroed(&stream, 1).expect("the device has enough memory");
-        memory.to_vec(&stream).expect("the memory is zero");
+        memory.to_vec(&stream).expect("the copy ends");
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
@@ -227,7 +227,7 @@ fn invalid_images_and_kernel_names_return_typed_errors() {
 }
 
 #[test]
-fn driver_without_parameter_info_still_launches() {
+fn kernel_launches_if_driver_reports_no_parameters() {
     Fakes::new().cuda().without("cuFuncGetParamInfo").without("cuFuncLoad").run(|| {
         let (context, stream) = device();
         let kernel = loaded(&context);

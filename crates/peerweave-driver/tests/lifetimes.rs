@@ -166,7 +166,7 @@ fn wait_for_a_captured_stream_fails_and_keeps_the_capture() {
 }
 
 #[test]
-fn value_is_leaked_if_its_event_cannot_be_queried() {
+fn retired_value_is_leaked_if_an_event_cannot_be_queried() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FAIL", "cuEventQuery:1=1").run(|| {
         let (context, stream) = device();
         let freed = retire_flag(&context, &stream);
@@ -179,7 +179,7 @@ fn value_is_leaked_if_its_event_cannot_be_queried() {
 }
 
 #[test]
-fn stuck_stream_delays_only_its_own_memory() {
+fn stuck_stream_does_not_delay_memory_of_other_streams() {
     Fakes::new().cuda().run(|| {
         let (context, stuck) = device();
         let stream = context.new_stream().expect("the stream is created");
@@ -210,7 +210,7 @@ fn error_recorded_by_other_code_stays_in_the_context() {
 }
 
 #[test]
-fn default_stream_uses_its_own_context_on_any_thread() {
+fn default_stream_of_a_context_works_on_any_thread() {
     Fakes::new().cuda().run(|| {
         let (zero, one) = (context(0).expect("the device exists"), context(1).expect("device 1 exists"));
         let stream = zero.default_stream();
@@ -224,7 +224,7 @@ fn default_stream_uses_its_own_context_on_any_thread() {
                 DeviceMemory::<u32>::zeroed(&stream, 4)?.to_vec(&stream)?;
                 Ok::<bool, DriverError>(waited)
             });
-            assert!(waited.join().expect("the thread does not panic").expect("the stream knows its context"));
+            assert!(waited.join().expect("the thread does not panic").expect("the wait and the copy succeed"));
         }
     });
 }
@@ -252,7 +252,7 @@ fn freed_after(own: &Arc<CudaStream>, stuck: &Arc<CudaStream>, slice: CudaSlice<
 }
 
 #[test]
-fn slice_read_by_two_streams_outlives_their_work() {
+fn slice_outlives_the_work_of_two_reading_streams() {
     Fakes::new().cuda().run(|| {
         let (context, own) = device();
         let (first, second) =
@@ -378,7 +378,7 @@ fn per_thread_streams_are_refused() {
 }
 
 #[test]
-fn private_stream_is_destroyed_with_its_last_handle() {
+fn private_stream_is_destroyed_with_the_last_handle() {
     Fakes::new().cuda().run(|| {
         let context = context(0).expect("the device exists");
         let default = context.default_stream();
@@ -476,7 +476,7 @@ fn freeing_thread_uses_one_stream_and_releases_the_context() {
 }
 
 #[test]
-fn slice_of_a_private_stream_outlives_the_stream_that_writes_it() {
+fn private_stream_slice_outlives_work_of_a_writing_stream() {
     Fakes::new().cuda().run(|| {
         let context = context(0).expect("the device exists");
         let (own, other) = (
@@ -494,7 +494,7 @@ fn slice_of_a_private_stream_outlives_the_stream_that_writes_it() {
 }
 
 #[test]
-fn default_stream_is_queried_in_its_own_context() {
+fn default_stream_is_queried_in_the_context_of_the_stream() {
     Fakes::new().cuda().run(|| {
         let (here, elsewhere) = (context(0).expect("the device exists"), context(1).expect("the device exists"));
         let blocking = blocking_stream(&here);

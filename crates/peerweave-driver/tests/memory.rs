@@ -16,7 +16,7 @@ use peerweave_fakes::Fakes;
 use common::{LONG, SHORT, block, device, fail, free_bytes, unblock};
 
 #[test]
-fn copied_values_are_read_back() {
+fn values_copied_to_a_device_are_read_back() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let values: Vec<f32> = (0..1000).map(|i| i as f32).collect();
@@ -89,14 +89,14 @@ fn errors_name_wrong_lengths_ranges_and_devices() {
         assert!(matches!(memory.slice(0..9), Err(DriverError::OutOfRange { end: 9, len: 8, .. })));
         let elsewhere = peerweave_driver::context(1).expect("device 1 exists").new_stream().expect("the stream is created");
         let error = memory.to_vec(&elsewhere).expect_err("the memory is on another device");
-        assert_eq!(error.to_string(), "DeviceMemory::to_vec: the memory is on device 0, expected device 1");
+        assert_eq!(error.to_string(), "DeviceMemory::to_vec: the memory or the stream is on device 0, expected device 1");
         assert!(matches!(DeviceMemory::<u64>::alloc(&context, usize::MAX / 4), Err(DriverError::TooLarge { .. })));
         assert!(matches!(peerweave_driver::context(8), Err(DriverError::NoSuchDevice { ordinal: 8, count: 8, .. })));
     });
 }
 
 #[test]
-fn memory_is_freed_after_the_work_of_its_streams() {
+fn memory_is_freed_after_stream_work_completes() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let before = free_bytes(&context);
@@ -135,7 +135,7 @@ fn stuck_device_does_not_delay_other_devices() {
 }
 
 #[test]
-fn allocation_waits_for_retired_memory() {
+fn allocation_waits_until_dropped_memory_is_freed() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_MEMORY_BYTES", (4 << 20).to_string()).run(|| {
         let (context, stream) = device();
         for round in 0..20 {
@@ -152,7 +152,7 @@ fn allocation_waits_for_retired_memory() {
 }
 
 #[test]
-fn waits_end_at_their_deadlines() {
+fn stream_wait_ends_at_the_deadline() {
     Fakes::new().cuda().run(|| {
         let (_, stream) = device();
         assert!(wait(&stream, Instant::now()).expect("the stream is idle"));
@@ -169,7 +169,7 @@ fn waits_end_at_their_deadlines() {
 }
 
 #[test]
-fn captured_graph_keeps_its_memory_allocated() {
+fn captured_graph_keeps_used_memory_allocated() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let before = free_bytes(&context);
@@ -179,7 +179,7 @@ fn captured_graph_keeps_its_memory_allocated() {
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("the capture begins");
         assert!(is_capturing(&stream).expect("the stream is live"));
         assert!(matches!(memory.to_vec(&stream), Err(DriverError::Capturing { .. })));
-        let (address, keep) = memory.keep().expect("shared memory can be kept");
+        let (address, keep) = memory.keep().expect("owned memory returns an owner");
         assert_eq!(address, raw);
         // SAFETY: the range is allocated, and the graph keeps it.
         let code = unsafe {
@@ -270,7 +270,7 @@ fn driver_initialisation_failure_is_an_error() {
 }
 
 #[test]
-fn unknown_code_is_an_error_with_its_number() {
+fn unknown_driver_code_is_an_error_with_the_number() {
     // Codes of a driver that is newer than every compiled list of codes.
     let newer = "cuMemAlloc_v2:1=4242,cuStreamQuery:1=4242,cuEventQuery:1=-1";
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FAIL", newer).run(|| {

@@ -12,7 +12,7 @@ use peerweave_fakes::Fakes;
 use common::{LONG, block, calls, unblock};
 
 #[test]
-fn idle_streams_without_handles_are_removed() {
+fn idle_streams_without_handles_are_removed_from_the_list() {
     Fakes::new().cuda().run(|| {
         let context = context(0).expect("the device exists");
         let whole = Arc::new(Streams::new());
@@ -49,7 +49,7 @@ fn idle_streams_without_handles_are_removed() {
 }
 
 #[test]
-fn idle_streams_in_several_lists_are_removed() {
+fn idle_streams_in_several_lists_are_removed_from_each_list() {
     Fakes::new().cuda().run(|| {
         let context = context(0).expect("the device exists");
         let source = DeviceMemory::<u64>::alloc(&context, 64).expect("the device has enough memory");

@@ -6,7 +6,7 @@
 //! frees the file when the last process that maps the file has ended.
 //!
 //! ```text
-//!   threads.rs  backend/  stream.rs   the contract, joining a job, shrinking a job
+//!   threads.rs  backend/  stream.rs   the `Backend` trait, joining a job, shrinking a job
 //!        │
 //!      ops/      tasks: collectives, sends, puts, waits, launches, splits of teams
 //!        │
@@ -20,8 +20,8 @@
 //! # Guarantees
 //! - Every wait ends: with success, at its deadline, or within milliseconds after the death of a PE
 //!   that the wait needs.
-//! - Results of a reduction have the same bits on every PE, because each element is computed once,
-//!   or in the same order on every PE.
+//! - Results of a reduction have the same bits on every PE. Each element is computed once, or in
+//!   the same order on every PE.
 //! - No PE writes to the private memory of another process.
 //!
 //! # Limits

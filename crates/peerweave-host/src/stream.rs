@@ -1,5 +1,5 @@
-//! Streams: ordered queues of operations. Each stream has its own thread, which starts when it is
-//! first needed.
+//! Streams: ordered queues of operations. Each stream has its own thread, which starts when the
+//! first operation is queued.
 //!
 //! An operation that finds its stream idle runs on the thread of the caller. If the caller would
 //! wait for peers for longer than [`CALLER_BUDGET`], the thread of the stream continues the
@@ -7,7 +7,8 @@
 //!
 //! Invariants: at most one operation of a stream runs at a time, on the thread that has set `busy`.
 //! An operation starts on the thread of the caller only if the queue is empty and `busy` was not
-//! set. Operations take their places in their teams in the order of the queue.
+//! set. If operations of a stream use the same team, their order in the team is their order in the
+//! queue.
 
 use crate::ops::queues::{Failure, Queue};
 use crate::ops::shared::{COMPLETION_GRACE, Shared};
@@ -36,7 +37,8 @@ struct Inner {
     shared: Arc<Shared>,
     /// Whether a thread is running an operation of this stream.
     busy: AtomicBool,
-    /// Whether a queued operation may still be pending. Set only while `queue` is locked.
+    /// Whether an operation may be queued or running on the thread of the stream. Also `true` while
+    /// `synchronize` must return a failure. Changed only while `queue` is locked.
     pending: AtomicBool,
     queue: Mutex<Jobs>,
     changed: Condvar,
@@ -52,7 +54,7 @@ struct Jobs {
     failed: Option<Failure>,
 }
 
-#[allow(clippy::large_enum_variant, reason = "almost every job is a run, and a box would be one more allocation for each")]
+#[allow(clippy::large_enum_variant, reason = "almost every job is a `Run`, for which a box would be one more allocation")]
 enum Job {
     Run { call: &'static str, task: Task<'static>, done: Arc<Completion>, keep: Keep },
     Record(Arc<HostEvent>),
@@ -278,7 +280,8 @@ impl Drop for Release<'_> {
 }
 
 impl Inner {
-    /// Runs the jobs of the queue on the thread of the stream, until no more jobs can arrive.
+    /// Runs the jobs of the queue on the thread of the stream, until the stream was dropped and the
+    /// queue is empty.
     fn work(self: Arc<Self>) {
         while self.wait_for_job() {
             // A caller that is running an operation finishes first, or queues the rest of the
@@ -310,7 +313,8 @@ impl Inner {
         }
     }
 
-    /// Waits for a job. Returns `false` if no more jobs can arrive.
+    /// Waits until the queue contains a job, and returns `true`. Returns `false` if the stream was
+    /// dropped and the queue is empty.
     fn wait_for_job(self: &Arc<Self>) -> bool {
         let mut queue = lock(&self.queue);
         while queue.jobs.is_empty() {
@@ -383,9 +387,9 @@ fn left(started: Instant, within: Duration) -> Option<Duration> {
     within.checked_sub(started.elapsed()).filter(|rest| !rest.is_zero())
 }
 
-/// Returns the time for which a wait for a stream or a ticket continues although its limit has
-/// passed. Returns the error of the limit if the wait must end. The caller must hold no lock of a
-/// queue.
+/// Called when the time limit of a wait for a stream or a ticket has passed. Returns the time for
+/// which the wait continues. If the wait must end, returns the timeout error. The caller must hold
+/// no lock of a queue.
 fn extension(shared: &Shared, call: &'static str, started: Instant, within: Duration) -> Result<Duration, Error> {
     let waited = started.elapsed();
     let missing = shared.teams.missing(&shared.peers);
@@ -406,9 +410,8 @@ fn extension(shared: &Shared, call: &'static str, started: Instant, within: Dura
     Err(Timeout { running, ..Timeout::new(call, team, waited, missing) }.into())
 }
 
-/// Waits until `slot` has a value, and returns a copy of the value. Returns the error of
-/// [`extension`] if the wait must end before `slot` has a value. `changed` is notified when the
-/// value is set.
+/// Waits until `slot` has a value, and returns a copy of the value. If the time limit `within`
+/// passes first, returns the error of [`extension`]. `changed` is notified when the value is set.
 fn wait_for<T: Clone>(
     slot: &Mutex<Option<T>>,
     changed: &Condvar,
@@ -496,13 +499,15 @@ impl HostEvent {
         matches!(&*lock(&self.state), Some((_, Ok(()))))
     }
 
-    /// Returns the time at which the stream passed the event.
+    /// Returns the time at which the stream passed the event, as measured by [`clock`]. Returns
+    /// `None` if the stream has not passed the event.
     fn passed_at(&self) -> Option<Duration> {
         lock(&self.state).as_ref().map(|(at, _)| *at)
     }
 
-    /// Waits until the stream has passed the event. Returns the earlier failure of the stream, if
-    /// any, or an error after `within`.
+    /// Waits until the stream has passed the event. Returns the failure of an earlier operation of
+    /// the stream, if any. Returns a timeout error if the stream has not passed the event after the
+    /// time `within`.
     fn passed_within(&self, within: Duration) -> Result<(), Failure> {
         wait_for(&self.state, &self.changed, &self.shared, "wait_event", within).map_err(Failure::new)?.1
     }

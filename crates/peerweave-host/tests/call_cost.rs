@@ -29,7 +29,7 @@ struct Operands {
     pair_parts: Arc<Parts>,
 }
 
-/// A call of a PE. The last argument contains the ranks of its right and left neighbours.
+/// A call of a PE. The last argument contains the ranks of the PE's right and left neighbours.
 type Call = fn(&Team, &mut Operands, [Rank; 2]) -> peerweave_core::Result<()>;
 
 const CALLS: &[(&str, Call)] = &[
@@ -66,7 +66,8 @@ const CALLS: &[(&str, Call)] = &[
     }),
 ];
 
-/// Calls on streams. They run on the calling thread if they wait for no other PE.
+/// Calls on streams. In a job of one PE, these calls wait for no other PE, so they run on the
+/// calling thread.
 const STREAMED: &[(&str, Call)] = &[
     ("all_gather_v", |team, on, _| team.all_gather_v(&on.stream, &on.x, &on.all, Arc::clone(&on.parts)).map(drop)),
     ("all_gather_v of buffers", |team, on, _| {
@@ -83,7 +84,7 @@ const STREAMED: &[(&str, Call)] = &[
     }),
 ];
 
-/// Makes each call repeatedly, and returns a message for each call that allocates.
+/// Makes each call repeatedly. Returns a message for each call that allocates heap memory.
 fn costs(world: &World, len: usize, calls: &[(&'static str, Call)]) -> Vec<String> {
     const ROUNDS: usize = 20;
     let (team, n) = (world.team(), world.n_pes());
@@ -134,7 +135,7 @@ fn costs(world: &World, len: usize, calls: &[(&'static str, Call)]) -> Vec<Strin
 }
 
 #[test]
-fn repeated_call_allocates_nothing() {
+fn repeated_blocking_call_allocates_no_heap_memory() {
     for n_pes in [1, 2, 3] {
         let faults = on_threads(n_pes, &HostOptions::default(), |world| {
             let faults: Vec<String> = [8, 700, 40_000].into_iter().flat_map(|len| costs(&world, len, CALLS)).collect();
@@ -142,12 +143,12 @@ fn repeated_call_allocates_nothing() {
             faults
         });
         let faults: Vec<Vec<String>> = faults.expect("the shared memory is mapped").into_iter().collect();
-        assert!(faults.iter().all(Vec::is_empty), "{n_pes} PEs: {faults:#?}");
+        assert!(faults.iter().all(Vec::is_empty), "with {n_pes} PEs, calls allocate heap memory: {faults:#?}");
     }
 }
 
 #[test]
-fn repeated_call_on_an_idle_stream_allocates_nothing() {
+fn repeated_call_on_an_idle_stream_allocates_no_heap_memory() {
     let faults = on_threads(1, &HostOptions::default(), |world| {
         let faults = costs(&world, 700, STREAMED);
         assert!(world.finalize().unwrap().is_clean());

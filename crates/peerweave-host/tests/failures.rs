@@ -69,7 +69,7 @@ fn finalize_returns_the_failure_of_a_pending_operation() {
 }
 
 #[test]
-fn finalize_does_not_return_a_failure_a_second_time() {
+fn finalize_does_not_return_an_already_returned_failure() {
     with_deadline(1, SHORT, |world| {
         let ticket = wait_in_vain(&world);
         assert!(matches!(ticket.wait_within(HostOptions::DEADLINE), Err(Error::Timeout(_))));

@@ -1,4 +1,4 @@
-//! Tests kernels on streams of the host backend: order, refused arguments, and failures of kernels.
+//! Tests of kernels on streams of the host backend: their order, refused arguments, and failures.
 
 use peerweave_core::{Error, LaunchShape, MisuseKind, Result, Team, World};
 use peerweave_device::prelude::*;
@@ -28,7 +28,7 @@ fn count(word: u64) {
 
 #[kernel]
 fn panics_in(block: u32, thread: u32) {
-    assert!((gpu::block_rank(), gpu::thread_rank()) != (block, thread), "as requested");
+    assert!((gpu::block_rank(), gpu::thread_rank()) != (block, thread), "the test requested this panic");
 }
 
 #[kernel]
@@ -88,7 +88,7 @@ fn launches_run_in_stream_order() {
 }
 
 #[test]
-fn cooperative_launch_gets_its_blocks_and_shared_memory() {
+fn launch_provides_resident_blocks_and_shared_memory() {
     alone(|world| -> Result<()> {
         let stream = world.stream()?;
         let word = AtomicU64::new(0);
@@ -103,12 +103,12 @@ fn cooperative_launch_gets_its_blocks_and_shared_memory() {
 }
 
 #[test]
-fn panic_in_a_kernel_fails_its_ticket_and_its_stream() {
+fn kernel_panic_fails_the_ticket_and_the_stream() {
     alone(|world| -> Result<()> {
         let (stream, other) = (world.stream()?, world.stream()?);
         let ticket = stream.launch(&panics_in::KERNEL, 2, 64, (1, 40))?;
         let error = ticket.wait().unwrap_err();
-        let expected = "panics_in: block (1, 0, 0) thread (40, 0, 0) panicked: as requested (seed 0)";
+        let expected = "panics_in: block (1, 0, 0) thread (40, 0, 0) panicked: the test requested this panic (seed 0)";
         assert_eq!(error.to_string(), expected);
         assert!(matches!(&error, Error::Kernel(failure) if failure.kernel == "panics_in" && failure.missing.is_none()));
         let counted = AtomicU64::new(0);
@@ -201,7 +201,7 @@ fn invalid_launches_are_refused_before_anything_runs() {
 }
 
 #[test]
-fn buffer_of_another_world_is_refused() {
+fn launch_refuses_a_buffer_of_another_world() {
     alone(|world| {
         alone(|other| -> Result<()> {
             let (bytes, words) = (world.alloc_zeroed::<u8>(64)?, other.alloc_zeroed::<u64>(8)?);
@@ -247,7 +247,7 @@ fn kernels_of_pes_on_threads_wait_for_each_other() {
 }
 
 #[test]
-fn wait_that_times_out_names_the_missing_pe() {
+fn kernel_wait_that_times_out_names_the_missing_pe() {
     let gave_up = AtomicBool::new(false);
     let outcomes = on_threads(2, &options(Duration::from_secs(4)), |world| -> Result<()> {
         let (stream, signal) = (world.stream()?, world.alloc_zeroed::<u64>(1)?);
@@ -284,13 +284,13 @@ fn kernel_error_names_the_pe_that_left() {
         stream.launch(&waits_for_pe_1::KERNEL, 1, 32, (&signal,))?.wait()
     });
     let error = outcomes.unwrap().remove(0).unwrap_err();
-    assert!(started.elapsed() < Duration::from_secs(30), "the error came too late");
+    assert!(started.elapsed() < Duration::from_secs(30), "the error arrived after more than 30 s");
     assert_eq!(error.blamed(), [Pe::new(1)], "{error}");
     assert!(matches!(error, Error::Peer { call: "waits_for_pe_1", .. }), "{error}");
 }
 
-/// Adds the number of each member to a word of every member, performs a barrier of the team, and
-/// reduces over the team.
+/// Adds this PE's number plus 1 to the word `word` of every member of the team. Then performs a
+/// barrier and a sum reduction over the team.
 #[kernel]
 fn work_of_a_team(
     ctx: &Context,
@@ -311,7 +311,7 @@ fn work_of_a_team(
 }
 
 #[test]
-fn kernel_communicates_only_with_members_of_its_team() {
+fn kernel_communicates_only_with_members_of_the_team() {
     for n in [1, 2, 3, 8] {
         let outcomes = on_threads(n, &options(Duration::from_secs(60)), |world| -> Result<()> {
             let me = u64::from(world.my_pe().get());
@@ -337,7 +337,7 @@ fn kernel_communicates_only_with_members_of_its_team() {
 }
 
 #[test]
-fn team_in_a_reused_slot_starts_with_fresh_state() {
+fn new_team_does_not_see_state_of_destroyed_teams() {
     let outcomes = on_threads(3, &options(Duration::from_secs(60)), |world| -> Result<()> {
         let (stream, word) = (world.stream()?, world.alloc_zeroed::<u64>(1)?);
         let (sum, mine) = (world.alloc_zeroed::<u32>(5)?, world.alloc::<u32>(5)?);
@@ -359,7 +359,7 @@ fn team_in_a_reused_slot_starts_with_fresh_state() {
 }
 
 #[test]
-fn destroyed_team_and_team_of_another_world_are_refused() {
+fn launch_refuses_destroyed_teams_and_teams_of_other_worlds() {
     alone(|world| {
         alone(|other| -> Result<()> {
             let (stream, word) = (world.stream()?, world.alloc_zeroed::<u64>(1)?);

@@ -13,7 +13,7 @@ fn alone(program: impl Fn(World) + Sync) {
 }
 
 #[test]
-fn fill_sets_exactly_the_elements_of_its_range() {
+fn fill_sets_exactly_the_elements_of_the_range() {
     fn fill<T: Integer>(world: &World, value: T, rest: T) {
         // The range is longer than a chunk of `fill`, and its ends are unaligned.
         let (stream, x, last) = (world.stream().unwrap(), world.alloc::<T>(9001).unwrap(), 8999);
@@ -84,7 +84,7 @@ fn capabilities_describe_each_reduction() {
             (CollectiveKind::AllReduce, DType::F8E4M3, ReduceOp::Sum),
             (CollectiveKind::AllGather, DType::F32, ReduceOp::Sum),
         ] {
-            assert_eq!(caps.reduction(kind, dtype, op), None, "{kind:?} {dtype} {op}");
+            assert_eq!(caps.reduction(kind, dtype, op), None, "{kind:?} of {dtype} by {op} is reported as a reduction");
         }
     });
 }

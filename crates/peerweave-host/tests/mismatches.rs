@@ -12,7 +12,7 @@ fn differ(odd: &str, others: &str, call: impl Fn(&World, bool) -> Result<()> + S
         let is_odd = world.my_pe().get() == 1;
         for round in 0..3 {
             let Err(Error::Mismatch(mismatch)) = call(&world, is_odd) else {
-                panic!("PE {}, round {round}: not a mismatch of {odd} and {others}", world.my_pe());
+                panic!("PE {}, round {round}: expected a mismatch of {odd} and {others}", world.my_pe());
             };
             let (mine, theirs) = if is_odd { (odd, others) } else { (others, odd) };
             assert_eq!((mismatch.mine.as_str(), mismatch.theirs.as_str()), (mine, theirs));
@@ -72,7 +72,7 @@ fn allocations_of_different_types_are_a_mismatch() {
 }
 
 #[test]
-fn strides_may_differ_if_the_team_has_one_rank() {
+fn strided_splits_into_one_rank_may_have_different_strides() {
     on_threads(2, &HostOptions::default(), |world| {
         let stride = world.my_pe().get() as i32 + 7;
         let team = world.team().split_strided(TeamShape { start: 1, stride, size: 1 }).unwrap();
@@ -81,7 +81,7 @@ fn strides_may_differ_if_the_team_has_one_rank() {
     .expect("the shared memory is mapped");
 }
 
-/// Returns the mismatch that is the result of a call.
+/// Returns the mismatch with which a call has failed. Panics if the call has any other result.
 #[track_caller]
 fn mismatch<R>(result: Result<R>) -> Mismatch {
     match result {
@@ -91,8 +91,8 @@ fn mismatch<R>(result: Result<R>) -> Mismatch {
     }
 }
 
-/// Checks that the next barrier of the team is a mismatch because of the broadcasts before it, and
-/// that the team is usable after that.
+/// Checks that the next barrier of the team fails with a mismatch, because the earlier broadcasts
+/// of two ranks differ. Checks that the team is usable after the mismatch.
 #[track_caller]
 fn next_barrier_is_a_mismatch(team: &Team) {
     let barrier = mismatch(team.barrier_blocking());
@@ -124,7 +124,7 @@ fn small_broadcasts_with_two_roots_fail_the_next_barrier() {
 }
 
 #[test]
-fn small_broadcast_with_another_count_is_a_mismatch_on_its_rank() {
+fn rank_with_another_broadcast_count_gets_a_mismatch() {
     on_threads(3, &HostOptions::default(), |world| {
         let (team, me) = (world.team(), world.my_pe().get());
         for (count, odd) in [(3, 4), (16, 15), (16, 17), (16, 100_000)] {
@@ -147,7 +147,7 @@ fn small_broadcast_with_another_count_is_a_mismatch_on_its_rank() {
 }
 
 #[test]
-fn small_broadcast_beside_another_collective_is_a_mismatch() {
+fn small_broadcast_met_by_a_barrier_is_a_mismatch() {
     on_threads(3, &HostOptions::default(), |world| {
         let (team, me) = (world.team(), world.my_pe().get());
         for root in [0, 1] {

@@ -5,7 +5,7 @@ use peerweave_host::{HostOptions, on_threads};
 use std::sync::Barrier;
 use std::time::Duration;
 
-/// Number of broadcasts that a root can complete before any other rank has called.
+/// Number of small broadcasts that a root can complete before any other rank has called broadcast.
 const AHEAD: usize = 3;
 
 #[test]
@@ -59,7 +59,7 @@ fn small_broadcasts_of_a_root_that_has_left_are_received() {
 }
 
 #[test]
-fn root_that_waits_names_the_rank_that_did_not_call() {
+fn waiting_broadcast_root_names_the_missing_rank() {
     let mut options = HostOptions::default();
     options.deadline = Duration::from_millis(500);
     let is_over = Barrier::new(3);
@@ -82,7 +82,7 @@ fn root_that_waits_names_the_rank_that_did_not_call() {
 }
 
 #[test]
-fn small_broadcasts_are_right_among_other_collectives() {
+fn small_broadcasts_between_other_collectives_are_correct() {
     for n in [1, 2, 3, 8] {
         on_threads(n, &HostOptions::default(), |world| {
             let (team, me) = (world.team(), world.my_pe().get());

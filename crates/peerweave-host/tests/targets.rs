@@ -1,12 +1,12 @@
-//! Tests of one-sided operations on a PE that has left. A program that spins on such operations
-//! gets an error.
+//! Tests of one-sided operations on a PE that has left. A program that repeats such operations in a
+//! loop gets an error.
 
 use peerweave_core::{Compare, Error, PeerCause, Rank, Result, Symmetric, World};
 use peerweave_host::{HostOptions, on_threads};
 use std::time::{Duration, Instant};
 
-/// After PE 1 has left, calls `spin` on PEs 0 and 2 until `spin` returns an error. The word of PE 1
-/// is 1.
+/// Checks that an operation on PE 1 fails after PE 1 has left. PEs 0 and 2 call `spin` in a loop
+/// until `spin` returns an error. The word of PE 1 has the value 1.
 fn spins_end(name: &str, spin: impl Fn(&World, &Symmetric<u64>) -> Result<()> + Sync) {
     const GONE: Rank = Rank::new(1);
     on_threads(3, &HostOptions::default(), |world| {
@@ -78,7 +78,7 @@ fn calls_to_live_pes_succeed_after_a_pe_has_left() {
 }
 
 #[test]
-fn test_of_a_word_fails_after_all_other_pes_have_left() {
+fn testing_a_word_fails_after_all_other_pes_have_left() {
     on_threads(2, &HostOptions::default(), |world| {
         let word = world.alloc_zeroed::<u64>(1).unwrap();
         world.team().barrier_blocking().unwrap();

@@ -1,13 +1,13 @@
 //! DLPack's structs with the layout of C: version 0.8 (`DLManagedTensor`) and 1.x
-//! (`DLManagedTensorVersioned`). They are plain data and own nothing.
+//! (`DLManagedTensorVersioned`). The structs are plain data and own nothing.
 
 use std::ffi::c_void;
 
 /// The major version of DLPack that defines the layout of [`DLManagedTensorVersioned`].
 pub const DLPACK_MAJOR_VERSION: u32 = 1;
-/// Flag: the tensor is read-only.
+/// Bit of [`DLManagedTensorVersioned::flags`]: the tensor is read-only.
 pub const DLPACK_FLAG_BITMASK_READ_ONLY: u64 = 1;
-/// Flag: the producer has made a copy for the consumer.
+/// Bit of [`DLManagedTensorVersioned::flags`]: the producer has copied the tensor for the consumer.
 pub const DLPACK_FLAG_BITMASK_IS_COPIED: u64 = 1 << 1;
 
 /// The kind of a [`DLDevice`]. This type is not an enumeration, because a producer may send any
@@ -27,7 +27,7 @@ impl DLDeviceType {
     pub const CUDA_MANAGED: Self = Self(13);
 }
 
-/// The device on which a tensor's memory is.
+/// The device that holds a tensor's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct DLDevice {
@@ -37,8 +37,8 @@ pub struct DLDevice {
     pub device_id: i32,
 }
 
-/// The class of a [`DLDataType`]. This type is not an enumeration, because a producer may send any
-/// number.
+/// The class of a [`DLDataType`], such as integers or floats. This type is not an enumeration,
+/// because a producer may send any number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct DLDataTypeCode(pub u8);
@@ -68,7 +68,7 @@ impl DLDataTypeCode {
 pub struct DLDataType {
     /// Class of the element type.
     pub code: DLDataTypeCode,
-    /// Size of one number, in bits.
+    /// Size of one number (lane), in bits.
     pub bits: u8,
     /// Count of numbers in one element: 1, except for vector types.
     pub lanes: u16,
@@ -78,7 +78,7 @@ pub struct DLDataType {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct DLPackVersion {
-    /// The major version. Each major version has its own layout.
+    /// The major version. The layout of the struct depends on the major version.
     pub major: u32,
     /// The minor version, which increases when types or devices are added.
     pub minor: u32,
@@ -88,17 +88,19 @@ pub struct DLPackVersion {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct DLTensor {
-    /// Address of the allocation, in the memory of `device`. Null for a tensor without elements.
+    /// Address in the memory of `device`, to which `byte_offset` is added. Null for a tensor
+    /// without elements.
     pub data: *mut c_void,
-    /// The device on which the memory is.
+    /// The device that holds the memory.
     pub device: DLDevice,
     /// Number of dimensions.
     pub ndim: i32,
     /// Type of the elements.
     pub dtype: DLDataType,
-    /// Address of `ndim` lengths, in elements.
+    /// Address of `ndim` lengths, one for each dimension, in elements.
     pub shape: *mut i64,
-    /// Address of `ndim` strides, in elements; null for a dense tensor in row-major order.
+    /// Address of `ndim` strides, one for each dimension, in elements. Null for a dense tensor in
+    /// row-major order.
     pub strides: *mut i64,
     /// Offset from `data` to the first element, in bytes.
     pub byte_offset: u64,
@@ -126,7 +128,8 @@ pub struct DLManagedTensorVersioned {
     pub version: DLPackVersion,
     /// Data that belongs to the producer.
     pub manager_ctx: *mut c_void,
-    /// Function that the consumer calls once, like [`DLManagedTensor::deleter`].
+    /// Function that the consumer calls once when the tensor is no longer needed, like
+    /// [`DLManagedTensor::deleter`].
     pub deleter: Option<unsafe extern "C" fn(*mut DLManagedTensorVersioned)>,
     /// Flags, such as [`DLPACK_FLAG_BITMASK_READ_ONLY`].
     pub flags: u64,

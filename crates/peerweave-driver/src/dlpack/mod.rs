@@ -1,13 +1,13 @@
 //! Imports tensors of other frameworks by DLPack. PyTorch, JAX, CuPy and others export a pointer to
-//! a struct with a deleter, which is called when the tensor is no longer needed.
+//! a struct with a deleter. The consumer calls the deleter when the tensor is no longer needed.
 //!
 //! Tensors are not copied, and this crate exports no tensors. An imported tensor becomes
 //! [`DeviceMemory`] and follows the rules of that type.
 //!
-//! Invariant: the deleter of an imported tensor is called exactly once. If the tensor is refused,
-//! the deleter is called immediately. If the tensor is imported, the deleter is called after every
-//! stream that used the memory has completed. It is never called if that completion cannot be
-//! known.
+//! Invariant: the deleter of a tensor is never called twice. If the tensor is refused, the deleter
+//! is called immediately. If the tensor is imported, the deleter is called after every stream that
+//! used the memory has completed. If this crate cannot find out whether these streams have
+//! completed, the deleter is never called.
 
 mod abi;
 
@@ -29,10 +29,10 @@ use crate::{Access, DeviceBuffer, DeviceMemory, DriverError, Keep, context};
 /// A tensor that another framework exported through DLPack: dense elements of type `T`, in
 /// row-major order, on a CUDA device.
 ///
-/// The tensor is a [`DeviceBuffer`], which can only be read. [`into_memory`](Self::into_memory)
-/// returns memory that can also be written, unless the producer marked the tensor read-only. The
-/// deleter is called once the last handle has been dropped and all work that uses the memory has
-/// completed.
+/// The tensor implements [`DeviceBuffer`], so calls can read the tensor but not write it. If the
+/// producer has not marked the tensor read-only, [`into_memory`](Self::into_memory) returns memory
+/// that can also be written. This crate calls the producer's deleter after the last handle has been
+/// dropped and all work that uses the memory has completed.
 ///
 /// ```no_run
 /// use std::ptr::NonNull;
@@ -68,13 +68,14 @@ impl<T: Element> DlpackTensor<T> {
     /// - Work that uses the tensor on a stream is ordered after the producer's work on the memory.
     ///
     /// # Errors
-    /// [`DriverError::Dlpack`] for a device that is not a CUDA device, an element type other than
+    /// [`DriverError::Dlpack`] for a device other than a CUDA device, an element type other than
     /// `T`, strides that are not dense, or a misaligned address. [`DriverError::NoSuchDevice`] for
     /// a device that this process does not see. If this call fails, the deleter has been called.
     pub unsafe fn from_managed(tensor: NonNull<DLManagedTensor>) -> Result<Self, DriverError> {
         const CALL: &str = "DlpackTensor::from_managed";
         let owned = Owned(tensor);
-        // SAFETY: the caller's struct is valid until the deleter is called, which `owned` does.
+        // SAFETY: the caller's struct is valid until the deleter is called. Only `owned` calls the
+        // deleter.
         let DLManagedTensor { dl_tensor, .. } = unsafe { tensor.read() };
         // SAFETY: the tensor is a copy of the tensor in the struct.
         unsafe { Self::take(CALL, &dl_tensor, false, owned) }
@@ -92,24 +93,23 @@ impl<T: Element> DlpackTensor<T> {
     pub unsafe fn from_versioned(tensor: NonNull<DLManagedTensorVersioned>) -> Result<Self, DriverError> {
         const CALL: &str = "DlpackTensor::from_versioned";
         let owned = Owned(tensor);
-        // SAFETY: the version is the first field in every layout; the struct is the caller's.
+        // SAFETY: the version is the first field in every layout. The caller owns the struct.
         let version = unsafe { (&raw const (*tensor.as_ptr()).version).read() };
         if version.major != DLPACK_MAJOR_VERSION {
             let found = format!("{}.{}", version.major, version.minor);
             return Err(refused(CALL, "DLPack version", found, "1.x".into()));
         }
-        // SAFETY: this is the layout of that version; the struct is valid until the deleter is
-        // called, which `owned` does.
+        // SAFETY: `DLManagedTensorVersioned` has the layout of major version 1. The struct is valid
+        // until the deleter is called. Only `owned` calls the deleter.
         let DLManagedTensorVersioned { dl_tensor, flags, .. } = unsafe { tensor.read() };
         // SAFETY: the tensor is a copy of the tensor in the struct.
         unsafe { Self::take(CALL, &dl_tensor, flags & DLPACK_FLAG_BITMASK_READ_ONLY != 0, owned) }
     }
 
-    /// Imports the tensor of the struct in `owned`.
+    /// Imports `tensor`, which is a copy of the tensor in the DLPack struct that `owned` holds.
     ///
     /// # Safety
-    /// As for [`from_managed`](Self::from_managed), for the struct in `owned`. `tensor` is a copy
-    /// of the tensor in that struct.
+    /// As for [`from_managed`](Self::from_managed), for the struct that `owned` holds.
     unsafe fn take<M: Managed>(
         call: &'static str,
         tensor: &DLTensor,
@@ -159,8 +159,8 @@ impl<T> fmt::Debug for DlpackTensor<T> {
     }
 }
 
-// SAFETY: [D1] the length is that of the shape, which was checked. [D2] and [D3] are true for the
-// memory inside, whose methods are called.
+// SAFETY: [D1] `check` computed the length of `memory` from the shape. `memory` guarantees [D2] and
+// [D3], because every method calls the method of `memory`.
 unsafe impl<T> DeviceBuffer<T> for DlpackTensor<T> {
     fn len(&self) -> usize {
         self.memory.len()
@@ -179,7 +179,7 @@ unsafe impl<T> DeviceBuffer<T> for DlpackTensor<T> {
     }
 }
 
-/// A struct whose deleter the consumer must call.
+/// The owner of a DLPack struct. Dropping this value calls the struct's deleter.
 struct Owned<M: Managed>(NonNull<M>);
 
 // SAFETY: nothing is shared: `Owned` alone owns the struct. The caller of the import promised that
@@ -194,12 +194,12 @@ impl<M: Managed> Drop for Owned<M> {
     }
 }
 
-/// A struct of DLPack with a deleter.
+/// A DLPack struct that contains a tensor and a deleter.
 trait Managed: 'static {
     /// Calls the deleter, if the struct has a deleter.
     ///
     /// # Safety
-    /// The struct is valid until the deleter is called, and is not used afterwards.
+    /// `this` is valid until the deleter is called. No code uses the struct after this call.
     unsafe fn delete(this: NonNull<Self>);
 }
 
@@ -233,11 +233,11 @@ fn refused(call: &'static str, what: &'static str, found: String, expected: Stri
     DriverError::Dlpack { call, what, found: found.into(), expected: expected.into() }
 }
 
-/// Checks a tensor. Returns its shape, its number of elements, and the address of the first
-/// element.
+/// Checks that `tensor` is a dense tensor of `T` on a CUDA device. Returns the tensor's shape, the
+/// number of elements, and the address of the first element.
 ///
 /// # Safety
-/// `shape`, and `strides` unless it is null, point to `ndim` numbers.
+/// The tensor's fields `shape` and `strides` are each null, or point to `ndim` numbers.
 unsafe fn check<T: Element>(call: &'static str, tensor: &DLTensor) -> Result<(Vec<usize>, usize, CUdeviceptr), DriverError> {
     let wrong = |what, found: String, expected: String| Err(refused(call, what, found, expected));
     if tensor.device.device_type != DLDeviceType::CUDA || tensor.device.device_id < 0 {
@@ -308,7 +308,7 @@ fn data_type(dtype: DType) -> DLDataType {
         DType::BF16 => DLDataTypeCode::BFLOAT,
         DType::F8E4M3 => DLDataTypeCode::FLOAT8_E4M3FN,
         DType::F8E5M2 => DLDataTypeCode::FLOAT8_E5M2,
-        // DLPack has no code for the other element types. No producer uses this code.
+        // DLPack has no code for the other element types. No producer uses the code `u8::MAX`.
         _ => DLDataTypeCode(u8::MAX),
     };
     // The cast is exact, because an element has at most eight bytes.

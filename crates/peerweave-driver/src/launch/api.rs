@@ -1,8 +1,9 @@
-//! The driver's functions for modules and kernels, and their structs.
+//! The functions of CUDA's driver for modules and kernels, and the structs that these functions
+//! use.
 //!
-//! They are declared here because cudarc's structs depend on the CUDA version for which a program
-//! is built. Invariant: each struct has the size and layout of the struct in the driver's header.
-//! The test below compares the structs with cudarc's structs.
+//! This file declares the structs itself, because cudarc's structs depend on the CUDA version for
+//! which a program is built. Invariant: each struct has the size and layout of the struct in the
+//! driver's header. A test in this file compares the structs with cudarc's structs.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
@@ -11,21 +12,21 @@ use crate::cudarc::driver::sys::{CUdeviceptr, CUfunction, CUmodule, CUstream};
 use crate::{CudaCode, CudaError, Driver, DriverError};
 
 peerweave_dylib::bindings! {
-    /// Functions for modules and kernels.
+    /// The driver's functions for modules and kernels. Each function is resolved at its first call.
     pub(super) struct LaunchApi {
-        /// Loads an image: machine code, or PTX, which is then compiled.
+        /// Loads a module from an image, which is machine code or PTX. The driver compiles PTX.
         "2.1" fn cuModuleLoadDataEx(
             module: *mut CUmodule, image: *const c_void, n_options: c_uint, options: *mut c_int, values: *mut *mut c_void,
         ) -> CudaCode;
         /// Unloads a module.
         "2.0" fn cuModuleUnload(module: CUmodule) -> CudaCode;
-        /// Returns a kernel of a module.
+        /// Returns the kernel with the given name in a module.
         "2.0" fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char) -> CudaCode;
-        /// Returns a variable of a module.
+        /// Returns the address and the length of the variable with the given name in a module.
         "3.2" fn cuModuleGetGlobal_v2(address: *mut CUdeviceptr, bytes: *mut usize, module: CUmodule, name: *const c_char) -> CudaCode;
         /// Loads a kernel. Without this call, the driver loads the kernel at its first launch.
         "12.4" fn cuFuncLoad(function: CUfunction) -> CudaCode;
-        /// Returns the offset and the length of a parameter.
+        /// Returns the offset and the length of a kernel's parameter, in bytes.
         "12.4" fn cuFuncGetParamInfo(function: CUfunction, index: usize, offset: *mut usize, bytes: *mut usize) -> CudaCode;
         /// Returns an attribute of a kernel.
         "2.2" fn cuFuncGetAttribute(value: *mut c_int, attribute: c_int, function: CUfunction) -> CudaCode;
@@ -35,11 +36,11 @@ peerweave_dylib::bindings! {
         "6.5" fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
             count: *mut c_int, function: CUfunction, threads: c_int, shared_bytes: usize,
         ) -> CudaCode;
-        /// Allocates pinned memory of the host that devices can access.
+        /// Allocates pinned host memory that devices can access.
         "2.2" fn cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, flags: c_uint) -> CudaCode;
-        /// Frees pinned memory.
+        /// Frees pinned host memory.
         "2.0" fn cuMemFreeHost(address: *mut c_void) -> CudaCode;
-        /// Returns the address of pinned memory for the current device.
+        /// Returns the address at which the current device accesses pinned host memory.
         "3.2" fn cuMemHostGetDevicePointer_v2(device: *mut CUdeviceptr, address: *mut c_void, flags: c_uint) -> CudaCode;
         /// Launches a kernel.
         "11.8" fn cuLaunchKernelEx(
@@ -72,11 +73,12 @@ impl RawAttribute {
     /// Number of the attribute `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
     pub(super) const PROGRAMMATIC: c_uint = 6;
 
-    /// Returns an attribute whose value is the integer 1.
+    /// Returns the launch attribute with the number `id` and the integer value 1, which enables the
+    /// attribute's option.
     pub(super) fn on(id: c_uint) -> Self {
         let mut value = [0; 8];
         // The driver reads the integer from the first bytes of the value. All machines with CUDA
-        // are little-endian, so these bytes are the low half of the word.
+        // are little-endian, so the integer is the low half of `value[0]`.
         value[0] = 1;
         Self { id, value }
     }
@@ -88,7 +90,8 @@ pub(super) fn api() -> Result<&'static LaunchApi, DriverError> {
     Ok(API.get_or_init(|| LaunchApi::new(driver.api().library().clone())))
 }
 
-/// Converts a code of the driver to a result.
+/// Returns an error that names `call` if the driver returned an error code, or if the driver lacks
+/// the function.
 pub(super) fn done(call: &'static str, code: Result<CudaCode, peerweave_dylib::MissingSymbol>) -> Result<(), DriverError> {
     Ok(CudaError::check(call, code?)?)
 }

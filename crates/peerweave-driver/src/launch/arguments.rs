@@ -1,4 +1,4 @@
-//! The arguments of a launch, passed by address.
+//! The arguments of a kernel launch, which are passed by address.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -6,8 +6,8 @@ use std::marker::PhantomData;
 
 use peerweave_types::{KernelArg, KernelArgs};
 
-/// The arguments of a launch, in the order of the kernel's parameters. The arguments are borrowed
-/// until the launch returns. The launch copies the values of the arguments.
+/// The arguments of a kernel launch, in the order of the kernel's parameters. The arguments are
+/// borrowed until the launch returns. The launch copies the values of the arguments.
 ///
 /// ```
 /// use peerweave_driver::launch::Arguments;
@@ -21,7 +21,7 @@ pub struct Arguments<'a> {
     few: [Place; FEW],
     /// The number of arguments in `few`.
     len: usize,
-    /// All arguments, if there are more than fit into `few`.
+    /// All arguments, if there are more than [`FEW`]. Otherwise empty.
     more: Vec<Place>,
     borrowed: PhantomData<&'a ()>,
 }
@@ -44,12 +44,12 @@ impl Default for Arguments<'_> {
 }
 
 impl<'a> Arguments<'a> {
-    /// Creates an empty list.
+    /// Creates an empty list of arguments.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds an argument.
+    /// Adds one argument.
     #[must_use]
     pub fn with<T: KernelArg>(mut self, argument: &'a T) -> Self {
         let address = std::ptr::from_ref(argument).cast();
@@ -57,7 +57,7 @@ impl<'a> Arguments<'a> {
         self
     }
 
-    /// Adds every element of a tuple as an argument.
+    /// Adds each element of the tuple `arguments` as one argument.
     #[must_use]
     pub fn with_all<A: KernelArgs>(mut self, arguments: &'a A) -> Self {
         arguments.each(&mut |address, bytes, alignment| self.push(Place { address: address.cast(), bytes, alignment }));
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arguments_keep_their_order_for_any_count() {
+    fn argument_order_is_kept_for_any_count() {
         let values: Vec<u32> = (0..FEW as u32 + 3).collect();
         for len in [0, 1, FEW, FEW + 1, FEW + 3] {
             let arguments = values[..len].iter().fold(Arguments::new(), |arguments, value| arguments.with(value));

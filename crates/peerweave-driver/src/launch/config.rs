@@ -1,4 +1,4 @@
-//! The shape and options of a launch.
+//! The shape and options of a kernel launch.
 
 use peerweave_types::Dim3;
 
@@ -19,17 +19,18 @@ pub struct LaunchConfig {
     pub block: Dim3,
     /// Dynamic shared memory per block, in bytes.
     pub shared_bytes: u32,
-    /// Whether all blocks must be resident at once. This is necessary if blocks wait for each
-    /// other. If the grid has more blocks than can be resident, the launch is refused.
+    /// Whether all blocks must be resident at once. A kernel whose blocks wait for each other needs
+    /// this option. If the grid has more blocks than can be resident, the launch is refused.
     pub cooperative: bool,
-    /// Whether the kernel may start before the previous kernel in the stream has ended. In this
-    /// case, the kernel must wait (`griddepcontrol.wait`) before it reads data that the previous
-    /// kernel writes. Below compute capability 9.0, this option has no effect.
+    /// Whether the kernel may start before the previous kernel in the stream has ended. Such a
+    /// kernel must execute `griddepcontrol.wait` before it reads data that the previous kernel
+    /// writes. Below compute capability 9.0, this option has no effect.
     pub programmatic: bool,
 }
 
 impl LaunchConfig {
-    /// Returns the configuration of a launch with this shape and without options.
+    /// Returns the configuration of a launch with `grid` blocks of `block` threads, without
+    /// options.
     pub fn new(grid: impl Into<Dim3>, block: impl Into<Dim3>) -> Self {
         Self { grid: grid.into(), block: block.into(), shared_bytes: 0, cooperative: false, programmatic: false }
     }
@@ -46,7 +47,8 @@ impl LaunchConfig {
         Self { cooperative: true, ..self }
     }
 
-    /// Enables the early start described at [`programmatic`](Self::programmatic).
+    /// Allows the kernel to start before the previous kernel in the stream has ended. The kernel
+    /// must execute `griddepcontrol.wait` before it reads data that the previous kernel writes.
     #[must_use]
     pub fn programmatic(self) -> Self {
         Self { programmatic: true, ..self }

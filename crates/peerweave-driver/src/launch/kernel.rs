@@ -1,7 +1,8 @@
 //! A kernel of a loaded module: its parameters, its resident blocks, and its launch.
 //!
-//! A launch first checks the shape, the arguments and the residency. During a capture it makes the
-//! graph keep the owners of the memory. Then it enqueues the kernel.
+//! A launch first checks the shape and the arguments. For a cooperative grid, the launch also
+//! checks that all blocks can be resident at once. If the stream is being captured, the launch
+//! makes the graph keep the owners of the memory. The last step enqueues the kernel.
 
 use std::ffi::{c_int, c_void};
 use std::fmt;
@@ -21,7 +22,7 @@ use crate::library::bind;
 use crate::library::launch_error::LaunchError;
 use crate::{CudaCode, Driver, DriverError, Keep, is_capturing, keep_in_graph, refuse_capture_begun, refuse_per_thread};
 
-/// Maximum shared memory per block without raising the driver's limit, in bytes.
+/// Maximum shared memory per block, in bytes, for which the driver's limit need not be raised.
 const SHARED_BYTES: u32 = 48 << 10;
 /// Number of the attribute `CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK`. The next three constants are
 /// the numbers of `..._SHARED_SIZE_BYTES`, `..._NUM_REGS` and `..._MAX_DYNAMIC_SHARED_SIZE_BYTES`.
@@ -30,7 +31,7 @@ const STATIC_SHARED: c_int = 1;
 const REGISTERS: c_int = 4;
 const MAX_DYNAMIC_SHARED: c_int = 8;
 
-/// Position and length of a kernel's parameter.
+/// Offset and length of a kernel's parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Parameter {
@@ -59,7 +60,8 @@ struct Kernel {
     multiprocessors: u32,
     max_shared_bytes: u32,
     is_cooperative: bool,
-    /// The limit of dynamic shared memory set in the driver, in bytes.
+    /// The limit of dynamic shared memory, in bytes, that this crate has set in the driver for this
+    /// kernel. 0 before the first change.
     allowed_shared_bytes: AtomicU32,
 }
 
@@ -73,7 +75,8 @@ unsafe impl Send for Function {}
 unsafe impl Sync for Function {}
 
 impl LoadedKernel {
-    /// Loads `function` if the driver can do so before a launch, and reads the kernel's properties.
+    /// Loads `function` now, if the driver can load a kernel before its first launch. Reads the
+    /// kernel's properties.
     ///
     /// # Safety
     /// `function` is a kernel of `module`.
@@ -125,17 +128,18 @@ impl LoadedKernel {
         self.kernel.parameters.as_deref()
     }
 
-    /// Returns the maximum number of threads per block, which depends on the kernel's resources.
+    /// Returns the maximum number of threads per block. The maximum depends on the resources that
+    /// the kernel uses, such as registers.
     pub fn max_threads(&self) -> u32 {
         self.kernel.max_threads
     }
 
-    /// Returns the static shared memory per block, in bytes.
+    /// Returns the size of the kernel's static shared memory per block, in bytes.
     pub fn static_shared_bytes(&self) -> u32 {
         self.kernel.static_shared_bytes
     }
 
-    /// Returns the number of registers per thread.
+    /// Returns the number of registers that each thread of the kernel uses.
     pub fn registers(&self) -> u32 {
         self.kernel.registers
     }
@@ -164,8 +168,9 @@ impl LoadedKernel {
     /// Enqueues the kernel on a stream. On a stream that is being captured, the launch becomes a
     /// node of the graph, and the graph keeps the module and `keep` alive.
     ///
-    /// `keep` lists the owners of the memory to which the arguments refer. `keep` is used only if
-    /// the stream is being captured. Otherwise, the owner of the memory must record the stream.
+    /// `keep` lists the owners of the memory to which the arguments refer. This call uses `keep`
+    /// only if the stream is being captured. If the stream is not being captured, record the stream
+    /// at the owner of the memory, for example by [`Streams::note`](crate::Streams::note).
     ///
     /// # Errors
     /// Errors before anything is enqueued: [`LaunchError::Count`], [`LaunchError::Argument`],
@@ -248,9 +253,9 @@ impl LoadedKernel {
             many.as_mut_ptr()
         };
         // SAFETY: the function is of a loaded module of this context, and the configuration and its
-        // attributes are live. There is an argument of the right length for each parameter, and the
-        // driver only reads the arguments. The caller guarantees that the kernel's accesses are
-        // sound.
+        // attributes are live. If the driver reports the parameters, `check_arguments` has compared
+        // the arguments with the parameters. The driver only reads the arguments. The caller
+        // guarantees that the kernel's accesses are sound.
         let code = unsafe { api()?.cuLaunchKernelEx(&raw const raw, self.kernel.function.0, places, std::ptr::null_mut()) };
         done("cuLaunchKernelEx", code)?;
         // If a capture began during this call, the graph would keep neither the module nor the
@@ -331,8 +336,8 @@ impl LoadedKernel {
         Ok(())
     }
 
-    /// Raises the driver's limit of dynamic shared memory if this shape needs it. The limit is
-    /// never lowered.
+    /// Raises the driver's limit of dynamic shared memory for this kernel, if a launch with
+    /// `config` needs more. Never lowers the limit.
     fn allow_shared(&self, config: &LaunchConfig) -> Result<(), DriverError> {
         let allowed = &self.kernel.allowed_shared_bytes;
         let wanted = config.shared_bytes;

@@ -1,9 +1,9 @@
-//! Words in pinned host memory that kernels access while they run. Used for reports and abort
-//! requests.
+//! Arrays of 32-bit words in pinned host memory, which the host and running kernels access.
+//! Peerweave uses such words for reports of kernels and for abort requests.
 //!
 //! Invariant: host and kernels access each word by single accesses of 32 bits, never through a
-//! reference to plain data. Bytes are copied only from memory that no other code accesses during
-//! the copy.
+//! reference to plain data. During a copy from words, no other code writes the words. During a copy
+//! to words, no other code accesses the words.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -85,8 +85,8 @@ impl MappedWords {
         unsafe { self.0.host.0.add(index).as_ref() }
     }
 
-    /// Returns the address of the byte `at`. Panics unless `bytes` bytes from there are within the
-    /// words.
+    /// Returns the host address of the byte with index `at`. Panics if the range of `bytes` bytes
+    /// from `at` is not within the words.
     fn range(&self, at: usize, bytes: usize) -> *mut u8 {
         let len = self.0.len * size_of::<u32>();
         assert!(
@@ -97,7 +97,8 @@ impl MappedWords {
         self.0.host.0.as_ptr().cast::<u8>().wrapping_add(at)
     }
 
-    /// Copies bytes of the words to `into`, starting at byte `at` of the words.
+    /// Copies `into.len()` bytes from the words to `into`, starting at the byte with index `at` of
+    /// the words.
     ///
     /// # Panics
     /// If the range is not within the words.
@@ -111,7 +112,7 @@ impl MappedWords {
         unsafe { from.copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
     }
 
-    /// Copies `from` to the words, starting at byte `at` of the words.
+    /// Copies the bytes `from` to the words, starting at the byte with index `at` of the words.
     ///
     /// # Panics
     /// As for [`read_bytes`](Self::read_bytes).

@@ -16,7 +16,7 @@ use crate::library::launch_error::LaunchError;
 use crate::streams::reaper;
 use crate::{CudaCode, CudaError, DriverError, Keep, Streams, relaxed};
 
-/// Code for a device.
+/// The code from which [`Module::load`] loads a module.
 #[derive(Clone, Copy)]
 pub enum Image<'a> {
     /// PTX text, which the driver compiles. The PTX version must not be newer than the newest
@@ -26,7 +26,7 @@ pub enum Image<'a> {
     Binary(&'a [u8]),
 }
 
-/// A module that is loaded in one context. Clones are handles to the same module.
+/// A CUDA module that is loaded in one context. Clones are handles to the same module.
 #[derive(Clone)]
 pub struct Module(pub(super) Arc<Loaded>);
 
@@ -41,18 +41,20 @@ pub(super) struct Loaded {
 struct RawModule(CUmodule);
 
 // SAFETY: the shared value is a handle of the driver, which synchronises calls with it from any
-// thread. In the test `module_is_unloaded_only_after_its_kernels_have_run` another thread
+// thread. In the test `module_is_unloaded_only_after_the_kernels_have_run` another thread
 // unloads the module, so the test would catch a violation.
 unsafe impl Send for RawModule {}
 // SAFETY: the shared value is the same handle, and the driver synchronises calls with it. The test
-// `module_is_unloaded_only_after_its_kernels_have_run` would catch a violation.
+// `module_is_unloaded_only_after_the_kernels_have_run` would catch a violation.
 unsafe impl Sync for RawModule {}
 
 impl Module {
-    /// Loads an image in a context. If the image is PTX, this call compiles it.
-    /// [`kernel`](Self::kernel) then loads each kernel before its first launch. Otherwise, the
-    /// first launch would load the kernel, and could wait for running kernels, which may in turn
-    /// wait for this PE.
+    /// Loads an image in a context. If the image is PTX, the driver compiles the image during this
+    /// call.
+    ///
+    /// [`kernel`](Self::kernel) loads a kernel before the first launch of the kernel. A first
+    /// launch that must load the kernel may wait for running kernels. Such a kernel may in turn
+    /// wait for this PE, which would be a deadlock.
     ///
     /// # Errors
     /// [`LaunchError::Image`] with the driver's log if the driver refuses the image, or another
@@ -94,7 +96,7 @@ impl Module {
         Ok(Self(Arc::new(Loaded { module: RawModule(module), context, streams: Streams::new() })))
     }
 
-    /// Loads the kernel `name` of the module and returns it, with its parameters.
+    /// Loads the kernel `name` of the module, and returns a handle for launching the kernel.
     ///
     /// # Errors
     /// [`LaunchError::NoKernel`] if the module has no kernel of this name, or another error of the
@@ -134,8 +136,8 @@ impl Module {
         }
     }
 
-    /// Returns the driver's handle. The handle is valid while a clone of this [`Module`], or the
-    /// owner that [`keep`](Self::keep) returns, lives.
+    /// Returns the driver's handle of the module. The handle is valid while a clone of this
+    /// [`Module`], or the owner that [`keep`](Self::keep) returns, lives.
     pub fn raw(&self) -> CUmodule {
         self.0.module.0
     }

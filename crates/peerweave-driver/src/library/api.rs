@@ -21,7 +21,8 @@ peerweave_dylib::bindings! {
     pub struct Api {
         /// Initialises the driver.
         "2.0" fn cuInit(flags: c_uint) -> CudaCode;
-        /// Returns the newest CUDA version that the driver supports: 1000 major + 10 minor.
+        /// Returns the newest CUDA version that the driver supports, as the number 1000 × major +
+        /// 10 × minor.
         "2.2" fn cuDriverGetVersion(version: *mut c_int) -> CudaCode;
         /// Returns the name of an error code.
         "6.0" fn cuGetErrorName(error: c_uint, name: *mut *const c_char) -> CudaCode;
@@ -59,17 +60,17 @@ peerweave_dylib::bindings! {
         "3.2" fn cuMemGetAddressRange_v2(base: *mut CUdeviceptr, bytes: *mut usize, address: CUdeviceptr) -> CudaCode;
         /// Returns an attribute of an address.
         "4.0" fn cuPointerGetAttribute(value: *mut c_void, attribute: CUpointer_attribute, address: CUdeviceptr) -> CudaCode;
-        /// Copies in stream order.
+        /// Copies memory in stream order.
         "4.0" fn cuMemcpyAsync(target: CUdeviceptr, source: CUdeviceptr, bytes: usize, stream: CUstream) -> CudaCode;
-        /// Copies from the host in stream order.
+        /// Copies host memory to a device in stream order.
         "3.2" fn cuMemcpyHtoDAsync_v2(target: CUdeviceptr, source: *const c_void, bytes: usize, stream: CUstream) -> CudaCode;
-        /// Copies to the host in stream order.
+        /// Copies device memory to the host in stream order.
         "3.2" fn cuMemcpyDtoHAsync_v2(target: *mut c_void, source: CUdeviceptr, bytes: usize, stream: CUstream) -> CudaCode;
-        /// Copies rows with a pitch in stream order.
+        /// Copies a two-dimensional range, whose rows have a pitch, in stream order.
         "3.2" fn cuMemcpy2DAsync_v2(copy: *const CUDA_MEMCPY2D, stream: CUstream) -> CudaCode;
-        /// Fills memory with a byte in stream order.
+        /// Fills memory with copies of one byte in stream order.
         "3.2" fn cuMemsetD8Async(target: CUdeviceptr, value: u8, count: usize, stream: CUstream) -> CudaCode;
-        /// Fills memory with a word in stream order.
+        /// Fills memory with copies of one 32-bit word in stream order.
         "3.2" fn cuMemsetD32Async(target: CUdeviceptr, value: c_uint, count: usize, stream: CUstream) -> CudaCode;
 
         /// Creates a stream.
@@ -78,7 +79,8 @@ peerweave_dylib::bindings! {
         "4.0" fn cuStreamDestroy_v2(stream: CUstream) -> CudaCode;
         /// Returns whether a stream's work is complete.
         "2.0" fn cuStreamQuery(stream: CUstream) -> CudaCode;
-        /// Waits for a stream without a deadline. Used only for work that is certain to end.
+        /// Waits without a deadline until a stream's work is complete. Used only for work that is
+        /// certain to end.
         "2.0" fn cuStreamSynchronize(stream: CUstream) -> CudaCode;
         /// Makes a stream wait for an event.
         "3.2" fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint) -> CudaCode;
@@ -105,16 +107,18 @@ peerweave_dylib::bindings! {
         "2.0" fn cuEventElapsedTime(milliseconds: *mut f32, start: CUevent, end: CUevent) -> CudaCode;
         /// Destroys an event.
         "4.0" fn cuEventDestroy_v2(event: CUevent) -> CudaCode;
-        /// Creates an object that calls a function when its last reference is released.
+        /// Creates a user object, which calls the function `destroy` when the last reference to the
+        /// object is released.
         "11.3" fn cuUserObjectCreate(
             object: *mut CUuserObject, pointer: *mut c_void, destroy: CUhostFn, references: c_uint, flags: c_uint,
         ) -> CudaCode;
-        /// Releases references of an object.
+        /// Releases references to a user object.
         "11.3" fn cuUserObjectRelease(object: CUuserObject, count: c_uint) -> CudaCode;
-        /// Transfers references of an object to a graph.
+        /// Adds references to a user object to a graph, or moves the caller's references to the
+        /// graph.
         "11.3" fn cuGraphRetainUserObject(graph: CUgraph, object: CUuserObject, count: c_uint, flags: c_uint) -> CudaCode;
 
-        /// Returns the minimum and the recommended granularity of physical memory.
+        /// Returns the minimum or the recommended granularity of physical memory, in bytes.
         "10.2" fn cuMemGetAllocationGranularity(
             granularity: *mut usize, properties: *const CUmemAllocationProp, which: CUmemAllocationGranularity_flags,
         ) -> CudaCode;
@@ -128,7 +132,7 @@ peerweave_dylib::bindings! {
         "10.2" fn cuMemAddressReserve(
             address: *mut CUdeviceptr, bytes: usize, alignment: usize, wish: CUdeviceptr, flags: u64,
         ) -> CudaCode;
-        /// Frees reserved addresses.
+        /// Releases a reserved range of addresses.
         "10.2" fn cuMemAddressFree(address: CUdeviceptr, bytes: usize) -> CudaCode;
         /// Maps physical memory at reserved addresses.
         "10.2" fn cuMemMap(
@@ -136,11 +140,11 @@ peerweave_dylib::bindings! {
         ) -> CudaCode;
         /// Unmaps memory.
         "10.2" fn cuMemUnmap(address: CUdeviceptr, bytes: usize) -> CudaCode;
-        /// Sets access rights of a mapping.
+        /// Sets the access rights of devices to mapped memory.
         "10.2" fn cuMemSetAccess(address: CUdeviceptr, bytes: usize, access: *const CUmemAccessDesc, count: usize) -> CudaCode;
-        /// Returns access rights of a mapping.
+        /// Returns the access rights of one device to mapped memory.
         "10.2" fn cuMemGetAccess(flags: *mut u64, location: *const CUmemLocation, address: CUdeviceptr) -> CudaCode;
-        /// Creates a handle that other processes can import.
+        /// Exports physical memory: returns a handle that other processes can import.
         "10.2" fn cuMemExportToShareableHandle(
             shareable: *mut c_void, handle: CUmemGenericAllocationHandle, kind: CUmemAllocationHandleType, flags: u64,
         ) -> CudaCode;
@@ -148,23 +152,23 @@ peerweave_dylib::bindings! {
         "10.2" fn cuMemImportFromShareableHandle(
             handle: *mut CUmemGenericAllocationHandle, shareable: *mut c_void, kind: CUmemAllocationHandleType,
         ) -> CudaCode;
-        /// Returns the properties of physical memory. The buffer has room for a
-        /// `CUmemAllocationProp` with enumerations declared as integers.
+        /// Returns the properties of physical memory. `properties` points to space for a
+        /// `CUmemAllocationProp` whose enumerations are declared as integers.
         "10.2" fn cuMemGetAllocationPropertiesFromHandle(
             properties: *mut c_void, handle: CUmemGenericAllocationHandle,
         ) -> CudaCode;
         /// Returns another handle of the memory mapped at an address.
         "11.0" fn cuMemRetainAllocationHandle(handle: *mut CUmemGenericAllocationHandle, address: *mut c_void) -> CudaCode;
 
-        /// Returns a handle of an allocation that other processes can open.
+        /// Returns an IPC handle by which other processes can open an allocation.
         "4.1" fn cuIpcGetMemHandle(handle: *mut CUipcMemHandle, address: CUdeviceptr) -> CudaCode;
-        /// Opens an allocation of another process.
+        /// Opens an allocation of another process by its IPC handle.
         "11.0" fn cuIpcOpenMemHandle_v2(address: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint) -> CudaCode;
-        /// Closes an allocation of another process.
+        /// Closes an allocation that `cuIpcOpenMemHandle_v2` opened.
         "4.1" fn cuIpcCloseMemHandle(address: CUdeviceptr) -> CudaCode;
-        /// Returns a handle of an event that other processes can open.
+        /// Returns an IPC handle by which other processes can open an event.
         "4.1" fn cuIpcGetEventHandle(handle: *mut CUipcEventHandle, event: CUevent) -> CudaCode;
-        /// Opens an event of another process.
+        /// Opens an event of another process by its IPC handle.
         "4.1" fn cuIpcOpenEventHandle(event: *mut CUevent, handle: CUipcEventHandle) -> CudaCode;
 
         /// Creates a multicast object. Every caller checks
@@ -183,7 +187,8 @@ peerweave_dylib::bindings! {
         ) -> CudaCode;
         /// Unbinds a device's memory from a multicast object.
         "12.1" fn cuMulticastUnbind(handle: CUmemGenericAllocationHandle, device: CUdevice, offset: usize, bytes: usize) -> CudaCode;
-        /// Returns the minimum and the recommended granularity of bound memory.
+        /// Returns the minimum or the recommended granularity, in bytes, of memory that is bound to
+        /// a multicast object.
         "12.1" fn cuMulticastGetGranularity(
             granularity: *mut usize, properties: *const CUmulticastObjectProp, which: CUmulticastGranularity_flags,
         ) -> CudaCode;

@@ -26,7 +26,7 @@ macro_rules! codes {
             )*
         }
 
-        /// Name and number of each constant, compared with cudarc's by the test.
+        /// Name and value of each constant. A test compares this list with cudarc's codes.
         #[cfg(test)]
         const ALL: &[(&str, CudaCode)] = &[$((stringify!($name), CudaCode::$name)),*];
     };
@@ -34,20 +34,20 @@ macro_rules! codes {
 
 codes! {
     SUCCESS = 0, "No error.";
-    INVALID_VALUE = 1, "`CUDA_ERROR_INVALID_VALUE`.";
-    OUT_OF_MEMORY = 2, "`CUDA_ERROR_OUT_OF_MEMORY`.";
+    INVALID_VALUE = 1, "`CUDA_ERROR_INVALID_VALUE`: an argument is invalid.";
+    OUT_OF_MEMORY = 2, "`CUDA_ERROR_OUT_OF_MEMORY`: the driver cannot allocate enough memory.";
     DEINITIALIZED = 4, "`CUDA_ERROR_DEINITIALIZED`: the driver has shut down because the process is ending.";
-    INVALID_DEVICE = 101, "`CUDA_ERROR_INVALID_DEVICE`.";
-    PEER_ACCESS_UNSUPPORTED = 217, "`CUDA_ERROR_PEER_ACCESS_UNSUPPORTED`.";
-    ILLEGAL_STATE = 401, "`CUDA_ERROR_ILLEGAL_STATE`.";
+    INVALID_DEVICE = 101, "`CUDA_ERROR_INVALID_DEVICE`: the device does not exist.";
+    PEER_ACCESS_UNSUPPORTED = 217, "`CUDA_ERROR_PEER_ACCESS_UNSUPPORTED`: the devices do not support peer access.";
+    ILLEGAL_STATE = 401, "`CUDA_ERROR_ILLEGAL_STATE`: the call is not allowed in the current state of a resource.";
     NOT_FOUND = 500, "`CUDA_ERROR_NOT_FOUND`: a name does not exist.";
     NOT_READY = 600, "`CUDA_ERROR_NOT_READY`: the work is not complete yet.";
-    PEER_ACCESS_ALREADY_ENABLED = 704, "`CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`.";
-    NOT_PERMITTED = 800, "`CUDA_ERROR_NOT_PERMITTED`.";
-    NOT_SUPPORTED = 801, "`CUDA_ERROR_NOT_SUPPORTED`.";
-    STREAM_CAPTURE_INVALIDATED = 901, "`CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`.";
-    STREAM_CAPTURE_IMPLICIT = 906, "`CUDA_ERROR_STREAM_CAPTURE_IMPLICIT`.";
-    CAPTURED_EVENT = 907, "`CUDA_ERROR_CAPTURED_EVENT`.";
+    PEER_ACCESS_ALREADY_ENABLED = 704, "`CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`: peer access is already enabled.";
+    NOT_PERMITTED = 800, "`CUDA_ERROR_NOT_PERMITTED`: the operation is not permitted.";
+    NOT_SUPPORTED = 801, "`CUDA_ERROR_NOT_SUPPORTED`: this system does not support the operation.";
+    STREAM_CAPTURE_INVALIDATED = 901, "`CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`: an earlier error has invalidated the capture.";
+    STREAM_CAPTURE_IMPLICIT = 906, "`CUDA_ERROR_STREAM_CAPTURE_IMPLICIT`: the call would order the default stream with a stream that is being captured.";
+    CAPTURED_EVENT = 907, "`CUDA_ERROR_CAPTURED_EVENT`: the event was last recorded in a stream that is being captured.";
 }
 
 impl From<CUresult> for CudaCode {

@@ -78,27 +78,28 @@ pub enum DriverError {
     /// This process sees no device with the requested ordinal.
     #[error("{call}: device {ordinal} does not exist, expected an ordinal below {count}")]
     NoSuchDevice {
-        /// Name of the call.
+        /// Name of the call that returned this error.
         call: &'static str,
-        /// The requested device.
+        /// Ordinal of the requested device.
         ordinal: usize,
-        /// Number of devices.
+        /// Number of devices that this process sees.
         count: usize,
     },
-    /// The memory is on a different device than the stream or the kernel.
-    #[error("{call}: the memory is on device {found}, expected device {expected}")]
+    /// The memory is on a different device than the stream. In a launch: the stream is on a
+    /// different device than the kernel.
+    #[error("{call}: the memory or the stream is on device {found}, expected device {expected}")]
     WrongDevice {
-        /// Name of the call.
+        /// Name of the call that returned this error.
         call: &'static str,
-        /// The device on which the memory is.
+        /// Ordinal of the memory's device. In a launch: ordinal of the stream's device.
         found: usize,
-        /// The expected device.
+        /// Ordinal of the expected device.
         expected: usize,
     },
     /// A number of elements is too large for the address space.
     #[error("{call}: {count} elements of {element_bytes} bytes exceed the address space")]
     TooLarge {
-        /// Name of the call.
+        /// Name of the call that returned this error.
         call: &'static str,
         /// Number of elements that the caller requested.
         count: usize,
@@ -108,7 +109,7 @@ pub enum DriverError {
     /// The stream is being captured into a graph, but this call cannot be captured.
     #[error("{call}: the stream is being captured into a graph, expected a stream that is not being captured")]
     Capturing {
-        /// Name of the call.
+        /// Name of the call that returned this error.
         call: &'static str,
     },
     /// Another thread began to capture the stream while the call enqueued work that must not be
@@ -117,7 +118,7 @@ pub enum DriverError {
         "{call}: another thread began to capture the stream during the call; the capture was invalidated, because the graph would not keep the memory alive"
     )]
     CaptureBegun {
-        /// Name of the call.
+        /// Name of the call that returned this error.
         call: &'static str,
     },
     /// The buffer belongs to a slice of cudarc, and the slice's own stream is being captured into a
@@ -127,20 +128,20 @@ pub enum DriverError {
         "{call}: the buffer's own stream is being captured into a graph and cannot wait for work on another stream; end the capture first, or use DeviceMemory"
     )]
     OwnerCapturing {
-        /// Name of the call.
+        /// Name of the call that returned this error.
         call: &'static str,
     },
     /// The stream is a per-thread stream. Each thread has its own per-thread stream, so no other
     /// thread can wait for the work on that stream.
     #[error("{call}: the per-thread stream cannot be used; create one by CudaContext::new_stream, or use default_stream")]
     PerThreadStream {
-        /// Name of the call.
+        /// Name of the call that returned this error.
         call: &'static str,
     },
     /// The work on the stream did not complete by the deadline.
     #[error("{call}: timed out after {waited:?}, the stream is still busy")]
     Timeout {
-        /// Name of the call.
+        /// Name of the call that returned this error.
         call: &'static str,
         /// Time for which the call waited.
         waited: std::time::Duration,
@@ -148,7 +149,7 @@ pub enum DriverError {
     /// The source and the target of a copy have different lengths.
     #[error("{call}: the lengths differ: found {found} elements, expected {expected}")]
     WrongLength {
-        /// Name of the call.
+        /// Name of the call that returned this error.
         call: &'static str,
         /// Number of elements to copy.
         found: usize,
@@ -158,23 +159,23 @@ pub enum DriverError {
     /// A tensor from another framework cannot be used as requested.
     #[error("{call}: the tensor has {what} {found}, expected {expected}")]
     Dlpack {
-        /// Name of the call.
+        /// Name of the call that returned this error.
         call: &'static str,
-        /// The property of the tensor that is not supported.
+        /// Name of the tensor's unsupported property, such as "strides".
         what: &'static str,
         /// Value of the property.
         found: Box<str>,
         /// Description of valid values.
         expected: Box<str>,
     },
-    /// A range is not within the memory.
+    /// The requested range of elements is not within the memory.
     #[error("{call}: the range is {start}..{end}, expected a range within {len} elements")]
     OutOfRange {
-        /// Name of the call.
+        /// Name of the call that returned this error.
         call: &'static str,
-        /// Index of the first element.
+        /// Index of the first element of the range.
         start: usize,
-        /// Index after the last element.
+        /// Index after the last element of the range.
         end: usize,
         /// Number of elements in the memory.
         len: usize,

@@ -102,10 +102,10 @@ impl Driver {
     }
 }
 
-/// Returns the name and the description of a code. The driver is queried if a driver is loaded.
-/// Without a driver, or for an unknown code, the name is the number.
+/// Returns the name and the description of a code, which the loaded driver provides. Without a
+/// driver, or for an unknown code, the name contains the number of the code.
 pub(crate) fn describe(code: CudaCode) -> (String, String) {
-    let unknown = || (format!("CUresult {}", code.0), "no description".to_owned());
+    let unknown = || (format!("CUresult {}", code.0), "no description is available".to_owned());
     let Some(Ok(driver)) = LOADED.get() else { return unknown() };
     let (mut name, mut text): (*const c_char, *const c_char) = (std::ptr::null(), std::ptr::null());
     // SAFETY: the pointers are to live pointers. The driver stores the addresses of constants, or

@@ -1,9 +1,9 @@
 //! The environment variables that disable multicast objects.
 //!
-//! A fault of the switch fabric can disable all GPUs of a machine, including those of other users.
-//! The variables of this project and of NVIDIA's libraries are checked. If one of them disables
-//! multicast, every creation and every import of a multicast object returns an error before the
-//! driver is called.
+//! Multicast objects use the NVSwitch fabric. A fault of the fabric can disable all GPUs of a
+//! machine, including GPUs of other users. So [`multicast_switch`] checks the variables of this
+//! project and of NVIDIA's libraries. If one of these variables disables multicast, every creation
+//! and every import of a multicast object returns an error before the driver is called.
 
 /// Error: an environment variable disables multicast objects in this process.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_switch_value_disables_multicast() {
+    fn unknown_variable_value_disables_multicast() {
         assert!(with("PEERWEAVE_MULTICAST", "perhaps").is_err());
         assert!(with("NCCL_NVLS_ENABLE", "-1").is_err());
         assert!(with("NVSHMEM_DISABLE_NVLS", "yes please").is_err());

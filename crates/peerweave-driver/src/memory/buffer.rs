@@ -34,9 +34,10 @@ use crate::{DEADLINE, DriverError, Keep, deadline_after, join, wait, wait_until}
 pub struct Access<'a> {
     address: CUdeviceptr,
     guard: Option<SyncOnDrop<'a>>,
-    /// The stream in whose order the memory is freed, and the stream on which the work is enqueued.
+    /// First, the slice's own stream, in whose order cudarc frees the slice. Second, the stream on
+    /// which the work is enqueued. `None` for memory that is not a slice of cudarc.
     streams: Option<(Arc<CudaStream>, &'a Arc<CudaStream>)>,
-    /// Whether the first stream of `streams` must wait for the second.
+    /// Whether dropping the access makes the first stream of `streams` wait for the second stream.
     joins: bool,
     /// Makes the type `!Send`, so that the thread that enqueues the work also drops the access.
     /// Each thread has a different per-thread stream.
@@ -157,8 +158,9 @@ impl Drop for Access<'_> {
 }
 
 /// Runs a function of cudarc that does not report its success. cudarc does nothing if an earlier
-/// error is recorded in a context. So recorded errors are removed first and restored afterwards.
-/// Also returns whether the function recorded no new error.
+/// error is recorded in a context. So this function removes the recorded errors before the call and
+/// restores them after the call. Returns the result of `run`, and `true` if `run` recorded no new
+/// error.
 fn with_errors_aside<R>(own: &CudaStream, stream: &CudaStream, run: impl FnOnce() -> R) -> (R, bool) {
     let contexts = [own.context(), stream.context()];
     let earlier = contexts.map(|context| context.check_err());
@@ -173,8 +175,8 @@ fn with_errors_aside<R>(own: &CudaStream, stream: &CudaStream, run: impl FnOnce(
     (answer, worked)
 }
 
-/// Makes the stream `waiter` wait for the pending work of the stream `other`. If that is not
-/// possible, this thread waits, for at most [`DEADLINE`].
+/// Makes the stream `waiter` wait for the pending work of the stream `other`. If `waiter` cannot
+/// wait, this thread waits instead, for at most [`DEADLINE`].
 fn follow(call: &'static str, waiter: &Arc<CudaStream>, other: &Arc<CudaStream>) -> Result<(), DriverError> {
     // Waiting for an event of another stream would invalidate a capture of `waiter`.
     if matches!(cannot_be_asked(waiter), Ok(false)) && join(waiter, other).is_ok() {
@@ -184,9 +186,9 @@ fn follow(call: &'static str, waiter: &Arc<CudaStream>, other: &Arc<CudaStream>)
     if wait(other, deadline_after(DEADLINE))? { Ok(()) } else { Err(DriverError::Timeout { call, waited: start.elapsed() }) }
 }
 
-/// Makes the slice's own stream, in whose order cudarc frees the slice, wait for the work on
-/// another stream. If another thread has begun to capture `own` since the access was created, this
-/// thread waits until the capture or the work ends.
+/// Makes `own`, the stream in whose order cudarc frees a slice, wait for the work on `stream`. If
+/// another thread has begun to capture `own` since the access was created, this thread waits until
+/// the capture or the work ends.
 ///
 /// Aborts the process if neither the capture nor the work ends within `longest`. The slice's owner
 /// may free the memory when this function returns, and the work would then access memory of another
@@ -263,9 +265,9 @@ pub unsafe trait DeviceBuffer<T> {
     /// # Errors
     /// Returns the reason why work on `stream` cannot use the memory. After an error, enqueue no
     /// work that uses the memory. A slice of cudarc returns [`DriverError::OwnerCapturing`] while
-    /// the slice's own stream is being captured. A slice of cudarc returns [`DriverError::Timeout`]
-    /// if `stream` could not be made to wait for the slice's own stream, and the slice's own stream
-    /// was still busy after [`DEADLINE`].
+    /// the slice's own stream is being captured. If `stream` cannot wait for the slice's own
+    /// stream, this call waits for the slice's own stream instead. This call returns
+    /// [`DriverError::Timeout`] if that stream is still busy after [`DEADLINE`].
     ///
     /// Another thread may begin to capture the slice's own stream while the access lives. In this
     /// case, dropping the access waits until the capture or the work ends. If neither the capture
@@ -278,7 +280,7 @@ pub unsafe trait DeviceBuffer<T> {
     fn keep(&self) -> Option<(CUdeviceptr, Keep)>;
 }
 
-/// Device memory that can be written.
+/// Device memory that work on a stream can read and write.
 ///
 /// # Safety
 /// As for [`DeviceBuffer`]. In addition, the implementation guarantees that the work may write to
@@ -428,14 +430,14 @@ mod tests {
     }
 
     #[test]
-    fn raw_buffer_without_owner_cannot_be_kept() {
+    fn keep_of_a_raw_buffer_without_owner_returns_none() {
         // SAFETY: nothing is enqueued.
         let raw = unsafe { Raw::<f32>::new(0x1000, 4, 0, None) };
         assert!(raw.keep().is_none(), "a window of the memory would dangle after the owner freed the memory");
     }
 
     #[test]
-    fn raw_buffer_keeps_its_owner_alive() {
+    fn raw_buffer_keeps_the_owner_alive() {
         let owner: Keep = Arc::new("memory");
         // SAFETY: nothing is enqueued.
         let raw = unsafe { Raw::<u8>::new(0x1000, 1, 0, Some(Arc::clone(&owner))) };
@@ -448,11 +450,11 @@ mod tests {
 
     #[test]
     #[cfg(all(target_os = "linux", not(miri)))]
-    fn slice_stream_that_cannot_wait_aborts_the_process() {
+    fn cudarc_slice_stream_that_cannot_wait_aborts_the_process() {
         use std::os::unix::process::ExitStatusExt;
 
         use crate::cudarc::driver::sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        const NAME: &str = "memory::buffer::tests::slice_stream_that_cannot_wait_aborts_the_process";
+        const NAME: &str = "memory::buffer::tests::cudarc_slice_stream_that_cannot_wait_aborts_the_process";
         if peerweave_fakes::child().is_none() {
             let output = peerweave_fakes::Fakes::new().cuda().run_child(NAME);
             assert_eq!(output.status.signal(), Some(6 /* SIGABRT */), "{output}");

@@ -19,10 +19,11 @@ use crate::{
 /// copy would not be captured.
 ///
 /// # Errors
-/// [`DriverError::WrongDevice`] if the buffer is on another device. [`DriverError::WrongLength`] if
-/// the buffer has another length. [`DriverError::PerThreadStream`] if `stream` is a per-thread
-/// stream. [`DriverError::Capturing`] if `stream` is being captured, because a graph could replay
-/// the copy after the memory has been freed.
+/// [`DriverError::WrongDevice`] if the buffer and `stream` are on different devices.
+/// [`DriverError::WrongLength`] if the buffer does not have `count` elements.
+/// [`DriverError::PerThreadStream`] if `stream` is a per-thread stream. [`DriverError::Capturing`]
+/// if `stream` is being captured, because a graph could replay the copy after the memory has been
+/// freed.
 pub fn check_copy<T>(
     call: &'static str,
     stream: &CudaStream,
@@ -118,8 +119,8 @@ pub fn copy_to_host<T: Element>(
     Ok(ManuallyDrop::into_inner(values))
 }
 
-/// Waits until the stream has completed its work. The stream must be idle before a copy of pageable
-/// memory, because such a copy has no deadline.
+/// Waits until the stream has completed its work. Returns [`DriverError::Timeout`] at the deadline.
+/// Callers wait before a copy of pageable memory, because the driver's copy has no deadline.
 fn pass(call: &'static str, stream: &Arc<CudaStream>, start: Instant, deadline: Instant) -> Result<(), DriverError> {
     if wait(stream, deadline)? { Ok(()) } else { Err(DriverError::Timeout { call, waited: start.elapsed() }) }
 }

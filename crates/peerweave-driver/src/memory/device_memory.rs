@@ -31,8 +31,8 @@ pub const DEADLINE: Duration = Duration::from_secs(60);
 /// of the elements are unspecified. Nothing else is affected, because the host never accesses the
 /// elements through a reference.
 ///
-/// The memory is freed once the last handle and the last graph that uses the memory have been
-/// dropped, and all work that uses the memory has completed. If a per-thread stream has used the
+/// The memory is freed when three conditions are true: the last handle was dropped, no graph uses
+/// the memory, and all work that uses the memory has completed. If a per-thread stream has used the
 /// memory, the memory is leaked, because no other thread can wait for the work on that stream.
 pub struct DeviceMemory<T> {
     allocation: Arc<Allocation>,
@@ -64,7 +64,8 @@ impl<T: Element> DeviceMemory<T> {
     ///
     /// # Errors
     /// [`DriverError::TooLarge`] if the length in bytes overflows. `CUDA_ERROR_OUT_OF_MEMORY` if
-    /// the allocation still fails after all retired memory has been freed or a second has passed.
+    /// the device has not enough memory, even after waiting for at most a second for dropped memory
+    /// to be freed.
     pub fn alloc(context: &Arc<CudaContext>, len: usize) -> Result<Self, DriverError> {
         let api = Driver::get()?.api();
         let bytes = len

@@ -1,4 +1,4 @@
-//! Device memory: traits, owned memory, copies from and to the host.
+//! Device memory: traits for buffers, owned memory, and copies from and to the host.
 
 mod buffer;
 mod copy;

@@ -6,7 +6,7 @@
 //!
 //! A graph replays addresses, so the memory behind these addresses must live as long as the graph.
 //! CUDA's user objects attach a value to a graph. The destructor callback of a user object may not
-//! call the driver, so it passes the value to the reaper.
+//! call the driver, so it passes the value to a thread of this crate (see `reaper.rs`).
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -131,8 +131,8 @@ fn exchange(mode: i32) -> Option<i32> {
     (code == Ok(CudaCode::SUCCESS)).then_some(mode)
 }
 
-/// Sets the relaxed capture mode for a thread of this crate, so that its calls never invalidate a
-/// capture.
+/// Sets the relaxed capture mode for the calling thread, which is a thread of this crate. After
+/// that, driver calls of this thread never invalidate a capture.
 pub(crate) fn relax_this_thread() {
     exchange(RELAXED);
 }
@@ -167,7 +167,8 @@ fn capture(stream: &CudaStream) -> Result<(u64, CUgraph), DriverError> {
 /// values live until that graph, and all executable graphs instantiated from that graph, have been
 /// destroyed.
 ///
-/// After that, a thread of this crate drops the values. This function requires CUDA 11.3.
+/// When these graphs have been destroyed, a thread of this crate drops the values. This function
+/// requires CUDA 11.3.
 ///
 /// # Errors
 /// `CUDA_ERROR_ILLEGAL_STATE` if the stream is not being captured. [`DriverError::Missing`] if the
@@ -203,8 +204,8 @@ pub fn keep_in_graph(stream: &Arc<CudaStream>, kept: Vec<Keep>) -> Result<(), Dr
 /// Called by the driver when the last reference to a user object is released, on any thread.
 ///
 /// # Safety
-/// `kept` is a box of `Vec<Keep>` that `keep_in_graph` passed to a user object, and it is released
-/// only by this call.
+/// `kept` is a box of `Vec<Keep>` that `keep_in_graph` passed to a user object, and only this call
+/// releases the box.
 unsafe extern "C" fn release(kept: *mut c_void) {
     // SAFETY: the pointer is the box that `keep_in_graph` passed, and this is its only release.
     reaper::drop_later(*unsafe { Box::from_raw(kept.cast::<Vec<Keep>>()) });

@@ -12,26 +12,29 @@ use std::time::{Duration, Instant};
 
 use super::wait_until;
 
-/// Maximum time that the exit of the process waits for threads inside the gate.
+/// Maximum time for which the exit of the process waits for threads that hold a [`BeforeExit`].
 const PATIENCE: Duration = Duration::from_secs(2);
 
 static CLOSED: AtomicBool = AtomicBool::new(false);
 
-/// Number of threads inside the gate.
+/// Number of [`BeforeExit`] values that exist now: each is held by a thread that may call the
+/// driver.
 static INSIDE: AtomicUsize = AtomicUsize::new(0);
 
-/// ID of the process whose threads are counted. A forked process has a copy of the count.
+/// ID of the process that registered the exit handler. A forked process inherits a copy of
+/// [`INSIDE`], but must not wait for the threads of its parent.
 static OF_PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// Permission for a background thread to call the driver. An exiting process waits until the
 /// permission has been dropped, as described at [`register`](Self::register).
 #[derive(Debug)]
-#[must_use = "the thread is inside the gate until this value is dropped"]
+#[must_use = "the exit of the process waits for this thread only until this value is dropped"]
 pub struct BeforeExit(());
 
 impl BeforeExit {
-    /// Makes the exit of the process wait for this thread. Returns `None` if the process is already
-    /// exiting. In that case, the thread must not call the driver again.
+    /// Makes the exit of the process wait for this thread, until the returned value is dropped.
+    /// Returns `None` if the process is already exiting. In that case, the thread must not call the
+    /// driver again.
     pub fn enter() -> Option<Self> {
         // The count is increased first. So either the closing thread sees this thread, or this
         // thread sees that the gate is closed.
@@ -50,7 +53,7 @@ impl BeforeExit {
         OF_PROCESS.store(std::process::id(), Ordering::Relaxed);
         // SAFETY: the function lives as long as the process, and does not panic.
         if unsafe { libc::atexit(close) } != 0 {
-            tracing::warn!("atexit failed: when the process exits, it will not wait for threads that call the driver");
+            tracing::warn!("atexit failed: the exit of the process will not wait for threads that call the driver");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! A pair of asymmetric fences. Every collective call executes the light fence. The thread that
-//! removes streams from a list executes the heavy fence.
+//! A pair of asymmetric memory fences. Every call of [`Streams::note`](super::Streams::note)
+//! executes the light fence. The thread that removes streams from a list executes the heavy fence.
 //!
 //! Invariant: for each pair of a light and a heavy fence, one of two orders is guaranteed. Either
 //! the accesses before the light fence are visible after the heavy fence, or the accesses before
@@ -7,15 +7,16 @@
 
 use std::sync::atomic::{Ordering, compiler_fence};
 
-/// Executes the light fence, which compiles to no instruction. It only prevents the compiler from
-/// reordering memory accesses. [`heavy`] orders the processor's accesses.
+/// Executes the light fence, which compiles to no instruction. The light fence only prevents the
+/// compiler from reordering memory accesses. [`heavy`] orders the processor's accesses.
 #[inline]
 pub(crate) fn light() {
     compiler_fence(Ordering::SeqCst);
 }
 
 /// Executes the heavy fence: makes every thread of the process execute a fence, which takes
-/// microseconds. Returns `false`, without ordering anything, if the system does not support this.
+/// microseconds. Returns `false`, without ordering anything, if the operating system has no such
+/// fence.
 #[cfg(all(target_os = "linux", not(miri)))]
 pub(crate) fn heavy() -> bool {
     use rustix::thread::{MembarrierCommand, membarrier};

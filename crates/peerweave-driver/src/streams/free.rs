@@ -3,9 +3,9 @@
 //!
 //! The driver's `cuMemFree` waits until the whole device is idle. During this wait, no thread of
 //! the process can launch a kernel, create an event or allocate on that device (observed on H200).
-//! Suppose that a collective is running on the device and its peer waits for this process's next
-//! launch: the processes deadlock. If memory is freed in the order of a separate, idle stream, it
-//! is released immediately.
+//! If a collective is running on the device, and a peer in the collective waits for this process's
+//! next launch, the processes deadlock. Memory that is freed in the order of a separate, idle
+//! stream is released immediately.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -21,7 +21,8 @@ thread_local! {
     static STREAMS: RefCell<Vec<Stream>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A stream for freeing memory. It keeps its context alive.
+/// A stream for freeing memory. This value keeps the stream's context alive, and destroys the
+/// stream when it is dropped.
 struct Stream {
     stream: CUstream,
     context: Arc<CudaContext>,
@@ -50,13 +51,13 @@ pub(crate) fn destroy_streams() {
     drop(streams);
 }
 
-/// Frees memory that `cuMemAlloc` allocated, without waiting for other work on the device. Meant
-/// for functions that are passed to [`retire`](crate::retire).
+/// Frees memory that `cuMemAlloc` allocated, without waiting for other work on the device.
+/// Functions that are passed to [`retire`](crate::retire) can call this function.
 ///
 /// With a driver older than CUDA 11.2, or on a device without memory pools, this call still waits
 /// for all work on the device. The calling thread creates a stream for freeing, and keeps this
 /// stream and the context until the thread ends. A thread of this crate keeps the stream and the
-/// context for only a second.
+/// context for only a second after the last memory was freed.
 ///
 /// # Errors
 /// Errors of the driver. After an error, the memory is leaked.

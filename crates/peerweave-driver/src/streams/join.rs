@@ -14,8 +14,8 @@ use crate::{CudaError, Driver, DriverError};
 /// the context.
 ///
 /// # Errors
-/// An error of the driver, for example because a stream that is being captured cannot wait for a
-/// stream that is not being captured.
+/// An error of the driver. For example, a stream that is being captured cannot wait for a stream
+/// that is not being captured.
 pub fn join(waiter: &CudaStream, other: &CudaStream) -> Result<(), DriverError> {
     /// The flag `CU_EVENT_DISABLE_TIMING`: events without timing are the fastest.
     const DISABLE_TIMING: u32 = 2;

@@ -1,10 +1,10 @@
-//! The streams that use memory.
+//! Lists of the streams that use an allocation of memory.
 //!
-//! The list frees nothing. The owner of the memory passes [`Streams::all`] to
+//! A list frees nothing. The owner of the memory passes [`Streams::all`] to
 //! [`retire`](crate::retire), or calls [`Streams::wait_for_all`]. Invariants: a stream is recorded
-//! before work that uses the memory is enqueued on it. A stream is removed only when no more work
-//! can be enqueued on it and its work is complete. Every stream in a nested list is also in the
-//! outer list.
+//! before work that uses the memory is enqueued on the stream. A stream is removed only when no
+//! more work can be enqueued on the stream and its work is complete. Every stream in a nested list
+//! is also in the outer list.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -34,8 +34,8 @@ pub fn is_per_thread(stream: &CudaStream) -> bool {
     stream.cu_stream().addr() == PER_THREAD
 }
 
-/// Returns an error if the stream is the per-thread stream. Another thread frees the memory, and
-/// that thread cannot wait for the work on a per-thread stream.
+/// Returns an error if the stream is the per-thread stream. The thread that later frees memory
+/// cannot wait for the work on another thread's per-thread stream.
 ///
 /// # Errors
 /// [`DriverError::PerThreadStream`] for the per-thread stream.
@@ -50,28 +50,29 @@ pub fn refuse_per_thread(call: &'static str, stream: &CudaStream) -> Result<(), 
 /// long-lived memory can be used on any number of streams.
 #[derive(Default)]
 pub struct Streams {
-    /// The outer list, where streams are recorded first.
+    /// The list of a larger range of memory, which contains the memory of this list. A stream is
+    /// recorded in the outer list first. `None` for an outermost list.
     outer: Option<Arc<Streams>>,
     known: Mutex<Known>,
-    /// The last recorded stream, used only for comparison.
+    /// Address of the last recorded stream. The address is only compared, never dereferenced.
     last: AtomicPtr<CudaStream>,
 }
 
 #[derive(Default)]
 struct Known {
     streams: BTreeMap<Key, Arc<Noted>>,
-    /// Length of the list at which unused streams are removed.
+    /// When the list has this length, the next recording of a new stream removes unused streams.
     look_at: usize,
 }
 
-/// A stream in a list and in its nested lists. The number of handles to this value shows whether a
-/// nested list contains the stream.
+/// A stream that is recorded in a list. Nested lists that contain the stream share this value. So
+/// the number of handles to this value shows whether a nested list contains the stream.
 struct Noted {
     held: Arc<Held>,
 }
 
-/// The one handle to a stream that all lists share. So the number of the stream's handles shows
-/// whether other code has a handle.
+/// The single handle to a stream, which all lists share. So the number of the stream's handles
+/// shows whether other code has a handle.
 struct Held {
     stream: Arc<CudaStream>,
 }
@@ -114,7 +115,7 @@ enum Key {
     /// after the other value is dropped.
     Made(usize),
     /// A stream that every context has, identified by context and handle. cudarc returns a new
-    /// value for such a stream each time.
+    /// `CudaStream` for such a stream each time.
     OfContext(usize, usize),
 }
 
@@ -136,7 +137,7 @@ impl Streams {
         Self::default()
     }
 
-    /// Creates an empty list for a part of the memory that `outer` covers. Streams recorded in the
+    /// Creates an empty list for a part of the memory of the list `outer`. Streams recorded in the
     /// new list are also recorded in `outer`.
     pub fn within(outer: &Arc<Self>) -> Self {
         Self { outer: Some(Arc::clone(outer)), ..Self::default() }
@@ -193,10 +194,10 @@ impl Streams {
         noted
     }
 
-    /// Makes the next `note` search the list again. After this call, handles can be counted. The
-    /// fences of this call and of `note` order the count with a thread that upgrades a weak handle
-    /// and records the stream. Returns `false` if the system has no such fence. Then no stream may
-    /// be removed.
+    /// Clears `last`, so that the next call of `note` searches the list. After this call, the
+    /// caller may count the handles of streams. The fences of this call and of `note` order the
+    /// count with a thread that upgrades a weak handle and records the stream. Returns `false` if
+    /// the operating system has no such fence. In this case, no stream may be removed.
     fn forget_last(&self) -> bool {
         self.last.store(std::ptr::null_mut(), Ordering::Relaxed);
         fences::heavy()
@@ -232,8 +233,8 @@ impl Streams {
 }
 
 impl Known {
-    /// Removes and returns streams that can get no more work and are idle. `outermost` means that
-    /// the list has no outer list.
+    /// Removes and returns idle streams on which no more work can be enqueued. `outermost` means
+    /// that the list has no outer list.
     fn let_go(&mut self, outermost: bool) -> Vec<Arc<Noted>> {
         // Another handle may enqueue work at any time, in particular between recording and
         // enqueuing. In addition, a stream must stay in this list while a nested list contains it.

@@ -1,10 +1,10 @@
 //! Streams that a library creates for its own use.
 //!
-//! cudarc's `new_stream` is not used. The first call in a context waits without a deadline for all
-//! work of the device (`cuCtxSynchronize`), because cudarc then starts to order streams by events.
-//! cudarc's `fork` is not used either. The stream that it creates counts as the first stream, but
-//! `fork` does not wait. The user's next stream could then use memory that the default stream is
-//! still filling.
+//! This module does not use cudarc's `new_stream`. The first `new_stream` in a context waits for
+//! all work of the device, without a deadline (`cuCtxSynchronize`). cudarc then starts to order
+//! streams by events. This module does not use cudarc's `fork` either. A forked stream counts as
+//! the first stream, but `fork` does not wait. The user's next stream could then use memory that
+//! the default stream is still filling.
 //!
 //! Invariant: the driver's stream is destroyed once, when no handle of it remains.
 
@@ -36,14 +36,14 @@ fn made() -> MutexGuard<'static, BTreeMap<usize, Option<Arc<CudaStream>>>> {
     MADE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns whether this is a private stream, which cudarc does not count among the streams of its
-/// context.
+/// Returns whether `stream` is a [`PrivateStream`], which cudarc does not count among the streams
+/// of a context.
 pub(crate) fn is_private(stream: &CudaStream) -> bool {
     made().contains_key(&stream.cu_stream().addr())
 }
 
-/// Returns whether the owner has dropped the stream. After that, this module has a handle to the
-/// stream until no other handle exists.
+/// Returns whether the owner has dropped this private stream while other code still has handles. In
+/// this case, this module has one handle too.
 pub(crate) fn is_left(stream: &CudaStream) -> bool {
     matches!(made().get(&stream.cu_stream().addr()), Some(Some(_)))
 }

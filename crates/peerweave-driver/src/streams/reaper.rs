@@ -1,13 +1,14 @@
 //! The threads that free memory after streams have completed, so that destructors need not wait.
 //!
 //! Work that uses memory may never end, for example a collective whose peer died. So a destructor
-//! only records the streams that used the memory. A thread frees the memory when these streams have
-//! completed. Each device has its own thread, so a stuck device delays only its own memory.
+//! only records the streams that used the memory. A reaper thread frees the memory when these
+//! streams have completed. Each device has its own reaper thread, so a stuck device delays only its
+//! own memory.
 //!
-//! Invariants: memory is freed only after all its events are complete. The events are recorded when
-//! the memory is retired, or later if the stream is being captured. If the completion cannot be
-//! known, the memory is leaked. No retired function can end the thread that runs it. Every retired
-//! function is either run or leaked.
+//! Invariants: memory is freed only after an event on each of these streams is complete. The events
+//! are recorded when the memory is retired, or later if the stream is being captured. If the
+//! completion cannot be known, the memory is leaked. No retired function can end the thread that
+//! runs it. Every retired function is either run or leaked.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -38,18 +39,18 @@ struct Entry {
     _pending: Pending,
 }
 
-/// An event that a stream must pass before the function is run.
+/// An event that must complete before the function of a retired value is run.
 struct Event {
     event: CUevent,
     /// Whether the event is recorded. While the stream is being captured, the event is not
-    /// recorded, because the event would become part of the graph. It is recorded after the
+    /// recorded, because the event would become part of the graph. The event is recorded after the
     /// capture, which is later than necessary but never too early.
     is_recorded: bool,
     /// The stream, which is kept alive so that its event can complete.
     stream: Arc<CudaStream>,
 }
 
-/// The state of an entry's streams.
+/// Whether the streams that used a retired value have completed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Readiness {
     /// All events are complete.
@@ -62,13 +63,13 @@ enum Readiness {
 
 // SAFETY: the shared value is a handle of the driver, whose functions may be called from any
 // thread. The channel synchronises: after the event is sent, only the reaper uses it. The test
-// `memory_is_freed_after_the_work_of_its_streams` in tests/memory.rs would catch a violation.
+// `memory_is_freed_after_stream_work_completes` in tests/memory.rs would catch a violation.
 unsafe impl Send for Event {}
 
-/// Number of pending entries of all devices.
+/// Number of retired values, on all devices, that are not yet freed or leaked.
 static PENDING: AtomicUsize = AtomicUsize::new(0);
 
-/// Counts one pending entry in [`PENDING`] while this value lives.
+/// Counts one retired value in [`PENDING`] while this value lives.
 struct Pending;
 
 impl Pending {
@@ -86,10 +87,10 @@ impl Drop for Pending {
 
 /// Interval at which busy streams are queried again.
 const ASK_AGAIN: Duration = Duration::from_millis(1);
-/// Time without entries after which a thread destroys its streams for freeing memory.
+/// Time without retired values after which a reaper thread destroys its streams for freeing memory.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// The channel of the thread of each device. The key `None` is for values without a device.
+/// The channel to the reaper thread of each device. The key `None` is for values without a device.
 static REAPERS: Mutex<BTreeMap<Option<usize>, Sender<Entry>>> = Mutex::new(BTreeMap::new());
 
 fn send(entry: Entry) {
@@ -146,8 +147,8 @@ fn reap(receiver: &Receiver<Entry>) {
     }
 }
 
-/// Runs a function that may panic, such as a user's destructor or a logger. Returns `None` if it
-/// panics. The thread must continue, because it also frees other retired values.
+/// Runs a function that may panic, such as a user's destructor or a logger. Returns `None` if the
+/// function panics. The reaper thread must continue, because it also frees other retired values.
 fn caught<R>(run: impl FnOnce() -> R) -> Option<R> {
     // The payload of the panic may be a value of the user, whose destructor may also panic.
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).map_err(std::mem::forget).ok()
@@ -212,6 +213,7 @@ impl Entry {
     }
 
     /// Runs the function if the streams have completed. Returns the entry if a stream is busy.
+    /// Leaks the entry if the driver cannot report the state of the streams.
     fn step(mut self) -> Option<Self> {
         match self.readiness() {
             Readiness::Busy => return Some(self),
@@ -240,7 +242,7 @@ impl Entry {
     }
 }
 
-/// Frees a value on a device: `free` is called once all work that is now pending on `streams` has
+/// Frees a value on a device: calls `free` after all work that is now pending on `streams` has
 /// completed. Returns without waiting and never fails. A value that cannot be freed safely is
 /// leaked.
 ///
@@ -310,14 +312,14 @@ fn record_all(events: &mut Vec<Event>, streams: impl IntoIterator<Item = Arc<Cud
     Ok(())
 }
 
-/// Drops values on a thread of this module. Used by callbacks of the driver, which may not call the
-/// driver.
+/// Drops values on a reaper thread. Callbacks of the driver call this function, because a callback
+/// may not call the driver, but the destructor of a value may do so.
 pub(crate) fn drop_later(kept: Vec<Keep>) {
     send(Entry::new(None, Vec::new(), Box::new(move || drop(kept))));
 }
 
-/// Waits until all retired values have been freed. Returns `false` if values are still pending at
-/// the deadline.
+/// Waits until all values passed to [`retire`] have been freed or leaked. Returns `false` if values
+/// are still pending at the deadline.
 ///
 /// Call this function before measuring memory, and before reporting that an allocation ran out of
 /// memory. Do not call this function from a function that is passed to `retire`.
@@ -325,9 +327,9 @@ pub fn drain_retired(deadline: Instant) -> bool {
     wait_until::<std::convert::Infallible>(deadline, || Ok(PENDING.load(Ordering::Acquire) == 0)).unwrap_or(false)
 }
 
-/// Calls `allocate`. If `ran_out` returns `true` for the error of `allocate`, waits for at most a
-/// second until all retired memory has been freed, then calls `allocate` again. Do not call this
-/// function from a function that is passed to `retire`.
+/// Calls `allocate`. If `ran_out` returns `true` for the error of `allocate`, waits until all
+/// values passed to [`retire`] have been freed, for at most a second. Then calls `allocate` again.
+/// Do not call this function from a function that is passed to `retire`.
 ///
 /// # Errors
 /// Returns the last error of `allocate`.

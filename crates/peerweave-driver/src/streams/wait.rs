@@ -9,7 +9,7 @@ use crate::streams::capture::cannot_be_asked;
 use crate::{CudaCode, CudaError, Driver, DriverError, is_capturing, relaxed};
 
 /// Returns the time `longest` from now. If the clock cannot represent that time, returns a time
-/// about ten years from now. In this case, adding `longest` to an `Instant` would panic.
+/// about ten years from now. Unlike `Instant::now() + longest`, this function never panics.
 pub fn deadline_after(longest: Duration) -> Instant {
     const NEVER: Duration = Duration::from_secs(10 * 365 * 86_400);
     let now = Instant::now();

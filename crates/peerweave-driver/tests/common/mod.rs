@@ -1,5 +1,5 @@
 //! Helpers of the tests: a device, and functions of the fake driver.
-#![allow(dead_code, unused_imports, reason = "each test binary uses a part of it")]
+#![allow(dead_code, unused_imports, reason = "each test binary uses only some of the helpers")]
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

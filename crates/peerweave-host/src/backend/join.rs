@@ -1,5 +1,5 @@
-//! Joins a job. The PE is one of several processes, which meet at the rendezvous, or one of several
-//! threads of this process.
+//! Joins a PE to a job. The PEs of a job are processes, which meet at the rendezvous, or threads of
+//! this process.
 
 use super::Host;
 use super::shrink::NextMemory;
@@ -54,7 +54,7 @@ pub struct HostOptions {
 }
 
 impl HostOptions {
-    /// The default deadline.
+    /// Default of the field [`deadline`](HostOptions::deadline).
     pub const DEADLINE: Duration = Duration::from_secs(60);
 }
 
@@ -74,7 +74,7 @@ impl Host {
     /// [`Error::Mismatch`] names a PE with another heap size. [`Error::Setup`] if the rendezvous
     /// fails for another reason, for example because this PE has joined before. [`Error::Misuse`]
     /// if the job has too many PEs, or if the heaps are too large. [`Error::Unsupported`] if the
-    /// job spans several machines, or if it has several PEs on a system other than Linux.
+    /// job spans several machines, or if the job has several PEs on a system other than Linux.
     /// [`Error::System`] if the memory cannot be mapped.
     pub fn join(job: &Job, options: &HostOptions) -> Result<Self, Error> {
         const CALL: &str = JOIN;
@@ -192,7 +192,7 @@ impl Host {
     }
 
     /// Completes a join after the control words of all PEs are filled in. `threads` is the state
-    /// that PEs share if they are threads.
+    /// that PEs share if PEs are threads, and `None` if PEs are processes.
     fn new(
         me: usize,
         mapping: Arc<Mapping>,
@@ -233,7 +233,7 @@ impl Host {
 }
 
 impl Shared {
-    /// Returns the state of one PE before it has joined the job.
+    /// Returns the state of the PE `me` before this PE has joined the job.
     fn alone(
         me: usize,
         mapping: Arc<Mapping>,
@@ -287,15 +287,16 @@ impl Shared {
     }
 }
 
-/// Reason why private memory of other PEs is not read through the operating system.
-const THREADS: &str = "PEs are threads";
+/// Reason why a PE that is a thread does not read the private memory of other PEs through the
+/// operating system.
+const THREADS: &str = "the PEs are threads of one process";
 
 /// Name, in errors, of the call that joins a job. Programs create a world, which calls
 /// [`Host::join`].
 const JOIN: &str = "World::from_env";
 
-/// Returns the end of a wait that lasts `within`. If the clock cannot represent that time, the wait
-/// ends in a year.
+/// Returns the time `within` from now. If the clock cannot represent that time, returns the time a
+/// year from now.
 pub(super) fn deadline_after(within: Duration) -> Instant {
     let now = Instant::now();
     now.checked_add(within).unwrap_or(now + Duration::from_secs(365 * 86_400))
@@ -314,7 +315,8 @@ pub(super) fn meeting_failed(call: &'static str, n_pes: usize, error: BootstrapE
     }
 }
 
-/// Publishes that this PE leaves, and the error that is the reason. Called only after `announce`.
+/// Publishes that this PE leaves the job, and the error that is the reason. Called only after
+/// [`announce`].
 fn withdraw(mapping: &Mapping, me: usize, error: &Error, rendezvous: Option<Arc<Rendezvous>>) {
     let segments = mapping.segments();
     let page = segments.page(me);

@@ -1,5 +1,5 @@
-//! Implements the contract of `peerweave-core`. `join` joins a job. `shrink` creates a job of the
-//! surviving PEs after a failure.
+//! Implements the trait `Backend` of `peerweave-core`. `join` joins a job. `shrink` creates a job
+//! of the surviving PEs after a failure.
 
 mod join;
 mod shrink;
@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 pub struct Host {
     pub(crate) shared: Arc<Shared>,
     options: HostOptions,
-    /// Memory of the new job, for PEs that are threads and shrink their job. `None` if PEs are
+    /// Memory of the new job that shrinking this job creates, if PEs are threads. `None` if PEs are
     /// processes.
     next: Option<Arc<NextMemory>>,
 }
@@ -70,7 +70,7 @@ impl Host {
         Ok(())
     }
 
-    /// Waits until all PEs finalize, and leaves the job.
+    /// Waits until all PEs have called finalize, and leaves the job.
     fn end(&self) -> Result<(), Error> {
         let shared = &*self.shared;
         shared.meet(shared.world(), Purpose::Finalize, 0)?;

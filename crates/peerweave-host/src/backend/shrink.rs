@@ -1,15 +1,15 @@
 //! Creates a host backend of the surviving PEs after a failure.
 //!
 //! The memory of the old job outlives its PEs. So the PEs agree on the members of the new job
-//! through words in this memory (`peerweave_bootstrap::survivors`), whichever PE has died. The
-//! first member then runs the rendezvous server of the new job, and processes join it as they do at
-//! the start of a job. PEs that are threads of one process get the new memory from a table that
-//! they share.
+//! through words in this memory (`peerweave_bootstrap::survivors`), whichever PE has died. If PEs
+//! are processes, the first member then runs the rendezvous server of the new job. The members join
+//! the new job as at the start of any job. PEs that are threads of one process get the new memory
+//! from a shared table.
 //!
 //! A member may die after the agreement. Then joining fails on all members, and the members agree
 //! again without the dead member. The last step of joining is one exchange in the new memory. A
-//! member completes the exchange if all other members have published their part. So either all
-//! members that continue have the new job, or no member has it.
+//! member completes the exchange if all other members have published their data. So either all
+//! members that continue have the new job, or no member has the new job.
 
 use super::Host;
 use super::join::{announce, deadline_after, layout, meeting_failed};
@@ -30,11 +30,12 @@ const CALL: &str = "shrink";
 /// the deadline of another PE needs this time.
 const SET_UP: Duration = Duration::from_secs(2);
 
-/// Maximum time to detect why a PE no longer participates: it has ended, or it has given up.
+/// Maximum time for finding out why a PE no longer participates. Either the PE has ended, or the PE
+/// has given up.
 const NOTICE: Duration = Duration::from_secs(1);
 
-/// The memory of new jobs whose PEs are threads. The key is the attempt in which the threads
-/// agreed.
+/// The memory of new jobs whose PEs are threads. The key is the number of the attempt in which the
+/// threads agreed on the new job.
 #[derive(Debug, Default)]
 pub(super) struct NextMemory(Mutex<HashMap<u64, Prepared>>);
 
@@ -42,7 +43,7 @@ pub(super) struct NextMemory(Mutex<HashMap<u64, Prepared>>);
 struct Prepared {
     mapping: Arc<Mapping>,
     next: Arc<NextMemory>,
-    /// Number of members that have not yet taken the memory.
+    /// Number of members of the new job that have not yet taken the memory.
     untaken: usize,
 }
 
@@ -66,7 +67,8 @@ impl NextMemory {
 }
 
 impl Host {
-    /// Creates a backend of the PEs that have neither died nor left. Collective over these PEs.
+    /// Creates the backend of a new job, whose members are the PEs that have not died and not left.
+    /// Collective over these PEs.
     pub(super) fn shrink_to_survivors(&self) -> Result<Shrunk, Error> {
         let peers = &self.shared.peers;
         peers.check_abort()?;
@@ -93,7 +95,7 @@ impl Host {
                     if !again || Instant::now() >= until {
                         return Err(error);
                     }
-                    tracing::debug!(%error, "a member was lost while the new job was set up; trying again");
+                    tracing::debug!(%error, "a PE was lost while the new job was set up; the remaining PEs agree again");
                 }
             }
         }
@@ -114,8 +116,8 @@ impl Host {
         self.shared.teams.fail(peers, &error);
     }
 
-    /// Prepares a job of `n_pes` PEs, as its first PE. Starts the server, or allocates the memory
-    /// if PEs are threads.
+    /// Prepares a new job of `n_pes` PEs. Only the first PE of the new job calls this function. If
+    /// PEs are processes, starts the rendezvous server. If PEs are threads, allocates the memory.
     fn prepare(&self, attempt: u64, n_pes: usize, server: &mut Option<Server>) -> Result<Ticket, Error> {
         if let Some(next) = &self.next {
             let mapping = Mapping::own(layout(n_pes, &self.options)?).map_err(|error| Error::system(CALL, error))?;
@@ -157,8 +159,8 @@ impl Host {
         Ok(made)
     }
 
-    /// Converts an error of the new job so that it names PEs by their numbers in the old job, and
-    /// names the PEs that caused it.
+    /// Converts an error of the new job. The result names the PEs that caused the error, by their
+    /// numbers in the old job.
     fn root_cause_of(&self, survivors: &Survivors<'_>, decision: &Decision, started: Instant, error: Error) -> Error {
         let team = self.shared.teams.world().name();
         let error = error.renumbered(CALL, team, |pes| decision.old_pes(pes));

@@ -6,11 +6,11 @@
 
 use std::collections::BTreeMap;
 
-/// Unit of allocation, in bytes. This is two cache lines, so that two buffers never share a cache
-/// line.
+/// Unit of allocation, in bytes: the size of two cache lines. Two buffers never share a unit, so
+/// they never share a cache line.
 pub(crate) const GRAIN: u64 = 128;
 
-/// A first-fit allocator over offsets `start .. end`.
+/// A first-fit allocator of offsets in the range `start..end`.
 #[derive(Debug)]
 pub(crate) struct HeapMap {
     free: BTreeMap<u64, u64>,
@@ -23,7 +23,8 @@ pub(crate) struct HeapMap {
 
 impl HeapMap {
     /// Creates a heap in which all of `start..end` is free. If `start` is not a multiple of a
-    /// requested alignment, padding is lost.
+    /// requested alignment, the allocation starts at a higher offset, and the range before the
+    /// allocation stays free.
     pub(crate) fn new(start: u64, end: u64) -> Self {
         Self { free: BTreeMap::from([(start, end - start)]), allocated: BTreeMap::new(), start, end, highest: start }
     }
@@ -68,7 +69,8 @@ impl HeapMap {
         Some(bytes)
     }
 
-    /// Records that memory up to `end` is in use. Returns the highest end that was recorded before.
+    /// Records that memory up to the offset `end` is in use. Returns the highest end that earlier
+    /// calls have recorded.
     pub(crate) fn note_use(&mut self, end: u64) -> u64 {
         let before = self.highest;
         self.highest = before.max(end);
@@ -97,7 +99,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn freed_ranges_merge_with_their_neighbours() {
+    fn freed_ranges_merge_with_adjacent_free_ranges() {
         let mut heap = HeapMap::new(4096, 4096 + 1024);
         let places: Vec<u64> = (0..8).map(|_| heap.allocate(100, 1).unwrap()).collect();
         assert_eq!(heap.allocate(1, 1), None);

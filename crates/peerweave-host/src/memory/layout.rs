@@ -15,33 +15,36 @@ use peerweave_bootstrap::survivors::{MAX_SURVIVORS, SurvivorWords};
 use peerweave_types::{HeapGeometry, KernelContext, Pe, SymOffset, TeamEntry};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Number of blocks of a PE's kernels that may synchronize in one team at the same time.
+/// Maximum number of thread blocks in kernels of one PE that may synchronize in one team at the
+/// same time.
 pub(crate) const KERNEL_SLOTS: u32 = 64;
 
 /// Maximum number of teams that a PE can belong to at the same time, including the world.
 pub(crate) const MAX_TEAMS: usize = 64;
 
-/// Size in bytes of one staging area, which contains one round of an operation on private buffers.
+/// Size of one staging area, in bytes. An operation on large private buffers copies one staging
+/// area per round.
 ///
-/// The size is large enough to hide the two synchronizations of a round. It is small enough that
-/// the areas of all ranks stay in the shared cache.
+/// The size is large enough that the copy of a round takes longer than the two synchronizations of
+/// the round. The size is small enough that the areas of all ranks stay in the shared cache.
 pub(crate) const STAGE_BYTES: usize = 256 << 10;
 
-/// Number of entry lines of a rank. A root of small broadcasts can be ahead of the other ranks by
-/// one operation less than this number.
+/// Number of entry lines of a rank, as described in `line.rs`. The root of small broadcasts can be
+/// ahead of the other ranks by at most `ENTRY_LINES - 1` operations.
 pub(crate) const ENTRY_LINES: usize = 4;
 const _: () = assert!(ENTRY_LINES.is_power_of_two());
 
-/// Maximum length, in bytes, of a message of send and receive that is copied into its mailbox slot.
+/// Maximum length, in bytes, of a sent message, or of a fragment, that is copied into one mailbox
+/// slot.
 pub(crate) const EAGER_BYTES: usize = 8 << 10;
 
-/// Number of slots of a mailbox. A sender can be ahead of the receiver by this number of messages,
-/// or fragments of a message.
+/// Number of slots of a mailbox. A sender can be ahead of the receiver by this number of messages
+/// or fragments of messages.
 pub(crate) const MAILBOX_SLOTS: usize = 4;
 
 const PAGE: usize = 4096;
 
-/// Offset in the page of a PE of the words by which surviving PEs agree on a new job.
+/// Offset, within the page of a PE, of the words by which surviving PEs agree on a new job.
 const SURVIVORS: usize = 1024;
 const _: () = assert!(size_of::<PePage>() <= SURVIVORS && SURVIVORS + size_of::<SurvivorWords>() <= PAGE);
 const _: () = assert!(SURVIVORS.is_multiple_of(align_of::<SurvivorWords>()));
@@ -74,12 +77,13 @@ pub(crate) struct PePage {
     pub(crate) pid: AtomicU64,
     /// Digest of the PID namespace in which the process ID is valid.
     pub(crate) pid_namespace: AtomicU64,
-    /// Number, plus 1, of the processor on which the PE last waited long. See `sync/peers.rs`.
+    /// Number of the processor on which the PE ran in its last long wait, plus 1. The value is 0
+    /// before the first long wait. See `sync/peers.rs`.
     pub(crate) processor: AtomicU64,
-    /// First failure of the PE. See `sync/root_cause.rs`.
+    /// The failure word of the PE, or 0 if the PE has not failed. See `sync/root_cause.rs`.
     pub(crate) failure: AtomicU64,
-    /// A random word of the PE's process and the address of that word. They serve to check that
-    /// memory is read from that process.
+    /// A random word in the memory of the PE's process. Its address is in `probe_at`. Other PEs
+    /// read the word at this address to check that they read the memory of that process.
     pub(crate) probe: AtomicU64,
     pub(crate) probe_at: AtomicU64,
     /// The abort of the job. Used only in the page of PE 0. See `sync/abort.rs`.
@@ -91,15 +95,16 @@ pub(crate) struct PePage {
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub(crate) struct TeamCallWords {
-    /// Number and progress of the call.
+    /// Number and phase of the call, and the PE that the phase names.
     pub(crate) state: AtomicU64,
-    /// Slot and first epoch of the team. Written by the leader of the call.
+    /// Slot of the new team, and the last epoch that any member has used in the slot. The leader of
+    /// the call writes this word.
     pub(crate) decision: AtomicU64,
     /// Number of members.
     pub(crate) size: AtomicU64,
     /// One bit for each team slot, set if the slot is free on this PE.
     pub(crate) free_slots: AtomicU64,
-    /// Last epoch of each team slot on this PE.
+    /// For each team slot, the last epoch that this PE has used in the slot.
     pub(crate) last_epochs: [AtomicU64; MAX_TEAMS],
 }
 
@@ -110,19 +115,20 @@ pub(crate) struct LoneWord {
     pub(crate) word: AtomicU64,
 }
 
-/// The words of one rank in one team. Only that rank writes them.
+/// The words of one rank in one team. Only that rank writes these words.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct TeamWords {
-    /// The entry lines, which are used in turn. Epoch `k` uses line `k % ENTRY_LINES`.
+    /// The entry lines. The operation with epoch `k`, which is its number in the team, uses line `k
+    /// % ENTRY_LINES`.
     pub(crate) entry: [Line; ENTRY_LINES],
     /// Progress of this rank in the operation that it has entered. See `sync/step.rs`.
     pub(crate) progress: LoneWord,
     /// If not 0, this rank has failed and runs no more operations of the team. See
     /// `sync/root_cause.rs`.
     pub(crate) failure: LoneWord,
-    /// The full parameters of the calls of the entry lines. Ranks compare them if signatures
-    /// differ.
+    /// For each entry line, the full parameters of the call. Ranks compare the parameters if the
+    /// signatures of two calls differ.
     pub(crate) call: [CallWords; ENTRY_LINES],
 }
 
@@ -137,7 +143,7 @@ pub(crate) struct CallWords {
 }
 
 /// The words of a mailbox slot, as described at [`peerweave_device::mailbox::Slot`]. The payload
-/// contains the kind of memory of the message, its address, its bytes, and the element type and
+/// contains the kind of memory, the address and the length of the message, and the element type and
 /// count of the whole transfer.
 #[repr(C, align(128))]
 #[derive(Debug)]
@@ -237,7 +243,7 @@ impl TeamBlock {
     }
 
     /// Returns one of the two staging areas of the member, selected by the lowest bit of `parity`.
-    /// It has [`STAGE_BYTES`] bytes and is aligned to a page.
+    /// A staging area has [`STAGE_BYTES`] bytes and is aligned to a page.
     #[inline]
     pub(crate) fn stage(&self, parity: usize) -> *mut u8 {
         let words = const { size_of::<TeamWords>().next_multiple_of(PAGE) };
@@ -264,8 +270,8 @@ unsafe impl Sync for Segments {}
 impl Segments {
     /// # Safety
     /// [L1]: `base` is the start of a mapping of `layout.total_bytes()` bytes, aligned to
-    /// `layout.align()`. The mapping was zero before its first use. It outlives this value, all
-    /// copies of this value, and every [`TeamBlock`] of them.
+    /// `layout.align()`. The mapping was zero before its first use. The mapping outlives this
+    /// value, all copies of this value, and every [`TeamBlock`] that these values return.
     pub(crate) unsafe fn new(base: *mut u8, layout: Layout) -> Self {
         Self { base, layout }
     }
@@ -377,7 +383,7 @@ impl Segments {
         self.at(pe, 0)
     }
 
-    /// Resets the lines of a PE by which kernels synchronize in the team of the slot `slot`.
+    /// Sets to zero the lines of a PE by which kernels synchronize in the team of the slot `slot`.
     pub(crate) fn reset_kernel_lines(&self, pe: usize, slot: usize, team_size: usize) {
         let start = self.layout.kernel_lines(slot).0 as usize;
         for line in 0..team_size * KERNEL_SLOTS as usize {
@@ -436,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn segments_differ_in_the_lower_28_bits_of_their_address() {
+    fn segment_addresses_differ_in_the_lower_28_bits() {
         for heap_bytes in [1 << 20, 64 << 20, 100 << 20, 1 << 30, 3 << 30] {
             let layout = Layout::new(64, heap_bytes).unwrap();
             let lower: std::collections::HashSet<_> = (0..64).map(|pe| layout.stride * pe % (1 << 28)).collect();

@@ -1,5 +1,6 @@
-//! The entry line is one cache line. A rank that enters an operation publishes in its line the
-//! epoch of the operation, the signature of the call, and up to 24 bytes of its operand.
+//! The entry line is one cache line. A rank that enters an operation publishes an entry in its
+//! line. The entry has an epoch, the signature of the call, and up to 24 bytes of the operand. The
+//! epoch is the number of the operation in its team.
 //!
 //! The protocol, with its rule for the reuse of lines, is [`peerweave_device::sealed`]. Each of the
 //! eight words contains 32 bits of data and the 32-bit epoch. A reader that finds the epoch in all
@@ -21,7 +22,7 @@ pub(crate) const WORDS: usize = 8;
 /// Size of a cache line, in bytes.
 pub(crate) const BYTES: usize = 64;
 
-/// Number of bytes of an operand that fit in a line.
+/// Maximum number of bytes of an operand that fit in a line.
 pub(crate) const PAYLOAD_BYTES: usize = 24;
 
 /// The content of a line: a 64-bit signature, and 24 bytes of an operand.
@@ -31,9 +32,9 @@ pub(crate) struct Entry {
     pub(crate) payload: [u64; 3],
 }
 
-/// An entry line in shared memory, and the cache line behind it. Prefetchers fetch the two
-/// together. So the second one contains only the operand of a small broadcast, which is read with
-/// the entry.
+/// An entry line in shared memory, and the next cache line. Hardware prefetchers fetch these two
+/// cache lines together. So the next cache line contains only the operand of a small broadcast,
+/// which other ranks read together with the entry.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub(crate) struct Line {
@@ -88,15 +89,15 @@ impl Line {
         whole.then_some(u64::from(halves[0]) | u64::from(halves[1]) << 32)
     }
 
-    /// Returns whether an entry was published under `epoch` or a later epoch. The rank must not
-    /// have published an entry that is more than one epoch less than twice [`ENTRY_LINES`] later.
+    /// Returns whether an entry was published under `epoch` or a later epoch. The epoch of the last
+    /// published entry must be less than `epoch + 2 * ENTRY_LINES`.
     #[inline]
     pub(crate) fn has_reached(&self, epoch: u32) -> bool {
         sealed::has_reached(&self.words[0], epoch, 2 * ENTRY_LINES as u32)
     }
 
-    /// Returns the [`BYTES`] bytes for the operand of a small broadcast. A rank writes them before
-    /// it publishes the entry, and other ranks read them after they have read the entry.
+    /// Returns the [`BYTES`] bytes for the operand of a small broadcast. A rank writes these bytes
+    /// before it publishes the entry. Other ranks read these bytes after they have read the entry.
     #[inline]
     pub(crate) fn operand(&self) -> *mut u8 {
         self.operand.as_ptr().cast::<u8>().cast_mut()
@@ -134,7 +135,8 @@ pub(crate) fn own(line: *const u8) {
     unsafe { std::arch::asm!("prfm pstl1keep, [{line}]", line = in(reg) line, options(nostack, preserves_flags, readonly)) };
 }
 
-/// Does nothing, because no such hint is implemented for this architecture.
+/// Does nothing. On other architectures, the function of this name takes a cache line into the
+/// cache of this processor for writing.
 #[inline]
 #[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
 pub(crate) fn own(_line: *const u8) {}
@@ -156,8 +158,8 @@ pub(crate) fn fetch(line: *const u8) {
     let _ = line;
 }
 
-/// Writes a line with one store, from registers. Assembling the line in memory would take longer,
-/// because a load of the whole line must wait until the stores of its words have left the core.
+/// Writes a line with one store, from registers. Assembling the line in memory would take longer. A
+/// load of the whole line would have to wait until the stores of its words have left the core.
 ///
 /// Uses registers that SSE code cannot name. If the upper half of one of the first sixteen
 /// registers stays in use, SSE code of the caller runs slowly until the next `vzeroupper`. The
@@ -200,7 +202,7 @@ unsafe fn store_wide(line: *const AtomicU64, epoch: u32, entry: &Entry) {
     }
 }
 
-/// Returns whether one store can write the whole line.
+/// Returns whether this processor can write a whole cache line with one store.
 #[inline]
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 fn has_wide_store() -> bool {
@@ -219,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn entry_is_returned_only_for_its_epoch() {
+    fn entry_is_returned_only_for_the_published_epoch() {
         let line = line();
         let entry = Entry { signature: 0xdead_beef_0bad_cafe, payload: [u64::MAX, 0x0123_4567_89ab_cdef, 7] };
         line.publish(9, &entry);

@@ -17,7 +17,7 @@ pub(crate) fn memory_bytes() -> u64 {
 const SMALL: usize = 64 << 20;
 
 /// Returns the number of bytes that can be allocated now. The number is only as exact as necessary
-/// to decide about a request of `request` bytes.
+/// to decide about a request of `request` bytes. For a small request, returns `u64::MAX`.
 pub(crate) fn available_bytes(request: usize) -> u64 {
     if request < SMALL {
         return u64::MAX;
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_machine_has_processors_and_memory() {
+    fn processors_and_memory_of_this_machine_are_found() {
         assert!(processors() > 0);
         assert!(memory_bytes() > 1 << 20);
         assert_eq!(available_bytes(1), u64::MAX);

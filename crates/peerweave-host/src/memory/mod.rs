@@ -1,5 +1,5 @@
 //! The memory of a job: the memory file that all PEs map, its layout, the symmetric heap, and the
-//! memory of the machine. The only protocol in this module is that of the entry line.
+//! memory of the machine. Only the file `line.rs` contains a protocol between PEs.
 
 pub(crate) mod heap;
 pub(crate) mod layout;

@@ -1,4 +1,5 @@
-//! The memory of all segments is one range. Processes map the range, and threads share it.
+//! The memory of all segments is one range. Each PE has one segment. PEs that are processes map the
+//! range, and PEs that are threads share the range.
 //!
 //! `layout.rs` describes the content.
 
@@ -9,7 +10,7 @@ use peerweave_types::Pe;
 use std::io;
 use std::time::Duration;
 
-/// The memory of all segments.
+/// The memory of the segments of all PEs.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     segments: Segments,
@@ -23,8 +24,8 @@ impl Mapping {
         Ok(Self::of(Region::own(layout.total_bytes(), layout.align(), &what(&layout))?, layout))
     }
 
-    /// Maps the memory of a job whose PEs are processes. PE 0 creates it. Collective over all
-    /// `members`.
+    /// Maps the memory of a job whose PEs are processes. PE 0 creates the memory. Collective over
+    /// all `members`.
     pub(crate) fn of_job(rendezvous: &Rendezvous, members: &[Pe], layout: Layout, within: Duration) -> Result<Self, ShareError> {
         let (creates, size) = (rendezvous.pe().get() == 0, (layout.total_bytes(), layout.align()));
         let region = Region::shared(rendezvous, members, creates, size, &what(&layout), within)?;
@@ -63,7 +64,11 @@ mod tests {
             let mapping = Mapping::own(layout).unwrap();
             for pe in 0..2 {
                 let page: *const _ = mapping.segments().page(pe);
-                assert!(page.addr().is_multiple_of(layout.align()), "{page:?}, alignment {}", layout.align());
+                assert!(
+                    page.addr().is_multiple_of(layout.align()),
+                    "the page is at {page:?}, expected a multiple of {}",
+                    layout.align()
+                );
                 assert_eq!(mapping.segments().page(pe).state.load(Ordering::Relaxed), 0);
             }
         }

@@ -1,4 +1,5 @@
-//! Runs the kernels of users on the thread of the stream, over the heap of this job.
+//! Runs the kernels of the program on CPU threads. The kernels access the symmetric heap of this
+//! job.
 //!
 //! This file creates the context of a launch and the error of a failed launch. `peerweave-grid`
 //! runs the threads.
@@ -14,8 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Time for which a grid may continue after the deadline of its waits. In this time its threads
-/// detect the failure and return.
+/// Time for which a grid may continue after the deadline of a wait in the grid. During this time,
+/// the threads of the grid detect the failure and return.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// Interval at which a waiting kernel checks that the other PEs are alive.
@@ -50,8 +51,8 @@ impl Drop for OnStream<'_> {
 }
 
 impl Kernels {
-    /// Creates the state of a PE that has launched no kernel yet. `seed` is the option
-    /// `kernel_seed`.
+    /// Creates the state of a PE that has launched no kernel yet. `seed` is the value of
+    /// `HostOptions::kernel_seed`.
     pub(crate) fn new(seed: u64) -> Self {
         let slots = || (0..KERNEL_SLOTS).map(|_| AtomicU64::new(0)).collect::<Epochs>();
         let epochs = (0..MAX_TEAMS).map(|_| slots()).collect();
@@ -69,8 +70,9 @@ impl Kernels {
         OnStream { kernels: self, started }
     }
 
-    /// Returns whether a stream is running a kernel that started before `before` and is within its
-    /// time limit. Such a kernel will soon end by itself, with a report.
+    /// Returns whether a stream is running a kernel that has not exceeded its time limit and
+    /// started at or before the time `before`. Such a kernel will soon end by itself and report its
+    /// result.
     pub(crate) fn will_report(&self, before: Instant, deadline: Duration) -> bool {
         let longest = deadline.saturating_add(GRACE + COMPLETION_GRACE);
         self.on_streams().iter().any(|started| *started <= before && started.elapsed() < longest)
@@ -149,9 +151,9 @@ impl Shared {
     }
 }
 
-/// Returns the error of a kernel: the report of its operation, or the error of its grid if there is
-/// no report. If a seed was chosen, the message contains the seed, so that the failure can be
-/// repeated.
+/// Returns the error of a failed kernel. The error describes the report of the operation that
+/// failed in the kernel, or the error `grid` if the kernel has made no report. If `seed` is not 0,
+/// the message contains the seed, so that a user can repeat the failure.
 fn failure(kernel: &'static str, report: Option<Report>, grid: Option<GridError>, seed: u64) -> Error {
     let mut failure = match (report, grid) {
         (Some(report), _) => KernelFailure {
@@ -163,7 +165,7 @@ fn failure(kernel: &'static str, report: Option<Report>, grid: Option<GridError>
             message: report.to_string(),
         },
         (None, grid) => {
-            let text = grid.map_or_else(|| "failed".to_string(), |error| error.to_string());
+            let text = grid.map_or_else(|| "the kernel failed without a report".to_string(), |error| error.to_string());
             let message = text.strip_prefix(kernel).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(&text).to_string();
             KernelFailure { kernel, kind: None, operation: None, missing: None, exit_code: None, message }
         }

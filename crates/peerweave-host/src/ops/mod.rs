@@ -34,15 +34,15 @@ pub(crate) enum Task<'a> {
     Transfers(Transfers),
     Wait(Cow<'a, WaitUntil>),
     Launch(Cow<'a, Launch>),
-    /// Transfers, the operations that run one by one after the transfers, and the first failure of
-    /// a transfer or operation.
+    /// First: transfers, which are sends and receives. Second: the operations that run one by one
+    /// after the transfers. Third: the first failure of a transfer or an operation.
     Group(Transfers, VecDeque<Task<'a>>, Option<Error>),
     /// An operation that waits for no PE.
     OneSided(Cow<'a, Op>),
 }
 
 impl<'a> Task<'a> {
-    /// Starts an operation, which takes its place in the order of the operations of its team.
+    /// Starts an operation, which gets its position in the order of the operations of its team.
     #[inline]
     pub(crate) fn start(shared: &'a Shared, op: &'a Op) -> Result<Self, Error> {
         Ok(match op {
@@ -89,7 +89,8 @@ impl<'a> Task<'a> {
         }
     }
 
-    /// Runs the task until it is complete, or until the budget of `limit` is spent.
+    /// Runs the task until the task is complete. If `limit` is a time budget, returns when the
+    /// budget is spent.
     ///
     /// # Errors
     /// [`Stop::BudgetSpent`] if `limit` is a budget and was spent. Call again to continue.
@@ -127,8 +128,8 @@ impl<'a> Task<'a> {
         outcome.map_err(|stop| shared.peers.record_stop(stop))
     }
 
-    /// Ends the task without running it, because of the earlier failure `because`. The peers do not
-    /// know of the failure, so the team of the task fails too.
+    /// Ends the task without running the operation, because of the earlier failure `because`. The
+    /// peers do not know of the failure, so the team of the operation fails too.
     pub(crate) fn skip(&mut self, shared: &Shared, because: &Error) {
         match self {
             Self::Collective(task) => task.skip(shared, because),
@@ -142,8 +143,8 @@ impl<'a> Task<'a> {
     }
 }
 
-/// Returns whether the operation may wait for other PEs, or takes a place in the order of the
-/// operations of a team.
+/// Returns whether the operation may wait for other PEs, or is ordered with other operations of its
+/// team.
 #[inline]
 pub(crate) fn waits(op: &Op) -> bool {
     matches!(op, Op::Collective(_) | Op::PointToPoint(_) | Op::Group(_) | Op::Wait(_) | Op::Launch(_))
@@ -155,8 +156,8 @@ pub(crate) fn run(shared: &Shared, op: &Op) -> Result<Outcome, Error> {
     if waits(op) { run_waiting(shared, op) } else { shared.run_one_sided(op) }
 }
 
-/// Runs an operation that may wait. This is a separate function, so that other operations save no
-/// registers for it.
+/// Runs an operation that may wait. This function is separate, so that operations that do not wait
+/// need not save registers.
 #[inline(never)]
 fn run_waiting(shared: &Shared, op: &Op) -> Result<Outcome, Error> {
     let limit = Limit::Deadline(shared.peers.deadline);

@@ -50,7 +50,7 @@ impl Shared {
         self.access::<true>(op)
     }
 
-    /// Checks that the targets of an operation have neither died nor left.
+    /// Returns an error if a target PE of the operation has died or left.
     fn check_target_of(&self, op: &Op) -> Result<(), Error> {
         let pe = match op {
             Op::Put(put) => put.pe,
@@ -66,9 +66,9 @@ impl Shared {
         self.peers.check_target(op.call_name(), pe.index())
     }
 
-    /// Runs an operation. `CHECKED` means that a check has already found no dead or departed
-    /// target. The targets of a long transfer are always checked, because the check takes little
-    /// time in comparison.
+    /// Runs an operation. `CHECKED` is `true` if the caller has already checked that no target PE
+    /// has died or left. The target of a long transfer is always checked, because the check takes
+    /// little time compared with the transfer.
     #[inline]
     fn access<const CHECKED: bool>(&self, op: &Op) -> Result<Outcome, Error> {
         match op {
@@ -128,7 +128,7 @@ impl Shared {
         Outcome::Word(bits)
     }
 
-    /// Sets elements in memory of this PE to one value.
+    /// Sets every element of a range in the memory of this PE to one value.
     pub(crate) fn fill(&self, fill: &Fill) {
         const CHUNK_BYTES: usize = 4096;
         let (to, size) = (self.address(fill.target), fill.element_bytes);

@@ -42,10 +42,10 @@ struct Transfer {
     /// Position of the operation among the operations of its channel, from 0.
     turn: u64,
     state: State,
-    /// Number of messages of the channel at the last poll of this operation. Used only while the
-    /// operation is queued.
+    /// Number of messages of the channel, by all operations, at the last poll of this operation.
+    /// Used only while the operation is queued.
     messages_seen: u64,
-    /// Whether the receiver has refused a part of this message.
+    /// Whether the receiver has refused a fragment of this message. Used only by a send.
     refused: bool,
 }
 
@@ -53,7 +53,7 @@ struct Transfer {
 enum State {
     /// Earlier operations of the channel have not ended.
     Queued,
-    /// `bytes` bytes have been sent or received.
+    /// The transfer is running. So far, `bytes` bytes have been sent or received.
     Moving {
         bytes: usize,
     },
@@ -77,7 +77,7 @@ enum State {
 pub(crate) struct TransferLists(Mutex<Vec<Vec<Transfer>>>);
 
 impl TransferLists {
-    /// Maximum number of lists that are kept.
+    /// Maximum number of lists that are kept for reuse.
     const MOST: usize = 16;
 
     fn take(&self) -> Vec<Transfer> {
@@ -101,8 +101,8 @@ pub(crate) struct Transfers {
 }
 
 impl Transfers {
-    /// Starts the operations: each takes its place in its channel. The transfers must then be
-    /// driven to their end.
+    /// Starts the operations: each operation gets its position in its channel. The caller must then
+    /// call [`Self::drive`] until all operations have ended, or call [`Self::skip`].
     pub(crate) fn start(shared: &Shared, ops: impl IntoIterator<Item = PointToPoint>) -> Result<Self, Error> {
         let mut all = shared.transfers.take();
         // Every team is looked up before any operation takes its place, so that an error has no
@@ -117,7 +117,8 @@ impl Transfers {
         Ok(Self { all, failed: None })
     }
 
-    /// Runs the transfers until all are done, or until the budget of `limit` is spent.
+    /// Runs the transfers until all transfers are done. If `limit` is a time budget, returns when
+    /// the budget is spent.
     pub(crate) fn drive(&mut self, shared: &Shared, limit: Limit) -> Result<(), Stop> {
         let mut waiter = shared.peers.waiter(limit);
         let mut look_again = true;
@@ -224,8 +225,8 @@ impl Transfer {
         channel(&self.team, &self.op)
     }
 
-    /// Returns an error that names the PE that caused the failure of `pe`, or `pe` if it failed by
-    /// itself.
+    /// Returns the error for the failure of `pe`. The error names the PE that caused the failure,
+    /// which may be `pe` itself.
     fn error(&self, shared: &Shared, pe: usize, cause: PeerCause) -> Error {
         let word = shared.peers.segments.team_words(pe, self.team.slot).failure.word.load(Ordering::Acquire);
         shared.peers.peer_error(self.call(), self.team.name(), pe, cause, word)
@@ -247,8 +248,8 @@ impl Transfer {
         (slot, segments.mail_bytes(at, self.team.slot, from, index))
     }
 
-    /// Withdraws a message that the receiver has not answered. The slot of the message is not used
-    /// again, because the team has failed.
+    /// Withdraws the message of this transfer, if the receiver has not answered the message. The
+    /// slot of the message is not used again, because the team has failed.
     fn withdraw(&self, shared: &Shared) {
         if let State::Offered { number } = self.state {
             self.slot(shared, number).0.withdraw();
@@ -266,7 +267,8 @@ impl Transfer {
         }
     }
 
-    /// Runs one step of the transfer. Returns whether there was any progress.
+    /// Runs one step of the transfer without waiting. Returns whether the transfer has made
+    /// progress.
     fn poll(&mut self, shared: &Shared) -> Result<bool, Error> {
         if let State::Queued = self.state {
             let may_run = self.channel().ended.load(Ordering::Acquire) == self.turn;

@@ -25,7 +25,8 @@ impl Failure {
         Self { error, reported: Arc::default() }
     }
 
-    /// Returns the failure of an operation that did not run because of this failure.
+    /// Creates the failure of an operation that did not run because of this failure. `error` is the
+    /// error of that operation.
     pub(crate) fn followed_by(&self, error: Error) -> Self {
         Self { error, reported: Arc::clone(&self.reported) }
     }

@@ -26,9 +26,9 @@ pub(crate) struct Shared {
     pub(crate) peers: Peers,
     pub(crate) job: JobShape,
     pub(crate) caps: Caps,
-    /// Whether ranks compare full calls in addition to their signatures.
+    /// Whether ranks compare the full parameters of calls in addition to the signatures.
     pub(crate) compare_calls: bool,
-    /// Whether every PE can read the memory of every other PE.
+    /// Whether every PE can read the private memory of every other PE through the operating system.
     pub(crate) cross_memory: bool,
     pub(crate) teams: Teams,
     /// Number of calls of `team_of` on this PE. The lock allows only one such call at a time.
@@ -69,8 +69,8 @@ impl Shared {
         self.peers.segments.symmetric(self.peers.me, at)
     }
 
-    /// Publishes that this PE has finalized. Has no effect after the PE has left, or in a forked
-    /// child.
+    /// Publishes that this PE has finalized. Has no effect if the PE has left before, or in a
+    /// forked child.
     pub(crate) fn finalized(&self) {
         if !self.guard.is_forked() {
             let page = self.peers.segments.page(self.peers.me);
@@ -78,7 +78,8 @@ impl Shared {
         }
     }
 
-    /// Publishes that this PE leaves the job. Has no effect after finalize, or in a forked child.
+    /// Publishes that this PE leaves the job. Has no effect if the PE has finalized before, or in a
+    /// forked child.
     pub(crate) fn leave(&self) {
         if !self.guard.is_forked() {
             let rendezvous = self.rendezvous.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -88,7 +89,7 @@ impl Shared {
     }
 }
 
-/// Panics, because the capabilities of this backend include no device memory.
+/// Panics, because this backend does not support buffers in device memory.
 #[cold]
 #[inline(never)]
 pub(crate) fn on_a_device() -> ! {

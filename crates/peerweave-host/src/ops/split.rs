@@ -16,16 +16,16 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
-/// Maximum number of attempts of a split. All ranks try again if another split has taken the slot
-/// of a new team.
+/// Maximum number of attempts of a split. All ranks try again if another split has taken the team
+/// slot that a new team would use.
 const ATTEMPTS: usize = 64;
 
 fn no_slot(call: SplitCall) -> Error {
     Error::TooManyTeams { call: call.name(), max_teams: MAX_TEAMS }
 }
 
-/// Number of words of a request: whether the rank joins a new team, color, key, free slots, and the
-/// last epoch of each slot.
+/// Number of words of a request. The words are: whether the rank joins a new team, the color, the
+/// key, the free slots, and the last epoch of each slot.
 const WORDS: usize = 4 + MAX_TEAMS;
 
 /// The request of one rank in a split.
@@ -49,7 +49,8 @@ impl Request<'_> {
 }
 
 impl Shared {
-    /// Gathers the words of all ranks with the backend's own all-gather.
+    /// Gathers `words` from all ranks of the team with an all-gather, and returns the words of all
+    /// ranks in rank order.
     pub(crate) fn gather_words(
         &self,
         team: TeamRef<'_>,
@@ -130,8 +131,9 @@ impl Shared {
     /// rank joins no new team.
     ///
     /// # Errors
-    /// An error on every rank of the parent, if any of the new teams has no slot that is free on
-    /// all its members. All ranks see the same requests, so all ranks return the error.
+    /// Every rank of the parent returns an error if, for any new team, no slot is free on all
+    /// members of the new team. All ranks return the same error, because all ranks see the same
+    /// requests.
     fn wanted_team(
         &self,
         parent: &TeamState,
@@ -161,12 +163,12 @@ impl Shared {
             let slot = slots[&part.color].trailing_zeros() as usize;
             let epoch = ranks.iter().map(|&rank| requests[rank].last_epoch(slot)).max().unwrap_or(0);
             let members: Vec<usize> = ranks.iter().map(|&rank| parent.members[rank]).collect();
-            let rank = members.iter().position(|&pe| pe == self.peers.me).expect("this rank has the color of its own part");
+            let rank = members.iter().position(|&pe| pe == self.peers.me).expect("this rank is a member of its new team");
             TeamState::new(&self.peers.segments, slot, members, rank, epoch)
         }))
     }
 
-    /// Resets the words of this PE in the slot of a new team.
+    /// Resets the control words of this PE in the team slot of a new team.
     pub(crate) fn reset(&self, team: &TeamState) {
         let segments = &self.peers.segments;
         let words = segments.team_words(self.peers.me, team.slot);

@@ -1,11 +1,11 @@
 //! Creates a team from a list of members. Only these members participate.
 //!
-//! Each PE has one block of words for such a call, in which it publishes the list of members. The
-//! first PE of the list is the leader. When all members wait with the same list, the leader chooses
-//! a team slot that is free on all members. A slot is one set of a team's control words on every
-//! PE. The leader asks each member to take the slot. Each member takes the slot and resets its
-//! words of the slot. When all members have done this, the leader publishes to each member that the
-//! team is created.
+//! Each PE has one block of words for such a call. The PE publishes the list of members in its
+//! block. The first PE of the list is the leader. When all members wait with the same list, the
+//! leader chooses a team slot that is free on all members. A slot is one set of a team's control
+//! words on every PE. The leader asks each member to take the slot. Each member takes the slot and
+//! resets its words of the slot. When all members have done this, the leader publishes to each
+//! member that the team is created.
 //!
 //! Only the PE that owns a block publishes a call in the block. Only the leader of the list changes
 //! the phase of the call, except that any PE may end a call that waits. Each change is a
@@ -56,7 +56,8 @@ mod phase {
     pub(super) const MISMATCH: u64 = 9;
 }
 
-/// A value that no state has, for a member whose state has not been seen yet.
+/// A value that differs from every state word. It stands for a member that does not yet wait with
+/// the same list.
 const UNSEEN: u64 = u64::MAX;
 
 /// Returns the state word of call `number` in the given phase. `pe` is the PE that the state names.
@@ -72,7 +73,7 @@ fn pe_of(state: u64) -> usize {
     (state >> 8 & 0xffff) as usize
 }
 
-/// One call of `team_of` on this PE.
+/// One attempt of a call of `team_of` on this PE.
 struct TeamCall<'a> {
     shared: &'a Shared,
     members: &'a [usize],
@@ -108,8 +109,7 @@ impl Shared {
         Ok(TeamRecord { id, members: members.to_vec() })
     }
 
-    /// Waits until no other thread of this PE creates a team from a list. Returns the lock of the
-    /// number of calls.
+    /// Waits until no other thread of this PE runs `team_of`. Returns the locked number of calls.
     fn one_at_a_time<'a>(&'a self, waiter: &mut Waiter<'_>) -> Result<MutexGuard<'a, u64>, Stop> {
         let look = || match self.team_calls.try_lock() {
             Ok(calls) => Some(calls),
@@ -139,9 +139,8 @@ impl<'a> TeamCall<'a> {
         self.members.iter().copied().filter(move |&pe| pe != me)
     }
 
-    /// Waits until no other PE still has to read the list of an earlier call of this PE, to name
-    /// the list in an error. Waits at most [`READ_WITHIN`], because the system may have suspended
-    /// the other PE.
+    /// Waits until all PEs that report an earlier list of this PE in an error have read that list.
+    /// Waits at most [`READ_WITHIN`], because the system may have suspended one of these PEs.
     fn wait_for_readers(&self) {
         let me = self.shared.peers.me;
         let reads = |pe: usize| {
@@ -180,7 +179,7 @@ impl<'a> TeamCall<'a> {
         self.words(pe).state.compare_exchange(seen, next, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Returns the state and the list of members of a PE's call, if the call waits for other
+    /// Returns the state word and the list of members of a PE's call, if that call waits for other
     /// members.
     fn waiting(&self, pe: usize) -> Option<(u64, Vec<usize>)> {
         let words = self.words(pe);
@@ -200,15 +199,16 @@ impl<'a> TeamCall<'a> {
         members.iter().take(size).map(|member| member.load(Ordering::Relaxed) as usize).collect()
     }
 
-    /// Returns the state of a member, if the member waits with the same list as this call.
+    /// Returns the state word of a member's call, if that call waits with the same list as this
+    /// call.
     fn waits_with_me(&self, pe: usize) -> Option<u64> {
         self.waiting(pe).and_then(|(seen, list)| (list == self.members).then_some(seen))
     }
 
     // ---- the first member ----
 
-    /// Creates the team, as its leader. Returns `None` if the chosen slot was taken in the
-    /// meantime.
+    /// Creates the team. Only the leader calls this function. Returns `None` if another call has
+    /// taken the chosen slot.
     fn lead(&self, waiter: &mut Waiter<'a>) -> Result<Option<TeamState>, Stop> {
         let teams = &self.shared.teams;
         // The last seen states of the other members. The list of a member is read only when its
@@ -299,8 +299,8 @@ impl<'a> TeamCall<'a> {
 
     // ---- the other members ----
 
-    /// Participates until the leader has created the team. Returns `None` if a slot was taken in
-    /// the meantime.
+    /// Participates until the leader has created the team. Every member except the leader calls
+    /// this function. Returns `None` if another call has taken the chosen slot.
     fn follow(&self, waiter: &mut Waiter<'a>) -> Result<Option<TeamState>, Stop> {
         let (words, teams) = (self.mine(), &self.shared.teams);
         let in_phase = |old: u64| {
@@ -374,8 +374,8 @@ impl<'a> TeamCall<'a> {
     // ---- failures ----
 
     /// Returns an error if a member has died, has left or shrinks its job. Also returns an error if
-    /// a member waits with a different list that contains this PE, because that member and this PE
-    /// would wait for each other.
+    /// a member waits with a different list that contains this PE. That member and this PE would
+    /// wait for each other until the deadline.
     fn check(&self) -> Result<(), Error> {
         self.check_lost()?;
         let me = self.shared.peers.me;
@@ -411,8 +411,8 @@ impl<'a> TeamCall<'a> {
         }
     }
 
-    /// Ends the calls of other members that wait with this list. `reason` is the phase that these
-    /// calls get, and `named` the PE that the phase names.
+    /// Ends the calls of other members that wait with this list. `reason` is the new phase of these
+    /// calls, and `named` is the PE that their state words name.
     fn end_others(&self, reason: u64, named: usize) {
         for pe in self.others() {
             if let Some(seen) = self.waits_with_me(pe) {
@@ -421,8 +421,8 @@ impl<'a> TeamCall<'a> {
         }
     }
 
-    /// Returns the error for an expired deadline. Other members that wait get the same error,
-    /// because this PE no longer waits with them.
+    /// Returns the error for an expired deadline. Also ends the calls of other waiting members with
+    /// the same error, because this PE no longer participates.
     fn timeout(&self, waited: Duration) -> Error {
         let missing: Vec<usize> = self.others().filter(|&pe| self.waits_with_me(pe).is_none()).collect();
         // If all members have arrived, the leader was stopped.
@@ -446,8 +446,8 @@ impl<'a> TeamCall<'a> {
         Error::Mismatch(Box::new(Mismatch { team: self.team(), pe: Pe::new(pe as u32), mine, theirs }))
     }
 
-    /// Returns the team that errors name. This is the world, because the new team has no number
-    /// yet.
+    /// Returns the team that the errors of this call name: the world, because the new team has no
+    /// number yet.
     fn team(&self) -> TeamName {
         TeamName { id: TeamId::WORLD, size: self.shared.n_pes() }
     }

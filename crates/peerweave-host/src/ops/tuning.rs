@@ -4,9 +4,9 @@
 //! All sizes are in bytes. The values were measured on the machines of `bench-results/`.
 //! Correctness does not depend on them.
 
-/// Returns the maximum size of operands that pass through the staging area. A call that uses the
-/// staging area takes one synchronization instead of two. The size is limited because every rank
-/// reads the operands of every other rank.
+/// Returns the maximum size of operands that each rank copies to its staging area when it enters a
+/// collective. Such a collective takes one synchronization instead of two. The size is limited
+/// because every rank reads the operands of every other rank.
 pub(crate) fn staged_limit(n_ranks: usize) -> usize {
     if n_ranks <= 2 { 2048 } else { 4096 }
 }
@@ -16,8 +16,8 @@ pub(crate) fn staged_limit(n_ranks: usize) -> usize {
 /// reduces all elements.
 pub(crate) const SHARED_REDUCTION_RANKS: usize = 4;
 
-/// Minimum number of bytes, read and written by all ranks together, at which stores bypass the
-/// caches.
+/// Minimum number of bytes that all ranks together read and write in a collective whose stores
+/// bypass the caches.
 pub(crate) const STREAMING_FOOTPRINT: usize = 40 << 20;
 
 /// Minimum size of a single put or get that bypasses the caches.

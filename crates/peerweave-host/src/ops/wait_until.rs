@@ -9,7 +9,8 @@ use peerweave_device::put_signal::Watch;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 impl Shared {
-    /// Waits until the condition on the words is true, or tests the condition once.
+    /// Waits until the condition on the words is true. In the mode `Test`, tests the condition once
+    /// without waiting.
     pub(crate) fn wait_until(&self, wait: &WaitUntil, limit: Limit) -> Result<Outcome, Stop> {
         if let Some(outcome) = self.look(wait) {
             return Ok(outcome);
@@ -64,8 +65,8 @@ impl Shared {
     }
 }
 
-/// Returns the outcome of the wait, if its condition is true now. `load` reads the word at an index
-/// with acquire order.
+/// Returns the outcome of the wait, if the condition of `wait` is true now. `load` reads the word
+/// at an index with acquire order.
 #[inline]
 fn look_at(wait: &WaitUntil, load: impl Fn(usize) -> u64) -> Option<Outcome> {
     let look = |i: usize| Some(load(i)).filter(|&seen| wait.holds(i, seen));

@@ -5,14 +5,14 @@
 
 use super::arch::{Arch, Basic, Kernel, Vector, word};
 
-/// Maximum length of a copy by words, in bytes.
+/// Maximum length, in bytes, of a copy that [`copy_inline`] can execute.
 pub(super) const INLINE_BYTES: usize = 32;
 
 /// Maximum length, in bytes, of a copy that runs inline, without selecting an instruction set.
 pub(super) const SHORT_BYTES: usize = 64;
 
 /// Minimum length, in bytes, of a streaming copy that uses the string instruction of the processor,
-/// if available. A copy of 64 MiB then takes 2.1 ms instead of 3.1 ms.
+/// if available. With this instruction, a copy of 64 MiB takes 2.1 ms instead of 3.1 ms.
 const HUGE_BYTES: usize = 32 << 20;
 
 /// Minimum length, in bytes, of a copy that uses string instructions. From this length, source and
@@ -24,7 +24,7 @@ const STRING_COPY_BYTES: usize = 32 << 10;
 /// Minimum length, in bytes, of memory that is zeroed with string instructions. From this length,
 /// the memory exceeds the second-level cache. String instructions are then faster, because they do
 /// not read the memory that they overwrite: on Zen 5 by a factor of 1.1 at 1 MiB and 2.2 at 64 MiB.
-/// Below this length they are slower, by a factor of up to 1.6.
+/// Below this length, string instructions are slower, by a factor of up to 1.6.
 const STRING_ZERO_BYTES: usize = 1 << 20;
 
 /// Size of a cache line, or a divisor of that size, on every architecture that has a file in
@@ -194,7 +194,7 @@ impl Kernel for CopyStreaming {
     }
 }
 
-/// Zeroing of memory through the caches.
+/// An operation that fills memory with zeros through the caches.
 pub(super) struct Zero {
     pub(super) dst: *mut u8,
     pub(super) bytes: usize,
@@ -234,7 +234,8 @@ impl Kernel for Zero {
     }
 }
 
-/// Copies `count` elements whose distances in bytes are the given strides.
+/// Copies `count` elements. In source and destination, consecutive elements have the given
+/// distances in bytes.
 ///
 /// # Safety
 /// As for [`super::copy_strided`].

@@ -7,7 +7,7 @@
 
 /// Bits of 2^16 as an f32. Values from 2^16 on exceed every finite binary16 with any rounding.
 const F16_OVERFLOW: u32 = (127 + 16) << 23;
-/// Bits of 2^-14 as an f32, which is the least normal binary16.
+/// Bits of 2^-14 as an f32. 2^-14 is the least normal binary16.
 const F16_LEAST_NORMAL: u32 = (127 - 14) << 23;
 
 /// Converts binary16 to f32, exactly.

@@ -1,4 +1,5 @@
-//! The content of a register: stored elements, and the values that arithmetic uses.
+//! The content of a vector register: elements as stored in memory, and the values with which
+//! arithmetic computes.
 //!
 //! This module accesses no memory. Its arrays are values, which the compiler keeps in registers.
 //! Invariant: the value of an element does not depend on its lane or on the number of lanes. So the
@@ -7,9 +8,9 @@
 use super::arch::{Arch, Vector};
 use super::float16;
 
-/// An array of lanes.
+/// An array with one item for each lane of a vector register.
 pub(super) trait Lanes: Copy {
-    /// The type of one lane.
+    /// The type of the item of one lane.
     type Lane: Copy;
     /// Number of lanes.
     const LEN: usize;
@@ -41,7 +42,7 @@ impl<T: Copy, const N: usize> Lanes for [T; N] {
     }
 }
 
-/// An element as it is stored in memory.
+/// A type of elements as they are stored in memory.
 ///
 /// # Safety
 /// An implementation promises:
@@ -62,7 +63,7 @@ pub(super) unsafe trait Storage: Copy + 'static {
     type Values32: Lanes<Lane = Self::Value>;
     /// The values of `Raw64`.
     type Values64: Lanes<Lane = Self::Value>;
-    /// The registers for the values of one register of elements.
+    /// The vector registers that hold the values of the elements of one vector register.
     type Registers<V: Vector>: Copy;
 
     /// Returns the value of the element whose bits are the low bits of `word`.
@@ -71,7 +72,7 @@ pub(super) unsafe trait Storage: Copy + 'static {
     /// Returns the value of an element.
     fn value(self) -> Self::Value;
 
-    /// Returns the element for a value, rounded like [`Storage::encode`].
+    /// Converts a value to an element, with the rounding of [`Storage::encode`].
     fn of_value(value: Self::Value) -> Self;
 
     /// Returns the values of the elements of a register.
@@ -80,7 +81,7 @@ pub(super) unsafe trait Storage: Copy + 'static {
     /// The processor has the instruction set `A`.
     unsafe fn decode<A: Arch>(raw: A::Raw<Self>) -> A::Values<Self>;
 
-    /// Returns the elements for these values, rounded to nearest even. A NaN value must be the
+    /// Converts values to elements, rounding to nearest, ties to even. A NaN value must be the
     /// canonical NaN.
     ///
     /// # Safety
@@ -88,7 +89,7 @@ pub(super) unsafe trait Storage: Copy + 'static {
     unsafe fn encode<A: Arch>(values: A::Values<Self>) -> A::Raw<Self>;
 }
 
-/// Implements [`Storage`] for element types that are computed with directly, without a conversion.
+/// Implements [`Storage`] for element types on which arithmetic computes without a conversion.
 macro_rules! plain {
     ($($t:ty: $l16:literal $l32:literal $l64:literal, $of_word:expr);* $(;)?) => {$(
         // SAFETY: [T1] a primitive number; [T2] the lane counts, checked below.

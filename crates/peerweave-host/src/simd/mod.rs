@@ -1,8 +1,9 @@
 //! Copies and reductions with vector instructions. Collectives and one-sided operations spend most
 //! of their time in this module.
 //!
-//! This module does not synchronize, allocate or check arguments. The callers do. Invariant: the
-//! memory of the arguments is never accessed by an ordinary Rust access or through a reference.
+//! This module does not synchronize, allocate or check arguments. The callers must do so.
+//! Invariant: the memory of the arguments is never accessed by an ordinary Rust access or through a
+//! reference.
 //!
 //! # Memory that other PEs write
 //! Other processes and threads share the memory of the arguments. A program with a bug may write to
@@ -23,11 +24,11 @@
 //! used either, because a racing volatile access to memory of the program is a data race.
 //!
 //! A loaded value is private, in registers or on the stack. Arithmetic is ordinary Rust on arrays
-//! of lanes ([`number`], [`op`]), instantiated for each instruction set and vectorised by the
-//! compiler. Results have the same bits on all instruction sets.
+//! of lanes ([`number`], [`mod@reduce`]), instantiated for each instruction set and vectorised by
+//! the compiler. Results have the same bits on all instruction sets.
 //!
-//! Streaming stores are weakly ordered even on x86. Functions that use them end with a fence. So a
-//! later release store also publishes the streaming stores.
+//! Streaming stores are weakly ordered even on x86. Functions that use streaming stores end with a
+//! fence. So a later release store also publishes the streaming stores.
 
 mod arch;
 mod copy;
@@ -46,7 +47,8 @@ pub(crate) fn isa() -> &'static str {
     Isa::best().name()
 }
 
-/// Copies `bytes` bytes of any alignment. Single accesses may be as small as a byte.
+/// Copies `bytes` bytes between addresses of any alignment. The copy is not atomic: another thread
+/// may see some new and some old bytes.
 ///
 /// # Safety
 /// `src` is valid for reads and `dst` for writes of `bytes` bytes, by atomic accesses or accesses
@@ -75,8 +77,8 @@ unsafe fn copy_on(isa: Isa, dst: *mut u8, src: *const u8, bytes: usize) {
     unsafe { isa.enter(copy::Copy { dst, src, bytes }) };
 }
 
-/// Copies `bytes` bytes of any alignment, bypassing the caches where the processor can. For copies
-/// that exceed every cache.
+/// Copies `bytes` bytes between addresses of any alignment, bypassing the caches if the processor
+/// can. Meant for copies that are larger than every cache.
 ///
 /// # Safety
 /// As for [`copy()`].
@@ -85,8 +87,9 @@ pub(crate) unsafe fn copy_streaming(dst: *mut u8, src: *const u8, bytes: usize) 
     unsafe { Isa::best().enter(copy::CopyStreaming { dst, src, bytes }) };
 }
 
-/// Copies `count` elements of `element_bytes` bytes. In source and destination, element `i` is at a
-/// distance of `i * stride_elements` elements from the first element.
+/// Copies `count` elements of `element_bytes` bytes. In the destination, element `i` is `i *
+/// dst_stride_elements` elements after the first element. In the source, element `i` is `i *
+/// src_stride_elements` elements after the first element.
 ///
 /// # Safety
 /// As for [`copy()`], for every element.

@@ -22,9 +22,10 @@ pub(super) trait Number: Copy {
     fn greatest(self, other: Self) -> Self;
     /// Returns the precomputed values for the division by `count`, which is at least 1.
     fn divisor(count: usize) -> Self::Divisor;
-    /// Returns the quotient. Integers round toward zero.
+    /// Returns the quotient of this value and the count for which `divisor` was computed. Integers
+    /// round toward zero.
     fn over(self, divisor: Self::Divisor) -> Self;
-    /// Returns the same value, or the canonical NaN if the value is a NaN.
+    /// Returns this value. If the value is a NaN, returns the canonical NaN instead.
     fn canonical(self) -> Self;
 }
 

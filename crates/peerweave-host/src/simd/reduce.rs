@@ -1,9 +1,10 @@
 //! Reductions: the order in which elements are combined, and the operations.
 //!
 //! Invariant: element `i` of every output is the same value, computed once from element `i` of the
-//! inputs, in the order of the inputs. All inputs of a piece are read before any output of that
-//! piece is written, so a reduction can run in place. A step of an operation depends only on one
-//! lane. So blocks, tails and threads do not change a result.
+//! inputs, in the order of the inputs. A reduction runs in blocks of at most four vectors. All
+//! inputs of a block are read before any output of the block is written, so a reduction can run in
+//! place. The result of a lane depends only on the inputs of this lane. So the division into blocks
+//! or among threads does not change a result.
 
 use super::arch::{Arch, Isa, Kernel, Vector};
 use super::copy::bytes_to_alignment;
@@ -37,8 +38,8 @@ pub(crate) struct Input {
 /// Reduces `count` elements of every input, in the order of the inputs, and writes the result to
 /// every output.
 ///
-/// Element `i` of all outputs has the same bits, whatever the alignment, `count`, `stores` and
-/// instruction set:
+/// The bits of element `i` of all outputs are the same. They do not depend on the alignment,
+/// `count`, `stores` or the instruction set:
 /// - Integers wrap.
 /// - `Avg` divides the (wrapped) sum. The quotient of integers is rounded toward zero.
 /// - `f16` and `bf16` are computed in f32 and rounded once, to nearest even.
@@ -62,8 +63,8 @@ pub(crate) unsafe fn reduce(dtype: DType, op: ReduceOp, inputs: &[Input], output
 ///
 /// # Requirements of its methods
 /// - **\[R1\]** The processor has the instruction set `A`.
-/// - **\[R2\]** The accessed bytes, at a given offset from the start of every input and output, are
-///   inside that input or output. They may be accessed as [`reduce`] requires.
+/// - **\[R2\]** In every input and output, the accessed bytes at the given offset are inside the
+///   input or output. These bytes may be accessed as [`reduce`] requires.
 struct Reduce<'a, S, O> {
     op: O,
     inputs: &'a [Input],
@@ -115,7 +116,7 @@ impl<S: Storage, O: Op<S::Value>> Kernel for Reduce<'_, S, O> {
 }
 
 impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
-    /// Reduces four vectors.
+    /// Reduces four vectors at the byte offset `at`.
     ///
     /// # Safety
     /// [R1], and [R2] for four vectors from `at`. If `streaming`, every output is aligned to a
@@ -151,7 +152,7 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
         }
     }
 
-    /// Reduces one vector.
+    /// Reduces one vector at the byte offset `at`.
     ///
     /// # Safety
     /// [R1], and [R2] for one vector from `at`.
@@ -170,7 +171,8 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
         }
     }
 
-    /// Reduces less than a vector. The unused lanes are zero.
+    /// Reduces `bytes` bytes, less than a vector, at the byte offset `at`. The unused lanes are
+    /// zero.
     ///
     /// # Safety
     /// [R1], and [R2] for `bytes` bytes from `at`. `bytes` is less than the size of a vector.
@@ -238,9 +240,10 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
     }
 }
 
-/// The state that a step passes to the next step. It consists of registers, not lanes. If lanes
-/// live from one input to the next, the compiler splits them into vectors of 16 bytes, depending on
-/// the other code in their codegen unit. `cargo xtask vectors` checks that registers are not split.
+/// The state of a reduction between two inputs. The state consists of registers, not lanes. If
+/// lanes live from one input to the next, the compiler may split them into vectors of 16 bytes.
+/// Whether it does depends on the other code in the codegen unit. `cargo xtask vectors` checks that
+/// registers are not split.
 type State<A, S> = <S as Storage>::Registers<<A as Arch>::Vector>;
 
 #[inline(always)]
@@ -351,7 +354,7 @@ impl Erased<'_> {
         }
     }
 
-    /// Runs an operation of any kind except bitwise operations.
+    /// Runs any operation except a bitwise operation.
     ///
     /// # Safety
     /// As for [`reduce`], for elements that have the size of `S`.

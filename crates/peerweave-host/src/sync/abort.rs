@@ -2,9 +2,9 @@
 //!
 //! PEs agree on the first abort through one word, which the first abort sets. If PEs are processes,
 //! the word is in the page of PE 0, and a PE that finds the word set ends its process. The word is
-//! set before any process ends. So a PE that first finds another PE gone, and then reads the word,
-//! detects the abort and does not report a death. The rendezvous notifies processes that are not
-//! waiting.
+//! set before any process ends because of the abort. So a PE that first finds another PE gone, and
+//! then reads the word, detects the abort and does not report a death. The rendezvous notifies
+//! processes that are not waiting.
 
 use crate::memory::layout::Segments;
 use crate::sync::peers::Peers;
@@ -23,7 +23,8 @@ pub(crate) enum JobAbort {
     OfProcesses,
 }
 
-/// Aborts a job of processes, unless it was aborted before. Returns the first abort.
+/// Aborts a job of processes, unless the job was aborted before. Returns the PE and the exit code
+/// of the first abort.
 fn claim(segments: &Segments, by: Pe, code: u8) -> (Pe, u8) {
     let word = AbortWord::encode(by, code);
     match segments.page(0).abort.compare_exchange(0, word, Ordering::AcqRel, Ordering::Acquire) {
@@ -40,7 +41,8 @@ pub(crate) fn end_notified(segments: &Segments, by: Pe, code: u8) -> ! {
 }
 
 impl Peers {
-    /// Aborts the job, unless it was aborted before. Returns the first abort.
+    /// Aborts the job, unless the job was aborted before. Returns the PE and the exit code of the
+    /// first abort.
     pub(crate) fn claim_abort(&self, code: u8) -> (Pe, u8) {
         let me = Pe::new(self.me as u32);
         match &self.job_abort {
@@ -49,8 +51,8 @@ impl Peers {
         }
     }
 
-    /// Returns the error of calls after an abort. Returns `None` if the job was not aborted. If PEs
-    /// are processes, ends the process instead of returning an error.
+    /// Returns the error of calls after an abort of the job. Returns `None` if the job was not
+    /// aborted. If the job was aborted and PEs are processes, ends this process.
     pub(crate) fn abort_error(&self) -> Option<Error> {
         match &self.job_abort {
             JobAbort::OfThreads(word) => word.error(),
@@ -61,7 +63,8 @@ impl Peers {
         }
     }
 
-    /// Returns an error if the job was aborted.
+    /// Returns an error if the job was aborted. If the job was aborted and PEs are processes, ends
+    /// this process.
     pub(crate) fn check_abort(&self) -> Result<(), Error> {
         self.abort_error().map_or(Ok(()), Err)
     }

@@ -1,8 +1,9 @@
 //! Detects whether the other PEs are alive. The sources are the processes of the PEs (`platform`),
 //! the reports of the rendezvous, and the state that each PE publishes in its page.
 //!
-//! Only waiters that have waited for milliseconds perform this check. A process ID is used only if
-//! it identifies the process (see `process.rs`).
+//! A waiter performs this check only after it has waited for milliseconds. One-sided operations
+//! perform the check at intervals (see `target.rs`). A process ID is used only if it surely
+//! identifies the process of the PE (see `process.rs`).
 
 use crate::memory::layout::{Segments, state};
 use crate::platform::Watch;
@@ -24,9 +25,10 @@ pub(crate) struct Liveness {
 
 #[derive(Debug)]
 enum Process {
-    /// The PE is this PE, or a thread of this process. Its page shows when it leaves.
+    /// The PE is this PE, or a thread of this process. The state in the page of the PE shows when
+    /// the PE leaves.
     Own,
-    /// The PE is another process, which is watched.
+    /// The PE is another process, which this process watches.
     Watched(Watch),
     /// The PE is a process whose process ID is not valid in this process, for example because the
     /// PE is in another PID namespace. The rendezvous reports the end of the PE.
@@ -40,8 +42,7 @@ struct Reports {
 }
 
 impl Liveness {
-    /// Starts to watch all PEs, whose pages are filled in. The PEs were alive a moment ago, because
-    /// they wait for this PE.
+    /// Starts to watch all PEs. All PEs must have published their identities in their pages.
     pub(crate) fn new(segments: Segments, rendezvous: Option<&Arc<Rendezvous>>) -> Self {
         let own = Identity::own();
         let processes = (0..segments.layout().n_pes).map(|pe| {
@@ -61,7 +62,8 @@ impl Liveness {
         Self { segments, processes, reports: Reports { rendezvous: rendezvous.map(Arc::downgrade), lost: Mutex::default() } }
     }
 
-    /// Returns the PEs whose end only the rendezvous reports.
+    /// Returns the PEs that this process cannot watch itself. Only the rendezvous reports the end
+    /// of these PEs.
     pub(crate) fn distant(&self) -> Vec<usize> {
         let distant = self.processes.iter().enumerate().filter(|(_, process)| matches!(process, Process::Distant));
         distant.map(|(pe, _)| pe).collect()

@@ -39,19 +39,20 @@ impl Peers {
         self.segments.layout().n_pes
     }
 
-    /// Creates a waiter, which starts a wait.
+    /// Starts a wait with the given time limit.
     #[inline]
     pub(crate) fn waiter(&self, limit: Limit) -> Waiter<'_> {
         Waiter::new(Some(self), self.oversubscribed, limit)
     }
 
-    /// Returns whether this PE shared its processor with another PE at the last check.
+    /// Returns the result of the last call of [`Peers::shares_my_processor`]: whether another PE
+    /// used the same processor as this PE.
     #[inline]
     pub(crate) fn shared_my_processor(&self) -> bool {
         self.shared_processor.load(Ordering::Relaxed)
     }
 
-    /// Publishes the processor on which this PE runs. Returns whether another PE last waited on the
+    /// Publishes the processor on which this PE runs. Returns whether another PE has published the
     /// same processor.
     pub(crate) fn shares_my_processor(&self) -> bool {
         let Some(processor) = platform::processor() else { return false };

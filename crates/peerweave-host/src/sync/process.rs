@@ -1,9 +1,9 @@
-//! The identity of the process of a PE, for other processes of the machine. It consists of the
-//! process ID, the PID namespace of that ID, and a random word in the memory of the process.
+//! The identity of the process of a PE, for other processes of the machine. An identity consists of
+//! the process ID, the PID namespace of that ID, and a random word in the memory of the process.
 //!
 //! A process ID alone does not identify a process, because in another PID namespace the same ID
-//! belongs to another process. So a process ID is used only if both processes have the same
-//! namespace of the same boot. Memory is read only if the random word was found in it.
+//! belongs to another process. So a process ID is used only if both processes have the same PID
+//! namespace of the same boot. The memory of a process is read only if it contains the random word.
 
 use crate::memory::layout::PePage;
 use crate::platform::{self, Pid, cross_memory};
@@ -35,8 +35,8 @@ pub(crate) enum Unreachable {
 impl std::fmt::Display for Unreachable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::OtherNamespace => "its process is in another PID namespace",
-            Self::UnknownNamespace => "/proc does not show the PID namespace of its process",
+            Self::OtherNamespace => "the process of the PE is in another PID namespace",
+            Self::UnknownNamespace => "/proc does not show the PID namespace of the PE's process",
         })
     }
 }
@@ -71,7 +71,7 @@ impl Identity {
     /// Returns the process ID of `other`, for use in this process, whose identity is `self`.
     ///
     /// # Errors
-    /// The reason, if the process ID may belong to another process.
+    /// The reason why the process ID may belong to another process.
     pub(crate) fn number_of(&self, other: &Self) -> Result<Pid, Unreachable> {
         match (self.namespace, other.namespace) {
             (0, _) | (_, 0) => Err(Unreachable::UnknownNamespace),
@@ -80,7 +80,8 @@ impl Identity {
         }
     }
 
-    /// Checks that this process can read the memory of `other`. Returns the reason if not.
+    /// Checks that this process can read the memory of the process `other`. Returns the reason if
+    /// the check fails.
     pub(crate) fn can_read(&self, other: &Self) -> Result<(), String> {
         self.number_of(other).map_err(|why| why.to_string())?;
         cross_memory::probe(other.pid, other.probe_at, other.probe)

@@ -1,10 +1,10 @@
-//! Finds the PE whose failure came first. A PE that fails because of another PE records that other
-//! PE in a word of shared memory. PEs that detect the failure follow these words to the first
-//! failure.
+//! Finds the PE whose failure came first. A PE that fails because of another PE stores the number
+//! of that other PE in a failure word in shared memory. PEs that detect the failure follow these
+//! words to the first failure.
 //!
 //! A failure word is 0, or names a PE and the cause of its failure. Each word has one writer. The
 //! word of a team is written at most once. The word in the page of a PE is replaced only if the PE
-//! that it names is not gone.
+//! that the word names is not gone. A PE is gone if the PE has died or left.
 
 use crate::sync::peers::Peers;
 use crate::sync::wait::Stop;
@@ -14,11 +14,12 @@ use peerweave_types::Pe;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Maximum time until the end of a process becomes visible after another PE has reported the end.
+/// Maximum time from the report of a PE that another process has ended until this PE sees the end
+/// of that process.
 const PROCESS_END: Duration = Duration::from_millis(200);
-/// Like `PROCESS_END`, if the memory of the process could not be read. The kernel unmaps a large
-/// memory before it closes the files of the process. Until the files are closed, a launcher does
-/// not know that the process has ended.
+/// Like [`PROCESS_END`], but for a process whose memory could not be read. The kernel unmaps a
+/// large memory before the kernel closes the files of the process. Until the files are closed, a
+/// launcher does not know that the process has ended.
 const PROCESS_END_AFTER_MEMORY: Duration = Duration::from_secs(1);
 
 const CAUSES: [PeerCause; 5] = [PeerCause::Died, PeerCause::Left, PeerCause::Failed, PeerCause::Unreachable, PeerCause::Shrinks];
@@ -39,7 +40,7 @@ fn decode(word: u64) -> Option<(usize, PeerCause)> {
     Some((pe as usize, CAUSES.get((word >> 32) as usize)?.clone()))
 }
 
-/// Returns the PE that a failure word names, if any.
+/// Returns the PE that a failure word names. Returns `None` if the word is 0 or invalid.
 pub(crate) fn pe_of(word: u64) -> Option<Pe> {
     decode(word).map(|(pe, _)| Pe::new(pe as u32))
 }
@@ -47,8 +48,9 @@ pub(crate) fn pe_of(word: u64) -> Option<Pe> {
 impl Peers {
     /// Records a failure of this PE in its page, and returns the failure word.
     ///
-    /// An earlier word is kept while the PE that it names is gone, because later failures follow
-    /// from the earlier failure. If that PE is not gone, the earlier failure no longer matters.
+    /// If the PE that an earlier word names has died or left, the earlier word is kept, because
+    /// later failures follow from the earlier failure. Otherwise, the earlier failure no longer
+    /// matters.
     pub(crate) fn record_failure(&self, error: &Error) -> u64 {
         let word = encode(error, self.me);
         let failure = &self.segments.page(self.me).failure;
@@ -60,9 +62,9 @@ impl Peers {
         word
     }
 
-    /// Records the failure if another PE caused it, and returns the error. Every operation that
-    /// fails calls this function. So PEs that later find this PE gone report the PE that caused the
-    /// failure. After an abort of the job, returns the abort instead.
+    /// Records the failure `error` if another PE caused the failure, and returns `error`. An
+    /// operation that fails calls this function. So PEs that later find this PE gone report the PE
+    /// that caused the failure. After an abort of the job, returns the abort instead.
     #[cold]
     pub(crate) fn record_outcome(&self, error: Error) -> Error {
         if let Some(aborted) = self.abort_error() {
@@ -78,7 +80,8 @@ impl Peers {
         error
     }
 
-    /// Like [`Peers::record_outcome`], for an operation that has stopped.
+    /// Like [`Peers::record_outcome`], but also accepts a stop because of a spent time budget,
+    /// which is returned unchanged.
     #[cold]
     pub(crate) fn record_stop(&self, stop: Stop) -> Stop {
         match stop {
@@ -98,8 +101,8 @@ impl Peers {
     }
 
     /// Follows failure words from `pe`, which failed with `cause`, to the PE that failed first.
-    /// `word` is the failure word of `pe` in a team, if it has one. A process that ended without
-    /// leaving may have reported the failure of another PE before. So its words are followed too.
+    /// `word` is the failure word of `pe` in a team, or `None`. A process that died may have
+    /// recorded the failure of another PE before. So the words of a dead PE are followed too.
     fn root_cause(&self, pe: usize, cause: PeerCause, mut word: Option<u64>) -> (usize, PeerCause) {
         // If memory cannot be read, it belongs to a process that is ending, because the kernel
         // unmaps the memory first.
@@ -191,9 +194,9 @@ impl Peers {
         }
     }
 
-    /// Waits up to `limit` until a PE is gone, and returns whether it is gone. The wait is
-    /// necessary because the kernel unmaps the memory of a process before it reports that the
-    /// process has ended.
+    /// Waits up to `limit` until a PE has died or left, and returns whether the PE has died or
+    /// left. Returns `false` at once for this PE. The wait is necessary because the kernel unmaps
+    /// the memory of a process before it reports that the process has ended.
     fn is_gone_within(&self, pe: usize, limit: Duration) -> bool {
         let end = Instant::now() + limit;
         loop {

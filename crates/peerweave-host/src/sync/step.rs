@@ -1,10 +1,10 @@
 //! Synchronizes the ranks of a team inside an operation. Each rank publishes an entry line when it
 //! enters, and then its progress in phases.
 //!
-//! This module moves no data. The progress word of a rank contains the epoch (32 bits), the number
-//! of phases of the operation that the rank has completed (24 bits), and whether the rank has
-//! failed (8 bits). The word is a flag of [`peerweave_device::flag`]: only one rank writes it, and
-//! its value only grows, modulo 2^64.
+//! This module moves no data. The progress word of a rank has three parts. The parts are the epoch
+//! (32 bits), the number of completed phases of the operation (24 bits), and a flag for failure of
+//! the rank (8 bits). The whole progress word follows the protocol of [`peerweave_device::flag`]:
+//! only its own rank writes the word, and the value only grows, modulo 2^64.
 
 use crate::memory::layout::{ENTRY_LINES, TeamWords};
 use crate::memory::line::{self, Entry, Line};
@@ -20,11 +20,12 @@ use std::time::Duration;
 const FAILED: u64 = 1;
 const LAST_PHASE: u32 = 0xff_ffff;
 
-/// Maximum number of bytes of a staging area that a rank takes into its cache ahead of time. A
-/// processor requests only a few lines at a time.
+/// Maximum number of bytes of a staging area that a rank takes into its cache before it writes
+/// them. The number is small, because a processor requests only a few cache lines at a time.
 const OWNED_BYTES: usize = 1024;
 
-/// Returns which of the entry lines of a rank is used in an epoch.
+/// Returns the index of the entry line that an operation uses. `epoch` is the number of the
+/// operation in its team.
 #[inline]
 pub(crate) fn line_of(epoch: u32) -> usize {
     epoch as usize % ENTRY_LINES
@@ -43,8 +44,8 @@ pub(crate) fn progress_before_next(epoch: u32) -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum With {
     Nothing,
-    /// The first line of the staging area of the rank. Without this early fetch, the line would be
-    /// requested only after the entry has arrived.
+    /// The first cache line of the staging area of the rank. Without this early fetch, the line
+    /// would be requested only after the entry has arrived.
     StagedLine,
 }
 
@@ -63,25 +64,26 @@ impl<'a> Step<'a> {
         self.team.blocks[rank].words()
     }
 
-    /// Returns which of the two staging areas the operation uses.
+    /// Returns the index, 0 or 1, of the staging area that the operation uses.
     #[inline]
     pub(crate) fn parity(&self) -> usize {
         (self.epoch & 1) as usize
     }
 
-    /// Returns which of the entry lines the operation uses.
+    /// Returns the index of the entry line that the operation uses.
     #[inline]
     pub(crate) fn line(&self) -> usize {
         line_of(self.epoch)
     }
 
-    /// Returns the memory behind the entry line of a rank, for the operand of a small broadcast.
+    /// Returns the cache line after the entry line of a rank. It contains the operand of a small
+    /// broadcast.
     #[inline]
     pub(crate) fn operand(&self, rank: usize) -> *mut u8 {
         self.words(rank).entry[self.line()].operand()
     }
 
-    /// Returns the staging area of a rank for the given parity.
+    /// Returns the staging area of a rank with the index `parity`, 0 or 1.
     #[inline]
     pub(crate) fn stage(&self, rank: usize, parity: usize) -> *mut u8 {
         self.team.blocks[rank].stage(parity)
@@ -93,9 +95,10 @@ impl<'a> Step<'a> {
         self.words(self.team.rank).entry[self.line()].publish(self.epoch, entry);
     }
 
-    /// Waits until this rank may enter the operation, because every rank has entered the operation
-    /// `behind` epochs before. Returns at once if this rank knows that already, which is always so
-    /// if every rank waited for every other rank in the last operation.
+    /// Waits until every rank has entered the operation that is `behind` epochs before this
+    /// operation. Then this rank may enter this operation. Returns at once if this rank already
+    /// knows that all ranks have entered. This rank knows that if it waited for all ranks in the
+    /// last operation.
     #[inline]
     pub(crate) fn wait_to_enter(&self, behind: u32, limit: Limit) -> Result<(), Stop> {
         if self.epoch.wrapping_sub(self.team.entered_by_all()) <= behind {
@@ -104,8 +107,8 @@ impl<'a> Step<'a> {
         self.wait_for_ranks(behind, limit)
     }
 
-    /// Waits until every rank has entered the operation `behind` epochs before this one, and
-    /// records the last operation that every rank has entered.
+    /// Waits until every rank has entered the operation that is `behind` epochs before this
+    /// operation. Records the last operation that every rank has entered.
     #[inline(never)]
     fn wait_for_ranks(&self, behind: u32, limit: Limit) -> Result<(), Stop> {
         let entered = |rank: usize, behind: u32| {
@@ -124,28 +127,30 @@ impl<'a> Step<'a> {
         Ok(())
     }
 
-    /// Takes the entry line that this rank writes next into the cache of its processor.
+    /// Takes the entry line of this rank's next operation into the cache of this processor, for
+    /// writing.
     ///
     /// The other ranks have copies of the line since they read its previous entry. A store must
     /// wait until these copies are invalidated, and a reader waits for the store. So the best time
     /// to request the line is when the entries of this operation have arrived and before their
-    /// operands are used. With this function and [`Step::own_next_stage`], a broadcast of 64 B in
-    /// which every rank waited for every other took 170 ns instead of 340 ns with two PEs.
+    /// operands are used. With this function and [`Step::own_next_stage`], a broadcast of 64 B
+    /// between two PEs took 170 ns instead of 340 ns. In this broadcast, every rank waited for
+    /// every other rank.
     #[inline]
     pub(crate) fn own_next_entry(&self) {
         self.words(self.team.rank).entry[line_of(self.epoch.wrapping_add(1))].own();
     }
 
-    /// Takes the memory for the operand of the next small broadcast into the cache of this
+    /// Takes the cache line for the operand of the next small broadcast into the cache of this
     /// processor, like [`Step::own_next_entry`].
     #[inline]
     pub(crate) fn own_next_operand(&self) {
         line::own(self.words(self.team.rank).entry[line_of(self.epoch.wrapping_add(1))].operand());
     }
 
-    /// Takes the part of a staging area that this rank writes next into the cache of its processor,
-    /// like [`Step::own_next_entry`]. The part has `bytes` bytes at `offset`. This guess is right
-    /// if the next operation has operands of the same sizes. Takes at most [`OWNED_BYTES`] bytes.
+    /// Takes a part of this rank's next staging area into the cache of this processor, like
+    /// [`Step::own_next_entry`]. The part has `bytes` bytes at `offset`. This helps if the next
+    /// operation has operands of the same sizes. Takes at most [`OWNED_BYTES`] bytes.
     #[inline]
     pub(crate) fn own_next_stage(&self, offset: usize, bytes: usize) {
         let first = self.stage(self.team.rank, self.parity() ^ 1).wrapping_add(offset);
@@ -154,8 +159,8 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// Waits until `rank` has entered, and returns its entry. The same waiter is passed for all
-    /// ranks, so that the limit applies to all waits together.
+    /// Waits until `rank` has entered the operation, and returns the entry of `rank`. The caller
+    /// passes the same waiter for all ranks, so that the limit applies to all waits together.
     #[inline]
     pub(crate) fn entry(&self, rank: usize, with: With, waiter: &mut Option<Waiter<'a>>, limit: Limit) -> Result<Entry, Stop> {
         let stage = self.stage(rank, self.parity());
@@ -167,7 +172,8 @@ impl<'a> Step<'a> {
         })
     }
 
-    /// Waits until `rank` has entered and returns the signature of its call.
+    /// Waits until `rank` has entered the operation, and returns the signature of the call of
+    /// `rank`.
     #[inline]
     pub(crate) fn entry_signature(&self, rank: usize, waiter: &mut Option<Waiter<'a>>, limit: Limit) -> Result<u64, Stop> {
         self.entered(rank, waiter, limit, |line| line.read_signature(self.epoch))
@@ -186,11 +192,11 @@ impl<'a> Step<'a> {
         self.wait(rank, waiter, limit, || read(awaited), |rank| !line(rank).has(self.epoch))
     }
 
-    /// Waits until `look` returns a value for `rank`. `misses` returns whether the wait would
-    /// continue for a given rank. It is used for the error of a timeout.
+    /// Waits until `look` returns a value for `rank`. `misses` returns whether a given rank is
+    /// missing, for the error of a timeout.
     ///
-    /// `look` is called in only one place, so that it is inlined. It runs between the arrival of a
-    /// line and the next step.
+    /// The code calls `look` in only one place, so that the compiler inlines `look`. The time of
+    /// `look` is a part of the latency of every operation.
     #[inline]
     fn wait<T>(
         &self,
@@ -227,8 +233,8 @@ impl<'a> Step<'a> {
         flag::post(&self.words(self.team.rank).progress.word, progress(self.epoch, LAST_PHASE, FAILED));
     }
 
-    /// Publishes that this rank has completed `phase` phases, and waits until all ranks have
-    /// completed them.
+    /// Publishes that this rank has completed `phase` phases of the operation, and waits until all
+    /// ranks have completed these phases.
     ///
     /// A rank that is already in a later epoch has completed every phase of this epoch. This
     /// happens at the end of a team, because the next team in the same slot continues the count.
@@ -248,8 +254,8 @@ impl<'a> Step<'a> {
         Ok(())
     }
 
-    /// Returns an error that names the PE that caused the failure of `rank`, or `rank` if it failed
-    /// by itself.
+    /// Returns the error for the failure of `rank`. The error names the PE that caused the failure,
+    /// which may be the PE of `rank` itself.
     pub(crate) fn peer_error(&self, rank: usize, cause: PeerCause) -> Error {
         self.error_of_pe(self.team.members[rank], cause)
     }

@@ -2,8 +2,8 @@
 //!
 //! A one-sided operation waits for no PE. It accesses memory that stays mapped after the target PE
 //! is gone. A program may spin on such operations, for example on a lock that a dead PE owns, and
-//! must still end. So every [`CALLS_PER_CHECK`]th call of a thread checks whether its target is
-//! alive.
+//! must still end. So after every [`CALLS_PER_CHECK`] calls of a thread, the next call checks
+//! whether its target is alive.
 
 use crate::sync::peers::Peers;
 use peerweave_core::backend::TeamId;
@@ -52,8 +52,9 @@ impl Peers {
         }
     }
 
-    /// Returns an error if a PE has died. Used by a call that completes the operations on all PEs.
-    /// A PE that left is not a failure, because other PEs may continue without it.
+    /// Returns an error if a PE has died. `quiet`, which completes the operations on all PEs, calls
+    /// this function. A PE that left is not a failure, because other PEs may continue without that
+    /// PE.
     #[cold]
     pub(crate) fn check_targets(&self, call: &'static str) -> Result<(), Error> {
         let died = |&pe: &usize| pe != self.me && self.liveness.gone(pe) == Some(PeerCause::Died);

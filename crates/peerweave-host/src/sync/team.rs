@@ -1,8 +1,8 @@
 //! The teams of a PE: their members, and the order of their operations.
 //!
-//! A team occupies one slot of control words in the segments of all its members. Operations of a
-//! team share these words. So they run one at a time on each PE, in the order in which they were
-//! issued, on any stream.
+//! A team occupies one slot of control words in the segments of all its members. The operations of
+//! a team share these words. So on each PE, the operations run one at a time, in the order in which
+//! they were issued. This is true even for operations on different streams.
 
 use crate::memory::layout::{Segments, TeamBlock};
 use crate::sync::peers::Peers;
@@ -26,17 +26,19 @@ pub(crate) struct TeamState {
     pub(crate) blocks: Box<[TeamBlock]>,
     /// This PE's rank.
     pub(crate) rank: usize,
-    /// Epoch of the operation that was issued last.
+    /// Epoch (number in the team) of the operation that was issued last.
     issued: AtomicU32,
-    /// Epoch of the operation that was completed last.
+    /// Epoch (number in the team) of the operation that was completed last.
     completed: AtomicU32,
     /// Epoch of the last operation that, as this rank knows, every rank has entered.
     entered_by_all: AtomicU32,
-    /// Digest of the small broadcasts since the last operation in which this rank waited for every
-    /// rank. The root of a small broadcast does not wait, so it does not notice that another rank
-    /// has made another call. The digest is a part of later calls, so they differ.
+    /// Digest of the small broadcasts since the last operation that was not a small broadcast. The
+    /// root of a small broadcast does not wait, so it does not notice that another rank has made
+    /// another call. The digest is a part of the signatures of later calls, so these signatures
+    /// differ.
     history: AtomicU64,
-    /// The failure of the team, after which the team runs no collectives on this PE.
+    /// The failure of the team on this PE, if the team has failed. After a failure, the team runs
+    /// no collectives on this PE.
     failure: OnceLock<Error>,
     /// The channels between this rank and each rank.
     pub(crate) channels: Box<[Channels]>,
@@ -55,15 +57,16 @@ pub(crate) struct Channels {
 pub(crate) struct Channel {
     /// Number of operations issued.
     pub(crate) issued: AtomicU64,
-    /// Number of operations that have ended. This is also the number of the operation that may run.
+    /// Number of operations that have ended. The operation whose position equals this number may
+    /// run.
     pub(crate) ended: AtomicU64,
     /// Number of messages that were published or read in the mailbox. Only the operation that may
     /// run changes this number.
     pub(crate) messages: AtomicU64,
 }
 
-/// A reference to a team during an operation. The world is borrowed, so that its operations do not
-/// change a reference count.
+/// A reference to a team during an operation. The world is borrowed, so that operations of the
+/// world do not change a reference count.
 #[derive(Debug)]
 pub(crate) enum TeamRef<'a> {
     Borrowed(&'a Arc<TeamState>),
@@ -96,8 +99,8 @@ impl Deref for TeamRef<'_> {
 }
 
 impl TeamState {
-    /// Creates a team whose operations count from `epoch`. The epoch must be at least the last
-    /// epoch of any member in the slot.
+    /// Creates a team whose first operation has the epoch `epoch + 1`. `epoch` must be at least the
+    /// last epoch that any member has used in the slot.
     pub(crate) fn new(segments: &Segments, slot: usize, members: Vec<usize>, rank: usize, epoch: u32) -> Self {
         let channels = members.iter().map(|_| Channels::default()).collect();
         Self {
@@ -136,8 +139,8 @@ impl TeamState {
         self.issued.load(Ordering::Relaxed)
     }
 
-    /// Returns the PEs that have not entered the next operation to complete. The list is empty if
-    /// no operation is pending.
+    /// Returns the PEs that have not entered the first pending operation of the team. The list is
+    /// empty if no operation is pending.
     fn missing(&self, peers: &Peers) -> Vec<usize> {
         let next = self.completed.load(Ordering::Acquire).wrapping_add(1);
         if next == self.issued.load(Ordering::Acquire).wrapping_add(1) {
@@ -154,14 +157,15 @@ impl TeamState {
         self.completed.load(Ordering::Acquire) == epoch.wrapping_sub(1)
     }
 
-    /// Marks the operation of `epoch` as ended. It must be the operation that may run.
+    /// Marks the operation with the epoch `epoch` as ended. All earlier operations of the team must
+    /// have ended on this PE.
     #[inline]
     pub(crate) fn end_epoch(&self, epoch: u32) {
         self.completed.store(epoch, Ordering::Release);
     }
 
     /// Returns the epoch of the last operation that, as this rank knows, every rank has entered.
-    /// Only the operation that may run calls this function and the next three.
+    /// Only the running operation of the team calls this function.
     #[inline]
     pub(crate) fn entered_by_all(&self) -> u32 {
         self.entered_by_all.load(Ordering::Relaxed)
@@ -174,8 +178,8 @@ impl TeamState {
     }
 
     /// Returns a digest of the calls of the small broadcasts since the last operation of another
-    /// kind, or 0 if there are none. The digest is a part of the next call's signature, so ranks
-    /// notice different broadcasts in the next call in which they wait for each other.
+    /// kind, or 0 if there are none. The digest is a part of the next call's signature. So ranks
+    /// notice different broadcasts in the next call in which the ranks wait for each other.
     #[inline]
     pub(crate) fn history(&self) -> u64 {
         self.history.load(Ordering::Relaxed)
@@ -187,8 +191,8 @@ impl TeamState {
         self.history.store(history, Ordering::Relaxed);
     }
 
-    /// Returns the failure of the team, after which it runs no collectives. Returns `None` if the
-    /// team has not failed.
+    /// Returns the failure because of which the team runs no collectives any more. Returns `None`
+    /// if the team has not failed.
     #[inline]
     pub(crate) fn failure(&self) -> Option<&Error> {
         self.failure.get()
@@ -236,7 +240,7 @@ pub(crate) struct Teams {
 #[derive(Debug)]
 struct Slots {
     states: Vec<Slot>,
-    /// Last epoch of the previous team of each slot.
+    /// For each slot, the last epoch of the previous team in the slot.
     last_epochs: Vec<u32>,
 }
 
@@ -273,8 +277,8 @@ impl Teams {
         }
     }
 
-    /// Returns a word with one bit for each free slot, and the last epoch of the previous team of
-    /// each slot.
+    /// Returns a word in which the bit of each free slot is set. Also returns, for each slot, the
+    /// last epoch of the previous team in the slot.
     pub(crate) fn free_slots(&self) -> (u64, Vec<u32>) {
         let slots = self.read();
         let free = slots.states.iter().enumerate().skip(1).filter(|(_, slot)| matches!(slot, Slot::Free));
@@ -308,7 +312,7 @@ impl Teams {
         self.for_each(|team| team.fail(peers, error));
     }
 
-    /// Returns the PEs for which pending operations wait.
+    /// Returns the PEs for which pending collectives of this PE wait.
     pub(crate) fn missing(&self, peers: &Peers) -> Vec<Pe> {
         let mut missing = BTreeSet::new();
         self.for_each(|team| missing.extend(team.missing(peers)));

@@ -1,5 +1,5 @@
 //! The waits of a PE. A waiter first spins, or yields if PEs share processors, and then sleeps. A
-//! wait ends at its limit, or when a PE that it needs is gone.
+//! wait ends at its time limit, or when an awaited PE has died or left.
 //!
 //! The caller polls shared memory and determines which PEs are missing. If an early poll succeeds,
 //! the waiter does not read the clock.
@@ -11,20 +11,21 @@ use std::time::{Duration, Instant};
 /// Number of polls before the clock is read for the first time, if every PE has a processor to
 /// itself.
 const SPINS: u32 = 2000;
-/// Like `SPINS`, if PEs share processors. The number is small, because the awaited PE may need this
-/// processor.
+/// Like [`SPINS`], but if PEs share processors. The number is small, because the awaited PE may
+/// need this processor.
 const SPINS_SHARED: u32 = 4;
 /// Number of polls between two readings of the clock, if every PE has a processor to itself.
 const SPINS_PER_CLOCK: u32 = 200;
-/// Number of yields between two readings of the clock, if PEs share processors.
+/// Number of yields between two readings of the clock, if there are fewer processors than PEs.
 const YIELDS_PER_CLOCK: u32 = 16;
-/// Time for which a waiter with its own processor spins. It is longer than a time slice. If other
-/// processes run on the machine, a waiter that yields loses its processor for a time slice and is
-/// then late itself. The system may have placed two PEs on one processor although there are enough
-/// processors. See [`Peers::shares_my_processor`].
+/// Time for which a waiter spins before it sleeps, if there are at least as many processors as PEs.
+/// The time is longer than a time slice. A waiter does not yield, because another process may then
+/// use its processor for a whole time slice. Only if another PE runs on the same processor, the
+/// waiter yields: see [`Peers::shares_my_processor`].
 const SPIN_TIME: Duration = Duration::from_millis(10);
-/// Time for which a waiter that shares its processor yields before it sleeps. A sleeping waiter
-/// detects a change about 50 µs late, while a yielding waiter keeps its processor busy.
+/// Time for which a waiter yields before it sleeps, if there are fewer processors than PEs. A
+/// sleeping waiter detects a change about 50 µs late, while a yielding waiter keeps its processor
+/// busy.
 const YIELD_TIME: Duration = Duration::from_millis(2);
 /// Duration of the first sleep.
 const SHORTEST_SLEEP: Duration = Duration::from_micros(20);
@@ -36,16 +37,17 @@ const LIVENESS_PERIOD: Duration = Duration::from_millis(5);
 /// The time limit of a wait.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Limit {
-    /// After this time the wait returns to its caller, although nothing has failed.
+    /// After this time, the wait stops without an error, and the caller may continue the wait
+    /// later.
     Budget(Duration),
-    /// After this time the operation has failed.
+    /// After this time, the operation fails with a timeout.
     Deadline(Duration),
 }
 
 /// The reason why a wait or an operation returned before it was complete.
 #[derive(Debug)]
 pub(crate) enum Stop {
-    /// The budget is spent. Nothing has failed: call again to continue.
+    /// The time budget is spent. Nothing has failed: call the function again to continue.
     BudgetSpent,
     /// The operation failed. Boxed, so that results of the hot paths fit in registers.
     Failed(Box<Error>),
@@ -89,16 +91,17 @@ struct Slow {
 }
 
 impl<'a> Waiter<'a> {
-    /// Starts a wait. Without `peers`, the waiter does not check whether it shares its processor.
+    /// Starts a wait. Without `peers`, the waiter does not check for an abort of the job, nor for
+    /// other PEs on its processor.
     #[inline]
     pub(crate) fn new(peers: Option<&'a Peers>, oversubscribed: bool, limit: Limit) -> Self {
         let shared = oversubscribed || peers.is_some_and(Peers::shared_my_processor);
         Self { peers, spins: if shared { SPINS_SHARED } else { SPINS }, oversubscribed, limit, slow: None }
     }
 
-    /// Waits until `look` returns a value. `gone` returns an error if an awaited PE is gone, and is
-    /// called at intervals. `timeout` returns the error of a deadline that has passed. Its argument
-    /// is the time waited.
+    /// Waits until `look` returns a value. `gone` is called at intervals, and returns an error if
+    /// an awaited PE has died or left. `timeout` returns the error for a deadline that has passed.
+    /// The argument of `timeout` is the time waited.
     #[inline]
     pub(crate) fn until<T>(
         &mut self,
@@ -132,7 +135,7 @@ impl<'a> Waiter<'a> {
         self.pause_slowly(gone, timeout)
     }
 
-    /// Restarts the deadline of the wait after progress.
+    /// Restarts the time limit of the wait after progress.
     pub(crate) fn progressed(&mut self) {
         if let Some(slow) = &mut self.slow {
             slow.since = Instant::now();
@@ -215,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn wait_fails_at_its_deadline_and_reports_the_time_waited() {
+    fn wait_fails_at_the_deadline_and_reports_the_time_waited() {
         let mut waiter = Waiter::new(None, false, Limit::Deadline(Duration::from_millis(30)));
         let (started, waited) = (Instant::now(), Default::default());
         let stop = expired(&mut waiter, || Ok(()), &waited);

@@ -8,8 +8,8 @@ use peerweave_types::{DType, Pe, Rank, ReduceOp, TeamShape};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-/// The purpose of a collective. Collectives of the backend itself run like collectives of users,
-/// but never match them.
+/// The call for which a collective runs. `User` is a collective that the program has called. The
+/// backend itself runs the other collectives, which never match collectives of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub(crate) enum Purpose {
@@ -27,8 +27,8 @@ impl Purpose {
     const ALL: [Self; 8] =
         [Self::User, Self::Allocate, Self::Release, Self::Split, Self::Destroy, Self::Finalize, Self::Join, Self::Place];
 
-    /// Returns the name of the call that has this purpose. Returns `None` for a collective that the
-    /// program has called.
+    /// Returns the name of the call for which the backend runs the collective. Returns `None` for a
+    /// collective that the program has called.
     pub(super) fn call(self) -> Option<&'static str> {
         match self {
             Self::User => None,
@@ -51,8 +51,8 @@ pub(crate) fn allocation_detail(request: &Allocation) -> u64 {
     bytes | dtype << ALLOCATE_DTYPE_SHIFT | align << ALLOCATE_ALIGN_SHIFT | u64::from(request.zeroed) << 63
 }
 
-/// Bit position of the element type. All requests of 2^48 bytes or more have the same word. Such
-/// requests exceed the address space, so they fail.
+/// Bit position of the element type in the word that encodes an allocation. The lower bits contain
+/// the number of bytes, at most 2^48 - 1. Larger requests exceed the address space, so they fail.
 const ALLOCATE_DTYPE_SHIFT: u32 = 48;
 const ALLOCATE_ALIGN_SHIFT: u32 = 56;
 
@@ -66,8 +66,8 @@ fn allocation(detail: u64) -> Allocation {
 }
 
 /// Returns the arguments of a split on which all ranks must agree, and the step of the split,
-/// encoded in one word. The first step exchanges the requests. The second step checks whether the
-/// slots were claimed.
+/// encoded in one word. The first step exchanges the requests of the ranks (`claimed` is `false`).
+/// The second step checks whether all ranks have reserved a team slot (`claimed` is `true`).
 ///
 /// A job has at most 4096 PEs, so the first rank of a shape takes 12 bits, and the number of ranks
 /// 13 bits. The stride of a shape of one rank has no meaning, so it is not compared.
@@ -112,12 +112,12 @@ pub(super) fn signature([what, root, count, detail, history]: &CallWords) -> u64
         ^ history
 }
 
-/// The parameters of a call on which all ranks must agree, encoded in words. Their meaning is
-/// described at the words of the same name in shared memory.
+/// The parameters of a call on which all ranks must agree, encoded in words.
+/// [`CallWords`](crate::memory::layout::CallWords) in shared memory describes each word.
 pub(super) type CallWords = [u64; 5];
 
 impl Run<'_> {
-    /// Returns the parameters on which all ranks must agree.
+    /// Returns the parameters of this rank's call on which all ranks must agree.
     #[inline]
     pub(super) fn call_words(&self) -> CallWords {
         let op = self.op;
@@ -126,14 +126,14 @@ impl Run<'_> {
         [what, u64::from(op.root.get()), op.count as u64, self.detail, self.step.team.history()]
     }
 
-    /// Returns whether ranks compare calls in full, not only the digests. This is necessary if a
-    /// rank accesses memory that another rank names.
+    /// Returns whether ranks compare all parameters of their calls, not only the digests. The full
+    /// comparison is necessary if a rank accesses memory at an address that another rank published.
     #[inline]
     pub(super) fn compares_in_full(&self, algorithm: Algorithm) -> bool {
         self.shared.compare_calls || algorithm == Algorithm::Large || self.purpose != Purpose::User
     }
 
-    /// Publishes the call of this rank, for ranks that compare calls in full.
+    /// Publishes the parameters of this rank's call, for ranks that compare all parameters.
     #[inline]
     pub(super) fn publish_call(&self, call: &CallWords) {
         let words = &self.step.words(self.me).call[self.step.line()].words;
@@ -143,13 +143,13 @@ impl Run<'_> {
     }
 
     /// Returns an error that names the first rank whose call differs from the call of this rank.
-    /// All ranks must have entered.
+    /// All ranks must have entered the collective.
     #[cold]
     pub(super) fn compare_calls(&self) -> Result<(), Stop> {
         self.compare_calls_of(0..self.n)
     }
 
-    /// Like [`Self::compare_calls`], for some of the ranks.
+    /// Like [`Self::compare_calls`], but compares only with the calls of the given ranks.
     #[cold]
     pub(super) fn compare_calls_of(&self, ranks: Range<usize>) -> Result<(), Stop> {
         let published = |rank: usize| -> CallWords {
@@ -177,7 +177,7 @@ impl Run<'_> {
     }
 }
 
-/// Suffixes of the descriptions of two calls that differ only in the small broadcasts before them.
+/// Suffixes of the descriptions of two calls, if only the small broadcasts before the calls differ.
 const AFTER_BROADCASTS: &str = " after the broadcasts of this PE";
 const AFTER_OTHER_BROADCASTS: &str = " after other broadcasts";
 
@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn encoded_call_is_described_with_its_arguments() {
+    fn description_of_an_encoded_call_lists_the_arguments() {
         let words = [CollectiveKind::Reduce as u64 | (DType::F32 as u64) << 8 | (ReduceOp::Max as u64) << 16, 3, 17, 0, 0];
         assert_eq!(describe(words), "reduce of 17 elements of f32 by max with root 3");
         assert_eq!(describe([CollectiveKind::Barrier as u64, 0, 0, 0, 0]), "barrier");

@@ -1,14 +1,16 @@
 //! Small broadcasts, which do not synchronize the ranks. The root does not wait for other ranks,
 //! and a rank that is not the root waits only for the root.
 //!
-//! The entry lines limit how far the root is ahead: see [`Step::wait_to_enter`]. With two PEs, a
-//! broadcast of 64 B takes about half as long as one in which the root waits.
+//! The number of entry lines limits how many operations the root can be ahead: see
+//! [`Step::wait_to_enter`]. With two PEs, a broadcast of 64 B takes about half as long as one in
+//! which the root waits.
 //!
 //! A rank that waits compares its call with the call of the root. The root does not compare calls.
 //! So every rank also adds a broadcast that succeeded to its
-//! [history](crate::sync::team::TeamState::history), which is a part of its next calls. If the
-//! histories differ, the next collective in which the ranks wait for each other fails on all of
-//! them with a mismatch. After it the histories are empty, so the team stays usable.
+//! [history](crate::sync::team::TeamState::history), which is a part of the signatures of its next
+//! calls. If the histories of two ranks differ, the next collective in which the ranks wait for
+//! each other fails on all ranks with a mismatch. After this collective, the histories are empty,
+//! so the team stays usable.
 //!
 //! [`Step::wait_to_enter`]: crate::sync::step::Step::wait_to_enter
 
@@ -19,8 +21,8 @@ use crate::sync::wait::{Limit, Stop};
 use peerweave_core::backend::CollectiveKind;
 
 impl Run<'_> {
-    /// Returns whether the collective is a broadcast of at most [`line::BYTES`] bytes by the
-    /// program.
+    /// Returns whether the collective is a broadcast of at most [`line::BYTES`] bytes that the
+    /// program has called.
     #[inline]
     pub(super) fn is_small_broadcast(&self) -> bool {
         self.op.kind == CollectiveKind::Broadcast
@@ -51,8 +53,8 @@ impl Run<'_> {
     }
 }
 
-/// Returns the digest of the small broadcasts up to the one with this signature, which contains the
-/// digest of those before it.
+/// Returns the digest of the small broadcasts up to the broadcast with this signature. The
+/// signature already contains the digest of the earlier small broadcasts.
 #[inline]
 pub(super) fn history_after(signature: u64) -> u64 {
     signature.rotate_left(17).wrapping_mul(0xc2b2_ae3d_27d4_eb4f)

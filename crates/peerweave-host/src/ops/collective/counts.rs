@@ -1,5 +1,6 @@
-//! The counts of collectives with parts of different lengths. Ranks publish them in their staging
-//! areas only if the counts of two ranks differ, or if ranks access buffers of other ranks.
+//! The element counts of collectives whose parts have different lengths, such as all-to-all-v.
+//! Ranks publish the counts in their staging areas in two cases: the counts of two ranks disagree,
+//! or the parts are too long for slots (see `vector.rs`).
 
 use super::Run;
 use super::agreement::mismatch;
@@ -16,15 +17,17 @@ const COLUMNS: usize = 4;
 /// Number of words of a table that is stored without a heap allocation. This is enough for 8 ranks.
 const WORDS: usize = 8 * 8 * COLUMNS;
 
-/// Number of words before the counts. These words are the codes of the two buffers.
+/// Number of words before the counts. These words are the codes of the send buffer and the receive
+/// buffer, as described at [`Run::code`].
 const CODES: usize = 2;
 
-/// For each pair of ranks, the number of elements that one rank sends to the other, and their
-/// offsets in the buffers.
+/// For each pair of ranks, the number of elements that the first rank sends to the second rank, and
+/// their offsets in the buffers.
 #[derive(Debug)]
 pub(super) struct Counts {
     n: usize,
-    /// `[rank][peer][send count, send offset, recv count, recv offset]`
+    /// A table with the dimensions rank, peer, and column. The columns are: send count, send
+    /// offset, receive count, and receive offset.
     table: SmallVec<[u64; WORDS]>,
 }
 
@@ -63,9 +66,9 @@ impl Counts {
     }
 }
 
-/// Returns the term of rank `me` in a sum over all ranks. The sum is 0 modulo 2^64 if the counts of
-/// all pairs of ranks agree. The digests of sent counts are added, and those of received counts are
-/// subtracted.
+/// Returns the balance of rank `me`: the sum of the digests of its sent counts, minus the sum of
+/// the digests of its received counts. If the counts of all pairs of ranks agree, the sum of the
+/// balances of all ranks is 0 modulo 2^64.
 #[inline]
 pub(super) fn balance(me: usize, counts: &VectorCounts) -> u64 {
     let pairs = std::iter::zip(&counts.send_counts, &counts.recv_counts).enumerate();
@@ -101,7 +104,8 @@ impl Run<'_> {
         unsafe { &*at }
     }
 
-    /// Writes the counts of this rank and the codes of its buffers to its staging area.
+    /// Writes the counts of this rank and the codes of its buffers to the staging area of this
+    /// rank.
     pub(super) fn publish_counts(&self, counts: &VectorCounts) {
         for (index, code) in [self.code(self.op.send), self.code(self.op.recv)].into_iter().enumerate() {
             self.count_word(self.me, index).store(code, Ordering::Relaxed);
@@ -115,13 +119,14 @@ impl Run<'_> {
         }
     }
 
-    /// Returns the codes of the buffers of a rank that has published them.
+    /// Returns the codes of the send buffer and the receive buffer of `rank`, which must have
+    /// published its counts.
     pub(super) fn codes(&self, rank: usize) -> [u64; CODES] {
         std::array::from_fn(|index| self.count_word(rank, index).load(Ordering::Relaxed))
     }
 
     /// Reads the counts of all ranks and compares them. All ranks must have published their counts
-    /// before.
+    /// before this call.
     pub(super) fn read_counts(&self) -> Result<Counts, Stop> {
         let mut table = SmallVec::with_capacity(self.n * self.n * COLUMNS);
         for rank in 0..self.n {
@@ -178,7 +183,7 @@ mod tests {
                 if at != from {
                     let mut other = received.clone();
                     other[at][from] += 1 + random(3);
-                    assert_ne!(sum(&sent, &other), 0, "rank {at} expects another count from rank {from}");
+                    assert_ne!(sum(&sent, &other), 0, "the sum is 0, although rank {at} expects another count from rank {from}");
                 }
             }
         }

@@ -3,8 +3,9 @@
 //!
 //! Peers only *read* private memory. No rank writes to another process. A rank that failed may have
 //! freed its buffer. A late read then fails or returns bytes that are discarded, but a late write
-//! would corrupt memory. So producing results takes two steps. Each rank computes its share in its
-//! own memory. Then all ranks synchronize, and the other ranks fetch the share from there.
+//! would corrupt memory. So an all-reduce takes two steps. First, each rank computes its share of
+//! the result in its own memory. Then all ranks synchronize, and each rank reads the shares of the
+//! other ranks.
 
 use super::direct::share;
 use super::{InPlace, NO_BUFFER, PRIVATE, PerRank, Run};
@@ -19,9 +20,10 @@ use peerweave_core::backend::{Collective, CollectiveKind as Kind};
 use peerweave_types::SymOffset;
 use std::ops::Range;
 
-/// Returns whether this algorithm supports a collective of `n` ranks. An all-to-all in place would
-/// have to write to peers, and a reduce would run on the root only. If all ranks read the same
-/// bytes, larger teams are faster with staging areas, because the areas stay in a cache.
+/// Returns whether a collective of `n` ranks uses this algorithm. An all-to-all in place does not,
+/// because a rank would have to write to the memory of its peers. A reduce does not, because only
+/// the root would do work. If all ranks read the same bytes, larger teams are faster with staging
+/// areas, because the areas stay in a cache.
 pub(super) fn serves(op: &Collective, in_place: InPlace, n: usize) -> bool {
     match op.kind {
         Kind::AllReduce | Kind::AllReduceRmsNorm | Kind::ReduceScatter | Kind::Broadcast | Kind::AllGather => {
@@ -118,7 +120,7 @@ impl Run<'_> {
         }
     }
 
-    /// Copies `bytes` bytes from a buffer of `rank`, starting at `offset`.
+    /// Copies `bytes` bytes from a buffer of `rank`, starting at the byte `offset`, to `to`.
     fn fetch(&self, rank: usize, code: u64, offset: usize, to: *mut u8, bytes: usize) -> Result<(), Stop> {
         assert_ne!(code, NO_BUFFER, "peerweave-core bug: the collective has no operand");
         if let Some(from) = self.mapped(rank, code) {

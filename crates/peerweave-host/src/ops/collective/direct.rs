@@ -1,9 +1,10 @@
 //! Collectives on symmetric buffers. Every rank accesses the buffers of all ranks directly, and
 //! each byte is copied once.
 //!
-//! All ranks have entered, so all buffers are ready. No rank returns before all ranks are done. One
-//! rank computes each element of a result and stores it to all ranks that need it. So the element
-//! has the same bits on all ranks. Each rank moves about the same number of bytes.
+//! All ranks have entered the collective, so all buffers are ready. No rank returns before all
+//! ranks have finished their accesses. Each element of a result is computed by one rank, which
+//! stores the element to all ranks that need the element. So an element has the same bits on all
+//! ranks. Each rank moves about the same number of bytes.
 
 use super::counts::Counts;
 use super::{InPlace, NO_BUFFER, PerRank, Run};
@@ -43,7 +44,8 @@ impl Run<'_> {
         }
     }
 
-    /// Runs the rest of the collective, after its first `phases_done` phases.
+    /// Runs the rest of the collective after all ranks have entered. `phases_done` is the number of
+    /// synchronizations of all ranks that this collective has already executed.
     pub(super) fn direct(&self, entries: &[Entry], counts: Option<&Counts>, phases_done: u32) -> Result<(), Stop> {
         let buffers = self.buffers(entries);
         // Some ranks may work in place while others do not, but all ranks must choose the same
@@ -70,8 +72,8 @@ impl Run<'_> {
         self.step.sync(phases_done + 1)
     }
 
-    /// Returns the kind of stores. Stores bypass the caches if the bytes of all ranks together do
-    /// not fit in the caches.
+    /// Returns the kind of stores for a collective in which all ranks together access
+    /// `bytes_of_all` bytes. Stores bypass the caches if these bytes do not fit in the caches.
     fn stores(&self, bytes_of_all: usize) -> Stores {
         if bytes_of_all >= tuning::STREAMING_FOOTPRINT { Stores::Streaming } else { Stores::Cached }
     }
@@ -158,8 +160,8 @@ impl Run<'_> {
         }
     }
 
-    /// Runs a gather: each rank writes its operand, which is in its own cache, to the ranks that
-    /// gather it.
+    /// Runs a gather or an all-gather: each rank writes its operand, which is in its own cache, to
+    /// the buffers of the ranks that gather the operands.
     fn direct_gather(&self, buffers: &Buffers) {
         let bytes = self.op.count * self.element_bytes();
         let stores = self.stores(bytes * self.n * (self.n + 1));
@@ -189,8 +191,8 @@ impl Run<'_> {
         }
     }
 
-    /// Runs an all-to-all in place: exchanges the parts of each pair of ranks. Each rank of a pair
-    /// exchanges one half.
+    /// Runs an all-to-all in place: exchanges the two parts of each pair of ranks. Each rank of a
+    /// pair exchanges one half of the elements.
     fn direct_exchange(&self, buffers: &Buffers) {
         let size = self.element_bytes();
         let bytes = self.op.count * size;

@@ -1,8 +1,8 @@
 //! Collectives. A rank enters, exchanges entries with all ranks, compares calls, and runs an
 //! algorithm. The algorithms are in the other files of this folder.
 //!
-//! Every rank reads the entry line of every other rank, so each collective is also a
-//! synchronization, except a small broadcast. Only the algorithms that access buffers of other
+//! Except in a small broadcast, every rank reads the entry line of every other rank. So each of
+//! these collectives is also a synchronization. Only the algorithms that access buffers of other
 //! ranks end with a second synchronization.
 //!
 //! | algorithm | used for | data passes through | syncs |
@@ -60,7 +60,8 @@ pub(crate) fn run(shared: &Shared, op: &Collective, limit: Limit) -> Result<(), 
     Turn::issue(&team, Purpose::User, 0).drive(shared, &team, op, limit)
 }
 
-/// A collective of this rank. It exists from the time it takes its place in the team until it ends.
+/// A collective that this rank has started. The collective already has its epoch, which is its
+/// number in the order of the team's operations.
 #[derive(Debug)]
 pub(crate) struct CollectiveTask<'a> {
     team: TeamRef<'a>,
@@ -71,20 +72,21 @@ pub(crate) struct CollectiveTask<'a> {
     norm: Option<Box<Norm>>,
 }
 
-/// The place of a collective in the order of the operations of its team, and its purpose.
+/// The position of a collective in the order of the operations of its team, and the call for which
+/// the collective runs.
 #[derive(Debug)]
 struct Turn {
     epoch: u32,
     /// Whether this rank has published its entry.
     entered: bool,
     purpose: Purpose,
-    /// Additional word on which all ranks must agree. Its meaning depends on the purpose.
+    /// Additional parameter on which all ranks must agree. The meaning depends on `purpose`.
     detail: u64,
 }
 
 impl<'a> CollectiveTask<'a> {
-    /// Starts a collective by taking the next epoch of the team. The task must then be driven to
-    /// its end.
+    /// Starts a collective by taking the next epoch of the team. The caller must then call
+    /// [`Self::drive`] until the collective ends, or call [`Self::skip`].
     ///
     /// # Errors
     /// If the team does not exist.
@@ -99,7 +101,7 @@ impl<'a> CollectiveTask<'a> {
         Ok(Self::start_internal(team, Cow::Borrowed(op), Purpose::User, 0))
     }
 
-    /// Starts a collective of the backend itself.
+    /// Starts a collective for the call `purpose`, such as a split of the team.
     #[inline]
     pub(crate) fn start_internal(team: TeamRef<'a>, op: Cow<'a, Collective>, purpose: Purpose, detail: u64) -> Self {
         Self { turn: Turn::issue(&team, purpose, detail), team, op, norm: None }
@@ -109,7 +111,8 @@ impl<'a> CollectiveTask<'a> {
         CollectiveTask { team: self.team.into_owned(), op: Cow::Owned(self.op.into_owned()), ..self }
     }
 
-    /// Runs the collective to its end, or until the budget of `limit` is spent.
+    /// Runs the collective to its end. If `limit` is a time budget, returns when the budget is
+    /// spent.
     ///
     /// # Errors
     /// [`Stop::BudgetSpent`] if `limit` is a budget and other ranks did not enter in that time.
@@ -182,8 +185,8 @@ impl Drop for EndOnPanic<'_> {
     }
 }
 
-/// Waits for the earlier operations of the team. Each of them has a deadline. So if they do not end
-/// within two deadlines, that is a failure.
+/// Waits until the earlier operations of the team have ended on this PE. Each of these operations
+/// has a deadline. So this function fails if they have not ended within two deadlines.
 #[cold]
 fn wait_for_turn(shared: &Shared, step: &Step<'_>, limit: Limit) -> Result<(), Stop> {
     let limit = match limit {
@@ -246,9 +249,10 @@ enum Algorithm {
 }
 
 impl Algorithm {
-    /// Returns how many operations before this one must have been entered by every rank before this
-    /// rank may enter. The entry replaces the entry of `ENTRY_LINES` operations before, and a
-    /// staging area replaces the one of two operations before.
+    /// Returns a number `d` of operations. A rank may enter an operation only after every rank has
+    /// entered the operation that was issued `d` operations earlier. A new entry overwrites the
+    /// entry of `ENTRY_LINES` operations earlier. A staging area is used again by every second
+    /// operation.
     #[inline]
     fn behind(self) -> u32 {
         match self {
@@ -278,19 +282,20 @@ impl Run<'_> {
         }
     }
 
-    /// Returns what is fetched together with the entry of another rank. In an all-reduce, this is
-    /// the operand, if the operand is a single line of the staging area. The all-reduce then takes
-    /// 0.75 to 0.9 of the time. On distant processors, a gather or a broadcast would take up to 1.2
-    /// times as long. In these collectives, a rank with less work would fetch the line before the
-    /// owner of the line has written it.
+    /// Returns which data is fetched together with the entry of another rank. In an all-reduce
+    /// whose operand is a single cache line of the staging area, this data is the operand. The
+    /// fetch reduces the time of the all-reduce to 0.75 to 0.9 of the time without the fetch. With
+    /// this fetch, a gather or a broadcast between distant processors would take up to 1.2 times as
+    /// long. In these collectives, a rank with less work would fetch the line before the owner of
+    /// the line has written it.
     #[inline]
     fn fetched_with_entry(&self, algorithm: Algorithm) -> With {
         let is_line = algorithm == Algorithm::Staged && self.op.count * self.element_bytes() <= line::BYTES;
         if is_line && self.op.kind == CollectiveKind::AllReduce { With::StagedLine } else { With::Nothing }
     }
 
-    /// Takes the lines of an operand of the same size into the cache, as described at
-    /// [`Step::own_next_stage`].
+    /// Takes the cache lines of this rank's next operand into the cache, if the next operand has
+    /// the same size. See [`Step::own_next_stage`].
     #[inline]
     fn own_next_operand(&self, algorithm: Algorithm) {
         if algorithm == Algorithm::Staged {
@@ -371,7 +376,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Publishes the entry of this rank, with the operand or with the codes of the buffers.
+    /// Publishes the entry of this rank. The entry contains the operand, or the codes of the
+    /// buffers as described at [`Run::code`].
     #[inline]
     fn enter(&self, algorithm: Algorithm, call: &CallWords, signature: u64) -> Entry {
         let mut entry = Entry { signature, payload: [0; 3] };
@@ -410,8 +416,8 @@ impl Run<'_> {
         self.agree(agreed, signature)
     }
 
-    /// Records that every rank has entered. Returns an error if calls differ. `agreed` is whether
-    /// the calls are known to be the same. `signature` is that of this rank's call.
+    /// Records that every rank has entered. Returns an error if calls differ. `agreed` is `true` if
+    /// the calls are known to be the same. `signature` is the signature of this rank's call.
     #[inline]
     fn agree(&self, agreed: bool, signature: u64) -> Result<(), Stop> {
         let outcome = if agreed { Ok(()) } else { self.compare_calls() };
@@ -443,8 +449,8 @@ impl Run<'_> {
     }
 
     /// Waits for the entries of all ranks, and computes the result of this rank. Only the entry of
-    /// the root contains an operand. So fewer words of the other lines are read than in
-    /// [`Run::entries`].
+    /// the root contains an operand. So this function reads only the signatures in the entries of
+    /// the other ranks, unlike [`Run::entries`].
     #[inline]
     fn take_from_root(&self, algorithm: Algorithm, mine: Entry, limit: Limit) -> Result<(), Stop> {
         let root = self.op.root.index();
@@ -469,8 +475,9 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Runs a collective whose operands stay in the buffers of the callers. All ranks have entered,
-    /// and have completed `phases_done` phases.
+    /// Runs a collective whose entries contain the codes of the buffers instead of the operands.
+    /// All ranks have entered. `phases_done` is the number of synchronizations of all ranks that
+    /// this collective has already executed.
     fn large(&self, entries: &[Entry], counts: Option<&Counts>, phases_done: u32) -> Result<(), Stop> {
         if entries.iter().all(|entry| is_symmetric(entry.payload[0]) && is_symmetric(entry.payload[1])) {
             self.direct(entries, counts, phases_done)
@@ -481,7 +488,9 @@ impl Run<'_> {
         }
     }
 
-    /// Returns the code of a buffer, which identifies the buffer in the entry.
+    /// Returns the code by which an entry identifies a buffer. The code is the offset of a
+    /// symmetric buffer, the address of a private buffer with the flag [`PRIVATE`], or
+    /// [`NO_BUFFER`].
     fn code(&self, place: Option<Place>) -> u64 {
         match place {
             None => NO_BUFFER,
@@ -507,14 +516,14 @@ impl Run<'_> {
     }
 }
 
-/// Code of a missing buffer.
+/// Code of a buffer that the rank did not pass, as described at [`Run::code`].
 const NO_BUFFER: u64 = u64::MAX;
-/// Flag in the code of a private buffer. The rest of the code is the address in the process of the
-/// owner.
+/// Flag in the code of a private buffer. The other bits of the code are the address of the buffer
+/// in the process of the buffer's owner.
 const PRIVATE: u64 = 1 << 63;
 
-/// Returns whether other ranks can access the buffer directly. Also returns `true` for a missing
-/// buffer.
+/// Returns whether `code` identifies a symmetric buffer, which other ranks can access directly.
+/// Also returns `true` for [`NO_BUFFER`].
 fn is_symmetric(code: u64) -> bool {
     code == NO_BUFFER || code & PRIVATE == 0
 }

@@ -1,5 +1,5 @@
-//! RMSNorm after an all-reduce. The ranks communicate only for the all-reduce. Then each rank
-//! computes the norm of all rows by itself.
+//! RMSNorm after an all-reduce. The ranks communicate only in the all-reduce. After the all-reduce,
+//! each rank computes the norm of all rows without communication.
 
 use crate::ops::shared::Shared;
 use crate::simd;
@@ -10,7 +10,8 @@ use peerweave_core::backend::{Collective, NormScale, Place, Quantization, RmsNor
 pub(super) struct Norm {
     /// The original call, whose result is the norm.
     op: Collective,
-    /// Memory for the sum, if the result is quantized and so has another type.
+    /// Memory for the sum of the all-reduce, if the result is quantized. In this case, the result
+    /// has another type than the sum.
     sum: Vec<u64>,
 }
 

@@ -1,9 +1,10 @@
 //! Collectives that first copy their operands to memory that all ranks can read. This memory is the
-//! entry line, a staging area, or a staging area block by block.
+//! entry line or a staging area. A large operand passes through the staging areas block by block.
 //!
-//! All collectives use one scheme. A rank packs its operand, all ranks synchronize, and each rank
-//! computes its result from the packed operands. An operand is packed before any result of its
-//! block is written, so a result may overwrite an operand.
+//! All collectives in this file work in the same way. A rank packs its operand, which means that
+//! the rank copies the operand to this memory. Then all ranks synchronize, and each rank computes
+//! its result from the packed operands. An operand is packed before any result of its block is
+//! written, so a result may overwrite an operand.
 //!
 //! Reuse of staging areas: round `i` uses area `i & 1`. A rank packs round `i + 2` after it has
 //! seen that every rank has packed round `i + 1`. Each rank packs round `i + 1` only after it has
@@ -21,8 +22,7 @@ use crate::sync::wait::Stop;
 use peerweave_core::backend::CollectiveKind as Kind;
 use std::ops::Range;
 
-/// Copies a part of an operand to its place in a result. Does nothing if both addresses are the
-/// same.
+/// Copies a part of an operand to a result. Does nothing if both addresses are the same.
 ///
 /// # Safety
 /// As for [`simd::copy`], or both addresses are the same.
@@ -63,8 +63,8 @@ impl Run<'_> {
         }
     }
 
-    /// Copies `count` elements. The strides of source and target count elements. Packed memory has
-    /// stride 1.
+    /// Copies `count` elements. The strides of source and target are numbers of elements. Packed
+    /// memory has the stride 1.
     fn copy_strided(&self, to: *mut u8, to_stride: usize, from: *const u8, from_stride: usize, count: usize) {
         let size = self.element_bytes();
         for i in 0..count {
@@ -96,10 +96,10 @@ impl Run<'_> {
         self.consume(&inputs, 0..self.op.count);
     }
 
-    /// Returns the operand of this rank in the buffer of the caller, if it has the same layout
-    /// there as in the staging area. A rank does not read its own staging area, because that read
-    /// would wait until the stores have left the core. A result in place overwrites only the part
-    /// of the operand from which it is computed.
+    /// Returns the address of this rank's operand in the buffer of the caller. Returns `None` if
+    /// the packed operand has another layout than the buffer. A rank does not read its own staging
+    /// area, because that read would wait until the stores have left the core. A result in place
+    /// overwrites only the part of the operand from which the result is computed.
     #[inline]
     fn own_operand(&self) -> Option<*const u8> {
         let lies_apart = self.op.kind == Kind::AllToAllStrided || self.op.function().is_some();
@@ -174,8 +174,9 @@ impl Run<'_> {
         }
     }
 
-    /// Runs the rest of the collective block by block through the staging areas, after its first
-    /// `phases_done` phases.
+    /// Runs the rest of the collective block by block through the staging areas, after all ranks
+    /// have entered. `phases_done` is the number of synchronizations of all ranks that this
+    /// collective has already executed.
     pub(super) fn in_rounds(&self, entries: &[Entry], counts: Option<&Counts>, phases_done: u32) -> Result<(), Stop> {
         let fitting = STAGE_BYTES / self.element_bytes() / self.parts();
         let block_len = if fitting < 16 { fitting } else { fitting / 16 * 16 };
@@ -217,8 +218,8 @@ impl Run<'_> {
         self.step.sync(phase + 1)
     }
 
-    /// Reduces the share of this rank of the packed operands. Stores the result in the staging
-    /// areas of all ranks, in place of the operands.
+    /// Reduces one share of the packed operands of all ranks, which is the share of this rank.
+    /// Stores the result in the staging areas of all ranks, where it replaces the operands.
     fn reduce_share(&self, inputs: &[Input], block_len: usize) {
         let size = self.element_bytes();
         let mine = share(block_len, self.n, self.me, size);

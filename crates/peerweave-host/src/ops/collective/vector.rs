@@ -1,15 +1,16 @@
 //! Collectives with parts of different lengths: all-to-all-v, all-gather-v, gather-v and scatter-v.
 //! A rank need not know the counts of all pairs of ranks.
 //!
-//! The counts of a rank determine how the rank sends its parts. There are three choices: slots in
-//! its entry line, slots in its staging area, or no slots. Slots have equal lengths, and there is
-//! one slot for each rank. The entry contains the choice. If all ranks use slots, each rank reads
-//! its parts from the slots, and the entries are the only synchronization. If a rank uses no slots,
-//! all ranks exchange all counts, and continue like other collectives with large operands.
+//! The counts of a rank determine how the rank passes its parts to the other ranks. There are three
+//! choices: slots in its entry line, slots in its staging area, or no slots. Slots have equal
+//! lengths, and there is one slot for each rank. The entry contains the choice. If all ranks use
+//! slots, each rank reads its parts from the slots, and the entries are the only synchronization.
+//! If any rank uses no slots, all ranks exchange all counts, and continue like other collectives
+//! with large operands.
 //!
-//! Each entry also contains the balance of the counts of its rank. All ranks add up the balances,
-//! so all ranks detect a disagreement. They then exchange the counts only to describe the
-//! disagreement.
+//! Each entry also contains the balance of the rank's counts, as described at [`balance`]. All
+//! ranks add up the balances, so all ranks detect a disagreement. After a disagreement, the ranks
+//! exchange the counts only to describe the disagreement.
 
 use super::Run;
 use super::counts::balance;
@@ -20,8 +21,8 @@ use crate::simd;
 use crate::sync::wait::Stop;
 use peerweave_core::backend::{CollectiveKind, VectorCounts};
 
-/// The method by which the parts of a rank travel. Encoded in the lowest bits of the last word of
-/// the entry.
+/// The memory in which a rank passes its parts to the other ranks. The lowest bits of the last word
+/// of the entry encode this value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 enum Slots {
@@ -31,12 +32,12 @@ enum Slots {
     None = 2,
 }
 
-/// Bits of the last word of an entry that contain its [`Slots`]. The other bits contain the balance
-/// modulo 2^62.
+/// Mask of the bits of an entry's last word that contain a [`Slots`] value. The other bits contain
+/// the balance of the counts, modulo 2^62.
 const SLOTS: u64 = 3;
 const SLOTS_BITS: u32 = 2;
 
-/// Number of bytes of an entry that are available for slots.
+/// Number of bytes of an entry's payload that are available for slots.
 const LINE_BYTES: usize = PAYLOAD_BYTES - size_of::<u64>();
 
 impl Slots {
@@ -49,8 +50,8 @@ impl Slots {
         }
     }
 
-    /// Returns the length of a slot, in bytes, in a team of `n` ranks. The computation avoids a
-    /// division, which would take as long as the rest.
+    /// Returns the length of a slot, in bytes, in a team of `n` ranks. The computation uses a
+    /// shift, because a division would be slow.
     #[inline]
     fn bytes(self, n: usize) -> usize {
         let shift = usize::BITS - (n - 1).leading_zeros();
@@ -68,8 +69,8 @@ impl Run<'_> {
         self.op.counts.as_ref().expect("peerweave-core bug: the collective has no counts")
     }
 
-    /// Returns the entry of this rank. If the parts fit in slots, also packs them. Otherwise
-    /// publishes the counts.
+    /// Returns the entry of this rank. If the parts fit in slots, also copies the parts to the
+    /// slots. Otherwise, publishes the counts of this rank.
     #[inline]
     pub(super) fn vector_entry(&self, signature: u64) -> Entry {
         let (counts, size) = (self.vector_counts(), self.element_bytes());
@@ -147,16 +148,16 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Returns whether results of this rank may overwrite parts of its operand that it has not read
-    /// yet. This is the case in an all-to-all-v in place. In other cases the part for this rank
-    /// itself need not be packed.
+    /// Returns whether the collective is an all-to-all-v in place. In this case, results may
+    /// overwrite parts of the operand that this rank has not read yet. In other collectives, the
+    /// part that this rank sends to itself need not be packed.
     #[inline]
     pub(super) fn overwrites_operand(&self) -> bool {
         self.op.kind == CollectiveKind::AllToAllV && self.op.send == self.op.recv
     }
 
-    /// Takes the slots of an operation with the same counts into the cache, as described at
-    /// [`Step::own_next_stage`](crate::sync::step::Step::own_next_stage).
+    /// Takes the slots of the next operation into the cache, if the next operation has the same
+    /// counts. See [`Step::own_next_stage`](crate::sync::step::Step::own_next_stage).
     #[inline]
     fn own_next_slots(&self, slots: Slots, counts: &VectorCounts) {
         if slots != Slots::Staged {
@@ -168,8 +169,8 @@ impl Run<'_> {
         }
     }
 
-    /// Runs the rest of the collective if the parts of a rank do not fit in slots, or if counts
-    /// differ.
+    /// Runs the rest of the collective if the parts of a rank do not fit in slots, or if the counts
+    /// of two ranks disagree.
     #[cold]
     fn vector_without_slots(&self, entries: &mut [Entry]) -> Result<(), Stop> {
         // Calls are compared in full, because ranks access buffers that other ranks name.

@@ -28,7 +28,7 @@ pub(crate) unsafe fn read(pid: u64, from: u64, to: *mut u8, bytes: usize) -> io:
 }
 
 /// Checks that the word at `from` in process `pid` can be read and is `expected`. Returns the
-/// reason if not.
+/// reason if the check fails.
 pub(crate) fn probe(pid: u64, from: u64, expected: u64) -> Result<(), String> {
     let mut word = 0u64;
     // SAFETY: `word` is a local variable of 8 bytes.

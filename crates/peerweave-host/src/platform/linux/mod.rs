@@ -6,7 +6,7 @@ mod region;
 pub(crate) use peerweave_bootstrap::process::{Pid, Watch, pid_namespace as namespace};
 pub(crate) use region::Region;
 
-/// Whether PEs can be processes. The error is the reason why not.
+/// Whether PEs can be processes. An error contains the reason why PEs cannot be processes.
 pub(crate) const PROCESSES: Result<(), &str> = Ok(());
 
 /// Size in bytes of the heap of a PE if the options contain no size. `None` means the size of the
@@ -14,7 +14,7 @@ pub(crate) const PROCESSES: Result<(), &str> = Ok(());
 pub(crate) const DEFAULT_HEAP_BYTES: Option<usize> = None;
 
 /// Returns the number of the processor on which this thread runs. Returns `None` if the system does
-/// not report it.
+/// not report the processor.
 #[inline]
 pub(crate) fn processor() -> Option<u64> {
     // SAFETY: the function takes no arguments and returns a number, or -1 if the number is unknown.

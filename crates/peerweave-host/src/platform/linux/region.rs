@@ -1,5 +1,5 @@
-//! A range of memory that several processes can map. It is a memory file without a name, which the
-//! system frees when the last process that maps it has ended.
+//! A range of memory that several processes can map. The range is a memory file without a name. The
+//! system frees the file when the last process that maps the file has ended.
 
 use crate::platform::ShareError;
 use peerweave_bootstrap::Rendezvous;
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn two_mappings_of_one_file_share_their_memory() {
+    fn two_mappings_of_one_file_share_memory() {
         let file = create(2 * ALIGN).unwrap();
         let [one, two] = [map(&file, 2 * ALIGN).unwrap(), map(&file, 2 * ALIGN).unwrap()];
         // SAFETY: the start of a mapping is aligned, and atomics accept any bytes.

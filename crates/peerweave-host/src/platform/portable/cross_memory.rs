@@ -5,8 +5,8 @@ use std::io;
 /// Returns an error of kind `Unsupported`.
 ///
 /// # Safety
-/// There is no requirement here. The function is unsafe because the function for Linux has
-/// requirements.
+/// This function has no requirements. It is `unsafe` only because the function of the same name for
+/// Linux has requirements.
 pub(crate) unsafe fn read(_pid: u64, _from: u64, _to: *mut u8, _bytes: usize) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }

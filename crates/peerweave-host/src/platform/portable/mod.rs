@@ -5,7 +5,7 @@ mod region;
 
 pub(crate) use region::Region;
 
-/// Whether PEs can be processes. The error is the reason why not.
+/// Whether PEs can be processes. An error contains the reason why PEs cannot be processes.
 pub(crate) const PROCESSES: Result<(), &str> =
     Err("PEs that are processes need Linux: run PEs as threads of one process with `on_threads`");
 
@@ -13,11 +13,13 @@ pub(crate) const PROCESSES: Result<(), &str> =
 /// some systems do not allow a program to reserve more memory than the machine has.
 pub(crate) const DEFAULT_HEAP_BYTES: Option<usize> = Some(256 << 20);
 
-/// ID of a process other than this process. There are no such processes.
+/// ID of another process of the job. On this platform, a job has only one process, so this type has
+/// no values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pid {}
 
-/// A process that is watched. There are no such processes.
+/// Another process of the job, whose end is watched. On this platform, a job has only one process,
+/// so this type has no values.
 #[derive(Debug)]
 pub(crate) enum Watch {}
 
@@ -31,7 +33,8 @@ impl Watch {
     }
 }
 
-/// Returns `None`, because threads do not know their processors. They yield when they wait.
+/// Returns `None`, because the standard library does not report the processor of a thread. So a
+/// waiter cannot detect that another PE runs on the same processor.
 pub(crate) fn processor() -> Option<u64> {
     None
 }

@@ -47,8 +47,8 @@ impl Region {
         Ok(Self { allocated, layout, base })
     }
 
-    /// Returns an error, because processes cannot share memory on this platform. Jobs of several
-    /// processes are refused earlier.
+    /// Returns an error, because processes cannot share memory on this platform. `Host::join`
+    /// refuses a job of several processes before it calls this function.
     pub(crate) fn shared(
         _rendezvous: &Rendezvous,
         _members: &[Pe],
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn error_for_a_too_large_range_names_the_setting() {
+    fn error_for_a_too_large_heap_names_the_environment_variable() {
         let error = Region::own(usize::MAX / 4, 2 << 20, "a test").unwrap_err();
         assert!(error.to_string().contains("PEERWEAVE_HEAP_BYTES"), "{error}");
         assert!(Region::own(usize::MAX, 2 << 20, "a test").is_err());

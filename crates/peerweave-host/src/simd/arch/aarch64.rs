@@ -8,13 +8,13 @@ use super::{Arch, Kernel, Vector};
 use core::arch::aarch64::{float32x4_t, uint8x16_t, uint16x4_t};
 use core::arch::asm;
 
-/// Accesses of less than a vector, each with one `ldr` or `str`.
+/// Reads and writes of 1, 2, 4 or 8 bytes, each with one load or store instruction.
 pub(crate) mod word {
     use core::arch::asm;
 
     macro_rules! word {
         ($($t:ty, $load_asm:literal, $store_asm:literal: $load:ident $store:ident),*) => {$(
-            /// Reads one word at any address.
+            /// Reads one integer at any address.
             ///
             /// # Safety
             /// As for [`super::Vector::load`].
@@ -29,7 +29,7 @@ pub(crate) mod word {
                 value
             }
 
-            /// Writes one word at any address.
+            /// Writes one integer at any address.
             ///
             /// # Safety
             /// As for [`super::Vector::store`].
@@ -50,7 +50,7 @@ pub(crate) mod word {
     );
 }
 
-/// A NEON register.
+/// A NEON register, which has 16 bytes.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct Quad(uint8x16_t);
@@ -120,7 +120,7 @@ unsafe impl Vector for Quad {
     }
 }
 
-/// The instruction set of every aarch64 processor.
+/// The instruction set NEON, which every aarch64 processor has.
 #[derive(Clone, Copy)]
 pub(crate) struct Neon;
 

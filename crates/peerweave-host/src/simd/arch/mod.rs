@@ -4,9 +4,9 @@
 //! This module contains no algorithm. Invariant: copies and reductions access shared memory only
 //! through functions of this module. No such function is an ordinary Rust load or store.
 //!
-//! [`portable`] is the specification: relaxed atomic accesses of single bytes. The file of an
-//! instruction set has the same effects, with one instruction of inline assembly. The documentation
-//! of [`super`] explains why that is sound.
+//! [`portable`] is the specification: relaxed atomic accesses of single bytes. The files of the
+//! other instruction sets have the same effects, with one instruction of inline assembly for each
+//! access. The documentation of [`super`] explains why that is sound.
 
 use super::lanes::{Lanes, Storage};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -18,8 +18,8 @@ pub(super) mod portable;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 pub(super) mod x86_64;
 
-/// Accesses of 1, 2, 4 and 8 bytes at any alignment, which every processor of this architecture
-/// supports.
+/// Functions that read and write 1, 2, 4 or 8 bytes at any alignment. Every processor of this
+/// architecture supports these functions.
 pub(super) mod word {
     #[cfg(all(target_arch = "aarch64", target_endian = "little", not(miri)))]
     pub(in super::super) use super::aarch64::word::*;
@@ -134,7 +134,7 @@ pub(super) unsafe trait Arch: Copy + 'static {
     /// The processor has the instruction set, and the requirements of the kernel are met.
     unsafe fn enter<K: Kernel>(kernel: K);
 
-    /// Orders streaming stores before every later store of this thread, like ordinary stores.
+    /// Orders the earlier streaming stores of this thread before its later stores.
     fn fence_streaming();
 
     /// Copies with the string instruction of the processor. Returns `false`, and copies nothing, if
@@ -176,8 +176,8 @@ pub(super) unsafe trait Arch: Copy + 'static {
         super::float16::narrow_all(from, into);
     }
 
-    /// Reads the first `bytes` bytes of a vector. The rest of the vector is zero. `bytes` must be
-    /// less than `BYTES`.
+    /// Reads `bytes` bytes into the first bytes of a vector. The rest of the vector is zero.
+    /// `bytes` must be less than `BYTES`.
     ///
     /// # Safety
     /// As for [`Vector::load`], for `bytes` bytes.
@@ -227,7 +227,7 @@ pub(crate) struct Isa(Level);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-#[allow(dead_code, reason = "each architecture has its own")]
+#[allow(dead_code, reason = "each architecture uses only some of the levels")]
 enum Level {
     Portable = 1,
     Sse2,
@@ -254,7 +254,7 @@ impl Level {
 
 impl Isa {
     /// Returns the instruction set of a level. Returns `None` if this processor or this build lacks
-    /// it.
+    /// the instruction set.
     fn new(level: Level) -> Option<Self> {
         let has = match level {
             #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -339,7 +339,7 @@ impl Isa {
             #[cfg(any(test, miri, not(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))))]
             // SAFETY: as above.
             Level::Portable => unsafe { portable::Portable::enter(kernel) },
-            #[allow(unreachable_patterns, reason = "reachable in no build: [I1], and `new` makes built levels only")]
+            #[allow(unreachable_patterns, reason = "no build reaches this arm: by [I1], a value has a level with code")]
             _ => unreachable!("this build has no code for {}", self.name()),
         }
     }

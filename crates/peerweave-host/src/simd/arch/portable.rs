@@ -1,11 +1,13 @@
-//! The specification: every access is a relaxed atomic access of single bytes. Used by miri, by the
-//! tests as the reference, and on architectures without their own file.
+//! An instruction set in portable Rust: every access consists of relaxed atomic accesses of single
+//! bytes. This file is the specification of the other instruction sets. miri, the tests, and
+//! architectures without their own file use this file.
 //!
-//! This code is not fast. It accesses bytes instead of words. In Rust, racing atomic accesses of
-//! different sizes are undefined, and two copies may divide the same memory into words differently.
+//! This code is not fast, because it accesses bytes instead of words. In Rust, racing atomic
+//! accesses of different sizes are undefined, and two copies may divide the same memory into words
+//! differently.
 //!
-//! miri: under Stacked Borrows, an atomic load needs a pointer that also allows writing. Under Tree
-//! Borrows it does not.
+//! Under miri with Stacked Borrows, an atomic load needs a pointer that also allows writing. Under
+//! Tree Borrows, the load needs only a pointer that allows reading.
 
 use super::super::lanes::Storage;
 use super::{Arch, Kernel, Vector};
@@ -36,12 +38,12 @@ unsafe fn store_bytes<const N: usize>(bytes: [u8; N], to: *mut u8) {
     }
 }
 
-/// Accesses of less than a vector.
-#[allow(dead_code, reason = "if an architecture has a file of its own, only the words of that file are used")]
+/// Reads and writes of 1, 2, 4 or 8 bytes.
+#[allow(dead_code, reason = "if an architecture has a file of its own, only the functions of that file are used")]
 pub(crate) mod word {
     macro_rules! word {
         ($($t:ty: $load:ident $store:ident),*) => {$(
-            /// Reads one word at any address.
+            /// Reads one integer at any address.
             ///
             /// # Safety
             /// As for [`super::Vector::load`].
@@ -51,7 +53,7 @@ pub(crate) mod word {
                 <$t>::from_ne_bytes(unsafe { super::load_bytes(from) })
             }
 
-            /// Writes one word at any address.
+            /// Writes one integer at any address.
             ///
             /// # Safety
             /// As for [`super::Vector::store`].

@@ -16,13 +16,13 @@ use core::arch::x86_64::{
     _mm512_storeu_ps,
 };
 
-/// Accesses of less than a vector, each with one `mov`.
+/// Reads and writes of 1, 2, 4 or 8 bytes, each with one `mov` instruction.
 pub(crate) mod word {
     use core::arch::asm;
 
     macro_rules! word {
         ($($t:ty, $register:ident, $load_asm:literal, $store_asm:literal: $load:ident $store:ident),*) => {$(
-            /// Reads one word at any address.
+            /// Reads one integer at any address.
             ///
             /// # Safety
             /// As for [`super::Vector::load`].
@@ -38,7 +38,7 @@ pub(crate) mod word {
                 value
             }
 
-            /// Writes one word at any address.
+            /// Writes one integer at any address.
             ///
             /// # Safety
             /// As for [`super::Vector::store`].
@@ -218,15 +218,15 @@ macro_rules! vector {
 }
 
 vector!(
-    /// An SSE2 register.
+    /// An SSE2 register, which has 16 bytes.
     Xmm, xmm, __m128i, xmm_reg, 16, [16 32 48], "sse2", "movdqu", "movntdq"
 );
 vector!(
-    /// An AVX register.
+    /// An AVX register, which has 32 bytes.
     Ymm, ymm, __m256i, ymm_reg, 32, [32 64 96], "avx2", "vmovdqu", "vmovntdq"
 );
 vector!(
-    /// An AVX-512 register.
+    /// An AVX-512 register, which has 64 bytes.
     Zmm, zmm, __m512i, zmm_reg, 64, [64 128 192], "avx512f", "vmovdqu64", "vmovntdq"
 );
 
@@ -281,7 +281,7 @@ macro_rules! strings {
     };
 }
 
-/// The instruction set of every x86-64 processor.
+/// The instruction set SSE2, which every x86-64 processor has.
 #[derive(Clone, Copy)]
 pub(crate) struct Sse2;
 

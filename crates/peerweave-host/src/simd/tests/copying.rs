@@ -7,8 +7,8 @@ use proptest::prelude::*;
 
 const FEW: bool = cfg!(miri);
 
-/// Copies with every instruction set, through the caches and bypassing them, and compares the
-/// result.
+/// Copies `len` bytes with every instruction set, by ordinary and by streaming copies. Compares the
+/// results with the source.
 #[track_caller]
 fn check_copy(len: usize, from: usize, to: usize, random: &mut Random) {
     let bytes = random.bytes(len);
@@ -16,7 +16,7 @@ fn check_copy(len: usize, from: usize, to: usize, random: &mut Random) {
         let (mut source, mut target) = (Guarded::new(&bytes, from), Guarded::new(&vec![0; len], to));
         f(target.as_mut_ptr(), source.as_mut_ptr());
         let what = format!("{name}, {len} bytes from {from} to {to}");
-        assert!(target.content() == bytes, "{what}: wrong bytes");
+        assert!(target.content() == bytes, "{what}: the copy differs from the source");
         target.assert_guards(&what);
         source.assert_guards(&what);
     };
@@ -42,7 +42,7 @@ fn check_zero(len: usize, at: usize, random: &mut Random) {
         let mut target = Guarded::new(&bytes, at);
         f(target.as_mut_ptr());
         let what = format!("{name}, {len} bytes at {at}");
-        assert!(target.content().iter().all(|&byte| byte == 0), "{what}: not zero");
+        assert!(target.content().iter().all(|&byte| byte == 0), "{what}: a byte is not zero");
         target.assert_guards(&what);
     };
     // SAFETY: the buffer has `len` bytes, and no other code accesses it.
@@ -54,7 +54,7 @@ fn check_zero(len: usize, at: usize, random: &mut Random) {
 }
 
 #[test]
-fn short_lengths_are_copied_at_several_alignments() {
+fn short_copies_are_correct_at_several_alignments() {
     let mut random = Random(4);
     for len in (0..=300).step_by(if FEW { 61 } else { 1 }) {
         for (from, to) in [(0, 0), (0, 1), (1, 0), (3, 3), (8, 40), (63, 62), (31, 33)] {
@@ -82,7 +82,7 @@ fn copies_near_the_thresholds_of_rep_movsb_are_complete() {
 }
 
 #[test]
-fn strided_elements_are_gathered_and_scattered() {
+fn strided_copy_writes_exactly_the_strided_elements() {
     let mut random = Random(6);
     for element in [1usize, 2, 3, 4, 8, 12, 16, 40] {
         for (to_stride, from_stride, count) in [(1, 1, 9), (1, 3, 10), (4, 1, 11), (3, 5, 7), (2, 2, 0), (2, 9, 1)] {
@@ -106,7 +106,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: if FEW { 4 } else { 512 }, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_length_is_copied_and_zeroed_exactly(len in 0usize..5000, from in 0usize..64, to in 0usize..64, seed in 1u64..) {
+    fn copies_and_zero_fills_of_any_length_are_exact(len in 0usize..5000, from in 0usize..64, to in 0usize..64, seed in 1u64..) {
         let mut random = Random(seed);
         let len = if FEW { len % 100 } else { len };
         check_copy(len, from, to, &mut random);

@@ -1,8 +1,7 @@
 //! Tests the copies and reductions against simple implementations, with every instruction set of
 //! this processor.
 //!
-//! Other tests check which of these functions a collective uses. Invariant: a test compares bits
-//! exactly, without a tolerance.
+//! Invariant: a test compares bits exactly, without a tolerance.
 
 mod copying;
 mod oracle;
@@ -51,8 +50,9 @@ impl Guarded {
         Self { memory, start, len: content.len() }
     }
 
-    /// Returns a mutable pointer, which is also used for sources. The portable implementation reads
-    /// through an atomic, and Stacked Borrows allows that only if the pointer allows writing.
+    /// Returns a mutable pointer, which tests also use for the source of a copy. The portable
+    /// implementation reads through an atomic, and Stacked Borrows allows that only if the pointer
+    /// allows writing.
     fn as_mut_ptr(&mut self) -> *mut u8 {
         self.memory[self.start..].as_mut_ptr()
     }

@@ -4,7 +4,8 @@
 use half::{bf16, f16};
 use peerweave_types::{DType, ReduceOp};
 
-/// Returns the expected result of `reduce`.
+/// Returns the expected result of a reduction. Each input consists of its elements, as bytes, and
+/// its scalar.
 pub(super) fn reduce(dtype: DType, op: ReduceOp, inputs: &[(Vec<u8>, u64)]) -> Vec<u8> {
     match dtype {
         DType::I8 => integers::<1>(op, inputs, true),
@@ -69,13 +70,13 @@ fn integers<const N: usize>(op: ReduceOp, inputs: &[(Vec<u8>, u64)], signed: boo
         let value = match op {
             ReduceOp::Sum => elements.sum(),
             ReduceOp::Prod => elements.fold(1i128, |product, element| wrap(product.wrapping_mul(element))),
-            ReduceOp::Min => elements.min().expect("there is an input"),
-            ReduceOp::Max => elements.max().expect("there is an input"),
+            ReduceOp::Min => elements.min().expect("the reduction has an input"),
+            ReduceOp::Max => elements.max().expect("the reduction has an input"),
             ReduceOp::Avg => wrap(elements.sum()) / count,
             ReduceOp::PreMulSum => numbers.map(|(element, scalar)| wrap(element.wrapping_mul(scalar))).sum(),
-            ReduceOp::And => elements.reduce(|a, b| a & b).expect("there is an input"),
-            ReduceOp::Or => elements.reduce(|a, b| a | b).expect("there is an input"),
-            ReduceOp::Xor => elements.reduce(|a, b| a ^ b).expect("there is an input"),
+            ReduceOp::And => elements.reduce(|a, b| a & b).expect("the reduction has an input"),
+            ReduceOp::Or => elements.reduce(|a, b| a | b).expect("the reduction has an input"),
+            ReduceOp::Xor => elements.reduce(|a, b| a ^ b).expect("the reduction has an input"),
             _ => unreachable!("{op} has no reference implementation"),
         };
         value.to_le_bytes().into_iter().take(N)
@@ -123,16 +124,16 @@ fn floats<const N: usize, F: Float>(
         let numbers = column.iter().map(|&(element, scalar)| (number(element), number(scalar)));
         let mut elements = numbers.clone().map(|(element, _)| element);
         let value = match op {
-            ReduceOp::Sum => elements.reduce(|a, b| a + b).expect("there is an input"),
-            ReduceOp::Prod => elements.reduce(|a, b| a * b).expect("there is an input"),
+            ReduceOp::Sum => elements.reduce(|a, b| a + b).expect("the reduction has an input"),
+            ReduceOp::Prod => elements.reduce(|a, b| a * b).expect("the reduction has an input"),
             ReduceOp::Min => elements.filter(|e| !e.is_nan()).min_by(F::order).unwrap_or(F::nan()),
             ReduceOp::Max => elements.filter(|e| !e.is_nan()).max_by(F::order).unwrap_or(F::nan()),
             ReduceOp::Avg => {
-                let first = elements.next().expect("there is an input");
+                let first = elements.next().expect("the reduction has an input");
                 elements.fold(first, |a, b| a + b) / count
             }
             ReduceOp::PreMulSum => {
-                numbers.map(|(element, scalar)| element * scalar).reduce(|a, b| a + b).expect("there is an input")
+                numbers.map(|(element, scalar)| element * scalar).reduce(|a, b| a + b).expect("the reduction has an input")
             }
             _ => unreachable!("{op} is not defined on floats"),
         };

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 const ROUNDS: usize = if cfg!(miri) { 3 } else { 3000 };
 const BYTES: usize = if cfg!(miri) { 100 } else { 4096 };
 
-/// Returns memory that threads share like the symmetric heap: by address, never by reference to its
-/// bytes.
+/// Returns memory that threads share by its address, like the symmetric heap, and never by a
+/// reference to plain bytes.
 fn shared() -> Vec<AtomicU8> {
     (0..BYTES).map(|_| AtomicU8::new(0)).collect()
 }
@@ -93,7 +93,7 @@ fn release_store_publishes_earlier_streaming_stores() {
             // This store is before the assertion, because a failed assertion must not leave the
             // writer waiting.
             round_read.store(round, Ordering::Release);
-            assert!(seen.iter().all(|&byte| byte == round as u8), "round {round}");
+            assert!(seen.iter().all(|&byte| byte == round as u8), "round {round}: a byte is not the byte of this round");
         }
     });
 }

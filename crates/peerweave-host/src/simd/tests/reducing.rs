@@ -153,7 +153,7 @@ fn reductions_are_correct_at_vector_boundaries() {
 }
 
 #[test]
-fn every_type_and_operation_is_correct_at_larger_counts() {
+fn every_type_and_reduction_is_correct_at_large_counts() {
     let mut random = Random(2);
     for (dtype, op) in reducible() {
         for count in if FEW { &[70][..] } else { &[1023, 1024, 1025, 4095, 4096, 4097] } {

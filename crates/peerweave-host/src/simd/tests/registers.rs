@@ -7,7 +7,7 @@ use super::super::{Input, Stores, copy, copy::Copy, copy::CopyStreaming, copy::Z
 use peerweave_types::{DType, ReduceOp};
 
 /// Functions that check the state of vector registers. Tests of whole operations also use them.
-#[allow(unreachable_pub, reason = "public in the crate whose file it is")]
+#[allow(unreachable_pub, reason = "the items are public in the other crate that includes this file")]
 #[path = "../../../../../tests/src/run/vector_state.rs"]
 mod vector_state;
 
@@ -18,7 +18,7 @@ fn assert_clean(what: &dyn std::fmt::Display, work: impl FnOnce()) {
     work();
     let dirty = upper_halves_in_use();
     clean();
-    assert!(!dirty, "upper halves in use after {what}");
+    assert!(!dirty, "the upper halves of vector registers are in use after {what}");
 }
 
 #[test]
