@@ -9,7 +9,7 @@ use super::report::{Report, Table};
 const MAP: u32 = 430;
 const HEAD: u32 = 70;
 
-/// Returns an SVG picture with a heat map of each table, two in a row.
+/// Returns an SVG picture with a heat map of each table. Two heat maps are side by side.
 pub(super) fn svg(report: &Report) -> Result<String, String> {
     let rows = report.tables.len().div_ceil(2).max(1) as u32;
     let size = (2 * MAP, HEAD + rows * MAP);

@@ -20,7 +20,7 @@ use crate::workload::pattern::Sample;
 /// error, which names the PE at fault, is reported first.
 pub(super) const DEADLINE: Duration = Duration::from_secs(40);
 
-/// One case, with its buffers.
+/// The trial that measures one case with Peerweave's kernels, with its buffers.
 pub(super) struct Own<'a, T: Sample, W> {
     site: &'a Site<'a>,
     world: &'a World,
