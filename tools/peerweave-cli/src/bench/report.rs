@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn note_is_printed_with_the_table_line_that_follows_the_note() {
+    fn note_about_a_table_line_is_printed_before_that_line() {
         let mut collector = Collector::new(config(BenchOp::Put, 2, &[8, 16]));
         let note = |row: usize| Record::Note(Note { row, text: format!("line {row}") });
         // PE 0 is ahead: it explains the second size before PE 1 has measured the first.
