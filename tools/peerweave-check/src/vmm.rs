@@ -219,7 +219,7 @@ fn walk(job: &Job, plan: &Arguments, steps: &mut Steps) -> Result<(), Failure> {
         steps.time(kind, || body(&pes, n))?;
         let third = steady(&pes)?;
         let lost = |before: usize, after: usize| before as i64 - after as i64;
-        kept.push(format!("{kind}: {} and {}", lost(first, second), lost(second, third)));
+        kept.push(format!("{kind}: first pass {}, second pass {}", lost(first, second), lost(second, third)));
         if lost(second, third) > MOST_KEPT {
             return Err(format!(
                 "{n} {kind} leak memory: free memory decreased by {} bytes in the second pass, expected at most {MOST_KEPT}",
@@ -228,7 +228,7 @@ fn walk(job: &Job, plan: &Arguments, steps: &mut Steps) -> Result<(), Failure> {
             .into());
         }
     }
-    pes.say(&format!("decrease of free memory in bytes, in the first and in the second pass: {}", kept.join("; ")));
+    pes.say(&format!("decrease of free memory in bytes: {}", kept.join("; ")));
     let after = steady(&pes)?;
     pes.say(&format!("free memory: {before} before, {after_heap} after the first heap, {after} at the end (bytes)"));
     pes.barrier("measured")?;

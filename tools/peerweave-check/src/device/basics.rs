@@ -15,7 +15,7 @@ pub(crate) fn run(gpu: &Gpu, table: &mut Rows) {
         gpu.load_crate(ring::KERNEL.ptx())?;
         Ok(gpu.barrier("basics loaded")?)
     });
-    table.check("kernel writes own memory", || local(gpu));
+    table.check("a kernel writes memory of its own PE", || local(gpu));
     table.check("each PE puts to and signals the next PE, 100 launches", || around(gpu));
     table.check("1000 barriers in one kernel", || meet(gpu, 1000));
     table.check("wrong arguments are refused before the launch", || refused(gpu));

@@ -1,5 +1,6 @@
-//! A PE kills itself while kernels of the other PEs wait for it. Each other PE must get an error
-//! that names the dead PE, and the GPUs of the other PEs must stay usable.
+//! Checks the death of a PE: a PE kills itself while kernels of the other PEs wait for this PE.
+//! Each other PE must get an error that names the dead PE, and the GPUs of the other PEs must stay
+//! usable.
 
 use std::time::{Duration, Instant};
 

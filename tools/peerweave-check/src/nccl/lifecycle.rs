@@ -52,7 +52,7 @@ pub(crate) fn all(nccl: Nccl, contexts: &[Arc<CudaContext>]) -> Result<usize, St
             }
         };
         step("one thread creates all ranks from an id", by_id);
-        step("a missing rank", missing_rank);
+        step("creation of a communicator without one rank", missing_rank);
         if contexts.len() > 1 {
             step("a first call that other ranks do not make", unconnected);
             step("an expired wait ends only its communicator", expires);
@@ -143,7 +143,7 @@ fn unconnected(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Re
     let outcome = call.and_then(|()| first.comm.wait(&first.stream, SHORT));
     // One thread has all ranks, so the communicator detects that the thread has omitted the other
     // ranks. The error is returned before the deadline.
-    expect("a first all_reduce", began, Duration::ZERO, outcome, |error| {
+    expect("the first all_reduce, on one rank only,", began, Duration::ZERO, outcome, |error| {
         matches!(error, NcclError::Timeout(_)) || matches!(error.misuse_kind(), Some(MisuseKind::NotInGroup { .. }))
     })?;
     Communicator::wait_for_dropped(DEADLINE).then_some(()).ok_or("an abort did not complete before the deadline")?;

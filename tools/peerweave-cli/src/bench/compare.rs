@@ -140,7 +140,8 @@ impl Comparison {
         self.notes.iter().filter(move |note| note.row == row).map(|note| &*note.text)
     }
 
-    /// Adds a record that a PE has sent. Returns the output that this record makes possible.
+    /// Adds a record that a PE has sent. Returns the output that the command can print after this
+    /// record.
     pub fn take(&mut self, record: Record) -> News {
         match record {
             Record::Ready(ready) => {

@@ -113,7 +113,8 @@ impl Collector {
         self.notes.iter().filter(|note| note.row == self.last).map(|note| &*note.text)
     }
 
-    /// Adds a record that a PE has sent. Returns the output that this record makes possible.
+    /// Adds a record that a PE has sent. Returns the output that the command can print after this
+    /// record.
     pub fn take(&mut self, record: Record) -> News {
         match record {
             Record::Note(note) => {

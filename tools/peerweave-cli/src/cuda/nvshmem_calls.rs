@@ -111,7 +111,7 @@ pub(crate) struct Calls<'a, T> {
     pub(super) stream: &'a Arc<CudaStream>,
     pub(super) view: View,
     pub(super) redop: Option<ReduceOp>,
-    /// Whether puts and gets are nbi, completed by a quiet.
+    /// Whether puts and gets are nonblocking (nbi) and completed by a quiet.
     pub(super) nbi: bool,
     /// Memory of the input; unused by the in-place form.
     pub(super) send: Memory<T>,

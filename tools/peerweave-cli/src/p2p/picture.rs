@@ -5,7 +5,8 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::report::{Report, Table};
 
-/// Width and height of a heat map, then height of the header, in pixels.
+/// Width and height of a heat map in pixels. `HEAD` is the height of the header above all heat
+/// maps.
 const MAP: u32 = 430;
 const HEAD: u32 = 70;
 

@@ -1,8 +1,8 @@
 //! Measures the path between two devices: bandwidth by stores, by loads and by copy engine, and the
 //! latency of a flag.
 //!
-//! Prints nothing. The kernels are PTX text (`kernels.ptx`), which the driver compiles when it
-//! loads the text.
+//! This module prints nothing. The kernels are PTX text (`kernels.ptx`), which the driver compiles
+//! when it loads the text.
 //!
 //! Invariant: every wait is limited, on the host by a time and in a kernel by a number of reads.
 //! Transferred data is compared.

@@ -1,6 +1,6 @@
 //! Selects the measurements of `bench p2p` that this machine permits, and makes them.
 //!
-//! Never uses multicast objects.
+//! The measurements never use multicast objects.
 //!
 //! Invariant: measurements that are not possible are listed with the reason.
 

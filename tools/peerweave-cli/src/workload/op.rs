@@ -33,9 +33,9 @@ pub enum BenchOp {
     AllToAllV,
     /// All-gather with different counts for different PEs
     AllGatherV,
-    /// Every PE gets the reduction of the inputs up to its own
+    /// Every PE gets the reduction of the inputs up to and including its own input
     Scan,
-    /// Every PE gets the reduction of the inputs before its own
+    /// Every PE gets the reduction of the inputs before its own input
     ExclusiveScan,
     /// Gather with different counts for different PEs
     GatherV,
@@ -65,7 +65,7 @@ pub enum BenchOp {
     Get,
     /// PE 0 writes into the memory of PE 1, then sets a signal there
     PutSignal,
-    /// PE 0 writes every other element of its input to every other element of PE 1
+    /// PE 0 writes every other element of its input to every other element of a buffer of PE 1
     PutStrided,
     /// PE 0 writes one element into the memory of PE 1
     P,

@@ -9,8 +9,8 @@
 //!   After this connection has closed, no other connection can get the seat.
 //! - [2] Every request of a joined PE is answered, or the connection of the PE is closed. A
 //!   cancelled collective may be answered a second time, which the client ignores.
-//! - [3] `rounds` contains the rounds `first_round..first_round + rounds.len()` without a gap. A
-//!   round is removed only when every PE has entered it.
+//! - [3] `rounds` contains the rounds (collective calls) `first_round..first_round + rounds.len()`
+//!   without a gap. A round is removed only when every PE has entered it.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

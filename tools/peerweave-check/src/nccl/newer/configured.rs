@@ -258,8 +258,8 @@ fn mistakes(part: &Part<'_>, comm: &Communicator) -> Outcome {
 }
 
 /// Checks options that only NCCL can validate, each on its own communicator, and prints the outcome
-/// of each call. NCCL may accept or refuse an option, but the same on all ranks. The result of an
-/// accepted call must be right.
+/// of each call. NCCL may accept or refuse an option, but all ranks must get the same answer. The
+/// result of an accepted call must be right.
 fn tell(part: &Part<'_>) -> Outcome {
     for (what, config) in [
         ("the default policy", CollConfig::new().cta_policy(CtaPolicy::Default)),

@@ -5,7 +5,7 @@
 //! wait without its signal cannot be aborted. Therefore all ranks synchronize on the host before a
 //! rank waits for signals of other ranks.
 //!
-//! NCCL before 2.31 has only one signal and one context. It creates both in the first one-sided
+//! NCCL before 2.31 has only one signal and one context. NCCL creates both in the first one-sided
 //! call, which all ranks must make.
 
 use peerweave_nccl::{Communicator, Config, NcclMem, Rank, Signal, SignalWait, Switch, Version, Window, WindowKind};
@@ -146,7 +146,7 @@ fn ring<T: Sample>(part: &Part<'_>, comm: &Communicator, half: usize) -> Outcome
             part,
             comm,
             &expected,
-            &format!("put_signal of {len} elements {} from index {from} to index {to}", T::DTYPE),
+            &format!("put_signal of {len} elements of type {} from index {from} to index {to}", T::DTYPE),
         )?;
     }
     part.step(&format!("deregistering the window of {}", T::DTYPE));
