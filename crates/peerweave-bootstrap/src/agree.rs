@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn give_up_reports_its_reason_to_other_members() {
+    fn give_up_reports_the_reason_to_other_members() {
         let all = pes(2, |rendezvous| {
             let (some, key) = ([Pe::new(0), Pe::new(1)], "meeting");
             let outcome = match rendezvous.pe().get() {

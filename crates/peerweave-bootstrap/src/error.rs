@@ -247,7 +247,7 @@ pub enum ProtocolError {
     #[error("a hello does not start with the magic bytes of the protocol")]
     Magic,
     /// A hello has a protocol version that differs from the protocol version of this crate.
-    #[error("a hello has version {found}, expected {VERSION}")]
+    #[error("a hello has protocol version {found}, expected {VERSION}")]
     Version {
         /// The protocol version in the hello.
         found: u16,

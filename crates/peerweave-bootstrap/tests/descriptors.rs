@@ -84,7 +84,7 @@ fn exchanged_descriptors_arrive_in_member_order() {
 }
 
 #[test]
-fn single_member_gets_back_the_descriptor_that_it_passed() {
+fn single_member_gets_back_the_passed_descriptor() {
     let alone = Rendezvous::join(&Job::single(), Options::default()).unwrap();
     let members = pes([0]);
     assert_eq!(content(alone.share_descriptor(&members, Some(memory(b"mine"))).unwrap()), b"mine");

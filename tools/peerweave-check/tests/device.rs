@@ -26,7 +26,7 @@ fn missing_driver_is_an_error_that_lists_the_paths_tried() {
 }
 
 #[test]
-fn pe_to_kill_outside_the_job_is_refused() {
+fn kill_option_with_a_pe_outside_the_job_is_refused() {
     Fakes::new().cuda().run(|| {
         let (passed, out) = check(&["--pes", "2", "--kill", "2"]);
         assert!(!passed, "{out}");

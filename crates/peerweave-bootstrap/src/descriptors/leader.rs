@@ -221,7 +221,7 @@ impl Call<'_> {
                 _ => {
                     tracing::debug!(
                         call = self.name,
-                        "dropped a connection: it sent no valid hello, or its member is already connected"
+                        "dropped a connection that sent no valid hello, or whose member is already connected"
                     )
                 }
             }

@@ -101,7 +101,7 @@ impl Job {
             static ONCE: std::sync::Once = std::sync::Once::new();
             ONCE.call_once(|| {
                 let text = format!(
-                    "{name} is set, as by {launcher}, but it does not identify the job of this process, so this is a job of one PE; \
+                    "{name} is set, as by {launcher}, but this variable does not identify the job of this process, so the job has one PE; \
                      to start several PEs, use `peerweave run`, torchrun, Open MPI, MPICH or Slurm, or set PEERWEAVE_PE and the other \
                      variables of a job"
                 );

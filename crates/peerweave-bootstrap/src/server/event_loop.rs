@@ -492,8 +492,8 @@ impl EventLoop {
     }
 }
 
-/// Watches the process of a PE. After the death of the process, a child that it forked may keep the
-/// socket open.
+/// Watches the process of a PE by a process descriptor. The end of the connection is not enough,
+/// because a forked child may keep the socket open after the death of the process.
 #[cfg(target_os = "linux")]
 fn watch(registry: &mio::Registry, link: Link, pid: Option<u32>) -> Option<std::os::fd::OwnedFd> {
     use std::os::fd::AsRawFd;

@@ -5,16 +5,16 @@
 //! and a function that returns whether a PE has ended.
 //!
 //! Each attempt to agree has a number. A participating PE writes the number of its attempt into its
-//! words. The first PE that has not ended is the leader. When all other PEs that have not ended
-//! also participate, the leader starts a server and publishes its decision. The decision is the
-//! list of members and the address of the server. Each PE looks for a decision in ascending order
-//! of PEs. It skips a PE only if that PE has ended without a decision.
+//! [`SurvivorWords`]. The first PE that has not ended is the leader. When all other PEs that have
+//! not ended also participate, the leader starts a server and publishes its decision. The decision
+//! is the list of members and the address of the server. Each PE looks for a decision in ascending
+//! order of PEs. A reading PE skips another PE only if that other PE has ended without a decision.
 //!
 //! Invariants:
-//! - **\[1\]** An attempt has at most one decision. A PE that decides has checked that all PEs
-//!   before it ended without a decision. A PE that has ended writes nothing more. So the first
-//!   decision in the order of PEs is the only decision, and it stays readable after its PE has
-//!   died.
+//! - **\[1\]** An attempt has at most one decision. A PE that decides has checked that all PEs with
+//!   lower numbers have ended without a decision. A PE that has ended writes nothing more. So the
+//!   first decision in the order of PEs is the only decision. The decision stays readable after the
+//!   PE that published it has died.
 //! - **\[2\]** A PE participates in the highest attempt that it sees. So an attempt that failed on
 //!   some PEs ends on all PEs.
 //! - **\[3\]** Every wait ends with the agreement, at the deadline, or when `check` returns an
@@ -41,9 +41,9 @@ use crate::token::{TOKEN_LEN_BYTES, Token, fill_random};
 /// Maximum number of PEs in the old job.
 pub const MAX_SURVIVORS: usize = 4096;
 
-/// Shortest pause between two reads of the words of the other PEs.
+/// Shortest pause between two reads of the [`SurvivorWords`] of the other PEs.
 const SHORTEST_PAUSE: Duration = Duration::from_micros(20);
-/// Longest pause between two reads of the words of the other PEs.
+/// Longest pause between two reads of the [`SurvivorWords`] of the other PEs.
 const LONGEST_PAUSE: Duration = Duration::from_millis(1);
 
 const NAME_LEN_BYTES: usize = 16;
@@ -428,8 +428,8 @@ impl<'a> Survivors<'a> {
         Ok(Look::Wait)
     }
 
-    /// Returns the members of an attempt if all PEs that have not ended participate. Returns `None`
-    /// otherwise.
+    /// Returns the PEs that participate in an attempt, if all PEs that have not ended participate.
+    /// Returns `None` if one of them does not participate.
     fn others_arrived(&self, attempt: u64) -> Option<Vec<Pe>> {
         let mut members = Vec::new();
         for pe in 0..self.n_pes {
@@ -584,7 +584,7 @@ impl<'a> Survivors<'a> {
         self.own().withdraw(decision.attempt, because);
     }
 
-    /// Records, in the words of this PE, that this PE has joined the new job.
+    /// Records, in the [`SurvivorWords`] of this PE, that this PE has joined the new job.
     pub fn complete(&self, decision: &Decision) {
         self.own().enter(decision.attempt, phase::DONE);
     }

@@ -336,8 +336,8 @@ impl Board {
         }
     }
 
-    /// Ends an open round with a fault. `newcomer` and all PEs that have entered the round get the
-    /// fault.
+    /// Ends an open round (collective call) with a fault. The PE `newcomer` and all PEs that have
+    /// entered the round get the fault.
     fn fail_round(&mut self, at: usize, fault: Fault, newcomer: Option<u32>, out: &mut Vec<Action>) {
         let request = (self.first_round + at as u64) | ROUND_BIT;
         let round = &mut self.rounds[at];
