@@ -1,5 +1,6 @@
-//! Agreement of the PEs about a collective call. In one round of the agreement, every PE reports
-//! its call and the outcome of its part, and receives the reports of all PEs.
+//! Agreement of the PEs about a collective call of a backend. In one round of the agreement, every
+//! PE reports its call and whether its work for the call succeeded. Every PE receives the reports
+//! of all PEs.
 //!
 //! The caller handles disagreements. Invariant: if every wait of a round ends before its deadline,
 //! all PEs of the round reach the same decision. So if one PE fails, all PEs undo the call, and no
@@ -12,7 +13,7 @@ use peerweave_types::Pe;
 use crate::{BootstrapError, Rendezvous};
 
 /// The PEs that participate in a call of [`agree`]. A round is one call of [`agree`] on each of
-/// them.
+/// these PEs.
 #[derive(Clone, Copy, Debug)]
 pub enum Members<'a> {
     /// All PEs of the rendezvous.
@@ -27,7 +28,7 @@ pub enum Members<'a> {
     },
 }
 
-/// The reason why a PE could not do its part in a collective call.
+/// The reason why this PE could not do its work for a collective call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The error message.
@@ -148,10 +149,10 @@ fn exchange_among(
     let get = |pe: &Pe| {
         rendezvous.get(&key_of(key, label, *pe)).map_err(|error| {
             // Members that arrive later must not wait for this PE.
-            give_up(rendezvous, key, label, "stopped waiting for the other PEs of the call");
+            give_up(rendezvous, key, label, "the PE stopped waiting for the other PEs of the call");
             match error {
                 BootstrapError::Timeout { call, .. } => {
-                    // This PE waited for `pe`, but other members may be missing too.
+                    // This PE has waited only for `pe`, but other members may be missing too.
                     let absent = |other: &Pe| other == pe || matches!(rendezvous.try_get(&key_of(key, label, *other)), Ok(None));
                     let missing = pes.iter().copied().filter(absent).collect();
                     BootstrapError::Timeout { call, waited: start.elapsed(), missing }
@@ -169,7 +170,7 @@ fn decide(pes: &[Pe], answers: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, Disagreement>
     let mut failed: Option<(Pe, Received<'_>)> = None;
     for (pe, answer) in pes.iter().copied().zip(answers) {
         let Some((their_call, their_outcome)) = decode(answer) else {
-            let reason = "sent data that cannot be decoded".to_owned();
+            let reason = "the PE sent data that cannot be decoded".to_owned();
             return Err(Disagreement::Failed { pe, reason });
         };
         match their_outcome {
@@ -209,7 +210,8 @@ fn encode(call: &str, outcome: Result<&[u8], &Failure>) -> Vec<u8> {
     statement
 }
 
-/// The data that a PE sends in a round: its call, and either its blob or its failure.
+/// The report that a PE sends in a round: the description of its call, and either its blob or its
+/// failure.
 type Statement<'a> = (&'a str, Result<&'a [u8], Received<'a>>);
 
 /// A [`Failure`] that was received from another PE.
@@ -280,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn error_names_the_original_failure_not_its_consequence() {
+    fn error_names_the_original_failure_not_a_consequence() {
         let all = pes(4, |rendezvous| {
             let outcome: Result<&[u8], _> = match rendezvous.pe().get() {
                 0 => Err(failure("PE 2 failed", true)),
@@ -321,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn give_up_reports_its_reason_to_other_members() {
+    fn give_up_reports_the_reason_to_other_members() {
         let all = pes(2, |rendezvous| {
             let (some, key) = ([Pe::new(0), Pe::new(1)], "meeting");
             let outcome = match rendezvous.pe().get() {

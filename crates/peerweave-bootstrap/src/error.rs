@@ -190,9 +190,9 @@ pub enum Loss {
 impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Disconnected => f.write_str("its connection closed unexpectedly"),
-            Self::Left => f.write_str("it left the rendezvous"),
-            Self::GaveUp { missing } => write!(f, "it gave up because of other PEs{}", did_not_arrive(missing)),
+            Self::Disconnected => f.write_str("the connection of the PE closed unexpectedly"),
+            Self::Left => f.write_str("the PE left the rendezvous"),
+            Self::GaveUp { missing } => write!(f, "the PE gave up because of other PEs{}", did_not_arrive(missing)),
             Self::Reported(why) => f.write_str(why),
         }
     }
@@ -247,7 +247,7 @@ pub enum ProtocolError {
     #[error("a hello does not start with the magic bytes of the protocol")]
     Magic,
     /// A hello has a protocol version that differs from the protocol version of this crate.
-    #[error("a hello has version {found}, expected {VERSION}")]
+    #[error("a hello has protocol version {found}, expected {VERSION}")]
     Version {
         /// The protocol version in the hello.
         found: u16,
@@ -307,7 +307,8 @@ fn found(value: &Option<String>) -> String {
     }
 }
 
-/// Formats the missing PEs. Lists at most 16 PEs and the number of further PEs.
+/// Formats the missing PEs for an error message. Lists at most 16 PEs, and the number of all other
+/// missing PEs.
 fn did_not_arrive(missing: &[Pe]) -> String {
     const SHOWN: usize = 16;
     if missing.is_empty() {

@@ -69,7 +69,7 @@ impl Host {
     }
 
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
-        /// Maximum number of bytes of the name that are exchanged.
+        /// Maximum number of bytes of a host's name that PEs exchange.
         const LONGEST: usize = 64;
         let name = self.name.bytes().take(LONGEST);
         self.identity.iter().flat_map(|word| word.to_le_bytes()).chain(name).collect()
@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_are_numbered_by_their_first_pe() {
+    fn hosts_are_numbered_in_the_order_of_their_first_pe() {
         let [a, b] = ["a", "b"].map(Host::named);
         let hosts = Hosts::new(&[b.clone(), a.clone(), b, a]);
         assert_eq!((hosts.len(), &*hosts.of), (2, &[0, 1, 0, 1][..]));

@@ -76,7 +76,8 @@ fn choose(asked: Option<&str>, all: Vec<Interface>) -> Result<Interface, Bootstr
     })
 }
 
-/// Returns the rank of an interface. A lower rank is better.
+/// Returns a number that orders interfaces by preference. The interface with the lowest number is
+/// preferred.
 fn rank(one: &Interface) -> u8 {
     const VIRTUAL: [&str; 8] = ["docker", "br-", "veth", "virbr", "cni", "flannel", "podman", "tun"];
     let family = match one.address {

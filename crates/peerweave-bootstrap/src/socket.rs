@@ -1,4 +1,4 @@
-//! Listening, connecting and peer credentials, over abstract Unix sockets and TCP alike.
+//! Listens, connects, and reads the credentials of peers, for abstract Unix sockets and TCP.
 //!
 //! The protocol is in [`crate::proto`]. Invariants: no socket has a name in a file system. No call
 //! blocks past its deadline. A connection to a Unix socket of another user is never returned.
@@ -20,12 +20,12 @@ pub(crate) enum Listener {
     Tcp(net::TcpListener),
 }
 
-/// The address of a listener.
+/// The two addresses at which a listener can be reached.
 pub(crate) struct Bound {
     /// The address that other PEs use.
     pub(crate) told: Endpoint,
-    /// The address at which the listening process itself reaches the listener. It does not depend
-    /// on name resolution.
+    /// The address at which the listening process itself reaches the listener. This address does
+    /// not depend on name resolution.
     pub(crate) here: Endpoint,
 }
 
@@ -61,7 +61,7 @@ impl Listener {
                         // Behind a network address translation, no interface of the machine has the
                         // address by which other machines reach it.
                         io::ErrorKind::AddrNotAvailable => {
-                            tracing::warn!(%endpoint, "no interface of this machine has the address of the host; listening on all interfaces");
+                            tracing::warn!(%endpoint, "no interface of this machine has the address of the host; the server listens on all interfaces");
                             net::TcpListener::bind((net::Ipv4Addr::UNSPECIFIED, *port))
                         }
                         _ => Err(error),
@@ -200,7 +200,7 @@ pub(crate) fn is_loopback_only(host: &str) -> bool {
     addresses.is_ok_and(|addresses| addresses.map(|address| address.ip().is_loopback()).reduce(|a, b| a && b) == Some(true))
 }
 
-/// Returns whether an error is a timeout.
+/// Returns whether an error of a socket means that its time limit has passed.
 pub(crate) fn is_time_over(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
@@ -220,8 +220,8 @@ fn connect_tcp(address: &SocketAddr, deadline: Instant) -> io::Result<net::TcpSt
     Ok(stream)
 }
 
-/// Disables Nagle's algorithm. Enables keep-alive so that the loss of a machine is detected in
-/// about 20 s.
+/// Sets options of a TCP socket: disables Nagle's algorithm, and enables keep-alive so that the
+/// loss of a machine is detected within about 20 s.
 #[cfg(target_os = "linux")]
 pub(crate) fn tune_tcp(stream: &(impl std::os::fd::AsFd + ?Sized)) -> io::Result<()> {
     use rustix::net::sockopt;
@@ -238,8 +238,8 @@ fn tune_tcp(stream: &net::TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)
 }
 
-/// Connects with a deadline. The standard library's connect waits forever if the listener's queue
-/// is full and no thread accepts.
+/// Connects to an abstract Unix socket, with a deadline. The standard library's connect waits
+/// forever if the listener's queue is full and no thread accepts connections.
 #[cfg(target_os = "linux")]
 pub(crate) fn connect_unix(name: &str, deadline: Instant) -> io::Result<unix::UnixStream> {
     use rustix::net::{self as rx, sockopt};
@@ -256,8 +256,8 @@ pub(crate) fn connect_unix(name: &str, deadline: Instant) -> io::Result<unix::Un
     }
 }
 
-/// Returns the process ID of the peer of a Unix connection. Returns `None` unless the peer belongs
-/// to this user or the superuser.
+/// Returns the process ID of the peer of a Unix connection. Returns `None` for a peer of another
+/// user, except the superuser.
 ///
 /// The kernel reports the process that called connect or listen (`SO_PEERCRED`). The process ID 0
 /// means a process of another PID namespace.

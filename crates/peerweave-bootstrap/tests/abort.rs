@@ -55,7 +55,7 @@ fn all_pes_get_the_first_of_two_aborts() {
 }
 
 #[test]
-fn abort_by_pe_0_arrives_before_its_server_ends() {
+fn abort_by_pe_0_arrives_before_the_server_of_pe_0_ends() {
     let (endpoint, token) = (Endpoint::random_unix().unwrap(), Token::random().unwrap());
     let job = |pe| Job { served: Served::ByPe0, ..Job::on_one_machine(pe, 3, endpoint.clone(), token) };
     let join = |pe| Rendezvous::join(&job(pe), Options { deadline: LONG, ..Options::default() }).unwrap();
@@ -79,7 +79,7 @@ fn abort_by_pe_0_arrives_before_its_server_ends() {
 }
 
 #[test]
-fn abort_watch_ends_without_a_callback_if_its_pe_leaves() {
+fn abort_watch_ends_without_a_callback_if_the_pe_leaves() {
     let party = Party::new(2);
     let ended = party.run(0..2, |rendezvous| {
         let (rendezvous, aborted) = watched(rendezvous);

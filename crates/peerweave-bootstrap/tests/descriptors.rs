@@ -70,7 +70,7 @@ fn disjoint_groups_pass_descriptors_at_the_same_time() {
 }
 
 #[test]
-fn shared_descriptors_arrive_in_member_order() {
+fn exchanged_descriptors_arrive_in_member_order() {
     // 70 descriptors do not fit in one message.
     let party = Party::new(70);
     let members = pes((0..70).rev());
@@ -84,7 +84,7 @@ fn shared_descriptors_arrive_in_member_order() {
 }
 
 #[test]
-fn single_member_gets_its_own_descriptor() {
+fn single_member_gets_back_the_passed_descriptor() {
     let alone = Rendezvous::join(&Job::single(), Options::default()).unwrap();
     let members = pes([0]);
     assert_eq!(content(alone.share_descriptor(&members, Some(memory(b"mine"))).unwrap()), b"mine");

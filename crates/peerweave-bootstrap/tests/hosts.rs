@@ -25,7 +25,7 @@ fn nccl_hostid_names_the_host_of_a_process() {
 }
 
 #[test]
-fn pes_agree_on_their_hosts() {
+fn all_pes_get_the_same_list_of_hosts() {
     let (_server, jobs) = Server::on_this_machine(3).unwrap();
     std::thread::scope(|scope| {
         for (job, host) in jobs.iter().zip(["b", "a", "b"]) {

@@ -137,7 +137,7 @@ fn under_a_flood<R>(endpoint: &Endpoint, body: impl FnOnce() -> R) -> R {
 }
 
 #[test]
-fn server_under_a_flood_of_connections_serves_and_ends() {
+fn flood_of_connections_does_not_block_barriers_or_shutdown() {
     let party = Party::new(2);
     let endpoint = party.server.endpoint().clone();
     let pes = party.run(0..2, |rendezvous| rendezvous);

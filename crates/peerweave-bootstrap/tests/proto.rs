@@ -136,7 +136,7 @@ proptest! {
 }
 
 #[test]
-fn values_at_their_limits_are_accepted() {
+fn encoded_values_of_maximum_size_are_accepted() {
     let enter = |label: usize, blob: usize| Frame::Enter {
         request: ROUND_BIT,
         collective: Collective::Exchange,
@@ -156,7 +156,7 @@ fn values_at_their_limits_are_accepted() {
 }
 
 #[test]
-fn hello_frame_is_refused_at_its_first_wrong_byte() {
+fn hello_frame_is_refused_at_the_first_wrong_byte() {
     let hello = Frame::Hello(Hello { pe: 0, n_pes: 1, pid: 0, token: Token::derived_from("x") }).to_bytes();
     assert_eq!(hello.len(), HELLO_FRAME_LEN_BYTES);
     for at in 0..13 {

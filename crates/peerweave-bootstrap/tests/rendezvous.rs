@@ -92,7 +92,7 @@ fn get_waits_for_put_and_returns_the_last_value() {
 }
 
 #[test]
-fn threads_of_one_pe_wait_concurrently() {
+fn threads_of_one_pe_can_wait_for_keys_concurrently() {
     let party = Party::new(2);
     party.run(0..2, |rendezvous| {
         thread::scope(|scope| {
@@ -208,7 +208,7 @@ fn get_of_a_missing_key_times_out() {
 }
 
 #[test]
-fn deadline_can_be_zero_or_practically_unlimited() {
+fn zero_deadline_times_out_and_huge_deadline_does_not_overflow() {
     let options = ServerOptions { hello_within: Duration::MAX, ..ServerOptions::default() };
     let party = Party::with(2, Endpoint::random_unix().unwrap(), options);
     let error = party.join(0, Duration::ZERO).unwrap_err();
@@ -241,7 +241,7 @@ fn exchange_error_names_the_lost_pe() {
 }
 
 #[test]
-fn waits_fail_only_if_they_need_the_pe_that_left() {
+fn leave_of_a_pe_fails_only_calls_that_need_this_pe() {
     let party = Party::new(3);
     party.run(0..3, |rendezvous| {
         if rendezvous.pe() == Pe::new(1) {
@@ -343,7 +343,7 @@ fn full_server_refuses_data_and_stays_usable() {
 }
 
 #[test]
-fn pe_can_join_only_once_and_only_its_own_job() {
+fn second_join_wrong_token_and_wrong_pe_count_are_refused() {
     let party = Party::new(2);
     party.run(0..2, |rendezvous| {
         if rendezvous.pe() == Pe::new(0) {
@@ -446,7 +446,7 @@ fn server_listens_on_the_requested_interface() {
 }
 
 #[test]
-fn error_names_pe_0_lost_together_with_its_server() {
+fn error_names_pe_0_that_was_lost_together_with_the_server() {
     run_jobs(served_by_pe_0(3, Endpoint::random_unix().unwrap()), LONG, |joined| {
         let rendezvous = joined.unwrap();
         rendezvous.barrier("start").unwrap();
@@ -490,7 +490,7 @@ fn join_timeout_of_pe_0_ends_the_join_of_all_pes() {
 }
 
 #[test]
-fn socket_is_removed_with_its_server() {
+fn socket_disappears_when_the_server_is_shut_down() {
     let party = Party::new(2);
     let Endpoint::Unix(name) = party.server.endpoint().clone() else { panic!("not a Unix socket") };
     party.run(0..2, |rendezvous| {

@@ -256,7 +256,7 @@ fn joined(
 }
 
 #[test]
-fn member_that_ends_before_it_joins_is_reported() {
+fn member_that_ends_before_joining_is_reported() {
     // The first member runs the server.
     for dying in [0, 1, 2] {
         let old = Old::new(3, &[]);

@@ -77,7 +77,7 @@ fn connection_that_sends_invalid_data_is_dropped() {
 }
 
 #[test]
-fn member_frame_of_an_unidentified_connection_closes_it() {
+fn member_frame_closes_an_unidentified_connection() {
     with_unidentified(ServerOptions::default(), |party| {
         for frame in [
             Frame::Leave,

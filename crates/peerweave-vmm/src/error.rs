@@ -283,7 +283,7 @@ mod tests {
     fn lost_pe_and_timeout_errors_name_the_call() {
         let lost = BootstrapError::PeLost { call: "barrier".into(), pe: Pe::new(3), cause: Loss::Disconnected };
         let error = VmmError::from(lost);
-        assert_eq!(error.to_string(), "barrier: PE 3 is lost: its connection closed unexpectedly");
+        assert_eq!(error.to_string(), "barrier: PE 3 is lost: the connection of the PE closed unexpectedly");
         assert_eq!(error.blamed(), [Pe::new(3)]);
         assert!(error.is_loss());
         let failed = BootstrapError::PeFailed { call: "exchange_descriptors", pe: Pe::new(1), message: "no room".into() };

@@ -28,15 +28,15 @@ pub(crate) fn end_after(longest: Duration) {
     });
 }
 
-/// The result of a PE that has ended.
+/// The exit status and the selected output of a PE that has ended.
 pub(crate) struct Ended {
     pub(crate) status: ExitStatus,
-    /// The lines of the PE's output that `keeps` selected.
+    /// The lines of the PE's output for which `keeps` of [`processes`] returned `true`.
     pub(crate) kept: Vec<String>,
 }
 
 /// Starts this program once for each PE with the same arguments, and waits for all PEs, at most for
-/// `limit`. Prints the output of the PEs, except the lines that `keeps` selects. Returns these
+/// `limit`. Returns the lines of output for which `keeps` returns `true`, and prints all other
 /// lines.
 pub(crate) fn processes(n_pes: u32, limit: Duration, keeps: fn(&str) -> bool) -> Result<Vec<Ended>, Failure> {
     let (_server, jobs) = Server::on_this_machine(n_pes)?;
@@ -68,7 +68,7 @@ pub(crate) fn processes(n_pes: u32, limit: Duration, keeps: fn(&str) -> bool) ->
         }
         if start.elapsed() > limit {
             let late: Vec<_> = (0..).zip(&statuses).filter(|(_, status)| status.is_none()).map(|(pe, _): (u32, _)| pe).collect();
-            return Err(format!("PEs {late:?}: timed out after {limit:?}").into());
+            return Err(format!("PEs {late:?} did not end within {limit:?}").into());
         }
         std::thread::sleep(Duration::from_millis(5));
     }

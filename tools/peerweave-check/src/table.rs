@@ -1,6 +1,7 @@
-//! Tables of results: a column of names, then right-aligned columns.
+//! Prints tables of results. The first column is left-aligned, and the other columns are
+//! right-aligned.
 
-/// A table.
+/// A table of results: the cells of each row, as text.
 pub(crate) struct Table {
     rows: Vec<Vec<String>>,
 }

@@ -1,13 +1,15 @@
 //! Checks shared GPU memory: `check vmm [--pes N] [--threads] [--kill] [--ipc] [--fabric]
 //! [--rounds N]`.
 //!
-//! N processes (or threads) map one heap. Every PE writes and reads the memory of every other PE.
-//! The heap grows. Many rounds of allocation must leak no memory. The line `transport: ...` names
-//! the transport in use. With `--fabric` this line contains `FELL BACK` and the reason if fabric
-//! handles are not available. With `--kill` one process is killed while its memory is mapped, and
-//! the other processes must get an error that names the killed PE. Before the last line, `OK ...`
-//! or `FAILED ...`, the command prints a table of PE 0's steps. No wait is longer than 20 seconds,
-//! and the whole run ends after 260 seconds. Uses no multicast objects.
+//! N processes (or threads) create one symmetric heap. Every PE writes and reads the memory of
+//! every other PE, before and after the heap grows. Many rounds of allocation must leak no memory.
+//! The line `transport: ...` names the transport that the heap uses. With `--fabric` this line
+//! contains `FELL BACK` and the reason if fabric handles are not available. With `--kill` one
+//! process is killed while its memory is mapped, and the other processes must get an error that
+//! names the killed PE. Before the last line, `OK ...` or `FAILED ...`, the command prints a table
+//! of PE 0's steps. No wait is longer than 20 seconds. After 240 seconds the command kills PEs that
+//! are processes, and after 260 seconds every process ends itself. The command uses no multicast
+//! objects.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,7 +26,7 @@ use peerweave_vmm::{
 use crate::table::Table;
 use crate::{Failure, launch};
 
-/// A step that repeats an action the given number of times.
+/// Function that repeats an action the given number of times on a PE.
 type Rounds = fn(&Pes, usize) -> Result<(), Failure>;
 
 /// Maximum duration of a wait.
@@ -32,11 +34,11 @@ const WAIT: Duration = Duration::from_secs(20);
 /// Time after which the parent process ends all PEs.
 const WHOLE_RUN: Duration = Duration::from_secs(240);
 const MIB: usize = 1 << 20;
-/// Maximum loss of free memory between rounds: one allocation of the driver itself. A leak would
-/// lose memory in every round.
+/// Maximum decrease of free device memory in the second pass of rounds, in bytes: one allocation of
+/// the driver itself. A leak would cause a larger decrease, because each round would leak.
 const MOST_KEPT: i64 = 2 << 20;
 
-/// The options of `check vmm`. Uses no multicast objects.
+/// The options of `check vmm`. The command uses no multicast objects.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Arguments {
     /// Number of PEs; default: one for each GPU
@@ -49,14 +51,15 @@ pub(crate) struct Arguments {
     /// names the killed PE
     #[arg(long)]
     kill: bool,
-    /// Share memory by legacy IPC
+    /// Share memory by legacy CUDA IPC handles
     #[arg(long, conflicts_with = "fabric")]
     ipc: bool,
     /// Share memory by fabric handles if these are available; otherwise the line `transport:`
     /// contains FELL BACK and the reason
     #[arg(long)]
     fabric: bool,
-    /// Number of allocation rounds, and of mappings; a fiftieth of this number of heaps is created
+    /// Number of rounds of allocations, and of rounds of mappings; the number of heaps to create is
+    /// a fiftieth of N
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
 }
@@ -72,7 +75,7 @@ pub(crate) fn run(plan: &Arguments) -> Result<String, Failure> {
     Ok(format!("{}: done", job.pe))
 }
 
-/// The steps of a PE with their durations.
+/// The steps that a PE has made, each with its duration and whether it passed.
 #[derive(Default)]
 struct Steps(Vec<(&'static str, Duration, bool)>);
 
@@ -104,7 +107,7 @@ impl Arguments {
     }
 }
 
-/// Starts the PEs and waits for them.
+/// Starts the PEs as processes or threads, and waits for them. Returns the text of the last line.
 fn parent(plan: &Arguments) -> Result<String, Failure> {
     // Queries the driver without creating a context, because a context would take memory that the
     // children need.
@@ -143,7 +146,7 @@ fn processes(n_pes: u32, plan: &Arguments) -> Result<(), Failure> {
         let killed = plan.kill && pe + 1 == n_pes as usize;
         match (ended.status.success(), killed) {
             (true, false) | (false, true) => {}
-            (true, true) => return Err("the last PE exited with status 0, expected it to be killed".into()),
+            (true, true) => return Err("the last PE exited with status 0, expected that this PE is killed".into()),
             (false, false) => return Err(format!("PE {pe}: {}", ended.status).into()),
         }
     }
@@ -180,7 +183,7 @@ fn soon() -> Instant {
     Instant::now() + WAIT
 }
 
-/// Runs one PE.
+/// Runs all steps of one PE. PE 0 prints the table of its steps.
 fn pe(job: &Job, plan: &Arguments) -> Result<(), Failure> {
     let mut steps = Steps::default();
     let outcome = walk(job, plan, &mut steps);
@@ -197,10 +200,10 @@ fn walk(job: &Job, plan: &Arguments, steps: &mut Steps) -> Result<(), Failure> {
     let stream = context.new_stream()?;
     let pes = Pes { rendezvous, stream, me: job.pe.get(), n: job.n_pes, sharing: plan.sharing(), context };
     if plan.kill {
-        return steps.time("one PE is killed", || killed(&pes));
+        return steps.time("death of one PE", || killed(&pes));
     }
     let before = steady(&pes)?;
-    steps.time("transfers between all PEs, growth", || exchange_and_grow(&pes))?;
+    steps.time("transfers between all PEs, and growth", || exchange_and_grow(&pes))?;
     let after_heap = steady(&pes)?;
     // A driver keeps the page tables and the memory of streams for the largest number that existed
     // at the same time. So each kind of round runs twice: the memory kept by the first pass is
@@ -216,7 +219,7 @@ fn walk(job: &Job, plan: &Arguments, steps: &mut Steps) -> Result<(), Failure> {
         steps.time(kind, || body(&pes, n))?;
         let third = steady(&pes)?;
         let lost = |before: usize, after: usize| before as i64 - after as i64;
-        kept.push(format!("{kind} {}, then {}", lost(first, second), lost(second, third)));
+        kept.push(format!("{kind}: first pass {}, second pass {}", lost(first, second), lost(second, third)));
         if lost(second, third) > MOST_KEPT {
             return Err(format!(
                 "{n} {kind} leak memory: free memory decreased by {} bytes in the second pass, expected at most {MOST_KEPT}",
@@ -225,7 +228,7 @@ fn walk(job: &Job, plan: &Arguments, steps: &mut Steps) -> Result<(), Failure> {
             .into());
         }
     }
-    pes.say(&format!("bytes of free memory lost in the first pass, then in the second pass: {}", kept.join("; ")));
+    pes.say(&format!("decrease of free memory in bytes: {}", kept.join("; ")));
     let after = steady(&pes)?;
     pes.say(&format!("free memory: {before} before, {after_heap} after the first heap, {after} at the end (bytes)"));
     pes.barrier("measured")?;
@@ -233,11 +236,12 @@ fn walk(job: &Job, plan: &Arguments, steps: &mut Steps) -> Result<(), Failure> {
         steps.time("every pair of devices", || pairs(&pes, devices))?;
     }
     pes.barrier("end")?;
-    Arc::into_inner(pes.rendezvous).ok_or("a heap still owns the rendezvous")?.leave()?;
+    Arc::into_inner(pes.rendezvous).ok_or("a finalized heap still owns the rendezvous")?.leave()?;
     Ok(())
 }
 
-/// Returns the free bytes of the device after all retired memory has been freed on all PEs.
+/// Waits until every PE has freed the memory that it dropped. Returns the free memory of the device
+/// in bytes.
 fn steady(pes: &Pes) -> Result<usize, Failure> {
     if !peerweave_driver::drain_retired(soon()) {
         return Err("dropped memory was not freed before the deadline".into());
@@ -258,7 +262,7 @@ fn words(from: u32, to: u32, round: u32, len: usize) -> Vec<u64> {
 fn compare(found: &[u64], expected: &[u64], what: &str) -> Result<(), Failure> {
     match found.iter().zip(expected).position(|(found, expected)| found != expected) {
         None if found.len() == expected.len() => Ok(()),
-        None => Err(format!("{what}: {} words, expected {}", found.len(), expected.len()).into()),
+        None => Err(format!("{what}: found {} words, expected {}", found.len(), expected.len()).into()),
         Some(at) => Err(format!("{what}: word {at} is {:#x}, expected {:#x}", found[at], expected[at]).into()),
     }
 }
@@ -270,7 +274,7 @@ fn all_to_all(pes: &Pes, heap: &SymmetricHeap, round: u32, len: usize) -> Result
     let slot = |of: u32| of as usize * len..(of as usize + 1) * len;
     let zeros = peerweave_vmm::read(&pes.stream, &mailbox, soon())?;
     compare(&zeros, &vec![0; zeros.len()], "newly allocated memory")?;
-    pes.barrier("zeros seen")?;
+    pes.barrier("zeros were read")?;
     for pe in pes.others() {
         peerweave_vmm::write(&pes.stream, &mut staging, &words(pes.me, pe.get(), round, len), soon())?;
         let mut theirs = mailbox.peer(pe)?.slice(slot(pes.me))?;
@@ -333,7 +337,7 @@ fn report_transport(pes: &Pes, heap: &SymmetricHeap) -> Result<(), Failure> {
 fn exchange_and_grow(pes: &Pes) -> Result<(), Failure> {
     let start = Instant::now();
     let heap = SymmetricHeap::new(&pes.rendezvous, &pes.context, options(pes))?;
-    pes.say(&format!("heap of {} bytes on each PE, {:.1?}", heap.bytes(), start.elapsed()));
+    pes.say(&format!("created a heap of {} bytes on each PE in {:.1?}", heap.bytes(), start.elapsed()));
     report_transport(pes, &heap)?;
     if let Ok(geometry) = heap.geometry() {
         for place in 0..pes.n {
@@ -346,23 +350,24 @@ fn exchange_and_grow(pes: &Pes) -> Result<(), Failure> {
     let start = Instant::now();
     let len = (16 * MIB / 8) / pes.n as usize;
     all_to_all(pes, &heap, 1, len)?;
-    pes.say(&format!("every pair written and read, {} bytes each: {:.1?}", len * 8, start.elapsed()));
+    pes.say(&format!("every PE wrote and read {} bytes of every other PE in {:.1?}", len * 8, start.elapsed()));
     let full = heap.alloc::<u8>(64 * MIB);
     if !matches!(full, Err(VmmError::Misuse(Misuse::Exhausted { .. }))) {
-        return Err(format!("expected an error about a full heap, found {full:?}").into());
+        return Err(format!("an allocation larger than the heap returned {full:?}, expected an error").into());
     }
     let start = Instant::now();
     heap.grow(64 * MIB)?;
-    pes.say(&format!("heap grown to {} bytes on each PE, {:.1?}", heap.bytes(), start.elapsed()));
-    // The allocation is larger than the first chunk, so it is in both chunks or in the new chunk.
+    pes.say(&format!("grew the heap to {} bytes on each PE in {:.1?}", heap.bytes(), start.elapsed()));
+    // The allocation is larger than the first chunk of the heap, so it is in both chunks or in the
+    // chunk that `grow` added.
     all_to_all(pes, &heap, 2, (48 * MIB / 8) / pes.n as usize)?;
-    pes.say("every pair written and read across the growth");
+    pes.say("every PE wrote and read the memory of every other PE after the growth");
     heap.check_peers()?;
     let dropped = heap.alloc::<u32>(1000)?;
     drop(dropped);
     let report = heap.finalize()?;
     if report.leaks.len() != 1 || !report.leaks[0].dropped {
-        return Err(format!("expected a report of one dropped allocation, found {report:?}").into());
+        return Err(format!("finalize reported {report:?}, expected one dropped allocation").into());
     }
     Ok(())
 }
@@ -397,11 +402,11 @@ fn heaps(pes: &Pes, n: usize) -> Result<(), Failure> {
             heap.finalize()?;
         }
     }
-    pes.say(&format!("{n} heaps created and finalized: {:.1?} each", start.elapsed() / n.max(1) as u32));
+    pes.say(&format!("created and ended {n} heaps in {:.1?} each", start.elapsed() / n.max(1) as u32));
     Ok(())
 }
 
-/// Creates, maps, uses and drops physical memory.
+/// Creates, maps, zeroes and drops physical memory repeatedly.
 fn mappings(pes: &Pes, n: usize) -> Result<(), Failure> {
     let ordinal = pes.context.ordinal();
     let granularity = Granularity::of_device(ordinal, Exportable::NOWHERE)?;
@@ -426,7 +431,7 @@ fn mappings(pes: &Pes, n: usize) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Maps memory between every pair of devices, in one process.
+/// Checks access to mapped memory between every ordered pair of devices, in one process.
 fn pairs(pes: &Pes, devices: usize) -> Result<(), Failure> {
     let start = Instant::now();
     let contexts: Vec<_> = (0..devices).map(peerweave_driver::context).collect::<Result<_, _>>()?;
@@ -436,7 +441,9 @@ fn pairs(pes: &Pes, devices: usize) -> Result<(), Failure> {
             peer::check_pair(from, to, Instant::now() + Duration::from_secs(5))?;
             tried += 1;
             if start.elapsed() > WAIT * 3 / 4 {
-                return Err(format!("too slow: {tried} pairs of devices were checked within {:.1?}", start.elapsed()).into());
+                return Err(
+                    format!("the checks of pairs of devices are too slow: {tried} pairs in {:.1?}", start.elapsed()).into()
+                );
             }
         }
     }
@@ -467,17 +474,21 @@ fn killed(pes: &Pes) -> Result<(), Failure> {
     };
     let waited = start.elapsed();
     if error.blamed() != [victim] {
-        return Err(format!("expected an error that names {victim}, found: {error}").into());
+        return Err(format!("the allocation failed with an error that does not name {victim}: {error}").into());
     }
-    pes.say(&format!("after {waited:.1?}: {error}"));
+    pes.say(&format!("the allocation failed after {waited:.1?}: {error}"));
     match heap.grow(1) {
         Err(VmmError::Misuse(Misuse::Broken { .. })) => {}
-        other => return Err(format!("grow after the death: expected an error that the heap has failed, found {other:?}").into()),
+        other => {
+            return Err(
+                format!("grow after the death of a PE returned {other:?}, expected an error that the heap has failed").into()
+            );
+        }
     }
     // The memory of the killed PE is still mapped in this process, and the mapping keeps it alive.
     let found = peerweave_vmm::read(&pes.stream, &memory.peer(victim)?, soon())?;
-    compare(&found, &words(victim.get(), victim.get(), 3, 1 << 20), "memory of the PE that was killed")?;
-    pes.say("the memory of the killed PE was not freed");
+    compare(&found, &words(victim.get(), victim.get(), 3, 1 << 20), "the memory of the killed PE")?;
+    pes.say("the memory of the killed PE is still mapped and has the right content");
     drop((memory, heap));
     if !peerweave_driver::drain_retired(soon()) {
         return Err("dropped memory was not freed before the deadline".into());

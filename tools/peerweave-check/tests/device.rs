@@ -26,7 +26,7 @@ fn missing_driver_is_an_error_that_lists_the_paths_tried() {
 }
 
 #[test]
-fn pe_to_kill_outside_the_job_is_refused() {
+fn kill_option_with_a_pe_outside_the_job_is_refused() {
     Fakes::new().cuda().run(|| {
         let (passed, out) = check(&["--pes", "2", "--kill", "2"]);
         assert!(!passed, "{out}");
@@ -38,10 +38,10 @@ fn pe_to_kill_outside_the_job_is_refused() {
 fn output_names_the_failed_check_and_the_pe_of_a_thread() {
     let fakes = Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_DEVICES", "1").env("PEERWEAVE_MULTICAST", "off");
     fakes.run(|| {
-        let (passed, out) = check(&["--threads", "--only", "kernel writes own memory"]);
+        let (passed, out) = check(&["--threads", "--only", "a kernel writes memory of its own PE"]);
         assert!(!passed, "{out}");
         for pe in ["0", "1"] {
-            assert!(out.contains(&format!("{pe}: FAILED kernel writes own memory: ")), "{out}");
+            assert!(out.contains(&format!("{pe}: FAILED a kernel writes memory of its own PE: ")), "{out}");
         }
         assert_eq!(last_line(&out), "FAILED PE 0: failed checks: 1, PE 1: failed checks: 1");
     });
@@ -51,10 +51,10 @@ fn output_names_the_failed_check_and_the_pe_of_a_thread() {
 fn output_names_the_failed_check_and_the_pe_of_a_process() {
     let fakes = Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_DEVICES", "2").env("PEERWEAVE_MULTICAST", "off");
     fakes.run(|| {
-        let (passed, out) = check(&["--only", "kernel writes own memory"]);
+        let (passed, out) = check(&["--only", "a kernel writes memory of its own PE"]);
         assert!(!passed, "{out}");
         for pe in ["0", "1"] {
-            assert!(out.contains(&format!("{pe}: FAILED kernel writes own memory: ")), "{out}");
+            assert!(out.contains(&format!("{pe}: FAILED a kernel writes memory of its own PE: ")), "{out}");
             assert!(out.contains(&format!("FAILED PE {pe}: failed checks: 1")), "{out}");
         }
         assert!(last_line(&out).starts_with("FAILED PE 0: ") && last_line(&out).contains("PE 1: "), "{out}");

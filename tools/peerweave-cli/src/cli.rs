@@ -1,4 +1,4 @@
-//! Definition of the command line for clap.
+//! Defines the command line of `peerweave` for clap, the parser of command lines.
 //!
 //! Invariant: every value is checked here or by the parser of its type, so that commands get only
 //! valid values.
@@ -23,7 +23,7 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// The commands.
+/// The subcommands of `peerweave`.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Start a program as N PEs of one job
@@ -40,7 +40,7 @@ pub enum Command {
     /// Run one PE of `bench`; only for use by `bench`
     #[command(hide = true, name = "bench-pe")]
     BenchPe {
-        /// The configuration, as JSON.
+        /// Configuration of the measurement, as JSON
         config: String,
     },
     /// Kill process groups when standard input closes; only for use by the launcher
@@ -78,7 +78,7 @@ fn with_long_np(mut arguments: Vec<OsString>) -> Vec<OsString> {
                 arguments[at] = "--np".into();
                 at += 2;
             }
-            // The program, whose arguments follow.
+            // This argument is the program to start. The arguments after it belong to the program.
             word if !word.starts_with('-') && starts_program => break,
             option => at += if takes_value(option) { 2 } else { 1 },
         }

@@ -12,7 +12,7 @@ pub const VARIABLE: &str = "PEERWEAVE_LOG";
 /// launcher reports lost PEs in more detail.
 const DEFAULT: &str = "warn,peerweave_bootstrap=error";
 
-/// Starts logging.
+/// Starts logging to standard error, with the filter of [`VARIABLE`].
 ///
 /// # Errors
 /// A message if the variable is not a valid filter.

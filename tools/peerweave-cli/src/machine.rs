@@ -29,14 +29,14 @@ pub struct Machine {
 /// A NUMA node.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct NumaNode {
-    /// Number of the node.
+    /// Number that the operating system gives to the node.
     pub node: usize,
     /// CPUs of the node, such as `0-3,8`.
     pub cpus: String,
 }
 
 impl NumaNode {
-    /// Returns the text to print.
+    /// Returns the number of the node and its CPUs as text.
     pub fn text(&self) -> String {
         format!("{}: CPUs {}", self.node, self.cpus)
     }
@@ -89,7 +89,7 @@ fn numa() -> Vec<NumaNode> {
     nodes.into_iter().map(|(node, cpus)| NumaNode { node, cpus }).collect()
 }
 
-/// Counts the numbers in a list such as `0-3,8`.
+/// Returns how many numbers a list such as `0-3,8` contains. `None` if the list is invalid.
 fn count_list(list: &str) -> Option<usize> {
     let range = |part: &str| -> Option<usize> {
         let (first, last) = part.split_once('-').unwrap_or((part, part));

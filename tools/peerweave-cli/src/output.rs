@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn check_of_an_output_file_neither_creates_nor_changes_it() {
+    fn check_writable_does_not_create_or_change_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let (new, old) = (folder.path().join("new"), folder.path().join("old"));
         std::fs::write(&old, "text").unwrap();

@@ -58,27 +58,27 @@ fn every_operation(options: &[&str]) {
 }
 
 #[test]
-fn operations_on_symmetric_buffers_have_right_results() {
+fn operations_on_symmetric_buffers_have_correct_results() {
     every_operation(&[]);
 }
 
 #[test]
-fn operations_on_private_buffers_have_right_results() {
+fn operations_on_private_buffers_have_correct_results() {
     every_operation(&["--buffers", "private"]);
 }
 
 #[test]
-fn operations_on_a_stream_have_right_results() {
+fn operations_on_a_stream_have_correct_results() {
     every_operation(&["--stream"]);
 }
 
 #[test]
-fn inputs_rewritten_before_each_call_have_right_results() {
+fn inputs_rewritten_before_each_call_have_correct_results() {
     every_operation(&["--threads", "--dirty"]);
 }
 
 #[test]
-fn reductions_of_all_types_have_right_results() {
+fn reductions_of_all_types_have_correct_results() {
     let lines = figures(&["all-reduce", "-n", "3", "-d", "all", "-o", "all", "-b", "20K", "-e", "20K", "--iters", "2"]);
     assert_eq!(lines.len(), 4 * 6 + 8 * 9);
     lines.iter().for_each(|fields| assert_right(fields, true));
@@ -87,7 +87,7 @@ fn reductions_of_all_types_have_right_results() {
 }
 
 #[test]
-fn calls_completed_by_one_quiet_have_right_results() {
+fn calls_completed_by_one_quiet_have_correct_results() {
     for operation in ["put", "get", "put-signal", "put-strided", "p"] {
         for form in [&["--nbi"][..], &["--nbi", "--stream"]] {
             let sizes = if operation == "p" { &[][..] } else { &["-b", "256", "-e", "64K", "-f", "16"] };
@@ -107,7 +107,7 @@ fn root_option_all_measures_every_root() {
 }
 
 #[test]
-fn portable_operations_have_right_results_with_three_pes() {
+fn portable_operations_have_correct_results_with_three_pes() {
     for op in ["scan", "exclusive-scan"] {
         let lines = figures(&[op, "-n", "3", "-d", "all", "-o", "all", "-b", "5K", "-e", "5K", "--iters", "2"]);
         assert_eq!(lines.len(), 4 * 5 + 8 * 8, "all reductions but avg");

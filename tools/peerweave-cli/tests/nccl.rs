@@ -41,7 +41,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn operations_of_nccl_are_measured_with_right_results() {
+fn operations_of_nccl_are_measured_with_correct_results() {
     let machine = Machine::with_gpus();
     for (op, in_place) in [
         ("all-reduce", true),
@@ -88,7 +88,7 @@ fn operations_of_nccl_are_measured_with_right_results() {
 }
 
 #[test]
-fn graphs_of_calls_are_replayed() {
+fn graph_option_measures_replayed_graphs_of_nccl_calls() {
     let options = [
         "bench",
         "all-reduce",

@@ -58,7 +58,7 @@ const COLLECTIVES: [&str; 7] = ["all-reduce", "broadcast", "all-gather", "all-to
 const ONE_SIDED: [&str; 6] = ["put", "get", "put-signal", "p", "g", "ping-pong"];
 
 #[test]
-fn operations_on_1_2_and_3_pes_have_right_results() {
+fn nvshmem_operations_on_1_to_3_pes_have_correct_results() {
     let machine = Machine::with_gpus();
     for (n, ops) in
         [("1", &COLLECTIVES[..]), ("2", &[&COLLECTIVES[..], &ONE_SIDED].concat()), ("3", &COLLECTIVES), ("3", &ONE_SIDED)]
@@ -76,7 +76,7 @@ fn operations_on_1_2_and_3_pes_have_right_results() {
 }
 
 #[test]
-fn all_types_and_reductions_of_nvshmem_have_right_results() {
+fn all_types_and_reductions_of_nvshmem_have_correct_results() {
     let machine = Machine::with_gpus();
     let (moved, out) = machine.figures(&["all-gather", "-n", "2", "-b", "1000", "-e", "1000", "-d", "all"], &[]);
     assert_eq!(moved.len(), 12, "{out}");
@@ -87,13 +87,13 @@ fn all_types_and_reductions_of_nvshmem_have_right_results() {
 }
 
 #[test]
-fn broadcast_from_every_root_has_right_results() {
+fn broadcast_from_every_root_has_correct_results() {
     let (lines, out) = Machine::with_gpus().figures(&["broadcast", "-n", "3", "-b", "64", "-e", "64", "-r", "all"], &[]);
     assert_eq!(lines.iter().map(|line| &*line[4]).collect::<Vec<_>>(), ["0", "1", "2"], "{out}");
 }
 
 #[test]
-fn results_are_right_with_all_measuring_options() {
+fn nvshmem_results_are_correct_with_all_timing_options() {
     let machine = Machine::with_gpus();
     for arguments in [
         &["put", "--nbi"][..],

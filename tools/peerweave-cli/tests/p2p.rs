@@ -94,9 +94,11 @@ fn pair_without_access_is_named_and_other_pairs_are_measured() {
         let output = peerweave(&["bench", "p2p", "--bytes", "2M", "--iters", "1", "-J", path]);
         let table = text(&output.stdout);
         assert!(output.status.success(), "{table}{}", text(&output.stderr));
-        for part in
-            ["GPU 0 to GPU 1 was not measured: peer access", "every GPU to the next, all at once: not measured", "wrong words: 0"]
-        {
+        for part in [
+            "GPU 0 to GPU 1 was not measured: peer access",
+            "every GPU to the next GPU, all at once: not measured",
+            "wrong words: 0",
+        ] {
             assert!(table.contains(part), "{part} is not in\n{table}");
         }
         let document: serde_json::Value =
@@ -107,7 +109,7 @@ fn pair_without_access_is_named_and_other_pairs_are_measured() {
 }
 
 #[test]
-fn longest_possible_wait_does_not_overflow() {
+fn longest_wait_option_does_not_overflow_the_deadline() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_DEVICES", "2").run(|| {
         let output = peerweave(&["bench", "p2p", "--bytes", "2M", "--iters", "1", "--wait", "4000000000000000h"]);
         assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));

@@ -132,7 +132,7 @@ fn pair_without_access_is_refused_and_other_pairs_measured() {
         let probe = Probe::new(&contexts(3), 2 << 20, soon()).expect("the other pairs can be measured");
         let error = probe.access(0, 2).expect_err("device 0 has no access to device 2");
         assert!(matches!(error, VmmError::Unsupported { feature: "peer access", .. }), "{error}");
-        assert!(error.to_string().contains("access of device 0 to the memory of device 2"), "{error}");
+        assert!(error.to_string().contains("device 0 can access the memory of device 2"), "{error}");
         for (from, to) in [(0, 1), (1, 0), (1, 2), (2, 1), (2, 0)] {
             probe.access(from, to).expect("the device has access");
             let moved = probe.bandwidth(Method::CopyEngine, &[(from, to)], 1, SHAPE, soon()).expect("copies work");
@@ -150,7 +150,7 @@ fn pair_without_access_is_refused_and_other_pairs_measured() {
 }
 
 #[test]
-fn large_source_is_filled_on_the_device() {
+fn large_source_is_filled_by_device_copies() {
     Fakes::new().cuda().run(|| {
         let probe = Probe::new(&contexts(2), 33 << 20, soon()).expect("room");
         let log = std::fs::read_to_string(std::env::var("PEERWEAVE_FAKE_CUDA_LOG").expect("the harness sets it"));

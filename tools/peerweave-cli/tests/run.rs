@@ -179,7 +179,7 @@ fn lines_are_tagged_with_the_pe_by_default_if_several_pes_run() {
 }
 
 #[test]
-fn last_line_without_an_end_is_printed() {
+fn last_output_line_without_a_line_end_is_printed() {
     assert_eq!(sorted_lines(&stdout(&run(2, &[], "printf a; printf b"))), ["[0] ab", "[1] ab"]);
 }
 
@@ -228,7 +228,7 @@ fn slow_reader_gets_all_lines() {
 }
 
 #[test]
-fn closed_reader_ends_the_job() {
+fn job_ends_if_the_reader_of_its_output_closes_the_pipe() {
     let mut child = job(2, &[], "yes").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());
     let start = Instant::now();
@@ -245,7 +245,7 @@ fn standard_input_reaches_only_pe_0() {
 }
 
 #[test]
-fn first_failure_sets_the_exit_code_and_quotes_stderr() {
+fn first_failed_pe_sets_the_exit_code_and_its_stderr_is_shown() {
     let start = Instant::now();
     let output = run(3, &[], "if [ $PEERWEAVE_PE = 1 ]; then echo the disk is full >&2; exit 7; fi; exec sleep 30");
     assert_eq!(output.status.code(), Some(7));

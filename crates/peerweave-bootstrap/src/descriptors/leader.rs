@@ -1,5 +1,6 @@
-//! The first member of a call, which is the leader. The leader listens, collects the descriptors
-//! and distributes them. The code of the other members is in [`super`].
+//! The part of a descriptor call that the leader runs. The leader is the first member of the call:
+//! it listens, collects the descriptors and distributes them. The code of the other members is in
+//! [`super`].
 //!
 //! Invariant: a connection is assigned to a member only after the member's hello has arrived. Until
 //! then the leader stores a few bytes of the connection and the descriptors of at most one message,
@@ -23,23 +24,24 @@ use crate::error::BootstrapError;
 use crate::socket::{Listener, may_speak};
 use crate::token::Token;
 
-/// Maximum number of unidentified connections, in addition to one connection for each member. The
-/// oldest connection is dropped first.
+/// Maximum number of connections that have not sent a valid hello, in addition to one connection
+/// for each member. If there are more, the leader drops the oldest of these connections.
 const MAX_UNIDENTIFIED: usize = 32;
 /// Maximum time for which the leader waits until this process can open a descriptor again. Another
 /// thread may close a descriptor during that time.
 const DESCRIPTOR_WAIT: Duration = Duration::from_secs(1);
-/// Maximum number of connections accepted between two checks of the members and the clock.
+/// Maximum number of connections that the leader accepts before it checks the members and the
+/// deadline again.
 const MAX_ACCEPTS: usize = 32;
 /// Time within which a connection must send its hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The direction in which descriptors are passed.
+/// The kind of a descriptor call, with the descriptor of the leader.
 #[derive(Clone, Copy)]
 pub(super) enum Transfer<'fd> {
     /// The leader sends its descriptor to all other members.
     Share(BorrowedFd<'fd>),
-    /// Every member sends one descriptor and receives the descriptors of all.
+    /// Every member sends one descriptor and receives the descriptors of all members.
     Exchange(BorrowedFd<'fd>),
 }
 
@@ -50,12 +52,12 @@ struct Unidentified {
     until: Instant,
 }
 
-/// A member that has connected. Its index in the list of connected members is its index in the call
-/// minus 1.
+/// A member that has connected. The list of connected members does not contain the leader. So the
+/// index of a member in this list is its index in the call minus 1.
 struct Member {
     stream: UnixStream,
     fd: Option<OwnedFd>,
-    /// Number of descriptors sent to the member.
+    /// Number of descriptors that the leader has sent to the member.
     sent: usize,
 }
 
@@ -68,7 +70,8 @@ impl Call<'_> {
         }
         let led = self.lead_all(transfer);
         match &led {
-            // Either all members have read the key, or the leader can serve no member any more.
+            // Here either all members have read the key, or the call has failed and the leader
+            // serves no member.
             Ok(_) | Err(BootstrapError::Timeout { .. } | BootstrapError::PeLost { .. }) => {
                 self.rendezvous.remove_soon(&self.key);
             }
@@ -157,7 +160,7 @@ impl Call<'_> {
                 Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted) => continue,
                 // The most likely cause is that no descriptor is free.
                 Err(error) => {
-                    tracing::warn!(call = self.name, %error, "cannot accept a connection");
+                    tracing::warn!(call = self.name, %error, "the leader cannot accept a connection");
                     return false;
                 }
             };
@@ -174,9 +177,10 @@ impl Call<'_> {
         true
     }
 
-    /// Reads hellos, and records the members that have sent a complete hello. Other connections
-    /// stay unidentified until their time limit. Returns `false` if this process had no free
-    /// descriptor for the descriptor of a member.
+    /// Reads the hellos of unidentified connections, and records the members that have sent a
+    /// complete hello. A connection without a complete hello stays unidentified until its time
+    /// limit. Returns `false` if this process had no free descriptor for the descriptor of a
+    /// member.
     fn read_hellos(
         &self,
         unidentified: &mut Vec<Unidentified>,
@@ -217,7 +221,7 @@ impl Call<'_> {
                 _ => {
                     tracing::debug!(
                         call = self.name,
-                        "dropped a connection: it sent no valid hello, or its member is already connected"
+                        "dropped a connection that sent no valid hello, or whose member is already connected"
                     )
                 }
             }

@@ -2,15 +2,15 @@
 //!
 //! The rendezvous distributes the address of the socket and reports lost PEs. The first member, the
 //! leader, listens on a socket with a random abstract name. The other members connect and send a
-//! random token. If each member passes a descriptor, the leader first collects all descriptors.
-//! Then it distributes them.
+//! random token. If each member passes a descriptor, the leader first collects all descriptors, and
+//! then sends them to all members.
 //!
 //! Invariants:
 //! - [1] A descriptor is sent only to a process of this user (or the superuser) that has sent the
 //!   token.
-//! - [2] From any other process at most a hello is read, and descriptors sent by that process are
-//!   closed.
-//! - [3] No object has a name in a file system.
+//! - [2] From any other process, the leader reads at most a hello, and closes the descriptors that
+//!   this process sends.
+//! - [3] Nothing that a call creates has a name in a file system.
 
 use std::collections::HashSet;
 use std::io;
@@ -39,7 +39,7 @@ const MAGIC: [u8; 8] = *b"peerw-fd";
 const HELLO_LEN_BYTES: usize = MAGIC.len() + TOKEN_LEN_BYTES + 4;
 /// First byte of a message with descriptors. The second byte is the number of descriptors.
 const DESCRIPTORS: u8 = 1;
-/// First byte of the message with the members that did not connect by the deadline.
+/// First byte of the message that lists the members that did not connect by the deadline.
 const MISSING: u8 = 2;
 /// First character of the value that a failed member stores instead of the leader's address. The
 /// index of the failed PE and its error message follow.
@@ -139,7 +139,8 @@ impl Rendezvous {
     }
 }
 
-/// A collective call, as seen by one member.
+/// One call of [`Rendezvous::share_descriptor`] or [`Rendezvous::exchange_descriptors`] on one
+/// member.
 struct Call<'a> {
     rendezvous: &'a Rendezvous,
     name: &'static str,
@@ -191,7 +192,8 @@ impl<'a> Call<'a> {
         self.place == 0
     }
 
-    /// Connects to the leader, with or without a descriptor, and receives `n_fds` descriptors.
+    /// Runs the call on a member that is not the leader: connects to the leader, sends `fd` if it
+    /// is `Some`, and receives `n_fds` descriptors.
     fn follow(&self, fd: Option<BorrowedFd<'_>>, n_fds: usize) -> Result<Vec<OwnedFd>, BootstrapError> {
         let place = self.rendezvous.get_by(&self.key, self.deadline).map_err(|error| match error {
             // The leader stores the key, so the leader is the missing member.
@@ -199,8 +201,8 @@ impl<'a> Call<'a> {
             error => error,
         })?;
         let (mut name, mut token) = self.parse_address(&place)?;
-        // If a connection ends early, the leader has dropped it in favour of newer connections, or
-        // the leader has died.
+        // If a connection ends early, either the leader has dropped the connection to accept newer
+        // connections, or the leader has died.
         loop {
             let sent = match self.connect(&name, &token, fd) {
                 Ok(stream) => self.receive_answer(&stream, n_fds),
@@ -230,8 +232,8 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Parses the value stored under the key. Returns the leader's address and the token, or the
-    /// failure of a member as an error.
+    /// Parses the value that is stored under the key of the call. Returns the leader's address and
+    /// the token, or the failure of a member as an error.
     fn parse_address(&self, value: &[u8]) -> Result<(String, Token), BootstrapError> {
         let value = str::from_utf8(value).map_err(|_| self.wrong("place"))?;
         match value.strip_prefix(FAILED) {

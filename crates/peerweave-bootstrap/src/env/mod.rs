@@ -101,7 +101,7 @@ impl Job {
             static ONCE: std::sync::Once = std::sync::Once::new();
             ONCE.call_once(|| {
                 let text = format!(
-                    "{name} is set, as by {launcher}, but it does not identify the job of this process, so this is a job of one PE; \
+                    "{name} is set, as by {launcher}, but this variable does not identify the job of this process, so the job has one PE; \
                      to start several PEs, use `peerweave run`, torchrun, Open MPI, MPICH or Slurm, or set PEERWEAVE_PE and the other \
                      variables of a job"
                 );
@@ -153,8 +153,8 @@ pub fn warn_of_public_token(endpoint: &Endpoint) {
     }
     let (token, required) = (names::TOKEN, names::REQUIRE_TOKEN);
     let text = format!(
-        "the token of this job at {endpoint} is derived from public values, so others on the network can take the place of a PE; set \
-         {token} to the same 64 random hexadecimal digits for every PE ({required}=1 makes this an error)"
+        "the token of this job at {endpoint} is derived from public values, so other users of the network can join the job \
+         as a PE; set {token} to the same 64 random hexadecimal digits for every PE ({required}=1 makes this an error)"
     );
     warn(&text);
 }
@@ -232,17 +232,18 @@ fn not_understood(vars: &dyn Vars) -> Option<(&'static str, &'static str)> {
 }
 
 const TOKEN_EXPECTED: &str = "64 hexadecimal digits";
-const TOKEN_REQUIRED: &str = "64 hexadecimal digits, since PEERWEAVE_REQUIRE_TOKEN is 1";
+const TOKEN_REQUIRED: &str = "64 hexadecimal digits, because PEERWEAVE_REQUIRE_TOKEN is 1";
 
-/// Derives the same socket name on all PEs of one machine. Jobs of one user have different
-/// identities. The user ID in the name and the credentials of the socket distinguish users.
+/// Derives the address of the rendezvous of a job on one machine, which is the same on all PEs. The
+/// identity distinguishes the jobs of one user. The user ID in the name distinguishes users.
 #[cfg(target_os = "linux")]
 fn local_endpoint(identity: &str) -> Endpoint {
     let user = rustix::process::geteuid().as_raw();
     Endpoint::Unix(format!("peerweave-{user}-{:016x}", fingerprint(identity, 0)))
 }
 
-/// Derives a port of the loopback interface, for systems without abstract sockets.
+/// Derives the address of the rendezvous of a job on one machine, which is the same on all PEs.
+/// Uses a port of the loopback interface, because this system has no abstract sockets.
 #[cfg(not(target_os = "linux"))]
 fn local_endpoint(identity: &str) -> Endpoint {
     Endpoint::Tcp("127.0.0.1".to_owned(), derived_port(identity))
@@ -253,7 +254,7 @@ fn derived_port(identity: &str) -> u16 {
     20_000 + (fingerprint(identity, 0) % 12_768) as u16
 }
 
-/// Typed access to environment variables.
+/// Reads environment variables and parses their values. Errors name the variable.
 struct Reader<'a>(&'a dyn Vars);
 
 impl Reader<'_> {
@@ -289,7 +290,8 @@ impl Reader<'_> {
         Ok(self.number(name, 0, 1)? == Some(1))
     }
 
-    /// Parses an integer. Returns an error unless the integer is from `min` to `max`.
+    /// Parses a variable as an integer. Returns an error if the integer is not from `min` to `max`,
+    /// and `None` if the variable is not set.
     fn number(&self, name: &'static str, min: u32, max: u32) -> Result<Option<u32>, BootstrapError> {
         let expected = format!("an integer from {min} to {max}");
         match self.parse::<u32>(name, &expected)? {

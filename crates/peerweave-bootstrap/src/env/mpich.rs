@@ -3,7 +3,7 @@
 //! The PMI connection is not used, because it belongs to the program's MPI library, if any. The
 //! environment contains the index of the PE and the number of PEs in the job. MPICH also sets the
 //! index of the PE and the number of PEs on this machine. The process that started the PEs on this
-//! machine identifies the job.
+//! machine serves as the identity of the job.
 //!
 //! Invariant: a missing count is an error that names the variable to set. A count is never guessed.
 

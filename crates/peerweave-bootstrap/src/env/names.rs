@@ -101,9 +101,8 @@ pub const NOT_UNDERSTOOD: [(&str, &str); 10] = [
     ("PALS_RANKID", "Cray's PALS"),
 ];
 
-/// Slurm: index of this PE in its step. An `salloc` shell has no such index. A batch script has
-/// index 0, but is not part of an ordinary step. Neither an `salloc` shell nor a batch script is a
-/// PE.
+/// Slurm: index of this PE in its step. An `salloc` shell has no such index, so it is not a PE. A
+/// batch script has index 0, but it is not a PE either, because it is not part of an ordinary step.
 pub const SLURM_PROCID: &str = "SLURM_PROCID";
 /// Slurm: number of PEs in the step.
 pub const SLURM_STEP_NUM_TASKS: &str = "SLURM_STEP_NUM_TASKS";

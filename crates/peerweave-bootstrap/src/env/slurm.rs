@@ -1,7 +1,8 @@
 //! The variables of Slurm's `srun`, and the two list notations of Slurm.
 //!
 //! An `salloc` shell has a job identifier but no index (`SLURM_PROCID`). A batch script of `sbatch`
-//! has `SLURM_PROCID=0` and no step, or a special step. Neither is a PE, so the result is `None`.
+//! has `SLURM_PROCID=0`, but no step or a special step. Such a process is not a PE, so [`read`]
+//! returns `None`.
 //!
 //! Invariant: variables of the step take precedence over those of the job, because a step may use
 //! part of the job.

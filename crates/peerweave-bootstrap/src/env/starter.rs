@@ -1,5 +1,5 @@
-//! Finds the process that set a variable for this process. This is the launcher, even with shells
-//! and wrappers in between. Reads `/proc`.
+//! Finds the process that set a variable for this process, by reading `/proc`. The process that is
+//! found is the launcher, even if shells and wrappers run between the launcher and this process.
 //!
 //! Invariant: all processes that one launcher started with the same variable get the same answer.
 //! The only exception is a process that has set the variable itself.
@@ -12,7 +12,8 @@ use crate::process::{Process, parent_and_start};
 const MAX_GENERATIONS: usize = 64;
 
 /// Returns the process ID and the start time of the nearest ancestor without `name` in its
-/// environment. If every ancestor has `name`, returns those of the most distant ancestor.
+/// environment. If every ancestor has `name`, returns the process ID and the start time of the most
+/// distant ancestor.
 pub(super) fn of_variable(name: &str) -> Option<String> {
     let (process, _) = ancestor_without(name)?;
     Some(format!("{} {}", process.pid, process.started))
@@ -54,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn variable_is_not_found_by_a_part_of_its_name() {
+    fn variable_is_not_found_by_a_part_of_the_name() {
         let environment = b"A=1\0PMI_RANK_MAP=x\0PMI_RANK=0\0";
         assert_eq!((value(environment, "PMI_RANK"), value(environment, "A")), (Some(&b"0"[..]), Some(&b"1"[..])));
         assert!(["PMI", "RANK", "B"].iter().all(|name| value(environment, name).is_none()));

@@ -36,8 +36,8 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
     if n_pes == 1 {
         return Ok(Some(place(0, 1, 0, 1)));
     }
-    let Some(host) = host else { return Err(vars.wrong(names::MASTER_ADDR, "the host of PE 0")) };
-    let Some(port) = port else { return Err(vars.wrong(names::MASTER_PORT, "a port of the host of PE 0")) };
+    let Some(host) = host else { return Err(vars.wrong(names::MASTER_ADDR, "the name or address of the host of PE 0")) };
+    let Some(port) = port else { return Err(vars.wrong(names::MASTER_PORT, "a port on the host of PE 0")) };
 
     let local_n_pes = match vars.number(names::LOCAL_WORLD_SIZE, 1, n_pes)? {
         Some(local_n_pes) => local_n_pes,

@@ -35,13 +35,14 @@ struct Numbered {
 }
 
 impl Watch {
-    /// Starts to watch the process of PE `pe`. The process was alive a moment ago. `pid` is valid
-    /// in this process: both processes have the same [`pid_namespace`](super::pid_namespace).
+    /// Starts to watch the process of PE `pe`. The caller guarantees that the process was alive
+    /// shortly before, when it joined, and that `pid` is valid in this process: both processes have
+    /// the same [`pid_namespace`](super::pid_namespace).
     pub fn of(pe: usize, pid: Pid) -> Self {
         let process = Numbered { pid, started: started(pid) };
         Self(match pidfd_open(pid, PidfdFlags::empty()) {
             Ok(descriptor) => By::Descriptor(descriptor, process),
-            // The process was alive when it joined, and has died since then.
+            // The process was alive when it joined, so it has died since then.
             Err(Errno::SRCH) => By::Ended,
             // The kernel does not support process descriptors (before version 5.3).
             Err(Errno::NOSYS) => By::Number(process),

@@ -355,7 +355,7 @@ impl<'a> Reader<'a> {
         self.text("key", MAX_KEY_LEN_BYTES)
     }
 
-    /// Reads a list of PEs. Returns an error unless the list is strictly ascending.
+    /// Reads a list of PEs. Returns an error if the list is not strictly ascending.
     fn pes(&mut self, field: &'static str) -> Result<Vec<u32>, ProtocolError> {
         let count = self.u32(field)? as usize;
         if count > MAX_PES as usize || 4 * count > self.0.len() {

@@ -2,7 +2,7 @@
 //!
 //! This module matches answers to requests, and [`super`] interprets the answers. There is no
 //! reader thread. One of the waiting threads reads for all of them (`reading`). When this thread
-//! has its own answer, another waiting thread continues reading.
+//! has received its own answer, another waiting thread continues to read.
 //!
 //! Invariants:
 //! - [1] A pending request has an entry in `State::slots`. Frames for other requests are dropped.
@@ -42,7 +42,7 @@ pub(crate) enum Closed {
     Broken(BootstrapError),
 }
 
-/// The reason why a wait for the end of the job returned before the end of the job.
+/// The reason why [`Connection::wait_for_abort`] returned although no PE has ended the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotAborted {
     Late,
@@ -51,7 +51,7 @@ pub(crate) enum NotAborted {
 
 pub(crate) struct Connection {
     stream: Stream,
-    /// Held while a thread writes a frame.
+    /// Lock that a thread holds while it writes a frame.
     writer: Mutex<()>,
     state: Mutex<State>,
     changed: Condvar,
@@ -172,7 +172,8 @@ impl Connection {
         self.wait(request, deadline)
     }
 
-    /// Sends a request that depends only on the server, and waits until `deadline` for its outcome.
+    /// Sends a request that the server answers without waiting for other PEs. Waits until
+    /// `deadline` for the outcome.
     pub(crate) fn request_of_server(&self, request: u64, frame: &Frame, deadline: Instant) -> Answer {
         self.lock().slots.insert(request, Slot::default());
         self.send(frame, deadline);
@@ -184,7 +185,8 @@ impl Connection {
         self.send(frame, deadline);
     }
 
-    /// Waits for the outcome of a request that has been sent.
+    /// Waits for the outcome of a request that has been sent, until `deadline` and up to [`GRACE`]
+    /// longer.
     pub(crate) fn wait(&self, request: u64, deadline: Instant) -> Answer {
         self.wait_with(request, deadline, GRACE)
     }

@@ -33,7 +33,7 @@ const LOOK_AT_SIBLINGS: Duration = Duration::from_millis(10);
 /// still use the address.
 const ADDRESS_TAKEN: Duration = Duration::from_secs(3);
 
-/// Starts the server of PE 0.
+/// Starts the server in the process of PE 0.
 pub(super) fn serve(
     job: &Job,
     endpoint: &Endpoint,
@@ -50,7 +50,7 @@ pub(super) fn serve(
         if job.interface.is_some() {
             options.bind_address = Some(interface::advertise_address(job.interface.as_deref())?.address);
         } else if job.n_machines > 1 && is_loopback_only(host) {
-            tracing::warn!(%endpoint, "the host name resolves to a loopback address; listening on all interfaces");
+            tracing::warn!(%endpoint, "the host name of the server resolves to a loopback address; the server listens on all interfaces");
             options.bind_address = Some(Ipv4Addr::UNSPECIFIED.into());
         }
     }
@@ -140,7 +140,7 @@ pub(super) fn connect(
         };
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            // The missing PE is PE 0, if it runs the server.
+            // If PE 0 runs the server, PE 0 is the missing PE.
             let missing = if job.served == Served::ByPe0 { vec![Pe::new(0)] } else { Vec::new() };
             let call = format!("join: connect to {endpoint} ({error})");
             return Err(BootstrapError::Timeout { call, waited: start.elapsed(), missing });

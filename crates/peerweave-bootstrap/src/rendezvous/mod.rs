@@ -87,8 +87,9 @@ pub struct Rendezvous {
     pid: u32,
     /// Whether a thread of `when_aborted` waits on the connection for the end of the job.
     watched: AtomicBool,
-    /// Declared before the server, so that the link is dropped first. The server of PE 0 then
-    /// detects that PE 0 has left before the server stops.
+    /// The connection to the server, or the store of a job of one PE. Declared before `server`, so
+    /// that the connection is dropped first. The server of PE 0 then detects that PE 0 has left
+    /// before the server stops.
     link: Link,
     server: Option<Server>,
     #[cfg(target_os = "linux")]
@@ -99,14 +100,14 @@ pub struct Rendezvous {
 #[cfg(target_os = "linux")]
 #[derive(Debug, Default)]
 pub(crate) struct DescriptorCalls {
-    /// Number of calls made.
+    /// Number of calls that this PE has made with this list of members.
     pub(crate) count: u64,
     /// Key of a failed call, which members may still have to read. The next call removes the key.
     pub(crate) stale_key: Option<String>,
 }
 
 enum Link {
-    /// A job of one PE. The threads of this PE use the key-value store.
+    /// A job of one PE, which has no server. The key-value store is in this process.
     Alone {
         store: Mutex<HashMap<String, Vec<u8>>>,
         news: Condvar,
@@ -270,7 +271,7 @@ impl Rendezvous {
         self.deadline
     }
 
-    /// Returns the server if this PE runs the server.
+    /// Returns the server if this PE runs the server, otherwise `None`.
     pub fn server(&self) -> Option<&Server> {
         self.server.as_ref()
     }
@@ -537,8 +538,8 @@ const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 3600);
 /// frame.
 const LEAVE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Time for which PE 0, after a failed join, still serves PEs that have not connected yet. These
-/// PEs start at about the same time as PE 0, and so get the cause of the failure.
+/// Time for which the server of PE 0 continues to run after a failed join. PEs that start a little
+/// later than PE 0 can then still connect and get the cause of the failure.
 const LATECOMERS: Duration = Duration::from_millis(1500);
 
 fn check_len(

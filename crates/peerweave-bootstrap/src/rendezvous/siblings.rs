@@ -3,7 +3,7 @@
 //!
 //! A PE that dies before it connects does not reach the rendezvous. If all PEs are descendants of
 //! one agent, their processes can be watched instead. This module reads `/proc` and starts no
-//! process. [`super`] receives its reports.
+//! process. [`super::join`] uses its reports.
 //!
 //! Invariants:
 //! - [1] A process belongs to rank `n` if this user runs the process in this PID namespace. In
@@ -27,13 +27,13 @@ use crate::env::starter::{agent_of_variable, value};
 use crate::job::{Job, Launcher, Served};
 use crate::process::{Process, parent_of};
 
-/// Time between the end of a rank's processes and the report of the rank. In this time an agent may
-/// start the next process of the rank.
+/// Time for which a rank must have no process before the rank is reported as ended. In this time
+/// the agent may start another process of the rank.
 const GRACE: Duration = Duration::from_millis(500);
-/// Interval between two checks. The first value applies during [`AT_FIRST`], the second value
-/// afterwards.
+/// Minimum interval between two checks. The first value applies during the first [`AT_FIRST`] of
+/// the watch, and the second value applies after that time.
 const LOOK_EVERY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(100));
-/// Duration of the first phase of checks.
+/// Duration of the first phase of the watch, in which the checks are more frequent.
 const AT_FIRST: Duration = Duration::from_secs(2);
 /// Maximum number of watched processes of one rank. A rank with more processes is not reported.
 const MAX_MEMBERS: usize = 64;
@@ -42,7 +42,7 @@ const MAX_MEMBERS: usize = 64;
 const IDENTITY: [&str; 5] =
     [names::WORLD_SIZE, names::MASTER_PORT, names::TORCHELASTIC_RUN_ID, names::TORCHELASTIC_RESTART_COUNT, names::RENDEZVOUS];
 
-/// The processes of the ranks that this PE waits for.
+/// Watches the processes of the ranks that this PE waits for.
 #[derive(Debug)]
 pub(crate) struct Siblings {
     agent: Process,
@@ -94,8 +94,8 @@ impl Siblings {
         })
     }
 
-    /// Checks the ranks that have not joined, unless the last check was too recent. Returns each
-    /// rank that has ended, once, with the reason.
+    /// Checks the ranks that have not joined, unless the last check was too recent. Returns the
+    /// ranks that have ended, each with the reason. A rank is returned only once.
     pub(crate) fn look(&mut self, awaited: &[u32]) -> Vec<(u32, String)> {
         let now = Instant::now();
         let every = if now - self.since < AT_FIRST { LOOK_EVERY.0 } else { LOOK_EVERY.1 };
@@ -116,7 +116,8 @@ impl Siblings {
         awaited.into_iter().filter_map(|rank| self.judge(rank, now).map(|what| (rank, what))).collect()
     }
 
-    /// Returns a message if the rank has ended.
+    /// Checks whether the processes of a rank have ended. Returns a message when the rank is to be
+    /// reported as ended.
     fn judge(&mut self, index: u32, now: Instant) -> Option<String> {
         let rank = &mut self.ranks[index as usize];
         if rank.is_over || !rank.ran || rank.members.len() >= MAX_MEMBERS || rank.members.iter().any(|member| member.lives()) {
@@ -139,7 +140,7 @@ impl Siblings {
         let rank = &mut self.ranks[index as usize];
         rank.is_over = now - gone_since >= GRACE;
         let pids: Vec<String> = rank.members.iter().map(|member| member.pid.to_string()).collect();
-        rank.is_over.then(|| format!("its process ({pids}) ended before the PE joined", pids = pids.join(", ")))
+        rank.is_over.then(|| format!("the process of the PE ({pids}) ended before the PE joined", pids = pids.join(", ")))
     }
 
     /// Records the processes of the awaited ranks among the descendants of the agent.
@@ -177,8 +178,8 @@ impl Siblings {
 }
 
 impl Rank {
-    /// Returns whether the rank ran this program and has a live process. Such a rank needs no
-    /// search.
+    /// Returns whether the rank ran this program and has a live process. For such a rank, no search
+    /// for processes is necessary.
     fn is_known_to_live(&self) -> bool {
         self.ran && self.members.iter().any(|member| member.lives())
     }
@@ -196,7 +197,7 @@ fn children(pid: i32) -> Vec<i32> {
     numbers(Path::new("/proc")).filter(|&child| parent_of(child) == Some(pid)).collect()
 }
 
-/// Returns the entries of a directory whose names are numbers.
+/// Returns the numbers among the names of the entries of a directory.
 fn numbers(directory: &Path) -> impl Iterator<Item = i32> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())

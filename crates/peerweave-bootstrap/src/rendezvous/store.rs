@@ -1,4 +1,4 @@
-//! The key-value store of a job, which is in the server.
+//! Calls of the key-value store of a job. The server stores the keys and values.
 
 use std::collections::HashMap;
 use std::sync::PoisonError;

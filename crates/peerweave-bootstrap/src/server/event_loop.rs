@@ -138,7 +138,8 @@ impl EventLoop {
         self.shared.ended.store(true, Ordering::Release);
     }
 
-    /// Returns the time until the next deadline. Returns `None` if there is no deadline.
+    /// Returns the time for which the loop may sleep: until the next deadline. Returns `None` if
+    /// there is no deadline.
     fn sleep(&mut self) -> Option<Duration> {
         if self.more_to_accept || !self.unfinished.is_empty() {
             return Some(Duration::ZERO);
@@ -167,9 +168,7 @@ impl EventLoop {
         while let Some(link) = self.unidentified.front().copied() {
             match self.connections.get(&link).map(|connection| &connection.phase) {
                 Some(Phase::Unidentified(by)) if *by > now => break,
-                Some(Phase::Unidentified(_)) => {
-                    self.drop_connection(link, "the connection did not send a hello within the time limit")
-                }
+                Some(Phase::Unidentified(_)) => self.drop_connection(link, "the connection sent no hello within the time limit"),
                 _ => {}
             }
             self.unidentified.pop_front();
@@ -260,7 +259,7 @@ impl EventLoop {
                 Ok(None) => return,
                 Ok(Some(0)) => return self.remove(link),
                 Err(error) => {
-                    tracing::debug!(%error, link, "a connection broke");
+                    tracing::debug!(%error, link, "a connection to the rendezvous server failed");
                     return self.remove(link);
                 }
                 Ok(Some(len_bytes)) => {
@@ -363,7 +362,7 @@ impl EventLoop {
         }
     }
 
-    /// Sends the reason of the refusal and closes the connection.
+    /// Sends the reason why a hello is refused, and closes the connection.
     fn refuse(&mut self, link: Link, reason: Refusal) {
         let refused = Frame::Refused { reason }.to_bytes().into();
         self.perform(vec![Action::Send(link, refused), Action::Close(link)]);
@@ -493,8 +492,8 @@ impl EventLoop {
     }
 }
 
-/// Watches the process of a PE. After the death of the process, a child that it forked may keep the
-/// socket open.
+/// Watches the process of a PE by a process descriptor. The end of the connection is not enough,
+/// because a forked child may keep the socket open after the death of the process.
 #[cfg(target_os = "linux")]
 fn watch(registry: &mio::Registry, link: Link, pid: Option<u32>) -> Option<std::os::fd::OwnedFd> {
     use std::os::fd::AsRawFd;

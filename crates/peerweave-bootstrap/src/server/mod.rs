@@ -1,5 +1,5 @@
-//! The server of a rendezvous. It is one thread with one poll loop for all connections. [`board`]
-//! interprets the frames.
+//! The server of a rendezvous, which is one thread with one poll loop for all connections.
+//! [`board`] interprets the frames.
 //!
 //! Invariants:
 //! - [1] A connection that has not joined stores at most [`HELLO_FRAME_LEN_BYTES`] bytes for at

@@ -185,8 +185,8 @@ pub(super) struct Connection {
     /// Bytes that have been read but not decoded.
     pub(super) inbox: Vec<u8>,
     pub(super) outbox: Outbox,
-    /// Pidfd of the peer's process. It becomes readable when the process ends, even if a forked
-    /// child keeps the socket open.
+    /// Process descriptor (pidfd) of the peer. The descriptor becomes readable when the process
+    /// ends, even if a forked child keeps the socket open.
     #[cfg(target_os = "linux")]
     pub(super) process: Option<std::os::fd::OwnedFd>,
 }

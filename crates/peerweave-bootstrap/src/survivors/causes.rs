@@ -1,5 +1,5 @@
-//! Finds the members that caused the failure of an attempt. A PE whose attempt fails withdraws from
-//! the attempt, and names the PE that caused its failure.
+//! Finds the members that caused an attempt to agree on a new job to fail. A PE whose attempt fails
+//! withdraws from the attempt, and names the PE that caused its failure.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,8 +9,8 @@ use peerweave_types::Pe;
 use super::{Decision, LONGEST_PAUSE, Survivors};
 
 impl Survivors<'_> {
-    /// Returns the members that caused an attempt to fail. The list is empty if the error that this
-    /// PE got already names the cause, or if the cause is unknown.
+    /// Returns the members that caused the attempt of `decision` to fail. The list is empty if the
+    /// error that this PE got already names the cause, or if the cause is unknown.
     ///
     /// `named` is the PE that the error names. `is_lost` is whether the error says that the PE
     /// `named` has ended or has given up. `limit` is the maximum time to wait for members that have
@@ -42,7 +42,7 @@ impl Survivors<'_> {
     fn reason_of(&self, decision: &Decision, gone: Pe, limit: Duration) -> Option<Pe> {
         let until = Instant::now() + limit;
         let mut gone = gone;
-        // Each step goes from a PE that has given up to the PE that it has named.
+        // Each iteration goes from a PE that has given up to the PE that this PE has named.
         for _ in 0..decision.members.len() {
             while self.participates(decision, gone.index()) {
                 if Instant::now() >= until {

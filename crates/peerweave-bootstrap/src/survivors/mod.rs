@@ -5,16 +5,16 @@
 //! and a function that returns whether a PE has ended.
 //!
 //! Each attempt to agree has a number. A participating PE writes the number of its attempt into its
-//! words. The first PE that has not ended is the leader. When all other PEs that have not ended
-//! also participate, the leader starts a server and publishes its decision. The decision is the
-//! list of members and the address of the server. Each PE looks for a decision in ascending order
-//! of PEs. It skips a PE only if that PE has ended without a decision.
+//! [`SurvivorWords`]. The first PE that has not ended is the leader. When all other PEs that have
+//! not ended also participate, the leader starts a server and publishes its decision. The decision
+//! is the list of members and the address of the server. Each PE looks for a decision in ascending
+//! order of PEs. A reading PE skips another PE only if that other PE has ended without a decision.
 //!
 //! Invariants:
-//! - **\[1\]** An attempt has at most one decision. A PE that decides has checked that all PEs
-//!   before it ended without a decision. A PE that has ended writes nothing more. So the first
-//!   decision in the order of PEs is the only decision, and it stays readable after its PE has
-//!   died.
+//! - **\[1\]** An attempt has at most one decision. A PE that decides has checked that all PEs with
+//!   lower numbers have ended without a decision. A PE that has ended writes nothing more. So the
+//!   first decision in the order of PEs is the only decision. The decision stays readable after the
+//!   PE that published it has died.
 //! - **\[2\]** A PE participates in the highest attempt that it sees. So an attempt that failed on
 //!   some PEs ends on all PEs.
 //! - **\[3\]** Every wait ends with the agreement, at the deadline, or when `check` returns an
@@ -41,9 +41,9 @@ use crate::token::{TOKEN_LEN_BYTES, Token, fill_random};
 /// Maximum number of PEs in the old job.
 pub const MAX_SURVIVORS: usize = 4096;
 
-/// Shortest pause between two reads of the words of the other PEs.
+/// Shortest pause between two reads of the [`SurvivorWords`] of the other PEs.
 const SHORTEST_PAUSE: Duration = Duration::from_micros(20);
-/// Longest pause between two reads of the words of the other PEs.
+/// Longest pause between two reads of the [`SurvivorWords`] of the other PEs.
 const LONGEST_PAUSE: Duration = Duration::from_millis(1);
 
 const NAME_LEN_BYTES: usize = 16;
@@ -68,15 +68,16 @@ mod phase {
 pub struct SurvivorWords {
     /// Number of the attempt, shifted left by 8 bits, and the phase in the low byte.
     state: AtomicU64,
-    /// Number, plus 1, of the PE because of which this PE has withdrawn. 0 if there is no such PE.
-    /// Written before the state.
+    /// 1 plus the number of the PE that caused this PE to withdraw; 0 if no PE caused it. Written
+    /// before `state`.
     blamed: AtomicU64,
     /// Counter that a participating PE increments, so that other PEs see that it runs.
     beat: AtomicU64,
     /// Number of the attempt for which this PE has published a decision. 0 while the PE writes a
     /// decision.
     decided: AtomicU64,
-    /// The decision: the ticket here, and one bit for each member in `members`.
+    /// The ticket of the decision. `members` contains the rest of the decision: one bit for each
+    /// member.
     ticket: [AtomicU64; TICKET_WORDS],
     members: [AtomicU64; MAX_SURVIVORS / 64],
 }
@@ -121,8 +122,8 @@ impl SurvivorWords {
         self.enter(attempt, phase::WITHDRAWN);
     }
 
-    /// Returns the PE because of which this PE has withdrawn. The caller must have read the state
-    /// before.
+    /// Returns the PE that caused the PE of these words to withdraw. The caller must have read
+    /// `state` before.
     fn blamed(&self) -> Option<Pe> {
         Some(Pe::new(u32::try_from(self.blamed.load(Ordering::Acquire).checked_sub(1)?).ok()?))
     }
@@ -242,21 +243,21 @@ impl Decision {
 /// The reason why the PEs could not agree.
 #[derive(Debug)]
 pub enum Disagreement<E> {
-    /// The deadline passed while this PE was waiting for PEs that had not ended.
+    /// The deadline passed while the calling PE was waiting for PEs that had not ended.
     Late {
-        /// Time for which this PE waited.
+        /// Time for which the calling PE waited.
         waited: Duration,
-        /// The PEs for which this PE waited in vain, in ascending order.
+        /// The PEs for which the calling PE waited in vain, in ascending order.
         missing: Vec<Pe>,
     },
-    /// This PE has ended, no longer participates in the agreement, or is a member of a new job to
-    /// which the calling PE does not belong.
+    /// The PE in this value has ended, no longer participates in the agreement, or is a member of a
+    /// new job to which the calling PE does not belong.
     Left(Pe),
     /// The function `lead` or the function `check` returned this error.
     Failed(E),
 }
 
-/// The next step of a PE, according to the [`SurvivorWords`] of all PEs.
+/// What this PE has to do next, according to the [`SurvivorWords`] of all PEs.
 enum Look {
     Decided(Decision),
     /// This PE is the leader, and these PEs participate.
@@ -365,7 +366,7 @@ impl<'a> Survivors<'a> {
                 let missing = self.missing(first, attempt);
                 own.withdraw(attempt, missing.first().copied());
                 return match self.look(attempt) {
-                    // The leader has decided since the last look.
+                    // The leader has decided since the last iteration.
                     Ok(Look::Decided(decision)) => {
                         own.enter(attempt, phase::ARRIVED);
                         self.accept(decision)
@@ -427,8 +428,8 @@ impl<'a> Survivors<'a> {
         Ok(Look::Wait)
     }
 
-    /// Returns the members of an attempt if all PEs that have not ended participate. Returns `None`
-    /// otherwise.
+    /// Returns the PEs that participate in an attempt, if all PEs that have not ended participate.
+    /// Returns `None` if one of them does not participate.
     fn others_arrived(&self, attempt: u64) -> Option<Vec<Pe>> {
         let mut members = Vec::new();
         for pe in 0..self.n_pes {
@@ -498,16 +499,16 @@ impl<'a> Survivors<'a> {
             call: "Survivors::join",
             what: "decision",
             value: format!("{:?}", decision.members),
-            expected: format!("a list with {}", self.me),
+            expected: format!("a list of members that contains {}", self.me),
         })?;
         let job = Job { served: Served::ByPe0, ..Job::on_one_machine(me.get(), n_pes, endpoint, token) };
         let mut ended = |awaited: &[Pe]| -> Vec<(Pe, String)> {
             let reason = |pe: &Pe| {
                 let old = decision.members[pe.index()].index();
                 let why = if (self.has_ended)(old) {
-                    "it has ended"
+                    "the member has ended"
                 } else if self.has_given_up(decision, old) {
-                    "it no longer participates in the agreement"
+                    "the member no longer participates in the agreement"
                 } else {
                     return None;
                 };
@@ -583,7 +584,7 @@ impl<'a> Survivors<'a> {
         self.own().withdraw(decision.attempt, because);
     }
 
-    /// Records, in the words of this PE, that this PE has joined the new job.
+    /// Records, in the [`SurvivorWords`] of this PE, that this PE has joined the new job.
     pub fn complete(&self, decision: &Decision) {
         self.own().enter(decision.attempt, phase::DONE);
     }

@@ -13,11 +13,11 @@ use peerweave_bootstrap::{BootstrapError, Endpoint, Job, Options, Rendezvous, Se
 pub const LONG: Duration = Duration::from_secs(60);
 /// Time within which a loss must be reported on a loaded machine; much shorter than [`LONG`].
 pub const SOON: Duration = Duration::from_secs(20);
-/// A deadline that passes in a test. All other PEs make their calls before it passes, even on a
-/// loaded machine.
+/// A deadline that passes in a test. All other PEs make their calls before this deadline passes,
+/// even on a loaded machine.
 pub const PASSES: Duration = Duration::from_secs(5);
 
-/// A server, and the values that PEs need to join it.
+/// A server, and the values that PEs need to join the job of the server.
 pub struct Party {
     pub server: Server,
     pub token: Token,

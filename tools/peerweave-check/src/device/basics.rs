@@ -11,16 +11,16 @@ use super::rows::Rows;
 pub(crate) fn run(gpu: &Gpu, table: &mut Rows) {
     // Loads all kernels before a kernel runs. Loading may wait for a running kernel, and on a GPU
     // that PEs share, that kernel may wait for this PE.
-    table.check("load all kernels of the part basics", || {
+    table.check("load all kernels of the part `basics`", || {
         gpu.load_crate(ring::KERNEL.ptx())?;
         Ok(gpu.barrier("basics loaded")?)
     });
-    table.check("kernel writes own memory", || local(gpu));
-    table.check("each PE puts and signals the next, 100 launches", || around(gpu));
+    table.check("a kernel writes memory of its own PE", || local(gpu));
+    table.check("each PE puts to and signals the next PE, 100 launches", || around(gpu));
     table.check("1000 barriers in one kernel", || meet(gpu, 1000));
     table.check("wrong arguments are refused before the launch", || refused(gpu));
-    table.check("graph with barriers replayed 10 times", || replayed(gpu));
-    table.check("teams of all PEs, of one PE, of even or odd PEs", || teams(gpu));
+    table.check("a graph of barriers is replayed 10 times", || replayed(gpu));
+    table.check("teams of all PEs, of one PE, and of even or odd PEs", || teams(gpu));
 }
 
 /// Returns an error unless two values are equal.
@@ -28,7 +28,7 @@ pub(crate) fn same<T: PartialEq + std::fmt::Debug>(what: &str, found: T, expecte
     if found == expected { Ok(()) } else { Err(format!("{what}: found {found:?}, expected {expected:?}").into()) }
 }
 
-/// Launches a kernel that does not communicate.
+/// Launches a kernel that does not communicate with other PEs, and checks its result.
 pub(crate) fn local(gpu: &Gpu) -> Outcome {
     let (memory, stream) = (gpu.alloc::<u64>(100_000)?, gpu.stream()?);
     stream.launch(&count_up::KERNEL, 8, 128, (memory.slice(), 5))?;
@@ -76,8 +76,8 @@ fn teams(gpu: &Gpu) -> Outcome {
         stream.launch(&meet_in_team::KERNEL, 1, 64, (team.kernel_team(), word.slice(), 100))?;
         stream.launch(&sum_in_team::KERNEL, 1, 256, (team.kernel_team(), to.slice(), from.slice()))?;
         total += 100 * u64::from(sum);
-        same("the word to which all members add", word.read(&stream)?, vec![total])?;
-        same("the sum of the team", to.read(&stream)?, vec![sum; 1000])?;
+        same("the counter to which all members of the team add", word.read(&stream)?, vec![total])?;
+        same("the sum over all members of the team", to.read(&stream)?, vec![sum; 1000])?;
         gpu.barrier("teams")?;
         team.destroy()?;
     }
@@ -98,7 +98,11 @@ fn refused(gpu: &Gpu) -> Outcome {
     let slice = memory.slice();
     let large = LaunchConfig::new(1, 1).shared_bytes(1 << 20);
     let error = stream.launch_with(&count_up::KERNEL, large, (slice, 0)).err();
-    same("too much shared memory is refused", matches!(launch_error(&error), Some(LaunchError::Shape { .. })), true)?;
+    same(
+        "a launch with too much shared memory is refused",
+        matches!(launch_error(&error), Some(LaunchError::Shape { .. })),
+        true,
+    )?;
     let crowd = LaunchConfig::new(1 << 20, 1024).cooperative();
     let error = stream.launch_with(&count_up::KERNEL, crowd, (slice, 0)).err();
     same(
@@ -108,13 +112,13 @@ fn refused(gpu: &Gpu) -> Outcome {
     )?;
     gpu.free(memory)?;
     let error = stream.launch(&count_up::KERNEL, 1, 1, (slice, 0)).err();
-    same("memory that was freed is refused", matches!(error, Some(CudaError::Misuse { .. })), true)
+    same("a launch with freed memory is refused", matches!(error, Some(CudaError::Misuse { .. })), true)
 }
 
 fn replayed(gpu: &Gpu) -> Outcome {
     use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags as Flags, CUstreamCaptureMode as Mode};
     let (memory, stream) = (gpu.alloc::<u64>(64)?, gpu.stream()?);
-    // Loads the kernel first: loading cannot be captured into a graph.
+    // Loads the kernels before the capture, because loading cannot be captured into a graph.
     stream.launch(&barriers::KERNEL, 1, 32, (1,))?;
     stream.launch(&count_up::KERNEL, 1, 64, (memory.slice(), 0))?;
     stream.wait()?;
@@ -128,6 +132,6 @@ fn replayed(gpu: &Gpu) -> Outcome {
         graph.launch()?;
     }
     same("elements", memory.read(&stream)?, (9..73).collect())?;
-    // The epochs continue after a replay.
+    // Barriers must also work after the replays, which have advanced the epochs of the barriers.
     meet(gpu, 3)
 }

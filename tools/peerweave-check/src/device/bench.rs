@@ -12,7 +12,7 @@ use crate::Failure;
 
 const ITERATIONS: u32 = 500;
 const BANDWIDTH_BYTES: usize = 32 << 20;
-/// Size in bytes of the shared memory of a block that makes bulk copies.
+/// Size, in bytes, of the shared memory of each block in the measurement of bulk copies.
 const BULK_BYTES: u32 = 128 << 10;
 /// Numbers of threads of a block. The fastest is reported.
 const BLOCKS: [u32; 4] = [128, 256, 512, 1024];
@@ -29,7 +29,8 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Returns the microseconds of one repetition, as written by the kernel's first block.
+    /// Runs a kernel and returns the time of one repetition in microseconds, as measured by the
+    /// first block of the kernel.
     fn time<A: KernelArgs>(&self, kernel: &Kernel<A>, config: LaunchConfig, args: A) -> Result<f64, Failure> {
         self.stream.launch_with(kernel, config, args)?;
         Ok(self.result.read(&self.stream)?[0] as f64 * 1e-3)
@@ -53,7 +54,7 @@ pub(crate) fn load(gpu: &Gpu) -> Outcome {
 
 pub(crate) fn run(gpu: &Gpu) -> Outcome {
     if gpu.n_pes() < 2 {
-        return Err(format!("--part bench: found {} PE, expected at least 2", gpu.n_pes()).into());
+        return Err(format!("--part bench: the job has {} PE, expected at least 2", gpu.n_pes()).into());
     }
     let bench = Bench { gpu, stream: gpu.stream()?, result: gpu.alloc_local(512)?, network: gpu.uses_network() };
     gpu.barrier("bench")?;

@@ -9,7 +9,7 @@ use peerweave_types::{KernelArgs, KernelTeam, SymSlice, bf16, f16};
 use super::Outcome;
 use super::rows::Rows;
 
-/// Number of threads: two full warps and a part of a third.
+/// Number of threads of a block: two full warps and a part of a third warp.
 const THREADS: u32 = 72;
 
 /// Runs a kernel on all PEs and compares the values that the kernel wrote. `args` takes the memory
@@ -25,11 +25,11 @@ fn check<A: KernelArgs>(gpu: &Gpu, kernel: &Kernel<A>, blocks: u32, args: impl F
     let ran = loaded.and_then(|()| stream.launch_with(kernel, config, args)).and_then(|()| result.read(&stream));
     let outcome = ran.map_err(|error| error.to_string()).and_then(|found| match found[..4] {
         [0, ..] if found[RESULT_WORDS - 1] == FINISHED => Ok(()),
-        [0, ..] => Err("the kernel wrote no end mark, so it did not run to its end".to_owned()),
+        [0, ..] => Err("the kernel did not write its last word, so the kernel did not complete".to_owned()),
         [count, line, value, expected] => {
             Err(format!("{count} wrong values; the first, at source line {line}, is {value:#x}, expected {expected:#x}"))
         }
-        _ => Err(format!("the kernel's result has {} words, expected {RESULT_WORDS}", found.len())),
+        _ => Err(format!("the result of the kernel has {} words, expected {RESULT_WORDS}", found.len())),
     });
     let text = outcome.as_ref().err().cloned().unwrap_or_default();
     let all = gpu.rendezvous().exchange("check device/outcome", text.as_bytes())?;
@@ -51,9 +51,9 @@ fn other_teams(gpu: &Gpu) -> Result<Vec<Team>, CudaError> {
 }
 
 pub(crate) fn run(gpu: &Gpu, table: &mut Rows) {
-    table.check("load all kernels of the part checks", || Ok(gpu.load_crate(signal::check_signal::KERNEL.ptx())?));
+    table.check("load all kernels of the part `checks`", || Ok(gpu.load_crate(signal::check_signal::KERNEL.ptx())?));
     let mut others = Vec::new();
-    table.check("create the teams of the part checks", || {
+    table.check("create the teams of the part `checks`", || {
         others = other_teams(gpu)?;
         Ok(())
     });
@@ -124,5 +124,5 @@ pub(crate) fn run(gpu: &Gpu, table: &mut Rows) {
         Ok(())
     });
     for_each_collective!(collectives);
-    table.check("destroy the teams of the part checks", || Ok(others.into_iter().try_for_each(Team::destroy)?));
+    table.check("destroy the teams of the part `checks`", || Ok(others.into_iter().try_for_each(Team::destroy)?));
 }

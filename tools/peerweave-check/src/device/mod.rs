@@ -1,14 +1,15 @@
 //! Checks communication from inside kernels: `check device [--transport T] [--part P] [--kill PE]
 //! [--threads]`.
 //!
-//! There is one process for each GPU. With `--threads` there is one thread for each PE, and all
-//! threads use the first GPU: their kernels run at the same time, so that one GPU is enough.
-//! Without options, the command tests launches, heap, context and waits by direct access.
-//! `--transport nvshmem` and `--transport network` use NVSHMEM's heap; `network` never uses direct
-//! access. `--part checks` tests every function that kernels call. Its kernels are compiled only if
+//! The command starts one PE for each GPU, each in its own process. With `--threads`, the PEs are
+//! threads of one process that share the first GPU. Their kernels run at the same time, so one GPU
+//! is enough. Without options, the command checks launches, the heap, the context and waits, and
+//! kernels access the memory of other PEs directly. `--transport nvshmem` and `--transport network`
+//! use NVSHMEM's heap; with `network`, kernels never access the memory of other PEs directly.
+//! `--part checks` tests every function that kernels call. Its kernels are compiled only if
 //! `PEERWEAVE_PTX=require` was set for the build, because compiling these kernels takes minutes.
-//! With `--kill PE`, this PE kills itself while kernels of the other PEs wait for it. Every wait
-//! has a deadline. Each check prints a row.
+//! With `--kill PE`, the PE with this number kills itself while kernels of the other PEs wait for
+//! that PE. Every wait has a deadline. The command prints a row for each check.
 
 mod basics;
 mod bench;
@@ -42,7 +43,7 @@ pub(crate) struct Arguments {
     /// Part to run
     #[arg(long, value_enum, default_value_t = Part::Basics)]
     part: Part,
-    /// PE that kills itself while kernels of the other PEs wait for it
+    /// PE that kills itself while kernels of the other PEs wait for this PE
     #[arg(long, value_name = "PE")]
     kill: Option<u32>,
     /// Run only the checks whose names contain this text
@@ -60,7 +61,7 @@ pub(crate) struct Arguments {
 enum Kind {
     /// Virtual memory, mapped on all PEs
     Mapped,
-    /// NVSHMEM's heap, by direct access to PEs whose memory is mapped
+    /// NVSHMEM's heap; kernels access mapped memory of other PEs directly
     Nvshmem,
     /// NVSHMEM's device library, even for PEs whose memory is mapped
     Network,
@@ -68,9 +69,9 @@ enum Kind {
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 enum Part {
-    /// Launch, heap, context and waits
+    /// Launches, the heap, the context and waits
     Basics,
-    /// Every function that kernels call
+    /// Every function of Peerweave that kernels can call
     Checks,
     /// `basics` and `checks`
     All,
@@ -78,7 +79,7 @@ enum Part {
     Bench,
 }
 
-/// The result of a check.
+/// The result of a check: an error if the check failed.
 type Outcome = Result<(), Failure>;
 
 /// Runs `check device`: as one PE if a launcher started this process, otherwise as the launcher of
@@ -97,7 +98,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     }
 }
 
-/// Starts the PEs and waits for them.
+/// Starts the PEs and waits until all PEs have ended. Returns the last line of output.
 fn parent(arguments: &Arguments) -> Result<String, Failure> {
     let n_pes = match arguments.pes {
         Some(n_pes) => n_pes,
@@ -117,7 +118,7 @@ fn parent(arguments: &Arguments) -> Result<String, Failure> {
     if failed.is_empty() { Ok(format!("OK {n_pes} PEs")) } else { Err(failed.join(", ").into()) }
 }
 
-/// Runs all PEs as threads on the first GPU.
+/// Runs all PEs as threads on the first GPU. Returns the last line of output.
 fn threads(arguments: &Arguments, n_pes: u32) -> Result<String, Failure> {
     let (_server, jobs) = Server::on_this_machine(n_pes)?;
     let outcomes: Vec<Result<(usize, usize), Failure>> = std::thread::scope(|scope| {
@@ -170,9 +171,7 @@ fn pe(arguments: &Arguments, job: &Job, device: usize) -> Result<(usize, usize),
     let (passed, failed) = table.print();
     if failed == 0 && arguments.kill.is_none() {
         gpu.end()?;
-        Arc::into_inner(rendezvous)
-            .ok_or("the rendezvous still has another owner after the GPU was closed, expected none")?
-            .leave()?;
+        Arc::into_inner(rendezvous).ok_or("the rendezvous still has another owner after Gpu::end, expected none")?.leave()?;
     }
     Ok((passed, failed))
 }

@@ -1,5 +1,5 @@
-//! The checks of a PE and their results. A row is printed when its check has ended, so that an
-//! aborted run has printed the rows of all completed checks.
+//! Runs the checks of a PE, and prints a row for each passed check as soon as the check has ended.
+//! So an aborted run has printed the rows of all completed checks.
 
 use std::io::Write as _;
 use std::time::Instant;
@@ -8,7 +8,7 @@ use peerweave_cuda::Gpu;
 
 use super::Outcome;
 
-/// The rows of a PE.
+/// Runs the checks of one PE, prints a row for each check, and counts passed and failed checks.
 pub(crate) struct Rows {
     title: String,
     pe: u32,
@@ -24,7 +24,8 @@ impl Rows {
         Self { title, pe: gpu.pe().get(), passed: 0, failed: 0, start, only: only.to_owned() }
     }
 
-    /// Runs a check if it was chosen. Prints its row on PE 0, and its failure on every PE.
+    /// Runs a check if its name contains the text of `--only`. If the check passes, PE 0 prints a
+    /// row with the duration. If the check fails, the calling PE prints the error.
     pub(crate) fn check(&mut self, name: &str, check: impl FnOnce() -> Outcome) {
         if !name.contains(&self.only) {
             return;

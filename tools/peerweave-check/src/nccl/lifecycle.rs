@@ -1,8 +1,8 @@
 //! Checks operations that must end although other ranks do not join: a stuck collective that
 //! reaches its deadline or is aborted, and the creation of a communicator without one of its ranks.
 //!
-//! One process drives all ranks. Every step has a deadline. The check compares the error and the
-//! duration of each step with the expected error and duration.
+//! One process drives all ranks. Every step has a deadline. Each step compares its error and its
+//! duration with the expected error and duration.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,10 +22,12 @@ const LATE: Duration = Duration::from_secs(8);
 /// Number of elements of the stuck collective.
 const LENGTH: usize = 1 << 20;
 
-/// A step: checks communicators created with the given configuration.
+/// Function that runs one step: it creates communicators with the given configuration and checks
+/// them.
 type Check = fn(Nccl, &[Arc<CudaContext>], &Config) -> Result<(), String>;
 
-/// One step in one mode, with its duration.
+/// The result and duration of one step with blocking or non-blocking communicators, shown as a row
+/// of the table.
 struct Row {
     what: &'static str,
     mode: &'static str,
@@ -50,7 +52,7 @@ pub(crate) fn all(nccl: Nccl, contexts: &[Arc<CudaContext>]) -> Result<usize, St
             }
         };
         step("one thread creates all ranks from an id", by_id);
-        step("a missing rank", missing_rank);
+        step("creation of a communicator without one rank", missing_rank);
         if contexts.len() > 1 {
             step("a first call that other ranks do not make", unconnected);
             step("an expired wait ends only its communicator", expires);
@@ -79,7 +81,8 @@ fn make(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<Ve
     )
 }
 
-/// Checks that `error` satisfies `is` and was returned between `least` and `least + LATE`.
+/// Checks that `outcome` is an error for which `is` returns `true`, and that the time since `began`
+/// is between `least` and `least + LATE`.
 fn expect(
     what: &str,
     began: Instant,
@@ -89,13 +92,13 @@ fn expect(
 ) -> Result<(), String> {
     let took = began.elapsed();
     match outcome {
-        Ok(()) => Err(format!("{what} succeeded")),
+        Ok(()) => Err(format!("{what} succeeded, expected an error")),
         Err(error) if !is(&error) => Err(format!("{what}: unexpected error: {error}")),
         Err(_) if took < least || took > least + LATE => {
             Err(format!("{what}: the error was returned after {took:?}, expected {least:?} to {:?}", least + LATE))
         }
         Err(error) => {
-            println!("  after {took:?}: {error}");
+            println!("  failed as expected after {took:?}: {error}");
             Ok(())
         }
     }
@@ -128,8 +131,8 @@ fn missing_rank(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> R
     expect("init_rank", began, SHORT, outcome, |error| matches!(error, NcclError::Timeout(_)))
 }
 
-/// Calls the first collective on one rank only. NCCL connects the ranks in this call, so the call
-/// itself waits for the other ranks until the communicator's deadline.
+/// Calls the first collective on one rank only. NCCL connects the ranks in the first collective, so
+/// the call itself fails, at the latest at the deadline of the communicator.
 fn unconnected(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
     let members = make(nccl, contexts, config)?;
     let first = &members[0];
@@ -140,7 +143,7 @@ fn unconnected(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Re
     let outcome = call.and_then(|()| first.comm.wait(&first.stream, SHORT));
     // One thread has all ranks, so the communicator detects that the thread has omitted the other
     // ranks. The error is returned before the deadline.
-    expect("a first all_reduce", began, Duration::ZERO, outcome, |error| {
+    expect("the first all_reduce, on one rank only,", began, Duration::ZERO, outcome, |error| {
         matches!(error, NcclError::Timeout(_)) || matches!(error.misuse_kind(), Some(MisuseKind::NotInGroup { .. }))
     })?;
     Communicator::wait_for_dropped(DEADLINE).then_some(()).ok_or("an abort did not complete before the deadline")?;
@@ -149,8 +152,8 @@ fn unconnected(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Re
     works(nccl, contexts, config)
 }
 
-/// Runs one all-reduce on all ranks. The ranks are then connected, so that only work on the device
-/// can be stuck later.
+/// Runs one all-reduce on all ranks, which connects the ranks. A later call on one rank only then
+/// blocks on the device, not on the host.
 fn together(members: &[Member]) -> Result<(), String> {
     let ones = |member: &Member| DeviceMemory::from_slice(&member.stream, &vec![1.0f32; LENGTH]).map_err(text);
     let mut buffers = members.iter().map(ones).collect::<Result<Vec<_>, _>>()?;
@@ -164,15 +167,16 @@ fn together(members: &[Member]) -> Result<(), String> {
     members.iter().try_for_each(|member| member.comm.wait(&member.stream, DEADLINE).map_err(text))
 }
 
-/// Enqueues an all-reduce on one rank only.
+/// Enqueues an all-reduce on one rank only, so that the all-reduce cannot complete. Returns its
+/// buffer.
 fn stuck(member: &Member) -> Result<DeviceMemory<f32>, String> {
     let mut buffer = DeviceMemory::from_slice(&member.stream, &vec![1.0; LENGTH]).map_err(text)?;
     member.comm.all_reduce_in_place(&member.stream, &mut buffer, ReduceOp::Sum).map_err(text)?;
     Ok(buffer)
 }
 
-/// Returns whether the error says that the all-reduce did not complete, and names the ranks that
-/// are missing or behind.
+/// Returns whether the error says that an all-reduce did not complete because of other ranks. The
+/// error is a timeout that names the missing ranks, or misuse because a rank made no call.
 fn is_late(error: &NcclError) -> bool {
     let names = match error {
         NcclError::Timeout(timeout) => !timeout.missing.is_empty(),
@@ -181,8 +185,8 @@ fn is_late(error: &NcclError) -> bool {
     names && error.to_string().contains("all_reduce")
 }
 
-/// Checks that a wait that reaches its deadline ends its own communicator, with all ranks of this
-/// process, and no other communicator.
+/// Checks that an expired wait aborts its own communicator on all ranks of this process. Other
+/// communicators must stay usable.
 fn expires(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
     let (members, others) = (make(nccl, contexts, config)?, make(nccl, contexts, config)?);
     together(&members)?;
@@ -204,7 +208,8 @@ fn expires(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result
     works(nccl, contexts, config)
 }
 
-/// Like [`expires`], with the option that ends every communicator of the process.
+/// Like [`expires`], but the wait uses [`OnExpiry::AbortAll`], so all communicators of the process
+/// are aborted.
 fn expires_for_all(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
     let (members, others) = (make(nccl, contexts, config)?, make(nccl, contexts, config)?);
     together(&members)?;
@@ -224,8 +229,8 @@ fn expires_for_all(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -
     works(nccl, contexts, config)
 }
 
-/// Checks that the watchdog aborts work at its deadline although no thread waits for the work, and
-/// that the stream continues.
+/// Checks that the watchdog aborts stuck work at the deadline of the work although no thread waits
+/// for the work. The stream must then become idle.
 fn late_work(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
     let members = make(nccl, contexts, config)?;
     together(&members)?;
@@ -257,7 +262,7 @@ fn left_alone(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Res
     let outcome = first.comm.wait_with(&first.stream, SHORT, OnExpiry::LeaveAlone);
     expect("wait_with", began, Duration::ZERO, outcome, is_late)?;
     for member in &members {
-        member.comm.abort(DEADLINE).map_err(|error| format!("abort: {error}"))?;
+        member.comm.abort(DEADLINE).map_err(|error| format!("the abort failed: {error}"))?;
     }
     idle(first)?;
     drop((buffer, members));
@@ -279,7 +284,7 @@ fn aborted_by_another(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config
         let outcome = first.comm.wait(&first.stream, DEADLINE);
         expect("wait", began, SHORT / 2, outcome, |error| matches!(error, NcclError::Dead { .. }))
     })?;
-    aborted.load(Ordering::Acquire).then_some(()).ok_or("abort failed")?;
+    aborted.load(Ordering::Acquire).then_some(()).ok_or("the abort by another thread failed")?;
     idle(first)?;
     drop((buffer, members));
     works(nccl, contexts, config)

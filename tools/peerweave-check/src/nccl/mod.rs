@@ -8,15 +8,16 @@
 //! check nccl --rank R --ranks N --id-file PATH [--kill K]
 //! ```
 //! The first two forms drive all GPUs from one process. `--lifecycle` checks blocked calls that
-//! expire or are aborted, and the creation of a communicator without one of its ranks. `--newer`
-//! checks functions that NCCL 2.27 or a later version introduced, or only the named parts, with a
-//! thread for each GPU. With `--processes`, each rank is a process instead, and the processes
-//! connect through a rendezvous. With `--kill K`, rank K kills itself after a first all-reduce, or
-//! before it with `--early`. The command then checks that the other ranks get an error and
-//! continue. The last form runs one rank: start it once for each rank R from 0 to N - 1.
+//! reach their deadline or are aborted, and the creation of a communicator without one of its
+//! ranks. `--newer` checks functions that NCCL 2.27 or a later version introduced, with a thread
+//! for each GPU. With `--newer PART,...`, only the named parts run. With `--processes`, each rank
+//! is a process instead of a thread, and the processes connect through a rendezvous. With `--kill
+//! K`, rank K kills itself after the first all-reduce or, with `--early`, before the first
+//! all-reduce. The command then checks that the other ranks get an error and continue. The last
+//! form runs one rank: start it once for each rank R from 0 to N - 1.
 //!
 //! Communicators are blocking (NCCL's default), or non-blocking with `--non-blocking`. Every wait
-//! has a deadline of 20 s, and the whole run has a deadline of 300 s.
+//! has a deadline, usually 20 s. The whole run has a deadline of 300 s, or of 200 s with `--newer`.
 
 mod lifecycle;
 #[path = "../../../../crates/peerweave-nccl/tests/matrix/mod.rs"]
@@ -42,7 +43,8 @@ use crate::{Failure, launch};
 /// The options of `check nccl`. Without --processes or --rank, one process drives all GPUs.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Number of elements of the largest calls of most types
+    /// Number of elements in the largest call of each collective and type; a few float calls have
+    /// more elements
     #[arg(long, default_value_t = 1003, value_parser = at_least_one)]
     count: usize,
     /// Start N processes, one for each rank, which connect through a rendezvous
@@ -52,7 +54,7 @@ pub(crate) struct Arguments {
     /// the other ranks read the id
     #[arg(long, value_name = "R", requires_all = ["ranks", "id_file"])]
     rank: Option<usize>,
-    /// Number of ranks; each rank is a process started with --rank
+    /// Number of ranks of the communicator; start one process with --rank for each rank
     #[arg(long, value_name = "N", value_parser = at_least_one, requires = "rank")]
     ranks: Option<usize>,
     /// File for the communicator's id; the file must not exist yet, and all processes must be able
@@ -75,26 +77,26 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "yes|no", num_args = 0..=1, default_missing_value = "yes", default_value = "no",
         value_parser = |word: &str| yes_or_no(word), conflicts_with_all = ["processes", "rank", "kill"])]
     lifecycle: bool,
-    /// Check functions that NCCL 2.27 or a later version introduced, or only the given parts of
-    /// this check; requires NCCL_NVLS_ENABLE=0
+    /// Check functions that NCCL 2.27 or a later version introduced; with a list of parts, run only
+    /// these parts; requires NCCL_NVLS_ENABLE=0
     #[arg(long, value_name = "PART,...", num_args = 0..=1, default_missing_value = "all", value_parser = newer::parts,
         conflicts_with_all = ["rank", "kill", "lifecycle"])]
     newer: Option<String>,
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {
-    text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "expected at least 1".to_owned())
+    text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "expected an integer of at least 1".to_owned())
 }
 
 fn yes_or_no(word: &str) -> Result<bool, String> {
     match word {
         "yes" => Ok(true),
         "no" => Ok(false),
-        _ => Err("expected yes or no".to_owned()),
+        _ => Err("expected the word yes or the word no".to_owned()),
     }
 }
 
-/// Exits the process with a message if the options contradict each other.
+/// Exits the process with an error message if --rank or --kill does not name one of the ranks.
 fn check_ranks(arguments: &Arguments) {
     let ranks = arguments.processes.or(arguments.ranks);
     for (option, rank) in [("--rank", arguments.rank), ("--kill", arguments.kill)] {
@@ -110,7 +112,7 @@ fn check_ranks(arguments: &Arguments) {
 }
 
 impl Arguments {
-    /// Returns a builder with the settings that the options select.
+    /// Returns a builder of communicators, with the settings that the options select.
     fn builder(&self, nccl: Nccl) -> CommunicatorBuilder {
         // Blocking communicators are the default, and most programs use them.
         let config = if self.non_blocking { Config::new().blocking(Switch::Off) } else { Config::new() };
@@ -146,7 +148,7 @@ fn one_process(arguments: &Arguments) -> Result<usize, String> {
     }
     let start = Instant::now();
     let communicators = arguments.builder(nccl).init_all(&contexts).map_err(text)?;
-    println!("init_all of {count} ranks: {:?}", start.elapsed());
+    println!("init_all of {count} ranks took {:?}", start.elapsed());
     let members = members(communicators, &contexts)?;
     let mut check = Check::new(nccl, &members, count == 1);
     for elements in [1, 17, arguments.count] {
@@ -183,8 +185,8 @@ fn summary(check: &Check<'_>) -> Result<usize, String> {
     }
 }
 
-/// Splits the communicator into halves, and shrinks the communicator to all ranks but the last. In
-/// each resulting communicator, the members sum their ranks.
+/// Splits the communicator into even and odd ranks. Then shrinks the original communicator to all
+/// ranks but the last. Checks an all-reduce in each new communicator.
 fn split_and_shrink(members: &[Member]) -> Result<(), NcclError> {
     let n = members.len();
     let colors: Vec<_> = members.iter().map(|member| (&member.comm, Some((member.comm.rank().index() % 2) as u32), 0)).collect();
@@ -201,13 +203,14 @@ fn split_and_shrink(members: &[Member]) -> Result<(), NcclError> {
         let fewer: Vec<_> =
             fewer.into_iter().zip(members).map(|(comm, member)| Member { comm, stream: Arc::clone(&member.stream) }).collect();
         sum_of_ranks(&fewer)?;
-        println!("shrunk to {} ranks", n - 1);
+        println!("shrunk the communicator to {} ranks", n - 1);
         Communicator::finalize_all(fewer.into_iter().map(|member| member.comm).collect(), DEADLINE)?;
     }
     Ok(())
 }
 
-/// Sums rank + 1 over all ranks, and panics if the sum is wrong.
+/// Computes the sum of rank + 1 over all ranks by an all-reduce on `members`. Panics if the result
+/// is wrong.
 fn sum_of_ranks(members: &[Member]) -> Result<(), NcclError> {
     let Some(first) = members.first() else { return Ok(()) };
     let mut buffers = Vec::new();
@@ -231,7 +234,8 @@ fn sum_of_ranks(members: &[Member]) -> Result<(), NcclError> {
 /// Deadline of the whole run.
 const WHOLE_RUN: Duration = Duration::from_secs(300);
 
-/// Starts one process for each rank, and prints which processes succeeded.
+/// Starts one process for each rank, and prints which processes succeeded. Returns the number of
+/// processes that succeeded.
 fn start(arguments: &Arguments, processes: usize) -> Result<usize, String> {
     let n = u32::try_from(processes).map_err(|error| error.to_string())?;
     let ended = launch::processes(n, WHOLE_RUN, |_| false).map_err(|error| error.to_string())?;
@@ -250,7 +254,7 @@ fn start(arguments: &Arguments, processes: usize) -> Result<usize, String> {
     if failed == 0 { Ok(expected) } else { Err(format!("failed processes: {failed} of {expected}")) }
 }
 
-/// Runs as one of the processes that `start` starts.
+/// Runs the rank of a process that [`start`] has started. Returns the number of its checks.
 fn child(arguments: &Arguments) -> Result<usize, String> {
     let text = |error: NcclError| error.to_string();
     let job = Job::from_env().map_err(|error| error.to_string())?;
@@ -260,22 +264,23 @@ fn child(arguments: &Arguments) -> Result<usize, String> {
     let context = peerweave_driver::context(rendezvous.pe().index()).map_err(|error| error.to_string())?;
     if let Some(which) = &arguments.newer {
         let checks = newer::in_process(nccl, &context, &rendezvous, which)?;
-        let rendezvous = Arc::into_inner(rendezvous).ok_or("the rendezvous still has another owner")?;
+        let rendezvous =
+            Arc::into_inner(rendezvous).ok_or("the rendezvous still has another owner after the checks, expected none")?;
         rendezvous.leave().map_err(|error| error.to_string())?;
         return Ok(checks);
     }
     let began = Instant::now();
     let comm = arguments.builder(nccl).from_rendezvous(&context, &rendezvous).map_err(text)?;
-    println!("{}: {nccl:?}, from_rendezvous {:?}", comm.rank(), began.elapsed());
+    println!("{}: {nccl:?}, from_rendezvous took {:?}", comm.rank(), began.elapsed());
     let stream = context.new_stream().map_err(|error| error.to_string())?;
     let members = [Member { comm, stream }];
     if let Some(killed) = arguments.kill {
-        // This rank does not leave the rendezvous, because ranks that still wait would treat it as
-        // another lost rank.
+        // This rank does not leave the rendezvous, because ranks that still wait would treat this
+        // rank as lost too.
         return after_a_death(&members[0], killed, arguments.early, true).map_err(text);
     }
     let checks = everything(nccl, members, arguments.count)?;
-    let rendezvous = Arc::into_inner(rendezvous).ok_or("the communicator still owns the rendezvous")?;
+    let rendezvous = Arc::into_inner(rendezvous).ok_or("the finalized communicator still owns the rendezvous")?;
     rendezvous.leave().map_err(|error| error.to_string())?;
     Ok(checks)
 }
@@ -287,7 +292,7 @@ fn one_of_many(arguments: &Arguments, id_file: &Path, rank: usize, ranks: usize)
     let id = id(nccl, rank, id_file)?;
     let start = Instant::now();
     let comm = arguments.builder(nccl).init_rank(&context, ranks, &id, Rank::new(rank as u32)).map_err(text)?;
-    println!("rank {rank}: {nccl:?}, init_rank {:?}", start.elapsed());
+    println!("rank {rank}: {nccl:?}, init_rank took {:?}", start.elapsed());
     let stream = context.new_stream().map_err(|error| error.to_string())?;
     let members = [Member { comm, stream }];
     if let Some(killed) = arguments.kill {
@@ -309,7 +314,8 @@ fn everything(nccl: Nccl, members: [Member; 1], count: usize) -> Result<usize, S
     Ok(checks)
 }
 
-/// Returns the id: rank 0 creates the id and writes it to the file, and the other ranks read it.
+/// Returns the id of the communicator. Rank 0 creates the id and writes the id to `file`; the other
+/// ranks wait for the file and read the id.
 fn id(nccl: Nccl, rank: usize, file: &Path) -> Result<UniqueId, String> {
     if rank == 0 {
         let id = nccl.unique_id().map_err(|error| error.to_string())?;
@@ -331,10 +337,10 @@ fn id(nccl: Nccl, rank: usize, file: &Path) -> Result<UniqueId, String> {
     }
 }
 
-/// Checks that after the death of one rank the next all-reduce of the other ranks does not
-/// complete, and that the other ranks continue without the dead rank.
+/// Checks that the other ranks detect the death of rank `killed`: their next all-reduce returns an
+/// error. Then the other ranks shrink the communicator and continue without the dead rank.
 ///
-/// If `early`, the rank dies before the first call, in which the other ranks wait for it. If
+/// If `early`, the rank dies before the first collective, in which NCCL connects the ranks. If
 /// `named`, the error must name the rank that died.
 fn after_a_death(member: &Member, killed: usize, early: bool, named: bool) -> Result<usize, NcclError> {
     let (comm, stream) = (&member.comm, &member.stream);
@@ -352,10 +358,10 @@ fn after_a_death(member: &Member, killed: usize, early: bool, named: bool) -> Re
         .all_reduce_in_place(stream, &mut buffer, ReduceOp::Sum)
         .and_then(|()| comm.wait_with(stream, Duration::from_secs(5), OnExpiry::LeaveAlone));
     match stuck {
-        // The other ranks need this rank's values, which the rank never sent.
+        // The all-reduce needs the values of rank `killed`, which that rank never sent.
         Ok(()) => panic!("{}: the all-reduce completed although rank {killed} died before its call", comm.rank()),
         Err(error) => {
-            println!("{}: after {:?}: {error}", comm.rank(), began.elapsed());
+            println!("{}: the all-reduce failed after {:?}: {error}", comm.rank(), began.elapsed());
             assert!(
                 began.elapsed() < Duration::from_secs(8),
                 "{}: the error was returned after {:?}, expected less than 8s",
@@ -372,8 +378,8 @@ fn after_a_death(member: &Member, killed: usize, early: bool, named: bool) -> Re
     }
     comm.set_deadline(DEADLINE);
     let fewer = comm.shrink(&[Rank::new(killed as u32)], ShrinkMode::Abort)?;
-    println!("{} is {} of {}", comm.rank(), fewer.rank(), fewer.n_ranks());
-    // The stream of the failed communicator may still be blocked by its work.
+    println!("{} has become {} of a communicator of {} ranks", comm.rank(), fewer.rank(), fewer.n_ranks());
+    // The stuck all-reduce may still block the stream of the failed communicator.
     let stream = comm.context().new_stream().map_err(peerweave_driver::CudaError::of("cuStreamCreate"))?;
     sum_of_ranks(&[Member { comm: fewer.clone(), stream }])?;
     comm.abort(DEADLINE)?;

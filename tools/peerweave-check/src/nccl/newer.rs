@@ -3,8 +3,9 @@
 //! configuration and device communicators. Also checks growing, shrinking, revoking and suspending
 //! communicators, and misuse.
 //!
-//! The parts are in `newer/`. This module runs the parts and connects the ranks. The check runs
-//! with any version of NCCL: parts whose functions the library lacks are listed as not run.
+//! The check has several parts, which are in `newer/`. This module runs the parts and connects the
+//! ranks. The check runs with any version of NCCL: parts whose functions the library lacks are
+//! listed as not run.
 //!
 //! Invariant: each part has its own communicators, and all ranks leave a part before the next part
 //! begins, so that a failed part does not affect other parts.
@@ -45,7 +46,7 @@ const END_OF_PART: Duration = Duration::from_secs(40);
 /// Time after which the process is ended, because some of NCCL's waits have no deadline.
 const WHOLE_RUN: Duration = Duration::from_secs(200);
 
-/// The error that ended a part, as text.
+/// The message of the error that ended a part.
 pub(crate) struct Failed(String);
 
 impl<E: Display> From<E> for Failed {
@@ -56,10 +57,11 @@ impl<E: Display> From<E> for Failed {
 
 type Outcome = Result<(), Failed>;
 
-/// A part: its name, the functions that it requires, and its body.
+/// A part of the check: its name, the NCCL functions that the part requires, and the function that
+/// runs the part.
 type Entry = (&'static str, &'static [&'static str], fn(&Part<'_>) -> Outcome);
 
-/// The parts, ordered by the risk that they leave the device stuck, lowest first.
+/// The parts of the check. Parts that may leave the device stuck come last.
 const PARTS: &[Entry] = &[
     ("properties", &[], rest::properties),
     ("windows", &["ncclCommWindowRegister"], windows::all),
@@ -81,13 +83,14 @@ fn is_all(which: &str) -> bool {
     matches!(which, "yes" | "all")
 }
 
-/// Parses the names of parts; `yes` or `all` means all parts.
+/// Checks a list of names of parts, separated by commas. `yes` or `all` means all parts. Returns
+/// the list unchanged.
 pub(crate) fn parts(which: &str) -> Result<String, String> {
     let is_known = |name: &str| PARTS.iter().any(|(known, ..)| *known == name);
     match which.split(',').find(|name| !is_known(name)) {
         Some(unknown) if !is_all(which) => {
             let known: Vec<_> = PARTS.iter().map(|(name, ..)| *name).collect();
-            Err(format!("{unknown:?} is not a part, expected all or some of {}", known.join(", ")))
+            Err(format!("{unknown:?} is not the name of a part, expected `all` or names from this list: {}", known.join(", ")))
         }
         _ => Ok(which.to_owned()),
     }
@@ -128,18 +131,18 @@ impl Board {
     }
 }
 
-/// One rank of this run.
+/// One rank of the check, which is a thread or a process.
 struct Member {
     nccl: Nccl,
     rank: usize,
     ranks: usize,
     context: Arc<CudaContext>,
     board: Board,
-    /// The current step, printed if the process is ended at the deadline.
+    /// Description of the current step. [`watch`] prints it if the run reaches its deadline.
     step: Arc<Mutex<String>>,
 }
 
-/// The state of one rank in one part.
+/// The state of one rank while it runs one part: its stream, its results and its notes.
 pub(crate) struct Part<'a> {
     name: &'static str,
     all: &'a Member,
@@ -150,7 +153,7 @@ pub(crate) struct Part<'a> {
     notes: RefCell<Vec<String>>,
 }
 
-/// Runs the parts with a thread for each GPU.
+/// Runs the parts named by `which` with a thread for each GPU. Returns the number of passed checks.
 pub(crate) fn in_threads(nccl: Nccl, contexts: &[Arc<CudaContext>], which: &str) -> Result<usize, String> {
     let board = Arc::default();
     let ranks = contexts.iter().enumerate().map(|(rank, context)| Member {
@@ -167,7 +170,7 @@ pub(crate) fn in_threads(nccl: Nccl, contexts: &[Arc<CudaContext>], which: &str)
         let threads: Vec<_> = ranks.iter().map(|rank| scope.spawn(|| rank.run(which))).collect();
         let mut outcome = Ok(0);
         for thread in threads {
-            let one = thread.join().unwrap_or_else(|_| Err("a rank panicked".to_owned()));
+            let one = thread.join().unwrap_or_else(|_| Err("the thread of a rank panicked".to_owned()));
             if outcome.is_ok() {
                 outcome = one;
             }
@@ -176,7 +179,8 @@ pub(crate) fn in_threads(nccl: Nccl, contexts: &[Arc<CudaContext>], which: &str)
     })
 }
 
-/// Runs the parts as one of several processes.
+/// Runs the parts named by `which` on one rank, which is this process. Returns the number of passed
+/// checks.
 pub(crate) fn in_process(
     nccl: Nccl,
     context: &Arc<CudaContext>,
@@ -195,7 +199,8 @@ pub(crate) fn in_process(
     rank.run(which)
 }
 
-/// Ends the process at the deadline, and prints the current step of each rank.
+/// Starts a thread that waits for [`WHOLE_RUN`], then prints the current step of each rank and ends
+/// the process.
 fn watch(ranks: &[Member]) {
     let steps: Vec<_> = ranks.iter().map(|rank| (rank.rank, Arc::clone(&rank.step))).collect();
     std::thread::spawn(move || {
@@ -243,8 +248,8 @@ impl Member {
         }
     }
 
-    /// Runs a part and waits for the other ranks. Returns how many checks of all ranks passed and
-    /// failed.
+    /// Runs a part and waits for the other ranks. Returns the number of passed checks and the
+    /// number of failed checks, summed over all ranks.
     fn part(&self, name: &'static str, body: fn(&Part<'_>) -> Outcome) -> Result<(usize, usize), Failed> {
         let (began, stream) = (Instant::now(), self.context.new_stream()?);
         let part = Part {
@@ -256,16 +261,16 @@ impl Member {
             failures: RefCell::default(),
             notes: RefCell::default(),
         };
-        part.step("its beginning");
+        part.step("start of the part");
         match std::panic::catch_unwind(AssertUnwindSafe(|| body(&part))) {
             Ok(Ok(())) => {}
             Ok(Err(Failed(error))) => {
                 let step = self.step.lock().unwrap_or_else(PoisonError::into_inner).clone();
                 part.failures.borrow_mut().push(format!("{step}: {error}"));
             }
-            Err(_) => part.failures.borrow_mut().push("panicked".to_owned()),
+            Err(_) => part.failures.borrow_mut().push("the part panicked".to_owned()),
         }
-        part.step("its end");
+        part.step("end of the part");
         let mut report = vec![part.passed.get().to_string(), part.failures.borrow().len().to_string()];
         report.extend(part.failures.borrow().iter().take(8).map(|failure| format!("  rank {}: {failure}", self.rank)));
         if self.rank == 0 {
@@ -290,9 +295,10 @@ impl Member {
     }
 }
 
-/// Returns the message that a part was not run because the library lacks a function.
+/// Returns the message that a part or check was not run because the library lacks a function.
 fn not_run(name: &str, function: &str) -> String {
-    let since = Nccl::FUNCTIONS.iter().find(|known| known.name == function).map_or("of a later version", |known| known.since);
+    let since =
+        Nccl::FUNCTIONS.iter().find(|known| known.name == function).map_or("newer than the loaded library", |known| known.since);
     format!("not run: {name} needs NCCL {since}")
 }
 
@@ -309,7 +315,8 @@ impl Part<'_> {
         self.all.ranks
     }
 
-    /// Sets the current step, printed if the process is ended at the deadline.
+    /// Sets the description of the current step. [`watch`] prints it if the run reaches its
+    /// deadline.
     fn step(&self, what: &str) {
         *self.all.step.lock().unwrap_or_else(PoisonError::into_inner) = format!("{}, {what}", self.name);
     }
@@ -319,7 +326,8 @@ impl Part<'_> {
         self.notes.borrow_mut().push(what.into());
     }
 
-    /// Returns whether the library has the function. If not, notes that the check was not run.
+    /// Returns whether the library has the function. If the function is missing, adds a note that
+    /// the check `name` was not run.
     fn has(&self, name: &str, function: &str) -> bool {
         let has = self.nccl().has(function);
         if !has {
@@ -328,8 +336,8 @@ impl Part<'_> {
         has
     }
 
-    /// Returns whether the library has at least this version. If not, notes that the check was not
-    /// run.
+    /// Returns whether the library has at least this version. If the library is older, adds a note
+    /// that the check `name` was not run.
     fn is_since(&self, name: &str, version: Version) -> bool {
         let is = self.nccl().version().at_least(version);
         if !is {
@@ -338,7 +346,8 @@ impl Part<'_> {
         is
     }
 
-    /// Counts a check. Records the description of a failed check.
+    /// Counts a check as passed if `is_right` is true. Otherwise records the description that
+    /// `what` returns.
     fn check(&self, is_right: bool, what: impl FnOnce() -> String) {
         match is_right {
             true => self.passed.set(self.passed.get() + 1),
@@ -346,7 +355,7 @@ impl Part<'_> {
         }
     }
 
-    /// Counts a check that compares values.
+    /// Counts a check that passes if `found` equals `expected`. `what` describes the check.
     fn same<T: PartialEq + Debug>(&self, found: &[T], expected: &[T], what: impl FnOnce() -> String) {
         if found == expected {
             return self.check(true, String::new);
@@ -356,16 +365,16 @@ impl Part<'_> {
         self.check(false, || format!("{}: element {at} of {} is {value:?}, expected {wanted:?}", what(), found.len()));
     }
 
-    /// Counts a check that expects an error.
+    /// Counts a check that passes if `outcome` is an error for which `is` returns `true`.
     fn refused<T: Debug>(&self, what: &str, outcome: Result<T, NcclError>, is: impl FnOnce(&NcclError) -> bool) {
         match outcome {
-            Ok(value) => self.check(false, || format!("{what} succeeded: {value:?}")),
+            Ok(value) => self.check(false, || format!("{what} succeeded and returned {value:?}, expected an error")),
             Err(error) => self.check(is(&error), || format!("{what}: unexpected error: {error}")),
         }
     }
 
-    /// Returns the bytes that every rank passed. Collective: all ranks must make these calls in the
-    /// same order.
+    /// Sends `mine` to all ranks, and returns the bytes that each rank has sent. Collective: all
+    /// ranks must make these calls in the same order.
     fn exchange(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Failed> {
         let number = self.meetings.replace(self.meetings.get() + 1);
         let key = |rank: usize| format!("{} {number} {rank}", self.name);
@@ -373,7 +382,7 @@ impl Part<'_> {
         (0..self.ranks()).map(|rank| self.all.board.get(&key(rank), FIRST)).collect()
     }
 
-    /// Waits until every rank has called this method.
+    /// Waits until every rank has called this method. Collective, like [`Self::exchange`].
     fn meet(&self) -> Outcome {
         self.exchange(&[]).map(drop)
     }
@@ -406,7 +415,8 @@ impl Part<'_> {
         Ok(comm.wait(&self.stream, DEADLINE)?)
     }
 
-    /// Checks that a communicator works, with a short call and with a call that uses all channels.
+    /// Checks that a communicator works, by a short all-reduce and by an all-reduce that is long
+    /// enough for all channels.
     fn computes(&self, comm: &Communicator, what: &str) -> Outcome {
         let n = comm.n_ranks();
         for len in [3, 1 << 20] {
@@ -429,12 +439,12 @@ impl Part<'_> {
     }
 }
 
-/// Number of elements after which values repeat. A prime, so that swapped parts, whose lengths are
-/// powers of two, are detected.
+/// Number of elements after which test values repeat. The number is prime. So a check detects
+/// swapped ranges whose lengths are powers of two.
 const PERIOD: usize = 101;
 
-/// Returns an element of the input of a rank to a reduction. Sums over sixteen ranks are exact in
-/// every type that is reduced here.
+/// Returns the element at `index` of the reduction input of `rank`, as an integer. Sums over
+/// sixteen ranks are exact in every type that the checks reduce.
 fn given(rank: usize, index: usize) -> i64 {
     let index = index % PERIOD;
     ((index * (2 * rank + 3) + index / 7 + rank) % 4) as i64
@@ -451,17 +461,19 @@ fn repeated<T: Sample>(places: std::ops::Range<usize>, value: impl Fn(usize) -> 
     values
 }
 
-/// Returns the input of a rank to a reduction.
+/// Returns the input of `rank` for a reduction: `len` elements.
 fn pattern<T: Sample>(rank: usize, len: usize) -> Vec<T> {
     repeated(0..len, |index| T::number(given(rank, index)))
 }
 
-/// Returns the sums over all ranks of their inputs at these elements.
+/// Returns the expected result of a sum: for each index in `places`, the sum of the inputs of all
+/// ranks.
 fn sums<T: Sample>(ranks: usize, places: std::ops::Range<usize>) -> Vec<T> {
     repeated(places, |index| T::number((0..ranks).map(|rank| given(rank, index)).sum()))
 }
 
-/// Returns elements of arbitrary bits, different for each seed.
+/// Returns `len` elements with arbitrary bits, as input of an operation that only moves data.
+/// Different seeds give different elements.
 fn moved<T: Sample>(seed: usize, len: usize) -> Vec<T> {
     repeated(0..len, |index| T::pattern(seed * 31 + index % PERIOD * 7 + 1))
 }

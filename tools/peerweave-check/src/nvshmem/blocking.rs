@@ -11,7 +11,8 @@ use crate::Failure;
 use crate::nvshmem::oracle::{Reduce, Sample};
 use crate::nvshmem::scenarios::Checks;
 
-/// Number of elements. Odd, so that no code relies on round numbers.
+/// Number of elements of most transfers. The number is odd, so that the last elements do not fill a
+/// vector.
 const COUNT: usize = 301;
 
 pub(crate) fn run(checks: &mut Checks<'_>) -> Result<(), Failure> {
@@ -77,8 +78,8 @@ fn moved<T: Sample>(checks: &mut Checks<'_>) -> Result<(), Failure> {
     target.copy_from(&stream, &blank)?;
     checks.world.barrier_blocking()?;
     context.put_nbi(&target, &source, next, &stream)?;
-    // The barrier completes only transfers that the stream has already started, so this waits for
-    // the stream first.
+    // The barrier completes only transfers that the stream has already started, so this check waits
+    // for the stream before the barrier.
     stream.synchronize()?;
     context.barrier_all_blocking()?;
     checks.same("barrier_all_blocking after put_nbi", &target.to_vec(&stream)?, |index| T::sample(previous, index));
@@ -88,7 +89,7 @@ fn moved<T: Sample>(checks: &mut Checks<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Checks waits in which each word has its own value.
+/// Checks waits for several words, each of which has its own expected value.
 fn each<T: AtomicInteger + Reduce>(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let (context, stream, next) = (checks.context, Arc::clone(&checks.stream), checks.next());
     let words = context.alloc_zeroed::<T>(4)?;
@@ -102,7 +103,9 @@ fn each<T: AtomicInteger + Reduce>(checks: &mut Checks<'_>) -> Result<(), Failur
     let found = words.to_vec(&stream)?;
     checks.same("wait_until_each", &found, |index| values[index]);
     let short = context.wait_until_each(&words.slice(0..3)?, Compare::Eq, &expected, &stream);
-    checks.refused("fewer values than words", short, |kind| matches!(kind, peerweave_nvshmem::MisuseKind::Length { .. }));
+    checks.refused("a wait with fewer values than words", short, |kind| {
+        matches!(kind, peerweave_nvshmem::MisuseKind::Length { .. })
+    });
     checks.world.barrier_blocking()?;
     context.free(words)?;
     Ok(())

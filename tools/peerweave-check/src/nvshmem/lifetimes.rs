@@ -1,5 +1,5 @@
-//! Checks lifetimes: drops in every order, finalize with live objects, and restart. This part is a
-//! separate run, because it ends and restarts NVSHMEM.
+//! Checks lifetimes: drops in different orders, finalize with live objects, and restart. This part
+//! runs after all other parts, because it finalizes NVSHMEM and starts it again.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::Failure;
 use crate::nvshmem::scenarios::Checks;
 use crate::nvshmem::settings;
 
-/// Runs the part and returns the number of its checks.
+/// Runs the part `lifetimes` and returns the number of its checks.
 pub(crate) fn run(job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Failure> {
     let device = peerweave_driver::context(job.local_pe as usize)?;
     let start = || Context::from_rendezvous(rendezvous, &device, settings());
@@ -58,7 +58,7 @@ pub(crate) fn run(job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Fail
     let bytes: Vec<usize> = report.leaked.iter().map(|leak| leak.bytes).collect();
     let in_order = report.leaked.windows(2).all(|pair| pair[0].allocation < pair[1].allocation);
     if bytes != LEFT || !in_order || report.other_handles != 0 {
-        return Err(format!("finalize reported {report:?}, expected {LEFT:?} bytes in this order").into());
+        return Err(format!("finalize reported {report:?}, expected leaked allocations of {LEFT:?} bytes in this order").into());
     }
 
     // Handles of the first context are dead, and do not refer to the second context.
@@ -71,7 +71,7 @@ pub(crate) fn run(job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Fail
     second.put_value(&buffer, pe + 1, Pe::new((pe + 1) % n), second.stream())?;
     second.world().barrier(second.stream())?;
     let (found, previous) = (buffer.to_vec(second.stream())?, checks.previous());
-    checks.same("a second start", &found[..1], |_| previous + 1);
+    checks.same("start after finalize", &found[..1], |_| previous + 1);
     second.free(buffer)?;
     count += checks.finish()?;
     let report = second.finalize()?;
@@ -81,11 +81,11 @@ pub(crate) fn run(job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Fail
     Ok(count + 2)
 }
 
-/// Bytes of the allocations that are never freed, in the order of allocation.
+/// Sizes, in bytes, of the allocations that this part never frees, in the order of allocation.
 const LEFT: [usize; 6] = [100, 200, 300, 400, 64, 64];
 
-/// Drops buffers and teams in a different order on each PE, with pending work on the buffers and
-/// teams. Returns a buffer that outlives the handle of the context.
+/// Drops buffers and teams in a different order on each PE, while work on them is pending. Returns
+/// a buffer that [`run`] keeps after it has dropped the context.
 fn dropped_in_different_orders(checks: &mut Checks<'_>) -> Result<peerweave_nvshmem::SymmetricBuffer<u32>, Failure> {
     let (context, stream, next) = (checks.context, Arc::clone(&checks.stream), checks.next());
     let mut parked = Vec::new();
@@ -132,13 +132,14 @@ fn dropped_in_different_orders(checks: &mut Checks<'_>) -> Result<peerweave_nvsh
     // The dropped objects do not affect later allocations.
     let fresh = context.alloc_zeroed::<u64>(1000)?;
     let found = fresh.to_vec(&stream)?;
-    checks.same("an allocation after drops", &found, |_| 0);
+    checks.same("an allocation after objects were dropped", &found, |_| 0);
     context.free(fresh)?;
     checks.check("allocations kept until finalize", context.info().allocations == LEFT.len(), || format!("{:?}", context.info()));
     Ok(orphan)
 }
 
-/// Checks that handles are counted, and that a second start with other arguments is refused.
+/// Checks that `finalize` reports another handle of the context and then keeps NVSHMEM running.
+/// Also checks that a start with other settings is refused.
 fn counted(
     checks: &mut Checks<'_>,
     rendezvous: &Arc<Rendezvous>,
@@ -151,7 +152,7 @@ fn counted(
     checks.check("handles of a context", report.other_handles == 1, || format!("{report:?}"));
     checks.check("handles of a context", context.status()? == Status::Initialized, || format!("{:?}", context.status()));
     let other = Context::from_rendezvous(rendezvous, context.device(), settings().max_teams(9));
-    checks.refused("a start with other settings", other, |kind| {
+    checks.refused("a second start with other settings", other, |kind| {
         matches!(kind, MisuseKind::AlreadyInitialized { what: "the settings", .. })
     });
     Ok(())

@@ -1,4 +1,5 @@
-//! Checks that misuse returns a typed error before NVSHMEM is called, and that the next call works.
+//! Checks that misuse returns a typed error before NVSHMEM is called, and that later correct calls
+//! work.
 
 use std::sync::Arc;
 
@@ -32,7 +33,7 @@ pub(crate) fn run(checks: &mut Checks<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Checks PEs that do not exist.
+/// Checks that calls with a PE that does not exist are refused.
 fn numbers_of_pes(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &SymmetricBuffer<u64>) {
     let (context, stream, beyond) = (checks.context, Arc::clone(&checks.stream), Pe::new(checks.n()));
     let strides = Strides { count: 2, source: 1, dest: 1 };
@@ -40,7 +41,7 @@ fn numbers_of_pes(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words:
     let last = Pe::new(u32::MAX);
     let calls: [(&'static str, Result<(), NvshmemError>); 18] = [
         ("put", context.put(buffer, buffer, beyond, &stream)),
-        ("put to the largest PE number", context.put(buffer, buffer, last, &stream)),
+        ("put to the PE with the largest number", context.put(buffer, buffer, last, &stream)),
         ("put_nbi", context.put_nbi(buffer, buffer, beyond, &stream)),
         ("put_blocking", context.put_blocking(buffer, buffer, beyond)),
         ("get", context.get(&mut buffer.clone(), buffer, beyond, &stream)),
@@ -63,7 +64,7 @@ fn numbers_of_pes(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words:
     }
 }
 
-/// Checks lengths and ranges.
+/// Checks that calls with wrong lengths and ranges are refused.
 fn ranges(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &SymmetricBuffer<u64>) -> Result<(), Failure> {
     let (context, stream, next) = (checks.context, Arc::clone(&checks.stream), checks.next());
     let (half, none) = (buffer.slice(0..4)?, buffer.slice(3..3)?);
@@ -72,7 +73,7 @@ fn ranges(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &Symmet
     let signal = Signal { word: &no_word, value: 1, op: SignalOp::Set };
     let lengths: [(&'static str, Result<(), NvshmemError>); 12] = [
         ("put", context.put(buffer, &half, next, &stream)),
-        ("put from an offset outside the source", context.put(buffer, &outside, next, &stream)),
+        ("put with a source that is shorter than the target", context.put(buffer, &outside, next, &stream)),
         ("put_nbi", context.put_nbi(buffer, &half, next, &stream)),
         ("put_blocking", context.put_blocking(&half, buffer, next)),
         ("get", context.get(&mut half.clone(), buffer, next, &stream)),
@@ -82,23 +83,23 @@ fn ranges(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &Symmet
         ("get of a single value from an empty slice", context.get_value_blocking(&none, next).map(drop)),
         ("put of a single value to an empty slice", context.put_value(&none, 1.0, next, &stream)),
         ("copy_from", buffer.copy_from(&stream, &[0.0; 9])),
-        ("an id", UniqueId::try_from([0; 127].as_slice()).map(drop)),
+        ("an id of 127 bytes", UniqueId::try_from([0; 127].as_slice()).map(drop)),
     ];
     for (call, result) in lengths {
         checks.refused(call, result, |kind| matches!(kind, MisuseKind::Length { .. }));
     }
     let strided = |dest, source, count| context.put_strided(buffer, buffer, Strides { count, source, dest }, next, &stream);
     let outside: [(&'static str, Result<(), NvshmemError>); 5] = [
-        ("a slice beyond the end", buffer.slice(4..9).map(drop)),
-        ("a slice of a slice beyond its end", half.slice(0..5).map(drop)),
-        ("a target whose last element is out of range", strided(4, 1, 3)),
-        ("a source whose last element is out of range", strided(1, 4, 3)),
+        ("a slice beyond the end of a buffer", buffer.slice(4..9).map(drop)),
+        ("a slice beyond the end of another slice", half.slice(0..5).map(drop)),
+        ("a strided put whose last target element is out of range", strided(4, 1, 3)),
+        ("a strided put whose last source element is out of range", strided(1, 4, 3)),
         ("a stride that overflows", strided(usize::MAX, 1, 3)),
     ];
     for (call, result) in outside {
         checks.refused(call, result, |kind| matches!(kind, MisuseKind::OutOfRange { .. }));
     }
-    #[allow(clippy::reversed_empty_ranges, reason = "the mistake")]
+    #[allow(clippy::reversed_empty_ranges, reason = "the check passes a reversed range on purpose")]
     checks
         .refused("a slice that ends before it begins", buffer.slice(3..2), |kind| matches!(kind, MisuseKind::OutOfRange { .. }));
     checks.refused("a stride of zero", strided(0, 1, 2), |kind| matches!(kind, MisuseKind::Value { .. }));
@@ -108,12 +109,12 @@ fn ranges(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &Symmet
     checks.check(
         "transfer of no elements",
         context.put(&none, &none, next, &stream).is_ok() && none.to_vec(&stream)?.is_empty(),
-        String::new,
+        || "a put of 0 elements failed, or the empty slice has elements".to_owned(),
     );
     Ok(())
 }
 
-/// Checks that overlapping source and target in the memory of this PE are refused.
+/// Checks that calls are refused if source and target overlap in the memory of this PE.
 fn overlaps(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &SymmetricBuffer<u64>) -> Result<(), Failure> {
     let (context, stream, own) = (checks.context, Arc::clone(&checks.stream), checks.context.pe());
     let (low, high) = (buffer.slice(0..5)?, buffer.slice(3..8)?);
@@ -122,7 +123,7 @@ fn overlaps(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &Symm
     let inside = Signal { word: &first, value: 1, op: SignalOp::Add };
     let calls: [(&'static str, Result<(), NvshmemError>); 9] = [
         ("put", context.put(&low, &high, own, &stream)),
-        ("put onto itself", context.put(&low, &low, own, &stream)),
+        ("put of a slice onto the same slice", context.put(&low, &low, own, &stream)),
         ("put_nbi", context.put_nbi(&high, &low, own, &stream)),
         ("put_blocking", context.put_blocking(&high, &low, own)),
         ("get", context.get(&mut low.clone(), &high, own, &stream)),
@@ -150,7 +151,7 @@ fn collectives(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>) -> Result
     });
     for (op, result) in [
         ("a bitwise reduction of floats", world.reduce(&low, &low, ReduceOp::Xor, &stream)),
-        ("a mean", world.reduce(&low, &low, ReduceOp::Avg, &stream)),
+        ("a mean of floats", world.reduce(&low, &low, ReduceOp::Avg, &stream)),
         ("a mean of integers", world.reduce(&integers, &integers, ReduceOp::Avg, &stream)),
     ] {
         checks.refused(op, result, |kind| matches!(kind, MisuseKind::Reduction { .. }));
@@ -173,8 +174,8 @@ fn collectives(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>) -> Result
     Ok(())
 }
 
-/// Checks that a capture refuses blocking calls and borrowed memory, which a graph cannot keep
-/// alive.
+/// Checks that calls that a graph cannot contain are refused during a capture, and that the capture
+/// stays valid. The graph cannot keep borrowed memory alive.
 fn captures(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &SymmetricBuffer<u64>) -> Result<(), Failure> {
     let (context, stream, next) = (checks.context, Arc::clone(&checks.stream), checks.next());
     let borrowed = stream.alloc_zeros::<f32>(8)?;
@@ -185,10 +186,10 @@ fn captures(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &Symm
         ("put_nbi", context.put_nbi(buffer, buffer, next, &stream)),
         ("get_nbi", context.get_nbi(buffer, buffer, next, &stream)),
         ("put_value", context.put_value(buffer, 1.0, next, &stream)),
-        ("a set signal", context.signal(&set, next, &stream)),
-        ("put_signal with a set signal", context.put_signal(buffer, buffer, &set, next, &stream)),
+        ("signal with SignalOp::Set", context.signal(&set, next, &stream)),
+        ("put_signal with SignalOp::Set", context.put_signal(buffer, buffer, &set, next, &stream)),
         ("put_signal_nbi", context.put_signal_nbi(buffer, buffer, &set, next, &stream)),
-        ("borrowed memory", context.put(buffer, &borrowed, next, &stream)),
+        ("put of borrowed memory", context.put(buffer, &borrowed, next, &stream)),
     ];
     let copies = [buffer.to_vec(&stream).map(drop), buffer.copy_from(&stream, &[0.0; 8])];
     let graph = stream.end_capture(CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
@@ -197,14 +198,16 @@ fn captures(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &Symm
     }
     for result in copies {
         let right = matches!(result, Err(NvshmemError::Cuda(DriverError::Capturing { .. })));
-        checks.check("refused", right, || format!("a copy during a stream capture: {result:?}"));
+        checks
+            .check("refused", right, || format!("a copy during a stream capture returned {result:?}, expected a capture error"));
     }
     checks.check("refused", graph.is_ok(), || format!("the capture was invalidated: {:?}", graph.as_ref().err()));
     drop(graph);
     Ok(())
 }
 
-/// Checks streams and memory of another device, if there is one.
+/// Checks that streams and memory of another device are refused, if the machine has a second
+/// device.
 fn devices(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>) -> Result<(), Failure> {
     let (context, next) = (checks.context, checks.next());
     let own = context.device().ordinal();
@@ -216,19 +219,21 @@ fn devices(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>) -> Result<(),
     let mut memory = DeviceMemory::<f32>::from_slice(&stream, &[0.0; 8])?;
     context.device().bind_to_thread()?;
     let calls: [(&'static str, Result<(), NvshmemError>); 7] = [
-        ("the stream of a put", context.put(buffer, buffer, next, &stream)),
-        ("the stream of a barrier", context.world().barrier(&stream)),
-        ("the stream of a copy", buffer.copy_from(&stream, &[0.0; 8])),
-        ("the source of a put", context.put(buffer, &memory, next, &checks.stream)),
-        ("the target of a get", context.get(&mut memory, buffer, next, &checks.stream)),
-        ("a source to register", context.register_local(&memory).map(drop)),
+        ("a put on a stream of another device", context.put(buffer, buffer, next, &stream)),
+        ("a barrier on a stream of another device", context.world().barrier(&stream)),
+        ("a copy on a stream of another device", buffer.copy_from(&stream, &[0.0; 8])),
+        ("a put from memory of another device", context.put(buffer, &memory, next, &checks.stream)),
+        ("a get to memory of another device", context.get(&mut memory, buffer, next, &checks.stream)),
+        ("registering memory of another device", context.register_local(&memory).map(drop)),
         ("quiet", context.quiet(&stream)),
     ];
     for (call, result) in calls {
         checks.refused(call, result, |kind| matches!(kind, MisuseKind::Device { .. }));
     }
     let result = context.world().barrier(&context.device().per_thread_stream());
-    checks.check("refused", result.is_err(), || "a barrier on the per-thread default stream succeeded".to_owned());
+    checks.check("refused", result.is_err(), || {
+        "a barrier on the per-thread default stream succeeded, expected an error".to_owned()
+    });
     Ok(())
 }
 
@@ -263,21 +268,22 @@ fn memory(checks: &mut Checks<'_>) -> Result<(), Failure> {
         checks.check("disagree", matches!(differ, Err(NvshmemError::Disagree(_))), || format!("{differ:?}"));
     }
     // One PE has another handle of the memory, so no PE frees it, and every PE gets an error. The
-    // memory is freed at the end.
+    // memory is leaked: the last `finalize` of the run reports and frees it.
     let shared = context.alloc::<u8>(64)?;
     let second = (checks.pe() == 0).then(|| shared.clone());
     let refused = context.free(shared);
     match second {
         Some(second) => {
-            checks.refused("free of memory with another handle", refused, |kind| matches!(kind, MisuseKind::InUse { .. }));
+            checks.refused("free of memory that has another handle", refused, |kind| matches!(kind, MisuseKind::InUse { .. }));
             drop(second);
         }
         None => checks.check("disagree", matches!(refused, Err(NvshmemError::Disagree(_))), || format!("{refused:?}")),
     }
     let parts = zeros.slice(0..10)?;
     let report = context.clone().finalize()?;
-    checks
-        .check("handles that finalize reports", report.other_handles == 1 && report.leaked.is_empty(), || format!("{report:?}"));
+    checks.check("finalize reports one other handle", report.other_handles == 1 && report.leaked.is_empty(), || {
+        format!("{report:?}")
+    });
     drop(parts);
     context.free(zeros)?;
     context.free(aligned)?;
@@ -296,40 +302,47 @@ fn teams(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let values = [
         ("a team without members", split(0, 1, 0)),
         ("a stride of zero", split(0, 0, 1)),
-        ("rows without members", world.split_2d(0, TeamConfig::default()).map(drop)),
+        ("a two-dimensional split with rows of 0 members", world.split_2d(0, TeamConfig::default()).map(drop)),
         ("a team without the calling PE", of(id, &nobody_else)),
         ("a team with the same PE twice", of(id, &[own, own])),
     ];
     for (call, result) in values {
         checks.refused(call, result, |kind| matches!(kind, MisuseKind::Value { .. }));
     }
-    for (call, result) in
-        [("a first member beyond the end", split(n, 1, 1)), ("a last member beyond the end", split(0, n as i32, 2))]
-    {
+    for (call, result) in [
+        ("a team whose first member does not exist", split(n, 1, 1)),
+        ("a team whose last member does not exist", split(0, n as i32, 2)),
+    ] {
         checks.refused(call, result, |kind| matches!(kind, MisuseKind::Rank { .. }));
     }
-    checks.refused("a PE that does not exist", of(id, &[own, Pe::new(n)]), |kind| matches!(kind, MisuseKind::Pe { .. }));
-    checks.refused("an id with a reserved value", of(TeamId::from_u64(u64::MAX), &everybody), |kind| {
+    checks.refused("a team with a PE that does not exist", of(id, &[own, Pe::new(n)]), |kind| {
+        matches!(kind, MisuseKind::Pe { .. })
+    });
+    checks.refused("a team id with a reserved value", of(TeamId::from_u64(u64::MAX), &everybody), |kind| {
         matches!(kind, MisuseKind::Text { .. })
     });
-    checks.refused("a rank that does not exist", world.pe_of(Rank::new(n)), |kind| matches!(kind, MisuseKind::Rank { .. }));
-    checks.refused("translation of a missing rank", world.translate(Rank::new(n), &world), |kind| {
+    checks.refused("pe_of for a rank that does not exist", world.pe_of(Rank::new(n)), |kind| {
         matches!(kind, MisuseKind::Rank { .. })
     });
-    checks.refused("destroying the world", context.world().destroy(), |kind| matches!(kind, MisuseKind::Context { .. }));
+    checks.refused("translate for a rank that does not exist", world.translate(Rank::new(n), &world), |kind| {
+        matches!(kind, MisuseKind::Rank { .. })
+    });
+    checks.refused("destroying the world team", context.world().destroy(), |kind| matches!(kind, MisuseKind::Context { .. }));
     Ok(())
 }
 
-/// Checks that a process can start NVSHMEM only once.
+/// Checks that a second start of NVSHMEM with other settings is refused.
 fn starts(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let context = checks.context;
     let id = UniqueId::from_bytes([7; 128]);
     let other = Context::from_unique_id(id, context.pe(), context.n_pes(), context.device(), Settings::default());
-    checks.refused("a second start by another bootstrap", other, |kind| {
+    checks.refused("a second start with another bootstrap", other, |kind| {
         matches!(kind, MisuseKind::AlreadyInitialized { what: "the bootstrap", .. })
     });
     let other = Context::from_launcher(context.device(), Settings::default().variable("PATH", "x"));
-    checks.refused("a variable whose name does not begin with NVSHMEM_", other, |kind| matches!(kind, MisuseKind::Text { .. }));
+    checks.refused("a setting of a variable whose name does not begin with NVSHMEM_", other, |kind| {
+        matches!(kind, MisuseKind::Text { .. })
+    });
     checks.check("current", Context::current().is_some_and(|current| current.pe() == context.pe()), || {
         "no context of this PE is current".to_owned()
     });

@@ -10,12 +10,14 @@
 //!
 //! The faults are `shared-gpu`, `missing` (a PE that does not start NVSHMEM), `killed` (a PE that
 //! is killed), `no-library` and `no-plugins` (only on the last PE). With a fault, the command
-//! checks that every other PE gets an error that describes the fault before the deadline. The last
-//! line of one PE is `PE 0: OK n checks` or `FAILED PE 0: ...`. No wait is longer than 20 seconds.
-//! Multicast is always disabled, even if the environment enables it.
+//! checks that every other PE gets an error that describes the fault within a time limit. If a
+//! launcher started the PEs, the last line of each PE is `PE 0: OK n checks` or `FAILED PE 0: ...`.
+//! Waits inside NVSHMEM calls end after 20 seconds. Multicast is always disabled, even if the
+//! environment enables it.
 //!
-//! Before the last line the command prints a table of the parts: the number of PEs that passed, the
-//! number of checks, and the duration of the slowest PE. The whole run ends after 400 seconds.
+//! If the command started the PEs, it prints a table before its last line. For each part, the table
+//! shows the number of PEs that passed, the number of checks, and the duration on the slowest PE.
+//! After 400 seconds the command kills all PEs. After 420 seconds every process ends itself.
 
 mod blocking;
 mod lifetimes;
@@ -37,18 +39,18 @@ use peerweave_nvshmem::{Context, Nvshmem, NvshmemError, PreflightError, Settings
 use crate::table::Table;
 use crate::{Failure, launch};
 
-/// Maximum duration of a wait.
+/// Deadline of each wait in a call of NVSHMEM or of the rendezvous.
 const WAIT: Duration = Duration::from_secs(20);
 /// Time after which the parent process ends all PEs.
 const WHOLE_RUN: Duration = Duration::from_secs(400);
 const PARTS: [&str; 6] = ["operations", "blocking", "ordering", "mistakes", "outside", "lifetimes"];
 const FAULTS: [&str; 5] = ["shared-gpu", "missing", "killed", "no-library", "no-plugins"];
-/// Text before the number of checks of a PE.
+/// Text before the number of checks in the last line of a PE.
 const OK: &str = "OK ";
-/// Name of the option with which a PE asks for the path of the library.
+/// Name of the hidden option that prints the path of NVSHMEM's library.
 const WHERE: &str = "where";
 
-/// The options of `check nvshmem`. Multicast is disabled.
+/// The options of `check nvshmem`. The command disables multicast.
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// Number of processes to start; default: one for each GPU
@@ -65,7 +67,7 @@ pub(crate) struct Arguments {
     place: bool,
 }
 
-/// The result of a part on one PE that has passed it.
+/// A part that one PE has passed, with the number of checks and the duration.
 struct Passed {
     part: String,
     checks: usize,
@@ -84,7 +86,8 @@ impl Passed {
         Some(Self { part: part.to_owned(), checks: checks.parse().ok()?, seconds: seconds.parse().ok()? })
     }
 
-    /// Prints the parts in order, each with the number of PEs that passed the part.
+    /// Prints a table of the passed parts: number of PEs that passed, number of checks of these
+    /// PEs, and duration on the slowest PE.
     fn print(all: &[Self]) {
         let mut table = Table::new(&["part", "PEs", "checks", "seconds"]);
         for part in PARTS {
@@ -119,7 +122,7 @@ fn done(job: &Job, checks: usize) -> String {
     format!("{}: {OK}{checks} checks", job.pe)
 }
 
-/// Starts the PEs and adds up their numbers of checks.
+/// Starts the PEs and waits for them. Returns the total number of checks of all PEs.
 fn parent(asked: &Arguments) -> Result<usize, Failure> {
     let driver = Driver::get()?;
     let n_pes = asked.pes.unwrap_or(driver.device_count()? as u32);
@@ -160,7 +163,7 @@ fn as_pe(asked: &Arguments, job: &Job) -> Result<usize, Failure> {
         unsafe { libc::_exit(0) }
     }
     let checks = everything(asked.only.as_deref(), job, &rendezvous).map_err(with_pe)?;
-    Arc::into_inner(rendezvous).ok_or("the context still owns the rendezvous")?.leave()?;
+    Arc::into_inner(rendezvous).ok_or("the finalized context still owns the rendezvous")?.leave()?;
     Ok(checks)
 }
 
@@ -178,7 +181,7 @@ fn everything(only: Option<&str>, job: &Job, rendezvous: &Arc<Rendezvous>) -> Re
     let mut count = 0;
     let lifetimes = || {
         let start = Instant::now();
-        let count = lifetimes::run(job, rendezvous).map_err(|error| format!("in lifetimes: {error}"))?;
+        let count = lifetimes::run(job, rendezvous).map_err(|error| format!("part lifetimes: {error}"))?;
         Passed::say("lifetimes", count, start.elapsed());
         Ok::<_, Failure>(count)
     };
@@ -201,9 +204,10 @@ fn everything(only: Option<&str>, job: &Job, rendezvous: &Arc<Rendezvous>) -> Re
     let mut left = 0;
     for (part, run) in parts {
         let (start, before) = (Instant::now(), checks.count());
-        run(&mut checks).map_err(|error| format!("in {part}: {error}"))?;
+        run(&mut checks).map_err(|error| format!("part {part}: {error}"))?;
         Passed::say(part, checks.count() - before, start.elapsed());
-        // One check of `mistakes` deliberately leaves memory that cannot be freed.
+        // One check of `mistakes` deliberately leaks an allocation, so `finalize` must report this
+        // leak.
         left += usize::from(part == "mistakes");
     }
     count += checks.finish()?;
@@ -218,7 +222,8 @@ fn everything(only: Option<&str>, job: &Job, rendezvous: &Arc<Rendezvous>) -> Re
     Ok(count)
 }
 
-/// Applies the fault to this PE.
+/// Hides NVSHMEM's library or its plug-ins from this PE, if the fault requires this. Returns the
+/// path that replaces the path of the library.
 fn spoil(fault: &str, job: &Job) -> Result<Option<PathBuf>, Failure> {
     let place = match fault {
         "no-library" => std::env::temp_dir().join("there-is-no-nvshmem-here"),
@@ -239,7 +244,7 @@ fn spoil(fault: &str, job: &Job) -> Result<Option<PathBuf>, Failure> {
     Ok(Some(place))
 }
 
-/// Checks the errors that the fault must cause.
+/// Causes the fault on the last PE, and checks the errors that every other PE must get.
 fn faulty(fault: &str, job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<(), Failure> {
     let last = job.pe.get() + 1 == job.n_pes;
     let ordinal = if fault == "shared-gpu" { 0 } else { job.local_pe as usize };
@@ -282,7 +287,7 @@ fn faulty(fault: &str, job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<(), Fa
             let error = world.barrier_blocking().err().ok_or("a barrier succeeded, expected an error because a PE was killed")?;
             println!("{}: {error}", job.pe);
             if !matches!(&error, NvshmemError::Timeout(timeout) if timeout.lost.is_some()) {
-                return Err(format!("expected a timeout that names the lost PE, found {error}").into());
+                return Err(format!("the barrier failed with {error}, expected a timeout that names the lost PE").into());
             }
         }
     }

@@ -1,4 +1,5 @@
-//! Computes expected results on the host: the input elements of the PEs, and their reductions.
+//! Computes expected results on the host: the inputs of the PEs, and the reductions of these
+//! inputs.
 //!
 //! Inputs are small numbers, so that every sum and product is exact in every type, or wraps in the
 //! same way on the host and on the GPU.
@@ -6,7 +7,7 @@
 use half::{bf16, f16};
 use peerweave_types::{Element, F8E4M3, F8E5M2, Number, ReduceOp};
 
-/// An element type with inputs for operations that move data.
+/// An element type for which this module computes inputs of operations that only move data.
 pub(crate) trait Sample: Element + Default {
     /// Returns the element for these eight bits. Different bits give different elements if the type
     /// has enough values.
@@ -18,11 +19,11 @@ pub(crate) trait Sample: Element + Default {
     }
 }
 
-/// An element type with inputs for reductions.
+/// An element type for which this module computes inputs and results of reductions.
 pub(crate) trait Reduce: Number + Sample {
-    /// Returns the element with a small value.
+    /// Converts a small number to an element of this type.
     fn small(number: u8) -> Self;
-    /// Combines two elements.
+    /// Returns the reduction of two elements by `op`.
     fn combine(op: ReduceOp, one: Self, other: Self) -> Self;
 
     /// Returns the input of `pe` at `index` for a reduction.

@@ -8,7 +8,7 @@ use peerweave_types::{Pe, ReduceOp};
 use crate::Failure;
 use crate::nvshmem::scenarios::Checks;
 
-/// Number of alternations between two streams.
+/// Number of rounds in which the two streams swap their roles.
 const ROUNDS: u32 = 50;
 
 pub(crate) fn run(checks: &mut Checks<'_>) -> Result<(), Failure> {
@@ -59,8 +59,8 @@ fn two_streams(checks: &mut Checks<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Runs threads with one stream each. The order of the threads differs among the PEs, so all
-/// threads make the same call.
+/// Runs threads that each enqueue collectives of the same team on their own stream. All threads
+/// make the same call, because the order of the threads differs among the PEs.
 fn threads(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let context = checks.context;
     let next = Pe::new((checks.pe() + 1) % checks.n());

@@ -1,5 +1,5 @@
-//! Checks memory that NVSHMEM did not allocate: registered as symmetric memory, or as the local
-//! side of puts and gets.
+//! Checks memory that NVSHMEM did not allocate: memory registered as symmetric memory, and memory
+//! registered as the local side of puts and gets.
 
 use std::sync::Arc;
 
@@ -19,8 +19,8 @@ pub(crate) fn run(checks: &mut Checks<'_>) -> Result<(), Failure> {
     local(checks)
 }
 
-/// Maps virtual memory with a shareable handle. The size is a multiple of the heap's granularity,
-/// as NVSHMEM requires.
+/// Allocates and maps physical memory that has a shareable handle. The size is a multiple of the
+/// granularity of NVSHMEM's heap, as NVSHMEM requires.
 fn shareable(checks: &Checks<'_>) -> Result<MappedMemory<u32>, Failure> {
     let context = checks.context.device();
     let granularity = Granularity::of_device(context.ordinal(), Exportable::FILE_DESCRIPTOR)?;
@@ -79,16 +79,17 @@ fn symmetric(checks: &mut Checks<'_>) -> Result<(), Failure> {
         checks.check("disagree", matches!(differ, Err(NvshmemError::Disagree(_))), || format!("{differ:?}"));
     } else {
         let refused = context.register_symmetric(&small).map(drop);
-        checks.refused("registering other memory", refused, |kind| matches!(kind, MisuseKind::Context { .. }));
+        checks
+            .refused("registering memory without a shareable handle", refused, |kind| matches!(kind, MisuseKind::Context { .. }));
     }
     let all = shareable(checks)?;
     let refused = context.register_symmetric(&all.slice(all.len() / 2..all.len())?).map(drop);
-    checks.refused("registering a part", refused, |kind| matches!(kind, MisuseKind::Context { .. }));
+    checks.refused("registering a part of an allocation", refused, |kind| matches!(kind, MisuseKind::Context { .. }));
     let borrowed = stream.alloc_zeros::<u32>(256)?;
     let refused = context.register_symmetric(&borrowed).map(drop);
     checks.refused("registering borrowed memory", refused, |kind| matches!(kind, MisuseKind::Context { .. }));
     let refused = context.register_symmetric(&small.slice(0..0)?).map(drop);
-    checks.refused("registering nothing", refused, |kind| matches!(kind, MisuseKind::Length { .. }));
+    checks.refused("registering an empty slice", refused, |kind| matches!(kind, MisuseKind::Length { .. }));
     Ok(())
 }
 
@@ -99,7 +100,9 @@ fn local(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let registered = context.register_local(&source)?;
     checks.check("register_local", registered.len_bytes() == COUNT * 4, || format!("{registered:?}"));
     let again = context.register_local(&source).map(drop);
-    checks.check("register_local", matches!(again, Err(NvshmemError::Nvshmem(_))), || format!("twice: {again:?}"));
+    checks.check("register_local", matches!(again, Err(NvshmemError::Nvshmem(_))), || {
+        format!("a second registration returned {again:?}, expected an error of NVSHMEM")
+    });
     let borrowed = stream.alloc_zeros::<u32>(8)?;
     let refused = context.register_local(&borrowed).map(drop);
     checks.refused("registering borrowed memory", refused, |kind| matches!(kind, MisuseKind::Context { .. }));

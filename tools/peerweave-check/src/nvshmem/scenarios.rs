@@ -14,16 +14,17 @@ use peerweave_types::{AtomicInteger, Compare, F8E4M3, F8E5M2, Pe, Rank, ReduceOp
 use crate::Failure;
 use crate::nvshmem::oracle::{Reduce, Sample};
 
-/// Number of elements. Odd, so that no code relies on round numbers.
+/// Number of elements of most transfers. The number is odd, so that the last elements do not fill a
+/// vector.
 const COUNT: usize = 1003;
 
-/// The comparisons made so far, and the failed comparisons.
+/// Counts the checks of one PE, and records the failed checks.
 pub(crate) struct Checks<'a> {
     pub(crate) context: &'a Context,
     pub(crate) rendezvous: &'a Rendezvous,
     pub(crate) world: Team,
     pub(crate) stream: Arc<CudaStream>,
-    /// Number of comparisons that passed and failed, by operation.
+    /// For each operation: number of passed checks and number of failed checks.
     counts: BTreeMap<&'static str, (usize, usize)>,
     faults: Vec<String>,
 }
@@ -42,7 +43,7 @@ impl<'a> Checks<'a> {
         self.context.n_pes()
     }
 
-    /// Returns the number of checks so far.
+    /// Returns the number of passed and failed checks of this PE until now.
     pub(crate) fn count(&self) -> usize {
         self.counts.values().map(|(right, wrong)| right + wrong).sum()
     }
@@ -75,7 +76,7 @@ impl<'a> Checks<'a> {
         self.check(operation, wrong.is_none(), || {
             let index = wrong.unwrap_or_default();
             let name = std::any::type_name::<T>();
-            format!("{name} at {index}: found {:?}, expected {:?}", found[index], expected(index))
+            format!("element {index} of type {name}: found {:?}, expected {:?}", found[index], expected(index))
         });
     }
 
@@ -85,7 +86,8 @@ impl<'a> Checks<'a> {
         self.check("refused", right, || format!("{what}: found {error:?}, expected a misuse error"));
     }
 
-    /// Prints the failures of every PE, and returns the number of checks of this PE.
+    /// Prints, on PE 0, a table of passed and failed checks of all PEs for each operation. Returns
+    /// the number of passed checks of this PE, or an error if a check of this PE failed.
     pub(crate) fn finish(self) -> Result<usize, Failure> {
         let table =
             self.counts.iter().map(|(name, (right, wrong))| format!("{name}={right}/{wrong}")).collect::<Vec<_>>().join("\n");
@@ -141,9 +143,9 @@ pub(crate) fn run(checks: &mut Checks<'_>) -> Result<(), Failure> {
     };
     for (name, team) in teams(checks)? {
         if let Some(team) = &team {
-            on_team(checks, team, &pool).map_err(|error| format!("on {name}, {team:?}: {error}"))?;
+            on_team(checks, team, &pool).map_err(|error| format!("team {name}, {team:?}: {error}"))?;
         }
-        // A PE outside of the team waits for the members.
+        // PEs that are not members of the team wait at this barrier for the members.
         checks.world.barrier_blocking()?;
         if let Some(team) = team.filter(|team| team.kind() == peerweave_nvshmem::TeamKind::Made) {
             team.destroy()?;
@@ -156,7 +158,7 @@ pub(crate) fn run(checks: &mut Checks<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Checks every form of put to the next PE and of get from the next PE.
+/// Checks every kind of put to the next PE, and every kind of get from the next PE.
 fn moves<T: Sample>(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let (context, stream) = (checks.context, Arc::clone(&checks.stream));
     let (pe, next, previous) = (checks.pe(), checks.next(), checks.previous());
@@ -239,7 +241,8 @@ fn moves<T: Sample>(checks: &mut Checks<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Waits until the stream is idle, because calls without a stream do not wait for this stream.
+/// Waits until the stream is idle. Call this function before calls that take no stream, because
+/// they do not wait for earlier work in the stream.
 fn stream_is_idle(context: &Context, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
     let idle = peerweave_driver::wait(stream, std::time::Instant::now() + context.deadline())?;
     assert!(idle, "the stream was busy for longer than the deadline");
@@ -326,7 +329,7 @@ fn teams(checks: &mut Checks<'_>) -> Result<Vec<Named>, Failure> {
         ("same index", Some(context.same_index()?)),
     ];
     checks.check("team", teams[1].1.as_ref().is_some_and(|team| team.len() == n as usize), || {
-        "the shared team does not contain all PEs, expected all on one machine".to_owned()
+        "the shared team does not contain all PEs, expected that all PEs are on one machine".to_owned()
     });
     let even = world.split_strided(0, 2, n.div_ceil(2), TeamConfig::default())?;
     checks.check("team", even.is_some() == pe.is_multiple_of(2), || format!("{even:?}"));
@@ -364,7 +367,7 @@ fn teams(checks: &mut Checks<'_>) -> Result<Vec<Named>, Failure> {
     Ok(teams)
 }
 
-/// Memory for the collectives of any type.
+/// Symmetric memory that the checks of collectives use for elements of any type.
 struct Pool {
     source: SymmetricBuffer<u64>,
     target: SymmetricBuffer<u64>,
@@ -436,7 +439,7 @@ fn collect<T: Reduce>(checks: &mut Checks<'_>, team: &Team, pool: &Pool) -> Resu
         }
         let expected = |index: usize| {
             let mut operands = members.iter().map(|pe| T::operand(op, pe.get(), index));
-            let first = operands.next().expect("a team has a member");
+            let first = operands.next().expect("a team has at least one member");
             operands.fold(first, |one, other| T::combine(op, one, other))
         };
         let mine: Vec<T> = (0..COUNT * n).map(|index| T::operand(op, pe, index)).collect();
@@ -478,7 +481,7 @@ fn graphs(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let nbi = context.put_nbi(&target, &source, next, &stream);
     let graph = stream.end_capture(CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH)?;
     captured?;
-    checks.refused("nbi in a graph", nbi, |kind| matches!(kind, MisuseKind::Context { .. }));
+    checks.refused("a nonblocking put in a graph", nbi, |kind| matches!(kind, MisuseKind::Context { .. }));
     let graph = graph.ok_or("the capture returned no graph")?;
     for round in 0..3_u32 {
         let number = |pe: u32| (pe * 10 + round) as f32;
@@ -492,7 +495,7 @@ fn graphs(checks: &mut Checks<'_>) -> Result<(), Failure> {
     }
     // Memory that a graph uses is not freed while the graph lives.
     let refused = context.free(sum.clone());
-    checks.refused("free of memory with another handle", refused, |kind| matches!(kind, MisuseKind::InUse { .. }));
+    checks.refused("free of memory that has another handle", refused, |kind| matches!(kind, MisuseKind::InUse { .. }));
     let second = target.clone();
     drop((target, graph));
     // Waits until a thread of the driver has dropped the graph's reference, and a thread of

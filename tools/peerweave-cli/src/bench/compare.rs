@@ -1,9 +1,11 @@
-//! The result of a comparison: several libraries, the contenders, measured in one run.
+//! Combines and formats the result of a comparison, which measures several libraries (the
+//! contenders) in one run.
 //!
-//! Prints a line for each size, with the median and the 99th percentile of each contender, and the
-//! time of Peerweave's kernels divided by the time of each contender. Writes JSON and a plot.
+//! For each size, a line shows the median and the 99th percentile of each contender. For each other
+//! library, the line also shows the time of Peerweave's kernels divided by the time of that
+//! library. The result can also be written as JSON and as a plot.
 //!
-//! Invariant: a line is complete when every PE has reported every contender.
+//! Invariant: a line is complete when every PE has sent a record of every contender for this line.
 
 use serde_json::{Value, json};
 
@@ -19,7 +21,7 @@ use peerweave_types::ReduceOp;
 /// Version of the JSON document.
 const VERSION: u32 = 1;
 
-/// Times of one contender for one case.
+/// Times of one contender for one [`Case`] (element type, reduction and size).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cell {
     /// Name of the contender.
@@ -27,26 +29,26 @@ pub struct Cell {
     /// Median of the batches, in microseconds per call of the slowest PE; `None` if the contender
     /// does not support the call.
     pub p50_us: Option<f64>,
-    /// 99th percentile of the batches.
+    /// 99th percentile of the batches, in microseconds per call; `None` if there is no time.
     pub p99_us: Option<f64>,
     /// Microseconds per call of the slowest PE, for each batch.
     pub batch_us: Vec<f64>,
     /// Calls per batch.
     pub iters: u64,
-    /// Bus bandwidth in GB/s.
+    /// Bus bandwidth in GB/s, computed from the median time.
     pub bus_bw: f64,
     /// Number of wrong elements on all PEs; `None` if results were not checked.
     pub wrong: Option<u64>,
 }
 
-/// One line of the result: one case, with the times of all contenders.
+/// One line of the result: one [`Case`], with the times of all contenders.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Line {
-    /// Index of the case.
+    /// Index of the case in the plan, from 0.
     pub row: usize,
-    /// Case that this line shows.
+    /// Element type, reduction and size that this line shows.
     pub case: Case,
-    /// A cell for each contender.
+    /// The times of each contender, in the order of the columns.
     pub cells: Vec<Cell>,
 }
 
@@ -57,7 +59,7 @@ impl Line {
     }
 
     /// Returns the median time of Peerweave's kernels divided by the shortest median time of the
-    /// other libraries; `None` if there is no time of Peerweave or of another library.
+    /// other libraries; `None` if Peerweave or all other libraries have no time.
     pub fn ratio_to_best(&self) -> Option<f64> {
         let others = self.cells.iter().filter(|cell| !is_own(&cell.contender)).filter_map(|cell| cell.p50_us);
         let best = others.fold(f64::INFINITY, f64::min);
@@ -100,12 +102,13 @@ impl Comparison {
         Self { cases: config.cases(), config: config.clone(), ready: Vec::new(), contenders, pending, lines, notes: Vec::new() }
     }
 
-    /// Returns the complete lines.
+    /// Returns the lines that are complete, in the order in which they were completed.
     pub fn lines(&self) -> &[Line] {
         &self.lines
     }
 
-    /// Adds contenders that another program has measured, with their times.
+    /// Adds contenders that other processes have measured after this comparison, with their
+    /// records.
     pub fn add(&mut self, contenders: Contenders, records: &[Compared]) {
         for (name, _) in &contenders.present {
             let of_row =
@@ -117,7 +120,7 @@ impl Comparison {
         self.contenders.absent.extend(contenders.absent);
     }
 
-    /// Returns the contenders.
+    /// Returns the contenders that are measured, and those that are not measured with the reasons.
     pub fn contenders(&self) -> &Contenders {
         &self.contenders
     }
@@ -132,12 +135,13 @@ impl Comparison {
         self.lines.iter().flat_map(|line| &line.cells).filter_map(|cell| cell.wrong).sum()
     }
 
-    /// Returns the notes to print before a line.
+    /// Returns the notes to print before the line with index `row`.
     pub fn notes(&self, row: usize) -> impl Iterator<Item = &str> {
         self.notes.iter().filter(move |note| note.row == row).map(|note| &*note.text)
     }
 
-    /// Adds a record of a PE and returns the output to print after the record.
+    /// Adds a record that a PE has sent. Returns the output that the command can print after this
+    /// record.
     pub fn take(&mut self, record: Record) -> News {
         match record {
             Record::Ready(ready) => {
@@ -180,7 +184,7 @@ impl Comparison {
         Line { row, case, cells: cells.collect() }
     }
 
-    /// Combines the records of all PEs about one contender.
+    /// Combines the records of all PEs about one contender and one case.
     fn cell(&self, case: &Case, contender: &str, records: &[&Compared]) -> Cell {
         let batches = records.iter().map(|one| one.batch_us.len()).min().unwrap_or(0);
         let slowest = |batch: usize| records.iter().map(|one| one.batch_us[batch]).fold(0.0, f64::max);
@@ -199,7 +203,7 @@ impl Comparison {
         }
     }
 
-    /// Returns the lines before the first result.
+    /// Returns the header: the lines to print before the first result.
     pub fn header(&self) -> Vec<String> {
         let Config { op, n_pes, batches, .. } = &self.config;
         let compute = self.compute();
@@ -231,7 +235,7 @@ impl Comparison {
         names.collect()
     }
 
-    /// Returns the text of a line.
+    /// Formats a line of the result as text.
     pub fn text(&self, line: &Line) -> String {
         let Line { case, cells, .. } = line;
         let redop = case.redop.map_or("none", ReduceOp::name);
@@ -248,7 +252,7 @@ impl Comparison {
         text + &format!("  {:>8}  {:>6}", number(line.ratio_to_best()), wrong.map_or("N/A".to_owned(), |wrong| wrong.to_string()))
     }
 
-    /// Returns the lines after the last result.
+    /// Returns the footer: the lines to print after the last result.
     pub fn footer(&self) -> Vec<String> {
         let wrong = self.wrong();
         let verdict = match () {
@@ -259,7 +263,7 @@ impl Comparison {
         vec![format!("# Wrong values : {wrong} {verdict}")]
     }
 
-    /// Returns the JSON document.
+    /// Returns the result as a JSON document. `times` are the start time and the end time, as text.
     pub fn document(&self, machine: &Machine, times: [&str; 2]) -> Value {
         let named = |list: &[(String, String)], what: &str| -> Vec<Value> {
             list.iter().map(|(name, text)| json!({ "name": name, what: text })).collect()
@@ -332,7 +336,7 @@ impl Comparison {
     }
 }
 
-/// Returns the width of a contender's first column.
+/// Returns the width, in characters, of the first column of a contender.
 fn width(contender: &str) -> usize {
     (contender.len() + 4).max(10)
 }
@@ -451,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn separately_measured_contender_gets_a_column() {
+    fn contender_measured_in_separate_processes_gets_a_column() {
         let (mut comparison, _) = filled();
         let one =
             |pe, row, us: f64| Compared { pe, row, contender: "torch".into(), iters: 1, batch_us: vec![us], wrong: Some(0) };

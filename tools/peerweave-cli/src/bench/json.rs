@@ -21,12 +21,13 @@ const FILE_VERSION: u32 = 3;
 /// the job is secret and never recorded.
 const RECORDED: [&str; 5] = ["PEERWEAVE_", "NCCL_", "NVSHMEM_", "CUDA_", "OMP_"];
 
-/// Everything that a result file contains besides the records.
+/// Information that a result file contains in addition to the measurements: configuration,
+/// arguments, times and machine.
 #[derive(Debug)]
 pub struct Circumstances<'a> {
     /// Configuration of the measurement.
     pub config: &'a Config,
-    /// Arguments of the command.
+    /// Arguments of `peerweave bench`.
     pub args: &'a BenchArgs,
     /// Start time as text.
     pub start_time: String,

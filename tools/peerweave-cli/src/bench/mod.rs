@@ -39,7 +39,7 @@ use compare::Comparison;
 use json::Circumstances;
 use report::{Collector, News};
 
-/// Runs the command and returns its exit code.
+/// Runs `peerweave bench` and returns its exit code.
 pub fn main(args: &BenchArgs) -> u8 {
     match start(args) {
         Ok(code) => code,
@@ -55,7 +55,7 @@ fn rendezvous_of(config: &Config) -> Result<JobRendezvous, (u8, String)> {
     JobRendezvous::start(&Place::ThisMachine, processes).map_err(|error| (exit::LAUNCHER, error.to_string()))
 }
 
-/// Returns a description of the processes to start for a measurement.
+/// Returns the description of the processes that the launcher must start for a measurement.
 fn launch_of(config: &Config, args: &BenchArgs, rendezvous: &JobRendezvous) -> Result<Launch, (u8, String)> {
     let launcher = |error: &dyn std::fmt::Display| (exit::LAUNCHER, error.to_string());
     let program = std::env::current_exe().map_err(|error| launcher(&error))?;
@@ -82,7 +82,8 @@ fn launch_of(config: &Config, args: &BenchArgs, rendezvous: &JobRendezvous) -> R
     })
 }
 
-/// Checks the options of a measurement. Prints a note if the PEs share a GPU.
+/// Checks the options and returns the configuration of the measurement, or an exit code and a
+/// message. Prints a note if the PEs share a GPU.
 fn config_of(args: &BenchArgs) -> Result<Config, (u8, String)> {
     refuse_inside_a_job("bench")?;
     let config = Config::from_args(args).map_err(|message| (exit::USAGE, message))?;
@@ -95,10 +96,11 @@ fn config_of(args: &BenchArgs) -> Result<Config, (u8, String)> {
     Ok(config)
 }
 
-/// Runs a comparison and prints its lines. Returns the exit code in the inner `Err` if a PE fails.
+/// Runs a comparison of libraries and prints its lines. Returns the result. If a PE fails, returns
+/// the exit code of the job in the inner `Err`.
 ///
 /// # Errors
-/// The exit code and a message.
+/// The exit code and a message if the comparison could not be started.
 #[cfg(feature = "cuda")]
 pub(crate) fn run_comparison(args: &BenchArgs) -> Result<Result<Comparison, u8>, (u8, String)> {
     let config = config_of(args)?;
@@ -107,7 +109,8 @@ pub(crate) fn run_comparison(args: &BenchArgs) -> Result<Result<Comparison, u8>,
     supervised(&launch, &config, rendezvous)
 }
 
-/// Runs the PEs of a comparison.
+/// Runs the PEs of a comparison, and PyTorch if it is a contender. Returns values as
+/// [`run_comparison`] does.
 fn supervised(launch: &Launch, config: &Config, rendezvous: JobRendezvous) -> Result<Result<Comparison, u8>, (u8, String)> {
     let has_torch = config.compare.contains(&Contender::Torch);
     let mut reporter = compare::Reporter { rendezvous, comparison: Comparison::new(config), is_printed: !has_torch };
@@ -169,7 +172,8 @@ fn start(args: &BenchArgs) -> Result<u8, (u8, String)> {
     Ok(if collector.wrong() > 0 { exit::WRONG_VALUES } else { exit::OK })
 }
 
-/// Runs a comparison and reports it. Returns the exit code.
+/// Runs a comparison, prints its footer, and writes the JSON and the plot if the user asked for
+/// them. Returns the exit code.
 fn compared(
     launch: &Launch,
     config: &Config,
@@ -196,8 +200,8 @@ fn compared(
     Ok(if comparison.wrong() > 0 { exit::WRONG_VALUES } else { exit::OK })
 }
 
-/// Returns an error if there are fewer GPUs than PEs, or a note if the PEs share the only GPU. Does
-/// not report a missing driver: the PEs report it.
+/// Returns an error if there are fewer GPUs than PEs, or a note if the PEs share the only GPU. A
+/// missing driver is not an error here, because the PEs report it.
 fn enough_devices(config: &Config) -> Result<Option<String>, String> {
     if config.backend == BackendName::Host {
         return Ok(None);
@@ -214,7 +218,7 @@ fn enough_devices(config: &Config) -> Result<Option<String>, String> {
     }
 }
 
-/// Returns the conditions of the measurement, for the plot.
+/// Returns a text that describes the conditions of the measurement, for the subtitle of the plot.
 fn subtitle(config: &Config, machine: &Machine, collector: &Collector) -> String {
     let mut words = vec![format!("{}, {} CPUs", machine.cpu_model, machine.cpus)];
     words.extend(collector.ready().first().map(|ready| format!("{} backend", ready.backend)));
@@ -232,7 +236,8 @@ pub(crate) fn now() -> String {
     humantime::format_rfc3339_seconds(SystemTime::now()).to_string().replace('T', " ").replace('Z', "")
 }
 
-/// Reads the records of the PEs and prints each line of the table when the line is complete.
+/// Receives the output of the PEs, reads their records, and prints each line of the table when the
+/// line is complete.
 struct Reporter<'a> {
     config: &'a Config,
     args: &'a BenchArgs,

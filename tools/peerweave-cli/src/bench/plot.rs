@@ -21,7 +21,7 @@ const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 0, 0),
 ];
 
-/// Maximum number of lines in a plot; more are not readable.
+/// Maximum number of lines in a plot. A plot with more lines would not be readable.
 const MOST_SERIES: usize = 14;
 
 /// The error if the plot cannot be drawn.
@@ -43,7 +43,8 @@ pub(super) struct Series {
     points: Vec<(f64, f64, f64)>,
 }
 
-/// Returns the plot as SVG. `subtitle` describes the conditions of the measurement.
+/// Plots the lines of the table, and returns the plot as SVG. `subtitle` describes the conditions
+/// of the measurement.
 ///
 /// # Errors
 /// [`PlotError`] if there are fewer than two sizes, or if the drawing library fails.
@@ -51,8 +52,8 @@ pub fn svg(rows: &[Row], config: &Config, subtitle: &str) -> Result<String, Plot
     drawn(&series(rows), &title(config), subtitle)
 }
 
-/// Adds a point to the series of this name: size in bytes, bus bandwidth in GB/s, time in
-/// microseconds.
+/// Adds a point to the series `name`, and creates the series if it does not exist. A point is a
+/// size in bytes, a bus bandwidth in GB/s and a time in microseconds.
 pub(super) fn add(all: &mut Vec<Series>, name: &str, point: (f64, f64, f64)) {
     match all.iter_mut().find(|series| series.name == name) {
         Some(series) => series.points.push(point),
@@ -60,7 +61,8 @@ pub(super) fn add(all: &mut Vec<Series>, name: &str, point: (f64, f64, f64)) {
     }
 }
 
-/// Draws series.
+/// Draws two panels, bus bandwidth and time against size, with a line for each series. Returns the
+/// picture as SVG.
 ///
 /// # Errors
 /// [`PlotError`] if there are fewer than two sizes, or if the drawing library fails.
@@ -142,7 +144,7 @@ fn distinct<'a>(names: impl Iterator<Item = &'a str>) -> usize {
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type DrawError<'a> = DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>;
 
-/// Draws one pair of axes with its lines.
+/// Draws one panel: a pair of axes, and a line for each series.
 fn panel<'a>(
     area: &Area<'a>,
     label: &str,
@@ -208,8 +210,8 @@ fn sizes_to_name(first: f64, last: f64) -> Vec<f64> {
     (from..=to).step_by(step).map(|exponent| 2f64.powi(exponent)).collect()
 }
 
-/// Returns the values to label on the axis: 1, 2 and 5 times the powers of ten in the range, or
-/// only the powers of ten if the range has many.
+/// Returns the values to label on the axis: 1, 2 and 5 times the powers of ten in the range. If the
+/// range contains many powers of ten, returns only the powers of ten.
 fn values_to_name(low: f64, high: f64) -> Vec<f64> {
     let (from, to) = (low.log10().floor() as i32, high.log10().ceil() as i32);
     let steps: &[f64] = if to - from > 3 { &[1.0] } else { &[1.0, 2.0, 5.0] };
@@ -282,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_of_axes_are_round_values() {
+    fn axis_limits_are_1_2_or_5_times_a_power_of_ten() {
         assert_eq!((below(0.34), above(0.34)), (0.2, 0.5));
         assert_eq!((below(1.0), above(1.0)), (1.0, 1.0));
         assert_eq!((below(730.0), above(730.0)), (500.0, 1000.0));

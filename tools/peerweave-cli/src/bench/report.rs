@@ -11,7 +11,8 @@ use crate::workload::record::{Measured, Note, Ready, Record};
 /// Result of the in-place or the out-of-place form in one line of the table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cell {
-    /// Microseconds per call of the slowest PE; the median over the batches.
+    /// Microseconds per call: the median over the batches of the time of the slowest PE in each
+    /// batch.
     pub time_us: f64,
     /// Microseconds per call of the slowest PE, for each batch.
     pub batch_us: Vec<f64>,
@@ -32,7 +33,7 @@ pub struct Cell {
 /// One line of the table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// Case that this line shows.
+    /// Element type, reduction, root and size that this line shows.
     pub case: Case,
     /// Result of the out-of-place form.
     pub out_of_place: Cell,
@@ -49,7 +50,7 @@ impl Row {
 
 /// The output to print after a record of a PE has arrived.
 #[derive(Debug, PartialEq)]
-#[allow(clippy::large_enum_variant, reason = "the receiver destructures it at once")]
+#[allow(clippy::large_enum_variant, reason = "the receiver destructures the value immediately")]
 pub enum News {
     /// The record does not complete a line of the table.
     Nothing,
@@ -67,7 +68,8 @@ pub struct Collector {
     ready: Vec<Ready>,
     pending: Vec<Measured>,
     rows: Vec<Row>,
-    /// Notes about lines. PE 0 may send a note before other PEs have measured earlier lines.
+    /// Notes to print before lines of the table. PE 0 may send a note before other PEs have
+    /// measured earlier lines.
     notes: Vec<Note>,
     /// Index of the line that was completed last.
     last: usize,
@@ -85,7 +87,7 @@ impl Collector {
         self.cases.len()
     }
 
-    /// Returns the complete lines.
+    /// Returns the lines of the table that are complete.
     pub fn rows(&self) -> &[Row] {
         &self.rows
     }
@@ -95,12 +97,12 @@ impl Collector {
         &self.ready
     }
 
-    /// Returns the number of wrong elements of all lines.
+    /// Returns the number of wrong elements, summed over all lines of the table.
     pub fn wrong(&self) -> u64 {
         self.rows.iter().flat_map(Row::cells).filter_map(|cell| cell.wrong).sum()
     }
 
-    /// Returns the mean of the bus bandwidths, as in nccl-tests.
+    /// Returns the mean of the bus bandwidths of all cells in GB/s, as nccl-tests reports it.
     pub fn average_bus_bw(&self) -> f64 {
         let cells: Vec<_> = self.rows.iter().flat_map(Row::cells).collect();
         if cells.is_empty() { 0.0 } else { cells.iter().map(|cell| cell.bus_bw).sum::<f64>() / cells.len() as f64 }
@@ -111,7 +113,8 @@ impl Collector {
         self.notes.iter().filter(|note| note.row == self.last).map(|note| &*note.text)
     }
 
-    /// Adds a record of a PE and returns the output to print after the record.
+    /// Adds a record that a PE has sent. Returns the output that the command can print after this
+    /// record.
     pub fn take(&mut self, record: Record) -> News {
         match record {
             Record::Note(note) => {
@@ -167,7 +170,8 @@ impl Collector {
     }
 }
 
-/// Returns the median; for an even number of values, the mean of the middle two.
+/// Returns the median of the values; for an even number of values, the mean of the middle two.
+/// `None` without values.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -179,7 +183,7 @@ pub fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
-/// Code shared by the tests of reports.
+/// Configurations and records that the unit tests of `bench` share.
 #[cfg(test)]
 pub(crate) mod testing {
     use super::*;
@@ -240,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn note_appears_with_the_table_line_it_describes() {
+    fn note_about_a_table_line_is_printed_before_that_line() {
         let mut collector = Collector::new(config(BenchOp::Put, 2, &[8, 16]));
         let note = |row: usize| Record::Note(Note { row, text: format!("line {row}") });
         // PE 0 is ahead: it explains the second size before PE 1 has measured the first.

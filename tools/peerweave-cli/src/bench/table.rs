@@ -98,8 +98,8 @@ pub fn footer(collector: &Collector, config: &Config) -> Vec<String> {
     ]
 }
 
-/// Formats a number with at most two decimals, or fewer if the width is too small, or with an
-/// exponent if the integer part does not fit either.
+/// Formats a number with at most `width` characters: with two decimals, or with fewer decimals if
+/// two do not fit. If the integer part does not fit, uses an exponent.
 fn fitted(value: f64, width: usize) -> String {
     for digits in [2, 1, 0] {
         let text = format!("{value:.digits$}");
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn table_numbers_fit_their_columns() {
+    fn numbers_are_formatted_to_fit_the_table_columns() {
         assert_eq!(fitted(0.0, 7), "0.00");
         assert_eq!(fitted(1234.567, 7), "1234.57");
         assert_eq!(fitted(12345.67, 7), "12345.7");

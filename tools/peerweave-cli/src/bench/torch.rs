@@ -15,18 +15,18 @@ use crate::workload::record::{Compared, Contenders, Record};
 
 const SCRIPT: &str = include_str!("torch.py");
 const NAME: &str = "torch";
-/// The interpreter, found by `PATH`.
+/// The Python interpreter, which is searched in `PATH`.
 const PYTHON: &str = "python3";
 
-/// Measures the cases of a comparison. If the measurement is not possible, the result has the
-/// reason.
+/// Measures the cases of a comparison with PyTorch. Returns PyTorch as a contender with its
+/// records, or as an absent contender with the reason.
 pub(super) fn measure(config: &Config, timeout: Option<Duration>) -> (Contenders, Vec<Compared>) {
     let absent =
         |why: String| (Contenders { present: Vec::new(), absent: vec![(NAME.to_owned(), why)], arch: String::new() }, Vec::new());
     if let Some(why) = lacks(config) {
         return absent(why.to_owned());
     }
-    // The ranks rendezvous through a file, which must not exist before.
+    // The processes of PyTorch connect through this file, which must not exist before they start.
     let store = std::env::temp_dir().join(format!("peerweave-torch-{}", std::process::id()));
     let _ = std::fs::remove_file(&store);
     let cases = config.cases().into_iter().enumerate();
@@ -65,7 +65,8 @@ pub(super) fn measure(config: &Config, timeout: Option<Duration>) -> (Contenders
     }
 }
 
-/// Returns how the processes ended, and the last line that was not a record.
+/// Returns a message that says why the processes failed: how they ended, and their last line of
+/// output that was not a record.
 fn why(ending: &Ending, last_complaint: &str) -> String {
     let how = match &ending.failure {
         _ if ending.timed_out => "--timeout expired".to_owned(),
@@ -89,12 +90,12 @@ fn lacks(config: &Config) -> Option<&'static str> {
     }
 }
 
-/// The records of the processes.
+/// Collects the records that the processes of PyTorch print, and their last other line of output.
 #[derive(Default)]
 struct Records {
     contenders: Option<Contenders>,
     compared: Vec<Compared>,
-    /// The last line that was not a record.
+    /// The last line of output that was not a record; empty if there is none.
     last_complaint: String,
 }
 

@@ -10,7 +10,7 @@ use peerweave_bootstrap::Rendezvous;
 
 use super::Failure;
 
-/// Barriers and agreement, as one PE uses them.
+/// Lets one PE use barriers, and agree with the other PEs on numbers and errors.
 pub(crate) struct Agreement<'a> {
     rendezvous: &'a Rendezvous,
     so_far: Cell<u64>,
@@ -43,15 +43,17 @@ impl<'a> Agreement<'a> {
         Ok(all.into_iter().fold(0, u64::max))
     }
 
-    /// Returns the first error among those that the PEs pass, with the PE; `None` if no PE has one.
-    /// Every PE gets the same answer.
+    /// Exchanges an optional error message of each PE. Returns the message of the lowest-numbered
+    /// PE that has an error, with this PE; `None` if no PE has an error. Every PE gets the same
+    /// result.
     pub(crate) fn first_error(&self, mine: Option<&str>) -> Result<Option<String>, Failure> {
         let all = self.rendezvous.exchange(&self.next(), mine.unwrap_or("").as_bytes())?;
         let found = all.iter().enumerate().find(|(_, text)| !text.is_empty());
         Ok(found.map(|(pe, text)| format!("PE {pe}: {}", String::from_utf8_lossy(text))))
     }
 
-    /// Returns whether at least two PEs pass the same bytes.
+    /// Returns whether at least two PEs pass the same bytes, for example because they use the same
+    /// GPU.
     pub(crate) fn is_shared(&self, mine: &[u8]) -> Result<bool, Failure> {
         let all = self.rendezvous.exchange(&self.next(), mine)?;
         Ok(all.iter().enumerate().any(|(at, one)| all[..at].contains(one)))
@@ -62,7 +64,7 @@ impl<'a> Agreement<'a> {
     /// every PE.
     pub(crate) fn calls_per_batch(&self, mine_ns: u64, calls: u64, batch_ms: u32) -> Result<u64, Failure> {
         let slowest = self.largest(mine_ns)?.max(1);
-        // The first calls are slower than the rest, so this number tends to be too small.
+        // The first calls are slower than later calls, so this number tends to be too small.
         Ok((u64::from(batch_ms) * 1_000_000 * calls / slowest).clamp(calls, 100_000))
     }
 }

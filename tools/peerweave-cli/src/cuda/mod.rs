@@ -28,12 +28,12 @@ use crate::workload::{args::Contender, op::BenchOp};
 /// An error that ends the measurement of a PE.
 pub(crate) type Failure = Box<dyn std::error::Error>;
 
-/// Advice for machines without a driver.
+/// Advice that error messages give on machines without an NVIDIA driver.
 #[cfg(feature = "cuda")]
 pub(crate) const NO_DRIVER: &str =
     "install NVIDIA's GPU driver, which has libcuda (the CUDA toolkit does not); a container needs access to the host's driver";
 
-/// Message of a command without the feature `cuda`.
+/// Error message of a command that was built without the feature `cuda`.
 #[cfg(not(feature = "cuda"))]
 pub(crate) const NOT_BUILT_IN: &str = "this command was built without support for GPUs; build it with `--features cuda`";
 
@@ -67,7 +67,7 @@ pub(crate) fn method(op: BenchOp, name: &str) -> Result<peerweave::cuda::Method,
     method.ok_or_else(|| format!("--compare own:{name}: {} has no method {name}", op.name()))
 }
 
-/// Checks that the operation has the methods of the contenders `own:METHOD`.
+/// Checks that the operation has every method that the contenders `own:METHOD` name.
 ///
 /// # Errors
 /// The message names a method that the operation does not have, or the missing feature.
@@ -79,7 +79,7 @@ pub(crate) fn check_methods(config: &Config) -> Result<(), String> {
     })
 }
 
-/// Returns the error that this command was built without support for GPUs.
+/// Returns [`NOT_BUILT_IN`] as an error, because this command was built without support for GPUs.
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn check_methods(_: &Config) -> Result<(), String> {
     Err(NOT_BUILT_IN.to_owned())
@@ -103,19 +103,19 @@ pub(crate) fn device_count() -> Result<Option<usize>, String> {
     Ok(peerweave_driver::Driver::get().and_then(peerweave_driver::Driver::device_count).ok())
 }
 
-/// Returns the error that this command was built without support for GPUs.
+/// Returns [`NOT_BUILT_IN`] as an error, because this command was built without support for GPUs.
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn nccl_pe(_: &Config) -> Result<(), Failure> {
     Err(NOT_BUILT_IN.into())
 }
 
-/// Returns the error that this command was built without support for GPUs.
+/// Returns [`NOT_BUILT_IN`] as an error, because this command was built without support for GPUs.
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn nvshmem_pe(_: &Config) -> Result<(), Failure> {
     Err(NOT_BUILT_IN.into())
 }
 
-/// Returns the error that this command was built without support for GPUs.
+/// Returns [`NOT_BUILT_IN`] as an error, because this command was built without support for GPUs.
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn device_count() -> Result<Option<usize>, String> {
     Err(NOT_BUILT_IN.to_owned())

@@ -26,7 +26,7 @@ use crate::workload::types::with_element_type;
 
 /// Maximum duration of each wait.
 const DEADLINE: Duration = Duration::from_secs(30);
-/// Runs the PEs of this process.
+/// Runs the PEs of this process: one PE, or with `--threads` one PE on each thread.
 pub(super) fn run(config: &Config) -> Result<(), Failure> {
     if !config.threads {
         return one_pe(config, &Job::from_env()?);
@@ -74,20 +74,21 @@ fn one_pe(config: &Config, job: &Job) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A communicator, and the PE that measures with it.
+/// A communicator of NCCL, and the PE that uses it for a measurement.
 pub(crate) struct Session<'a> {
     pub(crate) communicator: &'a Communicator,
     pub(crate) site: &'a Site<'a>,
 }
 
-/// The buffers for all cases of a type, and their windows.
+/// The buffers for all cases of one element type, and the windows of these buffers if they are
+/// registered.
 pub(crate) struct Memory<T: Sample> {
     send: DeviceMemory<T>,
     recv: DeviceMemory<T>,
     windows: Vec<Window<T>>,
 }
 
-/// One case, in place or out of place, with its buffers.
+/// The trial that measures one case, in place or out of place, with its buffers.
 pub(crate) struct Bench<'a, T> {
     session: &'a Session<'a>,
     subject: Subject,
@@ -163,7 +164,7 @@ impl Session<'_> {
         })
     }
 
-    /// Frees the buffers. Collective if they are windows.
+    /// Frees the buffers. Collective if the buffers are registered as windows.
     pub(crate) fn free<T: Sample>(&self, memory: Memory<T>) -> Result<(), Failure> {
         for window in memory.windows {
             window.deregister(self.site.stream, DEADLINE)?;
@@ -171,10 +172,11 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Registers the memory of all PEs as a window, which NCCL's kernels access directly.
+    /// Registers the memory of this PE as a window, which NCCL's kernels access directly.
+    /// Collective.
     fn window<T: Sample>(&self, memory: &DeviceMemory<T>) -> Result<Window<T>, Failure> {
         let window = Window::register(self.communicator, memory, WindowKind::SYMMETRIC)?;
-        Ok(window.ok_or("--window: NCCL cannot create windows on these devices, expected peer access between all of them")?)
+        Ok(window.ok_or("--window: NCCL cannot create windows on these devices, expected peer access between all devices")?)
     }
 }
 

@@ -1,4 +1,4 @@
-//! The NCCL call of each operation of `bench`.
+//! Maps each operation of `bench` to its NCCL call.
 
 use std::sync::Arc;
 
@@ -56,7 +56,7 @@ pub(super) fn enqueue<T: Sample>(
         return match operation {
             Operation::Plain(op) => reduce(setting, *op, send, recv),
             Operation::Scaled(op) => reduce(setting, op, send, recv),
-            Operation::None => unreachable!("peerweave bug: {} without a reduction", view.op.name()),
+            Operation::None => unreachable!("peerweave bug: the case of {} has no reduction", view.op.name()),
         };
     }
     let in_place = view.placement == Placement::InPlace;
@@ -98,6 +98,6 @@ fn reduce<T: Sample>(
         (BenchOp::Reduce, Placement::OutOfPlace) => c.reduce(s, &*send, Some(recv), op, root),
         (BenchOp::ReduceScatter, Placement::InPlace) => c.reduce_scatter_in_place(s, recv, op),
         (BenchOp::ReduceScatter, Placement::OutOfPlace) => c.reduce_scatter(s, &*send, recv, op),
-        (other, _) => unreachable!("{} does not reduce", other.name()),
+        (other, _) => unreachable!("{} does not reduce, expected an operation for which BenchOp::reduces is true", other.name()),
     }
 }

@@ -96,15 +96,16 @@ pub(crate) fn settings(config: &Config) -> Settings {
     if said || most <= HEAP_BYTES { settings } else { settings.symmetric_size_bytes(most) }
 }
 
-/// Returns the lengths of the input, the result and the target of one-sided operations, in
-/// elements. The lengths are the same on every PE, as symmetric memory requires.
+/// Returns three lengths in elements: of the input, of the result, and of the memory that one-sided
+/// operations access on the other PE. The lengths are the same on every PE, as symmetric memory
+/// requires.
 fn lengths(config: &Config, case: &Case) -> (usize, usize, usize) {
     let (send, recv) = (case.counts.send, case.counts.recv);
     let result = if config.has_in_place() { send.max(recv) } else { recv };
     (send, result + GUARD, if config.op.is_one_sided() { recv + GUARD } else { GUARD })
 }
 
-/// NVSHMEM, and the PE that measures with it.
+/// A context of NVSHMEM, and the PE that uses it for a measurement.
 pub(crate) struct Session<'a> {
     context: &'a Context,
     world: Team,
@@ -113,7 +114,7 @@ pub(crate) struct Session<'a> {
     site: &'a Site<'a>,
 }
 
-/// The buffers for all cases of a type.
+/// The buffers for all cases of one element type.
 pub(crate) struct Parts<T> {
     send: Memory<T>,
     recv: Memory<T>,
@@ -130,7 +131,7 @@ impl<'a> Session<'a> {
 }
 
 impl Session<'_> {
-    /// Records an event on the stream.
+    /// Records one of the two events of the session on the stream.
     fn mark(&self, event: usize) -> Result<(), Failure> {
         Ok(self.events[event].record(self.site.stream).map_err(CudaError::of("cuEventRecord"))?)
     }
@@ -254,7 +255,7 @@ impl Session<'_> {
     }
 }
 
-/// One case, in place or out of place, with its buffers.
+/// The trial that measures one case, in place or out of place, with its buffers.
 pub(crate) struct Bench<'a, T> {
     session: &'a Session<'a>,
     calls: Calls<'a, T>,
@@ -362,9 +363,9 @@ impl<T: Reduced> Trial<T> for Bench<'_, T> {
         Ok(wrong + std::mem::take(&mut self.calls.wrong))
     }
 
-    /// Lets each PE in turn arrive late at a barrier. Returns how many times this PE left a barrier
-    /// before the late PE had arrived. Compares times of all PEs, so all PEs must be on one
-    /// machine.
+    /// Checks barriers: one PE after the other arrives late. Returns how many times this PE left a
+    /// barrier before the late PE had arrived. The check compares times of all PEs, so all PEs must
+    /// be on one machine.
     fn leavers(&mut self) -> Result<u64, Failure> {
         const LATE: Duration = Duration::from_millis(1);
         let view = self.calls.view;

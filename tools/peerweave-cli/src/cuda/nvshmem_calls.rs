@@ -1,4 +1,4 @@
-//! The NVSHMEM call of each operation of `bench`, and the memory that the calls use.
+//! Maps each operation of `bench` to its NVSHMEM call, and holds the memory that the calls use.
 //!
 //! Invariant: every PE counts the calls of all PEs, even if that PE itself makes no calls. So each
 //! PE knows the expected value of the word that the calls change.
@@ -15,16 +15,16 @@ use crate::workload::op::BenchOp;
 use crate::workload::pattern::G_DUE;
 use crate::workload::pattern::Sample;
 
-/// An element type. The 8-bit floats are moved but not reduced; the plan contains no reduction of
-/// them.
+/// An element type that NVSHMEM can transfer. NVSHMEM can also reduce it, unless it is an 8-bit
+/// float; the plan contains no reduction of 8-bit floats.
 pub(crate) trait Reduced: Sample {
-    /// Calls [`Team::reduce`].
+    /// Calls [`Team::reduce`]. Panics for 8-bit floats.
     fn reduce(on: On<'_, Self>) -> Result<(), NvshmemError>;
-    /// Calls [`Team::reduce_scatter`].
+    /// Calls [`Team::reduce_scatter`]. Panics for 8-bit floats.
     fn reduce_scatter(on: On<'_, Self>) -> Result<(), NvshmemError>;
 }
 
-/// Arguments of a reduction.
+/// Arguments of a reduction or a reduce-scatter on a team.
 pub(crate) struct On<'a, T> {
     team: &'a Team,
     target: &'a SymmetricBuffer<T>,
@@ -104,31 +104,33 @@ impl<T: Sample> Memory<T> {
     }
 }
 
-/// One operation, with memory of the lengths that it needs.
+/// Makes the calls of one operation, and owns the memory that the calls use.
 pub(crate) struct Calls<'a, T> {
     pub(super) context: &'a Context,
     pub(super) world: &'a Team,
     pub(super) stream: &'a Arc<CudaStream>,
     pub(super) view: View,
     pub(super) redop: Option<ReduceOp>,
-    /// Whether puts and gets are nbi, completed by a quiet.
+    /// Whether puts and gets are nonblocking (nbi) and completed by a quiet.
     pub(super) nbi: bool,
     /// Memory of the input; unused by the in-place form.
     pub(super) send: Memory<T>,
     /// Memory of the result. In the in-place form, also memory of the input.
     pub(super) recv: Memory<T>,
-    /// Target of one-sided operations on the other PE.
+    /// Symmetric memory that one-sided operations access on the other PE.
     pub(super) target: SymmetricBuffer<T>,
-    /// Word that is the signal, or that the operation writes.
+    /// Symmetric word that is the signal, or that the operation changes.
     pub(super) word: SymmetricBuffer<u64>,
-    /// Number of calls made so far by the PE that makes them.
+    /// Number of calls that the calling PE has made until now. Every PE counts them, even a PE that
+    /// makes no calls.
     pub(super) made: u64,
     /// Number of received words that differed from the expected words.
     pub(super) wrong: u64,
 }
 
 impl<T: Reduced> Calls<'_, T> {
-    /// Returns whether this PE makes calls; the other PEs only take part in the barriers.
+    /// Returns whether this PE makes calls. A PE that makes no calls only takes part in the
+    /// barriers.
     pub(super) fn acts(&self) -> bool {
         match self.view.op {
             BenchOp::PingPong => self.view.rank < 2,

@@ -4,8 +4,8 @@
 //! [`Trial::measure`] runs these stages for one contender. A comparison instead begins the
 //! trials of all contenders and alternates their batches.
 //!
-//! Invariant: every PE calls the same sequence of barriers here; PEs differ only in whether they
-//! are timed.
+//! Invariant: in this module every PE calls the same sequence of barriers. PEs differ only in
+//! whether their calls are timed.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::workload::geometry::{self, GUARD, Part, Placement, View};
 use crate::workload::op::BenchOp;
 use crate::workload::pattern::{PERIOD, Sample, poison, tile};
 
-/// Number of calls in the trial that estimates the time of a call, and minimum number of calls in a
+/// Number of calls in the run that estimates the time of a call, and minimum number of calls in a
 /// batch.
 const FEWEST_CALLS: u64 = 3;
 
@@ -43,52 +43,55 @@ pub(crate) struct Subject {
 /// if this PE is not timed), and number of wrong elements (`None` if results were not checked).
 pub(crate) type Outcome = (u64, Vec<f64>, Option<u64>);
 
-/// A measurement between its stages.
+/// A measurement that has begun: the data that [`Trial::batch`] and [`Trial::end`] need.
 pub(crate) struct Started {
     graph: Option<CudaGraph>,
     launches: u64,
-    /// Calls per launch.
+    /// Number of calls in each launch: the calls of the graph, or 1 without a graph.
     per_launch: u64,
     is_timed: bool,
     wrong: u64,
     batch_us: Vec<f64>,
 }
 
-/// Measures one case, in place or out of place, with its buffers.
+/// The measurement of one case, in place or out of place, with one library.
 pub(crate) trait Trial<T: Sample> {
-    /// Returns the PE that runs this trial.
+    /// Returns the PE that runs this trial, with its configuration and stream.
     fn site(&self) -> &Site<'_>;
-    /// Returns the case that is measured.
+    /// Returns the operation and the reduction that this trial measures.
     fn subject(&self) -> Subject;
-    /// Enqueues calls, then the operation that completes them, if the library needs one.
+    /// Enqueues `times` calls. Then enqueues the operation that completes the calls, if the library
+    /// needs such an operation.
     fn enqueue(&mut self, times: u64) -> Result<(), Failure>;
     /// Adds the calls of a launched graph to the number of calls made. A negative number subtracts
     /// calls that were captured but not executed.
     fn count(&mut self, _calls: i64) {}
-    /// Waits for all enqueued work.
+    /// Waits until the stream has completed all enqueued work.
     fn finish(&self) -> Result<(), Failure>;
-    /// Launches the graph, or the calls if there is no graph, after a barrier. Returns the time in
-    /// seconds.
+    /// Waits in a barrier, then launches the graph `launches` times, or makes `launches` calls if
+    /// there is no graph. Returns the time of the launches in seconds.
     fn timed(&mut self, graph: Option<&CudaGraph>, launches: u64) -> Result<f64, Failure>;
     /// Writes the memory of the result and of the guard elements behind the result, and the memory
     /// of the input if the input has separate memory.
     fn write(&mut self, result: &[T], input: Option<&[T]>) -> Result<(), Failure>;
-    /// Reads the memory of the result and of the guard elements behind the result.
+    /// Returns the elements of the result, followed by the guard elements behind the result.
     fn read(&self) -> Result<Vec<T>, Failure>;
     /// Initializes the words that peers change, before the first call.
     fn prepare_words(&mut self) -> Result<(), Failure> {
         Ok(())
     }
-    /// Returns the number of wrong words since the last check.
+    /// Returns the number of received words that were wrong since the last call of this function.
     fn wrong_words(&mut self) -> Result<u64, Failure> {
         Ok(0)
     }
-    /// Returns how many times this PE left a barrier before a late PE had arrived.
+    /// Checks barriers with PEs that arrive late. Returns how many times this PE left a barrier
+    /// before a late PE had arrived.
     fn leavers(&mut self) -> Result<u64, Failure> {
         Ok(0)
     }
 
-    /// Measures the case.
+    /// Runs all stages of the measurement: [`begin`](Self::begin), a number of batches, and
+    /// [`end`](Self::end).
     fn measure(&mut self) -> Result<Outcome, Failure> {
         let mut started = self.begin()?;
         for _ in 0..self.site().config.batches {
@@ -126,7 +129,7 @@ pub(crate) trait Trial<T: Sample> {
         Ok(Started { graph, launches, per_launch, is_timed, wrong, batch_us: Vec::new() })
     }
 
-    /// Times one batch.
+    /// Runs and times one batch. Records its time per call if this PE is timed.
     fn batch(&mut self, started: &mut Started) -> Result<(), Failure> {
         // A ping-pong is a round trip; half of its time is reported.
         let share = if self.subject().view.op == BenchOp::PingPong { 0.5 } else { 1.0 };
@@ -166,7 +169,7 @@ pub(crate) trait Trial<T: Sample> {
         self.finish()
     }
 
-    /// Captures calls into a graph.
+    /// Captures a number of calls into a graph. Launches the graph once, and waits for its end.
     fn capture(&mut self, calls: u32) -> Result<CudaGraph, Failure> {
         let stream = Arc::clone(self.site().stream);
         stream
@@ -184,7 +187,7 @@ pub(crate) trait Trial<T: Sample> {
         Ok(graph)
     }
 
-    /// Enqueues calls, or graphs of calls.
+    /// Launches the graph `launches` times, or enqueues `launches` calls if there is no graph.
     fn launch(&mut self, graph: Option<&CudaGraph>, launches: u64) -> Result<(), Failure> {
         let Some(graph) = graph else { return self.enqueue(launches) };
         self.count(launches as i64 * i64::from(self.site().config.graph.unwrap_or(1)));
@@ -194,8 +197,8 @@ pub(crate) trait Trial<T: Sample> {
         Ok(())
     }
 
-    /// Fills the input with the values of this round, and overwrites the result with a value that
-    /// no result has.
+    /// Fills the input with values that depend on `round`, and overwrites the result with a value
+    /// that no result has.
     fn prepare(&mut self, round: u64) -> Result<(), Failure> {
         let subject = self.subject();
         if subject.view.op.has_size() {
@@ -212,8 +215,8 @@ pub(crate) trait Trial<T: Sample> {
         self.site().agreement.barrier()
     }
 
-    /// Counts wrong elements in this PE's result and behind the result. Waits until all PEs have
-    /// counted, because the next call may write into this memory.
+    /// Counts wrong elements in this PE's result, and changed guard elements behind the result.
+    /// Waits until all PEs have counted, because the next call may write into this memory.
     fn check(&mut self, round: u64) -> Result<u64, Failure> {
         // After this barrier, the puts of all PEs have completed.
         self.site().agreement.barrier()?;
@@ -234,7 +237,7 @@ pub(crate) trait Trial<T: Sample> {
 }
 
 impl Subject {
-    /// Returns the elements of a part of a buffer.
+    /// Returns the expected elements of a part of a buffer, for inputs that were filled in `round`.
     fn values<T: Sample>(&self, part: &Part, round: u64) -> impl Iterator<Item = T> + use<T> {
         let tile = tile(part.of, self.redop, self.view.n_pes, round);
         let from = part.from;

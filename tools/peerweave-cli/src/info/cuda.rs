@@ -14,8 +14,8 @@ use super::libraries::{Function, Library, Multicast};
 use super::peers::{Gpu, Pair, Peers};
 use crate::cuda::NO_DRIVER;
 
-/// Looks for NVIDIA's libraries. Returns the properties of each library, or why the library is not
-/// usable.
+/// Searches for NVIDIA's libraries. Returns the properties of each library, or the reason why the
+/// library is not usable.
 pub(super) fn libraries() -> Vec<Library> {
     let later = "no command of this version uses this library";
     vec![

@@ -14,7 +14,7 @@ pub(super) struct Launcher {
     /// Name of the launcher; `None` if there is no launcher, or if the launcher's variables are
     /// invalid.
     name: Option<String>,
-    /// Position of this process in the job.
+    /// Position of this process in the job; `None` if the launcher's variables are invalid.
     place: Option<Place>,
     /// Error in the launcher's variables, if any.
     error: Option<String>,
@@ -30,7 +30,7 @@ pub(super) struct Backend {
 }
 
 impl Backend {
-    /// Chooses the backend as a program built with the same features does.
+    /// Chooses a backend in the same way as a program that was built with the same features.
     pub(super) fn look() -> Self {
         let job = Job::from_env().unwrap_or_else(|_| Job::single());
         match BackendChoice::from_env(&job) {
@@ -58,7 +58,7 @@ struct Place {
 }
 
 impl Launcher {
-    /// Reads the environment of this process.
+    /// Reads the launcher's variables from the environment of this process.
     pub(super) fn look() -> Self {
         match Job::from_env() {
             Ok(job) => Self {

@@ -1,8 +1,9 @@
-//! NVIDIA's libraries as the report shows them; `cuda.rs` finds them.
+//! Describes NVIDIA's libraries for the report of `info`. The functions in `cuda.rs` find the
+//! libraries.
 
 use serde::Serialize;
 
-/// A library of NVIDIA, and the properties of the library that `info` found.
+/// A library of NVIDIA, and the properties that `info` has found.
 #[derive(Debug, Serialize)]
 pub(crate) struct Library {
     /// Name of the library.
@@ -15,7 +16,7 @@ pub(crate) struct Library {
     pub path: Option<String>,
     /// Functions that this version of the library lacks.
     pub lacks: Vec<Function>,
-    /// Number of devices; only for the driver.
+    /// Number of CUDA devices; `None` for libraries other than the driver.
     pub devices: Option<usize>,
     /// Paths of other copies of this library that are mapped in this process; normally empty.
     pub others: Vec<String>,
@@ -35,9 +36,10 @@ pub(crate) struct Function {
 /// Whether multicast objects are allowed.
 #[derive(Debug, Serialize)]
 pub(crate) struct Multicast {
-    /// False if a variable disables multicast objects.
+    /// Whether multicast objects are allowed. False if an environment variable disables them.
     pub allowed: bool,
-    /// The variable that disables multicast objects.
+    /// The reason, which names the variable that disables multicast objects; `None` if they are
+    /// allowed.
     pub why: Option<String>,
 }
 
@@ -49,7 +51,7 @@ impl Multicast {
 }
 
 impl Library {
-    /// Returns the entry of a library that cannot be used, with the reason.
+    /// Returns the description of a library that cannot be used, with the reason.
     pub(crate) fn absent(name: &'static str, state: &'static str, why: &str) -> Self {
         Self {
             name,

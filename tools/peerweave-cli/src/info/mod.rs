@@ -32,7 +32,7 @@ pub struct InfoArgs {
     pub json: bool,
 }
 
-/// The whole report.
+/// The whole report of `peerweave info`; the fields are its parts.
 #[derive(Debug, Serialize)]
 struct Info {
     version: &'static str,
@@ -47,7 +47,7 @@ struct Info {
     variables: Vec<Variable>,
 }
 
-/// Runs the command and returns its exit code.
+/// Runs `peerweave info` and returns its exit code.
 pub fn main(args: &InfoArgs) -> u8 {
     let info = Info {
         version: env!("CARGO_PKG_VERSION"),

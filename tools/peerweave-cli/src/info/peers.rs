@@ -1,11 +1,12 @@
-//! Peer access between GPUs as the report shows it; `cuda.rs` queries the driver.
+//! Describes the peer access between GPUs for the report of `info`. The functions in `cuda.rs`
+//! query the driver.
 
 use serde::Serialize;
 
 /// The GPUs and the peer access between them.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Peers {
-    /// The reason why there are no GPUs to report.
+    /// The reason why there are no GPUs to report; `None` if there are GPUs.
     pub(crate) missing: Option<String>,
     pub(crate) gpus: Vec<Gpu>,
     /// `pairs[from][to]` is the access of GPU `from` to the memory of GPU `to`; `None` on the
@@ -31,7 +32,7 @@ pub(crate) struct Pair {
 }
 
 impl Peers {
-    /// Returns the entry without GPUs, with the reason.
+    /// Returns a description without GPUs, with the reason why there are none.
     pub(crate) fn none(why: String) -> Self {
         Self { missing: Some(why), gpus: Vec::new(), pairs: Vec::new() }
     }

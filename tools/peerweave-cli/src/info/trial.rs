@@ -1,5 +1,5 @@
-//! Starts two PEs that pass a barrier and exit. The trial shows whether PEs can connect, which
-//! cannot be derived from settings.
+//! Starts two PEs that pass a barrier and exit. This trial shows whether PEs can connect, which
+//! settings alone do not show.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::workload::config::Config;
 use crate::workload::op::BenchOp;
 use crate::workload::record::{Ready, Record, monotonic_ns};
 
-/// Outcome of the trial.
+/// Outcome of the trial with two PEs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Trial {
     /// Whether both PEs passed their barriers and succeeded.
@@ -31,7 +31,7 @@ pub(super) struct Trial {
 const LIMIT: Duration = Duration::from_secs(10);
 
 impl Trial {
-    /// Runs the trial.
+    /// Starts two PEs, waits until they have ended, and returns the outcome.
     pub(super) fn run() -> Self {
         let mut output = TrialOutput::default();
         let started_at_ns = monotonic_ns();

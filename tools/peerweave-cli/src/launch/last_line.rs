@@ -4,13 +4,13 @@
 //! Rust's runtime prints a panic in several lines, followed by a note on backtraces or a backtrace.
 //! The note and the backtrace do not name the cause and are skipped.
 
-/// Maximum length of the text shown.
+/// Maximum length in bytes of the text that the launcher shows.
 const MAX_BYTES: usize = 500;
 
 /// State of the parser: the part of the output to which the next line belongs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Part {
-    /// Ordinary output: each line replaces the previous one.
+    /// Ordinary output: each line replaces the text that was stored before.
     #[default]
     Line,
     /// Message of a panic, which may have several lines.
@@ -19,7 +19,7 @@ enum Part {
     Backtrace,
 }
 
-/// The last line, or the last panic.
+/// Stores the last line of a PE's standard error, or the message of its last panic.
 #[derive(Debug, Default)]
 pub(super) struct LastLine {
     text: Vec<u8>,
@@ -60,19 +60,21 @@ impl LastLine {
     }
 }
 
-/// Matches the first line of a panic: `thread 'main' (4711) panicked at src/main.rs:2:5:`.
+/// Returns whether a line is the first line of a panic: `thread 'main' (4711) panicked at
+/// src/main.rs:2:5:`.
 fn is_panic(line: &[u8]) -> bool {
     let marks = |mark: &[u8]| line.windows(mark.len()).any(|window| window == mark);
     line.starts_with(b"thread '") && marks(b" panicked at ")
 }
 
-/// Matches the runtime's notes on backtraces.
+/// Returns whether a line is one of the notes on backtraces that Rust's runtime prints.
 fn is_note(line: &[u8]) -> bool {
     line.starts_with(b"note: run with `RUST_BACKTRACE=")
         || line.starts_with(b"note: Some details are omitted, run with `RUST_BACKTRACE=")
 }
 
-/// Matches a line of a backtrace: `12: core::panicking::panic_fmt` or `at ./src/main.rs:2:5`.
+/// Returns whether a line belongs to a backtrace: `12: core::panicking::panic_fmt` or `at
+/// ./src/main.rs:2:5`.
 fn is_frame(line: &[u8]) -> bool {
     let digits = line.iter().take_while(|byte| byte.is_ascii_digit()).count();
     line.starts_with(b"at ") || (digits > 0 && line[digits..].starts_with(b": "))
@@ -113,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn second_panic_replaces_the_first() {
+    fn last_of_two_panics_is_shown() {
         let text = "thread 'a' (1) panicked at a.rs:1:1:\none\nthread 'b' (2) panicked at b.rs:1:1:\ntwo";
         assert_eq!(last(text), "thread 'b' (2) panicked at b.rs:1:1: two");
     }

@@ -1,7 +1,7 @@
 //! Splits a stream of bytes into lines.
 //!
 //! Invariant: every byte except line ends is emitted exactly once and in order. A line longer than
-//! [`LONGEST_LINE_BYTES`] is emitted in pieces.
+//! [`LONGEST_LINE_BYTES`] is emitted as several lines.
 
 /// Maximum length of a line. Longer lines are split, so that a program that prints no line ends
 /// cannot fill the launcher's memory.
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn line_without_an_end_is_split_and_no_byte_is_lost() {
+    fn long_line_without_an_end_is_split_without_losing_bytes() {
         let (mut lines, mut got) = (Lines::default(), Vec::new());
         for _ in 0..5 {
             lines.push(&vec![b'x'; LONGEST_LINE_BYTES / 2], |line| got.push(line.len()));

@@ -28,7 +28,7 @@ pub use ending::{Ending, Failure, Status};
 pub use output::{Output, Target};
 pub use supervise::supervise;
 
-/// The processes to start.
+/// Describes the processes that the launcher starts on this machine, and how it treats them.
 #[derive(Debug)]
 pub struct Launch {
     /// The executable file.
@@ -73,11 +73,11 @@ pub enum OnFailure {
 pub enum Stdin {
     /// The standard input of the launcher.
     Pass,
-    /// Empty.
+    /// An empty standard input.
     Nothing,
 }
 
-/// The stream from which a line was read.
+/// The output stream of a PE from which a line was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// A PE's standard output.

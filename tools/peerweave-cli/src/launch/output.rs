@@ -73,8 +73,8 @@ impl Output {
         self.closed[target as usize]
     }
 
-    /// Returns whether a write to standard output failed, except because the reader closed the
-    /// stream.
+    /// Returns whether a write to standard output failed. A reader that has closed the stream does
+    /// not count as a failure.
     pub(super) fn is_lost(&self) -> bool {
         self.lost
     }

@@ -17,7 +17,7 @@ pub enum ProgramError {
     /// No file with this name was found.
     #[error("{name}: not found{}", places(.searched, .alike))]
     NotFound {
-        /// Name of the program, as given by the user.
+        /// Name of the program, as the user has given it.
         name: String,
         /// Directories searched in addition to `PATH`; empty if the name had a slash.
         searched: Vec<PathBuf>,

@@ -67,7 +67,7 @@ fn token_of(
         None if set(names::REQUIRE_TOKEN).is_some_and(|value| value.trim() == "1") => Err(BootstrapError::Environment {
             variable: names::TOKEN,
             value: None,
-            expected: "64 hexadecimal digits, the same on every machine, since PEERWEAVE_REQUIRE_TOKEN is 1".to_owned(),
+            expected: "64 hexadecimal digits, the same on every machine, because PEERWEAVE_REQUIRE_TOKEN is 1".to_owned(),
         }),
         None => {
             warn_of_public_token(endpoint);

@@ -11,7 +11,7 @@ use signal_hook::consts::{SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGTERM, SIGTSTP, SI
 /// Signals that the launcher forwards to the PEs.
 pub(super) const PASSED_ON: [i32; 7] = [SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT];
 
-/// Signals that have arrived.
+/// Receives the signals that are sent to the launcher.
 #[derive(Debug)]
 pub(super) struct Signals {
     wake: UnixStream,

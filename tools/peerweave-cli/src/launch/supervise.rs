@@ -32,8 +32,8 @@ const TERM_TO_KILL: Duration = Duration::from_millis(1500);
 /// Time to wait for the exit of the PE that was lost first, before the message names another PE
 /// that failed later.
 const FIRST_TO_END: Duration = Duration::from_secs(1);
-/// Time within which a repeated signal counts as one signal, because `timeout` sends a signal both
-/// to its child and to the child's process group.
+/// If the same signal arrives twice within this time, it counts as one signal. For example, the
+/// command `timeout` sends a signal both to its child and to the process group of its child.
 const SAME_WISH: Duration = Duration::from_millis(100);
 /// Time for which output of the PEs' descendants is read after all PEs have ended.
 const DRAIN: Duration = Duration::from_millis(250);
@@ -76,8 +76,9 @@ struct Pe {
     last_stderr: LastLine,
 }
 
-/// A failure that is not reported yet. `first` is the PE that was lost first. The message names
-/// `first` if that PE fails too, and `failed` otherwise.
+/// A failure that has not been reported yet. `first` is the PE that the rendezvous lost first, and
+/// `failed` is the PE whose exit the launcher saw first. The message names `first` if that PE fails
+/// too, and otherwise `failed`.
 #[derive(Clone, Copy)]
 struct Suspicion {
     failed: usize,
@@ -336,7 +337,7 @@ impl Job {
         }
     }
 
-    /// Records every child that has ended.
+    /// Records the status of every child process that has ended.
     fn reap(&mut self, observer: &mut dyn Observer) {
         let mut ended = Vec::new();
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
@@ -394,7 +395,7 @@ impl Job {
         self.suspicion = Some(Suspicion { failed: at, first, until: now + FIRST_TO_END });
     }
 
-    /// Prints which PE failed first, once that PE is known.
+    /// Prints which PE failed first, as soon as that PE is known.
     fn name_failure(&mut self, now: Instant, observer: &mut dyn Observer) {
         let Some(Suspicion { failed, first, until }) = self.suspicion else { return };
         let at = match self.pes[first].status {
@@ -410,12 +411,13 @@ impl Job {
     }
 
     /// Prints that a PE has failed, or that a PE has aborted the job. Prints nothing after
-    /// `--timeout` has expired. An abort ends every PE, and is reported once.
+    /// `--timeout` has expired. An abort ends every PE, so an abort is reported only once.
     fn report(&mut self, at: usize, status: Status, observer: &dyn Observer) {
         if self.ending.timed_out {
             return;
         }
-        // The observer may have to wait for the answer, so it is not asked again after an abort.
+        // The observer may have to wait for the answer, so this code does not ask again after an
+        // abort.
         self.aborted = self.aborted.or_else(|| observer.aborted());
         if let Some((by, code)) = self.aborted.filter(|&(_, code)| status == Status::Code(code.into())) {
             if !std::mem::replace(&mut self.abort_reported, true) {
@@ -432,7 +434,8 @@ impl Job {
         self.say(observer, &message);
     }
 
-    /// Prints once which PEs still run, if [`WAITING`] has passed since a PE ended.
+    /// Prints which PEs still run, if [`WAITING`] has passed since a PE ended. Prints this at most
+    /// once.
     ///
     /// The running PEs are named only if one of them is stopped, because PEs that run detect each
     /// other's failures. A single running PE is also named if PEs continue after a failure.
@@ -504,7 +507,7 @@ impl Job {
         }
     }
 
-    /// Waits until the killed PEs have ended.
+    /// Waits until the killed PEs have ended, at most until `until`.
     fn reap_until_gone(&mut self, until: Instant) {
         while self.pes.iter().any(|pe| pe.running) && Instant::now() < until {
             match wait(WaitOptions::NOHANG) {

@@ -6,8 +6,8 @@ use peerweave_driver::launch::{Arguments, Image, LaunchConfig, LoadedKernel, Mod
 use peerweave_driver::{CudaContext, CudaStream};
 use peerweave_vmm::VmmError;
 
-/// The kernels of one module. The module stays loaded until streams with launched kernels have
-/// completed.
+/// The kernels of the probe, from one module. The module stays loaded until all streams in which
+/// its kernels were launched have completed.
 pub(super) struct Kernels {
     copy: LoadedKernel,
     ping: LoadedKernel,

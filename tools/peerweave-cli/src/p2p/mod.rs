@@ -57,7 +57,7 @@ Rows are the GPUs that copy, columns the GPUs whose memory they access. Bandwidt
 of one direction, even if both directions run at once. Latency is half the round trip of a flag, in microseconds. \
 The first and last words of the copied data are checked; the exit code is 1 if any word is wrong.";
 
-/// Runs the command and returns its exit code.
+/// Runs `peerweave bench p2p` and returns its exit code.
 pub fn main(args: &P2pArgs) -> u8 {
     match start(args) {
         Ok(0) => exit::OK,
@@ -93,7 +93,8 @@ fn measure(_: &P2pArgs) -> Result<Report, String> {
     Err(crate::cuda::NOT_BUILT_IN.to_owned())
 }
 
-/// Returns a description of the measurement: its options and versions.
+/// Returns a line that describes the measurement: sizes and repetitions of copies, and versions of
+/// CUDA and Peerweave.
 fn asked(report: &Report) -> String {
     format!("{} x {} each, CUDA {}, peerweave {}", report.iters, format_size(report.bytes), report.cuda, report.version)
 }

@@ -5,11 +5,12 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::report::{Report, Table};
 
-/// Width and height of a heat map, then height of the header, in pixels.
+/// Width and height of a heat map in pixels. `HEAD` is the height of the header above all heat
+/// maps.
 const MAP: u32 = 430;
 const HEAD: u32 = 70;
 
-/// Returns an SVG picture with a heat map of each table, two in a row.
+/// Returns an SVG picture with a heat map of each table. Two heat maps are side by side.
 pub(super) fn svg(report: &Report) -> Result<String, String> {
     let rows = report.tables.len().div_ceil(2).max(1) as u32;
     let size = (2 * MAP, HEAD + rows * MAP);

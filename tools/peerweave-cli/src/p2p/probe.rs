@@ -1,8 +1,8 @@
 //! Measures the path between two devices: bandwidth by stores, by loads and by copy engine, and the
 //! latency of a flag.
 //!
-//! Prints nothing. The kernels are PTX text (`kernels.ptx`), which the driver compiles when it
-//! loads the text.
+//! This module prints nothing. The kernels are PTX text (`kernels.ptx`), which the driver compiles
+//! when it loads the text.
 //!
 //! Invariant: every wait is limited, on the host by a time and in a kernel by a number of reads.
 //! Transferred data is compared.
@@ -48,11 +48,12 @@ impl Method {
     }
 }
 
-/// Devices, with memory that the other devices can access.
+/// Several devices with memory that the other devices can access, for measurements between these
+/// devices.
 pub struct Probe {
     stations: Vec<Station>,
-    /// Errors of pairs without peer access. The key has the index of the device that lacks access
-    /// and the index of the device with the memory.
+    /// For each pair of devices without peer access: the error. The key is the index of the device
+    /// that lacks access, and the index of the device that has the memory.
     no_access: BTreeMap<(usize, usize), VmmError>,
     /// Length of each source and target in bytes.
     bytes: usize,
@@ -64,13 +65,13 @@ struct Station {
     stream: PrivateStream,
     source: Mapping,
     target: Mapping,
-    /// Flags of the ping-pong: one cache line for the flag, and one cache line for the report of a
-    /// failure.
+    /// Memory of the ping-pong on this device: one cache line for the flag, and one cache line to
+    /// report a failure.
     flags: Mapping,
     kernels: Option<Kernels>,
 }
 
-/// The result of a measurement.
+/// The result of a transfer along one path: time, bytes and wrong words.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Moved {
     /// Time from the start of the first repetition to the end of the last, by the device's clock.
@@ -111,8 +112,14 @@ impl Probe {
             .max()
             .unwrap_or(1);
         let rounded = bytes.max(1).checked_next_multiple_of(step);
-        let rounded =
-            rounded.ok_or_else(|| wrong_value("Probe::new", "bytes", bytes, "a size that fits into the memory of a device"))?;
+        let rounded = rounded.ok_or_else(|| {
+            wrong_value(
+                "Probe::new",
+                "bytes",
+                bytes,
+                "a size that does not overflow when it is rounded up to the granularity of the devices",
+            )
+        })?;
         let mut probe = Self { stations: Vec::new(), no_access: BTreeMap::new(), bytes: rounded, no_kernels: None };
         for (at, context) in contexts.iter().enumerate() {
             let kernels = Kernels::load(context).map_err(|error| probe.no_kernels = Some(error)).ok();
@@ -145,7 +152,7 @@ impl Probe {
 
     /// Transfers the whole memory `repeats` times along all paths at the same time, and compares
     /// the data. A path is a pair of indices of devices; the first device makes the transfer. No
-    /// device may be first in two paths, or second in two paths.
+    /// device may be the first device of two paths, or the second device of two paths.
     ///
     /// `shape` is the number of blocks of a kernel and the number of threads of a block.
     ///
@@ -170,7 +177,7 @@ impl Probe {
                 call,
                 "paths",
                 format!("{paths:?}"),
-                "pairs of devices of the probe with no device twice at the same position, and at least one repetition",
+                "at least one path and one repetition; no device may be first in two paths or second in two paths",
             ));
         }
         paths.iter().try_for_each(|(from, to)| self.access(*from, *to)).map_err(Clone::clone)?;
@@ -221,7 +228,7 @@ impl Probe {
                 call,
                 "devices",
                 format!("{one} and {other}"),
-                "two different devices of the probe, and at least one round",
+                "two different devices of the probe, and at least one round trip",
             ));
         }
         let pair = [(one, other), (other, one)];
@@ -313,7 +320,7 @@ impl Probe {
 }
 
 impl Station {
-    /// Records an event behind the work that is in the stream now.
+    /// Records an event on the stream, after all work that is in the stream now.
     fn mark(&self) -> Result<CudaEvent, VmmError> {
         let event = self.context.new_event(Some(CUevent_flags::CU_EVENT_DEFAULT));
         let event = event.map_err(CudaError::of("cuEventCreate")).map_err(DriverError::from)?;
@@ -331,8 +338,8 @@ impl Station {
         Err(VmmError::Timeout { call, waited: start.elapsed(), missing: Vec::new() })
     }
 
-    /// Fills the source. Its start and its end get different words, which are compared after a
-    /// transfer; the device fills the rest with copies of the start.
+    /// Fills the source. The host writes different words to the start and to the end of the source,
+    /// which are compared after a transfer. The device fills the rest with copies of the start.
     fn fill(&self, deadline: Instant) -> Result<(), VmmError> {
         let memory: MappedMemory<u64> = self.source.memory(self.context.ordinal())?;
         let write = |range: Range<usize>| {
@@ -367,14 +374,14 @@ fn wrong_value(call: &'static str, what: &'static str, value: impl std::fmt::Dis
     Misuse::Value { call, what, value: value.to_string(), expected: expected.to_owned() }.into()
 }
 
-/// Returns the two ranges of a source that are compared, in words; in a short source the ranges
-/// overlap.
+/// Returns the ranges of words at the start and at the end of a source that are compared. In a
+/// short source the two ranges overlap.
 fn ends(len: usize) -> [Range<usize>; 2] {
     [0..COMPARED_WORDS.min(len), len.saturating_sub(COMPARED_WORDS)..len]
 }
 
-/// Allocates memory of one device, accessible to itself and to all devices with peer access.
-/// Records the devices without access.
+/// Allocates memory on the device with index `at`, and gives access to this device and to all
+/// devices with peer access. Adds an error to `no_access` for each device without access.
 fn shared(
     contexts: &[Arc<CudaContext>],
     at: usize,
@@ -391,8 +398,8 @@ fn shared(
             mapping.allow(&[other.ordinal()], Rights::ReadWrite)?;
             continue;
         }
-        let needs = format!("access of device {} to the memory of device {}", other.ordinal(), context.ordinal());
-        let found = "cuDeviceCanAccessPeer returns 0".to_owned();
+        let needs = format!("a path over which device {} can access the memory of device {}", other.ordinal(), context.ordinal());
+        let found = "no path (cuDeviceCanAccessPeer returned 0)".to_owned();
         no_access.insert((from, at), VmmError::Unsupported { feature: "peer access", needs, found });
     }
     Ok(mapping)

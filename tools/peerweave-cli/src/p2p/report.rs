@@ -16,7 +16,7 @@ pub(crate) struct Report {
     pub(crate) tables: Vec<Table>,
     pub(crate) everybody: Vec<Everybody>,
     pub(crate) notes: Vec<String>,
-    /// Number of wrong words.
+    /// Number of wrong 8-byte words in all compared data.
     pub(crate) wrong: usize,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct Gpu {
     pub(crate) pci_address: String,
 }
 
-/// One value for each ordered pair of GPUs.
+/// A table with one value for each ordered pair of GPUs, such as a bandwidth.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Table {
     pub(crate) title: String,
@@ -36,7 +36,8 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// Returns the smallest value, the mean and the largest value.
+    /// Returns the smallest value, the mean and the largest value. `None` if the table has no
+    /// values.
     pub(crate) fn range(&self) -> Option<(f64, f64, f64)> {
         let values: Vec<f64> = self.rows.iter().flatten().flatten().copied().collect();
         let (low, high) = values.iter().fold((f64::INFINITY, 0.0f64), |(low, high), value| (low.min(*value), high.max(*value)));
@@ -76,7 +77,7 @@ impl Report {
             }
         }
         if !self.everybody.is_empty() {
-            out += "\nevery GPU to the next, all at once (GB/s)\n";
+            out += "\nevery GPU to the next GPU, all at once (GB/s)\n";
         }
         for everybody in &self.everybody {
             let least = everybody.gb_per_s.iter().copied().fold(f64::INFINITY, f64::min);

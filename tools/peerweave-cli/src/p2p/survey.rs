@@ -1,6 +1,6 @@
 //! Selects the measurements of `bench p2p` that this machine permits, and makes them.
 //!
-//! Never uses multicast objects.
+//! The measurements never use multicast objects.
 //!
 //! Invariant: measurements that are not possible are listed with the reason.
 
@@ -16,7 +16,7 @@ use super::probe::{Method, Moved, Probe};
 use super::report::{Everybody, Gpu, Report, Table};
 use crate::cuda::NO_DRIVER;
 
-/// Measures every pair of GPUs.
+/// Measures every pair of GPUs of this machine, and returns the results.
 pub(super) fn run(args: &P2pArgs) -> Result<Report, String> {
     measure(args).map_err(|error| match Driver::get() {
         Err(DriverError::Load(_)) => format!("{error}\n{NO_DRIVER}"),
@@ -78,7 +78,9 @@ fn measure(args: &P2pArgs) -> Result<Report, Failure> {
     let ring = Some((0..n).map(|from| (from, (from + 1) % n)).collect::<Vec<_>>())
         .filter(|ring| ring.iter().all(|way| pairs.contains(way)));
     if ring.is_none() {
-        report.notes.push("every GPU to the next, all at once: not measured, because some pairs have no peer access".to_owned());
+        report
+            .notes
+            .push("every GPU to the next GPU, all at once: not measured, because some pairs have no peer access".to_owned());
     }
     for method in methods.iter().copied() {
         let run = |ways: &[(usize, usize)], shape| probe.bandwidth(method, ways, args.iters, shape, soon());
@@ -127,13 +129,13 @@ fn rate(moved: &Moved) -> f64 {
     moved.gigabytes_per_second()
 }
 
-/// Returns each pair with peer access in both directions, once.
+/// Returns the pairs of GPUs that have peer access in both directions, each pair once.
 fn both_ways(pairs: &[(usize, usize)]) -> Vec<(usize, usize)> {
     pairs.iter().copied().filter(|(from, to)| from < to && pairs.contains(&(*to, *from))).collect()
 }
 
-/// Returns the number of blocks and threads with the highest bandwidth between one pair of GPUs;
-/// the measurements of all pairs use these numbers.
+/// Measures one pair of GPUs with several launch shapes. Returns the number of blocks and the
+/// number of threads with the highest bandwidth. The measurements of all pairs use these numbers.
 fn best_shape(
     method: Method,
     processors: u32,

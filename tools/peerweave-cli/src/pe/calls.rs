@@ -1,4 +1,4 @@
-//! For each operation, a closure that makes a number of calls in a row on given buffers.
+//! Creates, for each operation, a closure that makes a number of calls in a row on given buffers.
 //!
 //! The closure is called once per batch, so that the indirect call does not affect the measurement.
 //!
@@ -18,10 +18,10 @@ use crate::workload::geometry::{Placement, View, gathered_parts, vector_receives
 use crate::workload::op::BenchOp;
 use crate::workload::pattern::{G_DUE, Sample, scalar};
 
-/// Makes the given number of calls.
+/// A closure that makes the given number of calls.
 pub type Calls<'a> = Box<dyn FnMut(u64) -> Result<()> + 'a>;
 
-/// Arguments of the calls.
+/// What the calls of a collective or a transfer of elements need: world, stream and buffers.
 pub struct Setting<'a, M> {
     /// The world; calls use its team.
     pub world: &'a World,
@@ -39,7 +39,7 @@ pub struct Setting<'a, M> {
     pub recv: M,
 }
 
-/// Additional arguments of one-sided operations.
+/// What one-sided operations need in addition to [`Setting`].
 pub struct Words<'a> {
     /// The symmetric word that operations use as a signal or as a counter.
     pub word: &'a Symmetric<u64>,
@@ -47,7 +47,7 @@ pub struct Words<'a> {
     pub wrong: &'a Cell<u64>,
 }
 
-/// Repeats a blocking call.
+/// Creates a closure that repeats a blocking call the given number of times.
 macro_rules! blocking {
     ($call:expr) => {
         Box::new(move |times| {
@@ -59,7 +59,8 @@ macro_rules! blocking {
     };
 }
 
-/// Repeats a call: the blocking form, or the stream-ordered form followed by a wait for all calls.
+/// Creates a closure that repeats a call: the blocking form without a stream, otherwise the
+/// stream-ordered form. If `waits` is true, the closure then waits for all calls.
 macro_rules! calls {
     ($setting:expr, |$queue:ident| $queued:expr, $blocking:expr) => {
         match $setting.stream {
@@ -354,7 +355,7 @@ where
     }
 }
 
-/// Repeats a call, followed by one quiet.
+/// Creates a closure that repeats a call, and then completes all calls by one quiet.
 macro_rules! calls_and_quiet {
     ($setting:expr, |$queue:ident| $queued:expr, $blocking:expr) => {
         match $setting.stream {
@@ -422,7 +423,7 @@ where
     }
 }
 
-/// Returns the strides of a put-strided and of an all-to-all-strided.
+/// Returns strides that select every other element, for put-strided and all-to-all-strided.
 fn every_other(view: &View) -> Strides {
     Strides { count: view.counts.param, source: 2, dest: 2 }
 }
@@ -448,7 +449,7 @@ fn last_of<'a, R: 'a>(
 }
 
 fn first_signal(word: &Symmetric<u64>) -> peerweave::Signal<'_> {
-    word.signal(0).expect("the buffer of words has one element")
+    word.signal(0).expect("the buffer of the signal word has one element")
 }
 
 /// Returns the calls of a ping-pong. In each call PE 0 puts with a signal, PE 1 waits for the

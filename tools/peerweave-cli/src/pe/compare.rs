@@ -43,7 +43,7 @@ macro_rules! with_compared_type {
     };
 }
 
-/// Runs the PE of this process.
+/// Runs this process as a PE of a comparison.
 pub(super) fn run(config: &Config) -> Result<(), Failure> {
     let job = Job::from_env()?;
     let rendezvous = Arc::new(Rendezvous::join(&job, Options { deadline: DEADLINE, ..Options::default() })?);
@@ -107,7 +107,8 @@ pub(super) fn run(config: &Config) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The libraries that could be set up on all PEs.
+/// The libraries of a comparison that could be set up on all PEs, and the names of the other
+/// libraries.
 #[derive(Default)]
 struct Libraries {
     nccl: Option<Communicator>,
@@ -119,7 +120,8 @@ struct Libraries {
 }
 
 impl Libraries {
-    /// Sets up the library of a contender, if all PEs can set it up.
+    /// Sets up the library of a contender. If one PE cannot set it up, all PEs record the contender
+    /// as absent, with the reason.
     fn set_up(
         &mut self,
         contender: &Contender,
@@ -195,7 +197,8 @@ impl Libraries {
         Ok(Ok(format!("NVSHMEM {}", library.version())))
     }
 
-    /// Returns the contenders in the order of `--compare`.
+    /// Returns the record that tells the command which contenders are measured, in the order of
+    /// `--compare`.
     fn contenders(&self, config: &Config, arch: String) -> Contenders {
         let named = |list: &[(String, String)]| -> Vec<(String, String)> {
             let names = config.compare.iter().map(Contender::name);
@@ -215,7 +218,7 @@ fn device_of(context: &Arc<CudaContext>) -> Result<Vec<u8>, Failure> {
     Ok(uuid.bytes.iter().map(|byte| *byte as u8).collect())
 }
 
-/// The cases of one operation.
+/// What this PE needs to measure the cases of one operation with all libraries.
 struct Run<'a> {
     config: &'a Config,
     site: &'a Site<'a>,
@@ -228,7 +231,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Measures all cases of one type.
+    /// Measures all cases with one element type.
     fn rows<T: Sample + Scalar + Reduced, W: Work<T>>(&self, cases: &[(usize, Case)]) -> Result<(), Failure> {
         let (mut send, mut recv) = (0, 0);
         for (_, case) in cases {
@@ -313,7 +316,8 @@ impl Run<'_> {
     }
 }
 
-/// Returns the trial that measures a case with NCCL; `None` without a session or memory.
+/// Returns the trial that measures a case with NCCL; `None` if NCCL or its buffers are not
+/// available.
 fn bench_of<'b, T: Sample>(
     session: Option<&'b nccl::Session<'b>>,
     memory: Option<&nccl::Memory<T>>,
@@ -329,8 +333,8 @@ struct Entry<'a, T> {
     trial: Option<Box<dyn Trial<T> + 'a>>,
 }
 
-/// Measures a case with all contenders, whose batches alternate. Each round starts with a different
-/// contender than the round before.
+/// Measures a case with all contenders, whose batches alternate. Each round of batches starts with
+/// a different contender.
 fn measure<T: Sample>(config: &Config, pe: usize, row: usize, mut entries: Vec<Entry<'_, T>>) -> Result<(), Failure> {
     let named = |name: &str, error: Failure| -> Failure { format!("{name}: {error}").into() };
     let mut started: Vec<Option<Started>> = Vec::new();

@@ -1,8 +1,8 @@
 //! Measures one operation on given buffers: checks the result, times the calls, and checks the
 //! result again.
 //!
-//! Invariant: every PE calls the same sequence of barriers here; PEs differ only in whether they
-//! are timed.
+//! Invariant: in this module every PE calls the same sequence of barriers. PEs differ only in
+//! whether their calls are timed.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use crate::workload::op::{BenchOp, ROUNDS_LATE};
 use crate::workload::pattern::G_DUE;
 use crate::workload::record::monotonic_ns;
 
-/// Minimum duration of the trial that estimates the time of a call.
+/// Minimum duration of the run that estimates the time of a call.
 const TRIAL: Duration = Duration::from_millis(2);
 const FEWEST_CALLS: u64 = 3;
 const MOST_CALLS: u64 = 1 << 30;
@@ -179,8 +179,8 @@ impl Bench<'_> {
         self.operands.fill(self.input_side(), &geometry::input(view), round)
     }
 
-    /// Counts wrong elements in this PE's result and behind the result. Waits until all PEs have
-    /// counted, because the next call may write into this memory.
+    /// Counts wrong elements in this PE's result, and changed guard elements behind the result.
+    /// Waits until all PEs have counted, because the next call may write into this memory.
     fn check(&self, round: u64, turn: Turn) -> Result<u64> {
         let view = self.view();
         let mut wrong = match view.op {
@@ -207,9 +207,9 @@ impl Bench<'_> {
         Ok(wrong)
     }
 
-    /// Lets each PE in turn arrive late at a barrier. Returns how many times this PE left a barrier
-    /// before the late PE had arrived. Compares times of all PEs, so all PEs must be on one
-    /// machine.
+    /// Checks barriers: one PE after the other arrives late. Returns how many times this PE left a
+    /// barrier before the late PE had arrived. The check compares times of all PEs, so all PEs must
+    /// be on one machine.
     fn leavers(&self) -> Result<u64> {
         const LATE: Duration = Duration::from_micros(500);
         let (world, rank) = (self.world, self.view().rank);
@@ -235,7 +235,7 @@ impl Bench<'_> {
         Ok(early)
     }
 
-    /// Returns the memory with this PE's input.
+    /// Returns which memory contains this PE's input.
     fn input_side(&self) -> Side {
         match self.view().op {
             BenchOp::Get => Side::Target,
@@ -244,7 +244,7 @@ impl Bench<'_> {
         }
     }
 
-    /// Returns the memory with this PE's result.
+    /// Returns which memory contains this PE's result.
     fn result_side(&self) -> Side {
         match self.view().op {
             BenchOp::Put | BenchOp::PutSignal | BenchOp::PutStrided | BenchOp::PingPong => Side::Target,
@@ -253,7 +253,7 @@ impl Bench<'_> {
     }
 }
 
-/// The two checks of a measurement.
+/// The two checks of a measurement, before and after the timed batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
     BeforeTiming,

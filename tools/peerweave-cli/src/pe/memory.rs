@@ -54,7 +54,8 @@ memory!(
     Buffer, |memory| memory.as_ptr()
 );
 
-/// Fills `part` of a buffer with the elements of `tile`, which repeat after the end of the tile.
+/// Fills `part` of a buffer with the elements of `tile`. After the end of the tile, its elements
+/// repeat.
 pub fn fill<T: Sample>(memory: &impl Memory<T>, part: &Part, tile: &[T]) -> Result<()> {
     pieces(part, tile.len(), |at, from, len| memory.range(at..at + len)?.set(&tile[from..from + len]))
 }
@@ -69,8 +70,8 @@ pub fn spoil<T: Sample>(memory: &impl Memory<T>, range: Range<usize>) -> Result<
     Ok(())
 }
 
-/// Counts the elements of `part` of a buffer that differ from the elements of `tile`, which repeat
-/// after the end of the tile.
+/// Counts the elements of `part` of a buffer that differ from the elements of `tile`. After the end
+/// of the tile, its elements repeat.
 pub fn count_wrong<T: Sample>(memory: &impl Memory<T>, part: &Part, tile: &[T]) -> Result<u64> {
     let (mut wrong, mut found) = (0, vec![T::default(); tile.len()]);
     pieces(part, tile.len(), |at, from, len| {
@@ -92,8 +93,9 @@ fn differences<T: Sample>(found: &[T], due: &[T]) -> u64 {
     std::iter::zip(found, due).map(|(found, due)| u64::from(found.bits64() != due.bits64())).sum()
 }
 
-/// Splits a part into pieces within one period of the tile, which has `period` elements. Calls
-/// `piece` with the index in the buffer, the index in the tile and the length.
+/// Splits a part into ranges that do not cross the end of the tile, which has `period` elements.
+/// For each range, calls `piece` with its index in the buffer, its index in the tile and its
+/// length.
 fn pieces(part: &Part, period: usize, mut piece: impl FnMut(usize, usize, usize) -> Result<()>) -> Result<()> {
     let mut done = 0;
     while done < part.len {
@@ -168,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn almost_all_elements_of_shifted_data_count_as_wrong() {
+    fn almost_all_elements_of_a_shifted_result_count_as_wrong() {
         let tile = moved_tile::<f32>(1, 0);
         let buffer = filled(&tile);
         for shift in [1, 2, 64, 4096, 8192] {

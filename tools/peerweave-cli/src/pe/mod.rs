@@ -29,7 +29,8 @@ use crate::output::tell;
 use crate::workload::args::BackendName;
 use crate::workload::config::Config;
 
-/// Entry point of the PE; returns its exit code.
+/// Entry point of the subcommand `bench-pe`, which runs one PE of a measurement. Returns the exit
+/// code.
 pub fn main(config: &str) -> u8 {
     let config: Config = match serde_json::from_str(config) {
         Ok(config) => config,
@@ -46,7 +47,7 @@ pub fn main(config: &str) -> u8 {
         BackendName::Nccl => cuda::nccl_pe(&config),
         BackendName::Nvshmem => cuda::nvshmem_pe(&config),
         BackendName::Host if config.threads => portable::run_on_threads(&config).map_err(Into::into),
-        // The launcher has set PEERWEAVE_BACKEND.
+        // The launcher has set PEERWEAVE_BACKEND to the backend of the measurement.
         BackendName::Host | BackendName::Cuda => portable::run_in_job(&config).map_err(Into::into),
     };
     match result {

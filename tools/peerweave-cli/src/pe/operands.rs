@@ -1,5 +1,5 @@
-//! The memory of a case with its element type: the part of a measurement that is compiled for each
-//! type.
+//! Owns the memory of a case, with its element type. This is the part of a measurement that is
+//! compiled for each element type.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -25,7 +25,7 @@ pub struct Buffers<T, M> {
     pub word: Symmetric<u64>,
 }
 
-/// Names one of the memories in [`Buffers`].
+/// Selects one of the memories in [`Buffers`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// Memory of inputs.
@@ -36,28 +36,28 @@ pub enum Side {
     Target,
 }
 
-/// The memory of one case, in place or out of place. The trait hides the element type: methods pass
-/// elements as their bits, zero-extended to 64 bits.
+/// The memory and the calls of one case, in place or out of place. The trait hides the element
+/// type. So its methods pass the bits of an element, zero-extended to 64 bits.
 pub trait Operands {
     /// Returns the operation and its counts.
     fn view(&self) -> &View;
     /// Returns the calls to be timed. The calls add to `wrong` the number of received words that
     /// differed from the expected words.
     fn calls<'a>(&'a self, wrong: &'a Cell<u64>) -> Calls<'a>;
-    /// Fills a part of a buffer with the elements that the part's tile has in this round.
+    /// Fills a part of a buffer with the elements of its tile. The elements depend on `round`.
     fn fill(&self, side: Side, part: &Part, round: u64) -> Result<()>;
     /// Fills a range of a buffer with a value that no result has.
     fn spoil(&self, side: Side, range: Range<usize>) -> Result<()>;
     /// Writes the elements of this case again without changing their values.
     fn rewrite(&self, side: Side);
-    /// Counts the elements of a part of a buffer that differ from the elements of the part's tile
-    /// in this round.
+    /// Counts the elements of a part of a buffer that differ from the elements of its tile. The
+    /// expected elements depend on `round`.
     fn count_wrong(&self, side: Side, part: &Part, round: u64) -> Result<u64>;
     /// Counts the elements of a range that differ from the value written by `spoil`.
     fn count_unspoiled(&self, side: Side, range: Range<usize>) -> Result<u64>;
     /// Returns the number of result elements that this case uses.
     fn recv_len(&self) -> usize;
-    /// Returns the signal or counter.
+    /// Returns the symmetric word that the calls use as a signal or as a counter.
     fn word(&self) -> &Symmetric<u64>;
     /// Stores an element, given by the low bits of `bits`, as the first element of the target.
     fn store_target(&self, bits: u64) -> Result<()>;

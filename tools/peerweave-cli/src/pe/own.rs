@@ -1,5 +1,5 @@
-//! The portable API on GPUs as a contender of a comparison. Its calls run on a CUDA stream, so that
-//! they can be captured into a graph.
+//! The portable API on GPUs as a contender of a comparison. The calls run on a CUDA stream, so that
+//! the calls can be captured into a graph.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use crate::workload::pattern::Sample;
 /// error, which names the PE at fault, is reported first.
 pub(super) const DEADLINE: Duration = Duration::from_secs(40);
 
-/// One case, with its buffers.
+/// The trial that measures one case with Peerweave's kernels, with its buffers.
 pub(super) struct Own<'a, T: Sample, W> {
     site: &'a Site<'a>,
     world: &'a World,

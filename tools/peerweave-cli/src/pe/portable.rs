@@ -14,7 +14,7 @@ use crate::workload::pattern::Sample;
 use crate::workload::record::{Measured, Note, Ready, Record, monotonic_ns, say};
 use crate::workload::types::{with_moved_type, with_number_type};
 
-/// Runs the PE of this process.
+/// Runs this process as a PE of a job.
 pub(super) fn run_in_job(config: &Config) -> Result<()> {
     run(World::from_env()?, config)
 }
@@ -24,7 +24,7 @@ pub(super) fn run_on_threads(config: &Config) -> Result<()> {
     on_threads(config.n_pes, |world| run(world, config))?.into_iter().collect()
 }
 
-/// Runs one PE.
+/// Runs all cases of the plan on one PE, and prints a record for each case.
 fn run(world: World, config: &Config) -> Result<()> {
     if config.bind == Bind::Processor {
         bind(world.local_index(), config.n_pes);
@@ -56,7 +56,7 @@ fn run(world: World, config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// Returns how the call of a case is carried out, and why.
+/// Returns a text that explains how the backend carries out the call of a case, and why.
 #[cfg(feature = "cuda")]
 fn explained(world: &World, config: &Config, case: &Case) -> Result<String> {
     use crate::cuda;
@@ -77,7 +77,7 @@ fn explained(_: &World, _: &Config, _: &Case) -> Result<String> {
     Ok(crate::cuda::NOT_BUILT_IN.to_owned())
 }
 
-/// All cases with one element type.
+/// The cases with one element type, and what a PE needs to measure them.
 struct Plan<'a> {
     world: &'a World,
     stream: Option<&'a Stream>,

@@ -77,7 +77,8 @@ fn wrong<T: Sample>(found: &[T], due: impl Iterator<Item = T>) -> u64 {
 
 // ---- all-reduce, residual and RMSNorm ----
 
-/// The absolute value of every sum: a power of four, so that the norm of a row is exact.
+/// Absolute value of every sum of the check of all-reduce with RMSNorm. A power of four makes the
+/// norm of a row exact.
 const SUM: f64 = 64.0;
 
 struct Norm<'a, T, M> {
@@ -89,7 +90,7 @@ struct Norm<'a, T, M> {
     input: M,
     residual: M,
     weight: M,
-    /// The result, and the guard elements behind the result.
+    /// Memory of the result, and of the guard elements behind the result.
     guarded: M,
     output: M,
     element: std::marker::PhantomData<T>,
@@ -243,7 +244,7 @@ impl<T: Sample> Experts<'_, T> {
         self.view.counts.param / self.hidden
     }
 
-    /// Returns the experts of a token.
+    /// Returns the experts to which a rank sends one of its tokens.
     fn experts_of(&self, rank: usize, token: usize) -> [usize; TOP_K] {
         let all = LOCAL_EXPERTS * self.view.n_pes;
         let random = hash(rank as u64, u64::MAX, token as u64) as usize;
@@ -260,7 +261,7 @@ impl<T: Sample + Output> Operands for Experts<'_, T> {
     without_target!(T);
 
     fn calls<'a>(&'a self, _wrong: &'a Cell<u64>) -> Calls<'a> {
-        let outputs = self.guarded.slice(..self.view.counts.param).expect("the guard elements follow");
+        let outputs = self.guarded.slice(..self.view.counts.param).expect("the buffer has the result and guard elements");
         Box::new(move |times| {
             let mut moe = self.moe.borrow_mut();
             let tokens = Tokens { rows: &self.rows, scales: None, experts: &self.experts, weights: &self.weights };

@@ -37,7 +37,7 @@ pub struct RunArgs {
     /// Address of machine 0 that all machines can reach
     #[arg(long, value_name = "HOST:PORT")]
     pub rendezvous: Option<String>,
-    /// The program and its arguments
+    /// The program to start, and its arguments
     #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM")]
     pub program: Vec<OsString>,
 }

@@ -18,7 +18,7 @@ use crate::parse::default_pes;
 use args::RunArgs;
 use tag::Tagger;
 
-/// Runs the command and returns its exit code.
+/// Runs `peerweave run` and returns its exit code.
 pub fn main(args: &RunArgs) -> u8 {
     match start(args) {
         Ok(code) => code,
@@ -36,7 +36,7 @@ fn start(args: &RunArgs) -> Result<u8, (u8, String)> {
     let (name, rest) = args
         .program
         .split_first()
-        .ok_or_else(|| (exit::USAGE, "no program given, expected PROGRAM after the options".to_owned()))?;
+        .ok_or_else(|| (exit::USAGE, "the command line has no program, expected PROGRAM after the options".to_owned()))?;
     let beside = std::env::current_exe().ok().and_then(|this| Some(this.parent()?.to_owned()));
     let program = program::find(name, std::env::var_os("PATH").as_deref(), beside.as_deref())
         .map_err(|error| (error.exit_code(), error.to_string()))?;

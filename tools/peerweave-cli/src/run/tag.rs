@@ -7,13 +7,14 @@ use crate::launch::{Observer, Output, Source, Target};
 #[derive(Debug)]
 pub(super) struct Tagger {
     name: &'static str,
-    /// Number of digits of the largest PE; `None` means no tags.
+    /// Number of digits of the largest PE number; `None` if lines get no tags.
     width: Option<usize>,
     rendezvous: JobRendezvous,
 }
 
 impl Tagger {
-    /// Creates a tagger for `tagged_pes` PEs; `None` means no tags.
+    /// Creates a tagger. `tagged_pes` is the number of PEs whose lines get tags; `None` means no
+    /// tags.
     pub(super) fn new(name: &'static str, tagged_pes: Option<usize>, rendezvous: JobRendezvous) -> Self {
         Self { name, width: tagged_pes.map(|n| digits(n.saturating_sub(1))), rendezvous }
     }

@@ -12,14 +12,14 @@ use crate::output::{check_writable, print_line, write_file};
 use crate::workload::args::BenchArgs;
 use crate::workload::op::BenchOp;
 
-/// Parser for a command line of `bench`.
+/// Parser for the command line of `bench` that [`words`] builds.
 #[derive(Parser)]
 struct Words {
     #[command(flatten)]
     bench: BenchArgs,
 }
 
-/// Runs the command. Returns the exit code.
+/// Runs `peerweave tune`. Returns the exit code.
 pub(super) fn run(args: &TuneArgs) -> Result<u8, (u8, String)> {
     let usage = |message: String| (exit::USAGE, message);
     let n_pes = match args.n {
@@ -70,7 +70,7 @@ pub(super) fn run(args: &TuneArgs) -> Result<u8, (u8, String)> {
     Ok(exit::OK)
 }
 
-/// Returns the arguments of `bench` for an operation.
+/// Returns the arguments of `peerweave bench` that measure an operation for the route table.
 fn words(args: &TuneArgs, op: BenchOp, n_pes: usize) -> Result<BenchArgs, (u8, String)> {
     let methods = match op {
         BenchOp::AllReduce => "own:one_shot,own:two_shot,own:chunked,nccl",
@@ -100,7 +100,7 @@ fn words(args: &TuneArgs, op: BenchOp, n_pes: usize) -> Result<BenchArgs, (u8, S
     Ok(bench)
 }
 
-/// Returns the medians of a comparison.
+/// Returns the median times of a comparison, in the form that the route table is computed from.
 fn timings_of(op: BenchOp, comparison: &Comparison) -> Vec<Timing> {
     let Some(kind) = cuda::collective_kind(op) else { return Vec::new() };
     let method_of = |contender: &str| match contender {

@@ -21,7 +21,7 @@ mod measure;
 #[derive(Args, Clone, Debug)]
 #[command(after_help = HELP)]
 pub struct TuneArgs {
-    /// File to write; if the file exists, its rows for other numbers of PEs stay in the file
+    /// File to write; if the file already exists, its rows for other numbers of PEs are kept
     #[arg(short = 'o', long, value_name = "FILE", default_value = "peerweave.routes")]
     pub output: PathBuf,
     /// Number of PEs, each with its own GPU; default: the number of GPUs
@@ -63,7 +63,7 @@ The command measures, with elements of type bfloat16:
 - the sizes for which NCCL is faster
 If the file does not exist yet, the command copies all other rows from the built-in table.";
 
-/// Runs the command and returns its exit code.
+/// Runs `peerweave tune` and returns its exit code.
 pub fn main(args: &TuneArgs) -> u8 {
     match start(args) {
         Ok(code) => code,

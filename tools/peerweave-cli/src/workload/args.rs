@@ -98,7 +98,7 @@ pub struct BenchArgs {
     /// with --backend nvshmem
     #[arg(long)]
     pub each: bool,
-    /// Print how each call is carried out and why: the algorithm, the launch, and the row or
+    /// Print how each call is carried out and why: the algorithm, the launch shape, and the row or
     /// threshold of the route table; only with --backend cuda
     #[arg(long)]
     pub explain: bool,
@@ -209,11 +209,11 @@ pub enum Clock {
     Wall,
 }
 
-/// Element types, in order.
+/// The element types of `--datatype`, in the order in which they are measured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DTypes(pub Vec<DType>);
 
-/// Reductions, in order.
+/// The reductions of `--redop`, in the order in which they are measured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReduceOps(pub Vec<ReduceOp>);
 
@@ -266,7 +266,7 @@ fn parse_redops(text: &str) -> Result<ReduceOps, String> {
 }
 
 fn parse_factor(text: &str) -> Result<u32, String> {
-    text.parse().ok().filter(|factor| *factor >= 2).ok_or_else(|| "expected an integer of at least 2".to_owned())
+    text.parse().ok().filter(|factor| *factor >= 2).ok_or_else(|| "expected an integer that is at least 2".to_owned())
 }
 
 fn parse_contender(text: &str) -> Result<Contender, String> {

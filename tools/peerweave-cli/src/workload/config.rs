@@ -22,19 +22,19 @@ pub struct Config {
     pub n_pes: usize,
     /// Sizes in bytes, ascending.
     pub sizes: Vec<usize>,
-    /// Codes of the element types.
+    /// Element types, as the numeric codes of [`DType`].
     pub dtypes: Vec<u8>,
-    /// Codes of the reductions; empty for operations that do not reduce.
+    /// Reductions, as the numeric codes of [`ReduceOp`]; empty for operations that do not reduce.
     pub redops: Vec<u8>,
-    /// Roots; empty for operations without a root.
+    /// Ranks to measure as the root; empty for operations without a root.
     pub roots: Vec<usize>,
     /// Number of calls in a batch; `None` if `bench` chooses the number.
     pub iters: Option<u64>,
-    /// Approximate duration of a batch, if the number of calls is not given.
+    /// Approximate duration of a batch in milliseconds; used if `iters` is `None`.
     pub batch_ms: u32,
-    /// Number of batches.
+    /// Number of batches that are timed.
     pub batches: u32,
-    /// Warm-up calls.
+    /// Number of warm-up calls before the measurement.
     pub warmup: u64,
     /// Whether inputs are rewritten before each call.
     pub dirty: bool,
@@ -50,7 +50,7 @@ pub struct Config {
     pub bind: Bind,
     /// Backend to measure.
     pub backend: BackendName,
-    /// Calls per graph, if graphs are timed.
+    /// Number of calls in a graph; `None` if calls are timed without graphs.
     pub graph: Option<u32>,
     /// Whether buffers are registered as windows.
     pub window: bool,
@@ -75,9 +75,9 @@ pub struct Case {
     pub redop: Option<ReduceOp>,
     /// Root, if the operation has one.
     pub root: Option<usize>,
-    /// Element counts.
+    /// Element counts of the call.
     pub counts: Counts,
-    /// Number of elements in the printed size.
+    /// Number of elements from which the printed size is computed.
     pub size_count: usize,
 }
 
@@ -232,7 +232,7 @@ impl Config {
         }
     }
 
-    /// Returns the placements that are measured.
+    /// Returns the placements that are measured: out of place, and in place if it is measured too.
     pub fn placements(&self) -> impl Iterator<Item = Placement> + use<> {
         let in_place = self.has_in_place().then_some(Placement::InPlace);
         std::iter::once(Placement::OutOfPlace).chain(in_place)

@@ -9,7 +9,7 @@ use peerweave::{Parts, Rank};
 /// Number of elements behind a result that must stay unchanged.
 pub const GUARD: usize = 64;
 
-/// Whether the result has a separate buffer.
+/// Whether the input and the result of a call have separate buffers.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Placement {
@@ -26,22 +26,22 @@ pub struct Part {
     pub at: usize,
     /// Number of elements.
     pub len: usize,
-    /// Tile with the elements.
+    /// The tile that contains the elements.
     pub of: Tile,
     /// Index in the tile of the part's first element.
     pub from: usize,
 }
 
-/// A sequence of elements; `pattern.rs` computes the values.
+/// Names a sequence of elements, whose values `pattern.rs` computes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Tile {
-    /// The input of this rank.
+    /// The input of the rank with this index.
     Input(usize),
-    /// The input of this rank, with every other element unwritten.
+    /// The input of the rank with this index, with every other element unwritten.
     EveryOther(usize),
     /// The reduction of all inputs.
     Reduced,
-    /// The reduction of the inputs of the first N ranks, where N is this number.
+    /// The reduction of the inputs of the first ranks. The value is the number of these ranks.
     Prefix(usize),
 }
 
@@ -86,8 +86,8 @@ pub fn shares_buffer(view: &View) -> bool {
     view.placement == Placement::InPlace && (!at_root || view.rank == view.root)
 }
 
-/// Returns the part with this rank's input. The part is in the buffer of the result if input and
-/// result share one buffer, otherwise in the buffer of the input.
+/// Returns the part of a buffer that contains this rank's input. The part is in the buffer of the
+/// result if input and result share one buffer, otherwise in the buffer of the input.
 pub fn input(view: &View) -> Part {
     let Counts { param, send, .. } = view.counts;
     if matches!(view.op, BenchOp::AllGatherV | BenchOp::GatherV) {
@@ -102,7 +102,7 @@ pub fn input(view: &View) -> Part {
     Part { at, len: send, of: Tile::Input(view.rank), from: 0 }
 }
 
-/// Returns the expected content of this rank's result.
+/// Returns the parts that this rank's result must have after the call.
 pub fn results(view: &View) -> Vec<Part> {
     let View { op, counts: Counts { param, recv, .. }, n_pes, rank, root, .. } = *view;
     let whole = |of| vec![Part { at: 0, len: recv, of, from: 0 }];
@@ -167,7 +167,8 @@ fn gathered(param: usize, n_pes: usize) -> Vec<Part> {
     (0..n_pes).map(|from| Part { at: from * param, len: param, of: Tile::Input(from), from: 0 }).collect()
 }
 
-/// Returns the part of each rank in the result of an all-gather-v.
+/// Returns the parts of the result of an all-gather-v, one for each rank. `param` is the count of
+/// [`Counts`].
 pub fn gathered_parts(param: usize, n_pes: usize) -> Parts {
     Parts::packed((0..n_pes).map(|rank| gathered_count(param, rank)).collect::<Vec<_>>())
 }

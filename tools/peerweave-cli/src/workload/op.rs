@@ -33,9 +33,9 @@ pub enum BenchOp {
     AllToAllV,
     /// All-gather with different counts for different PEs
     AllGatherV,
-    /// Every PE gets the reduction of the inputs up to its own
+    /// Every PE gets the reduction of the inputs up to and including its own input
     Scan,
-    /// Every PE gets the reduction of the inputs before its own
+    /// Every PE gets the reduction of the inputs before its own input
     ExclusiveScan,
     /// Gather with different counts for different PEs
     GatherV,
@@ -65,11 +65,11 @@ pub enum BenchOp {
     Get,
     /// PE 0 writes into the memory of PE 1, then sets a signal there
     PutSignal,
-    /// PE 0 writes every other element of its input to every other element of PE 1
+    /// PE 0 writes every other element of its input to every other element of a buffer of PE 1
     PutStrided,
-    /// PE 0 writes one element of PE 1
+    /// PE 0 writes one element into the memory of PE 1
     P,
-    /// PE 0 reads one element of PE 1
+    /// PE 0 reads one element from the memory of PE 1
     G,
     /// PE 0 adds to a word of PE 1 and gets the old value
     Atomics,
@@ -82,14 +82,14 @@ pub enum BenchOp {
 pub struct Counts {
     /// Count passed to the call; printed in the column `count`.
     pub param: usize,
-    /// Elements that one PE sends.
+    /// Number of elements that one PE sends.
     pub send: usize,
-    /// Elements that one PE receives.
+    /// Number of elements that one PE receives.
     pub recv: usize,
 }
 
 impl BenchOp {
-    /// Returns the name on the command line.
+    /// Returns the name of the operation on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::AllReduce => "all-reduce",
@@ -124,7 +124,7 @@ impl BenchOp {
         }
     }
 
-    /// Returns whether the operation reduces.
+    /// Returns whether the operation reduces elements, so that it needs a reduction such as sum.
     pub const fn reduces(self) -> bool {
         matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter | Self::Scan | Self::ExclusiveScan)
     }
@@ -203,7 +203,7 @@ impl BenchOp {
         !matches!(self, Self::PingPong | Self::Lock)
     }
 
-    /// Returns whether the operation is one-sided.
+    /// Returns whether the operation is one-sided: PE 0 accesses the memory of PE 1.
     pub const fn is_one_sided(self) -> bool {
         matches!(
             self,
@@ -232,7 +232,7 @@ impl BenchOp {
         )
     }
 
-    /// Returns the minimum number of PEs.
+    /// Returns the minimum number of PEs that the operation needs.
     pub const fn least_pes(self) -> usize {
         if self.is_one_sided() { 2 } else { 1 }
     }

@@ -2,8 +2,8 @@
 //!
 //! The value of an element depends on the PE, the round, the type, the reduction, and its index
 //! modulo a prime, [`PERIOD`]. So a tile of `PERIOD` elements defines the whole input, and filling
-//! and comparing cost no more than a copy. Data at a wrong position is detected: the error in the
-//! position is a multiple of a power of two or of a count, not a multiple of the prime.
+//! and comparing cost no more than a copy. Data at a wrong position is detected, because the error
+//! in the position is usually a multiple of a power of two or of a count, and not of the prime.
 //!
 //! Invariant: a result depends neither on the order of the reduction nor on intermediate rounding.
 //! Inputs of floats are small integers (for products, small factors and powers of two), so that
@@ -107,7 +107,7 @@ pub fn poison<T: Sample>() -> T {
     T::from_bits64(0xa5a5_a5a5_a5a5_a5a5)
 }
 
-/// A number before conversion to an element.
+/// The value of an element before its conversion to the element type.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Value {
     /// The bits of an integer; the type uses the low bits.
@@ -139,8 +139,8 @@ fn encode(dtype: DType, value: Value) -> u64 {
     }
 }
 
-/// Returns a limit up to which the type represents all integers. Sums that must not overflow stay
-/// below this limit.
+/// Returns a limit for integers: the type represents all integers up to the limit exactly. Sums
+/// that must not overflow stay below the limit.
 fn whole_limit(dtype: DType) -> i64 {
     match dtype {
         DType::I8 => i8::MAX.into(),
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn results_have_many_different_values() {
+    fn reduction_results_have_many_different_values() {
         fn varied<T: Sample>() {
             for redop in ReduceOp::ALL.into_iter().filter(|redop| redop.accepts(T::DTYPE)) {
                 for n in [1, 2, 8] {
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn element_made_of_bits_returns_the_same_bits() {
+    fn element_created_from_bits_returns_the_same_bits() {
         assert_eq!(i8::from_bits64(0xfd).bits64(), 0xfd);
         assert_eq!(poison::<bf16>().bits64(), 0xa5a5);
         assert_eq!(F8E4M3::from_bits64(0x7f).bits64(), 0x7f);

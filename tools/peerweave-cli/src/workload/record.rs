@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::geometry::Placement;
 
-/// One message.
+/// One message from a PE to the command.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Record {

@@ -5,12 +5,12 @@
 //! the frames to send.
 //!
 //! Invariants:
-//! - [1] Each PE has one [`Seat`], which belongs to one connection. After this connection has
-//!   closed, no other connection can get the seat.
+//! - [1] Each PE has one [`Seat`], the state of its membership, which belongs to one connection.
+//!   After this connection has closed, no other connection can get the seat.
 //! - [2] Every request of a joined PE is answered, or the connection of the PE is closed. A
 //!   cancelled collective may be answered a second time, which the client ignores.
-//! - [3] `rounds` contains the rounds `first_round..first_round + rounds.len()` without a gap. A
-//!   round is removed only when every PE has entered it.
+//! - [3] `rounds` contains the rounds (collective calls) `first_round..first_round + rounds.len()`
+//!   without a gap. A round is removed only when every PE has entered it.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -80,12 +80,13 @@ pub(crate) struct Board {
     awaited: HashMap<String, Vec<(u32, u64)>>,
     /// PEs that wait for the join to complete.
     joining: Vec<u32>,
-    /// The first loss. All later waits fail with this fault.
+    /// The first loss of a PE; `None` while no PE is lost. All later waits fail with this fault.
     broken: Option<Fault>,
     /// The first PE that aborted the job, and the exit code that this PE requested.
     aborted: Option<(u32, u8)>,
-    /// The PE that left after the fewest rounds: the number of rounds that the PE had entered, and
-    /// the PE. Rounds with this number or a higher number cannot complete.
+    /// The PE that left after the fewest rounds: the number of rounds that this PE had entered, and
+    /// the PE. Rounds with this number or a higher number cannot complete, because the PE does not
+    /// enter them.
     first_left: Option<(u64, u32)>,
 }
 
@@ -252,7 +253,8 @@ impl Board {
         out: &mut Vec<Action>,
     ) -> Result<(), ProtocolError> {
         let member = &mut self.members[pe as usize];
-        // By invariant [3], a round that this PE has not entered is still open or not opened yet.
+        // By invariant [3], a round that this PE has not entered is either open, or no PE has
+        // entered it yet.
         if number != member.entered {
             return Err(ProtocolError::Field { field: "request" });
         }
@@ -310,8 +312,8 @@ impl Board {
         Ok(())
     }
 
-    /// Returns the fault if a round can never complete, because a PE is lost or has left before the
-    /// round.
+    /// Returns a fault if the round with this number can never complete, because a PE is lost, or
+    /// has left before it entered this round.
     fn hopeless(&self, number: u64) -> Option<Fault> {
         let left = || self.first_left.filter(|(entered, _)| *entered <= number).map(|(_, pe)| Fault::Left { pe });
         self.broken.clone().or_else(left)
@@ -334,8 +336,8 @@ impl Board {
         }
     }
 
-    /// Ends an open round with a fault. `newcomer` and all PEs that have entered the round get the
-    /// fault.
+    /// Ends an open round (collective call) with a fault. The PE `newcomer` and all PEs that have
+    /// entered the round get the fault.
     fn fail_round(&mut self, at: usize, fault: Fault, newcomer: Option<u32>, out: &mut Vec<Action>) {
         let request = (self.first_round + at as u64) | ROUND_BIT;
         let round = &mut self.rounds[at];

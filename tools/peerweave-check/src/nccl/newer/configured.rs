@@ -1,8 +1,8 @@
-//! Checks collectives that have a configuration: each form with each option, alone and in groups,
-//! on windows and on other memory.
+//! Checks collectives that have a configuration: each collective, in and out of place, with each
+//! option. The calls are made alone and in groups, on windows and on other memory.
 //!
-//! The effect of the options inside NCCL cannot be observed here. The parts check that the options
-//! do not change the result.
+//! These checks cannot observe the effect of an option inside NCCL. They verify that no option
+//! changes the result.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,7 +17,7 @@ use super::windows::{alloc, window};
 use super::{Outcome, Part, moved, pattern, sums};
 
 const NO_CTAS: &str = "no CTAs";
-/// Number of elements of a call on windows.
+/// Number of elements that each rank contributes to a call on windows.
 const WINDOWED: usize = 1 << 18;
 
 pub(super) fn all(part: &Part<'_>) -> Outcome {
@@ -33,12 +33,9 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
         ("efficiency", CollConfig::new().cta_policy(CtaPolicy::Efficiency)),
         (NO_CTAS, CollConfig::new().cta_policy(CtaPolicy::Zero)),
         ("a tag", CollConfig::new().profiler_tag(42)),
-        (
-            "the ring algorithm for all collectives that have it",
-            CollConfig::new().algorithms("ring").force_algorithms(Switch::Off),
-        ),
-        ("a number defined by the vendor", CollConfig::new().vendor_option(option(VendorValue::Number(7)))),
-        ("a text defined by the vendor", CollConfig::new().vendor_option(option(VendorValue::Text("seven".to_owned())))),
+        ("the ring algorithm, not forced", CollConfig::new().algorithms("ring").force_algorithms(Switch::Off)),
+        ("a vendor option whose value is a number", CollConfig::new().vendor_option(option(VendorValue::Number(7)))),
+        ("a vendor option whose value is a text", CollConfig::new().vendor_option(option(VendorValue::Text("seven".to_owned())))),
     ];
     let (mut send, mut recv) = (alloc::<f32>(part, comm.n_ranks() * 40_000)?, alloc::<f32>(part, comm.n_ranks() * 40_000)?);
     for (what, config) in &options {
@@ -70,9 +67,9 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
     tell(part)
 }
 
-/// Runs each form with a configuration, and compares the result with the result that the host
-/// computes.
-#[allow(clippy::too_many_arguments, reason = "the varied option")]
+/// Runs each collective, in and out of place, with one configuration. Compares each result with the
+/// result that the host computes.
+#[allow(clippy::too_many_arguments, reason = "each caller varies several of these arguments")]
 fn forms(
     part: &Part<'_>,
     comm: &Communicator,
@@ -100,8 +97,8 @@ fn forms(
             }
         };
     }
-    // Writes `given` to the start of `send`, and zeros to `recv`. Then compares the start of `recv`
-    // with the expected elements, if there are any.
+    // Writes `given` to the start of `send`, and zeros to the start of `recv`. Then makes the call,
+    // and compares the start of `recv` with the expected elements, if there are any.
     macro_rules! apart {
         ($name:ident, $given:expr, $of:expr, $expected:expr, |$from:ident, $to:ident| $($argument:expr),*) => {{
             let (given, expected): (Vec<f32>, Option<Vec<f32>>) = ($given, $expected);
@@ -204,7 +201,7 @@ fn forms(
     Ok(())
 }
 
-/// Runs one group with calls that have different options and calls that have no options.
+/// Runs one group of three calls: two calls with different options, and one call without options.
 fn several_in_a_group(part: &Part<'_>, comm: &Communicator) -> Outcome {
     part.step("several configurations in a group");
     let (n, rank, stream, len) = (comm.n_ranks(), comm.rank().index(), &part.stream, 10_000);
@@ -224,7 +221,7 @@ fn several_in_a_group(part: &Part<'_>, comm: &Communicator) -> Outcome {
     Ok(())
 }
 
-/// Checks events that complete when kernels are launched.
+/// Checks launch completion events, which complete when the kernels of a call have been launched.
 fn events(part: &Part<'_>, comm: &Communicator) -> Outcome {
     part.step("launch completion events");
     let stream = &part.stream;
@@ -236,7 +233,7 @@ fn events(part: &Part<'_>, comm: &Communicator) -> Outcome {
         let beside = part.all.context.new_stream()?;
         beside.wait(&event)?;
         let reached = peerweave_driver::wait(&beside, Instant::now() + super::DEADLINE)?;
-        part.check(reached, || format!("round {round}: the completion event did not complete"));
+        part.check(reached, || format!("round {round}: the launch completion event did not complete"));
         part.wait(comm)?;
         part.same(&values.to_vec(stream)?, &sums(comm.n_ranks(), 0..1 << 16), || {
             format!("all_reduce with a completion event, round {round}")
@@ -249,8 +246,8 @@ fn mistakes(part: &Part<'_>, comm: &Communicator) -> Outcome {
     part.step("mistakes");
     let mut values = DeviceMemory::from_slice(&part.stream, &pattern::<f32>(comm.rank().index(), 8))?;
     for (what, config) in [
-        ("min_ctas above max_ctas", CollConfig::new().min_ctas(5).max_ctas(4)),
-        ("max_ctas of zero", CollConfig::new().max_ctas(0)),
+        ("a min_ctas above max_ctas", CollConfig::new().min_ctas(5).max_ctas(4)),
+        ("a max_ctas of zero", CollConfig::new().max_ctas(0)),
         ("clusters of nine CTAs", CollConfig::new().cga_cluster_size(9)),
         ("a tag reserved by NCCL", CollConfig::new().profiler_tag(1 << 63)),
     ] {
@@ -260,15 +257,16 @@ fn mistakes(part: &Part<'_>, comm: &Communicator) -> Outcome {
     part.computes(comm, "after mistakes")
 }
 
-/// Prints the results of options that only NCCL can validate, each on its own communicator. No
-/// result is counted as an error.
+/// Checks options that only NCCL can validate, each on its own communicator, and prints the outcome
+/// of each call. NCCL may accept or refuse an option, but all ranks must get the same answer. The
+/// result of an accepted call must be right.
 fn tell(part: &Part<'_>) -> Outcome {
     for (what, config) in [
         ("the default policy", CollConfig::new().cta_policy(CtaPolicy::Default)),
-        ("CTA policy for NVLink switches", CollConfig::new().nvls_ctas(4)),
+        ("number of CTAs for NVLink switches", CollConfig::new().nvls_ctas(4)),
         ("more CTAs than the communicator allows", CollConfig::new().max_ctas(1000)),
         ("ring, forced", CollConfig::new().algorithms("ring")),
-        ("tree or ring only", CollConfig::new().algorithms("tree,ring")),
+        ("only tree or ring algorithms", CollConfig::new().algorithms("tree,ring")),
         ("only an algorithm that does not exist", CollConfig::new().algorithms("nonsense")),
     ] {
         part.step(what);
@@ -283,7 +281,9 @@ fn tell(part: &Part<'_>) -> Outcome {
             part.wait(&comm)?;
             part.same(&values.to_vec(&part.stream)?, &sums(comm.n_ranks(), 0..1000), || what.to_owned());
         } else {
-            part.check(all.iter().all(|is_ok| *is_ok == [0]), || format!("{what}: the ranks have different results"));
+            part.check(all.iter().all(|is_ok| *is_ok == [0]), || {
+                format!("{what}: the call succeeded on some ranks and failed on others")
+            });
         }
         comm.abort(super::DEADLINE)?;
     }

@@ -1,8 +1,9 @@
 //! Checks device communicators: creates and destroys device communicators on every rank, in the
 //! struct layout of each version that the library accepts.
 //!
-//! No kernel runs. NCCL must accept the requirements in the layout of this crate, and the result
-//! must have the expected version, rank and size. Requests no multicast object.
+//! No kernel runs. NCCL must accept the requirements in the layouts that `peerweave-nccl` defines,
+//! and the device communicator must have the expected version, rank and size. The checks create no
+//! multicast object.
 
 use peerweave_nccl::{
     CftTeam, Communicator, Config, DeviceCommLayout, DeviceCommRequirements, DeviceCommunicator, DeviceTeam, NcclError,
@@ -36,14 +37,15 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
     for (layout, version) in layouts {
         part.step(&format!("{layout:?}"));
         let first = make(part, &comm, layout, version, 4)?;
-        // Creates a second device communicator while the first exists, and a third one afterwards.
+        // Creates a second device communicator while the first one exists, and a third one after
+        // the first one was destroyed.
         let second = make(part, &comm, layout, version, 1)?;
         // SAFETY: no kernel was started.
         unsafe { first.destroy() }?;
         let third = make(part, &comm, layout, version, 16)?;
-        // SAFETY: as above.
+        // SAFETY: no kernel was started.
         unsafe { second.destroy() }?;
-        // SAFETY: as above.
+        // SAFETY: no kernel was started.
         unsafe { third.destroy() }?;
     }
     part.step("refused requirements");
@@ -51,10 +53,10 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
     let disabled = |error: &NcclError| matches!(error, NcclError::MulticastDisabled(_));
     part.refused("lsa_multimem", DeviceCommunicator::create(&comm, &multimem), disabled);
     let later = DeviceCommRequirements::new().layout(DeviceCommLayout::Version(Version::new(2, 99, 0)));
-    part.refused("the layout of a later version", DeviceCommunicator::create(&comm, &later), |error| {
+    part.refused("the struct layout of a later version of NCCL", DeviceCommunicator::create(&comm, &later), |error| {
         !matches!(error, NcclError::Nccl(_))
     });
-    part.computes(&comm, "the communicator together with device communicators")?;
+    part.computes(&comm, "the communicator after device communicators were created from it")?;
     part.step("device communicators freed by finalize");
     let kept = make(part, &comm, DeviceCommLayout::Version(LAYOUTS[0]), LAYOUTS[0], 2)?;
     comm.finalize(super::DEADLINE)?;
@@ -68,9 +70,13 @@ fn teams(part: &Part<'_>, comm: &Communicator) -> Outcome {
     part.note(format!("rank 0: LSA team {lsa:?}, rail team {rail:?}"));
     for team in [Some(comm.world_team()), lsa, rail].into_iter().flatten() {
         let own = DeviceTeam::rank_of(&team, team.index());
-        part.check(own == Some(comm.rank()), || format!("{team:?}: this rank is {own:?}, expected {:?}", comm.rank()));
+        part.check(own == Some(comm.rank()), || {
+            format!("{team:?}: rank_of returned {own:?} for this rank, expected {:?}", comm.rank())
+        });
     }
-    part.check(lsa.is_some() && rail.is_some(), || format!("expected an LSA and a rail team, found {lsa:?} and {rail:?}"));
+    part.check(lsa.is_some() && rail.is_some(), || {
+        format!("the LSA team is {lsa:?} and the rail team is {rail:?}, expected both teams to exist")
+    });
     if part.has("fabric teams", "ncclTeamCft") {
         for which in [CftTeam::Flat, CftTeam::Multimem, CftTeam::Lsa] {
             part.note(format!("rank 0: CFT team of kind {which:?}: {:?}", comm.cft_team(which)));
@@ -95,12 +101,14 @@ fn make(
     let word = |index: usize| u32::from_ne_bytes(std::array::from_fn(|byte| device.as_bytes()[4 * index + byte]));
     let head: [u32; 4] = std::array::from_fn(word);
     let expected = [0xcafe_beef, version_code(version).unsigned_abs(), comm.rank().get(), comm.n_ranks() as u32];
-    part.check(head == expected, || format!("{layout:?}: the first words are {head:x?}, expected {expected:x?}"));
+    part.check(head == expected, || {
+        format!("{layout:?}: the first words of the device communicator are {head:x?}, expected {expected:x?}")
+    });
     let offsets = [device.buffer_offset_bytes(0), device.buffer_offset_bytes(1)];
     let aligned = |offset: Option<usize>, to: usize| offset.is_some_and(|offset| offset.is_multiple_of(to));
     let apart = offsets[0].zip(offsets[1]).is_some_and(|(first, second)| second >= first + 5000 || first >= second + 64);
     part.check(aligned(offsets[0], 512) && aligned(offsets[1], 128) && apart, || {
-        format!("{layout:?}: buffer offsets {offsets:?}, expected aligned and apart")
+        format!("{layout:?}: the buffers have the offsets {offsets:?}, expected aligned buffers that do not overlap")
     });
     Ok(device)
 }

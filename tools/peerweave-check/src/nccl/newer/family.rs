@@ -1,7 +1,7 @@
-//! Checks communicators created from other communicators: by shrink, by split, by growing by one
-//! rank, and from a revoked communicator.
+//! Checks communicators created from other communicators: by split, by shrink, by grow, and by
+//! split or shrink of a revoked communicator.
 //!
-//! The option `--kill` of `mod.rs` checks the death of a rank.
+//! The death of a rank is checked elsewhere, by the option `--kill` of `check nccl`.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use peerweave_nccl::{Communicator, Config, DeadState, NcclError, Rank, ReduceOp,
 
 use super::{Outcome, Part};
 
-/// Number of elements of the stuck collective.
+/// Number of elements of the collective that cannot complete.
 const LENGTH: usize = 1 << 20;
 
 pub(super) fn shrink(part: &Part<'_>) -> Outcome {
@@ -19,7 +19,8 @@ pub(super) fn shrink(part: &Part<'_>) -> Outcome {
     halves(part, &comm, "split")?;
     if n > 1 {
         let staying = comm.rank().index() + 1 < n;
-        // The second mode may end the parent's work, so the parent is not used afterwards.
+        // `ShrinkMode::Abort` may abort the work of the parent, so the parent is not used after the
+        // loop.
         for mode in [ShrinkMode::Default, ShrinkMode::Abort] {
             part.step(&format!("shrink, {mode:?}"));
             let fewer = staying.then(|| comm.shrink(&[Rank::new((n - 1) as u32)], mode)).transpose()?;
@@ -37,7 +38,8 @@ pub(super) fn shrink(part: &Part<'_>) -> Outcome {
     Ok(comm.abort(super::DEADLINE)?)
 }
 
-/// Splits the ranks into even and odd ranks, each in descending order.
+/// Splits the communicator into a communicator of the even ranks and one of the odd ranks, each in
+/// descending order. Checks the communicator that contains this rank.
 fn halves(part: &Part<'_>, comm: &Communicator, what: &str) -> Outcome {
     part.step(&format!("{what} into two halves"));
     let (n, rank) = (comm.n_ranks(), comm.rank().index());
@@ -47,7 +49,7 @@ fn halves(part: &Part<'_>, comm: &Communicator, what: &str) -> Outcome {
     };
     let expected = (n - rank).div_ceil(2) - 1;
     part.check(half.n_ranks() == (n + 1 - rank % 2) / 2, || format!("{what}: wrong number of ranks in {half:?}"));
-    part.check(half.rank().index() == expected, || format!("{what}: {half:?}, expected rank {expected}"));
+    part.check(half.rank().index() == expected, || format!("{what}: found {half:?}, expected rank {expected}"));
     part.computes(&half, what)?;
     Ok(half.finalize(super::DEADLINE)?)
 }
@@ -65,7 +67,8 @@ pub(super) fn grow(part: &Part<'_>) -> Outcome {
     }
     part.meet()?;
     part.step("the id");
-    // One rank of the smaller communicator creates the id, and also passes the id to `grow`.
+    // Rank 0 of the smaller communicator creates the id, sends the id to the new rank, and passes
+    // the id to `grow`.
     let id = few.as_ref().filter(|few| few.rank() == Rank::new(0)).map(Communicator::grow_id).transpose()?;
     let text = id.as_ref().map_or_else(String::new, |id| id.to_hex());
     let given: UniqueId = String::from_utf8_lossy(&part.exchange(text.as_bytes())?[0]).parse()?;
@@ -81,12 +84,12 @@ pub(super) fn grow(part: &Part<'_>) -> Outcome {
     };
     part.check(all.n_ranks() == n && all.rank() == Rank::new(part.rank() as u32), || format!("{all:?}"));
     part.computes(&all, "grown")?;
-    part.step("the smaller communicator ends");
+    part.step("finalize of the smaller communicator");
     few.map_or(Ok(()), |few| few.finalize(super::DEADLINE))?;
     // Observed on hardware: while a thread of the process still frees mapped memory, a kernel of
     // another thread must not wait for that thread.
     part.meet()?;
-    part.computes(&all, "the grown communicator, after its parent ended")?;
+    part.computes(&all, "the grown communicator after finalize of its parent")?;
     part.meet()?;
     if part.rank() + 1 < n {
         part.step("shrink again");
@@ -114,7 +117,7 @@ pub(super) fn revoke(part: &Part<'_>) -> Outcome {
     after(part, &comm)
 }
 
-/// Checks which calls a revoked communicator accepts and which it refuses.
+/// Checks which calls a revoked communicator accepts and which calls it refuses.
 fn after(part: &Part<'_>, comm: &Communicator) -> Outcome {
     let n = comm.n_ranks();
     let mut values = DeviceMemory::from_slice(&part.stream, &[1.0f32; 4])?;
@@ -135,10 +138,11 @@ fn after(part: &Part<'_>, comm: &Communicator) -> Outcome {
     Ok(comm.abort(super::DEADLINE)?)
 }
 
-/// Issues a call on rank 0 that no other rank joins, and ends the call by revoke.
+/// Makes a collective call on rank 0 only, so that the call cannot complete. Then ends the call by
+/// revoking the communicator.
 pub(super) fn revoke_stuck(part: &Part<'_>) -> Outcome {
     if part.ranks() < 2 {
-        part.note("not run: a stuck call needs two GPUs");
+        part.note("not run: a call that cannot complete needs two GPUs");
         return Ok(());
     }
     let comm = part.communicator(&Config::new())?;
@@ -154,7 +158,7 @@ pub(super) fn revoke_stuck(part: &Part<'_>) -> Outcome {
     part.step("revoke");
     comm.revoke()?;
     let idle = peerweave_driver::wait(&part.stream, Instant::now() + super::DEADLINE)?;
-    part.check(idle, || "the stream is still busy after revoke and the deadline".to_owned());
+    part.check(idle, || "the stream was still busy at the deadline after revoke, expected an idle stream".to_owned());
     part.meet()?;
     after(part, &comm)?;
     if part.is_since("a new communicator after a stuck call", Version::new(2, 28, 7)) {

@@ -1,6 +1,6 @@
 //! Checks misuse: each call returns a typed error, nothing is enqueued, and the communicator works
-//! afterwards. Misuse that NCCL detects, but this crate does not, is checked last. Each of these
-//! checks has its own communicator, because NCCL keeps the error in the communicator.
+//! afterwards. Misuse that NCCL detects, but `peerweave-nccl` does not, is checked last. Each of
+//! these checks has its own communicator, because NCCL keeps the error in the communicator.
 
 use std::sync::Arc;
 
@@ -27,10 +27,10 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
     };
     part.step("registering");
     let odd = memory.slice(1..LEN)?;
-    part.refused("a window that is not aligned", Window::register(&comm, &odd, WindowKind::SYMMETRIC), is_misuse);
+    part.refused("registering a window that is not aligned", Window::register(&comm, &odd, WindowKind::SYMMETRIC), is_misuse);
     let nothing = memory.slice(0..0)?;
-    part.refused("a window without elements", Window::register(&comm, &nothing, WindowKind::SYMMETRIC), is_misuse);
-    part.refused("a rank that does not exist", registered.len_of(Rank::new(comm.n_ranks() as u32)), is_misuse);
+    part.refused("registering a window without elements", Window::register(&comm, &nothing, WindowKind::SYMMETRIC), is_misuse);
+    part.refused("len_of of a rank that does not exist", registered.len_of(Rank::new(comm.n_ranks() as u32)), is_misuse);
     if part.has("misuse of puts", "ncclPutSignal") {
         puts(part, &comm, &other, &memory, &registered);
     }
@@ -70,15 +70,16 @@ fn puts(part: &Part<'_>, comm: &Communicator, other: &Communicator, memory: &Ncc
     }
     part.refused("a wait for zero signals", comm.wait_signal(stream, &[]), is_misuse);
     let beyond = Signal { index: u32::MAX, context: 0 };
-    part.refused("a signal with an invalid number", comm.signal(stream, Rank::new(0), beyond), is_misuse);
+    part.refused("a signal with an invalid index", comm.signal(stream, Rank::new(0), beyond), is_misuse);
     part.refused(
-        "a window of another communicator",
+        "a put to a window of another communicator",
         other.put_signal(stream, &source, Rank::new(0), registered, 0, signal),
         |error| matches!(error.misuse_kind(), Some(MisuseKind::WrongCommunicator { .. })),
     );
 }
 
-/// Checks calls on a window whose communicator was aborted and whose memory is alive.
+/// Checks calls on a window after an abort of its communicator, while the memory of the window is
+/// still allocated.
 fn dead(part: &Part<'_>, comm: Communicator, other: Communicator, memory: &NcclMem<f32>, registered: Window<f32>) -> Outcome {
     part.step("a window of an aborted communicator");
     comm.abort(super::DEADLINE)?;
@@ -89,25 +90,25 @@ fn dead(part: &Part<'_>, comm: Communicator, other: Communicator, memory: &NcclM
         part.refused("peer_pointer after abort", registered.peer_pointer(Rank::new(0), 0), is_aborted);
         part.refused("user_address after abort", registered.user_address(), is_aborted);
     }
-    part.refused("a window after abort", Window::register(&comm, memory, WindowKind::SYMMETRIC), is_aborted);
+    part.refused("registering a window after abort", Window::register(&comm, memory, WindowKind::SYMMETRIC), is_aborted);
     part.refused("deregister after abort", registered.deregister(&part.stream, super::DEADLINE), is_aborted);
     part.meet()?;
-    part.computes(&other, "the communicator beside the aborted one")?;
+    part.computes(&other, "another communicator after the abort")?;
     part.step("finalize");
     Ok(other.finalize(super::DEADLINE)?)
 }
 
-/// Checks misuse that only NCCL can detect. If NCCL accepts such a call, the check prints the
-/// result and does not fail.
+/// Checks misuse that only NCCL can detect. The checks also print what NCCL returns. NCCL may
+/// accept some of these calls.
 fn nccls(part: &Part<'_>) -> Outcome {
     let stream = &part.stream;
     if part.nccl().has("ncclPutSignal") {
         type Call = fn(&Communicator, &Arc<peerweave_driver::CudaStream>) -> Result<(), NcclError>;
         let calls: [(&str, Call); 3] = [
-            ("a signal that was not requested", |comm, stream| {
+            ("a signal index that was not requested", |comm, stream| {
                 comm.signal(stream, Rank::new(0), Signal { index: 999, context: 0 })
             }),
-            ("a context that was not requested", |comm, stream| {
+            ("a signal context that was not requested", |comm, stream| {
                 comm.signal(stream, Rank::new(0), Signal { index: 0, context: 999 })
             }),
             ("a wait for zero signals of a rank", |comm, stream| {
@@ -120,25 +121,25 @@ fn nccls(part: &Part<'_>) -> Outcome {
             let memory = alloc::<f32>(part, LEN)?;
             let registered = window(&comm, &memory, WindowKind::SYMMETRIC)?;
             part.refused(what, call(&comm, stream), |error| is_misuse(error) || matches!(error, NcclError::Nccl(_)));
-            part.note(format!("after {what}: {comm:?}, {:?}", comm.async_error()));
+            part.note(format!("state after {what}: {comm:?}, async_error {:?}", comm.async_error()));
             part.meet()?;
             drop(registered);
             comm.abort(super::DEADLINE)?;
         }
-        part.step("a source outside all windows");
+        part.step("a put with a source outside all windows");
         let comm = part.communicator(&Config::new())?;
         let memory = alloc::<f32>(part, LEN)?;
         let registered = window(&comm, &memory, WindowKind::SYMMETRIC)?;
         let outside = DeviceMemory::from_slice(stream, &[1.0f32; 16])?;
         let put = comm.put_signal(stream, &outside, comm.rank(), &registered, 0, Signal::default());
         let typed = matches!(&put, Ok(()) | Err(NcclError::Nccl(_) | NcclError::Misuse(_)));
-        part.check(typed, || format!("a source outside all windows: {put:?}"));
-        part.note(format!("a source outside all windows: {put:?}"));
+        part.check(typed, || format!("put_signal with a source outside all windows returned {put:?}"));
+        part.note(format!("put_signal with a source outside all windows returned {put:?}"));
         part.meet()?;
         drop(registered);
         comm.abort(super::DEADLINE)?;
     }
-    part.step("a window of driver memory");
+    part.step("registering memory of the CUDA driver as a window");
     let comm = part.communicator(&Config::new())?;
     let memory = DeviceMemory::from_slice(stream, &vec![1.0f32; 1 << 20])?;
     let aligned = memory.address().is_multiple_of(4096);
@@ -148,8 +149,8 @@ fn nccls(part: &Part<'_>) -> Outcome {
         Err(NcclError::Nccl(_)) => true,
         Err(error) => !aligned && is_misuse(error),
     };
-    part.check(typed, || format!("a window of driver memory: {made:?}"));
-    part.note(format!("a window of driver memory: {made:?}"));
+    part.check(typed, || format!("registering memory of the CUDA driver as a window returned {made:?}"));
+    part.note(format!("registering memory of the CUDA driver as a window returned {made:?}"));
     part.meet()?;
     drop(made);
     Ok(comm.abort(super::DEADLINE)?)

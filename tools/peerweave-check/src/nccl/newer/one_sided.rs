@@ -2,10 +2,10 @@
 //! with several signals and contexts, and in graphs.
 //!
 //! On one machine NCCL implements these calls with copy engines and stream memory operations, so a
-//! wait without its signal cannot be aborted. Therefore each rank synchronizes with the other ranks
-//! on the host before it waits for their signals.
+//! wait without its signal cannot be aborted. Therefore all ranks synchronize on the host before a
+//! rank waits for signals of other ranks.
 //!
-//! NCCL before 2.31 has only one signal and one context. It creates both in the first one-sided
+//! NCCL before 2.31 has only one signal and one context. NCCL creates both in the first one-sided
 //! call, which all ranks must make.
 
 use peerweave_nccl::{Communicator, Config, NcclMem, Rank, Signal, SignalWait, Switch, Version, Window, WindowKind};
@@ -15,12 +15,12 @@ use super::windows::{alloc, window};
 use super::{Outcome, Part, moved};
 use crate::nccl::matrix::Sample;
 
-/// Number of signals and contexts to request if NCCL supports several.
+/// Number of signals to request in each context, if NCCL supports several signals.
 const SIGNALS: u32 = 4;
 const CONTEXTS: u32 = 2;
 
-/// Creates a communicator with the maximum number of signals and contexts. Returns the communicator
-/// and both numbers.
+/// Creates a communicator with as many signals and contexts as the checks use. Returns the
+/// communicator, the number of signals and the number of contexts.
 fn made(part: &Part<'_>) -> Result<(Communicator, u32, u32), super::Failed> {
     if part.is_since("several signals and contexts", Version::new(2, 31, 0)) {
         let config = Config::new().num_rma_sig(SIGNALS).num_rma_ctx(CONTEXTS);
@@ -98,7 +98,7 @@ pub(super) fn eager(part: &Part<'_>) -> Outcome {
     Ok(())
 }
 
-/// Checks signals on a communicator that was configured without windows.
+/// Checks signals on a communicator that has no registered windows.
 fn bare(part: &Part<'_>) -> Outcome {
     part.step("signals without windows");
     let comm = part.communicator(&Config::new().rma_eager_init(Switch::On).num_rma_sig(2))?;
@@ -128,31 +128,37 @@ fn next_and_before(comm: &Communicator) -> (usize, usize) {
     ((comm.rank().index() + 1) % n, (comm.rank().index() + n - 1) % n)
 }
 
-/// Puts from each rank to the next rank, at several offsets and lengths.
+/// Checks puts from each rank to the next rank, with several offsets and lengths.
 fn ring<T: Sample>(part: &Part<'_>, comm: &Communicator, half: usize) -> Outcome {
     let (next, before) = next_and_before(comm);
     let mut room = room::<T>(part, comm, half)?;
     for (round, (from, to, len)) in
         [(0, 0, 1), (0, 1, 1), (3, 5, 17), (1, 0, half - 1), (0, 0, half), (half - 1, half - 1, 1)].into_iter().enumerate()
     {
-        part.step(&format!("ring of {}: {len} elements from {from} to {to}", T::DTYPE));
+        part.step(&format!("ring of {}: {len} elements from index {from} to index {to}", T::DTYPE));
         room.fill(part, comm.rank().index() + round)?;
         let source = room.memory.slice(from..from + len)?;
         comm.put_signal(&part.stream, &source, Rank::new(next as u32), &room.window, half + to, Signal::default())?;
         comm.wait_signal(&part.stream, &[SignalWait { peer: Rank::new(before as u32), signal: Signal::default(), count: 1 }])?;
         let mut expected = vec![T::default(); half];
         expected[to..to + len].copy_from_slice(&moved::<T>(before + round, half)[from..from + len]);
-        room.verify(part, comm, &expected, &format!("put_signal of {len} {} from {from} to {to}", T::DTYPE))?;
+        room.verify(
+            part,
+            comm,
+            &expected,
+            &format!("put_signal of {len} elements of type {} from index {from} to index {to}", T::DTYPE),
+        )?;
     }
-    part.step(&format!("the window of {} is deregistered", T::DTYPE));
+    part.step(&format!("deregistering the window of {}", T::DTYPE));
     Ok(room.window.deregister(&part.stream, super::DEADLINE)?)
 }
 
-/// Checks that signals are counted: three puts and two signals without data, received by several
-/// waits. Also sends signals to the rank itself.
+/// Checks that signals are counted. The next rank gets three puts with a signal and two signals
+/// without data, and waits for the five signals in three calls. Also checks a put from a rank to
+/// itself.
 fn counted(part: &Part<'_>, comm: &Communicator, signal: Signal) -> Outcome {
     const LEN: usize = 300;
-    part.step(&format!("counts of {signal:?}"));
+    part.step(&format!("number of received signals of {signal:?}"));
     let (next, before) = next_and_before(comm);
     let stream = &part.stream;
     let mut room = room::<u32>(part, comm, 3 * LEN)?;
@@ -167,7 +173,7 @@ fn counted(part: &Part<'_>, comm: &Communicator, signal: Signal) -> Outcome {
         comm.wait_signal(stream, &[SignalWait { peer: Rank::new(before as u32), signal, count }])?;
     }
     room.verify(part, comm, &moved::<u32>(before, 3 * LEN), &format!("three puts with {signal:?}"))?;
-    part.step(&format!("a signal from a rank to itself with {signal:?}"));
+    part.step(&format!("a put from a rank to itself with {signal:?}"));
     room.fill(part, comm.rank().index() + 9)?;
     let source = room.memory.slice(0..3 * LEN)?;
     comm.put_signal(stream, &source, comm.rank(), &room.window, room.half, signal)?;
@@ -178,17 +184,18 @@ fn counted(part: &Part<'_>, comm: &Communicator, signal: Signal) -> Outcome {
         &moved::<u32>(comm.rank().index() + 9, 3 * LEN),
         &format!("a put from a rank to itself with {signal:?}"),
     )?;
-    part.step("a window is deregistered");
+    part.step("deregistering the window");
     Ok(room.window.deregister(stream, super::DEADLINE)?)
 }
 
-/// Puts from every rank to every other rank, each to its own offset. Waits once for all puts.
+/// Checks puts from every rank to every rank, including itself. Each sender has its own offset in
+/// the window, and each receiver waits once for all puts.
 fn both_ways(part: &Part<'_>, comm: &Communicator, signals: u32, contexts: u32) -> Outcome {
     const LEN: usize = 10_007;
     let (n, rank, stream) = (comm.n_ranks(), comm.rank().index(), &part.stream);
     let mut room = room::<f32>(part, comm, n * LEN)?;
     for context in 0..contexts {
-        part.step(&format!("all to all in context {context}"));
+        part.step(&format!("puts from all ranks to all ranks in context {context}"));
         let signal = |of: usize| Signal { index: of as u32 % signals, context };
         room.fill(part, rank + context as usize)?;
         for peer in 0..n {
@@ -200,13 +207,14 @@ fn both_ways(part: &Part<'_>, comm: &Communicator, signals: u32, contexts: u32) 
         comm.wait_signal(stream, &waits)?;
         let from = |peer: usize| moved::<f32>(peer + context as usize, n * LEN)[rank * LEN..(rank + 1) * LEN].to_vec();
         let expected: Vec<f32> = (0..n).flat_map(from).collect();
-        room.verify(part, comm, &expected, &format!("puts to all in context {context}"))?;
+        room.verify(part, comm, &expected, &format!("elements received from all ranks in context {context}"))?;
     }
-    part.step("a window is deregistered");
+    part.step("deregistering the window");
     Ok(room.window.deregister(stream, super::DEADLINE)?)
 }
 
-/// Runs puts in both directions and the wait for these puts in one group.
+/// Checks a group that contains puts to both neighbours in the ring and the wait for the puts of
+/// both neighbours.
 fn groups(part: &Part<'_>, comm: &Communicator) -> Outcome {
     const LEN: usize = 5000;
     let ((next, before), stream, signal) = (next_and_before(comm), &part.stream, Signal::default());
@@ -232,12 +240,12 @@ fn groups(part: &Part<'_>, comm: &Communicator) -> Outcome {
         expected.extend_from_slice(&moved::<i64>(next + round, 2 * LEN)[LEN..]);
         room.verify(part, comm, &expected, &format!("a group with puts in both directions, round {round}"))?;
     }
-    part.step("a window is deregistered");
+    part.step("deregistering the window");
     Ok(room.window.deregister(stream, super::DEADLINE)?)
 }
 
-/// Captures a put and its wait into a graph and launches the graph repeatedly, with calls outside
-/// of graphs between the launches.
+/// Captures a put and the wait for the put of the previous rank into a graph, and launches the
+/// graph repeatedly. One put between the launches is made without the graph.
 ///
 /// There is only one put before each wait, because inside a graph NCCL does not complete a second
 /// put until the receiver has waited for the first.
@@ -259,7 +267,7 @@ pub(super) fn captured(part: &Part<'_>) -> Outcome {
         comm.put_signal(stream, &source, Rank::new(next as u32), &room.window, LEN, signal)
             .and_then(|()| comm.wait_signal(stream, &wait))
     };
-    part.step("before the graph");
+    part.step("a put before the capture");
     put()?;
     part.wait(&comm)?;
     part.meet()?;

@@ -1,8 +1,8 @@
 //! Checks the addresses at which a rank can access the windows of other ranks: the CUDA driver
 //! copies from and to these addresses.
 //!
-//! Requests no multicast address. If multicast is disabled, the crate must refuse such a request
-//! before NCCL is called.
+//! Multicast is disabled, so `peerweave-nccl` must refuse a request for a multicast address before
+//! NCCL is called.
 
 use std::sync::Arc;
 
@@ -15,14 +15,16 @@ use super::{Outcome, Part, moved};
 
 const LEN: usize = 100_003;
 
-/// Copies between addresses that this rank's device can access, and waits for the copy.
+/// Copies `len` words of 4 bytes between addresses that the device of this rank can access, and
+/// waits until the copy is complete.
 ///
 /// # Safety
 /// Both ranges are mapped for the device until the copy is complete. Until then, no other access
-/// writes `from` or reads `to`.
+/// writes the range at `from`, or reads or writes the range at `to`.
 unsafe fn copy(part: &Part<'_>, stream: &Arc<CudaStream>, to: u64, from: u64, len: usize) -> Outcome {
     bind(&part.all.context)?;
-    // SAFETY: the caller guarantees that both ranges are mapped and not accessed otherwise.
+    // SAFETY: the caller guarantees that both ranges are mapped, and that no other access conflicts
+    // with the copy.
     unsafe { result::memcpy_dtod_async(to, from, 4 * len, stream.cu_stream()) }?;
     Ok(stream.synchronize()?)
 }
@@ -35,23 +37,25 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
     let mut values = moved::<u32>(rank, LEN);
     values.resize(2 * LEN, 0);
     memory.copy_from(stream, &values)?;
-    part.check(registered.user_address()? == memory.address(), || "user_address".to_owned());
+    part.check(registered.user_address()? == memory.address(), || {
+        "user_address differs from the address of the memory".to_owned()
+    });
     part.meet()?;
     let team = comm.lsa_team()?;
     part.note(format!("rank 0: LSA team {team:?}, own memory {:#x}", memory.address()));
     let mine = DeviceMemory::from_slice(stream, &vec![0u32; LEN])?;
     for peer in 0..n {
         for offset in [0, 1, LEN / 2, LEN - 1] {
-            part.step(&format!("from rank {peer}, element {offset}"));
+            part.step(&format!("reading from rank {peer} from index {offset} on"));
             let address = registered.peer_pointer(Rank::new(peer as u32), offset)?;
             let reached = team.and_then(|team| team.index_of(Rank::new(peer as u32)));
             part.check(address.is_some() == reached.is_some(), || {
-                format!("the pointer to rank {peer} is {address:x?}, expected one for each rank of {team:?}")
+                format!("the pointer to rank {peer} is {address:x?}, expected a pointer only for the ranks of {team:?}")
             });
             let Some(address) = address else { continue };
             if let Some(index) = reached {
                 part.check(registered.lsa_pointer(index, offset)? == Some(address), || {
-                    format!("lsa_pointer of index {index} differs from peer_pointer of rank {peer}")
+                    format!("lsa_pointer for index {index} differs from peer_pointer for rank {peer}")
                 });
             }
             let len = LEN - offset;
@@ -59,9 +63,9 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
             // not written. The other memory belongs to this function.
             unsafe { copy(part, stream, mine.address(), address, len) }?;
             let found = mine.slice(0..len)?.to_vec(stream)?;
-            part.same(&found, &moved::<u32>(peer, LEN)[offset..], || format!("from rank {peer}, element {offset} on"));
+            part.same(&found, &moved::<u32>(peer, LEN)[offset..], || format!("elements of rank {peer} from index {offset} on"));
         }
-        part.step(&format!("to rank {peer}"));
+        part.step(&format!("writing to rank {peer}"));
         let place = LEN + rank * (LEN / n);
         if let Some(address) = registered.peer_pointer(Rank::new(peer as u32), place)? {
             let word = DeviceMemory::from_slice(stream, &[(1000 + 100 * rank + peer) as u32])?;
@@ -79,20 +83,22 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
         part.check(!reached || found == expected, || format!("the word that rank {from} wrote is {found}, expected {expected}"));
     }
     part.step("refused arguments");
-    part.refused("a rank that does not exist", registered.peer_pointer(Rank::new(n as u32), 0), |error| {
+    part.refused("peer_pointer for a rank that does not exist", registered.peer_pointer(Rank::new(n as u32), 0), |error| {
         error.misuse_kind().is_some()
     });
-    part.refused("an offset beyond the end", registered.peer_pointer(Rank::new(0), 2 * LEN), |error| {
-        error.misuse_kind().is_some()
-    });
+    part.refused(
+        "peer_pointer for an offset beyond the end of the window",
+        registered.peer_pointer(Rank::new(0), 2 * LEN),
+        |error| error.misuse_kind().is_some(),
+    );
     let disabled = |error: &NcclError| matches!(error, NcclError::MulticastDisabled(_));
     part.refused("lsa_multimem_pointer", registered.lsa_multimem_pointer(0), disabled);
     part.refused("multimem_endpoint", registered.multimem_endpoint(0), disabled);
     if part.has("fabric endpoints", "ncclGetPeerDeviceLeInfo") {
         let endpoint = registered.peer_endpoint(Rank::new(0), 0);
         let typed = matches!(&endpoint, Ok(_) | Err(NcclError::Nccl(_)));
-        part.check(typed, || format!("peer_endpoint: {endpoint:?}"));
-        part.note(format!("peer_endpoint: {endpoint:?}"));
+        part.check(typed, || format!("peer_endpoint returned {endpoint:?}"));
+        part.note(format!("peer_endpoint returned {endpoint:?}"));
     }
     part.meet()?;
     part.step("finalize");

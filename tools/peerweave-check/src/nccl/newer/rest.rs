@@ -11,7 +11,7 @@ use peerweave_nccl::{
 
 use super::{Outcome, Part};
 
-/// Time within which the driver must report memory as free again.
+/// Time after a suspend within which the driver must report the freed memory as free.
 const COUNTED: Duration = Duration::from_secs(2);
 
 pub(super) fn properties(part: &Part<'_>) -> Outcome {
@@ -25,7 +25,7 @@ pub(super) fn properties(part: &Part<'_>) -> Outcome {
         let hash = properties.comm_hash().map_or(0, |hash| hash);
         let all = part.exchange(&hash.to_le_bytes())?;
         part.check(all.iter().all(|other| *other == all[0]), || {
-            format!("comm_hash is {hash:#x}, expected the same on all ranks")
+            format!("comm_hash is {hash:#x} on this rank, expected the same value on all ranks")
         });
     }
     if part.has("teams", "ncclTeamLsa") {
@@ -46,40 +46,43 @@ pub(super) fn properties(part: &Part<'_>) -> Outcome {
             });
         }
         let unknown = part.nccl().param("NCCL_NO_SUCH_PARAMETER")?;
-        part.check(unknown.is_none(), || format!("a parameter that does not exist is {unknown:?}, expected none"));
+        part.check(unknown.is_none(), || {
+            format!("param returned {unknown:?} for a parameter that does not exist, expected None")
+        });
     }
-    part.computes(&comm, "any communicator")?;
+    part.computes(&comm, "a communicator with default settings")?;
     Ok(comm.finalize(super::DEADLINE)?)
 }
 
 const NO_ONE_SIDED: &str = "no one-sided calls";
 
-/// Checks each communicator option that is newer than NCCL 2.19, each on its own communicator.
+/// Checks options of communicators, each option on its own communicator. Options that the library
+/// lacks are listed as not run.
 pub(super) fn options(part: &Part<'_>) -> Outcome {
     let options = [
         ("a name", Config::new().name("newer")),
         ("a traffic class", Config::new().traffic_class(0)),
         ("blocking", Config::new().blocking(Switch::On)),
-        // SAFETY: no communicators are created from these.
+        // SAFETY: no communicator is created from a communicator with this option.
         ("resources shared with split communicators", unsafe { Config::new().split_share(Switch::On) }),
-        // SAFETY: as above.
+        // SAFETY: no communicator is created from a communicator with this option.
         ("resources shared with shrunk communicators", unsafe { Config::new().shrink_share(Switch::On) }),
         ("no reductions in the network", Config::new().collnet_enable(Switch::Off)),
         ("efficiency", Config::new().cta_policy(CtaPolicy::Efficiency)),
         ("no CTAs", Config::new().cta_policy(CtaPolicy::Zero)),
         ("few CTAs", Config::new().min_ctas(1).max_ctas(2)),
-        ("CTA policy for NVLink switches", Config::new().nvls_ctas(4)),
-        ("number of channels per peer", Config::new().channels_per_net_peer(2)),
-        ("for NVLink", Config::new().nvlink_centric_sched(Switch::On)),
+        ("number of CTAs for NVLink switches", Config::new().nvls_ctas(4)),
+        ("number of channels for each network peer", Config::new().channels_per_net_peer(2)),
+        ("scheduling that prefers NVLink", Config::new().nvlink_centric_sched(Switch::On)),
         ("no graphs", Config::new().graph_usage(GraphUsage::Never)),
         ("one graph", Config::new().graph_usage(GraphUsage::One)),
-        ("graphs without stream ordering", Config::new().graph_usage(GraphUsage::One).graph_stream_ordering(Switch::Off)),
+        ("one graph, without stream ordering", Config::new().graph_usage(GraphUsage::One).graph_stream_ordering(Switch::Off)),
         (NO_ONE_SIDED, Config::new().num_rma_ctx(0)),
         ("few peers", Config::new().max_p2p_peers(4)),
-        ("launches in issue order", Config::new().launch_order_implicit(Switch::On)),
+        ("implicit launch order", Config::new().launch_order_implicit(Switch::On)),
         ("signals", Config::new().num_rma_sig(7)),
-        ("one-sided calls from the start", Config::new().rma_eager_init(Switch::On)),
-        ("fabric handles where supported", Config::new().host_cft_mode(HostCftMode::Fallback)),
+        ("eager initialization of one-sided calls", Config::new().rma_eager_init(Switch::On)),
+        ("host CFT mode with fallback", Config::new().host_cft_mode(HostCftMode::Fallback)),
         ("NVLink switches disabled", Config::new().nvls_host_mode(NvlsHostMode::Disable)),
     ];
     for (what, config) in options {
@@ -89,7 +92,7 @@ pub(super) fn options(part: &Part<'_>) -> Outcome {
                 part.computes(&comm, what)?;
                 comm.finalize(super::DEADLINE)?;
             }
-            // Every rank returns the same error. Zero one-sided contexts are allowed only from
+            // Every rank gets the same error. NCCL allows zero one-sided contexts only from version
             // 2.30.7 on.
             Err(super::Failed(error)) if error.contains("needs NCCL") || what == NO_ONE_SIDED => {
                 part.note(format!("not run: {error}"))
@@ -122,16 +125,18 @@ pub(super) fn suspend(part: &Part<'_>) -> Outcome {
         rests(part, &comm);
         if let Some(before) = before {
             let resting = comm.mem_stats()?;
-            part.check(!before.is_suspended && resting.is_suspended, || format!("suspend: {before:?} became {resting:?}"));
-            // NCCL 2.30 does not update its statistics, so the check compares the device's free
-            // memory.
+            part.check(!before.is_suspended && resting.is_suspended, || {
+                format!("is_suspended is wrong: before suspend {before:?}, after suspend {resting:?}")
+            });
+            // NCCL 2.30 does not update its statistics, so the check also compares the free memory
+            // of the device.
             let gained = || free(part).map(|now| now.saturating_sub(free_before) as u64).unwrap_or(0);
             let until = std::time::Instant::now() + COUNTED;
             while gained() == 0 && resting.total_bytes >= before.total_bytes && std::time::Instant::now() < until {
                 std::thread::sleep(Duration::from_millis(10));
             }
             let (gained, fewer) = (gained(), before.total_bytes.saturating_sub(resting.total_bytes));
-            part.note(format!("rank 0: suspend freed {gained} bytes of the device; before {before:?}, after {resting:?}"));
+            part.note(format!("rank 0: suspend freed {gained} bytes of device memory; before {before:?}, after {resting:?}"));
             let nothing_to_give = before.suspendable_bytes == 0;
             part.check(gained > 0 || fewer > 0 || nothing_to_give, || {
                 format!("suspend freed no memory: before {before:?}, after {resting:?}")
@@ -142,7 +147,9 @@ pub(super) fn suspend(part: &Part<'_>) -> Outcome {
         comm.resume()?;
         if let Some(before) = before {
             let after = comm.mem_stats()?;
-            part.check(after == before, || format!("{before:?}, resumed {after:?}"));
+            part.check(after == before, || {
+                format!("the memory statistics are {after:?} after resume, expected {before:?} as before suspend")
+            });
         }
         part.computes(&comm, "resumed")?;
     }
@@ -153,12 +160,13 @@ pub(super) fn suspend(part: &Part<'_>) -> Outcome {
             window.deregister(&part.stream, super::DEADLINE)?;
         }
     }
-    part.computes(&comm, "after windows")?;
+    part.computes(&comm, "a communicator after resume and use of a window")?;
     part.step("finalize");
     Ok(comm.finalize(super::DEADLINE)?)
 }
 
-/// Checks that every call on a suspended communicator is refused.
+/// Checks that a suspended communicator refuses operations, and that `async_error` returns no
+/// error.
 fn rests(part: &Part<'_>, comm: &Communicator) {
     let suspended = |error: &NcclError| matches!(error, NcclError::Dead { state: DeadState::Suspended, .. });
     let Ok(mut values) = DeviceMemory::from_slice(&part.stream, &[1.0f32; 4]) else {
@@ -173,5 +181,7 @@ fn rests(part: &Part<'_>, comm: &Communicator) {
         part.refused("shrink while suspended", comm.shrink(&[Rank::new(1)], ShrinkMode::Default), suspended);
     }
     part.refused("suspend while suspended", comm.suspend(), suspended);
-    part.check(comm.async_error().is_ok(), || "async_error returned an error while suspended, expected none".to_owned());
+    part.check(comm.async_error().is_ok(), || {
+        "async_error returned an error while the communicator was suspended, expected no error".to_owned()
+    });
 }

@@ -2,7 +2,7 @@
 //! types and sizes, and in graphs.
 //!
 //! `one_sided.rs` checks puts into windows. Every result is compared with the result that the host
-//! computes, and the element after the result must not change.
+//! computes, and the element after the result (the guard element) must not change.
 
 use std::time::{Duration, Instant};
 
@@ -13,11 +13,12 @@ use super::{Failed, Outcome, Part, given, moved, pattern, repeated, sums};
 use crate::nccl::matrix::Sample;
 
 const MIB: usize = 1 << 20;
-/// Offsets at which parts of a window begin: the start, a multiple of every relevant alignment, and
-/// an odd offset.
+/// Indices at which the used part of a window begins: the start of the window, a multiple of every
+/// relevant alignment, and an odd index.
 const STARTS: [usize; 3] = [0, 1024, 3];
 
-/// If one size takes longer than this time, larger sizes are skipped. No GPU is that slow.
+/// If the checks of one size take longer than this time, larger sizes are skipped. A GPU is much
+/// faster, but a fake library may not be.
 const SLOW: Duration = Duration::from_secs(3);
 
 pub(super) fn all(part: &Part<'_>) -> Outcome {
@@ -51,9 +52,10 @@ pub(super) fn window<T: Sample>(comm: &Communicator, memory: &NcclMem<T>, kind: 
     Window::register(comm, memory, kind)?.ok_or_else(|| Failed("NCCL did not create a window".to_owned()))
 }
 
-/// Checks all sizes of one type. Returns `false` if NCCL does not create windows.
+/// Checks windows of one element type with all sizes, in elements. Returns `false` if NCCL does not
+/// create windows.
 fn of_type<T: Sample>(part: &Part<'_>, comm: &Communicator, sizes: &[usize]) -> Result<bool, Failed> {
-    part.step(&format!("windows of {}", T::DTYPE));
+    part.step(&format!("windows of elements of type {}", T::DTYPE));
     let most = sizes.iter().max().map_or(0, |bytes| bytes / size_of::<T>());
     let room = most + STARTS[1] + 1;
     let (mut send, mut recv) = (alloc::<T>(part, room)?, alloc::<T>(part, room)?);
@@ -64,7 +66,7 @@ fn of_type<T: Sample>(part: &Part<'_>, comm: &Communicator, sizes: &[usize]) -> 
     });
     if part.nccl().has("ncclWinGetUserPtr") {
         part.check(sending.user_address()? == send.address(), || {
-            "the address of a window differs from that of its memory".to_owned()
+            "the address of a window differs from the address of its memory".to_owned()
         });
     }
     // NCCL 2.28.9 returns wrong elements for starts that are no multiple of 4 bytes.
@@ -81,7 +83,7 @@ fn of_type<T: Sample>(part: &Part<'_>, comm: &Communicator, sizes: &[usize]) -> 
         let (elements, began) = ((bytes / size_of::<T>()).max(1), Instant::now());
         let fits = |start: &usize| *start == 0 || elements < most || most < MIB;
         for start in STARTS.into_iter().filter(|start| fits(start) && (whole_words(*start) || parts_of_words)) {
-            part.step(&format!("{elements} elements of {} from index {start}", T::DTYPE));
+            part.step(&format!("{elements} elements of type {} from index {start}", T::DTYPE));
             sized(part, comm, &mut send, &mut recv, elements, start)?;
         }
         took = began.elapsed();
@@ -162,8 +164,8 @@ fn sized<T: Sample>(
     Ok(())
 }
 
-/// Checks windows of kinds other than symmetric, windows of a part of the memory, and windows whose
-/// lengths differ among ranks.
+/// Checks windows whose kind is not symmetric, windows of a part of an allocation, and windows
+/// whose lengths differ among ranks.
 fn kinds(part: &Part<'_>, comm: &Communicator) -> Outcome {
     let mut kinds = vec![WindowKind::DEFAULT, WindowKind::SYMMETRIC];
     if part.is_since("strict ordering", Version::new(2, 29, 7)) {
