@@ -11,8 +11,9 @@ pub const ELEMENTS: usize = 600;
 /// first element at the source.
 const SHAPES: [(usize, usize, usize); 6] = [(0, 3, 3), (1, 0, 1), (7, 2, 5), (64, 16, 32), (255, 3, 1), (513, 1, 4)];
 
-/// Shapes for kernels that lend shared memory. All but the last are aligned to 16 bytes with elements
-/// of each size, so that they are bulk copies. The longest needs several buffers.
+/// Shapes for kernels that lend shared memory. All but the last are aligned to 16 bytes for
+/// elements of each size, so that these copies are bulk copies. The longest copy needs several
+/// buffers.
 const BULK_SHAPES: [(usize, usize, usize); 6] =
     [(0, 16, 16), (16, 0, 16), (64, 32, 16), (256, 16, 0), (512, 16, 64), (255, 3, 1)];
 
@@ -331,8 +332,8 @@ fn with_bulk<T: Sample>(rma: &mut Rma<'_, T>, scope: impl FnOnce(&mut Rma<'_, T>
 macro_rules! kernel {
     ($name:ident, $t:ty, $scope:literal, |$rma:ident| $check:expr) => {
         #[doc = concat!("Checks puts and gets of `", stringify!($t), "` ", $scope, ". `send` and `recv` have [`ELEMENTS`] elements,")]
-        /// `signal` has [`SIGNALS`] words, initially 0. The launch has one block, with 1024 bytes of
-        /// dynamic shared memory.
+        /// `signal` has [`SIGNALS`] words, initially 0. The launch has one block, with 1024 bytes
+        /// of dynamic shared memory.
         #[kernel]
         pub fn $name(
             ctx: &Context,

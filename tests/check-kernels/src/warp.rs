@@ -9,8 +9,8 @@ fn value(thread: u32) -> u32 {
     0x5a00_0000 + 3 * thread
 }
 
-/// Checks the functions of a warp and of a block. The launch has at least one block, with 1024 bytes
-/// of dynamic shared memory for each block.
+/// Checks the functions of a warp and of a block. The launch has at least one block, with 1024
+/// bytes of dynamic shared memory for each block.
 #[kernel]
 pub fn check_warp(ctx: &Context, result: SymSlice<u64>) -> Result<(), Failed> {
     let check = Check::new(ctx, result);
