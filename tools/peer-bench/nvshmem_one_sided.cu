@@ -66,7 +66,8 @@ __device__ __forceinline__ void take_back(int bytes) {
 #endif
 }
 
-// As in NVSHMEM's own latency tests: one thread makes non-blocking puts, groups make blocking puts.
+// As in NVSHMEM's own latency tests: one thread makes non-blocking puts, groups make blocking puts,
+// and gets are followed by a quiet. Without a quiet, repeated gets would return data from the cache.
 template <int SCOPE> __global__ void __launch_bounds__(1024) put(char* to, const char* from, size_t bytes, int n, int lent, u64* ns) {
     lend(lent);
     u64 start = 0;
@@ -88,9 +89,11 @@ template <int SCOPE> __global__ void __launch_bounds__(1024) get(char* to, const
     u64 start = 0;
     for (int k = -WARM_UP; k < n; k++) {
         if (k == 0) start = now();
-        if (SCOPE == THREAD && threadIdx.x == 0) nvshmem_getmem(to, from, bytes, 1);
-        if (SCOPE == WARP) nvshmemx_getmem_warp(to, from, bytes, 1);
-        if (SCOPE == BLOCK) nvshmemx_getmem_block(to, from, bytes, 1);
+        if (SCOPE == THREAD && threadIdx.x == 0) nvshmem_getmem_nbi(to, from, bytes, 1);
+        if (SCOPE == WARP) nvshmemx_getmem_nbi_warp(to, from, bytes, 1);
+        if (SCOPE == BLOCK) nvshmemx_getmem_nbi_block(to, from, bytes, 1);
+        sync<SCOPE>();
+        if (threadIdx.x == 0) nvshmem_quiet();
         sync<SCOPE>();
     }
     if (threadIdx.x == 0) *ns = (now() - start) / n;
@@ -112,6 +115,7 @@ __global__ void g(const u64* from, int n, u64* ns) {
     for (int k = -WARM_UP; k < n; k++) {
         if (k == 0) start = now();
         sum += nvshmem_uint64_g((const uint64_t*)from + (sum & 1), 1);
+        nvshmem_quiet();
     }
     ns[1] = sum;
     *ns = (now() - start) / n;
@@ -217,7 +221,7 @@ template <int SCOPE> static double time_copy(bool is_get, size_t bytes, int lent
 
 static void copies(int lent) {
     if (me != 0) return;
-    printf("%sbytes: put and quiet thread/warp/block | get thread/warp/block (us)\n", lent ? "lent; " : "");
+    printf("%sbytes: put and quiet thread/warp/block | get and quiet thread/warp/block (us)\n", lent ? "lent; " : "");
     for (size_t bytes : {8, 16, 256, 1024, 4096, 32768}) {
         printf("%6zu:", bytes);
         for (bool is_get : {false, true}) {
@@ -338,7 +342,7 @@ static int pe(nvshmemx_uniqueid_t* id, volatile int* has_id) {
         g<<<1, 1>>>((u64*)source, 500, ns);
         double found = first_word() * 1e-3;
         atomics<<<1, 1>>>(flags + 128, 500, ns);
-        printf("p and quiet %.2f, g %.2f, fetching atomic %.2f (us)\n", p, found, first_word() * 1e-3);
+        printf("p and quiet %.2f, g and quiet %.2f, fetching atomic %.2f (us)\n", p, found, first_word() * 1e-3);
     }
     nvshmem_barrier_all();
     double thread = time_barrier<THREAD>(), warp = time_barrier<WARP>(), block = time_barrier<BLOCK>();

@@ -161,7 +161,7 @@ fn barriers(bench: &Bench<'_>) -> Outcome {
     for (kernel, threads, name) in [
         (&bench_barrier_thread::KERNEL, &[1][..], "thread"),
         (&bench_barrier_warp::KERNEL, &[32], "warp"),
-        (&bench_barrier_block::KERNEL, &BLOCKS, "block"),
+        (&bench_barrier_block::KERNEL, &[128, 256], "block"),
     ] {
         bench.gpu.load(kernel)?;
         let time = Bench::fastest(threads, |threads| {
