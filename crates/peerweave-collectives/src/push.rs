@@ -42,11 +42,13 @@ pub(crate) unsafe fn push_to_banks<const W: usize, const MORE: bool, const FIRST
 /// Pushes the lines with numbers below `lines` to the other ranks. The arguments `k` of the
 /// functions stand for the rank `k` places after this rank, so `k == 0` is this rank.
 ///
-/// - `there(k, line)` returns whether rank `k` gets the line. - `load(k, line)` reads the line for
-/// rank `k`, from `FIRST` on. If `SAME` is true, only `load(0, line)` is called, and all ranks get
-/// that line. - `keep(line, value)` gets the line of `k == 0`, if `FIRST` is 0. - `open()` waits
-/// until this rank may write the lines. It returns a function that returns the destination for each
-/// `k`.
+/// - `there(k, line)` returns whether rank `k` gets the line.
+/// - `load(k, line)` reads the line for rank `k`. It is called for each `k` from `FIRST` for which
+///   `there` returns true. If `SAME` is true, it is called only for `k == 0`, and all ranks get
+///   that line.
+/// - `keep(line, value)` gets the line of `k == 0`. It is called only if `FIRST` is 0.
+/// - `open()` waits until this rank may write the lines. It returns a function that returns the
+///   destination for each `k`.
 ///
 /// The function loads the first lines before it calls `open`, so that all loads are in flight at
 /// the same time. It handles ranks in groups of `W`. If `MORE` is false, there is only one group.

@@ -147,8 +147,8 @@ pub(crate) fn outgoing<T: Class, const PLAIN: bool>(op: u32, scalar: u64, line: 
     }
 }
 
-/// Combines `state`, the reduction of earlier ranks if there are any, with the first `ranks` lines
-/// in order.
+/// Combines `state` with the first `ranks` lines, in order. `state` is the reduction of the lines
+/// of earlier ranks, or `None` if `lines` starts with the line of the first rank.
 #[inline(always)]
 fn fold<T: Class, const W: usize>(
     lines: &[Vector; W],

@@ -25,13 +25,13 @@ use crate::backend::teams;
 use crate::collective::random;
 use crate::error::CudaError;
 
-/// Maximum time for which the release of memory waits until destroyed graphs have dropped the
-/// memory.
+/// Maximum time for which a release of symmetric memory waits until destroyed graphs have dropped
+/// their handles of the memory.
 const GRAPHS: Duration = Duration::from_secs(2);
 
 impl Cuda {
-    /// Runs a function that accesses symmetric memory from the host, with the stream for such
-    /// accesses.
+    /// Calls `access`, which reads or writes symmetric memory from the host. Passes the stream for
+    /// such accesses, the allocated block, and the offset in this block.
     fn access<R>(
         &self,
         call: &'static str,
@@ -111,7 +111,7 @@ unsafe impl Backend for Cuda {
         self.drain(CALL)?;
         let memory = lock(&self.state.allocations).remove(&at.0);
         let memory = memory.unwrap_or_else(|| panic!("peerweave-core bug: nothing is allocated at {at:?}"));
-        // A destroyed graph drops its memory a moment later, on another thread.
+        // After a graph is destroyed, another thread drops the handles of the graph's memory.
         let free = wait_until(deadline_after(GRAPHS), || Ok::<_, Error>(memory.is_only_handle()))?;
         tracing::debug!(free, ?at, "released symmetric memory");
         gpu.free(memory).map_err(self.state.portable(CALL))
@@ -192,13 +192,13 @@ unsafe impl Backend for Cuda {
     }
 
     fn team_failure(&self, _: TeamId) -> Option<Error> {
-        // All teams share the words by which PEs synchronize.
+        // A failure poisons all teams, because all teams share the words by which PEs synchronize.
         self.state.failure()
     }
 
     fn lost(&self, call: &'static str, pe: Pe) -> Option<Error> {
         let losses = self.state.gpu(call).ok()?.rendezvous().losses();
-        // A PE that gave up in a wait still takes part.
+        // A PE that gave up in a wait is not lost: it still takes part in the job.
         let (_, loss) = losses.into_iter().find(|(lost, loss)| *lost == pe && !matches!(loss, Loss::GaveUp { .. }))?;
         Some(Error::Peer { call, team: world(self.state.job.n_pes), pe, cause: cause(&loss) })
     }
@@ -240,7 +240,7 @@ unsafe impl Backend for Cuda {
         // Another thread may have enqueued work while the streams were drained.
         let drained = drained.and_then(|()| self.drain(CALL));
         // NCCL is ended before the GPU, because NCCL frees memory of the GPU, and NCCL's kernels
-        // must have ended.
+        // must have ended by then.
         let has_failed = drained.is_err() || state.failure().is_some() || gpu.0.lost().is_some();
         let nccl = state.nccl.end(has_failed, state.deadline).map_err(|error| Error::setup(CALL, error));
         state.drop_streams();
