@@ -1,4 +1,4 @@
-//! Collectives that move parts: all_gather and all_to_all.
+//! The collectives all_gather and all_to_all, in which each rank gets a part from every rank.
 
 use std::sync::Arc;
 
@@ -32,8 +32,8 @@ impl Collectives {
         unsafe { self.exchange(CALL, Exchange::AllGather, stream, send, recv, bytes) }
     }
 
-    /// Checks the operands of a rank that gets the parts of all ranks in `recv`. Returns whether
-    /// `send` is this rank's part of `recv`.
+    /// Checks the operands of a rank that gets the parts of all ranks in `recv`, in an all_gather
+    /// or a gather. Returns whether `send` is this rank's part of `recv`.
     pub(super) fn check_gather(&self, call: &'static str, send: u64, recv: u64, bytes: u64) -> Result<bool, CudaError> {
         let ranks = u64::from(self.staging.limits.ranks);
         let is_own = recv.checked_add(bytes.saturating_mul(u64::from(self.rank.get()))) == Some(send);
@@ -42,8 +42,9 @@ impl Collectives {
         Ok(is_own)
     }
 
-    /// Enqueues an all_to_all: part `r` of `send` becomes part `s` of `recv` on rank `r`, where `s`
-    /// is this rank. A part has `bytes` bytes. `send` may be `recv`.
+    /// Enqueues an all_to_all: rank `r` gets part `r` of the `send` of every rank. On rank `r`, the
+    /// part from rank `s` becomes part `s` of `recv`. A part has `bytes` bytes. `send` may be equal
+    /// to `recv`.
     ///
     /// # Collective
     /// All ranks, with the same length.

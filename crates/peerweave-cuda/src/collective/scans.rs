@@ -1,4 +1,5 @@
-//! Scans: every rank gets the reduction of the inputs of the lower ranks.
+//! The collectives scan and exclusive_scan: every rank gets the reduction of the inputs of all
+//! lower ranks, in a scan together with its own input.
 
 use std::sync::Arc;
 
@@ -45,8 +46,8 @@ impl Collectives {
         unsafe { self.scan_by("scan", stream, &operands, false) }
     }
 
-    /// Like [`scan`](Self::scan), without the rank's own input: rank `r` gets the reduction of the
-    /// inputs of ranks 0 to `r - 1`. On rank 0, the call does not write `recv`.
+    /// Like [`scan`](Self::scan), but without the rank's own input: rank `r` gets the reduction of
+    /// the inputs of ranks 0 to `r - 1`. On rank 0, the call does not write `recv`.
     ///
     /// # Errors
     /// As for [`scan`](Self::scan).
@@ -80,7 +81,12 @@ impl Collectives {
     ) -> Result<(), CudaError> {
         let Operands { send, recv, count, dtype, op, scalar, .. } = *operands;
         if op == ReduceOp::Avg {
-            return Err(misuse(name, "op", op, "another reduction; for averages, divide the result of a scan with sum"));
+            return Err(misuse(
+                name,
+                "op",
+                op,
+                "a reduction other than avg (for averages, divide the result of a scan with sum)",
+            ));
         }
         operands.check(name)?;
         if count == 0 {
