@@ -1,6 +1,7 @@
-//! Tests of all_reduce with residual and RMSNorm, over the fake driver. The result of each
-//! algorithm has the same bits as the result of separate steps. The tests also cover rows that
-//! exceed the staging memory, graphs, a missing PE, and calls that differ.
+//! Tests of all_reduce with a residual and RMSNorm, over the fake driver. The result of each
+//! algorithm has the same bits as the result of separate steps. The tests also cover rows that do
+//! not fit in the staging memory, graphs, a missing PE, and calls whose arguments differ among the
+//! PEs.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -80,7 +81,8 @@ fn fused_rms_norm_equals_all_reduce_then_norm_bit_for_bit() {
         pes(3, options(), |gpu| {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");
             let stream = gpu.stream().expect("the stream is created");
-            // The last rows exceed the staging memory, so the call takes several launches.
+            // The rows of the last case do not fit in the staging memory, so the call takes several
+            // launches.
             for (rows, hidden) in [(1, 64), (5, 260), (40, 64)] {
                 let separate = Operands::new(gpu, &stream, rows, hidden);
                 let at = separate.call.input;
@@ -121,7 +123,7 @@ fn fused_rms_norm_equals_all_reduce_then_norm_bit_for_bit() {
 }
 
 #[test]
-fn row_scales_are_correct_if_a_norm_takes_several_launches() {
+fn rms_norm_row_scales_are_correct_over_several_launches() {
     fakes().run(|| {
         pes(2, options(), |gpu| {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");
@@ -156,7 +158,7 @@ fn row_scales_are_correct_if_a_norm_takes_several_launches() {
 }
 
 #[test]
-fn captured_norm_can_alternate_with_queued_norms() {
+fn captured_rms_norm_is_correct_between_queued_calls() {
     fakes().run(|| {
         pes(2, options(), |gpu| {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");
@@ -202,7 +204,7 @@ fn rms_norm_error_names_the_missing_pe() {
 }
 
 #[test]
-fn invalid_norm_is_refused_before_anything_is_enqueued() {
+fn invalid_rms_norm_call_returns_misuse() {
     fakes().run(|| {
         pes(1, options(), |gpu| {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");
@@ -259,7 +261,7 @@ fn rms_norm_with_different_epsilons_is_a_mismatch() {
 }
 
 #[test]
-fn captured_rms_norm_keeps_its_memory_alive() {
+fn graph_keeps_the_memory_of_a_captured_rms_norm_allocated() {
     const CALLS: i32 = 2;
     fakes().run(|| {
         worlds(2, options(), |world| {

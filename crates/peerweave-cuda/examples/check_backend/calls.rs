@@ -16,7 +16,7 @@ pub(crate) struct Operands {
 pub(crate) const MOST: usize = 1 << 16;
 
 /// Number of kinds of calls that graphs can contain. [`Operands::enqueue`] has one more kind: a
-/// reduction by a function of the host.
+/// reduction by a function that runs on the host.
 pub(crate) const KINDS: u64 = 14;
 
 impl Operands {
@@ -37,7 +37,7 @@ impl Operands {
         Ok(made)
     }
 
-    /// Returns the element at `index` of a rank's input.
+    /// Returns the element at `index` in the input of rank `rank`.
     fn given(rank: usize, index: usize) -> f32 {
         (rank + 1) as f32 + (index % 7) as f32
     }

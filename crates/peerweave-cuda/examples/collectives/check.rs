@@ -1,5 +1,5 @@
-//! Checks results on GPUs: compares every element. The elements are small numbers whose reductions
-//! are exact.
+//! Checks every element of the results of collectives on GPUs. The elements are small numbers whose
+//! reductions are exact.
 
 use std::time::Instant;
 
@@ -38,7 +38,7 @@ small! {
     f64: |n| n as Self;
 }
 
-/// Returns the element of a rank at an index.
+/// Returns the element at `index` in the input of rank `rank`.
 fn given(rank: u32, index: usize) -> i64 {
     ((index * 7 + rank as usize * 3) % 4) as i64
 }
@@ -75,8 +75,8 @@ struct Checker<'a> {
 }
 
 impl Checker<'_> {
-    /// Makes one call by `route`, or by the chosen route if `route` is `None`, and checks the
-    /// result.
+    /// Makes one call by `route`, or by the route that the library chooses if `route` is `None`.
+    /// Checks the result.
     fn call<T: Small>(&mut self, count: usize, op: ReduceOp, shift: [usize; 2], in_place: bool, route: Option<Route>) -> Outcome {
         let (rank, ranks) = (self.collectives.rank().get(), self.collectives.members().len() as u32);
         // A mean of integers is truncated. A mean of floats is exact only if the number of ranks is
