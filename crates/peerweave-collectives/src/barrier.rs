@@ -33,11 +33,11 @@ pub fn barrier_8(ctx: &Context, call: Call) -> Result<(), Failed> {
     unsafe { epoch::end(call.counter) };
     if has_peer {
         let own = word(0, call.rank_after(thread));
-        // SAFETY: as above; the word is in this rank's area.
+        // SAFETY: the word is in this rank's area. During a barrier it is accessed only atomically.
         let look = || (unsafe { <u64 as Access<Sys>>::load_acquire(own) } != call.sentinel[0]).then_some(());
         ctx.poll(KernelOp::Barrier, look, || call.pe_after(thread))?;
-        // SAFETY: as above. The peer writes the word again only after it has seen a later line of
-        // this rank.
+        // SAFETY: the word is in this rank's area. The peer writes the word again only after the
+        // peer has seen a later line of this rank.
         unsafe { <u64 as Access<Sys>>::store_relaxed(own, call.sentinel[0]) };
     }
     Ok(())

@@ -47,7 +47,7 @@ const W: usize = 4;
 fn run<T: Class>(call: &Combine) -> Result<(), Failed> {
     // SAFETY: the launch guarantees the documented properties of the fields.
     let operand = |index: u32| unsafe { Operand::<false>::new(call.send + u64::from(index) * call.stride, call.count) };
-    // SAFETY: as above.
+    // SAFETY: the launch guarantees the documented properties of the fields.
     let recv = unsafe { Operand::<false>::new(call.recv, call.count) };
     let (lines, (first, step)) = (recv.lines::<T>(), position());
     let mut line = first;

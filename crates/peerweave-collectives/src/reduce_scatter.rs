@@ -20,7 +20,7 @@ fn run<T: Class, const W: usize, const MORE: bool, const PLAIN: bool>(ctx: &Cont
     }
     // SAFETY: the launch guarantees an input of one part for each rank, and a result of one part.
     let part = |k: u32| unsafe { Operand::<PLAIN>::new(call.send + u64::from(call.rank_after(k)) * call.stride, call.count) };
-    // SAFETY: as above.
+    // SAFETY: the launch guarantees a result of one part.
     let recv = unsafe { Operand::<PLAIN>::new(call.recv, call.count) };
     let lines = recv.lines::<T>();
     let outgoing = |k: u32, line| outgoing::<T, PLAIN>(call.op, call.scalar, part(k).read::<T>(line));

@@ -189,6 +189,6 @@ pub(crate) fn put_back<const W: usize, const MORE: bool>(call: &Call, row: Row) 
 /// of the launch.
 #[inline(always)]
 pub(crate) unsafe fn bank(call: &Call, k: u32, epoch: u64) -> Lines {
-    // SAFETY: the caller guarantees the bank.
+    // SAFETY: the caller guarantees that the area has two banks.
     unsafe { Lines::at(call.area_after(k) + (epoch & 1) * call.bank_bytes) }
 }

@@ -69,7 +69,7 @@ pub(crate) struct Parent<'a> {
     /// The PEs that take part in the split, in the order of their ranks.
     pub(crate) pes: &'a [Pe],
     /// Exchanges bytes among the PEs, and returns the bytes of each PE in the order of `pes`. Each
-    /// step of a split has another name.
+    /// step of a split passes a different name.
     pub(crate) exchange: &'a Exchange<'a>,
 }
 

@@ -375,7 +375,7 @@ fn messages_between_some_ranks_arrive_in_order() {
             }
             // Rank 0 sends only to rank 2.
             for bytes in [1, 64, 5_000] {
-                // SAFETY: as above.
+                // SAFETY: the memory is live until the test has waited for the stream.
                 unsafe {
                     match me {
                         0 => all.send(&stream, from, bytes, Rank::new(2)).expect("the call is enqueued"),
@@ -442,7 +442,7 @@ fn collectives_with_parts_longer_than_a_bank_are_correct() {
                 let sums: Vec<f32> = (mine..mine + part).map(|index| (0..3).map(|rank| given(rank, index)).sum()).collect();
                 assert!(reduced.read(&stream).expect("the elements are read") == sums, "reduce_scatter");
                 // The result replaces the input.
-                // SAFETY: as above.
+                // SAFETY: the memory is live until the test has waited for the stream.
                 unsafe { all.all_to_all(&stream, from, from, bytes).expect("the call is enqueued") };
                 assert!(
                     send.read(&stream).expect("the elements are read") == all_of(&|rank, index| given(rank, mine + index)),
@@ -517,13 +517,13 @@ fn collective_results_on_heap_or_private_memory_are_correct() {
                 // SAFETY: the memory is live until the test has waited for the stream.
                 unsafe { all.all_reduce(&stream, from, to, count, DType::F32, ReduceOp::Sum).expect("the call is enqueued") };
                 check("all_reduce", &|index| (0..3).map(|rank| given(rank, index)).sum(), 3 * part);
-                // SAFETY: as above.
+                // SAFETY: the memory is live until the test has waited for the stream.
                 unsafe { all.all_gather(&stream, from, to, bytes).expect("the call is enqueued") };
                 check("all_gather", &|index| given((index / part) as u32, index % part), 3 * part);
-                // SAFETY: as above.
+                // SAFETY: the memory is live until the test has waited for the stream.
                 unsafe { all.all_to_all(&stream, from, to, bytes).expect("the call is enqueued") };
                 check("all_to_all", &|index| given((index / part) as u32, me as usize * part + index % part), 3 * part);
-                // SAFETY: as above.
+                // SAFETY: the memory is live until the test has waited for the stream.
                 unsafe { all.broadcast(&stream, from, to, bytes, Rank::new(1)).expect("the call is enqueued") };
                 check("broadcast", &|index| given(1, index), part);
             }

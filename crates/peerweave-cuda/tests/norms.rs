@@ -94,12 +94,12 @@ fn fused_rms_norm_equals_all_reduce_then_norm_bit_for_bit() {
                 }
                 let wanted = separate.bits(&stream);
                 let mut fused = vec![Operands::new(gpu, &stream, rows, hidden)];
-                // SAFETY: as above.
+                // SAFETY: the memory is live until the test has waited for the stream.
                 unsafe { all.all_reduce_rms_norm(&stream, &fused[0].call) }.expect("the call is enqueued");
                 for two_shot in [false, true] {
                     if !two_shot || hidden >= 4 * 9 {
                         let operands = Operands::new(gpu, &stream, rows, hidden);
-                        // SAFETY: as above.
+                        // SAFETY: the memory is live until the test has waited for the stream.
                         unsafe { all.all_reduce_rms_norm_by(two_shot, &stream, &operands.call) }.expect("the call is enqueued");
                         fused.push(operands);
                     }
@@ -110,7 +110,7 @@ fn fused_rms_norm_equals_all_reduce_then_norm_bit_for_bit() {
                 // The output replaces the input.
                 let mut operands = Operands::new(gpu, &stream, rows, hidden);
                 operands.call.output = operands.call.input;
-                // SAFETY: as above.
+                // SAFETY: the memory is live until the test has waited for the stream.
                 unsafe { all.all_reduce_rms_norm(&stream, &operands.call) }.expect("the call is enqueued");
                 let found: Vec<u32> =
                     operands.input.read(&stream).expect("the elements are read").into_iter().map(f32::to_bits).collect();
@@ -173,7 +173,7 @@ fn captured_rms_norm_is_correct_between_queued_calls() {
             let graph = graph.expect("the capture ends").expect("the capture returns a graph");
             for _ in 0..3 {
                 graph.launch().expect("the graph is launched");
-                // SAFETY: as above.
+                // SAFETY: the memory is live until the test has waited for the stream.
                 unsafe { all.all_reduce_rms_norm(&stream, &called.call) }.expect("the call is enqueued");
             }
             assert!(captured.bits(&stream) == called.bits(&stream));

@@ -56,7 +56,7 @@ pub(crate) fn expand(item: TokenStream) -> Result<TokenStream> {
             #[allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
             unsafe impl ::peerweave::Plain for #name {}
 
-            // SAFETY: the fields are elements, and there is no padding, as above. The struct is
+            // SAFETY: the fields are elements, and the check above rejects padding. The struct is
             // sent as values of the type of its fields, or as integers with the size of its
             // alignment. The size of a struct is a multiple of its alignment.
             #[allow(unsafe_code, clippy::undocumented_unsafe_blocks)]

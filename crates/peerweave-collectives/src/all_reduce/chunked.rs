@@ -148,8 +148,8 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
         let (line, n) = self.range(round, call.rank);
         let own = |index| outgoing::<T, PLAIN>(call.op, call.scalar, self.send.read::<T>(line + index));
         // With fewer than `W` ranks, the thread loads the last rank's chunk again, so that no
-        // branch separates the loads. It also loads this rank's own chunk, which no rank writes,
-        // but does not use it.
+        // branch separates the loads. The thread also loads this rank's own slot, which no rank
+        // writes. The thread does not use the loaded value.
         let rank = |index: usize| (index as u32).min(call.ranks - 1);
         let from: [u64; W] = core::array::from_fn(|index| self.slot(call.areas[0], round, rank(index), false));
         let to: [u64; W] = core::array::from_fn(|k| {
@@ -230,7 +230,7 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
             return 0;
         }
         let word = pointer::<u64>(self.flags(self.call.areas[0], self.call.rank_after(k)) + OFFER);
-        // SAFETY: as above; the word is in this rank's area.
+        // SAFETY: the word is in this rank's area and is accessed only atomically.
         unsafe { <u64 as Access<Sys>>::load_relaxed(word) }
     }
 
@@ -316,7 +316,7 @@ pub(super) fn run<T: Class, const W: usize, const PLAIN: bool>(ctx: &Context, ca
     }
     gpu::sync_threads();
     if gpu::thread_idx().x == 0 {
-        // SAFETY: as above.
+        // SAFETY: the launch guarantees the counter, which belongs to this block.
         unsafe { <u64 as Access<Gpu>>::store_relaxed(counter, before + rounds) };
     }
     Ok(())

@@ -98,8 +98,8 @@ impl<const PLAIN: bool> Thread<'_, PLAIN> {
         Ok(index)
     }
 
-    /// Writes reduced lines that have arrived to the result: line `index` of the part of each other
-    /// rank.
+    /// Writes received reduced lines to the result. `lines` has line `index` of the part of each
+    /// other rank.
     #[inline(always)]
     fn copy_line<T: Class, const W: usize>(&self, index: u64, lines: &[Vector; W]) {
         for (rank, value) in (0..).zip(lines) {

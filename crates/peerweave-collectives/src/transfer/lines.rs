@@ -87,7 +87,7 @@ fn run<const W: usize, const MORE: bool, const WHOLE: bool>(
     };
     let keep = |line, value| {
         let own = &transfers.peers[0];
-        // SAFETY: as above; `recv` has room for this rank's message to itself.
+        // SAFETY: the launch guarantees the messages; `recv` has room for this rank's message to itself.
         unsafe { Operand::<WHOLE>::new(own.recv, own.send_bytes) }.write::<u8>(line, value);
     };
     // Bit `k` is the parity of the number of messages in the channel to or from the rank `k` places
@@ -130,14 +130,14 @@ fn run<const W: usize, const MORE: bool, const WHOLE: bool>(
     }
     gpu::sync_threads();
     if is_counted {
-        // SAFETY: as above.
+        // SAFETY: the launch guarantees the counters.
         unsafe { epoch::add_share(counter(thread)) };
     }
 
     // Receives one line from each rank of a group.
     let receive = |base: u32, line: u64| -> Result<(), Failed> {
         let is_expected = |k: u32| k < call.ranks && line < recv_lines(k);
-        // SAFETY: as above.
+        // SAFETY: the launch guarantees areas with a channel for each rank.
         let from = |k: u32| unsafe { channel(call, call.areas[0], call.rank_after(k), u64::from(received_odd >> k)) };
         let look = || {
             let mut found = [[0; 2]; W];
@@ -159,7 +159,7 @@ fn run<const W: usize, const MORE: bool, const WHOLE: bool>(
         for index in 0..W {
             let k = base + index as u32;
             if is_expected(k) {
-                // SAFETY: as above.
+                // SAFETY: the launch guarantees the messages.
                 let operand = unsafe {
                     Operand::<WHOLE>::new(transfers.field(k, |peer| peer.recv), transfers.field(k, |peer| peer.recv_bytes))
                 };

@@ -174,7 +174,7 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
     #[inline(always)]
     fn received(&self, peer: &Transfer, k: u32) -> Message<WHOLE> {
         let bytes = if k == 0 { 0 } else { peer.recv_bytes };
-        // SAFETY: as above.
+        // SAFETY: the launch guarantees the messages.
         unsafe { self.message(peer.recv, bytes, peer.recv_chunk, peer.is_direct != 0) }
     }
 
@@ -465,7 +465,7 @@ fn run<const W: usize, const WHOLE: bool>(ctx: &Context, call: &Call, transfers:
         }
         round += 1;
     }
-    // SAFETY: as above; in a pair, each block writes its own counters.
+    // SAFETY: the launch guarantees the counters. In a pair, each block writes its own counters.
     unsafe {
         if has_peer && is_first {
             <u64 as Access<Gpu>>::store_relaxed(counter(Count::Sent), sent + pushed);

@@ -116,7 +116,7 @@ impl Checker<'_> {
             }
         }
         if !in_place && found[count] != T::small(99) {
-            return Err(format!("{}: wrote beyond the end of the result", what()).into());
+            return Err(format!("{}: the call wrote beyond the end of the result", what()).into());
         }
         self.checked += 1;
         Ok(())
@@ -195,7 +195,7 @@ fn repeats(gpu: &Gpu, collectives: &Collectives, rounds: u64) -> Result<u64, Box
         call(stream, count, ReduceOp::Sum)?;
         call(stream, count, ReduceOp::Avg)?;
         let scalar = f32::to_bits(1.0 / (ranks * ranks));
-        // SAFETY: as above.
+        // SAFETY: the memory is live until the streams have been waited for.
         unsafe { collectives.all_reduce_scaled(stream, at, at, count as u64, dtype, u64::from(scalar))? };
         if round % 500 == 499 {
             streams.iter().try_for_each(|stream| gpu.wait(stream))?;
@@ -215,7 +215,7 @@ fn repeats(gpu: &Gpu, collectives: &Collectives, rounds: u64) -> Result<u64, Box
     for count in [16, COUNT, 900] {
         call(stream, count, ReduceOp::Sum)?;
         let scalar = f32::to_bits(1.0 / (ranks * ranks));
-        // SAFETY: as above.
+        // SAFETY: the memory is live until the streams have been waited for.
         unsafe { collectives.all_reduce_scaled(stream, at, at, count as u64, dtype, u64::from(scalar))? };
     }
     let graph =

@@ -28,7 +28,7 @@ impl Collectives {
     pub unsafe fn all_gather(&self, stream: &Arc<CudaStream>, send: u64, recv: u64, bytes: u64) -> Result<(), CudaError> {
         const CALL: &str = "all_gather";
         self.check_gather(CALL, send, recv, bytes)?;
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.exchange(CALL, Exchange::AllGather, stream, send, recv, bytes) }
     }
 
@@ -60,7 +60,7 @@ impl Collectives {
         // In place, a thread sends its lines of all parts before it writes these lines.
         let operands = if send == recv { [(send, ranks), (recv, 0)] } else { [(send, ranks), (recv, ranks)] };
         check_parts(CALL, operands, bytes, 1)?;
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.exchange(CALL, Exchange::AllToAll, stream, send, recv, bytes) }
     }
 
@@ -82,8 +82,8 @@ impl Collectives {
         };
         let (OwnPath::Lines { route, .. }, _, _) = self.routes.exchange(kind, bytes, limits) else {
             let sent = |rank: u64| send + rank * stride;
-            // SAFETY: the caller guarantees it. In place, a block sends its chunk of a part before
-            // it overwrites this chunk by the received chunk.
+            // SAFETY: the caller guarantees the operands. In place, a block sends its chunk of a
+            // part before it overwrites this chunk by the received chunk.
             return unsafe { self.exchange_messages(name, operation, stream, sent, recv, bytes) };
         };
         if bytes == 0 {

@@ -42,7 +42,7 @@ impl Collectives {
         call: Call,
         bytes: u64,
     ) -> Result<(), CudaError> {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.enqueue_with(name, stream, kernel, route, &call, None::<&Transfers>, bytes) }
     }
 
@@ -65,7 +65,7 @@ impl Collectives {
             let (skipped, count) = (start * size, most.min(call.count - start));
             let piece = Call { send: call.send + skipped, recv: call.recv + skipped, count, ..*call };
             let route = route::parts(count * size, limits);
-            // SAFETY: the caller guarantees it.
+            // SAFETY: the caller guarantees the safety requirements of the called function.
             unsafe { self.enqueue(name, stream, kernel, route, piece, count * size * u64::from(limits.ranks)) }?;
         }
         Ok(())

@@ -196,7 +196,7 @@ impl Collectives {
         if route.rows == 0 {
             return Err(too_long(CALL, call.hidden, limits));
         }
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.norms(CALL, stream, call, route, row_lines) }
     }
 
@@ -227,7 +227,7 @@ impl Collectives {
         if route.rows == 0 {
             return Err(too_long(CALL, call.hidden, &self.staging.limits));
         }
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.norms(CALL, stream, call, route, row_lines) }
     }
 
@@ -244,7 +244,7 @@ impl Collectives {
         const CALL: &str = "add_rms_norm";
         let row_lines = call.check(CALL)?;
         let route = route::norm_by(Algorithm::None, call.rows, row_lines, &self.staging.limits);
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.norms(CALL, stream, call, route, row_lines) }
     }
 

@@ -48,7 +48,7 @@ impl Collectives {
         op: ReduceOp,
     ) -> Result<(), CudaError> {
         let route = self.all_reduce_route(count, dtype);
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.all_reduce_by(route, stream, send, recv, count, dtype, op) }
     }
 
@@ -72,7 +72,7 @@ impl Collectives {
     ) -> Result<(), CudaError> {
         let route = self.all_reduce_route(count, dtype);
         let operands = Operands::new(send, recv, count, dtype, ReduceOp::PreMulSum, scalar);
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.reduce_by(CALL, route, stream, &operands, Results::Every) }
     }
 
@@ -101,7 +101,7 @@ impl Collectives {
     ) -> Result<(), CudaError> {
         const CALL: &str = "reduce";
         let operands = Operands::without_scalar(CALL, send, recv, count, dtype, op)?;
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.reduce_to(CALL, stream, root, operands) }
     }
 
@@ -125,7 +125,7 @@ impl Collectives {
         root: Rank,
     ) -> Result<(), CudaError> {
         let operands = Operands::new(send, recv, count, dtype, ReduceOp::PreMulSum, scalar);
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.reduce_to("reduce_scaled", stream, root, operands) }
     }
 
@@ -141,7 +141,7 @@ impl Collectives {
         let is_root = self.root(call, root)? == self.rank.get() as usize;
         let operands = Operands { recv: if is_root { operands.recv } else { operands.send }, ..operands };
         let route = self.route_of(CollectiveKind::Reduce, operands.count, operands.dtype);
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.reduce_by(call, route, stream, &operands, Results::Root(root.get())) }
     }
 
@@ -182,7 +182,7 @@ impl Collectives {
         op: ReduceOp,
     ) -> Result<(), CudaError> {
         let operands = Operands::without_scalar(CALL, send, recv, count, dtype, op)?;
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.reduce_by(CALL, route, stream, &operands, Results::Every) }
     }
 
@@ -247,7 +247,7 @@ impl Collectives {
     ) -> Result<(), CudaError> {
         const CALL: &str = "reduce_scatter";
         let operands = Operands::without_scalar(CALL, send, recv, count, dtype, op)?;
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.reduce_scatter_by(CALL, stream, &operands) }
     }
 
@@ -269,7 +269,7 @@ impl Collectives {
         scalar: u64,
     ) -> Result<(), CudaError> {
         let operands = Operands::new(send, recv, count, dtype, ReduceOp::PreMulSum, scalar);
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.reduce_scatter_by("reduce_scatter_scaled", stream, &operands) }
     }
 

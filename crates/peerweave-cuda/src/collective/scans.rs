@@ -42,7 +42,7 @@ impl Collectives {
         scalar: u64,
     ) -> Result<(), CudaError> {
         let operands = Operands::new(send, recv, count, dtype, op, scalar);
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.scan_by("scan", stream, &operands, false) }
     }
 
@@ -66,7 +66,7 @@ impl Collectives {
         scalar: u64,
     ) -> Result<(), CudaError> {
         let operands = Operands::new(send, recv, count, dtype, op, scalar);
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.scan_by("exclusive_scan", stream, &operands, true) }
     }
 

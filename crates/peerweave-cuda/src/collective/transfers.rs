@@ -254,7 +254,7 @@ impl Collectives {
             if is_empty {
                 break;
             }
-            // SAFETY: the caller guarantees it.
+            // SAFETY: the caller guarantees the safety requirements of the called function.
             unsafe { self.enqueue_wave(CALL, KernelOp::SendRecv, stream, &wave) }?;
         }
         Ok(())
@@ -271,7 +271,7 @@ impl Collectives {
     /// # Safety
     /// As for [`messages`](Self::messages).
     pub unsafe fn send(&self, stream: &Arc<CudaStream>, at: u64, bytes: u64, to: Rank) -> Result<(), CudaError> {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.messages(stream, &[Message::Send { to, at, bytes }]) }
     }
 
@@ -284,7 +284,7 @@ impl Collectives {
     /// # Safety
     /// As for [`messages`](Self::messages).
     pub unsafe fn receive(&self, stream: &Arc<CudaStream>, at: u64, bytes: u64, from: Rank) -> Result<(), CudaError> {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.messages(stream, &[Message::Receive { from, at, bytes }]) }
     }
 
@@ -324,7 +324,7 @@ impl Collectives {
             } else {
                 self.add_receive(&mut wave, root, recv, bytes);
             }
-            // SAFETY: the caller guarantees it.
+            // SAFETY: the caller guarantees the safety requirements of the called function.
             return unsafe { self.enqueue_wave(CALL, KernelOp::Broadcast, stream, &wave) };
         }
         // Every rank gets one part from the root and sends this part to the other ranks.
@@ -338,7 +338,7 @@ impl Collectives {
         } else {
             self.add_receive(&mut wave, root, recv + start(me), len(me));
         }
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.enqueue_wave(CALL, KernelOp::Broadcast, stream, &wave) }?;
         let mut wave = Wave::default();
         for rank in others() {
@@ -349,7 +349,7 @@ impl Collectives {
                 self.add_receive(&mut wave, rank, recv + start(rank), len(rank));
             }
         }
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.enqueue_wave(CALL, KernelOp::Broadcast, stream, &wave) }
     }
 
@@ -381,7 +381,7 @@ impl Collectives {
             check_parts(CALL, [(send, 1), (send, 0)], bytes, 1)?;
             self.add_send(&mut wave, root, send, bytes);
         }
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.enqueue_wave(CALL, KernelOp::Gather, stream, &wave) }
     }
 
@@ -422,7 +422,7 @@ impl Collectives {
             check_parts(CALL, [(recv, 1), (recv, 0)], bytes, 1)?;
             self.add_receive(&mut wave, root, recv, bytes);
         }
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.enqueue_wave(CALL, KernelOp::Scatter, stream, &wave) }
     }
 
@@ -472,7 +472,7 @@ impl Collectives {
             self.add_send(&mut wave, rank as usize, from, bytes);
             self.add_receive(&mut wave, rank as usize, to, bytes);
         }
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.enqueue_wave(name, operation, stream, &wave) }
     }
 

@@ -72,7 +72,7 @@ impl Tables {
         let members = DeviceMemory::from_slice(stream, &vec![0; n_teams * n_pes as usize])?;
         let epochs = DeviceMemory::from_slice(stream, &vec![0; n_teams * contents.slots as usize])?;
         let nobody = TeamEntry { my_rank: TeamEntry::NOT_A_MEMBER, nvshmem_team: TeamEntry::NO_HANDLE, ..TeamEntry::default() };
-        // SAFETY: as above.
+        // SAFETY: the value is `repr(C)`, and its fields leave no padding.
         let teams = DeviceMemory::from_slice(stream, &unsafe { words(&nobody) }.repeat(n_teams))?;
         let context = KernelContext {
             version: KernelContext::VERSION,
@@ -92,7 +92,7 @@ impl Tables {
             multicast: contents.multicast,
             gone: 0,
         };
-        // SAFETY: as above.
+        // SAFETY: the value is `repr(C)`, and its fields leave no padding.
         let context = DeviceMemory::from_slice(stream, &unsafe { words(&context) })?;
         let mut tables = Self { context, peers, teams, members, epochs, contents };
         let world: Vec<u32> = (0..n_pes).collect();

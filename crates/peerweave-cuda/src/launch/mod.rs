@@ -244,7 +244,7 @@ impl Gpu {
         let lookup = self.look_up(|lookup| args.visit(lookup))?;
         let context = self.0.context_address();
         let arguments = Arguments::new().with(&context).with_all(&args);
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.enqueue(stream, kernel, config, &arguments, lookup) }
     }
 

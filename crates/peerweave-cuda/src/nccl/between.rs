@@ -161,7 +161,7 @@ impl Between {
                 continue;
             }
             let device = communicator.cuda_device();
-            // SAFETY: the caller guarantees it.
+            // SAFETY: the caller guarantees that the ranges are memory of this device.
             let raw = |message: &Remote| unsafe { Raw::<u8>::new(message.at, message.bytes as usize, device, keep.clone()) };
             let mut ranges: Vec<(Raw<u8>, Rank, bool)> = here()
                 .map(|message| {

@@ -38,7 +38,7 @@ impl Call {
         // The caller guarantees that the memory outlives the graph, so the graph needs no real
         // owner.
         let keep: Option<Keep> = if capturing { Some(Arc::new(())) } else { None };
-        // SAFETY: the caller guarantees it for every type.
+        // SAFETY: the caller guarantees the operands, whatever their type is.
         unsafe {
             if !self.kind.reduces() {
                 let bytes = self.count * self.dtype.size_bytes();

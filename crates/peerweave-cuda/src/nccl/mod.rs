@@ -141,7 +141,7 @@ impl Entry {
     /// completed the call. If `capturing` is true, it stays allocated while the graph exists.
     pub(crate) unsafe fn enqueue(&self, stream: &Arc<CudaStream>, capturing: bool, call: &Call) -> Result<(), NcclError> {
         let communicator = self.communicator.as_ref().unwrap_or_else(|| panic!("peerweave-cuda bug: NCCL has no communicator"));
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { call.issue(communicator, stream, capturing) }
     }
 

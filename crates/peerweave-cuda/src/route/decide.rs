@@ -48,8 +48,8 @@ pub(super) const ROUTED: [CollectiveKind; 8] = [
     CollectiveKind::Scatter,
 ];
 
-/// Returns the operation with this name, for rows of libraries. Returns `None` if no library can
-/// carry out the operation.
+/// Returns the operation named `name` in a row of the route table for a library. Returns `None` if
+/// no library can carry out the operation.
 pub(super) fn library_kind(name: &str) -> Option<CollectiveKind> {
     ROUTED.into_iter().find(|kind| kind.name() == name)
 }

@@ -248,7 +248,7 @@ macro_rules! messages {
                     // SAFETY: the fake calls this for launches of this kernel, whose arguments
                     // after the context are these.
                     let arguments = unsafe { ((*launch).argument::<Call>(1), (*launch).argument::<Transfers>(2)) };
-                    // SAFETY: as above.
+                    // SAFETY: the fake calls this for launches of this kernel.
                     unsafe { on_cpu(&transfer::$kernel::KERNEL, launch, arguments) }
                 }
                 driver::register_kernel(stringify!($kernel), run);
@@ -269,7 +269,7 @@ macro_rules! norms {
                     // SAFETY: the fake calls this for launches of this kernel, whose arguments
                     // after the context are these.
                     let arguments = unsafe { ((*launch).argument::<Call>(1), (*launch).argument::<Norm>(2)) };
-                    // SAFETY: as above.
+                    // SAFETY: the fake calls this for launches of this kernel.
                     unsafe { on_cpu(&rms_norm::$kernel::KERNEL, launch, arguments) }
                 }
                 driver::register_kernel(stringify!($kernel), run);

@@ -49,7 +49,7 @@ impl Combination {
             // SAFETY: by [G4] only this thread accesses the words now.
             unsafe { self.gathered.words.read_bytes(number * bytes + at, into) };
         };
-        // SAFETY: as above.
+        // SAFETY: by [G4] only this thread accesses the words now.
         let write = |at: usize, from: &[u8]| unsafe { self.gathered.words.write_bytes(at, from) };
         let combine = || combine_in_order(&**function, self.operands, count, read, write);
         if let Err(payload) = catch_unwind(AssertUnwindSafe(combine)) {

@@ -69,7 +69,7 @@ impl Enqueue<'_> {
                 let own = Collective { kind: CollectiveKind::AllReduce, op: ReduceOp::Sum, ..op.clone() };
                 let source = self.reduce_between(team, span, &own, input, sum)?;
                 let call = RmsNormCall { input: sum, ..call };
-                // SAFETY: as above.
+                // SAFETY: as for the call above; the sum is scratch memory of this operation.
                 let enqueued = unsafe { self.inside(span)?.add_rms_norm(self.stream, &call) };
                 self.enqueued(team, enqueued).map(|_| source)?
             }

@@ -74,7 +74,7 @@ impl Enqueue<'_> {
         } else {
             const THREADS: usize = 256;
             let blocks = fill.count.div_ceil(THREADS).min(1024) as u32;
-            // SAFETY: as above.
+            // SAFETY: the range has `bytes` bytes, and is recorded or held.
             let elements = unsafe { DeviceSlice::<u8>::from_raw(to, bytes) };
             let arguments = (elements, fill.bits, fill.element_bytes as u32, fill.count as u64);
             self.launch_kernel(|kernels| &kernels.fill, LaunchConfig::new(blocks, THREADS as u32), arguments)?;

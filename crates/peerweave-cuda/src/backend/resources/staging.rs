@@ -206,7 +206,7 @@ pub(crate) fn call_in_order(stream: &Arc<CudaStream>, function: Function) -> Res
     /// # Safety
     /// `data` is the raw pointer of a box of a [`Function`]. No other code uses the box again.
     unsafe extern "C" fn run(data: *mut c_void) {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees that `data` is the raw pointer of a box of a `Function`.
         let function = unsafe { Box::from_raw(data.cast::<Function>()) };
         // A panic must not unwind into the driver. The function itself stores the error of its
         // panic.

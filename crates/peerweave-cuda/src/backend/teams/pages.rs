@@ -31,8 +31,8 @@ pub(super) struct Pages {
 // SAFETY: shared: words of a mapping. Synchronised: they are only accessed as atomics. A failure
 // would be caught by the test `collectives_of_different_kinds_or_lengths_mismatch`.
 unsafe impl Send for Pages {}
-// SAFETY: shared: the same words, synchronised as above. A failure would be caught by the test
-// `collectives_of_different_kinds_or_lengths_mismatch`.
+// SAFETY: shared: words of a mapping. Synchronised: they are only accessed as atomics. A failure
+// would be caught by the test `collectives_of_different_kinds_or_lengths_mismatch`.
 unsafe impl Sync for Pages {}
 
 impl Pages {

@@ -54,13 +54,13 @@ impl Cuda {
 
 // SAFETY: [B1] copies and kernels access the ranges of operations, which the core has checked. They
 // access memory of the host only through pinned memory (`resources/staging.rs`). The calling
-// thread, or a function in stream order, copies between the two. After a failure of `run`, its
-// results are not copied to memory of the host. [B2] `local` returns addresses of the device, whose
-// heap lives as long as this value. [B3] signals, waits and barriers are kernels that release and
-// acquire at the scope of the system, and a ticket completes when the stream has passed the
-// operation. [B4] symmetric memory is accessed by the device alone. [B5] after finalize there is no
-// GPU. [B7] `run` retires the memory that it holds together with its stream. [B8] `submit` and
-// `run` notify the owners of device memory.
+// thread, or a function in stream order, copies between pinned memory and other memory of the host.
+// If `run` fails, no result is copied to memory of the host. [B2] `local` returns addresses of the
+// device, whose heap lives as long as this value. [B3] signals, waits and barriers are kernels that
+// release and acquire at the scope of the system, and a ticket completes when the stream has passed
+// the operation. [B4] symmetric memory is accessed by the device alone. [B5] after finalize there
+// is no GPU. [B7] `run` retires the memory that it holds together with its stream. [B8] `submit`
+// and `run` notify the owners of device memory.
 unsafe impl Backend for Cuda {
     fn name(&self) -> &'static str {
         NAME
@@ -213,7 +213,7 @@ unsafe impl Backend for Cuda {
     }
 
     unsafe fn run(&self, op: &Op, keep: &dyn Fn() -> Keep) -> Result<Outcome, Error> {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { run(&self.state, op, keep) }
     }
 
