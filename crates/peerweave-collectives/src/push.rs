@@ -33,7 +33,8 @@ pub(crate) unsafe fn push_to_banks<const W: usize, const MORE: bool, const FIRST
         Ok(move |k| unsafe { bank(call, k, epoch) }.from(region))
     };
     push_lines::<W, MORE, FIRST, SAME, _>(call.ranks, lines, there, load, keep, open)?;
-    // SAFETY: the caller guarantees the counter. The launch is counted while the lines are in transit.
+    // SAFETY: the caller guarantees the counter. The launch is counted while the lines are in
+    // transit.
     unsafe { epoch::end(call.counter) };
     // SAFETY: the caller guarantees the banks.
     Ok(unsafe { bank(call, 0, epoch) })

@@ -30,7 +30,7 @@ fn works(team: &Team, members: &[Pe]) {
 }
 
 #[test]
-fn team_of_call_creates_a_team_in_the_order_of_the_list() {
+fn team_of_creates_a_team_in_the_order_of_the_list() {
     Fakes::new().cuda().run(|| {
         worlds(4, options(), |world| {
             let lists = [list([3, 1]), list([0, 1, 2]), list([2]), list([1, 3]), list([3, 2, 1, 0])];

@@ -95,7 +95,7 @@ fn teams_with_reused_numbers_communicate_correctly() {
 }
 
 #[test]
-fn split_without_a_free_number_fails_on_all_pes() {
+fn split_without_a_free_team_number_fails_on_all_pes() {
     fakes().run(|| {
         pes(2, options(), |gpu| {
             let teams: Vec<Team> = (0..3).map(|_| parity(gpu)).collect();

@@ -221,9 +221,9 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
         }
     }
 
-    /// Returns the offer of the rank `k` places after this rank: the distance of that rank's result
-    /// buffer from its staging area, or 0 for no offer. Returns 0 if `k` is 0 or is not below the
-    /// number of ranks. This thread must have seen the first flag of that rank.
+    /// Returns the offer of the rank `k` places after this rank: the distance from that rank's
+    /// staging area to that rank's result buffer, or 0 for no offer. Returns 0 if `k` is 0 or is
+    /// not below the number of ranks. This thread must have seen the first flag of that rank.
     #[inline(always)]
     fn offer(&self, k: u32) -> u64 {
         if k == 0 || k >= self.call.ranks {

@@ -32,7 +32,8 @@ pub(super) fn run<T: Real, const W: usize, const MORE: bool>(ctx: &Context, call
         });
         true
     });
-    // SAFETY: the launch guarantees the counter. The launch is counted while the lines are in transit.
+    // SAFETY: the launch guarantees the counter. The launch is counted while the lines are in
+    // transit.
     unsafe { epoch::end(call.counter) };
     let banks = bank_of(0);
     let mut parity = 0;

@@ -41,7 +41,8 @@ pub(super) fn run<T: Real, const W: usize, const MORE: bool>(ctx: &Context, call
         });
         true
     });
-    // SAFETY: the launch guarantees the counter. The launch is counted while the lines are in transit.
+    // SAFETY: the launch guarantees the counter. The launch is counted while the lines are in
+    // transit.
     unsafe { epoch::end(call.counter) };
     let banks = bank_of(0);
     let rows = |k: u32| bank_of(k).from(u64::from(call.ranks) * parts);

@@ -87,7 +87,8 @@ fn run<const W: usize, const MORE: bool, const WHOLE: bool>(
     };
     let keep = |line, value| {
         let own = &transfers.peers[0];
-        // SAFETY: the launch guarantees the messages; `recv` has room for this rank's message to itself.
+        // SAFETY: the launch guarantees the messages. `recv` has room for this rank's message to
+        // itself.
         unsafe { Operand::<WHOLE>::new(own.recv, own.send_bytes) }.write::<u8>(line, value);
     };
     // Bit `k` is the parity of the number of messages in the channel to or from the rank `k` places

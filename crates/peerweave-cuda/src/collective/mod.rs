@@ -106,7 +106,7 @@ pub struct Collectives {
     barriers: OnceLock<LoadedKernel>,
     /// Loaded kernels of all_reduce with RMSNorm. The indices are the algorithm and the type.
     norms: [[OnceLock<LoadedKernel>; DType::ALL.len()]; rms_norm::Algorithm::ALL.len()],
-    /// The stream of the team's last call. The next call in another stream waits for it.
+    /// The stream of the team's last call. A later call in another stream waits for the last call.
     last: Mutex<Option<Arc<CudaStream>>>,
 }
 

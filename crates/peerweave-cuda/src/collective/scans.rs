@@ -1,5 +1,6 @@
-//! The collectives scan and exclusive_scan: every rank gets the reduction of the inputs of all
-//! lower ranks, in a scan together with its own input.
+//! The collectives scan and exclusive_scan. In a scan, every rank gets the reduction of its own
+//! input and the inputs of all lower ranks. In an exclusive scan, every rank gets the reduction of
+//! the inputs of all lower ranks.
 
 use std::sync::Arc;
 

@@ -41,8 +41,8 @@ struct Crate {
 
 struct Loaded {
     module: Module,
-    /// Its drop unregisters the module from NVSHMEM before the module is unloaded. `None` if the
-    /// module is not linked with NVSHMEM.
+    /// Dropping this guard unregisters the module from NVSHMEM before the module is unloaded.
+    /// `None` if the module is not linked with NVSHMEM.
     _guard: Option<ModuleGuard>,
 }
 

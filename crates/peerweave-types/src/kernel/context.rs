@@ -73,7 +73,7 @@ impl KernelContext {
 #[repr(C, align(16))]
 pub struct PeerEntry {
     /// Address at which this device accesses the PE's symmetric heap; 0 if the heap is not mapped.
-    /// In the kernel's own PE's entry, the address is never 0.
+    /// In the entry of the kernel's own PE, the address is never 0.
     pub base: u64,
     /// Index of the PE among the PEs of its node.
     pub node_pe: u32,
