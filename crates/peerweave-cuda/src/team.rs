@@ -208,7 +208,7 @@ impl Gpu {
         let mut tables = inner.tables.lock().unwrap_or_else(PoisonError::into_inner);
         inner.sync.zero_range(&inner.stream, tables.lines_of(number))?;
         // `write_team` waits for its copies. The zeros are written before these copies on the same
-        // stream, so they are complete too.
+        // stream, so the zeros are complete too.
         tables.write_team(&inner.stream, number, &pes, handle)?;
         Ok(Arc::new(Members {
             pes: members,

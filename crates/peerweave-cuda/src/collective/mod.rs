@@ -183,7 +183,7 @@ impl Collectives {
         let word = |at: usize| u64::from_le_bytes(first[at..at + 8].try_into().expect("the slice has eight bytes"));
         let room = Room { memory: Arc::new(gpu.alloc(options.heap_bytes() as usize)?), start: 0 };
         let made_here = Self::with(gpu, members, rank, options, [word(0), word(8)], room, routes)?;
-        // No PE may write into an area before all areas are filled.
+        // No PE may write into the area of another PE before all PEs have filled their areas.
         inner.rendezvous.barrier(&format!("peerweave-cuda/collectives/{made}/ready"))?;
         Ok(made_here)
     }

@@ -158,8 +158,8 @@ impl Gpu {
     /// caches of the driver and of `peerweave-link`.
     ///
     /// # Errors
-    /// [`CudaError::NoPtx`] if the crate has no PTX for the device; the error of the first kernel
-    /// that cannot be loaded or linked.
+    /// [`CudaError::NoPtx`] if the crate has no PTX for the device. If a kernel cannot be loaded or
+    /// linked, the error of the first such kernel.
     pub fn load_crate(&self, image: &'static PtxImage) -> Result<(), CudaError> {
         self.0.load_all(image)
     }

@@ -123,7 +123,7 @@ pub(crate) enum OwnPath {
 /// The reason for a [`Decision`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Because {
-    /// There is no other method.
+    /// Only one method can carry out the call.
     Only,
     /// A row of the route table for Peerweave's kernels determined the choice.
     Row(OwnRow),

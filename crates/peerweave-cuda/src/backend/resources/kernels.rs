@@ -20,7 +20,7 @@ pub(crate) struct Kernels {
     pub(crate) put_element: LoadedKernel,
     pub(crate) fill: LoadedKernel,
     /// Device address of the [`KernelContext`](peerweave_types::KernelContext) that kernels
-    /// receive. It does not change while the GPU lives.
+    /// receive. The address does not change while the GPU lives.
     context: u64,
 }
 

@@ -23,8 +23,8 @@ pub(crate) enum Copier {
     Stream,
 }
 
-/// Pinned memory of a pool. While an operation uses this memory, it replaces the caller's memory,
-/// whose address and length are stored here.
+/// Pinned memory of a pool. While an operation uses this memory, the memory replaces the caller's
+/// memory. The address and the length of the caller's memory are stored here.
 #[derive(Debug)]
 pub(crate) struct Pinned {
     pub(crate) words: MappedWords,
@@ -136,10 +136,10 @@ impl Staged {
     /// The requirements of [`fill`](Self::fill) hold until the stream has run the copy.
     pub(crate) unsafe fn enqueue_fill(&self, stream: &Arc<CudaStream>) -> Result<(), DriverError> {
         /// # Safety
-        /// `data` is from `Arc::into_raw` of a [`Pinned`]. The caller's memory that it refers to
-        /// satisfies the requirements of [`Staged::fill`].
+        /// `data` is from `Arc::into_raw` of a [`Pinned`]. The memory of the
+        /// [`Pinned`]'s caller satisfies the requirements of [`Staged::fill`].
         unsafe extern "C" fn run(data: *mut c_void) {
-            // SAFETY: the caller guarantees both.
+            // SAFETY: the caller guarantees both properties.
             unsafe { Staged(Arc::from_raw(data.cast::<Pinned>())).fill() };
         }
         // SAFETY: the caller guarantees the memory until the stream has run the function.
@@ -152,10 +152,10 @@ impl Staged {
     /// The requirements of [`empty`](Self::empty) hold until the stream has run the copy.
     pub(crate) unsafe fn enqueue_empty(&self, stream: &Arc<CudaStream>) -> Result<(), DriverError> {
         /// # Safety
-        /// `data` is from `Arc::into_raw` of a [`Pinned`]. The caller's memory that it refers to
-        /// satisfies the requirements of [`Staged::empty`].
+        /// `data` is from `Arc::into_raw` of a [`Pinned`]. The memory of the
+        /// [`Pinned`]'s caller satisfies the requirements of [`Staged::empty`].
         unsafe extern "C" fn run(data: *mut c_void) {
-            // SAFETY: the caller guarantees both.
+            // SAFETY: the caller guarantees both properties.
             unsafe { Staged(Arc::from_raw(data.cast::<Pinned>())).empty() };
         }
         // SAFETY: the caller guarantees the memory until the stream has run the function.

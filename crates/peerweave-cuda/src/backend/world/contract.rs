@@ -158,7 +158,7 @@ unsafe impl Backend for Cuda {
         let (state, name) = (&*self.state, call.name());
         let (gpu, parent) = (state.gpu(name)?, state.team(name, parent)?);
         let rendezvous = gpu.rendezvous();
-        // Only one split runs at a time, because each takes a free team number.
+        // Only one split runs at a time, because each split takes a free team number.
         let mut splits = lock(&state.splits);
         let sentinel = random().map_err(state.portable(name))?;
         let attached: Vec<u8> = splits.to_le_bytes().into_iter().chain(sentinel).collect();
