@@ -136,8 +136,8 @@ impl Staged {
     /// The requirements of [`fill`](Self::fill) hold until the stream has run the copy.
     pub(crate) unsafe fn enqueue_fill(&self, stream: &Arc<CudaStream>) -> Result<(), DriverError> {
         /// # Safety
-        /// `data` is from `Arc::into_raw` of a [`Pinned`]. The memory of the
-        /// [`Pinned`]'s caller satisfies the requirements of [`Staged::fill`].
+        /// `data` is from `Arc::into_raw` of a [`Pinned`]. The [`Pinned`] stores the address of
+        /// the caller's memory, which satisfies the requirements of [`Staged::fill`].
         unsafe extern "C" fn run(data: *mut c_void) {
             // SAFETY: the caller guarantees both properties.
             unsafe { Staged(Arc::from_raw(data.cast::<Pinned>())).fill() };
@@ -152,8 +152,8 @@ impl Staged {
     /// The requirements of [`empty`](Self::empty) hold until the stream has run the copy.
     pub(crate) unsafe fn enqueue_empty(&self, stream: &Arc<CudaStream>) -> Result<(), DriverError> {
         /// # Safety
-        /// `data` is from `Arc::into_raw` of a [`Pinned`]. The memory of the
-        /// [`Pinned`]'s caller satisfies the requirements of [`Staged::empty`].
+        /// `data` is from `Arc::into_raw` of a [`Pinned`]. The [`Pinned`] stores the address of
+        /// the caller's memory, which satisfies the requirements of [`Staged::empty`].
         unsafe extern "C" fn run(data: *mut c_void) {
             // SAFETY: the caller guarantees both properties.
             unsafe { Staged(Arc::from_raw(data.cast::<Pinned>())).empty() };
