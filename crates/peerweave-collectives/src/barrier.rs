@@ -1,4 +1,4 @@
-//! barrier: no rank continues before all ranks have arrived.
+//! The collective barrier: no rank continues before all ranks have called it.
 
 use crate::epoch::pointer;
 use crate::{Call, LINE_BYTES, epoch};
@@ -6,8 +6,8 @@ use peerweave_device::gpu::{Access, Sys};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
-/// Waits until all ranks run this kernel. Accesses that a rank has made earlier in its stream are
-/// then visible to all ranks. Launch one block with at least one thread for each rank.
+/// Waits until all ranks run this kernel. When the kernel ends, all ranks see the accesses that
+/// each rank made earlier in its stream. Launch one block with at least one thread for each rank.
 #[kernel(max_threads = 32, unchecked, ptx = crate::PTX)]
 pub fn barrier_8(ctx: &Context, call: Call) -> Result<(), Failed> {
     if !call.begin() {
@@ -17,9 +17,9 @@ pub fn barrier_8(ctx: &Context, call: Call) -> Result<(), Failed> {
     let has_peer = thread > 0 && thread < call.ranks;
     // SAFETY: the launch guarantees the counter.
     let epoch = unsafe { epoch::read(call.counter) };
-    // Returns the word of rank `rank` in the bank of the rank `k` places after this rank. A
-    // release and an acquire of one word cost less than two fences. This thread stores nothing
-    // between the release and the acquire.
+    // Returns the address of the word that rank `rank` writes in the bank of the rank `k` places
+    // after this rank. A release and an acquire of one word cost less than two fences. This thread
+    // stores nothing between the release and the acquire.
     let word = |k: u32, rank: u32| {
         let bank = call.area_after(k) + (epoch & 1) * call.bank_bytes;
         pointer::<u64>(bank + u64::from(rank) * LINE_BYTES as u64)
@@ -33,17 +33,17 @@ pub fn barrier_8(ctx: &Context, call: Call) -> Result<(), Failed> {
     unsafe { epoch::end(call.counter) };
     if has_peer {
         let own = word(0, call.rank_after(thread));
-        // SAFETY: as above; the word is in this rank's area.
+        // SAFETY: the word is in this rank's area. During a barrier it is accessed only atomically.
         let look = || (unsafe { <u64 as Access<Sys>>::load_acquire(own) } != call.sentinel[0]).then_some(());
         ctx.poll(KernelOp::Barrier, look, || call.pe_after(thread))?;
-        // SAFETY: as above. The peer writes the word again only after it has seen a later line of
-        // this rank.
+        // SAFETY: the word is in this rank's area. The peer writes the word again only after the
+        // peer has seen a later line of this rank.
         unsafe { <u64 as Access<Sys>>::store_relaxed(own, call.sentinel[0]) };
     }
     Ok(())
 }
 
-/// Returns the kernel for `ranks` ranks, or `None` if `ranks` is not 1 to
+/// Returns the barrier kernel for `ranks` ranks, or `None` if `ranks` is not 1 to
 /// [`MAX_RANKS`](crate::MAX_RANKS).
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernel(ranks: u32) -> Option<&'static peerweave_device::launch::Kernel<(Call,)>> {

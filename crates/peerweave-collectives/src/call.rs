@@ -1,18 +1,18 @@
-//! The argument of every kernel of this crate.
+//! [`Call`], the argument of the collective kernels of this crate.
 
 use peerweave_device::prelude::*;
 
 /// Maximum number of ranks in a call.
 pub const MAX_RANKS: usize = 8;
 
-/// The algorithm by which a collective moves its data.
+/// The algorithm by which an all_reduce moves its data between the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Algorithm {
-    /// Every rank pushes its whole input to every rank.
+    /// Every rank pushes its whole input to every rank, and reduces all inputs itself.
     OneShot,
     /// Every rank reduces one part of the inputs, and pushes the reduced part to every rank.
     TwoShot,
-    /// Like [`Self::TwoShot`], but the data travels in chunks through a ring.
+    /// Like [`Self::TwoShot`], but each block pushes its data in chunks through a ring of slots.
     Chunked,
 }
 
@@ -26,20 +26,20 @@ impl Algorithm {
 pub enum Results {
     /// Every rank gets the result.
     Every,
-    /// Only this rank gets the result: the kernel is a reduce.
+    /// Only the rank with this number gets the result: the kernel carries out a reduce.
     Root(u32),
-    /// Each rank gets only the part that it reduces: the kernel is a reduce_scatter. The part has
-    /// the same offset from [`Call::recv`] as in a whole result. Valid only for
-    /// [`Algorithm::Chunked`].
+    /// Each rank gets only the part that it reduces: the kernel carries out a reduce_scatter. The
+    /// kernel writes the part at the same offset from [`Call::recv`] as in a whole result. Valid
+    /// only for [`Algorithm::Chunked`].
     OwnPart,
 }
 
-/// Codes of [`Results::Every`] and [`Results::OwnPart`].
+/// The code of [`Results::Every`]. The next constant is the code of [`Results::OwnPart`].
 const EVERY: u32 = u32::MAX;
 const OWN_PART: u32 = u32::MAX - 1;
 
 impl Results {
-    /// Returns the number to store in [`Call::results`].
+    /// Returns the number that represents this value in [`Call::results`].
     pub const fn code(self) -> u32 {
         match self {
             Self::Every => EVERY,
@@ -49,8 +49,8 @@ impl Results {
     }
 }
 
-/// The argument that a kernel takes: one collective call. All addresses are valid on this rank's
-/// device.
+/// The argument of a collective kernel: the staging areas, the operands and the reduction of one
+/// collective call. All addresses are valid on this rank's device.
 ///
 /// These values must be the same on all ranks: [`count`](Self::count), [`op`](Self::op),
 /// [`sentinel`](Self::sentinel), [`bank_bytes`](Self::bank_bytes),
@@ -59,8 +59,9 @@ impl Results {
 #[derive(Clone, Copy, Debug, KernelArg)]
 #[repr(C)]
 pub struct Call {
-    /// For each rank, the address of its staging area, aligned to 128 bytes. Index `k` belongs to
-    /// rank `(rank + k) % ranks`, so this rank's own area is first.
+    /// For each rank, the address of its staging area: memory to which the other ranks push their
+    /// data. Aligned to 128 bytes. Index `k` belongs to rank `(rank + k) % ranks`, so this rank's
+    /// own area is first.
     pub areas: [u64; MAX_RANKS],
     /// For each rank, the number of its PE, which failure reports name. Index `k` belongs to rank
     /// `(rank + k) % ranks`.
@@ -70,58 +71,70 @@ pub struct Call {
     /// Address of the result, aligned to the size of an element. The result must be the input
     /// itself, or must not overlap the input.
     pub recv: u64,
-    /// Number of elements in the input. For kernels that move parts: number of elements in one
-    /// part.
+    /// Number of elements in the input. For the kernels of
+    /// [`reduce_scatter`](crate::reduce_scatter): number of elements in one part. For the kernels
+    /// of [`exchange`](crate::exchange): number of bytes in one part.
     pub count: u64,
-    /// Content of a line whose data has not arrived yet.
+    /// The sentinel: the content of a line, 16 bytes of a staging area, whose data has not arrived
+    /// yet.
     pub sentinel: [u64; 2],
     /// Address of the word that counts launches ([`crate::epoch`]). For [`Algorithm::Chunked`]:
-    /// address of an array with one word for each block, which counts the rounds of the block.
+    /// address of an array with one word for each block, which counts the rounds of the block. For
+    /// the kernels of [`transfer`](crate::transfer): address of the words that count messages and
+    /// rounds.
     pub counter: u64,
-    /// For [`Algorithm::OneShot`] and [`Algorithm::TwoShot`]: length in bytes of each of the two
-    /// banks at the start of an area. For [`Algorithm::Chunked`]: length in bytes of each slot in a
-    /// block's ring, a multiple of 128.
+    /// For kernels that move lines: length in bytes of each of the two banks at the start of a
+    /// staging area. Launches use the banks alternately. For [`Algorithm::Chunked`] and other
+    /// kernels with rings: length in bytes of each slot in a block's ring, a multiple of 128. For
+    /// messages sent as lines: length in bytes of each of the two banks of a channel.
     pub bank_bytes: u64,
-    /// For reduce_scatter: distance in bytes between the starts of two consecutive parts in the
-    /// input.
+    /// For the kernels of [`reduce_scatter`](crate::reduce_scatter): distance in bytes between the
+    /// starts of two consecutive parts of the input.
     pub stride: u64,
-    /// For `PreMulSum`: zero-extended bits of the scalar by which this rank multiplies its input.
+    /// For the reduction `PreMulSum`: zero-extended bits of the scalar by which this rank
+    /// multiplies its input.
     pub scalar: u64,
-    /// Number of ranks, 1 to [`MAX_RANKS`].
+    /// Number of ranks that take part in the call, 1 to [`MAX_RANKS`].
     pub ranks: u32,
-    /// Rank of this PE in the team.
+    /// Rank of this PE among the ranks of the call.
     pub rank: u32,
-    /// The reduction: `ReduceOp as u32`. For the kernels of [`transfer`](crate::transfer), the
-    /// operation that failure reports name: `KernelOp as u32`.
+    /// The reduction, as the number of a `ReduceOp`. For the kernels of
+    /// [`transfer`](crate::transfer): the operation that failure reports name, as the number of a
+    /// `KernelOp`.
     pub op: u32,
-    /// For kernels with rings: number of blocks, or of pairs of blocks, for which the areas have
-    /// rings. The launch must not have more blocks, or pairs.
+    /// For kernels with rings: maximum number of blocks of the launch. The staging areas have rings
+    /// for this number of blocks. For messages without [`is_combined`](Self::is_combined): number
+    /// of pairs of blocks instead.
     pub max_blocks: u32,
-    /// For all_reduce: the ranks that get the result, as a number that [`Results::code`] returns.
+    /// For the kernels of all_reduce: the ranks that get the result, as the number that
+    /// [`Results::code`] returns.
     pub results: u32,
-    /// For [`Algorithm::Chunked`]: 1 if every rank maps this rank's [`recv`](Self::recv) at the
-    /// same distance from this rank's area. Other ranks then store their results directly in
-    /// `recv`. In this case, the address and the length of `recv` must be multiples of
-    /// [`LINE_BYTES`](crate::LINE_BYTES). This field may differ between the ranks of a call.
+    /// For [`Algorithm::Chunked`]: 1 if this rank's [`recv`](Self::recv) has the same distance from
+    /// this rank's staging area in the mappings of all ranks. If this field is 1, the other ranks
+    /// store their results directly in `recv`, and the address and the length of `recv` must be
+    /// multiples of [`LINE_BYTES`](crate::LINE_BYTES). This field may differ between the ranks of a
+    /// call.
     pub is_symmetric: u32,
-    /// For messages through rings: 1 if there are [`max_blocks`](Self::max_blocks) blocks, each of
-    /// which pushes chunks and also copies chunks. 0 if there are `max_blocks` pairs of blocks: one
-    /// block of a pair pushes, and the other copies.
+    /// For messages through rings: 1 if the launch has [`max_blocks`](Self::max_blocks) blocks,
+    /// each of which pushes chunks and also copies chunks. 0 if the launch has `max_blocks` pairs
+    /// of blocks: in each pair, one block pushes chunks and the other block copies chunks.
     pub is_combined: u32,
-    /// For scan: 1 if each rank gets the reduction of the inputs of all lower ranks, without its
-    /// own input. Rank 0 then gets no result.
+    /// For the kernels of [`scan`](crate::scan): 1 for an exclusive scan, in which each rank gets
+    /// the reduction of the inputs of all lower ranks, and rank 0 gets no result. 0 for a scan that
+    /// includes the rank's own input.
     pub is_exclusive: u32,
 }
 
-/// Returns value `k` of the [`MAX_RANKS`] values of a kernel argument. Reads all values and then
-/// selects one. With a variable index, a read behind a branch, or a loop that is not unrolled, the
-/// compiler would move the argument to the thread's local memory.
+/// Returns value `k` of the [`MAX_RANKS`] values in an array of a kernel argument. Reads all values
+/// and then selects one. If the code used a variable index, a read behind a branch, or a loop that
+/// is not unrolled, the compiler would move the argument to the thread's local memory.
 #[inline(always)]
 pub(crate) fn select<T: Copy>(k: u32, value: impl Fn(usize) -> T) -> T {
     select_of::<MAX_RANKS, T>(k, value)
 }
 
-/// Like [`select`], for `k` below `W`, which is 2, 4 or 8.
+/// Like [`select`], but reads only the first `W` values. `W` is 2, 4 or 8, and `k` must be below
+/// `W`.
 #[inline(always)]
 pub(crate) fn select_of<const W: usize, T: Copy>(k: u32, value: impl Fn(usize) -> T) -> T {
     let either = |bit: u32, low: T, high: T| if k & bit == 0 { low } else { high };
@@ -135,10 +148,10 @@ pub(crate) fn select_of<const W: usize, T: Copy>(k: u32, value: impl Fn(usize) -
 }
 
 impl Call {
-    /// Begins a kernel: waits until the previous kernel in the stream has ended. Returns `false` if
-    /// the argument is not a valid call.
+    /// Waits until the previous kernel in the stream has ended. A kernel that takes only a `Call`
+    /// as argument calls this function first. Returns `false` if the argument is not a valid call.
     ///
-    /// The check reads values in every part of the argument, so that the whole argument is in the
+    /// The check reads values from the whole range of the argument, so that the argument is in the
     /// constant cache when the wait ends.
     #[inline(always)]
     pub(crate) fn begin(&self) -> bool {
@@ -148,38 +161,42 @@ impl Call {
         is_call
     }
 
-    /// Returns the PE of rank `(rank + k) % ranks`: the rank `k` places after this rank.
+    /// Returns the PE number of rank `(rank + k) % ranks`, the rank `k` places after this rank.
     #[inline(always)]
     pub(crate) fn pe_after(&self, k: u32) -> u32 {
         select(k, |index| self.pes[index])
     }
 
-    /// Returns the address of the staging area of the rank `k` places after this rank.
+    /// Returns the address of the staging area of rank `(rank + k) % ranks`, the rank `k` places
+    /// after this rank.
     #[inline(always)]
     pub(crate) fn area_after(&self, k: u32) -> u64 {
         select(k, |index| self.areas[index])
     }
 
-    /// Like [`Self::area_after`], for `k` below `W`, which is 2, 4 or 8.
+    /// Like [`Self::area_after`], but reads only the first `W` addresses. `W` is 2, 4 or 8, and `k`
+    /// must be below `W`.
     #[inline(always)]
     pub(crate) fn area_of<const W: usize>(&self, k: u32) -> u64 {
         select_of::<W, u64>(k, |index| self.areas[index])
     }
 
-    /// Returns whether the rank `k` places after this rank gets results that other ranks reduce.
+    /// Returns whether the rank `k` places after this rank gets the whole result, including parts
+    /// that other ranks reduce.
     #[inline(always)]
     pub(crate) fn has_results(&self, k: u32) -> bool {
         self.results == EVERY || self.results == self.rank_after(k)
     }
 
-    /// Returns whether this rank gets the results that it reduces.
+    /// Returns whether this rank gets the part of the result that it reduces itself.
     #[inline(always)]
     pub(crate) fn keeps_own(&self) -> bool {
         self.results == OWN_PART || self.has_results(0)
     }
 
-    /// Calls `with` for each `k` from 1 to the number of ranks minus 1, in groups of `W`. If `MORE`
-    /// is false, there is only one group, and the number of ranks must be at most `W`.
+    /// Calls `with` for each `k` from 1 to the number of ranks minus 1. The loop over `k` is
+    /// unrolled in groups of `W`. If `MORE` is false, there is only one group, and the number of
+    /// ranks must be at most `W`.
     #[inline(always)]
     pub(crate) fn each_after<const W: usize, const MORE: bool>(&self, mut with: impl FnMut(u32)) {
         let mut base = 0;
@@ -196,14 +213,14 @@ impl Call {
         }
     }
 
-    /// Returns the PE of a rank.
+    /// Returns the PE number of rank `rank`.
     #[inline(always)]
     pub(crate) fn pe_of(&self, rank: u32) -> u32 {
         let distance = if rank >= self.rank { rank - self.rank } else { rank + self.ranks - self.rank };
         self.pe_after(distance)
     }
 
-    /// Returns rank `(rank + k) % ranks`: the rank `k` places after this rank. Requires `k` less
+    /// Returns rank `(rank + k) % ranks`, the rank `k` places after this rank. `k` must be less
     /// than `ranks`.
     #[inline(always)]
     pub(crate) fn rank_after(&self, k: u32) -> u32 {

@@ -1,8 +1,8 @@
-//! Combines operands that lie in the memory of this device. A communication library has gathered
-//! the operands there, for example from other hosts.
+//! Kernels that combine operands in the memory of one device. The caller has gathered the operands
+//! from other ranks, for example through a communication library from other hosts.
 //!
-//! Operands are combined in their order, so ranks that combine the same operands get the same bits.
-//! The reduction is the same as in the other kernels of this crate.
+//! A kernel combines the operands in the order of their addresses, so ranks that combine the same
+//! operands get the same bits. The arithmetic is the same as in the other kernels of this crate.
 
 use crate::line::Operand;
 use crate::reduce::{Class, finish, fold_lines, outgoing};
@@ -10,7 +10,8 @@ use crate::wait::position;
 use peerweave_device::prelude::*;
 use peerweave_types::{bf16, f16};
 
-/// The argument that a kernel takes: operands at equal distances, and the address of the result.
+/// The argument of the kernels in this module: operands at equal distances in memory, and the
+/// address of the result.
 #[derive(Clone, Copy, Debug, KernelArg)]
 #[repr(C)]
 pub struct Combine {
@@ -24,27 +25,29 @@ pub struct Combine {
     /// Distance in bytes between the starts of two consecutive operands, a multiple of the element
     /// size.
     pub stride: u64,
-    /// For `PreMulSum`: zero-extended bits of the factor by which every operand is multiplied.
+    /// For the reduction `PreMulSum`: zero-extended bits of the factor by which every operand is
+    /// multiplied.
     pub scalar: u64,
     /// Number of operands, at least 1.
     pub operands: u32,
-    /// For `Avg`: the number by which the sum is divided.
+    /// For the reduction `Avg`: the number by which the sum is divided.
     pub ranks: u32,
-    /// The reduction: `ReduceOp as u32`.
+    /// The reduction, as the number of a `ReduceOp`.
     pub op: u32,
-    /// Not used.
+    /// Unused; 0.
     pub reserved: u32,
 }
 
-/// Number of operands whose lines are read at a time.
+/// Number of operands from which a thread loads a line before it combines the loaded lines.
 const W: usize = 4;
 
-/// Combines the operands line by line, and reads up to `W` operands at a time.
+/// Combines the operands, one 16-byte line of each operand at a time. Reads the lines of up to `W`
+/// operands before combining them.
 #[inline(always)]
 fn run<T: Class>(call: &Combine) -> Result<(), Failed> {
     // SAFETY: the launch guarantees the documented properties of the fields.
     let operand = |index: u32| unsafe { Operand::<false>::new(call.send + u64::from(index) * call.stride, call.count) };
-    // SAFETY: as above.
+    // SAFETY: the launch guarantees the documented properties of the fields.
     let recv = unsafe { Operand::<false>::new(call.recv, call.count) };
     let (lines, (first, step)) = (recv.lines::<T>(), position());
     let mut line = first;
@@ -92,7 +95,8 @@ entries! {
     combine_f64: f64;
 }
 
-/// Returns the kernel for an element type, or `None` if the type cannot be reduced.
+/// Returns the kernel that combines operands of an element type, or `None` if the type cannot be
+/// reduced.
 ///
 /// ```
 /// use peerweave_collectives::combine;

@@ -1,31 +1,32 @@
-//! Copies of lines by the threads of a block, into and out of the slots of rings.
+//! Functions by which the threads of a block copy 16-byte lines into and out of the slots of rings.
 
 use crate::epoch::pointer;
 use crate::line::LINE_BYTES;
 use peerweave_device::gpu::{self, Vector};
 
-/// Calls `load` and then `store` for each index below `n`. The threads of the block share the
-/// indices. Each thread loads up to four values before it stores them.
+/// Calls `load` and then `store` for each index below `n`. The indices are divided among the
+/// threads of the block. Each thread loads up to four values before it stores them.
 #[inline(always)]
 pub(crate) fn each(n: u64, load: impl Fn(u64) -> Vector, store: impl Fn(u64, Vector)) {
     each_of_share(Share::ALL, n, load, store);
 }
 
-/// The share of one block if several blocks divide a range of indices. Neighbouring blocks handle
-/// neighbouring indices.
+/// The indices that one block handles if several blocks divide a range of indices. Neighbouring
+/// blocks handle neighbouring indices.
 #[derive(Clone, Copy)]
 pub(crate) struct Share {
-    /// Number of the block, below `of`.
+    /// Number of the block among the blocks that divide the indices, from 0 to `of - 1`.
     pub(crate) index: u64,
-    /// Number of blocks.
+    /// Number of blocks that divide the indices.
     pub(crate) of: u64,
 }
 
 impl Share {
-    /// The share of a block that handles all indices.
+    /// The share of a block that handles all indices alone.
     pub(crate) const ALL: Self = Self { index: 0, of: 1 };
 
-    /// Returns the first index of this thread, and the distance to its next index.
+    /// Returns the first index that this thread handles, and the distance between its consecutive
+    /// indices.
     #[inline(always)]
     fn position(self) -> (u64, u64) {
         let threads = u64::from(gpu::block_dim().x);
@@ -33,7 +34,8 @@ impl Share {
     }
 }
 
-/// Like [`each`], for the indices that belong to one block of several.
+/// Like [`each`], but several blocks divide the indices below `n`, and this block handles only the
+/// indices of its [`Share`].
 #[inline(always)]
 pub(crate) fn each_of_share(share: Share, n: u64, load: impl Fn(u64) -> Vector, store: impl Fn(u64, Vector)) {
     const BATCH: usize = 4;
@@ -56,7 +58,8 @@ pub(crate) fn each_of_share(share: Share, n: u64, load: impl Fn(u64) -> Vector, 
     }
 }
 
-/// Like [`each`], for values of any type. Each thread loads two values before it stores them.
+/// Like [`each`], but for values of any type, and each thread loads up to two values before it
+/// stores them.
 #[inline(always)]
 pub(crate) fn two_by_two<V: Copy>(n: u64, load: impl Fn(u64) -> V, store: impl Fn(u64, V)) {
     let threads = u64::from(gpu::block_dim().x);
@@ -72,13 +75,15 @@ pub(crate) fn two_by_two<V: Copy>(n: u64, load: impl Fn(u64) -> V, store: impl F
     }
 }
 
-/// Like [`each`], but a thread handles one index at a time.
+/// Like [`each`], but for values of any type, and each thread stores a value before it loads the
+/// next value.
 #[inline(always)]
 pub(crate) fn one_by_one<V: Copy>(n: u64, load: impl Fn(u64) -> V, store: impl Fn(u64, V)) {
     one_by_one_of_share(Share::ALL, n, load, store);
 }
 
-/// Like [`one_by_one`], for the indices that belong to one block of several.
+/// Like [`one_by_one`], but several blocks divide the indices below `n`, and this block handles
+/// only the indices of its [`Share`].
 #[inline(always)]
 pub(crate) fn one_by_one_of_share<V: Copy>(share: Share, n: u64, load: impl Fn(u64) -> V, store: impl Fn(u64, V)) {
     let (mut index, step) = share.position();
@@ -88,7 +93,8 @@ pub(crate) fn one_by_one_of_share<V: Copy>(share: Share, n: u64, load: impl Fn(u
     }
 }
 
-/// Stores line `index` of the lines at an address: in a slot of a ring, or in an offered result.
+/// Stores a 16-byte line at index `index` of the lines that start at `address`. The lines are in a
+/// slot of a ring, or in a result buffer that another rank has offered.
 ///
 /// # Safety
 /// At the address there are more than `index` lines, and this thread may write line `index` now.
@@ -98,7 +104,8 @@ pub(crate) unsafe fn store(address: u64, index: u64, value: Vector) {
     unsafe { gpu::store_vector_global(pointer(address + index * LINE_BYTES as u64), value) };
 }
 
-/// Loads line `index` of the lines at an address in a slot of a ring.
+/// Loads the 16-byte line at index `index` of the lines that start at `address`, in a slot of a
+/// ring.
 ///
 /// # Safety
 /// At the address there are more than `index` lines, and this thread may read line `index` now.

@@ -1,17 +1,18 @@
-//! The counter of launches, in device memory, so that the launches of a replayed graph are counted
-//! too.
+//! The epoch: the number of launches before the current one. Kernels keep a counter of their
+//! launches in device memory, so that the launches of a replayed graph are counted too.
 //!
-//! All blocks of a launch read the same epoch without waiting for each other. Each block adds its
-//! share to the counter after its threads have read the counter. The shares of one launch add up to
-//! [`SHARES`]. Before the last block has added its share, the sum is less than [`SHARES`]. So the
-//! counter divided by [`SHARES`] changes only after all blocks have read the counter. The next
-//! launch reads the counter after this launch has ended.
+//! All blocks of a launch read the same epoch without waiting for each other. Each block adds a
+//! number, its share, to the counter after its threads have read the counter. The shares of one
+//! launch add up to [`SHARES`]. Before the last block has added its share, the sum is less than
+//! [`SHARES`]. So the epoch, which is the counter divided by [`SHARES`], changes only after all
+//! blocks have read the counter. The next launch reads the counter after this launch has ended.
 //!
 //! # Why two banks are enough
-//! A launch uses bank `epoch % 2`, so a rank writes into the same bank of another rank again two
-//! launches later. The launch in between has waited for at least one line of each other rank. The
-//! other rank sent this line after its previous launch had ended, and so after it had put the
-//! sentinel back into every line of the bank.
+//! Each staging area has two banks of lines. A launch uses bank `epoch % 2`, so a rank writes into
+//! the same bank of another rank again two launches later. In the launch in between, the rank has
+//! waited for at least one line from that other rank. The other rank sent this line after its
+//! previous launch had ended. Before the end of that launch, it had put the sentinel back into
+//! every line of the bank.
 //!
 //! This argument holds for any sizes and shapes under two conditions. Each call exchanges a line
 //! between every two ranks in both directions. Each kernel begins its work after the previous
@@ -22,7 +23,7 @@ use peerweave_device::gpu::{self, Access, Gpu, Reduce, Relaxed};
 /// Amount by which one launch increases the counter: the sum of the shares that its blocks add.
 pub const SHARES: u64 = 1 << 16;
 
-/// Returns the number of launches that have ended.
+/// Returns the epoch: the number of earlier launches that this counter has counted.
 ///
 /// # Safety
 /// `counter` is the address of a word in this device's memory. The word is accessed only as the
@@ -37,7 +38,7 @@ pub(crate) unsafe fn read(counter: u64) -> u64 {
 /// have read the epoch.
 ///
 /// # Safety
-/// As for [`read`].
+/// As for [`read`]: `counter` is the address of a word that only counts launches.
 #[inline(always)]
 pub(crate) unsafe fn end(counter: u64) {
     gpu::sync_threads();
@@ -51,7 +52,7 @@ pub(crate) unsafe fn end(counter: u64) {
 /// threads of the block have read the epoch.
 ///
 /// # Safety
-/// As for [`read`].
+/// As for [`read`]: `counter` is the address of a word that only counts launches.
 #[inline(always)]
 pub(crate) unsafe fn add_share(counter: u64) {
     let blocks = gpu::grid_dim().count();

@@ -1,6 +1,7 @@
-//! all_gather and all_to_all: every rank gets one part from each rank, in the order of ranks.
+//! The collectives all_gather and all_to_all: every rank gets one part from each rank, in the order
+//! of ranks.
 //!
-//! [`Call::count`] is the length of a part in bytes.
+//! In these kernels, [`Call::count`] is the length of a part in bytes.
 
 use crate::Call;
 use crate::line::Operand;
@@ -10,17 +11,18 @@ use peerweave_device::gpu::Vector;
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
-/// The data that a rank sends to each of the other ranks.
+/// The collective that an exchange kernel carries out. It determines the data that a rank sends to
+/// each of the other ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Exchange {
-    /// The rank sends its whole input, which is one part, to every rank.
+    /// Each rank sends its whole input, which is one part, to every rank.
     AllGather,
-    /// The rank sends part `r` of its input to rank `r`.
+    /// Each rank sends part `r` of its input to rank `r`.
     AllToAll,
 }
 
-/// Runs an all_gather or an all_to_all. In each bank, the part of rank `r` starts at line
-/// `r * lines`.
+/// Runs an all_gather or an all_to_all. `lines` is the number of 16-byte lines of a part. In each
+/// bank of a staging area, the part of rank `r` starts at line `r * lines`.
 #[inline(always)]
 fn run<const W: usize, const MORE: bool, const EACH: bool, const WHOLE: bool>(ctx: &Context, call: &Call) -> Result<(), Failed> {
     if !call.begin() {
@@ -104,9 +106,9 @@ entries! {
     all_to_all_8: <4, true, true, false>;
 }
 
-/// Returns the kernel for `ranks` ranks, or `None` if `ranks` is not 1 to
-/// [`MAX_RANKS`](crate::MAX_RANKS). Pass `true` as `is_whole` only if both addresses and the length
-/// of a part are multiples of [`LINE_BYTES`](crate::LINE_BYTES).
+/// Returns the kernel of all_gather or all_to_all for `ranks` ranks, or `None` if `ranks` is not 1
+/// to [`MAX_RANKS`](crate::MAX_RANKS). Pass `true` as `is_whole` only if the addresses of both
+/// operands and the length of a part are multiples of [`LINE_BYTES`](crate::LINE_BYTES).
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernel(exchange: Exchange, ranks: u32, is_whole: bool) -> Option<&'static peerweave_device::launch::Kernel<(Call,)>> {
     use Exchange::{AllGather, AllToAll};

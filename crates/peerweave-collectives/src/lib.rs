@@ -1,9 +1,10 @@
 //! The kernels that carry out Peerweave's collectives, with their PTX.
 //!
-//! Every collective kernel takes one [`Call`], with the addresses of the ranks' staging areas and
-//! of the operands, and with the reduction. All ranks launch a kernel with the same algorithm, the
-//! same shape and the same count. `peerweave-cuda` allocates the areas, chooses a kernel and a
-//! shape, and launches the kernel.
+//! Every collective kernel takes one [`Call`], with the addresses of the ranks' *staging areas* and
+//! of the operands, and with the reduction. A staging area is memory of a rank to which the other
+//! ranks push their data. All ranks launch a kernel with the same algorithm, the same shape and the
+//! same count. `peerweave-cuda` allocates the areas, chooses a kernel and a shape, and launches the
+//! kernel.
 //!
 //! | algorithm | what travels | when |
 //! |---|---|---|
@@ -22,13 +23,14 @@
 //!
 //! # Lines
 //! Small and medium messages travel in lines of 16 bytes. One access writes a line, and one access
-//! reads it. Until its data arrives, a line holds the *sentinel*: 128 bits that the ranks draw at
-//! random when they create their areas. So the content of a line shows whether its data has
-//! arrived, and no fence is needed. Every bit pattern can be sent. A line of data equals the
-//! sentinel with a probability of 2⁻¹²⁸. In this case, the receiver waits until its deadline, and
-//! its failure report names the sender. The receiver puts the sentinel back after it has read a
-//! line. Launches alternate between two banks, so that no line is written before the sentinel has
-//! been put back ([`mod@epoch`] explains why two banks are enough).
+//! reads a line. Until its data arrives, a line of a staging area holds the *sentinel*: 128 bits
+//! that the ranks draw at random when they create their areas. So the content of a line shows
+//! whether its data has arrived, and no fence is needed. Every bit pattern can be sent. A line of
+//! data equals the sentinel with a probability of 2⁻¹²⁸. In this case, the receiver waits until its
+//! deadline, and its failure report names the sender. The receiver puts the sentinel back after it
+//! has read a line. A staging area has two *banks* of lines, which launches use alternately. So no
+//! rank writes a line before the receiver has put the sentinel back ([`mod@epoch`] explains why two
+//! banks are enough).
 //!
 //! # Results
 //! Inputs are combined in the order of ranks, starting with rank 0, so that all ranks get the same
@@ -42,7 +44,7 @@
     reason = "indices are unrolled; an iterator would put an array of lines into the thread's memory"
 )]
 
-/// The README, whose examples are tests.
+/// Runs the examples of the README as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
@@ -65,8 +67,8 @@ mod wait;
 
 pub use call::{Algorithm, Call, MAX_RANKS, Results};
 
-/// The PTX of all kernels. It is included once, because it is large and the compiler would keep a
-/// copy for each module.
+/// The PTX of all kernels of this crate. The kernels share this static, because the PTX is large,
+/// and otherwise the compiler would keep a copy of it for each module.
 #[cfg(not(target_arch = "nvptx64"))]
 static PTX: peerweave_device::launch::PtxImage = include!(concat!(env!("OUT_DIR"), "/peerweave_ptx.rs"));
 pub use line::LINE_BYTES;

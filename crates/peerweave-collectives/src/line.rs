@@ -1,60 +1,60 @@
-//! Lines of 16 bytes: reading and writing them in operands of any alignment and length, and in
-//! staging areas.
+//! Lines, the 16-byte units in which kernels move data. This module reads and writes lines in
+//! operands of any alignment and length, and in staging areas.
 
 use crate::epoch::pointer;
 use crate::reduce::{Class, FromBits};
 use peerweave_device::gpu::{self, Piece, Vector};
 
-/// Size of a line in bytes.
+/// Size in bytes of a line, the unit in which the kernels move data.
 pub const LINE_BYTES: usize = size_of::<Vector>();
 
-/// Returns the number of elements in a line.
+/// Returns the number of elements of type `T` in a 16-byte line.
 pub(crate) const fn per_line<T>() -> usize {
     LINE_BYTES / size_of::<T>()
 }
 
-/// An operand: elements at any address that is aligned to the element size. With `WHOLE`, the
-/// address is aligned to lines and every line is complete, so the code does not test these
-/// properties.
+/// An operand of a kernel, which is read and written in 16-byte lines. The address of its elements
+/// is aligned to the element size. If `WHOLE` is true, the address is also aligned to lines and
+/// every line is complete, so the code does not test these properties.
 #[derive(Clone, Copy)]
 pub(crate) struct Operand<const WHOLE: bool> {
     address: u64,
     count: u64,
-    /// Whether the address is aligned to lines.
+    /// Whether the address is a multiple of [`LINE_BYTES`].
     aligned: bool,
 }
 
 impl<const WHOLE: bool> Operand<WHOLE> {
-    /// Returns the operand at an address.
+    /// Returns the operand with `count` elements at `address`.
     ///
     /// # Safety
     /// `address` is the address of `count` elements that this thread can access while the kernel
-    /// runs, and is aligned to the element size. With `WHOLE`, the address is aligned to lines, and
-    /// the elements are whole lines.
+    /// runs, and is aligned to the element size. If `WHOLE` is true, the address and the length of
+    /// the operand are multiples of [`LINE_BYTES`].
     #[inline(always)]
     pub(crate) unsafe fn new(address: u64, count: u64) -> Self {
         Self { address, count, aligned: address.is_multiple_of(LINE_BYTES as u64) }
     }
 
-    /// Returns the address of the first element.
+    /// Returns the address of the operand's first element.
     #[inline(always)]
     pub(crate) fn address(self) -> u64 {
         self.address
     }
 
-    /// Returns the number of lines. The last line may be incomplete.
+    /// Returns the number of 16-byte lines of the operand. The last line may be incomplete.
     #[inline(always)]
     pub(crate) fn lines<T: Class>(self) -> u64 {
         self.count.div_ceil(per_line::<T>() as u64)
     }
 
-    /// Returns whether the `n` lines that start at `line` are aligned and complete.
+    /// Returns whether the `n` lines from line `line` are complete and aligned to [`LINE_BYTES`].
     #[inline(always)]
     pub(crate) fn is_whole<T: Class>(self, line: u64, n: u64) -> bool {
         WHOLE || self.aligned && (line + n) * per_line::<T>() as u64 <= self.count
     }
 
-    /// Reads a line that is aligned and complete, as [`Self::is_whole`] reports.
+    /// Reads line `line`. [`Self::is_whole`] must be true for this line.
     #[inline(always)]
     pub(crate) fn read_whole(self, line: u64) -> Vector {
         // SAFETY: this is a whole, aligned line of the operand, which the caller of `new`
@@ -62,14 +62,15 @@ impl<const WHOLE: bool> Operand<WHOLE> {
         unsafe { gpu::load_vector_global(pointer::<u8>(self.address + line * LINE_BYTES as u64)) }
     }
 
-    /// Writes a line that is aligned and complete, as [`Self::is_whole`] reports.
+    /// Writes line `line`. [`Self::is_whole`] must be true for this line.
     #[inline(always)]
     pub(crate) fn write_whole(self, line: u64, value: Vector) {
         // SAFETY: as in `read_whole`.
         unsafe { gpu::store_vector_global(pointer::<u8>(self.address + line * LINE_BYTES as u64), value) };
     }
 
-    /// Reads a line below [`Self::lines`]. Elements past the end of the operand are zero.
+    /// Reads line `line`, which must be below [`Self::lines`]. In the returned line, elements past
+    /// the end of the operand are zero.
     #[inline(always)]
     pub(crate) fn read<T: Class>(self, line: u64) -> Vector {
         let from = pointer::<u8>(self.address + line * LINE_BYTES as u64);
@@ -82,7 +83,8 @@ impl<const WHOLE: bool> Operand<WHOLE> {
         }
     }
 
-    /// Writes a line below [`Self::lines`], except elements past the end of the operand.
+    /// Writes line `line`, which must be below [`Self::lines`]. Ignores elements of `value` past
+    /// the end of the operand.
     #[inline(always)]
     pub(crate) fn write<T: Class>(self, line: u64, value: Vector) {
         let to = pointer::<u8>(self.address + line * LINE_BYTES as u64);
@@ -96,11 +98,12 @@ impl<const WHOLE: bool> Operand<WHOLE> {
     }
 }
 
-/// Like [`gather`], but reads 4-byte words instead of bytes if the address and the number of bytes
-/// are multiples of 4. Most operands that are read as bytes consist of elements of a larger type.
+/// Like [`gather`], but if the elements are bytes, and the address and the number of bytes are
+/// multiples of 4, it reads 4-byte words. Most operands that are read as bytes consist of elements
+/// of a larger type, so reading words is often possible.
 ///
 /// # Safety
-/// As for [`gather`].
+/// As for [`gather`]: this thread can read `n` elements at `from`, at most one line.
 #[inline(always)]
 unsafe fn gather_any<P: Piece + Into<u64>>(from: *const P, n: u32) -> Vector {
     // SAFETY: the caller guarantees the elements; the words contain the same bytes.
@@ -110,11 +113,11 @@ unsafe fn gather_any<P: Piece + Into<u64>>(from: *const P, n: u32) -> Vector {
     [low, high]
 }
 
-/// Like [`scatter`], but writes 4-byte words instead of bytes in the cases in which [`gather_any`]
-/// reads words.
+/// Like [`scatter`], but if the elements are bytes, and the address and the number of bytes are
+/// multiples of 4, it writes 4-byte words.
 ///
 /// # Safety
-/// As for [`scatter`].
+/// As for [`scatter`]: this thread can write `n` elements at `to`, at most one line.
 #[inline(always)]
 unsafe fn scatter_any<P: Piece + FromBits>(to: *mut P, n: u32, value: Vector) {
     // SAFETY: as in `gather_any`.
@@ -127,18 +130,19 @@ unsafe fn scatter_any<P: Piece + FromBits>(to: *mut P, n: u32, value: Vector) {
     }
 }
 
-/// Returns whether `n` bytes at `address` are whole, aligned 4-byte words.
+/// Returns whether `address` and `n` are multiples of 4, so that `n` bytes at `address` are aligned
+/// 4-byte words.
 #[inline(always)]
 fn are_words(address: usize, n: u32) -> bool {
     (address as u64 | u64::from(n)).is_multiple_of(4)
 }
 
-/// Reads `n` elements to the start of a line, for the ends of operands and for operands that are
-/// not aligned. Not inlined, because it is rarely called. Returns two words instead of an array,
-/// because an array would not stay in registers.
+/// Reads `n` elements one by one, and returns them as the start of a line. Used for the ends of
+/// operands and for operands that are not aligned to lines. Not inlined, because it is rarely
+/// called. Returns two words instead of an array, because an array would not stay in registers.
 ///
 /// # Safety
-/// At the pointer there are `n` elements, at most one line, that this thread can read.
+/// `from` points to `n` elements that this thread can read. The elements fill at most one line.
 #[inline(never)]
 unsafe fn gather<P: Piece + Into<u64>>(from: *const P, n: u32) -> (u64, u64) {
     let (mut low, mut high) = (0, 0);
@@ -156,10 +160,11 @@ unsafe fn gather<P: Piece + Into<u64>>(from: *const P, n: u32) -> (u64, u64) {
     (low, high)
 }
 
-/// Writes the first `n` elements of a line.
+/// Writes the first `n` elements of a line, one by one. The line is passed as two words, `low` and
+/// `high`.
 ///
 /// # Safety
-/// At the pointer there are `n` elements, at most one line, that this thread can write.
+/// `to` points to `n` elements that this thread can write. The elements fill at most one line.
 #[inline(never)]
 unsafe fn scatter<P: Piece + FromBits>(to: *mut P, n: u32, low: u64, high: u64) {
     let bits = size_of::<P>() as u32 * 8;
@@ -170,45 +175,46 @@ unsafe fn scatter<P: Piece + FromBits>(to: *mut P, n: u32, low: u64, high: u64) 
     }
 }
 
-/// Lines of a staging area that start at an address.
+/// The address of consecutive 16-byte lines in the staging area of a rank.
 #[derive(Clone, Copy)]
 pub(crate) struct Lines(u64);
 
 impl Lines {
-    /// Returns the lines at an address.
+    /// Returns the lines that start at `address`.
     ///
     /// # Safety
-    /// At the address there are as many lines as the caller indexes, in the staging area of this
-    /// rank or of a mapped peer. While the kernel runs, they are accessed only by whole lines.
+    /// All lines that the caller indexes lie in the staging area of this rank or of a mapped peer.
+    /// While the kernel runs, all accesses to these lines read or write whole lines.
     #[inline(always)]
     pub(crate) unsafe fn at(address: u64) -> Self {
         Self(address)
     }
 
     /// Returns the lines at the same offset in another staging area. `area` is the address of the
-    /// area that contains these lines, and `other` is the address of the other area.
+    /// area that contains `self`, and `other` is the address of the other area.
     ///
     /// # Safety
-    /// As for [`Self::at`].
+    /// As for [`Self::at`], for the lines in the other area.
     #[inline(always)]
     pub(crate) unsafe fn beside(self, area: u64, other: u64) -> Self {
         Self(self.0 - area + other)
     }
 
-    /// Returns the lines that start at `line`.
+    /// Returns the lines from line `line` on, so that line `line` of `self` becomes line 0.
     #[inline(always)]
     pub(crate) fn from(self, line: u64) -> Self {
         Self(self.0 + line * LINE_BYTES as u64)
     }
 
-    /// Writes a line of the staging area.
+    /// Writes line `line` of the staging area by one relaxed store.
     #[inline(always)]
     pub(crate) fn push(self, line: u64, value: Vector) {
         // SAFETY: the caller of `at` guaranteed the line.
         unsafe { gpu::store_line_relaxed(pointer(self.0 + line * LINE_BYTES as u64), value) };
     }
 
-    /// Reads a line of the staging area, whether or not its data has arrived.
+    /// Reads line `line` of the staging area by one relaxed load. If its data has not arrived, the
+    /// line holds the sentinel.
     #[inline(always)]
     pub(crate) fn look(self, line: u64) -> Vector {
         // SAFETY: the caller of `at` guaranteed the line.
@@ -216,10 +222,11 @@ impl Lines {
     }
 }
 
-/// Returns whether a line has arrived: it then no longer contains the sentinel.
+/// Returns whether the data of a line has arrived. A line whose data has not arrived contains the
+/// sentinel.
 ///
-/// On GPUs a line is written by one access. On the host it is written by two accesses, and either
-/// may become visible first.
+/// On GPUs, one access writes a line. On the host, two accesses write the two words of a line, and
+/// either word may become visible first.
 #[inline(always)]
 pub(crate) fn has_arrived(line: Vector, sentinel: [u64; 2]) -> bool {
     if cfg!(target_arch = "nvptx64") {

@@ -1,4 +1,5 @@
-//! The first phase of kernels that move lines: every rank pushes lines to the other ranks.
+//! The first phase of kernels that move 16-byte lines: every rank pushes lines to the staging areas
+//! of the other ranks.
 
 use crate::Call;
 use crate::epoch;
@@ -7,12 +8,13 @@ use crate::wait::{bank, position};
 use peerweave_device::gpu::Vector;
 use peerweave_device::prelude::*;
 
-/// Calls [`push_lines`] with the banks of the epoch, from line `region` of each bank, and counts
-/// the launch. Returns this rank's bank, from its first line.
+/// Pushes `lines` lines to the other ranks with [`push_lines`], and then counts the launch. The
+/// lines start at line `region` of the bank that this launch uses. Returns the lines of that bank
+/// in this rank's own area.
 ///
 /// # Safety
-/// The counter of the call meets the requirements of [`epoch::read`]. The areas of the call have
-/// banks with these lines from `region`.
+/// The counter of the call meets the requirements of [`epoch::read`]. The banks of the areas have
+/// `lines` lines from line `region` on.
 #[inline(always)]
 pub(crate) unsafe fn push_to_banks<const W: usize, const MORE: bool, const FIRST: u32, const SAME: bool>(
     call: &Call,
@@ -31,22 +33,26 @@ pub(crate) unsafe fn push_to_banks<const W: usize, const MORE: bool, const FIRST
         Ok(move |k| unsafe { bank(call, k, epoch) }.from(region))
     };
     push_lines::<W, MORE, FIRST, SAME, _>(call.ranks, lines, there, load, keep, open)?;
-    // SAFETY: as above. The launch is counted while the lines are in transit.
+    // SAFETY: the caller guarantees the counter. The launch is counted while the lines are in
+    // transit.
     unsafe { epoch::end(call.counter) };
-    // SAFETY: as above.
+    // SAFETY: the caller guarantees the banks.
     Ok(unsafe { bank(call, 0, epoch) })
 }
 
-/// Pushes the lines with numbers below `lines` to the other ranks. Here, `k` stands for the rank
-/// `k` places after this rank, and is below `ranks`.
+/// Pushes the lines with numbers below `lines` to the other ranks. The arguments `k` of the
+/// functions stand for the rank `k` places after this rank, so `k == 0` is this rank.
 ///
-/// `load` reads a line for a rank. It is called for each `k` from `FIRST` for which `there` returns
-/// true. With `SAME` it is called only for `k == 0`, and that line is pushed to all ranks. If
-/// `FIRST` is 0, `keep` gets the line of `k == 0`. `open` waits until the lines of the other ranks
-/// may be written, and returns a function that gives their place for each `k`.
+/// - `there(k, line)` returns whether rank `k` gets the line.
+/// - `load(k, line)` reads the line for rank `k`. It is called for each `k` from `FIRST` for which
+///   `there` returns true. If `SAME` is true, it is called only for `k == 0`, and all ranks get
+///   that line.
+/// - `keep(line, value)` gets the line of `k == 0`. It is called only if `FIRST` is 0.
+/// - `open()` waits until this rank may write the lines. It returns a function that returns the
+///   destination for each `k`.
 ///
-/// The first lines are loaded before `open` is called, so that all loads are in flight at the same
-/// time. Ranks are handled in groups of `W`; without `MORE` there is only one group.
+/// The function loads the first lines before it calls `open`, so that all loads are in flight at
+/// the same time. It handles ranks in groups of `W`. If `MORE` is false, there is only one group.
 #[inline(always)]
 pub(crate) fn push_lines<const W: usize, const MORE: bool, const FIRST: u32, const SAME: bool, To: Fn(u32) -> Lines>(
     ranks: u32,

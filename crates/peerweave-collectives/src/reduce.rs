@@ -1,11 +1,11 @@
-//! Reduces one line of each rank by an operation that is chosen when the kernel runs.
+//! Reduces one 16-byte line of each rank. The kernel chooses the reduction operation when it runs.
 
 use peerweave_device::api::combine::{Combine, Reducible};
 use peerweave_device::gpu::{Piece, Vector};
 use peerweave_device::prelude::*;
 use peerweave_types::{bf16, f16};
 
-/// An unsigned integer that is made of the low bits of a word.
+/// An unsigned integer that can be made from the low bits of a 64-bit word.
 pub(crate) trait FromBits {
     #[doc(hidden)]
     fn from_bits(bits: u64) -> Self;
@@ -24,23 +24,25 @@ macro_rules! from_bits {
 
 from_bits!(u8, u16, u32, u64);
 
-/// An element type of reductions.
+/// An element type that kernels can reduce. The methods operate on the lanes of a 16-byte line: one
+/// lane for each element.
 pub(crate) trait Class: Reducible {
-    /// Unsigned integer of the same size.
+    /// The unsigned integer type of the same size as the element.
     type Piece: Piece + Into<u64> + FromBits;
     /// Whether the element type is an integer type.
     const INTEGER: bool;
-    /// Converts a small number to the element type, and returns the bits, zero-extended.
+    /// Converts a small number to the element type, and returns the bits of the element,
+    /// zero-extended.
     fn number(value: u32) -> u64;
-    /// Returns the sum in each lane.
+    /// Returns the sum of `a` and `b` in each lane.
     fn plus(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
-    /// Returns the product in each lane.
+    /// Returns the product of `a` and `b` in each lane.
     fn times(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
-    /// Returns the smaller value in each lane.
+    /// Returns the smaller of the values of `a` and `b` in each lane.
     fn least(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
-    /// Returns the larger value in each lane.
+    /// Returns the larger of the values of `a` and `b` in each lane.
     fn greatest(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
-    /// Returns the quotient in each lane. Integers are rounded toward zero.
+    /// Returns the quotient `a / b` in each lane. Integer quotients are rounded toward zero.
     fn over(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
 }
 
@@ -81,7 +83,7 @@ class! {
     f64 as u64, false, |n| f64::from(n).to_bits();
 }
 
-/// Division; integers are rounded toward zero.
+/// The division of two elements. Integer quotients are rounded toward zero.
 #[derive(Clone, Copy)]
 struct Over;
 
@@ -112,7 +114,7 @@ over! {
     f64: |a, b| a / b;
 }
 
-/// Returns a line in which every element has the bits `bits`.
+/// Returns a 16-byte line in which every element has the bits `bits`.
 #[inline(always)]
 fn splat<T>(bits: u64) -> Vector {
     let word = match size_of::<T>() {
@@ -132,8 +134,9 @@ fn scaled<T: Class>(low: u64, high: u64, scalar: u64) -> (u64, u64) {
     (low, high)
 }
 
-/// Returns a line of this rank's input as it is sent to other ranks: multiplied by the scalar for
-/// `PreMulSum`, otherwise unchanged. With `PLAIN` the reduction is the sum.
+/// Returns a line of this rank's input as the rank sends it to other ranks: multiplied by `scalar`
+/// if `op` is `PreMulSum`, otherwise unchanged. If `PLAIN` is true, the reduction is the sum,
+/// whatever `op` is.
 #[inline(always)]
 pub(crate) fn outgoing<T: Class, const PLAIN: bool>(op: u32, scalar: u64, line: Vector) -> Vector {
     if !PLAIN && op == ReduceOp::PreMulSum as u32 {
@@ -144,8 +147,8 @@ pub(crate) fn outgoing<T: Class, const PLAIN: bool>(op: u32, scalar: u64, line: 
     }
 }
 
-/// Combines `state`, the reduction of earlier ranks if there are any, with the first `ranks` lines
-/// in order.
+/// Combines `state` with the first `ranks` lines, in order. `state` is the reduction of the lines
+/// of earlier ranks, or `None` if `lines` starts with the line of the first rank.
 #[inline(always)]
 fn fold<T: Class, const W: usize>(
     lines: &[Vector; W],
@@ -163,7 +166,8 @@ fn fold<T: Class, const W: usize>(
     state
 }
 
-/// Like [`fold`], but `combine` takes words of 64 bits instead of lanes.
+/// Like [`fold`], but `combine` takes 64-bit words of a line instead of lanes. Used for bitwise
+/// reductions.
 #[inline(always)]
 fn fold_bits<T: Class, const W: usize>(
     lines: &[Vector; W],
@@ -181,8 +185,9 @@ fn fold_bits<T: Class, const W: usize>(
     T::unpack(bits)
 }
 
-/// Combines `state`, the reduction of earlier ranks if there are any, with the first `ranks` lines
-/// in order. `op` selects the reduction; with `PLAIN` it is the sum.
+/// Combines `state` with the first `ranks` lines, in order, by the reduction `op`. `state` is the
+/// reduction of the lines of earlier ranks, or `None` if `lines` starts with the first rank. If
+/// `PLAIN` is true, the reduction is the sum, whatever `op` is.
 #[inline(always)]
 pub(crate) fn fold_lines<T: Class, const W: usize, const PLAIN: bool>(
     op: u32,
@@ -214,8 +219,8 @@ fn is_sum(op: u32) -> bool {
     op == ReduceOp::Sum as u32 || op == ReduceOp::PreMulSum as u32 || op == ReduceOp::Avg as u32
 }
 
-/// Returns a line of the result. `state` is the reduction of all ranks; for `Avg`, it is divided by
-/// `ranks`.
+/// Returns a line of the result. `state` is the reduction of the lines of all ranks. If `op` is
+/// `Avg`, the result is `state` divided by `ranks`.
 #[inline(always)]
 pub(crate) fn finish<T: Class, const PLAIN: bool>(op: u32, ranks: u32, state: T::Lanes) -> Vector {
     if !PLAIN && op == ReduceOp::Avg as u32 {
@@ -224,8 +229,8 @@ pub(crate) fn finish<T: Class, const PLAIN: bool>(op: u32, ranks: u32, state: T:
     T::pack(state)
 }
 
-/// Reduces the first `ranks` lines, which are in the order of ranks. With `PLAIN` the reduction is
-/// the sum.
+/// Reduces the first `ranks` lines, which are in the order of ranks, and returns the resulting
+/// line. If `PLAIN` is true, the reduction is the sum, whatever `op` is.
 #[inline(always)]
 pub(crate) fn reduce<T: Class, const W: usize, const PLAIN: bool>(op: u32, ranks: u32, lines: &[Vector; W]) -> Vector {
     finish::<T, PLAIN>(op, ranks, fold_lines::<T, W, PLAIN>(op, ranks, lines, None))

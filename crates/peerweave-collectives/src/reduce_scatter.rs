@@ -1,7 +1,7 @@
-//! reduce_scatter: rank `r` gets the reduction of part `r` of all inputs.
+//! The collective reduce_scatter: rank `r` gets the reduction of part `r` of all inputs.
 //!
-//! [`Call::count`] is the number of elements of a part. An input has one part for each rank; the
-//! starts of parts are [`Call::stride`] bytes apart.
+//! In these kernels, [`Call::count`] is the number of elements of a part. An input has one part for
+//! each rank. The starts of consecutive parts are [`Call::stride`] bytes apart.
 
 use crate::Call;
 use crate::line::Operand;
@@ -11,7 +11,8 @@ use crate::wait::{Row, await_sum, await_two_rows, position, put_back};
 use peerweave_device::prelude::*;
 use peerweave_types::{KernelOp, bf16, f16};
 
-/// Runs a reduce_scatter. In each bank, the part that rank `r` sends starts at line `r * lines`.
+/// Runs a reduce_scatter. `lines` is the number of 16-byte lines of a part. In each bank of a
+/// staging area, the part that rank `r` sends starts at line `r * lines`.
 #[inline(always)]
 fn run<T: Class, const W: usize, const MORE: bool, const PLAIN: bool>(ctx: &Context, call: &Call) -> Result<(), Failed> {
     if !call.begin() {
@@ -19,7 +20,7 @@ fn run<T: Class, const W: usize, const MORE: bool, const PLAIN: bool>(ctx: &Cont
     }
     // SAFETY: the launch guarantees an input of one part for each rank, and a result of one part.
     let part = |k: u32| unsafe { Operand::<PLAIN>::new(call.send + u64::from(call.rank_after(k)) * call.stride, call.count) };
-    // SAFETY: as above.
+    // SAFETY: the launch guarantees a result of one part.
     let recv = unsafe { Operand::<PLAIN>::new(call.recv, call.count) };
     let lines = recv.lines::<T>();
     let outgoing = |k: u32, line| outgoing::<T, PLAIN>(call.op, call.scalar, part(k).read::<T>(line));
@@ -92,9 +93,12 @@ entries! {
     reduce_scatter_plain_f32_8: <f32, 4, true, true>;
 }
 
-/// Returns the kernel for an element type and a number of ranks, like
-/// [`all_reduce::kernel`](crate::all_reduce::kernel). Pass `true` as `is_plain` only if the length
-/// of a part and the stride are also multiples of [`LINE_BYTES`](crate::LINE_BYTES).
+/// Returns the kernel of reduce_scatter for an element type and a number of ranks. Returns `None`
+/// if the type cannot be reduced, or if `ranks` is not 1 to [`MAX_RANKS`](crate::MAX_RANKS).
+///
+/// Pass `true` as `is_plain` only if the reduction is the sum, and the addresses of both operands,
+/// the length of a part and the stride are multiples of [`LINE_BYTES`](crate::LINE_BYTES).
+/// `is_plain` may differ between ranks.
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernel(
     dtype: peerweave_types::DType,

@@ -1,10 +1,11 @@
-//! scan and exclusive_scan: rank `r` gets the reduction of the inputs of the ranks up to `r`
-//! (scan), or of the ranks before `r` (exclusive_scan).
+//! The collectives scan and exclusive_scan: rank `r` gets the reduction of the inputs of ranks 0 to
+//! `r` (scan), or of ranks 0 to `r - 1` (exclusive_scan).
 //!
-//! Every rank pushes its lines to the ranks above it, which reduce the lines that arrive in the
-//! order of ranks. The first line is pushed to all ranks, because every two ranks must exchange a
-//! line in both directions ([`mod@crate::epoch`]). Lower ranks wait for that line and do not use
-//! it. Each line is read before the same thread writes it, so the result may overwrite the input.
+//! Every rank pushes the lines of its input to all higher ranks. Each rank reduces the lines that
+//! it receives in the order of ranks. Every rank pushes its first line to lower ranks too, because
+//! every two ranks must exchange a line in both directions ([`mod@crate::epoch`]). Lower ranks wait
+//! for that line and do not use it. The result may overwrite the input, because one thread reads a
+//! line of the input and later writes the same line of the result.
 
 use crate::Call;
 use crate::line::Operand;
@@ -14,7 +15,8 @@ use crate::wait::{Row, await_lines, position, put_back};
 use peerweave_device::prelude::*;
 use peerweave_types::{KernelOp, bf16, f16};
 
-/// Runs a scan or an exclusive scan. In each bank, the lines of rank `r` start at line `r * lines`.
+/// Runs a scan or an exclusive scan. `lines` is the number of 16-byte lines of an input. In each
+/// bank of a staging area, the input of rank `r` starts at line `r * lines`.
 #[inline(always)]
 fn run<T: Class, const W: usize, const MORE: bool>(ctx: &Context, call: &Call) -> Result<(), Failed> {
     if !call.begin() {
@@ -28,7 +30,7 @@ fn run<T: Class, const W: usize, const MORE: bool>(ctx: &Context, call: &Call) -
     let there = |k, line| line == 0 || call.rank_after(k) > call.rank;
     // SAFETY: the launch guarantees the counter, and areas with banks for the lines of all ranks.
     let banks = unsafe { push_to_banks::<W, MORE, 0, true>(call, lines, region, there, |_, line| own(line), |_, _| ())? };
-    // The result contains the inputs of the ranks below this number.
+    // The result is the reduction of the inputs of the ranks below this number.
     let included = call.rank + u32::from(call.is_exclusive == 0);
     let (first, step) = position();
     let mut line = first;
@@ -75,9 +77,10 @@ entries! {
     scan_f64_8: <f64, 4, true>;
 }
 
-/// Returns the kernel for an element type. Returns `None` if the type cannot be reduced, or if
-/// `ranks` is not 1 to [`MAX_RANKS`](crate::MAX_RANKS). [`Call::is_exclusive`] selects an inclusive
-/// or an exclusive scan. [`Call::count`] is the number of elements in an input.
+/// Returns the scan kernel for an element type and a number of ranks. Returns `None` if the type
+/// cannot be reduced, or if `ranks` is not 1 to [`MAX_RANKS`](crate::MAX_RANKS).
+/// [`Call::is_exclusive`] selects an inclusive or an exclusive scan. [`Call::count`] is the number
+/// of elements in an input.
 ///
 /// ```
 /// use peerweave_collectives::scan;

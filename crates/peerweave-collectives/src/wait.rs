@@ -1,4 +1,5 @@
-//! Waits for the lines of all ranks in a bank.
+//! Functions that wait until lines of other ranks have arrived in a bank of this rank's staging
+//! area.
 
 use crate::Call;
 use crate::line::{Lines, has_arrived};
@@ -15,35 +16,37 @@ pub(crate) fn position() -> (u64, u64) {
     (first, u64::from(gpu::grid_dim().x) * threads)
 }
 
-/// The lines of all ranks, in a bank, from which one line of the result is computed.
+/// One line from each rank, at equal distances in a bank of a staging area. A kernel computes a
+/// line of the result from these lines.
 #[derive(Clone, Copy)]
 pub(crate) struct Row {
     pub(crate) lines: Lines,
-    /// Number of rank 0's line.
+    /// Number of rank 0's line in `lines`.
     pub(crate) first: u64,
-    /// Distance between the lines of consecutive ranks.
+    /// Distance between the lines of consecutive ranks, in lines.
     pub(crate) stride: u64,
-    /// Number of ranks that have a line.
+    /// Number of ranks that have a line in this row: ranks 0 to `ranks - 1`.
     pub(crate) ranks: u32,
 }
 
 impl Row {
-    /// Returns the row whose lines are `step` lines after the lines of this row.
+    /// Returns the row in which the line of each rank is `step` lines after its line in this row.
     #[inline(always)]
     pub(crate) fn after(self, step: u64) -> Self {
         Self { first: self.first + step, ..self }
     }
 
-    /// Returns the number of a rank's line.
+    /// Returns the number, in `lines`, of the line of rank `rank`.
     #[inline(always)]
     fn at(self, rank: u32) -> u64 {
         self.first + u64::from(rank) * self.stride
     }
 }
 
-/// Waits for the lines of a row and calls `found` with them. `own` is this rank's line. Ranks are
-/// handled in groups of `W`, because the addresses of more lines do not fit in registers. Without
-/// `MORE` there is only one group. `found` gets the first rank of a group and the group's lines.
+/// Waits until all lines of a row have arrived, and calls `found` with the lines. `own` is this
+/// rank's line. The function handles ranks in groups of `W`, because the addresses of more lines do
+/// not fit in registers. It calls `found` for each group, with the first rank and the lines of the
+/// group. If `MORE` is false, there is only one group.
 #[inline(always)]
 pub(crate) fn await_lines<const W: usize, const MORE: bool>(
     ctx: &Context,
@@ -63,7 +66,8 @@ pub(crate) fn await_lines<const W: usize, const MORE: bool>(
     }
 }
 
-/// Waits for the lines of a row, and reduces them in the order of ranks.
+/// Waits until all lines of a row have arrived, and returns their reduction by [`Call::op`], in the
+/// order of ranks.
 #[inline(always)]
 pub(crate) fn await_sum<T: Class, const W: usize, const MORE: bool, const PLAIN: bool>(
     ctx: &Context,
@@ -79,10 +83,12 @@ pub(crate) fn await_sum<T: Class, const W: usize, const MORE: bool, const PLAIN:
     Ok(finish::<T, PLAIN>(call.op, row.ranks, state))
 }
 
-/// Waits for the lines of a group of ranks that starts at `base`.
+/// Waits until the lines of `W` ranks of a row, from rank `base` on, have arrived. Returns the
+/// lines.
 ///
-/// Each poll reads `W` lines without a branch between the loads. With fewer ranks, the poll reads
-/// the last rank's line again. It also reads this rank's own line, which no rank writes.
+/// Each poll reads `W` lines without a branch between the loads. If there are fewer ranks, the poll
+/// reads the last rank's line again. The poll also reads this rank's own line, which no rank
+/// writes, and replaces it by `own`.
 #[inline(always)]
 fn await_group<const W: usize>(
     ctx: &Context,
@@ -109,9 +115,9 @@ fn await_group<const W: usize>(
     ctx.poll(operation, look, || call.pe_of(missing(lines, first, stride, ranks, call.rank, call.sentinel[0], call.sentinel[1])))
 }
 
-/// Waits for the lines of two rows, whose first lines are `step` apart. All loads of a poll are in
-/// flight at the same time. `own` has this rank's line of each row; `W` is at least the number of
-/// ranks.
+/// Waits until all lines of two rows have arrived, and returns the lines. The second row is `step`
+/// lines after the first row. All loads of a poll are in flight at the same time. `own` has this
+/// rank's line of each row. `W` must be at least the number of ranks.
 #[inline(always)]
 pub(crate) fn await_two_rows<const W: usize>(
     ctx: &Context,
@@ -147,8 +153,8 @@ pub(crate) fn await_two_rows<const W: usize>(
     ctx.poll(operation, look, || call.pe_of(first_missing()))
 }
 
-/// Returns the first rank other than `me` whose line has not arrived, or `me` if all lines have
-/// arrived.
+/// Returns the lowest rank other than `me` whose line has not arrived. Returns `me` if all lines
+/// have arrived.
 #[cold]
 #[inline(never)]
 fn missing(lines: Lines, first: u64, stride: u64, ranks: u32, me: u32, low: u64, high: u64) -> u32 {
@@ -156,7 +162,8 @@ fn missing(lines: Lines, first: u64, stride: u64, ranks: u32, me: u32, low: u64,
     (0..ranks).find(is_missing).unwrap_or(me)
 }
 
-/// Puts the sentinel back into the lines of a row that [`await_lines`] has read.
+/// Writes the sentinel back into the lines of a row, after a function such as [`await_lines`] has
+/// read them. A later launch can then wait for the same lines.
 #[inline(always)]
 pub(crate) fn put_back<const W: usize, const MORE: bool>(call: &Call, row: Row) {
     let mut base = 0;
@@ -174,13 +181,14 @@ pub(crate) fn put_back<const W: usize, const MORE: bool>(call: &Call, row: Row) 
     }
 }
 
-/// Returns the lines of a bank in the area of the rank `k` places after this rank.
+/// Returns the lines of the bank that a launch uses in the staging area of the rank `k` places
+/// after this rank.
 ///
 /// # Safety
-/// The areas of the call have two banks of [`Call::bank_bytes`] bytes; `epoch` is the epoch of the
-/// launch.
+/// The staging areas of the call have two banks of [`Call::bank_bytes`] bytes. `epoch` is the epoch
+/// of the launch.
 #[inline(always)]
 pub(crate) unsafe fn bank(call: &Call, k: u32, epoch: u64) -> Lines {
-    // SAFETY: the caller guarantees the bank.
+    // SAFETY: the caller guarantees that the area has two banks.
     unsafe { Lines::at(call.area_after(k) + (epoch & 1) * call.bank_bytes) }
 }

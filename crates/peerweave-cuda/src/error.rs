@@ -1,4 +1,4 @@
-//! Errors of a GPU of a job.
+//! The error type of this crate, [`CudaError`], and the failure report of a kernel.
 
 use std::fmt;
 use std::time::Duration;
@@ -51,21 +51,21 @@ pub enum CudaError {
     /// An earlier kernel failed and left the synchronisation words of teams in an unknown state.
     #[error("{call}: a kernel failed earlier, so teams cannot synchronise; call Gpu::recover on all PEs first ({failure})")]
     Failed {
-        /// The call that was refused.
+        /// Name of the call that failed, because teams cannot synchronise.
         call: &'static str,
         /// Description of the first failure.
         failure: String,
     },
-    /// An argument is invalid: a bug in the caller.
+    /// An argument of a call is invalid. This is a bug in the caller.
     #[error("{call}: {what} is {value}, expected {expected}")]
     Misuse {
         /// The call that failed.
         call: &'static str,
-        /// Name of the argument.
+        /// Name of the invalid argument.
         what: &'static str,
-        /// Value of the argument.
+        /// Value of the invalid argument.
         value: String,
-        /// Description of valid values.
+        /// Description of the values that are valid for the argument.
         expected: String,
     },
     /// A collective call failed on another PE, and therefore on this PE too.
@@ -89,7 +89,7 @@ pub enum CudaError {
     /// The route table cannot be used.
     #[error(transparent)]
     Routes(#[from] RoutesError),
-    /// An error of the driver.
+    /// An error of the CUDA driver.
     #[error(transparent)]
     Driver(#[from] DriverError),
     /// An error of the symmetric heap in virtual memory.
@@ -117,7 +117,7 @@ impl From<LaunchError> for CudaError {
 }
 
 impl CudaError {
-    /// Returns the PE that caused this error, if the error names one.
+    /// Returns the PE that caused this error. Returns `None` if the error names no PE.
     pub fn pe(&self) -> Option<Pe> {
         match self {
             Self::PeLost { pe, cause, .. } | Self::Bootstrap(BootstrapError::PeLost { pe, cause, .. }) => {
@@ -131,7 +131,8 @@ impl CudaError {
     }
 }
 
-/// Returns the PE at fault for the loss of `pe`: the PE because of which `pe` gave up, or `pe`.
+/// Returns the PE that caused the loss of `pe`. If `pe` gave up because other PEs were missing,
+/// this is the first missing PE. Otherwise it is `pe` itself.
 pub(crate) fn at_fault(pe: Pe, loss: &Loss) -> Pe {
     match loss {
         Loss::GaveUp { missing } => missing.first().copied().unwrap_or(pe),
@@ -153,21 +154,24 @@ impl fmt::Debug for CudaError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KernelFailure {
-    /// The kind of failure; `None` if this version does not know the number in the report.
+    /// The kind of failure. `None` if this version of the library does not know the number in the
+    /// report.
     pub kind: Option<FailureKind>,
-    /// The operation that failed; `None` if this version does not know the number in the report.
+    /// The operation that failed. `None` if this version of the library does not know the number in
+    /// the report.
     pub operation: Option<KernelOp>,
-    /// The PE that did not arrive or is unreachable; `None` if the failure concerns no PE.
+    /// The PE that did not arrive or is unreachable. `None` if the failure concerns no PE.
     pub pe: Option<Pe>,
-    /// The number of the operation's team; `None` if the operation has no team.
+    /// The number of the operation's team. `None` if the operation has no team.
     pub team: Option<u32>,
     /// The value that the kernel expected: a value of a signal, an epoch, or a number of bytes.
     pub expected: u64,
-    /// The value that the kernel found.
+    /// The value that the kernel found instead of [`Self::expected`], or the code that the kernel
+    /// passed to `Context::exit`.
     pub found: u64,
     /// Linear index of the block that failed first (x fastest, then y, then z).
     pub block: u32,
-    /// Linear index of the failed thread in its block.
+    /// Linear index, in its block, of the thread that failed first.
     pub thread: u32,
 }
 
@@ -179,7 +183,7 @@ impl fmt::Display for KernelFailure {
         }
         match self.kind {
             Some(kind) => write!(f, "{kind}")?,
-            None => write!(f, "unknown reason")?,
+            None => write!(f, "the reason is unknown")?,
         }
         if let Some(pe) = self.pe {
             write!(f, ", {pe}")?;

@@ -1,9 +1,9 @@
-//! Teams of GPUs for kernels. All PEs that split create the teams together. Each team has a number,
-//! which is its index in the tables that kernels read.
+//! Teams whose kernels synchronise and make collective calls. The PEs of a split create the teams
+//! together. Each team has a number, which is its index in the team table that kernels read.
 //!
 //! Invariant: a new team gets a number that is free on every PE. So no kernel of an older team uses
-//! the lines and epochs of this number. The members set these lines and epochs to zero before the
-//! call returns on any PE.
+//! the synchronisation lines and the epochs of this number. The members set these lines and epochs
+//! to zero before the split returns on any PE.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,22 +20,22 @@ use crate::gpu::teams::{Members, Number};
 /// make collective calls together.
 ///
 /// [`Gpu::split`] creates teams. Pass the [`kernel_team`](Self::kernel_team) of a team to kernels.
-/// The team of all PEs is [`KernelTeam::WORLD`]. Each team has a number. Dropping a team is local
-/// and keeps the team's number in use; [`destroy`](Self::destroy) frees the number.
+/// The team of all PEs is [`KernelTeam::WORLD`]. Each team has a number. If a team is dropped, its
+/// number stays in use. [`destroy`](Self::destroy) frees the number.
 pub struct Team {
     gpu: Gpu,
     number: u32,
     members: Arc<Members>,
 }
 
-/// The data that a PE contributes to a split.
+/// The data that a PE sends to all PEs of a split.
 struct Part {
     free: u64,
     color: Option<u64>,
     key: i64,
-    /// The id for NVSHMEM's team. NVSHMEM uses the id of the team's first member.
+    /// An id for a new team of NVSHMEM. The new team uses the id that its first member has sent.
     id: u64,
-    /// The call with its arguments, which must be the same on all PEs.
+    /// The call of this PE as text, with the arguments that must be the same on all PEs.
     call: String,
 }
 
@@ -45,10 +45,11 @@ impl Part {
         numbers.iter().flat_map(|number| number.to_le_bytes()).chain(self.call.bytes()).collect()
     }
 
-    /// Returns `None` for bytes that no split encodes.
+    /// Parses bytes that [`Self::to_bytes`] has created on another PE. Returns `None` if the bytes
+    /// are too short.
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (numbers, call) = bytes.split_at_checked(40)?;
-        let number = |index: usize| u64::from_le_bytes(numbers[8 * index..][..8].try_into().expect("eight bytes"));
+        let number = |index: usize| u64::from_le_bytes(numbers[8 * index..][..8].try_into().expect("the slice has eight bytes"));
         Some(Self {
             free: number(0),
             color: (number(1) != 0).then(|| number(2)),
@@ -59,22 +60,23 @@ impl Part {
     }
 }
 
-/// Sends the bytes of this PE in a step of a split, and returns the bytes of all PEs that take
-/// part.
+/// A function that exchanges bytes in a step of a split. It takes the name of the step and the
+/// bytes of this PE. It returns the bytes of all PEs of the split.
 pub(crate) type Exchange<'a> = dyn Fn(&str, &[u8]) -> Result<Vec<Vec<u8>>, CudaError> + 'a;
 
 /// The PEs that split into teams, and the function by which they exchange bytes.
 pub(crate) struct Parent<'a> {
-    /// The PEs in the order of their ranks.
+    /// The PEs that take part in the split, in the order of their ranks.
     pub(crate) pes: &'a [Pe],
-    /// Returns the bytes of each PE in the order of `pes`. The steps of a split have different
-    /// names.
+    /// Exchanges bytes among the PEs, and returns the bytes of each PE in the order of `pes`. Each
+    /// step of a split passes a different name.
     pub(crate) exchange: &'a Exchange<'a>,
 }
 
 impl Gpu {
-    /// Splits all PEs into teams. PEs that pass the same color form a team, in which they are
-    /// ordered by key, and by PE if keys are equal. Returns `None` if this PE passes no color.
+    /// Splits all PEs into teams. The PEs that pass the same color form a team. In a team, ranks
+    /// are ordered by key, and by PE number if keys are equal. Returns `None` if this PE passes no
+    /// color.
     ///
     /// ```no_run
     /// # fn f(gpu: &peerweave_cuda::Gpu) -> Result<(), peerweave_cuda::CudaError> {
@@ -98,15 +100,15 @@ impl Gpu {
         self.split_all("Gpu::split", String::new(), color, key)
     }
 
-    /// Creates a team of the PEs that `shape` lists, in the order of `shape`. Returns `None` on all
-    /// other PEs.
+    /// Creates a team with the PEs of `shape`, in the order of `shape`. Returns `None` on PEs that
+    /// are not in `shape`.
     ///
     /// # Collective
     /// All PEs, with the same shape.
     ///
     /// # Errors
     /// [`CudaError::Misuse`] for a shape that is empty, contains a PE twice, or contains a PE that
-    /// does not exist; the errors of [`split`](Self::split).
+    /// does not exist. The errors of [`split`](Self::split).
     pub fn split_strided(&self, shape: TeamShape) -> Result<Option<Team>, CudaError> {
         const CALL: &str = "Gpu::split_strided";
         if !shape.fits(self.n_pes()) {
@@ -126,8 +128,8 @@ impl Gpu {
         self.split_among(&Parent { pes: &pes, exchange: &exchange }, call, &arguments, color, key)
     }
 
-    /// Splits the PEs of `parent`, which must include this PE, into teams. Collective over the PEs
-    /// of `parent`.
+    /// Splits the PEs of `parent` into teams. All PEs of `parent` must call this function. They
+    /// must include this PE.
     ///
     /// # Errors
     /// The errors of [`split`](Self::split).
@@ -152,7 +154,7 @@ impl Gpu {
         let all = (parent.exchange)("", &own.to_bytes())?;
         let parts = all.iter().map(|bytes| Part::from_bytes(bytes)).collect::<Option<Vec<Part>>>();
         let parts = parts.ok_or_else(|| {
-            misuse(call, "the message of another PE", "in an unknown format", "the same version of Peerweave on all PEs")
+            misuse(call, "the message of another PE", "in an unknown format", "a message from the same version of Peerweave")
         })?;
         if let Some(pe) = parts.iter().position(|part| part.call != own.call) {
             return Err(misuse(
@@ -186,14 +188,15 @@ impl Gpu {
         }))
     }
 
-    /// Sets up the lines and tables of a new team on this PE.
+    /// Sets the synchronisation lines of a new team on this PE to zero, and writes the team's entry
+    /// to the team table.
     fn make(&self, number: u32, color: u64, parents: &[Pe], parts: &[Part]) -> Result<Arc<Members>, CudaError> {
         let inner = &*self.0;
         let mut ranks: Vec<usize> = (0..parts.len()).filter(|rank| parts[*rank].color == Some(color)).collect();
         ranks.sort_by_key(|rank| (parts[*rank].key, *rank));
         let members: Vec<Pe> = ranks.iter().map(|rank| parents[*rank]).collect();
         let pes: Vec<u32> = members.iter().map(|pe| pe.get()).collect();
-        let rank = members.iter().position(|pe| *pe == self.pe()).expect("this PE gave the color");
+        let rank = members.iter().position(|pe| *pe == self.pe()).expect("this PE passed the color, so it is a member");
         let nvshmem = match inner.heap.nvshmem() {
             Some(nvshmem) => {
                 let id = TeamId::from_u64(parts[ranks[0]].id);
@@ -204,8 +207,8 @@ impl Gpu {
         let handle = nvshmem.as_ref().map_or(TeamEntry::NO_HANDLE, peerweave_nvshmem::Team::raw);
         let mut tables = inner.tables.lock().unwrap_or_else(PoisonError::into_inner);
         inner.sync.zero_range(&inner.stream, tables.lines_of(number))?;
-        // `write_team` waits for its copies. The zeros precede these copies on the same stream, so
-        // they are complete too.
+        // `write_team` waits for its copies. The zeros are written before these copies on the same
+        // stream, so the zeros are complete too.
         tables.write_team(&inner.stream, number, &pes, handle)?;
         Ok(Arc::new(Members {
             pes: members,
@@ -227,7 +230,7 @@ impl Team {
         self.members.rank
     }
 
-    /// Returns the number of members.
+    /// Returns the number of members of the team.
     pub fn size(&self) -> usize {
         self.members.pes.len()
     }
@@ -237,9 +240,9 @@ impl Team {
         &self.members.pes
     }
 
-    /// Waits until the streams of this PE have completed the kernels that have been launched with
-    /// the team, then destroys the team. A new team can get the number of this team once all
-    /// members have destroyed this team.
+    /// Waits until the streams of this PE have completed the kernels that were launched with the
+    /// team, and then destroys the team. After all members have destroyed the team, a new team can
+    /// get its number.
     ///
     /// # Collective
     /// All members.
@@ -247,7 +250,7 @@ impl Team {
     /// # Errors
     /// [`CudaError::Misuse`] if a graph uses the team, or while another thread launches a kernel
     /// with the team. [`CudaError::Stuck`] if kernels do not end by the deadline. In both cases,
-    /// the number stays in use. Errors of NVSHMEM if the heap is NVSHMEM's.
+    /// the number of the team stays in use. Errors of NVSHMEM if the heap is NVSHMEM's.
     pub fn destroy(self) -> Result<(), CudaError> {
         const CALL: &str = "Team::destroy";
         let Self { gpu, number, members } = self;

@@ -1,5 +1,5 @@
-//! Tests of the portable API on GPUs of the fake driver: every operation of the backend, in streams
-//! and as blocking calls.
+//! Tests of the portable API on GPUs of the fake driver. The tests cover every operation of the
+//! backend, in streams and as blocking calls.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -20,7 +20,7 @@ fn fakes() -> Fakes {
     Fakes::new().cuda()
 }
 
-/// Returns the next rank and the previous rank.
+/// Returns the rank after this PE and the rank before this PE, in a ring of all PEs.
 fn neighbors(world: &World) -> (Rank, Rank) {
     let (me, n) = (world.my_pe().get(), world.n_pes() as u32);
     (Rank::new((me + 1) % n), Rank::new((me + n - 1) % n))
@@ -97,7 +97,7 @@ fn single_element_put_and_get_support_every_element_size() {
 }
 
 #[test]
-fn fill_and_strided_transfers_change_only_given_elements() {
+fn fill_and_strided_transfers_change_only_selected_elements() {
     fakes().run(|| {
         worlds(2, options(), |world| {
             let (team, stream, (other, _)) = (world.team(), world.stream().unwrap(), neighbors(world));
@@ -130,7 +130,7 @@ fn fill_and_strided_transfers_change_only_given_elements() {
 }
 
 #[test]
-fn atomics_change_elements_of_other_gpus() {
+fn atomic_operations_change_elements_of_other_gpus() {
     fakes().run(|| {
         worlds(2, options(), |world| {
             let (team, stream, first) = (world.team(), world.stream().unwrap(), Rank::new(0));
@@ -160,7 +160,7 @@ fn atomics_change_elements_of_other_gpus() {
 }
 
 #[test]
-fn wait_for_several_words_returns_their_indices() {
+fn wait_for_words_returns_the_indices_of_satisfied_words() {
     fakes().run(|| {
         worlds(1, options(), |world| {
             let (team, stream, me) = (world.team(), world.stream().unwrap(), Rank::new(0));
@@ -188,7 +188,7 @@ fn wait_for_several_words_returns_their_indices() {
 }
 
 #[test]
-fn split_team_communicates_until_it_is_destroyed() {
+fn split_teams_communicate_and_reuse_team_numbers() {
     fakes().run(|| {
         worlds(3, options(), |world| {
             let color = world.my_pe().get() / 2;
@@ -213,8 +213,8 @@ fn split_team_communicates_until_it_is_destroyed() {
                 .unwrap();
                 assert_eq!(theirs, [other.get() as u8; 4]);
             }
-            // PEs outside of the team do not take part in its splits. The splits create more teams
-            // than there are numbers, so numbers are reused.
+            // PEs that are not members do not take part in the splits of `pair`. The splits create
+            // more teams than there are team numbers, so numbers are reused.
             for _ in 0..16 {
                 let alone = pair.split(Some(pair.my_rank().get().into()), 0).unwrap().expect("a color was given");
                 assert_eq!((alone.size(), alone.members()), (1, &[world.my_pe()][..]));
@@ -234,7 +234,7 @@ fn split_team_communicates_until_it_is_destroyed() {
 }
 
 #[test]
-fn reduction_is_correct_on_every_rank() {
+fn gpu_reductions_are_correct_on_every_rank() {
     fakes().run(|| {
         worlds(3, options(), |world| {
             let (team, stream, me) = (world.team(), world.stream().unwrap(), world.my_pe().get());
@@ -275,10 +275,10 @@ fn reduction_is_correct_on_every_rank() {
 }
 
 #[test]
-fn sends_and_receives_match_in_the_order_of_their_calls() {
+fn sends_and_receives_match_in_call_order() {
     fakes().run(|| {
-        // The lengths include messages that are sent by lines, messages that need rings, and empty
-        // messages.
+        // The lengths include messages that are sent as 16-byte lines, messages that need rings,
+        // and empty messages.
         worlds(3, options(), |world| {
             let (team, stream, (right, left)) = (world.team(), world.stream().unwrap(), neighbors(world));
             let message = |from: Rank, len: usize| (0..len as u32).map(|i| from.get() << 24 | i).collect::<Vec<_>>();
@@ -343,7 +343,7 @@ fn all_to_all_v_moves_parts_of_any_length() {
 }
 
 #[test]
-fn data_moving_collectives_deliver_each_ranks_part() {
+fn data_moving_collectives_deliver_the_parts_of_all_ranks() {
     fakes().run(|| {
         // A part is so long that its transfer takes several rounds.
         worlds(3, options(), |world| {
@@ -405,7 +405,7 @@ fn collectives_of_one_team_on_two_streams_run_in_order() {
 }
 
 #[test]
-fn collectives_run_on_a_single_gpu() {
+fn collectives_with_a_single_pe_copy_the_operand() {
     fakes().run(|| {
         worlds(1, options(), |world| {
             let (team, stream) = (world.team(), world.stream().unwrap());

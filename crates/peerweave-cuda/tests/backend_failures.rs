@@ -19,7 +19,7 @@ fn options() -> GpuOptions {
 }
 
 #[test]
-fn wait_that_expires_poisons_teams_and_leaves_copies_usable() {
+fn timed_out_wait_poisons_teams_but_copies_still_work() {
     Fakes::new().cuda().run(|| {
         worlds(1, options().deadline(Duration::from_secs(3)), |world| {
             let (team, stream, me) = (world.team(), world.stream().unwrap(), Rank::new(0));
@@ -31,7 +31,7 @@ fn wait_that_expires_poisons_teams_and_leaves_copies_usable() {
             let Error::Timeout(timeout) = &error else { panic!("{error}, expected a timeout") };
             let word = timeout.word.expect("the wait is for one word");
             assert_eq!((timeout.call, word.found, word.compare, word.value), ("wait_until", 0, Compare::Eq, 1), "{error}");
-            assert!(timeout.missing.is_empty(), "any PE may set the word: {error}");
+            assert!(timeout.missing.is_empty(), "the error names a PE, but any PE may set the word: {error}");
             assert!(matches!(team.failure(), Some(Error::Timeout(_))));
             // Later calls that need kernels are refused as poisoned.
             for error in [team.barrier(&stream).unwrap_err(), team.barrier_blocking().unwrap_err()] {
@@ -41,7 +41,7 @@ fn wait_that_expires_poisons_teams_and_leaves_copies_usable() {
             assert!(matches!(refused, Error::Poisoned { call: "signal", .. }), "{refused}");
             // Copies need no kernel, so the stream still runs them.
             team.put(&stream, &x.slice(..1).unwrap(), &x.slice(1..).unwrap(), me).unwrap().wait().unwrap();
-            assert!(matches!(stream.synchronize(), Err(Error::Timeout(_))), "the failure is reported once");
+            assert!(matches!(stream.synchronize(), Err(Error::Timeout(_))), "the first synchronize call must report the failure");
             stream.synchronize().unwrap();
             x.copy_from(&[1, 2]).unwrap();
             assert_eq!(x.to_vec().unwrap(), [1, 2]);
@@ -52,7 +52,7 @@ fn wait_that_expires_poisons_teams_and_leaves_copies_usable() {
 }
 
 #[test]
-fn killed_pe_is_named_by_barriers_and_waits() {
+fn barrier_and_wait_errors_name_a_killed_pe() {
     let _ = Fakes::new().cuda().run_with_victims(3, &[2], |child| one_is_killed(&child));
 }
 
@@ -99,7 +99,7 @@ fn one_is_late(child: &peerweave_fakes::Child) {
     let team = world.team();
     team.barrier_blocking().unwrap();
     if child.rank == 2 {
-        // Late enough that the other PEs have seen the end of PE 1.
+        // This delay is so long that the other PEs have seen the end of PE 1.
         std::thread::sleep(Duration::from_secs(10));
     }
     let start = Instant::now();

@@ -20,8 +20,8 @@ struct Operands {
     device: OnDevice<u32>,
 }
 
-/// A collective, and a function that returns the expected result of a rank. The input of a rank is
-/// [`given`].
+/// A test case: a function that enqueues a collective, and a function that returns the expected
+/// result of a rank. [`given`] returns the elements of a rank's input.
 type Case = (fn(&Team, &Stream, &Operands) -> Result<()>, fn(usize) -> Vec<u32>);
 
 fn given(rank: usize, index: usize) -> u32 {
@@ -94,7 +94,7 @@ const CASES: &[Case] = &[
 ];
 
 #[test]
-fn collectives_in_graphs_can_alternate_with_queued_calls() {
+fn captured_collectives_are_correct_between_queued_calls() {
     Fakes::new().cuda().run(|| {
         let options = GpuOptions::new(4 << 20).deadline(Duration::from_secs(60)).slots(4);
         common::worlds(N as u32, options, |world| {

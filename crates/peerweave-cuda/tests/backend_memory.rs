@@ -1,5 +1,5 @@
-//! Tests of the portable API on GPUs: memory of other libraries as operands, graphs, streams of the
-//! application, and launches.
+//! Tests of the portable API on GPUs, with device memory of other libraries as operands, graphs,
+//! streams of the application, and kernel launches.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -36,7 +36,7 @@ fn wrapped(world: &World, stream: &Arc<CudaStream>) -> peerweave_core::Stream {
 }
 
 #[test]
-fn device_memory_can_be_an_operand() {
+fn device_memory_can_be_an_operand_of_put_get_and_copy() {
     Fakes::new().cuda().run(|| {
         worlds(2, options(), |world| {
             let (team, stream, other) = (world.team(), world.stream().unwrap(), Rank::new(1 - world.my_pe().get()));
@@ -99,7 +99,7 @@ fn operations_on_a_wrapped_stream_run_on_the_cudarc_stream() {
 }
 
 #[test]
-fn captured_operations_are_replayed_by_their_graph() {
+fn captured_operations_run_only_when_the_graph_is_launched() {
     Fakes::new().cuda().run(|| {
         worlds(2, options(), |world| {
             let (team, other) = (world.team(), Rank::new(1 - world.my_pe().get()));
@@ -107,7 +107,8 @@ fn captured_operations_are_replayed_by_their_graph() {
             let (own, arrived) = (own_stream(world), words.signal(0).unwrap());
             let stream = wrapped(world, &own);
             data.slice(..1).unwrap().fill(u64::from(world.my_pe().get()) + 5).unwrap();
-            // Kernels are loaded before the capture, because they cannot be loaded during it.
+            // These calls load the kernels before the capture, because kernels cannot be loaded
+            // during a capture.
             team.signal(&stream, arrived.add(0), other).unwrap();
             team.wait_until(&stream, &arrived, Compare::Eq, 0).unwrap();
             team.barrier(&stream).unwrap().wait().unwrap();
@@ -144,7 +145,7 @@ fn captured_operations_are_replayed_by_their_graph() {
 }
 
 #[test]
-fn user_kernels_are_launched_on_a_stream_of_the_world() {
+fn application_kernel_runs_on_a_stream_of_the_world() {
     common::fakes().run(|| {
         worlds(2, options(), |world| {
             let (word, signal) = (world.alloc_zeroed::<u64>(1).unwrap(), world.alloc_zeroed::<u64>(1).unwrap());

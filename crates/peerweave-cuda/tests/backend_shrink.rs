@@ -1,4 +1,4 @@
-//! Tests of `World::shrink` on GPUs: PEs continue after other PEs have died.
+//! Tests of `World::shrink` on GPUs, by which PEs continue after other PEs have died.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -12,7 +12,7 @@ use peerweave_fakes::{Child, Fakes};
 
 use common::pes;
 
-/// Maximum time until the surviving PEs continue; less than the deadline.
+/// Maximum time until the surviving PEs continue. This is less than the deadline.
 const SOON: Duration = Duration::from_secs(30);
 
 fn options() -> CudaOptions {
@@ -21,8 +21,8 @@ fn options() -> CudaOptions {
     options
 }
 
-/// Runs collectives on the PEs of a shrunk world, and checks the results. `first` has the numbers
-/// of these PEs in the first world.
+/// Runs collectives on all PEs of a shrunk world, and checks the results. `first` has the numbers
+/// that these PEs had in the first world.
 fn check(world: &World, first: &[u32]) {
     let (me, n) = (world.my_pe().get(), world.n_pes() as u32);
     let (team, stream) = (world.team(), world.stream().unwrap());
@@ -42,7 +42,7 @@ fn check(world: &World, first: &[u32]) {
     words.release().unwrap();
 }
 
-/// Runs `body` as each of `n` PEs, which are threads. `body` must end the world.
+/// Runs `body` on each of `n` PEs, which are threads. `body` must finalize or shrink the world.
 fn on_threads(n: u32, deadline_s: u64, body: impl Fn(World) + Sync) {
     let options = GpuOptions::new(1 << 20).slots(4).deadline(Duration::from_secs(deadline_s));
     pes(n, options, |gpu| body(World::new(Cuda::new(gpu.clone()).unwrap()).unwrap()));
@@ -52,9 +52,9 @@ fn numbers(pes: &[Pe]) -> Vec<u32> {
     pes.iter().map(|pe| pe.get()).collect()
 }
 
-/// Runs a PE. The PEs in `victims` die before the shrink. The PE in `in_shrink` instead dies while
-/// it shrinks the world, after the given number of milliseconds. The other PEs shrink the world and
-/// copy their data to the new world.
+/// Runs one PE of a test. The PEs in `victims` die before they call shrink. But the PE in
+/// `in_shrink` dies during its call of shrink, after the given number of milliseconds. The other
+/// PEs shrink the world, and copy their data to the new world.
 fn one_goes_on(child: &Child, victims: &[usize], in_shrink: Option<(usize, u64)>) {
     let world = World::new(Cuda::join(&common::job_of(child), &options()).unwrap()).unwrap();
     let me = world.my_pe().get();
@@ -76,8 +76,8 @@ fn one_goes_on(child: &Child, victims: &[usize], in_shrink: Option<(usize, u64)>
     let error = world.team().barrier_blocking().unwrap_err();
     assert!(error.blamed().iter().all(|pe| victims.contains(&pe.index())), "{error}");
     let mut smaller = world.shrink().unwrap();
-    // A victim that is still alive stops here. If it made calls, the calls of the other PEs would
-    // succeed.
+    // A victim that is still alive makes no more calls. If it made calls, the calls of the other
+    // PEs would succeed.
     if victims.contains(&child.rank) {
         loop {
             std::thread::park();
@@ -133,7 +133,7 @@ fn shrunk_world_excludes_a_pe_killed_during_gpu_setup() {
 }
 
 #[test]
-fn last_surviving_pe_continues_alone() {
+fn shrink_to_the_last_surviving_pe_succeeds() {
     let _ = common::fakes().run_with_victims(2, &[0], |child| one_goes_on(&child, &[0], None));
 }
 
@@ -178,7 +178,7 @@ fn shrink_error_names_the_missing_pe_at_the_deadline() {
 }
 
 #[test]
-fn wait_for_a_pe_that_called_shrink_fails_soon() {
+fn wait_for_a_pe_that_called_shrink_fails_before_the_deadline() {
     common::fakes().run(|| {
         on_threads(2, 60, |world| {
             let words = world.alloc_zeroed::<u64>(1).unwrap();

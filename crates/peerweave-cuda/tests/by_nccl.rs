@@ -1,5 +1,5 @@
-//! Tests of collectives that NCCL carries out, over fakes of the driver and NCCL: results, choices
-//! that are the same on all PEs, and PEs that die or make no call while NCCL runs.
+//! Tests of collectives that NCCL carries out, with fakes of the driver and NCCL. The tests check
+//! results, choices that are the same on all PEs, and PEs that die or make no call while NCCL runs.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -29,7 +29,7 @@ fn options() -> CudaOptions {
     options
 }
 
-/// Runs `body` as each of `n` PEs, then ends the world.
+/// Runs `body` on each of `n` PEs, and then finalizes the world.
 fn worlds(n: u32, options: impl Fn() -> CudaOptions + Sync, body: impl Fn(&World) + Sync) {
     common::pes_that_may_fail(n, gpu(), |gpu| {
         let world = World::new(Cuda::with(gpu.expect("the GPU is set up"), &options()).expect("the backend is created"))
@@ -53,7 +53,7 @@ fn provider(world: &World, kind: CollectiveKind, dtype: DType) -> (Provider, Str
 const LEN: usize = 100;
 const N: usize = 3;
 
-/// Returns the element of a rank's input at `index`.
+/// Returns the element at `index` in the input of rank `rank`.
 fn given(rank: usize, index: usize) -> u32 {
     (1000 * rank + index) as u32
 }
@@ -66,8 +66,8 @@ fn sums(first: usize) -> Vec<u32> {
     (first..first + LEN).map(|index| (0..N).map(|rank| given(rank, index)).sum()).collect()
 }
 
-/// A collective with input `x` and result `y`, and a function that returns the expected result of a
-/// rank.
+/// A test case: a kind of collective, a function that enqueues the collective with an input and a
+/// result, and a function that returns the expected result of a rank.
 type Case = (CollectiveKind, fn(&World, &Stream, &Symmetric<u32>, &Symmetric<u32>) -> Result<()>, fn(usize) -> Vec<u32>);
 
 const CASES: &[Case] = &[
@@ -184,7 +184,7 @@ fn nccl_calls_in_place_and_on_host_memory_are_correct() {
 }
 
 #[test]
-fn nccl_is_used_only_for_the_world_and_if_bits_are_equal() {
+fn nccl_is_used_only_for_the_world_and_with_equal_result_bits() {
     fakes().run(|| {
         worlds(3, options, |world| {
             let (provider_of_floats, text) = provider(world, CollectiveKind::AllReduce, DType::F32);
@@ -220,7 +220,7 @@ fn nccl_is_used_only_for_the_world_and_if_bits_are_equal() {
     });
 }
 
-/// Checks the result of an all_reduce, which NCCL or Peerweave's kernels carry out.
+/// Runs an all_reduce, which NCCL or Peerweave's kernels carry out, and checks the result.
 fn sum_is_right(world: &World) {
     let (x, y) = (world.alloc::<u32>(9).unwrap(), world.alloc_zeroed::<u32>(9).unwrap());
     x.fill(world.my_pe().get() + 1).unwrap();
@@ -314,8 +314,8 @@ fn graphs_with_nccl_calls_can_alternate_with_queued_calls() {
 fn timed_out_nccl_call_names_the_missing_pe() {
     fakes().run(|| {
         let gpu = gpu().deadline(Duration::from_secs(5));
-        // If a PE ended its world before another PE had timed out, the other PE's error would name
-        // this PE.
+        // Each PE waits here until the calls of all PEs have failed. If a PE ended its world
+        // earlier, the error of another PE would name this PE.
         let all_have_failed = std::sync::Barrier::new(3);
         common::pes_that_may_fail(3, gpu, |gpu| {
             let world = World::new(Cuda::with(gpu.expect("the GPU is set up"), &options()).unwrap()).unwrap();
@@ -380,7 +380,7 @@ fn nccl_error_names_a_pe_killed_before_nccl_connects() {
 }
 
 #[test]
-fn graph_that_waits_for_a_killed_pe_ends() {
+fn graph_with_an_nccl_call_ends_if_a_pe_is_killed() {
     let _ = fakes().run_with_victims(2, &[1], |child| graph_of_a_killed_pe(&child));
 }
 

@@ -1,5 +1,6 @@
-//! Tests of the cost for the host of a call of the portable API on GPUs, after earlier calls of the
-//! same shape. The cost consists of allocations on the calling thread, and of driver calls.
+//! Tests of the cost that a call of the portable API on GPUs has on the host, after earlier calls
+//! of the same shape. The cost is the number of allocations on the calling thread, and the number
+//! of driver calls.
 #![cfg(target_os = "linux")]
 
 #[path = "../../../tests/src/run/allocations.rs"]
@@ -31,7 +32,7 @@ fn driver_calls() -> BTreeMap<String, usize> {
     calls
 }
 
-/// The memory of a PE.
+/// The memory of one PE that the measured calls use.
 struct Operands {
     x: Symmetric<f32>,
     y: Symmetric<f32>,
@@ -48,8 +49,9 @@ struct Operands {
 
 type Call = fn(&Team, &Stream, &Operands, Rank);
 
-/// For each call: the maximum number of allocations in [`ROUNDS`] calls, and the maximum number of
-/// driver calls in one call. Driver queries that are made once in many calls are not counted.
+/// For each measured call: its name, the maximum number of allocations in [`ROUNDS`] calls, the
+/// maximum number of driver calls in one call, and the call itself. Driver queries that are made
+/// once in many calls are not counted.
 const CALLS: &[(&str, usize, usize, Call)] = &[
     ("put", 0, 5, |team, stream, on, other| drop(team.put(stream, &on.x, &on.y, other).unwrap())),
     ("put from a device", 0, 5, |team, stream, on, other| drop(team.put(stream, &on.device, &on.y, other).unwrap())),
@@ -121,8 +123,8 @@ const CALLS: &[(&str, usize, usize, Call)] = &[
 ];
 
 const ROUNDS: usize = 64;
-/// Number of calls that are enqueued before a wait. It is small, so that a slow stream does not
-/// need more tickets than the queue keeps.
+/// Number of calls that the test enqueues before it waits. The number is small, so that a slow
+/// stream does not need more tickets than the stream keeps for later operations.
 const FEW: usize = 16;
 
 #[test]
@@ -136,7 +138,7 @@ fn repeated_call_stays_within_allocation_and_driver_call_limits() {
     });
 }
 
-/// Measures every call, and returns a message for each call that exceeds its limits.
+/// Measures every call in [`CALLS`], and returns a message for each call that exceeds its limits.
 fn costs(world: &World, threads: &Barrier) -> Vec<String> {
     const LEN: usize = 8;
     let (team, stream, other) = (world.team(), world.stream().unwrap(), Rank::new(1 - world.my_pe().get()));

@@ -91,7 +91,7 @@ fn pes<T: Send>(n: u32, options: GpuOptions, body: impl Fn(&Gpu) -> T + Sync) ->
     })
 }
 
-/// Enqueues an all_reduce of `values` by the sum, in place.
+/// Enqueues an in-place all_reduce that adds up the first `count` elements of `values` of all PEs.
 fn add_up(all: &Collectives, stream: &Arc<CudaStream>, values: &Local<f32>, count: usize) -> Result<(), CudaError> {
     let at = values.slice().address();
     // SAFETY: the elements are live until the test has waited for the stream.
@@ -99,7 +99,7 @@ fn add_up(all: &Collectives, stream: &Arc<CudaStream>, values: &Local<f32>, coun
 }
 
 #[test]
-fn back_to_back_calls_of_every_size_are_correct() {
+fn back_to_back_all_reduce_calls_of_every_size_are_correct() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");
@@ -127,7 +127,7 @@ fn back_to_back_calls_of_every_size_are_correct() {
 }
 
 #[test]
-fn graph_launches_and_calls_can_alternate() {
+fn all_reduce_is_correct_if_graph_launches_and_calls_alternate() {
     fakes().run(|| {
         pes(2, options(), |gpu| {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");
@@ -151,7 +151,7 @@ fn graph_launches_and_calls_can_alternate() {
 }
 
 #[test]
-fn team_reduces_in_the_order_of_its_members() {
+fn all_reduce_of_a_team_sums_only_the_inputs_of_members() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
             let members = if gpu.pe() == Pe::new(1) { vec![Pe::new(1)] } else { vec![Pe::new(2), Pe::new(0)] };
@@ -167,7 +167,7 @@ fn team_reduces_in_the_order_of_its_members() {
 }
 
 #[test]
-fn error_names_the_missing_pe_and_recovery_restores_calls() {
+fn all_reduce_error_names_a_missing_pe_and_recovery_works() {
     fakes().run(|| {
         pes(2, options().deadline(Duration::from_secs(3)), |gpu| {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");
@@ -193,7 +193,7 @@ fn error_names_the_missing_pe_and_recovery_restores_calls() {
 }
 
 #[test]
-fn collectives_of_parts_deliver_parts_in_the_order_of_ranks() {
+fn collectives_with_parts_deliver_parts_in_rank_order() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");
@@ -249,7 +249,7 @@ fn collectives_of_parts_deliver_parts_in_the_order_of_ranks() {
 }
 
 #[test]
-fn invalid_calls_are_refused_before_anything_is_enqueued() {
+fn invalid_collective_calls_return_misuse() {
     fakes().run(|| {
         pes(1, options(), |gpu| {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");
@@ -281,7 +281,7 @@ fn invalid_calls_are_refused_before_anything_is_enqueued() {
                 };
                 errors.map(|error| error.to_string())
             };
-            assert!(scan(at, at, ReduceOp::Avg).iter().all(|error| error.contains("expected another reduction")));
+            assert!(scan(at, at, ReduceOp::Avg).iter().all(|error| error.contains("expected a reduction other than avg")));
             assert!(scan(at, at + 8, ReduceOp::Sum).iter().all(|error| error.contains("overlaps")));
             assert!(scan(at, at, ReduceOp::And).iter().all(|error| error.contains("a reduction of f32")));
             // SAFETY: the call is refused.
@@ -300,7 +300,7 @@ fn invalid_calls_are_refused_before_anything_is_enqueued() {
     });
 }
 
-/// Returns the byte of a rank's input at `index`.
+/// Returns the byte at `index` in the input of rank `rank`.
 fn byte(rank: u32, index: usize) -> u8 {
     (index * 13 + rank as usize * 71 + (index >> 8)) as u8
 }
@@ -316,7 +316,8 @@ fn broadcast_gather_and_scatter_move_parts_of_any_length() {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");
             let stream = gpu.stream().expect("the stream is created");
             let me = gpu.pe().get();
-            // The lengths include messages by lines and messages through rings with slots of 1 KiB.
+            // The lengths include messages sent as 16-byte lines, and messages sent through rings
+            // with slots of 1 KiB.
             for (call, part) in [16_usize, 37, 1024, 20_003, 0].into_iter().enumerate() {
                 let root = Rank::new(call as u32 % 3);
                 let is_root = root.get() == me;
@@ -374,7 +375,7 @@ fn messages_between_some_ranks_arrive_in_order() {
             }
             // Rank 0 sends only to rank 2.
             for bytes in [1, 64, 5_000] {
-                // SAFETY: as above.
+                // SAFETY: the memory is live until the test has waited for the stream.
                 unsafe {
                     match me {
                         0 => all.send(&stream, from, bytes, Rank::new(2)).expect("the call is enqueued"),
@@ -403,14 +404,14 @@ fn messages_between_some_ranks_arrive_in_order() {
 }
 
 #[test]
-fn calls_whose_parts_exceed_a_bank_have_correct_results() {
+fn collectives_with_parts_longer_than_a_bank_are_correct() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");
             let stream = gpu.stream().expect("the stream is created");
             let me = gpu.pe().get();
-            // Banks have 64 KiB, and the parts of all ranks exceed a bank. The first length is a
-            // multiple of a line, the second length is not.
+            // Each bank has 64 KiB, and the parts of all ranks together are longer than a bank. The
+            // first length is a multiple of the length of a line, and the second length is not.
             for part in [6_004_usize, 6_001] {
                 let bytes = 4 * part as u64;
                 let [send, gathered, exchanged] =
@@ -441,7 +442,7 @@ fn calls_whose_parts_exceed_a_bank_have_correct_results() {
                 let sums: Vec<f32> = (mine..mine + part).map(|index| (0..3).map(|rank| given(rank, index)).sum()).collect();
                 assert!(reduced.read(&stream).expect("the elements are read") == sums, "reduce_scatter");
                 // The result replaces the input.
-                // SAFETY: as above.
+                // SAFETY: the memory is live until the test has waited for the stream.
                 unsafe { all.all_to_all(&stream, from, from, bytes).expect("the call is enqueued") };
                 assert!(
                     send.read(&stream).expect("the elements are read") == all_of(&|rank, index| given(rank, mine + index)),
@@ -486,7 +487,7 @@ fn only_the_root_gets_the_result_of_a_reduce() {
 }
 
 #[test]
-fn results_on_the_heap_or_in_private_memory_are_correct() {
+fn collective_results_on_heap_or_private_memory_are_correct() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");
@@ -516,13 +517,13 @@ fn results_on_the_heap_or_in_private_memory_are_correct() {
                 // SAFETY: the memory is live until the test has waited for the stream.
                 unsafe { all.all_reduce(&stream, from, to, count, DType::F32, ReduceOp::Sum).expect("the call is enqueued") };
                 check("all_reduce", &|index| (0..3).map(|rank| given(rank, index)).sum(), 3 * part);
-                // SAFETY: as above.
+                // SAFETY: the memory is live until the test has waited for the stream.
                 unsafe { all.all_gather(&stream, from, to, bytes).expect("the call is enqueued") };
                 check("all_gather", &|index| given((index / part) as u32, index % part), 3 * part);
-                // SAFETY: as above.
+                // SAFETY: the memory is live until the test has waited for the stream.
                 unsafe { all.all_to_all(&stream, from, to, bytes).expect("the call is enqueued") };
                 check("all_to_all", &|index| given((index / part) as u32, me as usize * part + index % part), 3 * part);
-                // SAFETY: as above.
+                // SAFETY: the memory is live until the test has waited for the stream.
                 unsafe { all.broadcast(&stream, from, to, bytes, Rank::new(1)).expect("the call is enqueued") };
                 check("broadcast", &|index| given(1, index), part);
             }

@@ -1,5 +1,5 @@
-//! Tests of the end of a GPU. Afterwards the GPU holds no handle of the rendezvous, so the PE can
-//! leave the job.
+//! Tests of the end of a GPU. After the end, the GPU holds no handle of the rendezvous, so the PE
+//! can leave the job.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -15,8 +15,8 @@ use peerweave_types::FailureKind;
 
 use common::{fakes, pes_that_may_fail};
 
-/// Number of handles of the rendezvous without a GPU: the handle of the harness and the handle of
-/// the test.
+/// Number of handles of the rendezvous after the end of the GPU: the handle of the test's harness
+/// and the handle of the test.
 const HANDLES: usize = 2;
 
 fn options() -> GpuOptions {
@@ -36,7 +36,7 @@ fn work(gpu: &Gpu) {
     // The other allocations are dropped without being freed, so they stay allocated.
 }
 
-/// Checks that `end` leaves no further handle of the rendezvous after a GPU has run work.
+/// Runs work on a GPU and calls `end`. Checks that the GPU then holds no handle of the rendezvous.
 fn is_free_right_after(end: impl Fn(Gpu) + Copy + Send + Sync + 'static) {
     for _ in 0..10 {
         pes_that_may_fail(2, options(), move |gpu| {
@@ -50,12 +50,12 @@ fn is_free_right_after(end: impl Fn(Gpu) + Copy + Send + Sync + 'static) {
 }
 
 #[test]
-fn gpu_end_releases_its_handles_of_the_rendezvous() {
+fn gpu_end_releases_all_handles_of_the_rendezvous() {
     fakes().run(|| is_free_right_after(|gpu| gpu.end().expect("the GPU ends without an error")));
 }
 
 #[test]
-fn modules_are_unloaded_when_end_returns() {
+fn gpu_end_returns_after_modules_are_unloaded() {
     fakes().run(|| {
         for _ in 0..20 {
             pes_that_may_fail(1, options(), |gpu| {
@@ -71,12 +71,12 @@ fn modules_are_unloaded_when_end_returns() {
 }
 
 #[test]
-fn gpu_drop_releases_its_handles_of_the_rendezvous() {
+fn gpu_drop_releases_all_handles_of_the_rendezvous() {
     fakes().run(|| is_free_right_after(drop));
 }
 
 #[test]
-fn rendezvous_is_released_by_a_drop_with_work_in_flight() {
+fn gpu_drop_with_work_in_flight_releases_the_rendezvous() {
     fakes().run(|| {
         let short = options().deadline(Duration::from_secs(3));
         pes_that_may_fail(2, short, |gpu| {
@@ -95,7 +95,7 @@ fn rendezvous_is_released_by_a_drop_with_work_in_flight() {
 }
 
 #[test]
-fn end_of_a_gpu_with_other_handles_is_misuse() {
+fn gpu_end_with_other_handles_is_misuse() {
     fakes().run(|| {
         pes_that_may_fail(1, options(), |gpu| {
             let gpu = gpu.expect("the GPU is set up");
@@ -111,7 +111,7 @@ fn end_of_a_gpu_with_other_handles_is_misuse() {
 }
 
 #[test]
-fn end_after_a_failed_kernel_returns_its_error() {
+fn gpu_end_after_a_failed_kernel_returns_the_kernel_error() {
     fakes().run(|| {
         let short = options().deadline(Duration::from_secs(3));
         pes_that_may_fail(2, short, |gpu| {

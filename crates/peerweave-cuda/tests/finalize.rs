@@ -1,4 +1,4 @@
-//! Tests that a world on GPUs can be finalized while several threads use it.
+//! Tests that a world on GPUs can be finalized while several threads use the world.
 #![cfg(target_os = "linux")]
 
 mod common;

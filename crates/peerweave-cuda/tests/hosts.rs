@@ -1,6 +1,6 @@
-//! Tests of the portable API on GPUs of several simulated hosts, over fakes of the driver and NCCL:
-//! results of every collective, calls that need the memory of another host, and PEs of another host
-//! that die.
+//! Tests of the portable API on GPUs of several simulated hosts, over fakes of the driver and NCCL.
+//! The tests check the results of every collective, calls that need the memory of another host, and
+//! the death of PEs on another host.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -27,7 +27,8 @@ fn fakes() -> Fakes {
 /// The tested jobs: for each job, the host of each PE.
 const SHAPES: [&[&str]; 5] = [&["a", "b"], &["a", "a", "b", "b"], &["a", "a", "b"], &["a", "b", "c"], &["b", "a", "b", "a"]];
 
-/// Runs `body` as each PE of a world on these hosts, then ends the world.
+/// Runs `body` on each PE of a world whose PE `i` is on host `hosts[i]`, and then finalizes the
+/// world.
 fn worlds(hosts: &[&str], body: impl Fn(&World) + Sync) {
     common::pes_on(hosts, options(), |gpu| {
         let world = World::new(Cuda::new(gpu.expect("the GPU is set up")).expect("the backend is created"))
@@ -38,7 +39,7 @@ fn worlds(hosts: &[&str], body: impl Fn(&World) + Sync) {
     });
 }
 
-/// Returns the element of a rank's input at `index`.
+/// Returns the element at `index` in the input of rank `rank`.
 fn given(rank: usize, index: usize) -> i32 {
     (1000 * rank + 7 * index + 1) as i32
 }
@@ -125,7 +126,7 @@ fn every_collective_is_correct_in_each_layout_of_pes_on_hosts() {
     });
 }
 
-/// Like [`common::process_on`], with the name of the simulated host.
+/// Like [`common::process_on`], but takes the name of the simulated host.
 fn process_on(child: &peerweave_fakes::Child, host: &str, device: usize, options: GpuOptions) -> common::ProcessGpu {
     common::process_on(child, Some(Host::named(host)), device, options)
 }
@@ -185,7 +186,7 @@ fn call_that_needs_memory_of_another_host_is_refused() {
 }
 
 #[test]
-fn send_recv_all_to_all_v_and_reduce_fn_work_between_hosts() {
+fn send_recv_all_to_all_v_and_reduce_fn_work_across_hosts() {
     fakes().run(|| {
         for hosts in [&["a", "a", "b"][..], &["b", "a", "b", "a"], &["a", "b", "c"]] {
             worlds(hosts, |world| {
@@ -202,7 +203,7 @@ fn send_recv_all_to_all_v_and_reduce_fn_work_between_hosts() {
                 team.group(&stream, ring).unwrap().wait().unwrap();
                 assert_eq!(y.load(7).unwrap(), (1000 * before + 7) as u16);
                 // A token moves from rank to rank. Each rank sends the token after it has received
-                // it.
+                // the token.
                 let mut token = [0u32; 3];
                 if me > 0 {
                     team.recv_blocking(&mut token, rank(me - 1)).unwrap();
@@ -249,7 +250,7 @@ fn send_recv_all_to_all_v_and_reduce_fn_work_between_hosts() {
 }
 
 #[test]
-fn messages_of_a_group_do_not_wait_for_each_other() {
+fn local_and_remote_sends_of_a_group_run_at_the_same_time() {
     fakes().run(|| {
         worlds(&["a", "a", "b"], |world| {
             let (team, stream) = (world.team(), world.stream().unwrap());
@@ -309,7 +310,7 @@ fn team_within_a_host_uses_only_peerweave_kernels() {
 }
 
 #[test]
-fn captured_calls_between_hosts_are_replayed() {
+fn graph_replays_captured_calls_between_hosts() {
     fakes().run(|| {
         worlds(&["a", "a", "b"], |world| {
             let (cuda, me) = (world.backend::<Cuda>().unwrap(), world.my_pe().get());
@@ -386,7 +387,7 @@ fn collective_error_names_a_pe_killed_on_another_host() {
     let _ = fakes().run_with_victims(3, &[2], |child| one_is_killed(&child));
 }
 
-/// Runs a PE of a job in which PE 2, the only PE of its host, dies while the other PEs wait for it.
+/// Runs one PE of a job. PE 2, the only PE of its host, dies while the other PEs wait for PE 2.
 fn one_is_killed(child: &peerweave_fakes::Child) {
     let gpu = process_on(child, if child.rank < 2 { "a" } else { "b" }, child.rank, options());
     let world = World::new(Cuda::new(gpu.clone()).unwrap()).unwrap();
@@ -421,7 +422,7 @@ fn one_is_killed(child: &peerweave_fakes::Child) {
 }
 
 #[test]
-fn wait_for_a_silent_rank_of_another_host_times_out() {
+fn all_reduce_without_a_rank_of_another_host_times_out() {
     fakes().run(|| {
         let all_have_failed = std::sync::Barrier::new(3);
         common::pes_on(&["a", "a", "b"], options().deadline(Duration::from_secs(5)), |gpu| {

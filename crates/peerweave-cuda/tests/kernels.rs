@@ -1,5 +1,5 @@
-//! Tests of the GPUs of a job over the fake driver: heap, context, launches, waits. Kernels run on
-//! the CPU, from the same source as on GPUs.
+//! Tests of the heap, context, launches and waits of GPUs, over the fake driver. Kernels run on the
+//! CPU, from the same source as on GPUs.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -20,7 +20,7 @@ fn options() -> GpuOptions {
 }
 
 #[test]
-fn words_and_signals_reach_the_next_pe() {
+fn kernel_puts_words_and_signals_to_the_next_pe() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
             let (word, signal) =
@@ -108,7 +108,7 @@ fn one_is_killed(child: &peerweave_fakes::Child) {
 }
 
 #[test]
-fn invalid_launches_are_refused_before_anything_runs() {
+fn launch_without_blocks_or_with_freed_memory_is_refused() {
     fakes().run(|| {
         pes(1, options(), |gpu| {
             let (memory, other) =
@@ -130,7 +130,7 @@ fn invalid_launches_are_refused_before_anything_runs() {
 }
 
 #[test]
-fn graph_replays_kernels_after_their_memory_was_dropped() {
+fn graph_replays_kernels_after_the_memory_was_dropped() {
     fakes().run(|| {
         pes(2, options(), |gpu| {
             let (memory, copy) =

@@ -26,7 +26,7 @@ unsafe extern "C" fn never(_: *const driver::Launch) {
 }
 
 #[test]
-fn kernel_is_loaded_without_other_kernels_of_its_crate() {
+fn kernel_is_loaded_without_other_kernels_of_the_crate() {
     fakes().run(|| {
         pes(1, options(), |gpu| {
             driver::register_kernel("bench_p", never);
@@ -50,7 +50,7 @@ fn launches_after_load_crate_load_no_further_module() {
             let before = entered(LOAD);
             // Each kernel of this crate has its own module, so the numbers of loaded functions and
             // modules are equal.
-            assert_eq!(entered("cuFuncLoad"), before, "number of loaded functions, expected that of modules");
+            assert_eq!(entered("cuFuncLoad"), before, "the number of loaded functions differs from the number of loaded modules");
             gpu.barrier("counted").expect("both PEs arrive");
             let (word, signal) =
                 (gpu.alloc::<u64>(9).expect("the memory is allocated"), gpu.alloc::<u64>(1).expect("the memory is allocated"));

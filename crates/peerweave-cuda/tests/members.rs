@@ -1,5 +1,5 @@
-//! Tests of `World::team_of` on GPUs, over the fake driver. Only the members of a team call it.
-//! Errors name missing members, and members that pass a different list.
+//! Tests of `World::team_of` on GPUs, over the fake driver. Only the members of the new team call
+//! `team_of`. Errors name missing members, and members that pass a different list.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -30,7 +30,7 @@ fn works(team: &Team, members: &[Pe]) {
 }
 
 #[test]
-fn team_of_call_creates_a_team_in_the_order_of_the_list() {
+fn team_of_creates_a_team_in_the_order_of_the_list() {
     Fakes::new().cuda().run(|| {
         worlds(4, options(), |world| {
             let lists = [list([3, 1]), list([0, 1, 2]), list([2]), list([1, 3]), list([3, 2, 1, 0])];
@@ -50,7 +50,7 @@ fn team_of_call_creates_a_team_in_the_order_of_the_list() {
 }
 
 #[test]
-fn team_of_call_without_a_free_number_fails_on_all_members() {
+fn team_of_without_a_free_team_number_fails_on_all_members() {
     Fakes::new().cuda().run(|| {
         // The number of teams is small, because the fake driver takes long to create a team.
         worlds(3, options().teams(4), |world| {
@@ -73,17 +73,17 @@ fn team_of_call_without_a_free_number_fails_on_all_members() {
     });
 }
 
-/// Asserts that the call fails early with a mismatch. Returns the PE that the error names, and the
-/// call of that PE.
+/// Asserts that the call fails before the deadline with a mismatch. Returns the PE that the error
+/// names, and the call of that PE.
 fn mismatch(world: &World, members: &[Pe]) -> (u32, String) {
     let start = Instant::now();
-    let Err(Error::Mismatch(mismatch)) = world.team_of(members) else { panic!("{members:?}: not a mismatch") };
+    let Err(Error::Mismatch(mismatch)) = world.team_of(members) else { panic!("{members:?}: the call returned no mismatch") };
     assert!(start.elapsed() < Duration::from_secs(20), "{mismatch} after {:?}", start.elapsed());
     (mismatch.pe.get(), mismatch.theirs)
 }
 
 #[test]
-fn different_member_lists_are_a_mismatch_on_all_callers() {
+fn team_of_with_different_lists_mismatches_on_all_callers() {
     Fakes::new().cuda().run(|| {
         worlds(3, options(), |world| {
             let all = list(0..3);

@@ -22,7 +22,7 @@ fn differ(odd: &str, others: &str, call: impl Fn(&World, bool) -> Result<()> + S
         let is_odd = world.my_pe().get() == 1;
         for round in 0..3 {
             let Err(Error::Mismatch(mismatch)) = call(world, is_odd) else {
-                panic!("PE {}, round {round}: not a mismatch of {odd} and {others}", world.my_pe());
+                panic!("PE {}, round {round}: the call returned no mismatch of {odd} and {others}", world.my_pe());
             };
             let (mine, theirs) = if is_odd { (odd, others) } else { (others, odd) };
             assert_eq!((mismatch.mine.as_str(), mismatch.theirs.as_str()), (mine, theirs));
@@ -81,14 +81,16 @@ fn allocations_of_different_types_or_lengths_mismatch() {
 }
 
 #[test]
-fn splits_of_a_team_compare_only_calls_of_its_members() {
+fn splits_of_a_team_compare_only_calls_of_members() {
     Fakes::new().cuda().run(|| {
         common::worlds(4, options(), |world| {
             let me = world.my_pe().get();
             let half = world.team().split(Some(u64::from(me / 2)), 0).unwrap().expect("a color was given");
             if me / 2 == 0 {
                 let shape = TeamShape { start: 0, stride: 1, size: 1 + me };
-                let Err(Error::Mismatch(mismatch)) = half.split_strided(shape) else { panic!("{shape:?}: not a mismatch") };
+                let Err(Error::Mismatch(mismatch)) = half.split_strided(shape) else {
+                    panic!("{shape:?}: the call returned no mismatch")
+                };
                 assert_eq!(mismatch.pe.get(), 1 - me);
             }
             let all = half.split(Some(7), -i64::from(me)).unwrap().expect("a color was given");
@@ -178,9 +180,9 @@ fn streamed_collectives_of_different_types_or_roots_mismatch() {
     });
 }
 
-/// Exchanges 20 equal messages between two PEs, then makes `call`, in which a message of PE 0 to PE
-/// 1 differs from what PE 1 receives. Checks that each PE gets an error with both messages, long
-/// before the deadline.
+/// Exchanges 20 equal messages between two PEs, and then makes `call`. In `call`, PE 0 sends a
+/// message to PE 1 that differs from the message that PE 1 receives. Checks that each PE gets an
+/// error with both messages, long before the deadline.
 fn messages_differ(sent: &str, received: &str, call: impl Fn(&World, u32) -> Result<()> + Sync) {
     let ends = common::pes_that_may_fail(2, options(), |gpu| {
         let world = World::new(Cuda::new(gpu.unwrap()).unwrap()).unwrap();
@@ -209,7 +211,7 @@ fn messages_differ(sent: &str, received: &str, call: impl Fn(&World, u32) -> Res
 #[test]
 fn send_and_receive_of_different_lengths_or_types_mismatch() {
     Fakes::new().cuda().run(|| {
-        // Short messages are sent by lines, long messages through rings.
+        // Short messages are sent as 16-byte lines, and long messages through rings.
         for (sent, received) in [(3, 5), (5, 3), (300_000, 7), (7, 300_000)] {
             messages_differ(
                 &format!("send of {sent} elements of f32"),

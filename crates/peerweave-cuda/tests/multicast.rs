@@ -24,7 +24,7 @@ fn base(gpu: &Gpu) -> u64 {
 }
 
 #[test]
-fn context_has_a_multicast_address_that_reaches_every_pe() {
+fn kernel_context_has_a_multicast_address_of_all_pes() {
     fakes().run(|| {
         pes(3, options().multicast(true), |gpu| {
             let base = base(gpu);
@@ -44,14 +44,14 @@ fn context_has_a_multicast_address_that_reaches_every_pe() {
 }
 
 #[test]
-fn context_has_no_multicast_address_by_default() {
+fn kernel_context_has_no_multicast_address_by_default() {
     fakes().run(|| {
         pes(2, options(), |gpu| assert_eq!(base(gpu), 0));
     });
 }
 
 #[test]
-fn setup_with_disabled_multicast_fails() {
+fn setup_that_requests_disabled_multicast_fails() {
     fakes().env("PEERWEAVE_MULTICAST", "off").run(|| {
         common::pes_that_may_fail(2, options().multicast(true), |gpu| {
             let error = gpu.expect_err("the set-up fails, because multicast is disabled");

@@ -1,6 +1,7 @@
-//! Tests of all_reduce with residual and RMSNorm, over the fake driver. The result of each
-//! algorithm has the same bits as the result of separate steps. The tests also cover rows that
-//! exceed the staging memory, graphs, a missing PE, and calls that differ.
+//! Tests of all_reduce with a residual and RMSNorm, over the fake driver. The result of each
+//! algorithm has the same bits as the result of separate steps. The tests also cover rows that do
+//! not fit in the staging memory, graphs, a missing PE, and calls whose arguments differ among the
+//! PEs.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -80,7 +81,8 @@ fn fused_rms_norm_equals_all_reduce_then_norm_bit_for_bit() {
         pes(3, options(), |gpu| {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");
             let stream = gpu.stream().expect("the stream is created");
-            // The last rows exceed the staging memory, so the call takes several launches.
+            // The rows of the last case do not fit in the staging memory, so the call takes several
+            // launches.
             for (rows, hidden) in [(1, 64), (5, 260), (40, 64)] {
                 let separate = Operands::new(gpu, &stream, rows, hidden);
                 let at = separate.call.input;
@@ -92,12 +94,12 @@ fn fused_rms_norm_equals_all_reduce_then_norm_bit_for_bit() {
                 }
                 let wanted = separate.bits(&stream);
                 let mut fused = vec![Operands::new(gpu, &stream, rows, hidden)];
-                // SAFETY: as above.
+                // SAFETY: the memory is live until the test has waited for the stream.
                 unsafe { all.all_reduce_rms_norm(&stream, &fused[0].call) }.expect("the call is enqueued");
                 for two_shot in [false, true] {
                     if !two_shot || hidden >= 4 * 9 {
                         let operands = Operands::new(gpu, &stream, rows, hidden);
-                        // SAFETY: as above.
+                        // SAFETY: the memory is live until the test has waited for the stream.
                         unsafe { all.all_reduce_rms_norm_by(two_shot, &stream, &operands.call) }.expect("the call is enqueued");
                         fused.push(operands);
                     }
@@ -108,7 +110,7 @@ fn fused_rms_norm_equals_all_reduce_then_norm_bit_for_bit() {
                 // The output replaces the input.
                 let mut operands = Operands::new(gpu, &stream, rows, hidden);
                 operands.call.output = operands.call.input;
-                // SAFETY: as above.
+                // SAFETY: the memory is live until the test has waited for the stream.
                 unsafe { all.all_reduce_rms_norm(&stream, &operands.call) }.expect("the call is enqueued");
                 let found: Vec<u32> =
                     operands.input.read(&stream).expect("the elements are read").into_iter().map(f32::to_bits).collect();
@@ -121,7 +123,7 @@ fn fused_rms_norm_equals_all_reduce_then_norm_bit_for_bit() {
 }
 
 #[test]
-fn row_scales_are_correct_if_a_norm_takes_several_launches() {
+fn rms_norm_row_scales_are_correct_over_several_launches() {
     fakes().run(|| {
         pes(2, options(), |gpu| {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");
@@ -156,7 +158,7 @@ fn row_scales_are_correct_if_a_norm_takes_several_launches() {
 }
 
 #[test]
-fn captured_norm_can_alternate_with_queued_norms() {
+fn captured_rms_norm_is_correct_between_queued_calls() {
     fakes().run(|| {
         pes(2, options(), |gpu| {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");
@@ -171,7 +173,7 @@ fn captured_norm_can_alternate_with_queued_norms() {
             let graph = graph.expect("the capture ends").expect("the capture returns a graph");
             for _ in 0..3 {
                 graph.launch().expect("the graph is launched");
-                // SAFETY: as above.
+                // SAFETY: the memory is live until the test has waited for the stream.
                 unsafe { all.all_reduce_rms_norm(&stream, &called.call) }.expect("the call is enqueued");
             }
             assert!(captured.bits(&stream) == called.bits(&stream));
@@ -202,7 +204,7 @@ fn rms_norm_error_names_the_missing_pe() {
 }
 
 #[test]
-fn invalid_norm_is_refused_before_anything_is_enqueued() {
+fn invalid_rms_norm_call_returns_misuse() {
     fakes().run(|| {
         pes(1, options(), |gpu| {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");
@@ -259,7 +261,7 @@ fn rms_norm_with_different_epsilons_is_a_mismatch() {
 }
 
 #[test]
-fn captured_rms_norm_keeps_its_memory_alive() {
+fn graph_keeps_the_memory_of_a_captured_rms_norm_allocated() {
     const CALLS: i32 = 2;
     fakes().run(|| {
         worlds(2, options(), |world| {

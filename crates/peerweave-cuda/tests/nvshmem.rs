@@ -1,5 +1,5 @@
-//! Tests of a GPU with NVSHMEM's heap, over the fake driver and the fake NVSHMEM: memory, direct
-//! access, teams, failures.
+//! Tests of memory, direct access, teams and failures on a GPU with NVSHMEM's heap, over the fake
+//! driver and the fake NVSHMEM.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -51,7 +51,7 @@ fn kernels_access_peers_in_nvshmems_heap() {
 }
 
 #[test]
-fn freed_memory_is_reused_and_zeroed() {
+fn freed_memory_of_nvshmems_heap_is_reused_and_zeroed() {
     fakes().run_many(2, |child| {
         let gpu = gpu(&child);
         let stream = gpu.stream().expect("the stream is created");

@@ -1,5 +1,5 @@
-//! Tests of the routes of collectives on GPUs of the fake driver: explanations, choices of the
-//! caller, tables in files, and PEs whose routes differ.
+//! Tests of the routes of collectives on GPUs of the fake driver. The tests cover explanations,
+//! choices of the caller, tables in files, and PEs whose routes differ.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -16,7 +16,7 @@ fn gpu() -> GpuOptions {
     GpuOptions::new(8 << 20).deadline(Duration::from_secs(60)).slots(4)
 }
 
-/// Runs `body` as each of `n` PEs, with the options that `options` returns for this PE.
+/// Runs `body` on each of `n` PEs, with the options that `options` returns for this PE.
 fn pes<T: Send>(
     n: u32,
     options: impl Fn(u32) -> CudaOptions + Sync,
@@ -48,7 +48,7 @@ fn sums_are_right(world: &World, len: usize) {
 }
 
 #[test]
-fn explain_names_the_chosen_algorithm_and_sums_are_right() {
+fn explain_names_the_chosen_algorithm_and_sums_are_correct() {
     Fakes::new().cuda().run(|| {
         pes(
             3,
@@ -119,7 +119,7 @@ fn collectives_forced_to_messages_or_rings_are_correct() {
 }
 
 #[test]
-fn maximum_number_of_blocks_limits_launches() {
+fn max_blocks_option_limits_the_blocks_of_launches() {
     Fakes::new().cuda().run(|| {
         let options = |_| {
             let mut options = CudaOptions::default();
@@ -185,7 +185,7 @@ fn route_table_of_a_file_replaces_the_built_in_table() {
 }
 
 #[test]
-fn unusable_route_table_is_an_error_that_names_its_file() {
+fn unusable_route_table_is_an_error_that_names_the_file() {
     Fakes::new().cuda().run(|| {
         let text = RouteTable::builtin("any").to_string();
         for (name, text, what) in [
@@ -194,7 +194,7 @@ fn unusable_route_table_is_an_error_that_names_its_file() {
             ("foreign", text.replace("arch any", "arch sm_10"), "is for GPUs of sm_10, expected sm_"),
         ] {
             let file = File::new(name, &text);
-            // PE 1 has a usable table. Its error names PE 0, whose table is not usable.
+            // PE 1 has a usable table. The error of PE 1 names PE 0, whose table is not usable.
             let options = |pe| if pe == 0 { file.options() } else { CudaOptions::default() };
             let errors = pes(2, options, |_, world| world.map(drop).unwrap_err().to_string());
             assert!(errors[0].contains("my.routes") && errors[0].contains(what), "{}", errors[0]);

@@ -19,7 +19,7 @@ fn messages_and_collectives_run_in_the_order_of_calls() {
         common::worlds(2, options(), |world| {
             let (team, me, other) = (world.team(), world.my_pe().get(), Rank::new(1 - world.my_pe().get()));
             let streams = [0; 3].map(|_| world.stream().unwrap());
-            // The short messages are sent by lines, the long messages through rings.
+            // The short messages are sent as 16-byte lines, and the long messages through rings.
             for len in [40, 20_000] {
                 let [x, sum] = [0; 2].map(|_| world.alloc_zeroed::<u32>(len).unwrap());
                 let host = Buffer::<u32>::zeroed(len);
@@ -78,7 +78,7 @@ fn receive_times_out_if_ordered_before_the_send() {
         // When the first wait ends, the other rank may continue without an error.
         let errors: Vec<_> =
             outcomes.iter().enumerate().filter_map(|(pe, outcome)| Some((pe, outcome.as_ref().err()?))).collect();
-        assert!(!errors.is_empty(), "no wait ended at the deadline");
+        assert!(!errors.is_empty(), "no call timed out, expected a timeout on at least one PE");
         for (pe, error) in errors {
             let Error::Timeout(timeout) = error else { panic!("PE {pe}: {error}, expected a timeout") };
             assert_eq!(timeout.missing, [Pe::new(1 - pe as u32)], "PE {pe}: {error}");

@@ -1,5 +1,5 @@
-//! Tests of teams that do not contain all PEs, over the fake driver: splits, launches with teams,
-//! and destruction.
+//! Tests of splits, launches with teams, and the destruction of teams that do not contain all PEs,
+//! over the fake driver.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -72,7 +72,7 @@ fn split_by_shape_returns_a_team_to_members_only() {
 }
 
 #[test]
-fn team_numbers_are_reused_with_fresh_epochs() {
+fn teams_with_reused_numbers_communicate_correctly() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
             let (word, stream) =
@@ -95,7 +95,7 @@ fn team_numbers_are_reused_with_fresh_epochs() {
 }
 
 #[test]
-fn split_without_a_free_number_fails_on_all_pes() {
+fn split_without_a_free_team_number_fails_on_all_pes() {
     fakes().run(|| {
         pes(2, options(), |gpu| {
             let teams: Vec<Team> = (0..3).map(|_| parity(gpu)).collect();
@@ -137,7 +137,7 @@ fn split_with_different_shapes_fails_on_all_pes() {
 }
 
 #[test]
-fn destroyed_team_is_refused_by_launches() {
+fn launch_with_a_destroyed_team_is_refused() {
     fakes().run(|| {
         pes(2, options(), |gpu| {
             let (word, stream) =
@@ -157,7 +157,7 @@ fn destroyed_team_is_refused_by_launches() {
 }
 
 #[test]
-fn graph_keeps_the_team_that_its_kernels_use() {
+fn team_used_by_a_graph_cannot_be_destroyed() {
     fakes().run(|| {
         pes(2, options(), |gpu| {
             let (word, stream) =

@@ -16,7 +16,7 @@ pub(crate) fn expand(item: TokenStream) -> Result<TokenStream> {
     if input.generics.type_params().next().is_some() || input.generics.lifetimes().next().is_some() {
         return Err(Error::new_spanned(
             &input.generics,
-            "KernelArg: found lifetimes or type parameters, expected a struct without them",
+            "KernelArg: found lifetimes or type parameters, expected a struct without lifetimes and type parameters",
         ));
     }
     if !has_fixed_layout(&input, "KernelArg")? {
@@ -74,7 +74,7 @@ pub(crate) fn has_fixed_layout(input: &DeriveInput, derive: &str) -> Result<bool
             if meta.path.is_ident("packed") {
                 return Err(meta.error(format_args!("{derive}: the struct is packed, expected aligned fields")));
             }
-            // Skips the argument of an attribute such as `align(N)`.
+            // Skips the argument of a representation such as `align(N)`.
             if meta.input.peek(syn::token::Paren) {
                 let content;
                 syn::parenthesized!(content in meta.input);
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn layouts_that_may_differ_on_the_gpu_are_refused() {
+    fn kernel_arg_derive_refuses_types_without_fixed_layout() {
         assert!(
             refused(quote!(
                 struct A {

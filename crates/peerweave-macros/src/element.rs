@@ -13,7 +13,10 @@ pub(crate) fn expand(item: TokenStream) -> Result<TokenStream> {
         return Err(Error::new_spanned(name, why));
     };
     if !input.generics.params.is_empty() {
-        return Err(Error::new_spanned(&input.generics, "Element: found generic parameters, expected a struct without them"));
+        return Err(Error::new_spanned(
+            &input.generics,
+            "Element: found generic parameters, expected a struct without generic parameters",
+        ));
     }
     if !has_fixed_layout(&input, "Element")? {
         let why =
@@ -22,7 +25,7 @@ pub(crate) fn expand(item: TokenStream) -> Result<TokenStream> {
     }
     let types: Vec<_> = data.fields.iter().map(|field| &field.ty).collect();
     if types.is_empty() {
-        return Err(Error::new_spanned(name, "Element: the struct has no fields, expected at least one"));
+        return Err(Error::new_spanned(name, "Element: the struct has no fields, expected at least one field"));
     }
     let padding = format!("Element: `{name}` has padding, which cannot be sent: replace the padding by fields");
     let reduction = reduces(&input)?.then(|| {
@@ -53,9 +56,9 @@ pub(crate) fn expand(item: TokenStream) -> Result<TokenStream> {
             #[allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
             unsafe impl ::peerweave::Plain for #name {}
 
-            // SAFETY: as above. The struct is sent as values of the type of its fields, or as
-            // integers with the size of its alignment. The size of a struct is a multiple of its
-            // alignment.
+            // SAFETY: the fields are elements, and the check above rejects padding. The struct is
+            // sent as values of the type of its fields, or as integers with the size of its
+            // alignment. The size of a struct is a multiple of its alignment.
             #[allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
             unsafe impl ::peerweave::Element for #name {
                 const DTYPE: ::peerweave::DType = ::peerweave::derived::dtype(FIELDS, ::core::mem::align_of::<Self>());
@@ -93,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn layouts_that_may_differ_among_pes_are_refused() {
+    fn element_derive_refuses_types_without_fixed_layout() {
         refused(
             quote!(
                 struct A {
@@ -166,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn only_structs_marked_reduce_implement_the_number_trait() {
+    fn element_derive_implements_number_only_with_reduce() {
         let plain = expand(quote!(
             #[repr(C)]
             struct A {

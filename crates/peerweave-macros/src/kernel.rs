@@ -1,9 +1,9 @@
 //! Implements `#[kernel]`.
 //!
-//! For the host the macro generates the function, and a type with the constant `KERNEL`. For the
-//! GPU the macro generates the function and an entry point. `peerweave-build` compiles the crate
-//! for the GPU by a second Cargo. In that build, only the crate itself gets entry points, and its
-//! dependencies do not.
+//! For the host, the macro generates the function, and a type with the constant `KERNEL`. For the
+//! GPU, the macro generates the function and an entry point. `peerweave-build` runs a second Cargo,
+//! which compiles the crate for the GPU. In that build, the crate's own kernels get entry points,
+//! and the kernels of its dependencies do not.
 
 use proc_macro2::TokenStream;
 use quote::{format_ident, quote};
@@ -12,11 +12,12 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use syn::{Error, FnArg, ItemFn, Result, ReturnType, Safety, Type, parse2};
 
-/// Environment variable with the name of the package that gets entry points. `peerweave-build` sets
-/// it for the second Cargo.
+/// Environment variable with the name of the package whose kernels get entry points.
+/// `peerweave-build` sets the variable for the Cargo process that compiles for the GPU.
 const PACKAGE: &str = "PEERWEAVE_PTX_PACKAGE";
 
-/// File that `peerweave-build` writes to `OUT_DIR`. It contains an expression for the crate's PTX.
+/// Name of the file that `peerweave-build` writes to `OUT_DIR`. The file contains an expression for
+/// the crate's PTX.
 const EMBEDDED: &str = "peerweave_ptx.rs";
 
 /// Whether this compilation has generated the call of `kernel_preamble!`. The PTX of a crate must
@@ -38,7 +39,7 @@ pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenS
     })
 }
 
-/// The signature of a kernel and the arguments of the attribute.
+/// The signature of a kernel, and the arguments of its `#[kernel]` attribute.
 struct Signature {
     has_context: bool,
     types: Vec<Type>,
@@ -48,9 +49,9 @@ struct Signature {
 /// The arguments of `#[kernel(max_threads = N, unchecked, ptx = PATH)]`.
 #[derive(Default)]
 struct Options {
-    /// Maximum number of threads per block, if given.
+    /// Maximum number of threads per block; `None` if the attribute gives no maximum.
     max_threads: Option<u32>,
-    /// Whether the entry does not check the version of the context.
+    /// Whether the kernel's entry point skips the check of the context's version.
     is_unchecked: bool,
     /// Path of the static that contains the crate's PTX. `None` means that the kernel embeds the
     /// PTX itself.
@@ -91,7 +92,10 @@ fn max_threads(value: &syn::Expr) -> Result<u32> {
 fn path(value: &syn::Expr) -> Result<syn::Path> {
     match value {
         syn::Expr::Path(syn::ExprPath { path, qself: None, .. }) => Ok(path.clone()),
-        _ => Err(Error::new_spanned(value, "#[kernel]: ptx is not a path, expected the path of a static with the crate's PTX")),
+        _ => Err(Error::new_spanned(
+            value,
+            "#[kernel]: the value of ptx is not a path, expected the path of a static with the crate's PTX",
+        )),
     }
 }
 
@@ -118,7 +122,7 @@ impl Signature {
         if !signature.generics.params.is_empty() {
             return Err(Error::new_spanned(
                 &signature.generics,
-                "#[kernel]: the function is generic, expected no type parameters; write one kernel for each type, and call a generic function from each",
+                "#[kernel]: the function is generic, expected no generic parameters; write one kernel for each type, and call a generic function from each kernel",
             ));
         }
         let mut has_context = false;
@@ -132,7 +136,7 @@ impl Signature {
                     if index > 0 {
                         return Err(Error::new_spanned(
                             parameter,
-                            "#[kernel]: found `&Context` as a later parameter, expected it as the first parameter",
+                            "#[kernel]: found `&Context` as a later parameter, expected `&Context` as the first parameter",
                         ));
                     }
                     has_context = true;
@@ -207,8 +211,8 @@ impl Signature {
         }
     }
 
-    /// Generates the entry point in the PTX, if this compilation is for the GPU and compiles the
-    /// crate's own kernels.
+    /// Generates the kernel's entry point in the PTX. Generates nothing if this compilation is not
+    /// for the GPU, or if the kernel belongs to a dependency of the compiled crate.
     fn entry(&self, function: &ItemFn) -> TokenStream {
         let package = env::var("CARGO_PKG_NAME").unwrap_or_default();
         if env::var(PACKAGE).is_ok_and(|compiled| compiled == package) {
@@ -272,8 +276,8 @@ impl Signature {
         }
     }
 
-    /// Generates the call of the function. The result is ignored, because a failure is already
-    /// written to the status.
+    /// Generates the call of the kernel's function. The call ignores the result of the function,
+    /// because a failure is already written to the context's status.
     fn call(&self, function: &ItemFn, names: &[syn::Ident]) -> TokenStream {
         let name = &function.sig.ident;
         let context = self.has_context.then(|| quote!(&context,));
@@ -290,7 +294,7 @@ impl Signature {
     }
 }
 
-/// Returns whether a type is a shared reference to a type with the last path segment `Context`.
+/// Returns whether a type is a shared reference to a type whose path ends with `Context`.
 fn is_context(ty: &Type) -> bool {
     let Type::Reference(reference) = ty else { return false };
     let Type::Path(path) = &*reference.elem else { return false };
@@ -306,7 +310,7 @@ fn image() -> TokenStream {
         return quote!(::core::include!(::core::concat!(::core::env!("OUT_DIR"), #file)));
     }
     let package = env::var("CARGO_PKG_NAME").unwrap_or_default();
-    let problem = format!("{package} was built without PTX: call `peerweave_build::kernels()` in its build script");
+    let problem = format!("{package} was built without PTX: call `peerweave_build::kernels()` in the build script of {package}");
     quote!(::peerweave_device::launch::PtxImage { variants: &[], problem: #problem })
 }
 
@@ -319,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn max_threads_outside_1_to_1024_is_refused() {
+    fn kernel_attribute_refuses_max_threads_outside_1_to_1024() {
         let read = |attribute| Options::read(attribute).map(|options| (options.max_threads, options.is_unchecked));
         assert_eq!(read(quote!()).unwrap(), (None, false));
         assert_eq!(read(quote!(max_threads = 1024)).unwrap(), (Some(1024), false));
@@ -332,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn ptx_argument_replaces_the_generated_static() {
+    fn kernel_with_a_ptx_argument_generates_no_ptx_static() {
         let expanded = |attribute: TokenStream| {
             expand(
                 attribute,
@@ -351,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_that_cannot_be_kernels_are_refused() {
+    fn kernel_attribute_refuses_functions_that_cannot_be_kernels() {
         assert!(
             refused(quote!(
                 fn k<T>(x: T) {}
@@ -418,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn context_parameter_is_recognised_by_its_type_name() {
+    fn context_parameter_is_recognised_by_the_name_of_the_type() {
         let has = |item: TokenStream| Signature::read(&parse2(item).unwrap()).unwrap().has_context;
         assert!(has(quote!(
             fn k(ctx: &Context, x: u32) {}

@@ -8,7 +8,8 @@ mod shared;
 
 use proc_macro::TokenStream;
 
-/// Makes a function a kernel. The kernel runs on the host, and also on GPUs if its crate has PTX.
+/// Makes a function a kernel. The kernel runs on the host. If its crate has PTX, the kernel also
+/// runs on GPUs.
 ///
 /// ```ignore
 /// use peerweave_device::prelude::*;
@@ -47,9 +48,9 @@ use proc_macro::TokenStream;
 /// of threads in a block. The assembler then limits the registers of each thread accordingly.
 /// Without this limit, a launch with a large block fails if the kernel needs too many registers.
 ///
-/// `#[kernel(unchecked)]` is for a kernel that only its own crate launches. The entry of such a
-/// kernel does not compare the version of the context. So the kernel does not wait for the load of
-/// the version before its first instruction.
+/// `#[kernel(unchecked)]` is for a kernel that only its own crate launches. The entry point of such
+/// a kernel does not check the version of the context. So the kernel does not wait for the load of
+/// the version.
 ///
 /// Each kernel embeds the PTX of its crate, and the compiler generates one copy for each module. If
 /// the PTX is large, a crate can embed the PTX once, in a static that includes the file that the
@@ -71,7 +72,8 @@ pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
     kernel::expand(attribute.into(), item.into()).unwrap_or_else(syn::Error::into_compile_error).into()
 }
 
-/// Adds the symbol to a declaration of shared memory. Called by `peerweave_device::shared_array!`.
+/// Adds the name of a symbol to a declaration of shared memory. `peerweave_device::shared_array!`
+/// calls this macro.
 #[doc(hidden)]
 #[proc_macro]
 pub fn name_shared_array(declaration: TokenStream) -> TokenStream {
@@ -102,7 +104,7 @@ pub fn kernel_arg(item: TokenStream) -> TokenStream {
 /// have no padding.
 ///
 /// The attribute `#[element(reduce)]` also implements `Number`, so that reductions combine structs
-/// field by field. With this attribute, all fields must have values of the same type.
+/// field by field. With this attribute, the values of all fields must have the same type.
 ///
 /// ```ignore
 /// use peerweave::Element;

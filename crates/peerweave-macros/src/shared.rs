@@ -1,8 +1,9 @@
-//! Implements `name_shared_array!`: generates the symbols of shared memory. The same declarations
-//! get the same symbols in every build.
+//! Implements `name_shared_array!`, which generates the symbol of a declaration of shared memory. A
+//! declaration gets the same symbol in every build.
 //!
-//! Invariant: the compiler expands the macros of a crate in a fixed order. So the number of a
-//! declaration depends only on the earlier declarations with the same name.
+//! A symbol contains the number of the declaration among the declarations with the same name. The
+//! compiler expands the macros of a crate in a fixed order, so this number is the same in every
+//! build.
 
 use proc_macro2::{TokenStream, TokenTree};
 use quote::quote;
@@ -11,10 +12,11 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use syn::parse::{ParseStream, Parser};
 use syn::{Ident, Token};
 
-/// Number of declarations that have been expanded in this compilation, for each name.
+/// For each name, the number of declarations of shared memory that this compilation has expanded.
 static NUMBERS: LazyLock<Mutex<HashMap<String, u32>>> = LazyLock::new(Mutex::default);
 
-/// Expands `$crate, NAME, [type; length]` to a call of `shared_array_named!` with the symbol.
+/// Expands the tokens `$crate, NAME, [type; length]` to a call of `shared_array_named!` with the
+/// symbol of the declaration.
 pub(crate) fn expand(declaration: TokenStream) -> syn::Result<TokenStream> {
     let parse = |input: ParseStream<'_>| {
         let home: Vec<TokenTree> = [input.parse()?].into();
@@ -37,8 +39,8 @@ fn number(name: &str) -> u32 {
     *next - 1
 }
 
-/// Returns the symbol of a declaration. PTX permits only ASCII letters, digits and `_` here, so
-/// other characters of a Rust name are replaced by their code.
+/// Returns the symbol of a declaration of shared memory. A symbol in PTX has only ASCII letters,
+/// digits and `_`, so the function replaces each other character of a Rust name by its code.
 fn symbol(package: &str, name: &str, number: u32) -> String {
     let plain = |text: &str| -> String {
         let plain = |letter: char| {
@@ -61,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_memory_symbols_depend_only_on_name_and_number() {
+    fn shared_memory_symbol_ends_with_name_and_declaration_number() {
         let first = expanded("there, TILE, [f32; 4]");
         let moved = expanded("\n\n\n        there, TILE, [f32; 4]");
         let other = expanded("there, ROW, [f32; 4]");
@@ -72,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_memory_symbols_have_only_characters_of_ptx_names() {
+    fn shared_memory_symbols_have_only_characters_valid_in_ptx() {
         assert_eq!(symbol("kernels", "r#Größe", 3), "peerweave_shared_kernels_Gr_f6__df_e_3");
     }
 }

@@ -1,19 +1,20 @@
-//! Operations on signal words, and comparisons for waits on them.
+//! Operations that change a signal word, and comparisons with which a PE waits for a word.
 
 use crate::DType;
 use core::fmt;
 
-/// The operation by which a signal changes its word.
+/// The operation by which a signal changes a signal word, a 64-bit word in symmetric memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum SignalOp {
-    /// The signal sets the word to the value.
+    /// The signal stores its value in the signal word.
     Set = 0,
-    /// The signal adds the value to the word, wrapping on overflow.
+    /// The signal adds its value to the signal word. The sum wraps on overflow.
     Add = 1,
 }
 
-/// A comparison of a word (left) with a value (right), for `wait_until` and `test`.
+/// A comparison between a word in memory (the left operand) and a value (the right operand), for
+/// `wait_until` and `test`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Compare {
@@ -32,10 +33,11 @@ pub enum Compare {
 }
 
 impl Compare {
-    /// All comparisons.
+    /// All comparisons, in the order of their numbers.
     pub const ALL: [Self; 6] = [Self::Eq, Self::Ne, Self::Gt, Self::Ge, Self::Lt, Self::Le];
 
-    /// Returns whether `word` satisfies the comparison with `value`, as unsigned numbers.
+    /// Returns whether `word` satisfies the comparison with `value`. Both operands are compared as
+    /// unsigned numbers.
     #[inline]
     pub const fn holds(self, word: u64, value: u64) -> bool {
         match self {
@@ -48,16 +50,17 @@ impl Compare {
         }
     }
 
-    /// Returns whether `word` satisfies the comparison with `value`, in the order of the integer
-    /// type `dtype`. `word` and `value` are the bits of two elements of that type, zero-extended.
+    /// Returns whether `word` satisfies the comparison with `value`. Both operands hold the bits of
+    /// an element of the integer type `dtype`, zero-extended. The comparison is signed if `dtype`
+    /// is signed.
     #[inline]
     pub const fn holds_as(self, dtype: DType, word: u64, value: u64) -> bool {
         let sign = Self::sign_bit(dtype);
         self.holds(word ^ sign, value ^ sign)
     }
 
-    /// Returns the sign bit of an integer type; 0 for an unsigned type. If the sign bit of signed
-    /// elements is inverted, comparing the elements as unsigned numbers gives their signed order.
+    /// Returns a mask of the sign bit of a signed integer type, and 0 for any other type. Two
+    /// signed elements whose sign bits are inverted have the same order as unsigned numbers.
     #[inline]
     pub const fn sign_bit(dtype: DType) -> u64 {
         match dtype {

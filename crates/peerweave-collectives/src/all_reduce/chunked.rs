@@ -1,48 +1,51 @@
-//! The chunked algorithm: two-shot in chunks that travel through a ring of slots for each block.
-//! Flags show that a chunk has arrived.
+//! The chunked algorithm of all_reduce. The input is divided into one part for each rank. Rank `r`
+//! reduces part `r`, and pushes the result to every rank. The parts travel in chunks, through rings
+//! of slots in the ranks' staging areas. Each block has its own ring. Flags in the receiver's area
+//! show that a chunk has arrived.
 //!
-//! Block `b` of each rank handles the same chunks of every part, one chunk in each round. With `n`
-//! blocks these are the chunks `b`, `b + n`, `b + 2n` and so on. So all blocks work on neighbouring
-//! chunks. Each round of a block has three steps:
+//! Block `b` of each rank handles the same chunks of every part, one chunk of each part in each
+//! round. With `n` blocks these are the chunks `b`, `b + n`, `b + 2n` and so on. So all blocks work
+//! on neighbouring chunks at the same time. Each round of a block has three steps:
 //!
-//! 1. It pushes its chunk of part `r` to each rank `r`, and raises its first flag on each rank.
-//! 2. It waits for the first flags of all ranks, reduces the chunks, pushes the result to each
-//!    rank, and raises its second flag on each rank.
-//! 3. It waits for the second flags of all ranks, and copies the chunks that have arrived to the
-//!    result.
+//! 1. The block pushes its chunk of part `r` to rank `r`, for each `r`. Then it raises its first
+//!    flag on each rank.
+//! 2. The block waits for the first flags of all ranks, reduces the chunks, and pushes the result
+//!    to each rank. Then it raises its second flag on each rank.
+//! 3. The block waits for the second flags of all ranks, and copies the reduced chunks that have
+//!    arrived to the result.
 //!
 //! Step 1 runs one round ahead of step 2, and step 3 runs one round behind step 2. Each block
-//! counts its rounds in a word that outlives the launch. A flag holds the number of the last round
-//! and only grows.
+//! counts its rounds in a word that outlives the launch. A flag is the number of the last round for
+//! which its rank has raised it, so the flag only grows.
 //!
 //! # Why three slots are enough
-//! A slot holds inputs and results. In round `j` a rank
+//! Each block has three slots for inputs and three for results. In round `j`, a rank
 //!
 //! 1. pushes inputs of round `j + 1`, and raises its first flag for that round,
 //! 2. waits for the first flags of round `j`, reduces, pushes results, and raises its second flag,
 //! 3. waits for the second flags of round `j - 1`, and copies the results of that round.
 //!
-//! Inputs of round `j + 1` replace inputs of round `j - 2`. The receiving rank reads the old inputs
-//! before it raises its second flag of round `j - 2`. The pushing rank saw that flag in step 3 of
-//! round `j - 1`.
+//! In a slot, the inputs of round `j + 1` replace the inputs of round `j - 2`. The receiving rank
+//! reads the old inputs before it raises its second flag of round `j - 2`. The pushing rank saw
+//! that flag in step 3 of round `j - 1`.
 //!
-//! Results of round `j` replace results of round `j - 3`. The receiving rank copies the old results
-//! in step 3 of its round `j - 2`. Afterwards, in its round `j - 1`, it raises its first flag of
-//! round `j`. The pushing rank saw that flag in step 2 of round `j`.
+//! In a slot, the results of round `j` replace the results of round `j - 3`. The receiving rank
+//! copies the old results in step 3 of its round `j - 2`. In its next round, `j - 1`, it raises its
+//! first flag of round `j`. The pushing rank saw that flag in step 2 of round `j`.
 //!
 //! When a launch has ended, all results have been copied and all inputs have been read.
 //!
 //! # Results without a copy
-//! A rank offers its result to the other ranks if the result is in symmetric memory. Before the
-//! rank raises its first flag, it writes the offer beside that flag: the distance of its result
-//! from its area, or 0 for no offer. In step 2, each other rank stores its lines directly in the
-//! offered result. In step 3, the offering rank only waits.
+//! A rank offers its result buffer to the other ranks if this buffer is in symmetric memory. Before
+//! the rank raises its first flag, it writes the *offer* beside that flag: the distance of the
+//! result buffer from its staging area, or 0 for no offer. In step 2, each other rank stores its
+//! lines directly in the offered buffer. In step 3, the offering rank only waits.
 //!
 //! A rank that stores directly has seen the first flag of the offering rank, so the offering rank
-//! has begun the call. If the result overwrites the input, the offering rank has pushed these lines
-//! of the input before it raised that flag. The offering rank writes its next offer in a later
-//! launch. Before that launch it has seen the last second flag of every other rank, and each rank
-//! reads the offer before it raises that flag.
+//! has begun the call. The result buffer may be the input buffer, because the offering rank has
+//! pushed these lines of its input before it raised that flag. The offering rank writes its next
+//! offer in a later launch. Before that launch, it has seen the last second flag of every other
+//! rank. Each rank reads the offer before it raises its second flag.
 
 use crate::copy::{each, load, one_by_one, store, two_by_two};
 use crate::epoch::pointer;
@@ -53,50 +56,54 @@ use peerweave_device::gpu::{Access, Gpu, Sys, Vector};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
-/// Number of slots that the ring of a block has for inputs, and also for results.
+/// Number of slots for inputs in the ring of a block. The ring has the same number of slots for
+/// results.
 const SLOTS: u64 = 3;
-/// Size in bytes of the memory for the two flags that one rank raises for one block. Each flag has
-/// its own cache line.
+/// Size in bytes of the memory for the two flags that one rank raises for one block of another
+/// rank. Each flag has its own cache line.
 pub const FLAG_BYTES: u64 = 256;
-/// Offset of the offer in these [`FLAG_BYTES`] bytes. The offer is in the cache line of the first
-/// flag.
+/// Offset of the offer in the [`FLAG_BYTES`] bytes of a rank's flags. The offer, which the module
+/// documentation explains, is in the cache line of the first flag.
 const OFFER: u64 = 8;
-/// Offset of the second flag in these [`FLAG_BYTES`] bytes.
+/// Offset of the second flag in the [`FLAG_BYTES`] bytes of a rank's flags. The first flag has
+/// offset 0.
 const SECOND: u64 = 128;
 
-/// Returns the size in bytes of the flags and rings that `blocks` blocks need. The ring of a block
+/// Returns the size in bytes of the flags and rings that `blocks` blocks of
+/// [`Algorithm::Chunked`](crate::Algorithm::Chunked) need in a staging area. The ring of a block
 /// has six slots of `slot_bytes` bytes: three for inputs, three for results.
 pub const fn ring_bytes(blocks: u32, slot_bytes: u64) -> u64 {
     blocks as u64 * (MAX_RANKS as u64 * FLAG_BYTES + SLOTS * 2 * slot_bytes)
 }
 
-/// Values of a block that stay the same in all rounds of a launch.
+/// The values of one block of the chunked kernel that stay the same in all rounds of a launch.
 struct Block<'a, const PLAIN: bool> {
     ctx: &'a Context,
     call: &'a Call,
     send: Operand<PLAIN>,
     recv: Operand<PLAIN>,
     lines: u64,
-    /// Number of lines of a part.
+    /// Number of 16-byte lines in the part of the input that each rank reduces.
     part: u64,
-    /// Number of lines of a chunk.
+    /// Number of lines in a chunk, the piece of a part that a block handles in one round.
     chunk: u64,
-    /// Number of lines that a slot holds for each rank, at least `chunk`.
+    /// Number of lines for which a slot has room for each rank, at least `chunk`.
     slot_lines: u64,
-    /// Number of rounds of this block before this launch.
+    /// Number of rounds that this block ran in all earlier launches.
     before: u64,
 }
 
 impl<const PLAIN: bool> Block<'_, PLAIN> {
-    /// Returns the address, in the staging area at `area`, of the flags that rank `rank` raises for
-    /// this block.
+    /// Returns the address of the two flags that rank `rank` raises for this block in the staging
+    /// area at `area`.
     #[inline(always)]
     fn flags(&self, area: u64, rank: u32) -> u64 {
         area + (u64::from(gpu::block_idx().x) * MAX_RANKS as u64 + u64::from(rank)) * FLAG_BYTES
     }
 
-    /// Returns the address, in the staging area at `area`, of the slot for the chunk of rank `rank`
-    /// in a round. If `is_result`, the slot is for a result, otherwise for an input.
+    /// Returns the address, in the staging area at `area`, of this block's memory for the chunk of
+    /// rank `rank` in round `round`. If `is_result` is true, the chunk is a result, otherwise an
+    /// input.
     #[inline(always)]
     fn slot(&self, area: u64, round: u64, rank: u32, is_result: bool) -> u64 {
         let slot = (u64::from(gpu::block_idx().x) * SLOTS + (self.before + round) % SLOTS) * 2 + u64::from(is_result);
@@ -104,7 +111,8 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
         rings + slot * self.call.bank_bytes + u64::from(rank) * self.slot_lines * LINE_BYTES as u64
     }
 
-    /// Returns the first line of this block in part `rank` in a round, and the number of lines.
+    /// Returns the first line and the number of lines of this block's chunk of part `rank` in round
+    /// `round`. Lines are counted from the start of the whole input.
     #[inline(always)]
     fn range(&self, round: u64, rank: u32) -> (u64, u64) {
         let in_part = (round * u64::from(gpu::grid_dim().x) + u64::from(gpu::block_idx().x)) * self.chunk;
@@ -113,7 +121,8 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
         (line, end.saturating_sub(line).min(self.chunk))
     }
 
-    /// Pushes this rank's chunk of each other rank's part to that rank, which reduces it.
+    /// Pushes one chunk of this rank's input to each other rank: the chunk of the part that the
+    /// other rank reduces.
     #[inline(always)]
     fn push<T: Class>(&self, round: u64) {
         let call = self.call;
@@ -131,15 +140,16 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
         }
     }
 
-    /// Reduces this rank's chunk, and pushes the result to every rank.
+    /// Reduces the chunks of this rank's part that all ranks have pushed, and pushes the result to
+    /// every rank.
     #[inline(always)]
     fn reduce<T: Class, const W: usize>(&self, round: u64) {
         let call = self.call;
         let (line, n) = self.range(round, call.rank);
         let own = |index| outgoing::<T, PLAIN>(call.op, call.scalar, self.send.read::<T>(line + index));
-        // With fewer than `W` ranks, the last rank's chunk is loaded again, so that no branch
-        // separates the loads. This rank's own chunk, which no rank writes, is loaded too and not
-        // used.
+        // With fewer than `W` ranks, the thread loads the last rank's chunk again, so that no
+        // branch separates the loads. The thread also loads this rank's own slot, which no rank
+        // writes. The thread does not use the loaded value.
         let rank = |index: usize| (index as u32).min(call.ranks - 1);
         let from: [u64; W] = core::array::from_fn(|index| self.slot(call.areas[0], round, rank(index), false));
         let to: [u64; W] = core::array::from_fn(|k| {
@@ -180,7 +190,7 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
         }
     }
 
-    /// Copies the results of the other ranks.
+    /// Copies the reduced chunks of the other ranks' parts from the ring to the result.
     #[inline(always)]
     fn copy<T: Class>(&self, round: u64) {
         let call = self.call;
@@ -198,8 +208,8 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
         }
     }
 
-    /// Writes this rank's offer to every other rank: the distance of its result from its area, or 0
-    /// if it does not offer its result.
+    /// Writes this rank's offer to every other rank. The offer is the distance of the rank's result
+    /// buffer from its staging area, or 0 if the other ranks must not store in that buffer.
     #[inline(always)]
     fn write_offer(&self) {
         let (call, thread) = (self.call, gpu::thread_idx().x);
@@ -211,21 +221,21 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
         }
     }
 
-    /// Returns the offer of the rank `k` places after this rank: the distance of its result from
-    /// its area, or 0. Returns 0 if `k` is 0 or is not below the number of ranks. This thread must
-    /// have seen the rank's first flag.
+    /// Returns the offer of the rank `k` places after this rank: the distance from that rank's
+    /// staging area to that rank's result buffer, or 0 for no offer. Returns 0 if `k` is 0 or is
+    /// not below the number of ranks. This thread must have seen the first flag of that rank.
     #[inline(always)]
     fn offer(&self, k: u32) -> u64 {
         if k == 0 || k >= self.call.ranks {
             return 0;
         }
         let word = pointer::<u64>(self.flags(self.call.areas[0], self.call.rank_after(k)) + OFFER);
-        // SAFETY: as above; the word is in this rank's area.
+        // SAFETY: the word is in this rank's area and is accessed only atomically.
         unsafe { <u64 as Access<Sys>>::load_relaxed(word) }
     }
 
-    /// Raises the flag at offset `at` on every other rank, after all earlier accesses of the
-    /// block's threads.
+    /// Raises this rank's flag at offset `at` on every other rank: 0 is the first flag, [`SECOND`]
+    /// the second. The flag becomes visible after all earlier accesses of the block's threads.
     #[inline(always)]
     fn raise(&self, round: u64, at: u64) {
         gpu::sync_threads();
@@ -237,7 +247,8 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
         }
     }
 
-    /// Waits until every other rank has raised its flag for this round.
+    /// Waits until every other rank has raised its flag at offset `at` for round `round`: 0 is the
+    /// first flag, [`SECOND`] the second.
     #[inline(always)]
     fn wait(&self, round: u64, at: u64) -> Result<(), Failed> {
         let (call, thread) = (self.call, gpu::thread_idx().x);
@@ -252,8 +263,8 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
     }
 }
 
-/// Runs the chunked kernel. The grid has one dimension, and the areas have flags and rings for all
-/// blocks.
+/// Runs the chunked kernel of all_reduce. The grid must have one dimension, and the staging areas
+/// must have flags and rings for all its blocks.
 #[inline(always)]
 pub(super) fn run<T: Class, const W: usize, const PLAIN: bool>(ctx: &Context, call: &Call) -> Result<(), Failed> {
     if !call.begin() {
@@ -272,8 +283,8 @@ pub(super) fn run<T: Class, const W: usize, const PLAIN: bool>(ctx: &Context, ca
     let (lines, ranks) = (send.lines::<T>(), u64::from(call.ranks));
     let part = lines.div_ceil(ranks);
     let slot_lines = call.bank_bytes / LINE_BYTES as u64 / ranks;
-    // The number of rounds is the smallest that slots of this size allow. The lines of a part are
-    // divided evenly among the rounds.
+    // The kernel runs as few rounds as slots of this size allow. The lines of a part are divided
+    // evenly among the rounds.
     let (blocks, number) = (u64::from(gpu::grid_dim().x), u64::from(gpu::block_idx().x));
     let most = part.div_ceil(blocks * slot_lines).max(1);
     let chunk = part.div_ceil(blocks * most).max(1);
@@ -305,7 +316,7 @@ pub(super) fn run<T: Class, const W: usize, const PLAIN: bool>(ctx: &Context, ca
     }
     gpu::sync_threads();
     if gpu::thread_idx().x == 0 {
-        // SAFETY: as above.
+        // SAFETY: the launch guarantees the counter, which belongs to this block.
         unsafe { <u64 as Access<Gpu>>::store_relaxed(counter, before + rounds) };
     }
     Ok(())

@@ -1,11 +1,12 @@
-//! One kernel for each algorithm, element type and number of ranks.
+//! The kernels of all_reduce: one for each algorithm, element type and maximum number of ranks.
 //!
-//! The reduction is chosen when the kernel runs. It is the same for all threads, so it costs one
-//! branch, which takes little time compared with a wait for another GPU. Most algorithms have
-//! kernels for up to 2, 4 and 8 ranks, whose loops over ranks are unrolled. Types other than `f16`,
-//! `bf16` and `f32` have fewer kernels: `one_shot` for up to 2 and 8 ranks, `two_shot` for up to 8
-//! ranks. For sums of `f16`, `bf16` and `f32` there are additional *plain* kernels for operands of
-//! whole lines. Plain kernels have half as many instructions.
+//! A kernel chooses the reduction operation when it runs. The choice is the same for all threads,
+//! so it costs one branch. This takes little time compared with a wait for another GPU. Most
+//! algorithms have kernels for up to 2, 4 and 8 ranks, whose loops over ranks are unrolled. Types
+//! other than `f16`, `bf16` and `f32` have fewer kernels: `one_shot` for up to 2 and 8 ranks,
+//! `two_shot` for up to 8 ranks. For sums of `f16`, `bf16` and `f32` there are additional *plain*
+//! kernels, whose operands consist of whole 16-byte lines. Plain kernels have half as many
+//! instructions.
 
 use super::{chunked, one_shot, two_shot};
 use crate::Call;
@@ -135,15 +136,15 @@ entries! {
     all_reduce_plain_chunked_f32_8: chunked::<f32, 8, true>;
 }
 
-/// Maximum number of threads in a block.
+/// Maximum number of threads in a block of the kernels of all_reduce.
 pub const MAX_THREADS: u32 = 512;
 
-/// Returns the kernel for an algorithm, an element type and a number of ranks. Returns `None` if
-/// the type cannot be reduced, or if `ranks` is not 1 to [`MAX_RANKS`].
+/// Returns the kernel of all_reduce for an algorithm, an element type and a number of ranks.
+/// Returns `None` if the type cannot be reduced, or if `ranks` is not 1 to [`MAX_RANKS`].
 ///
-/// Pass `true` as `is_plain` only if the reduction is the sum and both operands of this rank are
-/// whole lines, at multiples of [`LINE_BYTES`](crate::LINE_BYTES). `is_plain` may differ between
-/// ranks.
+/// Pass `true` as `is_plain` only if the reduction is the sum, and the addresses and lengths of
+/// both operands of this rank are multiples of [`LINE_BYTES`](crate::LINE_BYTES). `is_plain` may
+/// differ between ranks.
 ///
 /// ```
 /// use peerweave_collectives::{Algorithm, all_reduce};

@@ -1,4 +1,4 @@
-//! all_reduce: every rank gets the reduction of all inputs.
+//! The collective all_reduce: every rank gets the reduction of the inputs of all ranks.
 
 mod chunked;
 mod entries;
@@ -10,21 +10,23 @@ use crate::LINE_BYTES;
 pub use chunked::{FLAG_BYTES, ring_bytes};
 pub use entries::*;
 
-/// Returns the size in bytes of each bank that [`Algorithm::OneShot`](crate::Algorithm::OneShot)
-/// needs for an input of `lines` lines.
+/// Returns the size in bytes of each of the two banks of a staging area that
+/// [`Algorithm::OneShot`](crate::Algorithm::OneShot) needs for an input of `lines` lines. A line
+/// has 16 bytes.
 pub const fn one_shot_bank_bytes(lines: u64, ranks: u32) -> u64 {
     lines * ranks as u64 * LINE_BYTES as u64
 }
 
-/// Returns the size in bytes of each bank that [`Algorithm::TwoShot`](crate::Algorithm::TwoShot)
-/// needs for an input of `lines` lines.
+/// Returns the size in bytes of each of the two banks of a staging area that
+/// [`Algorithm::TwoShot`](crate::Algorithm::TwoShot) needs for an input of `lines` lines. A line
+/// has 16 bytes.
 pub const fn two_shot_bank_bytes(lines: u64, ranks: u32) -> u64 {
     2 * lines.div_ceil(ranks as u64) * ranks as u64 * LINE_BYTES as u64
 }
 
-/// Returns the length in lines of the smallest input for which
-/// [`Algorithm::TwoShot`](crate::Algorithm::TwoShot) can be used. From this length on, each
-/// pair of ranks sends at least one line in each direction.
+/// Returns the minimum length of an input, in lines of 16 bytes, for
+/// [`Algorithm::TwoShot`](crate::Algorithm::TwoShot). With at least this length, each pair of ranks
+/// sends at least one line in each direction.
 pub const fn two_shot_min_lines(ranks: u32) -> u64 {
     ranks as u64 * ranks as u64
 }

@@ -1,6 +1,7 @@
-//! One-shot: every rank pushes all of its lines to every rank, and reduces the lines that arrive.
-//! Every rank pushes to every rank even if only one rank gets the result, because every two ranks
-//! must exchange a line ([`mod@crate::epoch`]). The extra lines use links that are otherwise idle.
+//! The one-shot algorithm of all_reduce: every rank pushes all lines of its input to every rank,
+//! and reduces the lines that it receives. Every rank pushes to every rank even if only one rank
+//! gets the result, because every two ranks must exchange a line ([`mod@crate::epoch`]). The extra
+//! lines use links that are otherwise idle.
 
 use crate::Call;
 use crate::line::Operand;
@@ -10,7 +11,8 @@ use crate::wait::{Row, await_sum, position, put_back};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
-/// Runs the one-shot kernel. In each bank, the lines of rank `r` start at line `r * lines`.
+/// Runs the one-shot kernel of all_reduce. `lines` is the number of lines of an input. In each bank
+/// of a staging area, the input of rank `r` starts at line `r * lines`.
 #[inline(always)]
 pub(super) fn run<T: Class, const W: usize, const MORE: bool, const PLAIN: bool>(
     ctx: &Context,

@@ -1,12 +1,13 @@
-//! Two-shot: rank `r` reduces part `r` of all inputs, and pushes the result to every rank. A kernel
-//! has three steps: push the parts of the input, reduce, and copy the results that arrive.
+//! The two-shot algorithm of all_reduce. An input has one part for each rank. Rank `r` reduces part
+//! `r` of all inputs, and pushes the reduced part to every rank. The kernel has three steps: push
+//! the parts of the input, reduce one part, and copy the reduced parts that arrive.
 //!
 //! A thread handles the same lines of each part in all steps. So a thread waits only for the thread
-//! with the same number on each rank. The result may overwrite the input, because each line is read
-//! before the same thread writes it.
+//! with the same number on each rank. The result may overwrite the input, because one thread reads
+//! a line of the input and later writes the same line of the result.
 //!
-//! In plain kernels for up to 4 ranks, a thread waits for two lines of each rank at a time, because
-//! loading two lines takes as long as loading one.
+//! In plain kernels ([`super::kernel`]) for up to 4 ranks, a thread waits for two lines of each
+//! rank at a time, because loading two lines takes as long as loading one.
 
 use crate::Call;
 use crate::line::{Lines, Operand};
@@ -17,39 +18,42 @@ use peerweave_device::gpu::Vector;
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
-/// State of a thread in the steps in which it reduces lines and copies results. A bank holds one
-/// part from each rank, then the reduced part of each rank.
+/// The state of a thread of the two-shot kernel while it reduces lines and copies results. A bank
+/// of a staging area holds one part from each rank, followed by the reduced part of each rank.
 struct Thread<'a, const PLAIN: bool> {
     ctx: &'a Context,
     call: &'a Call,
     send: Operand<PLAIN>,
     recv: Operand<PLAIN>,
-    /// This rank's bank.
+    /// The bank of this rank's staging area that this launch uses.
     banks: Lines,
-    /// Number of lines of the input.
+    /// Number of 16-byte lines of the input.
     lines: u64,
-    /// Number of lines of a part.
+    /// Number of lines in each of the parts of the input. There is one part for each rank.
     part: u64,
-    /// Number of lines of all parts. In a bank, the results start at this line.
+    /// Number of lines of all parts together. In a bank, the reduced parts start at this line.
     results: u64,
-    /// Distance between two lines of this thread.
+    /// Distance between consecutive lines that this thread handles, in lines.
     step: u64,
 }
 
 impl<const PLAIN: bool> Thread<'_, PLAIN> {
-    /// Returns a line of this rank's input as it is sent: multiplied by the scalar for `PreMulSum`.
+    /// Returns a line of this rank's input as the rank sends it: multiplied by the scalar if the
+    /// reduction is `PreMulSum`, otherwise unchanged.
     #[inline(always)]
     fn outgoing<T: Class>(&self, line: u64) -> Vector {
         outgoing::<T, PLAIN>(self.call.op, self.call.scalar, self.send.read::<T>(line))
     }
 
-    /// Returns the [`Row`] with line `index` of this rank's part from every rank's input.
+    /// Returns the [`Row`] of the lines that this rank reduces to line `index` of its part: one
+    /// line from every rank's input.
     #[inline(always)]
     fn inputs(&self, index: u64) -> Row {
         Row { lines: self.banks, first: index, stride: self.part, ranks: self.call.ranks }
     }
 
-    /// Pushes a line of the result to the `W` ranks that start `base` places after this rank.
+    /// Pushes a reduced line to up to `W` ranks: the ranks from `base` to `base + W - 1` places
+    /// after this rank, except this rank and ranks that get no result.
     #[inline(always)]
     fn push<const W: usize>(&self, base: u32, line: u64, result: Vector) {
         let call = self.call;
@@ -63,8 +67,8 @@ impl<const PLAIN: bool> Thread<'_, PLAIN> {
         }
     }
 
-    /// Reduces a line of this rank's part, pushes the result, and writes it if this rank gets the
-    /// result.
+    /// Reduces line `index` of this rank's part, and pushes the reduced line. If this rank gets the
+    /// result, also writes the line to its own result.
     #[inline(always)]
     fn reduce_line<T: Class, const W: usize>(&self, index: u64, lines: &[Vector; W]) {
         let line = u64::from(self.call.rank) * self.part + index;
@@ -75,8 +79,8 @@ impl<const PLAIN: bool> Thread<'_, PLAIN> {
         }
     }
 
-    /// Reduces two lines of this rank's part at a time, from line `index`, and pushes the results.
-    /// Returns the first line that has not been reduced.
+    /// Reduces the lines of this rank's part from line `index`, two lines at a time, and pushes the
+    /// reduced lines. Returns the number of the first line of this thread that it has not reduced.
     #[inline(always)]
     fn reduce_lines<T: Class, const W: usize>(&self, mut index: u64) -> Result<u64, Failed> {
         let part = u64::from(self.call.rank) * self.part;
@@ -94,7 +98,8 @@ impl<const PLAIN: bool> Thread<'_, PLAIN> {
         Ok(index)
     }
 
-    /// Writes a line of each other rank's part to the result.
+    /// Writes received reduced lines to the result. `lines` has line `index` of the part of each
+    /// other rank.
     #[inline(always)]
     fn copy_line<T: Class, const W: usize>(&self, index: u64, lines: &[Vector; W]) {
         for (rank, value) in (0..).zip(lines) {
@@ -104,8 +109,9 @@ impl<const PLAIN: bool> Thread<'_, PLAIN> {
         }
     }
 
-    /// Copies two lines of each other rank's part at a time, from line `index`. Returns the first
-    /// line that has not been copied.
+    /// Copies the reduced lines of the other ranks' parts to the result, from line `index`, two
+    /// lines of each part at a time. Returns the number of the first line of this thread that it
+    /// has not copied.
     #[inline(always)]
     fn copy_lines<T: Class, const W: usize>(&self, mut index: u64) -> Result<u64, Failed> {
         let end = self.lines.saturating_sub(u64::from(self.call.ranks - 1) * self.part);
@@ -122,7 +128,7 @@ impl<const PLAIN: bool> Thread<'_, PLAIN> {
     }
 }
 
-/// Runs the two-shot kernel.
+/// Runs the two-shot kernel of all_reduce.
 #[inline(always)]
 pub(super) fn run<T: Class, const W: usize, const MORE: bool, const PLAIN: bool>(
     ctx: &Context,
@@ -137,8 +143,8 @@ pub(super) fn run<T: Class, const W: usize, const MORE: bool, const PLAIN: bool>
     let part = lines.div_ceil(ranks);
     let results = ranks * part;
     let outgoing = |line| outgoing::<T, PLAIN>(call.op, call.scalar, send.read::<T>(line));
-    // Returns the number, in the whole input, of line `index` of a part: the part of the rank `k`
-    // places after this rank.
+    // Returns the number, in the whole input, of line `index` of the part that the rank `k` places
+    // after this rank reduces.
     let line_of = |k: u32, index: u64| u64::from(call.rank_after(k)) * part + index;
     let there = |k: u32, index: u64| k < call.ranks && line_of(k, index) < lines;
     // SAFETY: the launch guarantees the counter, and areas with banks for twice the lines of all

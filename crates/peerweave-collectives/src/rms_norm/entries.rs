@@ -1,4 +1,4 @@
-//! One kernel for each algorithm, element type and number of ranks.
+//! The kernels of RMSNorm: one for each algorithm, element type and maximum number of ranks.
 
 #[cfg(not(target_arch = "nvptx64"))]
 use super::Algorithm;
@@ -54,8 +54,8 @@ plain_entries! {
     rms_norm_plain_f32_1: f32;
 }
 
-/// Returns the kernel for an algorithm, an element type and a number of ranks. Returns `None` if
-/// the type is not `f16`, `bf16` or `f32`, or if `ranks` is not 1 to 8.
+/// Returns the RMSNorm kernel for an algorithm, an element type and a number of ranks. Returns
+/// `None` if the type is not `f16`, `bf16` or `f32`, or if `ranks` is not 1 to 8.
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernel(
     algorithm: Algorithm,

@@ -1,4 +1,5 @@
-//! One-shot: every rank pushes its rows to every rank, which reduces and normalises them.
+//! The one-shot algorithm of RMSNorm: every rank pushes all rows of its input to every rank. Every
+//! rank reduces and normalises all rows itself.
 
 use super::Norm;
 use super::row::{Operands, Real, added, each_index, each_row, normalise};
@@ -8,7 +9,8 @@ use crate::wait::{Row, await_sum, bank, put_back};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
-/// Runs the one-shot kernel. In each bank, the lines of rank `r` start at line `r * lines`.
+/// Runs the one-shot kernel of RMSNorm. `lines` is the number of 16-byte lines of an input. In each
+/// bank of a staging area, the input of rank `r` starts at line `r * lines`.
 #[inline(always)]
 pub(super) fn run<T: Real, const W: usize, const MORE: bool>(ctx: &Context, call: &Call, norm: &Norm) -> Result<(), Failed> {
     if !call.begin() {
@@ -30,7 +32,8 @@ pub(super) fn run<T: Real, const W: usize, const MORE: bool>(ctx: &Context, call
         });
         true
     });
-    // SAFETY: as above. The launch is counted while the lines are in transit.
+    // SAFETY: the launch guarantees the counter. The launch is counted while the lines are in
+    // transit.
     unsafe { epoch::end(call.counter) };
     let banks = bank_of(0);
     let mut parity = 0;

@@ -6,7 +6,7 @@ use super::row::{Operands, Real, added, each_row, normalise};
 use crate::Call;
 use peerweave_device::prelude::*;
 
-/// Runs the kernel without communication.
+/// Runs the RMSNorm kernel without communication.
 #[inline(always)]
 pub(super) fn run<T: Real>(call: &Call, norm: &Norm) -> Result<(), Failed> {
     if !call.begin() {

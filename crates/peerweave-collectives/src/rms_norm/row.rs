@@ -1,4 +1,4 @@
-//! RMSNorm of one row, computed by the threads of a block.
+//! RMSNorm of one row. All threads of a block compute one row together.
 
 use super::{Norm, Output, SMALLEST_SCALED};
 use crate::Call;
@@ -9,13 +9,15 @@ use peerweave_device::gpu::{self, Piece, Vector};
 use peerweave_device::prelude::*;
 use peerweave_types::{bf16, f16};
 
-/// A float that is normalised in `f32`. The functions take the elements of one line.
+/// A float type whose elements are normalised in `f32`. The functions take `lanes`, the elements of
+/// one 16-byte line as `f32`.
 pub(super) trait Real: Class<Wide = f32> {
-    /// Combines `start` with each element in order.
+    /// Combines `start` with each element in order by calling `with`, and returns the result.
     fn fold(lanes: Self::Lanes, start: f32, with: impl Fn(f32, f32) -> f32) -> f32;
-    /// Returns the products of the elements and a factor.
+    /// Returns the elements, each multiplied by `factor`.
     fn scale(lanes: Self::Lanes, factor: f32) -> Self::Lanes;
-    /// Converts each pair of elements to two bytes with `pair`, and returns the bytes of the line.
+    /// Converts each pair of consecutive elements to two bytes with `pair`. Returns the bytes of
+    /// all elements of the line, with the first element in the lowest byte.
     fn bytes(lanes: Self::Lanes, pair: impl Fn([f32; 2]) -> u16) -> u64;
 }
 
@@ -50,10 +52,10 @@ real! {
     f32: 4;
 }
 
-/// Maximum number of warps of a block.
+/// Maximum number of warps in a block.
 const WARPS: usize = 16;
 
-/// The operands of a call.
+/// The operands of a call of an RMSNorm kernel. All of them consist of whole 16-byte lines.
 #[derive(Clone, Copy)]
 pub(super) struct Operands {
     pub(super) send: Operand<true>,
@@ -63,10 +65,10 @@ pub(super) struct Operands {
 }
 
 impl Operands {
-    /// Returns the operands of a call.
+    /// Returns the operands that `call` and `norm` describe.
     ///
     /// # Safety
-    /// The arguments have the documented properties.
+    /// The fields of `call` and `norm` have the properties that their documentation states.
     #[inline(always)]
     pub(super) unsafe fn new<T: Class>(call: &Call, norm: &Norm) -> Self {
         // SAFETY: the caller guarantees the properties of the arguments.
@@ -87,7 +89,7 @@ pub(super) fn threads() -> (u64, u64) {
     (u64::from(gpu::thread_idx().x), u64::from(gpu::block_dim().x))
 }
 
-/// Calls `with` for each row that this block handles, until a call returns `false`.
+/// Calls `with` with the number of each row that this block handles, until a call returns `false`.
 #[inline(always)]
 pub(super) fn each_row(norm: &Norm, mut with: impl FnMut(u64) -> bool) {
     let mut row = u64::from(gpu::block_idx().x);
@@ -99,7 +101,8 @@ pub(super) fn each_row(norm: &Norm, mut with: impl FnMut(u64) -> bool) {
     }
 }
 
-/// Calls `with` for each index below `n` that belongs to this thread.
+/// Calls `with` for each index below `n` that this thread handles. The indices are divided among
+/// the threads of the block.
 #[inline(always)]
 pub(super) fn each_index(n: u64, mut with: impl FnMut(u64)) {
     let (mut index, step) = threads();
@@ -109,13 +112,14 @@ pub(super) fn each_index(n: u64, mut with: impl FnMut(u64)) {
     }
 }
 
-/// Returns a line of `x`, computed from the line of the sum and that of the residual.
+/// Returns a line of `x`: the elements of a line of the reduced input, plus the elements of a line
+/// of the residual.
 #[inline(always)]
 pub(super) fn added<T: Class>(sum: Vector, residual: Vector) -> Vector {
     T::pack(T::plus(T::unpack(sum), T::unpack(residual)))
 }
 
-/// The values, computed over a row, that the results of the row depend on.
+/// The values that are computed over a whole row before the row can be normalised and quantised.
 #[derive(Clone, Copy)]
 struct Sums {
     /// Sum of the squares of `x`.
@@ -132,9 +136,10 @@ impl Sums {
         self.largest = T::fold(T::times(x, T::unpack(weight)), self.largest, |most, value| most.max(value.abs()));
     }
 
-    /// Combines the sums of all threads of the block. The order of the additions depends only on
+    /// Combines the values of all threads of the block. The order of the additions depends only on
     /// the number of threads. Returns `None` on all threads if `failed` is true on any thread. All
-    /// threads must call this function, and the parity must differ between consecutive calls.
+    /// threads of the block must call this function. The lowest bit of `parity` must differ between
+    /// consecutive calls.
     #[inline(always)]
     fn of_block(self, parity: u64, failed: bool) -> Option<Self> {
         let all = peerweave_device::shared_array!(SUMS: [u32; 2 * 3 * WARPS]);
@@ -166,14 +171,15 @@ impl Sums {
     }
 }
 
-/// Returns 1/√value, rounded to nearest except for one value in millions. Positive, finite values
-/// give a finite number; infinity gives 0.
+/// Returns 1/√value. The result is rounded to nearest, except for about one value in millions.
+/// Positive, finite values give a finite number. Infinity gives 0.
 #[inline(always)]
 fn inverse_square_root(value: f32) -> f32 {
     if value.is_nan() || value == f32::INFINITY {
         return 1.0 / value;
     }
-    // The first guess has a relative error of 3 %. Each step roughly squares the error.
+    // The first guess has a relative error of 3 %. Each step of Newton's method roughly squares the
+    // error.
     let mut guess = f32::from_bits(0x5f37_59df - (value.to_bits() >> 1));
     for _ in 0..3 {
         guess *= 1.5 - 0.5 * value * guess * guess;
@@ -182,10 +188,11 @@ fn inverse_square_root(value: f32) -> f32 {
     (guess * (1.5 - 0.5 * value * guess * guess)) as f32
 }
 
-/// Stores a row of `x` and the normalised row. `get` returns a line of `x` by its index in the row.
-/// All threads of the block must call this function for the same row. The lowest bit of `parity`
-/// must differ between consecutive rows. Returns `false` on all threads if `get` fails or `failed`
-/// is true on any thread. The status then holds the failure.
+/// Normalises a row: stores the row of `x` in the residual, and the normalised row in the result.
+/// `get` returns a line of `x` by its index in the row. All threads of the block must call this
+/// function for the same row. The lowest bit of `parity` must differ between consecutive rows.
+/// Returns `false` on all threads if, on any thread, `get` fails or `failed` is true. In this case,
+/// the context's status already holds the failure.
 #[inline(always)]
 pub(super) fn normalise<T: Real>(
     norm: &Norm,
@@ -199,9 +206,9 @@ pub(super) fn normalise<T: Real>(
     let (lines, start) = (norm.row_lines, row * norm.row_lines);
     let mut sums = Sums { squares: 0.0, largest: 0.0 };
     let mut failed = failed;
-    // `last` and `before` are the last line of this thread and the line before it, each with its
-    // weight. One loop handles all lines. If this code stood in two places, the compiler would turn
-    // it into a function and keep its variables in memory.
+    // `last` and `before` are the last line of this thread and the line before that line, each with
+    // its weight. One loop handles all lines. If the code of the loop were repeated, the compiler
+    // would turn it into a function and keep its variables in memory.
     let nothing = ([0; 2], [0; 2]);
     let (mut last, mut before) = (nothing, nothing);
     let mut index = thread;
@@ -242,7 +249,8 @@ pub(super) fn normalise<T: Real>(
     true
 }
 
-/// Stores the scale of a row whose largest absolute value is `largest`. Returns its inverse.
+/// Computes the quantisation scale of a row whose largest absolute value is `largest`, and stores
+/// the scale. Returns the inverse of the scale.
 #[inline(always)]
 fn scale_of_row(norm: &Norm, row: u64, largest: f32) -> f32 {
     let most = if norm.output == Output::F8E4M3 as u32 { Output::F8E4M3.largest() } else { Output::I8.largest() };
@@ -254,7 +262,8 @@ fn scale_of_row(norm: &Norm, row: u64, largest: f32) -> f32 {
     1.0 / scale
 }
 
-/// Stores the quantised elements of a line, one byte each.
+/// Quantises the elements of a line, and stores them as one byte each. The elements are already
+/// multiplied by the inverse scale.
 #[inline(always)]
 fn store_quantised<T: Real>(norm: &Norm, recv: Operand<true>, line: u64, y: T::Lanes) {
     let bytes = if norm.output == Output::F8E4M3 as u32 {
@@ -274,11 +283,12 @@ fn store_quantised<T: Real>(norm: &Norm, recv: Operand<true>, line: u64, y: T::L
     }
 }
 
-/// Returns the nearest 8-bit integer, ties to even, saturated.
-#[expect(clippy::manual_clamp, reason = "NaN gives the lowest number, as neither limit is NaN")]
+/// Returns the byte of the nearest signed 8-bit integer. Ties round to even. Values out of range
+/// saturate.
+#[expect(clippy::manual_clamp, reason = "NaN gives the lowest number, because the limits are not NaN")]
 #[inline(always)]
 fn nearest(value: f32) -> u8 {
-    // The unit in the last place of this number is 1, so adding it rounds to an integer.
+    // The unit in the last place of this number is 1, so adding the number rounds to an integer.
     const ROUNDER: f32 = 12_582_912.0;
     (value.max(-128.0).min(127.0) + ROUNDER).to_bits() as u8
 }

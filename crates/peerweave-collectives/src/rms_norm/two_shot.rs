@@ -1,6 +1,6 @@
-//! Two-shot: rank `r` reduces part `r` of each row, adds the residual, and pushes that part of `x`
-//! to every rank. It also pushes the part to itself, because other threads of its block normalise
-//! the row.
+//! The two-shot algorithm of RMSNorm. Rank `r` reduces part `r` of each row, adds the residual, and
+//! pushes the resulting part of `x` to every rank. The rank also pushes the part to its own staging
+//! area, because other threads of the block read the part to normalise the row.
 
 use super::row::{Operands, Real, added, each_index, each_row, normalise};
 use super::{Norm, part_lines};
@@ -11,8 +11,8 @@ use crate::wait::{Row, await_sum, bank, put_back};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
-/// Runs the two-shot kernel. A bank holds the parts from rank 0, one for each row, then the parts
-/// from the other ranks, then the rows of `x`.
+/// Runs the two-shot kernel of RMSNorm. A bank of a staging area holds the parts from rank 0, one
+/// for each row, then the parts from the other ranks, then the rows of `x`.
 #[inline(always)]
 pub(super) fn run<T: Real, const W: usize, const MORE: bool>(ctx: &Context, call: &Call, norm: &Norm) -> Result<(), Failed> {
     if !call.begin() {
@@ -23,8 +23,8 @@ pub(super) fn run<T: Real, const W: usize, const MORE: bool>(ctx: &Context, call
     let (lines, me) = (norm.row_lines, u64::from(call.rank));
     let part = part_lines(lines, call.ranks);
     let parts = norm.rows * part;
-    // Returns, for the part of the rank `k` places after this rank, the number of its lines and
-    // its first line in a row.
+    // Returns the number of lines in the part that the rank `k` places after this rank reduces, and
+    // the first line of that part in a row.
     let part_of = |k: u32| {
         let start = u64::from(call.rank_after(k)) * part;
         (lines.saturating_sub(start).min(part), start)
@@ -41,7 +41,8 @@ pub(super) fn run<T: Real, const W: usize, const MORE: bool>(ctx: &Context, call
         });
         true
     });
-    // SAFETY: as above. The launch is counted while the lines are in transit.
+    // SAFETY: the launch guarantees the counter. The launch is counted while the lines are in
+    // transit.
     unsafe { epoch::end(call.counter) };
     let banks = bank_of(0);
     let rows = |k: u32| bank_of(k).from(u64::from(call.ranks) * parts);

@@ -1,11 +1,12 @@
-//! Messages by lines: each channel has two banks, which alternate.
+//! Messages that are sent as 16-byte lines. Each sender has a channel in the receiver's staging
+//! area. The messages of a channel use its two banks of lines alternately.
 //!
 //! # Why two banks are enough
-//! When a launch begins to receive message `m` of a channel, it stores `m` in a word of the
-//! sender's area. By then it has put the sentinel back into the lines of all earlier messages.
-//! Before the sender pushes message `m`, it waits until the word is at least `m - 1`. The bank of
-//! message `m` held message `m - 2`, so all its lines hold the sentinel again. So a send waits
-//! until the receiver has begun the previous receive.
+//! When a rank begins to receive message `m` of a channel, it stores `m` in its acknowledgement
+//! word in the sender's area. Before that, it has put the sentinel back into the lines of all
+//! earlier messages. Before the sender pushes message `m`, it waits until the word is at least `m -
+//! 1`. The bank of message `m` held message `m - 2`, so all lines of the bank hold the sentinel
+//! again. As a consequence, a send waits until the receiver has begun the previous receive.
 
 use super::{Transfers, operation};
 use crate::epoch::{self, pointer};
@@ -16,28 +17,30 @@ use crate::{Call, MAX_RANKS};
 use peerweave_device::gpu::{Access, Sys};
 use peerweave_device::prelude::*;
 
-/// Size in bytes of the acknowledgement words at the start of an area. A receiver writes its word
-/// when it begins to receive a message.
+/// Size in bytes of the acknowledgement words at the start of a staging area. Each receiver has one
+/// word in the sender's area, and writes the word when it begins to receive a message.
 const ACK_BYTES: u64 = 256;
 
-/// Returns the size in bytes of an area in which each channel can hold a message of `channel_bytes`
-/// bytes.
+/// Returns the size in bytes of a staging area for messages sent as lines. In each of `ranks`
+/// channels, a message can have up to `channel_bytes` bytes.
 pub const fn channels_bytes(ranks: u32, channel_bytes: u64) -> u64 {
     ACK_BYTES + 2 * ranks as u64 * channel_bytes
 }
 
-/// Number of bytes at the start of an area that must be zero before the first launch. The rest of
-/// the area must hold the sentinel.
+/// For messages sent as lines: number of bytes at the start of a staging area that must be zero
+/// before the first launch. The rest of the area must be filled with the sentinel
+/// ([`Call::sentinel`]).
 pub const CHANNELS_ZEROS: u64 = ACK_BYTES;
 
-/// Number of words in which a rank counts its messages: one word for each receiver, then one for
-/// each sender.
+/// For messages sent as lines: number of 64-bit words in which a rank counts its messages. There is
+/// one word for each receiver, followed by one word for each sender.
 pub const LINES_COUNTERS: usize = 2 * MAX_RANKS;
 
-/// Returns the lines of message `message` from rank `rank`, in the staging area at `area`.
+/// Returns the lines of message number `message` from rank `rank`, in the receiver's staging area
+/// at `area`.
 ///
 /// # Safety
-/// The area has channels of [`Call::bank_bytes`] for all ranks.
+/// The area has a channel for each rank, with two banks of [`Call::bank_bytes`] bytes.
 #[inline(always)]
 unsafe fn channel(call: &Call, area: u64, rank: u32, message: u64) -> Lines {
     let at = area + ACK_BYTES + (u64::from(rank) * 2 + (message & 1)) * call.bank_bytes;
@@ -45,7 +48,7 @@ unsafe fn channel(call: &Call, area: u64, rank: u32, message: u64) -> Lines {
     unsafe { Lines::at(at) }
 }
 
-/// Sends and receives the messages of one launch as lines.
+/// Sends and receives the messages of one launch as 16-byte lines.
 #[inline(always)]
 fn run<const W: usize, const MORE: bool, const WHOLE: bool>(
     ctx: &Context,
@@ -84,10 +87,12 @@ fn run<const W: usize, const MORE: bool, const WHOLE: bool>(
     };
     let keep = |line, value| {
         let own = &transfers.peers[0];
-        // SAFETY: as above; `recv` has room for this rank's message to itself.
+        // SAFETY: the launch guarantees the messages. `recv` has room for this rank's message to
+        // itself.
         unsafe { Operand::<WHOLE>::new(own.recv, own.send_bytes) }.write::<u8>(line, value);
     };
-    // Bit `k` is the parity of the channel's message count.
+    // Bit `k` is the parity of the number of messages in the channel to or from the rank `k` places
+    // after this rank.
     let (mut sent_odd, mut received_odd) = (0_u32, 0_u32);
     let open = || {
         for k in 1..bound {
@@ -126,14 +131,14 @@ fn run<const W: usize, const MORE: bool, const WHOLE: bool>(
     }
     gpu::sync_threads();
     if is_counted {
-        // SAFETY: as above.
+        // SAFETY: the launch guarantees the counters.
         unsafe { epoch::add_share(counter(thread)) };
     }
 
-    // Receives one line of each rank of a group.
+    // Receives one line from each rank of a group.
     let receive = |base: u32, line: u64| -> Result<(), Failed> {
         let is_expected = |k: u32| k < call.ranks && line < recv_lines(k);
-        // SAFETY: as above.
+        // SAFETY: the launch guarantees areas with a channel for each rank.
         let from = |k: u32| unsafe { channel(call, call.areas[0], call.rank_after(k), u64::from(received_odd >> k)) };
         let look = || {
             let mut found = [[0; 2]; W];
@@ -155,7 +160,7 @@ fn run<const W: usize, const MORE: bool, const WHOLE: bool>(
         for index in 0..W {
             let k = base + index as u32;
             if is_expected(k) {
-                // SAFETY: as above.
+                // SAFETY: the launch guarantees the messages.
                 let operand = unsafe {
                     Operand::<WHOLE>::new(transfers.field(k, |peer| peer.recv), transfers.field(k, |peer| peer.recv_bytes))
                 };
@@ -183,8 +188,8 @@ fn run<const W: usize, const MORE: bool, const WHOLE: bool>(
 
 macro_rules! entries {
     ($($name:ident: <$w:literal, $more:literal, $whole:literal>;)*) => {$(
-        /// Sends and receives messages as lines. The kernel's name ends with the maximum number of
-        /// ranks.
+        /// Sends and receives messages as 16-byte lines. The kernel's name ends with the maximum
+        /// number of ranks.
         #[kernel(max_threads = 512, unchecked, ptx = crate::PTX)]
         pub fn $name(ctx: &Context, call: Call, transfers: Transfers) -> Result<(), Failed> {
             run::<$w, $more, $whole>(ctx, &call, &transfers)

@@ -2,15 +2,16 @@
 //! with parts of any length.
 //!
 //! A launch sends at most one message to each rank and receives at most one message from each rank.
-//! Only ranks that have a message make a call, so the team has no common count of calls. Each pair
-//! of ranks has a *channel* for each direction, with separate memory and a count of its messages.
+//! Only ranks that send or receive a message launch a kernel, so the ranks have no common count of
+//! launches. Each pair of ranks has a *channel* for each direction. A channel has its own memory
+//! and its own count of messages.
 //!
 //! | kernel | what travels | when |
 //! |---|---|---|
 //! | [`Form::Lines`] | lines whose content shows that they have arrived, as in [`crate::exchange`] | a message fits into a channel |
 //! | [`Form::Ring`] | chunks through a ring of slots for each block, with flags; or direct stores into the result | any length |
 //!
-//! Both ranks of a message must choose the same form.
+//! The sender and the receiver of a message must choose the same form.
 
 mod lines;
 mod ring;
@@ -23,16 +24,18 @@ use peerweave_types::KernelOp;
 pub use lines::*;
 pub use ring::*;
 
-/// The transport that carries messages: lines or rings.
+/// The form in which messages travel between ranks. The sender and the receiver must choose the
+/// same form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Form {
-    /// Messages are sent as lines, whose content shows whether they have arrived.
+    /// A message is sent as 16-byte lines. The content of a line shows whether it has arrived.
     Lines,
-    /// Messages are sent in chunks through rings.
+    /// A message is sent in chunks through rings of slots, and flags show that a chunk has arrived.
     Ring,
 }
 
-/// The message to another rank, and the message from that rank. That rank is called *the peer*.
+/// The message that this rank sends to one other rank, *the peer*, and the message that it receives
+/// from the peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, KernelArg)]
 #[repr(C)]
 pub struct Transfer {
@@ -40,27 +43,30 @@ pub struct Transfer {
     pub send: u64,
     /// Length in bytes of the message to the peer; 0 if there is no message.
     pub send_bytes: u64,
-    /// Address to which the message from the peer is written.
+    /// Address to which the kernel writes the message from the peer.
     pub recv: u64,
     /// Length in bytes of the message from the peer; 0 if there is no message.
     pub recv_bytes: u64,
     /// For [`Form::Ring`]: 1 if this rank offers `recv` to the peer, which then stores its message
-    /// directly in `recv`. The peer must map an offered `recv` at the same distance from this
-    /// rank's area. An offered `recv` must be aligned to lines, and must not overlap a message that
-    /// this rank sends. At index 0 of [`Transfers::peers`]: 1 if this rank offers `recv` for every
-    /// message that it receives from another rank.
+    /// directly in `recv`. In the peer's mappings, an offered `recv` must have the same distance
+    /// from this rank's staging area as on this rank. An offered `recv` must be aligned to
+    /// [`LINE_BYTES`](crate::LINE_BYTES), and must not overlap a message that this rank sends. At
+    /// index 0 of [`Transfers::peers`]: 1 if this rank offers `recv` for every message that it
+    /// receives from another rank.
     pub is_direct: u64,
-    /// For [`Form::Ring`]: number of lines in each chunk of the message to the peer. At least 1,
-    /// and at most the number for which a slot has room.
+    /// For [`Form::Ring`]: number of 16-byte lines in each chunk of the message to the peer. At
+    /// least 1, and at most the number of lines for which a slot has room.
     pub send_chunk: u64,
-    /// For [`Form::Ring`]: number of lines in each chunk of the message from the peer.
+    /// For [`Form::Ring`]: number of 16-byte lines in each chunk of the message from the peer.
     pub recv_chunk: u64,
-    /// For [`Form::Ring`]: 1 if the peer decides, when its kernel runs, whether this rank stores
-    /// the message directly in the peer's `recv`. The peer must set `recv_is_offered` for the same
-    /// message. The length of the message must be a multiple of [`LINE_BYTES`](crate::LINE_BYTES).
+    /// For [`Form::Ring`]: 1 if this rank waits for the peer to decide whether this rank stores its
+    /// message directly in the peer's `recv`. The peer decides when its kernel runs. The peer must
+    /// set `recv_is_offered` for the same message. The length of the message must be a multiple of
+    /// [`LINE_BYTES`](crate::LINE_BYTES).
     pub send_is_offered: u64,
-    /// For [`Form::Ring`]: 1 if this rank decides, when its kernel runs, whether the peer stores
-    /// the message directly in `recv`. The peer must set `send_is_offered` for the same message.
+    /// For [`Form::Ring`]: 1 if this rank tells the peer, when its kernel runs, whether the peer
+    /// stores its message directly in `recv` ([`is_direct`](Self::is_direct)). The peer must set
+    /// `send_is_offered` for the same message.
     pub recv_is_offered: u64,
 }
 
@@ -69,24 +75,26 @@ pub struct Transfer {
 #[repr(C)]
 pub struct Transfers {
     /// The messages to and from each rank. Index `k` belongs to rank `(rank + k) % ranks`. Index 0
-    /// holds the message of this rank to itself.
+    /// holds the message that this rank sends to itself.
     pub peers: [Transfer; MAX_RANKS],
 }
 
 impl Transfers {
-    /// Returns a field of the messages at index `k`.
+    /// Returns the value of a field of the [`Transfer`] at index `k`. The function `field` selects
+    /// the field.
     #[inline(always)]
     fn field(&self, k: u32, field: impl Fn(&Transfer) -> u64) -> u64 {
         self.field_of::<MAX_RANKS>(k, field)
     }
 
-    /// Like [`Self::field`], for `k` below `W`, which is 2, 4 or 8.
+    /// Like [`Self::field`], but reads only the first `W` transfers. `W` is 2, 4 or 8, and `k` must
+    /// be below `W`.
     #[inline(always)]
     fn field_of<const W: usize>(&self, k: u32, field: impl Fn(&Transfer) -> u64) -> u64 {
         select_of::<W, u64>(k, |index| field(&self.peers[index]))
     }
 
-    /// Returns the messages to and from the peer `k` places after this rank, for `k` below `W`.
+    /// Returns the [`Transfer`] of the rank `k` places after this rank. `k` must be below `W`.
     #[inline(always)]
     fn of_peer<const W: usize>(&self, k: u32) -> Transfer {
         Transfer {
@@ -102,8 +110,9 @@ impl Transfers {
         }
     }
 
-    /// Returns whether there is a message among the first `W` ranks. Reads every part of the
-    /// argument for these ranks, so that these parts are in the constant cache afterwards.
+    /// Returns whether any of the first `W` transfers has a message to send or to receive. Reads
+    /// values of each of these transfers, so that the transfers are in the constant cache when the
+    /// function returns.
     #[inline(always)]
     fn has_any<const W: usize>(&self) -> bool {
         let any = |index: usize| self.peers[index].send_bytes | self.peers[index].recv_bytes;
@@ -111,8 +120,8 @@ impl Transfers {
     }
 }
 
-/// Returns the operation for reports of failures. `op` is [`Call::op`](crate::Call::op), which is
-/// the number of a [`KernelOp`] in these kernels.
+/// Returns the operation that failure reports name. `op` is [`Call::op`](crate::Call::op), which is
+/// the number of a [`KernelOp`] in the kernels that send messages.
 #[inline(always)]
 fn operation(op: u32) -> KernelOp {
     const BROADCAST: u32 = KernelOp::Broadcast as u32;
@@ -130,9 +139,9 @@ fn operation(op: u32) -> KernelOp {
     }
 }
 
-/// Returns the kernel for `ranks` ranks, or `None` if `ranks` is not 1 to [`MAX_RANKS`]. Pass
-/// `true` as `is_whole` only if all addresses and lengths are multiples of
-/// [`LINE_BYTES`](crate::LINE_BYTES).
+/// Returns the kernel that sends and receives messages in a form among up to `ranks` ranks. Returns
+/// `None` if `ranks` is not 1 to [`MAX_RANKS`]. Pass `true` as `is_whole` only if the addresses and
+/// the lengths of all messages are multiples of [`LINE_BYTES`](crate::LINE_BYTES).
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernel(
     form: Form,

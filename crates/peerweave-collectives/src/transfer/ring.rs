@@ -1,33 +1,36 @@
-//! Messages through rings of slots, one ring for each block and sender, with flags; or messages
-//! that are stored directly in the results.
+//! Messages that travel in chunks through rings of slots, with flags that show when a chunk has
+//! arrived. Each block of the receiver has a ring for each sender. If possible, the sender instead
+//! stores a message directly in the receiver's result buffer.
 //!
-//! Block `b` of sender and receiver handles the same chunks of a message, one chunk in each round.
-//! With `n` blocks these are the chunks `b`, `b + n`, `b + 2n` and so on. So all blocks work on
-//! neighbouring chunks. Both ranks count rounds in words of the block that outlive the launch. The
-//! sender writes a chunk into a slot and raises the flag *ready* at the receiver. The receiver
-//! copies the chunk to the result and raises the flag *credit* at the sender. Round `j` of a launch
-//! uses slot `j % 3`. The sender waits for the credit of round `j - 3`. Before the first round, the
-//! sender waits for the credit of all rounds of earlier launches.
+//! Block `b` of the sender and block `b` of the receiver handle the same chunks of a message, one
+//! chunk in each round. With `n` blocks these are the chunks `b`, `b + n`, `b + 2n` and so on. So
+//! all blocks work on neighbouring chunks at the same time. The sender and the receiver count the
+//! rounds of each block in words that outlive the launch. The sender writes a chunk into a slot,
+//! and raises the flag *ready* at the receiver. The receiver copies the chunk to the result, and
+//! raises the flag *credit* at the sender. Round `j` of a launch uses slot `j % 3`. The sender
+//! waits for the credit of round `j - 3`. Before the first round, the sender waits for the credit
+//! of all rounds of earlier launches.
 //!
-//! Blocks work in pairs. One block pushes; the other copies arriving chunks and this rank's message
-//! to itself. So neither block waits for the other. If a result overwrites a message, one block
-//! both pushes and copies ([`Call::is_combined`]): it pushes a chunk before it copies the chunk
-//! that replaces it.
+//! Blocks work in pairs. The first block of a pair pushes chunks. The second block copies the
+//! chunks that arrive, and the message that this rank sends to itself. So the two blocks do not
+//! wait for each other. If a result overwrites a message, one block both pushes and copies
+//! ([`Call::is_combined`]). It pushes a chunk before it copies the chunk that overwrites the pushed
+//! chunk.
 //!
-//! If the result of the receiver is mapped on the sender, the sender can store the message directly
-//! there, in one round and without a copy. The receiver writes the *offer* and then raises the flag
-//! *open*. The offer is the distance of the result from the receiver's area, or 0 for a message
-//! through the ring. The sender waits for *open* and reads the offer before it raises *ready* for
-//! the first time. The receiver writes the next offer only after it has seen *ready*. The blocks of
-//! the sender share the lines of such a message evenly, line by line, because nothing ties a block
-//! to a slot.
+//! If the sender has mapped the receiver's result buffer, the sender can store the message directly
+//! in that buffer, in one round and without a copy. The receiver writes the *offer* and then raises
+//! the flag *open*. The offer is the distance of the result buffer from the receiver's staging
+//! area, or 0 for a message through the ring. The sender waits for *open* and reads the offer
+//! before it raises *ready* for the first time. The receiver writes the next offer only after it
+//! has seen *ready*. The lines of a message that is stored directly are divided evenly among the
+//! sender's blocks, line by line, because no slots limit the division.
 //!
-//! A rank that offers all its results has no chunks to copy. On such a rank, both blocks of a pair
-//! push. The second block first copies this rank's message to itself. For each offered message, the
-//! second block raises the flag *second*, as the first block raises *ready*. If the second blocks
-//! do not push, the first block raises both flags. So the receiver need not know which blocks push.
-//! A second block with chunks to copy must not wait for another rank's offer, because that rank may
-//! itself wait for these copies.
+//! A rank that offers all its result buffers has no chunks to copy. On such a rank, both blocks of
+//! a pair push. The second block first copies the message that this rank sends to itself. For each
+//! message with [`Transfer::send_is_offered`], the first block raises *ready* and the second block
+//! raises the flag *second*. If the second blocks do not push, the first block raises both flags.
+//! So the receiver need not know which blocks push. A second block with chunks to copy must not
+//! wait for another rank's offer, because that rank may wait for these copies.
 
 use super::{Transfer, Transfers, operation};
 use crate::copy::{Share, each, each_of_share, load, one_by_one, one_by_one_of_share, store};
@@ -38,104 +41,111 @@ use core::cell::Cell;
 use peerweave_device::gpu::{Access, Gpu, Sys};
 use peerweave_device::prelude::*;
 
-/// Number of slots in the ring that a block has for each sender.
+/// Number of slots in the ring that each block of a receiver has for each sender.
 const SLOTS: u64 = 3;
-/// Size in bytes of the flags of one rank for one block. Each kind of flag has its own cache line.
+/// Size in bytes of the memory for the flags that one rank raises for one block. Each of the four
+/// flags has its own cache line.
 const FLAG_BYTES: u64 = 512;
 const READY: u64 = 0;
 const CREDIT: u64 = 128;
 const OPEN: u64 = 256;
-/// Offset of the offer, in the cache line of the flag *open*.
+/// Offset of the offer in the memory of a rank's flags. The offer is in the cache line of the flag
+/// *open*.
 const OFFER: u64 = 264;
 const SECOND: u64 = 384;
 
-/// Number of words that hold the counts of a pair of blocks: five words for each rank.
+/// For messages through rings: number of 64-bit words that hold the counts of one pair of blocks.
+/// There are five words for each rank.
 pub const RING_COUNTERS: usize = 5 * MAX_RANKS;
 
-/// A count that a pair of blocks keeps from launch to launch. Only one block of the pair uses and
-/// writes each count.
+/// A count that a pair of blocks keeps in device memory from launch to launch. Each count is used
+/// and written by only one block of the pair.
 #[derive(Clone, Copy)]
 enum Count {
-    /// Rounds pushed to a rank, counted by the first block.
+    /// Number of rounds in which chunks were pushed to a rank. Counted by the first block.
     Sent,
-    /// Rounds copied from a rank, counted by the second block.
+    /// Number of rounds in which chunks from a rank were copied. Counted by the second block.
     Received,
-    /// Messages to a rank that decides whether it offers its result; counted by the first block.
+    /// Number of messages to a rank with [`Transfer::send_is_offered`]. Counted by the first block.
     FirstOffers,
-    /// Messages to a rank that decides whether it offers its result; counted by the second block.
+    /// Number of messages to a rank with [`Transfer::send_is_offered`]. Counted by the second
+    /// block.
     SecondOffers,
-    /// Messages from a rank for which this rank decides whether it offers its result; counted by
-    /// the second block.
+    /// Number of messages from a rank with [`Transfer::recv_is_offered`]. Counted by the second
+    /// block.
     OffersHere,
 }
 
-/// Returns the size in bytes of an area for `blocks` blocks, or pairs of blocks: their flags, then
-/// their rings. Each slot has `slot_bytes` bytes, which are divided among the ranks.
+/// Returns the size in bytes of a staging area for messages through rings, with flags and rings for
+/// `blocks` blocks or pairs of blocks. Each slot has `slot_bytes` bytes, which are divided among
+/// the ranks.
 pub const fn transfer_ring_bytes(blocks: u32, slot_bytes: u64) -> u64 {
     blocks as u64 * (MAX_RANKS as u64 * FLAG_BYTES + SLOTS * slot_bytes)
 }
 
-/// The lines of a message that this block handles.
+/// A message, and the chunks of the message that this block handles.
 #[derive(Clone, Copy)]
 struct Message<const WHOLE: bool> {
     operand: Operand<WHOLE>,
     lines: u64,
-    /// Number of lines of a chunk.
+    /// Number of 16-byte lines in a chunk.
     chunk: u64,
     /// Number of this block's first chunk.
     first: u64,
-    /// Distance from a chunk of this block to its next chunk.
+    /// Distance, in chunks, from a chunk of this block to the block's next chunk.
     step: u64,
-    /// Whether all lines are handled in the first round.
+    /// Whether all lines are handled in the first round, because the message is stored directly in
+    /// the result.
     at_once: bool,
 }
 
 impl<const WHOLE: bool> Message<WHOLE> {
-    /// Returns the first line of a chunk of this block, and the number of its lines: 0 after the
-    /// last chunk.
+    /// Returns the first line and the number of lines of the chunk that this block handles in round
+    /// `index`. The number of lines is 0 after the last chunk.
     #[inline(always)]
     fn range(&self, index: u64) -> (u64, u64) {
         let line = (self.first + index * self.step) * self.chunk;
         (line, self.lines.saturating_sub(line).min(self.chunk))
     }
 
-    /// Returns whether this block has lines in a round.
+    /// Returns whether this block handles lines of the message in round `round`.
     #[inline(always)]
     fn has(&self, round: u64) -> bool {
         (round == 0 || !self.at_once) && self.range(round).1 > 0
     }
 
-    /// Returns the number of blocks, or of pairs of blocks, that have a chunk.
+    /// Returns the number of blocks, or of pairs of blocks, that handle at least one chunk of the
+    /// message.
     #[inline(always)]
     fn blocks(&self) -> u64 {
         self.lines.div_ceil(self.chunk.max(1)).min(self.step)
     }
 }
 
-/// State of a block in a launch of up to `W` ranks.
+/// The state of one block in a launch with up to `W` ranks.
 struct Block<'a, const W: usize, const WHOLE: bool> {
     call: &'a Call,
     transfers: &'a Transfers,
     /// Number of this block, or number of its pair of blocks.
     index: u64,
-    /// Number of this block among the `halves` blocks that share lines; 0 if this block shares no
-    /// lines.
+    /// Number of this block, 0 or 1, among the `halves` blocks that push the lines of the same
+    /// messages.
     half: u64,
-    /// Number of blocks that share lines in messages without a ring: 2 if both blocks of a pair
-    /// push, otherwise 1.
+    /// Number of blocks among which the lines of a directly stored message are divided: 2 if both
+    /// blocks of a pair push, otherwise 1.
     halves: u64,
-    /// Number of lines for which a slot has room for each rank.
+    /// Number of 16-byte lines for which a slot has room for each rank.
     slot_lines: u64,
-    /// Bit `k` is set if the rank `k` places after this rank has offered its result for this rank's
-    /// message.
+    /// Bit `k` is set if this rank stores its message directly in the result buffer of the rank `k`
+    /// places after this rank, because that rank has offered the buffer.
     accepted: Cell<u32>,
 }
 
 impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
-    /// Returns the message of `bytes` bytes at an address.
+    /// Returns the description of a message of `bytes` bytes at `address`, for this block.
     ///
     /// # Safety
-    /// As for [`Operand::new`], with `bytes` elements.
+    /// As for [`Operand::new`], with `bytes` elements of one byte.
     #[inline(always)]
     unsafe fn message(&self, address: u64, bytes: u64, chunk: u64, at_once: bool) -> Message<WHOLE> {
         // SAFETY: the caller guarantees the bytes.
@@ -144,8 +154,8 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         Message { operand, lines, chunk, first: self.index, step, at_once }
     }
 
-    /// Returns an upper bound of the number of ranks, which is a constant for two ranks. The ranks
-    /// beyond the team get and send no message.
+    /// Returns an upper bound of the number of ranks. If `W` is 2, the bound is a constant, so that
+    /// loops over ranks are unrolled. A rank that does not exist sends and gets no message.
     #[inline(always)]
     fn ranks(&self) -> u32 {
         if W == 2 { 2 } else { self.call.ranks }
@@ -159,30 +169,32 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         unsafe { self.message(peer.send, peer.send_bytes, peer.send_chunk, is_direct) }
     }
 
-    /// Returns the message from the rank `k` places after this rank; empty for this rank itself.
+    /// Returns the message from the rank `k` places after this rank. For this rank itself, returns
+    /// an empty message.
     #[inline(always)]
     fn received(&self, peer: &Transfer, k: u32) -> Message<WHOLE> {
         let bytes = if k == 0 { 0 } else { peer.recv_bytes };
-        // SAFETY: as above.
+        // SAFETY: the launch guarantees the messages.
         unsafe { self.message(peer.recv, bytes, peer.recv_chunk, peer.is_direct != 0) }
     }
 
-    /// Returns this block's share of the lines of a message. The message must have a chunk for this
-    /// block or for its pair of blocks.
+    /// Returns this block's share of the lines of a message that is stored directly. The block, or
+    /// its pair of blocks, must handle at least one chunk of the message.
     #[inline(always)]
     fn share(&self, message: &Message<WHOLE>) -> Share {
         Share { index: self.index * self.halves + self.half, of: message.blocks() * self.halves }
     }
 
-    /// Returns the flag that rank `rank` raises for this block, in the area at `area`.
+    /// Returns a pointer to the flag at offset `at` that rank `rank` raises for this block in the
+    /// staging area at `area`.
     #[inline(always)]
     fn flag(&self, area: u64, rank: u32, at: u64) -> *mut u64 {
         let index = self.index * MAX_RANKS as u64 + u64::from(rank);
         pointer(area + index * FLAG_BYTES + at)
     }
 
-    /// Returns the offer of the rank `k` places after this rank, for this block: the distance of
-    /// the rank's result from its area, or 0.
+    /// Returns the offer that the rank `k` places after this rank has written for this block: the
+    /// distance of that rank's result buffer from its staging area, or 0 for no offer.
     #[inline(always)]
     fn offer(&self, k: u32) -> u64 {
         let word = self.flag(self.call.areas[0], self.call.rank_after(k), OFFER);
@@ -190,8 +202,9 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         unsafe { <u64 as Access<Sys>>::load_relaxed(word) }
     }
 
-    /// Accepts the offers of all ranks whose flag *open* this block has seen. The offers of other
-    /// ranks belong to messages of which this block has no chunk.
+    /// Reads the offers of all other ranks, and sets `accepted`. This block has seen the flag
+    /// *open* of every rank to which it pushes. The offers of other ranks have no effect, because
+    /// this block has no chunk of their messages.
     #[inline(always)]
     fn accept_offers(&self) {
         let mut accepted = 0;
@@ -202,7 +215,8 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         self.accepted.set(accepted);
     }
 
-    /// Returns the address of a chunk from rank `rank`, in the area at `area`.
+    /// Returns the address, in the staging area at `area`, of this block's memory for the chunk
+    /// from rank `rank` in round `round`.
     #[inline(always)]
     fn slot(&self, area: u64, round: u64, rank: u32) -> u64 {
         let slot = self.index * SLOTS + round % SLOTS;
@@ -210,8 +224,8 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         rings + slot * self.call.bank_bytes + u64::from(rank) * self.slot_lines * LINE_BYTES as u64
     }
 
-    /// Returns whether any message to another rank has lines in this round, and whether any message
-    /// from another rank has lines in this round.
+    /// Returns two values: whether this block handles lines of any message to another rank in round
+    /// `round`, and whether it handles lines of any message from another rank.
     #[inline(always)]
     fn has(&self, round: u64) -> (bool, bool) {
         let (mut sends, mut receives) = (false, false);
@@ -223,8 +237,8 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         (sends, receives)
     }
 
-    /// Pushes this block's chunk, in a round, of each message that goes to another rank through a
-    /// ring.
+    /// Pushes this block's chunks of round `round` to the other ranks: one chunk of each message
+    /// that is sent through a ring.
     #[inline(always)]
     fn push(&self, round: u64) {
         let call = self.call;
@@ -247,7 +261,8 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         }
     }
 
-    /// Stores this block's lines of the messages to other ranks that have offered their results.
+    /// Stores this block's lines of all messages that are stored directly: the messages to ranks
+    /// that have offered their result buffers.
     #[inline(always)]
     fn store_direct(&self) {
         let call = self.call;
@@ -270,9 +285,9 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         }
     }
 
-    /// Copies this block's chunk, in a round, of the message that this rank sends to itself. A
-    /// message without chunks is copied in the first round: each block copies its share of the
-    /// lines.
+    /// Copies this block's chunk of round `round` of the message that this rank sends to itself. If
+    /// the message is not divided into chunks, the block copies its share of all lines in the first
+    /// round.
     #[inline(always)]
     fn copy_own(&self, round: u64) {
         let peer = &self.transfers.peers[0];
@@ -298,7 +313,8 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         }
     }
 
-    /// Copies this block's chunk, in a round, of each message that arrives through a ring.
+    /// Copies this block's chunks of round `round` from the rings to the results: one chunk of each
+    /// message that arrives through a ring.
     #[inline(always)]
     fn copy(&self, round: u64) {
         let call = self.call;
@@ -322,10 +338,10 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
     }
 }
 
-/// Returns the value of a flag.
+/// Loads the value of a flag with acquire order.
 ///
 /// # Safety
-/// The pointer points to a flag of this rank's area.
+/// `flag` points to a flag in this rank's staging area.
 #[inline(always)]
 unsafe fn seen(flag: *mut u64) -> u64 {
     // SAFETY: the word is accessed only atomically.
@@ -400,7 +416,7 @@ fn run<const W: usize, const WHOLE: bool>(ctx: &Context, call: &Call, transfers:
             raise(SECOND, offers + 1);
         }
     }
-    // Numbers of rounds of this launch that have been pushed and copied.
+    // Numbers of rounds in this launch whose chunks this block has pushed and copied.
     let (mut pushed, mut copied) = (0, 0);
     let mut round = 0;
     loop {
@@ -449,7 +465,7 @@ fn run<const W: usize, const WHOLE: bool>(ctx: &Context, call: &Call, transfers:
         }
         round += 1;
     }
-    // SAFETY: as above; in a pair, each block writes its own counters.
+    // SAFETY: the launch guarantees the counters. In a pair, each block writes its own counters.
     unsafe {
         if has_peer && is_first {
             <u64 as Access<Gpu>>::store_relaxed(counter(Count::Sent), sent + pushed);

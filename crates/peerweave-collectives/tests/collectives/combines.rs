@@ -1,6 +1,6 @@
-//! Tests of the kernels that combine operands on one device. They cover every type and reduction,
-//! any length and alignment, and calls in place. The numbers of operands are around the number that
-//! a kernel reads at a time.
+//! Tests of the kernels that combine operands on one device. The tests cover every type and
+//! reduction, several lengths and alignments, and calls in place. The numbers of operands are
+//! around 4, the number of operands that a kernel reads at a time.
 
 use crate::numbers::Numbers;
 use crate::world::scalar;
@@ -8,11 +8,12 @@ use peerweave_collectives::combine::{self, Combine};
 use peerweave_grid::{Job, Options, Shape};
 use peerweave_types::{ReduceOp, bf16, f16};
 
-/// Number of elements of all operands with their gaps, and of the memory of the result.
+/// Number of elements in the memory of the operands, including the gaps between operands. The
+/// memory of the result has the same length.
 const ROOM: usize = 4096;
 
-/// Combines operands of `count` elements with gaps between them. Checks the result and that the
-/// memory around it is unchanged.
+/// Combines operands of `count` elements with gaps between the operands. Checks the result, and
+/// checks that the memory around the result is unchanged.
 fn check<T: Numbers>(op: ReduceOp, operands: u32, count: usize, shift: usize, in_place: bool) {
     let mut job = Job::new(1).options(Options::default().seed(u64::from(operands)));
     let (given, result) = (job.alloc::<T>(ROOM), job.alloc::<T>(ROOM));
@@ -21,7 +22,7 @@ fn check<T: Numbers>(op: ReduceOp, operands: u32, count: usize, shift: usize, in
     job.write(0, given, &all);
     let bytes = size_of::<T>() as u64;
     let send = job.address(0, given) + shift as u64 * bytes;
-    // In place the last operand is replaced.
+    // In place, the result replaces the last operand.
     let last = (operands - 1) as usize * stride;
     let to = if in_place { send + last as u64 * bytes } else { job.address(0, result) + bytes };
     let call = Combine {

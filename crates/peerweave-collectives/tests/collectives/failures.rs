@@ -1,4 +1,4 @@
-//! Tests of failures: some ranks do not make the call.
+//! Tests of an all_reduce in which one rank does not make the call.
 
 use crate::world::{Given, World};
 use peerweave_collectives::Algorithm;
@@ -7,7 +7,7 @@ use peerweave_types::{FailureKind, KernelOp, Pe};
 use std::time::{Duration, Instant};
 
 #[test]
-fn missing_rank_is_named_by_every_algorithm() {
+fn all_reduce_names_a_missing_rank_with_every_algorithm() {
     for algorithm in Algorithm::ALL {
         // Rank 1 is PE 2.
         let mut world = World::with_deadline(4, &[3, 2, 0], 1, Duration::from_secs(2));

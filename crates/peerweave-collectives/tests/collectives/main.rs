@@ -1,9 +1,9 @@
-//! Tests of collectives among the PEs of one process, under many schedules: every algorithm, type,
-//! reduction and number of ranks; any length and alignment; calls without synchronization between
-//! them; missing ranks.
+//! Tests of the collective kernels among the PEs of one process, under many thread schedules. The
+//! tests cover every algorithm, type and reduction, several numbers of ranks, lengths and
+//! alignments, calls without synchronization between them, and missing ranks.
 
-/// Defines a test for each pair of a test name and a type. The test calls the function for that
-/// type.
+/// Defines a test for each pair of a test name and a type. The test calls the function `$check` for
+/// that type.
 macro_rules! types {
     ($check:ident: $($name:ident: $t:ty;)*) => {$(
         #[test]
@@ -29,7 +29,8 @@ use peerweave_grid::explore;
 use peerweave_types::{DType, ReduceOp, bf16, f16};
 use world::{Given, RANKS, World};
 
-/// Checks every algorithm and reduction of a type, with several numbers of ranks.
+/// Checks the all_reduce of a type with every algorithm and reduction, and with several numbers of
+/// ranks.
 fn every_reduction<T: Numbers>() {
     for ranks in RANKS {
         let mut world = World::new(ranks, u64::from(ranks));
@@ -92,7 +93,7 @@ fn all_reduce_is_correct_for_any_length_and_alignment() {
 }
 
 #[test]
-fn consecutive_calls_do_not_mix_their_data() {
+fn consecutive_all_reduce_calls_do_not_mix_data() {
     for ranks in [2, 4] {
         explore(2, |seed| {
             let mut world = World::new(ranks, seed);
@@ -107,7 +108,7 @@ fn consecutive_calls_do_not_mix_their_data() {
 }
 
 #[test]
-fn every_bit_pattern_is_transferred() {
+fn all_reduce_of_extreme_bit_patterns_is_exact() {
     let mut world = World::new(2, 3);
     for algorithm in Algorithm::ALL {
         for fill in [0_u64, u64::MAX, 0x8000_8000_8000_8000] {
@@ -117,7 +118,7 @@ fn every_bit_pattern_is_transferred() {
 }
 
 #[test]
-fn more_chunks_than_slots_wait_for_free_slots() {
+fn chunked_all_reduce_with_more_chunks_than_slots_is_correct() {
     for ranks in [1, 2, 3, 8] {
         explore(2, |seed| {
             let mut world = World::new(ranks, seed);
@@ -130,7 +131,7 @@ fn more_chunks_than_slots_wait_for_free_slots() {
 }
 
 #[test]
-fn sums_of_whole_16_byte_lines_match_the_reference() {
+fn all_reduce_of_whole_16_byte_lines_matches_the_reference() {
     for ranks in RANKS {
         let mut world = World::new(ranks, 5);
         for algorithm in Algorithm::ALL {
@@ -152,7 +153,7 @@ fn all_reduce_with_ranks_in_any_order_of_pes_is_exact() {
 }
 
 #[test]
-fn every_type_that_can_be_reduced_has_a_kernel() {
+fn all_reduce_kernels_exist_for_every_reducible_type() {
     for algorithm in Algorithm::ALL {
         for dtype in DType::ALL {
             for ranks in 0..=9 {

@@ -1,16 +1,16 @@
-//! Element types with a reference implementation of each reduction, which computes one element
-//! after the other.
+//! Element types with a reference implementation of each reduction. The implementation computes one
+//! element at a time.
 
 use peerweave_types::{Element, Plain, ReduceOp, bf16, f16};
 
-/// An element type with a reference implementation of reductions.
+/// An element type of a test, with input values and a reference implementation of reductions.
 pub(crate) trait Numbers: Element + Plain + PartialEq + std::fmt::Debug {
-    /// Returns the input element of rank `rank` at `index`.
+    /// Returns the element at `index` in the input of rank `rank`.
     fn given(rank: u32, index: usize) -> Self;
-    /// Returns the bits, zero-extended.
+    /// Returns the bits of the element, zero-extended.
     fn bits(self) -> u64;
-    /// Returns the reduction of one element of each rank, in the order of ranks. `scalars` has one
-    /// scalar for each rank.
+    /// Returns the expected reduction of `inputs`, which has one element of each rank, in the order
+    /// of ranks. `scalars` has one scalar for each rank, for `PreMulSum`.
     fn expected(op: ReduceOp, inputs: &[Self], scalars: &[Self]) -> Self;
 }
 

@@ -7,7 +7,8 @@ use peerweave_collectives::{Call, exchange, reduce_scatter};
 use peerweave_grid::explore;
 use peerweave_types::{ReduceOp, bf16, f16};
 
-/// Writes each rank's input of `parts` parts of `count` elements. Returns the inputs.
+/// Writes an input of `parts` parts of `given.count` elements to the memory of each rank. Returns
+/// the inputs of all ranks.
 fn inputs<T: Numbers>(world: &mut World, given: &Given, parts: usize) -> Vec<Vec<T>> {
     let len = given.count * parts;
     let all: Vec<Vec<T>> =
@@ -32,7 +33,8 @@ fn results<T: Numbers>(world: &World, given: &Given, parts: usize) -> Vec<Vec<u6
     world.members.iter().map(|pe| world.job.read(*pe, view).into_iter().map(T::bits).collect()).collect()
 }
 
-/// Returns whether the kernels for whole lines can run a call.
+/// Returns whether the call consists of whole 16-byte lines, so that the plain kernels can run the
+/// call.
 fn is_whole<T>(given: &Given) -> bool {
     let whole = |elements: usize| (elements * size_of::<T>()).is_multiple_of(16);
     whole(given.count) && whole(given.shift[0]) && whole(given.shift[1])
@@ -72,7 +74,7 @@ fn check_exchange<T: Numbers>(world: &mut World, given: &Given, exchange: Exchan
 }
 
 #[test]
-fn reduce_scatter_gives_each_rank_its_part() {
+fn reduce_scatter_gives_rank_r_the_reduced_part_r() {
     for ranks in RANKS {
         let mut world = World::new(ranks, 2);
         let given = Given { count: 203, ..Given::default() };
@@ -90,7 +92,7 @@ fn reduce_scatter_gives_each_rank_its_part() {
 }
 
 #[test]
-fn all_gather_and_all_to_all_work_at_any_alignment() {
+fn all_gather_and_all_to_all_are_correct_at_any_alignment() {
     for ranks in RANKS {
         explore(2, |seed| {
             let mut world = World::new(ranks, seed);
@@ -105,7 +107,7 @@ fn all_gather_and_all_to_all_work_at_any_alignment() {
 }
 
 #[test]
-fn collectives_of_different_kinds_can_alternate() {
+fn alternating_collectives_of_different_kinds_are_correct() {
     explore(3, |seed| {
         let mut world = World::new(3, seed);
         for call in 0..6 {

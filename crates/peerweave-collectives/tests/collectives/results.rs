@@ -1,5 +1,5 @@
-//! Tests of barriers, and of all_reduce kernels whose result is not written to every rank's plain
-//! memory: to one rank only, one part to each rank, or to symmetric memory.
+//! Tests of barriers, and of all_reduce kernels that write the result to one rank only, one part to
+//! each rank, or directly to symmetric memory.
 
 use crate::numbers::Numbers;
 use crate::world::{Given, MARK, RANKS, World, scalar};
@@ -8,8 +8,8 @@ use peerweave_grid::{JobError, explore};
 use peerweave_types::{FailureKind, KernelOp, Pe, ReduceOp, bf16};
 use std::time::Duration;
 
-/// Makes one call on each rank, with the arguments that `change` returns. Returns each rank's
-/// result memory. Elements that were not written contain [`MARK`].
+/// Runs one all_reduce kernel on each rank, with the arguments that `change` returns. Returns the
+/// result memory of each rank. The bytes of elements that no kernel wrote are [`MARK`].
 fn results<T: Numbers>(world: &mut World, given: &Given, is_plain: bool, change: impl Fn(usize, Call) -> Call) -> Vec<Vec<T>> {
     let n = world.members.len();
     let input = world.view::<T>(0, given.shift[0], given.count);
@@ -66,7 +66,7 @@ fn result_of_a_reduce_is_written_only_at_the_root() {
 }
 
 #[test]
-fn chunked_reduce_scatter_writes_only_this_ranks_part() {
+fn chunked_reduce_scatter_writes_only_the_part_of_the_rank() {
     for ranks in RANKS {
         explore(2, |seed| {
             let mut world = World::new(ranks, seed);
@@ -88,13 +88,14 @@ fn chunked_reduce_scatter_writes_only_this_ranks_part() {
 }
 
 #[test]
-fn chunked_result_does_not_depend_on_symmetric_memory() {
+fn chunked_all_reduce_is_correct_for_symmetric_results() {
     for ranks in RANKS {
         explore(2, |seed| {
             let mut world = World::new(ranks, seed);
             for in_place in [false, true] {
                 let given = Given { algorithm: Algorithm::Chunked, count: 6400, in_place, blocks: 3, ..Given::default() };
-                // All ranks offer their results, then some, then none.
+                // In the first call, all ranks offer their result buffers for direct stores. In the
+                // next calls, some ranks do, then none, then other ranks, then all.
                 for offers in [!0, 0b1010_0110, 0, 0b0101_1001, !0] {
                     let offered = |rank: usize, call| Call { is_symmetric: offers >> rank & 1, ..call };
                     let results = results::<f32>(&mut world, &given, true, offered);
@@ -110,7 +111,7 @@ fn chunked_result_does_not_depend_on_symmetric_memory() {
 }
 
 #[test]
-fn barrier_works_between_calls_and_names_a_missing_rank() {
+fn barrier_between_calls_succeeds_and_names_a_missing_rank() {
     let given = Given { blocks: 1, ..Given::default() };
     for ranks in RANKS {
         let mut world = World::new(ranks, 3);

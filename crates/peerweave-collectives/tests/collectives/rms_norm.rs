@@ -1,4 +1,4 @@
-//! Tests of all_reduce with residual and RMSNorm in one kernel.
+//! Tests of the kernels that carry out an all_reduce, add a residual and compute RMSNorm.
 
 use crate::numbers::Numbers;
 use crate::world::{Given, MARK, RANKS, World};
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 const EPSILON: f32 = 1e-5;
 
-/// Arguments of one call.
+/// The arguments of one call of an RMSNorm kernel in a test.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     algorithm: Algorithm,
@@ -20,7 +20,7 @@ struct Case {
     threads: u32,
     in_place: bool,
     output: Output,
-    /// The scale of all rows, if the rows have no scales of their own.
+    /// The quantisation scale of all rows. `None` if the kernel computes a scale for each row.
     scale: Option<f32>,
 }
 
@@ -39,7 +39,7 @@ impl Default for Case {
     }
 }
 
-/// The PEs of a test, with the operands that only RMSNorm has.
+/// The PEs of a test, with the operands that only RMSNorm has: residual, weight and scales.
 struct Norms {
     world: World,
     residual: SymSlice<u8>,
@@ -47,9 +47,9 @@ struct Norms {
     scales: SymSlice<f32>,
 }
 
-/// A float that is normalised.
+/// A float type that the kernels can normalise.
 trait Float: Numbers {
-    /// Distance between neighbouring values, relative to the values.
+    /// Distance between neighbouring values of the type, relative to the values.
     const STEP: f64;
     fn wide(self) -> f64;
     fn from_wide(value: f32) -> Self;
@@ -71,7 +71,7 @@ macro_rules! float {
             }
 
             fn from_bytes(bytes: &[u8]) -> Self {
-                Self::from_le_bytes(bytes.try_into().expect("the bytes of one element"))
+                Self::from_le_bytes(bytes.try_into().expect("the slice has the bytes of one element"))
             }
         }
     )*};
@@ -123,8 +123,9 @@ impl Norms {
         })
     }
 
-    /// Makes a call on all ranks. Compares the residual bit by bit with the reference, and the
-    /// result with a result computed in `f64`. All ranks must have the same bits.
+    /// Makes a call on all ranks, and checks that all ranks have the same bits. Compares the
+    /// residual bit by bit with a reference. Compares the result with a result computed in `f64`,
+    /// within the rounding error.
     fn check<T: Float>(&mut self, case: &Case) {
         let (n, count, size) = (self.world.members.len(), case.rows * case.hidden, size_of::<T>());
         let ranks = if case.algorithm == Algorithm::None { 1 } else { n };
@@ -158,7 +159,7 @@ impl Norms {
         for pe in self.world.members.clone() {
             let found = self.world.job.read(pe, view(self.residual, count));
             let wrong = found.iter().zip(&x).position(|(found, x)| found.bits() != x.bits());
-            assert_eq!(wrong, None, "{case:?} of {} on {n} ranks, PE {pe}: the residual is wrong", T::DTYPE);
+            assert_eq!(wrong, None, "{case:?} of {} on {n} ranks, PE {pe}: the residual differs from the reference", T::DTYPE);
             let from = if case.in_place { 0 } else { 1 };
             let bytes = if case.output == Output::Same { count * size } else { count };
             let result = self.world.job.read(pe, self.world.view::<u8>(from, 0, bytes));
@@ -166,11 +167,15 @@ impl Norms {
             self.compare::<T>(case, pe, &x, &weight, &result, &scales);
             if !case.in_place {
                 let after = self.world.job.read(pe, self.world.view::<u8>(1, bytes, (1 << 16) - bytes));
-                assert!(after.iter().all(|byte| *byte == MARK), "{case:?}, PE {pe}: wrote beyond the result");
+                assert!(after.iter().all(|byte| *byte == MARK), "{case:?}: PE {pe} wrote beyond the result");
             }
             let this = (result, scales.iter().map(|scale| scale.to_bits()).collect());
             let first = first.get_or_insert_with(|| this.clone());
-            assert!(*first == this, "{case:?} of {}: the result of PE {pe} has other bits than that of the first PE", T::DTYPE);
+            assert!(
+                *first == this,
+                "{case:?} of {}: the result of PE {pe} has other bits than the result of the first PE",
+                T::DTYPE
+            );
         }
     }
 
@@ -192,7 +197,7 @@ impl Norms {
             }
             for (index, expected) in range.zip(expected) {
                 let scaled = expected / f64::from(scale);
-                // `step` is the distance to the next value of the result's type.
+                // `step` is the distance from `found` to the next value of the result's type.
                 let (found, step) = match case.output {
                     Output::Same => {
                         let found = T::from_bytes(&result[index * size..][..size]).wide();
@@ -234,17 +239,17 @@ fn every_case<T: Float>() {
 }
 
 #[test]
-fn fused_rms_norm_of_bf16_equals_separate_steps_bitwise() {
+fn rms_norm_of_bf16_matches_the_reference_for_all_algorithms() {
     every_case::<bf16>();
 }
 
 #[test]
-fn fused_rms_norm_of_f16_equals_separate_steps_bitwise() {
+fn rms_norm_of_f16_matches_the_reference_for_all_algorithms() {
     every_case::<f16>();
 }
 
 #[test]
-fn fused_rms_norm_of_f32_equals_separate_steps_bitwise() {
+fn rms_norm_of_f32_matches_the_reference_for_all_algorithms() {
     every_case::<f32>();
 }
 
@@ -301,7 +306,7 @@ fn rms_norm_quantises_with_one_scale_or_one_scale_per_row() {
 }
 
 #[test]
-fn missing_rank_is_named_by_one_shot_and_two_shot() {
+fn rms_norm_names_a_missing_rank_in_one_shot_and_two_shot() {
     for algorithm in [Algorithm::OneShot, Algorithm::TwoShot] {
         // Rank 1 is PE 2.
         let world = World::with_deadline(4, &[3, 2, 0], 1, Duration::from_secs(2));

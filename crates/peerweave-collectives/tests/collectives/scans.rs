@@ -16,7 +16,7 @@ fn calls<T: Numbers>(world: &World, given: &Given, exclusive: bool) -> Vec<Call>
     (0..world.members.len()).map(call).collect()
 }
 
-/// Makes a call on all ranks, and checks the results.
+/// Runs a scan, or an exclusive scan, on all ranks, and checks the results.
 fn check<T: Numbers>(world: &mut World, given: &Given, exclusive: bool) {
     let n = world.members.len() as u32;
     let inputs = world.inputs::<T>(given);
@@ -34,7 +34,7 @@ fn check<T: Numbers>(world: &mut World, given: &Given, exclusive: bool) {
     world.check_launch(given, &inputs, |world| world.run(kernel, given, &calls, |_| true), expected);
 }
 
-/// Checks every reduction of a type.
+/// Checks scans of a type with every reduction that scans support.
 fn every_reduction<T: Numbers>() {
     for ranks in RANKS {
         let mut world = World::new(ranks, u64::from(ranks));
@@ -63,7 +63,7 @@ types! {
 }
 
 #[test]
-fn scans_of_any_length_alternate_with_other_collectives() {
+fn scan_of_any_length_is_correct_between_other_collectives() {
     for ranks in [2, 3, 8] {
         explore(2, |seed| {
             let mut world = World::new(ranks, seed);
@@ -103,7 +103,7 @@ fn scan_names_a_missing_lowest_or_highest_rank() {
 }
 
 #[test]
-fn every_type_that_can_be_reduced_has_a_scan() {
+fn scan_kernels_exist_for_every_reducible_type() {
     for dtype in DType::ALL {
         for ranks in 0..=9 {
             let wanted = dtype.is_reducible() && (1..=8).contains(&ranks);

@@ -1,5 +1,5 @@
-//! Tests of messages between pairs of ranks: by lines, through rings, and stored directly in the
-//! results.
+//! Tests of messages between pairs of ranks. Messages are sent as 16-byte lines, sent through
+//! rings, or stored directly in the result buffers.
 
 use crate::world::{MARK, RANKS};
 use peerweave_collectives::transfer::{
@@ -15,10 +15,10 @@ const SLOT_BYTES: u64 = 2 << 10;
 const MAX_BLOCKS: u32 = 3;
 const SENTINEL: [u64; 2] = [0x5eed_0123_4567_89ab, 0xc0de_fedc_ba98_7655];
 const OPERAND_BYTES: usize = 64 << 10;
-/// Distance in bytes between the messages of a rank.
+/// Distance in bytes between the starts of a rank's messages to different ranks.
 const APART: usize = 8 << 10;
 
-/// The messages that are stored directly in the results.
+/// Which messages the senders store directly in the result buffers of the receivers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Direct {
     Nothing,
@@ -27,15 +27,16 @@ enum Direct {
     Some,
 }
 
-/// Properties that all messages of a launch share.
+/// The properties that all messages of one launch have in common.
 #[derive(Clone, Copy, Debug)]
 struct Shared {
     form: Form,
-    /// The messages that are stored directly in the results, with [`Form::Ring`].
+    /// For [`Form::Ring`]: which messages are stored directly in the result buffers.
     direct: Direct,
-    /// Whether the same block of the ring pushes and copies.
+    /// For [`Form::Ring`]: whether each block both pushes and copies, instead of one block of a
+    /// pair.
     combined: bool,
-    /// Distance in bytes of inputs and results from an aligned address.
+    /// Distance in bytes of the inputs, and of the results, from an aligned address.
     shift: [usize; 2],
     threads: u32,
 }
@@ -48,7 +49,7 @@ struct World {
     operands: [SymSlice<u8>; 2],
 }
 
-/// Returns the byte of a message at `index`.
+/// Returns the byte at `index` of the message from rank `from` to rank `to` in call `call`.
 fn given(call: u64, from: usize, to: usize, index: usize) -> u8 {
     (index as u64 * 31 + from as u64 * 7 + to as u64 * 3 + call * 11 + (index as u64 >> 8)) as u8
 }
@@ -97,8 +98,8 @@ impl World {
         }
     }
 
-    /// Sends messages with the lengths `bytes(from, to)`. Ranks without messages, and ranks for
-    /// which `is_there` is false, make no call.
+    /// Launches the kernels that send a message of `bytes(from, to)` bytes from each rank to each
+    /// rank. Ranks without messages, and ranks for which `is_there` is false, launch no kernel.
     fn launch(
         &mut self,
         number: u64,
@@ -118,7 +119,7 @@ impl World {
         }
         let slot_lines = SLOT_BYTES / LINE_BYTES as u64 / ranks as u64;
         let chunk = |bytes: usize| (bytes.div_ceil(LINE_BYTES) as u64).div_ceil(u64::from(MAX_BLOCKS)).clamp(1, slot_lines);
-        // Both ranks know the length, so both compute the same value.
+        // The sender and the receiver know the length, so both compute the same value.
         let is_offered = |bytes: usize| u64::from(shared.form == Form::Ring && bytes > 0 && bytes.is_multiple_of(LINE_BYTES));
         let transfers = |rank: usize| {
             let mut peers = [Transfer::default(); MAX_RANKS];
@@ -159,7 +160,8 @@ impl World {
         })
     }
 
-    /// Like [`Self::launch`]; also compares every byte of all results.
+    /// Sends messages like [`Self::launch`], on all ranks, and compares every byte of all results
+    /// with the expected bytes.
     fn check(&mut self, number: u64, shared: Shared, bytes: &dyn Fn(usize, usize) -> usize) {
         let ranks = self.ranks;
         if let Err(error) = self.launch(number, shared, bytes, |_| true) {
@@ -178,8 +180,8 @@ impl World {
     }
 }
 
-/// Returns a length for each pair: a multiple of `unit`, at most `below`. About half of the lengths
-/// are 0.
+/// Returns a random message length for each pair of ranks: a multiple of `unit`, at most `below`.
+/// About half of the lengths are 0.
 fn some_lengths(seed: u64, ranks: usize, below: usize, unit: usize) -> Vec<usize> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = |limit: usize| {
@@ -190,7 +192,7 @@ fn some_lengths(seed: u64, ranks: usize, below: usize, unit: usize) -> Vec<usize
 }
 
 #[test]
-fn messages_sent_as_lines_arrive_at_any_length() {
+fn messages_of_any_length_arrive_when_sent_as_16_byte_lines() {
     for ranks in RANKS {
         explore(2, |seed| {
             let mut world = World::new(ranks, seed, Duration::from_secs(60));
@@ -208,7 +210,7 @@ fn messages_sent_as_lines_arrive_at_any_length() {
 }
 
 #[test]
-fn messages_sent_through_rings_arrive_at_any_length() {
+fn messages_of_any_length_arrive_when_sent_through_rings() {
     for ranks in RANKS {
         explore(2, |seed| {
             let mut world = World::new(ranks, seed, Duration::from_secs(60));
@@ -228,7 +230,7 @@ fn messages_sent_through_rings_arrive_at_any_length() {
 }
 
 #[test]
-fn each_pair_of_ranks_counts_its_messages_separately() {
+fn message_counts_of_different_pairs_of_ranks_are_separate() {
     explore(3, |seed| {
         let mut world = World::new(4, seed, Duration::from_secs(60));
         for call in 0..10 {
@@ -243,7 +245,7 @@ fn each_pair_of_ranks_counts_its_messages_separately() {
 }
 
 #[test]
-fn missing_sender_or_receiver_is_named_by_its_peer() {
+fn message_call_names_a_missing_sender_or_receiver() {
     let ring = Shared { form: Form::Ring, direct: Direct::Nothing, combined: false, shift: [0, 0], threads: 32 };
     let cases = [
         (Shared { form: Form::Lines, ..ring }, 0, 1, 1000),

@@ -1,4 +1,5 @@
-//! PEs with staging areas, and functions that make calls on these PEs.
+//! The PEs of a test with their staging areas, and functions that run collective kernels on these
+//! PEs.
 
 use crate::numbers::Numbers;
 use peerweave_collectives::{Algorithm, Call, MAX_RANKS, Results, all_reduce};
@@ -7,25 +8,25 @@ use peerweave_grid::{Job, JobError, Options, Shape};
 use peerweave_types::{Plain, ReduceOp, SymSlice};
 use std::time::Duration;
 
-/// Size of a bank in bytes.
+/// Size in bytes of each of the two banks of a staging area.
 const BANK_BYTES: usize = 64 << 10;
-/// Size of a slot of a ring in bytes.
+/// Size in bytes of a slot in the ring of a block.
 const SLOT_BYTES: usize = 2 << 10;
 const MAX_BLOCKS: u32 = 4;
 /// The value of every byte that no call has written.
 pub(crate) const MARK: u8 = 0xa5;
 
-/// Numbers of ranks with which tests run.
+/// The numbers of ranks with which the tests run.
 pub(crate) const RANKS: [u32; 5] = [1, 2, 3, 5, 8];
 const SENTINEL: [u64; 2] = [0x5eed_0123_4567_89ab, 0xc0de_fedc_ba98_7655];
 
-/// Arguments of a call.
+/// The arguments of one collective call in a test.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Given {
     pub(crate) algorithm: Algorithm,
     pub(crate) op: ReduceOp,
     pub(crate) count: usize,
-    /// Distance of input and result from an aligned address, in elements.
+    /// Distance of the input, and of the result, from an aligned address, in elements.
     pub(crate) shift: [usize; 2],
     pub(crate) blocks: u32,
     pub(crate) threads: u32,
@@ -50,11 +51,11 @@ impl Default for Given {
 pub(crate) struct World {
     pub(crate) job: Job,
     pub(crate) members: Vec<u32>,
-    /// Memory of the banks.
+    /// Memory of the two banks of each PE's staging area.
     banks: SymSlice<u64>,
-    /// Memory of the rings, with their flags.
+    /// Memory of the rings of all blocks, with their flags.
     rings: SymSlice<u64>,
-    /// Words of counters: the counter of launches, then one counter for each block.
+    /// The counter of launches, followed by one counter of rounds for each block.
     counters: SymSlice<u64>,
     operands: [SymSlice<u8>; 2],
 }
@@ -64,7 +65,7 @@ impl World {
         Self::of(ranks, &(0..ranks).collect::<Vec<_>>(), seed)
     }
 
-    /// Creates a job of `pes` PEs, with a team of the PEs `members`.
+    /// Creates a job of `pes` PEs, in which the PEs `members` are the ranks of a team.
     pub(crate) fn of(pes: u32, members: &[u32], seed: u64) -> Self {
         Self::with_deadline(pes, members, seed, Duration::from_secs(60))
     }
@@ -120,7 +121,7 @@ impl World {
         unsafe { SymSlice::from_raw(part.offset(), count) }
     }
 
-    /// Makes a call on the ranks for which `is_there` is true.
+    /// Runs an all_reduce kernel on the ranks for which `is_there` is true.
     pub(crate) fn launch<T: Numbers>(&mut self, given: &Given, is_there: impl Fn(u32) -> bool) -> Result<(), JobError> {
         assert!(MAX_RANKS >= self.members.len());
         let n = self.members.len() as u32;
@@ -151,13 +152,13 @@ impl World {
         })
     }
 
-    /// Makes a call on all ranks. Checks that every element has the bits of the reference and that
-    /// nothing else is written.
+    /// Runs an all_reduce on all ranks. Checks that every element of the result has the bits of the
+    /// reference, and that no other memory is written.
     pub(crate) fn check<T: Numbers>(&mut self, given: &Given) {
         self.check_inputs(given, &self.inputs::<T>(given));
     }
 
-    /// Returns the input of each rank.
+    /// Returns the elements of each rank's input.
     pub(crate) fn inputs<T: Numbers>(&self, given: &Given) -> Vec<Vec<T>> {
         let input = |rank| (0..given.count).map(|i| T::given(rank, i)).collect();
         (0..self.members.len() as u32).map(input).collect()
@@ -171,9 +172,9 @@ impl World {
         self.check_launch(given, inputs, |world| world.launch::<T>(given, |_| true), |_, _| expected.clone());
     }
 
-    /// Writes the inputs, and makes a call on all ranks with `launch`. Checks the bits of every
-    /// element, and that nothing else is written. `expected` takes a rank and the bits of its
-    /// result before the call, and returns the expected bits.
+    /// Writes the inputs, and runs a collective on all ranks with `launch`. Checks the bits of
+    /// every element of the results, and that no other memory is written. `expected` takes a rank
+    /// and the bits in its result buffer before the call, and returns the expected bits.
     pub(crate) fn check_launch<T: Numbers>(
         &mut self,
         given: &Given,
@@ -209,7 +210,7 @@ impl World {
         }
     }
 
-    /// Makes calls whose inputs consist of words with the bits `fill`.
+    /// Checks all_reduce calls whose inputs consist of words with the bits `fill`.
     pub(crate) fn check_bits(&mut self, algorithm: Algorithm, fill: u64) {
         for op in [ReduceOp::Xor, ReduceOp::And, ReduceOp::Sum] {
             let inputs = vec![vec![fill; 500]; self.members.len()];
@@ -218,7 +219,7 @@ impl World {
     }
 }
 
-/// Returns the scalar of a rank for `PreMulSum`.
+/// Returns the scalar by which rank `rank` multiplies its input in `PreMulSum`.
 pub(crate) fn scalar<T: Numbers>(rank: u32) -> T {
     T::given(rank, 7)
 }

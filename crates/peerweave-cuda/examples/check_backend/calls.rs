@@ -16,7 +16,7 @@ pub(crate) struct Operands {
 pub(crate) const MOST: usize = 1 << 16;
 
 /// Number of kinds of calls that graphs can contain. [`Operands::enqueue`] has one more kind: a
-/// reduction by a function of the host.
+/// reduction by a function that runs on the host.
 pub(crate) const KINDS: u64 = 14;
 
 impl Operands {
@@ -37,7 +37,7 @@ impl Operands {
         Ok(made)
     }
 
-    /// Returns the element at `index` of a rank's input.
+    /// Returns the element at `index` in the input of rank `rank`.
     fn given(rank: usize, index: usize) -> f32 {
         (rank + 1) as f32 + (index % 7) as f32
     }
@@ -93,14 +93,14 @@ impl Operands {
             14 => (0..len).map(|i| Self::given(n - 1, i)).collect(),
             _ => return Ok(()),
         };
-        self.compare(&format!("call {kind} of {len}"), &expected)
+        self.compare(&format!("call of kind {kind} with parts of {len} elements"), &expected)
     }
 
     /// Compares the elements that the previous PE has put with the input of that PE.
     pub(crate) fn check_put(&self, len: usize) -> std::result::Result<(), Box<dyn std::error::Error>> {
         let left = (self.me + self.n - 1) % self.n;
         let expected: Vec<f32> = (0..len).map(|i| Self::given(left, i)).collect();
-        self.compare(&format!("put of {len}"), &expected)
+        self.compare(&format!("put of {len} elements"), &expected)
     }
 
     fn compare(&self, what: &str, expected: &[f32]) -> std::result::Result<(), Box<dyn std::error::Error>> {

@@ -31,8 +31,8 @@ pub(crate) fn run(job: &Job, deadline: Duration) -> Outcome {
                 if kind < KINDS {
                     return Ok(on.enqueue(team, &queue, kind, len)?);
                 }
-                // Every PE puts to the next PE, signals it, waits for the signal of the previous
-                // PE, and decrements its own signal.
+                // Every PE puts to the next PE, signals the next PE, waits for the signal of the
+                // previous PE, and decrements its own signal.
                 let word = on.words.signal(0)?;
                 team.put_signal(&queue, &on.x.slice(..len)?, &on.y.slice(..len)?, word.add(1), right)?;
                 team.wait_until(&queue, &word, Compare::Ge, 1)?;

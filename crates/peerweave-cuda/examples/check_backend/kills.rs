@@ -13,8 +13,8 @@ use crate::{Arguments, Outcome, ended, lines, start};
 /// Number of rounds of all collectives in the smaller world.
 const ROUNDS: u64 = 3;
 
-/// Runs random collectives until one fails. Then prints the PE that the error names, continues with
-/// the surviving PEs, and checks the results of all collectives.
+/// Runs random collectives until one of them fails. Then prints the PE that the error names,
+/// shrinks the world to the surviving PEs, and checks the results of all collectives.
 pub(crate) fn run(job: &Job, deadline: Duration, seed: u64) -> Outcome {
     let mut options = CudaOptions::default();
     (options.deadline, options.heap_bytes) = (deadline, Some(64 << 20));

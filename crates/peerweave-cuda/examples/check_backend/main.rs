@@ -35,7 +35,7 @@ struct Arguments {
     /// Time limit of a wait, in seconds.
     #[arg(long, default_value_t = 10)]
     deadline: u64,
-    /// PE, endpoint and token of this process; passed by the process that starts it.
+    /// PE, endpoint and token of this process. The process that starts the PEs passes them.
     #[arg(long, hide = true, num_args = 3)]
     pe: Option<Vec<String>>,
 }
@@ -91,7 +91,7 @@ impl Drop for Started {
     }
 }
 
-/// Starts one process for each PE. If `piped`, the output of the processes is piped to this
+/// Starts one process for each PE. If `piped` is true, the output of the processes is piped to this
 /// process.
 fn start(arguments: &Arguments, seed: u64, piped: bool) -> Outcome<Started> {
     let token = Token::random()?;
@@ -109,7 +109,7 @@ fn start(arguments: &Arguments, seed: u64, piped: bool) -> Outcome<Started> {
     Ok(started)
 }
 
-/// Waits for the end of a process, at most until `end`. Returns whether the process has succeeded.
+/// Waits at most until `end` for the end of a process. Returns whether the process has succeeded.
 fn ended(child: &mut Child, end: Instant) -> Outcome<bool> {
     while Instant::now() < end {
         if let Some(status) = child.try_wait()? {

@@ -1,5 +1,5 @@
-//! Measures calls in CUDA graphs of 20 calls, with many shapes of launches. All times are those of
-//! the slowest PE.
+//! Measures calls in CUDA graphs of 20 calls, with many shapes of launches. Each printed time is
+//! the time of the slowest PE.
 
 use std::time::Instant;
 
@@ -24,7 +24,7 @@ pub(crate) struct Bench<'a> {
     pub(crate) recv: DeviceMemory<bf16>,
 }
 
-/// Returns the element of a rank at an index. Sums of these elements are exact.
+/// Returns the element at `index` in the input of rank `rank`. Sums of these elements are exact.
 pub(crate) fn given(rank: u32, index: usize) -> f32 {
     ((index * 7 + rank as usize * 3) % 5) as f32 - 2.0
 }

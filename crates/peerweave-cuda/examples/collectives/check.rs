@@ -1,5 +1,5 @@
-//! Checks results on GPUs: compares every element. The elements are small numbers whose reductions
-//! are exact.
+//! Checks every element of the results of collectives on GPUs. The elements are small numbers whose
+//! reductions are exact.
 
 use std::time::Instant;
 
@@ -38,7 +38,7 @@ small! {
     f64: |n| n as Self;
 }
 
-/// Returns the element of a rank at an index.
+/// Returns the element at `index` in the input of rank `rank`.
 fn given(rank: u32, index: usize) -> i64 {
     ((index * 7 + rank as usize * 3) % 4) as i64
 }
@@ -75,8 +75,8 @@ struct Checker<'a> {
 }
 
 impl Checker<'_> {
-    /// Makes one call by `route`, or by the chosen route if `route` is `None`, and checks the
-    /// result.
+    /// Makes one call by `route`, or by the route that the library chooses if `route` is `None`.
+    /// Checks the result.
     fn call<T: Small>(&mut self, count: usize, op: ReduceOp, shift: [usize; 2], in_place: bool, route: Option<Route>) -> Outcome {
         let (rank, ranks) = (self.collectives.rank().get(), self.collectives.members().len() as u32);
         // A mean of integers is truncated. A mean of floats is exact only if the number of ranks is
@@ -116,7 +116,7 @@ impl Checker<'_> {
             }
         }
         if !in_place && found[count] != T::small(99) {
-            return Err(format!("{}: wrote beyond the end of the result", what()).into());
+            return Err(format!("{}: the call wrote beyond the end of the result", what()).into());
         }
         self.checked += 1;
         Ok(())
@@ -195,7 +195,7 @@ fn repeats(gpu: &Gpu, collectives: &Collectives, rounds: u64) -> Result<u64, Box
         call(stream, count, ReduceOp::Sum)?;
         call(stream, count, ReduceOp::Avg)?;
         let scalar = f32::to_bits(1.0 / (ranks * ranks));
-        // SAFETY: as above.
+        // SAFETY: the memory is live until the streams have been waited for.
         unsafe { collectives.all_reduce_scaled(stream, at, at, count as u64, dtype, u64::from(scalar))? };
         if round % 500 == 499 {
             streams.iter().try_for_each(|stream| gpu.wait(stream))?;
@@ -215,7 +215,7 @@ fn repeats(gpu: &Gpu, collectives: &Collectives, rounds: u64) -> Result<u64, Box
     for count in [16, COUNT, 900] {
         call(stream, count, ReduceOp::Sum)?;
         let scalar = f32::to_bits(1.0 / (ranks * ranks));
-        // SAFETY: as above.
+        // SAFETY: the memory is live until the streams have been waited for.
         unsafe { collectives.all_reduce_scaled(stream, at, at, count as u64, dtype, u64::from(scalar))? };
     }
     let graph =

@@ -1,6 +1,6 @@
-//! Compares the collectives of `peerweave-cuda` with those of NCCL without windows, with windows,
-//! and with windows and copy engines. Calls run in graphs, which alternate in one run. The printed
-//! times are medians of the times of the slowest PE.
+//! Compares the collectives of `peerweave-cuda` with the collectives of NCCL without windows, with
+//! windows, and with windows and copy engines. Calls run in graphs, which alternate in one run. The
+//! printed times are medians of the times of the slowest PE.
 
 use std::sync::Arc;
 
@@ -56,8 +56,8 @@ pub(crate) fn run(gpu: &Gpu, collectives: &Collectives, arguments: &Arguments) -
     let windows = windowed(&bench, Config::new())?;
     let engines = windowed(&bench, Config::new().cta_policy(CtaPolicy::Zero))?;
     let heap = gpu.alloc::<bf16>(arguments.max_bytes / 2)?;
-    // SAFETY: the memory on the heap lives until it is freed below. At that time no graph uses the
-    // memory.
+    // SAFETY: the memory on the heap lives until it is freed below. No graph uses the memory
+    // when the memory is freed.
     let symmetric = unsafe { DeviceMemory::<bf16>::adopt(&context, heap.address()?, heap.len(), Box::new(|| ())) };
     if bench.is_first() {
         println!(
@@ -85,8 +85,8 @@ pub(crate) fn run(gpu: &Gpu, collectives: &Collectives, arguments: &Arguments) -
             let by_engines = window(&engines).filter(|_| operation != Operation::Gather);
             let others = [("NCCL", Some(plain.clone())), ("windows", window(&windows)), ("engines", by_engines)];
             for (name, nccl) in others.into_iter().filter_map(|(name, nccl)| Some((name, nccl?))) {
-                // The first call of NCCL sets up resources, which cannot be captured. So this call
-                // precedes the capture.
+                // The first call of NCCL sets up resources, and the setup cannot be captured. So
+                // the first call precedes the capture.
                 let named = |error: &dyn std::fmt::Display| format!("{operation:?} {bytes}, {name}: {error}");
                 bench.theirs(operation, part, &nccl).map_err(|error| named(&error))?;
                 gpu.wait(&bench.stream).map_err(|error| named(&error))?;

@@ -1,5 +1,5 @@
-//! The compared operations: each can be called through this library and through NCCL, and has an
-//! expected result.
+//! The compared operations. Each operation can be called through Peerweave and through NCCL, and
+//! has an expected result.
 
 use clap::ValueEnum;
 use peerweave_cuda::Message;
@@ -50,7 +50,7 @@ impl Operation {
         }
     }
 
-    /// Returns the number of elements of this rank's result; 0 if it has no result.
+    /// Returns the number of elements of this rank's result. Returns 0 if this rank has no result.
     fn results(self, part: usize, ranks: usize, me: u32) -> usize {
         if matches!(self, Reduce | Gather) && me != ROOT.get() { 0 } else { self.lens(part, ranks).1 }
     }
@@ -72,7 +72,7 @@ impl Operation {
 }
 
 impl Bench<'_> {
-    /// Enqueues one call of this library, with the result at `recv`.
+    /// Enqueues one call of Peerweave, with the result at `recv`.
     pub(crate) fn ours(&self, operation: Operation, part: usize, recv: u64) -> Outcome {
         let (all, stream, send) = (self.collectives, &self.stream, self.send.address());
         let (count, bytes) = (part as u64, 2 * part as u64);

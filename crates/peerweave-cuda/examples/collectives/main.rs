@@ -3,8 +3,9 @@
 //!
 //! - `--part check` checks the results of random calls, of every type and reduction, of graphs, and
 //!   of calls on several streams.
-//! - `--part bench` compares the times of calls with those of NCCL without windows, with windows,
-//!   and with copy engines. It alternates CUDA graphs of 20 calls in one run.
+//! - `--part bench` compares the times of Peerweave's calls with the times of NCCL's calls without
+//!   windows, with windows, and with copy engines. It alternates CUDA graphs of 20 calls in one
+//!   run.
 //! - `--part norm` measures all_reduce with RMSNorm as one kernel and as two kernels.
 //! - `--part sweep` finds the best shapes of launches.
 //!
@@ -58,7 +59,8 @@ struct Arguments {
     /// Number of measurements of each compared implementation.
     #[arg(long, default_value_t = 7)]
     rounds: usize,
-    /// Disable programmatic start: kernels begin after the previous kernel in the stream has ended.
+    /// Disable programmatic dependent launch. Each kernel then begins after the previous kernel in
+    /// the stream has ended.
     #[arg(long)]
     plain_start: bool,
 }
@@ -67,7 +69,7 @@ struct Arguments {
 enum Part {
     /// Checks results.
     Check,
-    /// Compares times with those of NCCL.
+    /// Compares the times of Peerweave's calls with the times of NCCL's calls.
     Bench,
     /// Checks and measures all_reduce with residual and RMSNorm, as one kernel and as two kernels.
     Norm,

@@ -1,5 +1,5 @@
 //! Checks the results of collectives that move bytes, with random operations, lengths, alignments
-//! and roots. The calls of a round run without a wait between them; some rounds run in graphs.
+//! and roots. The calls of a round run without a wait between them. Some rounds run in graphs.
 
 use peerweave_cuda::{Collectives, Gpu, Message, Stream};
 use peerweave_driver::DeviceMemory;
@@ -11,7 +11,7 @@ use crate::check::Random;
 
 const MARK: u8 = 0xa5;
 
-/// Returns the byte at `index` of a rank's input.
+/// Returns the byte at `index` in the input of rank `rank`.
 fn byte(rank: usize, index: usize) -> u8 {
     (index.wrapping_mul(31) + (index >> 9) + rank * 89) as u8
 }
@@ -43,8 +43,8 @@ impl Mover<'_> {
         let messages: Vec<Message> = (0..ranks)
             .flat_map(|rank| {
                 let at = |operand: u64| operand + (rank * part) as u64;
-                // Each pair of ranks has its own message length. Sender and receiver compute the
-                // same length.
+                // Each pair of ranks has its own message length. The sender and the receiver
+                // compute the same length.
                 let len = |from: usize, to: usize| (bytes * (1 + (from + 2 * to) as u64 % 3)).div_ceil(3);
                 let other = Rank::new(rank as u32);
                 [

@@ -1,6 +1,6 @@
-//! Compares all_reduce with residual and RMSNorm as one kernel with an all_reduce followed by a
-//! norm kernel. Checks that the results have the same bits, and measures both: the time of a call
-//! in graphs of 20 calls, which alternate in one run.
+//! Compares one kernel for all_reduce, residual and RMSNorm with an all_reduce followed by a norm
+//! kernel. Checks that the results have the same bits, and measures the time of both
+//! implementations. Graphs of 20 calls of each implementation alternate in one run.
 
 use peerweave_cuda::{Collectives, Gpu, RmsNormCall, RmsNormOutput};
 use peerweave_driver::DeviceMemory;
@@ -25,7 +25,7 @@ enum Form {
     Fused,
     OneShot,
     TwoShot,
-    /// The all_reduce, then the norm kernel.
+    /// The all_reduce, and then the norm kernel.
     Separate,
     /// Only the all_reduce.
     AllReduce,
@@ -100,7 +100,7 @@ impl<'a, T: Element> Operands<'a, T> {
         Ok([self.residual.to_vec(&self.bench.stream)?, self.output.to_vec(&self.bench.stream)?])
     }
 
-    /// Compares the results of a form with those of separate kernels.
+    /// Compares the results of a form with the results of separate kernels.
     fn compare(&mut self, what: &str, wanted: &[Vec<T>; 2], run: impl Fn(&Self) -> Outcome) -> Outcome {
         let found = self.results(run)?;
         for (name, (found, wanted)) in ["residual", "output"].into_iter().zip(found.iter().zip(wanted)) {

@@ -1,4 +1,4 @@
-//! Converts errors of the GPU crates to errors of the portable API.
+//! Converts errors of the crates for GPUs to errors of the portable API.
 
 use std::collections::HashSet;
 use std::sync::Mutex;
@@ -13,10 +13,10 @@ use peerweave_vmm::VmmError;
 use super::lock::lock;
 use crate::error::{CudaError, at_fault};
 
-/// Name of the backend.
+/// Name of this backend in errors and descriptions.
 pub(crate) const NAME: &str = "cuda";
 
-/// Returns the name of the team of all PEs.
+/// Returns the [`TeamName`] of the team of all PEs, for errors.
 pub(crate) fn world(n_pes: usize) -> TeamName {
     TeamName { id: TeamId::WORLD, size: n_pes }
 }
@@ -29,8 +29,8 @@ pub(crate) fn cause(loss: &Loss) -> PeerCause {
     }
 }
 
-/// Returns the error of `call` for a lost PE. If the PE gave up because of another PE, the error
-/// names the other PE.
+/// Returns the error of `call` for the lost PE `pe`. If `pe` gave up because another PE failed, the
+/// error names the other PE.
 pub(crate) fn of_loss(call: &'static str, team: TeamName, pe: Pe, loss: &Loss) -> Error {
     Error::Peer { call, team, pe: at_fault(pe, loss), cause: cause(loss) }
 }
@@ -39,7 +39,7 @@ pub(crate) fn mismatch(team: TeamName, pe: Pe, mine: String, theirs: String) -> 
     Error::Mismatch(Box::new(Mismatch { team, pe, mine, theirs }))
 }
 
-/// Returns the error of `call` on `team` for a failure of the GPU crates.
+/// Converts an error of the crates for GPUs to the portable error of `call` on `team`.
 pub(crate) fn portable(call: &'static str, team: TeamName, error: CudaError) -> Error {
     match error {
         CudaError::PeLost { pe, cause: loss, .. } => of_loss(call, team, pe, &loss),
@@ -71,9 +71,9 @@ pub(crate) fn portable(call: &'static str, team: TeamName, error: CudaError) -> 
     }
 }
 
-/// Returns the error of `call`, which sets up a job of `n_pes` PEs, for a failure of the GPU
-/// crates. The error names a PE that was lost, is missing or has made a different call. If the call
-/// failed on another PE, the error contains that PE's message.
+/// Converts an error of the crates for GPUs to the portable error of `call`, which sets up a job of
+/// `n_pes` PEs. The portable error names a PE that was lost, is missing or has made a different
+/// call. If the call failed on another PE, the portable error contains the message of that PE.
 pub(crate) fn of_set_up(call: &'static str, n_pes: usize, error: impl Into<CudaError>) -> Error {
     let error = error.into();
     let is_named = match &error {
@@ -104,7 +104,7 @@ fn of_rendezvous(call: &'static str, team: TeamName, error: BootstrapError) -> E
     }
 }
 
-/// Returns the error of `call` for a failure of the driver.
+/// Converts an error of the CUDA driver to the portable error of `call`.
 pub(crate) fn driver(call: &'static str, error: DriverError) -> Error {
     Error::system(call, error)
 }
@@ -114,17 +114,17 @@ pub(crate) fn unsupported(call: &'static str, why: &'static str) -> Error {
     Error::Unsupported { call, backend: NAME, why }
 }
 
-/// Returns the error of a call during or before which another thread has finalized the world.
+/// Returns the error of a call that needs the GPU after a thread has finalized the world.
 pub(crate) fn finalized(call: &'static str) -> Error {
     Misuse { call, kind: MisuseKind::Finalized }.into()
 }
 
-/// Returns the error of a call whose team another thread has destroyed.
+/// Returns the error of a call on a team that was destroyed.
 pub(crate) fn destroyed(call: &'static str) -> Error {
     Misuse { call, kind: MisuseKind::TeamDestroyed }.into()
 }
 
-/// Returns a `&'static str` with this text. Texts are never freed, and equal texts are stored once.
+/// Returns a `&'static str` with the given text. Stores equal texts once, and never frees them.
 /// There are few different texts: they name PEs of one job, or say why NCCL is unavailable.
 pub(crate) fn interned(text: String) -> &'static str {
     static TEXTS: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);

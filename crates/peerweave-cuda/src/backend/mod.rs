@@ -4,8 +4,8 @@
 //!
 //! Copies run on copy engines, in the order of their stream. Signals, waits, atomics, barriers and
 //! operations on single elements are small kernels. The README of `peerweave-stream-kernels` gives
-//! the reasons. A stream orders a signal after an earlier put: the copy has ended when the signal's
-//! kernel starts, and the kernel performs a release at system scope.
+//! the reasons. A stream orders a signal after an earlier put: the put's copy has ended when the
+//! signal's kernel starts, and the kernel performs a release at system scope.
 
 mod enqueue;
 mod error;

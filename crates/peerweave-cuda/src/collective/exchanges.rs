@@ -1,4 +1,4 @@
-//! Collectives that move parts: all_gather and all_to_all.
+//! The collectives all_gather and all_to_all, in which each rank gets a part from every rank.
 
 use std::sync::Arc;
 
@@ -28,12 +28,12 @@ impl Collectives {
     pub unsafe fn all_gather(&self, stream: &Arc<CudaStream>, send: u64, recv: u64, bytes: u64) -> Result<(), CudaError> {
         const CALL: &str = "all_gather";
         self.check_gather(CALL, send, recv, bytes)?;
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.exchange(CALL, Exchange::AllGather, stream, send, recv, bytes) }
     }
 
-    /// Checks the operands of a rank that gets the parts of all ranks in `recv`. Returns whether
-    /// `send` is this rank's part of `recv`.
+    /// Checks the operands of a rank that gets the parts of all ranks in `recv`, in an all_gather
+    /// or a gather. Returns whether `send` is this rank's part of `recv`.
     pub(super) fn check_gather(&self, call: &'static str, send: u64, recv: u64, bytes: u64) -> Result<bool, CudaError> {
         let ranks = u64::from(self.staging.limits.ranks);
         let is_own = recv.checked_add(bytes.saturating_mul(u64::from(self.rank.get()))) == Some(send);
@@ -42,8 +42,9 @@ impl Collectives {
         Ok(is_own)
     }
 
-    /// Enqueues an all_to_all: part `r` of `send` becomes part `s` of `recv` on rank `r`, where `s`
-    /// is this rank. A part has `bytes` bytes. `send` may be `recv`.
+    /// Enqueues an all_to_all: rank `r` gets part `r` of the `send` of every rank. On rank `r`, the
+    /// part from rank `s` becomes part `s` of `recv`. A part has `bytes` bytes. `send` may be equal
+    /// to `recv`.
     ///
     /// # Collective
     /// All ranks, with the same length.
@@ -59,7 +60,7 @@ impl Collectives {
         // In place, a thread sends its lines of all parts before it writes these lines.
         let operands = if send == recv { [(send, ranks), (recv, 0)] } else { [(send, ranks), (recv, ranks)] };
         check_parts(CALL, operands, bytes, 1)?;
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.exchange(CALL, Exchange::AllToAll, stream, send, recv, bytes) }
     }
 
@@ -81,8 +82,8 @@ impl Collectives {
         };
         let (OwnPath::Lines { route, .. }, _, _) = self.routes.exchange(kind, bytes, limits) else {
             let sent = |rank: u64| send + rank * stride;
-            // SAFETY: the caller guarantees it. In place, a block sends its chunk of a part before
-            // it overwrites this chunk by the received chunk.
+            // SAFETY: the caller guarantees the operands. In place, a block sends its chunk of a
+            // part before it overwrites this chunk by the received chunk.
             return unsafe { self.exchange_messages(name, operation, stream, sent, recv, bytes) };
         };
         if bytes == 0 {

@@ -14,8 +14,8 @@ use crate::error::{CudaError, misuse};
 use crate::route::{self, Route};
 
 impl Collectives {
-    /// Returns the kernel that is stored in `slot`. The first call loads the kernel that `find`
-    /// returns, and stores it.
+    /// Returns the loaded kernel in `slot`. If the slot is empty, loads the kernel that `find`
+    /// returns, and stores the loaded kernel in the slot.
     pub(super) fn loaded<'a, A: KernelArgs + 'static>(
         &self,
         slot: &'a OnceLock<LoadedKernel>,
@@ -42,12 +42,12 @@ impl Collectives {
         call: Call,
         bytes: u64,
     ) -> Result<(), CudaError> {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.enqueue_with(name, stream, kernel, route, &call, None::<&Transfers>, bytes) }
     }
 
-    /// Enqueues a call in pieces that fit the banks of every rank. The count of the call is the
-    /// number of elements of a part; an element has `size` bytes.
+    /// Enqueues a call as several launches, each of which fits the banks of every rank.
+    /// `call.count` is the number of elements of a part, and an element has `size` bytes.
     ///
     /// # Safety
     /// As for [`all_reduce`](Self::all_reduce), for the operands of the call.
@@ -65,7 +65,7 @@ impl Collectives {
             let (skipped, count) = (start * size, most.min(call.count - start));
             let piece = Call { send: call.send + skipped, recv: call.recv + skipped, count, ..*call };
             let route = route::parts(count * size, limits);
-            // SAFETY: the caller guarantees it.
+            // SAFETY: the caller guarantees the safety requirements of the called function.
             unsafe { self.enqueue(name, stream, kernel, route, piece, count * size * u64::from(limits.ranks)) }?;
         }
         Ok(())
@@ -90,8 +90,8 @@ impl Collectives {
             return Err(CudaError::Failed { call: name, failure: failure.clone() });
         }
         let capturing = is_capturing(stream)?;
-        // The lock is held until the launch. So if two threads make calls, the calls are launched
-        // in the order in which their streams are ordered here.
+        // This thread holds the lock until the launch. So if two threads make calls, the kernels
+        // are launched in the order in which their streams are ordered here.
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let is_same = last.as_ref().is_some_and(|last| last.cu_stream() == stream.cu_stream());
         let tables = inner.tables.lock().unwrap_or_else(PoisonError::into_inner);

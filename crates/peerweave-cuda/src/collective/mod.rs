@@ -1,4 +1,4 @@
-//! Collectives by the kernels of `peerweave-collectives`.
+//! Carries out collectives by the kernels of the crate `peerweave-collectives`.
 //!
 //! ```text
 //!  options.rs      options of a team's collectives
@@ -12,8 +12,8 @@
 //!    staging.rs    areas on the symmetric heap, counters of launches
 //! ```
 //!
-//! Every call takes the same path: check the operands, choose the route, wait for the team's last
-//! stream, launch. Most calls enqueue one kernel.
+//! Every call takes the same path: it checks the operands, chooses the route, makes its stream wait
+//! for the stream of the team's previous call, and launches. Most calls enqueue one kernel.
 
 mod exchanges;
 mod launch;
@@ -88,23 +88,25 @@ pub struct Collectives {
     staging: Staging,
     options: CollectivesOptions,
     routes: Arc<Routes>,
-    /// Loaded kernels of all_reduce, by algorithm, type, and whether the call is plain. A call is
-    /// plain if its reduction is `Sum` and its operands are whole 16-byte lines.
+    /// Loaded kernels of all_reduce. The indices are the algorithm, the type, and whether the call
+    /// is plain. A call is plain if its reduction is `Sum` and its operands are whole 16-byte
+    /// lines.
     kernels: [[[OnceLock<LoadedKernel>; 2]; DType::ALL.len()]; Algorithm::ALL.len()],
-    /// Loaded kernels of reduce_scatter, by type, and whether the call is plain (see `kernels`).
+    /// Loaded kernels of reduce_scatter. The indices are the type, and whether the call is plain: a
+    /// sum of operands that are whole 16-byte lines.
     scatters: [[OnceLock<LoadedKernel>; 2]; DType::ALL.len()],
-    /// Loaded kernels of scans, by type.
+    /// Loaded kernels of scans. The index is the type.
     scans: [OnceLock<LoadedKernel>; DType::ALL.len()],
-    /// Loaded kernels of all_gather and all_to_all, by operation, and whether all parts are whole
-    /// 16-byte lines.
+    /// Loaded kernels of all_gather and all_to_all. The indices are the operation, and whether all
+    /// parts are whole 16-byte lines.
     exchanges: [[OnceLock<LoadedKernel>; 2]; 2],
-    /// Loaded kernels of messages, by form (lines or ring), and whether all messages are whole
-    /// 16-byte lines.
+    /// Loaded kernels that send messages. The indices are the form (16-byte lines or rings), and
+    /// whether all messages are whole lines.
     transfers: [[OnceLock<LoadedKernel>; 2]; 2],
     barriers: OnceLock<LoadedKernel>,
-    /// Loaded kernels of all_reduce with RMSNorm, by algorithm and type.
+    /// Loaded kernels of all_reduce with RMSNorm. The indices are the algorithm and the type.
     norms: [[OnceLock<LoadedKernel>; DType::ALL.len()]; rms_norm::Algorithm::ALL.len()],
-    /// Stream of the last call.
+    /// The stream of the team's last call. A later call in another stream waits for the last call.
     last: Mutex<Option<Arc<CudaStream>>>,
 }
 
@@ -121,11 +123,12 @@ impl Collectives {
         Self::new(gpu, &members, options)
     }
 
-    /// Sets up the collectives of the PEs on the host of this PE. `routes` are the same on all PEs.
-    /// If the host has more PEs than the kernels support, the only member is this PE.
+    /// Sets up the collectives of the team of PEs on the host of this PE. All PEs must pass the
+    /// same `routes`. If the host has more PEs than the kernels support, the team consists of this
+    /// PE alone.
     ///
     /// # Collective
-    /// All PEs of the GPU.
+    /// All PEs of the GPU's rendezvous.
     ///
     /// # Errors
     /// As for [`new`](Self::new).
@@ -146,20 +149,20 @@ impl Collectives {
     ///
     /// # Errors
     /// [`CudaError::Misuse`] for invalid options or members, and for a member whose memory is not
-    /// mapped; errors of [`Gpu::alloc`].
+    /// mapped. Errors of [`Gpu::alloc`].
     pub fn new(gpu: &Gpu, members: &[Pe], options: CollectivesOptions) -> Result<Self, CudaError> {
         Self::new_by(gpu, members, options, None)
     }
 
-    /// Like [`new`](Self::new), with `routes`, or with the built-in table of the GPUs' architecture
-    /// if `routes` is `None`.
+    /// Like [`new`](Self::new), but uses the given `routes`. If `routes` is `None`, uses the
+    /// built-in table for the architecture of the GPUs.
     fn new_by(gpu: &Gpu, members: &[Pe], options: CollectivesOptions, routes: Option<&Arc<Routes>>) -> Result<Self, CudaError> {
         const CALL: &str = "Collectives::new";
         options.check(CALL)?;
         let rank = rank_of(CALL, gpu, members)?;
         let inner = &*gpu.0;
-        // The team uses the sentinel of its first member. The sentinel is random, so data is not
-        // equal to it.
+        // The team uses the sentinel of its first member. The sentinel is random, so no data is
+        // expected to be equal to it.
         let made = inner.next_collectives();
         let (mine, arch) = (format!("{options:?}"), gpu.arch().to_string());
         let mut blob = random()?.to_vec();
@@ -177,17 +180,18 @@ impl Collectives {
         let builtin = || Arc::new(Routes::new(RouteTable::builtin(if is_one { &arch } else { "any" })));
         let routes = routes.map_or_else(builtin, Arc::clone);
         let first = &all[members[0].get() as usize];
-        let word = |at: usize| u64::from_le_bytes(first[at..at + 8].try_into().expect("eight bytes"));
+        let word = |at: usize| u64::from_le_bytes(first[at..at + 8].try_into().expect("the slice has eight bytes"));
         let room = Room { memory: Arc::new(gpu.alloc(options.heap_bytes() as usize)?), start: 0 };
         let made_here = Self::with(gpu, members, rank, options, [word(0), word(8)], room, routes)?;
-        // No PE may write into an area before all areas are filled.
+        // No PE may write into the area of another PE before all PEs have filled their areas.
         inner.rendezvous.barrier(&format!("peerweave-cuda/collectives/{made}/ready"))?;
         Ok(made_here)
     }
 
-    /// Sets up the collectives of a team in memory that all PEs have allocated before, so that only
-    /// members take part. Exchanges nothing, so `options` and `sentinel` must be the same on all
-    /// members. No member may call a collective before this function has returned on all members.
+    /// Sets up the collectives of a team in memory that all PEs have already allocated, so only the
+    /// members call this function. The function exchanges no data, so all members must pass the
+    /// same `options` and `sentinel`. No member may call a collective before this function has
+    /// returned on all members.
     ///
     /// # Errors
     /// As for [`new`](Self::new).
@@ -242,26 +246,26 @@ impl Collectives {
         &self.members
     }
 
-    /// Returns the algorithm that Peerweave's kernels would use for a call, and the reason. All
-    /// ranks get the same explanation.
+    /// Returns an explanation of a call: the algorithm that Peerweave's kernels would use, and the
+    /// reason for this choice. All ranks get the same explanation.
     pub fn explain(&self, query: &Query) -> Explanation {
         self.explain_with(query, &Libraries { nccl: Err(Unfit::Off) }, "")
     }
 
-    /// Like [`explain`](Self::explain), with the libraries that the team can use. `unavailable` is
-    /// the reason why NCCL cannot be used.
+    /// Like [`explain`](Self::explain), but `libraries` states whether the team can also use NCCL.
+    /// `unavailable` is the reason why NCCL cannot be used.
     pub(crate) fn explain_with(&self, query: &Query, libraries: &Libraries, unavailable: &str) -> Explanation {
         self.routes.explain(query, &self.staging.limits, libraries, unavailable)
     }
 
-    /// Returns the provider that carries out a call.
+    /// Returns the provider that carries out a call: Peerweave's kernels or a library.
     pub(crate) fn provider(&self, query: &Query, libraries: &Libraries) -> Provider {
         self.routes.decide(query, &self.staging.limits, libraries).provider
     }
 
     /// Loads the kernels of all_reduce and reduce_scatter for one element type. Without this call,
-    /// the first collective that needs a kernel loads the kernel. While the driver compiles a
-    /// kernel, the kernels of other PEs wait for this PE, for some tenths of a second.
+    /// the first collective that needs a kernel loads the kernel. The driver may then compile it
+    /// for some tenths of a second, while kernels of other PEs wait for this PE.
     ///
     /// # Errors
     /// [`CudaError::Misuse`] if the type cannot be reduced; errors from loading the kernels.
@@ -273,13 +277,14 @@ impl Collectives {
             .try_for_each(|(algorithm, is_plain)| self.kernel(algorithm, dtype, is_plain).map(drop))
     }
 
-    /// Makes the collectives usable after [`Gpu::recover`].
+    /// Makes the collectives usable again after [`Gpu::recover`]: resets the staging memory and the
+    /// counters.
     ///
     /// # Collective
     /// All PEs of the GPU's rendezvous. No kernel may be running on this GPU.
     ///
     /// # Errors
-    /// [`CudaError::Bootstrap`] names a PE that did not arrive; errors of the driver.
+    /// [`CudaError::Bootstrap`] names a PE that did not arrive. Errors of the driver.
     pub fn recover(&self) -> Result<(), CudaError> {
         let inner = &*self.gpu.0;
         let made = inner.next_collectives();

@@ -1,4 +1,4 @@
-//! all_reduce with residual and RMSNorm in one kernel.
+//! An all_reduce, the addition of a residual, and RMSNorm in one kernel.
 
 use std::sync::Arc;
 
@@ -20,20 +20,21 @@ use crate::route::{self, NormRoute, Route};
 /// that the result may overwrite the input.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RmsNormCall {
-    /// Address of the input.
+    /// Device address of this rank's input.
     pub input: u64,
-    /// Address of the residual. The call replaces the residual by `x`, the sum of all inputs and
-    /// the residual.
+    /// Device address of the residual. The call replaces the residual by `x`, the sum of the inputs
+    /// of all ranks and the residual.
     pub residual: u64,
-    /// Address of the result.
+    /// Device address of the result.
     pub output: u64,
-    /// Address of the weight, which has as many elements as a row.
+    /// Device address of the weight, by which each normalised row is multiplied. The weight has as
+    /// many elements as a row.
     pub weight: u64,
-    /// Number of rows.
+    /// Number of rows in the input, the residual and the result.
     pub rows: u64,
     /// Number of elements in a row.
     pub hidden: u64,
-    /// Element type: `F16`, `BF16` or `F32`.
+    /// Element type of the input, the residual and the weight: `F16`, `BF16` or `F32`.
     pub dtype: DType,
     /// Number that is added to the mean of the squares of a row. Must be positive and finite.
     pub epsilon: f32,
@@ -47,18 +48,19 @@ pub struct RmsNormCall {
 pub enum RmsNormOutput {
     /// The result has the element type of the input.
     Same,
-    /// The result is divided by the scale and converted to `F8E4M3` or `I8`.
+    /// The call divides the result by one scale, and converts it to `F8E4M3` or `I8`.
     Scaled {
         /// The element type of the result: `F8E4M3` or `I8`.
         dtype: DType,
         /// The scale: a positive, finite number.
         scale: f32,
     },
-    /// Each row of the result is divided by its own scale and converted to `F8E4M3` or `I8`.
+    /// The call computes a scale for each row of the result, divides the row by this scale, and
+    /// converts it to `F8E4M3` or `I8`.
     RowScaled {
         /// The element type of the result: `F8E4M3` or `I8`.
         dtype: DType,
-        /// Address to which the call writes the scales: one `f32` for each row.
+        /// Device address to which the call writes the scales: one `f32` for each row.
         scales: u64,
     },
 }
@@ -68,7 +70,8 @@ impl RmsNormCall {
         self.hidden.saturating_mul(self.dtype.size_bytes() as u64)
     }
 
-    /// Checks the operands. Returns the number of lines (of 16 bytes) of a row.
+    /// Checks the operands and parameters of the call `call`. Returns the number of 16-byte lines
+    /// in a row.
     fn check(&self, call: &'static str) -> Result<u64, CudaError> {
         const LINE: u64 = LINE_BYTES as u64;
         if !matches!(self.dtype, DType::F16 | DType::BF16 | DType::F32) {
@@ -113,7 +116,7 @@ impl RmsNormCall {
         Ok(row_bytes / LINE)
     }
 
-    /// Returns the arguments of the kernel for `rows` rows from row `first`.
+    /// Returns the two arguments of the kernel that handles `rows` rows from row `first` on.
     fn part(&self, common: &Call, first: u64, rows: u64, row_lines: u64) -> (Call, Norm) {
         let skipped = first * self.row_bytes();
         let (output, inverse_scale, scales) = match self.quantization {
@@ -144,7 +147,7 @@ impl RmsNormCall {
     }
 }
 
-/// Maximum number of elements of a row: `f32` represents each integer up to this number.
+/// Maximum number of elements in a row. `f32` represents each integer up to this number exactly.
 const MOST_HIDDEN: u64 = (1 << 24) - 1;
 
 fn quantized(call: &'static str, dtype: DType) -> Result<(), CudaError> {
@@ -156,7 +159,8 @@ fn output_of(dtype: DType) -> Output {
     if dtype == DType::I8 { Output::I8 } else { Output::F8E4M3 }
 }
 
-/// Returns the error for rows that do not fit into the staging memory of one exchange.
+/// Returns the error of a call whose rows are so long that one row does not fit into the staging
+/// memory.
 fn too_long(call: &'static str, hidden: u64, limits: &route::Limits) -> CudaError {
     let expected = format!("a row that fits into {} bytes of staging memory, for {} ranks", limits.bank_bytes, limits.ranks);
     misuse(call, "hidden", hidden, &expected)
@@ -165,8 +169,8 @@ fn too_long(call: &'static str, hidden: u64, limits: &route::Limits) -> CudaErro
 impl Collectives {
     /// Enqueues one kernel that adds up the inputs of all ranks, adds a residual, and computes the
     /// RMSNorm of each row. The kernel replaces the residual by `x = all_reduce(input) + residual`.
-    /// The output is `x · weight / √(mean(x²) + epsilon)`. If the rows do not fit into the staging
-    /// memory together, the call enqueues several kernels.
+    /// The output is `x · weight / √(mean(x²) + epsilon)`. If all rows together do not fit into the
+    /// staging memory, the call enqueues several kernels.
     ///
     /// The result has the same bits as the result of [`all_reduce`](Self::all_reduce) followed by
     /// [`add_rms_norm`](Self::add_rms_norm).
@@ -176,10 +180,10 @@ impl Collectives {
     /// the residual and of the weight must be the same on all ranks.
     ///
     /// # Errors
-    /// Before anything is enqueued: [`CudaError::Misuse`] if the length of a row is not a multiple
-    /// of 16 bytes, or if a row does not fit into the staging memory; [`CudaError::Misuse`] if an
-    /// address is not aligned, or if the type is not supported; [`CudaError::Failed`] after a
-    /// kernel has failed; errors of the launch.
+    /// A call that returns [`CudaError::Misuse`] enqueues no kernel. [`CudaError::Misuse`] if the
+    /// length of a row is not a multiple of 16 bytes, or if a row does not fit into the staging
+    /// memory. [`CudaError::Misuse`] if an address is not aligned, or if the type is not supported.
+    /// [`CudaError::Failed`] after a kernel has failed. Errors of the launch.
     ///
     /// # Safety
     /// As for [`all_reduce`](Self::all_reduce), for all ranges of the call. No two ranges may
@@ -192,16 +196,17 @@ impl Collectives {
         if route.rows == 0 {
             return Err(too_long(CALL, call.hidden, limits));
         }
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.norms(CALL, stream, call, route, row_lines) }
     }
 
-    /// Like [`all_reduce_rms_norm`](Self::all_reduce_rms_norm), with an algorithm that the caller
-    /// chooses: two-shot if `two_shot` is `true`, otherwise one-shot. Intended for measurements and
-    /// tests.
+    /// Like [`all_reduce_rms_norm`](Self::all_reduce_rms_norm), but the caller chooses the
+    /// algorithm: two-shot if `two_shot` is `true`, otherwise one-shot. Intended for measurements
+    /// and tests.
     ///
     /// # Collective
-    /// As for [`all_reduce_rms_norm`](Self::all_reduce_rms_norm), and with the same algorithm.
+    /// As for [`all_reduce_rms_norm`](Self::all_reduce_rms_norm). All ranks must also choose the
+    /// same algorithm.
     ///
     /// # Errors
     /// As for [`all_reduce_rms_norm`](Self::all_reduce_rms_norm), and [`CudaError::Misuse`] if the
@@ -222,7 +227,7 @@ impl Collectives {
         if route.rows == 0 {
             return Err(too_long(CALL, call.hidden, &self.staging.limits));
         }
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.norms(CALL, stream, call, route, row_lines) }
     }
 
@@ -239,7 +244,7 @@ impl Collectives {
         const CALL: &str = "add_rms_norm";
         let row_lines = call.check(CALL)?;
         let route = route::norm_by(Algorithm::None, call.rows, row_lines, &self.staging.limits);
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.norms(CALL, stream, call, route, row_lines) }
     }
 
@@ -270,8 +275,8 @@ impl Collectives {
         while first < call.rows {
             let rows = route.rows.min(call.rows - first);
             let (arguments, norm) = call.part(&self.staging.banks, first, rows, row_lines);
-            // The launch uses only the shape of this route. Its algorithm has no meaning for the
-            // norm.
+            // The launch uses only the number of blocks and threads of this route. The algorithm of
+            // the route has no meaning here.
             let blocks = rows.min(u64::from(route.blocks)) as u32;
             let shape = Route::new(peerweave_collectives::Algorithm::OneShot, blocks, route.threads);
             let bytes = rows * call.row_bytes();

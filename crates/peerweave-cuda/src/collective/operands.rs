@@ -1,11 +1,11 @@
-//! Operands of calls, and their checks.
+//! The operands of collective calls, and checks of their addresses and lengths.
 
 use peerweave_collectives::LINE_BYTES;
 use peerweave_types::{DType, ReduceOp};
 
 use crate::error::{CudaError, misuse};
 
-/// Operands of a call.
+/// The operands of a reduction: addresses on this device, and the number and type of elements.
 #[derive(Clone, Copy)]
 pub(super) struct Operands {
     pub(super) send: u64,
@@ -21,8 +21,8 @@ impl Operands {
         Self { send, recv, count, dtype, op, scalar }
     }
 
-    /// Returns the operands of a call that has no scalar. Fails for a reduction that needs a
-    /// scalar.
+    /// Returns the operands of a reduction without a scalar factor. Fails for `PreMulSum`, which
+    /// needs a scalar.
     pub(super) fn without_scalar(
         call: &'static str,
         send: u64,
@@ -37,7 +37,8 @@ impl Operands {
         Ok(Self::new(send, recv, count, dtype, op, 0))
     }
 
-    /// Returns whether the call is plain: the kernels for sums of whole lines can run it.
+    /// Returns whether the plain kernels can run the call: whether the reduction is the sum, and
+    /// the operands are whole 16-byte lines.
     pub(super) fn are_plain(&self) -> bool {
         let bytes = self.count * self.dtype.size_bytes() as u64;
         self.op == ReduceOp::Sum && (self.send | self.recv | bytes).is_multiple_of(LINE_BYTES as u64)
@@ -67,8 +68,9 @@ impl Operands {
     }
 }
 
-/// Checks operands, each given by its address and its number of parts. A part has `count` elements
-/// of `size` bytes. Returns the length of a part in bytes.
+/// Checks the alignment and the overlap of two operands. Each operand is given by its address and
+/// its number of parts. A part has `count` elements of `size` bytes. Returns the length of a part
+/// in bytes.
 pub(super) fn check_parts(call: &'static str, operands: [(u64, u64); 2], count: u64, size: u64) -> Result<u64, CudaError> {
     let end = |(at, parts): (u64, u64)| count.checked_mul(size)?.checked_mul(parts).and_then(|bytes| at.checked_add(bytes));
     let [Some(first), Some(second)] = operands.map(end) else {
@@ -79,7 +81,8 @@ pub(super) fn check_parts(call: &'static str, operands: [(u64, u64); 2], count: 
             return Err(misuse(call, what, format!("{at:#x}"), &format!("an address that is a multiple of {size}")));
         }
     }
-    // A call in place passes one operand without parts. Such an operand overlaps nothing.
+    // A call in place passes 0 as the number of parts of one operand. Such an operand overlaps no
+    // memory.
     let are_both = operands.iter().all(|(_, parts)| *parts > 0);
     if are_both && operands[0].0 < second && operands[1].0 < first {
         return Err(misuse(call, "recv", format!("{:#x}", operands[1].0), "memory that does not overlap send"));

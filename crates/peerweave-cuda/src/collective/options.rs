@@ -12,10 +12,11 @@ pub struct CollectivesOptions {
     /// algorithm. The two-shot algorithm needs banks of `2 * n` bytes. Larger calls use rings of
     /// slots.
     pub bank_bytes: u64,
-    /// Size in bytes of each slot in a ring, a multiple of 1024. For reductions, the ring of each
-    /// block has six slots.
+    /// Size in bytes of each slot in the rings through which large calls send their data, a
+    /// multiple of 1024. For reductions, the ring of each block has six slots.
     pub slot_bytes: u64,
-    /// Maximum number of blocks in a kernel, and thus of SMs that the kernel uses.
+    /// Maximum number of blocks in a kernel of a collective. A kernel uses at most as many SMs as
+    /// blocks.
     pub max_blocks: u32,
     /// Whether the kernel of a small call may start before the previous kernel in the stream has
     /// ended (programmatic dependent launch). Requires compute capability 9.0 or later; other
@@ -25,8 +26,8 @@ pub struct CollectivesOptions {
 }
 
 impl Default for CollectivesOptions {
-    /// Returns banks of 32 MiB, slots of 32 KiB, at most 256 blocks, with programmatic start. These
-    /// options need 153 MiB of the heap.
+    /// Returns options with banks of 32 MiB, slots of 32 KiB, at most 256 blocks, and programmatic
+    /// dependent launch. With these options, a team needs 153 MiB of the heap.
     fn default() -> Self {
         Self { bank_bytes: 32 << 20, slot_bytes: 32 << 10, max_blocks: 256, programmatic: true }
     }
@@ -41,13 +42,13 @@ impl CollectivesOptions {
 
     pub(super) fn check(&self, call: &'static str) -> Result<(), CudaError> {
         if self.bank_bytes < 4096 {
-            return Err(misuse(call, "bank_bytes", self.bank_bytes, "at least 4096"));
+            return Err(misuse(call, "bank_bytes", self.bank_bytes, "at least 4096 bytes"));
         }
         if self.slot_bytes < 1024 || !self.slot_bytes.is_multiple_of(1024) {
-            return Err(misuse(call, "slot_bytes", self.slot_bytes, "a multiple of 1024, at least 1024"));
+            return Err(misuse(call, "slot_bytes", self.slot_bytes, "a multiple of 1024 bytes, at least 1024"));
         }
         if self.max_blocks == 0 || self.max_blocks > 1024 {
-            return Err(misuse(call, "max_blocks", self.max_blocks, "1 to 1024"));
+            return Err(misuse(call, "max_blocks", self.max_blocks, "1 to 1024 blocks"));
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Collectives that reduce elements.
+//! The collectives all_reduce, reduce and reduce_scatter.
 
 use std::sync::Arc;
 
@@ -28,15 +28,16 @@ impl Collectives {
     /// All ranks, with the same count, type and reduction.
     ///
     /// # Errors
-    /// Before anything is enqueued: [`CudaError::Misuse`] for a reduction that the type does not
-    /// support, for `PreMulSum` (use [`all_reduce_scaled`](Self::all_reduce_scaled)), and for
-    /// ranges that are not aligned or that overlap; [`CudaError::Failed`] after a kernel has
-    /// failed; errors of the launch.
+    /// A call that returns [`CudaError::Misuse`] or [`CudaError::Failed`] enqueues no kernel.
+    /// [`CudaError::Misuse`] for a reduction that the type does not support, for `PreMulSum` (use
+    /// [`all_reduce_scaled`](Self::all_reduce_scaled)), and for ranges that are not aligned or that
+    /// overlap. [`CudaError::Failed`] after a kernel has failed. Errors of the launch.
     ///
     /// # Safety
     /// Both ranges must be memory that this device can access. They must stay allocated until the
-    /// stream has completed the call, and, if a graph has captured the call, while the graph
-    /// exists. During this time, nothing else may write the input or access the result.
+    /// stream has completed the call. If a graph has captured the call, they must stay allocated
+    /// while the graph exists. During this time, no other code may write the input or access the
+    /// result.
     pub unsafe fn all_reduce(
         &self,
         stream: &Arc<CudaStream>,
@@ -47,13 +48,13 @@ impl Collectives {
         op: ReduceOp,
     ) -> Result<(), CudaError> {
         let route = self.all_reduce_route(count, dtype);
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.all_reduce_by(route, stream, send, recv, count, dtype, op) }
     }
 
-    /// Like [`all_reduce`](Self::all_reduce), with the reduction `PreMulSum`: each rank multiplies
-    /// its elements by its own scalar before they are added. `scalar` holds the zero-extended bits
-    /// of a value of type `dtype`. Each product is rounded to `dtype`.
+    /// Like [`all_reduce`](Self::all_reduce), but with the reduction `PreMulSum`: each rank
+    /// multiplies its elements by its own scalar, and the products of all ranks are added. `scalar`
+    /// holds the zero-extended bits of a value of type `dtype`. Each product is rounded to `dtype`.
     ///
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce).
@@ -71,7 +72,7 @@ impl Collectives {
     ) -> Result<(), CudaError> {
         let route = self.all_reduce_route(count, dtype);
         let operands = Operands::new(send, recv, count, dtype, ReduceOp::PreMulSum, scalar);
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.reduce_by(CALL, route, stream, &operands, Results::Every) }
     }
 
@@ -100,11 +101,11 @@ impl Collectives {
     ) -> Result<(), CudaError> {
         const CALL: &str = "reduce";
         let operands = Operands::without_scalar(CALL, send, recv, count, dtype, op)?;
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.reduce_to(CALL, stream, root, operands) }
     }
 
-    /// Like [`reduce`](Self::reduce), with the reduction `PreMulSum` as in
+    /// Like [`reduce`](Self::reduce), but with the reduction `PreMulSum`, as in
     /// [`all_reduce_scaled`](Self::all_reduce_scaled).
     ///
     /// # Errors
@@ -124,7 +125,7 @@ impl Collectives {
         root: Rank,
     ) -> Result<(), CudaError> {
         let operands = Operands::new(send, recv, count, dtype, ReduceOp::PreMulSum, scalar);
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.reduce_to("reduce_scaled", stream, root, operands) }
     }
 
@@ -140,27 +141,27 @@ impl Collectives {
         let is_root = self.root(call, root)? == self.rank.get() as usize;
         let operands = Operands { recv: if is_root { operands.recv } else { operands.send }, ..operands };
         let route = self.route_of(CollectiveKind::Reduce, operands.count, operands.dtype);
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.reduce_by(call, route, stream, &operands, Results::Root(root.get())) }
     }
 
     /// Returns the route that [`all_reduce`](Self::all_reduce) takes for `count` elements of type
-    /// `dtype`.
+    /// `dtype`: the algorithm and the launch shape.
     pub fn all_reduce_route(&self, count: u64, dtype: DType) -> Route {
         self.route_of(CollectiveKind::AllReduce, count, dtype)
     }
 
-    /// Returns the route of an all_reduce or a reduce.
+    /// Returns the route of an all_reduce or a reduce: the algorithm and the launch shape.
     fn route_of(&self, kind: CollectiveKind, count: u64, dtype: DType) -> Route {
         let bytes = count.saturating_mul(dtype.size_bytes() as u64);
         self.routes.reduction(kind, bytes, &self.staging.limits).0
     }
 
-    /// Like [`all_reduce`](Self::all_reduce), by a route that the caller chooses. Intended for
+    /// Like [`all_reduce`](Self::all_reduce), but the caller chooses the route. Intended for
     /// measurements.
     ///
     /// # Collective
-    /// As for [`all_reduce`](Self::all_reduce), and with the same route on all ranks.
+    /// As for [`all_reduce`](Self::all_reduce). All ranks must also choose the same route.
     ///
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce). Also [`CudaError::Misuse`] if the route does not
@@ -181,7 +182,7 @@ impl Collectives {
         op: ReduceOp,
     ) -> Result<(), CudaError> {
         let operands = Operands::without_scalar(CALL, send, recv, count, dtype, op)?;
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.reduce_by(CALL, route, stream, &operands, Results::Every) }
     }
 
@@ -212,7 +213,8 @@ impl Collectives {
         }
         let common = if route.algorithm == Algorithm::Chunked { &self.staging.rings } else { &self.staging.banks };
         let bytes = count * dtype.size_bytes() as u64;
-        // A rank that gets a whole result offers the memory of its result to the other ranks.
+        // A rank that gets a whole result may let the other ranks store directly in its result
+        // buffer.
         let can_offer = route.algorithm == Algorithm::Chunked && results != Results::OwnPart;
         let is_symmetric = u32::from(can_offer && self.can_offer(recv, bytes)?);
         let results = results.code();
@@ -245,11 +247,11 @@ impl Collectives {
     ) -> Result<(), CudaError> {
         const CALL: &str = "reduce_scatter";
         let operands = Operands::without_scalar(CALL, send, recv, count, dtype, op)?;
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.reduce_scatter_by(CALL, stream, &operands) }
     }
 
-    /// Like [`reduce_scatter`](Self::reduce_scatter), with the reduction `PreMulSum` as in
+    /// Like [`reduce_scatter`](Self::reduce_scatter), but with the reduction `PreMulSum`, as in
     /// [`all_reduce_scaled`](Self::all_reduce_scaled).
     ///
     /// # Errors
@@ -267,7 +269,7 @@ impl Collectives {
         scalar: u64,
     ) -> Result<(), CudaError> {
         let operands = Operands::new(send, recv, count, dtype, ReduceOp::PreMulSum, scalar);
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.reduce_scatter_by("reduce_scatter_scaled", stream, &operands) }
     }
 
@@ -309,7 +311,8 @@ impl Collectives {
         unsafe { self.enqueue_in_pieces(name, stream, kernel, &call, size) }
     }
 
-    /// Returns the kernel of all_reduce for an algorithm and a type.
+    /// Returns the loaded kernel of all_reduce for an algorithm and a type. Loads the kernel if
+    /// necessary.
     pub(super) fn kernel(&self, algorithm: Algorithm, dtype: DType, is_plain: bool) -> Result<&LoadedKernel, CudaError> {
         let slot = &self.kernels[algorithm as usize][dtype as usize][usize::from(is_plain)];
         self.loaded(slot, CALL, || all_reduce::kernel(algorithm, dtype, self.staging.limits.ranks, is_plain))

@@ -1,4 +1,6 @@
-//! Scans: every rank gets the reduction of the inputs of the lower ranks.
+//! The collectives scan and exclusive_scan. In a scan, every rank gets the reduction of its own
+//! input and the inputs of all lower ranks. In an exclusive scan, every rank gets the reduction of
+//! the inputs of all lower ranks.
 
 use std::sync::Arc;
 
@@ -41,12 +43,12 @@ impl Collectives {
         scalar: u64,
     ) -> Result<(), CudaError> {
         let operands = Operands::new(send, recv, count, dtype, op, scalar);
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.scan_by("scan", stream, &operands, false) }
     }
 
-    /// Like [`scan`](Self::scan), without the rank's own input: rank `r` gets the reduction of the
-    /// inputs of ranks 0 to `r - 1`. On rank 0, the call does not write `recv`.
+    /// Like [`scan`](Self::scan), but without the rank's own input: rank `r` gets the reduction of
+    /// the inputs of ranks 0 to `r - 1`. On rank 0, the call does not write `recv`.
     ///
     /// # Errors
     /// As for [`scan`](Self::scan).
@@ -65,7 +67,7 @@ impl Collectives {
         scalar: u64,
     ) -> Result<(), CudaError> {
         let operands = Operands::new(send, recv, count, dtype, op, scalar);
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.scan_by("exclusive_scan", stream, &operands, true) }
     }
 
@@ -80,7 +82,12 @@ impl Collectives {
     ) -> Result<(), CudaError> {
         let Operands { send, recv, count, dtype, op, scalar, .. } = *operands;
         if op == ReduceOp::Avg {
-            return Err(misuse(name, "op", op, "another reduction; for averages, divide the result of a scan with sum"));
+            return Err(misuse(
+                name,
+                "op",
+                op,
+                "a reduction other than avg (for averages, divide the result of a scan with sum)",
+            ));
         }
         operands.check(name)?;
         if count == 0 {

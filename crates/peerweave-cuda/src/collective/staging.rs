@@ -1,9 +1,9 @@
-//! The memory of a team's collectives: staging areas on the symmetric heap, and counters of this
-//! device.
+//! The memory of a team's collectives: staging areas on the symmetric heap, and counters in this
+//! device's own memory.
 //!
-//! An area begins with two banks, followed by the channels of pairs of ranks. Banks and channels
-//! consist of lines, which initially contain the sentinel. Flags and rings follow. They are
-//! initially zero.
+//! A staging area is memory to which other ranks push their data. It begins with two banks,
+//! followed by channels for messages between pairs of ranks. Banks and channels consist of 16-byte
+//! lines, which initially contain the sentinel. Flags and rings follow, which are initially zero.
 
 use std::sync::Arc;
 
@@ -18,57 +18,62 @@ use crate::gpu::Gpu;
 use crate::memory::{Local, Symmetric};
 use crate::route::{Limits, ring_pairs};
 
-/// Symmetric memory for the area of one team: a part of an allocation that other teams may share.
+/// Symmetric memory for the staging areas of one team. The memory is a part of an allocation, whose
+/// other parts may belong to other teams.
 #[derive(Clone)]
 pub(crate) struct Room {
     pub(crate) memory: Arc<Symmetric<u8>>,
-    /// Offset of the area in the allocation, in bytes: a multiple of 256.
+    /// Offset of the staging area in the allocation, in bytes. A multiple of 256.
     pub(crate) start: usize,
 }
 
-/// The staging memory of one team.
+/// The staging memory of one team, with the constant arguments of the kernels that use this memory.
 pub(super) struct Staging {
     room: Room,
-    /// Counters of this device, in this order: one for launches, one for each block that uses
-    /// rings, then the counters of channels and of the rings of messages.
+    /// Counters in this device's memory, in this order: one counter of launches, one counter for
+    /// each block of a reduction through rings, the counters of channels, and the counters of
+    /// message rings.
     counters: Local<u64>,
-    /// Argument of kernels that use banks, with the values that are the same in all calls.
+    /// The argument of kernels that use the banks, with the values that are the same in all calls.
     pub(super) banks: Call,
-    /// Argument of kernels that use rings, with the values that are the same in all calls.
+    /// The argument of reduction kernels that use rings, with the values that are the same in all
+    /// calls.
     pub(super) rings: Call,
-    /// Argument of kernels that send messages as lines, with the values that are the same in all
-    /// launches.
+    /// The argument of kernels that send messages as 16-byte lines, with the values that are the
+    /// same in all launches.
     pub(super) channels: Call,
-    /// Argument of kernels that send messages through rings, with the values that are the same in
-    /// all launches.
+    /// The argument of kernels that send messages through rings, with the values that are the same
+    /// in all launches.
     pub(super) transfer_rings: Call,
     pub(super) limits: Limits,
     bytes: usize,
 }
 
-/// The offset of flags and rings is a multiple of this number of bytes.
+/// Alignment in bytes of the parts of a staging area.
 const ALIGNMENT: u64 = 256;
 
-/// Returns the size of a staging area in bytes.
+/// Returns the size in bytes of a staging area for a team with these options.
 pub(super) fn area_bytes(options: &CollectivesOptions) -> u64 {
     let Offsets { end, .. } = Offsets::new(options);
     end
 }
 
-/// Returns the maximum length in bytes of a message that is sent as lines, in a team of `ranks`
-/// ranks. The channels of all ranks together take half as many bytes as a bank.
+/// Returns the size in bytes of a channel: the maximum length of a message that is sent as 16-byte
+/// lines, in a team of `ranks` ranks. The channels of all ranks together take half as many bytes as
+/// a bank.
 fn channel_bytes(options: &CollectivesOptions, ranks: usize) -> u64 {
     let of_most = (options.bank_bytes / 32).next_multiple_of(128);
     of_most * (MAX_RANKS / ranks.next_power_of_two().clamp(2, MAX_RANKS)) as u64
 }
 
-/// Returns the size in bytes of a slot in the rings of messages. These rings have half as many
-/// pushing blocks as the rings of reductions, so slots are larger.
+/// Returns the size in bytes of a slot in the rings for messages. Half as many blocks push messages
+/// as push data of reductions, so these slots are twice as large.
 fn transfer_slot_bytes(options: &CollectivesOptions) -> u64 {
     2 * options.slot_bytes
 }
 
-/// Offsets of the parts of a staging area, which are the same for any number of ranks.
+/// The offsets in bytes of the parts of a staging area. The offsets are the same for any number of
+/// ranks.
 struct Offsets {
     channels: u64,
     rings: u64,
@@ -88,8 +93,8 @@ impl Offsets {
 }
 
 impl Staging {
-    /// Creates and fills the memory of a team of `members`, which include this PE. `room` is at the
-    /// same offset on every member and has [`area_bytes`] bytes.
+    /// Creates the staging memory of a team of `members`, which include this PE, and fills it with
+    /// the sentinel and zeros. `room` has [`area_bytes`] bytes at the same offset on every member.
     pub(super) fn new(
         gpu: &Gpu,
         members: &[Pe],
@@ -142,10 +147,10 @@ impl Staging {
         Ok(staging)
     }
 
-    /// Writes the sentinel into all lines and zeros into everything else, and waits for completion.
-    /// No kernel of the team may run on any PE.
+    /// Writes the sentinel into all lines of this PE's staging area, and zeros into the rest of the
+    /// area and into the counters. Waits for completion. No kernel of the team may run on any PE.
     pub(super) fn fill(&self, gpu: &Gpu) -> Result<(), CudaError> {
-        /// Number of bytes of one copy.
+        /// Number of bytes that one copy writes.
         const PIECE: usize = 4 << 20;
         let stream = &gpu.0.stream;
         self.room.memory.zero_range(stream, self.room.start..self.room.start + self.bytes)?;
@@ -163,25 +168,28 @@ impl Staging {
         gpu.wait(stream)
     }
 
-    /// Records that work that uses the memory is about to be enqueued on `stream`.
+    /// Records that the caller enqueues work that uses the staging memory on `stream`. The memory
+    /// then stays allocated until the stream has completed that work.
     pub(super) fn note(&self, stream: &Arc<CudaStream>) {
         self.room.memory.note(stream);
         self.counters.note(stream);
     }
 
-    /// Returns the owners that a graph must keep alive.
+    /// Returns handles of the staging memory and the counters. A graph must own these handles, so
+    /// that the memory stays allocated.
     pub(super) fn keep(&self) -> impl Iterator<Item = Keep> {
         self.room.memory.keep().into_iter().chain(self.counters.keep())
     }
 
-    /// Frees the symmetric memory, unless other teams share it. Collective.
+    /// Frees the symmetric memory if no other team uses the same allocation. All PEs must call this
+    /// function.
     pub(super) fn free(self, gpu: &Gpu) -> Result<(), CudaError> {
         Arc::into_inner(self.room.memory).map_or(Ok(()), |memory| gpu.free(memory))
     }
 }
 
-/// Returns the argument of kernels that use the part of each area at `offset`, and the counters
-/// from index `counter`.
+/// Returns the argument of kernels that use the part of each staging area at `offset`, and the
+/// counters from index `counter` on.
 fn part_of(banks: &Call, offset: u64, counter: usize, bank_bytes: u64) -> Call {
     let areas = banks.areas.map(|area| area + offset);
     Call { areas, counter: banks.counter + 8 * counter as u64, bank_bytes, ..*banks }

@@ -1,6 +1,6 @@
 //! Messages between pairs of ranks, and the collectives that consist of messages: broadcast,
-//! gather, scatter, send and receive, and all_gather and all_to_all of parts that are too long for
-//! a bank.
+//! gather, scatter, send and receive. all_gather and all_to_all also use messages if their parts
+//! are too long for a bank of the staging area.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ pub enum Message {
     Receive {
         /// Rank that sends the message.
         from: Rank,
-        /// Address to which the message is written.
+        /// Address on this rank's device to which the message is written.
         at: u64,
         /// Length of the message in bytes.
         bytes: u64,
@@ -38,22 +38,24 @@ pub enum Message {
 }
 
 impl Message {
-    /// Returns a message to a rank.
+    /// Creates the message of `bytes` bytes at address `at` that this rank sends to rank `to`.
     pub(crate) fn send(to: usize, at: u64, bytes: usize) -> Self {
         Self::Send { to: Rank::new(to as u32), at, bytes: bytes as u64 }
     }
 
-    /// Returns a message from a rank.
+    /// Creates the message of `bytes` bytes that this rank receives from rank `from` at address
+    /// `at`.
     pub(crate) fn receive(from: usize, at: u64, bytes: usize) -> Self {
         Self::Receive { from: Rank::new(from as u32), at, bytes: bytes as u64 }
     }
 
-    /// Returns the peer: the receiver of a sent message, or the sender of a received message.
+    /// Returns the other rank of the message: the receiver of a message that this rank sends, or
+    /// the sender of a message that this rank receives.
     pub(crate) fn peer(&self) -> Rank {
         self.parts().1
     }
 
-    /// Returns this message with `peer` as the rank that receives or sends it.
+    /// Returns this message with its other rank, the receiver or the sender, replaced by `peer`.
     pub(crate) fn with_peer(self, peer: Rank) -> Self {
         match self {
             Self::Send { at, bytes, .. } => Self::Send { to: peer, at, bytes },
@@ -61,8 +63,8 @@ impl Message {
         }
     }
 
-    /// Returns the name of the field with the peer's rank, the peer's rank, the address, and the
-    /// length in bytes.
+    /// Returns four values: the name of the field that holds the peer's rank (`to` or `from`), the
+    /// peer's rank, the address, and the length in bytes.
     fn parts(&self) -> (&'static str, Rank, u64, u64) {
         match *self {
             Self::Send { to, at, bytes } => ("to", to, at, bytes),
@@ -71,15 +73,17 @@ impl Message {
     }
 }
 
-/// The messages of one launch: at most one message to each rank and one message from each rank.
+/// A wave: the messages of one launch. There is at most one message to each rank and at most one
+/// message from each rank.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Wave {
     transfers: Transfers,
-    /// Whether the result of a message overwrites a message that this rank sends.
+    /// Whether a message that this rank receives overwrites a message that this rank sends.
     in_place: bool,
     /// Whether receivers may offer their result buffers, so that senders write directly to these
-    /// buffers. The value is the same on all ranks. Messages that all have the same sender or the
-    /// same receiver are faster through the rings: bench-results/2026-11-26-h100.
+    /// buffers. The value must be the same on all ranks. It is `false` if all messages have the
+    /// same sender or the same receiver, because such messages are faster through the rings
+    /// (measured in bench-results/2026-11-26-h100).
     has_offers: bool,
 }
 
@@ -90,23 +94,25 @@ impl Collectives {
         (rank + ranks - self.rank.get() as usize) % ranks
     }
 
-    /// Adds a message to a rank.
+    /// Adds a message to a wave: `bytes` bytes at address `at`, which this rank sends to rank `to`.
     pub(super) fn add_send(&self, wave: &mut Wave, to: usize, at: u64, bytes: u64) {
         let peer = &mut wave.transfers.peers[self.distance_to(to)];
         (peer.send, peer.send_bytes) = (at, bytes);
     }
 
-    /// Adds a message from a rank.
+    /// Adds a message to a wave: `bytes` bytes, which this rank receives from rank `from` at
+    /// address `at`.
     pub(super) fn add_receive(&self, wave: &mut Wave, from: usize, at: u64, bytes: u64) {
         let peer = &mut wave.transfers.peers[self.distance_to(from)];
         (peer.recv, peer.recv_bytes) = (at, bytes);
     }
 
-    /// Sets the fields by which messages of whole lines can be stored directly in the results. The
-    /// receiver of such a message decides whether it offers its result. This rank offers its result
-    /// if other ranks can access the result, unless the result replaces a message.
+    /// Sets the fields of `peer` by which a sender can store a message of whole 16-byte lines
+    /// directly in the receiver's result buffer. The receiver decides whether it offers this
+    /// buffer. This rank offers its buffer if other ranks can access the buffer, and if the result
+    /// does not replace a message that this rank sends.
     fn offer(&self, peer: &mut Transfer, in_place: bool) -> Result<(), CudaError> {
-        // Sender and receiver know the length, so they set the same fields.
+        // The sender and the receiver know the length, so they set the same fields.
         let is_whole = |bytes: u64| u64::from(bytes > 0 && bytes.is_multiple_of(LINE_BYTES as u64));
         (peer.send_is_offered, peer.recv_is_offered) = (is_whole(peer.send_bytes), is_whole(peer.recv_bytes));
         let offers = peer.recv_is_offered != 0 && !in_place && self.can_offer(peer.recv, peer.recv_bytes)?;
@@ -114,8 +120,8 @@ impl Collectives {
         Ok(())
     }
 
-    /// Enqueues the messages of a wave. Messages that fit into a channel are sent first, as lines.
-    /// Longer messages are then sent through rings.
+    /// Enqueues the messages of a wave in up to two launches. The first launch sends messages that
+    /// fit into a channel, as 16-byte lines. The second launch sends longer messages through rings.
     ///
     /// # Safety
     /// The ranges are memory that this device can access until the stream has completed the call.
@@ -131,8 +137,8 @@ impl Collectives {
             let mut transfers = wave.transfers;
             let (mut most, mut sum, mut addresses) = (0, 0, 0);
             for (k, peer) in transfers.peers.iter_mut().enumerate() {
-                // Sender and receiver choose the same form, because the choice depends only on the
-                // length of the message.
+                // The sender and the receiver choose the same form, because the choice depends only
+                // on the length of the message.
                 let is_here = |bytes: u64| bytes > 0 && (route::by_lines(bytes, limits) == (form == Form::Lines));
                 if !is_here(peer.send_bytes) {
                     peer.send_bytes = 0;
@@ -156,9 +162,9 @@ impl Collectives {
                     self.offer(peer, wave.in_place)?;
                 }
             }
-            // If all arriving messages are stored directly, the blocks that copy have no arriving
-            // chunks. They then copy this rank's message to itself at once, because their next
-            // round begins only when the messages of the other ranks have arrived.
+            // If the senders store all messages to this rank directly, the blocks that copy have no
+            // chunks to copy. These blocks then copy this rank's message to itself at once, because
+            // their next round begins only when the messages of the other ranks have arrived.
             let [own, others @ ..] = &mut transfers.peers;
             own.is_direct = u64::from(others.iter().all(|peer| peer.recv_bytes == 0 || peer.is_direct != 0));
             if sum == 0 {
@@ -191,15 +197,16 @@ impl Collectives {
     /// make a call that contains the message, with the same length.
     ///
     /// # Errors
-    /// Before anything is enqueued: [`CudaError::Misuse`] for an invalid rank and for an address of
-    /// 0; [`CudaError::Misuse`] if a message from this rank to itself lacks its send or its
-    /// receive; [`CudaError::Failed`] after a kernel has failed; errors of the launch.
+    /// A call that returns [`CudaError::Misuse`] enqueues no kernel. [`CudaError::Misuse`] for an
+    /// invalid rank and for an address of 0. [`CudaError::Misuse`] if a message from this rank to
+    /// itself lacks its send or its receive. [`CudaError::Failed`] after a kernel has failed.
+    /// Errors of the launch.
     ///
     /// # Safety
     /// All ranges must be memory that this device can access. They must stay allocated until the
-    /// stream has completed the call, and, if a graph has captured the call, while the graph
-    /// exists. During this time, nothing else may write messages or access results. A result must
-    /// not overlap any other range.
+    /// stream has completed the call. If a graph has captured the call, they must stay allocated
+    /// while the graph exists. During this time, no other code may write messages or access
+    /// results. A result must not overlap any other range.
     pub unsafe fn messages(&self, stream: &Arc<CudaStream>, messages: &[Message]) -> Result<(), CudaError> {
         const CALL: &str = "messages";
         let ranks = self.members.len();
@@ -217,8 +224,8 @@ impl Collectives {
                 ));
             }
         }
-        // The lengths in the sends (`to`) or the receives (`from`) of this rank's messages to
-        // itself.
+        // Returns the lengths of this rank's messages to itself: in its sends if `way` is `to`, and
+        // in its receives if `way` is `from`.
         let own = |way: &'static str| {
             let of_this_rank = move |(what, rank, _, bytes)| (what == way && rank == self.rank).then_some(bytes);
             messages.iter().map(Message::parts).filter_map(of_this_rank)
@@ -228,7 +235,7 @@ impl Collectives {
             let value = format!("sends of lengths {sent:?} and receives of lengths {received:?}");
             return Err(misuse(CALL, "the list of messages from this rank to itself", value, "equal lengths"));
         }
-        // Wave `n` contains the message number `n` to each rank and from each rank.
+        // Wave `n` contains message number `n` to each rank, and message number `n` from each rank.
         for number in 0.. {
             let mut wave = Wave { has_offers: true, ..Wave::default() };
             let mut counts = [[0; MAX_RANKS]; 2];
@@ -247,7 +254,7 @@ impl Collectives {
             if is_empty {
                 break;
             }
-            // SAFETY: the caller guarantees it.
+            // SAFETY: the caller guarantees the safety requirements of the called function.
             unsafe { self.enqueue_wave(CALL, KernelOp::SendRecv, stream, &wave) }?;
         }
         Ok(())
@@ -264,7 +271,7 @@ impl Collectives {
     /// # Safety
     /// As for [`messages`](Self::messages).
     pub unsafe fn send(&self, stream: &Arc<CudaStream>, at: u64, bytes: u64, to: Rank) -> Result<(), CudaError> {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.messages(stream, &[Message::Send { to, at, bytes }]) }
     }
 
@@ -277,12 +284,12 @@ impl Collectives {
     /// # Safety
     /// As for [`messages`](Self::messages).
     pub unsafe fn receive(&self, stream: &Arc<CudaStream>, at: u64, bytes: u64, from: Rank) -> Result<(), CudaError> {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.messages(stream, &[Message::Receive { from, at, bytes }]) }
     }
 
-    /// Enqueues a broadcast: copies `bytes` bytes of the root's `send` to `recv` of every rank. On
-    /// the root, `recv` may be `send`. Other ranks ignore `send`.
+    /// Enqueues a broadcast: copies `bytes` bytes at the root's `send` to `recv` on every rank. On
+    /// the root, `recv` may be equal to `send`. Other ranks ignore `send`.
     ///
     /// # Collective
     /// All ranks, with the same length and root.
@@ -317,7 +324,7 @@ impl Collectives {
             } else {
                 self.add_receive(&mut wave, root, recv, bytes);
             }
-            // SAFETY: the caller guarantees it.
+            // SAFETY: the caller guarantees the safety requirements of the called function.
             return unsafe { self.enqueue_wave(CALL, KernelOp::Broadcast, stream, &wave) };
         }
         // Every rank gets one part from the root and sends this part to the other ranks.
@@ -331,7 +338,7 @@ impl Collectives {
         } else {
             self.add_receive(&mut wave, root, recv + start(me), len(me));
         }
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.enqueue_wave(CALL, KernelOp::Broadcast, stream, &wave) }?;
         let mut wave = Wave::default();
         for rank in others() {
@@ -342,7 +349,7 @@ impl Collectives {
                 self.add_receive(&mut wave, rank, recv + start(rank), len(rank));
             }
         }
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.enqueue_wave(CALL, KernelOp::Broadcast, stream, &wave) }
     }
 
@@ -374,11 +381,11 @@ impl Collectives {
             check_parts(CALL, [(send, 1), (send, 0)], bytes, 1)?;
             self.add_send(&mut wave, root, send, bytes);
         }
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.enqueue_wave(CALL, KernelOp::Gather, stream, &wave) }
     }
 
-    /// Enqueues a scatter: `recv` of rank `r` gets part `r` of the root's `send`. A part has
+    /// Enqueues a scatter: rank `r` gets part `r` of the root's `send` in its `recv`. A part has
     /// `bytes` bytes. On the root, `recv` may be the root's part of `send`. Other ranks ignore
     /// `send`.
     ///
@@ -415,7 +422,7 @@ impl Collectives {
             check_parts(CALL, [(recv, 1), (recv, 0)], bytes, 1)?;
             self.add_receive(&mut wave, root, recv, bytes);
         }
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.enqueue_wave(CALL, KernelOp::Scatter, stream, &wave) }
     }
 
@@ -439,8 +446,9 @@ impl Collectives {
         unsafe { self.enqueue_with(CALL, stream, kernel, route, &call, None::<&Transfers>, 0) }
     }
 
-    /// Enqueues an exchange of parts as messages. The part that this rank sends to rank `r` is at
-    /// address `sent(r)`. The part from rank `r` becomes part `r` of `recv`.
+    /// Enqueues an all_gather or an all_to_all as messages between pairs of ranks. The part that
+    /// this rank sends to rank `r` is at address `sent(r)`. The part from rank `r` becomes part `r`
+    /// of `recv`.
     ///
     /// # Safety
     /// As for [`messages`](Self::messages).
@@ -464,11 +472,11 @@ impl Collectives {
             self.add_send(&mut wave, rank as usize, from, bytes);
             self.add_receive(&mut wave, rank as usize, to, bytes);
         }
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.enqueue_wave(name, operation, stream, &wave) }
     }
 
-    /// Returns the index of the root. Fails for an invalid root.
+    /// Returns the root as an index. Fails if the team has no rank with this number.
     pub(super) fn root(&self, call: &'static str, root: Rank) -> Result<usize, CudaError> {
         let ranks = self.members.len();
         if root.get() as usize >= ranks {
@@ -477,8 +485,8 @@ impl Collectives {
         Ok(root.get() as usize)
     }
 
-    /// Returns whether other ranks can store whole lines directly in a result: the result is on
-    /// this PE's heap and consists of whole lines.
+    /// Returns whether other ranks can store 16-byte lines directly in the result at `recv`:
+    /// whether the result is on this PE's heap and consists of whole lines.
     pub(super) fn can_offer(&self, recv: u64, bytes: u64) -> Result<bool, CudaError> {
         let inner = &*self.gpu.0;
         let base = inner.base_of(self.gpu.pe())?;

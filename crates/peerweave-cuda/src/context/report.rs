@@ -1,5 +1,5 @@
-//! The status block and the abort word. A failed kernel writes its report to the status block. The
-//! host sets the abort word to end waiting kernels.
+//! The status block and the abort word of a GPU. A failed kernel writes its failure report to the
+//! status block. The host sets the abort word to end waiting kernels.
 //!
 //! The words are in pinned memory, so the host can access them while kernels run. Invariant: the
 //! words of the status block have the layout of `KernelStatus`.
@@ -15,11 +15,12 @@ use peerweave_types::{FailureKind, KernelOp, KernelStatus, Pe};
 use crate::error::KernelFailure;
 
 const STATUS_WORDS: usize = size_of::<KernelStatus>() / 4;
-/// Index of the abort word. The word has its own cache line, because waits read it often.
+/// Index of the abort word, in 32-bit words. The word has its own cache line, because waiting
+/// kernels read it often.
 const ABORT: usize = 32;
 const WORDS: usize = 64;
 
-/// Status block and abort word of a GPU.
+/// The status block and the abort word of a GPU, in pinned memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Report(MappedWords);
 
@@ -50,8 +51,8 @@ impl Report {
         self.0.word(ABORT).store(1, Ordering::SeqCst);
     }
 
-    /// Returns the report of the first kernel that failed; `None` if no kernel has failed or the
-    /// report is not complete.
+    /// Returns the failure report of the first kernel that failed. Returns `None` if no kernel has
+    /// failed, or if the report is not complete.
     pub(crate) fn failure(&self) -> Option<KernelFailure> {
         // The kernel writes this word last, with release ordering.
         let kind = self.0.word(word_of!(kind)).load(Ordering::Acquire);
@@ -73,7 +74,7 @@ impl Report {
         })
     }
 
-    /// Clears the report and the abort word. No kernel of this GPU may run.
+    /// Clears the failure report and the abort word. No kernel of this GPU may run during the call.
     pub(crate) fn clear(&self) {
         let claimed = word_of!(claimed);
         (0..STATUS_WORDS).filter(|index| *index != claimed).for_each(|index| self.0.word(index).store(0, Ordering::Relaxed));

@@ -1,4 +1,4 @@
-//! The kernel context in device memory, and its tables.
+//! The kernel context in device memory, and the tables to which it refers.
 //!
 //! The tables are created once, with space for the maximum number of teams. A new team later
 //! overwrites its entry. Invariant: the memory of the context and its tables lives as long as
@@ -9,24 +9,24 @@ use std::sync::Arc;
 use peerweave_driver::{CudaStream, DeviceBuffer as _, DeviceMemory, DriverError, Keep};
 use peerweave_types::{KernelContext, Pe, PeerEntry, Plain, SymOffset, TeamEntry};
 
-/// The tables that kernels of a GPU read.
+/// The context and the tables that kernels of a GPU read, in device memory.
 #[derive(Debug)]
 pub(crate) struct Tables {
     context: DeviceMemory<u64>,
     peers: DeviceMemory<u64>,
     teams: DeviceMemory<u64>,
-    /// One row for each team, with one entry for each PE.
+    /// For each team number, an array of the members' PE numbers. Each array has room for all PEs.
     members: DeviceMemory<u32>,
-    /// One row for each team. A row has one entry for each block that can synchronise with other
-    /// PEs at the same time.
+    /// For each team number, an array of epochs: the number of completed synchronisations of each
+    /// synchronisation slot.
     epochs: DeviceMemory<u64>,
     contents: Contents,
 }
 
-/// Number of words of an entry in the table of teams.
+/// Number of 64-bit words in an entry of the team table.
 const TEAM_WORDS: usize = size_of::<TeamEntry>() / 8;
 
-/// The values from which the tables are created.
+/// The values from which the context and the tables are created.
 #[derive(Debug)]
 pub(crate) struct Contents {
     pub(crate) my_pe: u32,
@@ -34,7 +34,8 @@ pub(crate) struct Contents {
     pub(crate) node_n_pes: u32,
     pub(crate) heap_bytes: u64,
     pub(crate) peers: Vec<PeerEntry>,
-    /// Offset in the heap of the synchronisation lines of all teams, ordered by team number.
+    /// Offset in the heap of the synchronisation lines of all teams. The lines are ordered by team
+    /// number.
     pub(crate) sync: SymOffset,
     pub(crate) slots: u32,
     /// Maximum number of teams, including the team of all PEs.
@@ -48,7 +49,8 @@ pub(crate) struct Contents {
     pub(crate) multicast: u64,
 }
 
-/// Returns the words of a struct, whose size and alignment are multiples of 8.
+/// Returns the content of a struct as 64-bit words. The size and the alignment of the struct must
+/// be multiples of 8.
 ///
 /// # Safety
 /// `T` is `repr(C)` and has no padding.
@@ -70,7 +72,7 @@ impl Tables {
         let members = DeviceMemory::from_slice(stream, &vec![0; n_teams * n_pes as usize])?;
         let epochs = DeviceMemory::from_slice(stream, &vec![0; n_teams * contents.slots as usize])?;
         let nobody = TeamEntry { my_rank: TeamEntry::NOT_A_MEMBER, nvshmem_team: TeamEntry::NO_HANDLE, ..TeamEntry::default() };
-        // SAFETY: as above.
+        // SAFETY: the value is `repr(C)`, and its fields leave no padding.
         let teams = DeviceMemory::from_slice(stream, &unsafe { words(&nobody) }.repeat(n_teams))?;
         let context = KernelContext {
             version: KernelContext::VERSION,
@@ -90,7 +92,7 @@ impl Tables {
             multicast: contents.multicast,
             gone: 0,
         };
-        // SAFETY: as above.
+        // SAFETY: the value is `repr(C)`, and its fields leave no padding.
         let context = DeviceMemory::from_slice(stream, &unsafe { words(&context) })?;
         let mut tables = Self { context, peers, teams, members, epochs, contents };
         let world: Vec<u32> = (0..n_pes).collect();
@@ -99,21 +101,23 @@ impl Tables {
         Ok(tables)
     }
 
-    /// Returns the distance in bytes between the synchronisation lines of two teams. It is
-    /// sufficient for a team of all PEs.
+    /// Returns the distance in bytes between the synchronisation lines of consecutive team numbers.
+    /// The distance leaves room for a team of all PEs.
     pub(crate) fn sync_stride(n_pes: u32, slots: u32) -> u64 {
         TeamEntry::sync_bytes(n_pes, slots)
     }
 
-    /// Returns the range in bytes of a team's synchronisation lines within the lines of all teams.
+    /// Returns the range of bytes of a team's synchronisation lines, relative to the start of the
+    /// lines of all teams.
     pub(crate) fn lines_of(&self, number: u32) -> std::ops::Range<usize> {
         let stride = Self::sync_stride(self.contents.peers.len() as u32, self.contents.slots) as usize;
         let start = number as usize * stride;
         start..start + stride
     }
 
-    /// Writes the entry of a team of which this PE is a member, with zero epochs. Waits until the
-    /// writes are complete. No kernel may use the team's number meanwhile.
+    /// Writes the entry of a team with the PEs `members` to the team table, and sets the team's
+    /// epochs to zero. Waits until the writes are complete. During this call, no kernel may use the
+    /// team's number.
     pub(crate) fn write_team(
         &mut self,
         stream: &Arc<CudaStream>,
@@ -151,19 +155,20 @@ impl Tables {
         self.epochs.copy_from(stream, &zeros)
     }
 
-    /// Returns the address at which this device maps the heap of a PE; `None` if the PE does not
-    /// exist or its heap is not mapped.
+    /// Returns the address at which this device maps the heap of a PE. Returns `None` if the PE
+    /// does not exist, or if its heap is not mapped.
     pub(crate) fn base_of(&self, pe: Pe) -> Option<u64> {
         let entry = self.contents.peers.get(pe.get() as usize)?;
         (entry.transport == PeerEntry::MAPPED).then_some(entry.base)
     }
 
-    /// Returns the address of the context, which is passed to kernels.
+    /// Returns the device address of the context, which every kernel gets as its first argument.
     pub(crate) fn address(&self) -> u64 {
         self.context.address()
     }
 
-    /// Records that a kernel that reads the tables is about to be enqueued on `stream`.
+    /// Records that the caller enqueues a kernel that reads the tables on `stream`. The tables then
+    /// stay allocated until the stream has completed the kernel.
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         for memory in [&self.context, &self.peers, &self.teams, &self.epochs] {
             drop(memory.read(stream));
@@ -177,13 +182,13 @@ impl Tables {
     }
 }
 
-/// Returns elements as bytes.
+/// Returns the bytes of a slice of elements.
 pub(crate) fn bytes_of<T: Plain>(values: &[T]) -> &[u8] {
     // SAFETY: a plain type has no padding, so all bytes of the slice are initialised.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
-/// Returns bytes as elements. Drops an incomplete element at the end.
+/// Converts bytes to elements of type `T`. Ignores an incomplete element at the end.
 pub(crate) fn elements_of<T: Plain>(bytes: &[u8]) -> Vec<T> {
     let element = |bytes: &[u8]| {
         // SAFETY: the slice has as many bytes as an element, and every bit pattern is a valid value

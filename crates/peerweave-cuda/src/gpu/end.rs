@@ -1,5 +1,5 @@
-//! Ends a GPU: releases its parts, and waits until no thread of this process uses the rendezvous on
-//! behalf of the GPU.
+//! Ends a GPU: releases its memory and modules, and waits until no thread of this process uses the
+//! rendezvous on behalf of the GPU.
 //!
 //! Memory of the GPU owns handles of the rendezvous. Threads of other crates free this memory after
 //! the streams that used it have completed. Invariant: [`Gone`] is the last field of its struct. So
@@ -15,14 +15,14 @@ use super::{Gpu, Inner};
 use crate::error::{CudaError, misuse};
 use crate::heap::Question;
 
-/// Interval at which a wait checks whether the parts of a GPU are released.
+/// Interval at which a wait checks whether all parts of a GPU have been released.
 const LOOK: Duration = Duration::from_micros(200);
-/// Maximum time for which dropping a GPU waits for its parts, and for which ending a GPU waits
-/// until its modules are unloaded.
+/// Maximum time for which the drop of a GPU waits until its parts are released. Also the maximum
+/// time for which [`Gpu::end`] waits until modules are unloaded.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Parts that threads may hold for a short time after the GPU is dropped. Dropping this value waits
-/// until these parts are released.
+/// The parts of a GPU that other threads may hold for a short time after the GPU is dropped. The
+/// drop of this value waits until these parts are released, for at most [`PATIENCE`].
 pub(crate) struct Gone(Vec<Question>);
 
 impl Gone {
@@ -30,7 +30,8 @@ impl Gone {
         Self(parts)
     }
 
-    /// Waits until all parts are released. Returns `false` at the time limit.
+    /// Waits until all parts are released, for at most `longest`. Returns whether all parts are
+    /// released.
     fn wait(&mut self, longest: Duration) -> bool {
         let end = deadline_after(longest);
         loop {
@@ -61,16 +62,16 @@ impl Gpu {
     /// Ends the GPU. First waits until the GPU has completed its work and all PEs have made this
     /// call. Then releases the heap, the modules and the context, and waits until no thread of this
     /// process holds the rendezvous on behalf of the GPU. The deadline of the GPU limits each wait.
-    /// Afterwards, the caller can call
+    /// After this call, the caller can call
     /// [`Rendezvous::leave`](peerweave_bootstrap::Rendezvous::leave). On NVSHMEM's heap, this call
     /// also finalises NVSHMEM, unless the process has other handles of NVSHMEM.
     ///
-    /// If the last handle is dropped instead, the drop releases the same parts, but does not wait
-    /// for the other PEs. The drop waits for threads for at most 2 s, reports no errors, and does
-    /// not finalise NVSHMEM.
+    /// If the last handle of the GPU is dropped instead, the drop releases the same parts, but does
+    /// not wait for the other PEs. The drop waits for threads for at most 2 s, reports no errors,
+    /// and does not finalise NVSHMEM.
     ///
     /// # Collective
-    /// All PEs, each with its last handle.
+    /// All PEs. On each PE, `self` is the last handle of its GPU.
     ///
     /// # Errors
     /// [`CudaError::Misuse`] while there are other handles (clones, streams, memory, teams); the
@@ -130,8 +131,8 @@ impl Inner {
             true => Ok(()),
             false => Err(CudaError::Stuck { call, waited: start.elapsed() }),
         };
-        // Another thread unloads the modules. The process may end next and shut down the driver. No
-        // thread may call the driver then.
+        // Another thread unloads the modules. After this function, the process may end and shut
+        // down the driver. No thread may call the driver during the shut-down.
         if !drain_retired(deadline_after(PATIENCE)) {
             tracing::debug!("memory or modules of an ended GPU are still in use after {PATIENCE:?}");
         }

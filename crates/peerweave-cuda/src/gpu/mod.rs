@@ -59,35 +59,35 @@ pub struct Gpu(pub(crate) Arc<Inner>);
 pub(crate) struct Inner {
     pub(crate) rendezvous: Arc<Rendezvous>,
     pub(crate) context: Arc<CudaContext>,
-    /// Private stream for set-up and copies.
+    /// This GPU's private stream for set-up and copies.
     pub(crate) stream: PrivateStream,
     pub(crate) heap: Heap,
     pub(crate) arch: Arch,
-    /// The host of each PE.
+    /// The host on which each PE runs.
     pub(crate) hosts: Hosts,
-    /// Whether kernels are loaded in the variant that calls NVSHMEM's device library.
+    /// Whether kernels are loaded in the PTX variant that calls NVSHMEM's device library.
     pub(crate) network: bool,
     pub(crate) report: Report,
     pub(crate) tables: Mutex<Tables>,
     pub(crate) teams: Teams,
-    /// The synchronisation lines of all teams.
+    /// The symmetric memory with the synchronisation lines of all teams.
     pub(crate) sync: Block,
     pub(crate) deadline: Duration,
     /// The options with which the GPU was set up.
     pub(crate) options: GpuOptions,
     pub(crate) modules: Modules,
-    /// Allocations of the heap by their offsets.
+    /// Live allocations of the symmetric heap. The key is the offset in the heap.
     allocations: Mutex<BTreeMap<u64, Weak<Block>>>,
-    /// Allocations of this GPU's own memory by their addresses.
+    /// Live allocations of [`Gpu::alloc_local`] in this GPU's own memory. The key is the address.
     locals: Mutex<BTreeMap<u64, Weak<DeviceMemory<u8>>>>,
-    /// The first failure since the start or the last recovery.
+    /// The first failure since the GPU was set up or recovered; `None` if there was no failure.
     failed: Mutex<Option<String>>,
     recoveries: Mutex<u64>,
-    /// Number of exchanges in which all PEs have set up or recovered collectives. The label of each
-    /// exchange contains this number.
+    /// Number of times at which all PEs have set up or recovered collectives. The labels of their
+    /// exchanges contain this number.
     collectives: AtomicU64,
-    /// Waits, when it is dropped, for threads that hold parts of the fields above. Must be the last
-    /// field.
+    /// The drop of this field waits for threads that still hold parts of the fields above. Must be
+    /// the last field, so that the fields above are dropped first.
     pub(crate) gone: Gone,
 }
 
@@ -99,7 +99,7 @@ impl Gpu {
     /// All PEs of the rendezvous.
     ///
     /// # Errors
-    /// Errors of the heap; [`CudaError::Misuse`] for invalid options; errors of the driver.
+    /// Errors of the heap. [`CudaError::Misuse`] for invalid options. Errors of the driver.
     pub fn new(rendezvous: &Arc<Rendezvous>, context: &Arc<CudaContext>, options: GpuOptions) -> Result<Self, CudaError> {
         const CALL: &str = "Gpu::new";
         let given = options.clone();
@@ -109,7 +109,7 @@ impl Gpu {
             attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)? as u8,
         );
         let slots = match options.slots {
-            Some(0) => return Err(misuse(CALL, "slots", 0, "at least one")),
+            Some(0) => return Err(misuse(CALL, "slots", 0, "at least 1")),
             Some(slots) => slots,
             None => attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         };
@@ -118,7 +118,7 @@ impl Gpu {
         }
         let (me, n_pes, n_teams) = (rendezvous.pe(), rendezvous.n_pes(), options.teams + 1);
         let hosts = rendezvous.hosts()?;
-        // Returns the index of a PE among the PEs of its host.
+        // Returns the index of a PE among the PEs on the same host.
         let place = |pe: Pe| hosts.pes(hosts.of(pe)).take_while(|other| *other < pe).count() as u32;
         let stream = PrivateStream::new(context)?;
         let sync_bytes = u64::from(n_teams) * Tables::sync_stride(n_pes, slots);
@@ -184,7 +184,7 @@ impl Gpu {
         self.0.rendezvous.pe()
     }
 
-    /// Returns the number of PEs.
+    /// Returns the number of PEs in the job.
     pub fn n_pes(&self) -> u32 {
         self.0.rendezvous.n_pes()
     }
@@ -194,18 +194,18 @@ impl Gpu {
         &self.0.rendezvous
     }
 
-    /// Returns the context of the GPU.
+    /// Returns the CUDA context of the GPU.
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.0.context
     }
 
-    /// Returns the architecture of the device.
+    /// Returns the architecture of the GPU, such as `sm_90`.
     pub fn arch(&self) -> Arch {
         self.0.arch
     }
 
-    /// Returns whether kernels are linked with NVSHMEM's device library. This is the case if
-    /// kernels access at least one PE through that library.
+    /// Returns whether kernels are linked with NVSHMEM's device library. They are linked with the
+    /// library if kernels access at least one PE through it.
     pub fn uses_network(&self) -> bool {
         self.0.network
     }
@@ -261,8 +261,8 @@ impl Inner {
         locals
     }
 
-    /// Returns the allocation of [`Gpu::alloc_local`] that contains an address; `None` for memory
-    /// of another allocator.
+    /// Returns the allocation of [`Gpu::alloc_local`] that contains `address`. Returns `None` for
+    /// memory of another allocator.
     pub(crate) fn local(&self, address: u64) -> Option<Arc<DeviceMemory<u8>>> {
         let (_, memory) = self.locals().range(..=address).next_back().map(|(at, memory)| (*at, memory.clone()))?;
         let memory = memory.upgrade()?;
@@ -278,8 +278,8 @@ impl Inner {
         })
     }
 
-    /// Returns the number of the next step in which all PEs set up or recover collectives. The
-    /// number is the same on all PEs.
+    /// Returns a number for the labels of the exchanges in which all PEs set up or recover
+    /// collectives. Each call returns the next number. The number is the same on all PEs.
     pub(crate) fn next_collectives(&self) -> u64 {
         self.collectives.fetch_add(1, Ordering::Relaxed)
     }
@@ -288,8 +288,8 @@ impl Inner {
         self.failed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the allocation of the heap that contains a range; `None` if no live allocation
-    /// contains it.
+    /// Returns the allocation of the symmetric heap that contains the range of `bytes` bytes at
+    /// `offset`. Returns `None` if no live allocation contains the range.
     pub(crate) fn allocation(&self, offset: SymOffset, bytes: u64) -> Option<Arc<Block>> {
         let (_, block) = self.allocations().range(..=offset.0).next_back().map(|(at, block)| (*at, block.clone()))?;
         let block = block.upgrade()?;

@@ -1,7 +1,8 @@
-//! Loading kernels on this GPU.
+//! Loads the modules of kernels on this GPU.
 //!
-//! A crate of kernels is loaded in parts. A part is loaded when one of its kernels is used first,
-//! so a job waits only for the compilation of the kernels that it launches.
+//! The PTX of a crate is loaded in parts. A part has one or more kernels, and is loaded when one of
+//! its kernels is first used. So a job waits only for the compilation of the kernels that it
+//! launches.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,36 +17,37 @@ use super::Inner;
 use super::parts::Parts;
 use crate::error::CudaError;
 
-/// The kernels that were loaded, and the crates that contain them.
+/// The kernels that were loaded on a GPU, and the crates that contain them.
 #[derive(Default)]
 pub(crate) struct Modules {
-    /// Loaded kernels. The key is the address of the image, the name, and whether the kernel
-    /// belongs to the variant that calls NVSHMEM.
+    /// Loaded kernels. The key is the address of the kernel's PTX image, the kernel's name, and
+    /// whether the kernel belongs to the variant that calls NVSHMEM.
     kernels: Mutex<HashMap<(usize, &'static str, bool), LoadedKernel>>,
-    /// One entry for each different PTX text. Kernels of the same crate have the same text, but
-    /// each kernel has its own image.
+    /// One entry for each different PTX text. Kernels of the same crate have the same text, but may
+    /// have different images.
     crates: Mutex<Vec<Arc<Crate>>>,
 }
 
-/// The PTX of a crate of kernels in one variant.
+/// The PTX of a crate in one variant, with the modules that were loaded from it.
 struct Crate {
     text: &'static str,
     parts: Parts<'static>,
-    /// Module of each part; `None` if the part is not loaded.
+    /// The loaded module of each part; `None` for a part that is not loaded.
     modules: Vec<Mutex<Option<Loaded>>>,
-    /// The wrappers of NVSHMEM's functions that the crate calls; `None` if the crate is not linked
+    /// The wrappers of NVSHMEM's functions that the crate calls. `None` if the crate is not linked
     /// with NVSHMEM.
     wrappers: Option<Vec<&'static Function>>,
 }
 
 struct Loaded {
     module: Module,
-    /// Unregisters the module from NVSHMEM before it is unloaded.
+    /// Dropping this guard unregisters the module from NVSHMEM before the module is unloaded.
+    /// `None` if the module is not linked with NVSHMEM.
     _guard: Option<ModuleGuard>,
 }
 
 impl Modules {
-    /// Returns the crate with the PTX text of `variant`.
+    /// Returns the entry for the PTX text of `variant`. Creates the entry if necessary.
     fn find(&self, variant: &'static PtxVariant) -> Result<Arc<Crate>, CudaError> {
         let mut crates = self.crates.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(found) = crates.iter().find(|there| std::ptr::eq(there.text, variant.text) || there.text == variant.text) {
@@ -61,13 +63,13 @@ impl Modules {
 }
 
 impl Inner {
-    /// Returns a kernel of a crate. The first call for a kernel loads the part of the crate that
-    /// contains this kernel, and links the part if it calls NVSHMEM.
+    /// Returns the kernel `name` of the crate with this PTX image. The first call for a kernel
+    /// loads the part of the PTX that contains this kernel, and links the part if it calls NVSHMEM.
     pub(crate) fn kernel(&self, image: &'static PtxImage, name: &'static str) -> Result<LoadedKernel, CudaError> {
         self.find(image, name, self.network)
     }
 
-    /// Like [`kernel`](Self::kernel), for a kernel that never calls NVSHMEM.
+    /// Like [`kernel`](Self::kernel), but for a kernel that never calls NVSHMEM.
     pub(crate) fn entry(&self, image: &'static PtxImage, name: &'static str) -> Result<LoadedKernel, CudaError> {
         self.find(image, name, false)
     }
@@ -104,7 +106,7 @@ impl Inner {
         image.select(self.arch.number(), network).map_err(|reason| CudaError::NoPtx { kernel: name, reason })
     }
 
-    /// Returns the module of a part. The first call loads the module.
+    /// Returns the module of a part of a crate's PTX. The first call loads the module.
     fn part(&self, of: &Crate, part: usize) -> Result<Module, CudaError> {
         let mut loaded = of.modules[part].lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(loaded) = &*loaded {
@@ -114,7 +116,8 @@ impl Inner {
         Ok(loaded.insert(new).module.clone())
     }
 
-    /// Loads PTX. With `wrappers`, links it with NVSHMEM's device library.
+    /// Loads PTX as a module. If `wrappers` is not `None`, first links the PTX with NVSHMEM's
+    /// device library.
     fn load(&self, text: &str, wrappers: Option<&[&'static Function]>) -> Result<Loaded, CudaError> {
         let Some((nvshmem, wrappers)) = self.heap.nvshmem().zip(wrappers) else {
             return Ok(Loaded { module: Module::load(&self.context, Image::Ptx(text))?, _guard: None });

@@ -6,14 +6,15 @@ use std::time::Duration;
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub enum Transport {
-    /// Virtual memory that all PEs of a machine map. PEs of other machines are unreachable.
+    /// The heap is virtual memory that all PEs of a machine map. PEs on other machines are
+    /// unreachable.
     #[default]
     Mapped,
-    /// NVSHMEM's heap. Kernels access the memory of a PE directly if NVSHMEM maps this memory, and
-    /// otherwise through NVSHMEM's device library.
+    /// The heap is NVSHMEM's heap. Kernels access the memory of a PE directly if NVSHMEM maps this
+    /// memory, and otherwise through NVSHMEM's device library.
     Nvshmem(peerweave_nvshmem::Settings),
-    /// NVSHMEM's heap. Kernels access all other PEs through NVSHMEM's device library, even if the
-    /// memory of those PEs is mapped. Intended for tests.
+    /// The heap is NVSHMEM's heap. Kernels access all other PEs through NVSHMEM's device library,
+    /// even if the memory of those PEs is mapped. Intended for tests.
     Network(peerweave_nvshmem::Settings),
 }
 
@@ -25,8 +26,8 @@ pub struct GpuOptions {
     pub heap_bytes: usize,
     /// The transport by which kernels access other PEs.
     pub transport: Transport,
-    /// Time limit for each wait of a kernel for another PE. Waits of the host have the same limit,
-    /// except that [`Gpu::wait`](crate::Gpu::wait) waits for at most twice this time.
+    /// Time limit for each wait of a kernel for another PE. Waits of the host have the same limit.
+    /// Only [`Gpu::wait`](crate::Gpu::wait) waits longer, for at most twice this time.
     pub deadline: Duration,
     /// Maximum number of blocks in a kernel that may synchronise with other PEs at the same time.
     /// `None` means one block per SM.
@@ -53,7 +54,7 @@ impl GpuOptions {
         Self { transport, ..self }
     }
 
-    /// Sets the time limit for waits.
+    /// Sets the time limit for waits of kernels and of the host.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline, ..self }

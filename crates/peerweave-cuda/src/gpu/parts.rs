@@ -1,26 +1,27 @@
-//! Splits the PTX of a crate of kernels into parts that are compiled separately.
+//! Splits the PTX of a crate into parts, which the driver compiles separately.
 //!
-//! The driver compiles about half a megabyte of PTX per second, and a program uses few kernels of a
-//! large crate. So each part has one kernel, with the functions and variables that this kernel
-//! reaches.
+//! The driver compiles about half a megabyte of PTX per second, and an application uses few kernels
+//! of a large crate. So each part has one kernel, with the functions and variables that this kernel
+//! uses.
 //!
 //! Each module has its own copy of its variables. Invariant: kernels that use the same variable are
 //! in the same part. Constants that the compiler generated are copied into each part instead.
 
 use std::collections::HashMap;
 
-/// The parts of a PTX text.
+/// A PTX text that is divided into parts. Each part can be compiled as a module.
 #[derive(Debug)]
 pub(crate) struct Parts<'a> {
-    /// The text in pieces: lines that apply to the whole text, functions, variables.
+    /// The whole text in pieces. A piece is a function, a variable, or a line that applies to the
+    /// whole text.
     pieces: Vec<Piece<'a>>,
-    /// Indices of the pieces with a name. A name has several pieces if a function is declared and
-    /// defined.
+    /// For each name, the indices of its pieces. A function that is declared and defined has
+    /// several pieces.
     named: HashMap<&'a str, Vec<usize>>,
-    /// The kernels of each part, as indices of pieces. Empty for a part that was joined to another
-    /// part.
+    /// For each part, the indices of its kernels in `pieces`. Empty for a part whose kernels were
+    /// moved to another part.
     parts: Vec<Vec<usize>>,
-    /// The part of each kernel.
+    /// For each kernel's name, the index of the part that contains the kernel.
     kernels: HashMap<&'a str, usize>,
 }
 
@@ -35,22 +36,22 @@ struct Piece<'a> {
 enum Kind {
     /// A line that applies to the whole text, such as the version.
     Whole,
-    /// A kernel.
+    /// A kernel: a function with `.entry`.
     Entry,
     /// A function that is not a kernel, or its declaration.
     Function,
-    /// A variable that belongs to a module and may be written.
+    /// A variable of the module that kernels may write.
     Variable,
-    /// A constant, or memory that belongs to a block.
+    /// A constant, or a variable in the shared memory of a block.
     Constant,
 }
 
-/// Prefixes of the names that compilers generate for constants: rustc's allocations, and tables of
-/// LLVM.
+/// Prefixes of the names that compilers generate for constants. rustc generates the names of
+/// allocations, and LLVM the names of tables.
 const CONSTANTS: [&str; 4] = ["anon_$_", "alloc_", "__unnamed_", "switch_$_table"];
 
 impl<'a> Parts<'a> {
-    /// Splits a PTX text.
+    /// Splits a PTX text into parts.
     pub(crate) fn new(text: &'a str) -> Self {
         let pieces = pieces(text);
         let mut named: HashMap<&str, Vec<usize>> = HashMap::new();
@@ -67,7 +68,8 @@ impl<'a> Parts<'a> {
         all
     }
 
-    /// Joins the parts that reach the same variable.
+    /// Joins all parts whose kernels use the same variable, so that these kernels share one copy of
+    /// the variable.
     fn join(&mut self) {
         let mut part_of: HashMap<usize, usize> = HashMap::new();
         for part in 0..self.parts.len() {
@@ -83,7 +85,8 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// Returns for each piece whether a part with these kernels contains the piece.
+    /// Returns, for each piece of the text, whether a part with the kernels `entries` contains the
+    /// piece.
     fn reached(&self, entries: &[usize]) -> Vec<bool> {
         let mut reached: Vec<bool> = self.pieces.iter().map(|piece| piece.kind == Kind::Whole).collect();
         let mut open = entries.to_vec();
@@ -96,30 +99,32 @@ impl<'a> Parts<'a> {
         reached
     }
 
-    /// Returns the number of parts, including parts that are empty because they were joined to
-    /// other parts.
+    /// Returns the number of parts. The number includes parts that are empty because their kernels
+    /// were moved to other parts.
     pub(crate) fn len(&self) -> usize {
         self.parts.len()
     }
 
-    /// Returns the part that contains a kernel.
+    /// Returns the index of the part that contains a kernel. Returns `None` if the text has no
+    /// kernel with this name.
     pub(crate) fn of(&self, kernel: &str) -> Option<usize> {
         self.kernels.get(kernel).copied()
     }
 
-    /// Returns the kernels, each with its part, in no particular order.
+    /// Returns the name of each kernel, with the index of its part. The order is unspecified.
     pub(crate) fn kernels(&self) -> impl Iterator<Item = (&'a str, usize)> {
         self.kernels.iter().map(|(name, part)| (*name, *part))
     }
 
-    /// Returns the PTX of a part.
+    /// Returns the PTX of the part with index `part`, as a text that can be compiled alone.
     pub(crate) fn text(&self, part: usize) -> String {
         let reached = self.reached(&self.parts[part]);
         self.pieces.iter().zip(reached).filter(|(_, is_reached)| *is_reached).map(|(piece, _)| piece.text).collect()
     }
 }
 
-/// Splits a text into pieces. Omits comments between pieces.
+/// Splits a PTX text into pieces: functions, variables, and lines that apply to the whole text.
+/// Omits comments between pieces.
 fn pieces(text: &str) -> Vec<Piece<'_>> {
     let (mut pieces, mut rest) = (Vec::new(), text);
     while !rest.is_empty() {
@@ -127,7 +132,7 @@ fn pieces(text: &str) -> Vec<Piece<'_>> {
         let (kind, name) = classify(line);
         let last = match kind {
             Kind::Variable | Kind::Constant => rest.find(';').unwrap_or(rest.len()),
-            // A function ends with its closing brace, a declaration with a semicolon.
+            // A function ends with its closing brace. A declaration ends with a semicolon.
             Kind::Entry | Kind::Function => match (rest.find('{'), rest.find(';').unwrap_or(rest.len())) {
                 (Some(open), end) if open < end => end_of_block(rest, open),
                 (_, end) => end,
@@ -144,7 +149,7 @@ fn pieces(text: &str) -> Vec<Piece<'_>> {
     pieces
 }
 
-/// Returns the offset of the end of the line that contains offset `at`, including its line break.
+/// Returns the offset after the line that contains offset `at`, including the line break.
 fn end_of_line(text: &str, at: usize) -> usize {
     text[at..].find('\n').map_or(text.len(), |end| at + end + 1)
 }
@@ -165,7 +170,7 @@ fn end_of_block(text: &str, open: usize) -> usize {
     text.len()
 }
 
-/// Returns the kind of the piece that begins with a line, and its name.
+/// Returns the kind and the name of the piece of PTX that begins with `line`.
 fn classify(line: &str) -> (Kind, &str) {
     let line = code(line);
     let words = |rest: &'_ str| rest.split_whitespace().all(|word| word.starts_with('.'));
@@ -198,7 +203,7 @@ fn first_name(text: &str) -> &str {
     text.split(|letter: char| !is_name(letter)).next().unwrap_or_default()
 }
 
-/// Returns a line without its comment.
+/// Returns a line of PTX without its `//` comment and without surrounding white space.
 fn code(line: &str) -> &str {
     line.split_once("//").map_or(line, |(code, _)| code).trim()
 }
@@ -219,7 +224,7 @@ mod tests {
     const C: &str = ".visible .entry c(\n)\n{\n\tst [COUNT+0], x; // f\n}\n";
 
     #[test]
-    fn ptx_part_has_one_kernel_and_the_functions_that_it_uses() {
+    fn ptx_part_has_one_kernel_and_the_functions_used_by_the_kernel() {
         let comment = "\n//\n\t// .globl\tf\n";
         let text = [HEAD, EXTERN, comment, DECLARED, TABLE, COUNT, F, G, A, A_B, C].concat();
         let parts = Parts::new(&text);
@@ -228,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn kernels_that_use_the_same_variable_are_in_one_part() {
+    fn kernels_that_use_the_same_variable_are_in_one_ptx_part() {
         let text = [HEAD, TABLE, COUNT, A_B, F, A, G, C].concat();
         let parts = Parts::new(&text);
         assert_eq!(parts.of("a_b"), parts.of("c"));
@@ -240,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn kernels_written_in_one_line_are_in_separate_parts() {
+    fn kernels_written_in_one_line_each_are_in_separate_ptx_parts() {
         let (first, second) = (".visible .entry x() { ret; }\n", ".entry y() { ret; }\n");
         let text = [HEAD, first, second].concat();
         let parts = Parts::new(&text);

@@ -1,11 +1,11 @@
-//! The teams of a GPU by number. `team.rs` creates and destroys them.
+//! The table of a GPU's teams, by team number. The functions in `team.rs` create and destroy teams.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use peerweave_driver::CudaStream;
 use peerweave_types::{KernelTeam, Pe, Rank};
 
-/// The members of a team, and the streams with work that uses it.
+/// A live team: its members, and the streams with work that uses the team.
 pub(crate) struct Members {
     pub(crate) pes: Vec<Pe>,
     pub(crate) rank: Rank,
@@ -13,20 +13,23 @@ pub(crate) struct Members {
     pub(crate) streams: Mutex<Vec<Arc<CudaStream>>>,
 }
 
-/// The state of a team number on this PE.
+/// The state of a team number on this PE: free, used by a live team, or used by a team that has
+/// ended.
 pub(crate) enum Number {
     Free,
     Live(Arc<Members>),
-    /// The team is being destroyed, or could not be destroyed.
+    /// A team with this number is being destroyed, or could not be destroyed. The number cannot be
+    /// used.
     Ended,
 }
 
-/// The teams of a GPU by number; number 0 is the team of all PEs.
+/// The teams of a GPU, by number. Number 0 is the team of all PEs.
 pub(crate) struct Teams {
     /// The state of each team number. Every launch looks up its teams here, so the lock is held
     /// only briefly.
     numbers: Mutex<Vec<Number>>,
-    /// Number of splits so far, for the labels of their exchanges. Locked during a split.
+    /// Number of completed splits, for the labels of the exchanges of the next split. A split holds
+    /// the lock.
     pub(crate) splits: Mutex<u64>,
 }
 
@@ -43,14 +46,16 @@ impl Teams {
         self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns one bit for each free number. The number of the team of all PEs is never free.
+    /// Returns a bit mask of the free team numbers. The number of the team of all PEs is never
+    /// free.
     pub(crate) fn free(&self) -> u64 {
         let numbers = self.numbers();
         let free = numbers.iter().enumerate().skip(1).filter(|(_, number)| matches!(number, Number::Free));
         free.fold(0, |bits, (number, _)| bits | 1 << number)
     }
 
-    /// Returns the team of this number, if it exists and this PE is a member.
+    /// Returns the live team with this number. Returns `None` if there is no such team, or if this
+    /// PE is not a member.
     pub(crate) fn find(&self, team: KernelTeam) -> Option<Arc<Members>> {
         match self.numbers().get(team.index() as usize)? {
             Number::Live(members) => Some(Arc::clone(members)),
@@ -58,11 +63,13 @@ impl Teams {
         }
     }
 
-    /// Removes a team, so that no launch finds it. Returns `false` and keeps the team if there are
-    /// users other than the caller's handle.
+    /// Marks a team number as ended, so that no launch finds the team. Returns `true` if this
+    /// succeeded. Returns `false` and keeps the team if it has users other than the caller's
+    /// handle.
     pub(crate) fn end(&self, number: u32, members: &Arc<Members>) -> bool {
         let mut numbers = self.numbers();
-        // Without other users there are two handles: the caller's handle and the table's handle.
+        // If the team has no other users, there are two handles: the caller's handle and the
+        // table's handle.
         let alone = Arc::strong_count(members) == 2;
         if alone {
             numbers[number as usize] = Number::Ended;
@@ -76,7 +83,8 @@ impl Teams {
 }
 
 impl Members {
-    /// Records that work that uses the team is about to be enqueued on `stream`.
+    /// Records that the caller enqueues work that uses the team on `stream`. The team is destroyed
+    /// only after this work has completed.
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         if !streams.iter().any(|known| known.cu_stream() == stream.cu_stream()) {

@@ -1,6 +1,7 @@
-//! One allocation of NVSHMEM's heap, in which this crate allocates ranges.
+//! An arena: one allocation of NVSHMEM's heap, in which this crate allocates ranges.
 //!
-//! Invariant: a range is given out again only after all work that used it has completed on all PEs.
+//! Invariant: the arena allocates a freed range again only after all work that used the range has
+//! completed on all PEs.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,7 +30,8 @@ pub(crate) struct Arena {
     ranges: Mutex<Ranges>,
 }
 
-/// Allocated ranges (start and length in bytes), and the number of collective calls.
+/// The allocated ranges of an arena (start and length in bytes), and the number of collective calls
+/// on the arena.
 #[derive(Default)]
 struct Ranges {
     taken: BTreeMap<u64, u64>,
@@ -43,7 +45,8 @@ pub(crate) struct Lease {
     offset: u64,
     /// The streams with work that uses the range.
     streams: Streams,
-    /// Counts the handles of the range: this one, and those that [`Self::keep`] has returned.
+    /// Counts the handles of the range: this lease, and the handles that [`Self::keep`] has
+    /// returned.
     handles: Arc<()>,
     freed: bool,
 }
@@ -67,18 +70,19 @@ impl Arena {
         self.whole.len() as u64
     }
 
-    /// Returns the address of the arena on this PE.
+    /// Returns the address of this PE's part of the arena.
     pub(super) fn address(&self) -> u64 {
         self.whole.address()
     }
 
-    /// Returns the address by which this PE accesses the arena of another PE; `None` if that arena
-    /// is not mapped.
+    /// Returns the address at which this PE maps another PE's part of the arena. Returns `None` if
+    /// that part is not mapped.
     pub(super) fn peer_address(&self, pe: Pe) -> Result<Option<u64>, CudaError> {
         Ok(self.whole.peer_address(pe)?)
     }
 
-    /// Returns the multicast address of the arena; 0 if there is none, or if kernels do not get it.
+    /// Returns the multicast address of the arena. Returns 0 if the arena has no such address, or
+    /// if the options disable multicast.
     pub(super) fn multicast_address(&self) -> Result<u64, CudaError> {
         if !self.multicast {
             return Ok(0);
@@ -86,8 +90,8 @@ impl Arena {
         Ok(self.whole.multicast_address(&self.context.world())?.unwrap_or(0))
     }
 
-    /// Frees the arena and finalises NVSHMEM. Collective. If NVSHMEM has ended, returns a function
-    /// that checks whether all threads have released its context.
+    /// Frees the arena and finalises NVSHMEM. All PEs must call this function. If NVSHMEM has
+    /// ended, returns a function that checks whether all threads have released NVSHMEM's context.
     pub(super) fn finalize(self) -> Result<Option<Question>, CudaError> {
         let Self { context, whole, .. } = self;
         context.free(whole)?;
@@ -101,8 +105,8 @@ impl Arena {
     }
 
     /// Checks that all PEs make the same call, and that the call has not failed on any PE. Returns
-    /// the value in `outcome`. The caller holds the lock of `ranges`, so calls of several threads
-    /// are serialised.
+    /// `outcome` if both are true. The caller holds the lock of `ranges`, so calls of several
+    /// threads are serialised.
     fn agree<T>(
         &self,
         ranges: &mut Ranges,
@@ -149,7 +153,8 @@ impl Arena {
         self.agree(&mut ranges, ALLOC, "the memory is zero", zeroed)
     }
 
-    /// Frees a range on every PE, after the work that uses the range has completed. Collective.
+    /// Frees a range on every PE, after the work that uses the range has completed. All PEs must
+    /// call this function.
     pub(super) fn end(&self, mut lease: Lease) -> Result<(), CudaError> {
         let mut ranges = self.ranges();
         let outcome = lease.drain(self.context.deadline());
@@ -165,8 +170,8 @@ impl Lease {
         self.offset
     }
 
-    /// Returns the memory of the range. Records that work that uses the range is about to be
-    /// enqueued on `stream`.
+    /// Returns the memory of the range. Records that the caller enqueues work that uses the range
+    /// on `stream`.
     pub(super) fn buffer(&self, stream: &Arc<CudaStream>) -> &SymmetricBuffer<u8> {
         self.streams.note(stream);
         drop(self.buffer.read(stream));
@@ -185,7 +190,8 @@ impl Lease {
         Arc::new((Arc::clone(&self.handles), self.buffer.keep()))
     }
 
-    /// Waits until all work that uses the range has completed. Fails if there are other handles.
+    /// Waits until all work that uses the range has completed, for at most `longest`. Fails if
+    /// other handles of the range exist.
     fn drain(&self, longest: Duration) -> Result<(), CudaError> {
         if !self.is_only_handle() {
             let handles = Arc::strong_count(&self.handles) - 1;
@@ -198,8 +204,8 @@ impl Lease {
 }
 
 impl Ranges {
-    /// Returns the start of the first gap of at least `bytes` bytes; `None` if there is no such
-    /// gap.
+    /// Returns the start of the first free gap of at least `bytes` bytes in an arena of `len`
+    /// bytes. Returns `None` if there is no such gap.
     fn find(&self, bytes: u64, len: u64) -> Option<u64> {
         let mut start = 0;
         for (at, taken) in &self.taken {
@@ -225,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn free_range_is_the_first_gap_that_is_large_enough() {
+    fn arena_allocates_in_the_first_gap_that_is_large_enough() {
         let mut ranges = Ranges::default();
         assert_eq!(ranges.find(1024, 1024), Some(0));
         assert_eq!(ranges.find(1025, 1024), None);

@@ -1,4 +1,5 @@
-//! The symmetric heap for kernels: mapped virtual memory, or one allocation of NVSHMEM's heap.
+//! The symmetric heap that kernels access: mapped virtual memory, or one allocation of NVSHMEM's
+//! heap.
 //!
 //! Invariant: an offset belongs to the same allocation on every PE, because all PEs make the same
 //! calls and compare the results.
@@ -20,11 +21,12 @@ use crate::error::{CudaError, misuse};
 pub(crate) use arena::Arena;
 use arena::Lease;
 
-/// Alignment of every allocation, in bytes: sufficient for bulk copies and cache lines.
+/// Minimum alignment of every allocation, in bytes. It is sufficient for bulk copies and cache
+/// lines.
 const ALIGNMENT_BYTES: u64 = 256;
 
-/// A function that returns whether a part of a GPU is released. Other threads may hold such a part
-/// for a short time.
+/// A function that returns whether a part of a GPU has been released by all threads. Other threads
+/// may hold such a part for a short time.
 pub(crate) type Question = Box<dyn Fn() -> bool + Send + Sync>;
 
 pub(crate) enum Heap {
@@ -33,7 +35,7 @@ pub(crate) enum Heap {
     Nvshmem(Arena),
 }
 
-/// An allocation of the heap.
+/// An allocation of the symmetric heap.
 pub(crate) struct Block {
     memory: Memory,
     pub(crate) offset: u64,
@@ -60,7 +62,8 @@ impl Heap {
         Ok(Self::Vmm(heap, mapping))
     }
 
-    /// Returns the multicast address of the heap; 0 if there is none.
+    /// Returns the address by which one store writes to the heaps of all PEs. Returns 0 if there is
+    /// no such address.
     pub(crate) fn multicast_address(&self) -> Result<u64, CudaError> {
         Ok(match self {
             Self::Vmm(_, Some(mapping)) => mapping.address_of(SymOffset(0))?,
@@ -69,8 +72,8 @@ impl Heap {
         })
     }
 
-    /// Records that work that may use the multicast address is about to be enqueued on `stream`.
-    /// Adds the owners that a graph must keep alive to `keep`.
+    /// Records that the caller enqueues work that may use the multicast address on `stream`. Adds
+    /// the handles that a graph must own to `keep`.
     pub(crate) fn note_multicast(&self, stream: &Arc<CudaStream>, keep: Option<&mut Vec<Keep>>) {
         let Self::Vmm(_, Some(mapping)) = self else { return };
         mapping.mappings().iter().for_each(|part| drop(part.access(stream)));
@@ -87,8 +90,9 @@ impl Heap {
         }
     }
 
-    /// Returns the table entry by which kernels of this device access the heap of `pe`. With
-    /// `network`, kernels access NVSHMEM's heap of every other PE through NVSHMEM's device library.
+    /// Returns the table entry by which kernels of this device access the heap of `pe`. If
+    /// `network` is true, kernels access NVSHMEM's heap of every other PE through NVSHMEM's device
+    /// library.
     pub(crate) fn entry(&self, me: Pe, pe: Pe, node_pe: u32, network: bool) -> Result<PeerEntry, CudaError> {
         let base = match self {
             Self::Vmm(heap, _) => heap.members().contains(&pe).then(|| heap.address_of(pe, 0)).transpose()?,
@@ -112,12 +116,12 @@ impl Heap {
         }
     }
 
-    /// Allocates zero-initialised bytes on every PE. Collective.
+    /// Allocates `bytes` zero-initialised bytes on every PE. All PEs must call this function.
     pub(crate) fn alloc(&self, stream: &Arc<CudaStream>, bytes: usize) -> Result<Block, CudaError> {
         self.alloc_aligned(stream, bytes, ALIGNMENT_BYTES as usize)
     }
 
-    /// Like [`alloc`](Self::alloc), at a multiple of `alignment_bytes`, which is at most
+    /// Like [`alloc`](Self::alloc), but at a multiple of `alignment_bytes`, which must be at most
     /// [`max_alignment_bytes`](Self::max_alignment_bytes).
     pub(crate) fn alloc_aligned(
         &self,
@@ -139,7 +143,7 @@ impl Heap {
         })
     }
 
-    /// Frees an allocation on every PE. Collective.
+    /// Frees an allocation on every PE. All PEs must call this function.
     pub(crate) fn free(&self, block: Block) -> Result<(), CudaError> {
         match (self, block.memory) {
             (Self::Vmm(heap, _), Memory::Vmm(memory)) => Ok(heap.free(memory)?),
@@ -148,9 +152,9 @@ impl Heap {
         }
     }
 
-    /// Returns functions that check whether the parts of a dropped heap are released by all
-    /// threads. The list is empty for NVSHMEM's heap, whose memory stays until [`Self::end`]
-    /// finalises NVSHMEM.
+    /// Returns functions that check whether all threads have released the parts of a dropped heap.
+    /// Returns an empty list for NVSHMEM's heap, whose memory stays until [`Self::end`] finalises
+    /// NVSHMEM.
     pub(crate) fn gone(&self) -> Vec<Question> {
         match self {
             Self::Vmm(heap, _) => vec![Box::new(heap.gone())],
@@ -158,8 +162,9 @@ impl Heap {
         }
     }
 
-    /// Ends the heap and its remaining allocations. Collective. If this call finalised NVSHMEM,
-    /// returns a function that checks whether all threads have released NVSHMEM's context.
+    /// Ends the heap and its remaining allocations. All PEs must call this function. If this call
+    /// finalises NVSHMEM, it returns a function that checks whether all threads have released
+    /// NVSHMEM's context.
     pub(crate) fn end(self) -> Result<Option<Question>, CudaError> {
         match self {
             Self::Vmm(heap, mapping) => {
@@ -172,7 +177,7 @@ impl Heap {
         }
     }
 
-    /// Returns the NVSHMEM context of the heap; `None` for a heap of mapped virtual memory.
+    /// Returns the NVSHMEM context of the heap. Returns `None` for a heap of mapped virtual memory.
     pub(crate) fn nvshmem(&self) -> Option<&peerweave_nvshmem::Context> {
         match self {
             Self::Vmm(..) => None,
@@ -182,7 +187,8 @@ impl Heap {
 }
 
 impl Block {
-    /// Records that work that uses the memory is about to be enqueued on `stream`.
+    /// Records that the caller enqueues work that uses this allocation on `stream`. The memory then
+    /// stays allocated until the stream has completed that work.
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         match &self.memory {
             Memory::Vmm(memory) => drop(memory.read(stream)),
@@ -190,7 +196,7 @@ impl Block {
         }
     }
 
-    /// Returns whether this is the only handle of the memory.
+    /// Returns whether this is the only handle of the allocated memory.
     pub(crate) fn is_only_handle(&self) -> bool {
         match &self.memory {
             Memory::Vmm(memory) => memory.handles() == 1,
@@ -205,8 +211,8 @@ impl Block {
         }
     }
 
-    /// Copies bytes of the host to this PE's memory, and waits for completion for at most
-    /// `longest`.
+    /// Copies bytes of the host to offset `at` of this PE's memory of the allocation. Waits for
+    /// completion, for at most `longest`.
     pub(crate) fn write(
         &self,
         stream: &Arc<CudaStream>,
@@ -222,8 +228,8 @@ impl Block {
         Ok(())
     }
 
-    /// Copies this PE's memory to the host after the earlier work of the stream, and waits for
-    /// completion for at most `longest`.
+    /// Copies `len` bytes at offset `at` of this PE's memory of the allocation to the host, after
+    /// the earlier work of the stream. Waits for completion, for at most `longest`.
     pub(crate) fn read(
         &self,
         stream: &Arc<CudaStream>,
@@ -238,12 +244,12 @@ impl Block {
         })
     }
 
-    /// Enqueues an operation that fills this PE's memory with zeros.
+    /// Enqueues an operation that fills this PE's memory of the allocation with zeros.
     pub(crate) fn zero(&self, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
         self.zero_range(stream, 0..self.bytes as usize)
     }
 
-    /// Enqueues an operation that fills a range of this PE's memory with zeros.
+    /// Enqueues an operation that fills a range of this PE's memory of the allocation with zeros.
     pub(crate) fn zero_range(&self, stream: &Arc<CudaStream>, range: Range<usize>) -> Result<(), CudaError> {
         match &self.memory {
             Memory::Vmm(memory) => peerweave_vmm::zero(stream, &mut memory.slice(range)?)?,

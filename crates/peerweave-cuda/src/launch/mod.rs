@@ -1,5 +1,5 @@
-//! Launches of typed kernels. A launch checks the arguments, and keeps the memory to which they
-//! refer alive until the kernel has ended.
+//! Launches of kernels with typed arguments. A launch checks the arguments, and keeps the memory to
+//! which the arguments refer allocated until the kernel has ended.
 
 mod wait;
 
@@ -17,8 +17,8 @@ use crate::gpu::teams::Members;
 use crate::gpu::{Gpu, Inner};
 use crate::heap::Block;
 
-/// A CUDA stream on the device of a [`Gpu`]. A `Stream` dereferences to a stream of cudarc, which
-/// has all other operations.
+/// A CUDA stream on the device of a [`Gpu`]. A `Stream` dereferences to a stream of cudarc, for
+/// operations that `Stream` does not have.
 pub struct Stream {
     gpu: Gpu,
     stream: PrivateStream,
@@ -71,7 +71,8 @@ impl std::ops::Deref for Stream {
 }
 
 impl Inner {
-    /// Returns the address of the kernel context. The address does not change while the GPU lives.
+    /// Returns the device address of the context that kernels receive. The address does not change
+    /// while the GPU lives.
     fn context_address(&self) -> u64 {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner).address()
     }
@@ -83,7 +84,8 @@ impl fmt::Debug for Stream {
     }
 }
 
-/// A visitor that looks up the memory and the teams to which arguments refer.
+/// A visitor of kernel arguments. It looks up the memory and the teams to which the arguments
+/// refer, and stores handles of them.
 struct Lookup<'a> {
     inner: &'a Inner,
     blocks: Vec<Arc<Block>>,
@@ -107,8 +109,8 @@ impl ArgVisitor for Lookup<'_> {
         }
     }
 
-    /// Records memory of [`Gpu::alloc_local`]. Ignores memory of other allocators: the creator of
-    /// the view guarantees that such memory stays allocated.
+    /// Stores a handle of memory from [`Gpu::alloc_local`]. Ignores memory of other allocators,
+    /// because the creator of the view guarantees that such memory stays allocated.
     fn device(&mut self, address: u64, _: u64) {
         self.locals.extend(self.inner.local(address));
     }
@@ -135,8 +137,8 @@ impl Gpu {
         Ok(Stream { gpu: self.clone(), stream: PrivateStream::new(self.context())? })
     }
 
-    /// Loads a kernel, so that its first launch does not need to load it. Compiles the kernel
-    /// together with the kernels of its crate that use the same `static`.
+    /// Loads a kernel, so that its first launch does not need to load the kernel. Compiles the
+    /// kernel together with the kernels of its crate that use the same `static`.
     ///
     /// The first compilation of a kernel's PTX can take seconds. If a launch compiles the kernel,
     /// kernels of other PEs that wait for this kernel are delayed. Loading may also wait for
@@ -144,7 +146,7 @@ impl Gpu {
     /// [`barrier`](Self::barrier), then launch.
     ///
     /// # Errors
-    /// [`CudaError::NoPtx`] if the kernel's crate has no PTX for the device; errors from loading
+    /// [`CudaError::NoPtx`] if the kernel's crate has no PTX for the device. Errors from loading
     /// and linking.
     pub fn load<A: KernelArgs>(&self, kernel: &Kernel<A>) -> Result<LoadedKernel, CudaError> {
         self.0.kernel(kernel.ptx(), kernel.name())
@@ -156,26 +158,29 @@ impl Gpu {
     /// caches of the driver and of `peerweave-link`.
     ///
     /// # Errors
-    /// [`CudaError::NoPtx`] if the crate has no PTX for the device; the error of the first kernel
-    /// that cannot be loaded or linked.
+    /// [`CudaError::NoPtx`] if the crate has no PTX for the device. If a kernel cannot be loaded or
+    /// linked, the error of the first such kernel.
     pub fn load_crate(&self, image: &'static PtxImage) -> Result<(), CudaError> {
         self.0.load_all(image)
     }
 
-    /// Enqueues a kernel on a stream of this GPU's device. The first launch of a kernel loads it.
+    /// Enqueues a kernel on a stream of this GPU's device. The first launch of a kernel also loads
+    /// the kernel.
     ///
     /// Symmetric memory to which the arguments refer stays allocated until the kernel has ended. If
     /// the stream is being captured, the graph keeps the memory, the module and the context alive.
     /// [`wait`](Self::wait) returns an error if the kernel fails.
     ///
     /// Blocks that wait for each other need a cooperative launch. Two kernels on one device must
-    /// not wait for each other, because one may start only after the other has ended.
+    /// not wait for each other, because the device may start one kernel only after the other kernel
+    /// has ended.
     ///
     /// # Errors
-    /// Before anything is enqueued: [`CudaError::Misuse`] for a symmetric slice that is not inside
-    /// a live allocation, and for a team that does not exist or has been destroyed;
-    /// [`CudaError::Failed`] after a kernel has failed; [`CudaError::NoPtx`]; errors of
-    /// `LoadedKernel::launch`.
+    /// A call that returns one of the errors named here enqueues no kernel. [`CudaError::Misuse`]
+    /// for a symmetric slice that is not inside a live allocation, and for a team that does not
+    /// exist or has been destroyed. [`CudaError::Failed`] after a kernel has failed.
+    /// [`CudaError::NoPtx`] if the kernel's crate has no PTX for the device. The call also returns
+    /// the errors of `LoadedKernel::launch`.
     pub fn launch<A: KernelArgs>(
         &self,
         stream: &Arc<CudaStream>,
@@ -193,7 +198,7 @@ impl Gpu {
         unsafe { self.enqueue(stream, &loaded, config, &arguments, lookup) }
     }
 
-    /// Like [`launch`](Self::launch), for a kernel with type-erased arguments.
+    /// Like [`launch`](Self::launch), but for a kernel whose arguments are type-erased.
     ///
     /// # Errors
     /// As for [`launch`](Self::launch).
@@ -218,16 +223,17 @@ impl Gpu {
         unsafe { self.enqueue(stream, &loaded, config, &arguments, lookup) }
     }
 
-    /// Like [`launch`](Self::launch), for a kernel that the caller has loaded, for example a kernel
-    /// in CUDA C++ that includes `peerweave.cuh`.
+    /// Like [`launch`](Self::launch), but for a kernel that the caller has loaded, for example a
+    /// CUDA C++ kernel that includes `peerweave.cuh`.
     ///
     /// # Errors
     /// As for [`launch`](Self::launch).
     ///
     /// # Safety
-    /// The parameters of the kernel must be the address of a
-    /// [`KernelContext`](peerweave_types::KernelContext) of this version, then exactly these
-    /// arguments by value. The kernel must access only memory of the context and of the arguments.
+    /// The first parameter of the kernel must be the address of a
+    /// [`KernelContext`](peerweave_types::KernelContext) of this version. The other parameters must
+    /// be exactly the types of `args`, by value. The kernel must access only memory of the context
+    /// and of the arguments.
     pub unsafe fn launch_loaded<A: KernelArgs>(
         &self,
         stream: &Arc<CudaStream>,
@@ -238,12 +244,12 @@ impl Gpu {
         let lookup = self.look_up(|lookup| args.visit(lookup))?;
         let context = self.0.context_address();
         let arguments = Arguments::new().with(&context).with_all(&args);
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { self.enqueue(stream, kernel, config, &arguments, lookup) }
     }
 
-    /// Looks up the memory and the teams to which arguments refer. Fails if memory or a team is not
-    /// live, or if a kernel has failed.
+    /// Looks up the memory and the teams to which kernel arguments refer. Fails if symmetric memory
+    /// or a team does not exist, or if a kernel has failed earlier.
     fn look_up(&self, visit: impl FnOnce(&mut Lookup<'_>)) -> Result<Lookup<'_>, CudaError> {
         let inner = &*self.0;
         if let Some(failure) = &*inner.failed() {

@@ -1,5 +1,5 @@
-//! Waits of the host for kernels that wait for other PEs. Each wait has a deadline, and its error
-//! names the PE.
+//! Waits of the host for kernels, which may wait for other PEs. Each wait has a deadline, and its
+//! error names the PE that is lost or missing.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,14 +13,15 @@ use crate::gpu::{Gpu, Inner};
 
 /// Interval at which a wait for a stream checks for lost PEs.
 const LOOK: Duration = Duration::from_millis(5);
-/// Maximum time until kernels end after the host has requested their end.
+/// Maximum time for which the host waits after it has requested waiting kernels to end.
 const GRACE: Duration = Duration::from_secs(5);
-/// Maximum time after a kernel's failure until the notice of a PE's death arrives.
+/// Maximum time for which the host waits, after a kernel has failed, for the notice that a PE has
+/// died.
 const NOTICE: Duration = Duration::from_millis(1500);
 
 impl Gpu {
-    /// Waits until all work in the stream is complete, but for at most twice the deadline of the
-    /// GPU. Then asks the kernels that are still running to end, and waits for up to 5 s more.
+    /// Waits until all work in the stream is complete, for at most twice the deadline of the GPU.
+    /// If kernels still run after this time, requests them to end, and waits for up to 5 s more.
     /// Normally this request is not needed, because a kernel fails when one of its waits exceeds
     /// the deadline.
     ///
@@ -29,9 +30,9 @@ impl Gpu {
     /// [`recover`](Self::recover) makes communication possible again, unless a PE has been lost.
     ///
     /// # Errors
-    /// [`CudaError::PeLost`] if a PE has been lost; [`CudaError::Kernel`] if a kernel has failed,
-    /// with the PE for which the kernel waited; [`CudaError::Stuck`] if kernels do not end; errors
-    /// of the driver.
+    /// [`CudaError::PeLost`] if a PE has been lost. [`CudaError::Kernel`] if a kernel has failed.
+    /// This error names the PE for which the kernel waited. [`CudaError::Stuck`] if kernels do not
+    /// end. Errors of the driver.
     pub fn wait(&self, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
         self.wait_within(stream, self.0.deadline.saturating_mul(2))
     }
@@ -66,13 +67,13 @@ impl Gpu {
 }
 
 impl Inner {
-    /// Returns the loss of a PE, if any: the first loss, or, if that PE gave up because of another
-    /// lost PE, the loss of the other PE.
+    /// Returns the loss of a PE that led to all other losses. Returns `None` if no PE is lost. If
+    /// the first lost PE gave up because of another lost PE, returns the loss of the other PE.
     pub(crate) fn lost(&self) -> Option<(Pe, Loss)> {
         first_loss(&self.rendezvous.losses(), self.rendezvous.pe())
     }
 
-    /// Returns the outcome of completed work: an error if a kernel reported a failure.
+    /// Returns the outcome of completed work. Fails if a kernel has reported a failure.
     pub(crate) fn ended(&self, call: &'static str) -> Result<(), CudaError> {
         let Some(failure) = self.report.failure() else { return Ok(()) };
         let error = match self.death_that_caused(&failure) {
@@ -83,8 +84,9 @@ impl Inner {
         Err(error)
     }
 
-    /// Returns the loss of a PE that may have caused a failure; `None` if there is none. Waits for
-    /// a short time, because the notice of a loss may arrive after the failure.
+    /// Returns the loss of a PE that may have caused a kernel's failure. Returns `None` if there is
+    /// no such loss. Waits for up to [`NOTICE`], because the notice of a loss may arrive after the
+    /// failure.
     fn death_that_caused(&self, failure: &KernelFailure) -> Option<(Pe, Loss)> {
         if !matches!(failure.kind, Some(FailureKind::Deadline | FailureKind::Aborted)) {
             return None;
@@ -99,8 +101,9 @@ impl Inner {
     }
 }
 
-/// Returns the loss that led to all losses. From a PE that gave up because of another lost PE,
-/// continues with that other PE. Never continues with `me`: this PE was late, but is not lost.
+/// Returns the loss that led to all losses. Starts at the first loss. If that PE gave up because of
+/// another lost PE, continues with the other PE. Removes `me`, this PE, from the PEs that the
+/// result names as missing, because this PE was late but is not lost.
 fn first_loss(losses: &[(Pe, Loss)], me: Pe) -> Option<(Pe, Loss)> {
     let mut found = losses.first()?;
     for _ in losses {
@@ -121,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn first_loss_is_found_through_pes_that_gave_up() {
+    fn loss_of_a_pe_that_gave_up_is_traced_to_the_first_loss() {
         let [a, b, c, me] = [0, 1, 2, 3].map(Pe::new);
         let gave_up = |missing: &[Pe]| Loss::GaveUp { missing: missing.to_vec() };
         assert_eq!(first_loss(&[], me), None);

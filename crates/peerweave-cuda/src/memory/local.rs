@@ -1,4 +1,5 @@
-//! Memory of one GPU, for results that kernels write and the host reads, and for tables.
+//! Arrays in the own memory of one GPU, for example for results that kernels write and the host
+//! reads.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -25,7 +26,7 @@ pub struct Local<T> {
 }
 
 impl Gpu {
-    /// Allocates `len` elements in this GPU's own memory, and fills these elements with zeros. This
+    /// Allocates an array of `len` elements in this GPU's own memory, and fills it with zeros. This
     /// call is not collective.
     ///
     /// # Errors
@@ -35,7 +36,7 @@ impl Gpu {
         let bytes =
             bytes.ok_or_else(|| misuse("Gpu::alloc_local", "len", len, "a number of elements that fits the address space"))?;
         let memory = Arc::new(DeviceMemory::zeroed(&self.0.stream, bytes)?);
-        // Waits until the memory is filled with zeros, because other streams may use it
+        // Waits until the memory is filled with zeros, because other streams may use the memory
         // immediately.
         self.wait(&self.0.stream)?;
         self.0.locals().insert(memory.address(), Arc::downgrade(&memory));
@@ -44,35 +45,37 @@ impl Gpu {
 }
 
 impl<T: Plain> Local<T> {
-    /// Returns the number of elements.
+    /// Returns the number of elements in the array.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns whether there are no elements.
+    /// Returns whether the array has no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Returns a view of the elements, to pass to kernels.
+    /// Returns a view of all elements, which can be passed to kernels.
     pub fn slice(&self) -> DeviceSlice<T> {
         // SAFETY: the elements are those of a live allocation of this GPU. A launch looks up the
         // allocation again, and keeps it alive until the kernel has ended.
         unsafe { DeviceSlice::from_raw(self.memory.address(), self.len) }
     }
 
-    /// Records that work that uses the memory is about to be enqueued on `stream`.
+    /// Records that the caller enqueues work that uses the array on `stream`. The array then stays
+    /// allocated until the stream has completed that work.
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         drop(self.memory.read(stream));
     }
 
-    /// Returns the owner that a graph must keep alive.
+    /// Returns a handle of the array's memory. A graph must own this handle, so that the memory
+    /// stays allocated.
     pub(crate) fn keep(&self) -> Option<Keep> {
         self.memory.keep().map(|(_, keep)| keep)
     }
 
-    /// Copies `values` to the first elements after the earlier work in the stream, and waits until
-    /// the copy is complete.
+    /// Copies `values` to the first elements of the array, after the earlier work in the stream.
+    /// Waits until the copy is complete.
     ///
     /// # Errors
     /// [`CudaError::Misuse`] if there are more values than elements; errors of the driver.
@@ -84,7 +87,7 @@ impl<T: Plain> Local<T> {
         Ok(self.memory.slice(0..bytes.len())?.copy_from(stream, bytes)?)
     }
 
-    /// Copies the elements to the host after the earlier work in the stream. Waits for the stream
+    /// Copies all elements to the host, after the earlier work in the stream. Waits for that work
     /// like [`Gpu::wait`].
     ///
     /// # Errors

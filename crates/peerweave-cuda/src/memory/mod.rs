@@ -1,4 +1,4 @@
-//! Typed memory: symmetric memory on the heap, and memory of one GPU.
+//! Arrays of typed elements: symmetric memory on the heap, and memory of one GPU alone.
 
 mod local;
 
@@ -28,14 +28,14 @@ pub struct Symmetric<T> {
 }
 
 impl Gpu {
-    /// Allocates `len` elements on every PE, and fills these elements with zeros. The offset of the
-    /// elements in the heap is a multiple of 256 bytes.
+    /// Allocates an array of `len` elements on every PE, and fills it with zeros. The offset of the
+    /// array in the heap is a multiple of 256 bytes.
     ///
     /// # Collective
     /// All PEs, with the same type and length.
     ///
     /// # Errors
-    /// Errors of the heap, in particular if too little memory is free; [`CudaError::Misuse`] if the
+    /// Errors of the heap, in particular if too little memory is free. [`CudaError::Misuse`] if the
     /// elements exceed the address space.
     pub fn alloc<T: Plain>(&self, len: usize) -> Result<Symmetric<T>, CudaError> {
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
@@ -43,7 +43,8 @@ impl Gpu {
         self.allocated(self.0.heap.alloc(&self.0.stream, bytes)?, len)
     }
 
-    /// Like [`alloc`](Self::alloc), for bytes at a multiple of `alignment_bytes`.
+    /// Like [`alloc`](Self::alloc), but allocates bytes, at an offset that is a multiple of
+    /// `alignment_bytes`.
     pub(crate) fn alloc_aligned(&self, bytes: usize, alignment_bytes: usize) -> Result<Symmetric<u8>, CudaError> {
         self.allocated(self.0.heap.alloc_aligned(&self.0.stream, bytes, alignment_bytes)?, bytes)
     }
@@ -54,8 +55,8 @@ impl Gpu {
         Ok(Symmetric { block, gpu: self.clone(), len, _elements: PhantomData })
     }
 
-    /// Frees memory on every PE, after the streams of this PE have completed the work that uses the
-    /// memory.
+    /// Frees symmetric memory on every PE, after the streams of this PE have completed the work
+    /// that uses the memory.
     ///
     /// # Collective
     /// All PEs, with a handle of the same allocation.
@@ -67,7 +68,7 @@ impl Gpu {
     pub fn free<T: Plain>(&self, memory: Symmetric<T>) -> Result<(), CudaError> {
         const CALL: &str = "Gpu::free";
         if !Arc::ptr_eq(&memory.gpu.0, &self.0) {
-            return Err(misuse(CALL, "the memory", "of another GPU", "an allocation of this GPU"));
+            return Err(misuse(CALL, "the memory", "an allocation of another GPU", "an allocation of this GPU"));
         }
         let offset = memory.block.offset;
         let block = Arc::try_unwrap(memory.block)
@@ -78,25 +79,25 @@ impl Gpu {
 }
 
 impl<T: Plain> Symmetric<T> {
-    /// Returns the number of elements.
+    /// Returns the number of elements on each PE.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns whether there are no elements.
+    /// Returns whether the array has no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Returns a view of the elements, to pass to kernels. A launch checks that the memory is still
-    /// allocated.
+    /// Returns a view of all elements, which can be passed to kernels. A launch checks that the
+    /// memory is still allocated.
     pub fn slice(&self) -> SymSlice<T> {
         // SAFETY: the elements are those of a live allocation, aligned to 256 bytes. A launch looks
         // up the allocation again, and keeps it alive until the kernel has ended.
         unsafe { SymSlice::from_raw(SymOffset(self.block.offset), self.len) }
     }
 
-    /// Returns the address of this PE's first element on this PE's GPU.
+    /// Returns the device address of this PE's first element.
     ///
     /// # Errors
     /// [`CudaError::Misuse`] if this GPU does not map the heap.
@@ -104,18 +105,18 @@ impl<T: Plain> Symmetric<T> {
         Ok(self.gpu.0.base_of(self.gpu.pe())? + self.block.offset)
     }
 
-    /// Copies `values` to this PE's elements from index `first` on, after the earlier work in the
-    /// stream. Waits until the copy is complete.
+    /// Copies `values` to this PE's elements, starting at index `first`, after the earlier work in
+    /// the stream. Waits until the copy is complete.
     ///
     /// # Errors
-    /// [`CudaError::Misuse`] if the range extends beyond the memory; errors of the driver.
+    /// [`CudaError::Misuse`] if the range extends beyond the array. Errors of the driver.
     pub fn write(&self, stream: &Arc<CudaStream>, first: usize, values: &[T]) -> Result<(), CudaError> {
         self.check("Symmetric::write", first, values.len())?;
         self.block.write(stream, first * size_of::<T>(), bytes_of(values), self.gpu.deadline())
     }
 
-    /// Copies this PE's elements to the host after the earlier work in the stream. Waits for the
-    /// stream like [`Gpu::wait`], so this call also returns the failure of an earlier kernel.
+    /// Copies all elements of this PE to the host, after the earlier work in the stream. Waits for
+    /// that work like [`Gpu::wait`], so this call also returns the failure of an earlier kernel.
     ///
     /// # Errors
     /// As for [`Gpu::wait`].
@@ -125,12 +126,14 @@ impl<T: Plain> Symmetric<T> {
         Ok(elements_of(&bytes))
     }
 
-    /// Records that work that uses the memory is about to be enqueued on `stream`.
+    /// Records that the caller enqueues work that uses this memory on `stream`. The memory then
+    /// stays allocated until the stream has completed that work.
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         self.block.note(stream);
     }
 
-    /// Returns the owner that a graph must keep alive.
+    /// Returns a handle of this memory. A graph must own this handle, so that the memory stays
+    /// allocated.
     pub(crate) fn keep(&self) -> Option<Keep> {
         self.block.keep()
     }
@@ -148,7 +151,7 @@ impl<T: Plain> Symmetric<T> {
         self.block.zero_range(stream, bytes)
     }
 
-    /// Returns whether this is the only handle of the memory.
+    /// Returns whether this value is the only handle of the symmetric memory.
     pub(crate) fn is_only_handle(&self) -> bool {
         Arc::strong_count(&self.block) == 1 && self.block.is_only_handle()
     }

@@ -1,11 +1,12 @@
-//! Messages between PEs of different hosts, by NCCL's sends and receives.
+//! Messages between PEs on different hosts, which NCCL sends and receives.
 //!
 //! A job on several hosts normally has one communicator of all PEs. But NCCL refuses two ranks of
-//! one host on one GPU. So if PEs of a host share a GPU, each pair of PEs of different hosts has
-//! its own communicator instead. Pairs are intended for tests on machines with few GPUs.
+//! one host on one GPU. So if PEs on a host share a GPU, each pair of PEs on different hosts has
+//! its own communicator instead. Communicators of pairs are intended for tests on machines with few
+//! GPUs.
 //!
-//! Invariant: every PE enqueues the messages of a call in ascending order of the pairs of PEs, so
-//! that the communicators of pairs cannot deadlock.
+//! Invariant: every PE enqueues the messages of a call in ascending order of the pairs of PEs. So
+//! PEs cannot wait for each other in different communicators.
 
 use std::sync::Arc;
 
@@ -18,26 +19,26 @@ use super::{Watched, agreed, communicator_of_all, limit, pes_share_a_gpu};
 use crate::error::CudaError;
 use crate::gpu::Gpu;
 
-/// A message between this PE and a PE of another host.
+/// A message that this PE sends to, or receives from, a PE on another host.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Remote {
     pub(crate) pe: Pe,
     pub(crate) is_send: bool,
-    /// Address on this device.
+    /// Address of the message on this PE's device.
     pub(crate) at: u64,
     pub(crate) bytes: u64,
 }
 
-/// A communicator between this PE and PEs of other hosts.
+/// A communicator that connects this PE with PEs on other hosts.
 struct Link {
     communicator: Communicator,
-    /// The peer, if the communicator connects a pair of PEs; `None` for the communicator of all
+    /// The other PE if the communicator connects a pair of PEs. `None` for the communicator of all
     /// PEs.
     other: Option<Pe>,
 }
 
-/// The communicators of one PE of a job on several hosts, or the reason why there are none. All PEs
-/// make the same choice.
+/// The communicators by which one PE exchanges messages with other hosts, or the reason why there
+/// are no communicators. The choice is the same on all PEs.
 #[derive(Default)]
 pub(crate) struct Between {
     links: Box<[Link]>,
@@ -45,17 +46,18 @@ pub(crate) struct Between {
     watched: Vec<Watched>,
 }
 
-/// Number of bytes of the first message between two PEs, which connects these PEs.
+/// Length in bytes of the first message between two PEs. This message makes NCCL connect the PEs.
 const GREETING: u64 = 16;
 
 impl Between {
-    /// Connects the PEs of several hosts. If NCCL is missing or fails on any PE, no PE uses it.
+    /// Connects the PEs on different hosts by NCCL. If NCCL is missing or fails on any PE, no PE
+    /// uses NCCL.
     ///
     /// # Collective
-    /// All PEs of the GPU.
+    /// All PEs of the GPU's rendezvous.
     ///
     /// # Errors
-    /// [`CudaError::Bootstrap`] names a PE that is lost or did not arrive; errors of the driver.
+    /// [`CudaError::Bootstrap`] names a PE that is lost or did not arrive. Errors of the driver.
     pub(crate) fn set_up(gpu: &Gpu) -> Result<Self, CudaError> {
         let rendezvous = gpu.rendezvous();
         if gpu.0.hosts.len() < 2 {
@@ -90,22 +92,24 @@ impl Between {
         Ok(between)
     }
 
-    /// Returns whether there are communicators, so that messages may be enqueued.
+    /// Returns whether this PE has communicators, so that it can exchange messages with other
+    /// hosts.
     pub(crate) fn is_ready(&self) -> bool {
         !self.links.is_empty()
     }
 
-    /// Returns the reason why there are no communicators.
+    /// Returns the reason why this PE has no communicators. The text is empty if it has
+    /// communicators, or if the job has one host.
     pub(crate) fn unavailable(&self) -> &str {
         &self.unavailable
     }
 
-    /// Returns all communicators of this PE.
+    /// Returns all communicators by which this PE exchanges messages with other hosts.
     pub(super) fn communicators(&self) -> impl Iterator<Item = &Communicator> {
         self.links.iter().map(|link| &link.communicator)
     }
 
-    /// Ends the threads that check for lost PEs.
+    /// Ends the threads that abort the communicators if a PE is lost.
     pub(super) fn end_watches(&self) {
         self.watched.iter().for_each(Watched::end);
     }
@@ -115,7 +119,7 @@ impl Between {
         self.communicators().for_each(|communicator| drop(communicator.abort(std::time::Duration::ZERO)));
     }
 
-    /// Sends a message to each PE of another host, and waits for a message from each of them. NCCL
+    /// Exchanges a first message with each PE on another host, and waits for completion. NCCL
     /// connects two PEs at their first message. Without this exchange, a later call could wait on
     /// the host until a peer makes its first call.
     fn greet(&self, gpu: &Gpu) -> Result<(), NcclError> {
@@ -133,18 +137,19 @@ impl Between {
         self.communicators().try_for_each(|communicator| communicator.wait(stream, gpu.deadline()))
     }
 
-    /// Enqueues messages. The messages between two PEs arrive in the order of the list.
+    /// Enqueues messages to and from PEs on other hosts. The messages between two PEs arrive in the
+    /// order of the list.
     ///
     /// # Errors
-    /// Errors of NCCL. Some of the messages may have been enqueued, so the caller must then poison
-    /// the team.
+    /// Errors of NCCL. Some of the messages may have been enqueued, so after an error, the caller
+    /// must poison the team.
     ///
     /// # Panics
-    /// If there are no communicators, or if a PE is on the host of this PE.
+    /// Panics if this PE has no communicators, or if a message names a PE on the host of this PE.
     ///
     /// # Safety
     /// The ranges are memory of this device. The memory stays allocated until the stream has
-    /// completed the call; with `capturing`, while the graph lives.
+    /// completed the call. If `capturing` is true, it stays allocated while the graph exists.
     pub(crate) unsafe fn enqueue(&self, stream: &Arc<CudaStream>, capturing: bool, messages: &[Remote]) -> Result<(), NcclError> {
         // The caller guarantees that the memory outlives the graph, so the graph needs no real
         // owner.
@@ -156,7 +161,7 @@ impl Between {
                 continue;
             }
             let device = communicator.cuda_device();
-            // SAFETY: the caller guarantees it.
+            // SAFETY: the caller guarantees that the ranges are memory of this device.
             let raw = |message: &Remote| unsafe { Raw::<u8>::new(message.at, message.bytes as usize, device, keep.clone()) };
             let mut ranges: Vec<(Raw<u8>, Rank, bool)> = here()
                 .map(|message| {
@@ -178,13 +183,13 @@ impl Between {
     }
 }
 
-/// Returns the PEs of other hosts in ascending order.
+/// Returns the PEs on other hosts, in ascending order.
 fn pes_elsewhere(gpu: &Gpu) -> impl Iterator<Item = Pe> + '_ {
     let (hosts, here) = (&gpu.0.hosts, gpu.0.hosts.of(gpu.pe()));
     (0..gpu.n_pes()).map(Pe::new).filter(move |pe| hosts.of(*pe) != here)
 }
 
-/// Creates one communicator with each PE of another host, in ascending order of the pairs.
+/// Creates a communicator with each PE on another host, in ascending order of the pairs of PEs.
 fn pairs(gpu: &Gpu, library: Nccl, label: &str) -> Result<Vec<Link>, NcclError> {
     let (me, rendezvous) = (gpu.pe(), gpu.rendezvous());
     // All PEs create communicators in the same order of pairs: the order of the first PE `a` of a
@@ -200,7 +205,8 @@ fn pairs(gpu: &Gpu, library: Nccl, label: &str) -> Result<Vec<Link>, NcclError> 
     made.collect()
 }
 
-/// Returns the unique id of the communicator of a pair. The first PE creates the id.
+/// Returns NCCL's unique id for the communicator of a pair of PEs. The first PE of the pair creates
+/// the id, and the second PE gets it through the rendezvous.
 fn id_of_pair(rendezvous: &Rendezvous, library: Nccl, key: &str, is_first: bool) -> Result<UniqueId, NcclError> {
     let failed = |source| NcclError::Bootstrap { call: "Cuda::new", source: Arc::new(source) };
     if is_first {

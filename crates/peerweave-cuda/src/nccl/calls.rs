@@ -1,4 +1,4 @@
-//! NCCL's call for each collective, with addresses and element types that are known at run time.
+//! Issues NCCL's call for each collective, with an element type that is a run-time value.
 
 use std::sync::Arc;
 
@@ -7,8 +7,8 @@ use peerweave_driver::{CudaStream, Keep, Raw};
 use peerweave_nccl::{Communicator, NcclError};
 use peerweave_types::{DType, Element, Rank, ReduceOp, bf16, f16};
 
-/// A collective of all ranks of a communicator. `send` and `recv` are addresses of this device's
-/// memory, or 0 if this rank does not have the operand.
+/// A collective that NCCL carries out for all ranks of a communicator. `send` and `recv` are
+/// addresses of this device's memory, or 0 if this rank does not have the operand.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
     pub(crate) kind: CollectiveKind,
@@ -17,7 +17,8 @@ pub(crate) struct Call {
     pub(crate) root: Rank,
     pub(crate) send: u64,
     pub(crate) recv: u64,
-    /// Number of elements. For collectives with parts, the number of elements of one part.
+    /// Number of elements. For collectives in which each rank has a part, the number of elements in
+    /// one part.
     pub(crate) count: usize,
 }
 
@@ -26,8 +27,8 @@ impl Call {
     ///
     /// # Safety
     /// The operands have the length that the collective needs. They stay allocated until the stream
-    /// has completed the call; with `capturing`, while the graph lives. An all_to_all or a
-    /// reduce_scatter is not in place.
+    /// has completed the call. If `capturing` is true, they stay allocated while the graph exists.
+    /// An all_to_all or a reduce_scatter is not in place.
     pub(super) unsafe fn issue(
         &self,
         communicator: &Communicator,
@@ -37,7 +38,7 @@ impl Call {
         // The caller guarantees that the memory outlives the graph, so the graph needs no real
         // owner.
         let keep: Option<Keep> = if capturing { Some(Arc::new(())) } else { None };
-        // SAFETY: the caller guarantees it for every type.
+        // SAFETY: the caller guarantees the operands, whatever their type is.
         unsafe {
             if !self.kind.reduces() {
                 let bytes = self.count * self.dtype.size_bytes();
@@ -77,7 +78,7 @@ impl Call {
         }
     }
 
-    /// Issues a collective that moves parts of `bytes` bytes.
+    /// Issues a collective that moves data without reducing it. A part has `bytes` bytes.
     ///
     /// # Safety
     /// As for [`issue`](Self::issue).

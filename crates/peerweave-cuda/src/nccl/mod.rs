@@ -7,9 +7,9 @@
 //!   between.rs  messages between PEs of different hosts
 //! ```
 //!
-//! NCCL's kernels have no deadline, and over NVLink they do not detect that a PE has died. So this
-//! module aborts the communicator, which ends its kernels, in three cases: a PE is lost, a wait
-//! reaches its deadline, or work that no thread waits for is older than the deadline.
+//! NCCL's kernels have no deadline, and over NVLink they do not detect that a PE has died. So
+//! Peerweave aborts the communicator, which ends NCCL's kernels, in three cases: a PE is lost, a
+//! wait reaches its deadline, or work for which no thread waits is older than the deadline.
 
 mod between;
 mod calls;
@@ -28,32 +28,35 @@ use crate::error::CudaError;
 use crate::gpu::Gpu;
 use crate::route::{Libraries, Unfit};
 
-/// Interval at which a thread checks for lost PEs, for work that no thread waits for.
+/// Interval at which a thread checks for lost PEs. The check is needed for work for which no thread
+/// waits.
 const LOOK: Duration = Duration::from_millis(100);
-/// Time between the deadline and the abort of late work that no thread waits for. In this time,
-/// waits can reach their deadline and name the missing PEs.
+/// Time between the deadline and the abort of late work of NCCL. In this time, waits can reach
+/// their deadline and name the missing PEs.
 const LATE: Duration = Duration::from_secs(1);
-/// Maximum time from the deadline of a communicator's creation until the creation returns its
-/// error. In this time, the creation asks the rendezvous for lost PEs, and ends a communicator that
-/// was created late.
+/// Maximum time by which the creation of a communicator may exceed its deadline before it returns
+/// an error. In this time, the creation asks the rendezvous for lost PEs, and ends a communicator
+/// that was created late.
 const GIVEN_UP: Duration = Duration::from_secs(5);
 
-/// The use of NCCL by one PE, or the reason why NCCL is not used. All PEs make the same choice.
+/// The communicators of NCCL that one PE uses, or the reason why it does not use NCCL. The choice
+/// is the same on all PEs.
 pub(crate) struct Entry {
     communicator: Option<Communicator>,
     is_enabled: bool,
     unavailable: String,
     watched: Option<Watched>,
-    /// Messages between PEs of different hosts.
+    /// The communicators for messages between PEs on different hosts.
     pub(crate) between: Between,
 }
 
 impl Entry {
-    /// Sets up NCCL if `is_enabled`, which is the same on all PEs. If the library is missing or
-    /// fails on any PE, no PE uses it.
+    /// Sets up NCCL for collectives if `is_enabled` is true, and for messages if the job has
+    /// several hosts. All PEs must pass the same `is_enabled`. If NCCL is missing or fails on any
+    /// PE, no PE uses it.
     ///
     /// # Collective
-    /// All PEs of the GPU.
+    /// All PEs of the GPU's rendezvous.
     ///
     /// # Errors
     /// [`CudaError::Bootstrap`] names a PE that is lost or did not arrive.
@@ -99,18 +102,18 @@ impl Entry {
         Ok(Self { communicator: Some(communicator), is_enabled, unavailable: String::new(), watched, between })
     }
 
-    /// Returns all communicators of this PE.
+    /// Returns all NCCL communicators of this PE: for collectives, and for messages between hosts.
     fn communicators(&self) -> impl Iterator<Item = &Communicator> {
         self.communicator.iter().chain(self.between.communicators())
     }
 
-    /// Returns whether this PE has a communicator for the team of all PEs, so that calls may be
-    /// issued.
+    /// Returns whether this PE has a communicator for collectives of the team of all PEs.
     pub(crate) fn is_ready(&self) -> bool {
         self.communicator.is_some()
     }
 
-    /// Returns the libraries that a team can use. `is_world` is `true` for the team of all PEs.
+    /// Returns whether a team can use NCCL for collectives, or the reason why it cannot. `is_world`
+    /// is `true` for the team of all PEs.
     pub(crate) fn libraries(&self, is_world: bool) -> Libraries {
         let nccl = match &self.communicator {
             None if !self.is_enabled => Err(Unfit::Off),
@@ -121,28 +124,29 @@ impl Entry {
         Libraries { nccl }
     }
 
-    /// Returns the reason why NCCL cannot be used.
+    /// Returns the reason why NCCL cannot carry out collectives. The text is empty if NCCL can be
+    /// used.
     pub(crate) fn unavailable(&self) -> &str {
         &self.unavailable
     }
 
-    /// Enqueues a call of NCCL.
+    /// Enqueues a collective that NCCL carries out.
     ///
     /// # Errors
-    /// Errors of NCCL. Other ranks may have enqueued their calls, so the caller must then poison
-    /// the team.
+    /// Errors of NCCL. Other ranks may have enqueued their calls, so after an error, the caller
+    /// must poison the team.
     ///
     /// # Safety
     /// The operands are memory of this device. The memory stays allocated until the stream has
-    /// completed the call; with `capturing`, while the graph lives.
+    /// completed the call. If `capturing` is true, it stays allocated while the graph exists.
     pub(crate) unsafe fn enqueue(&self, stream: &Arc<CudaStream>, capturing: bool, call: &Call) -> Result<(), NcclError> {
         let communicator = self.communicator.as_ref().unwrap_or_else(|| panic!("peerweave-cuda bug: NCCL has no communicator"));
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { call.issue(communicator, stream, capturing) }
     }
 
-    /// Returns whether a communicator has failed or was aborted. The results of its work are then
-    /// unspecified.
+    /// Returns whether any communicator has failed or was aborted. If so, the results of NCCL's
+    /// work are unspecified.
     pub(crate) fn has_failed(&self) -> bool {
         let is_well = |of: &Communicator| matches!(of.async_error(), Ok(None | Some(ResultCode::IN_PROGRESS)));
         !self.communicators().all(is_well)
@@ -158,10 +162,10 @@ impl Entry {
         }
     }
 
-    /// Ends the communicators: finalizes them, or aborts them after a failure.
+    /// Ends all communicators. Finalizes them if there was no failure, and otherwise aborts them.
     ///
     /// # Collective
-    /// All PEs, unless `has_failed` is `true`.
+    /// All PEs must call this function. After a failure, a PE can call it alone, with `has_failed`.
     ///
     /// # Errors
     /// Errors of [`Communicator::finalize`].
@@ -179,10 +183,10 @@ impl Entry {
     }
 }
 
-/// Maximum time for which the end of a world waits for the abort of a communicator.
+/// Maximum time for which [`Entry::end`] waits until a communicator is aborted.
 const ABORT: Duration = Duration::from_secs(5);
 
-/// Returns whether two PEs of a host use the same GPU. NCCL refuses such PEs as ranks of one
+/// Returns whether two PEs on one host use the same GPU. NCCL refuses such PEs as ranks of one
 /// communicator. The result is the same on all PEs.
 fn pes_share_a_gpu(gpu: &Gpu, label: &str) -> Result<bool, CudaError> {
     let uuid = gpu.context().uuid().map_err(DeviceError::of("cuDeviceGetUuid")).map_err(DriverError::from)?;
@@ -192,13 +196,13 @@ fn pes_share_a_gpu(gpu: &Gpu, label: &str) -> Result<bool, CudaError> {
     Ok(places.iter().enumerate().any(|(at, one)| places[..at].contains(one)))
 }
 
-/// Creates the communicator of all PEs.
+/// Creates an NCCL communicator that contains all PEs of the job.
 fn communicator_of_all(gpu: &Gpu, library: Nccl) -> Result<Communicator, NcclError> {
     Communicator::builder().nccl(library).deadline(gpu.deadline()).from_rendezvous(gpu.context(), gpu.rendezvous())
 }
 
-/// Exchanges the failures of all PEs. Returns the failure of the first PE that has failed. The
-/// result is the same on all PEs.
+/// Exchanges among all PEs whether a step has failed. Returns the failure of the lowest PE that has
+/// failed, or `None` if no PE has failed. The result is the same on all PEs.
 fn agreed(rendezvous: &Rendezvous, label: &str, failed: Option<String>, within: Duration) -> Result<Option<String>, CudaError> {
     let all = rendezvous.exchange_within(label, failed.unwrap_or_default().as_bytes(), within)?;
     let first = all.iter().enumerate().find(|(_, text)| !text.is_empty());
@@ -206,18 +210,18 @@ fn agreed(rendezvous: &Rendezvous, label: &str, failed: Option<String>, within: 
 }
 
 /// Returns the time limit of [`agreed`]. The limit exceeds the deadline, because a PE that fails at
-/// once arrives long before a PE that waits inside NCCL until the deadline.
+/// once may wait in `agreed` for a PE that waits inside NCCL until the deadline.
 fn limit(gpu: &Gpu) -> Duration {
     gpu.rendezvous().deadline().max(gpu.deadline()) + GIVEN_UP
 }
 
-/// A thread that aborts a communicator when a PE is lost. The thread is needed for graphs: neither
-/// a ticket nor the watchdog of `peerweave-nccl` waits for the calls that a graph replays.
+/// A thread that aborts a communicator when a PE is lost. The thread is needed for graphs, because
+/// no ticket and no watchdog waits for the NCCL calls that a graph replays.
 struct Watched(Mutex<Option<Arc<()>>>);
 
 impl Watched {
-    /// Starts a thread that watches a communicator. Also sets the deadline after which late work of
-    /// the communicator is aborted.
+    /// Starts a thread that aborts a communicator when a PE is lost. Also sets the deadline after
+    /// which `peerweave-nccl` aborts late work of the communicator.
     fn new(communicator: &Communicator, gpu: &Gpu) -> Self {
         communicator.set_work_deadline(gpu.deadline().saturating_add(LATE));
         let token = Arc::new(());
@@ -226,8 +230,8 @@ impl Watched {
         let look = move || {
             while weak.strong_count() > 0 {
                 let Some(losses) = rendezvous.upgrade().map(|rendezvous| rendezvous.losses()) else { return };
-                // A PE with one of these losses has not died: it left in order, or because of
-                // another PE.
+                // The losses `GaveUp` and `Left` mean that the PE has not died: it has left in
+                // order, or has given up because of another PE.
                 if losses.iter().any(|(_, loss)| !matches!(loss, Loss::GaveUp { .. } | Loss::Left)) {
                     let _ = communicator.abort(Duration::ZERO);
                     return;

@@ -1,9 +1,10 @@
-//! The choice for a call: Peerweave's kernels by an algorithm, or a library.
+//! Decides how a collective call is carried out: by Peerweave's kernels with an algorithm, or by a
+//! library.
 //!
-//! A choice depends only on values that are the same on all ranks: operation, type, reduction,
-//! number of elements, members of the team, staging memory of the team, the table, and choices of
-//! the caller. Ranks may differ in the memory of their operands, and in whether a call is captured.
-//! So a choice does not depend on these properties.
+//! A decision depends only on values that are the same on all ranks: operation, type, reduction,
+//! number of elements, members of the team, staging memory of the team, the route table, and
+//! choices of the caller. Ranks may differ in the memory of their operands, and in whether a call
+//! is captured. So a decision does not depend on these properties.
 
 use peerweave_core::backend::CollectiveKind;
 use peerweave_types::{DType, ReduceOp};
@@ -11,20 +12,21 @@ use peerweave_types::{DType, ReduceOp};
 use super::table::OwnRow;
 use super::{Limits, Method, Route, RouteTable, Routes, banks_hold_parts, by_lines, parts, ring};
 
-/// The library whose kernels carry out a call.
+/// The library whose kernels carry out a collective call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Provider {
-    /// Peerweave's kernels.
+    /// Peerweave's kernels carry out the call.
     Own,
-    /// NCCL.
+    /// NCCL carries out the call.
     Nccl,
-    /// NCCL's messages between hosts, and Peerweave's kernels within each host.
+    /// The ranks are on several hosts. Peerweave's kernels carry out the call within each host, and
+    /// NCCL sends messages between hosts.
     Hosts,
 }
 
 impl Provider {
-    /// Returns the name of this provider in settings and tables.
+    /// Returns the name of this provider in settings and in route tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Own => "own",
@@ -34,7 +36,7 @@ impl Provider {
     }
 }
 
-/// The operations that have more than one method.
+/// The operations that can be carried out by more than one method.
 pub(super) const ROUTED: [CollectiveKind; 8] = [
     CollectiveKind::AllReduce,
     CollectiveKind::Reduce,
@@ -46,7 +48,8 @@ pub(super) const ROUTED: [CollectiveKind; 8] = [
     CollectiveKind::Scatter,
 ];
 
-/// Returns the operation of this name; `None` if no library can carry it out.
+/// Returns the operation named `name` in a row of the route table for a library. Returns `None` if
+/// no library can carry out the operation.
 pub(super) fn library_kind(name: &str) -> Option<CollectiveKind> {
     ROUTED.into_iter().find(|kind| kind.name() == name)
 }
@@ -59,7 +62,7 @@ pub struct Query {
     pub kind: CollectiveKind,
     /// The element type.
     pub dtype: DType,
-    /// The reduction; `Sum` for operations that do not reduce.
+    /// The reduction. `Sum` for operations that do not reduce.
     pub op: ReduceOp,
     /// The number of elements. For all_gather, all_to_all, reduce_scatter, gather and scatter: the
     /// number of elements in one part.
@@ -83,8 +86,8 @@ impl Query {
         self.count.saturating_mul(self.dtype.size_bytes() as u64)
     }
 
-    /// Returns the size in bytes of the larger buffer of a rank. `bench` and the table use this
-    /// size.
+    /// Returns the size in bytes of the larger of a rank's two buffers. The rows of route tables
+    /// are for ranges of this size.
     pub(super) fn size_bytes(&self, ranks: u32) -> u64 {
         use CollectiveKind::{AllGather, AllToAll, Gather, ReduceScatter, Scatter};
         let parts = if matches!(self.kind, AllGather | AllToAll | Gather | ReduceScatter | Scatter) { ranks } else { 1 };
@@ -95,79 +98,82 @@ impl Query {
 /// A method by which Peerweave's kernels carry out a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OwnPath {
-    /// No work, because the call has no elements.
+    /// The call has no elements, so no kernel runs.
     Nothing,
-    /// A copy of the operand, in a team of one rank.
+    /// The team has one rank, so the result is a copy of the operand.
     Copy,
-    /// The kernel of a barrier.
+    /// The kernel of a barrier carries out the call.
     Barrier,
-    /// A reduction, by the algorithm of the route.
+    /// A kernel of all_reduce carries out the reduction, by the algorithm of the route.
     Reduction(Route),
     /// Each rank pushes its parts as 16-byte lines. A long call is divided into several launches.
     Lines { route: Route, launches: u64 },
-    /// Messages between pairs of ranks.
+    /// The ranks send messages to each other.
     Messages(Route),
     /// A broadcast in which the root sends a different part to each rank, and each rank sends its
     /// part to the other ranks.
     Scattered(Route),
-    /// The kernel of an all_reduce with RMSNorm, whose route depends on the rows.
+    /// The kernel of an all_reduce with RMSNorm carries out the call. Its route depends on the
+    /// rows.
     Norm,
     /// Peerweave has no kernels for the call.
     Unsupported,
 }
 
-/// Reason for a choice.
+/// The reason for a [`Decision`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Because {
-    /// There is no other method.
+    /// Only one method can carry out the call.
     Only,
-    /// A row of the table for Peerweave's kernels.
+    /// A row of the route table for Peerweave's kernels determined the choice.
     Row(OwnRow),
-    /// A threshold of the table: its index in
-    /// [`Thresholds::NAMES`](super::table::Thresholds::NAMES), and its value.
+    /// A threshold of the route table determined the choice. The fields are its index in
+    /// [`Thresholds::NAMES`](super::table::Thresholds::NAMES), and its value in bytes.
     Threshold(usize, u64),
-    /// The size of the staging memory of the team.
+    /// The size of the team's staging memory determined the choice.
     Staging,
-    /// A row of the table for a library, by its index.
+    /// A row of the route table for a library determined the choice. The field is the index of the
+    /// row.
     Library(usize),
-    /// The choice of the caller.
+    /// The caller chose the method.
     Forced(Method),
 }
 
-/// Reason why a library, or a method that the caller requested, was not used.
+/// The reason why a library, or a method that the caller requested, is not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unfit {
     /// Libraries are not enabled.
     Off,
-    /// The library was enabled but cannot be used. The backend has the reason.
+    /// The library is enabled but cannot be used. The backend knows the reason.
     Unavailable,
     /// The library has no communicator for the team.
     Team,
-    /// The bits of the library's result could differ from those of Peerweave's kernels.
+    /// The library's result could have other bits than the result of Peerweave's kernels.
     Bits,
     /// The method does not fit the length of the call or the staging memory.
     NoRoom,
 }
 
-/// For each library, `Ok` if a team can use it, or the reason why it cannot.
+/// For each library, `Ok` if a team can use the library, or the reason why the team cannot use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Libraries {
     pub(crate) nccl: Result<(), Unfit>,
 }
 
-/// The choice for a call.
+/// The decision how a call is carried out, with its reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Decision {
     pub(crate) provider: Provider,
     /// The method of Peerweave's kernels, even if a library was chosen.
     pub(crate) own: OwnPath,
     pub(crate) because: Because,
-    /// The choice that a row or the caller requested and that cannot be used, with the reason.
+    /// A requested choice that cannot be used: the row or the caller that requested it, and the
+    /// reason. `None` if every request is fulfilled.
     pub(crate) refused: Option<(Because, Unfit)>,
 }
 
 impl Routes {
-    /// Returns the choice for a call of a team.
+    /// Returns the decision how a call of a team is carried out.
     pub(crate) fn decide(&self, query: &Query, limits: &Limits, libraries: &Libraries) -> Decision {
         let (own, because, refused) = self.own(query, limits);
         let decision = Decision { provider: Provider::Own, own, because, refused };
@@ -190,8 +196,8 @@ impl Routes {
         }
     }
 
-    /// Returns the method of Peerweave's kernels, the reason, and a requested method that cannot be
-    /// used.
+    /// Returns the method by which Peerweave's kernels would carry out a call, and the reason. If
+    /// the caller requested a method that cannot be used, also returns this request and the reason.
     fn own(&self, query: &Query, limits: &Limits) -> (OwnPath, Because, Option<(Because, Unfit)>) {
         use CollectiveKind::{
             AllGather, AllGatherV, AllReduce, AllReduceRmsNorm, AllToAll, AllToAllV, Barrier, Broadcast, Gather, GatherV, Reduce,
@@ -222,7 +228,8 @@ impl Routes {
         }
     }
 
-    /// Returns the route of an all_reduce or a reduce of `bytes` bytes.
+    /// Returns the route of an all_reduce or a reduce of `bytes` bytes, the reason for this route,
+    /// and a refused request of the caller, if any.
     pub(crate) fn reduction(
         &self,
         kind: CollectiveKind,
@@ -244,7 +251,8 @@ impl Routes {
         (RouteTable::route(row, bytes, limits), Because::Row(*row), refused)
     }
 
-    /// Returns the method for a reduce_scatter of parts of `bytes` bytes.
+    /// Returns the method for a reduce_scatter of parts of `bytes` bytes, the reason for this
+    /// method, and a refused request of the caller, if any.
     pub(crate) fn reduce_scatter(
         &self,
         dtype: DType,
@@ -274,7 +282,8 @@ impl Routes {
         (OwnPath::Lines { route: parts(bytes.min(most_part_bytes(limits)), limits), launches }, because, refused)
     }
 
-    /// Returns the method for an all_gather or an all_to_all of parts of `bytes` bytes.
+    /// Returns the method for an all_gather or an all_to_all of parts of `bytes` bytes, the reason
+    /// for this method, and a refused request of the caller, if any.
     pub(crate) fn exchange(
         &self,
         kind: CollectiveKind,
@@ -300,7 +309,7 @@ impl Routes {
     }
 
     /// Returns whether the root of a broadcast of `bytes` bytes sends a different part to each
-    /// rank. Also returns the threshold.
+    /// rank, which forwards the part. Also returns the threshold from which this is done, in bytes.
     pub(crate) fn is_scattered(&self, bytes: u64, limits: &Limits) -> (bool, u64) {
         let from = self.table.thresholds.broadcast_scattered_from;
         (limits.ranks > 2 && bytes >= from, from)
@@ -313,19 +322,20 @@ impl Routes {
     }
 }
 
-/// Returns the maximum length in bytes of a part that fits the banks.
+/// Returns the maximum length in bytes of a part if each of the team's banks must hold a part of
+/// every rank.
 pub(crate) fn most_part_bytes(limits: &Limits) -> u64 {
     use peerweave_collectives::LINE_BYTES;
     limits.bank_bytes / u64::from(limits.ranks) / LINE_BYTES as u64 * LINE_BYTES as u64
 }
 
-/// Returns the shape of a launch for a message of `bytes` bytes.
+/// Returns the launch shape of a kernel that sends messages of `bytes` bytes.
 fn message(bytes: u64, limits: &Limits) -> Route {
     if by_lines(bytes, limits) { parts(bytes, limits) } else { ring(limits, false) }
 }
 
-/// Fails if NCCL could give other bits than Peerweave's kernels, which combine elements in the
-/// order of ranks and round 16-bit floats once.
+/// Fails if NCCL's result could have other bits than the result of Peerweave's kernels, which
+/// combine elements in the order of ranks and round 16-bit floats once.
 ///
 /// Sums, products, minima and maxima of integers do not depend on the order. Two floats have one
 /// sum and one product, because both operations are commutative and correctly rounded. This is also
@@ -372,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn every_call_size_has_a_route_within_the_limits() {
+    fn every_all_reduce_size_has_a_route_within_the_limits() {
         let routes = routes();
         for ranks in 2..=8 {
             for shift in 0..34 {
@@ -388,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn small_calls_use_one_shot_and_large_calls_use_a_ring() {
+    fn small_all_reduce_uses_one_shot_and_large_uses_a_ring() {
         let routes = routes();
         for ranks in 2..=8 {
             let algorithm = |bytes: u64| route(&routes, DType::U8, bytes, &limits(ranks)).algorithm;
@@ -400,14 +410,14 @@ mod tests {
     }
 
     #[test]
-    fn calls_that_exceed_small_banks_use_the_ring() {
+    fn all_reduce_that_exceeds_small_banks_uses_the_ring() {
         let (small, routes) = (Limits { bank_bytes: 64 * KIB, ..limits(4) }, routes());
         assert_eq!(route(&routes, DType::F32, 4096, &small).algorithm, Algorithm::OneShot);
         assert_eq!(route(&routes, DType::F32, 1 << 20, &small).algorithm, Algorithm::Chunked);
     }
 
     #[test]
-    fn maximum_number_of_blocks_limits_every_launch() {
+    fn max_blocks_limits_the_blocks_of_every_route() {
         let routes = routes();
         for max_blocks in [1, 4, 32] {
             let limits = Limits { max_blocks, ..limits(4) };
@@ -428,10 +438,10 @@ mod tests {
         }
     }
 
-    /// Tests the sizes at which Peerweave's kernels take at least 1.03 times as long as NCCL on
-    /// 2 H200.
+    /// Tests sizes in the rows of the built-in table `sm_90`: the sizes at which Peerweave's
+    /// kernels take at least 1.03 times as long as NCCL on 2 H200.
     #[test]
-    fn enabled_nccl_carries_out_calls_of_its_table_rows() {
+    fn enabled_nccl_carries_out_calls_in_the_rows_for_nccl() {
         use CollectiveKind::{AllReduce, AllToAll, Reduce, Scatter};
         let routes = routes();
         let provider = |kind, bytes: u64, ranks: u32, libraries| {
@@ -453,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn nccl_is_refused_if_its_result_bits_could_differ() {
+    fn nccl_is_refused_if_the_result_bits_could_differ() {
         let routes = routes();
         routes.forced.set(CollectiveKind::AllReduce, Some(Method::Nccl));
         let decide = |dtype, op, ranks, libraries| {
@@ -517,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn teams_of_one_rank_and_empty_calls_run_no_kernel() {
+    fn teams_of_one_rank_and_empty_calls_do_not_use_nccl() {
         let routes = routes();
         for kind in CollectiveKind::ALL {
             routes.forced.set(kind, Some(Method::Nccl));

@@ -1,4 +1,4 @@
-//! Descriptions of the choice for a call, as text.
+//! Explains, as text, how a collective call is carried out and why.
 
 use std::fmt;
 
@@ -8,12 +8,12 @@ use super::decide::{Because, Decision};
 use super::table::{Bytes, Thresholds, name_of};
 use super::{Libraries, Limits, OwnPath, Provider, Query, Route, Routes, Unfit};
 
-/// The method that would carry out a call, and the reason for this choice. `Display` prints the
-/// explanation in one line.
+/// An explanation of a collective call: the method that would carry out the call, and the reason
+/// for this choice. `Display` prints the explanation in one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Explanation {
-    /// The call that this value explains.
+    /// The call to which the explanation applies.
     pub query: Query,
     /// Number of ranks in the team.
     pub ranks: u32,
@@ -23,21 +23,23 @@ pub struct Explanation {
     pub provider: Provider,
     /// The algorithm and the shape of the launch, such as `two_shot, 128 blocks of 512 threads`.
     pub how: String,
-    /// The route of Peerweave's kernels; `None` if a library carries out the call, or if the call
+    /// The route of Peerweave's kernels. `None` if a library carries out the call, or if the call
     /// needs no kernel.
     pub route: Option<Route>,
-    /// The reason for the choice, with the row or threshold that determined it.
+    /// The reason for the choice, with the row or the threshold of the route table that determined
+    /// the choice.
     pub why: String,
     /// The method that the table or the caller has requested, and the reason why this method is not
-    /// used; `None` if the requested method is used.
+    /// used. `None` if the requested method is used.
     pub refused: Option<String>,
-    /// The route table: the path of its file, or the name of a built-in table.
+    /// The route table that determined the choice: the path of its file, or the name of a built-in
+    /// table.
     pub table: String,
 }
 
 impl Explanation {
-    /// Explains a call of a team of `ranks` ranks on several hosts. For such a call there is only
-    /// one method.
+    /// Creates the explanation of a call of a team of `ranks` ranks on several hosts. Such a call
+    /// has only one method, which `how` describes.
     pub(crate) fn between_hosts(query: &Query, ranks: u32, how: &str, hosts: usize, table: &str) -> Self {
         Self {
             query: *query,
@@ -67,8 +69,7 @@ impl fmt::Display for Explanation {
 }
 
 impl Routes {
-    /// Returns the explanation of the choice for a call. `unavailable` is the reason why NCCL
-    /// cannot be used.
+    /// Returns the explanation of a call. `unavailable` is the reason why NCCL cannot be used.
     pub(crate) fn explain(&self, query: &Query, limits: &Limits, libraries: &Libraries, unavailable: &str) -> Explanation {
         let Decision { provider, own, because, refused } = self.decide(query, limits, libraries);
         let (path, route) = path(own);
@@ -116,7 +117,8 @@ impl Routes {
     }
 }
 
-/// Returns the description of a path of Peerweave's kernels, and its route.
+/// Returns the description of the method by which Peerweave's kernels carry out a call, and the
+/// route of the method.
 fn path(own: OwnPath) -> (String, Option<Route>) {
     let shape = |route: Route| {
         let plural = |n: u32, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });

@@ -1,4 +1,4 @@
-//! Choices of the caller, which replace the choices of the table.
+//! Methods that the caller chooses, which replace the choices of the route table.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,7 +9,7 @@ use peerweave_core::backend::CollectiveKind;
 
 use super::decide::ROUTED;
 
-/// A method by which a call can be carried out.
+/// A method by which a collective call can be carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Method {
@@ -29,7 +29,7 @@ pub enum Method {
     Lines,
     /// Peerweave's kernels for all_gather and all_to_all that send parts as messages.
     Messages,
-    /// NCCL, if the backend may use it.
+    /// NCCL, if the backend may use NCCL for the call.
     Nccl,
 }
 
@@ -37,7 +37,7 @@ impl Method {
     /// All methods.
     pub const ALL: [Self; 7] = [Self::Own, Self::OneShot, Self::TwoShot, Self::Chunked, Self::Lines, Self::Messages, Self::Nccl];
 
-    /// Returns the name of this method in settings.
+    /// Returns the name of this method in settings and in explanations.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Own => "own",
@@ -50,7 +50,7 @@ impl Method {
         }
     }
 
-    /// Returns whether this method can carry out an operation.
+    /// Returns whether this method can carry out the operation `kind`.
     pub fn serves(self, kind: CollectiveKind) -> bool {
         use CollectiveKind::{AllGather, AllReduce, AllToAll, Reduce, ReduceScatter};
         match self {
@@ -62,7 +62,8 @@ impl Method {
         }
     }
 
-    /// Returns the algorithm of the method, if the method has an algorithm of all_reduce.
+    /// Returns the algorithm of all_reduce that this method names. Returns `None` for other
+    /// methods.
     pub(super) fn algorithm(self) -> Option<Algorithm> {
         match self {
             Self::OneShot => Some(Algorithm::OneShot),
@@ -85,13 +86,13 @@ impl fmt::Display for Method {
 pub struct ForcedError {
     /// The text that was parsed.
     pub found: String,
-    /// The reason why the text is invalid, and what was expected.
+    /// The reason why the text is invalid, and the values that were expected.
     pub expected: String,
 }
 
-/// The method that the caller has chosen for each operation, if any. As text, choices have the form
-/// `all_reduce=two_shot,all_to_all=nccl`. The text `all=own` chooses the method `own` for every
-/// operation that this method can carry out.
+/// For each operation, the method that the caller has chosen, or no choice. As text, choices have
+/// the form `all_reduce=two_shot,all_to_all=nccl`. The text `all=own` chooses the method `own` for
+/// every operation that this method can carry out.
 ///
 /// If the chosen method is not possible for a call, the choice is ignored. For example, the staging
 /// memory may be too small for an algorithm. The call then takes the route of the table, and the
@@ -111,14 +112,15 @@ pub struct ForcedError {
 pub struct Forced([AtomicU8; CollectiveKind::ALL.len()]);
 
 impl Forced {
-    /// Returns the method that has been chosen for an operation.
+    /// Returns the method that the caller has chosen for an operation. Returns `None` if the caller
+    /// has chosen no method.
     pub fn get(&self, kind: CollectiveKind) -> Option<Method> {
         let code = self.0[kind as usize].load(Ordering::Relaxed);
         Method::ALL.get(usize::from(code).wrapping_sub(1)).copied()
     }
 
-    /// Chooses a method for an operation; `None` removes the choice. Returns `false` and changes
-    /// nothing if this method cannot carry out the operation.
+    /// Chooses a method for an operation, or removes the choice if `method` is `None`. Returns
+    /// `false` and changes nothing if this method cannot carry out the operation.
     pub fn set(&self, kind: CollectiveKind, method: Option<Method>) -> bool {
         if method.is_some_and(|method| !method.serves(kind)) {
             return false;
@@ -191,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn printed_choices_parse_to_the_same_choices() {
+    fn printed_forced_methods_parse_to_the_same_choices() {
         let forced: Forced = " all=own, all_reduce=chunked,".parse().unwrap();
         assert_eq!(forced.get(CollectiveKind::AllReduce), Some(Method::Chunked));
         assert_eq!(forced.get(CollectiveKind::Scatter), Some(Method::Own));
@@ -202,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_choice_of_a_method_is_refused_with_the_reason() {
+    fn invalid_text_of_forced_methods_is_refused_with_the_reason() {
         for (text, expected) in [
             ("all_reduce", "has no ="),
             ("all_reduce=fast", "expected one of own, one_shot"),

@@ -1,6 +1,6 @@
-//! Chooses the provider that carries out a call, the algorithm, and the shape of the launch. The
-//! functions depend only on values that are the same on all ranks. The thresholds are data in
-//! tables.
+//! Chooses how a collective call is carried out: the provider, the algorithm, and the launch shape.
+//! The choices depend only on values that are the same on all ranks. The thresholds are data in
+//! route tables.
 //!
 //! ```text
 //!  decide.rs    the choice for a call, and its reason
@@ -30,11 +30,11 @@ pub use parse::RoutesError;
 pub use table::RouteTable;
 pub use tune::Timing;
 
-/// An algorithm, and the shape of the launch. All ranks of a call use the same route.
+/// An algorithm, with the launch shape of its kernel. All ranks of a call use the same route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Route {
-    /// Algorithm that moves the data.
+    /// The algorithm by which the kernel moves the data.
     pub algorithm: Algorithm,
     /// Number of blocks in the launch.
     pub blocks: u32,
@@ -50,8 +50,8 @@ impl Route {
     }
 }
 
-/// The table and the choices of the caller. The collectives of all teams of a PE share this value,
-/// which is the same on all PEs.
+/// The route table, and the methods that the caller has chosen. The collectives of all teams of a
+/// PE share this value, which is the same on all PEs.
 #[derive(Debug)]
 pub(crate) struct Routes {
     pub(crate) table: RouteTable,
@@ -64,18 +64,18 @@ impl Routes {
     }
 }
 
-/// Limits of a team's memory and devices, the same on all ranks.
+/// The properties of a team that limit its routes. They are the same on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limits {
     pub(crate) ranks: u32,
     pub(crate) bank_bytes: u64,
-    /// Maximum length in bytes of a message that is sent by lines.
+    /// Maximum length in bytes of a message that is sent as 16-byte lines.
     pub(crate) channel_bytes: u64,
     pub(crate) max_blocks: u32,
 }
 
-/// Returns the route of a collective that pushes lines to the ranks that need them, for parts of
-/// `bytes` bytes.
+/// Returns the route of a collective in which each rank pushes parts of `bytes` bytes to other
+/// ranks, as 16-byte lines.
 pub(crate) fn parts(bytes: u64, limits: &Limits) -> Route {
     let lines = lines_of(bytes);
     let most = if lines <= 32 << 10 { 128 } else { 512 };
@@ -84,7 +84,8 @@ pub(crate) fn parts(bytes: u64, limits: &Limits) -> Route {
     Route::new(Algorithm::OneShot, blocks as u32, threads)
 }
 
-/// Returns whether the banks have room for parts of `bytes` bytes of all ranks.
+/// Returns whether each bank of the staging memory has room for a part of `bytes` bytes of every
+/// rank.
 pub(super) fn banks_hold_parts(bytes: u64, limits: &Limits) -> bool {
     lines_of(bytes).saturating_mul(u64::from(limits.ranks) * LINE_BYTES as u64) <= limits.bank_bytes
 }
@@ -93,33 +94,35 @@ pub(super) fn lines_of(bytes: u64) -> u64 {
     bytes.div_ceil(LINE_BYTES as u64)
 }
 
-/// Returns whether a message of `bytes` bytes is sent by lines. Sender and receiver both call this
-/// function and must get the same result. Apart from limits of the team, they both know only the
-/// length of the message, so the result depends on nothing else.
+/// Returns whether a message of `bytes` bytes is sent as 16-byte lines and not through rings. The
+/// sender and the receiver both call this function, and must get the same result. So the result
+/// depends only on the limits of the team and on the length of the message.
 pub(crate) fn by_lines(bytes: u64, limits: &Limits) -> bool {
     bytes <= limits.channel_bytes
 }
 
-/// Returns the number of pairs of blocks (with `is_combined`, of blocks) that share a message
-/// through rings. The number is the same for all messages, so that sender and receiver divide a
-/// message into the same parts.
+/// Returns the number of pairs of blocks that send or receive each message through rings. If blocks
+/// are combined, this is the number of blocks. The number is the same for all messages, so the
+/// sender and the receiver divide a message into the same chunks.
 pub(crate) fn ring_pairs(max_blocks: u32) -> u32 {
     (max_blocks / 2).clamp(1, 128)
 }
 
-/// Returns the shape of launches that send messages through rings.
+/// Returns the route of launches that send messages through rings. If `is_combined` is true, each
+/// block both pushes and copies. Otherwise, blocks work in pairs.
 pub(crate) fn ring(limits: &Limits, is_combined: bool) -> Route {
     let pairs = ring_pairs(limits.max_blocks);
     if is_combined { Route::new(Algorithm::Chunked, pairs, 512) } else { Route::new(Algorithm::Chunked, 2 * pairs, 256) }
 }
 
-/// Returns the number of lines of a chunk of a message of `bytes` bytes: at most `slot_lines`.
+/// Returns the number of 16-byte lines in each chunk of a message of `bytes` bytes that is sent
+/// through rings. The number is at most `slot_lines`.
 pub(crate) fn chunk_lines(bytes: u64, slot_lines: u64, limits: &Limits) -> u64 {
     lines_of(bytes).div_ceil(u64::from(ring_pairs(limits.max_blocks))).clamp(1, slot_lines)
 }
 
-/// Returns whether the staging memory has room for a call of `lines` lines by an algorithm, and
-/// whether the algorithm supports this number of lines.
+/// Returns whether an algorithm can carry out an all_reduce of `lines` 16-byte lines: whether the
+/// staging memory has room, and the algorithm supports this number of lines.
 pub(crate) fn holds(algorithm: Algorithm, lines: u64, limits: &Limits) -> bool {
     match algorithm {
         Algorithm::OneShot => all_reduce::one_shot_bank_bytes(lines, limits.ranks) <= limits.bank_bytes,

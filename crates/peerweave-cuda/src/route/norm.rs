@@ -1,4 +1,4 @@
-//! The route of an all_reduce with residual and RMSNorm.
+//! Chooses the route of an all_reduce with residual and RMSNorm.
 
 use peerweave_collectives::{LINE_BYTES, rms_norm};
 
@@ -7,15 +7,15 @@ use super::Limits;
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// The algorithm of an all_reduce with RMSNorm, the shape of its launches, and the number of rows
-/// of a launch.
+/// The route of an all_reduce with RMSNorm: the algorithm, the shape of its launches, and the
+/// number of rows in each launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NormRoute {
     pub(crate) algorithm: rms_norm::Algorithm,
     /// Maximum number of blocks, each of which handles whole rows.
     pub(crate) blocks: u32,
     pub(crate) threads: u32,
-    /// Maximum number of rows of a launch; 0 if the banks have no room for a row, or if rows are
+    /// Maximum number of rows in a launch. 0 if the banks have no room for a row, or if rows are
     /// too short for the algorithm.
     pub(crate) rows: u64,
 }
@@ -24,7 +24,8 @@ pub(crate) struct NormRoute {
 /// 4 and 8 ranks. The built-in tables have the same sizes for all_reduce.
 const NORM_IN_ONE_STEP: [u64; 3] = [2 * MIB, 128 * KIB, 64 * KIB];
 
-/// Returns the route of an all_reduce with RMSNorm of `rows` rows of `row_lines` lines.
+/// Returns the route of an all_reduce with RMSNorm of `rows` rows. Each row has `row_lines` 16-byte
+/// lines.
 pub(crate) fn norm(rows: u64, row_lines: u64, limits: &Limits) -> NormRoute {
     if limits.ranks == 1 {
         return norm_by(rms_norm::Algorithm::None, rows, row_lines, limits);
@@ -40,7 +41,7 @@ pub(crate) fn norm(rows: u64, row_lines: u64, limits: &Limits) -> NormRoute {
     if bytes <= up_to && one.rows >= rows || two.rows == 0 { one } else { two }
 }
 
-/// Like [`norm`], by the given algorithm.
+/// Like [`norm`], but the caller chooses the algorithm.
 pub(crate) fn norm_by(algorithm: rms_norm::Algorithm, rows: u64, row_lines: u64, limits: &Limits) -> NormRoute {
     const MOST_THREADS: u64 = 512;
     let too_short = algorithm == rms_norm::Algorithm::TwoShot && row_lines < rms_norm::two_shot_min_lines(limits.ranks);
@@ -60,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn norm_route_fits_the_banks_for_any_number_of_rows() {
+    fn rms_norm_route_fits_the_banks_for_any_number_of_rows() {
         use rms_norm::Algorithm::{None, OneShot, TwoShot};
         for ranks in 1..=8 {
             let limits = limits(ranks);
@@ -74,7 +75,7 @@ mod tests {
                 }
             }
         }
-        // Rows of 6144 elements of 16 bits: two lines for each thread.
+        // These rows have 6144 elements of 16 bits, so each thread handles two lines.
         assert_eq!(norm(1, 768, &limits(4)), NormRoute { algorithm: OneShot, blocks: 128, threads: 384, rows: 682 });
         assert_eq!(norm(138, 768, &limits(4)).algorithm, TwoShot);
         assert_eq!(norm(138, 768, &limits(2)).algorithm, OneShot);

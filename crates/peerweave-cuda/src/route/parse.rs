@@ -1,7 +1,7 @@
-//! The file format of route tables: each line consists of words. `#` begins a comment. Sizes are in
-//! bytes, with an optional suffix K, M or G for powers of 1024. `rest` stands for all larger sizes.
-//! For each number of ranks, the rows `own` are in ascending order of sizes, and the last of these
-//! rows has the size `rest` and the algorithm `chunked`.
+//! Reads route tables from files. A line of a file consists of words. `#` begins a comment. Sizes
+//! are in bytes, with an optional suffix K, M or G for powers of 1024. `rest` stands for all larger
+//! sizes. For each number of ranks, the rows `own` are in ascending order of sizes, and the last of
+//! these rows has the size `rest` and the algorithm `chunked`.
 //!
 //! ```text
 //! peerweave-routes 1                                  the format and its version: the first line
@@ -19,7 +19,7 @@ use super::Provider;
 use super::decide::library_kind;
 use super::table::{ALGORITHMS, LibraryRow, OwnRow, RouteTable, Thresholds};
 
-/// The first line of a file.
+/// The first line of a file with a route table: the format and its version.
 pub(super) const HEAD: &str = "peerweave-routes 1";
 const FORMAT: &str = "peerweave-routes";
 const VERSION: &str = "1";
@@ -59,7 +59,7 @@ pub enum RoutesError {
     Foreign {
         /// Path of the file.
         file: String,
-        /// Architecture for which the table is.
+        /// Architecture of the GPUs to which the table applies.
         found: String,
         /// Architecture of this PE's GPU.
         expected: String,
@@ -67,7 +67,8 @@ pub enum RoutesError {
 }
 
 impl RouteTable {
-    /// Reads a table from a file. The table must be for GPUs of architecture `arch`, or for `any`.
+    /// Reads a route table from a file. The table must be for GPUs of architecture `arch`, or for
+    /// `any`.
     ///
     /// # Errors
     /// [`RoutesError`], with the path of the file.
@@ -85,7 +86,7 @@ impl RouteTable {
     /// Parses the text of a route table. `name` is the name of the file in errors and explanations.
     ///
     /// # Errors
-    /// [`RoutesError::Version`] if the text has the format of another version;
+    /// [`RoutesError::Version`] if the text has the format of another version.
     /// [`RoutesError::Damaged`] if a line is invalid or missing.
     pub fn parse(name: &str, text: &str) -> Result<Self, RoutesError> {
         let damaged = |line, what| RoutesError::Damaged { file: name.to_owned(), line, what };
@@ -140,9 +141,9 @@ fn is_arch(word: &str) -> bool {
     word == "any" || word.parse::<peerweave_link::Arch>().is_ok_and(|arch| arch.to_string() == word)
 }
 
-/// Parses a size. The result is [`u64::MAX`] for `rest`.
+/// Parses a size in bytes, such as `64K`. Returns [`u64::MAX`] for `rest`.
 fn bytes(word: &str) -> Result<u64, String> {
-    let refused = || format!("{word:?} is not a size, expected bytes such as 100, 64K or 16M, or rest");
+    let refused = || format!("{word:?} is not a size, expected a number of bytes, such as 100, 64K or 16M, or the word rest");
     let (digits, shift) = match word.as_bytes().last() {
         _ if word == "rest" => return Ok(u64::MAX),
         Some(b'K') => (&word[..word.len() - 1], 10),

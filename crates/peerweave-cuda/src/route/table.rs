@@ -1,4 +1,4 @@
-//! The route table: data that consists of rows and thresholds.
+//! The route table, which consists of rows and thresholds.
 
 use std::fmt;
 
@@ -7,45 +7,47 @@ use peerweave_core::backend::CollectiveKind;
 
 use super::{Limits, Provider, Route, holds, lines_of};
 
-/// A row for Peerweave's kernels: the algorithm for calls up to a number of bytes.
+/// A row of the route table for Peerweave's kernels: the algorithm and the launch shape for calls
+/// up to a number of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OwnRow {
     /// The smallest and the largest number of ranks for which the row is valid.
     pub(super) ranks: (u32, u32),
-    /// The largest size in bytes.
+    /// The largest size in bytes for which the row is valid.
     pub(super) up_to: u64,
     pub(super) algorithm: Algorithm,
     pub(super) blocks: u32,
     pub(super) threads: u32,
 }
 
-/// A row for a library: the sizes for which it is faster than Peerweave's kernels.
+/// A row of the route table for a library: the sizes of calls for which the library is faster than
+/// Peerweave's kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LibraryRow {
     pub(super) library: Provider,
     pub(super) kind: CollectiveKind,
     pub(super) ranks: (u32, u32),
-    /// The smallest and the largest size in bytes.
+    /// The smallest and the largest size in bytes for which the row is valid.
     pub(super) bytes: (u64, u64),
 }
 
-/// The thresholds of a table, in bytes.
+/// The thresholds of a route table, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Thresholds {
-    /// Size of a call up to which its kernel may begin before the previous kernel has ended. The
-    /// blocks of a larger call would occupy multiprocessors while blocks of the previous kernel
-    /// still need them.
+    /// Size of a call up to which its kernel may begin before the previous kernel in the stream has
+    /// ended. The blocks of a larger call would occupy SMs that blocks of the previous kernel still
+    /// need.
     pub(super) programmatic_up_to: u64,
     /// Total size of all parts up to which all_gather and all_to_all push lines of 16 bytes, if the
     /// banks have room. Longer parts are sent as messages.
     pub(super) parts_by_lines_up_to: u64,
-    /// Size from which the root of a broadcast to more than one rank sends a different part to each
-    /// rank. Each rank then sends its part to the other ranks.
+    /// Size from which a broadcast to more than one rank is scattered: the root sends a different
+    /// part to each rank, and each rank sends its part to the other ranks.
     pub(super) broadcast_scattered_from: u64,
 }
 
 impl Thresholds {
-    /// The names of the thresholds in files.
+    /// The names of the thresholds in files with route tables, in the order of [`Self::values`].
     pub(super) const NAMES: [&str; 3] = ["programmatic_up_to", "parts_by_lines_up_to", "broadcast_scattered_from"];
 
     pub(super) fn values(&self) -> [u64; 3] {
@@ -76,7 +78,7 @@ impl Thresholds {
 /// ```
 #[derive(Clone, Debug)]
 pub struct RouteTable {
-    /// The path of the file, or the name of a built-in table.
+    /// The path of the table's file, or the name of a built-in table.
     pub(super) name: String,
     pub(super) arch: String,
     pub(super) thresholds: Thresholds,
@@ -84,7 +86,7 @@ pub struct RouteTable {
     pub(super) libraries: Vec<LibraryRow>,
 }
 
-/// The table for architectures without a table of their own.
+/// The text of the built-in table for architectures that have no built-in table of their own.
 const ANY: &str = include_str!("../../routes/any.routes");
 const SM_90: &str = include_str!("../../routes/sm_90.routes");
 
@@ -114,9 +116,9 @@ impl RouteTable {
         self.to_string()
     }
 
-    /// Returns the first row of Peerweave's kernels that is for calls of `bytes` bytes and fits the
-    /// staging memory. If there is no such row, returns the last row if it fits. With `algorithm`,
-    /// considers only rows with this algorithm.
+    /// Returns the first row for Peerweave's kernels that is valid for calls of `bytes` bytes and
+    /// fits the staging memory. If there is no such row, returns the last row, if it fits the
+    /// staging memory. If `algorithm` is not `None`, considers only rows with this algorithm.
     pub(super) fn own_row(&self, bytes: u64, limits: &Limits, algorithm: Option<Algorithm>) -> Option<&OwnRow> {
         let is_in = |row: &OwnRow| (row.ranks.0..=row.ranks.1).contains(&limits.ranks);
         let fits = |row: &OwnRow| holds(row.algorithm, lines_of(bytes), limits);
@@ -124,7 +126,8 @@ impl RouteTable {
         rows().find(|row| bytes <= row.up_to && fits(row)).or_else(|| rows().next_back().filter(|row| fits(row)))
     }
 
-    /// Returns the route of a row for a reduction of `bytes` bytes.
+    /// Returns the route that a row gives for a reduction of `bytes` bytes. A short reduction gets
+    /// fewer blocks and threads than the row states.
     pub(super) fn route(row: &OwnRow, bytes: u64, limits: &Limits) -> Route {
         let lines = bytes.div_ceil(LINE_BYTES as u64);
         let busy = match row.algorithm {
@@ -137,8 +140,8 @@ impl RouteTable {
         Route::new(row.algorithm, blocks as u32, threads)
     }
 
-    /// Returns the index of the first row of a library that is for a call of this operation and
-    /// size.
+    /// Returns the index of the first row that chooses a library for an operation, a number of
+    /// ranks and a size. Returns `None` if there is no such row.
     pub(super) fn library_row(&self, kind: CollectiveKind, ranks: u32, bytes: u64) -> Option<usize> {
         self.libraries.iter().position(|row| {
             row.kind == kind && (row.ranks.0..=row.ranks.1).contains(&ranks) && (row.bytes.0..=row.bytes.1).contains(&bytes)
@@ -146,7 +149,8 @@ impl RouteTable {
     }
 
     /// Checks that the rows for each number of ranks are in the order of their sizes, and that the
-    /// last row is for every larger call. Returns a description of the first fault.
+    /// last row is valid for every larger call. If this is not so, fails with a description of the
+    /// first fault.
     pub(super) fn check(&self) -> Result<(), String> {
         for ranks in 1..=MAX_RANKS as u32 {
             let rows: Vec<&OwnRow> = self.own.iter().filter(|row| (row.ranks.0..=row.ranks.1).contains(&ranks)).collect();
@@ -162,7 +166,7 @@ impl RouteTable {
     }
 }
 
-/// Names of algorithms in files and options.
+/// The names of the algorithms in files with route tables.
 pub(super) const ALGORITHMS: [(Algorithm, &str); 3] =
     [(Algorithm::OneShot, "one_shot"), (Algorithm::TwoShot, "two_shot"), (Algorithm::Chunked, "chunked")];
 
@@ -170,8 +174,8 @@ pub(super) fn name_of(algorithm: Algorithm) -> &'static str {
     ALGORITHMS.iter().find(|(one, _)| *one == algorithm).map_or("?", |(_, name)| name)
 }
 
-/// A number of bytes in the format of files and messages: `64K`, `16M`, `100`, or `rest` for the
-/// largest number.
+/// Prints a number of bytes in the format of route tables and explanations: for example `64K`,
+/// `16M` or `100`, and `rest` for the largest number.
 #[derive(Clone, Copy)]
 pub(super) struct Bytes(pub(super) u64);
 
@@ -186,7 +190,7 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// A range of numbers of ranks in the format of files: `2` or `3-4`.
+/// Prints a range of numbers of ranks in the format of route tables: for example `2` or `3-4`.
 pub(super) struct Ranks(pub(super) (u32, u32));
 
 impl fmt::Display for Ranks {

@@ -1,4 +1,4 @@
-//! Makes a route table from measured times.
+//! Creates a route table from measured times.
 
 use peerweave_collectives::Algorithm;
 use peerweave_core::backend::CollectiveKind;
@@ -6,10 +6,10 @@ use peerweave_core::backend::CollectiveKind;
 use super::table::{LibraryRow, OwnRow, RouteTable, Thresholds};
 use super::{Method, Provider};
 
-/// The measured time that one method takes for a call of one size.
+/// The measured time of a call of one operation and size by one method.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timing {
-    /// The operation.
+    /// The collective operation that was measured.
     pub kind: CollectiveKind,
     /// The method that carried out the call.
     pub method: Method,
@@ -19,9 +19,9 @@ pub struct Timing {
     pub us: f64,
 }
 
-/// NCCL is chosen if it takes at most this fraction of the time of Peerweave's kernels. The
-/// fraction is below 1 because measurements have noise, and because calls of NCCL cost more time on
-/// the host.
+/// A tuned table chooses NCCL if NCCL takes at most this fraction of the time of Peerweave's
+/// kernels. The fraction is below 1 because measurements have noise, and because calls of NCCL cost
+/// more time on the host.
 const FASTER: f64 = 0.97;
 
 impl RouteTable {
@@ -68,7 +68,8 @@ impl RouteTable {
         table
     }
 
-    /// Returns the rows of all_reduce; `None` if all_reduce was not measured.
+    /// Returns the rows of all_reduce for teams of `ranks` ranks, derived from `timings`. Returns
+    /// `None` if all_reduce was not measured.
     fn own_rows(&self, ranks: u32, timings: &[Timing]) -> Option<Vec<OwnRow>> {
         let algorithm_of = |timing: &Timing| timing.method.algorithm().filter(|_| timing.kind == CollectiveKind::AllReduce);
         let mut rows: Vec<OwnRow> = Vec::new();
@@ -94,12 +95,13 @@ impl RouteTable {
         Some(rows)
     }
 
-    /// Returns the row of this table that has the launch shape for an algorithm and a size.
+    /// Returns the row of this table from which a tuned table takes the launch shape for an
+    /// algorithm and a size.
     fn shape(&self, ranks: u32, size: u64, algorithm: Algorithm) -> Option<OwnRow> {
         let is_in = |row: &&OwnRow| row.algorithm == algorithm && (row.ranks.0..=row.ranks.1).contains(&ranks);
         let rows = || self.own.iter().filter(is_in);
-        // If this table does not use the algorithm with this number of ranks, the shape for other
-        // numbers of ranks is used.
+        // If this table has no row with the algorithm for this number of ranks, a row for another
+        // number of ranks is used.
         let of_others = || self.own.iter().filter(|row| row.algorithm == algorithm);
         let first = |row: &&OwnRow| size <= row.up_to;
         rows()
@@ -111,7 +113,8 @@ impl RouteTable {
     }
 }
 
-/// Returns the parts of a range that remain after a number is removed.
+/// Returns the ranges that remain if `number` is removed from the range `first` to `last`: up to
+/// two ranges.
 fn without((first, last): (u32, u32), number: u32) -> impl Iterator<Item = (u32, u32)> {
     let is_in = (first..=last).contains(&number);
     let below = is_in.then(|| (first, number - 1));
@@ -120,7 +123,7 @@ fn without((first, last): (u32, u32), number: u32) -> impl Iterator<Item = (u32,
     [below, above, whole].into_iter().flatten().filter(|(first, last)| first <= last)
 }
 
-/// Returns the sizes of timings in ascending order, without duplicates.
+/// Returns the sizes of the timed calls in ascending order, without duplicates.
 fn sizes<'a>(timings: impl Iterator<Item = &'a Timing>) -> Vec<u64> {
     let mut sizes: Vec<u64> = timings.map(|timing| timing.size_bytes).collect();
     sizes.sort_unstable();
@@ -128,14 +131,15 @@ fn sizes<'a>(timings: impl Iterator<Item = &'a Timing>) -> Vec<u64> {
     sizes
 }
 
-/// Returns the shortest time of an operation and a size among the methods that `of` accepts.
+/// Returns the shortest measured time, in microseconds, of an operation and a size among the
+/// methods that `of` accepts. Returns `None` if there is no such timing.
 fn least(kind: CollectiveKind, size: u64, timings: &[Timing], of: impl Fn(Method) -> bool) -> Option<f64> {
     let times = timings.iter().filter(|timing| timing.kind == kind && timing.size_bytes == size && of(timing.method));
     times.map(|timing| timing.us).min_by(f64::total_cmp)
 }
 
-/// Returns the rows of NCCL for an operation: one row for each run of consecutive sizes at which
-/// NCCL is faster.
+/// Returns the rows that choose NCCL for an operation: one row for each run of consecutive measured
+/// sizes at which NCCL is faster.
 fn library_rows(kind: CollectiveKind, ranks: u32, timings: &[Timing]) -> Vec<LibraryRow> {
     let all = sizes(timings.iter().filter(|timing| timing.kind == kind));
     let is_faster = |size: &u64| {
@@ -153,8 +157,9 @@ fn library_rows(kind: CollectiveKind, ranks: u32, timings: &[Timing]) -> Vec<Lib
     runs.map(row).collect()
 }
 
-/// Returns the total size of all parts up to which lines are faster than messages, for all_gather
-/// and all_to_all together; `None` if these operations were not measured.
+/// Returns the total size of all parts, in bytes, up to which [`Method::Lines`] is faster than
+/// [`Method::Messages`], for all_gather and all_to_all together. Returns `None` if these methods
+/// were not measured.
 fn lines_up_to(timings: &[Timing]) -> Option<u64> {
     let kinds = [CollectiveKind::AllGather, CollectiveKind::AllToAll];
     let both = |kind, size| {
@@ -163,7 +168,8 @@ fn lines_up_to(timings: &[Timing]) -> Option<u64> {
     };
     let measured =
         sizes(timings.iter().filter(|timing| kinds.contains(&timing.kind) && both(timing.kind, timing.size_bytes).is_some()));
-    // The logarithms of the time ratios of both operations are added, so both have the same weight.
+    // The function adds the logarithms of the time ratios of the two operations, so both operations
+    // have the same weight.
     let ratio = |size: u64| -> f64 {
         kinds.iter().filter_map(|kind| both(*kind, size)).map(|(lines, messages)| (lines / messages).ln()).sum()
     };
@@ -185,8 +191,8 @@ mod tests {
         Timing { kind, method, size_bytes, us }
     }
 
-    /// Returns timings of all_reduce in which two-shot is the fastest of Peerweave's algorithms at
-    /// 64 KiB, one-shot below, and the ring above. NCCL is clearly faster only at 256 KiB.
+    /// Returns timings of all_reduce. The fastest of Peerweave's algorithms is one-shot up to 16
+    /// KiB, two-shot at 64 KiB, and the ring above. NCCL is clearly faster only at 256 KiB.
     fn timings() -> Vec<Timing> {
         let kind = CollectiveKind::AllReduce;
         let mut all = Vec::new();
@@ -224,7 +230,7 @@ mod tests {
         ] {
             assert_eq!(algorithm(bytes, 2), expected, "{bytes}");
         }
-        // Other numbers of ranks keep their rows.
+        // The rows for other numbers of ranks are unchanged.
         let before = Routes::new(RouteTable::builtin("sm_90"));
         for ranks in [1, 3, 4, 8] {
             for bytes in [KIB, 64 * KIB, MIB, 64 * MIB] {
@@ -256,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn threshold_is_the_last_size_at_which_lines_are_faster() {
+    fn tuned_threshold_is_the_last_size_at_which_lines_are_faster() {
         let mut all = Vec::new();
         for (kind, factor) in [(CollectiveKind::AllGather, 1.0), (CollectiveKind::AllToAll, 0.8)] {
             for (size, lines, messages) in [(MIB, 4.0, 6.0), (4 * MIB, 9.0, 10.0), (16 * MIB, 40.0, 30.0)] {

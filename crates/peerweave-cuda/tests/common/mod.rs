@@ -30,7 +30,7 @@ pub(crate) fn fakes() -> Fakes {
     Fakes::new().cuda().needs(found)
 }
 
-/// Runs `body` as each of `n` PEs, which are threads. Returns the results.
+/// Runs `body` on each of `n` PEs, which are threads. Returns the results of `body`.
 pub(crate) fn pes<T: Send>(n: u32, options: GpuOptions, body: impl Fn(&Gpu) -> T + Sync) -> Vec<T> {
     pes_that_may_fail(n, options, |gpu| body(&gpu.expect("the GPU is set up")))
 }
@@ -44,8 +44,8 @@ pub(crate) fn pes_that_may_fail<T: Send>(
     pes_on(&vec!["one"; n as usize], options, body)
 }
 
-/// Like [`pes_that_may_fail`], with PE `i` on the simulated host `hosts[i]`. Several PEs may be on
-/// the same host.
+/// Like [`pes_that_may_fail`], but PE `i` is on the simulated host `hosts[i]`. Several PEs may be
+/// on the same host.
 pub(crate) fn pes_on<T: Send>(hosts: &[&str], options: GpuOptions, body: impl Fn(Result<Gpu, CudaError>) -> T + Sync) -> Vec<T> {
     register();
     let (_server, jobs) = Server::on_this_machine(hosts.len() as u32).expect("the server starts");
@@ -60,7 +60,7 @@ pub(crate) fn pes_on<T: Send>(hosts: &[&str], options: GpuOptions, body: impl Fn
                     let rendezvous = Arc::new(rendezvous.expect("all PEs join"));
                     let context = peerweave_driver::context(job.pe.index()).expect("the fake has devices");
                     let result = body(Gpu::new(&rendezvous, &context, options));
-                    // Leaves the job, unless the body has lost its peers.
+                    // Leaves the job, unless other handles of the rendezvous still exist.
                     if let Some(rendezvous) = Arc::into_inner(rendezvous) {
                         let _ = rendezvous.leave();
                     }
@@ -79,7 +79,7 @@ pub(crate) struct ProcessGpu {
 }
 
 impl ProcessGpu {
-    /// Ends the GPU, then leaves the job. Returns the outcome and the duration of the end.
+    /// Ends the GPU, and then leaves the job. Returns the result and the duration of [`Gpu::end`].
     pub(crate) fn end(mut self) -> (Result<(), CudaError>, Duration) {
         let start = std::time::Instant::now();
         let ended = self.gpu.take().expect("the GPU was not ended").end();
@@ -128,7 +128,7 @@ pub(crate) fn process(child: &peerweave_fakes::Child, options: GpuOptions) -> Pr
     process_on(child, None, child.rank, options)
 }
 
-/// Like [`process`], with a simulated host and a device.
+/// Like [`process`], but on a simulated host and with the given device.
 pub(crate) fn process_on(child: &peerweave_fakes::Child, host: Option<Host>, device: usize, options: GpuOptions) -> ProcessGpu {
     let job = job_of(child);
     let rendezvous = Rendezvous::join(&job, Options { deadline: LONG, host, ..Options::default() }).expect("all PEs join");
@@ -161,7 +161,7 @@ pub(crate) unsafe fn on_cpu<A: KernelArgs>(kernel: &Kernel<A>, launch: *const dr
     }
 }
 
-/// Registers kernels of a crate with the fake driver under their names.
+/// Registers kernels of a crate with the fake driver by their names.
 macro_rules! kernels {
     ($register:ident of $kernels:ident: $($kernel:ident($($index:literal: $argument:ty),*);)*) => {
         fn $register() {
@@ -217,7 +217,8 @@ kernels! { register_combiners of combine:
     combine_f64(1: Combine);
 }
 
-/// Registers kernels of collectives, whose only argument after the context is a call.
+/// Defines a function that registers kernels of collectives. The only argument of these kernels
+/// after the context is a call.
 macro_rules! collectives {
     ($($room:ident: $($kernel:ident),*;)*) => {
         fn register_collectives() {
@@ -235,7 +236,8 @@ macro_rules! collectives {
     };
 }
 
-/// Registers kernels of messages, whose arguments after the context are a call and its messages.
+/// Defines a function that registers kernels of messages. The arguments of these kernels after the
+/// context are a call and the messages of the call.
 macro_rules! messages {
     ($($kernel:ident),* $(,)?) => {
         fn register_messages() {
@@ -246,7 +248,7 @@ macro_rules! messages {
                     // SAFETY: the fake calls this for launches of this kernel, whose arguments
                     // after the context are these.
                     let arguments = unsafe { ((*launch).argument::<Call>(1), (*launch).argument::<Transfers>(2)) };
-                    // SAFETY: as above.
+                    // SAFETY: the fake calls this for launches of this kernel.
                     unsafe { on_cpu(&transfer::$kernel::KERNEL, launch, arguments) }
                 }
                 driver::register_kernel(stringify!($kernel), run);
@@ -255,7 +257,8 @@ macro_rules! messages {
     };
 }
 
-/// Registers kernels of norms, whose arguments after the context are a call and the norm.
+/// Defines a function that registers RMSNorm kernels. The arguments of these kernels after the
+/// context are a call and the norm.
 macro_rules! norms {
     ($($kernel:ident),* $(,)?) => {
         fn register_norms() {
@@ -266,7 +269,7 @@ macro_rules! norms {
                     // SAFETY: the fake calls this for launches of this kernel, whose arguments
                     // after the context are these.
                     let arguments = unsafe { ((*launch).argument::<Call>(1), (*launch).argument::<Norm>(2)) };
-                    // SAFETY: as above.
+                    // SAFETY: the fake calls this for launches of this kernel.
                     unsafe { on_cpu(&rms_norm::$kernel::KERNEL, launch, arguments) }
                 }
                 driver::register_kernel(stringify!($kernel), run);
@@ -489,8 +492,8 @@ pub(crate) fn register() {
     register_norms();
 }
 
-/// Runs `body` as each of `n` PEs of a world on GPUs, then ends the world. Returns the results of
-/// `body`.
+/// Runs `body` on each of `n` PEs of a world on GPUs, and then finalizes the world. Returns the
+/// results of `body`.
 pub(crate) fn worlds<T: Send>(n: u32, options: GpuOptions, body: impl Fn(&World) -> T + Sync) -> Vec<T> {
     pes_that_may_fail(n, options, |gpu| {
         let world = World::new(Cuda::new(gpu.expect("the GPU is set up")).expect("the backend is created"))

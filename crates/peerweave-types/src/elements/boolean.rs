@@ -1,13 +1,14 @@
-//! A truth value that peers can write.
+//! The element type [`Bool`]: a truth value that peers can write.
 
 use core::fmt;
 use core::hash::{Hash, Hasher};
 
-/// A truth value as an element: one byte, which means false if it is 0, and true otherwise.
+/// A truth value as an element. It is one byte: 0 means false, and any other byte means true.
 ///
 /// `bool` cannot be an element: a peer could write a byte that is neither 0 nor 1, which is not a
-/// valid `bool`. A `Bool` made from a `bool` is 0 or 1. For these values, `And`, `Or` and `Xor` act
-/// as logical operators. For any bytes, `Min` acts as logical and, and `Max` acts as logical or.
+/// valid `bool`. A `Bool` made from a `bool` is 0 or 1. For the bytes 0 and 1, the reductions
+/// `And`, `Or` and `Xor` act as logical operators. For any bytes, `Min` acts as logical and, and
+/// `Max` acts as logical or.
 ///
 /// ```
 /// use peerweave_types::Bool;
@@ -31,7 +32,7 @@ impl Bool {
         self.0 != 0
     }
 
-    /// Creates the value that has this byte.
+    /// Creates a `Bool` from its byte. Every byte is valid.
     #[inline]
     pub const fn from_bits(byte: u8) -> Self {
         Self(byte)
@@ -58,7 +59,8 @@ impl From<Bool> for bool {
     }
 }
 
-/// Compares the truth values, so all bytes other than 0 are equal.
+/// Compares truth values: two `Bool`s are equal if both are true or both are false, whatever their
+/// bytes are.
 impl PartialEq for Bool {
     #[inline]
     fn eq(&self, other: &Self) -> bool {

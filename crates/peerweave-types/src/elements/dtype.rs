@@ -1,8 +1,9 @@
-//! Run-time names of element types.
+//! Element types as run-time values.
 
 use core::fmt;
 
-/// The type of an element as a run-time value. Backends use it, because they are not generic.
+/// The type of an element as a run-time value. The calls of backends take a `DType`, because
+/// backends are not generic over element types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[non_exhaustive]
@@ -38,7 +39,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// All element types.
+    /// All element types, in the order of their `as u8` values.
     pub const ALL: [Self; 14] = [
         Self::I8,
         Self::U8,
@@ -67,7 +68,7 @@ impl DType {
         }
     }
 
-    /// Returns the name that nccl-tests uses, or, for a type that nccl-tests lacks, a similar name.
+    /// Returns the name of the type in nccl-tests. A type that nccl-tests lacks has a similar name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::I8 => "int8",
@@ -87,7 +88,7 @@ impl DType {
         }
     }
 
-    /// Returns the name of the Rust type, for error messages: `f32`, not `float`.
+    /// Returns the name of the Rust type, for error messages: for example, `f32` and not `float`.
     ///
     /// ```
     /// assert_eq!(peerweave_types::DType::F32.rust_name(), "f32");
@@ -111,7 +112,8 @@ impl DType {
         }
     }
 
-    /// Returns the type whose `as u8` value is `number`; `None` if there is none.
+    /// Returns the element type whose `as u8` value is `number`. Returns `None` if no type has this
+    /// value.
     pub const fn from_u8(number: u8) -> Option<Self> {
         if (number as usize) < Self::ALL.len() { Some(Self::ALL[number as usize]) } else { None }
     }

@@ -41,7 +41,7 @@ impl F8E4M3 {
     pub const MAX: Self = Self(0x7e);
 
     /// Converts an `f32` to the nearest element, with ties to even. A value whose magnitude is
-    /// above 448, also an infinity, becomes 448 with the same sign. NaN stays NaN.
+    /// above 448, such as an infinity, becomes 448 with the same sign. NaN stays NaN.
     ///
     /// ```
     /// use peerweave_types::F8E4M3;
@@ -52,7 +52,7 @@ impl F8E4M3 {
     #[inline]
     pub fn from_f32(value: f32) -> Self {
         const LARGEST: u32 = 448.0_f32.to_bits();
-        /// The smallest value whose mantissa is normalised, 2⁻⁶.
+        /// The bits of 2⁻⁶ as `f32`. 2⁻⁶ is the smallest normal value of `F8E4M3`.
         const NORMAL: u32 = 0x3c80_0000;
         let bits = value.to_bits();
         let (sign, magnitude) = ((bits >> 24) as u8 & 0x80, bits & 0x7fff_ffff);
@@ -73,7 +73,7 @@ impl F8E4M3 {
         Self(sign | code)
     }
 
-    /// Converts this element to `f32`, exactly.
+    /// Converts this element to `f32`. The conversion is exact.
     #[inline]
     pub fn to_f32(self) -> f32 {
         let (exponent, mantissa) = (u32::from(self.0 >> 3 & 0xf), u32::from(self.0 & 7));

@@ -1,4 +1,4 @@
-//! Types of elements, and the reductions that are defined for them.
+//! Element types, and the reductions that are defined for each element type.
 
 mod boolean;
 mod dtype;

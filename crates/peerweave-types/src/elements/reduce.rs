@@ -1,9 +1,10 @@
-//! Run-time names of reductions.
+//! Reductions as run-time values.
 
 use crate::DType;
 use core::fmt;
 
-/// A reduction operation as a run-time value.
+/// A reduction operation as a run-time value. A collective combines the elements of all PEs in a
+/// team by this operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[non_exhaustive]
@@ -17,9 +18,11 @@ pub enum ReduceOp {
     Min = 2,
     /// The maximum.
     Max = 3,
-    /// The sum divided by the number of PEs in the team. Integers are rounded toward zero.
+    /// The sum divided by the number of PEs in the team. For integers, the quotient is rounded
+    /// toward zero.
     Avg = 4,
-    /// The sum, after each PE has multiplied its elements by the scalar that this PE passes.
+    /// A sum of products: each PE multiplies its elements by a scalar that it passes, and the
+    /// products of all PEs are added.
     PreMulSum = 5,
     /// Bitwise and, which is defined only for integers.
     And = 6,
@@ -30,11 +33,12 @@ pub enum ReduceOp {
 }
 
 impl ReduceOp {
-    /// All reductions.
+    /// All reductions, in the order of their `as u8` values.
     pub const ALL: [Self; 9] =
         [Self::Sum, Self::Prod, Self::Min, Self::Max, Self::Avg, Self::PreMulSum, Self::And, Self::Or, Self::Xor];
 
-    /// Returns the name that nccl-tests uses, or, for a bitwise reduction, a name of the same form.
+    /// Returns the name of the reduction in nccl-tests. Bitwise reductions, which nccl-tests lacks,
+    /// have similar names.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Sum => "sum",
@@ -49,7 +53,8 @@ impl ReduceOp {
         }
     }
 
-    /// Returns the reduction whose `as u8` value is `number`; `None` if there is none.
+    /// Returns the reduction whose `as u8` value is `number`. Returns `None` if no reduction has
+    /// this value.
     pub const fn from_u8(number: u8) -> Option<Self> {
         if (number as usize) < Self::ALL.len() { Some(Self::ALL[number as usize]) } else { None }
     }

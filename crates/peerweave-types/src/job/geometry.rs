@@ -1,9 +1,9 @@
 //! Addresses in the symmetric heap: plain data with a fixed layout.
 //!
-//! A PE's segment is the shared memory that contains the PE's symmetric heap. This module
-//! dereferences no pointer. Invariant: the segments of all PEs are mapped into one reservation at
-//! equal strides. Each process therefore computes the address of a peer's segment from its own
-//! base.
+//! A PE's segment is the shared memory that contains the PE's symmetric heap. Invariant: each
+//! process maps the segments of all PEs into one reservation of addresses, at equal strides. So a
+//! process computes the address of any segment from the start of its reservation. This module
+//! dereferences no pointer.
 
 use crate::Pe;
 
@@ -25,15 +25,17 @@ impl SymOffset {
 /// and read with acquire order.
 pub type SignalWord = u64;
 
-/// How the segments of all PEs are mapped in this address space.
+/// The addresses at which this process maps the segments of all PEs. The segment of a PE contains
+/// the PE's symmetric heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct HeapGeometry {
-    /// Address of PE 0's segment in this address space.
+    /// Address of PE 0's segment in this process.
     pub base: u64,
     /// Distance from one PE's segment to the next PE's segment, in bytes.
     pub stride: u64,
-    /// Offset of the heap in each segment, in bytes. Control words precede the heap.
+    /// Offset of the symmetric heap in each segment, in bytes. Control words of the library precede
+    /// the heap.
     pub heap_start: u64,
     /// Size of the heap in each segment, in bytes.
     pub heap_bytes: u64,
@@ -44,7 +46,7 @@ pub struct HeapGeometry {
 }
 
 impl HeapGeometry {
-    /// Returns the address in this address space of `offset` in the segment of `pe`.
+    /// Returns the address, in this process, of the byte at `offset` in the segment of `pe`.
     #[inline]
     pub const fn address(&self, pe: Pe, offset: SymOffset) -> u64 {
         self.base + self.stride * pe.get() as u64 + offset.0
@@ -71,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn address_and_locate_are_inverse_functions() {
+    fn geometry_address_and_locate_are_inverse_functions() {
         let heap = HeapGeometry { base: 1 << 40, stride: 1 << 30, heap_start: 4096, heap_bytes: 1 << 20, my_pe: 1, n_pes: 4 };
         for pe in 0..4 {
             for offset in [0, 1, 4096, (1 << 30) - 1] {

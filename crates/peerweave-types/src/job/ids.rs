@@ -1,4 +1,4 @@
-//! Types for PEs and ranks. A PE is an endpoint of the job; a rank is its index in a team.
+//! Types for PEs and ranks. A PE is an endpoint of the job. A rank is the index of a PE in a team.
 
 use core::fmt;
 
@@ -45,8 +45,8 @@ macro_rules! index_newtype {
 }
 
 index_newtype!(
-    /// An endpoint of the job, usually one process with one GPU, if there are GPUs. Counted from 0
-    /// over the whole job.
+    /// The number of an endpoint of the job, counted from 0 over the whole job. An endpoint is
+    /// usually one process, with one GPU if the job uses GPUs.
     Pe,
     "PE"
 );

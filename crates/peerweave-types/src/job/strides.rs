@@ -1,4 +1,4 @@
-//! Layout of strided transfers. This module does not check bounds.
+//! The layout of strided puts and gets. This module does not check bounds.
 
 /// The number of elements in a strided put or get, and the distances between them, in elements.
 ///
@@ -11,7 +11,7 @@
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Strides {
-    /// Number of elements.
+    /// Number of elements to transfer.
     pub count: usize,
     /// Distance between consecutive elements in the source; at least 1.
     pub source: usize,

@@ -1,15 +1,15 @@
-//! Strided subsets of a team, as in OpenSHMEM and NVSHMEM.
+//! Teams that are strided subsets of a parent team, as in OpenSHMEM and NVSHMEM.
 
 /// A team of `size` ranks of a parent team: `start`, `start + stride`, and so on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct TeamShape {
-    /// The rank of the first member in the parent team.
+    /// The parent rank of the first member. A parent rank is a rank in the parent team.
     pub start: u32,
-    /// Distance between consecutive members, in ranks of the parent. It can be negative. It must
-    /// not be 0 if there are two or more members.
+    /// Distance between the parent ranks of consecutive members. The distance can be negative. It
+    /// must not be 0 if there are two or more members.
     pub stride: i32,
-    /// Number of members.
+    /// Number of members of the team.
     pub size: u32,
 }
 
@@ -24,7 +24,8 @@ impl TeamShape {
         if rank < 0 || rank > u32::MAX as i64 { None } else { Some(rank as u32) }
     }
 
-    /// Returns whether all members are distinct ranks of a parent team with `parent_size` ranks.
+    /// Returns whether this shape is valid in a parent team of `parent_size` ranks: the team is not
+    /// empty, and its members are distinct ranks of the parent team.
     pub const fn fits(&self, parent_size: u32) -> bool {
         if self.size == 0 || self.start >= parent_size || (self.stride == 0 && self.size > 1) {
             return false;
@@ -41,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn team_members_are_computed_for_strides_of_both_signs() {
+    fn team_members_are_correct_for_positive_and_negative_stride() {
         let odd = TeamShape { start: 1, stride: 2, size: 3 };
         assert!(odd.fits(6) && !odd.fits(5));
         assert_eq!([odd.member(0), odd.member(2), odd.member(3)], [Some(1), Some(5), None]);

@@ -1,23 +1,22 @@
-//! The context that a kernel receives: tables for accessing peers, and memory for reporting
-//! failures.
+//! The context that a kernel receives: tables for access to peers, and memory for failure reports.
 //!
 //! The context is plain data with a fixed layout. The host writes the context to device memory, and
 //! kernels read it there. Addresses are 64-bit numbers; this module dereferences no pointer.
-//! Invariant: [`KernelContext::version`] changes with every layout in this file, and both sides
-//! compare it.
+//! Invariant: whenever a layout in this file changes, [`KernelContext::VERSION`] changes too. The
+//! launch and the kernel compare the version.
 
 use crate::{Pe, SymOffset};
 
-/// The context of a kernel: its PE, the tables of peers and teams, its deadline, and the memory in
-/// which it reports failures.
+/// The context of a kernel: the number of its PE, the tables of peers and teams, the deadline of
+/// its waits, and the memory in which it reports failures.
 ///
 /// The context lies in device memory, so a replayed graph reads the current content. All addresses
 /// in the context are valid in kernels on that device. Kernels must not write the context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(16))]
 pub struct KernelContext {
-    /// The [`Self::VERSION`] of the code that wrote the context. The launch and the kernel's entry
-    /// compare this number with their own version.
+    /// The [`Self::VERSION`] of the library that wrote the context. The launch and the kernel's
+    /// entry point compare this number with the version for which they were compiled.
     pub version: u32,
     /// Number of this PE.
     pub my_pe: u32,
@@ -50,53 +49,57 @@ pub struct KernelContext {
     /// PEs; 0 if there is no such mapping.
     pub multicast: u64,
     /// Address of the table of PEs that have left the job; 0 if there is no table. The first word
-    /// counts these PEs. The next words have one bit for each PE of the job, which is set if the PE
-    /// has left. Only kernels that run on the host read the table.
+    /// of the table is the number of these PEs. The next words have one bit for each PE of the job.
+    /// A bit is set if its PE has left. Only kernels that run on the host read the table.
     pub gone: u64,
 }
 
 impl KernelContext {
-    /// The version of the layouts of the context and of the types that it refers to.
+    /// The version of the layouts of the types in this file: the context, its tables and the
+    /// status.
     pub const VERSION: u32 = 0x7077_0001;
 
-    /// Distance between the signal words of consecutive ranks, in bytes. The distance is two cache
-    /// lines, because prefetchers load pairs of lines.
+    /// Distance between the signal words of consecutive ranks of a team, in bytes. The distance is
+    /// two cache lines, because prefetchers load pairs of cache lines.
     pub const SIGNAL_LINE_BYTES: u64 = 128;
 
-    /// In [`Self::capabilities`]: NVSHMEM's device library is linked into this context's kernels.
+    /// The bit of [`Self::capabilities`] that is set if NVSHMEM's device library is linked into the
+    /// kernels that use this context.
     pub const CAN_NETWORK: u32 = 1;
 }
 
-/// How a kernel accesses a PE.
+/// How a kernel accesses the memory of a PE: through a mapping, through NVSHMEM, or not at all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, align(16))]
 pub struct PeerEntry {
     /// Address at which this device accesses the PE's symmetric heap; 0 if the heap is not mapped.
-    /// The entry of this PE itself is never 0.
+    /// In the entry of the kernel's own PE, the address is never 0.
     pub base: u64,
     /// Index of the PE among the PEs of its node.
     pub node_pe: u32,
-    /// How the PE is accessed: `MAPPED`, `NETWORK` or `UNREACHABLE` of `PeerEntry`.
+    /// How the PE is accessed: [`Self::MAPPED`], [`Self::NETWORK`] or [`Self::UNREACHABLE`].
     pub transport: u32,
 }
 
 impl PeerEntry {
-    /// A [`Self::transport`]: the PE cannot be reached.
+    /// The value of [`Self::transport`] if the PE cannot be reached.
     pub const UNREACHABLE: u32 = 0;
-    /// A [`Self::transport`]: the PE is accessed by loads and stores at [`Self::base`].
+    /// The value of [`Self::transport`] if the PE is accessed by loads and stores at
+    /// [`Self::base`].
     pub const MAPPED: u32 = 1;
-    /// A [`Self::transport`]: the PE is accessed through NVSHMEM's device library.
+    /// The value of [`Self::transport`] if the PE is accessed through NVSHMEM's device library.
     pub const NETWORK: u32 = 2;
 }
 
 /// A team, as described in a kernel's context.
 ///
-/// Every member's heap contains `slots * size` lines of [`KernelContext::SIGNAL_LINE_BYTES`] at the
-/// offset `sync`. Block `s` of each member uses slot `s`. In slot `s`, rank `r` writes line `r`,
-/// and the PE that owns the heap waits for that line. The lines are initially zero.
+/// Every member's heap contains `slots * size` signal lines at the offset `sync`. A signal line is
+/// a signal word in [`KernelContext::SIGNAL_LINE_BYTES`] bytes of its own. Block `s` of a kernel
+/// uses the lines of slot `s`. In slot `s`, rank `r` writes line `r`, and the PE that owns the heap
+/// waits for that line. The lines are initially zero.
 ///
-/// `epochs` is the address of `slots` words in this device's private memory. Each word counts the
-/// synchronisations that its slot has completed. The words are initially zero, and the host never
+/// `epochs` is the address of `slots` words in this device's private memory. Word `s` counts the
+/// synchronisations that slot `s` has completed. The words are initially zero, and the host never
 /// writes them between launches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, align(16))]
@@ -105,15 +108,16 @@ pub struct TeamEntry {
     pub my_rank: u32,
     /// Number of ranks in the team.
     pub size: u32,
-    /// Address of the PE numbers of the members, as `u32`, in rank order.
+    /// Address of an array of `u32` with the PE number of each member, in rank order.
     pub members: u64,
     /// Offset of the team's signal lines in every member's heap.
     pub sync: SymOffset,
     /// Address of the epochs: for each slot, a `u64` count of its completed synchronisations.
     pub epochs: u64,
-    /// Number of slots, which is the maximum number of blocks that can synchronise.
+    /// Number of synchronisation slots: the maximum number of blocks of a kernel that can
+    /// synchronise with other PEs.
     pub slots: u32,
-    /// NVSHMEM's handle for the team, or [`Self::NO_HANDLE`].
+    /// NVSHMEM's handle for the team, or [`Self::NO_HANDLE`] if NVSHMEM does not know the team.
     pub nvshmem_team: i32,
     /// 1 if the heap of every member is mapped; otherwise 0.
     pub all_mapped: u32,
@@ -122,12 +126,13 @@ pub struct TeamEntry {
 }
 
 impl TeamEntry {
-    /// The value of [`Self::my_rank`] if this PE is not a member.
+    /// The value of [`Self::my_rank`] if this PE is not a member of the team.
     pub const NOT_A_MEMBER: u32 = u32::MAX;
-    /// The value of [`Self::nvshmem_team`] if NVSHMEM has no such team.
+    /// The value of [`Self::nvshmem_team`] if NVSHMEM does not know the team.
     pub const NO_HANDLE: i32 = -1;
 
-    /// Returns the total size, in bytes, of a team's signal lines in a member's heap.
+    /// Returns the size, in bytes, of all signal lines that a team of `size` ranks with `slots`
+    /// slots has in a member's heap.
     #[inline]
     pub const fn sync_bytes(size: u32, slots: u32) -> u64 {
         size as u64 * slots as u64 * KernelContext::SIGNAL_LINE_BYTES
@@ -158,13 +163,14 @@ pub struct KernelStatus {
     pub team: u32,
     /// The expected value, for example of a signal word, an epoch or a number of bytes.
     pub expected: u64,
-    /// The value that was found instead, or the code passed to `Context::exit`.
+    /// The value that was found instead of [`Self::expected`], or the code that the kernel passed
+    /// to `Context::exit`.
     pub found: u64,
     /// Linear index of the block that failed first (x fastest, then y, then z).
     pub block: u32,
-    /// Linear index of the thread in that block.
+    /// Linear index, in its block, of the thread that failed first.
     pub thread: u32,
-    /// Not 0 once a thread has started to write the report.
+    /// 1 from the moment when a thread has started to write the report; otherwise 0.
     pub claimed: u32,
     /// Unused; 0.
     pub reserved: u32,
@@ -174,7 +180,8 @@ impl KernelStatus {
     /// The value of [`Self::pe`] or [`Self::team`] if the report names no PE or no team.
     pub const NONE: u32 = u32::MAX;
 
-    /// Returns the PE that the report names; `None` if it names no PE.
+    /// Returns the PE that the report names as missing or unreachable. Returns `None` if the report
+    /// names no PE.
     #[inline]
     pub const fn missing_pe(&self) -> Option<Pe> {
         if self.pe == Self::NONE { None } else { Some(Pe::new(self.pe)) }
@@ -197,7 +204,8 @@ macro_rules! numbered {
             /// All values.
             pub const ALL: &'static [Self] = &[$(Self::$variant),*];
 
-            /// Returns the value whose number a kernel has written; `None` if there is none.
+            /// Returns the value with a number that a kernel has written. Returns `None` if no
+            /// value has this number.
             pub const fn from_number(number: u32) -> Option<Self> {
                 match number {
                     $($number => Some(Self::$variant),)*
@@ -221,7 +229,8 @@ numbered! {
     FailureKind {
         /// A wait lasted longer than the context's deadline.
         Deadline = 1, "deadline passed";
-        /// The host, or a failed thread of this PE, ended the wait.
+        /// The operation stopped waiting, because the host or a failed thread of this PE set the
+        /// abort word.
         Aborted = 2, "aborted";
         /// The kernel can access the PE neither by loads and stores nor through NVSHMEM.
         Unreachable = 3, "PE is not reachable";
@@ -231,7 +240,7 @@ numbered! {
         OutOfRange = 5, "offset is outside the symmetric heap";
         /// The team has too few synchronisation slots: this block has no slot.
         NoSlot = 6, "team has no synchronization slot for this block";
-        /// Another version of the library has written the context.
+        /// Another version of the library wrote the context.
         Version = 7, "context was written by another library version";
         /// The lengths that were passed to a checked call differ.
         LengthMismatch = 8, "lengths differ";
@@ -241,9 +250,9 @@ numbered! {
 }
 
 numbered! {
-    /// The operation that failed, as named in reports.
+    /// An operation in a kernel. The report of a failure names the operation that failed.
     KernelOp {
-        /// The kernel's entry, which checks the context.
+        /// The kernel's entry point, which checks the version of the context.
         Entry = 1, "entry";
         /// The operation `p`: a put of one element.
         P = 2, "p";
@@ -289,7 +298,7 @@ numbered! {
         ReduceScatter = 22, "reducescatter";
         /// A bulk copy through shared memory.
         BulkCopy = 23, "bulk copy";
-        /// An access to this PE's symmetric memory through a view.
+        /// An access of a kernel to its own PE's symmetric memory through a view.
         Local = 24, "access to local memory";
         /// The operation `exit`, by which the kernel reports a failure.
         Exit = 25, "exit";
@@ -316,7 +325,7 @@ mod tests {
     use core::mem::{align_of, offset_of};
 
     #[test]
-    fn struct_layouts_are_unchanged() {
+    fn kernel_context_structs_keep_their_size_and_offsets() {
         assert_eq!((size_of::<KernelContext>(), align_of::<KernelContext>()), (96, 16));
         assert_eq!(offset_of!(KernelContext, version), 0);
         assert_eq!(offset_of!(KernelContext, heap_bytes), 32);
@@ -327,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_in_failure_reports_convert_to_enum_values() {
+    fn failure_kind_and_operation_numbers_convert_to_enum_values() {
         for kind in FailureKind::ALL {
             assert_eq!(FailureKind::from_number(*kind as u32), Some(*kind));
         }

@@ -1,4 +1,4 @@
-//! Shape of the grid and arguments of a kernel launch.
+//! The grid shape and the arguments of a kernel launch.
 
 use crate::{DeviceSlice, Plain, SymOffset, SymSlice};
 
@@ -95,7 +95,7 @@ impl From<(u32, u32, u32)> for Dim3 {
 pub struct KernelTeam(u32);
 
 impl KernelTeam {
-    /// The team of all PEs.
+    /// The team of all PEs of the job.
     pub const WORLD: Self = Self(0);
 
     /// Returns the team with this number in the table of
@@ -115,13 +115,13 @@ impl KernelTeam {
 /// A visitor of the memory and the teams to which a kernel's arguments refer. The visit takes place
 /// before the launch is enqueued.
 pub trait ArgVisitor {
-    /// Visits a range that lies at the same offset in every PE's symmetric heap.
+    /// Visits a memory range of `bytes` bytes that lies at `offset` in every PE's symmetric heap.
     fn symmetric(&mut self, offset: SymOffset, bytes: u64);
 
-    /// Visits memory at an address that the device can access.
+    /// Visits a memory range of `bytes` bytes at an address that the device can access.
     fn device(&mut self, address: u64, bytes: u64);
 
-    /// Visits a team.
+    /// Visits a team that is an argument, or that an argument contains. By default, does nothing.
     fn team(&mut self, team: KernelTeam) {
         let _ = team;
     }
@@ -149,8 +149,8 @@ pub unsafe trait KernelArg: Copy + Send + Sync + 'static {
 
 macro_rules! number_args {
     ($($t:ty),* $(,)?) => {$(
-        // SAFETY: a primitive number or a transparent wrapper of one: one layout everywhere, and no
-        // memory is named.
+        // SAFETY: a primitive number, or a transparent wrapper of a number, has one layout
+        // everywhere and refers to no memory.
         unsafe impl KernelArg for $t {}
     )*};
 }
@@ -178,8 +178,8 @@ number_args!(
     SymOffset,
 );
 
-// SAFETY: a transparent wrapper of a number: one layout everywhere, and no memory is named. The
-// team is visited.
+// SAFETY: a transparent wrapper of a number has one layout everywhere and refers to no memory.
+// `visit` passes the team to the visitor.
 unsafe impl KernelArg for KernelTeam {
     fn visit(&self, visitor: &mut dyn ArgVisitor) {
         visitor.team(*self);
@@ -279,7 +279,7 @@ tuple_args!(A0 0, A1 1, A2 2, A3 3, A4 4, A5 5, A6 6, A7 7, A8 8, A9 9, A10 10, 
 mod tests {
     use super::*;
 
-    /// Records the visited values.
+    /// A visitor that records the memory ranges it visits, and their number.
     #[derive(Default)]
     struct Seen([(bool, u64, u64); 4], usize);
 
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn kernel_arguments_are_visited_in_order() {
+    fn tuple_of_kernel_arguments_is_visited_in_order() {
         // SAFETY: never handed to a kernel.
         let (sym, device) = unsafe { (SymSlice::<i32>::from_raw(SymOffset(8), 3), DeviceSlice::<u8>::from_raw(16, 5)) };
         let args = (1u8, sym, [device; 2], 2.5f64);

@@ -1,4 +1,5 @@
-//! Data that the host and kernels share: the context of a kernel, its arguments, views of memory.
+//! Data that the host and kernels share: the context of a kernel, the arguments of a kernel, and
+//! views of memory.
 
 mod context;
 mod launch;

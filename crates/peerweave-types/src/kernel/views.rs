@@ -1,7 +1,9 @@
-//! Views of memory shared by host and kernels: the position and the number of elements.
+//! Views of memory, which the host passes to kernels. A view holds the position and the number of
+//! elements.
 //!
-//! A view is plain data and keeps no memory alive. A launch checks that the memory exists, and
-//! keeps it alive until the kernel has ended. `peerweave-device` reads and writes elements.
+//! A view is plain data and keeps no memory allocated. A launch checks that the memory of each view
+//! exists, and keeps the memory allocated until the kernel has ended. The functions that read and
+//! write elements are in `peerweave-device`.
 
 use crate::SymOffset;
 use core::fmt;
@@ -21,8 +23,8 @@ pub unsafe trait Plain: Copy + Send + Sync + 'static {}
 
 macro_rules! plain {
     ($($t:ty),* $(,)?) => {$(
-        // SAFETY: a number, or a transparent wrapper of one: every bit pattern is valid and there
-        // is no padding.
+        // SAFETY: the type is a number, or a transparent wrapper of a number: every bit pattern is
+        // valid and there is no padding.
         unsafe impl Plain for $t {}
     )*};
 }
@@ -34,7 +36,8 @@ plain!(crate::f16, crate::bf16, crate::F8E4M3, crate::F8E5M2, crate::Bool);
 // layout of `[f32; 2]`.
 #[cfg(feature = "num-complex")]
 unsafe impl Plain for num_complex::Complex<f32> {}
-// SAFETY: as for `Complex<f32>`, with the layout of `[f64; 2]`.
+// SAFETY: this version of `num_complex` documents that `Complex<f64>` is `repr(C)` and has the
+// layout of `[f64; 2]`.
 #[cfg(feature = "num-complex")]
 unsafe impl Plain for num_complex::Complex<f64> {}
 
@@ -79,7 +82,7 @@ pub struct DeviceSlice<T> {
     element: PhantomData<fn() -> T>,
 }
 
-/// Formats a range of indices as in source code.
+/// Formats a range of indices as Rust source code writes it, for example `2..=4`.
 struct Shown((Bound<usize>, Bound<usize>));
 
 impl fmt::Display for Shown {
@@ -97,7 +100,8 @@ impl fmt::Display for Shown {
     }
 }
 
-/// Defines the methods that both kinds of view have. `$word` is the view's name in messages.
+/// Defines the methods that [`SymSlice`] and [`DeviceSlice`] have in common. `$word` is the name of
+/// the type in messages of panics.
 macro_rules! view {
     ($name:ident, $word:literal) => {
         impl<T> $name<T> {
@@ -113,7 +117,7 @@ macro_rules! view {
                 self.len == 0
             }
 
-            /// Returns the size of the elements, in bytes.
+            /// Returns the size of all elements in the view together, in bytes.
             #[inline]
             pub const fn size_bytes(self) -> u64 {
                 self.len * size_of::<T>() as u64
@@ -140,8 +144,8 @@ macro_rules! view {
                 }
             }
 
-            /// Returns a view of the elements in a range of indices; `None` if the range ends
-            /// before it starts, or exceeds the view.
+            /// Returns a view of the elements in a range of indices. Returns `None` if the range
+            /// ends before it starts, or exceeds the view.
             #[inline]
             pub fn get(self, range: impl RangeBounds<usize>) -> Option<Self> {
                 let start = match range.start_bound() {
@@ -163,7 +167,7 @@ macro_rules! view {
             /// Returns a view of the element at `index`.
             ///
             /// # Panics
-            /// As for [`Self::slice`].
+            /// Panics if `index` is not below the number of elements. On a GPU, a panic traps.
             #[inline]
             #[track_caller]
             pub fn at(self, index: usize) -> Self {
@@ -179,14 +183,16 @@ macro_rules! view {
                 self.part(0, self.len.min(len as u64))
             }
 
-            /// Returns part `index` of `parts` equal parts. A remainder belongs to no part.
+            /// Divides the view into `parts` parts of equal length, and returns part `index`. If
+            /// the length is not a multiple of `parts`, the elements after the last part belong to
+            /// no part.
             ///
             /// # Panics
             /// Panics if `index >= parts`.
             #[inline]
             #[track_caller]
             pub fn chunk(self, index: usize, parts: usize) -> Self {
-                assert!(index < parts, "chunk: index is out of range, expected less than the number of parts");
+                assert!(index < parts, "chunk: the index is out of range, expected an index below the number of parts");
                 let each = self.len / parts as u64;
                 self.part(index as u64 * each, each)
             }
@@ -300,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn view_has_the_size_of_two_words() {
+    fn memory_views_have_the_size_of_two_64_bit_words() {
         assert_eq!((size_of::<SymSlice<u8>>(), align_of::<SymSlice<u8>>()), (16, 8));
         assert_eq!((size_of::<DeviceSlice<u8>>(), align_of::<DeviceSlice<u8>>()), (16, 8));
     }
@@ -325,7 +331,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "range 5..11 of a symmetric slice lies outside its 10 elements")]
-    fn range_beyond_the_view_panics() {
+    fn slice_of_a_range_beyond_the_view_panics_with_the_range() {
         let _ = sym(10).slice(5..11);
     }
 

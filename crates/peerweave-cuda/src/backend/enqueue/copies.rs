@@ -1,4 +1,4 @@
-//! Copies by copy engines.
+//! Copies in device memory, which copy engines of the GPU carry out.
 
 use peerweave_core::Error;
 use peerweave_driver::{Api, CudaCode, CudaError, Driver, DriverError};
@@ -7,8 +7,9 @@ use super::Enqueue;
 use crate::backend::error::driver;
 
 impl Enqueue<'_> {
-    /// Calls a function of the driver that enqueues work on the operation's stream. The context of
-    /// the stream must be current. `name` is the name of the function for errors.
+    /// Calls `enqueue`, which enqueues work on the operation's stream by a function of the CUDA
+    /// driver. The context of the stream must be current. `name` is the name of the driver's
+    /// function, for errors.
     pub(crate) fn drive(
         &self,
         name: &'static str,
@@ -27,8 +28,8 @@ impl Enqueue<'_> {
         self.drive("cuMemcpyAsync", |api| Ok(unsafe { api.cuMemcpyAsync(to, from, bytes, self.stream.cu_stream()) }?))
     }
 
-    /// Enqueues a copy of `bytes` bytes to scratch memory of the device. The scratch memory lives
-    /// as long as the operation. Returns the address of the copy.
+    /// Enqueues a copy of `bytes` bytes at `from` to scratch memory of the device. The scratch
+    /// memory lives as long as the operation. Returns the address of the scratch memory.
     pub(crate) fn copied(&mut self, from: u64, bytes: usize) -> Result<u64, Error> {
         let copy = self.scratch(bytes)?;
         self.copy(copy, from, bytes)?;

@@ -1,4 +1,4 @@
-//! Launches of the kernels of `peerweave-stream-kernels`, and errors of launches.
+//! Launches the kernels of `peerweave-stream-kernels`, and converts the errors of launches.
 
 use std::sync::PoisonError;
 
@@ -39,7 +39,8 @@ impl Enqueue<'_> {
         launched.map_err(|error| driver(self.call, error))
     }
 
-    /// Returns the owners of the memory that every kernel uses, which a graph must keep alive.
+    /// Returns handles of the memory that every kernel uses. A graph with a kernel must own these
+    /// handles, so that the memory stays allocated.
     pub(crate) fn kept_by_kernels(&self) -> Vec<Keep> {
         let inner = &*self.gpu.0;
         let mut keep = inner.tables.lock().unwrap_or_else(PoisonError::into_inner).keep();
@@ -49,8 +50,8 @@ impl Enqueue<'_> {
         keep
     }
 
-    /// Returns the location of the outcome of an enqueued call, or converts the error of a call
-    /// that was not enqueued.
+    /// Converts the result of enqueueing a collective. If the collective was enqueued, returns the
+    /// location of its outcome. Otherwise, returns the error of the portable API.
     pub(crate) fn enqueued(&self, team: &TeamOf, enqueued: Result<(), CudaError>) -> Result<Source, Error> {
         match enqueued {
             Ok(()) => Ok(Source::Kernel),

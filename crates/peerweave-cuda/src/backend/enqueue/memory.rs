@@ -1,4 +1,4 @@
-//! Memory that an operation uses: symmetric memory, memory of the host, temporary memory.
+//! The memory that an operation uses: symmetric memory, memory of the host, and temporary memory.
 
 use std::sync::Arc;
 
@@ -12,9 +12,9 @@ use crate::backend::error::{driver, unsupported};
 use crate::backend::resources::{Copier, Pinned, Slot, Staged, class_of};
 
 impl Enqueue<'_> {
-    /// During a capture, makes the graph keep symmetric memory alive. Outside of a capture this is
-    /// not needed: `release` waits for the work of every stream, and each stream keeps the heap
-    /// alive.
+    /// During a capture, makes the graph keep a range of symmetric memory allocated. Outside of a
+    /// capture, does nothing, because `release` waits for the work of every stream, and each stream
+    /// keeps the heap alive.
     pub(crate) fn note(&mut self, at: SymOffset, bytes: usize) {
         if self.capturing
             && let Some(block) = self.gpu.0.allocation(at, bytes as u64)
@@ -35,8 +35,8 @@ impl Enqueue<'_> {
         Ok(slot)
     }
 
-    /// Keeps the slot of `source` alive until the operation has ended. Used for an operation of
-    /// several parts, whose outcome is read from another part.
+    /// Keeps the slot of `source`, if it has one, until the operation has ended. Used if an
+    /// operation enqueues several kernels and its outcome is read from the slot of a later kernel.
     pub(crate) fn hold(&mut self, source: Source) {
         if !matches!(source, Source::Copy | Source::Kernel | Source::Launch | Source::Nccl | Source::Hosts) {
             self.keep.push(Arc::new(source));
@@ -50,7 +50,7 @@ impl Enqueue<'_> {
         unsafe { SymSlice::from_raw(at, len) }
     }
 
-    /// Returns pinned memory of at least `bytes` bytes for one operation.
+    /// Returns pinned memory of at least `bytes` bytes that only this operation uses.
     pub(crate) fn pinned(&mut self, bytes: usize) -> Result<Arc<Pinned>, Error> {
         let pinned = self.state.pinned(self.call, bytes)?;
         pinned.words.note(self.stream);
@@ -71,7 +71,8 @@ impl Enqueue<'_> {
         Ok(staged)
     }
 
-    /// Returns the device address of memory that work on the stream reads.
+    /// Returns the device address at which work on the stream reads an operand. An operand in
+    /// memory of the host is first copied to pinned memory.
     pub(crate) fn reading(&mut self, place: Place, bytes: usize) -> Result<u64, Error> {
         self.note_place(place, bytes);
         let Place::Private(at) = place else { return Ok(self.state.address(place)) };
@@ -86,8 +87,9 @@ impl Enqueue<'_> {
         Ok(staged.address())
     }
 
-    /// Returns the device address of memory that work on the stream writes, and the staged memory
-    /// to pass to [`written`](Self::written).
+    /// Returns the device address at which work on the stream writes a result. If the result is in
+    /// memory of the host, also returns the pinned memory for it, which the caller must pass to
+    /// [`written`](Self::written) after it has enqueued the work.
     pub(crate) fn writing(&mut self, place: Place, bytes: usize) -> Result<(u64, Option<Staged>), Error> {
         self.note_place(place, bytes);
         let Place::Private(at) = place else { return Ok((self.state.address(place), None)) };
@@ -95,8 +97,9 @@ impl Enqueue<'_> {
         Ok((staged.address(), Some(staged)))
     }
 
-    /// Enqueues the copy of staged results to the caller's memory. If the calling thread is the
-    /// copier, stores the results for this thread instead.
+    /// Enqueues the copy of a result from pinned memory to the caller's memory. If the [`Copier`]
+    /// is the calling thread, stores the pinned memory in `results`, and the calling thread copies
+    /// later.
     pub(crate) fn written(&mut self, staged: Option<Staged>) -> Result<(), Error> {
         match (staged, self.copier) {
             (None, _) => {}
@@ -109,7 +112,7 @@ impl Enqueue<'_> {
         Ok(())
     }
 
-    /// Returns device memory for one operation.
+    /// Returns the address of `bytes` bytes of device memory that only this operation uses.
     pub(crate) fn scratch(&mut self, bytes: usize) -> Result<u64, Error> {
         let new = || DeviceMemory::<u8>::alloc(&self.state.context, class_of(bytes));
         // A graph owns the scratch memory that it uses, so this memory is not taken from the pool.

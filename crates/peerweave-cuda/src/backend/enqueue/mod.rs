@@ -20,7 +20,7 @@ use peerweave_driver::{CudaStream, Keep};
 use crate::backend::resources::{Copier, Few, Staged};
 use crate::backend::state::{Live, State};
 
-/// One operation that is being enqueued.
+/// The state of one operation while it is being enqueued on a CUDA stream.
 pub(crate) struct Enqueue<'a> {
     pub(crate) state: &'a State,
     pub(crate) gpu: &'a Live,
@@ -28,14 +28,15 @@ pub(crate) struct Enqueue<'a> {
     pub(crate) call: &'static str,
     pub(crate) copier: Copier,
     pub(crate) capturing: bool,
-    /// Memory that the work uses and that the portable API does not keep alive.
+    /// Handles of the memory that the enqueued work uses and that the portable API does not keep
+    /// alive.
     pub(crate) keep: Few<Keep>,
-    /// Pinned memory that the work uses.
+    /// Pinned memory that replaces the caller's memory in the enqueued work.
     pub(crate) staged: Few<Staged>,
-    /// Number of bytes of pools that the work uses.
+    /// Number of bytes that the enqueued work uses from the pools of temporary memory.
     pub(crate) held_bytes: usize,
-    /// Pinned memory with results, which the calling thread copies to the caller's memory when the
-    /// work has ended.
+    /// Pinned memory with results. When the work has ended, the calling thread copies the results
+    /// to the caller's memory.
     pub(crate) results: Few<Staged>,
 }
 

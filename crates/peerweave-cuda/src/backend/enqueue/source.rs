@@ -1,5 +1,5 @@
-//! Reads the outcome of an ended operation. [`Source`] shows where the outcome is stored, for
-//! example in a slot in pinned memory or in the GPU's report.
+//! Reads the outcome of an operation that has ended. A [`Source`] is the place where the outcome is
+//! stored, for example a slot in pinned memory or the GPU's failure report.
 
 use std::sync::{Arc, OnceLock};
 
@@ -10,27 +10,27 @@ use peerweave_stream_kernels::{OUTCOME_BITS, OUTCOME_DONE, OUTCOME_NOT_YET};
 use crate::backend::resources::Slot;
 use crate::backend::state::State;
 
-/// The place where the outcome of an operation is stored, for example a slot in pinned memory or
-/// the GPU's report.
+/// The place where the outcome of an operation is stored, for example a [`Slot`] in pinned memory
+/// or the GPU's failure report.
 #[derive(Debug)]
 pub(crate) enum Source {
     /// The operation is a copy, which has no stored outcome. The copy has succeeded once the stream
     /// has completed it.
     Copy,
-    /// The operation is a quiet, which fails if a PE is known to have died.
+    /// The operation is a quiet. It fails if a PE is known to have died.
     Quiet,
     /// The operation is a call of NCCL. Only the communicator shows whether the call failed.
     Nccl,
     /// The operation consists of kernels and of messages between hosts.
     Hosts,
-    /// The operation is a kernel of this backend, without a result. Only the GPU's report shows
-    /// whether the kernel failed.
+    /// The operation is a kernel of this backend, without a result. Only the GPU's failure report
+    /// shows whether the kernel failed.
     Kernel,
-    /// The operation is a kernel of the program. Only the GPU's report shows whether the kernel
-    /// failed.
+    /// The operation is a kernel of the application. Only the GPU's failure report shows whether
+    /// the kernel failed.
     Launch,
-    /// The operation is a reduction by a function of the caller. The value is the error of the
-    /// function's first panic; empty if the function did not panic.
+    /// The operation is a reduction by a function of the caller. The value holds the error of the
+    /// function's first panic, and is empty if the function did not panic.
     Function(Arc<OnceLock<Error>>),
     /// The operation reads one element. A copy writes the element to word 1 of the slot in pinned
     /// memory.
@@ -39,29 +39,32 @@ pub(crate) enum Source {
     /// whether the kernel succeeded.
     Done(Slot),
     /// The operation is a collective. Word 0 of the slot in pinned memory shows whether the last
-    /// barrier of the collective succeeded. If an earlier barrier failed, only the GPU's report
-    /// shows the failure.
+    /// barrier of the collective succeeded. If an earlier barrier failed, only the GPU's failure
+    /// report shows the failure.
     Collective(Slot),
     /// The operation is a kernel with a result. In the slot in pinned memory, word 0 shows whether
     /// the kernel succeeded, and word 1 is the result.
     Word(Slot),
-    /// The operation is this wait for words. Its kernel writes the outcome to the slot in pinned
-    /// memory.
+    /// The operation is a wait for words in symmetric memory. Its kernel writes the outcome to the
+    /// slot in pinned memory.
     Wait(Slot, Wait),
 }
 
-/// The properties of a wait for words that are needed to read its outcome.
+/// The properties of a wait for words in symmetric memory that are needed to read the outcome of
+/// the wait.
 #[derive(Debug)]
 pub(crate) struct Wait {
     pub(crate) until: Until,
-    /// Number of words.
+    /// Number of words for which the operation waits.
     pub(crate) count: usize,
-    /// The word, if the wait is for one word. The field `found` of the word is not used.
+    /// The awaited word if the operation waits for a single word; otherwise `None`. The field
+    /// `found` of the word is not used.
     pub(crate) word: Option<AwaitedWord>,
 }
 
 impl Source {
-    /// Returns whether NCCL may carry out a part of the operation. Waits of NCCL have no deadline.
+    /// Returns whether NCCL may carry out a part of the operation. NCCL's own waits have no
+    /// deadline, so the caller must abort NCCL after its deadline.
     pub(crate) fn waits_for_nccl(&self, state: &State) -> bool {
         match self {
             Self::Nccl | Self::Hosts => true,

@@ -1,4 +1,4 @@
-//! The kernels that combine operands.
+//! Loads and launches the kernels that combine operands which this PE has gathered in its memory.
 
 use peerweave_collectives::LINE_BYTES;
 use peerweave_collectives::combine::{self, Combine};
@@ -9,27 +9,31 @@ use peerweave_types::{DType, ReduceOp};
 use crate::backend::enqueue::Enqueue;
 use crate::backend::error::driver;
 
-/// Maximum number of bytes of the operands that are gathered at a time.
+/// Maximum number of bytes of operands that a PE gathers before it combines them. A longer call is
+/// divided into pieces.
 pub(super) const PIECE: usize = 32 << 20;
 
-/// Maximum number of bytes of an all_reduce in which every rank gathers and combines all operands.
-/// One step then sends all data. In a longer call, each rank combines a part, and a second step
-/// sends the results.
+/// Maximum length in bytes of an all_reduce in which every rank gathers and combines all operands.
+/// Such a call sends all data in one step. In a longer call, each rank combines a part of the
+/// operands, and a second step sends the results.
 const GATHERED: usize = 32 << 10;
 
-/// Returns whether every rank gathers and combines all operands of an all_reduce.
+/// Returns whether an all_reduce of `count` elements is so short that every rank gathers and
+/// combines all operands.
 pub(super) fn is_gathered(dtype: DType, count: usize) -> bool {
     count.saturating_mul(dtype.size_bytes()) <= GATHERED
 }
 
-/// The element type and the reduction of a call whose operands are already scaled.
+/// The element type and the reduction of a call. The factors of `PreMulSum` are already applied to
+/// the operands.
 #[derive(Clone, Copy)]
 pub(super) struct Reduction {
     pub(super) dtype: DType,
     pub(super) op: ReduceOp,
 }
 
-/// Operands at equal distances in memory of this device.
+/// Operands at equal distances in the memory of this device: `number` operands from address `at`,
+/// `stride` bytes apart.
 #[derive(Clone, Copy)]
 pub(super) struct Operands {
     pub(super) at: u64,
@@ -38,15 +42,16 @@ pub(super) struct Operands {
 }
 
 impl Reduction {
-    /// Returns the reduction for the operands of one host. Its result is later combined with the
-    /// results of other hosts.
+    /// Returns the reduction that combines the operands of one host, before the results of all
+    /// hosts are combined. For `Avg` this is the sum, because only the last step divides.
     pub(super) fn inside(self) -> Self {
         Self { op: if self.op == ReduceOp::Avg { ReduceOp::Sum } else { self.op }, ..self }
     }
 }
 
 impl<'a> Enqueue<'a> {
-    /// Returns the kernel that combines elements of a type, and loads it at the first call.
+    /// Returns the kernel that combines elements of type `dtype`. The first call for a type loads
+    /// the kernel.
     pub(super) fn combiner(&self, dtype: DType) -> Result<&'a LoadedKernel, Error> {
         let slot = &self.state.combiners[dtype as usize];
         if let Some(kernel) = slot.get() {
@@ -58,9 +63,9 @@ impl<'a> Enqueue<'a> {
         Ok(slot.get_or_init(|| loaded))
     }
 
-    /// Enqueues the reduction of `count` elements of each operand to `to`. With
-    /// [`ReduceOp::PreMulSum`], every operand is multiplied by `scalar`. `ranks` is the number by
-    /// which [`ReduceOp::Avg`] divides.
+    /// Enqueues the kernel that reduces `count` elements of each operand, and writes the result to
+    /// `to`. For [`ReduceOp::PreMulSum`], the kernel multiplies every operand by `scalar`. For
+    /// [`ReduceOp::Avg`], it divides the sum by `ranks`.
     pub(super) fn combine(
         &mut self,
         Reduction { dtype, op }: Reduction,

@@ -1,4 +1,5 @@
-//! Barriers, and collectives that move data, of teams on several hosts.
+//! Barriers, and collectives that move data without reducing it, for teams whose members are on
+//! several hosts.
 
 use peerweave_core::Error;
 use peerweave_core::backend::{Collective, CollectiveKind};
@@ -8,12 +9,13 @@ use crate::backend::enqueue::{Enqueue, Source};
 use crate::backend::teams::{Span, TeamOf};
 use crate::collective::Message;
 
-/// Length of the messages of a barrier between hosts, in bytes.
+/// Length of each message that a barrier sends between hosts, in bytes.
 const TOKEN: usize = 16;
 
 impl Enqueue<'_> {
-    /// Enqueues a barrier in three steps: among the ranks of each host, among the first ranks of
-    /// the hosts, and again among the ranks of each host.
+    /// Enqueues a barrier of a team on several hosts, in three steps: a barrier among the ranks of
+    /// each host, messages among the first ranks of the hosts, and again a barrier among the ranks
+    /// of each host.
     pub(crate) fn meet_between(&mut self, team: &TeamOf, span: &Span) -> Result<Source, Error> {
         check(self, span)?;
         self.meet_inside(team, span)?;
@@ -39,8 +41,9 @@ impl Enqueue<'_> {
         Ok(())
     }
 
-    /// Enqueues a collective that moves parts of `op.count` elements. `from` and `to` are addresses
-    /// on this device. A rank without an operand or a result does not use them.
+    /// Enqueues a collective that moves parts of `op.count` elements among the hosts of a team.
+    /// `from` is the device address of this rank's operand, and `to` of its result. A rank without
+    /// an operand does not use `from`, and a rank without a result does not use `to`.
     pub(crate) fn exchange_between(
         &mut self,
         team: &TeamOf,
@@ -82,7 +85,8 @@ impl Enqueue<'_> {
         }
     }
 
-    /// Enqueues a broadcast: from the root to a rank of each other host, then within each host.
+    /// Enqueues a broadcast to several hosts. The root sends its data to one rank of each other
+    /// host. Then a broadcast runs within each host.
     fn broadcast_between(
         &mut self,
         team: &TeamOf,
@@ -112,7 +116,8 @@ impl Enqueue<'_> {
         Ok(Source::Hosts)
     }
 
-    /// Enqueues an all_gather of parts of `part` bytes.
+    /// Enqueues an all_gather of parts of `part` bytes among the members of a team on several
+    /// hosts.
     pub(crate) fn all_gather_between(
         &mut self,
         team: &TeamOf,
@@ -134,7 +139,8 @@ impl Enqueue<'_> {
         self.messages_between(team, span, &messages)
     }
 
-    /// Enqueues an all_to_all of parts of `part` bytes.
+    /// Enqueues an all_to_all of parts of `part` bytes among the members of a team on several
+    /// hosts.
     pub(crate) fn all_to_all_between(
         &mut self,
         team: &TeamOf,
@@ -144,7 +150,7 @@ impl Enqueue<'_> {
         part: usize,
     ) -> Result<Source, Error> {
         let n = team.members.len();
-        // In place, an arriving part would overwrite a part that was not sent yet.
+        // In place, a part that arrives would overwrite a part that this rank has not sent yet.
         let from = if from == to { self.copied(from, n * part)? } else { from };
         let at = |rank: usize| (rank * part) as u64;
         let sends = (0..n).map(|rank| Message::send(rank, from + at(rank), part));

@@ -1,5 +1,5 @@
-//! Describes how calls of teams on several hosts are carried out: as text for explanations, and as
-//! capabilities.
+//! Describes how this backend carries out the collectives of teams on several hosts: as texts for
+//! explanations, and as capabilities.
 
 use peerweave_core::backend::{AccumulatorType, CollectiveKind, ReductionCaps, ReductionOrder};
 
@@ -7,7 +7,8 @@ use super::combine::is_gathered;
 use crate::backend::teams::Span;
 use crate::route::Query;
 
-/// Returns how a call of a team on several hosts is carried out.
+/// Returns a text that explains how this backend carries out a collective of a team on several
+/// hosts.
 pub(crate) fn how(span: &Span, query: &Query) -> &'static str {
     use CollectiveKind::{AllGather, AllReduce, Barrier, Broadcast, ReduceScatter, Sync};
     let has_several = span.shares_hosts();
@@ -37,8 +38,8 @@ pub(crate) fn how(span: &Span, query: &Query) -> &'static str {
     }
 }
 
-/// Sets order and accumulator in the descriptions of reductions that combine the operands of each
-/// host first.
+/// Changes the descriptions of reductions of floats that first combine the operands of each host:
+/// the order of operands is unspecified, and partial results are rounded to the element type.
 pub(crate) fn describe(reductions: &mut [ReductionCaps]) {
     use CollectiveKind::{AllReduce, Reduce, ReduceScatter};
     let is_by_host = |caps: &ReductionCaps| matches!(caps.kind, AllReduce | Reduce | ReduceScatter) && !caps.dtype.is_integer();

@@ -1,4 +1,5 @@
-//! Messages among ranks of a team on several hosts: kernels within the host, NCCL between hosts.
+//! Messages among ranks of a team on several hosts. Kernels carry messages within a host, and NCCL
+//! carries messages between hosts.
 
 use std::sync::Arc;
 
@@ -13,18 +14,20 @@ use crate::backend::teams::{Span, TeamOf};
 use crate::collective::{Collectives, Message};
 use crate::nccl::Remote;
 
-/// Reason why the members of one host have no kernels for collectives.
+/// The reason, in errors, why the members of a team on one host have no kernels for collectives.
 const NO_KERNELS_INSIDE: &str =
     "more than 8 members of the team are on one host, or the heap has no room for the staging memory of the team";
 
-/// Returns the rank of a host that exchanges the data of a rooted collective with other hosts: the
-/// root on its own host, and the first rank on any other host.
+/// Returns the rank that exchanges data with other hosts in a collective with a root. `ranks` are
+/// the ranks of one host. The result is the root if the root is on this host, and otherwise the
+/// first rank.
 pub(super) fn first_of(ranks: &[usize], root: usize) -> usize {
     if ranks.contains(&root) { root } else { ranks[0] }
 }
 
-/// Checks, before anything is enqueued, that the members of a team on several hosts can
-/// communicate. Fails if they cannot.
+/// Fails if the members of a team on several hosts cannot communicate: if NCCL is unavailable, or
+/// if the members on this host have no kernels. The caller calls this function before it enqueues
+/// any work.
 pub(crate) fn check(on: &Enqueue<'_>, span: &Span) -> Result<(), Error> {
     if !on.state.nccl.between.is_ready() {
         return Err(unsupported(on.call, interned(on.state.nccl.between.unavailable().to_owned())));
@@ -33,12 +36,13 @@ pub(crate) fn check(on: &Enqueue<'_>, span: &Span) -> Result<(), Error> {
 }
 
 impl Enqueue<'_> {
-    /// Returns the kernels of the members on this host.
+    /// Returns the collective kernels of the team members on this host. Fails if they have no
+    /// kernels.
     pub(crate) fn inside<'t>(&self, span: &'t Span) -> Result<&'t Collectives, Error> {
         span.inside.as_ref().ok_or_else(|| unsupported(self.call, NO_KERNELS_INSIDE))
     }
 
-    /// Enqueues sends and receives of the caller. Messages within the host and messages between
+    /// Enqueues the sends and receives of one call. Messages within the host and messages between
     /// hosts run at the same time, on two streams, because other ranks may enqueue the matching
     /// sends and receives in several calls.
     pub(crate) fn transfers_between(&mut self, team: &TeamOf, span: &Span, messages: &[Message]) -> Result<Source, Error> {
@@ -64,7 +68,8 @@ impl Enqueue<'_> {
         join(beside, stream).map_err(failed)?;
         let sent = self.enqueue_remote(team, beside, &remote);
         let moved = sent.and_then(|()| self.messages_between(team, span, &local));
-        // After an error, too, the second stream may still use the memory.
+        // The second stream may use the memory even after an error, so the first stream waits for
+        // it.
         join(stream, beside).map_err(failed)?;
         moved
     }
@@ -90,7 +95,7 @@ impl Enqueue<'_> {
         Ok(Source::Hosts)
     }
 
-    /// Enqueues copies for the messages of this rank to itself.
+    /// Enqueues a copy for each message that this rank sends to itself.
     fn copy_own(&self, messages: &[Message]) -> Result<(), Error> {
         let sent = messages.iter().filter_map(|message| match *message {
             Message::Send { at, bytes, .. } => Some((at, bytes)),
@@ -103,12 +108,12 @@ impl Enqueue<'_> {
         sent.zip(received).try_for_each(|((from, bytes), to)| self.copy(to, from, bytes as usize))
     }
 
-    /// Enqueues messages to and from ranks of other hosts.
+    /// Enqueues messages to and from ranks on other hosts, on the stream of the operation.
     pub(super) fn remote_only(&mut self, team: &TeamOf, messages: &[Message]) -> Result<(), Error> {
         self.enqueue_remote(team, self.stream, messages)
     }
 
-    /// Like [`remote_only`](Self::remote_only), on the given stream.
+    /// Like [`remote_only`](Self::remote_only), but enqueues the messages on `stream`.
     fn enqueue_remote(&self, team: &TeamOf, stream: &Arc<CudaStream>, messages: &[Message]) -> Result<(), Error> {
         let remote = |message: &Message| match *message {
             Message::Send { to, at, bytes } => Remote { pe: team.members[to.index()], is_send: true, at, bytes },
@@ -116,7 +121,8 @@ impl Enqueue<'_> {
         };
         let remote: Vec<Remote> = messages.iter().map(remote).collect();
         // SAFETY: the ranges stay allocated until the stream has passed the call: they are recorded
-        // or held. If `stream` is not the stream of the operation, the latter waits for `stream`.
+        // or held. If `stream` is not the stream of the operation, the operation's stream waits for
+        // it.
         let enqueued = unsafe { self.state.nccl.between.enqueue(stream, self.capturing, &remote) };
         enqueued.map_err(|error| self.state.nccl_refused(self.call, team, error))
     }

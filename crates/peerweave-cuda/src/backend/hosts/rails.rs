@@ -1,13 +1,13 @@
-//! Collectives of teams on several hosts that first work within each host, so that less data
-//! crosses the network.
+//! Collectives of teams on several hosts that first combine or divide data within each host, so
+//! that less data crosses the network.
 //!
 //! If all hosts have the same number of ranks, a *rail* consists of one rank of each host: the
 //! ranks at the same position within their hosts. Peerweave's kernels divide the data among the
 //! rails, and the rails exchange their parts at the same time.
 //!
-//! Operands are first combined within each host, in the order of ranks. The results of the hosts
-//! are then combined in the order of hosts. So all ranks get the same bits, but floats are rounded
-//! in another order than on one host.
+//! A reduction first combines the operands within each host, in the order of ranks. It then
+//! combines the results of the hosts, in the order of hosts. So all ranks get the same bits, but
+//! floats are rounded in another order than in a team on one host.
 
 use peerweave_collectives::LINE_BYTES;
 use peerweave_core::Error;
@@ -19,8 +19,8 @@ use crate::backend::teams::{Span, TeamOf};
 use crate::collective::Message;
 
 impl Enqueue<'_> {
-    /// Enqueues the reduction of the operands of the ranks on this host. Each of these ranks gets
-    /// the result at `to`.
+    /// Enqueues an all_reduce among the ranks on this host. Each of these ranks has its operand at
+    /// `from` and gets the result at `to`.
     fn all_reduce_inside(
         &mut self,
         team: &TeamOf,
@@ -40,8 +40,8 @@ impl Enqueue<'_> {
         self.enqueued(team, enqueued).map(drop)
     }
 
-    /// Enqueues a short all_reduce: the operands of each host are reduced, and every rank gets the
-    /// results of all hosts.
+    /// Enqueues a short all_reduce. The ranks of each host reduce their operands. Then every rank
+    /// receives the results of all hosts and combines them.
     pub(super) fn all_reduce_by_hosts(
         &mut self,
         team: &TeamOf,
@@ -72,8 +72,8 @@ impl Enqueue<'_> {
         self.combine(reduction, operands, to, count, team.members.len(), 0)
     }
 
-    /// Enqueues a long all_reduce by `rails` rails: the ranks at one position of all hosts form a
-    /// rail, and each rail reduces a part.
+    /// Enqueues a long all_reduce by `rails` rails. A rail consists of the ranks at the same
+    /// position within their hosts, and each rail reduces one part of the data.
     #[expect(clippy::too_many_arguments, reason = "a reduction and its operands")]
     pub(super) fn all_reduce_by_rails(
         &mut self,
@@ -114,8 +114,8 @@ impl Enqueue<'_> {
         Ok(())
     }
 
-    /// Enqueues the reduction of the operands of a rail. Each rank of the rail has its operand at
-    /// `from`, and gets the result at `to`.
+    /// Enqueues an all_reduce among the ranks of one rail: the ranks at the same position within
+    /// their hosts. Each rank of the rail has its operand at `from`, and gets the result at `to`.
     fn all_reduce_on_rail(
         &mut self,
         team: &TeamOf,
@@ -163,8 +163,8 @@ impl Enqueue<'_> {
         self.remote_only(team, &results)
     }
 
-    /// Enqueues a reduce: the operands of each host are reduced on one rank of the host. This rank
-    /// sends the result to the root.
+    /// Enqueues a reduce to the root of a team on several hosts. One rank of each host gets the
+    /// reduction of the host's operands, and sends it to the root. The root combines these results.
     #[expect(clippy::too_many_arguments, reason = "a reduction and its operands")]
     pub(super) fn reduce_by_hosts(
         &mut self,
@@ -188,7 +188,7 @@ impl Enqueue<'_> {
             let here = match (is_root, is_first) {
                 (true, _) => at(span.here()),
                 (_, true) => gathered,
-                // This rank gets no result, so the kernel does not use this address.
+                // This rank gets no result, so the kernel does not use the address.
                 _ => from + skipped,
             };
             if span.local().len() == 1 {
@@ -215,9 +215,9 @@ impl Enqueue<'_> {
         Ok(())
     }
 
-    /// Enqueues a reduce_scatter of parts of `part` elements by rails: each rank of a host combines
-    /// the operands of the host for the parts of its rail. Then the rail exchanges these partial
-    /// results.
+    /// Enqueues a reduce_scatter of parts of `part` elements by rails. A rail consists of the ranks
+    /// at the same position within their hosts. Each rank combines its host's operands for the
+    /// parts of its rail. Then the ranks of a rail exchange these partial results.
     #[expect(clippy::too_many_arguments, reason = "a reduction and its operands")]
     pub(super) fn reduce_scatter_by_rails(
         &mut self,
@@ -236,7 +236,8 @@ impl Enqueue<'_> {
         for start in (0..part).step_by(piece) {
             let count = piece.min(part - start);
             let bytes = count * size;
-            // Each rank of this host gets the parts of its rail from each rank of this host.
+            // Each rank of this host gets the parts for the ranks of its rail from each rank of
+            // this host.
             let mut messages = Vec::with_capacity(2 * n);
             for (position, rank) in span.local().iter().enumerate() {
                 for host in 0..hosts {
@@ -263,8 +264,9 @@ impl Enqueue<'_> {
         Ok(())
     }
 
-    /// Enqueues an all_gather of parts of `part` bytes by rails: parts are sent among the ranks of
-    /// each rail, and then within each host.
+    /// Enqueues an all_gather of parts of `part` bytes by rails. A rail consists of the ranks at
+    /// the same position within their hosts. The ranks of each rail exchange their parts, and then
+    /// the ranks of each host exchange the received parts.
     pub(super) fn all_gather_by_rails(
         &mut self,
         team: &TeamOf,

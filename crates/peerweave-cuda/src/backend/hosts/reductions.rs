@@ -1,6 +1,6 @@
-//! Reductions and scans of teams whose members are on several hosts. Operands are sent as messages,
-//! and each rank combines the operands of its result in the order of ranks. Reductions that first
-//! combine operands within each host are in `rails.rs`.
+//! Reductions and scans of teams whose members are on several hosts. The ranks send their operands
+//! as messages, and each rank combines the operands of its result in the order of ranks. Reductions
+//! that first combine operands within each host are in `rails.rs`.
 
 use peerweave_collectives::LINE_BYTES;
 use peerweave_core::Error;
@@ -13,8 +13,8 @@ use crate::backend::teams::{Span, TeamOf};
 use crate::collective::Message;
 
 impl Enqueue<'_> {
-    /// Enqueues a reduction or a scan. The operand of this rank is at `from`. `to` is the address
-    /// of the result, if this rank gets one.
+    /// Enqueues a reduction or a scan of a team on several hosts. The operand of this rank is at
+    /// `from`. If this rank gets a result, `to` is the address of the result.
     pub(crate) fn reduce_between(
         &mut self,
         team: &TeamOf,
@@ -23,8 +23,8 @@ impl Enqueue<'_> {
         mut from: u64,
         to: u64,
     ) -> Result<Source, Error> {
-        // Loads the kernel before anything is enqueued: a load may wait for work of the device, and
-        // parts of this call on the device may wait for a peer.
+        // Loads the kernel before this function enqueues any work. A load may wait for work of the
+        // device, and work of this call may wait for a peer.
         self.combiner(op.dtype)?;
         let mut reduction = Reduction { dtype: op.dtype, op: op.op };
         let n = team.members.len();
@@ -97,8 +97,8 @@ impl Enqueue<'_> {
         Ok(Source::Hosts)
     }
 
-    /// Enqueues a reduce_scatter: each rank gets its part of every rank's operand, in pieces, and
-    /// combines the parts.
+    /// Enqueues a reduce_scatter. Rank `r` receives part `r` of every rank's operand, in pieces,
+    /// and combines the received parts.
     fn reduce_scatter_between(
         &mut self,
         team: &TeamOf,
@@ -111,8 +111,8 @@ impl Enqueue<'_> {
         let (n, size) = (team.members.len(), reduction.dtype.size_bytes());
         let piece = (PIECE / (n * size)).max(1);
         let gathered = self.scratch(n * size * piece.min(part))?;
-        // An in-place result overwrites nothing that is still to be sent: only this rank needs the
-        // pieces of its part.
+        // An in-place result overwrites no data that this rank must still send, because only this
+        // rank needs this part of its operand.
         for start in (0..part).step_by(piece) {
             let count = piece.min(part - start);
             let range = |rank: usize| rank * part + start..rank * part + start + count;
@@ -121,7 +121,9 @@ impl Enqueue<'_> {
         Ok(())
     }
 
-    /// Sends each rank its range of this rank's operand, and combines the received ranges.
+    /// Enqueues an exchange in which rank `r` receives the elements `range(r)` of every rank's
+    /// operand. This rank gathers the received elements at `gathered`, combines them, and writes
+    /// the result to `to`.
     #[expect(clippy::too_many_arguments, reason = "a reduction and its operands")]
     fn reduce_ranges(
         &mut self,
@@ -145,8 +147,8 @@ impl Enqueue<'_> {
         self.combine(reduction, Operands { at: gathered, stride: mine * size, number: n }, to, mine, n, 0)
     }
 
-    /// Enqueues an all_reduce in which each rank combines one part and sends the result to the
-    /// other ranks.
+    /// Enqueues an all_reduce in which each rank combines one part of all operands, and sends the
+    /// result to the other ranks.
     fn all_reduce_in_parts(
         &mut self,
         team: &TeamOf,
@@ -157,7 +159,7 @@ impl Enqueue<'_> {
         all: usize,
     ) -> Result<(), Error> {
         let (n, size) = (team.members.len(), reduction.dtype.size_bytes());
-        // Parts are whole lines.
+        // The length of a part is a multiple of the 16-byte lines of the kernels.
         let per_line = LINE_BYTES / size;
         let piece = (PIECE / size).next_multiple_of(per_line);
         let longest = all.min(piece).div_ceil(n).next_multiple_of(per_line);

@@ -1,4 +1,4 @@
-//! Collectives for which the route table chooses NCCL.
+//! Carries out the collectives for which the route table chooses NCCL.
 
 use peerweave_core::Error;
 use peerweave_core::backend::{Collective, CollectiveKind, Place, TeamId};
@@ -9,7 +9,8 @@ use crate::nccl::Call;
 use crate::route::{Provider, Query};
 
 impl Enqueue<'_> {
-    /// Returns whether NCCL carries out a call of a team. All ranks get the same answer.
+    /// Returns whether NCCL carries out a collective of a team. The result is the same on all
+    /// ranks.
     pub(super) fn is_by_nccl(&self, team: &TeamOf, op: &Collective) -> bool {
         let nccl = &self.state.nccl;
         if !nccl.is_ready() || op.special.is_some() || op.counts.is_some() {
@@ -20,8 +21,8 @@ impl Enqueue<'_> {
         team.collectives.as_ref().is_some_and(|own| own.provider(&query, &libraries) == Provider::Nccl)
     }
 
-    /// Enqueues a call of NCCL. Memory of the host is copied through memory of the device, and so
-    /// are in-place operands that NCCL does not support.
+    /// Enqueues a collective by NCCL. Operands and results in memory of the host are copied through
+    /// device memory. In-place forms that NCCL does not support also use a copy in device memory.
     pub(super) fn by_nccl(&mut self, team: &TeamOf, op: &Collective) -> Result<Source, Error> {
         use CollectiveKind::{AllGather, AllToAll, Broadcast, Gather, Reduce, ReduceScatter, Scatter};
         let (n, is_root) = (team.members.len(), team.me == op.root.index());
@@ -40,7 +41,8 @@ impl Enqueue<'_> {
                 call.send = self.copied(call.send, sent)?;
             }
         }
-        // The address of the result, if NCCL writes the result to scratch memory.
+        // If NCCL writes the result to scratch memory: the address to which the result is then
+        // copied.
         let (mut elsewhere, mut staged) = (None, None);
         if let Some(place) = op.recv.filter(|_| has_recv) {
             (call.recv, staged) = self.writing(place, received)?;

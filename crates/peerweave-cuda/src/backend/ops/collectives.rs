@@ -1,4 +1,4 @@
-//! Collectives by the kernels of `collective`.
+//! Carries out collectives by the kernels of the module `collective`.
 
 use peerweave_core::Error;
 use peerweave_core::backend::{Collective, CollectiveKind};
@@ -10,20 +10,21 @@ use crate::backend::hosts;
 use crate::backend::teams::{Span, TeamOf};
 use crate::collective::Collectives;
 
-/// Reason why a team has no kernels for collectives.
+/// The reason, in errors, why a team has no kernels for collectives.
 pub(crate) const NO_KERNELS: &str =
     "the team has more than 8 members, or the heap has no room for the staging memory of the team";
 
-/// How the members of a team of several ranks communicate.
+/// The way in which the members of a team of several ranks communicate.
 pub(super) enum Path<'t> {
-    /// Kernels carry out the call, because all members are on one host.
+    /// All members are on one host, so these kernels carry out the call.
     Kernels(&'t Collectives),
-    /// Kernels within each host and messages between hosts carry out the call.
+    /// The members are on several hosts, so kernels within each host and messages between hosts
+    /// carry out the call.
     Hosts(&'t Span),
 }
 
 impl Enqueue<'_> {
-    /// Returns how the members of a team of several ranks communicate.
+    /// Returns the way in which the members of a team of several ranks communicate.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the members cannot communicate.
@@ -34,18 +35,19 @@ impl Enqueue<'_> {
         }
     }
 
-    /// Returns the kernels of a team of several ranks on one host; an error if the team has none.
+    /// Returns the collective kernels of a team of several ranks on one host. Fails if the team has
+    /// no kernels.
     pub(super) fn collectives<'t>(&self, team: &'t TeamOf) -> Result<&'t Collectives, Error> {
         team.collectives.as_ref().ok_or_else(|| unsupported(self.call, NO_KERNELS))
     }
 
-    /// Enqueues a barrier.
+    /// Enqueues a barrier of a team on one host by a collective kernel.
     pub(super) fn meet(&mut self, team: &TeamOf) -> Result<Source, Error> {
         let enqueued = self.collectives(team)?.barrier(self.stream);
         self.enqueued(team, enqueued)
     }
 
-    /// Enqueues a collective that moves data among the ranks of a team.
+    /// Enqueues a collective that moves data among the ranks of a team without reducing the data.
     pub(super) fn exchange(&mut self, team: &TeamOf, op: &Collective) -> Result<Source, Error> {
         use CollectiveKind::{AllGather, AllToAll, Gather, Scatter};
         let n = team.members.len();
@@ -55,8 +57,8 @@ impl Enqueue<'_> {
         let received = if matches!(op.kind, AllGather | AllToAll | Gather) { n * bytes } else { bytes };
         let from = op.send.map_or(Ok(0), |send| self.reading(send, sent))?;
         let (to, staged) = op.recv.map_or(Ok((0, None)), |recv| self.writing(recv, received))?;
-        // In place, the operand is part of the result. For memory of the host, `from` and `to` are
-        // then two separate staged copies.
+        // In an in-place call, the operand is part of the result. If it is in memory of the host,
+        // `from` and `to` are two separate ranges of pinned memory.
         let collectives = match kernels {
             Path::Kernels(collectives) => collectives,
             Path::Hosts(span) => {
@@ -87,7 +89,7 @@ impl Enqueue<'_> {
         Ok(source)
     }
 
-    /// Enqueues a reduction.
+    /// Enqueues a reduction or a scan of a team.
     pub(super) fn reduce(&mut self, team: &TeamOf, op: &Collective) -> Result<Source, Error> {
         use CollectiveKind::{ExclusiveScan, Reduce, ReduceScatter, Scan};
         let n = team.members.len();

@@ -1,4 +1,4 @@
-//! Enqueues an operation of the portable API, by its kind.
+//! Enqueues an operation of the portable API: selects the function for its kind.
 
 use peerweave_core::Error;
 use peerweave_core::backend::{Collective, CollectiveKind, Op};
@@ -10,10 +10,12 @@ use super::transfers::transfers_of;
 use crate::backend::enqueue::{Enqueue, Source};
 use crate::backend::teams::{Calls, TeamOf};
 
-/// Enqueues an operation. Returns the location of its outcome.
+/// Enqueues an operation of the portable API on the stream of `on`. Returns the location of the
+/// operation's outcome.
 ///
 /// # Safety
-/// The memory of the host that `op` names is valid for as long as the copier of `on` needs it.
+/// Memory of the host to which `op` refers stays valid until the
+/// [`Copier`](crate::backend::resources::Copier) of `on` has copied it.
 pub(crate) unsafe fn enqueue(on: &mut Enqueue<'_>, op: &Op) -> Result<Source, Error> {
     match op {
         Op::Put(put) => on.put(put),
@@ -65,9 +67,9 @@ impl Enqueue<'_> {
         }
     }
 
-    /// Calls `write` to record a call or a message that is about to be enqueued, so that other
-    /// ranks can compare their calls with it. During a capture, ends the comparisons of the team
-    /// instead. The caller holds the lock of the team's order.
+    /// Calls `write`, which records a call or a message that is about to be enqueued, so that other
+    /// ranks can compare their calls with the record. During a capture, ends the comparisons of the
+    /// team instead. The caller holds the lock `order` of the team.
     pub(super) fn compared(&self, team: &TeamOf, write: impl FnOnce(&Calls)) {
         match &self.state.calls {
             Some(calls) if team.members.len() > 1 && self.capturing => calls.end(team),
@@ -91,8 +93,9 @@ impl Enqueue<'_> {
         Ok(Source::Collective(slot))
     }
 
-    /// Enqueues a collective of a team with one member. The result is a copy of the operand;
-    /// [`ReduceOp::PreMulSum`] also scales it. An exclusive scan of one member has no result.
+    /// Enqueues a collective of a team with one member. The result is a copy of the operand. For
+    /// [`ReduceOp::PreMulSum`], the result is the scaled operand. An exclusive scan of one member
+    /// has no result.
     fn alone(&mut self, team: &TeamOf, op: &Collective) -> Result<Source, Error> {
         if op.kind == CollectiveKind::ExclusiveScan {
             return Ok(Source::Copy);

@@ -1,6 +1,6 @@
-//! Reductions by a function that the caller passes and the host runs. The operands of all ranks are
-//! gathered in pinned memory of each PE. A thread of the driver calls the function in stream order.
-//! The result is then copied to the result buffer.
+//! Reductions by a function that the caller passes and that runs on the host. Each PE gathers the
+//! operands of all ranks in pinned memory. A thread of the driver calls the function in stream
+//! order. Then the stream copies the result to the result buffer.
 //!
 //! Invariant **\[G4\]**: the device accesses the pinned memory of a call only in the work of that
 //! call. The stream runs this work before or after the function.
@@ -17,23 +17,26 @@ use crate::backend::error::{driver, unsupported};
 use crate::backend::resources::{Pinned, call_in_order};
 use crate::backend::teams::TeamOf;
 
-/// Maximum number of bytes of the operands that are gathered at a time.
+/// Maximum number of bytes of operands that a PE gathers before the function combines them. A
+/// longer call is divided into pieces.
 const PIECE: usize = 4 << 20;
 
-/// The function of a call and the operands that it combines.
+/// The caller's function in a reduction, and the gathered operands that the function combines.
 struct Combination {
     call: &'static str,
     special: Arc<Special>,
-    /// The operands of the ranks, one after the other. The result overwrites the first operand.
+    /// Pinned memory with the operands of the ranks, one after the other. The result overwrites the
+    /// first operand.
     gathered: Arc<Pinned>,
-    /// Number of operands that are combined.
+    /// Number of operands that the function combines.
     operands: usize,
     /// The error of the first panic of the function.
     panicked: Arc<OnceLock<Error>>,
 }
 
 impl Combination {
-    /// Combines the operands, each `bytes` bytes long.
+    /// Combines the operands, each `bytes` bytes long, by the caller's function. Stores the error
+    /// if the function panics.
     fn run(&self, bytes: usize) {
         let Special::Function(function) = &*self.special else {
             unreachable!("peerweave-cuda bug: the operation has no function")
@@ -46,7 +49,7 @@ impl Combination {
             // SAFETY: by [G4] only this thread accesses the words now.
             unsafe { self.gathered.words.read_bytes(number * bytes + at, into) };
         };
-        // SAFETY: as above.
+        // SAFETY: by [G4] only this thread accesses the words now.
         let write = |at: usize, from: &[u8]| unsafe { self.gathered.words.write_bytes(at, from) };
         let combine = || combine_in_order(&**function, self.operands, count, read, write);
         if let Err(payload) = catch_unwind(AssertUnwindSafe(combine)) {
@@ -56,7 +59,7 @@ impl Combination {
 }
 
 impl Enqueue<'_> {
-    /// Enqueues a reduction or a scan by a function of the caller.
+    /// Enqueues a reduction or a scan whose operands a function of the caller combines.
     pub(super) fn by_function(&mut self, team: &TeamOf, op: &Collective) -> Result<Source, Error> {
         if self.capturing {
             let why = "a function of the host cannot be captured into a graph; use a `ReduceOp`, or combine in a kernel";

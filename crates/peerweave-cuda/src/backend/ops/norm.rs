@@ -1,4 +1,4 @@
-//! All-reduce with residual and RMSNorm, by one kernel of `collective`.
+//! Carries out an all-reduce with residual and RMSNorm by one kernel of the module `collective`.
 
 use peerweave_core::Error;
 use peerweave_core::backend::{Collective, CollectiveKind, NormScale, Place, Quantization};
@@ -10,11 +10,12 @@ use crate::backend::error::unsupported;
 use crate::backend::teams::TeamOf;
 use crate::collective::{RmsNormCall, RmsNormOutput};
 
-/// Required alignment of rows, and of operands on a GPU, in bytes.
+/// Required alignment in bytes of operands on a GPU. The length of a row must be a multiple of this
+/// number.
 const ALIGNMENT: usize = peerweave_collectives::LINE_BYTES;
 
 impl Enqueue<'_> {
-    /// Enqueues an all-reduce with RMSNorm.
+    /// Enqueues an all-reduce, the addition of the residual, and RMSNorm.
     pub(super) fn norm(&mut self, team: &TeamOf, op: &Collective) -> Result<Source, Error> {
         let norm = op.rms_norm().unwrap_or_else(|| panic!("peerweave-core bug: all_reduce_rms_norm has no parameters"));
         let (Some(send), Some(recv)) = (op.send, op.recv) else {
@@ -26,11 +27,14 @@ impl Enqueue<'_> {
             return Ok(Source::Copy);
         }
         if !row_bytes.is_multiple_of(ALIGNMENT) {
-            return Err(unsupported(self.call, "the kernels need rows whose length is a multiple of 16 bytes: pad the rows"));
+            return Err(unsupported(
+                self.call,
+                "the length of a row is not a multiple of 16 bytes, which the kernels require: pad the rows",
+            ));
         }
         let are_aligned = [send, recv, norm.residual, norm.weight].into_iter().all(|place| self.is_aligned(place));
         if !are_aligned {
-            let why = "the kernels need operands whose addresses are multiples of 16: align the operands";
+            let why = "the address of an operand is not a multiple of 16, which the kernels require: align the operands";
             return Err(unsupported(self.call, why));
         }
         let bytes = rows * row_bytes;
@@ -65,7 +69,7 @@ impl Enqueue<'_> {
                 let own = Collective { kind: CollectiveKind::AllReduce, op: ReduceOp::Sum, ..op.clone() };
                 let source = self.reduce_between(team, span, &own, input, sum)?;
                 let call = RmsNormCall { input: sum, ..call };
-                // SAFETY: as above.
+                // SAFETY: as for the call above; the sum is scratch memory of this operation.
                 let enqueued = unsafe { self.inside(span)?.add_rms_norm(self.stream, &call) };
                 self.enqueued(team, enqueued).map(|_| source)?
             }
@@ -74,8 +78,8 @@ impl Enqueue<'_> {
         Ok(source)
     }
 
-    /// Returns whether memory starts at a multiple of [`ALIGNMENT`] on the device. Memory of the
-    /// host is staged in aligned memory, so the result is always `true` for it.
+    /// Returns whether an operand starts at a multiple of [`ALIGNMENT`] on the device. Returns
+    /// `true` for memory of the host, because it is copied to aligned pinned memory.
     fn is_aligned(&self, place: Place) -> bool {
         matches!(place, Place::Private(_)) || self.state.address(place).is_multiple_of(ALIGNMENT as u64)
     }

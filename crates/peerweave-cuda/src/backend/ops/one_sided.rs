@@ -1,5 +1,5 @@
-//! Operations of this PE alone, and accesses to the memory of another PE: copies, stores, signals,
-//! atomics, launches.
+//! Operations that need no call of another PE: copies, stores, signals, atomics and kernel
+//! launches.
 
 use peerweave_core::Error;
 use peerweave_core::backend::{Atomic, AtomicKind, Fill, Get, GetElement, Launch, Place, Put, PutElement, Signal};
@@ -32,7 +32,7 @@ impl Enqueue<'_> {
         Ok(Source::Copy)
     }
 
-    /// Stores an element on another PE.
+    /// Enqueues a kernel that stores an element in the memory of another PE.
     pub(super) fn put_element(&mut self, put: &PutElement) -> Result<Source, Error> {
         self.state.remote(self.call, put.pe, put.target)?;
         self.note(put.target, put.element_bytes);
@@ -42,7 +42,7 @@ impl Enqueue<'_> {
         Ok(Source::Kernel)
     }
 
-    /// Loads an element from another PE.
+    /// Enqueues a copy that loads an element from the memory of another PE.
     pub(super) fn get_element(&mut self, get: &GetElement) -> Result<Source, Error> {
         let from = self.state.remote(self.call, get.pe, get.source)?;
         let slot = self.slot(2)?;
@@ -51,7 +51,7 @@ impl Enqueue<'_> {
         Ok(Source::Element(slot))
     }
 
-    /// Enqueues a copy within this PE.
+    /// Enqueues a copy between two ranges of memory of this PE.
     pub(super) fn between(&mut self, target: Place, source: Place, bytes: usize) -> Result<Source, Error> {
         let from = self.reading(source, bytes)?;
         let (to, staged) = self.writing(target, bytes)?;
@@ -74,7 +74,7 @@ impl Enqueue<'_> {
         } else {
             const THREADS: usize = 256;
             let blocks = fill.count.div_ceil(THREADS).min(1024) as u32;
-            // SAFETY: as above.
+            // SAFETY: the range has `bytes` bytes, and is recorded or held.
             let elements = unsafe { DeviceSlice::<u8>::from_raw(to, bytes) };
             let arguments = (elements, fill.bits, fill.element_bytes as u32, fill.count as u64);
             self.launch_kernel(|kernels| &kernels.fill, LaunchConfig::new(blocks, THREADS as u32), arguments)?;
@@ -83,7 +83,8 @@ impl Enqueue<'_> {
         Ok(Source::Copy)
     }
 
-    /// Converts the error of a launch that was not enqueued to an error of the call.
+    /// Converts the error of a kernel launch that was not enqueued to the portable error of the
+    /// call.
     fn refused(&self, error: CudaError) -> Error {
         let team = self.state.world();
         match error {

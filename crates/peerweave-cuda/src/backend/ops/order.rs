@@ -1,4 +1,5 @@
-//! The order of a team's collectives, sends and receives.
+//! Keeps the collectives, sends and receives of a team in order if they are enqueued on different
+//! streams.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 

@@ -1,4 +1,4 @@
-//! Operations with strides: strided puts and gets, and the strided all-to-all.
+//! Operations on elements at equal distances: strided puts and gets, and the strided all-to-all.
 
 use peerweave_core::Error;
 use peerweave_core::backend::{Collective, Direction, Place, Strided};
@@ -12,14 +12,15 @@ use crate::backend::teams::TeamOf;
 /// Elements at equal distances: the address of the first element, and the distance in bytes.
 type Rows = (u64, usize);
 
-/// Returns the number of bytes from the first element to the end of the last of `count` elements.
+/// Returns the number of bytes from the start of the first to the end of the last of `count`
+/// elements. The elements have `width` bytes, and `stride` is their distance in elements.
 fn reach(count: usize, stride: usize, width: usize) -> usize {
     count.checked_sub(1).map_or(0, |last| (last * stride + 1) * width)
 }
 
 impl Enqueue<'_> {
-    /// Copies `count` elements of `width` bytes. The memory between elements of the target does not
-    /// change.
+    /// Enqueues a copy of `count` elements of `width` bytes. The memory between the elements of the
+    /// target does not change.
     fn copy_rows(&self, to: Rows, from: Rows, width: usize, count: usize) -> Result<(), Error> {
         if count == 0 || to == from {
             return Ok(());
@@ -71,9 +72,9 @@ impl Enqueue<'_> {
         Ok(Source::Copy)
     }
 
-    /// Like [`writing`](Self::writing), for a result whose elements lie at a stride. The bytes
-    /// between the elements must not change, so memory of the host is first copied to the staged
-    /// memory.
+    /// Like [`writing`](Self::writing), but for a result whose elements lie at a stride. The bytes
+    /// between the elements must not change. So if the result is in memory of the host, its bytes
+    /// are first copied to the pinned memory.
     fn writing_between(&mut self, place: Place, bytes: usize, stride: usize) -> Result<(u64, Option<Staged>), Error> {
         let before = match place {
             Place::Private(_) if stride > 1 => Some(self.reading(place, bytes)?),
@@ -86,8 +87,8 @@ impl Enqueue<'_> {
         Ok((to, staged))
     }
 
-    /// Enqueues a strided all-to-all: the elements are copied to contiguous memory, exchanged, and
-    /// copied to the result at its stride.
+    /// Enqueues a strided all-to-all. The stream copies the elements to contiguous memory,
+    /// exchanges them, and copies them to the result at the result's stride.
     pub(super) fn all_to_all_strided(&mut self, team: &TeamOf, op: &Collective) -> Result<Source, Error> {
         let (n, width, [source, dest]) = (team.members.len(), op.element_bytes(), op.strides());
         let rows = n * op.count;

@@ -1,4 +1,4 @@
-//! Sends and receives, and collectives with parts of different lengths.
+//! Sends and receives, and collectives whose parts have different lengths.
 
 use peerweave_core::Error;
 use peerweave_core::backend::{Collective, CollectiveKind, Direction, Op, Place, PointToPoint};
@@ -11,8 +11,8 @@ use crate::backend::teams::{MessageRecord, TeamOf};
 use crate::collective::Message;
 
 impl Enqueue<'_> {
-    /// Enqueues sends and receives that run at the same time. All sends and receives of one team
-    /// are enqueued together.
+    /// Enqueues the sends and receives of a group, which run at the same time. Enqueues all sends
+    /// and receives of one team together.
     pub(super) fn transfers<'o>(&mut self, ops: impl Iterator<Item = &'o PointToPoint> + Clone) -> Result<Source, Error> {
         let mut source = Source::Copy;
         for (number, first) in ops.clone().enumerate() {
@@ -59,7 +59,8 @@ impl Enqueue<'_> {
         self.enqueued(team, enqueued)
     }
 
-    /// Enqueues a collective with parts of different lengths: a send and a receive for each part.
+    /// Enqueues a collective whose parts have different lengths. Each part is a message from one
+    /// rank to another.
     pub(super) fn vector(&mut self, team: &TeamOf, op: &Collective) -> Result<Source, Error> {
         let counts = op.counts.as_ref().unwrap_or_else(|| panic!("peerweave-core bug: {} has no counts", self.call));
         let size = op.dtype.size_bytes();
@@ -70,14 +71,14 @@ impl Enqueue<'_> {
         let sent = bytes(&counts.send_offsets, &counts.send_counts);
         let mut from = op.send.map_or(Ok(0), |send| self.reading(send, sent))?;
         if op.kind == CollectiveKind::AllToAllV && op.send == op.recv {
-            // In place, an arriving part would overwrite a part that was not sent yet.
+            // In place, a part that arrives would overwrite a part that this rank has not sent yet.
             let scratch = self.scratch(sent)?;
             self.copy(scratch, from, sent)?;
             from = scratch;
         }
         let received = bytes(&counts.recv_offsets, &counts.recv_counts);
-        // The bytes between the parts of the result must not change, so memory of the host is first
-        // copied to the staged memory.
+        // The bytes between the parts of the result must not change. So a result in memory of the
+        // host is first copied to the pinned memory.
         let before = match op.recv {
             Some(recv @ Place::Private(_)) => Some(self.reading(recv, received)?),
             _ => None,
@@ -120,7 +121,7 @@ impl Enqueue<'_> {
     }
 }
 
-/// Returns the sends and receives of a group.
+/// Returns the sends and receives among the operations of a group.
 pub(super) fn transfers_of(ops: &[Op]) -> impl Iterator<Item = &PointToPoint> + Clone {
     ops.iter().filter_map(|op| if let Op::PointToPoint(op) = op { Some(op) } else { None })
 }

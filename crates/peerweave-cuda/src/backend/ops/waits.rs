@@ -1,4 +1,4 @@
-//! Enqueues waits for words of this PE, and tests of such words.
+//! Enqueues waits for words in this PE's symmetric memory, and tests of such words.
 
 use peerweave_core::Error;
 use peerweave_core::backend::{Until, WaitMode, WaitUntil, WaitValues};
@@ -8,8 +8,9 @@ use peerweave_types::Compare;
 use crate::backend::enqueue::{Enqueue, Source, Wait};
 
 impl Enqueue<'_> {
-    /// Enqueues a wait. The wait's slot in pinned memory contains, in this order:
-    /// - The outcome, with one bit for each word.
+    /// Enqueues a kernel that waits for words, or tests them. The kernel uses a slot in pinned
+    /// memory, which contains, in this order:
+    /// - The outcome of the wait, with one bit for each word.
     /// - If words are excluded: one bit for each word, which is set if the word is excluded.
     /// - If each word is compared with its own value: these values.
     pub(super) fn wait(&mut self, wait: &WaitUntil) -> Result<Source, Error> {

@@ -1,4 +1,4 @@
-//! Events of streams, which tickets and users wait for.
+//! CUDA events recorded in streams. Tickets and users wait for these events.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use peerweave_driver::cudarc::driver::sys::CUevent;
 use peerweave_driver::{CudaCode, CudaContext, CudaError, CudaStream, Driver, DriverError, bind, relaxed};
 
-/// An event of the driver that was recorded in a stream.
+/// A CUDA event that was recorded in a stream.
 #[derive(Debug)]
 pub(crate) struct Recorded {
     event: Handle,
@@ -24,10 +24,10 @@ unsafe impl Send for Handle {}
 unsafe impl Sync for Handle {}
 
 impl Recorded {
-    /// Creates an event and records it after the present work of a stream that is not being
-    /// captured.
+    /// Creates an event, and records it after the work that is now enqueued in the stream. The
+    /// stream must not be captured. If `timed` is true, the event records times.
     pub(crate) fn new(stream: &Arc<CudaStream>, timed: bool) -> Result<Self, DriverError> {
-        /// `CU_EVENT_DISABLE_TIMING`, for events with the lowest cost.
+        /// The flag `CU_EVENT_DISABLE_TIMING`, which gives events with the lowest cost.
         const DISABLE_TIMING: u32 = 2;
         let api = Driver::get()?.api();
         bind(stream.context())?;
@@ -40,15 +40,16 @@ impl Recorded {
         Ok(recorded)
     }
 
-    /// Records the event again, after the present work of a stream whose context is current.
-    /// Streams that already wait for the event still wait for its earlier recording.
+    /// Records the event again, after the work that is now enqueued in the stream. The context of
+    /// the stream must be current. Streams that already wait for the event still wait for its
+    /// earlier recording.
     pub(crate) fn again(&self, stream: &Arc<CudaStream>) -> Result<(), DriverError> {
         let api = Driver::get()?.api();
         // SAFETY: the event and the stream are live, and the stream's context is current.
         Ok(CudaError::check("cuEventRecord", unsafe { api.cuEventRecord(self.event.0, stream.cu_stream()) }?)?)
     }
 
-    /// Returns whether the stream has passed the event.
+    /// Returns whether the stream has completed all work before the event.
     pub(crate) fn is_complete(&self) -> Result<bool, DriverError> {
         let api = Driver::get()?.api();
         bind(&self.context)?;
@@ -60,7 +61,8 @@ impl Recorded {
         }
     }
 
-    /// Makes a stream wait for the event, on the device.
+    /// Makes a stream wait for the event. The wait runs on the device and does not block the
+    /// caller.
     pub(crate) fn hold_back(&self, stream: &Arc<CudaStream>) -> Result<(), DriverError> {
         let api = Driver::get()?.api();
         bind(stream.context())?;
@@ -69,8 +71,8 @@ impl Recorded {
         Ok(())
     }
 
-    /// Returns the time from `earlier` to this event; `None` if one of the events is not complete,
-    /// or if this event is the earlier one.
+    /// Returns the time from the event `earlier` to this event. Returns `None` if one of the events
+    /// is not complete, if this event happened before `earlier`, or if the driver fails.
     pub(crate) fn elapsed_since(&self, earlier: &Self) -> Option<Duration> {
         let api = Driver::get().ok()?.api();
         bind(&self.context).ok()?;

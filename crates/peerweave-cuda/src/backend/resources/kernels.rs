@@ -1,4 +1,4 @@
-//! The kernels of `peerweave-stream-kernels`. They are loaded once, so that launches need no
+//! The kernels of `peerweave-stream-kernels`. A PE loads them once, so that launches need no
 //! look-up.
 
 use std::sync::{Arc, OnceLock, PoisonError};
@@ -11,7 +11,7 @@ use peerweave_types::DType;
 use crate::error::CudaError;
 use crate::gpu::Gpu;
 
-/// The loaded kernels of one GPU.
+/// The kernels of `peerweave-stream-kernels` that are loaded on one GPU.
 pub(crate) struct Kernels {
     pub(crate) signal: LoadedKernel,
     pub(crate) wait: LoadedKernel,
@@ -19,12 +19,13 @@ pub(crate) struct Kernels {
     pub(crate) barrier: LoadedKernel,
     pub(crate) put_element: LoadedKernel,
     pub(crate) fill: LoadedKernel,
-    /// Address of the kernels' context, which does not change while the GPU lives.
+    /// Device address of the [`KernelContext`](peerweave_types::KernelContext) that kernels
+    /// receive. The address does not change while the GPU lives.
     context: u64,
 }
 
 impl Kernels {
-    /// Loads every kernel.
+    /// Loads all kernels of this struct on a GPU.
     pub(crate) fn load(gpu: &Gpu) -> Result<Self, CudaError> {
         Ok(Self {
             signal: gpu.load(&stream_signal::KERNEL)?,
@@ -37,17 +38,18 @@ impl Kernels {
         })
     }
 
-    /// Returns the address of the kernels' context.
+    /// Returns the device address of the context that kernels receive as their first argument.
     pub(crate) fn context(&self) -> u64 {
         self.context
     }
 }
 
-/// The loaded kernels that combine operands of teams on several hosts, by type.
+/// The loaded kernels that combine the operands of teams on several hosts. The index is the element
+/// type.
 pub(crate) type Combiners = [OnceLock<LoadedKernel>; DType::ALL.len()];
 
-/// Records that this backend may enqueue work on a stream, for as long as the caller has the
-/// stream. The heap, the tables and the report live until that work has ended.
+/// Records that this backend may enqueue work on a stream as long as the stream exists. The heap,
+/// the tables of kernels and the failure report then stay allocated until that work has ended.
 pub(crate) fn note(gpu: &Gpu, stream: &Arc<CudaStream>) {
     let inner = &*gpu.0;
     inner.tables.lock().unwrap_or_else(PoisonError::into_inner).note(stream);

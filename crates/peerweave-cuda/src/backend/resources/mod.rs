@@ -1,5 +1,5 @@
-//! Resources that operations borrow: memory, words in which kernels store outcomes, events, loaded
-//! kernels.
+//! Resources that operations borrow: temporary memory, words in which kernels store outcomes,
+//! events, and loaded kernels.
 
 mod event;
 mod kernels;

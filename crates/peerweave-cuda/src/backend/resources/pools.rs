@@ -1,23 +1,24 @@
-//! Pools of temporary memory. A piece that an operation no longer uses is reused by later
-//! operations.
+//! Pools of temporary memory. Later operations reuse memory that an earlier operation no longer
+//! uses.
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use crate::backend::lock::lock;
 
-/// Minimum length of a piece, in bytes.
+/// Minimum length in bytes of a piece of temporary memory.
 const LEAST: usize = 4096;
-/// Maximum number of bytes that a pool keeps.
+/// Maximum number of bytes of temporary memory that a pool keeps.
 const MOST: usize = 64 << 20;
 
-/// Returns the length of the piece for an operation that needs `bytes` bytes: a power of two.
+/// Returns the length of the temporary memory that an operation gets if it needs `bytes` bytes: the
+/// next power of two, at least [`LEAST`].
 pub(crate) fn class_of(bytes: usize) -> usize {
     bytes.max(LEAST).checked_next_power_of_two().unwrap_or(bytes)
 }
 
-/// Pieces of memory, each with its length. A piece is free while only the pool has a handle of the
-/// piece.
+/// A pool of pieces of temporary memory, each with its length. A piece is free while only the pool
+/// has a handle of the piece.
 pub(crate) struct Pieces<T> {
     pieces: Mutex<Vec<(usize, Arc<T>)>>,
 }
@@ -29,7 +30,8 @@ impl<T> Default for Pieces<T> {
 }
 
 impl<T> Pieces<T> {
-    /// Returns a free piece of at least `bytes` bytes, or a new piece.
+    /// Returns a free piece of memory of at least `bytes` bytes. If no such piece is free, creates
+    /// a piece with `new`.
     pub(crate) fn take<E>(&self, bytes: usize, new: impl FnOnce() -> Result<T, E>) -> Result<Arc<T>, E> {
         let class = class_of(bytes);
         let mut pieces = lock(&self.pieces);
@@ -48,16 +50,16 @@ impl<T> Pieces<T> {
         {
             kept -= pieces.remove(at).0;
         }
-        // The pool does not keep a piece that is too long for the pool, or for which used pieces
-        // leave no room. Such a piece lives as long as its operation.
+        // The pool keeps a new piece only if it fits beside the pieces that are in use. Another
+        // piece is freed with its operation.
         if kept + class <= MOST {
             pieces.push((class, Arc::clone(&piece)));
         }
         Ok(piece)
     }
 
-    /// Removes all pieces from the pool. A piece that an operation still uses is freed after its
-    /// last use.
+    /// Removes all memory from the pool. Memory that an operation still uses is freed after the
+    /// operation's last use.
     pub(crate) fn clear(&self) {
         lock(&self.pieces).clear();
     }
@@ -69,8 +71,8 @@ impl<T> fmt::Debug for Pieces<T> {
     }
 }
 
-/// A list that stores its first four values without an allocation. Most operations need at most
-/// four.
+/// A list that stores its first four values without an allocation, because most operations need at
+/// most four values.
 #[derive(Debug)]
 pub(crate) struct Few<T> {
     few: [Option<T>; 4],
@@ -111,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn dropped_pool_memory_is_reused() {
+    fn pool_reuses_memory_that_was_dropped() {
         let pool = Pieces::default();
         let (first, second) = (take(&pool, 5000), take(&pool, 8192));
         assert!(!Arc::ptr_eq(&first, &second));
@@ -123,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn pool_keeps_at_most_its_byte_limit() {
+    fn pool_keeps_at_most_the_maximum_number_of_bytes() {
         let pool = Pieces::default();
         let held: Vec<Arc<usize>> = (0..5).map(|_| take(&pool, MOST / 4)).collect();
         assert_eq!(lock(&pool.pieces).len(), 4);

@@ -1,7 +1,7 @@
-//! Words in pinned memory to which kernels of this backend write their outcome.
+//! Slots: words in pinned memory to which kernels of this backend write their outcome.
 //!
-//! Invariant: a slot is reused only after it was dropped, and operations in flight own their slots,
-//! so no kernel writes to the slot of a later operation.
+//! Invariant: the pool reuses a slot only after it was dropped. An operation in flight owns its
+//! slots. So no kernel writes to the slot of a later operation.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
@@ -12,12 +12,13 @@ use peerweave_types::DeviceSlice;
 
 use crate::backend::lock::lock;
 
-/// Number of 64-bit words of a slot in the pool.
+/// Number of 64-bit words in each slot of the pool.
 const SLOT_WORDS: usize = 16;
-/// Number of slots that are allocated together.
+/// Number of slots that the pool allocates together.
 const CHUNK: usize = 64;
 
-/// The slots that are free.
+/// The pool of free slots. A slot is a few words of pinned memory in which kernels store their
+/// outcome.
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
     free: Mutex<Vec<(MappedWords, usize)>>,
@@ -31,12 +32,14 @@ pub(crate) struct Slot {
     first: usize,
     /// Length of the slot in 64-bit words.
     len: usize,
-    /// Pool to which the slot returns; `None` if its words are freed with the slot.
+    /// The pool to which the slot returns when it is dropped. `None` if the slot owns its words and
+    /// frees them.
     home: Option<Weak<Pool>>,
 }
 
 impl Pool {
-    /// Returns a slot of at least `len` 64-bit words, all zero.
+    /// Returns a free slot of at least `len` 64-bit words, and sets the words to zero. Allocates
+    /// memory if no slot is free.
     pub(crate) fn take(self: &Arc<Self>, context: &Arc<CudaContext>, len: usize) -> Result<Slot, DriverError> {
         let slot = if len > SLOT_WORDS {
             Slot { words: MappedWords::new(context, 2 * len)?, first: 0, len, home: None }
@@ -58,25 +61,25 @@ impl Pool {
 }
 
 impl Slot {
-    /// Returns the word at `index`.
+    /// Returns the 64-bit word at `index`.
     pub(crate) fn get(&self, index: usize) -> u64 {
         let half = |at: usize| u64::from(self.words.word(self.first + 2 * index + at).load(Ordering::Acquire));
         half(0) | half(1) << 32
     }
 
-    /// Sets the word at `index`. No kernel may use the slot during the call.
+    /// Sets the 64-bit word at `index`. No kernel may use the slot during the call.
     pub(crate) fn set(&self, index: usize, value: u64) {
         let half = |at: usize, value: u64| self.words.word(self.first + 2 * index + at).store(value as u32, Ordering::Release);
         half(0, value);
         half(1, value >> 32);
     }
 
-    /// Returns the device address of the word at `index`.
+    /// Returns the device address of the 64-bit word at `index`.
     pub(crate) fn address(&self, index: usize) -> u64 {
         self.words.device_address(self.first + 2 * index)
     }
 
-    /// Returns a view of `len` words from index `first`, for kernels.
+    /// Returns a view of `len` 64-bit words from index `first`, to be passed to a kernel.
     pub(crate) fn view(&self, first: usize, len: usize) -> DeviceSlice<u64> {
         assert!(
             first + len <= self.len,
@@ -89,7 +92,8 @@ impl Slot {
         unsafe { DeviceSlice::from_raw(self.address(first), len) }
     }
 
-    /// Records that work that uses the slot is about to be enqueued.
+    /// Records that the caller enqueues work that uses the slot on `stream`. The words then stay
+    /// allocated until the stream has completed that work.
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         self.words.note(stream);
     }

@@ -1,10 +1,10 @@
-//! Memory of the host as operands. The data is copied through pinned memory that the device can
-//! access.
+//! Operands and results in memory of the host. Their data is copied through pinned memory that the
+//! device can access.
 //!
 //! Invariants: **\[G1\]** the device accesses only the pinned memory, never the caller's memory.
-//! **\[G2\]** The memory of a blocking call is accessed only by the calling thread. The memory of a
-//! queued call is accessed by a function that runs in stream order, while the queue holds the
-//! memory.
+//! **\[G2\]** In a blocking call, only the calling thread accesses the caller's memory. In a queued
+//! call, a function that runs in stream order accesses the caller's memory, while the queue holds
+//! this memory.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -13,22 +13,23 @@ use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use peerweave_driver::launch::MappedWords;
 use peerweave_driver::{CudaError, CudaStream, Driver, DriverError, bind};
 
-/// The thread that copies between the caller's memory and pinned memory.
+/// The thread that copies data between the caller's memory and pinned memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Copier {
-    /// The calling thread copies: operands before the operation is enqueued, results after the
-    /// operation has ended.
+    /// The calling thread copies the operands before the operation is enqueued, and the results
+    /// after the operation has ended.
     Caller,
-    /// A thread of the driver copies, in stream order.
+    /// A thread of the driver copies the operands and the results, in stream order.
     Stream,
 }
 
-/// Pinned memory of a pool. While an operation uses the pinned memory, it replaces memory of the
-/// caller. The address and the length of the caller's memory are stored here.
+/// Pinned memory of a pool. While an operation uses this memory, the memory replaces the caller's
+/// memory. The address and the length of the caller's memory are stored here.
 #[derive(Debug)]
 pub(crate) struct Pinned {
     pub(crate) words: MappedWords,
-    /// Address of the caller's memory, which is accessed only as [G2] permits.
+    /// Address of the caller's memory. It is accessed only as the invariant [G2] of this module
+    /// permits.
     caller: AtomicPtr<u8>,
     bytes: AtomicUsize,
 }
@@ -39,13 +40,13 @@ impl Pinned {
     }
 }
 
-/// Pinned memory that replaces memory of the caller.
+/// A handle of pinned memory that replaces the caller's memory in one operation.
 #[derive(Clone, Debug)]
 pub(crate) struct Staged(Arc<Pinned>);
 
 impl Staged {
-    /// Uses pinned memory of at least `bytes` bytes, which no other operation uses, in place of the
-    /// caller's memory at `at`.
+    /// Makes `pinned` replace `bytes` bytes of the caller's memory at `at`. The pinned memory has
+    /// at least `bytes` bytes, and no other operation uses it.
     pub(crate) fn new(pinned: Arc<Pinned>, at: *mut u8, bytes: usize) -> Self {
         pinned.caller.store(at, Ordering::Relaxed);
         pinned.bytes.store(bytes, Ordering::Release);
@@ -69,19 +70,19 @@ impl Staged {
         self.0.caller.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of whole words in the caller's memory, and their address if it is
-    /// aligned.
+    /// Returns the number of whole 32-bit words in the caller's memory. Also returns the address of
+    /// the words if it is aligned.
     fn words(&self) -> (usize, Option<*mut u32>) {
         let at = self.caller().cast::<u32>();
         (self.bytes() / size_of::<u32>(), at.is_aligned().then_some(at))
     }
 
-    /// Returns the range of the caller's bytes that a word of pinned memory holds.
+    /// Returns the range of the caller's bytes that the 32-bit word `word` of pinned memory holds.
     fn bytes_of(&self, word: usize) -> std::ops::Range<usize> {
         word * size_of::<u32>()..self.bytes().min((word + 1) * size_of::<u32>())
     }
 
-    /// Copies from the caller's memory.
+    /// Copies the operand from the caller's memory to the pinned memory.
     ///
     /// # Safety
     /// The caller's memory is valid for reads.
@@ -107,10 +108,11 @@ impl Staged {
         }
     }
 
-    /// Copies to the caller's memory.
+    /// Copies the result from the pinned memory to the caller's memory.
     ///
     /// # Safety
-    /// The caller's memory is valid for writes, by atomic accesses if other threads use it.
+    /// The caller's memory is valid for writes. If other threads use the memory, their accesses are
+    /// atomic.
     pub(crate) unsafe fn empty(&self) {
         let (words, aligned) = self.words();
         for word in 0..self.bytes().div_ceil(size_of::<u32>()) {
@@ -128,40 +130,41 @@ impl Staged {
         }
     }
 
-    /// Enqueues the copy from the caller's memory.
+    /// Enqueues the copy of the operand from the caller's memory to the pinned memory.
     ///
     /// # Safety
-    /// As for [`fill`](Self::fill), until the stream has run the copy.
+    /// The requirements of [`fill`](Self::fill) hold until the stream has run the copy.
     pub(crate) unsafe fn enqueue_fill(&self, stream: &Arc<CudaStream>) -> Result<(), DriverError> {
         /// # Safety
-        /// `data` is from `Arc::into_raw` of a [`Pinned`]. The caller's memory that it refers to
-        /// satisfies the requirements of [`Staged::fill`].
+        /// `data` is from `Arc::into_raw` of a [`Pinned`]. The [`Pinned`] stores the address of
+        /// the caller's memory, which satisfies the requirements of [`Staged::fill`].
         unsafe extern "C" fn run(data: *mut c_void) {
-            // SAFETY: the caller guarantees both.
+            // SAFETY: the caller guarantees both properties.
             unsafe { Staged(Arc::from_raw(data.cast::<Pinned>())).fill() };
         }
         // SAFETY: the caller guarantees the memory until the stream has run the function.
         unsafe { self.enqueue(stream, run) }
     }
 
-    /// Enqueues the copy to the caller's memory.
+    /// Enqueues the copy of the result from the pinned memory to the caller's memory.
     ///
     /// # Safety
-    /// As for [`empty`](Self::empty), until the stream has run the copy.
+    /// The requirements of [`empty`](Self::empty) hold until the stream has run the copy.
     pub(crate) unsafe fn enqueue_empty(&self, stream: &Arc<CudaStream>) -> Result<(), DriverError> {
         /// # Safety
-        /// `data` is from `Arc::into_raw` of a [`Pinned`]. The caller's memory that it refers to
-        /// satisfies the requirements of [`Staged::empty`].
+        /// `data` is from `Arc::into_raw` of a [`Pinned`]. The [`Pinned`] stores the address of
+        /// the caller's memory, which satisfies the requirements of [`Staged::empty`].
         unsafe extern "C" fn run(data: *mut c_void) {
-            // SAFETY: the caller guarantees both.
+            // SAFETY: the caller guarantees both properties.
             unsafe { Staged(Arc::from_raw(data.cast::<Pinned>())).empty() };
         }
         // SAFETY: the caller guarantees the memory until the stream has run the function.
         unsafe { self.enqueue(stream, run) }
     }
 
-    /// Enqueues a copy. The copy drops its handle of the pinned memory. The queue holds another
-    /// handle, so the thread of the driver frees no memory.
+    /// Enqueues a call of `run`, which copies between the caller's memory and the pinned memory and
+    /// then drops its handle of the pinned memory. The queue holds another handle, so the thread of
+    /// the driver frees no memory.
     ///
     /// # Safety
     /// `run` takes over a raw handle of the pinned memory. The caller's memory stays valid for
@@ -178,7 +181,7 @@ impl Staged {
     }
 }
 
-/// Enqueues a call of a function of the host on a stream that is not being captured.
+/// Enqueues a call of the host function `run` on a stream that is not being captured.
 ///
 /// # Safety
 /// Running the function once with `data` must be sound until the stream has passed the call. The
@@ -196,14 +199,14 @@ unsafe fn launch_host(
 
 pub(crate) type Function = Box<dyn FnOnce() + Send>;
 
-/// Enqueues a call of a function of the host on a stream that is not being captured. The function
-/// must not call the driver. The function's captured values are dropped on the thread that runs the
-/// function.
+/// Enqueues a call of a closure on a stream that is not being captured. A thread of the driver runs
+/// the closure in stream order, and drops its captured values. The closure must not call the
+/// driver.
 pub(crate) fn call_in_order(stream: &Arc<CudaStream>, function: Function) -> Result<(), DriverError> {
     /// # Safety
-    /// `data` is a box of a [`Function`] that is not used again.
+    /// `data` is the raw pointer of a box of a [`Function`]. No other code uses the box again.
     unsafe extern "C" fn run(data: *mut c_void) {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees that `data` is the raw pointer of a box of a `Function`.
         let function = unsafe { Box::from_raw(data.cast::<Function>()) };
         // A panic must not unwind into the driver. The function itself stores the error of its
         // panic.

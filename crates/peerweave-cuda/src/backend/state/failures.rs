@@ -1,4 +1,4 @@
-//! The first failure of a PE, and its reason.
+//! Records the first failure of a PE, and finds the reason of a failure.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,15 +13,17 @@ use crate::backend::teams::TeamOf;
 use crate::error::CudaError;
 
 impl State {
-    /// Returns the first failure of a kernel of this PE. After a failure, teams run no operation.
+    /// Returns the first failure that this PE has recorded: of a kernel, of NCCL, or of a
+    /// comparison of calls. After a failure, all teams are poisoned.
     pub(crate) fn failure(&self) -> Option<Error> {
         lock(&self.failure).clone()
     }
 
-    /// Records a failure of a kernel, unless an earlier failure is recorded. Returns `error`.
+    /// Records `error` as the failure of this PE if no earlier failure is recorded. Returns
+    /// `error`.
     ///
-    /// If another PE is at fault, reports that PE to the rendezvous. If this PE then ends because
-    /// of the failure, other PEs name the reported PE.
+    /// If another PE caused the failure, reports that PE to the rendezvous. If this PE later ends
+    /// because of the failure, the errors of other PEs name the reported PE.
     pub(crate) fn record(&self, error: Error) -> Error {
         let mut is_first = false;
         lock(&self.failure).get_or_insert_with(|| {
@@ -36,8 +38,8 @@ impl State {
         error
     }
 
-    /// Fails with [`Error::Poisoned`] if a kernel has failed. Operations that need kernels call
-    /// this function first.
+    /// Fails with [`Error::Poisoned`] if this PE has recorded a failure. Operations that need
+    /// kernels call this function first.
     pub(crate) fn poisoned(&self, call: &'static str, team: TeamName) -> Result<(), Error> {
         if !self.has_failure.load(Ordering::Acquire) {
             return Ok(());
@@ -48,17 +50,17 @@ impl State {
         }
     }
 
-    /// Compares the collectives that the ranks of a team have begun, as far as they are recorded.
+    /// Compares the recorded collectives and messages of a team's ranks with those of this PE.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if the collectives differ; the error is then also recorded as a failure
-    /// of this PE.
+    /// [`Error::Mismatch`] if the collectives or messages differ. This error is also recorded as
+    /// the failure of this PE.
     pub(crate) fn compare(&self, team: &TeamOf) -> Result<(), Error> {
         let found = self.calls.as_ref().and_then(|calls| calls.difference(team));
         found.map_or(Ok(()), |(pe, mine, theirs)| Err(self.record(mismatch(team.name(), pe, mine, theirs))))
     }
 
-    /// Like [`compare`](Self::compare), for all teams.
+    /// Like [`compare`](Self::compare), but for all teams of this PE.
     pub(crate) fn compare_all(&self) -> Result<(), Error> {
         if self.calls.is_none() {
             return Ok(());
@@ -66,13 +68,14 @@ impl State {
         self.teams.try_each(|team| self.compare(team))
     }
 
-    /// Returns the reason why a kernel of the program failed.
+    /// Returns the error with the reason why a kernel of the application failed.
     pub(crate) fn kernel_failure(&self, call: &'static str, team: TeamName) -> Error {
         self.reported_failure(call, team, |error| portable(call, team, error))
     }
 
-    /// Returns the reason why an operation of this backend failed. `word` is the word for which the
-    /// operation waited, if it waited for one word. The field `found` of `word` is ignored.
+    /// Returns the error with the reason why an operation of this backend failed. If the operation
+    /// waited for one word in symmetric memory, `word` describes that word. The field `found` of
+    /// `word` is ignored.
     pub(crate) fn operation_failure(&self, call: &'static str, team: TeamName, word: Option<AwaitedWord>) -> Error {
         self.reported_failure(call, team, |error| match error {
             CudaError::Kernel { failure, .. } if failure.kind == Some(FailureKind::Deadline) => {
@@ -107,30 +110,32 @@ impl State {
                 Some(because) => Error::Poisoned { call, team, because: Arc::new(because) },
                 None => Error::system(
                     call,
-                    std::io::Error::other("the kernel ended, but it has stored neither an outcome nor a failure report"),
+                    std::io::Error::other("the kernel ended, but stored neither an outcome nor a failure report"),
                 ),
             },
         }
     }
 
-    /// Returns another PE that has called shrink, and runs no more operations of this world.
+    /// Returns another PE that has called `shrink`. Such a PE runs no more operations of this
+    /// world. Returns `None` if no other PE has called `shrink`.
     pub(crate) fn shrinks(&self) -> Option<Pe> {
         let calls = self.calls.as_ref()?;
         let others = (0..self.job.n_pes).filter(|pe| *pe != self.me());
         others.into_iter().find(|pe| calls.survivors(*pe).has_begun()).map(|pe| Pe::new(pe as u32))
     }
 
-    /// Fails if a PE is known to have died. Kernels may still run: only work that waits for that PE
-    /// fails.
+    /// Fails if a PE is known to have died. Kernels can still run after such a failure, because
+    /// only work that waits for that PE fails.
     pub(crate) fn check_targets(&self, call: &'static str, team: TeamName) -> Result<(), Error> {
-        // After finalize the outcome of an earlier operation does not change.
+        // After finalize, no losses are known, so the outcome of an earlier operation does not
+        // change.
         let losses = self.gpu(call).map_or_else(|_| Vec::new(), |gpu| gpu.rendezvous().losses());
         let died = losses.into_iter().find(|(_, loss)| cause(loss) == PeerCause::Died);
         died.map_or(Ok(()), |(pe, _)| Err(Error::Peer { call, team, pe, cause: PeerCause::Died }))
     }
 
-    /// Fails if a word can no longer change: if a PE has died or called shrink, or if all other PEs
-    /// have left.
+    /// Fails if an awaited word may never change: if a PE has died or called `shrink`, or if all
+    /// other PEs have left the job.
     pub(crate) fn check_signallers(&self, call: &'static str, team: TeamName) -> Result<(), Error> {
         self.check_targets(call, team)?;
         let failed = |pe, cause| Err(Error::Peer { call, team, pe, cause });
@@ -145,7 +150,7 @@ impl State {
         }
     }
 
-    /// Returns whether a kernel of this GPU has reported a failure.
+    /// Returns whether the failure report of this GPU contains a failure of a kernel.
     pub(crate) fn has_failed(&self) -> bool {
         self.gpu(NAME).is_ok_and(|gpu| gpu.0.report.failure().is_some())
     }

@@ -1,4 +1,4 @@
-//! Streams and memory that no operation uses, for later operations.
+//! Free streams, free pinned memory and empty lists, which later operations reuse.
 
 use std::sync::Arc;
 
@@ -13,11 +13,10 @@ use crate::backend::resources::{self, Pinned, Recorded, Staged, class_of};
 use crate::collective::Message;
 use crate::gpu::Gpu;
 
-/// The messages of an operation, and their staged results.
+/// Two lists of an operation: its messages, and the pinned memory of its results.
 pub(crate) type Lists = (Vec<Message>, Vec<Staged>);
 
-/// A stream for one blocking operation at a time, with an event that marks the end of the
-/// operation.
+/// A stream for one blocking operation at a time. The event marks the end of the operation.
 pub(crate) struct Lane {
     pub(crate) stream: PrivateStream,
     pub(crate) event: Recorded,
@@ -30,12 +29,13 @@ impl State {
         self.pinned.take(bytes, new).map_err(|error| driver(call, error))
     }
 
-    /// Returns empty lists for the messages of an operation and their staged results.
+    /// Returns empty lists for the messages of an operation and for the pinned memory of its
+    /// results.
     pub(crate) fn take_lists(&self) -> Lists {
         lock(&self.lists).pop().unwrap_or_default()
     }
 
-    /// Makes lists available to later operations.
+    /// Clears the lists of an operation, and makes them available to later operations.
     pub(crate) fn give_back_lists(&self, mut messages: Vec<Message>, mut results: Vec<Staged>) {
         const MOST: usize = 16;
         messages.clear();
@@ -46,7 +46,8 @@ impl State {
         }
     }
 
-    /// Takes a stream that no other operation uses, with its event.
+    /// Returns a free stream with its event, for one blocking operation. Creates a stream if none
+    /// is free.
     pub(crate) fn take_lane(&self, call: &'static str, gpu: &Gpu) -> Result<Lane, Error> {
         let idle = lock(&self.idle).pop();
         if let Some(lane) = idle {
@@ -62,7 +63,7 @@ impl State {
         Ok(lane)
     }
 
-    /// Adds a stream without work to the free streams.
+    /// Makes a stream whose work has ended available to later blocking operations.
     pub(crate) fn give_back(&self, lane: Lane) {
         lock(&self.idle).push(lane);
     }

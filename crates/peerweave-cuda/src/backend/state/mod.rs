@@ -42,10 +42,12 @@ use crate::memory::Symmetric;
 use crate::nccl::Entry;
 use crate::route::Routes;
 
-/// Additional time for work to end after its own waits have reached their deadline.
+/// The time by which a wait of the host exceeds the deadline, so that kernels can end at the
+/// deadline and report their failure.
 pub(crate) const GRACE: Duration = Duration::from_millis(500);
 
-/// A handle of the GPU, which lives until finalize, with the loaded kernels of this backend.
+/// A handle of the GPU, with the loaded kernels of this backend. Each call holds a clone of this
+/// handle while it uses the GPU.
 #[derive(Clone)]
 pub(crate) struct Live {
     gpu: Gpu,
@@ -60,30 +62,32 @@ impl Deref for Live {
     }
 }
 
-/// The memory, the routes and the records that collectives need.
+/// The parts of [`State`] that collectives need: staging memory, routes, NCCL, and records of
+/// calls.
 pub(crate) struct Memory {
-    /// Staging memory of every team except the team of all PEs. `None` if there can be no such
-    /// teams, if the heap has no room for the memory, or on NVSHMEM's heap if other PEs are not
-    /// mapped.
+    /// Staging memory of every team except the team of all PEs. `None` if no other team can exist,
+    /// or if the heap has no room for the memory. Also `None` on NVSHMEM's heap if other PEs are
+    /// not mapped.
     pub(crate) rooms: Option<Symmetric<u8>>,
     pub(crate) rooms_options: CollectivesOptions,
     pub(crate) routes: Arc<Routes>,
     pub(crate) nccl: Entry,
-    /// Record of collective calls. `None` for a job of one PE, if PEs are on several hosts, and on
-    /// NVSHMEM's heap.
+    /// The records of the collectives that each PE has begun. `None` in a job of one PE, in a job
+    /// on several hosts, and on NVSHMEM's heap.
     pub(crate) calls: Option<Calls>,
-    /// The processes of the other PEs; `None` if `calls` is `None`.
+    /// Watches the processes of the other PEs. `None` if `calls` is `None`.
     pub(crate) processes: Option<Processes>,
 }
 
-/// The state of one PE.
+/// The state of one PE, which its backend, streams and tickets share.
 pub(crate) struct State {
     /// The GPU; `None` after finalize.
     gpu: RwLock<Option<Live>>,
     pub(crate) context: Arc<CudaContext>,
     pub(crate) rendezvous: Mutex<Option<Arc<Rendezvous>>>,
-    /// The rendezvous of the launcher's job, in a world that `shrink` has made; otherwise `None`.
-    /// The process stays connected to it, so that the launcher sees that the process continues.
+    /// In a world that `shrink` has made: the rendezvous of the launcher's job; otherwise `None`.
+    /// The process stays connected to this rendezvous, so that the launcher sees that the process
+    /// continues.
     pub(crate) launcher: Mutex<Option<Arc<Rendezvous>>>,
     pub(crate) job: JobShape,
     pub(crate) caps: Caps,
@@ -93,48 +97,50 @@ pub(crate) struct State {
     pub(crate) heap_bytes: u64,
     pub(crate) allocations: Mutex<BTreeMap<u64, Symmetric<u8>>>,
     pub(crate) teams: Teams,
-    /// Number of teams that were created, as far as this PE knows from its own splits. The count
-    /// distinguishes teams that reuse a number.
+    /// Number of teams that this PE knows to have been created by splits in which it took part. The
+    /// count distinguishes teams that reuse a number.
     pub(crate) splits: Mutex<u32>,
     /// Locked while this PE creates a team from a list of its members.
     pub(crate) making: Mutex<()>,
-    /// Record of the collectives that each PE has begun: see [`Memory::calls`].
+    /// The records of the collectives that each PE has begun: see [`Memory::calls`].
     pub(crate) calls: Option<Calls>,
-    /// The processes of the other PEs: see [`Memory::processes`].
+    /// Watches the processes of the other PEs: see [`Memory::processes`].
     pub(crate) processes: Option<Processes>,
-    /// The route table and the choices of the caller.
+    /// The route table, with the algorithms that the caller has chosen for collectives.
     pub(crate) routes: Arc<Routes>,
     pub(crate) nccl: Entry,
-    /// The host of each PE.
+    /// The host on which each PE runs.
     pub(crate) hosts: Hosts,
-    /// Stream for messages between hosts that run at the same time as messages within this host.
+    /// Stream for messages to and from other hosts that run at the same time as messages within
+    /// this host. `None` until the first use.
     pub(crate) between_hosts: Mutex<Option<PrivateStream>>,
-    /// Kernels for teams on several hosts.
+    /// The kernels that combine operands of teams on several hosts.
     pub(crate) combiners: Combiners,
     /// One allocation with the staging memory of every team except the team of all PEs.
     rooms: Mutex<Option<Arc<Symmetric<u8>>>>,
-    /// Options of the collectives of each team whose staging memory is in `rooms`.
+    /// Options of the collectives of each team that has staging memory in `rooms`.
     rooms_options: CollectivesOptions,
-    /// Stream for accesses of the host to symmetric memory, one at a time.
+    /// Stream by which the host reads and writes symmetric memory, one access at a time. `None`
+    /// until the first use.
     pub(crate) access: Mutex<Option<PrivateStream>>,
-    /// Free streams for blocking operations; each operation takes one.
+    /// Free streams for blocking operations. Each operation takes one stream while it runs.
     idle: Mutex<Vec<Lane>>,
     pub(crate) slots: Arc<Pool>,
-    /// Pinned memory that replaces memory of the caller.
+    /// Pool of pinned memory, which replaces memory of the caller in operations.
     pinned: Pieces<Pinned>,
-    /// Empty lists, to be reused by operations that consist of messages.
+    /// Empty lists, which operations that consist of messages reuse.
     lists: Mutex<Vec<Lists>>,
-    /// Temporary device memory of operations.
+    /// Pool of temporary device memory of operations.
     pub(crate) scratch: Pieces<DeviceMemory<u8>>,
-    /// Whether `failure` is set; can be read without the lock.
+    /// Whether `failure` is set. A thread can read this flag without the lock of `failure`.
     has_failure: AtomicBool,
-    /// The first failure of a kernel.
+    /// The first failure that this PE has recorded; `None` before the first failure.
     failure: Mutex<Option<Error>>,
 }
 
 impl State {
-    /// Creates the state of a PE. `world` is the team of all PEs, `memory` the memory of the
-    /// collectives.
+    /// Creates the state of a PE. `world` is the team of all PEs, and `memory` has the parts that
+    /// collectives need.
     pub(crate) fn new(gpu: Gpu, caps: Caps, bases: Box<[u64]>, world: TeamOf, memory: Memory, kernels: Kernels) -> Self {
         let hosts = gpu.0.hosts.clone();
         let (rendezvous, context) = (Arc::clone(gpu.rendezvous()), Arc::clone(gpu.context()));
@@ -175,20 +181,21 @@ impl State {
         }
     }
 
-    /// Returns the GPU; an error after finalize.
+    /// Returns a handle of the GPU. Fails after finalize.
     pub(crate) fn gpu(&self, call: &'static str) -> Result<Live, Error> {
         let gpu = self.gpu.read().unwrap_or_else(PoisonError::into_inner);
         gpu.clone().ok_or_else(|| finalized(call))
     }
 
-    /// Waits until no call of another thread uses the GPU, and takes the GPU out of the state, so
-    /// that it can be ended. Such a call holds a clone of [`Live`] until it returns, at the latest
-    /// after its deadline. Returns `None` if calls still use the GPU after `within`, or if the GPU
-    /// was taken before.
+    /// Waits until no call of another thread uses the GPU. Then takes the GPU out of the state, so
+    /// that the caller can end it. A call that uses the GPU holds a clone of [`Live`] until the
+    /// call returns, at the latest after its deadline. Returns `None` if calls still use the GPU
+    /// after `within`, or if the GPU was taken before.
     pub(crate) fn take_gpu(&self, within: Duration) -> Option<Gpu> {
         let is_unused = |live: &Live| Arc::strong_count(&live.kernels) == 1;
         let deadline = deadline_after(within);
-        // The GPU stays in the state meanwhile, so that waits end early if a PE is lost.
+        // The GPU stays in the state during this wait, so that waits of other threads end early if
+        // a PE is lost.
         let is_idle = || self.gpu.read().unwrap_or_else(PoisonError::into_inner).as_ref().is_none_or(is_unused);
         let _ = wait_until(deadline, || Ok::<_, Error>(is_idle()));
         let live = self.gpu.write().unwrap_or_else(PoisonError::into_inner).take()?;
@@ -205,7 +212,7 @@ impl State {
         world(self.job.n_pes)
     }
 
-    /// Returns a live team of this PE.
+    /// Returns the team with this id. Fails if the team was destroyed, or after finalize.
     pub(crate) fn team(&self, call: &'static str, team: TeamId) -> Result<Arc<TeamOf>, Error> {
         self.teams.find(team).ok_or_else(|| if team == TeamId::WORLD { finalized(call) } else { destroyed(call) })
     }
@@ -218,7 +225,7 @@ impl State {
         }
     }
 
-    /// Returns the device address of a place in the memory of this PE.
+    /// Returns the device address of an operand in symmetric memory or device memory of this PE.
     pub(crate) fn address(&self, place: Place) -> u64 {
         match place {
             Place::Symmetric(at) => self.bases[self.me()] + at.0,
@@ -236,7 +243,8 @@ impl State {
         }
     }
 
-    /// Returns the error of a call that needs access to the memory of a PE of another host.
+    /// Returns the error of a call that needs access to the memory of `pe`, which is on another
+    /// host.
     pub(crate) fn out_of_reach(&self, call: &'static str, pe: Pe) -> Error {
         let (theirs, mine) = (self.hosts.name_of(pe), self.hosts.name_of(self.job.my_pe));
         let why = format!(
@@ -251,14 +259,14 @@ impl State {
         move |error| portable(call, team, error)
     }
 
-    /// Returns the members of a team that are on the host of this PE, in the order of ranks.
+    /// Returns those `members` that are on the host of this PE, in the order of ranks.
     pub(crate) fn members_here(&self, members: &[Pe]) -> Vec<Pe> {
         let me = self.job.my_pe;
         members.iter().copied().filter(|pe| self.hosts.of(*pe) == self.hosts.of(me)).collect()
     }
 
-    /// Creates the kernels of a new team. `sentinel` is the content of a line whose data has not
-    /// arrived, which the team's first member on this host has chosen.
+    /// Creates the collective kernels of a new team. `sentinel` is the content of a line of staging
+    /// memory whose data has not arrived. The team's first member on this host has chosen it.
     pub(crate) fn kernels_of(
         &self,
         gpu: &Gpu,
@@ -285,12 +293,13 @@ impl State {
     }
 
     /// Records that work on a stream may use any symmetric memory, so that the release of memory
-    /// waits for this work. Needed for work that has no ticket.
+    /// waits for this work. Used for work that has no ticket.
     pub(crate) fn note_allocations(&self, stream: &Arc<CudaStream>) {
         lock(&self.allocations).values().for_each(|memory| memory.note(stream));
     }
 
-    /// Drops the streams without work, and the memory of collectives.
+    /// Drops all teams, all streams of this backend that have no work, and the memory of operations
+    /// and collectives. Called by finalize.
     pub(crate) fn drop_streams(&self) {
         lock(&self.idle).clear();
         self.teams.clear();

@@ -1,4 +1,4 @@
-//! Failures of NCCL, and their reasons.
+//! Converts failures of NCCL to errors with the reason of the failure.
 
 use std::time::Duration;
 
@@ -12,8 +12,8 @@ use crate::backend::teams::TeamOf;
 use crate::error::CudaError;
 
 impl State {
-    /// Aborts NCCL and poisons the teams of this PE after a call that NCCL did not enqueue, because
-    /// other ranks may wait for the call. Returns the error of the call.
+    /// Handles a call that NCCL did not enqueue: aborts NCCL and poisons the teams of this PE,
+    /// because other ranks may wait for the call. Returns the error of the call.
     pub(crate) fn nccl_refused(&self, call: &'static str, team: &TeamOf, error: NcclError) -> Error {
         self.nccl.abort();
         let name = team.name();
@@ -34,14 +34,15 @@ impl State {
         self.record(error)
     }
 
-    /// Returns the cause of the loss of a PE, if the rendezvous knows it.
+    /// Returns the cause of the loss of a PE. Returns `None` if the rendezvous reports no loss of
+    /// that PE.
     fn loss_of(&self, call: &'static str, pe: Pe) -> Option<PeerCause> {
         let losses = self.gpu(call).ok()?.rendezvous().losses();
         losses.iter().find(|(lost, _)| *lost == pe).map(|(_, loss)| cause(loss))
     }
 
-    /// Returns the reason why work of NCCL failed or was aborted: a lost PE, ranks that made
-    /// different calls, or ranks that have not made the call.
+    /// Returns the error with the reason why work of NCCL failed or was aborted: a lost PE, ranks
+    /// that made different calls, or ranks that have not made the call. Records the error.
     pub(crate) fn nccl_failure(&self, call: &'static str, team: TeamName, waited: Duration) -> Error {
         if let Some(because) = self.failure() {
             return because;
@@ -58,7 +59,8 @@ impl State {
         self.record(Timeout::new(call, team, waited, missing).into())
     }
 
-    /// Aborts work of NCCL that still runs after a wait of `waited`, and returns the reason.
+    /// Aborts work of NCCL that still runs after the caller has waited for `waited`. Returns the
+    /// error with the reason.
     pub(crate) fn nccl_is_late(&self, call: &'static str, team: TeamName, waited: Duration) -> Error {
         // The missing ranks must be determined before the abort ends the work.
         let error = self.nccl_failure(call, team, waited);

@@ -1,5 +1,4 @@
-//! Detects the end of the processes of the other PEs, even if the server of the rendezvous has
-//! died.
+//! Detects that the process of another PE has ended, even if the server of the rendezvous has died.
 
 use peerweave_bootstrap::Rendezvous;
 #[cfg(target_os = "linux")]
@@ -7,10 +6,10 @@ use peerweave_bootstrap::process::{Pid, Watch, pid_namespace};
 
 use crate::error::CudaError;
 
-/// The processes of all PEs, as far as this process can watch them.
+/// Watches the processes of other PEs, as far as this process can watch them.
 pub(crate) struct Processes {
-    /// The process of each PE. `None` for this process, and for a process whose process ID is not
-    /// valid here: only the rendezvous reports the end of such a process.
+    /// For each PE, the watch of its process. `None` for this process. Also `None` for a process in
+    /// another PID namespace: only the rendezvous reports the end of such a process.
     #[cfg(target_os = "linux")]
     watched: Box<[Option<Watch>]>,
 }
@@ -33,19 +32,19 @@ impl Processes {
         Ok(Self { watched: all.iter().enumerate().map(watch).collect() })
     }
 
-    /// Watches nothing: jobs of several PEs with GPUs need Linux.
+    /// Does nothing: jobs of several PEs with GPUs exist only on Linux.
     #[cfg(not(target_os = "linux"))]
     pub(crate) fn of_all(_rendezvous: &Rendezvous) -> Result<Self, CudaError> {
         Ok(Self {})
     }
 
-    /// Returns whether the process of a PE is known to have ended.
+    /// Returns whether the process of PE `pe` is known to have ended.
     #[cfg(target_os = "linux")]
     pub(crate) fn has_ended(&self, pe: usize) -> bool {
         self.watched.get(pe).and_then(Option::as_ref).and_then(Watch::has_ended).unwrap_or(false)
     }
 
-    /// Returns `false`: nothing is watched.
+    /// Returns `false`, because no process is watched on this system.
     #[cfg(not(target_os = "linux"))]
     pub(crate) fn has_ended(&self, _pe: usize) -> bool {
         false

@@ -1,4 +1,4 @@
-//! Waits for events. A wait ends early after a failure.
+//! Waits of the host for CUDA events. A wait ends early after a failure.
 
 use std::time::{Duration, Instant};
 
@@ -14,8 +14,8 @@ const LOOK: Duration = Duration::from_millis(5);
 
 impl State {
     /// Waits until a stream has passed an event, at most for `within`. Returns whether the stream
-    /// has passed the event. Ends waiting kernels and aborts NCCL if a PE is lost or calls
-    /// `shrink`, if a kernel fails, or if the calls of ranks differ.
+    /// has passed the event. During the wait, aborts waiting kernels and NCCL if a PE is lost or
+    /// calls `shrink`, if a kernel fails, or if the calls of ranks differ.
     pub(crate) fn wait_for(&self, event: &Recorded, within: Duration) -> Result<bool, DriverError> {
         let mut looked = Instant::now();
         let mut aborted = false;

@@ -12,8 +12,8 @@ use peerweave_types::Element;
 use super::queue::CudaQueue;
 use crate::backend::error::{driver, unsupported};
 
-/// Owner of a buffer. Operations only keep the owner alive, and do not order other uses of the
-/// buffer.
+/// The owner of a device buffer. Operations keep the owner alive, but do not order other uses of
+/// the buffer.
 struct Kept(peerweave_driver::Keep);
 
 impl DeviceOwner for Kept {}
@@ -29,8 +29,8 @@ impl fmt::Debug for Kept {
 /// [`DeviceMemory`](peerweave_driver::DeviceMemory), a DLPack tensor with its owner, and memory of
 /// `peerweave-vmm`.
 ///
-/// The caller must order other work that uses the memory: the stream in which an operation is
-/// enqueued does not wait for work in other streams.
+/// The caller must order other work that uses the buffer, because the stream of an operation does
+/// not wait for work in other streams.
 ///
 /// # Errors
 /// [`Error::Unsupported`] if the buffer has no owner, for example if it is a borrowed slice of
@@ -56,7 +56,8 @@ pub fn on_device<T: Element>(buffer: &impl DeviceBuffer<T>) -> Result<OnDevice<T
     Ok(unsafe { OnDevice::from_raw(address, buffer.len(), buffer.device() as u32, Arc::new(Kept(keep))) })
 }
 
-/// A slice of cudarc. The slice's own stream orders its uses.
+/// The owner of a slice of cudarc. The slice has its own stream, which orders the uses of the
+/// slice.
 struct Slice<T> {
     slice: Arc<CudaSlice<T>>,
 }

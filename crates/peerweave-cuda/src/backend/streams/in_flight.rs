@@ -1,4 +1,5 @@
-//! The operations that are not known to be complete, and the resources that they use.
+//! The operations in flight of a stream: those that are not known to be complete, with the
+//! resources that they use.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
@@ -17,31 +18,33 @@ use crate::backend::state::State;
 pub(super) struct InFlight {
     /// The operations that are not known to be complete, oldest first.
     pub(super) operations: VecDeque<Held>,
-    /// Number of operations in flight at which the driver is queried for complete operations.
+    /// Number of operations in flight from which [`Self::prune`] asks the driver whether operations
+    /// are complete.
     ask_at: usize,
-    /// Bytes of pools that the operations use.
+    /// Number of bytes that the operations in flight use from the pools of temporary memory.
     pub(super) held_bytes: usize,
-    /// Tickets of completed operations that have no other handle. Later operations reuse these
-    /// tickets.
+    /// Tickets of completed operations, to which no other handle exists. Later operations reuse
+    /// these tickets.
     free: Vec<Arc<Ticket>>,
-    /// The first failure since the last synchronisation.
+    /// The first failure of an operation since the last synchronisation of the stream.
     pub(super) failed: Option<Error>,
 }
 
-/// Number of operations by which a stream's queue must grow after a query of the driver before the
-/// next query.
+/// After [`InFlight::prune`] has asked the driver for complete operations, it asks again only when
+/// this number of operations has been added.
 const ASK_EACH: usize = 32;
 
-/// Number of pool bytes above which every call of [`InFlight::prune`] queries the driver.
+/// Number of bytes of temporary memory in use above which every call of [`InFlight::prune`] asks
+/// the driver for complete operations.
 const HELD_BYTES: usize = 1 << 20;
 
-/// Maximum number of tickets that a queue keeps for later operations.
+/// Maximum number of unused tickets that a stream keeps for later operations.
 const FREE_TICKETS: usize = 2 * ASK_EACH + 1;
 
-/// One operation, with the resources that it uses.
+/// One operation in flight, with the resources that it uses.
 pub(super) struct Held {
     pub(super) ticket: Arc<Ticket>,
-    /// Bytes of pools that the operation uses.
+    /// Number of bytes that the operation uses from the pools of temporary memory.
     pub(super) bytes: usize,
     pub(super) _kept: (Keep, Uses),
 }
@@ -54,7 +57,8 @@ pub(super) struct Uses {
 }
 
 impl InFlight {
-    /// Drops the oldest operation, which the stream has passed.
+    /// Removes the oldest operation, which the stream has completed, and reads its outcome. Keeps
+    /// the first failure.
     fn pop(&mut self) {
         let Some(Held { mut ticket, bytes, _kept }) = self.operations.pop_front() else { return };
         if let Err(error) = ticket.read() {
@@ -69,9 +73,9 @@ impl InFlight {
         }
     }
 
-    /// Drops the oldest operations if their outcome is known. If there are many operations, or they
-    /// use many bytes of pools, also queries the driver and drops operations that the stream has
-    /// passed.
+    /// Removes the oldest operations whose outcome is known. If many operations are in flight, or
+    /// if they use much temporary memory, also asks the driver which operations the stream has
+    /// completed, and removes them.
     pub(super) fn prune(&mut self) {
         while self.operations.front().is_some_and(|first| first.ticket.outcome.get().is_some()) {
             self.pop();
@@ -79,8 +83,8 @@ impl InFlight {
         if self.operations.len() < self.ask_at.max(ASK_EACH) && self.held_bytes <= HELD_BYTES {
             return;
         }
-        // A stream passes operations in order, so it has passed the first half if it has passed the
-        // middle.
+        // A stream completes operations in order. So if the operation in the middle is complete,
+        // the first half is complete.
         let half = self.operations.len() / 2;
         if self.operations.get(half).is_some_and(|middle| middle.ticket.poll()) {
             (0..=half).for_each(|_| self.pop());
@@ -90,22 +94,23 @@ impl InFlight {
         self.ask_at = self.operations.len() + ASK_EACH;
     }
 
-    /// Drops all operations that the stream has passed.
+    /// Asks the driver, and removes all operations that the stream has completed.
     pub(super) fn prune_all(&mut self) {
         while self.operations.front().is_some_and(|first| first.ticket.poll()) {
             self.pop();
         }
     }
 
-    /// Drops the operations up to `last`, which the stream has passed.
+    /// Removes the operation of the ticket `last` and all earlier operations. The stream must have
+    /// completed them.
     pub(super) fn prune_up_to(&mut self, last: Arc<Ticket>) {
         let count = self.operations.iter().rposition(|held| Arc::ptr_eq(&held.ticket, &last)).map_or(0, |at| at + 1);
         drop(last);
         (0..count).for_each(|_| self.pop());
     }
 
-    /// Creates the ticket of an operation that was just enqueued, with an event recorded after the
-    /// operation. On failure, also returns `made`.
+    /// Creates the ticket of an operation that was just enqueued, and records the ticket's event
+    /// after the operation. If this fails, returns `made` with the error.
     pub(super) fn ticket(
         &mut self,
         state: &Arc<State>,
@@ -139,7 +144,7 @@ impl InFlight {
     }
 }
 
-/// The properties of an operation that its ticket stores.
+/// The properties of an enqueued operation that its ticket stores.
 pub(super) struct Made {
     pub(super) call: &'static str,
     pub(super) team: TeamName,
@@ -147,7 +152,8 @@ pub(super) struct Made {
     pub(super) source: Source,
 }
 
-/// Returns the team of an operation; the team of all PEs for operations without a team.
+/// Returns the team of an operation, for errors. For an operation without a team, returns the team
+/// of all PEs.
 pub(super) fn team_of(state: &State, op: &Op) -> TeamName {
     match op {
         Op::Collective(op) => state.team_name(op.team),
@@ -157,7 +163,8 @@ pub(super) fn team_of(state: &State, op: &Op) -> TeamName {
     }
 }
 
-/// Returns whether other ranks record a matching operation, so that the operations can be compared.
+/// Returns whether other ranks record a matching operation, so that this PE can compare the
+/// operations.
 pub(super) fn is_compared(op: &Op) -> bool {
     matches!(op, Op::Collective(_) | Op::PointToPoint(_) | Op::Group(_))
 }
@@ -167,7 +174,8 @@ pub(super) fn uses_of(enqueue: &mut Enqueue<'_>) -> Uses {
     Uses { _keep: std::mem::take(&mut enqueue.keep), _staged: std::mem::take(&mut enqueue.staged) }
 }
 
-/// Holds the resources of an operation until the stream has completed its present work.
+/// Keeps the resources of an operation alive until the stream has completed all work that is now
+/// enqueued.
 pub(super) fn hold_back(state: &State, stream: &Arc<CudaStream>, used: (Keep, Uses, Source)) {
     state.note_allocations(stream);
     retire(&state.context, [Arc::clone(stream)], Box::new(move || drop(used)));

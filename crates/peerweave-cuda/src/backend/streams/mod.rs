@@ -1,4 +1,4 @@
-//! Streams, and operations on the calling thread.
+//! Streams of the portable API, and operations that block the calling thread.
 //!
 //! ```text
 //!  devices.rs     memory of other libraries as operands

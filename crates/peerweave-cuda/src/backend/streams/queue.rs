@@ -1,8 +1,8 @@
-//! Streams of the portable API over CUDA streams.
+//! Implements the streams of the portable API by CUDA streams.
 //!
 //! Invariant: the resources of an operation stay alive until the stream has completed the
-//! operation. The queue owns these resources, or the graph that captured the operation. After the
-//! queue was dropped, the thread that frees device memory owns them.
+//! operation. The [`Queue`] owns these resources. If a graph captured the operation, the graph owns
+//! them. After the queue was dropped, the thread that frees device memory owns them.
 
 use std::any::Any;
 use std::fmt;
@@ -21,7 +21,7 @@ use crate::backend::ops;
 use crate::backend::resources::{self, Copier, Recorded};
 use crate::backend::state::{GRACE, State};
 
-/// A stream of this backend.
+/// A stream of the portable API that this backend has created or wrapped.
 #[derive(Debug)]
 pub(crate) struct CudaQueue(pub(crate) Arc<Queue>);
 
@@ -43,7 +43,7 @@ impl CudaQueue {
         Self::of(state, Handle::Own(stream), "stream")
     }
 
-    /// Wraps a stream of the user, which must be in the context of this GPU.
+    /// Wraps a CUDA stream of the user, which must belong to the context of this PE's GPU.
     pub(crate) fn wrap(state: &Arc<State>, stream: Arc<CudaStream>) -> Result<Self, Error> {
         Self::of(state, Handle::Wrapped(stream), "wrap_stream")
     }
@@ -54,7 +54,7 @@ impl CudaQueue {
         Ok(Self(queue))
     }
 
-    /// Returns the CUDA stream.
+    /// Returns the CUDA stream to which this stream submits work.
     pub(crate) fn cuda(&self) -> &Arc<CudaStream> {
         self.0.cuda()
     }
@@ -72,14 +72,14 @@ impl Queue {
         }
     }
 
-    /// Waits until all operations that were enqueued so far are complete. Fails with the first
-    /// failure since the last call.
+    /// Waits until all operations that were enqueued before this call are complete, at most for
+    /// `within`. Fails with the first failure since the last synchronisation.
     pub(crate) fn synchronize(&self, within: Duration) -> Result<(), Error> {
         let start = Instant::now();
         let last = lock(&self.inner).operations.back().map(|held| Arc::clone(&held.ticket));
         if let Some(last) = &last {
-            // Waits for the event only: the outcome of the last operation does not contain failures
-            // of earlier operations.
+            // This waits only for the event of the last operation, because the outcome of that
+            // operation does not contain failures of earlier operations.
             let within = if within >= self.state.deadline { within.saturating_add(GRACE) } else { within };
             let passed = self.state.wait_for(&last.event, within).map_err(|error| driver("synchronize", error))?;
             let is_by_nccl = |held: &Held| {
@@ -118,7 +118,8 @@ unsafe impl StreamBackend for CudaQueue {
         let gpu = state.gpu(call)?;
         let kept = keep();
         kept.device_owners(&mut |owner| owner.before(Some(self)))?;
-        // A stream's operations are enqueued one at a time, so that their parts do not mix.
+        // The lock lets one thread at a time enqueue an operation, so that the parts of operations
+        // do not mix.
         let mut inner = lock(&queue.inner);
         inner.prune();
         let capturing = is_capturing(stream).and_then(|capturing| bind(stream.context()).map(|()| capturing));
@@ -201,7 +202,7 @@ impl fmt::Debug for Queue {
     }
 }
 
-/// An event in a stream.
+/// An event of the portable API that was recorded in a stream.
 #[derive(Debug)]
 pub(crate) struct CudaEvent {
     state: Arc<State>,

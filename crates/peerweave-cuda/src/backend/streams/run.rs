@@ -1,4 +1,4 @@
-//! Operations on the calling thread.
+//! Runs an operation for which the calling thread waits.
 
 use std::sync::{Arc, OnceLock};
 
@@ -14,10 +14,11 @@ use crate::backend::ops;
 use crate::backend::resources::Copier;
 use crate::backend::state::{Lane, State};
 
-/// Runs an operation on a separate stream and waits on the calling thread until it is complete.
+/// Runs an operation on a separate stream, and blocks the calling thread until the operation is
+/// complete.
 ///
 /// # Safety
-/// As for `Backend::run`.
+/// The caller meets the requirements of [`Backend::run`](peerweave_core::backend::Backend::run).
 pub(crate) unsafe fn run(state: &Arc<State>, op: &Op, keep: &dyn Fn() -> Keep) -> Result<Outcome, Error> {
     let call = op.call_name();
     let gpu = state.gpu(call)?;
@@ -45,7 +46,8 @@ pub(crate) unsafe fn run(state: &Arc<State>, op: &Op, keep: &dyn Fn() -> Keep) -
     let ticket = Ticket { state: Arc::clone(state), call, team, is_compared, event, source, outcome: OnceLock::new() };
     let outcome = ticket.wait(state.deadline);
     if !ticket.is_complete() {
-        // The work continues, so its memory is held and its stream is not reused.
+        // The work still runs. So its memory stays allocated, and no other operation reuses its
+        // stream.
         hold_back(state, &stream, (kept, uses, ticket.source));
         return outcome;
     }

@@ -1,4 +1,4 @@
-//! Tickets of enqueued operations, and waits for their outcomes.
+//! Tickets of enqueued operations. A caller waits for the outcome of an operation by its ticket.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -11,13 +11,14 @@ use crate::backend::error::driver;
 use crate::backend::resources::Recorded;
 use crate::backend::state::{GRACE, State};
 
-/// The ticket of an operation in a stream.
+/// The ticket of an operation that was enqueued in a stream. It stores the outcome once it is
+/// known.
 #[derive(Debug)]
 pub(super) struct Ticket {
     pub(super) state: Arc<State>,
     pub(super) call: &'static str,
     pub(super) team: TeamName,
-    /// Whether other ranks record a matching operation, so that the operations can be compared.
+    /// Whether other ranks record a matching operation, so that this PE can compare the operations.
     pub(super) is_compared: bool,
     pub(super) event: Recorded,
     pub(super) source: Source,
@@ -25,7 +26,7 @@ pub(super) struct Ticket {
 }
 
 impl Ticket {
-    /// Returns the outcome of an operation whose event the stream has passed.
+    /// Returns the outcome of the operation. The stream must have passed the event of the ticket.
     pub(super) fn resolve(&self) -> Result<Outcome, Error> {
         self.read().clone()
     }
@@ -35,7 +36,8 @@ impl Ticket {
         self.outcome.get_or_init(|| self.source.read(&self.state, self.call, self.team))
     }
 
-    /// Reads the outcome if it is available now. Returns whether the outcome is known.
+    /// Reads the outcome if the operation has ended. Returns whether the outcome is known. Does not
+    /// wait.
     pub(super) fn poll(&self) -> bool {
         if self.outcome.get().is_some() {
             return true;
@@ -69,8 +71,8 @@ impl Pending for Ticket {
         let within = if within >= self.state.deadline { within.saturating_add(GRACE) } else { within };
         match self.state.wait_for(&self.event, within) {
             Ok(true) => {
-                // Ranks that exchanged data with this rank have begun a call, but possibly a
-                // different call than this rank.
+                // A rank that exchanged data with this rank may have begun a different call than
+                // this rank, so the calls are compared.
                 if self.is_compared
                     && let Some(team) = self.state.teams.find(self.team.id)
                     && let Err(error) = self.state.compare(&team)

@@ -1,14 +1,15 @@
 //! Records the collectives that each PE of a machine has begun, in memory that all PEs of the
-//! machine can read. If ranks make different calls, each rank gets an error with both calls.
+//! machine can read. If ranks make different calls, each rank gets an error that describes both
+//! calls.
 //!
 //! For each call, a rank writes a few words to its own memory before it enqueues the call. No rank
 //! waits for these words. A caller that waits for a result compares the words of all ranks. When
 //! the kernel of a rank has ended, the ranks that sent data to that rank have already recorded
 //! their calls.
 //!
-//! Invariants: only a PE itself writes its words, one thread at a time. The word `chain` of a call
-//! is a hash of all calls of the team up to this call. So one comparison of `chain` compares all
-//! these calls.
+//! Invariants: only a PE itself writes its words, one thread at a time. Each recorded call has a
+//! word `chain`, a hash of all calls of the team up to and including this call. So comparing one
+//! `chain` compares all these calls.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -22,34 +23,38 @@ use super::messages;
 use super::pages::Pages;
 use crate::backend::teams::TeamOf;
 
-/// Number of calls of a team that are recorded; the records of older calls are overwritten.
+/// Number of calls of a team whose records are kept. Newer calls overwrite the records of older
+/// calls.
 const CALLS: u64 = 64;
-/// Number of words of one call. Word 0 is the number of the call, counted from 1, or 0 while the
-/// call is written. Word 1 contains kind, type, reduction, root, and whether a function of the
-/// caller reduces. Word 2 is the number of elements, word 3 contains parameters of some
-/// collectives, and word 4 is the chain: a hash of all calls of the team up to this call.
+/// Number of 64-bit words in the record of one call. Word 0 is the number of the call, counted from
+/// 1, or 0 while a thread writes the record. Word 1 contains kind, type, reduction, root, and
+/// whether a function of the caller reduces. Word 2 is the number of elements. Word 3 contains
+/// parameters of some collectives. Word 4 is the chain: a hash of all calls of the team up to and
+/// including this call.
 const CALL_WORDS: usize = 5;
-/// Number of words before the calls of a team. Word 0 is the team's tag, word 1 the number of its
-/// calls. Word 2 is 1 if a graph has captured calls. The other words are unused.
+/// Number of 64-bit words before the call records of a team. Word 0 is the team's tag. Word 1 is
+/// the number of calls that this PE has begun. Word 2 is 1 if a graph has captured calls. The other
+/// words are unused.
 const HEAD_WORDS: usize = 8;
-/// Index of the first word of the team's messages.
+/// Index of the first word of the message records among the words of a team.
 const MESSAGES_AT: usize = HEAD_WORDS + CALLS as usize * CALL_WORDS;
 const TEAM_WORDS: usize = MESSAGES_AT + messages::WORDS;
 
-/// The records of all PEs.
+/// The records of the collectives and messages that each PE of this machine has begun.
 pub(crate) struct Calls {
-    /// The words of each PE, which this process maps.
+    /// For each PE, the mapped words in which the PE writes its records.
     pages: Box<[Pages]>,
     pub(super) me: usize,
     teams: usize,
 }
 
-/// A call as three words, which contain all values that must be the same on all ranks.
+/// A collective call, encoded as three words. The words contain all arguments that must be the same
+/// on all ranks.
 type Words = [u64; 3];
 
 impl Calls {
-    /// Maps the words of all PEs, each with room for `teams` teams. Collective over all PEs, which
-    /// must be on one machine.
+    /// Creates and maps the records of all PEs, with room for `teams` teams. All PEs must call this
+    /// function, and must be on one machine.
     pub(crate) fn new(rendezvous: &Rendezvous, teams: usize) -> Result<Self, Error> {
         let bytes = Self::survivors_at(teams) * size_of::<u64>() + size_of::<SurvivorWords>();
         let pages = Pages::of_all("Cuda::new", rendezvous, bytes)?;
@@ -67,32 +72,35 @@ impl Calls {
         self.pages[pe].survivors(Self::survivors_at(self.teams))
     }
 
-    /// Returns word `index` of a PE's words for a team.
+    /// Returns word `index` of the records of a PE for a team.
     fn word(&self, pe: usize, team: KernelTeam, index: usize) -> &AtomicU64 {
         let team = team.index() as usize;
         assert!(team < self.teams && index < TEAM_WORDS, "peerweave-cuda bug: word {index} of team {team} does not exist");
         self.pages[pe].word(team * TEAM_WORDS + index)
     }
 
-    /// Returns word `index` of the words in which a PE records its messages in a team.
+    /// Returns word `index` of the words in which a PE records the messages that it sends and
+    /// receives in a team.
     pub(super) fn message_word(&self, pe: usize, team: KernelTeam, index: usize) -> &AtomicU64 {
         self.word(pe, team, MESSAGES_AT + index)
     }
 
-    /// Returns whether the records of this PE and of another PE belong to this team. Returns
-    /// `false` if a graph has captured calls of one of these PEs.
+    /// Returns whether the records of this PE and of PE `pe` for a team can be compared. Returns
+    /// `false` if the records of `pe` belong to another team, or if a graph has captured calls of
+    /// one of the two PEs.
     pub(super) fn can_compare(&self, team: &TeamOf, pe: usize) -> bool {
         let head = |pe: usize, index| self.word(pe, team.number(), index).load(Ordering::Acquire);
         head(self.me, 2) == 0 && head(pe, 0) == team.tag && head(pe, 2) == 0
     }
 
-    /// Returns the index of the first word of a call.
+    /// Returns the index, among the words of a team, of the first word of the record of call
+    /// `number`.
     const fn at(number: u64) -> usize {
         HEAD_WORDS + (number % CALLS) as usize * CALL_WORDS
     }
 
-    /// Starts the record of a team: deletes the calls of an earlier team with the same number. No
-    /// member of the new team may have made a call yet.
+    /// Starts the records of a new team: deletes the records of an earlier team with the same
+    /// number. No member of the new team may have made a call yet.
     pub(crate) fn begin(&self, team: &TeamOf) {
         let word = |index| self.word(self.me, team.number(), index);
         word(1).store(0, Ordering::Relaxed);
@@ -102,8 +110,8 @@ impl Calls {
         word(0).store(team.tag, Ordering::Release);
     }
 
-    /// Records a call of this PE that is about to be enqueued. The caller holds the lock of the
-    /// team's order.
+    /// Records a collective that this PE is about to enqueue. The caller holds the lock `order` of
+    /// the team.
     pub(crate) fn write(&self, team: &TeamOf, op: &Collective) {
         let word = |index| self.word(self.me, team.number(), index);
         let number = word(1).load(Ordering::Relaxed);
@@ -119,14 +127,14 @@ impl Calls {
         word(1).store(number + 1, Ordering::Release);
     }
 
-    /// Ends comparisons of a team, because a graph has captured some of its calls and may run them
-    /// in an order that the host does not know.
+    /// Ends the comparisons of a team's calls. The caller calls this function when a graph captures
+    /// calls of the team, because the graph may run them in an order that the host does not know.
     pub(crate) fn end(&self, team: &TeamOf) {
         self.word(self.me, team.number(), 2).store(1, Ordering::Release);
     }
 
-    /// Returns a recorded call of a PE, and the hash of all calls up to this call; `None` if the
-    /// call was overwritten.
+    /// Returns a recorded call of a PE, and the hash of all calls up to and including this call.
+    /// Returns `None` if the record was overwritten.
     fn read(&self, pe: usize, team: KernelTeam, number: u64) -> Option<(Words, u64)> {
         let (word, at) = (|index| self.word(pe, team, index), Self::at(number));
         let is_it = |order| word(at).load(order) == number + 1;
@@ -135,7 +143,8 @@ impl Calls {
         found.filter(|_| is_it(Ordering::Relaxed)).map(|[what, count, detail, chain]| ([what, count, detail], chain))
     }
 
-    /// Returns the members that are known to have begun fewer calls of the team than this PE.
+    /// Returns the members of a team that have recorded fewer collectives of the team than this PE.
+    /// Omits members whose records cannot be compared.
     pub(crate) fn behind(&self, team: &TeamOf) -> Vec<Pe> {
         let number = team.number();
         let head = |pe: usize, index| self.word(pe, number, index).load(Ordering::Acquire);
@@ -145,9 +154,9 @@ impl Calls {
         if is_known(self.me) { team.members.iter().copied().filter(is_behind).collect() } else { Vec::new() }
     }
 
-    /// Returns the first member whose calls or messages are known to differ from those of this PE.
-    /// Also returns descriptions of the first different call or message: that of this PE, then that
-    /// of the member.
+    /// Returns the first member whose recorded calls or messages differ from the records of this
+    /// PE. Also returns two descriptions of the first difference: the call or message of this PE,
+    /// and the call or message of the member.
     pub(crate) fn difference(&self, team: &TeamOf) -> Option<(Pe, String, String)> {
         self.different_call(team).or_else(|| self.different_message(team))
     }
@@ -167,10 +176,10 @@ impl Calls {
     }
 }
 
-/// Compares the first `both` entries of two records, each of which keeps its last `kept` entries.
-/// Returns the first pair of kept entries that differ. `read` returns the entry with a number from
-/// both records, each with the hash of all entries up to this entry; `None` if the entry was
-/// overwritten.
+/// Compares the first `both` entries of two logs, each of which keeps only its last `kept` entries.
+/// Returns the first pair of kept entries that differ. `read` takes the number of an entry. It
+/// returns the entry in both logs, each with the hash of all entries up to and including this
+/// entry, or `None` if the entry was overwritten.
 pub(super) fn first_difference<W: PartialEq>(
     both: u64,
     kept: u64,
@@ -184,7 +193,7 @@ pub(super) fn first_difference<W: PartialEq>(
     recorded.map(|((mine, _), (theirs, _))| (mine, theirs)).find(|(mine, theirs)| mine != theirs)
 }
 
-/// Marks a reduction by a function of the caller.
+/// The bit in word 1 of a call's record that is set if a function of the caller reduces.
 const BY_FUNCTION: u64 = 1 << 24;
 
 fn words_of(shape: CollectiveShape, by_function: bool) -> Words {
@@ -201,7 +210,7 @@ fn describe([what, count, detail]: Words) -> String {
     if what & BY_FUNCTION == 0 { shape.to_string() } else { format!("{shape}, by a function of the caller") }
 }
 
-/// Mixes the bits of a word. Different words have different results.
+/// Mixes the bits of a word, for hashes. Different words give different results.
 pub(super) const fn mix(word: u64) -> u64 {
     let word = (word ^ (word >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (word ^ (word >> 29)).wrapping_mul(0xd6e8_feb8_6659_fd93)
@@ -212,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn encoded_call_is_described_with_its_arguments() {
+    fn description_of_an_encoded_collective_has_all_arguments() {
         let shape = CollectiveShape {
             kind: CollectiveKind::Reduce,
             dtype: DType::F32,
@@ -227,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn hash_of_calls_depends_on_their_order() {
+    fn hash_of_collective_calls_depends_on_order_and_number() {
         let chain = |calls: &[u64]| calls.iter().fold(0, |chain, call| mix(mix(chain ^ call) ^ 1));
         assert_ne!(chain(&[1, 2]), chain(&[2, 1]));
         assert_ne!(chain(&[1]), chain(&[1, 1]));

@@ -1,9 +1,10 @@
-//! Records the messages between each two ranks of a team, beside the calls of the team. If a send
-//! and the matching receive differ in length or type, both ranks get an error that describes the
-//! send and the receive.
+//! Records the messages between each two ranks of a team, in the same memory as the team's calls.
+//! If a send and the matching receive differ in length or type, both ranks get an error that
+//! describes the send and the receive.
 //!
-//! Only two ranks make a call for a message, so the team has no common count of messages. Each pair
-//! of ranks has a *channel* for each direction, in which both ranks count and record the messages.
+//! Only the sender and the receiver make a call for a message, so the team has no common count of
+//! messages. Each pair of ranks has a *channel* for each direction. The sender and the receiver
+//! count and record the messages of the channel.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -14,41 +15,45 @@ use peerweave_types::{DType, Pe};
 use super::calls::{Calls, first_difference, mix};
 use crate::backend::teams::TeamOf;
 
-/// Number of messages of a channel that are recorded; the records of older messages are
-/// overwritten.
+/// Number of messages whose records are kept for each channel: each pair of ranks and direction.
+/// Newer messages overwrite the records of older messages.
 const MESSAGES: u64 = 16;
-/// Number of words of a channel. Word 0 is the number of messages. Each message has two words: its
-/// length and type, and a hash of all messages of the channel up to this message.
+/// Number of 64-bit words that record the messages of one channel. Word 0 is the number of
+/// messages. Each message has two words: its length and type, and a hash of all messages of the
+/// channel up to and including this message.
 const CHANNEL_WORDS: usize = 1 + 2 * MESSAGES as usize;
-/// Number of words of the channels of a team, for both directions and every rank.
+/// Number of 64-bit words that record the messages of a PE in one team, for both directions and
+/// every peer.
 pub(super) const WORDS: usize = 2 * MAX_RANKS * CHANNEL_WORDS;
 
 /// A message of this PE that is about to be enqueued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MessageRecord {
     pub(crate) direction: Direction,
-    /// Rank of the other PE.
+    /// Rank of the PE to which the message is sent, or from which it is received.
     pub(crate) peer: usize,
     pub(crate) dtype: DType,
-    /// Number of elements.
+    /// Number of elements in the message.
     pub(crate) count: usize,
-    /// The collective to which the message belongs; `None` for a send or a receive.
+    /// The collective to which the message belongs. `None` if the message belongs to a send or a
+    /// receive.
     pub(crate) collective: Option<CollectiveKind>,
 }
 
 impl MessageRecord {
-    /// Returns the length, the type and the collective as one word.
+    /// Returns one word that encodes the length, the type and the collective of the message.
     fn word(&self) -> u64 {
         let collective = self.collective.map_or(NO_COLLECTIVE, |kind| kind as u64);
         (self.count as u64) << 16 | collective << 8 | self.dtype as u64
     }
 }
 
-/// The number that stands for a send or a receive instead of a collective.
+/// In [`MessageRecord::word`]: the number that stands for a send or a receive instead of a
+/// collective.
 const NO_COLLECTIVE: u64 = 0xff;
 
-/// Returns the description of the message in `word`, which rank `me` sends to rank `peer`, or
-/// receives from it.
+/// Returns the description of the message that `word` encodes. Rank `me` sends the message to rank
+/// `peer`, or receives it from rank `peer`.
 fn describe(word: u64, direction: Direction, me: usize, peer: usize) -> String {
     let (count, kind, dtype) = (word >> 16, (word >> 8) as u8, DType::from_u8(word as u8));
     let dtype = dtype.map_or("an unknown type", |dtype| dtype.rust_name());
@@ -64,19 +69,20 @@ fn describe(word: u64, direction: Direction, me: usize, peer: usize) -> String {
     }
 }
 
-/// Returns the index of the first word of a channel among the words of all channels.
+/// Returns the index of the first word of the channel with `peer` in a direction, among the words
+/// of all channels.
 const fn channel(direction: Direction, peer: usize) -> usize {
     let sends = matches!(direction, Direction::Send) as usize;
     (sends * MAX_RANKS + peer) * CHANNEL_WORDS
 }
 
-/// Returns the index of the first word of a message among the words of its channel.
+/// Returns the index of the first word of message `number` among the words of its channel.
 const fn at(number: u64) -> usize {
     1 + 2 * (number % MESSAGES) as usize
 }
 
 impl Calls {
-    /// Deletes the messages of an earlier team with the same number.
+    /// Deletes the message records of an earlier team with the same number.
     pub(super) fn begin_messages(&self, team: &TeamOf) {
         for peer in 0..MAX_RANKS {
             for direction in [Direction::Send, Direction::Receive] {
@@ -85,8 +91,8 @@ impl Calls {
         }
     }
 
-    /// Records a message of this PE that is about to be enqueued. The caller holds the lock of the
-    /// team's order. A message of a rank to itself is not recorded.
+    /// Records a message that this PE is about to enqueue. The caller holds the lock `order` of the
+    /// team. Does not record a message of a rank to itself.
     pub(crate) fn write_message(&self, team: &TeamOf, message: &MessageRecord) {
         if message.peer == team.me || message.peer >= MAX_RANKS {
             return;
@@ -102,18 +108,19 @@ impl Calls {
         word(0).store(number + 1, Ordering::Release);
     }
 
-    /// Returns a recorded message of a PE with its hash; `None` if the message was overwritten.
+    /// Returns a recorded message of a PE, and the hash of all messages of the channel up to and
+    /// including it. Returns `None` if the record was overwritten.
     fn read_message(&self, pe: usize, team: &TeamOf, channel: usize, number: u64) -> Option<(u64, u64)> {
         let word = |index| self.message_word(pe, team.number(), channel + index);
         let found = [0, 1].map(|index| word(at(number) + index).load(Ordering::Relaxed));
         fence(Ordering::Acquire);
-        // The words are overwritten when `MESSAGES` messages follow.
+        // A record is overwritten by the message that follows `MESSAGES` messages later.
         (word(0).load(Ordering::Relaxed) < number + MESSAGES).then_some((found[0], found[1]))
     }
 
-    /// Returns the first member whose messages to or from this PE are known to differ from the
-    /// messages that this PE has recorded. Also returns descriptions of the first different
-    /// message: by this PE, then by the member.
+    /// Returns the first member whose recorded messages to or from this PE differ from the records
+    /// of this PE. Also returns two descriptions of the first different message: as this PE and as
+    /// the member recorded it.
     pub(super) fn different_message(&self, team: &TeamOf) -> Option<(Pe, String, String)> {
         let others = team.members.iter().enumerate().filter(|(rank, _)| *rank != team.me && *rank < MAX_RANKS);
         others.filter(|(_, pe)| self.can_compare(team, pe.index())).find_map(|(rank, pe)| {
@@ -123,8 +130,8 @@ impl Calls {
         })
     }
 
-    /// Returns descriptions of the first message that this PE and the rank `peer` have recorded
-    /// differently: the record of this PE, then the record of the peer. `mine` is the direction of
+    /// Returns two descriptions of the first message that this PE and rank `peer` have recorded
+    /// differently: the record of this PE, and the record of the peer. `mine` is the direction of
     /// the message on this PE, and `theirs` is the direction on the peer.
     fn different_messages_with(
         &self,
@@ -148,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn recorded_message_is_described_with_its_arguments() {
+    fn description_of_a_recorded_message_has_all_arguments() {
         let mut message = MessageRecord { direction: Direction::Send, peer: 2, dtype: DType::F32, count: 7, collective: None };
         assert_eq!(describe(message.word(), Direction::Send, 0, 2), "send of 7 elements of f32");
         assert_eq!(describe(message.word(), Direction::Receive, 0, 2), "recv of 7 elements of f32");

@@ -1,4 +1,4 @@
-//! The teams of one PE, with the state that operations need.
+//! The teams of one PE, with the state that operations on each team need.
 
 mod calls;
 mod messages;
@@ -27,39 +27,42 @@ use crate::backend::lock::lock;
 use crate::collective::Collectives;
 use crate::team::Team;
 
-/// The kernels of a team's collectives.
+/// The kernels of a team's collectives, as they are created for a new team.
 pub(crate) enum Kernels {
     /// This PE maps the memory of all members. `None` if the team has more than 8 members, or if
     /// the heap has no room for the staging memory.
     OneHost(Option<Collectives>),
-    /// The members are on several hosts. The value lists the ranks of each host.
+    /// The members are on several hosts. The value lists the ranks of each host, and has the
+    /// kernels for the members on this host.
     Hosts(Span),
 }
 
-/// A team that this PE is in.
+/// A team of which this PE is a member, with the state that operations on the team need.
 pub(crate) struct TeamOf {
     pub(crate) id: TeamId,
-    /// The PEs in the order of ranks.
+    /// The PEs of the team, in the order of ranks.
     pub(crate) members: Box<[Pe]>,
     /// Rank of this PE in the team.
     pub(crate) me: usize,
-    /// Name of the team in exchanges on the host. The name is the same on all members, and differs
-    /// from those of all other teams of the job.
+    /// Name of the team in exchanges through the rendezvous. All members use the same name. No
+    /// other team of the job has the same name.
     pub(crate) path: String,
-    /// Digest of `path`.
+    /// Digest of `path`, which identifies the team in the records of calls.
     pub(crate) tag: u64,
-    /// Number of host calls that the members have made together.
+    /// Number of calls on the host that all members have made together, such as allocations and
+    /// splits.
     pub(crate) agreements: Mutex<u64>,
-    /// The keys under which the rendezvous may still have values of this PE.
+    /// The keys of values that this PE has stored in the rendezvous and has not removed yet.
     pub(crate) stored: Mutex<VecDeque<String>>,
     /// Kernels of the team's collectives. `None` if the members are on several hosts, if there are
     /// more than 8 members, or if the heap has no room for the staging memory.
     pub(crate) collectives: Option<Collectives>,
-    /// The members by host, if they are on several hosts.
+    /// The ranks of each host, if the members are on several hosts; otherwise `None`.
     pub(crate) span: Option<Span>,
-    /// Stream of the team's last collective.
+    /// The stream in which this PE enqueued the team's last collective, send or receive. The lock
+    /// is held while such an operation is enqueued.
     pub(crate) order: Mutex<Option<Arc<CudaStream>>>,
-    /// Entry of the team in the tables of kernels; `None` for the team of all PEs.
+    /// The entry of the team in the team table that kernels read. `None` for the team of all PEs.
     team: Mutex<Option<Team>>,
 }
 
@@ -88,12 +91,13 @@ impl TeamOf {
         TeamName { id: self.id, size: self.members.len() }
     }
 
-    /// Returns the team's number in the tables of kernels.
+    /// Returns the team's number in the team table that kernels read.
     pub(crate) fn number(&self) -> KernelTeam {
         number(self.id)
     }
 
-    /// Takes the team's entry in the tables of kernels, so that the caller can destroy the entry.
+    /// Takes the team's entry in the team table of kernels out of this value, so that the caller
+    /// can destroy the entry.
     pub(crate) fn take_entry(&self) -> Option<Team> {
         lock(&self.team).take()
     }
@@ -106,19 +110,19 @@ pub(crate) fn digest(of: impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// Returns the number of a team in the tables of kernels.
+/// Returns the number, in the team table that kernels read, of the team with this id.
 pub(crate) fn number(team: TeamId) -> KernelTeam {
     KernelTeam::new(team.0 & 0xff)
 }
 
-/// Returns the id of the team with this number in the tables of kernels. `count` is the number of
-/// teams that its members have created, including this team. The count distinguishes teams that
-/// reuse a number.
+/// Returns the id of the team with the number `number` in the team table of kernels. `count` is the
+/// number of teams that its members have created, including this team. The count distinguishes
+/// teams that reuse a number.
 pub(crate) fn id(number: KernelTeam, count: u32) -> TeamId {
     TeamId(number.index() | (count << 8))
 }
 
-/// The teams of one PE.
+/// All teams of which this PE is a member.
 pub(crate) struct Teams {
     world: RwLock<Option<Arc<TeamOf>>>,
     others: RwLock<Vec<Arc<TeamOf>>>,
@@ -129,7 +133,8 @@ impl Teams {
         Self { world: RwLock::new(Some(Arc::new(world))), others: RwLock::default() }
     }
 
-    /// Returns the team with this id; `None` after the team was destroyed or after finalize.
+    /// Returns the team with this id. Returns `None` after the team was destroyed, and after
+    /// finalize.
     pub(crate) fn find(&self, team: TeamId) -> Option<Arc<TeamOf>> {
         if team == TeamId::WORLD {
             return self.world.read().unwrap_or_else(PoisonError::into_inner).clone();
@@ -148,7 +153,7 @@ impl Teams {
         Some(others.swap_remove(at))
     }
 
-    /// Calls `with` for each live team, until one fails.
+    /// Calls `with` for each team that exists, until a call fails.
     ///
     /// # Errors
     /// The first error of `with`.
@@ -158,7 +163,7 @@ impl Teams {
         others.iter().try_for_each(|team| with(team))
     }
 
-    /// Removes all teams, because they hold memory of the GPU.
+    /// Removes all teams. Finalize calls this function, because teams hold memory of the GPU.
     pub(crate) fn clear(&self) {
         let world = self.world.write().unwrap_or_else(PoisonError::into_inner).take();
         let others = std::mem::take(&mut *self.others.write().unwrap_or_else(PoisonError::into_inner));

@@ -1,4 +1,5 @@
-//! Words of each PE of a machine, which all PEs of the machine map.
+//! Shared memory that all PEs of a machine map. Each PE has its own words, which the other PEs
+//! read.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -13,7 +14,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::backend::error::of_set_up;
 
-/// Creates a file of zeros in memory, whose size cannot change.
+/// Creates an anonymous file in memory that is filled with zeros and cannot change its size.
 fn file(bytes: usize) -> io::Result<OwnedFd> {
     let file = rustix::fs::memfd_create("peerweave-calls", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&file, bytes as u64)?;
@@ -21,7 +22,7 @@ fn file(bytes: usize) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// The mapped words of one PE.
+/// The mapping of the words of one PE.
 pub(super) struct Pages {
     base: *mut u64,
     words: usize,
@@ -30,13 +31,13 @@ pub(super) struct Pages {
 // SAFETY: shared: words of a mapping. Synchronised: they are only accessed as atomics. A failure
 // would be caught by the test `collectives_of_different_kinds_or_lengths_mismatch`.
 unsafe impl Send for Pages {}
-// SAFETY: shared: the same words, synchronised as above. A failure would be caught by the test
-// `collectives_of_different_kinds_or_lengths_mismatch`.
+// SAFETY: shared: words of a mapping. Synchronised: they are only accessed as atomics. A failure
+// would be caught by the test `collectives_of_different_kinds_or_lengths_mismatch`.
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// Creates and maps `bytes` zeroed bytes for each PE. Collective over all PEs, which must be on
-    /// one machine.
+    /// Creates `bytes` zeroed bytes for each PE, and maps the bytes of all PEs. All PEs must call
+    /// this function, and must be on one machine.
     pub(super) fn of_all(call: &'static str, rendezvous: &Rendezvous, bytes: usize) -> Result<Box<[Self]>, Error> {
         let members: Vec<Pe> = (0..rendezvous.n_pes()).map(Pe::new).collect();
         let own = file(bytes).map_err(|error| Error::setup(call, error))?;
@@ -49,8 +50,9 @@ impl Pages {
         let size = rustix::fs::fstat(file)?.st_size;
         let is_sealed = rustix::fs::fcntl_get_seals(file)?.contains(SealFlags::SHRINK);
         if u64::try_from(size).ok() != Some(bytes as u64) || !is_sealed {
-            let text =
-                format!("the file of a PE has {size} bytes (sealed: {is_sealed}), expected a sealed file of {bytes} bytes");
+            let text = format!(
+                "the shared file of a PE has {size} bytes (sealed: {is_sealed}), expected a sealed file of {bytes} bytes"
+            );
             return Err(io::Error::new(io::ErrorKind::InvalidData, text));
         }
         let access = ProtFlags::READ | ProtFlags::WRITE;
@@ -60,7 +62,7 @@ impl Pages {
         Ok(Self { base: base.cast(), words: bytes / size_of::<u64>() })
     }
 
-    /// Returns the word at an index.
+    /// Returns the 64-bit word at index `index`.
     pub(super) fn word(&self, index: usize) -> &AtomicU64 {
         assert!(index < self.words, "peerweave-cuda bug: word {index} does not exist, expected an index below {}", self.words);
         // SAFETY: the word is aligned and lies in the mapping, which lives as long as this value.
@@ -71,7 +73,7 @@ impl Pages {
 
 impl Pages {
     /// Returns the words by which the surviving PEs agree on a new job. They start at word `index`,
-    /// a multiple of 8.
+    /// which must be a multiple of 8.
     pub(super) fn survivors(&self, index: usize) -> &SurvivorWords {
         let end = index + size_of::<SurvivorWords>() / size_of::<u64>();
         assert!(

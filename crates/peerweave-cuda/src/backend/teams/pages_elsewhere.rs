@@ -8,21 +8,22 @@ use peerweave_core::Error;
 
 use crate::backend::error::unsupported;
 
-/// The mapped words of one PE: no value of this type exists.
+/// Replaces the mapping of a PE's words on systems other than Linux. No value of this type exists.
 pub(super) enum Pages {}
 
 impl Pages {
-    /// Fails: the backend shares memory of GPUs among processes on Linux only.
+    /// Always fails, because this backend shares memory of GPUs among processes only on Linux.
     pub(super) fn of_all(call: &'static str, _rendezvous: &Rendezvous, _bytes: usize) -> Result<Box<[Self]>, Error> {
         Err(unsupported(call, "jobs of several PEs with GPUs need Linux"))
     }
 
-    /// Returns the words by which the surviving PEs agree on a new job.
+    /// Never runs, because no value exists. On Linux, returns the words by which the surviving PEs
+    /// agree on a new job.
     pub(super) fn survivors(&self, _index: usize) -> &SurvivorWords {
         match *self {}
     }
 
-    /// Returns the word at an index.
+    /// Never runs, because no value exists. On Linux, returns the 64-bit word at index `_index`.
     pub(super) fn word(&self, _index: usize) -> &AtomicU64 {
         match *self {}
     }

@@ -1,24 +1,26 @@
-//! The members of a team on several hosts.
+//! The distribution of a team's members over several hosts.
 
 use peerweave_types::{Pe, Rank};
 
 use crate::collective::Collectives;
 
-/// The members of a team on several hosts, as this PE sees them.
+/// The members of a team on several hosts, grouped by host, and the position of this PE among them.
 pub(crate) struct Span {
     /// The ranks of each host in ascending order. The hosts are in the order of their first ranks.
     hosts: Box<[Box<[usize]>]>,
-    /// Index of the host of this PE.
+    /// Index in `hosts` of the host on which this PE runs.
     here: usize,
     /// Position of this PE among the ranks of its host.
     place: usize,
-    /// Kernels of the members on this host. `None` if there are more than 8 such members, if not
-    /// all of them are mapped, or if the heap has no room for the staging memory.
+    /// The collective kernels of the members on this host. `None` if this host has more than 8
+    /// members, if this PE does not map the memory of all of them, or if the heap has no room for
+    /// the staging memory.
     pub(crate) inside: Option<Collectives>,
 }
 
 impl Span {
-    /// Divides members into hosts by `host_of`. `me` is the rank of this PE.
+    /// Groups the members of a team by host. `host_of` returns the host of a PE. `me` is the rank
+    /// of this PE.
     pub(crate) fn new(members: &[Pe], me: usize, host_of: impl Fn(Pe) -> u32, inside: Option<Collectives>) -> Self {
         let mut hosts: Vec<(u32, Vec<usize>)> = Vec::new();
         for (rank, pe) in members.iter().enumerate() {
@@ -34,17 +36,17 @@ impl Span {
         Self { hosts: hosts.into_iter().map(|(_, ranks)| ranks.into()).collect(), here, place, inside }
     }
 
-    /// Returns the number of hosts.
+    /// Returns the number of hosts on which the team has members.
     pub(crate) fn n_hosts(&self) -> usize {
         self.hosts.len()
     }
 
-    /// Returns whether at least one host has several ranks.
+    /// Returns whether at least one host has several ranks of the team.
     pub(crate) fn shares_hosts(&self) -> bool {
         self.hosts.iter().any(|ranks| ranks.len() > 1)
     }
 
-    /// Returns the index of the host of this PE.
+    /// Returns the index of the host on which this PE runs.
     pub(crate) fn here(&self) -> usize {
         self.here
     }
@@ -54,35 +56,36 @@ impl Span {
         self.place
     }
 
-    /// Returns the other hosts with their ranks.
+    /// Returns the index and the ranks of each host except the host of this PE.
     pub(crate) fn others(&self) -> impl Iterator<Item = (usize, &[usize])> {
         self.hosts.iter().enumerate().filter(|(host, _)| *host != self.here).map(|(host, ranks)| (host, &**ranks))
     }
 
-    /// Returns the number of ranks of each host, if it is the same for all hosts and more than one.
+    /// Returns the number of ranks on each host. Returns `None` if hosts have different numbers of
+    /// ranks, or if each host has only one rank.
     pub(crate) fn rails(&self) -> Option<usize> {
         let rails = self.local().len();
         (rails > 1 && self.hosts.iter().all(|ranks| ranks.len() == rails)).then_some(rails)
     }
 
-    /// Returns the rank at a position of a host.
+    /// Returns the rank at position `position` among the ranks of host `host`.
     pub(crate) fn at(&self, host: usize, position: usize) -> usize {
         self.hosts[host][position]
     }
 
-    /// Returns the index of each other host, with the rank at the position of this PE on that host.
-    /// Every host must have a rank at this position.
+    /// For each other host, returns the index of the host and the rank that has the same position
+    /// on that host as this PE on its own host. Every host must have a rank at this position.
     pub(crate) fn rail(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         self.others().map(|(host, ranks)| (host, ranks[self.place]))
     }
 
-    /// Returns the ranks on the host of this PE.
+    /// Returns the ranks of the team on the host of this PE.
     pub(crate) fn local(&self) -> &[usize] {
         &self.hosts[self.here]
     }
 
-    /// Converts a rank of the team to the rank among the members on this host; `None` for a rank of
-    /// another host.
+    /// Converts a rank of the team to a position among the members on this host. Returns `None` for
+    /// a rank on another host.
     pub(crate) fn inside_rank(&self, rank: usize) -> Option<Rank> {
         self.local().iter().position(|local| *local == rank).map(|at| Rank::new(at as u32))
     }
@@ -98,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn members_are_divided_by_host_in_the_order_of_ranks() {
+    fn team_members_are_grouped_by_host_in_the_order_of_ranks() {
         let members = [3, 0, 2, 1].map(Pe::new);
         let span = Span::new(&members, 2, |pe| pe.get() / 2, None);
         assert_eq!(span.hosts.iter().map(|ranks| ranks.to_vec()).collect::<Vec<_>>(), [vec![0, 2], vec![1, 3]]);

@@ -1,4 +1,4 @@
-//! Calls that the members of a team make together on the host: allocations, releases, splits.
+//! Calls that all members of a team make together on the host: allocations, releases and splits.
 //!
 //! Before a call has any effect, the members exchange descriptions of their calls. If the
 //! descriptions differ, every member gets an error, and no member executes its call.
@@ -15,14 +15,15 @@ use crate::backend::state::State;
 use crate::backend::teams::TeamOf;
 use crate::error::CudaError;
 
-/// Interval between requests for a member's value after a PE outside of the team is lost.
+/// Interval between requests to the rendezvous for the value of a member. Used after a PE that is
+/// not a member was lost.
 const ASK_AGAIN: Duration = Duration::from_millis(1);
 
 impl State {
-    /// Compares the calls of all members of a team; `mine` describes the call of this PE.
+    /// Checks that all members of a team make the same call. `mine` describes the call of this PE.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] with the first member whose call differs; errors of the rendezvous.
+    /// [`Error::Mismatch`] with the first member whose call differs. Errors of the rendezvous.
     pub(super) fn agree(&self, rendezvous: &Rendezvous, team: &TeamOf, call: &'static str, mine: &str) -> Result<(), Error> {
         self.agree_and_exchange(rendezvous, team, call, mine, &[]).map(drop)
     }
@@ -63,16 +64,16 @@ impl State {
 
 /// Exchanges bytes among the members of a team under `label`, which no other exchange uses.
 pub(super) fn exchange(rendezvous: &Rendezvous, team: &TeamOf, label: &str, blob: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
-    // Another team with all PEs cannot use the rendezvous's own exchanges: the team's ranks and
-    // calls have another order.
+    // Only the team of all PEs can use the exchanges of the rendezvous. In any other team, even one
+    // with all PEs, ranks and calls have another order.
     if team.id == TeamId::WORLD {
         return rendezvous.exchange(label, blob);
     }
     exchange_by_keys(rendezvous, team, label, blob)
 }
 
-/// Like [`exchange`], but by keys in the store of the rendezvous. The rendezvous's own exchanges
-/// would need all PEs, in the same order.
+/// Like [`exchange`], but by values that the members store under keys in the rendezvous. The
+/// exchanges of the rendezvous itself would need calls of all PEs, in the same order.
 pub(super) fn exchange_by_keys(
     rendezvous: &Rendezvous,
     team: &TeamOf,
@@ -87,8 +88,8 @@ pub(super) fn exchange_by_keys(
     let all = (0..team.members.len())
         .map(|rank| if rank == team.me { Ok(blob.to_vec()) } else { value_of(rendezvous, team, &key(rank), rank) })
         .collect::<Result<Vec<_>, _>>()?;
-    // Every member has stored its value of this exchange, so it has read the values of the previous
-    // exchange. The previous value of this PE can be removed.
+    // Every member has stored its value for this exchange, so every member has read all values of
+    // the previous exchange. So this PE removes its previous value.
     let mut stored = lock(&team.stored);
     stored.push_back(key(team.me));
     if stored.len() > 1
@@ -99,8 +100,8 @@ pub(super) fn exchange_by_keys(
     Ok(all)
 }
 
-/// Waits until a member has stored its value, and returns the value. Ignores the loss of PEs that
-/// are not members.
+/// Waits until a member has stored its value in the rendezvous, and returns the value. Ignores the
+/// loss of PEs that are not members.
 fn value_of(rendezvous: &Rendezvous, team: &TeamOf, key: &str, rank: usize) -> Result<Vec<u8>, BootstrapError> {
     let start = Instant::now();
     loop {
@@ -109,8 +110,9 @@ fn value_of(rendezvous: &Rendezvous, team: &TeamOf, key: &str, rank: usize) -> R
             Err(BootstrapError::Timeout { call, waited, .. }) => {
                 return Err(BootstrapError::Timeout { call, waited, missing: vec![team.members[rank]] });
             }
-            // Includes the loss of a member, if it is the first loss. After several losses the
-            // rendezvous reports only the first lost PE, so the others are looked up below.
+            // This includes the loss of a member, if that was the first loss. After several losses,
+            // the rendezvous reports only the first lost PE, so the code below looks up the other
+            // lost PEs.
             other => return other,
         }
         if let Some(value) = rendezvous.try_get(key)? {
@@ -127,7 +129,8 @@ fn value_of(rendezvous: &Rendezvous, team: &TeamOf, key: &str, rank: usize) -> R
     }
 }
 
-/// Returns [`exchange`] as a closure for functions of the GPU crates.
+/// Returns a closure that calls [`exchange`], for functions of the crates for GPUs. The closure
+/// appends its first argument to `label`.
 pub(super) fn exchange_of<'a>(
     rendezvous: &'a Rendezvous,
     team: &'a TeamOf,

@@ -25,13 +25,13 @@ use crate::backend::teams;
 use crate::collective::random;
 use crate::error::CudaError;
 
-/// Maximum time for which the release of memory waits until destroyed graphs have dropped the
-/// memory.
+/// Maximum time for which a release of symmetric memory waits until destroyed graphs have dropped
+/// their handles of the memory.
 const GRAPHS: Duration = Duration::from_secs(2);
 
 impl Cuda {
-    /// Runs a function that accesses symmetric memory from the host, with the stream for such
-    /// accesses.
+    /// Calls `access`, which reads or writes symmetric memory from the host. Passes the stream for
+    /// such accesses, the allocated block, and the offset in this block.
     fn access<R>(
         &self,
         call: &'static str,
@@ -54,13 +54,13 @@ impl Cuda {
 
 // SAFETY: [B1] copies and kernels access the ranges of operations, which the core has checked. They
 // access memory of the host only through pinned memory (`resources/staging.rs`). The calling
-// thread, or a function in stream order, copies between the two. After a failure of `run`, its
-// results are not copied to memory of the host. [B2] `local` returns addresses of the device, whose
-// heap lives as long as this value. [B3] signals, waits and barriers are kernels that release and
-// acquire at the scope of the system, and a ticket completes when the stream has passed the
-// operation. [B4] symmetric memory is accessed by the device alone. [B5] after finalize there is no
-// GPU. [B7] `run` retires the memory that it holds together with its stream. [B8] `submit` and
-// `run` notify the owners of device memory.
+// thread, or a function in stream order, copies between pinned memory and other memory of the host.
+// If `run` fails, no result is copied to memory of the host. [B2] `local` returns addresses of the
+// device, whose heap lives as long as this value. [B3] signals, waits and barriers are kernels that
+// release and acquire at the scope of the system, and a ticket completes when the stream has passed
+// the operation. [B4] symmetric memory is accessed by the device alone. [B5] after finalize there
+// is no GPU. [B7] `run` retires the memory that it holds together with its stream. [B8] `submit`
+// and `run` notify the owners of device memory.
 unsafe impl Backend for Cuda {
     fn name(&self) -> &'static str {
         NAME
@@ -111,7 +111,7 @@ unsafe impl Backend for Cuda {
         self.drain(CALL)?;
         let memory = lock(&self.state.allocations).remove(&at.0);
         let memory = memory.unwrap_or_else(|| panic!("peerweave-core bug: nothing is allocated at {at:?}"));
-        // A destroyed graph drops its memory a moment later, on another thread.
+        // After a graph is destroyed, another thread drops the handles of the graph's memory.
         let free = wait_until(deadline_after(GRAPHS), || Ok::<_, Error>(memory.is_only_handle()))?;
         tracing::debug!(free, ?at, "released symmetric memory");
         gpu.free(memory).map_err(self.state.portable(CALL))
@@ -158,7 +158,7 @@ unsafe impl Backend for Cuda {
         let (state, name) = (&*self.state, call.name());
         let (gpu, parent) = (state.gpu(name)?, state.team(name, parent)?);
         let rendezvous = gpu.rendezvous();
-        // Only one split runs at a time, because each takes a free team number.
+        // Only one split runs at a time, because each split takes a free team number.
         let mut splits = lock(&state.splits);
         let sentinel = random().map_err(state.portable(name))?;
         let attached: Vec<u8> = splits.to_le_bytes().into_iter().chain(sentinel).collect();
@@ -192,13 +192,13 @@ unsafe impl Backend for Cuda {
     }
 
     fn team_failure(&self, _: TeamId) -> Option<Error> {
-        // All teams share the words by which PEs synchronize.
+        // A failure poisons all teams, because all teams share the words by which PEs synchronize.
         self.state.failure()
     }
 
     fn lost(&self, call: &'static str, pe: Pe) -> Option<Error> {
         let losses = self.state.gpu(call).ok()?.rendezvous().losses();
-        // A PE that gave up in a wait still takes part.
+        // A PE that gave up in a wait is not lost: it still takes part in the job.
         let (_, loss) = losses.into_iter().find(|(lost, loss)| *lost == pe && !matches!(loss, Loss::GaveUp { .. }))?;
         Some(Error::Peer { call, team: world(self.state.job.n_pes), pe, cause: cause(&loss) })
     }
@@ -213,7 +213,7 @@ unsafe impl Backend for Cuda {
     }
 
     unsafe fn run(&self, op: &Op, keep: &dyn Fn() -> Keep) -> Result<Outcome, Error> {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees the safety requirements of the called function.
         unsafe { run(&self.state, op, keep) }
     }
 
@@ -240,7 +240,7 @@ unsafe impl Backend for Cuda {
         // Another thread may have enqueued work while the streams were drained.
         let drained = drained.and_then(|()| self.drain(CALL));
         // NCCL is ended before the GPU, because NCCL frees memory of the GPU, and NCCL's kernels
-        // must have ended.
+        // must have ended by then.
         let has_failed = drained.is_err() || state.failure().is_some() || gpu.0.lost().is_some();
         let nccl = state.nccl.end(has_failed, state.deadline).map_err(|error| Error::setup(CALL, error));
         state.drop_streams();

@@ -1,4 +1,4 @@
-//! The backend of one PE.
+//! [`Cuda`], the backend of one PE.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
@@ -22,12 +22,12 @@ use crate::backend::streams::{CudaQueue, Queue};
 pub struct Cuda {
     pub(super) state: Arc<State>,
     pub(super) options: CudaOptions,
-    /// The streams of the user.
+    /// The streams that the user has created or wrapped.
     queues: Mutex<Vec<Weak<Queue>>>,
 }
 
 impl Cuda {
-    /// Creates the backend of a PE with this state.
+    /// Creates the backend of a PE from the PE's state.
     pub(super) fn of(state: State, options: CudaOptions) -> Arc<Self> {
         Arc::new(Self { state: Arc::new(state), options, queues: Mutex::default() })
     }
@@ -40,12 +40,11 @@ impl Cuda {
 
     /// Returns a stream of cudarc as a stream of this backend, for
     /// [`World::adopt_stream`](peerweave_core::World::adopt_stream). In this stream, the
-    /// application's work and Peerweave's operations run in the order in which they have been
-    /// enqueued.
+    /// application's work and Peerweave's operations run in the order in which they are enqueued.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the stream does not belong to the context of this PE's GPU;
-    /// [`Error::System`] if it is a per-thread stream.
+    /// [`Error::Unsupported`] if the stream does not belong to the context of this PE's GPU.
+    /// [`Error::System`] if the stream is a per-thread default stream.
     ///
     /// ```no_run
     /// # fn f(world: &peerweave_core::World, stream: std::sync::Arc<peerweave_driver::CudaStream>) -> peerweave_core::Result<()> {
@@ -63,7 +62,8 @@ impl Cuda {
         Ok(self.adopt(CudaQueue::wrap(&self.state, stream)?))
     }
 
-    /// Registers a stream of the user, so that [`drain`](Self::drain) waits for its work.
+    /// Registers a stream of the user, so that [`drain`](Self::drain) waits for the work in the
+    /// stream.
     pub(super) fn adopt(&self, queue: CudaQueue) -> Arc<dyn StreamBackend> {
         lock(&self.queues).push(Arc::downgrade(&queue.0));
         Arc::new(queue)
@@ -76,7 +76,8 @@ impl Cuda {
         queues.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Waits until the streams of this PE have completed their work, at most until the deadline.
+    /// Waits until the streams of the user have completed their work, at most until the deadline.
+    /// Fails only with [`Error::Timeout`].
     pub(super) fn drain(&self, call: &'static str) -> Result<(), Error> {
         let start = Instant::now();
         for queue in self.live_queues() {

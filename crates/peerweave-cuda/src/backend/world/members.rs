@@ -1,9 +1,9 @@
-//! Creates a team from a list of PEs. Only the PEs in the list make the call.
+//! Creates a team from a list of PEs, its members. Only these PEs call `team_of`.
 //!
 //! The members exchange values in the store of the rendezvous: each calling PE stores its list of
-//! members. A PE creates one team at a time in this way. So if a member has stored a different list
-//! that contains this PE, neither call can complete. The PE that detects the difference stores a
-//! refusal for that member.
+//! members. A PE makes one such call at a time. So if a member has stored a different list that
+//! also contains this PE, the calls of both PEs cannot complete. The PE that detects the difference
+//! stores a refusal for the member.
 //!
 //! When all members have called, they form a temporary parent team and split this team. Each call
 //! has a random number, and the names of the exchanges depend on the numbers of all members. So a
@@ -27,14 +27,15 @@ use crate::collective::random;
 
 const CALL: &str = "team_of";
 
-/// Maximum number of PEs of a list that an error shows.
+/// Maximum number of PEs that an error shows of a list of members.
 const SHOWN: usize = 16;
 
-/// The shortest and the longest time between two reads of the members' values.
+/// The shortest and the longest pause between two reads of the members' values from the rendezvous.
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
 
-/// A stored list of PEs with a number. In a call, the PEs are its members, and the number
-/// identifies the call. In a refusal, the number is the PE whose call has the list.
+/// A list of PEs and a number, as a PE stores them in the rendezvous. For a call, the list has the
+/// members of the new team, and the random number identifies the call. For a refusal, the list is
+/// the different list of another PE, and the number is that PE.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Listed {
     number: u64,
@@ -47,7 +48,8 @@ impl Listed {
         self.number.to_le_bytes().into_iter().chain(members).collect()
     }
 
-    /// Parses a stored list. Returns `None` for bytes that no PE stores.
+    /// Parses bytes that a PE has stored in the rendezvous. Returns `None` for bytes that no PE
+    /// stores.
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (number, members) = bytes.split_first_chunk()?;
         let (members, rest) = members.as_chunks();
@@ -56,7 +58,7 @@ impl Listed {
     }
 }
 
-/// Returns the description of a call for messages.
+/// Returns the description of a `team_of` call with these members, for error messages.
 fn describe(members: &[Pe]) -> String {
     let shown: Vec<String> = members.iter().take(SHOWN).map(|pe| pe.get().to_string()).collect();
     let rest = if members.len() > SHOWN { format!(", ... ({} PEs)", members.len()) } else { String::new() };
@@ -72,8 +74,8 @@ fn refusal_key(pe: Pe, number: u64) -> String {
 }
 
 impl Cuda {
-    /// Creates a team of `members`, in this order. This PE must be a member. Collective over the
-    /// members.
+    /// Creates a team with the PEs `members`, in this order. This PE must be a member. All members
+    /// must make this call.
     pub(super) fn team_of_members(&self, members: &[Pe]) -> Result<TeamRecord, Error> {
         let state = &*self.state;
         let gpu = state.gpu(CALL)?;
@@ -91,7 +93,8 @@ impl Cuda {
         Ok(record)
     }
 
-    /// Creates the team after all members have called. `numbers` are the numbers of their calls.
+    /// Creates the team after all members have called `team_of`. `numbers` has the random number of
+    /// each member's call.
     fn split_members(&self, rendezvous: &Rendezvous, members: &[Pe], numbers: &[u64]) -> Result<TeamRecord, Error> {
         let state = &*self.state;
         let gpu = state.gpu(CALL)?;
@@ -111,7 +114,7 @@ impl Cuda {
         let record = self.split_parent(&gpu, &parent, &exchange, made, &mut splits, &attached, part)?;
         let record = record.unwrap_or_else(|| panic!("peerweave-cuda bug: a PE that gave a color got no team"));
         if let Some(team) = state.teams.find(record.id) {
-            // The values of the last exchange are removed in the first exchange of the team.
+            // The new team's first exchange removes the values of the last exchange above.
             std::mem::swap(&mut *lock(&team.stored), &mut *lock(&parent.stored));
         }
         Ok(record)
@@ -119,7 +122,8 @@ impl Cuda {
 }
 
 impl State {
-    /// Waits until all members have called with the same list. Returns the numbers of their calls.
+    /// Waits until all members have called `team_of` with the same list. Returns the random numbers
+    /// of their calls.
     fn find_members(&self, rendezvous: &Rendezvous, mine: &Listed) -> Result<Vec<u64>, Error> {
         let me = self.job.my_pe;
         let failed = |error: BootstrapError| self.portable(CALL)(error.into());
@@ -159,7 +163,7 @@ impl State {
             }
             if start.elapsed() >= self.deadline {
                 // A member that has stopped waiting has failed because other members have not
-                // called. So it counts as missing only if all members have called.
+                // called. So such a member counts as missing only if all members have called.
                 let all_called = !seen.contains(&false);
                 let missing = mine.members.iter().zip(seen.iter().zip(&waits));
                 let missing = missing.filter(|(_, (seen, waits))| if all_called { !**waits } else { !**seen });
@@ -171,8 +175,8 @@ impl State {
         }
     }
 
-    /// Refuses the call of `pe`, which has a different list, and ends this call and the calls that
-    /// wait for this call.
+    /// Refuses the call of `pe`, whose list of members differs from `mine`. Also ends this PE's
+    /// call, and the calls of members that wait for this PE.
     fn refuse(&self, rendezvous: &Rendezvous, mine: &Listed, pe: Pe, theirs: &Listed) -> Result<(), BootstrapError> {
         let me = self.job.my_pe;
         rendezvous.remove(&call_key(me))?;
@@ -181,7 +185,8 @@ impl State {
         self.spread(rendezvous, mine, &Listed { number: pe.get().into(), members: theirs.members.clone() })
     }
 
-    /// Stores `refusal` for the members that wait for this call, because the call cannot complete.
+    /// Stores `refusal` for all members that wait for this PE's call, because the call cannot
+    /// complete.
     fn spread(&self, rendezvous: &Rendezvous, mine: &Listed, refusal: &Listed) -> Result<(), BootstrapError> {
         let others = mine.members.iter().copied().filter(|pe| *pe != self.job.my_pe && u64::from(pe.get()) != refusal.number);
         for pe in others {
@@ -199,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stored_member_list_is_read_back() {
+    fn member_list_converts_to_stored_bytes_and_back() {
         for members in [vec![], vec![Pe::new(7)], vec![Pe::new(4095), Pe::new(0)]] {
             let listed = Listed { number: 1 << 40 | 3, members };
             assert_eq!(Listed::from_bytes(&listed.to_bytes()), Some(listed));

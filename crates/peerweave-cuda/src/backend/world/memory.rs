@@ -1,5 +1,5 @@
-//! Symmetric memory of collectives: the collectives of all PEs, and the staging memory of other
-//! teams.
+//! Allocates the symmetric memory of collectives: the staging memory of the team of all PEs, and
+//! the staging memory of other teams.
 
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ use crate::route::Routes;
 /// the collectives of each of these teams.
 pub(super) type TeamsMemory = (Option<Collectives>, Option<Symmetric<u8>>, CollectivesOptions);
 
-/// Creates the collectives of all PEs on this host, and staging memory for `teams` other teams;
-/// `None` if the heap has no room.
+/// Creates the collectives of all PEs on this host, and staging memory for `teams` other teams.
+/// Each is `None` if the heap has no room for its memory.
 pub(super) fn teams_memory(
     gpu: &Gpu,
     heap_bytes: u64,
@@ -25,7 +25,8 @@ pub(super) fn teams_memory(
     routes: &Arc<Routes>,
     max_blocks: Option<u32>,
 ) -> Result<TeamsMemory, CudaError> {
-    /// Converts the error of a full heap to `None`. The heaps of all PEs are then full.
+    /// Converts the error of a full heap to `None`. The result is the same on all PEs, because the
+    /// heaps of all PEs have the same allocations.
     fn room<T>(made: Result<T, CudaError>) -> Result<Option<T>, CudaError> {
         match made {
             Err(CudaError::Vmm(VmmError::Misuse(Misuse::Exhausted { .. }))) => Ok(None),
@@ -67,12 +68,12 @@ pub(super) fn options_of_others(heap_bytes: u64, teams: u64) -> CollectivesOptio
         _ => (1, KIB),
     };
     let rings = CollectivesOptions { bank_bytes: 0, slot_bytes, max_blocks, ..CollectivesOptions::default() }.heap_bytes();
-    // Two banks, and channels of half a bank.
+    // The two banks and the channels together take 2.5 times as much memory as one bank.
     let bank_bytes = ((share.saturating_sub(rings) / 8 * 3) & !4095).clamp(4096, 2048 * KIB);
     CollectivesOptions { bank_bytes, slot_bytes, max_blocks, ..CollectivesOptions::default() }
 }
 
-/// Returns the options with at most `max_blocks` blocks.
+/// Returns `options` with the number of blocks limited to `max_blocks`, if this limit is given.
 pub(super) fn within(options: CollectivesOptions, max_blocks: Option<u32>) -> CollectivesOptions {
     CollectivesOptions { max_blocks: max_blocks.map_or(options.max_blocks, |most| options.max_blocks.min(most)), ..options }
 }
@@ -82,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn staging_of_teams_takes_at_most_an_eighth_of_a_large_heap() {
+    fn staging_memory_of_teams_takes_at_most_an_eighth_of_the_heap() {
         for heap_bytes in [8 << 20, 64 << 20, 1 << 30, 1 << 40] {
             let options = options_of_others(heap_bytes, 15);
             assert!(15 * options.heap_bytes() <= heap_bytes / 8, "{heap_bytes}: {options:?}");

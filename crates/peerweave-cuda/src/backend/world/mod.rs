@@ -1,4 +1,4 @@
-//! The backend of one PE: set-up, the calls of the portable API, and the end.
+//! The backend of one PE: its set-up, the calls of the portable API, and finalize.
 //!
 //! ```text
 //!  contract.rs    the trait `Backend` of peerweave-core

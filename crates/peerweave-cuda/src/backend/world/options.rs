@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::route::Forced;
 
-/// Default size of the symmetric heap of each PE, in bytes.
+/// Default of [`CudaOptions::heap_bytes`], in bytes.
 pub(super) const DEFAULT_HEAP_BYTES: usize = 1 << 30;
 
 /// Settings of the backend for GPUs. All PEs of a job must pass the same values, except for
@@ -13,11 +13,11 @@ pub(super) const DEFAULT_HEAP_BYTES: usize = 1 << 30;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CudaOptions {
-    /// Time limit for each wait, unless the call sets another limit. Default: 60 s.
+    /// Time limit for each wait of the backend, if the call sets no other limit. Default: 60 s.
     pub deadline: Duration,
-    /// Size of the symmetric heap of each PE in bytes. Default: 1 GiB. The backend allocates
-    /// additional memory for collectives: with the default heap size, about a quarter of the heap
-    /// size.
+    /// Size of the symmetric heap of each PE, in bytes. Default: 1 GiB. The backend allocates
+    /// additional memory for collectives. With the default heap size, this is about a quarter of
+    /// the heap size.
     pub heap_bytes: Option<usize>,
     /// Ordinal of this PE's device among the devices that this process sees. PEs may pass different
     /// values. Default: see [`Cuda::join`](crate::Cuda::join). In tests, several PEs may share a
@@ -27,7 +27,8 @@ pub struct CudaOptions {
     /// File with the route table, as `peerweave tune` writes it. Default: the built-in table for
     /// the architecture of the GPUs.
     pub route_table: Option<PathBuf>,
-    /// Methods that replace the choices of the route table, for measurements.
+    /// For measurements: the methods that carry out operations instead of the methods that the
+    /// route table chooses.
     pub forced: Forced,
     /// Maximum number of blocks in the kernel of a collective, and thus of SMs that the kernel
     /// uses. Default: 256. The limit applies to every team.

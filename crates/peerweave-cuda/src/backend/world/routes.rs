@@ -1,5 +1,5 @@
-//! The routes of a backend, and their explanations. All PEs use the same route table, and the same
-//! choices of the caller.
+//! The routes of collectives: the methods that carry them out, and explanations of these choices.
+//! All PEs use the same route table, and the same choices of the caller.
 
 use std::sync::Arc;
 
@@ -13,13 +13,14 @@ use crate::error::{CudaError, misuse};
 use crate::gpu::Gpu;
 use crate::route::{Explanation, Limits, Method, Query, RouteTable, Routes};
 
-/// Returns the routes that the options ask for, after all PEs have compared them. Without a file,
-/// GPUs of different architectures use the table for any architecture.
+/// Returns the route table and the forced methods that `options` select. All PEs call this
+/// function, which fails if their options or tables differ. If `options` names no file, GPUs of
+/// different architectures use the built-in table for any architecture.
 ///
 /// # Errors
-/// [`CudaError::Routes`] for a file that cannot be used; [`CudaError::PeFailed`] if the file cannot
-/// be used on another PE; [`CudaError::Misuse`] if the PEs have different options or tables; errors
-/// of the rendezvous.
+/// [`CudaError::Routes`] if this PE cannot use the file with the route table.
+/// [`CudaError::PeFailed`] if another PE cannot use its file. [`CudaError::Misuse`] if the PEs have
+/// different options or tables. Errors of the rendezvous.
 pub(super) fn agreed(gpu: &Gpu, options: &CudaOptions) -> Result<Arc<Routes>, CudaError> {
     const CALL: &str = "Cuda::new";
     let arch = gpu.arch().to_string();
@@ -116,9 +117,9 @@ impl Cuda {
         }
     }
 
-    /// Sets the method that carries out an operation from now on, for all teams of this PE. `None`
-    /// restores the choice of the route table. Returns `false` and changes nothing if this method
-    /// cannot carry out the operation. A graph keeps the method with which it was captured.
+    /// Sets the method that carries out an operation in all later calls, for all teams of this PE.
+    /// `None` restores the choice of the route table. Returns `false` and changes nothing if the
+    /// method cannot carry out the operation. A graph keeps the method with which it was captured.
     ///
     /// # Collective
     /// All PEs must make the same call, at the same point in their sequence of collective calls.

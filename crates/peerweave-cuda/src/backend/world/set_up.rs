@@ -32,7 +32,7 @@ impl Cuda {
     ///
     /// # Errors
     /// [`Error::Setup`] if there is no driver or no device, if the GPUs cannot access each other,
-    /// or if this PE has joined before; errors of the rendezvous, which name the missing PEs.
+    /// or if this PE has joined before. Errors of the rendezvous, which name the missing PEs.
     pub fn join(job: &Job, options: &CudaOptions) -> Result<Arc<Self>, Error> {
         const CALL: &str = "Cuda::join";
         let setup = |error: CudaError| of_set_up(CALL, job.n_pes as usize, error);
@@ -60,7 +60,8 @@ impl Cuda {
         let heap_bytes = options.heap_bytes.unwrap_or(DEFAULT_HEAP_BYTES);
         let options = GpuOptions::new(heap_bytes).deadline(options.deadline);
         let world = CollectivesOptions::default().heap_bytes() as usize;
-        // Upper bound for the whole heap: the memory of other teams adds at most a third.
+        // This is an upper bound for the size of the whole heap, because the memory of other teams
+        // adds at most a third.
         let most = (heap_bytes + world) as u64 / 3 * 4;
         let others = options_of_others(most, options.teams.into()).heap_bytes() as usize;
         let heap_bytes = heap_bytes + world + others * options.teams as usize;
@@ -69,9 +70,9 @@ impl Cuda {
     }
 
     /// Creates the backend on a GPU of a job. The world takes ownership of `gpu`, and ends the GPU
-    /// in `finalize`. This function already loads the kernels of one-sided operations and barriers.
-    /// If such a kernel were loaded later, the load might wait for work on the device, such as a
-    /// kernel that waits for another PE.
+    /// in `finalize`. This function loads the kernels of one-sided operations and barriers. If such
+    /// a kernel were loaded later, the load might wait for work on the device, such as a kernel
+    /// that waits for another PE.
     ///
     /// # Collective
     /// All PEs of the GPU's rendezvous.
@@ -83,8 +84,8 @@ impl Cuda {
         Self::with(gpu, &CudaOptions::default())
     }
 
-    /// Like [`new`](Self::new), but with `options`. The memory, the deadline and the device are
-    /// those of `gpu`: the options for these three are ignored.
+    /// Like [`new`](Self::new), but with `options`. Ignores the options for the memory, the
+    /// deadline and the device, because `gpu` determines them.
     ///
     /// # Collective
     /// All PEs of the GPU's rendezvous, with the same options.

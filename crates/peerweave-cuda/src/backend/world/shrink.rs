@@ -1,9 +1,9 @@
-//! Creates a backend of the surviving PEs after a failure, on the same GPUs.
+//! Creates a new backend for the surviving PEs after a failure, on the same GPUs.
 //!
-//! The PEs agree through words in host memory that all PEs map (see `calls`). So agreement is
-//! possible no matter which PE has died. Then the surviving PEs join a new rendezvous, and set up
-//! their GPUs as at the start of a job. A final agreement ensures that either all surviving members
-//! have the new job, or none has.
+//! The PEs agree on the survivors through words in host memory that all PEs map (`teams/calls.rs`).
+//! So the agreement needs no server and is possible whichever PE has died. Then the surviving PEs
+//! join a new rendezvous, and set up their GPUs as at the start of a job. A final agreement ensures
+//! that either all surviving members have the new job, or none of them has it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,15 +23,17 @@ use crate::gpu::{Gpu, GpuOptions};
 
 const CALL: &str = "shrink";
 
-/// Minimum time limit for setting up the GPUs after the PEs have agreed, because kernels are loaded
-/// again.
+/// Minimum time limit for the set-up of the GPUs after the PEs have agreed on the survivors. The
+/// set-up takes time, because each PE loads its kernels again.
 const SET_UP: Duration = Duration::from_secs(10);
 
-/// Maximum time to wait, after the set-up has failed, until this PE sees that a member has ended.
+/// After the set-up of the new job has failed: maximum time for which this PE waits to learn that a
+/// member has ended.
 const NOTICE: Duration = Duration::from_secs(1);
 
 impl Cuda {
-    /// Creates a backend of the PEs that have neither died nor left. Collective over these PEs.
+    /// Creates a backend for the PEs that have not died and have not left. All these PEs must call
+    /// this function.
     pub(super) fn shrink_to_survivors(&self) -> Result<Shrunk, Error> {
         let state = &*self.state;
         let options = state.gpu(CALL)?.0.options.clone();
@@ -67,7 +69,7 @@ impl Cuda {
             });
             let error = match made {
                 Ok(made) => {
-                    // The process stays in the job of its launcher.
+                    // The process keeps the connection to the rendezvous of its launcher's job.
                     let launcher = lock(&state.launcher).take().or_else(|| lock(&state.rendezvous).take());
                     *lock(&made.state.launcher) = launcher;
                     return Ok(Shrunk { backend: made, former: decision.members });
@@ -84,7 +86,8 @@ impl Cuda {
         }
     }
 
-    /// Returns the reason why a PE no longer takes part; `None` if the PE may still take part.
+    /// Returns the reason why a PE no longer takes part in the job. Returns `None` if the PE may
+    /// still take part.
     fn end_of(&self, pe: usize) -> Option<PeerCause> {
         let rendezvous = lock(&self.state.rendezvous).clone();
         let losses = rendezvous.map_or_else(Vec::new, |rendezvous| rendezvous.losses());
@@ -93,8 +96,8 @@ impl Cuda {
         lost.or_else(|| watched.then_some(PeerCause::Died))
     }
 
-    /// Ends the operations of this PE: kernels that wait for other PEs end, and later operations
-    /// are refused.
+    /// Ends the operations of this PE in the old world: aborts kernels that wait for other PEs, and
+    /// makes later operations fail.
     fn end_operations(&self) {
         let state = &*self.state;
         let me = state.me();
@@ -113,7 +116,8 @@ impl Cuda {
         }
     }
 
-    /// Sets up the GPU of this PE in the new job. Collective over its members.
+    /// Sets up the GPU of this PE in the new job. All members of the new job must call this
+    /// function.
     fn set_up(
         &self,
         survivors: &Survivors<'_>,
@@ -128,8 +132,8 @@ impl Cuda {
         Self::with(gpu, &self.options)
     }
 
-    /// Converts an error of the new job so that it names PEs by their numbers in the old job, and
-    /// names the PEs that caused it.
+    /// Converts an error in the set-up of the new job. The result names PEs by their numbers in the
+    /// old job. If other PEs caused the error, the result is a timeout that names these PEs.
     fn root_cause_of(&self, survivors: &Survivors<'_>, decision: &Decision, started: Instant, error: Error) -> Error {
         let team = self.state.world();
         let error = error.renumbered(CALL, team, |pes| decision.old_pes(pes));
@@ -148,8 +152,8 @@ impl Cuda {
     }
 }
 
-/// Returns whether a member has ended or given up. Waits for up to [`NOTICE`], because this PE may
-/// see the failure of the set-up before it learns that a member has ended.
+/// Returns whether a member of the new job has ended or given up. Waits for up to [`NOTICE`],
+/// because this PE may see the failure of the set-up before it learns that a member has ended.
 fn is_broken_soon(survivors: &Survivors<'_>, decision: &Decision) -> bool {
     let until = Instant::now() + NOTICE;
     loop {

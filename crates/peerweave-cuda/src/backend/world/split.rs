@@ -1,4 +1,4 @@
-//! Creates teams from the ranks of another team.
+//! Splits a team: creates new teams from the ranks of a parent team.
 
 use peerweave_core::backend::{SplitPart, TeamRecord};
 use peerweave_core::{Error, TeamName};
@@ -10,33 +10,35 @@ use crate::error::CudaError;
 use crate::gpu::Gpu;
 use crate::team::{Exchange, Parent, Team};
 
-/// Parses the bytes that a rank sends in a split: the number of teams that the rank has seen
-/// created, and a sentinel.
+/// Parses the bytes that a rank sends in a split: the number of teams that have been created, as
+/// far as the rank knows, and a random sentinel for staging memory.
 fn split_attached(attached: &[u8]) -> (u32, [u64; 2]) {
-    let word = |at: usize| attached.get(at..at + 8).map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().expect("eight bytes")));
+    let word = |at: usize| {
+        attached.get(at..at + 8).map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().expect("the slice has eight bytes")))
+    };
     (word(0) as u32, [word(4), word(12)])
 }
 
-/// Returns the name, in exchanges on the host, of the team with `color`. The team is created by the
-/// split of `parent` after `calls` calls of the parent. The length of the name does not grow with
-/// the depth of splits.
+/// Returns the name, for exchanges through the rendezvous, of the team with color `color` in a
+/// split of `parent`. `calls` is the number of calls that the parent's members made together before
+/// the split. The length of the name does not grow with the depth of splits.
 pub(super) fn path_of(parent: &str, calls: u64, color: u64) -> String {
     format!("{:016x}", teams::digest((parent, calls, color)))
 }
 
-/// The call that creates a team, and the names that the call uses.
+/// The call that creates a team, and the names of the teams in this call.
 pub(super) struct Made {
     pub(super) call: &'static str,
     /// The team that errors of the call name.
     pub(super) name: TeamName,
-    /// Name of the new team in exchanges on the host.
+    /// Name of the new team in exchanges through the rendezvous.
     pub(super) path: String,
 }
 
 impl Cuda {
     /// Creates the state that operations of a new team need. `count` is the number of teams that
-    /// its members have created, including this team. `sentinel` is the sentinel of the first
-    /// member on the host of this PE.
+    /// its members have created, including this team. `sentinel` is the content of staging memory
+    /// whose data has not arrived. The first member on this host has chosen it.
     fn state_of(
         &self,
         call: &'static str,
@@ -58,7 +60,7 @@ impl Cuda {
 
     /// Splits `parent` after its ranks have agreed on the call. `attached` contains the bytes that
     /// each rank attached to the agreement (see [`split_attached`]). `splits` is the number of
-    /// teams that this PE has seen created.
+    /// teams that have been created, as far as this PE knows.
     #[expect(clippy::too_many_arguments, reason = "the two calls that make teams have nothing else in common")]
     pub(super) fn split_parent(
         &self,
