@@ -173,10 +173,13 @@ template <bool GET> __global__ void __launch_bounds__(1024) bandwidth(char* to, 
     for (int k = 0; k < n; k++) {
         if (GET) nvshmemx_getmem_nbi_block(to + first, from + first, mine, 1);
         else nvshmemx_putmem_nbi_block(to + first, from + first, mine, 1);
+        // Without a quiet, repeated gets would return data from the cache.
+        if (GET || k + 1 == n) {
+            __syncthreads();
+            if (threadIdx.x == 0) nvshmem_quiet();
+            __syncthreads();
+        }
     }
-    __syncthreads();
-    if (threadIdx.x == 0) nvshmem_quiet();
-    __syncthreads();
     if (threadIdx.x == 0) {
         ns[2 * blockIdx.x] = start;
         ns[2 * blockIdx.x + 1] = now();

@@ -102,7 +102,9 @@ fn free_in_nvshmems_heap_waits_for_kernels_that_use_the_memory() {
 
 #[test]
 fn memory_of_a_graph_in_nvshmems_heap_is_not_freed() {
-    fakes().run_many(2, |child| {
+    // The driver drops the handles of a graph some time after the graph has been destroyed. The end
+    // of the GPU waits for that.
+    fakes().env("PEERWEAVE_FAKE_CUDA_DESTROY_MS", "300").run_many(2, |child| {
         let gpu = gpu(&child);
         let (memory, stream) =
             (gpu.alloc::<u64>(64).expect("the memory is allocated"), gpu.stream().expect("the stream is created"));

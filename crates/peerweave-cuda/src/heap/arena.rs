@@ -4,12 +4,13 @@
 //! completed on all PEs.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use peerweave_bootstrap::Rendezvous;
 use peerweave_bootstrap::agree::{Disagreement, Failure, Members, agree};
-use peerweave_driver::{CudaStream, DeviceBuffer as _, Keep, Streams, deadline_after, wait};
+use peerweave_driver::{CudaStream, DeviceBuffer as _, Keep, Streams, deadline_after, drain_retired, wait, wait_until};
 use peerweave_nvshmem::SymmetricBuffer;
 use peerweave_types::Pe;
 
@@ -18,6 +19,9 @@ use crate::error::{CudaError, misuse};
 
 const ALLOC: &str = "Gpu::alloc";
 const FREE: &str = "Gpu::free";
+
+/// Maximum time for which the end of an arena waits for the handles of destroyed graphs.
+const AFTER_GRAPHS: Duration = Duration::from_secs(2);
 
 /// One allocation of NVSHMEM's heap. All PEs allocate and free the same ranges in the same order,
 /// so a range has the same offset on every PE.
@@ -28,6 +32,8 @@ pub(crate) struct Arena {
     multicast: bool,
     rendezvous: Arc<Rendezvous>,
     ranges: Mutex<Ranges>,
+    /// Counts the arena, its leases, and the handles that [`Lease::keep`] has returned.
+    kept: Arc<()>,
 }
 
 /// The allocated ranges of an arena (start and length in bytes), and the number of collective calls
@@ -48,6 +54,8 @@ pub(crate) struct Lease {
     /// Counts the handles of the range: this lease, and the handles that [`Self::keep`] has
     /// returned.
     handles: Arc<()>,
+    /// A clone of [`Arena::kept`].
+    kept: Arc<()>,
     freed: bool,
 }
 
@@ -59,7 +67,7 @@ impl Arena {
         multicast: bool,
     ) -> Result<Self, CudaError> {
         let whole = context.alloc_aligned::<u8>(ALIGNMENT_BYTES as usize, bytes)?;
-        Ok(Self { context, whole, multicast, rendezvous: Arc::clone(rendezvous), ranges: Mutex::default() })
+        Ok(Self { context, whole, multicast, rendezvous: Arc::clone(rendezvous), ranges: Mutex::default(), kept: Arc::default() })
     }
 
     pub(super) fn context(&self) -> &peerweave_nvshmem::Context {
@@ -93,7 +101,11 @@ impl Arena {
     /// Frees the arena and finalises NVSHMEM. All PEs must call this function. If NVSHMEM has
     /// ended, returns a function that checks whether all threads have released NVSHMEM's context.
     pub(super) fn finalize(self) -> Result<Option<Question>, CudaError> {
-        let Self { context, whole, .. } = self;
+        let Self { context, whole, kept, .. } = self;
+        // The driver drops the handles of a graph on a thread of its own, some time after the graph
+        // has been destroyed. If a graph still exists, `free` returns the error below.
+        let released = || Ok::<_, Infallible>(drain_retired(Instant::now()) && Arc::strong_count(&kept) == 1);
+        let _ = wait_until(deadline_after(context.deadline().min(AFTER_GRAPHS)), released);
         context.free(whole)?;
         let gone: Question = Box::new(context.gone());
         let report = context.finalize()?;
@@ -142,7 +154,8 @@ impl Arena {
         })?;
         ranges.taken.insert(at, bytes.next_multiple_of(ALIGNMENT_BYTES).max(ALIGNMENT_BYTES));
         let zeroed = self.whole.slice(at as usize..(at + bytes) as usize).map_err(CudaError::from).and_then(|buffer| {
-            let lease = Lease { buffer, offset: at, streams: Streams::new(), handles: Arc::default(), freed: false };
+            let (handles, kept) = (Arc::default(), Arc::clone(&self.kept));
+            let lease = Lease { buffer, offset: at, streams: Streams::new(), handles, kept, freed: false };
             peerweave_vmm::zero(stream, &mut lease.buffer(stream).clone())?;
             match wait(stream, deadline_after(self.context.deadline()))? {
                 true => Ok(lease),
@@ -187,7 +200,7 @@ impl Lease {
     pub(super) fn keep(&self) -> Keep {
         // The handle is in an `Arc` of its own, because a `Weak` of `handles` could be upgraded
         // after the last check of the count.
-        Arc::new((Arc::clone(&self.handles), self.buffer.keep()))
+        Arc::new((Arc::clone(&self.handles), Arc::clone(&self.kept), self.buffer.keep()))
     }
 
     /// Waits until all work that uses the range has completed, for at most `longest`. Fails if

@@ -26,6 +26,8 @@
 //! - `FABRIC_DIR`: a directory through which fabric handles find their memory. Without it, fabric
 //!   handles are not supported.
 //! - `TEAM_WAIT_MS` (2000): how long calls wait for the devices of a multicast object.
+//! - `DESTROY_MS` (0): the time between the release of the last reference to a user object and its
+//!   destructor.
 //! - `FAIL=function:nth=code,...`: the nth call of the function fails, counted from 1; `*` means
 //!   every call. `100ms` instead of a code delays the call.
 //! - `MISSING=function,...`: functions that `cuGetProcAddress` does not find. The harness also

@@ -17,6 +17,7 @@ pub(crate) mod variable {
     pub(crate) const BROKEN_PEER: &str = "PEERWEAVE_FAKE_CUDA_BROKEN_PEER";
     pub(crate) const FABRIC_DIR: &str = "PEERWEAVE_FAKE_CUDA_FABRIC_DIR";
     pub(crate) const TEAM_WAIT_MS: &str = "PEERWEAVE_FAKE_CUDA_TEAM_WAIT_MS";
+    pub(crate) const DESTROY_MS: &str = "PEERWEAVE_FAKE_CUDA_DESTROY_MS";
     pub(crate) const CAPABILITY: &str = "PEERWEAVE_FAKE_CUDA_CAPABILITY";
     pub(crate) const NO_POISON: &str = "PEERWEAVE_FAKE_CUDA_NO_POISON";
 }

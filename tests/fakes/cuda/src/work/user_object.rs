@@ -4,9 +4,10 @@
 use core::ffi::{c_uint, c_void};
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::Duration;
 
 use crate::abi::{Code, Result};
-use crate::calls::as_host_function;
+use crate::calls::{as_host_function, settings};
 use crate::sync::lock;
 use crate::table::Table;
 
@@ -56,7 +57,9 @@ impl UserObject {
         drop(references);
         USER_OBJECTS.remove(self.handle);
         let (destroy, data) = (self.destroy, self.data);
+        let delay = Duration::from_millis(settings::number(settings::variable::DESTROY_MS).unwrap_or(0));
         let run = move || {
+            thread::sleep(delay);
             // SAFETY: the caller promised that the destructor may be called with this data on any
             // thread; the reference count ensures a single call.
             as_host_function(|| unsafe { destroy(data as *mut c_void) });
