@@ -14,14 +14,11 @@ use peerweave_driver::{CudaStream, DeviceBuffer as _, Keep, Streams, deadline_af
 use peerweave_nvshmem::SymmetricBuffer;
 use peerweave_types::Pe;
 
-use super::{ALIGNMENT_BYTES, Question};
+use super::{AFTER_GRAPHS, ALIGNMENT_BYTES, Question};
 use crate::error::{CudaError, misuse};
 
 const ALLOC: &str = "Gpu::alloc";
 const FREE: &str = "Gpu::free";
-
-/// Maximum time for which the end of an arena waits for the handles of destroyed graphs.
-const AFTER_GRAPHS: Duration = Duration::from_secs(2);
 
 /// One allocation of NVSHMEM's heap. All PEs allocate and free the same ranges in the same order,
 /// so a range has the same offset on every PE.
@@ -102,8 +99,7 @@ impl Arena {
     /// ended, returns a function that checks whether all threads have released NVSHMEM's context.
     pub(super) fn finalize(self) -> Result<Option<Question>, CudaError> {
         let Self { context, whole, kept, .. } = self;
-        // The driver drops the handles of a graph on a thread of its own, some time after the graph
-        // has been destroyed. If a graph still exists, `free` returns the error below.
+        // If a graph still uses a range after this wait, `free` returns an error.
         let released = || Ok::<_, Infallible>(drain_retired(Instant::now()) && Arc::strong_count(&kept) == 1);
         let _ = wait_until(deadline_after(context.deadline().min(AFTER_GRAPHS)), released);
         context.free(whole)?;

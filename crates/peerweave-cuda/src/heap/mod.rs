@@ -8,6 +8,7 @@ mod arena;
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use peerweave_bootstrap::Rendezvous;
 use peerweave_driver::{CudaContext, CudaStream, DeviceBuffer as _, Keep, deadline_after};
@@ -24,6 +25,10 @@ use arena::Lease;
 /// Minimum alignment of every allocation, in bytes. It is sufficient for bulk copies and cache
 /// lines.
 const ALIGNMENT_BYTES: u64 = 256;
+
+/// Maximum time for which a free waits until a destroyed graph has dropped its handles of the memory.
+/// The driver drops these handles on another thread, some time after the graph is destroyed.
+pub(crate) const AFTER_GRAPHS: Duration = Duration::from_secs(2);
 
 /// A function that returns whether a part of a GPU has been released by all threads. Other threads
 /// may hold such a part for a short time.

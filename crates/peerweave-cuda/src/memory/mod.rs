@@ -6,13 +6,13 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use peerweave_driver::{CudaStream, Keep};
+use peerweave_driver::{CudaStream, Keep, deadline_after, wait_until};
 use peerweave_types::{Plain, SymOffset, SymSlice};
 
 use crate::context::tables::{bytes_of, elements_of};
 use crate::error::{CudaError, misuse};
 use crate::gpu::Gpu;
-use crate::heap::Block;
+use crate::heap::{AFTER_GRAPHS, Block};
 
 pub use local::Local;
 
@@ -56,7 +56,8 @@ impl Gpu {
     }
 
     /// Frees symmetric memory on every PE, after the streams of this PE have completed the work
-    /// that uses the memory.
+    /// that uses the memory. Waits up to 2 s until a graph that used the memory, and that has been
+    /// destroyed, no longer holds the memory.
     ///
     /// # Collective
     /// All PEs, with a handle of the same allocation.
@@ -70,6 +71,7 @@ impl Gpu {
         if !Arc::ptr_eq(&memory.gpu.0, &self.0) {
             return Err(misuse(CALL, "the memory", "an allocation of another GPU", "an allocation of this GPU"));
         }
+        wait_until(deadline_after(AFTER_GRAPHS), || Ok::<_, CudaError>(memory.is_only_handle()))?;
         let offset = memory.block.offset;
         let block = Arc::try_unwrap(memory.block)
             .map_err(|_| misuse(CALL, "the memory", "in use", "memory that no other thread uses in a launch"))?;

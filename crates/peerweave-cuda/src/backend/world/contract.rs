@@ -11,7 +11,7 @@ use peerweave_core::backend::{
     Allocation, Backend, Caps, Fill, JobShape, Keep, LocalAddress, Op, Outcome, Place, Shrunk, SplitCall, SplitPart,
     StreamBackend, TeamId, TeamRecord,
 };
-use peerweave_driver::{PrivateStream, deadline_after, wait_until};
+use peerweave_driver::PrivateStream;
 use peerweave_types::{HeapGeometry, KernelTeam, Pe, SymOffset};
 
 use super::Cuda;
@@ -24,10 +24,6 @@ use crate::backend::streams::{CudaQueue, run};
 use crate::backend::teams;
 use crate::collective::random;
 use crate::error::CudaError;
-
-/// Maximum time for which a release of symmetric memory waits until destroyed graphs have dropped
-/// their handles of the memory.
-const GRAPHS: Duration = Duration::from_secs(2);
 
 impl Cuda {
     /// Calls `access`, which reads or writes symmetric memory from the host. Passes the stream for
@@ -111,9 +107,6 @@ unsafe impl Backend for Cuda {
         self.drain(CALL)?;
         let memory = lock(&self.state.allocations).remove(&at.0);
         let memory = memory.unwrap_or_else(|| panic!("peerweave-core bug: nothing is allocated at {at:?}"));
-        // After a graph is destroyed, another thread drops the handles of the graph's memory.
-        let free = wait_until(deadline_after(GRAPHS), || Ok::<_, Error>(memory.is_only_handle()))?;
-        tracing::debug!(free, ?at, "released symmetric memory");
         gpu.free(memory).map_err(self.state.portable(CALL))
     }
 
