@@ -34,9 +34,9 @@ pub struct Caps {
 
 impl Caps {
     /// Returns minimal capabilities, which a backend can extend. Private buffers are staged, and
-    /// calls are not checked. Allocations are aligned to at most 4096 bytes. Neither device memory
-    /// nor reductions by a [`ReduceFn`](crate::ReduceFn) are supported. Streams skip operations
-    /// after a failure. Nothing is guaranteed about reductions.
+    /// PEs do not compare their calls. Allocations are aligned to at most 4096 bytes. Neither
+    /// device memory nor reductions by a [`ReduceFn`](crate::ReduceFn) are supported. Streams skip
+    /// operations after a failure. Nothing is guaranteed about reductions.
     pub fn new(heap_bytes: usize, max_teams: usize, compute: impl Into<String>) -> Self {
         Self {
             heap_bytes,

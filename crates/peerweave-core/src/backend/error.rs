@@ -20,7 +20,7 @@ pub enum Error {
     #[error(transparent)]
     Misuse(#[from] Misuse),
     /// The PEs of a team made different calls. Every PE of the team gets this error, and the team
-    /// stays usable. None of the calls has run, except a small broadcast: see
+    /// stays usable. No call has run, except possibly a small broadcast: see
     /// [`Team::broadcast`](crate::Team::broadcast).
     #[error(transparent)]
     Mismatch(Box<Mismatch>),
@@ -184,7 +184,7 @@ impl Error {
     }
 }
 
-/// A team, as error messages name it.
+/// The number and the size of a team, by which error messages name the team.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TeamName {
     /// The number of the team.
@@ -221,7 +221,7 @@ pub enum PeerCause {
     Died,
     /// The PE left the job (finalized or dropped its world) while other PEs still needed the PE.
     Left,
-    /// The PE has reported its own failure in this operation.
+    /// The PE has reported that the operation failed on that PE.
     Failed,
     /// The memory of the PE could not be read.
     Unreachable,
@@ -582,7 +582,7 @@ pub enum MisuseKind {
     Shape {
         /// A description of the shape that was passed.
         found: String,
-        /// The number of ranks in the team.
+        /// The number of ranks in the parent team.
         team_size: usize,
     },
     /// A parameter has an invalid value.

@@ -66,7 +66,7 @@ use std::time::Duration;
 ///   operation. Before and after it enqueues the operation, the backend notifies the
 ///   [`DeviceOwner`]s in the value that `keep` returned ([`Keep::device_owners`]).
 pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
-    /// Returns the short name of the backend: `host`, `cuda`, `noop`.
+    /// Returns the short name of the backend, such as `host`, `cuda` or `noop`.
     fn name(&self) -> &'static str;
 
     /// Returns the capabilities of the backend.
@@ -299,7 +299,7 @@ pub trait EventBackend: Any + Send + Sync + fmt::Debug {
     fn elapsed_since(&self, earlier: &dyn EventBackend) -> Option<Duration>;
 }
 
-/// An enqueued operation that may not be complete yet.
+/// An enqueued operation for which a caller can wait.
 pub trait Pending: Send + Sync + fmt::Debug {
     /// Returns whether the operation has completed or failed.
     fn is_complete(&self) -> bool;
@@ -333,7 +333,8 @@ pub enum Outcome {
     NotYet,
 }
 
-/// The address at which this PE accesses symmetric memory: on the host, or only on a device.
+/// The address at which this PE accesses symmetric memory: a host address, or a device address if
+/// the host cannot access the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LocalAddress {
@@ -405,8 +406,8 @@ pub enum SplitCall {
     /// The call is [`Team::split`](crate::Team::split), for which ranks may pass different colors
     /// and keys.
     Colors,
-    /// The call is [`Team::split_strided`](crate::Team::split_strided) with this shape. The parent
-    /// team has all ranks of the shape.
+    /// The call is [`Team::split_strided`](crate::Team::split_strided) with this shape. Every rank
+    /// in the shape is a rank of the parent team.
     Strided(TeamShape),
     /// The call is [`Team::split_2d`](crate::Team::split_2d), which splits the team twice: into
     /// rows and into columns.

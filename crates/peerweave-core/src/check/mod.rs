@@ -75,7 +75,7 @@ impl<'a> Prepared<'a> {
         (self.take_op(), self.owners.map(Owner::hold))
     }
 
-    /// Takes the operation, and replaces it by an operation that owns no memory.
+    /// Moves the operation out of this value, and leaves an operation that owns no memory.
     fn take_op(&mut self) -> Op {
         ManuallyDrop::into_inner(mem::replace(&mut self.op, ManuallyDrop::new(Op::Quiet)))
     }

@@ -192,8 +192,8 @@ impl<R> fmt::Debug for Ticket<R> {
     }
 }
 
-/// Functions that convert the outcome that a backend returns to the result of a call. They panic if
-/// the backend returns an unexpected outcome.
+/// Functions that convert the outcome of an operation to the result of a call. They panic if the
+/// backend has returned an unexpected outcome.
 pub(crate) mod decode {
     use crate::backend::Outcome;
     use peerweave_types::{AtomicElement, Element, WaitElement};

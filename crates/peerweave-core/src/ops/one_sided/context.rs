@@ -38,8 +38,7 @@ use peerweave_types::{Element, Rank, Strides};
 /// the method itself.
 ///
 /// If an operation fails after it has been issued, the next quiet returns the error. Dropping a
-/// context does not wait for its operations. The operations complete like the operations of a
-/// dropped [`Stream`].
+/// context neither cancels its operations nor waits for them, like dropping a [`Stream`].
 ///
 /// # Example
 /// ```
