@@ -50,7 +50,7 @@ impl Memory {
         ///
         /// # Safety
         /// `at` and `capacity` are the pointer and the capacity of a `Vec<T>` whose destructor did
-        /// not run and does not run later. The memory is not used again.
+        /// not run and does not run later. The memory is not used after this call.
         unsafe fn free<T>(at: NonNull<u8>, capacity: usize) {
             // SAFETY: the caller passes the pointer and capacity of a `Vec<T>` that was taken apart
             // below; `T` is `Copy`, so no destructor is skipped by a length of 0.

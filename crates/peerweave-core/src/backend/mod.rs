@@ -156,9 +156,9 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// error.
     fn team_split(&self, parent: TeamId, call: SplitCall, part: Option<SplitPart>) -> Result<Option<TeamRecord>, Error>;
 
-    /// Creates a team of the PEs in `members`, in this order. Collective over `members`: PEs that
-    /// are not in the list do not call. The list contains this PE, and contains no PE twice. If PEs
-    /// wait for each other with different lists, these PEs get [`Error::Mismatch`].
+    /// Creates a team of the PEs in `members`, in this order. Collective over `members`: other PEs
+    /// do not make this call. The list contains this PE, and contains no PE twice. If PEs wait for
+    /// each other with different lists, these PEs get [`Error::Mismatch`].
     fn team_of(&self, members: &[Pe]) -> Result<TeamRecord, Error>;
 
     /// Destroys a team, after the team's earlier operations are complete. Collective over the team.
@@ -215,8 +215,8 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     ///
     /// If PEs are processes, every process, including this one, exits with the status `code`, and
     /// the call does not return. If PEs are threads, all calls on all PEs fail within milliseconds.
-    /// This call then returns [`Error::Aborted`] with the PE that aborted first and the code that
-    /// this PE passed.
+    /// This call then returns [`Error::Aborted`] with the PE that aborted first, and the exit code
+    /// of that abort.
     fn abort(&self, code: u8) -> Error;
 
     /// Returns the word that [`Backend::abort`] sets, and that the calls of all PEs in this process
@@ -280,8 +280,8 @@ pub unsafe trait StreamBackend: Any + Send + Sync + fmt::Debug {
     /// call have completed or failed.
     fn record(&self) -> Result<Arc<dyn EventBackend>, Error>;
 
-    /// Makes operations that are enqueued later wait for `event`. The event belongs to another
-    /// stream of the same backend.
+    /// Makes operations that are enqueued later wait for `event`. The event belongs to a stream of
+    /// the same backend.
     fn wait_event(&self, event: &Arc<dyn EventBackend>) -> Result<(), Error>;
 }
 

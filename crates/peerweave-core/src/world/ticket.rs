@@ -36,7 +36,7 @@ pub struct Ticket<R = ()> {
     decode: Decode<R>,
 }
 
-/// How the ticket converts the outcome of the operation to the result of the call.
+/// The conversion of the outcome of the operation to the result of the call.
 enum Decode<R> {
     Outcome(fn(Outcome) -> R),
     /// The operation has written the result to memory, and this function reads the result.

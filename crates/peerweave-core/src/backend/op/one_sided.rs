@@ -119,7 +119,7 @@ pub struct Signal {
 /// An atomic operation on one element in a PE's symmetric memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Atomic {
-    /// The PE that owns the element.
+    /// The PE whose symmetric memory is accessed.
     pub pe: Pe,
     /// The offset of the element, a multiple of the element's size.
     pub at: SymOffset,

@@ -205,8 +205,8 @@ impl Team {
     /// complete before all ranks have made the call. The root waits for no other rank, and the
     /// other ranks wait only for the root. A rank can complete at most three such calls of a team
     /// before it waits for all ranks. If ranks make different calls, a rank that did not wait gets
-    /// [`Error::Mismatch`](crate::Error::Mismatch) from a later call: the call in which it first
-    /// waits for all ranks of the team.
+    /// [`Error::Mismatch`](crate::Error::Mismatch) from a later call: the call in which the rank
+    /// first waits for all ranks of the team.
     ///
     /// # Shapes
     /// `send` has `n` elements on the root. `recv` has `n` elements on every rank. On the root, the

@@ -36,10 +36,10 @@ impl Team {
     /// of elements.
     ///
     /// # Shapes
-    /// `send` is the part that this rank contributes. `recv` receives the parts of all ranks. The
-    /// lengths of the parts are the same on all ranks, but the offsets may differ between ranks.
-    /// Parts do not overlap each other, and `recv` does not overlap `send`. Elements of `recv`
-    /// between the parts do not change.
+    /// `send` is the part that this rank contributes. `recv` receives the parts of all ranks. All
+    /// ranks pass the same lengths, but the offsets may differ between ranks. Parts do not overlap
+    /// each other, and `recv` does not overlap `send`. Elements of `recv` between the parts do not
+    /// change.
     ///
     /// # Errors
     /// As for [`Team::barrier`]. Also [`Misuse`](crate::Misuse) for:
