@@ -58,14 +58,14 @@ const BUFFERS: &[Wrong] = &[
         body: "team.put(stream, &[1.5f32], x, rank);",
         says: &[
             "`&[f32; 1]` cannot be read by a stream-ordered operation on elements of type",
-            "a queue must keep the memory of its operations alive: pass `&Symmetric<T>`, `&Buffer<T>` or `&OnDevice<T>`, or call the `_blocking` form",
+            "a stream must keep the memory of its operations alive: pass `&Symmetric<T>`, `&Buffer<T>` or `&OnDevice<T>`, or call the `_blocking` form",
         ],
     },
     Wrong {
         body: "context.get(x, &mut vec![0f32], rank);",
         says: &[
             "`&mut Vec<f32>` cannot be written by a stream-ordered operation on elements of type `f32`",
-            "a queue must keep the memory of its operations alive: pass `&Symmetric<T>`, `&Buffer<T>` or `&OnDevice<T>`, or call the `_blocking` form",
+            "a stream must keep the memory of its operations alive: pass `&Symmetric<T>`, `&Buffer<T>` or `&OnDevice<T>`, or call the `_blocking` form",
         ],
     },
     Wrong {

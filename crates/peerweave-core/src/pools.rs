@@ -50,7 +50,7 @@ impl<T> Pool<T> {
     /// reuses that `Arc`.
     pub(crate) fn share(&self, value: T) -> Arc<T> {
         let value = Cell::new(Some(value));
-        let take = || value.take().expect("the pool takes the value only once");
+        let take = || value.take().expect("`take_or` calls only one of the two closures");
         self.take_or(|free| *free = take(), take)
     }
 }

@@ -34,8 +34,8 @@ pub(crate) struct Shared {
     pub(crate) deadline: Duration,
     /// Whether the backend refuses operations on ordinary memory.
     pub(crate) private_refused: bool,
-    /// The ordinal of the device whose memory operations accept; `None` if operations accept no
-    /// device memory.
+    /// The ordinal of the device whose memory can be passed to operations; `None` if operations
+    /// accept no device memory.
     pub(crate) device: Option<u32>,
     guard: ForkGuard,
     aborted: AbortWord,

@@ -115,7 +115,7 @@ fn destroying_a_team_frees_the_team_number() {
 }
 
 #[test]
-fn slices_and_calls_see_the_same_symmetric_memory() {
+fn slices_and_methods_access_the_same_symmetric_memory() {
     let world = World::new(Noop::new(0, 1)).unwrap();
     let x = world.alloc_zeroed::<f32>(4).unwrap();
     x.copy_from(&[1.0, 2.0, 3.0, 4.0]).unwrap();

@@ -81,7 +81,7 @@ const TABLE: &[(&str, Wrong)] = &[
         "symmetric_at: `offset` is 7 elements of 4 bytes at offset 0, expected elements within one allocation that was not released",
         |s| s.world.symmetric_at::<f32>(SymOffset(0), 7).map(drop),
     ),
-    ("symmetric_of: `address` is 0x8, expected an address of this PE's symmetric heap", |s| {
+    ("symmetric_of: `address` is 0x8, expected an address in this PE's symmetric heap", |s| {
         s.world.symmetric_of::<f32>(std::ptr::without_provenance(8), 1).map(drop)
     }),
     ("peer_ptr: `rank` is 3, expected a rank below 3 (the number of ranks in the team)", |s| {
@@ -505,7 +505,7 @@ fn every_misuse_fails_before_the_backend_is_called() {
 }
 
 #[test]
-fn group_call_rejects_a_group_swapped_from_another_team() {
+fn group_calls_fail_if_a_closure_swaps_groups_of_two_teams() {
     let s = Scene::new().unwrap();
     s.noop.take_calls();
     let mut inner = Ok(());
@@ -569,7 +569,7 @@ fn calls_with_unusual_but_valid_arguments_are_accepted() {
 }
 
 #[test]
-fn private_buffer_is_refused_if_caps_refuse_private_buffers() {
+fn ordinary_memory_is_refused_if_caps_refuse_private_buffers() {
     let mut caps = Caps::new(1 << 16, 4, "nothing");
     caps.private_buffers = PrivateBuffers::Refused;
     let world = World::new(Noop::with_caps(0, 2, caps)).unwrap();
@@ -583,7 +583,7 @@ fn private_buffer_is_refused_if_caps_refuse_private_buffers() {
 }
 
 #[test]
-fn failed_allocation_error_reports_the_free_bytes() {
+fn out_of_memory_error_contains_the_available_bytes() {
     let noop = Noop::with_heap(0, 1, 8192);
     let world = World::new(noop.clone()).unwrap();
     let _x = world.alloc::<u8>(8000).unwrap();

@@ -49,8 +49,8 @@ impl Memory {
         /// Frees the memory of a `Vec<T>`.
         ///
         /// # Safety
-        /// `at` and `capacity` are the pointer and the capacity of a `Vec<T>` that was taken apart
-        /// and is not used again.
+        /// `at` and `capacity` are the pointer and the capacity of a `Vec<T>` whose destructor did
+        /// not run and does not run later. The memory is not used after this call.
         unsafe fn free<T>(at: NonNull<u8>, capacity: usize) {
             // SAFETY: the caller passes the pointer and capacity of a `Vec<T>` that was taken apart
             // below; `T` is `Copy`, so no destructor is skipped by a length of 0.
@@ -77,8 +77,8 @@ impl fmt::Debug for Memory {
     }
 }
 
-/// A handle to ordinary memory of this process that operations can share, or to a range of such
-/// memory.
+/// A handle to ordinary memory of this process, or to a range of such memory. Several handles and
+/// operations can share the memory.
 ///
 /// A clone refers to the same memory. A stream that has a pending operation on the memory keeps the
 /// memory alive, so handles can be dropped while the operation is pending. Memory may be read while
@@ -127,7 +127,7 @@ impl<T: Element> Buffer<T> {
     /// Returns a handle to a range of the elements of this handle.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) if the range exceeds this handle.
+    /// [`Misuse`](crate::Misuse) if the range does not lie within this handle.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Self> {
         let (start, len) = bounds::range("slice", self.len, &range)?;
         Ok(Self { memory: self.memory.clone(), start: self.start + start, len, element: PhantomData })
@@ -250,7 +250,7 @@ impl<T: Element> FromIterator<T> for Buffer<T> {
     }
 }
 
-/// Returns another handle to the same elements.
+/// Returns a new handle to the same elements.
 impl<T> Clone for Buffer<T> {
     fn clone(&self) -> Self {
         Self { memory: self.memory.clone(), start: self.start, len: self.len, element: PhantomData }
@@ -300,7 +300,7 @@ mod tests {
     use crate::MisuseKind;
 
     #[test]
-    fn sole_buffer_handle_becomes_a_vec_without_a_copy() {
+    fn into_vec_of_the_only_handle_returns_the_vec_without_a_copy() {
         let vec = vec![1u32, 2, 3];
         let address = vec.as_ptr();
         let buffer = Buffer::from(vec);
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn buffer_copy_of_a_different_length_is_a_misuse() {
+    fn buffer_copy_between_different_lengths_is_a_misuse() {
         let buffer = Buffer::<u8>::zeroed(3);
         assert!(matches!(
             buffer.copy_from(&[1, 2]).unwrap_err().misuse(),

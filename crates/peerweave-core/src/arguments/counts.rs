@@ -5,7 +5,7 @@ use crate::backend::VectorCounts;
 use peerweave_types::Rank;
 use std::ops::Range;
 
-/// Returns the offset of each part, where the parts lie one after the other without gaps.
+/// Returns the offset of each part, for parts that lie one after the other without gaps.
 fn running_sums(counts: &[usize]) -> Vec<usize> {
     let mut next = 0usize;
     // The sum saturates, so that the check of the bounds fails for counts that are too large.

@@ -89,7 +89,7 @@ impl<T: Element> OnDevice<T> {
     /// Returns a handle to a range of the elements of this handle.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) if the range exceeds this handle.
+    /// [`Misuse`](crate::Misuse) if the range does not lie within this handle.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Self> {
         let (start, len) = bounds::range("slice", self.len, &range)?;
         let address = self.address + (start * size_of::<T>()) as u64;
@@ -103,7 +103,7 @@ impl<T: Element> OnDevice<T> {
     }
 }
 
-/// Returns another handle to the same elements.
+/// Returns a new handle to the same elements.
 impl<T> Clone for OnDevice<T> {
     fn clone(&self) -> Self {
         Self { owner: Arc::clone(&self.owner), ..*self }

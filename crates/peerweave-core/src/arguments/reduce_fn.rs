@@ -27,8 +27,8 @@ use std::sync::Arc;
 ///
 /// The function must neither call CUDA nor wait for other PEs, because all streams of the GPU may
 /// share the thread that runs the function. If the function panics, the operation fails on this PE,
-/// and the team stays usable. On a stream that is being captured, the call fails with
-/// [`Error::Unsupported`](crate::Error::Unsupported).
+/// and the team stays usable. If the stream is being captured, a call that takes a `ReduceFn` fails
+/// with [`Error::Unsupported`](crate::Error::Unsupported).
 ///
 /// If a function on the host is too slow, or if the reduction must be part of a graph, combine the
 /// elements on the GPU. Gather the elements with [`all_gather`](crate::Team::all_gather). Then

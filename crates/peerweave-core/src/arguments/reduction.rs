@@ -65,7 +65,7 @@ pub(crate) struct ErasedReduction {
 }
 
 impl ErasedReduction {
-    /// The bits of the scalar in operations that have no scalar.
+    /// The value of `Collective::scalar` in operations that use no scalar.
     pub(crate) const NO_SCALAR: u64 = 0;
 }
 

@@ -1,5 +1,5 @@
 //! The parameters that a caller passes to an all-reduce with RMSNorm.
-#![allow(private_interfaces, reason = "only this crate uses `Span`; the traits that name `Span` are sealed")]
+#![allow(private_interfaces, reason = "only this crate uses `Span`; the traits whose methods use `Span` are sealed")]
 
 use crate::arguments::span::{Argument, Dest, Span, StreamDest};
 use peerweave_types::{Element, F8E4M3, Number, bf16, f16};

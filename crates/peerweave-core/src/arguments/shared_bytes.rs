@@ -1,5 +1,5 @@
 //! Copies to and from memory that other threads and PEs may access at the same time. The copies do
-//! not order other accesses; signals, barriers and tickets order them.
+//! not order other accesses. To order accesses, use signals, barriers or tickets.
 //!
 //! Invariant: shared memory is accessed only by relaxed atomic operations, in aligned words, and in
 //! single bytes at both ends. The result of a concurrent access is therefore a mixture of old and

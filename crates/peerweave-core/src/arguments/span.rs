@@ -4,7 +4,7 @@
 //! This module checks nothing. Invariant: while an argument lives, its [`Span`] refers to memory
 //! that is valid for reads, and also for writes if the argument is a [`Dest`]. The traits are
 //! sealed, so only types of this crate can break this invariant.
-#![allow(private_interfaces, reason = "only this crate uses `Span`; the traits that name `Span` are sealed")]
+#![allow(private_interfaces, reason = "only this crate uses `Span`; the traits whose methods use `Span` are sealed")]
 
 use crate::arguments::buffer::{Buffer, Memory};
 use crate::arguments::on_device::OnDevice;
@@ -71,7 +71,8 @@ impl Span<'_> {
 /// The owner that keeps the memory of an argument alive.
 #[derive(Clone, Copy)]
 pub(crate) enum Owner<'a> {
-    /// The caller, which lends the memory until the call returns. Occurs only in blocking forms.
+    /// The caller of a blocking form, which lends the memory until the call returns. This variant
+    /// also fills the unused places in a list of owners.
     Caller,
     Region(&'a Arc<Region>),
     Memory(&'a Arc<Memory>),
@@ -165,7 +166,7 @@ pub trait Dest<T: Element>: sealed::Argument<T> {}
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be read by a stream-ordered operation on elements of type `{T}`",
-    note = "a queue must keep the memory of its operations alive: pass `&Symmetric<T>`, `&Buffer<T>` or `&OnDevice<T>`, or call the `_blocking` form"
+    note = "a stream must keep the memory of its operations alive: pass `&Symmetric<T>`, `&Buffer<T>` or `&OnDevice<T>`, or call the `_blocking` form"
 )]
 pub trait StreamSource<T: Element>: Source<T> {}
 
@@ -182,14 +183,14 @@ pub trait StreamSource<T: Element>: Source<T> {}
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be written by a stream-ordered operation on elements of type `{T}`",
-    note = "a queue must keep the memory of its operations alive: pass `&Symmetric<T>`, `&Buffer<T>` or `&OnDevice<T>`, or call the `_blocking` form"
+    note = "a stream must keep the memory of its operations alive: pass `&Symmetric<T>`, `&Buffer<T>` or `&OnDevice<T>`, or call the `_blocking` form"
 )]
 pub trait StreamDest<T: Element>: Dest<T> {}
 
 /// Memory that an operation reads only at the root: any [`Source`], or an `Option` that contains a
 /// [`Source`].
 ///
-/// Ranks other than the root pass [`none`], or any other argument, which the operation ignores.
+/// On other ranks, the operation ignores the argument, which may be [`none`].
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be the operand that the root reads as elements of type `{T}`",
     note = "pass `&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`, or, to a blocking form, `&[T]` or `&Vec<T>`; an `Option` of these types is accepted; ranks other than the root may pass `none()`"
@@ -204,7 +205,7 @@ pub trait MaybeSource<T: Element>: sealed::Maybe<T> {
 /// Memory that an operation writes only at the root: any [`Dest`], or an `Option` that contains a
 /// [`Dest`].
 ///
-/// Ranks other than the root pass [`none`], or any other argument, which the operation ignores.
+/// On other ranks, the operation ignores the argument, which may be [`none`].
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be the result that the root writes as elements of type `{T}`",
     note = "pass `&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`, or, to a blocking form, `&mut [T]` or `&mut Vec<T>`; an `Option` of these types is accepted; ranks other than the root may pass `none()`"

@@ -1,11 +1,11 @@
 //! Handles to symmetric memory. `ops/` defines the operations between PEs.
 //!
 //! Invariants: **\[S1\]** A handle refers to aligned elements within one allocation. Only
-//! `Symmetric::allocate`, `Symmetric::find`, the slicing below and `view.rs` make handles.
-//! **\[S2\]** The memory is accessed only through the backend, by accesses that stay defined while
-//! a peer accesses the same bytes (\[B4\]). Safe code gets no reference to the memory. **\[S3\]**
-//! The memory stays mapped while a handle, or an operation that uses the memory, lives: each of
-//! these keeps the backend alive.
+//! `Symmetric::allocate`, `Symmetric::find`, the slicing methods of this file and `view.rs` make
+//! handles. **\[S2\]** The memory is accessed only through the backend, by accesses that stay
+//! defined while a peer accesses the same bytes (\[B4\]). Safe code gets no reference to the
+//! memory. **\[S3\]** The memory stays mapped while a handle, or an operation that uses the memory,
+//! lives: each of these keeps the backend alive.
 //!
 //! If one thread releases a buffer while another thread uses it, the caller has a bug: the second
 //! thread may access bytes of a new allocation. These bytes lie in the heap, so \[S2\] still holds.
@@ -190,7 +190,7 @@ impl<T: Element> Symmetric<T> {
     /// Returns a handle to a range of the elements of this handle.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) if the range exceeds this handle.
+    /// [`Misuse`](crate::Misuse) if the range does not lie within this handle.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Self> {
         let (start, len) = bounds::range("slice", self.len, &range)?;
         Ok(self.part(start, len))
@@ -230,8 +230,8 @@ impl<T: Element> Symmetric<T> {
         (self.at, self.len) = (self.element(start), len);
     }
 
-    /// Returns a handle to the same bytes, as `len` elements of type `U`. The size of the bytes
-    /// must be the size of `len` elements, and the bytes must be aligned for `U`.
+    /// Returns a handle to the same bytes, as `len` elements of type `U`. The handle must cover
+    /// exactly the bytes of `len` elements, and these bytes must be aligned for `U`.
     pub(super) fn retyped<U>(&self, len: usize) -> Symmetric<U> {
         Symmetric { region: self.region.clone(), at: self.at, len, element: PhantomData }
     }
@@ -415,14 +415,14 @@ impl<T: Element> Symmetric<T> {
     /// call returns once every PE has made the call, and this PE's pending operations that use
     /// symmetric memory are complete.
     ///
-    /// This call waits only for stream-ordered operations. If another thread of a PE makes a
-    /// blocking call with this buffer, that call must have returned before the PE calls `release`.
+    /// This call waits for stream-ordered operations, but not for blocking calls of other threads.
+    /// Blocking calls that use this buffer must have returned before their PE calls `release`.
     /// Otherwise a put that is still running may write into the memory of a later allocation.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) for a handle to a range, for an allocation that has already been
-    /// released, and after finalize. In these cases the allocation does not change. Otherwise
-    /// errors of the backend.
+    /// released, and after finalize. In these cases, the call changes nothing. Otherwise errors of
+    /// the backend.
     pub fn release(self) -> Result<()> {
         const CALL: &str = "release";
         let region = &*self.region;
@@ -503,7 +503,7 @@ impl<'a> Remote<'a> {
     }
 }
 
-/// Returns another handle to the same elements.
+/// Returns a new handle to the same elements.
 impl<T> Clone for Symmetric<T> {
     fn clone(&self) -> Self {
         Self { region: self.region.clone(), at: self.at, len: self.len, element: PhantomData }

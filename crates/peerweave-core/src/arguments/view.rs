@@ -36,7 +36,7 @@ use std::ops::{Deref, RangeBounds};
 /// # }
 /// ```
 pub struct SymmetricRange<'a, T> {
-    /// A copy of the borrowed handle. The copy is never dropped, because it does not own a
+    /// A copy of the borrowed handle. The copy is never dropped, because it is not counted as a
     /// reference to the allocation.
     handle: ManuallyDrop<Symmetric<T>>,
     borrowed: PhantomData<&'a Symmetric<T>>,
@@ -83,7 +83,7 @@ impl<T: Element> Symmetric<T> {
     /// ```
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) if the range exceeds this handle.
+    /// [`Misuse`](crate::Misuse) if the range does not lie within this handle.
     #[inline]
     pub fn range(&self, range: impl RangeBounds<usize>) -> Result<SymmetricRange<'_, T>> {
         let (start, len) = bounds::range("range", self.len(), &range)?;

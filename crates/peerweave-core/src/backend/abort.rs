@@ -20,8 +20,8 @@ impl AbortWord {
         ABORTED | u64::from(by.get()) << 8 | u64::from(code)
     }
 
-    /// Returns the PE that aborted the job and the exit code that this PE passed; `None` if `word`
-    /// does not record an abort.
+    /// Returns the PE that aborted the job, and the exit code of the abort; `None` if `word` does
+    /// not record an abort.
     pub fn decode(word: u64) -> Option<(Pe, u8)> {
         (word & ABORTED != 0).then(|| (Pe::new((word >> 8) as u32), word as u8))
     }

@@ -11,7 +11,7 @@ pub struct Caps {
     pub heap_bytes: usize,
     /// How the backend transfers ordinary (private) buffers between PEs.
     pub private_buffers: PrivateBuffers,
-    /// Whether PEs compare their collective calls before the calls run.
+    /// Whether PEs compare their collective calls with each other before the calls run.
     pub call_checking: CallChecking,
     /// The number of teams that a PE can belong to at the same time, including the world.
     pub max_teams: usize,
@@ -34,9 +34,9 @@ pub struct Caps {
 
 impl Caps {
     /// Returns minimal capabilities, which a backend can extend. Private buffers are staged, and
-    /// calls are not checked. Allocations are aligned to at most 4096 bytes. Neither device memory
-    /// nor reductions by a [`ReduceFn`](crate::ReduceFn) are supported. Streams skip operations
-    /// after a failure. Nothing is guaranteed about reductions.
+    /// PEs do not compare their calls. Allocations are aligned to at most 4096 bytes. Neither
+    /// device memory nor reductions by a [`ReduceFn`](crate::ReduceFn) are supported. Streams skip
+    /// operations after a failure. Nothing is guaranteed about reductions.
     pub fn new(heap_bytes: usize, max_teams: usize, compute: impl Into<String>) -> Self {
         Self {
             heap_bytes,
@@ -176,8 +176,8 @@ pub enum PrivateBuffers {
     Refused,
 }
 
-/// Whether PEs compare their operation, count, type, root and reduction before they run a
-/// collective.
+/// Whether PEs compare their collective calls (operation, count, type, root and reduction) with
+/// each other before the calls run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CallChecking {

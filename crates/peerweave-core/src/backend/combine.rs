@@ -9,9 +9,9 @@ use std::any::Any;
 /// is one element.
 const BLOCK: usize = 4096;
 
-/// Combines `operands` operands of `count` elements each with `function`, in the order of the
-/// operands. `function` gets copies of the elements, because other threads may access the operands
-/// concurrently.
+/// Combines `operands` operands by `function`, in the order of the operands. Each operand has
+/// `count` elements. `function` gets copies of the elements, because other threads may access the
+/// operands concurrently.
 ///
 /// - `read(operand, first, into)` fills `into` with bytes of an operand, starting at byte `first`.
 /// - `write(first, bytes)` stores `bytes` in the result, starting at byte `first`. Before `write`
@@ -40,8 +40,8 @@ pub fn combine_in_order(
     }
 }
 
-/// Returns the error of `call` after the function that combines its elements has panicked with
-/// `payload`.
+/// Returns the error with which `call` fails after the function that combines elements has panicked
+/// with `payload`.
 pub fn function_panicked(call: &'static str, payload: &(dyn Any + Send)) -> Error {
     let text = payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str));
     let message = text.unwrap_or("the panic has no message");

@@ -35,8 +35,8 @@ pub trait DeviceOwner: Any + Send + Sync + fmt::Debug {
 /// allocates memory. Dropping the value is not collective and does not block. The drop frees only
 /// memory of which the value was the last owner.
 ///
-/// The value may be dropped on any thread. If the value is the last handle of the world, the drop
-/// also releases the backend.
+/// The value may be dropped on any thread. If no handle of the world is left, the drop also
+/// releases the backend.
 #[derive(Debug)]
 pub struct Keep(Owners);
 
@@ -100,7 +100,7 @@ struct KeptList {
     home: Weak<KeptPool>,
 }
 
-/// A pool of empty lists of memory owners, which [`Kept`] values use again.
+/// A pool of empty lists of memory owners, which later [`Kept`] values reuse.
 #[derive(Debug)]
 pub(crate) struct KeptPool(Mutex<Vec<Arc<KeptList>>>);
 
@@ -125,7 +125,7 @@ impl Default for KeptPool {
 impl Kept {
     /// Adds owners to the list. The list must have no other clone.
     pub(crate) fn extend(&mut self, owners: impl IntoIterator<Item = Held>) {
-        let list = self.0.as_mut().and_then(Arc::get_mut).expect("the list has one handle");
+        let list = self.0.as_mut().and_then(Arc::get_mut).expect("the caller has the only clone of the list");
         list.held.extend(owners.into_iter().filter(|held| !matches!(held, Held::Nothing)));
     }
 

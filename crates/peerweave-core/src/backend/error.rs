@@ -20,7 +20,7 @@ pub enum Error {
     #[error(transparent)]
     Misuse(#[from] Misuse),
     /// The PEs of a team made different calls. Every PE of the team gets this error, and the team
-    /// stays usable. None of the calls has run, except a small broadcast: see
+    /// stays usable. No call has run, except possibly a small broadcast: see
     /// [`Team::broadcast`](crate::Team::broadcast).
     #[error(transparent)]
     Mismatch(Box<Mismatch>),
@@ -66,7 +66,7 @@ pub enum Error {
     Aborted {
         /// The PE that aborted the job first.
         by: Pe,
-        /// The exit code that this PE passed.
+        /// The exit code that the PE `by` passed.
         code: u8,
     },
     /// A kernel failed: one of its operations failed, or one of its threads panicked, trapped or
@@ -145,9 +145,9 @@ impl Error {
         }
     }
 
-    /// Converts an error from setting up a new job into an error of `call` on `team` in the old
-    /// job. `old` converts PE numbers of the new job to those of the old job. Backends call this
-    /// method when they shrink a world.
+    /// Converts an error of the setup of a new job to an error of `call` on `team` in the old job.
+    /// `old` converts PE numbers of the new job to those of the old job. Backends call this method
+    /// when they shrink a world.
     pub fn renumbered(self, call: &'static str, team: TeamName, old: impl Fn(&[Pe]) -> Vec<Pe>) -> Self {
         let one = |pe: Pe| old(&[pe]).first().copied().unwrap_or(pe);
         match self {
@@ -184,7 +184,7 @@ impl Error {
     }
 }
 
-/// A team, as error messages name it.
+/// The number and the size of a team, by which error messages name the team.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TeamName {
     /// The number of the team.
@@ -221,7 +221,7 @@ pub enum PeerCause {
     Died,
     /// The PE left the job (finalized or dropped its world) while other PEs still needed the PE.
     Left,
-    /// The PE has reported its own failure in this operation.
+    /// The PE has reported that the operation failed on that PE.
     Failed,
     /// The memory of the PE could not be read.
     Unreachable,
@@ -339,7 +339,7 @@ impl fmt::Display for Awaited<'_> {
     }
 }
 
-/// A kernel that failed on this PE.
+/// The failure of a kernel on this PE.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{kernel}: {message}")]
 pub struct KernelFailure {
@@ -375,7 +375,7 @@ impl fmt::Display for List<'_> {
     }
 }
 
-/// The PEs of a team made different calls, but all PEs must make the same call.
+/// A mismatch: the PEs of a team made different calls, although all PEs must make the same call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the calls of {team} differ: this PE called {mine}, {pe} called {theirs}")]
 pub struct Mismatch {
@@ -433,7 +433,7 @@ pub enum MisuseKind {
         /// The number of ranks in the team.
         team_size: usize,
     },
-    /// A range exceeds its buffer.
+    /// A range does not lie within its buffer.
     #[error("`{argument}` has {len} elements, but the call uses elements {start}..{end}")]
     Range {
         /// The name of the parameter that is wrong.
@@ -582,7 +582,7 @@ pub enum MisuseKind {
     Shape {
         /// A description of the shape that was passed.
         found: String,
-        /// The number of ranks in the team.
+        /// The number of ranks in the parent team.
         team_size: usize,
     },
     /// A parameter has an invalid value.

@@ -66,7 +66,7 @@ use std::time::Duration;
 ///   operation. Before and after it enqueues the operation, the backend notifies the
 ///   [`DeviceOwner`]s in the value that `keep` returned ([`Keep::device_owners`]).
 pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
-    /// Returns the short name of the backend: `host`, `cuda`, `noop`.
+    /// Returns the short name of the backend, such as `host`, `cuda` or `noop`.
     fn name(&self) -> &'static str;
 
     /// Returns the capabilities of the backend.
@@ -156,9 +156,9 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// error.
     fn team_split(&self, parent: TeamId, call: SplitCall, part: Option<SplitPart>) -> Result<Option<TeamRecord>, Error>;
 
-    /// Creates a team of the PEs in `members`, in this order. Collective over `members`: PEs that
-    /// are not in the list do not call. The list contains this PE, and contains no PE twice. If PEs
-    /// wait for each other with different lists, these PEs get [`Error::Mismatch`].
+    /// Creates a team of the PEs in `members`, in this order. Collective over `members`: other PEs
+    /// do not make this call. The list contains this PE, and contains no PE twice. If PEs wait for
+    /// each other with different lists, these PEs get [`Error::Mismatch`].
     fn team_of(&self, members: &[Pe]) -> Result<TeamRecord, Error>;
 
     /// Destroys a team, after the team's earlier operations are complete. Collective over the team.
@@ -215,8 +215,8 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     ///
     /// If PEs are processes, every process, including this one, exits with the status `code`, and
     /// the call does not return. If PEs are threads, all calls on all PEs fail within milliseconds.
-    /// This call then returns [`Error::Aborted`] with the PE that aborted first and the code that
-    /// this PE passed.
+    /// This call then returns [`Error::Aborted`] with the PE that aborted first, and the exit code
+    /// of that abort.
     fn abort(&self, code: u8) -> Error;
 
     /// Returns the word that [`Backend::abort`] sets, and that the calls of all PEs in this process
@@ -280,8 +280,8 @@ pub unsafe trait StreamBackend: Any + Send + Sync + fmt::Debug {
     /// call have completed or failed.
     fn record(&self) -> Result<Arc<dyn EventBackend>, Error>;
 
-    /// Makes operations that are enqueued later wait for `event`. The event belongs to another
-    /// stream of the same backend.
+    /// Makes operations that are enqueued later wait for `event`. The event belongs to a stream of
+    /// the same backend.
     fn wait_event(&self, event: &Arc<dyn EventBackend>) -> Result<(), Error>;
 }
 
@@ -299,7 +299,7 @@ pub trait EventBackend: Any + Send + Sync + fmt::Debug {
     fn elapsed_since(&self, earlier: &dyn EventBackend) -> Option<Duration>;
 }
 
-/// An enqueued operation that may not be complete yet.
+/// An enqueued operation for which a caller can wait.
 pub trait Pending: Send + Sync + fmt::Debug {
     /// Returns whether the operation has completed or failed.
     fn is_complete(&self) -> bool;
@@ -333,7 +333,8 @@ pub enum Outcome {
     NotYet,
 }
 
-/// The address at which this PE accesses symmetric memory: on the host, or only on a device.
+/// The address at which this PE accesses symmetric memory: a host address, or a device address if
+/// the host cannot access the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LocalAddress {
@@ -405,8 +406,8 @@ pub enum SplitCall {
     /// The call is [`Team::split`](crate::Team::split), for which ranks may pass different colors
     /// and keys.
     Colors,
-    /// The call is [`Team::split_strided`](crate::Team::split_strided) with this shape. The parent
-    /// team has all ranks of the shape.
+    /// The call is [`Team::split_strided`](crate::Team::split_strided) with this shape. Every rank
+    /// in the shape is a rank of the parent team.
     Strided(TeamShape),
     /// The call is [`Team::split_2d`](crate::Team::split_2d), which splits the team twice: into
     /// rows and into columns.

@@ -106,7 +106,8 @@ impl RmsNorm {
     /// `output`. Returns the scale of the row, which is 1 if the result is not quantised.
     ///
     /// # Panics
-    /// Panics if the length of a slice is not the length of a row, or if `dtype` is another type.
+    /// Panics if the length of a slice is not the length of a row, or if `dtype` is none of the
+    /// three types.
     pub fn row(&self, dtype: DType, sum: &[u8], residual: &mut [u8], weight: &[u8], output: &mut [u8]) -> f32 {
         fn two(bytes: &[u8]) -> [u8; 2] {
             [bytes[0], bytes[1]]
@@ -156,7 +157,7 @@ impl RmsNorm {
         assert_eq!(
             (sum.len(), residual.len(), weight.len()),
             (bytes, bytes, bytes),
-            "peerweave-core bug: the rows of an RMSNorm have different lengths"
+            "peerweave-core bug: the sum, the residual or the weight of an RMSNorm has a wrong length"
         );
         assert_eq!(
             output.len(),
@@ -231,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn rms_norm_detail_differs_if_any_parameter_differs() {
+    fn rms_norm_parameters_that_differ_have_different_encodings() {
         let rows = NormScale::Rows(Place::Private(std::ptr::null_mut()));
         let quantized = |dtype, scale| norm(8, Some(Quantization { dtype, scale })).detail();
         let details = [

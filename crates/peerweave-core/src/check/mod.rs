@@ -75,7 +75,7 @@ impl<'a> Prepared<'a> {
         (self.take_op(), self.owners.map(Owner::hold))
     }
 
-    /// Takes the operation, and replaces it by an operation that owns no memory.
+    /// Moves the operation out of this value, and leaves an operation that owns no memory.
     fn take_op(&mut self) -> Op {
         ManuallyDrop::into_inner(mem::replace(&mut self.op, ManuallyDrop::new(Op::Quiet)))
     }
@@ -222,8 +222,8 @@ fn times_ranks(team: &Team, count: usize) -> usize {
     count.saturating_mul(team.size())
 }
 
-/// Returns the number of elements in each part, where `len` elements are divided into one part for
-/// each rank. Fails if the parts would have different lengths.
+/// Divides `len` elements into one part for each rank, and returns the number of elements in a
+/// part. Fails if the parts would have different lengths.
 #[inline(always)]
 fn share(call: &'static str, team: &Team, argument: &'static str, len: usize) -> Result<usize> {
     let divisor = team.size();

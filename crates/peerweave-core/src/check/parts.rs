@@ -58,7 +58,7 @@ fn erased<'a>(
     root: Rank,
     sides: [Side<'_>; 2],
 ) -> Prepared<'a> {
-    let buffer = send.or(recv).expect("every rank passes a send buffer or a receive buffer");
+    let buffer = send.or(recv).expect("each rank has a send buffer, a receive buffer or both");
     let counts = of.inner.shared.pools.counts.take(|counts| {
         sides[0].fill(of, &mut counts.send_counts, &mut counts.send_offsets);
         sides[1].fill(of, &mut counts.recv_counts, &mut counts.recv_offsets);

@@ -1,11 +1,11 @@
 //! Chooses the word that a wait for any of several words checks first.
 //!
 //! If every wait checked word 0 first, a word 0 that always satisfies the wait would hide the other
-//! words. Therefore the first word varies from wait to wait of a thread. The first words follow a
-//! Weyl sequence: the fractional parts of the multiples of an irrational number, scaled to the
-//! number of words. The values of this sequence are spread evenly, and so are the values of any
-//! subsequence at regular distances. Therefore every word is regularly checked first, even if a
-//! thread alternates between waits for several sets of words.
+//! words. Therefore the word that is checked first varies between the waits of a thread. The
+//! indices of these words follow a Weyl sequence: the fractional parts of the multiples of an
+//! irrational number, scaled to the number of words. The values of this sequence are spread evenly,
+//! and so are the values of any subsequence at regular distances. Therefore every word is checked
+//! first at short intervals, even if a thread alternates between waits for several sets of words.
 
 use std::cell::Cell;
 
@@ -29,8 +29,9 @@ pub(super) fn start(count: usize) -> usize {
 mod tests {
     use super::*;
 
-    /// Calls [`start`] `calls` times. Returns the largest number of calls from one call that
-    /// returns an index to the next call that returns the same index.
+    /// Calls `start(count)` `calls` times, and calls [`start`] for each of `others` after each of
+    /// these calls. Returns the largest number of `start(count)` calls between two calls that
+    /// return the same index.
     fn longest_gap(count: usize, calls: usize, others: &[usize]) -> usize {
         let (mut last, mut longest) = (vec![0; count], 0);
         for call in 1..=calls {
@@ -43,7 +44,7 @@ mod tests {
     }
 
     #[test]
-    fn each_word_is_checked_first_by_one_of_a_few_waits() {
+    fn every_word_is_checked_first_at_short_intervals() {
         assert_eq!((start(0), start(1)), (0, 0));
         for count in [1, 2, 3, 8, 64, 1000] {
             assert!(longest_gap(count, 10 * count, &[]) <= 3 * count, "{count} words");
@@ -51,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn each_word_is_checked_first_if_waits_differ_in_length() {
+    fn every_word_is_checked_first_if_lengths_of_waits_vary() {
         for others in [&[2][..], &[2, 2], &[3, 5, 8], &[64; 7]] {
             for count in [2, 3, 8, 64] {
                 let longest = longest_gap(count, 100 * count, others);

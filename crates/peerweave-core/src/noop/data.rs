@@ -46,7 +46,10 @@ impl Heap {
 
     pub(super) fn new(n_pes: usize, bytes: usize) -> Self {
         let align = Self::align(bytes);
-        let len = n_pes.checked_mul(bytes).and_then(|all| all.checked_add(align)).expect("the heaps fit in the address space")
+        let len = n_pes
+            .checked_mul(bytes)
+            .and_then(|all| all.checked_add(align))
+            .expect("the heaps of all PEs fit in the address space")
             / size_of::<u64>();
         let words = Box::into_raw(vec![0u64; len].into_boxed_slice()).cast::<u64>();
         let base = words.cast::<u8>();

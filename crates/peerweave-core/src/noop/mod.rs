@@ -329,8 +329,8 @@ impl Noop {
         }
     }
 
-    /// Like `place`, but for memory that an operation only reads. The result says how the memory is
-    /// read.
+    /// Returns how to read the `bytes` bytes at `place`, which an operation reads and does not
+    /// write.
     fn reading(&self, place: Place, bytes: usize) -> Reading {
         match place {
             Place::Symmetric(at) => Reading::Shared(self.at(self.job.my_pe, at, bytes)),

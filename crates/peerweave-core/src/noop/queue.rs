@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 pub(super) struct Queue {
     hold: AtomicBool,
     /// The number of entries in `waiting`. Threads change the number only while they hold the lock
-    /// of `waiting`. Threads that only look for entries of their own read the number without the
+    /// of `waiting`. A thread that checks whether the queue is empty reads the number without the
     /// lock.
     len: AtomicUsize,
     waiting: Mutex<VecDeque<Entry>>,

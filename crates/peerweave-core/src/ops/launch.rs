@@ -104,8 +104,9 @@ impl<P: KernelArg> LaunchArg<P> for P {}
 impl<P: KernelArg> sealed::Argument<P> for P {
     #[allow(private_interfaces, reason = "the trait is sealed")]
     fn bind(&self, name: &'static str, shared: &Arc<Shared>, held: &mut Kept) -> Result<P> {
-        /// Visits the views in an argument. Adds the owners of their memory to `held`. Stores in
-        /// `outside` the offset and the size of the first view whose memory is not allocated.
+        /// A visitor of the memory views in an argument. Adds the owners of the memory to `held`.
+        /// Stores in `outside` the offset and the size of the first view whose memory is not
+        /// allocated.
         struct Look<'a> {
             shared: &'a Arc<Shared>,
             held: &'a mut Kept,

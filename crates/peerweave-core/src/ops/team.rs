@@ -50,8 +50,8 @@ impl World {
     /// - [`Error::Peer`](crate::Error::Peer) if a member has died or left the job.
     /// - [`Error::Mismatch`](crate::Error::Mismatch) if another member makes the call with a
     ///   different list that contains this PE. The calls of both PEs fail with this error.
-    /// - [`Error::TooManyTeams`](crate::Error::TooManyTeams) on all members, if no team number is
-    ///   free on every member.
+    /// - [`Error::TooManyTeams`](crate::Error::TooManyTeams) on all members, if there is no team
+    ///   number that is free on all members.
     ///
     /// ```
     /// use peerweave::{Pe, ReduceOp, World};

@@ -36,7 +36,7 @@ pub struct Ticket<R = ()> {
     decode: Decode<R>,
 }
 
-/// How the ticket converts the outcome of the operation to the result of the call.
+/// The conversion of the outcome of the operation to the result of the call.
 enum Decode<R> {
     Outcome(fn(Outcome) -> R),
     /// The operation has written the result to memory, and this function reads the result.
@@ -192,8 +192,8 @@ impl<R> fmt::Debug for Ticket<R> {
     }
 }
 
-/// Functions that convert the outcome that a backend returns to the result of a call. They panic if
-/// the backend returns an unexpected outcome.
+/// Functions that convert the outcome of an operation to the result of a call. They panic if the
+/// backend has returned an unexpected outcome.
 pub(crate) mod decode {
     use crate::backend::Outcome;
     use peerweave_types::{AtomicElement, Element, WaitElement};

@@ -16,9 +16,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// A PE's handle to its job.
 ///
 /// Teams, buffers and streams stay usable after the `World` has been dropped, and their memory
-/// stays mapped. [`World::finalize`] ends the job normally. If `finalize` is not called, peers are
-/// notified that this PE has left once the last handle (world, team, stream or buffer) has been
-/// dropped.
+/// stays mapped. [`World::finalize`] ends the job normally. If `finalize` is not called, this PE
+/// leaves the job when the last handle (world, team, stream or buffer) is dropped. Peers are then
+/// notified.
 #[derive(Debug)]
 pub struct World {
     pub(crate) shared: Arc<Shared>,
@@ -78,7 +78,7 @@ impl World {
         &self.shared.backend.job().local
     }
 
-    /// Returns the name of the backend: `host`, `cuda`, `noop`.
+    /// Returns the name of the backend, such as `host`, `cuda` or `noop`.
     pub fn backend_name(&self) -> &'static str {
         self.shared.backend.name()
     }
@@ -213,7 +213,7 @@ impl World {
         });
         match offset {
             Some(at) if self.shared.is_allocated(at, 0) => Symmetric::find(CALL, &self.shared, at, len),
-            _ => Err(bounds::wrong_value(CALL, "address", format_args!("{address:p}"), "an address of this PE's symmetric heap")),
+            _ => Err(bounds::wrong_value(CALL, "address", format_args!("{address:p}"), "an address in this PE's symmetric heap")),
         }
     }
 

@@ -163,7 +163,7 @@ pub struct Collective {
 /// Parameters that only a few collectives have.
 #[derive(Debug)]
 pub enum Special {
-    /// A function passed by the caller, which combines elements in rank order and replaces
+    /// The caller's function, which combines elements in rank order and replaces
     /// [`Collective::op`]. A backend gets a function only if the backend sets
     /// [`Caps::reduce_functions`](crate::backend::Caps::reduce_functions).
     Function(Box<dyn Combine>),
@@ -254,7 +254,7 @@ pub struct CollectiveShape {
     pub op: ReduceOp,
     pub root: Rank,
     pub count: usize,
-    /// The parameters of RMSNorm, which [`RmsNorm::detail`] encodes as one integer; 0 for
+    /// The parameters of RMSNorm as one integer, which [`RmsNorm::detail`] returns; 0 for
     /// collectives without RMSNorm.
     pub detail: u64,
 }

@@ -38,8 +38,8 @@ pub trait BoundKernel: Send + Sync + fmt::Debug {
     /// allocated.
     unsafe fn run_thread(&self, context: *const KernelContext);
 
-    /// Calls `with` for each argument, in order, with the argument's address, its size in bytes and
-    /// its alignment in bytes.
+    /// For each argument, in order, calls `with(address, size, alignment)`. The size and the
+    /// alignment are in bytes.
     fn arguments(&self, with: &mut dyn FnMut(*const u8, usize, usize));
 
     /// Passes each memory view and each team in the arguments to the visitor, in order. For a team,

@@ -99,7 +99,7 @@ pub enum Op {
 
 impl Op {
     /// Returns whether dropping the operation must free memory of this process. Returns `false` for
-    /// all operations that take only nanoseconds.
+    /// puts and other operations that may take only nanoseconds.
     #[inline(always)]
     pub(crate) fn owns_memory(&self) -> bool {
         match self {

@@ -62,7 +62,7 @@ pub struct Strided {
 pub struct PutElement {
     /// The target PE.
     pub pe: Pe,
-    /// The offset of the element in the symmetric memory of `pe`, aligned to the element.
+    /// The offset of the element in the symmetric memory of `pe`, a multiple of the element's size.
     pub target: SymOffset,
     /// The value of the element: the first `element_bytes` bytes of this integer in native byte
     /// order.
@@ -77,7 +77,7 @@ pub struct PutElement {
 pub struct GetElement {
     /// The PE whose memory is read.
     pub pe: Pe,
-    /// The offset of the element in the symmetric memory of `pe`, aligned to the element.
+    /// The offset of the element in the symmetric memory of `pe`, a multiple of the element's size.
     pub source: SymOffset,
     /// The size of an element, in bytes: 1, 2, 4 or 8.
     pub element_bytes: usize,
@@ -119,9 +119,9 @@ pub struct Signal {
 /// An atomic operation on one element in a PE's symmetric memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Atomic {
-    /// The PE that owns the element.
+    /// The PE whose symmetric memory is accessed.
     pub pe: Pe,
-    /// The offset of the element, aligned to the element.
+    /// The offset of the element, a multiple of the element's size.
     pub at: SymOffset,
     /// The element type: `I32`, `U32`, `I64` or `U64`; for fetch, set and swap also `F32` or `F64`.
     pub dtype: DType,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 /// A wait for contiguous words in this PE's symmetric memory, or a test of these words.
 #[derive(Clone, Debug)]
 pub struct WaitUntil {
-    /// The offset of the first word in symmetric memory, aligned to the size of a word.
+    /// The offset of the first word in symmetric memory, a multiple of the size of a word.
     pub at: SymOffset,
     /// The number of words.
     pub count: usize,
@@ -82,8 +82,8 @@ impl WaitUntil {
         }
     }
 
-    /// Returns the name of the call that waits. If `mode` is [`WaitMode::Test`], returns the name
-    /// of the call that waits for the same condition.
+    /// Returns the name of the call that waits for this condition, even if `mode` is
+    /// [`WaitMode::Test`].
     pub fn call_name(&self) -> &'static str {
         match (self.until, &self.values) {
             (Until::All, WaitValues::Same(_)) if self.count == 1 => "wait_until",

@@ -40,8 +40,8 @@ use std::sync::Arc;
 /// each other in the same order on all ranks. Alternatively, the program puts such calls into one
 /// [`group`](Team::group).
 ///
-/// Calls on different teams are ordered only if they are on the same stream. The same is true for
-/// captured calls.
+/// Calls on different teams are ordered only if they are on the same stream. Captured calls are
+/// also ordered only if they are on the same stream.
 ///
 /// # Errors
 /// Before anything is enqueued: [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for
@@ -205,8 +205,8 @@ impl Team {
     /// complete before all ranks have made the call. The root waits for no other rank, and the
     /// other ranks wait only for the root. A rank can complete at most three such calls of a team
     /// before it waits for all ranks. If ranks make different calls, a rank that did not wait gets
-    /// [`Error::Mismatch`](crate::Error::Mismatch) from its next call on the team that waits for
-    /// all ranks.
+    /// [`Error::Mismatch`](crate::Error::Mismatch) from a later call: the call in which the rank
+    /// first waits for all ranks of the team.
     ///
     /// # Shapes
     /// `send` has `n` elements on the root. `recv` has `n` elements on every rank. On the root, the

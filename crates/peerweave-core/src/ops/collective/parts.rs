@@ -23,35 +23,35 @@ use std::sync::Arc;
 /// As for [`Team::barrier`]. Also [`Misuse`](crate::Misuse) for:
 /// - a list whose length is not the number of ranks,
 /// - a part that is not inside its buffer,
-/// - parts of a result that overlap,
-/// - a buffer for a single part whose length differs from the length of that part,
+/// - parts that overlap in a buffer that receives the parts,
+/// - a buffer for a single part, if the lengths of the buffer and the part differ,
 /// - a `root` that is not a rank of the team,
 /// - buffers that overlap, belong to another world or have been released.
 ///
 /// On the `host` backend, also [`Error::Mismatch`](crate::Error::Mismatch) if two ranks pass
-/// different lengths for the same part. The `cuda` backend does not compare the lengths of single
-/// parts.
+/// different lengths for the same part. The `cuda` backend does not compare the lengths of
+/// individual parts.
 impl Team {
     /// Copies the elements of all ranks to every rank. Each rank may contribute a different number
     /// of elements.
     ///
     /// # Shapes
-    /// `send` is the part that this rank contributes. `recv` receives the parts of all ranks. The
-    /// lengths of the parts are the same on all ranks, but the offsets may differ between ranks.
-    /// Parts do not overlap each other, and `recv` does not overlap `send`. Elements of `recv`
-    /// between the parts do not change.
+    /// `send` is the part that this rank contributes. `recv` receives the parts of all ranks. All
+    /// ranks pass the same lengths, but the offsets may differ between ranks. Parts do not overlap
+    /// each other, and `recv` does not overlap `send`. Elements of `recv` between the parts do not
+    /// change.
     ///
     /// # Errors
     /// As for [`Team::barrier`]. Also [`Misuse`](crate::Misuse) for:
     /// - a list whose length is not the number of ranks,
     /// - a part that is not inside its buffer,
-    /// - parts of a result that overlap,
-    /// - a buffer for a single part whose length differs from the length of that part,
+    /// - parts that overlap in a buffer that receives the parts,
+    /// - a buffer for a single part, if the lengths of the buffer and the part differ,
     /// - buffers that overlap, belong to another world or have been released.
     ///
     /// On the `host` backend, also [`Error::Mismatch`](crate::Error::Mismatch) if two ranks pass
     /// different lengths for the same part. The `cuda` backend does not compare the lengths of
-    /// single parts.
+    /// individual parts.
     ///
     /// # Example
     /// ```

@@ -19,7 +19,7 @@ use crate::{Result, call};
 /// - `x = all_reduce(input) + residual` replaces the residual,
 /// - `y = x · weight / √(mean(x²) + epsilon)` is the output.
 ///
-/// The sum over the ranks is rounded to the element type, as by [`Team::all_reduce`]. `x` and `y`
+/// The sum over the ranks is rounded to the element type, as in [`Team::all_reduce`]. `x` and `y`
 /// are computed in `f32`, and each is rounded once. So the new residual has the same bits as if the
 /// three steps were separate calls. All ranks get the same bits if their residuals, weights and
 /// epsilons are equal.

@@ -5,9 +5,9 @@
 //! cyclic order of PE numbers, starting after the holder's number. If no PE waits, the holder frees
 //! the lock. So while a PE waits, every other PE holds the lock at most twice.
 //!
-//! Only the state word decides which PE holds the lock. If a PE dies between two changes of the
-//! state, the state names that PE. If the lock was passed on to a PE that has given up, or that has
-//! died, any PE may take the lock.
+//! Only the state word decides which PE holds the lock. If the holder dies before it changes the
+//! state, the state still names the holder. If the lock was passed on to a PE that has given up, or
+//! that has died, any PE may take the lock.
 
 mod gate;
 #[cfg(test)]
@@ -210,7 +210,7 @@ impl Lock {
     }
 
     fn wait(&self, call: &'static str, mode: Mode, limit: Duration) -> Result<LockGuard<'_>> {
-        self.acquire(call, mode, limit).map(|guard| guard.expect("a wait returns a guard or an error"))
+        self.acquire(call, mode, limit).map(|guard| guard.expect("a call that waits returns a guard or an error"))
     }
 
     fn acquire(&self, call: &'static str, mode: Mode, limit: Duration) -> Result<Option<LockGuard<'_>>> {

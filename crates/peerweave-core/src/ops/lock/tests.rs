@@ -4,7 +4,7 @@
 use super::*;
 use crate::noop::Noop;
 
-/// Returns a world, and one lock as PE 1 and as PE 0 of two PEs.
+/// Returns a world of two PEs, and two handles to one lock: one for PE 1, and one for PE 0.
 fn both() -> (World, Lock, Lock) {
     let world = World::new(Noop::new(1, 2)).expect("the world is created");
     let lock = world.alloc_lock().expect("the lock is allocated");

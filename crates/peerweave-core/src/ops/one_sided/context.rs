@@ -37,9 +37,8 @@ use peerweave_types::{Element, Rank, Strides};
 /// the [`Team`] methods that run the operations. The errors of other methods begin with the name of
 /// the method itself.
 ///
-/// If an operation fails after it has been issued, the next quiet returns the error. Dropping a
-/// context does not wait for its operations. The operations complete like the operations of a
-/// dropped [`Stream`].
+/// If an operation fails after it has been issued, the next quiet returns the error. As for a
+/// [`Stream`], dropping a context neither cancels its operations nor waits for them.
 ///
 /// # Example
 /// ```

@@ -21,13 +21,13 @@ use std::slice::{from_mut, from_ref};
 /// # Dead targets
 /// One-sided operations (puts, gets, signals, atomics) and tests of signal words do not wait for
 /// other PEs. So a single operation may succeed although its target has died or left the job. The
-/// next wait or barrier then returns the error.
+/// next wait or barrier then returns [`Error::Peer`](crate::Error::Peer).
 ///
 /// On the `host` backend, about one small operation in a thousand checks whether its target is
 /// alive. A program that repeats operations, for example to get a lock that a dead PE holds, gets
 /// [`Error::Peer`](crate::Error::Peer) within milliseconds. About one
 /// [`quiet`](crate::World::quiet) in a thousand checks whether any PE has died. If a word can no
-/// longer change, a test of that word returns the error, as a wait does.
+/// longer change, a test of that word returns the same error as a wait.
 ///
 /// On the `cuda` backend, single operations do not check their targets. Every quiet, whether of the
 /// world or of a [`Context`](crate::Context), checks all PEs. The quiet fails if the connection

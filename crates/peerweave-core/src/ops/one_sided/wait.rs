@@ -1,5 +1,5 @@
-//! Calls that wait for memory words of this PE, or test these words, with one value for all words.
-//! `wait_vector.rs` contains the forms with a value for each word.
+//! Calls that wait for memory words of this PE, or test these words, and compare all words with the
+//! same value. `wait_vector.rs` contains the calls that compare each word with a separate value.
 
 use crate::arguments::WaitWord;
 use crate::arguments::symmetric::Symmetric;
@@ -11,7 +11,7 @@ use crate::world::ticket::{Ticket, decode};
 use crate::{Result, call};
 use peerweave_types::{Compare, Scalar as _, WaitElement};
 
-/// Returns the condition of a wait with one value for all words.
+/// Returns the condition of a wait that compares all words with the same value.
 #[inline(always)]
 fn awaited<'a, T: WaitElement>(
     words: &'a Symmetric<T>,

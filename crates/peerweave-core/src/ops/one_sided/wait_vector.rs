@@ -1,4 +1,5 @@
-//! Calls that wait for memory words of this PE, or test these words, with a value for each word.
+//! Calls that wait for memory words of this PE, or test these words, and compare each word with a
+//! separate value.
 
 use crate::arguments::symmetric::Symmetric;
 use crate::backend::{Until, WaitMode, WaitValues};
@@ -9,7 +10,7 @@ use crate::world::ticket::{Ticket, decode};
 use crate::{Result, call};
 use peerweave_types::{Compare, WaitElement};
 
-/// Returns the condition of a wait with a value for each word.
+/// Returns the condition of a wait that compares each word with a separate value.
 fn awaited<'a, T: WaitElement>(
     words: &'a Symmetric<T>,
     exclude: Option<&'a [bool]>,
@@ -21,7 +22,8 @@ fn awaited<'a, T: WaitElement>(
     Awaited { name: "words", words: words.remote(), exclude, compare, values, until }
 }
 
-/// Waits and tests with a value for each word: see [waits and tests](Team#any-of-several-words).
+/// Waits and tests that compare each word with a separate value: see [waits and
+/// tests](Team#any-of-several-words).
 ///
 /// # Example
 /// Each rank waits until the expected number of parts has arrived from every rank:
@@ -48,8 +50,7 @@ fn awaited<'a, T: WaitElement>(
 /// # }
 /// ```
 impl Team {
-    /// Like [`Team::wait_until_all`], but compares each word with its own value: word `i` with
-    /// `values[i]`.
+    /// Like [`Team::wait_until_all`], but compares word `i` with `values[i]`.
     ///
     /// # Ordering
     /// As for [`Team::wait_until_all`].
@@ -86,8 +87,7 @@ impl Team {
             .map(decode::nothing)
     }
 
-    /// Like [`Team::wait_until_any`], but compares each word with its own value: word `i` with
-    /// `values[i]`.
+    /// Like [`Team::wait_until_any`], but compares word `i` with `values[i]`.
     ///
     /// # Ordering
     /// As for [`Team::wait_until_any`].
@@ -124,8 +124,7 @@ impl Team {
             .map(decode::first)
     }
 
-    /// Like [`Team::wait_until_some`], but compares each word with its own value: word `i` with
-    /// `values[i]`.
+    /// Like [`Team::wait_until_some`], but compares word `i` with `values[i]`.
     ///
     /// # Ordering
     /// As for [`Team::wait_until_some`].
@@ -162,8 +161,7 @@ impl Team {
             .map(decode::indices)
     }
 
-    /// Like [`Team::test_all`], but compares each word with its own value: word `i` with
-    /// `values[i]`.
+    /// Like [`Team::test_all`], but compares word `i` with `values[i]`.
     ///
     /// # Ordering
     /// As for [`Team::test_all`].
@@ -182,8 +180,7 @@ impl Team {
         call::run(&self.inner.shared, check::wait("test_all_vector", self, awaited, WaitMode::Test)?).map(decode::holds)
     }
 
-    /// Like [`Team::test_any`], but compares each word with its own value: word `i` with
-    /// `values[i]`.
+    /// Like [`Team::test_any`], but compares word `i` with `values[i]`.
     ///
     /// # Ordering
     /// As for [`Team::test_any`].
@@ -202,8 +199,7 @@ impl Team {
         call::run(&self.inner.shared, check::wait("test_any_vector", self, awaited, WaitMode::Test)?).map(decode::first)
     }
 
-    /// Like [`Team::test_some`], but compares each word with its own value: word `i` with
-    /// `values[i]`.
+    /// Like [`Team::test_some`], but compares word `i` with `values[i]`.
     ///
     /// # Ordering
     /// As for [`Team::test_some`].
