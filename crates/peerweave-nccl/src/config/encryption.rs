@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn encryption_key_is_set_if_the_library_supports_it() {
+    fn encryption_key_is_set_if_the_library_supports_encryption() {
         let config = EncryptionConfig::PreSharedKey("0123456789abcdef0123456789abcdef".into());
         let raw = build(&config, sys::HEADER).expect("NCCL 2.32 supports encryption");
         assert_eq!((raw.size, raw.mode), (32, 1));

@@ -52,8 +52,9 @@ impl MultimemHandle {
 /// Memory for the bytes of a device communicator, which NCCL writes. The memory is allocated as
 /// `u64` for the alignment. All bytes are initially zero, so reading any byte is defined.
 ///
-/// The memory is a separate allocation, because NCCL keeps a pointer to the bytes during the call.
-/// So the bytes do not move when this value is moved [D1].
+/// The memory is a separate allocation, because NCCL writes through a pointer to the bytes until
+/// the device communicator has been created. So the bytes do not move when this value is moved
+/// [D1].
 struct Storage {
     words: NonNull<u64>,
     len_bytes: usize,

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn call_name_is_found_by_the_number_of_the_call() {
+    fn call_name_is_decoded_from_the_low_bits() {
         assert_eq!(Call::AllReduce.name(), "all_reduce");
         assert_eq!(Call::Grow.name(), "grow");
         assert_eq!(Call::name_of(7 << Call::BITS | Call::Recv as u64), "recv");

@@ -124,7 +124,8 @@ impl Registered {
 }
 
 impl Registered {
-    /// Makes NCCL unregister the window. Waits until no stream of this rank uses the window.
+    /// Waits until no stream of this rank uses the window, and then makes NCCL unregister the
+    /// window.
     fn give_back(&self, call: &'static str, end: Instant) -> Result<(), NcclError> {
         let handle = self.handle.0;
         unregister(call, &self.communicator, end, |api, comm| {
@@ -367,8 +368,8 @@ impl<T> fmt::Debug for Window<T> {
     }
 }
 
-/// Calls `each` for each communicator in one group of NCCL, and waits until NCCL has finished on
-/// the host.
+/// Calls `each` once for each communicator, all within one group of NCCL. Waits until NCCL has
+/// finished the group on the host.
 fn together(
     call: &'static str,
     communicators: &[&Communicator],

@@ -69,8 +69,9 @@ impl Communicator {
     /// All checks precede the acquisition of the communicator's lock, as in groups. In the common
     /// case no other thread holds the lock, and no stream is being captured. One atomic operation
     /// then acquires the lock and marks this thread as inside NCCL. Rare cases are separate
-    /// functions to keep this function small. NCCL evicts the processor's caches, so most of the
-    /// cost of this function is the time to fetch its instructions.
+    /// functions to keep this function small. NCCL's own code evicts this function from the
+    /// processor's caches. So most of the cost of this function is the time to fetch its
+    /// instructions.
     fn run_prepared<'a>(
         &self,
         call: Call,
