@@ -370,7 +370,7 @@ fn end_badly(
     // The aborting thread waits for this thread to leave the gates.
     drop(inside);
     if is_partial && let Err(error) = abort_together(&inners, ABORT_LIMIT) {
-        tracing::error!(%error, "could not abort the communicators of a group whose calls were only partly issued");
+        tracing::error!(%error, "could not abort the communicators of a group, after only some of its calls were issued");
     }
     inners.iter().filter(|inner| inner.gate.is_closed()).for_each(|inner| Abort::wait(inner));
     ended.map_err(|error| inners.first().map_or_else(|| error.clone(), |inner| root_cause(inner, error.clone())))

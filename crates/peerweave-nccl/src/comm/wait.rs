@@ -74,9 +74,9 @@ impl Communicator {
     /// longer than half a second, this error is returned before the deadline.
     /// [`NcclError::PeerLost`] half a second after the rendezvous reports that a rank has died, or
     /// at an earlier deadline. [`NcclError::Nccl`] if NCCL reports an asynchronous error.
-    /// [`NcclError::Misuse`] if the stream is being captured or belongs to another device.
-    /// [`NcclError::Dead`] if another thread ended the communicator during the wait.
-    /// [`NcclError::Cuda`] if the work failed.
+    /// [`NcclError::Misuse`] if the stream is being captured or does not belong to the
+    /// communicator's device. [`NcclError::Dead`] if another thread ended the communicator during
+    /// the wait. [`NcclError::Cuda`] if the work failed.
     pub fn wait(&self, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
         self.wait_with(stream, deadline, OnExpiry::default())
     }

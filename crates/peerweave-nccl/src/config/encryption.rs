@@ -1,5 +1,5 @@
-//! Encryption of NCCL's own sockets (requires NCCL 2.32). NCCL encrypts the bootstrap and the
-//! socket network, not NVLink or InfiniBand.
+//! Encryption of the sockets that NCCL opens (requires NCCL 2.32). NCCL encrypts the bootstrap and
+//! the socket network, not NVLink or InfiniBand.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use crate::config::of_communicator::{Found, interned};
 use crate::sys::{self, Versioned, ncclEncryptionConfig_t};
 use crate::{MisuseKind, Nccl, NcclError, Version, version_code};
 
-/// Selects whether NCCL encrypts the data on its own sockets.
+/// Selects whether NCCL encrypts the data on the sockets that NCCL opens.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EncryptionConfig {

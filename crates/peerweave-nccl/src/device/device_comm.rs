@@ -98,10 +98,10 @@ impl DeviceCommunicator {
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] before NCCL 2.30.3, and for requirements that the library does
-    /// not support. [`NcclError::Misuse`] for numbers that NCCL would refuse, or for a team of
-    /// another rank or communicator. [`NcclError::MulticastDisabled`] if the requirements need
-    /// multicast objects, and multicast objects are disabled in this process. [`NcclError::Nccl`]
-    /// if the hardware does not support device communicators.
+    /// not support. [`NcclError::Misuse`] for numbers that NCCL would refuse, or for a team that
+    /// was created for a different rank or communicator. [`NcclError::MulticastDisabled`] if the
+    /// requirements need multicast objects, and multicast objects are disabled in this process.
+    /// [`NcclError::Nccl`] if the hardware does not support device communicators.
     /// [`CommProperties::device_api`](crate::CommProperties::device_api) returns whether the
     /// hardware supports device communicators. [`NcclError::Timeout`] at the communicator's
     /// deadline, after which the communicator is aborted. [`NcclError::Dead`].

@@ -62,8 +62,8 @@ impl DeviceTeam {
     /// caller is `rank`. Checks the numbers, because NCCL does not check them.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] for a team of another rank, or with ranks that the communicator does
-    /// not have.
+    /// [`NcclError::Misuse`] for a team that was created for a different rank, or that has ranks
+    /// that the communicator does not have.
     pub(crate) fn to_raw(self, call: &'static str, rank: Rank, n_ranks: usize) -> Result<ncclTeam_t, NcclError> {
         let own = self.rank_of(self.index);
         if own != Some(rank) {

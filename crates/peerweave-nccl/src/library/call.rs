@@ -38,7 +38,7 @@ impl Call {
         !self.is_transfer() && !matches!(self, PutSignal | Signal | WaitSignal | Split | Shrink | Grow)
     }
 
-    /// Returns whether the call is one side of a transfer between two ranks.
+    /// Returns whether the call is a send or a receive.
     #[inline]
     pub(crate) const fn is_transfer(self) -> bool {
         matches!(self, Self::Send | Self::Recv)

@@ -310,7 +310,7 @@ impl Nccl {
 
     #[cold]
     pub(crate) fn unsupported_function(self, missing: &MissingSymbol) -> NcclError {
-        let since = missing.since.parse().expect("every binding has a valid version");
+        let since = missing.since.parse().expect("the version in every binding is valid");
         self.unsupported(missing.name, since)
     }
 

@@ -103,7 +103,7 @@ pub enum MisuseKind {
         /// Path of the library that the call uses.
         expected: Arc<Path>,
     },
-    /// Options exclude each other, or an option requires another option.
+    /// Options exclude each other, or an option requires an option that is not set.
     #[error("{what}: {why}")]
     Combination {
         /// Name of one of the options.

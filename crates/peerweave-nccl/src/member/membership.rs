@@ -32,7 +32,8 @@ use crate::{Call, Nccl, Rank};
 /// Default of [`Communicator::work_deadline`](crate::Communicator::work_deadline).
 const WORK_DEADLINE: Duration = Duration::from_secs(600);
 
-/// Maximum time for which a query of a communicator's state waits for a call of another thread.
+/// Maximum time for which a query of a communicator's state waits until a call of another thread
+/// has ended.
 pub(crate) const PROBE_TIMEOUT: Duration = Duration::from_millis(10);
 
 /// NCCL's handle of a communicator.
@@ -286,7 +287,8 @@ impl Inner {
         std::mem::take(&mut *self.deferred.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Counts a call, and records its name and thread. The caller holds the communicator's lock.
+    /// Increases the number of issued calls, and records the name and the thread of the call. The
+    /// caller holds the communicator's lock.
     #[inline]
     pub(crate) fn count(&self, call: Call) {
         // Only the owner of the gate writes, so a load and a store are enough.

@@ -120,7 +120,8 @@ const BRIEF: u64 = 1;
 const BLOCKING: u64 = 2;
 /// Mask of the bits of the mode.
 const MODE_MASK: u64 = 3;
-/// Increment of the count of completed acquisitions.
+/// Amount that is added to `Gate::owner` when a thread leaves the gate, so that the bits above the
+/// mode count the acquisitions of the gate.
 const ACQUISITION: u64 = 4;
 
 /// Mask of the bits of the state.
@@ -140,7 +141,7 @@ const STARVING_AFTER: Duration = Duration::from_millis(5);
 /// Minimum and maximum duration of one sleep of a waiter.
 const SLEEP_BOUNDS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
 
-/// Maximum time between two checks of [`Gate::drain`] that counts as waiting time. If more time
+/// Limit on the waiting time that [`Gate::drain`] counts between two of its checks. If more time
 /// passes, the system has suspended this thread or the process, and the excess does not count.
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
@@ -188,7 +189,8 @@ pub(crate) struct Gate {
 #[derive(Debug)]
 pub(crate) struct Inside<'a>(&'a Gate);
 
-/// Marks a waiter as starving. Dropping the value removes the mark.
+/// Entry of one waiter in the count of starving waiters. Dropping the value removes the waiter from
+/// the count.
 struct Starvation<'a>(&'a AtomicU32);
 
 impl<'a> Starvation<'a> {

@@ -207,8 +207,8 @@ impl<T> fmt::Debug for PreMulSum<T> {
 }
 
 impl Made {
-    /// Fails if the reduction was created for another communicator. Records that the stream reads
-    /// the reduction's scalar.
+    /// Fails if the reduction was created for a different communicator. Records that the stream
+    /// reads the reduction's scalar.
     pub(crate) fn check(&self, call: &'static str, inner: &Arc<Inner>, stream: &Arc<CudaStream>) -> Result<(), NcclError> {
         if !Arc::ptr_eq(&self.communicator, inner) {
             let (found, expected) = (Arc::clone(&self.communicator.name), Arc::clone(&inner.name));

@@ -64,7 +64,7 @@ fn drained_gate_has_no_thread_inside() {
 }
 
 #[test]
-fn owned_gate_refuses_other_threads() {
+fn gate_that_one_thread_has_entered_refuses_other_threads() {
     let gate = Gate::default();
     let inside = gate.try_enter_blocking().expect("no thread is inside the gate");
     assert!(gate.try_enter_blocking().is_none());

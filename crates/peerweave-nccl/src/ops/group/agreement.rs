@@ -54,7 +54,7 @@ pub(crate) fn check<'a, 'env: 'a>(calls: impl Iterator<Item = Recorded<'a, 'env>
     Ok(())
 }
 
-/// One rank's communicator, with counts of this rank's calls.
+/// One rank's communicator, with the numbers of collectives and of paired transfers of this rank.
 struct Member<'a> {
     inner: &'a Arc<Inner>,
     /// Number of collectives that were issued on this communicator before this group, plus the
