@@ -218,7 +218,7 @@ fn second_library_is_loaded_and_lists_the_first_library() {
 }
 
 #[test]
-fn library_mapped_before_load_is_listed_by_others() {
+fn load_lists_a_library_that_was_mapped_before() {
     Fakes::new().nccl().run(|| {
         let own = PathBuf::from(std::env::var_os("PEERWEAVE_NCCL_PATH").expect("the fake library is found")).join("libnccl.so.2");
         let directory = tempfile::tempdir().expect("a temporary directory is created");

@@ -23,8 +23,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// deadline is short. Until then, another thread may still issue the call of the rank.
 const AT_LEAST: Duration = Duration::from_millis(500);
 
-/// Maximum waiting time before a rank of this process counts as omitted from a group, if the
-/// waiting thread has already issued the call for at least two ranks.
+/// Maximum waiting time before a rank of this process counts as omitted from a group. Applies if
+/// the waiting thread has already issued the call for at least two ranks.
 const LEFT_OUT_AFTER: Duration = Duration::from_secs(1);
 
 /// Returns the other ranks that the communicator of `inner` has in this process. Leaves out ranks
@@ -54,8 +54,8 @@ pub(crate) fn reports(inner: &Arc<Inner>) -> Vec<RankReport> {
     siblings(inner).iter().map(report).collect()
 }
 
-/// State of a repeated check for ranks that a waiting thread has omitted from a group, although
-/// only this thread can issue the calls of the ranks.
+/// State of a repeated check for ranks that a waiting thread has omitted from a group. Only the
+/// waiting thread can issue the calls of these ranks.
 pub(crate) struct LeftOut {
     /// Number of the waiting thread.
     thread: u64,
