@@ -137,7 +137,7 @@ fn send_and_receive_of_different_lengths_are_refused() {
 }
 
 #[test]
-fn calls_that_nccl_does_not_match_are_not_compared() {
+fn calls_are_compared_only_if_nccl_matches_them() {
     fakes(2).run(|| {
         let all = all(2);
         let ((one, first), (two, second)) = (&all[0], &all[1]);
@@ -181,7 +181,7 @@ fn left_out(result: Result<(), NcclError>, expected: &[u32]) -> String {
 }
 
 #[test]
-fn wait_for_an_ungrouped_call_names_the_omitted_rank() {
+fn wait_for_a_call_outside_a_group_names_the_omitted_rank() {
     fakes(2).run(|| {
         let all = all(2);
         let (one, first) = &all[0];
@@ -206,7 +206,7 @@ fn wait_for_an_ungrouped_call_names_the_omitted_rank() {
 }
 
 #[test]
-fn wait_names_a_rank_omitted_from_a_group_within_seconds() {
+fn wait_fails_before_the_deadline_if_a_group_omits_a_rank() {
     fakes(3).run(|| {
         let all = all(3);
         let mut buffers: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[1.0])).collect();

@@ -155,7 +155,7 @@ const STEPS: [Step; 15] = [
 ];
 
 #[test]
-fn every_collective_has_a_configured_form() {
+fn every_collective_accepts_a_call_configuration() {
     let directory = tempfile::tempdir().expect("a temporary directory is created");
     fakes(2).env(LOG, directory.path().join("log")).run(|| {
         ranks(2, &Config::new(), |comm, stream| {
@@ -231,7 +231,7 @@ const RECORDED: [Recorded; 15] = [
 const OUT_OF_PLACE: usize = 8;
 
 #[test]
-fn every_collective_has_a_configured_form_in_groups() {
+fn every_collective_in_a_group_accepts_a_call_configuration() {
     let directory = tempfile::tempdir().expect("a temporary directory is created");
     fakes(2).env(LOG, directory.path().join("log")).run(|| {
         let all = all(2);

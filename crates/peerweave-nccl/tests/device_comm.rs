@@ -63,7 +63,7 @@ fn device_communicator_has_the_size_reported_by_the_library() {
 }
 
 #[test]
-fn device_communicator_of_2_30_has_the_known_size() {
+fn device_communicator_of_nccl_2_30_has_240_bytes() {
     fakes_of("2.30.7").run(|| {
         on_every_rank(|communicator| {
             let device = DeviceCommunicator::create(&communicator, &DeviceCommRequirements::new())

@@ -90,7 +90,7 @@ fn communicators_and_buffers_can_be_dropped_in_any_order() {
 }
 
 #[test]
-fn abort_ends_a_blocked_call_of_another_thread() {
+fn abort_ends_a_call_in_which_another_thread_is_blocked() {
     // A blocking rank waits inside NCCL for the other rank, which never calls split.
     fakes(2).run(|| {
         ranks(2, &Config::new().blocking(Switch::On), |comm, _| {
@@ -122,7 +122,7 @@ fn abort_unblocks_a_thread_stuck_in_a_query() {
 }
 
 #[test]
-fn abort_ends_a_blocked_revocation_of_another_thread() {
+fn abort_ends_a_revocation_in_which_another_thread_is_blocked() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclCommRevoke:1").run(|| {
         let (comm, _) = alone();
         let revoking = comm.clone();
@@ -225,7 +225,7 @@ fn revocation_waits_for_a_call_that_is_in_progress() {
 }
 
 #[test]
-fn wait_for_work_aborted_by_shrink_is_an_error() {
+fn wait_for_work_that_shrink_aborted_returns_an_error() {
     fakes(3).run(|| {
         ranks(3, &Config::new(), |comm, stream| {
             if comm.rank() == Rank::new(2) {

@@ -494,7 +494,7 @@ fn call_fails_if_the_capture_ends_during_the_call() {
 }
 
 #[test]
-fn nccl_is_not_called_if_the_graph_cannot_own_resources() {
+fn nccl_is_not_called_if_the_graph_refuses_the_resources() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let (mut values, before) = (floats(&stream, &[1.0]), comm.sequence());

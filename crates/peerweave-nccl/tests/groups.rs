@@ -453,11 +453,11 @@ fn held_up(blocking: Switch) {
 }
 
 #[test]
-fn rank_aborted_during_a_blocking_group_is_freed() {
+fn communicator_aborted_during_a_blocking_group_is_freed() {
     fakes(2).run(|| held_up(Switch::On));
 }
 
 #[test]
-fn rank_aborted_during_a_non_blocking_group_is_freed() {
+fn communicator_aborted_during_a_non_blocking_group_is_freed() {
     fakes(2).run(|| held_up(Switch::Off));
 }

@@ -29,7 +29,7 @@ fn since(function: &SymbolInfo) -> Version {
 }
 
 #[test]
-fn missing_library_error_lists_the_paths_tried() {
+fn missing_library_error_lists_the_searched_paths() {
     Fakes::new().env("PEERWEAVE_NCCL_PATH", "/nowhere/libnccl.so.2").run(|| {
         let Err(NcclError::Load(error)) = Nccl::load() else { panic!("load did not return a load error") };
         assert_eq!(error.scope, peerweave_nccl::SearchScope::Variable);
@@ -181,7 +181,7 @@ fn error_from_an_integer_code_has_the_description_of_nccl() {
 }
 
 #[test]
-fn parameters_and_encryption_of_old_nccl_are_unsupported() {
+fn old_nccl_supports_neither_parameters_nor_encryption() {
     library_of("2.29.7").run(|| {
         let nccl = Nccl::load().expect("the library is found");
         assert!(matches!(nccl.params(), Err(NcclError::Unsupported(error)) if error.since == Some(Version::new(2, 30, 3))));
@@ -218,7 +218,7 @@ fn second_library_is_loaded_and_lists_the_first_library() {
 }
 
 #[test]
-fn already_mapped_library_is_listed_as_another_library() {
+fn load_lists_a_library_that_was_mapped_before() {
     Fakes::new().nccl().run(|| {
         let own = PathBuf::from(std::env::var_os("PEERWEAVE_NCCL_PATH").expect("the fake library is found")).join("libnccl.so.2");
         let directory = tempfile::tempdir().expect("a temporary directory is created");

@@ -187,7 +187,7 @@ fn unbounded_deadlines_do_not_cause_a_panic() {
 }
 
 #[test]
-fn parent_of_a_partly_issued_split_is_unusable() {
+fn communicator_is_unusable_if_a_rank_cannot_start_its_split() {
     fakes(2).run(|| {
         let all = all(2);
         let members: Vec<_> = all.iter().map(|(comm, _)| (comm, Some(0), 0)).collect();

@@ -563,7 +563,7 @@ fn load_fails_if_nccl_is_not_found() {
 }
 
 #[test]
-fn reduction_that_nccl_lacks_is_an_error_before_the_call() {
+fn reduction_that_nccl_lacks_fails_before_nccl_is_called() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let mut values = DeviceMemory::from_slice(&stream, &[1u32]).expect("memory is allocated");

@@ -274,7 +274,7 @@ fn registered_buffer_can_be_deregistered_after_use() {
 }
 
 #[test]
-fn window_does_not_keep_every_used_stream_alive() {
+fn window_does_not_keep_streams_of_earlier_calls_alive() {
     fakes(1).run(|| {
         let (comm, _) = alone();
         let memory = NcclMem::<f32>::alloc(comm.nccl(), comm.context(), 64).expect("memory is allocated");

@@ -22,9 +22,9 @@ use crate::sys::ncclResult_t;
 /// Time limit of aborts for which the caller sets no limit.
 pub(crate) const ABORT_LIMIT: Duration = Duration::from_secs(10);
 
-/// Time for which an abort waits for threads that hold the communicator's lock before the abort
-/// calls `ncclCommAbort`. On a non-blocking communicator such a thread returns within microseconds.
-/// A thread that is stuck inside NCCL returns only after the abort.
+/// Time for which an abort waits, before it calls `ncclCommAbort`, until no thread holds the
+/// communicator's lock. On a non-blocking communicator a thread releases the lock within
+/// microseconds. A thread that is stuck inside NCCL releases the lock only after the abort.
 const ABORT_GRACE: Duration = Duration::from_millis(500);
 
 /// Time for which an abort waits for NCCL to end running work, if graphs prevent NCCL from freeing
@@ -41,13 +41,13 @@ impl Abort {
     /// caller may reuse after the return.
     ///
     /// Captured graphs prevent NCCL from freeing the communicator and from reporting that the abort
-    /// is finished. So with captured graphs, this function does not wait for the end of the abort.
-    /// On a blocking communicator, this function only waits until the abort has begun: the calling
-    /// thread has left NCCL, and no other thread launches the work of the call. On a non-blocking
-    /// communicator, this function waits for [`LAUNCH_WITH_GRAPHS`] after the abort has begun.
+    /// is finished. So if captured graphs use the communicator, this function does not wait for the
+    /// end of the abort. If the communicator is blocking, this function then waits only until the
+    /// abort has begun, because no thread still launches the work of the call. If the communicator
+    /// is non-blocking, this function waits for [`LAUNCH_WITH_GRAPHS`] after the abort has begun.
     ///
-    /// This is the only wait of this crate for NCCL that has no deadline. Returning before NCCL has
-    /// finished would be unsound.
+    /// This is the only wait of this crate for NCCL that has no deadline. Returning while NCCL may
+    /// still launch the call's work would be unsound.
     pub(crate) fn wait(inner: &Inner) {
         let limit = if inner.blocking { Duration::ZERO } else { LAUNCH_WITH_GRAPHS };
         let mut started = None;
@@ -62,15 +62,17 @@ impl Abort {
     }
 }
 
-/// Aborts the communicators of this list that are still open, each on a separate thread. Waits for
-/// at most `limit`. Returns the number of aborted communicators.
+/// Aborts those of the given communicators that have been neither aborted nor finalized, each on a
+/// separate thread. Waits for at most `limit`. Returns the number of aborted communicators, or the
+/// first error.
 pub(crate) fn abort_together(communicators: &[Arc<Inner>], limit: Duration) -> Result<usize, NcclError> {
     let open = |inner: &&Arc<Inner>| inner.nccl.not_forked("abort").is_ok() && inner.gate.close(State::Aborted).is_ok();
     let closed: Vec<Arc<Inner>> = communicators.iter().filter(open).map(Arc::clone).collect();
     abort_closed(&closed, limit).into_iter().collect::<Result<Vec<()>, _>>().map(|aborted| aborted.len())
 }
 
-/// Aborts and frees communicators that this thread has closed. Waits for at most `limit`.
+/// Aborts and frees communicators whose gates this thread has closed. Waits for at most `limit`.
+/// Returns one result for each communicator, in the same order.
 ///
 /// If captured graphs use a communicator, NCCL frees the communicator only when the graphs are
 /// destroyed. For such a communicator, this function waits only until NCCL has ended the running
@@ -111,8 +113,9 @@ pub(crate) fn abort_closed(communicators: &[Arc<Inner>], limit: Duration) -> Vec
 /// its lock are blocked in NCCL.
 ///
 /// A thread that is blocked in a group uses all communicators of the group, and returns when one of
-/// these communicators is aborted. So the communicator with the lowest number is aborted first. The
-/// aborts of the other communicators wait up to [`ABORT_GRACE`] longer for the thread to return.
+/// these communicators is aborted. Until the thread has returned, no other communicator of the
+/// group may be freed. So the communicator with the lowest number is aborted first. The aborts of
+/// the other communicators wait up to [`ABORT_GRACE`] longer for the thread to return.
 fn abort_one(inner: &Arc<Inner>) -> Result<(), NcclError> {
     if !inner.gate.drain(ABORT_GRACE) {
         let group = watchdog::stuck_together(inner);

@@ -128,9 +128,8 @@ impl Inner {
     }
 }
 
-/// Marks the communicator as failed if NCCL stores the error of a call that NCCL refused. On a
-/// non-blocking communicator NCCL stores the error, and every later call would return the error
-/// again.
+/// Marks the communicator as failed if NCCL still reports an error after NCCL has refused a call. A
+/// non-blocking communicator keeps such an error, so every later call would return the error again.
 fn keep_failure(inner: &Inner) {
     if !inner.gate.is_closed() && !matches!(inner.ask(), Ok(ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress)) {
         let _ = inner.gate.change(State::Live, State::Failed);
@@ -142,8 +141,8 @@ fn keep_failure(inner: &Inner) {
 /// a thread of NCCL is done. That thread may need this processor.
 const IN_A_ROW: u32 = 50;
 
-/// Time for which the waiting thread yields between queries. After this time the thread sleeps
-/// between queries.
+/// Waiting time during which a thread yields its processor between queries. After this time the
+/// thread sleeps between queries.
 const YIELDS: Duration = Duration::from_millis(1);
 
 /// Like [`complete_all`], but cheaper if NCCL finishes within microseconds and without an error.
@@ -277,9 +276,9 @@ pub(crate) fn complete_all(
     }
 }
 
-/// Marks this thread as possibly blocked in NCCL, in the locks of all communicators. Fails if
-/// another thread has aborted or finalized one of the communicators. After an error no lock has the
-/// mark, so the other thread waits until this thread has released the locks.
+/// Sets a mark in the lock of each communicator in `inside`: this thread may be blocked in NCCL.
+/// Fails and sets no mark if another thread has aborted or finalized one of the communicators.
+/// Without the mark, that thread waits until this thread has released the locks.
 #[inline]
 pub(crate) fn enter_blocking_all(call: &'static str, inside: &[(&Arc<Inner>, Inside<'_>)]) -> Result<(), NcclError> {
     /// Number of the last group that contained several communicators. Groups are numbered from 1.
@@ -371,7 +370,7 @@ fn end_badly(
     // The aborting thread waits for this thread to leave the gates.
     drop(inside);
     if is_partial && let Err(error) = abort_together(&inners, ABORT_LIMIT) {
-        tracing::error!(%error, "could not abort the communicators of a group whose calls were only partly issued");
+        tracing::error!(%error, "could not abort the communicators of a group, after only some of its calls were issued");
     }
     inners.iter().filter(|inner| inner.gate.is_closed()).for_each(|inner| Abort::wait(inner));
     ended.map_err(|error| inners.first().map_or_else(|| error.clone(), |inner| root_cause(inner, error.clone())))

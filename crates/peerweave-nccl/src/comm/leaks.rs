@@ -20,7 +20,8 @@ static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 /// Total requested size, in bytes, of the `ncclMemAlloc` allocations that have not been freed.
 static BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// Counts one allocation of NCCL's memory. Dropped when the memory is freed.
+/// An `ncclMemAlloc` allocation that is counted until this value is dropped. The value is dropped
+/// when the memory is freed.
 pub(crate) struct CountedAllocation(u64);
 
 impl CountedAllocation {
@@ -151,7 +152,8 @@ impl Nccl {
     /// report states how many dropped communicators have not been freed by then.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] if the system does not accept another function to run at exit.
+    /// [`NcclError::Misuse`] if the system cannot register the function that prints the report at
+    /// exit.
     pub fn report_leaks_at_exit() -> Result<(), NcclError> {
         static ONCE: Once = Once::new();
         let mut refused = false;

@@ -259,11 +259,11 @@ impl Communicator {
     }
 }
 
-/// Fails while captured graphs use one of the communicators.
+/// Fails if captured graphs still use one of the communicators.
 ///
 /// The driver releases the resources of a destroyed graph later, on a thread of the driver
-/// (observed on H200). This function waits for that release for at most `patience`, and at most two
-/// seconds.
+/// (observed on H200). So this function first waits for that release, for at most `patience` or two
+/// seconds, whichever is shorter.
 pub(crate) fn no_graphs<'a>(
     call: &'static str,
     communicators: impl IntoIterator<Item = &'a Arc<Inner>> + Clone,

@@ -1,12 +1,12 @@
-//! Finds the ranks of a communicator in this process that have not issued a collective for which
-//! other ranks wait. Checks whether another thread can still issue the missing calls.
+//! Finds ranks of this process that have not issued a collective for which other ranks of the same
+//! communicator wait. Checks whether only the waiting thread can issue the missing calls.
 //!
 //! A thread with several ranks issues the calls of all these ranks in one group. If the thread
 //! omits a rank, the thread waits for a call that only the thread itself can issue. NCCL never
 //! detects this error. `wait.rs` checks ranks of other processes.
 //!
-//! Invariant: this module only reads shared state. Each call stores the number of its thread for
-//! this module.
+//! Invariant: this module only reads shared state. Each call stores the number of the calling
+//! thread, which this module reads.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,33 +15,37 @@ use crate::library::error::{MisuseKind, NcclError, RankReport};
 use crate::member::membership::{self, Inner};
 use crate::member::threads::this_thread;
 
-/// Interval at which the communicator's other ranks in this process are checked.
+/// Interval at which a waiting thread checks for ranks of this process that were omitted from a
+/// group.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Minimum waiting time after which a rank of this process counts as omitted from a group. Before
-/// this time, another thread may still issue the call of the rank.
+/// Minimum waiting time before a rank of this process counts as omitted from a group, even if the
+/// deadline is short. Until then, another thread may still issue the call of the rank.
 const AT_LEAST: Duration = Duration::from_millis(500);
 
-/// Waiting time after which a rank of this process counts as omitted from a group, if the waiting
-/// thread has already issued the call for two or more other ranks.
+/// Maximum waiting time before a rank of this process counts as omitted from a group. Applies if
+/// the waiting thread has already issued the call for at least two ranks.
 const LEFT_OUT_AFTER: Duration = Duration::from_secs(1);
 
-/// Returns the other open ranks of a communicator in this process.
+/// Returns the other ranks that the communicator of `inner` has in this process. Leaves out ranks
+/// that have been finalized or aborted.
 fn siblings(inner: &Arc<Inner>) -> Vec<Arc<Inner>> {
     let mut all = membership::all();
     all.retain(|other| other.identity == inner.identity && !Arc::ptr_eq(other, inner) && !other.gate.is_closed());
     all
 }
 
-/// Returns all open ranks of a communicator in this process, including `inner`.
+/// Returns `inner`, and the other ranks that its communicator has in this process. Leaves out ranks
+/// that have been finalized or aborted.
 pub(crate) fn of_process(inner: &Arc<Inner>) -> Vec<Arc<Inner>> {
     let mut all = siblings(inner);
     all.push(Arc::clone(inner));
     all
 }
 
-/// Returns a report for each other open rank of the communicator in this process. A report has the
-/// number and the name of the rank's last call.
+/// Returns a report for each other rank that the communicator of `inner` has in this process. A
+/// report has the number and the name of the rank's last call. Leaves out ranks that have been
+/// finalized or aborted.
 pub(crate) fn reports(inner: &Arc<Inner>) -> Vec<RankReport> {
     let report = |other: &Arc<Inner>| {
         let (sequence, call) = other.last();
@@ -50,15 +54,15 @@ pub(crate) fn reports(inner: &Arc<Inner>) -> Vec<RankReport> {
     siblings(inner).iter().map(report).collect()
 }
 
-/// Checks whether a waiting thread has omitted a rank from a group, although only the waiting
-/// thread can issue the rank's call.
+/// State of a repeated check for ranks that a waiting thread has omitted from a group. Only the
+/// waiting thread can issue the calls of these ranks.
 pub(crate) struct LeftOut {
     /// Number of the waiting thread.
     thread: u64,
     /// Time of the next check.
     next: Instant,
-    /// Waiting time after which a rank counts as omitted by the thread. The time is shorter if the
-    /// thread is known to issue calls for several ranks.
+    /// Waiting time after which a rank counts as omitted by the thread. [`LEFT_OUT_AFTER`] limits
+    /// the time if the thread is known to issue calls for several ranks.
     patience: Duration,
 }
 
@@ -79,9 +83,9 @@ impl LeftOut {
     /// A rank counts as omitted under two conditions. The rank has issued fewer collectives than
     /// the waiting rank, and the waiting thread was the last thread that created or used the rank.
     /// The program may have passed the rank's handle to another thread that has not made a call
-    /// yet. So the check fails only after half of the deadline, and at least half a second. If the
-    /// waiting thread has also issued the collective for another rank, the check fails after one
-    /// second.
+    /// yet. So the check fails only after half of the deadline, and never within the first half
+    /// second. If the waiting thread has issued the collective for at least two ranks, the check
+    /// fails after one second at the latest.
     ///
     /// # Errors
     /// [`MisuseKind::NotInGroup`].

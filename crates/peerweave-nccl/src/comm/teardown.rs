@@ -1,4 +1,5 @@
-//! Background threads that end communicators, for dropped communicators and for `finalize`.
+//! Background threads that end communicators, either for `finalize` or after a communicator was
+//! dropped.
 //!
 //! Calls to NCCL that may never return run on a separate thread.
 
@@ -71,7 +72,7 @@ pub(crate) fn communicators() -> usize {
     COMMUNICATORS.load(Ordering::Acquire)
 }
 
-/// Returns whether the process is ending. After that, NCCL must not be called any more.
+/// Returns whether the process is ending. An ending process must not call NCCL any more.
 pub(super) fn is_closed() -> bool {
     ENDING.load(Ordering::Acquire) & CLOSED != 0
 }
@@ -95,8 +96,8 @@ pub(super) struct Teardown {
     name: Arc<CommunicatorName>,
     state: State,
     deadline: Duration,
-    /// Memory that peers access until the communicator is freed. Leaked if the communicator cannot
-    /// be freed.
+    /// Memory that peers may access until the communicator is freed. Leaked if the communicator
+    /// cannot be freed.
     deferred: ManuallyDrop<Vec<Keep>>,
     is_freed: Arc<AtomicBool>,
 }
@@ -270,9 +271,9 @@ pub(super) fn spawn_background<R: Send + 'static>(work: Work, run: impl FnOnce()
     std::thread::Builder::new().name(work.name().to_owned()).spawn(body).ok().map(|_| receiver)
 }
 
-/// Runs `work`, which frees a resource in a destructor, while holding the communicator's lock. Runs
-/// `work` on this thread if the lock becomes free within `patience`, and on another thread if the
-/// lock stays busy. Does nothing if the communicator was freed.
+/// Frees a resource of a communicator, for a destructor: runs `work` while holding the
+/// communicator's lock. Runs `work` on this thread if the lock becomes free within `patience`, and
+/// on a background thread if the lock stays busy. Does nothing if the communicator was freed.
 pub(crate) fn run_or_defer(
     inner: Arc<Inner>,
     allowed: Allowed,

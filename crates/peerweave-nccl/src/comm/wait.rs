@@ -48,12 +48,12 @@ const WATCH_EVERY: Duration = Duration::from_millis(50);
 /// 0.1 ms.
 const WATCH_PATIENCE: Duration = Duration::from_millis(20);
 
-/// Time after the loss of a rank for which a wait continues. Work that the rank joined before it
-/// died can complete within this time.
+/// Time for which a wait continues after the rendezvous has reported a lost rank. Work that the
+/// lost rank joined before it died can complete within this time.
 const LAST_WORK: Duration = Duration::from_millis(500);
 
-/// Time for which a rank waits until the other ranks have published their last calls, and time
-/// limit of other queries of the rendezvous.
+/// Time for which a rank waits until the other ranks have published their last calls. Also the time
+/// limit of a query of the rendezvous after a failure or a timeout.
 const REPORTS: Duration = Duration::from_millis(500);
 
 impl Communicator {
@@ -74,9 +74,9 @@ impl Communicator {
     /// longer than half a second, this error is returned before the deadline.
     /// [`NcclError::PeerLost`] half a second after the rendezvous reports that a rank has died, or
     /// at an earlier deadline. [`NcclError::Nccl`] if NCCL reports an asynchronous error.
-    /// [`NcclError::Misuse`] if the stream is being captured or belongs to another device.
-    /// [`NcclError::Dead`] if another thread ended the communicator during the wait.
-    /// [`NcclError::Cuda`] if the work failed.
+    /// [`NcclError::Misuse`] if the stream is being captured or does not belong to the
+    /// communicator's device. [`NcclError::Dead`] if another thread ended the communicator during
+    /// the wait. [`NcclError::Cuda`] if the work failed.
     pub fn wait(&self, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
         self.wait_with(stream, deadline, OnExpiry::default())
     }
@@ -175,8 +175,8 @@ enum Stop {
     Failed(NcclError),
 }
 
-/// Returns whether the error code describes a failure of the query itself, not a failure of the
-/// work.
+/// Returns whether an error code of `cuStreamQuery` describes a failure of the query itself, and
+/// not a failure of the work in the stream.
 fn is_about_asking(code: CudaCode) -> bool {
     // Errors of parameters, contexts, handles and captures.
     matches!(code.0, 1 | 3 | 4 | 200 | 201 | 400 | 401) || (900..=908).contains(&code.0)
@@ -186,9 +186,9 @@ fn is_about_asking(code: CudaCode) -> bool {
 /// error. Revoking or aborting a communicator ends its work. The stream then looks complete,
 /// although the work failed.
 ///
-/// If another thread holds the lock of a non-blocking communicator, this function waits for the
-/// lock for at most `patience`, and then does not query NCCL. The thread that holds the lock
-/// detects asynchronous errors that NCCL returns.
+/// On a non-blocking communicator, only the thread that holds the lock may query NCCL. If another
+/// thread still holds the lock after `patience`, this function succeeds without a query. The thread
+/// that holds the lock then detects asynchronous errors that NCCL returns.
 fn look(inner: &Arc<Inner>, call: &'static str, patience: Duration) -> Result<(), Stop> {
     let state = inner.gate.state();
     if state != State::Live && state != State::Suspended {
@@ -227,8 +227,9 @@ fn reported(inner: &Inner, rendezvous: &Rendezvous, rank: Rank) -> Result<Option
     Ok(sequence.parse().ok().map(|sequence| RankReport { rank, sequence, call: call.to_owned() }))
 }
 
-/// Detects lost ranks through the rendezvous during a wait. Over NVLink, NCCL does not detect that
-/// a rank has died, and the work would stay stuck until the deadline.
+/// State of a repeated search for lost ranks, through the rendezvous, during a wait. Over NVLink,
+/// NCCL does not detect that a rank has died. Without the search, the wait would last until the
+/// deadline.
 #[derive(Default)]
 pub(crate) struct Watch {
     /// Time of the next query of the rendezvous, measured from the start of the wait.
@@ -239,8 +240,8 @@ pub(crate) struct Watch {
 
 impl Watch {
     /// Queries the rendezvous if the next query is due. Fails when [`LAST_WORK`] has passed since
-    /// the rendezvous reported a lost rank. Work that the rank had joined before it died has
-    /// completed within this time.
+    /// the rendezvous reported a lost rank. Work that the lost rank joined before it died can
+    /// complete within this time.
     pub(crate) fn look(&mut self, inner: &Arc<Inner>, waited: Duration) -> Result<(), NcclError> {
         if let Some((ranks, since)) = &mut self.gone {
             if since.elapsed() < LAST_WORK {

@@ -26,14 +26,15 @@ const DISABLE_TIMING: u32 = 2;
 pub(crate) struct Work {
     /// Number of the last call that is known to be complete.
     done: u64,
-    /// Time at which a call after `done` was first observed.
+    /// Time at which the watchdog first observed a call with a number above `done`.
     since: Option<Instant>,
     marks: Option<Marks>,
     /// Whether the late work was reported.
     is_reported: bool,
 }
 
-/// Events recorded after the work that was enqueued up to a call, one event for each stream.
+/// One event for each stream, recorded after all work that the communicator had enqueued in the
+/// stream.
 struct Marks {
     /// Number of the last call whose work precedes the events.
     sequence: u64,
@@ -45,8 +46,8 @@ struct Marks {
 }
 
 impl Work {
-    /// Returns whether the deadline of enqueued work has passed and [`report`](Self::report) was
-    /// not called.
+    /// Returns whether the deadline of the enqueued work has passed. Returns `false` after a call
+    /// of [`report`](Self::report).
     pub(crate) fn is_late(&mut self, inner: &Arc<Inner>, now: Instant) -> bool {
         let limit = inner.work_deadline();
         let (last, _) = inner.last();

@@ -1,5 +1,5 @@
-//! Encryption of NCCL's own sockets (requires NCCL 2.32). NCCL encrypts the bootstrap and the
-//! socket network, not NVLink or InfiniBand.
+//! Encryption of the sockets that NCCL opens (requires NCCL 2.32). NCCL encrypts the bootstrap and
+//! the socket network, not NVLink or InfiniBand.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use crate::config::of_communicator::{Found, interned};
 use crate::sys::{self, Versioned, ncclEncryptionConfig_t};
 use crate::{MisuseKind, Nccl, NcclError, Version, version_code};
 
-/// Selects whether NCCL encrypts the data on its own sockets.
+/// Selects whether NCCL encrypts the data on the sockets that NCCL opens.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EncryptionConfig {
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn encryption_key_is_set_if_the_library_supports_it() {
+    fn encryption_key_is_set_if_the_library_supports_encryption() {
         let config = EncryptionConfig::PreSharedKey("0123456789abcdef0123456789abcdef".into());
         let raw = build(&config, sys::HEADER).expect("NCCL 2.32 supports encryption");
         assert_eq!((raw.size, raw.mode), (32, 1));

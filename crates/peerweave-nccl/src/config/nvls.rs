@@ -1,10 +1,10 @@
 //! Ensures that NCCL creates no multicast objects while multicast objects are disabled in this
 //! process.
 //!
-//! NCCL creates multicast objects for NVLink switches together with a communicator, and reads only
-//! its own variable `NCCL_NVLS_ENABLE`. Peerweave's crates check Peerweave's variable for their own
-//! multicast objects. For a device communicator, the variable is checked when the program requests
-//! multimem.
+//! NCCL creates multicast objects for NVLink switches together with a communicator, unless the
+//! variable `NCCL_NVLS_ENABLE` is 0. NCCL does not read the variables `PEERWEAVE_MULTICAST` and
+//! `NVSHMEM_DISABLE_NVLS`, which also disable multicast objects in this process. Peerweave's crates
+//! check all three variables before they create or request multicast objects.
 //!
 //! Invariant: while multicast objects are disabled, a communicator is created only if
 //! `NCCL_NVLS_ENABLE` is 0.

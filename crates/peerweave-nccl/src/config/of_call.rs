@@ -181,7 +181,8 @@ impl CollConfig {
         let version = found.version.min(sys::HEADER);
         let mut extensions = self.extensions(found.call)?;
         let mut raw = ncclCollConfig_t {
-            size: ncclCollConfig_t::len_bytes(version).expect("NCCL 2.31 and later have `ncclCollConfig_t`"),
+            size: ncclCollConfig_t::len_bytes(version)
+                .expect("the version is at least 2.31, in which NCCL introduced `ncclCollConfig_t`"),
             magic: sys::NCCL_API_MAGIC,
             version: version_code(version).unsigned_abs(),
             ext: if extensions.is_empty() { std::ptr::null_mut() } else { extensions.as_mut_ptr() },

@@ -127,7 +127,8 @@ options! {
         blocking: Switch => blocking;
         /// Sets whether children created by split share resources with this communicator. If not
         /// set, NCCL reads the environment variable `NCCL_COMM_SPLIT_SHARE_RESOURCES`. The safety
-        /// requirements also apply to the variable. Requires NCCL 2.18.
+        /// requirements below also apply if the variable switches the sharing on. Requires NCCL
+        /// 2.18.
         ///
         /// # Safety
         /// If the option is on, two threads must not make host calls on the communicator or its
@@ -260,7 +261,7 @@ impl Config {
         {
             return combination(
                 "Config::graph_stream_ordering",
-                "graph_stream_ordering Off requires graph_usage Never or One; otherwise NCCL ignores the option",
+                "graph_stream_ordering Off requires graph_usage Never or One; otherwise NCCL ignores graph_stream_ordering",
             );
         }
         Ok(())
@@ -306,7 +307,7 @@ pub(crate) struct RawConfig(ncclConfig_t);
 
 // SAFETY: the pointers in the struct point to shared text. No thread writes the text, and it lives
 // until the process ends (`interned`), so no synchronisation is needed. A failure would be caught
-// by the test `config_names_can_be_read_by_other_threads`.
+// by the test `name_in_the_config_struct_is_readable_on_every_thread`.
 unsafe impl Send for RawConfig {}
 // SAFETY: as above, and nothing in the struct changes through a shared reference.
 unsafe impl Sync for RawConfig {}
@@ -410,14 +411,15 @@ mod tests {
         config.for_version(&Found { call: "init_rank", version, path: &path }).map(|raw| raw.0)
     }
 
-    /// Returns the names of the fields that the library reads, up to the size stated in the struct.
+    /// Returns the names of the fields that the library reads: all fields within the size that the
+    /// struct states.
     fn known_prefix(raw: &ncclConfig_t) -> Vec<&'static str> {
         let known = ncclConfig_t::FIELDS.iter().filter(|field| field.offset_bytes + field.len_bytes <= raw.size);
         known.map(|field| field.name).collect()
     }
 
     #[test]
-    fn every_option_is_written_or_unsupported_in_every_version() {
+    fn each_option_is_written_or_refused_in_every_nccl_version() {
         for text in VERSIONS {
             let version: Version = text.parse().expect("the version is valid");
             for (field, mut config) in one_by_one() {
@@ -508,7 +510,7 @@ mod tests {
             (Config::new().min_ctas(9).max_ctas(8), "init_rank: Config::min_ctas: min_ctas is greater than max_ctas"),
             (
                 Config::new().graph_stream_ordering(Switch::Off),
-                "init_rank: Config::graph_stream_ordering: graph_stream_ordering Off requires graph_usage Never or One; otherwise NCCL ignores the option",
+                "init_rank: Config::graph_stream_ordering: graph_stream_ordering Off requires graph_usage Never or One; otherwise NCCL ignores graph_stream_ordering",
             ),
             (Config::new().name("a\0b"), "init_rank: Config::name (ncclConfig_t.commName): the text contains a zero byte"),
             (
@@ -521,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn config_names_can_be_read_by_other_threads() {
+    fn name_in_the_config_struct_is_readable_on_every_thread() {
         let path: Arc<Path> = Path::new("/opt/libnccl.so.2").into();
         let found = Found { call: "init_rank", version: sys::HEADER, path: &path };
         let raw = Config::new().name("shared").for_version(&found).expect("all options are supported");

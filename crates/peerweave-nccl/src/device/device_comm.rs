@@ -52,8 +52,9 @@ impl MultimemHandle {
 /// Memory for the bytes of a device communicator, which NCCL writes. The memory is allocated as
 /// `u64` for the alignment. All bytes are initially zero, so reading any byte is defined.
 ///
-/// The memory is a separate allocation, because NCCL keeps a pointer to the bytes during the call.
-/// So the bytes do not move when this value is moved [D1].
+/// The memory is a separate allocation, because NCCL writes through a pointer to the bytes until
+/// the device communicator has been created. So the bytes do not move when this value is moved
+/// [D1].
 struct Storage {
     words: NonNull<u64>,
     len_bytes: usize,
@@ -97,10 +98,10 @@ impl DeviceCommunicator {
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] before NCCL 2.30.3, and for requirements that the library does
-    /// not support. [`NcclError::Misuse`] for numbers that NCCL would refuse, or for a team of
-    /// another rank or communicator. [`NcclError::MulticastDisabled`] if the requirements need
-    /// multicast objects, and multicast objects are disabled in this process. [`NcclError::Nccl`]
-    /// if the hardware does not support device communicators.
+    /// not support. [`NcclError::Misuse`] for numbers that NCCL would refuse, or for a team that
+    /// was created for a different rank or communicator. [`NcclError::MulticastDisabled`] if the
+    /// requirements need multicast objects, and multicast objects are disabled in this process.
+    /// [`NcclError::Nccl`] if the hardware does not support device communicators.
     /// [`CommProperties::device_api`](crate::CommProperties::device_api) returns whether the
     /// hardware supports device communicators. [`NcclError::Timeout`] at the communicator's
     /// deadline, after which the communicator is aborted. [`NcclError::Dead`].

@@ -171,8 +171,9 @@ impl DeviceCommRequirements {
         /// Sets the number of operations in the queue of a network context. With 0, NCCL selects
         /// the number.
         gin_queue_depth: u32;
-        /// Sets whether kernels may use strong signals. Switching this option off requires NCCL
-        /// 2.30.7.
+        /// Sets whether kernels may use NCCL's strong signals. A rank that observes a strong signal
+        /// also observes all earlier puts of the sender to this rank through the same network
+        /// context. Switching this option off requires NCCL 2.30.7.
         gin_strong_signals: Switch;
         /// Sets whether kernels may use signals at virtual addresses (VA signals). Switching this
         /// option off requires NCCL 2.30.7.
@@ -469,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn older_layout_has_the_requested_version_and_size() {
+    fn older_device_comm_layout_has_the_requested_version_and_size() {
         let requirements =
             DeviceCommRequirements::new().lsa_barriers(3).layout(DeviceCommLayout::Version(Version::new(2, 30, 4)));
         let (built, len_bytes) = build(&requirements, "2.32.3").expect("the layout is known");

@@ -4,7 +4,8 @@
 //! NCCL for the LSA, rail and fabric teams.
 //!
 //! Invariant: every rank of a team is less than the number of ranks for which the team was created.
-//! `to_raw`, which converts every team for NCCL, checks that the communicator has these ranks.
+//! `to_raw` converts a team for a call on a communicator, and checks that the communicator has all
+//! ranks of the team.
 
 use std::ffi::c_int;
 
@@ -61,13 +62,13 @@ impl DeviceTeam {
     /// caller is `rank`. Checks the numbers, because NCCL does not check them.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] for a team of another rank, or with ranks that the communicator does
-    /// not have.
+    /// [`NcclError::Misuse`] for a team that was created for a different rank, or that has ranks
+    /// that the communicator does not have.
     pub(crate) fn to_raw(self, call: &'static str, rank: Rank, n_ranks: usize) -> Result<ncclTeam_t, NcclError> {
         let own = self.rank_of(self.index);
         if own != Some(rank) {
             let found = own.map_or(i64::MAX, |own| own.get().into());
-            let (what, expected) = ("the rank for which the team was created", "the communicator's own rank");
+            let (what, expected) = ("the rank for which the team was created", "this rank's number in the communicator");
             return Err(NcclError::misuse(call, MisuseKind::Value { what, found, expected }));
         }
         let last = self.first + (self.ranks - 1) * self.stride;
@@ -189,7 +190,7 @@ mod tests {
         );
         assert_eq!(
             refused(world, Rank::new(4), 8),
-            "test: the rank for which the team was created is 5, expected the communicator's own rank"
+            "test: the rank for which the team was created is 5, expected this rank's number in the communicator"
         );
         assert_eq!(
             refused(world, Rank::new(5), 6),

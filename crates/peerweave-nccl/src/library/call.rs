@@ -38,7 +38,7 @@ impl Call {
         !self.is_transfer() && !matches!(self, PutSignal | Signal | WaitSignal | Split | Shrink | Grow)
     }
 
-    /// Returns whether the call is one side of a transfer between two ranks.
+    /// Returns whether the call is a send or a receive.
     #[inline]
     pub(crate) const fn is_transfer(self) -> bool {
         matches!(self, Self::Send | Self::Recv)
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn call_name_is_found_by_the_number_of_the_call() {
+    fn call_name_is_decoded_from_the_low_bits() {
         assert_eq!(Call::AllReduce.name(), "all_reduce");
         assert_eq!(Call::Grow.name(), "grow");
         assert_eq!(Call::name_of(7 << Call::BITS | Call::Recv as u64), "recv");

@@ -49,7 +49,9 @@ pub enum NcclError {
     PeerLost(Box<PeerLost>),
     /// The process was forked from the process that loaded NCCL. NCCL's threads do not exist in the
     /// child, so only the parent can use NCCL.
-    #[error("{call}: process {process} was forked from process {loaded_by}, which loaded NCCL; start a new program instead")]
+    #[error(
+        "{call}: process {process} was forked from process {loaded_by}, which loaded NCCL; start a new program instead of forking"
+    )]
     Forked {
         /// Name of the call.
         call: &'static str,
@@ -127,7 +129,8 @@ impl NcclError {
         nccl.not_forked(call).err().unwrap_or_else(|| nccl.failure(call, sys::ncclResult_t(code.into().get()), None))
     }
 
-    /// Replaces the name of the call in the error. Used if another call fails for the same reason.
+    /// Replaces the name of the call in the error. Used if a call fails with an error that was
+    /// created for a different call.
     pub(crate) fn of_call(mut self, name: &'static str) -> Self {
         match &mut self {
             Self::Misuse(Misuse { call, .. }) => *call = name,
@@ -250,7 +253,7 @@ impl ResultCode {
     pub const REMOTE_ERROR: Self = Self(sys::ncclResult_t::ncclRemoteError.0);
     /// A call on a non-blocking communicator has not finished.
     pub const IN_PROGRESS: Self = Self(sys::ncclResult_t::ncclInProgress.0);
-    /// A wait inside NCCL timed out. NCCL has this code since NCCL 2.30.3.
+    /// A wait inside NCCL timed out. NCCL 2.30.3 introduced this code.
     pub const TIMEOUT: Self = Self(sys::ncclResult_t::ncclTimeout.0);
 
     /// Returns whether a lost peer may have caused this code.
@@ -432,7 +435,7 @@ impl fmt::Display for PeerLost {
     }
 }
 
-/// Formats a list of ranks in a message.
+/// A list of ranks, formatted for a message.
 pub(super) struct Ranks<'a>(pub(super) &'a [Rank]);
 
 impl fmt::Display for Ranks<'_> {

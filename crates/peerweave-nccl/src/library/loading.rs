@@ -26,9 +26,10 @@ use crate::{UniqueId, Version, sys, version_from_code};
 /// Name of the library in error messages.
 pub(crate) const PRODUCT: &str = "NCCL";
 
-/// Oldest supported version of NCCL. In older versions, only the thread that started a background
-/// thread of NCCL waits for that background thread. So an abort by a different thread frees the
-/// communicator while the background thread uses it (observed as a crash in 2.18.1 on H200).
+/// Oldest supported version of NCCL. In older versions, an abort waits for a background thread of
+/// NCCL only if the aborting thread has started the background thread. An abort by a different
+/// thread frees the communicator while the background thread uses it (observed as a crash in 2.18.1
+/// on H200).
 const OLDEST: Version = Version::new(2, 19, 1);
 
 // SAFETY: a file with one of these names is NCCL, or a substitute with the same interface.
@@ -48,7 +49,8 @@ const SEARCH: Search = unsafe { Search::new(PRODUCT, "PEERWEAVE_NCCL_PATH", &["l
         "/opt/conda/lib",
     ]);
 
-/// Identifies the process that first loaded NCCL. Set at the first load.
+/// Identifies the process in which the first NCCL library was loaded. Forked processes inherit this
+/// value.
 static FIRST: OnceLock<(ForkGuard, u32)> = OnceLock::new();
 
 /// An NCCL library. The library stays loaded until the process ends.
@@ -293,8 +295,8 @@ impl Nccl {
         if self.0.version.at_least(since) { Ok(()) } else { Err(self.unsupported(what, since)) }
     }
 
-    /// Like [`needs`](Self::needs); also fails if the library lacks the function despite its
-    /// version.
+    /// Like [`needs`](Self::needs), for a function. Also fails if the library is new enough, but
+    /// lacks the function.
     pub(crate) fn needs_function(self, function: &'static str, since: Version) -> Result<(), NcclError> {
         if self.has(function) { self.needs(function, since) } else { Err(self.unsupported(function, since)) }
     }
@@ -308,7 +310,7 @@ impl Nccl {
 
     #[cold]
     pub(crate) fn unsupported_function(self, missing: &MissingSymbol) -> NcclError {
-        let since = missing.since.parse().expect("every binding has a valid version");
+        let since = missing.since.parse().expect("the version in every binding is valid");
         self.unsupported(missing.name, since)
     }
 

@@ -73,7 +73,7 @@ pub enum MisuseKind {
         /// Number of ranks in the communicator.
         ranks: usize,
     },
-    /// Memory or a stream belongs to another device.
+    /// Memory or a stream belongs to a device other than the expected device.
     #[error("{what} is on device {found}, expected device {expected}")]
     Device {
         /// Name of the argument.
@@ -83,7 +83,7 @@ pub enum MisuseKind {
         /// Ordinal of the expected device.
         expected: usize,
     },
-    /// An object was created for another communicator.
+    /// An argument was created for a communicator other than the communicator of the call.
     #[error("{what} belongs to {found}, expected {expected}")]
     WrongCommunicator {
         /// Name of the argument.
@@ -93,7 +93,7 @@ pub enum MisuseKind {
         /// Name of the communicator on which the call was made.
         expected: Arc<CommunicatorName>,
     },
-    /// An argument belongs to another loaded NCCL library.
+    /// An argument belongs to an NCCL library other than the library that the call uses.
     #[error("{what} belongs to the library {file}, expected {wanted}", file = found.display(), wanted = expected.display())]
     WrongLibrary {
         /// Name of the argument.
@@ -103,7 +103,7 @@ pub enum MisuseKind {
         /// Path of the library that the call uses.
         expected: Arc<Path>,
     },
-    /// Options exclude each other, or an option requires another option.
+    /// Options exclude each other, or an option requires an option that is not set.
     #[error("{what}: {why}")]
     Combination {
         /// Name of one of the options.
@@ -145,7 +145,7 @@ pub enum MisuseKind {
     NotInGroup {
         /// The ranks for which the thread has not issued the collective.
         ranks: Vec<Rank>,
-        /// Number that the waiting call has on its communicator.
+        /// Number of the waiting call. Each communicator counts its own calls.
         sequence: u64,
         /// Name of the communicator on which the call waits.
         communicator: Arc<CommunicatorName>,

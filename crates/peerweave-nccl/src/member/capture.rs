@@ -34,8 +34,8 @@ impl Inner {
         stream.cu_stream().addr() <= DEFAULT || self.is_reported_free(stream)
     }
 
-    /// Queries the driver once. Returns whether the stream is not being captured, and `false` after
-    /// an error.
+    /// Queries the driver once. Returns `true` if the driver reports that the stream is not being
+    /// captured. Returns `false` if the stream is being captured, or after an error.
     #[inline]
     fn is_reported_free(&self, stream: &CudaStream) -> bool {
         let mut status = NOT_CAPTURED;

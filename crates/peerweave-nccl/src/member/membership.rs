@@ -6,8 +6,8 @@
 //! # Invariants
 //! - **[C1]** Only a thread inside the gate (`state.rs`) uses NCCL's handle. Only the thread that
 //!   closed the gate frees the handle.
-//! - **[C2]** Before the borrows of a call end, NCCL has finished the call, or the communicator is
-//!   aborted.
+//! - **[C2]** Before a call returns and stops borrowing its buffers, NCCL has finished the call on
+//!   the host, or the communicator has been aborted.
 //! - A list contains every communicator of the process until the communicator is dropped. So all
 //!   communicators can be aborted.
 
@@ -32,7 +32,8 @@ use crate::{Call, Nccl, Rank};
 /// Default of [`Communicator::work_deadline`](crate::Communicator::work_deadline).
 const WORK_DEADLINE: Duration = Duration::from_secs(600);
 
-/// Maximum time for which a query of a communicator's state waits for a call of another thread.
+/// Maximum time for which a query of a communicator's state waits until a call of another thread
+/// has ended.
 pub(crate) const PROBE_TIMEOUT: Duration = Duration::from_millis(10);
 
 /// NCCL's handle of a communicator.
@@ -107,7 +108,7 @@ pub(crate) struct Inner {
     /// Number of the group in which a thread may be blocked, the same for all communicators of the
     /// group. The number is 0 if no thread may be blocked in a group of several communicators.
     pub(crate) group: AtomicU64,
-    /// Reason for which the watchdog or a timed-out wait has aborted the communicator.
+    /// The reason why the watchdog or a timed-out wait has aborted the communicator.
     pub(crate) abort_reason: OnceLock<NcclError>,
 }
 
@@ -286,7 +287,8 @@ impl Inner {
         std::mem::take(&mut *self.deferred.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Counts a call, and records its name and thread. The caller holds the communicator's lock.
+    /// Increases the number of issued calls, and records the name and the thread of the call. The
+    /// caller holds the communicator's lock.
     #[inline]
     pub(crate) fn count(&self, call: Call) {
         // Only the owner of the gate writes, so a load and a store are enough.
@@ -411,7 +413,7 @@ impl Inner {
         if code == ncclResult_t::ncclSuccess { Ok(()) } else { Err(self.failure(call, code)) }
     }
 
-    /// Returns the state of the communicator that NCCL reports. On a non-blocking communicator,
+    /// Returns the state that NCCL reports for the communicator. On a non-blocking communicator,
     /// returns `ncclInProgress` if another thread holds the communicator's lock for longer than
     /// `patience`.
     pub(crate) fn async_code(&self, call: &'static str, patience: Duration) -> Result<ncclResult_t, NcclError> {
@@ -427,13 +429,14 @@ impl Inner {
         }
     }
 
-    /// Returns the state of the communicator that NCCL reports. The caller holds the communicator's
-    /// lock exclusively. On a blocking communicator, the caller may instead hold the lock as a
-    /// reader.
+    /// Returns the state that NCCL reports for the communicator. The caller holds the
+    /// communicator's lock exclusively. On a blocking communicator, the caller may instead hold the
+    /// lock as a reader.
     ///
-    /// NCCL's query has side effects. On a non-blocking communicator, a query that returns success
-    /// frees NCCL's internal job of the last group (2.26.2 and later). Every other call frees this
-    /// job at its start. Two threads that query at the same time would free the job twice.
+    /// The query, `ncclCommGetAsyncError`, has side effects. On a non-blocking communicator, a
+    /// query that returns success frees NCCL's internal job of the last group (2.26.2 and later).
+    /// Every other call frees this job at its start. Two threads that query at the same time would
+    /// free the job twice.
     pub(crate) fn ask(&self) -> Result<ncclResult_t, NcclError> {
         let mut state = ncclResult_t::ncclSuccess;
         // SAFETY: the handle is live inside the gate. This thread is the owner of the gate [C1], or
@@ -463,8 +466,8 @@ impl Inner {
 
     /// Makes the device's context current like [`bind`](Self::bind), but only in two cases. First,
     /// the stream is one of the predefined streams, whose handle is the same in every context.
-    /// Second, this thread may have no current context. In other cases, NCCL itself makes the
-    /// communicator's device current.
+    /// Second, no call has made a context current in this thread yet. In other cases, NCCL itself
+    /// makes the communicator's device current.
     #[inline]
     pub(crate) fn bind_for(&self, stream: &CudaStream) -> Result<(), NcclError> {
         if stream.cu_stream().addr() > OF_EVERY_CONTEXT && HAS_CONTEXT.get() {

@@ -24,7 +24,7 @@ impl RegistrationUse {
         self.streams.note(stream);
     }
 
-    /// Counts a registration, before NCCL registers the memory.
+    /// Adds a registration to the count, before NCCL registers the memory.
     pub(crate) fn add(&self) {
         self.count.fetch_add(1, Ordering::Relaxed);
     }

@@ -18,11 +18,11 @@
 //!   threads without a limit.
 //!
 //! [`Gate::drain`] waits only for a limited time for a thread that is marked as blocking, because
-//! only an abort ends the call of this thread. The system may suspend only this thread, after the
-//! thread was marked, but before the thread calls NCCL. An abort does not wait for this thread,
-//! which would then use a freed handle. So the caller checks the state again immediately before the
-//! call to NCCL. A short race between the check and the call remains. NCCL itself has this race
-//! too, because its caller decides when to abort.
+//! only an abort ends the call of this thread. The system may suspend a marked thread for a long
+//! time before the thread calls NCCL. An abort then stops waiting for this thread, which would
+//! later use a freed handle. So a marked thread checks the state again immediately before it calls
+//! NCCL. A short race between the check and the call remains. NCCL itself has this race too,
+//! because its caller decides when to abort.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
@@ -55,7 +55,7 @@ pub(crate) enum State {
 }
 
 impl State {
-    /// Returns the reason for the error of a call that this state does not allow.
+    /// Returns the reason that an error gives for a call that is not possible in this state.
     pub(crate) fn dead(self) -> DeadState {
         match self {
             Self::Suspended => DeadState::Suspended,
@@ -94,7 +94,7 @@ impl Allowed {
     /// States in which a communicator without the lost ranks may be created: live, revoked and
     /// failed.
     pub(crate) const SHRINK: Self = Self(Self::SPLIT.0 | State::Failed.bit());
-    /// States of every communicator that has not been freed.
+    /// States of a communicator that has been neither finalized nor aborted.
     pub(crate) const OPEN: Self = Self(State::Live.bit() | State::Suspended.bit() | State::Failed.bit() | State::Revoked.bit());
 
     fn has(self, state: State) -> bool {
@@ -102,7 +102,7 @@ impl Allowed {
     }
 }
 
-/// Reason for which entering the gate failed.
+/// The reason why a thread could not enter the gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
     /// The communicator's state does not allow the call.
@@ -120,7 +120,8 @@ const BRIEF: u64 = 1;
 const BLOCKING: u64 = 2;
 /// Mask of the bits of the mode.
 const MODE_MASK: u64 = 3;
-/// Increment of the count of completed acquisitions.
+/// Amount that is added to `Gate::owner` when a thread leaves the gate, so that the bits above the
+/// mode count the acquisitions of the gate.
 const ACQUISITION: u64 = 4;
 
 /// Mask of the bits of the state.
@@ -140,7 +141,7 @@ const STARVING_AFTER: Duration = Duration::from_millis(5);
 /// Minimum and maximum duration of one sleep of a waiter.
 const SLEEP_BOUNDS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
 
-/// Maximum time between two checks of [`Gate::drain`] that counts as waiting time. If more time
+/// Limit on the waiting time that [`Gate::drain`] counts between two of its checks. If more time
 /// passes, the system has suspended this thread or the process, and the excess does not count.
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
@@ -174,7 +175,7 @@ pub(crate) struct Gate {
     /// value. A thread that acquires the free gate becomes the owner. Only the owner writes this
     /// value, so leaving the gate is a plain store.
     owner: AtomicU64,
-    /// Number of waiters.
+    /// Number of threads that wait for the gate.
     waiting: AtomicU32,
     /// Number of starving waiters, which have waited for at least [`STARVING_AFTER`].
     starving: AtomicU32,
@@ -188,7 +189,8 @@ pub(crate) struct Gate {
 #[derive(Debug)]
 pub(crate) struct Inside<'a>(&'a Gate);
 
-/// Marks a waiter as starving. Dropping the value removes the mark.
+/// Entry of one waiter in the count of starving waiters. Dropping the value removes the waiter from
+/// the count.
 struct Starvation<'a>(&'a AtomicU32);
 
 impl<'a> Starvation<'a> {

@@ -135,7 +135,8 @@ impl<T: Element> Window<T> {
     ///
     /// # Errors
     /// As for [`peer_endpoint`](Self::peer_endpoint). [`NcclError::Misuse`] also for an index that
-    /// the team does not have, and for a team of another rank or communicator.
+    /// the team does not have, and for a team that was created for a different rank or
+    /// communicator.
     pub fn cft_endpoint(&self, team: DeviceTeam, index: usize, offset: usize) -> Result<LogicalEndpoint, NcclError> {
         const CALL: &str = "ncclGetCftDeviceLeInfo";
         let raw = team.to_raw(CALL, self.communicator().rank(), self.communicator().n_ranks())?;

@@ -28,11 +28,12 @@ unsafe impl<P> Send for Raw<P> {}
 // `every_rank_puts_to_every_window`.
 unsafe impl<P> Sync for Raw<P> {}
 
-/// Memory to be registered with NCCL, whose device and length have been checked.
+/// Memory that will be registered with NCCL. The device and the length of the memory have been
+/// checked.
 pub(super) struct Place {
     pub(super) address: u64,
     pub(super) len_bytes: u64,
-    /// Value that keeps the memory allocated until it is dropped.
+    /// Owner of the memory. The memory stays allocated until this value is dropped.
     pub(super) keep: Keep,
 }
 

@@ -30,9 +30,9 @@ impl Communicator {
     /// Registers a buffer for this rank, and keeps the buffer's memory alive. Requires NCCL 2.19.1.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] for memory that is empty, is on another device, or is a borrowed
-    /// slice, which cannot be kept alive; [`NcclError::Unsupported`]; [`NcclError::Dead`]; errors
-    /// that NCCL returns.
+    /// [`NcclError::Misuse`] for memory that is empty, is not on the communicator's device, or is a
+    /// borrowed slice, which cannot be kept alive; [`NcclError::Unsupported`]; [`NcclError::Dead`];
+    /// errors that NCCL returns.
     pub fn register<T: Element>(&self, memory: &impl DeviceBuffer<T>) -> Result<Registration, NcclError> {
         const CALL: &str = "register";
         let _span = spans::of(&self.inner, CALL);

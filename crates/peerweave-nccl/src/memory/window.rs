@@ -113,7 +113,7 @@ impl Registered {
     /// Returns NCCL's handle of the window, for a call on the communicator `inner`.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] if the window belongs to another communicator.
+    /// [`NcclError::Misuse`] if the window belongs to a different communicator.
     pub(crate) fn used(&self, call: &'static str, inner: &Arc<Inner>) -> Result<ncclWindow_t, NcclError> {
         if !Arc::ptr_eq(&self.communicator.inner, inner) {
             let (found, expected) = (Arc::clone(&self.communicator.inner.name), Arc::clone(&inner.name));
@@ -124,7 +124,8 @@ impl Registered {
 }
 
 impl Registered {
-    /// Makes NCCL unregister the window. Waits until no stream of this rank uses the window.
+    /// Waits until no stream of this rank uses the window, and then makes NCCL unregister the
+    /// window.
     fn give_back(&self, call: &'static str, end: Instant) -> Result<(), NcclError> {
         let handle = self.handle.0;
         unregister(call, &self.communicator, end, |api, comm| {
@@ -156,9 +157,9 @@ impl<T: Element> Window<T> {
     /// all ranks must pass memory of the same length.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] for memory that is empty, is on another device, or is not aligned to
-    /// 4096 bytes. [`NcclError::Misuse`] for a borrowed slice, which cannot be kept alive.
-    /// [`NcclError::Misuse`] on every rank if the lengths differ before NCCL 2.30.7.
+    /// [`NcclError::Misuse`] for memory that is empty, is not on the communicator's device, or is
+    /// not aligned to 4096 bytes. [`NcclError::Misuse`] for a borrowed slice, which cannot be kept
+    /// alive. [`NcclError::Misuse`] on every rank if the lengths differ before NCCL 2.30.7.
     /// [`NcclError::Unsupported`]. [`NcclError::Timeout`]. [`NcclError::Dead`]. Errors that NCCL
     /// returns.
     pub fn register(
@@ -281,8 +282,8 @@ impl<T: Element> Window<T> {
     /// Unregisters only this rank's window. Waits until this rank's work on the communicator is
     /// complete. Other ranks need not call this function.
     ///
-    /// This call frees NCCL's own tables, but not the memory. Peers may still write to the memory,
-    /// so the memory stays allocated until the communicator ends. In contrast,
+    /// This call frees NCCL's tables for the window, but not the memory. Peers may still write to
+    /// the memory, so the memory stays allocated until the communicator ends. In contrast,
     /// [`deregister`](Self::deregister) allows the memory to be freed. A peer must not put into
     /// this window after this call, because NCCL does not define the result.
     ///
@@ -367,8 +368,8 @@ impl<T> fmt::Debug for Window<T> {
     }
 }
 
-/// Calls `each` for each communicator in one group of NCCL, and waits until NCCL has finished on
-/// the host.
+/// Calls `each` once for each communicator, all within one group of NCCL. Waits until NCCL has
+/// finished the group on the host.
 fn together(
     call: &'static str,
     communicators: &[&Communicator],

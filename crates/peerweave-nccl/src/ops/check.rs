@@ -61,8 +61,8 @@ fn eight_bits(nccl: Nccl, dtype: DType, reduces: bool) -> Result<ncclDataType_t,
     }
 }
 
-/// The result of a check. Errors are boxed, because errors are large and small results stay in
-/// registers.
+/// The result of a check. The error is boxed to keep the result small, because a small result is
+/// returned in registers.
 pub(crate) type Checked<T> = Result<T, Box<NcclError>>;
 
 /// A call that is being checked, with its communicator, its stream, and the resources that the call

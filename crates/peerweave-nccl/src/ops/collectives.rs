@@ -46,7 +46,7 @@ impl Communicator {
 }
 
 impl Communicator {
-    /// Checks, issues and counts one call.
+    /// Checks one call, issues the call, and increases the number of issued calls.
     ///
     /// Only `prepare` depends on the types of the buffers. So only `prepare` and this small
     /// function are compiled for each call and element type. [`run_prepared`](Self::run_prepared)
@@ -63,14 +63,15 @@ impl Communicator {
         self.run_prepared(call, stream, config, &mut |builder| prepare.take().expect("`prepare` is called at most once")(builder))
     }
 
-    /// Checks, issues and counts a call. `prepare` checks the arguments and records the operations.
-    /// `prepare` is called at most once.
+    /// Checks one call, issues the call, and increases the number of issued calls. `prepare` checks
+    /// the arguments and records the operations. `prepare` is called at most once.
     ///
     /// All checks precede the acquisition of the communicator's lock, as in groups. In the common
     /// case no other thread holds the lock, and no stream is being captured. One atomic operation
     /// then acquires the lock and marks this thread as inside NCCL. Rare cases are separate
-    /// functions to keep this function small. NCCL evicts the processor's caches, so most of the
-    /// cost of this function is the time to fetch its instructions.
+    /// functions to keep this function small. NCCL's own code evicts this function from the
+    /// processor's caches. So most of the cost of this function is the time to fetch its
+    /// instructions.
     fn run_prepared<'a>(
         &self,
         call: Call,

@@ -1,5 +1,5 @@
-//! Resources that a call keeps alive. The buffers of a call stay alive until the call is issued.
-//! The resources of a captured call stay alive as long as the graph exists.
+//! Resources that a call keeps alive. A call borrows its buffers until the call is issued. The
+//! resources of a captured call stay alive as long as the graph exists.
 //!
 //! Invariant: the graph into which a call is captured keeps all resources of the call alive.
 
@@ -15,9 +15,9 @@ use crate::member::membership::Inner;
 /// capture. The value is filled in place, because the value is large and mostly empty.
 #[derive(Default)]
 pub(crate) struct Holds<'a> {
-    /// Guards of the buffer that the call reads and of the buffer that the call writes. A guard
-    /// exists if dropping the guard, after the work was enqueued, must notify the owner of the
-    /// buffer.
+    /// Guards of the buffer that the call reads and of the buffer that the call writes. A buffer
+    /// has a guard if its owner must be notified after the work was enqueued. Dropping the guard
+    /// notifies the owner.
     pub(super) guards: [Option<Access<'a>>; 2],
     /// Owners that the captured graph keeps alive. If the stream is being captured, the list has at
     /// least one element. If the stream is not being captured, the list is empty.
@@ -51,8 +51,8 @@ impl Holds<'_> {
     }
 }
 
-/// Keeps the communicator of a captured call alive, and counts as one captured call of the
-/// communicator.
+/// Value that a graph owns for one captured call. The value keeps the communicator alive, and is
+/// counted as a captured call of the communicator.
 struct GraphHold(Arc<Inner>);
 
 impl GraphHold {

@@ -16,13 +16,13 @@ use crate::ops::operation::{Kind, Operation, Operations, Put};
 use crate::sys::{ncclDataType_t, ncclWaitSignalDesc_t};
 use crate::{Call, Version, Window};
 
-/// Identifies a signal by an index and a context. A signal is a counter on each rank, which other
-/// ranks increment.
+/// Index and context that identify a signal. A signal is a counter on each rank, which other ranks
+/// increment.
 ///
 /// [`Config::num_rma_ctx`](crate::Config::num_rma_ctx) sets the number of contexts, and
 /// [`Config::num_rma_sig`](crate::Config::num_rma_sig) sets the number of signals in each context.
-/// The first signal exists if both numbers are at least 1. Before NCCL 2.31 the first signal is the
-/// only signal.
+/// The first signal (index 0 of context 0) exists if both numbers are at least 1. Before NCCL 2.31
+/// the first signal is the only signal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Signal {
     /// Index of the signal.
@@ -32,15 +32,15 @@ pub struct Signal {
     pub context: u32,
 }
 
-/// Describes a wait until one rank has incremented a signal a given number of times.
+/// A wait until one rank has incremented a signal a given number of times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SignalWait {
     /// The rank that increments the signal.
     pub peer: Rank,
     /// The signal to wait for.
     pub signal: Signal,
-    /// Number of times that the rank `peer` must have incremented the signal since the last wait.
-    /// Must be at least 1.
+    /// Number of increments by the rank `peer` to wait for, at least 1. Increments for which an
+    /// earlier wait has waited do not count again.
     pub count: u32,
 }
 
@@ -105,7 +105,10 @@ impl<'env> Group<'env> {
     /// [Errors that the call returns](Communicator::put_signal) that are detected before the
     /// launch. After such an error the call is not recorded. [`Nccl::group`](crate::Nccl::group)
     /// returns all other errors that the call causes.
-    #[allow(clippy::too_many_arguments, reason = "the method has the arguments of the call and a communicator")]
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "the method takes a communicator and the arguments of `Communicator::put_signal`"
+    )]
     pub fn put_signal<T: Element>(
         &mut self,
         communicator: &Communicator,

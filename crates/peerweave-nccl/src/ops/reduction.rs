@@ -98,8 +98,8 @@ impl<T: Element> sealed::Resolve<T> for &PreMulSum<T> {
 
 impl<T: Element> Reduction<T> for &PreMulSum<T> {}
 
-/// A sum over all ranks. Before the sum, each rank's elements are multiplied by a scalar that this
-/// rank has passed.
+/// A sum over all ranks. Before the sum, the elements of each rank are multiplied by the scalar
+/// that the same rank has passed.
 ///
 /// The reduction is created for one communicator and one element type. NCCL's reduction is
 /// destroyed once this value has been dropped and no recorded call uses the reduction any more.
@@ -207,8 +207,8 @@ impl<T> fmt::Debug for PreMulSum<T> {
 }
 
 impl Made {
-    /// Fails if the reduction was created for another communicator. Records that the stream reads
-    /// the reduction's scalar.
+    /// Fails if the reduction was created for a different communicator. Records that the stream
+    /// reads the reduction's scalar.
     pub(crate) fn check(&self, call: &'static str, inner: &Arc<Inner>, stream: &Arc<CudaStream>) -> Result<(), NcclError> {
         if !Arc::ptr_eq(&self.communicator, inner) {
             let (found, expected) = (Arc::clone(&self.communicator.name), Arc::clone(&inner.name));

@@ -175,8 +175,8 @@ pub(crate) fn make_first(
     }
 }
 
-/// Handles that another thread has created, until the calling thread takes them. Dropping this
-/// value aborts handles that were not taken.
+/// Handles that a separate thread has created for the thread that called [`make_first`]. Dropping
+/// this value aborts handles that the calling thread has not taken.
 struct Unclaimed {
     nccl: Nccl,
     contexts: Vec<Arc<CudaContext>>,

@@ -42,7 +42,7 @@ pub struct ncclCommProperties_t {
 /// Capabilities of a communicator in NCCL 2.29.2 and 2.29.3, in which the GIN type has one byte.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-#[allow(missing_docs, reason = "the fields have the meaning of those of `ncclCommProperties_t`")]
+#[allow(missing_docs, reason = "the fields mean the same as the fields of `ncclCommProperties_t`")]
 pub struct ncclCommProperties_v22902 {
     pub size: usize,
     pub magic: c_uint,

@@ -12,7 +12,7 @@ pub fn values() -> Vec<(&'static str, Version, i64)> {
     let mut from = |minor, patch, values: &[(&'static str, i64)]| {
         all.extend(values.iter().map(|(name, number)| (*name, Version::new(2, minor, patch), *number)));
     };
-    let (timeout, results) = ncclResult_t::NAMES.split_last().expect("the list of names is not empty");
+    let (timeout, results) = ncclResult_t::NAMES.split_last().expect("every enum of NCCL has at least one value");
     from(14, 3, results);
     from(30, 3, &[*timeout]);
     let (types, float8) = ncclDataType_t::NAMES.split_at(10);
@@ -21,7 +21,7 @@ pub fn values() -> Vec<(&'static str, Version, i64)> {
     from(10, 3, ncclRedOp_t::NAMES);
     from(11, 4, ncclScalarResidence_t::NAMES);
     from(29, 7, ncclCommMemStat_t::NAMES);
-    let (stride, connections) = ncclGinConnectionType_t::NAMES.split_last().expect("the list of names is not empty");
+    let (stride, connections) = ncclGinConnectionType_t::NAMES.split_last().expect("every enum of NCCL has at least one value");
     from(29, 7, connections);
     from(31, 0, &[*stride]);
     let (gin, later) = ncclGinType_t::NAMES.split_at(3);

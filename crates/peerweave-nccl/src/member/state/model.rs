@@ -1,15 +1,16 @@
-//! Tests of the gate with the model checker loom, which runs all interleavings of calls, an abort
-//! and a reader. Durations of waits are not modelled.
+//! Tests of the gate with the model checker loom, which runs the threads of each test in all
+//! interleavings. Durations of waits are not modelled.
 //!
 //! Command: `RUSTFLAGS="--cfg loom" cargo test -p peerweave-nccl --lib state::model`. Invariant: in
-//! no interleaving is the guarded value freed while a thread may still use it.
+//! no interleaving is the value that the gate guards freed while a thread may still use it.
 
 use super::*;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 
-/// A gate, and a flag that says whether the guarded value was freed. The model checker fails if the
-/// flag is read and written without synchronisation.
+/// A gate, and a flag that represents the value that the gate guards. The flag is true once the
+/// value has been freed. The model checker fails if the flag is read and written without
+/// synchronisation.
 #[derive(Default)]
 struct Guarded(Gate, UnsafeCell<bool>);
 
@@ -26,7 +27,7 @@ impl Guarded {
     /// Closes the gate as an abort does, waits without a limit until no thread is inside, and marks
     /// the value as freed.
     fn end(&self) {
-        self.0.close(State::Aborted).expect("the gate was open");
+        self.0.close(State::Aborted).expect("no thread has closed the gate before");
         while self.0.occupancy() != Occupancy::Empty {
             loom::thread::yield_now();
         }
@@ -83,8 +84,8 @@ fn abort_during_enter_shared_is_safe() {
     });
 }
 
-/// The abort in this test does not wait for threads that may be blocked in NCCL. The abort waits
-/// for threads that have left NCCL.
+/// The abort in this test waits for threads that have left NCCL, and not for threads that may be
+/// blocked in NCCL.
 #[test]
 fn leave_blocking_is_safe_after_a_timed_out_abort() {
     loom::model(|| {
@@ -100,7 +101,7 @@ fn leave_blocking_is_safe_after_a_timed_out_abort() {
                 }
             }
         });
-        shared.0.close(State::Aborted).expect("the gate was open");
+        shared.0.close(State::Aborted).expect("no thread has closed the gate before");
         while shared.0.occupancy() == Occupancy::Brief {
             loom::thread::yield_now();
         }
@@ -131,7 +132,7 @@ fn check_abort_during_revoke(revoke: fn(&Gate) -> bool) {
 }
 
 #[test]
-fn abort_during_revoke_of_an_open_handle_is_safe() {
+fn abort_during_revoke_is_safe() {
     check_abort_during_revoke(|gate| gate.set(State::Revoked).is_ok());
 }
 
@@ -140,7 +141,8 @@ fn abort_during_a_state_change_is_safe() {
     check_abort_during_revoke(|gate| gate.change(gate.state(), State::Revoked).is_ok());
 }
 
-/// Finalizing frees the value without waiting for a reader that is blocked in a revocation.
+/// Finalizing does not wait for a reader that is blocked in a revocation. This is safe, because
+/// finalizing fails once the revocation has changed the state.
 #[test]
 fn finalize_during_revoke_is_safe() {
     loom::model(|| {

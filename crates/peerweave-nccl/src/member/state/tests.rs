@@ -53,7 +53,7 @@ fn drained_gate_has_no_thread_inside() {
             });
             start.wait();
             (0..round % 64).for_each(|_| std::hint::spin_loop());
-            gate.close(State::Aborted).expect("the gate was open");
+            gate.close(State::Aborted).expect("no thread has closed the gate before");
             assert!(gate.drain(LONG));
             is_freed.store(true, Relaxed);
             got_in += entering_blocking.join().expect("the thread does not panic");
@@ -64,7 +64,7 @@ fn drained_gate_has_no_thread_inside() {
 }
 
 #[test]
-fn owned_gate_refuses_other_threads() {
+fn gate_that_one_thread_has_entered_refuses_other_threads() {
     let gate = Gate::default();
     let inside = gate.try_enter_blocking().expect("no thread is inside the gate");
     assert!(gate.try_enter_blocking().is_none());
@@ -84,7 +84,7 @@ fn try_enter_blocking_succeeds_only_on_live_communicators() {
     }
     let gate = Gate::default();
     let inside = gate.try_enter_blocking().expect("the communicator is live");
-    gate.close(State::Aborted).expect("the gate was open");
+    gate.close(State::Aborted).expect("no thread has closed the gate before");
     assert!(!gate.drain(Duration::from_millis(5)), "drain did not notice that the thread inside may be blocked");
     drop(inside);
     assert!(gate.drain(Duration::ZERO) && gate.try_enter_blocking().is_none());
@@ -143,7 +143,7 @@ fn waiter_is_notified_when_the_gate_closes() {
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| gate.enter(Allowed::LIVE, || LONG).map(drop));
         std::thread::sleep(Duration::from_millis(20));
-        gate.close(State::Aborted).expect("the gate was open");
+        gate.close(State::Aborted).expect("no thread has closed the gate before");
         assert_eq!(waiting.join().expect("the thread does not panic"), Err(Refused::State(State::Aborted)));
     });
     assert!(inside.enter_blocking().is_err(), "the gate is closed");
@@ -156,7 +156,7 @@ fn drain_waits_only_for_callers_that_are_not_blocked() {
     let gate = Gate::default();
     let inside = gate.enter(Allowed::LIVE, || LONG).expect("no thread is inside the gate");
     inside.enter_blocking().expect("the gate is open");
-    gate.close(State::Aborted).expect("the gate was open");
+    gate.close(State::Aborted).expect("no thread has closed the gate before");
     assert!(!gate.drain(Duration::from_millis(5)), "drain did not notice that the thread inside is blocked");
     inside.leave_blocking();
     std::thread::scope(|scope| {
@@ -173,7 +173,7 @@ fn drain_does_not_wait_for_a_blocked_reader() {
     let gate = Gate::default();
     let reader = gate.enter_shared(Allowed::OPEN).expect("the gate is open");
     let drained = reader.enter_blocking(|| {
-        gate.close(State::Aborted).expect("the gate was open");
+        gate.close(State::Aborted).expect("no thread has closed the gate before");
         gate.drain(Duration::from_millis(5))
     });
     assert_eq!(drained, Ok(false));

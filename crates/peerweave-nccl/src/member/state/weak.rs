@@ -3,9 +3,11 @@
 //!
 //! Command: `MIRIFLAGS="-Zmiri-many-seeds=0..16 -Zmiri-disable-isolation" cargo +nightly miri test
 //! -p peerweave-nccl --lib state::weak`. Miri tests only the executions that the seeds select.
-//! `model.rs` tests every execution with few preemptions, but only with explicit fences.
+//! `model.rs` tests every execution that has few preemptions, but in a build that adds fences to
+//! the gate.
 //!
-//! Invariant: in no execution is the guarded value freed while a thread may still use it.
+//! Invariant: in no execution is the value that the gate guards freed while a thread may still use
+//! it.
 
 use super::*;
 use std::cell::UnsafeCell;
@@ -14,8 +16,9 @@ use std::sync::Arc;
 /// Number of runs of each test with one seed of Miri.
 const ROUNDS: usize = 3;
 
-/// A gate, and a flag that says whether the guarded value was freed. Miri reports a data race if
-/// the flag is read and written without synchronisation.
+/// A gate, and a flag that represents the value that the gate guards. The flag is true once the
+/// value has been freed. Miri reports a data race if the flag is read and written without
+/// synchronisation.
 #[derive(Default)]
 struct Guarded(Gate, UnsafeCell<bool>);
 
@@ -32,7 +35,7 @@ impl Guarded {
     /// Closes the gate as an abort does, waits for at most `patience` for blocked threads, and
     /// marks the value as freed.
     fn end(&self, patience: Duration) {
-        self.0.close(State::Aborted).expect("the gate was open");
+        self.0.close(State::Aborted).expect("no thread has closed the gate before");
         self.0.drain(patience);
         // SAFETY: no thread is inside any more, or a thread inside checks the gate before it uses
         // the value.

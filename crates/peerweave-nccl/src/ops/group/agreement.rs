@@ -54,11 +54,11 @@ pub(crate) fn check<'a, 'env: 'a>(calls: impl Iterator<Item = Recorded<'a, 'env>
     Ok(())
 }
 
-/// One rank's communicator, with counts of this rank's calls.
+/// One rank's communicator, with the numbers of collectives and of paired transfers of this rank.
 struct Member<'a> {
     inner: &'a Arc<Inner>,
-    /// Number of collectives that were issued on this communicator before, plus the collectives of
-    /// this group that the function `collectives` has visited.
+    /// Number of collectives that were issued on this communicator before this group, plus the
+    /// collectives of this group that the function `collectives` has visited.
     collectives: u64,
     /// Number of sends and receives of this communicator whose matching call is in this group.
     paired: u64,
@@ -132,7 +132,7 @@ fn transfers<'a, 'env: 'a>(
             Some(pair) => pair,
             None => {
                 pairs.push(Pair { key, sends: Vec::new(), receives: Vec::new() });
-                pairs.last_mut().expect("the list of pairs is not empty")
+                pairs.last_mut().expect("a pair was added to the list")
             }
         };
         if is_send { &mut pair.sends } else { &mut pair.receives }.push((inner, request));
@@ -205,8 +205,8 @@ fn is_predefined(op: ncclRedOp_t) -> bool {
     op.0 <= ncclRedOp_t::ncclAvg.0
 }
 
-/// Formats a call for an error message. For an all-to-all with a separate length for each rank,
-/// shows only the lengths for the given rank.
+/// A call, formatted for an error message. For an all-to-all with a separate length for each rank,
+/// the message has only the lengths for the given rank.
 struct Shown<'a>(Call, &'a Operations, Rank);
 
 impl fmt::Display for Shown<'_> {

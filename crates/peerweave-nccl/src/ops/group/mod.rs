@@ -1,5 +1,5 @@
-//! Groups: calls that NCCL receives together, so that no call of a group waits for another call of
-//! the group.
+//! Groups: calls that NCCL receives together. A thread can issue calls in a group that wait for
+//! each other, such as the calls of several ranks.
 //!
 //! A group records calls. NCCL is called after the closure has returned. So after an error or a
 //! panic in the closure, no call of the group has been issued. Resources of a call cannot be freed
