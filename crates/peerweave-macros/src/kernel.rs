@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn kernel_with_a_ptx_argument_generates_no_ptx_static() {
+    fn kernel_attribute_with_a_ptx_path_generates_no_static() {
         let expanded = |attribute: TokenStream| {
             expand(
                 attribute,

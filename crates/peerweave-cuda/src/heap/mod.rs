@@ -25,8 +25,8 @@ use arena::Lease;
 /// lines.
 const ALIGNMENT_BYTES: u64 = 256;
 
-/// A function that returns whether a part of a GPU has been released by all threads. Other threads
-/// may hold such a part for a short time.
+/// A function that returns whether all threads have released the heap of a GPU, or NVSHMEM's
+/// context. Other threads may hold them for a short time after this thread has released them.
 pub(crate) type Question = Box<dyn Fn() -> bool + Send + Sync>;
 
 pub(crate) enum Heap {
@@ -148,11 +148,13 @@ impl Heap {
         match (self, block.memory) {
             (Self::Vmm(heap, _), Memory::Vmm(memory)) => Ok(heap.free(memory)?),
             (Self::Nvshmem(arena), Memory::Nvshmem(lease)) => arena.end(lease),
-            _ => Err(misuse("Gpu::free", "the memory", "of another kind of heap", "an allocation of this heap")),
+            _ => {
+                Err(misuse("Gpu::free", "the memory", "an allocation of a different kind of heap", "an allocation of this heap"))
+            }
         }
     }
 
-    /// Returns functions that check whether all threads have released the parts of a dropped heap.
+    /// Returns functions that check whether all threads have released this heap after its drop.
     /// Returns an empty list for NVSHMEM's heap, whose memory stays until [`Self::end`] finalises
     /// NVSHMEM.
     pub(crate) fn gone(&self) -> Vec<Question> {

@@ -1,5 +1,5 @@
-//! Arrays in the own memory of one GPU, for example for results that kernels write and the host
-//! reads.
+//! Arrays in memory that belongs to one GPU alone, for example for results that kernels write and
+//! the host reads.
 
 use std::fmt;
 use std::marker::PhantomData;

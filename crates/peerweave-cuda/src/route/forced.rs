@@ -82,7 +82,7 @@ impl fmt::Display for Method {
 
 /// The error for a text that cannot be parsed as [`Forced`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{found:?} is not a choice of routes (PEERWEAVE_ROUTE): {expected}")]
+#[error("{found:?} is not a valid choice of methods (PEERWEAVE_ROUTE): {expected}")]
 pub struct ForcedError {
     /// The text that was parsed.
     pub found: String,

@@ -58,7 +58,7 @@ pub(crate) struct Wait {
     /// Number of words for which the operation waits.
     pub(crate) count: usize,
     /// The awaited word if the operation waits for a single word; otherwise `None`. The field
-    /// `found` of the word is not used.
+    /// `found` of this value is not used.
     pub(crate) word: Option<AwaitedWord>,
 }
 

@@ -1,7 +1,7 @@
 //! Slots: words in pinned memory to which kernels of this backend write their outcome.
 //!
-//! Invariant: the pool reuses a slot only after it was dropped. An operation in flight owns its
-//! slots. So no kernel writes to the slot of a later operation.
+//! Invariant: the pool reuses a slot only after the slot was dropped. An operation in flight owns
+//! its slots. So no kernel writes to the slot of a later operation.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};

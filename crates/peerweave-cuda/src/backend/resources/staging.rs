@@ -3,8 +3,8 @@
 //!
 //! Invariants: **\[G1\]** the device accesses only the pinned memory, never the caller's memory.
 //! **\[G2\]** In a blocking call, only the calling thread accesses the caller's memory. In a queued
-//! call, a function that runs in stream order accesses the caller's memory, while the queue holds
-//! this memory.
+//! call, only a function that runs in stream order accesses the caller's memory, and the queue
+//! keeps this memory allocated.
 
 use std::ffi::c_void;
 use std::sync::Arc;

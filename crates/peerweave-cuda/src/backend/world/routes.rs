@@ -58,8 +58,8 @@ pub(super) fn agreed(gpu: &Gpu, options: &CudaOptions) -> Result<Arc<Routes>, Cu
                     if is_file(text) { "a table from a file" } else { "the built-in table" }
                 )
             };
-            let expected = format!("the routes of {pe}: {}, and the same rows", show(&theirs));
-            return Err(misuse(CALL, "the choice of routes", show(&mine), &expected));
+            let expected = format!("the route choice of {pe}: {}, with the same rows in the table", show(&theirs));
+            return Err(misuse(CALL, "the route choice of this PE", show(&mine), &expected));
         }
     }
     let table = if is_one { table } else { RouteTable::builtin("any") };
