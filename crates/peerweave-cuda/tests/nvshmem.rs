@@ -30,7 +30,7 @@ fn gpu(child: &Child) -> common::ProcessGpu {
 }
 
 #[test]
-fn kernels_access_peers_in_nvshmems_heap() {
+fn kernels_access_memory_of_peers_in_the_nvshmem_heap() {
     fakes().run_many(3, |child| {
         let gpu = gpu(&child);
         assert!(!gpu.uses_network(), "all memory is mapped");

@@ -168,7 +168,7 @@ impl Staging {
         gpu.wait(stream)
     }
 
-    /// Records that the caller enqueues work that uses the staging memory on `stream`. The memory
+    /// Records that the caller enqueues on `stream` work that uses the staging memory. The memory
     /// then stays allocated until the stream has completed that work.
     pub(super) fn note(&self, stream: &Arc<CudaStream>) {
         self.room.memory.note(stream);

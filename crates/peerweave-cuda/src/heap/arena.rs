@@ -173,8 +173,8 @@ impl Lease {
         self.offset
     }
 
-    /// Returns the memory of the range. Records that the caller enqueues work that uses the range
-    /// on `stream`.
+    /// Returns the memory of the range. Records that the caller enqueues on `stream` work that uses
+    /// the range.
     pub(super) fn buffer(&self, stream: &Arc<CudaStream>) -> &SymmetricBuffer<u8> {
         self.streams.note(stream);
         drop(self.buffer.read(stream));

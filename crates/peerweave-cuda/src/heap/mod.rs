@@ -72,8 +72,8 @@ impl Heap {
         })
     }
 
-    /// Records that the caller enqueues work that may use the multicast address on `stream`. Adds
-    /// the handles that a graph must own to `keep`.
+    /// Records that the caller enqueues on `stream` work that may use the multicast address. If
+    /// `keep` is given, adds the handles that a graph must own to this list.
     pub(crate) fn note_multicast(&self, stream: &Arc<CudaStream>, keep: Option<&mut Vec<Keep>>) {
         let Self::Vmm(_, Some(mapping)) = self else { return };
         mapping.mappings().iter().for_each(|part| drop(part.access(stream)));
@@ -189,7 +189,7 @@ impl Heap {
 }
 
 impl Block {
-    /// Records that the caller enqueues work that uses this allocation on `stream`. The memory then
+    /// Records that the caller enqueues on `stream` work that uses this allocation. The memory then
     /// stays allocated until the stream has completed that work.
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         match &self.memory {

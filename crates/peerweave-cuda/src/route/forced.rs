@@ -95,7 +95,7 @@ pub struct ForcedError {
 /// every operation that this method can carry out.
 ///
 /// If the chosen method is not possible for a call, the choice is ignored. For example, the staging
-/// memory may be too small for an algorithm. The call then takes the route of the table, and the
+/// memory may be too small for an algorithm. The route table then determines the method, and the
 /// call's [`Explanation`](crate::Explanation) has the reason.
 ///
 /// ```

@@ -240,8 +240,8 @@ numbered! {
         OutOfRange = 5, "offset is outside the symmetric heap";
         /// The team has too few synchronisation slots: this block has no slot.
         NoSlot = 6, "team has no synchronization slot for this block";
-        /// Another version of the library wrote the context.
-        Version = 7, "context was written by another library version";
+        /// A different version of the library wrote the context.
+        Version = 7, "context was written by a different library version";
         /// The lengths that were passed to a checked call differ.
         LengthMismatch = 8, "lengths differ";
         /// The kernel called `Context::exit` with a code.

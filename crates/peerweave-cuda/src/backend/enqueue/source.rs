@@ -64,7 +64,7 @@ pub(crate) struct Wait {
 
 impl Source {
     /// Returns whether NCCL may carry out a part of the operation. NCCL's own waits have no
-    /// deadline, so the caller must abort NCCL after its deadline.
+    /// deadline, so the caller must abort NCCL after the deadline of the operation.
     pub(crate) fn waits_for_nccl(&self, state: &State) -> bool {
         match self {
             Self::Nccl | Self::Hosts => true,

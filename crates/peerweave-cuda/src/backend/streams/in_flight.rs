@@ -94,7 +94,7 @@ impl InFlight {
         self.ask_at = self.operations.len() + ASK_EACH;
     }
 
-    /// Asks the driver, and removes all operations that the stream has completed.
+    /// Asks the driver which operations the stream has completed, and removes these operations.
     pub(super) fn prune_all(&mut self) {
         while self.operations.front().is_some_and(|first| first.ticket.poll()) {
             self.pop();

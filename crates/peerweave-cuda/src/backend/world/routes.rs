@@ -119,7 +119,8 @@ impl Cuda {
 
     /// Sets the method that carries out an operation in all later calls, for all teams of this PE.
     /// `None` restores the choice of the route table. Returns `false` and changes nothing if the
-    /// method cannot carry out the operation. A graph keeps the method with which it was captured.
+    /// method cannot carry out the operation. A collective in a graph keeps the method with which
+    /// it was captured.
     ///
     /// # Collective
     /// All PEs must make the same call, at the same point in their sequence of collective calls.
