@@ -49,7 +49,7 @@ impl Part {
     /// are too short.
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (numbers, call) = bytes.split_at_checked(40)?;
-        let number = |index: usize| u64::from_le_bytes(numbers[8 * index..][..8].try_into().expect("the slice has eight bytes"));
+        let number = |index: usize| u64::from_le_bytes(numbers[8 * index..][..8].try_into().expect("eight bytes fit the array"));
         Some(Self {
             free: number(0),
             color: (number(1) != 0).then(|| number(2)),
@@ -112,7 +112,12 @@ impl Gpu {
     pub fn split_strided(&self, shape: TeamShape) -> Result<Option<Team>, CudaError> {
         const CALL: &str = "Gpu::split_strided";
         if !shape.fits(self.n_pes()) {
-            return Err(misuse(CALL, "the shape", format!("{shape:?}"), &format!("each of {} PEs at most once", self.n_pes())));
+            return Err(misuse(
+                CALL,
+                "the shape",
+                format!("{shape:?}"),
+                &format!("a shape that contains only the {} PEs of the job, each at most once", self.n_pes()),
+            ));
         }
         let index = (0..shape.size).find(|index| shape.member(*index) == Some(self.pe().get()));
         self.split_all(CALL, format!("{shape:?}"), index.map(|_| 0), index.map_or(0, i64::from))
@@ -154,7 +159,12 @@ impl Gpu {
         let all = (parent.exchange)("", &own.to_bytes())?;
         let parts = all.iter().map(|bytes| Part::from_bytes(bytes)).collect::<Option<Vec<Part>>>();
         let parts = parts.ok_or_else(|| {
-            misuse(call, "the message of another PE", "in an unknown format", "a message from the same version of Peerweave")
+            misuse(
+                call,
+                "the message of another PE",
+                "a message in an unknown format",
+                "a message from the same version of Peerweave",
+            )
         })?;
         if let Some(pe) = parts.iter().position(|part| part.call != own.call) {
             return Err(misuse(

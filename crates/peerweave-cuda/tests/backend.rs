@@ -188,7 +188,7 @@ fn wait_for_words_returns_the_indices_of_satisfied_words() {
 }
 
 #[test]
-fn split_teams_communicate_and_reuse_team_numbers() {
+fn teams_created_by_splits_communicate_and_reuse_team_numbers() {
     fakes().run(|| {
         worlds(3, options(), |world| {
             let color = world.my_pe().get() / 2;

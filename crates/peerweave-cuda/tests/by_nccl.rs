@@ -184,7 +184,7 @@ fn nccl_calls_in_place_and_on_host_memory_are_correct() {
 }
 
 #[test]
-fn nccl_is_used_only_for_the_world_and_with_equal_result_bits() {
+fn nccl_is_refused_for_subteams_and_for_different_result_bits() {
     fakes().run(|| {
         worlds(3, options, |world| {
             let (provider_of_floats, text) = provider(world, CollectiveKind::AllReduce, DType::F32);

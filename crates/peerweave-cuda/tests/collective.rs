@@ -265,7 +265,7 @@ fn invalid_collective_calls_return_misuse() {
             };
             assert!(refused(at + 2, at, 1, DType::F32, ReduceOp::Sum).contains("send is"));
             assert!(refused(at, at + 4, 2, DType::F32, ReduceOp::Sum).contains("overlaps"));
-            assert!(refused(at, at, 1, DType::F32, ReduceOp::Xor).contains("a reduction of f32"));
+            assert!(refused(at, at, 1, DType::F32, ReduceOp::Xor).contains("a reduction that is defined for f32"));
             assert!(refused(at, at, 1, DType::F8E4M3, ReduceOp::Sum).contains("F8E4M3"));
             assert!(refused(at, at, 1, DType::F32, ReduceOp::PreMulSum).contains("_scaled"));
             assert!(refused(at, at, u64::MAX / 2, DType::F32, ReduceOp::Sum).contains("count"));
@@ -283,7 +283,7 @@ fn invalid_collective_calls_return_misuse() {
             };
             assert!(scan(at, at, ReduceOp::Avg).iter().all(|error| error.contains("expected a reduction other than avg")));
             assert!(scan(at, at + 8, ReduceOp::Sum).iter().all(|error| error.contains("overlaps")));
-            assert!(scan(at, at, ReduceOp::And).iter().all(|error| error.contains("a reduction of f32")));
+            assert!(scan(at, at, ReduceOp::And).iter().all(|error| error.contains("a reduction that is defined for f32")));
             // SAFETY: the call is refused.
             let error = unsafe { all.reduce_scatter(&stream, at, at, 1, DType::F32, ReduceOp::PreMulSum) };
             assert!(error.expect_err("the call fails, because it has no scalar").to_string().contains("ends in _scaled"));

@@ -95,7 +95,7 @@ fn gpu_drop_with_work_in_flight_releases_the_rendezvous() {
 }
 
 #[test]
-fn gpu_end_with_other_handles_is_misuse() {
+fn gpu_end_while_other_gpu_handles_exist_is_misuse() {
     fakes().run(|| {
         pes_that_may_fail(1, options(), |gpu| {
             let gpu = gpu.expect("the GPU is set up");

@@ -310,7 +310,7 @@ fn team_within_a_host_uses_only_peerweave_kernels() {
 }
 
 #[test]
-fn graph_replays_captured_calls_between_hosts() {
+fn graph_of_collectives_between_hosts_can_be_relaunched() {
     fakes().run(|| {
         worlds(&["a", "a", "b"], |world| {
             let (cuda, me) = (world.backend::<Cuda>().unwrap(), world.my_pe().get());
@@ -422,7 +422,7 @@ fn one_is_killed(child: &peerweave_fakes::Child) {
 }
 
 #[test]
-fn all_reduce_without_a_rank_of_another_host_times_out() {
+fn all_reduce_times_out_if_a_pe_on_another_host_does_not_call() {
     fakes().run(|| {
         let all_have_failed = std::sync::Barrier::new(3);
         common::pes_on(&["a", "a", "b"], options().deadline(Duration::from_secs(5)), |gpu| {

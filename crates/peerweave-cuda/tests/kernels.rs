@@ -108,7 +108,7 @@ fn one_is_killed(child: &peerweave_fakes::Child) {
 }
 
 #[test]
-fn launch_without_blocks_or_with_freed_memory_is_refused() {
+fn launch_with_zero_blocks_or_freed_memory_is_refused() {
     fakes().run(|| {
         pes(1, options(), |gpu| {
             let (memory, other) =

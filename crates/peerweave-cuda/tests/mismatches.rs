@@ -50,7 +50,7 @@ fn strided_splits_into_different_shapes_mismatch() {
 }
 
 #[test]
-fn splits_by_different_calls_or_row_lengths_mismatch() {
+fn split_calls_of_different_kinds_or_row_lengths_mismatch() {
     Fakes::new().cuda().run(|| {
         differ("split_2d with x_range 1, into rows", "split_2d with x_range 2, into rows", |world, odd| {
             world.team().split_2d(if odd { 1 } else { 2 }).map(drop)
@@ -81,7 +81,7 @@ fn allocations_of_different_types_or_lengths_mismatch() {
 }
 
 #[test]
-fn splits_of_a_team_compare_only_calls_of_members() {
+fn split_of_a_team_compares_only_the_calls_of_its_members() {
     Fakes::new().cuda().run(|| {
         common::worlds(4, options(), |world| {
             let me = world.my_pe().get();

@@ -158,7 +158,7 @@ fn rms_norm_row_scales_are_correct_over_several_launches() {
 }
 
 #[test]
-fn captured_rms_norm_is_correct_between_queued_calls() {
+fn graph_launches_of_rms_norm_alternate_with_queued_calls() {
     fakes().run(|| {
         pes(2, options(), |gpu| {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");

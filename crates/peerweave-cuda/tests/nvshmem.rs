@@ -30,7 +30,7 @@ fn gpu(child: &Child) -> common::ProcessGpu {
 }
 
 #[test]
-fn kernels_access_peers_in_nvshmems_heap() {
+fn kernels_access_memory_of_peers_in_the_nvshmem_heap() {
     fakes().run_many(3, |child| {
         let gpu = gpu(&child);
         assert!(!gpu.uses_network(), "all memory is mapped");
@@ -101,7 +101,7 @@ fn free_in_nvshmems_heap_waits_for_kernels_that_use_the_memory() {
 }
 
 #[test]
-fn memory_of_a_graph_in_nvshmems_heap_is_not_freed() {
+fn nvshmem_heap_memory_used_by_a_graph_is_not_freed() {
     // The driver drops the handles of a graph some time after the graph has been destroyed. The end
     // of the GPU waits for that.
     fakes().env("PEERWEAVE_FAKE_CUDA_DESTROY_MS", "300").run_many(2, |child| {
@@ -192,7 +192,7 @@ fn kernel_error_names_the_missing_pe_on_nvshmems_heap() {
 }
 
 #[test]
-fn launch_by_network_fails_without_nvshmems_device_library() {
+fn launch_with_network_transport_fails_without_device_library() {
     fakes().run_many(2, |child| {
         let gpu = common::process(&child, options(Transport::Network(settings())));
         assert!(gpu.uses_network(), "no other PE is reached directly");

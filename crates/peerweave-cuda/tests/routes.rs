@@ -48,7 +48,7 @@ fn sums_are_right(world: &World, len: usize) {
 }
 
 #[test]
-fn explain_names_the_chosen_algorithm_and_sums_are_correct() {
+fn chosen_algorithm_is_explained_and_gives_correct_sums() {
     Fakes::new().cuda().run(|| {
         pes(
             3,
@@ -204,7 +204,7 @@ fn unusable_route_table_is_an_error_that_names_the_file() {
 }
 
 #[test]
-fn setup_with_different_choices_or_tables_fails_on_all_pes() {
+fn setup_fails_if_pes_choose_different_methods_or_route_tables() {
     Fakes::new().cuda().run(|| {
         let choose = |pe| {
             let mut options = CudaOptions::default();
@@ -212,7 +212,7 @@ fn setup_with_different_choices_or_tables_fails_on_all_pes() {
             options
         };
         for error in pes(2, choose, |_, world| world.map(drop).unwrap_err().to_string()) {
-            assert!(error.contains("the routes") && error.contains("all_reduce=chunked"), "{error}");
+            assert!(error.contains("the route choice") && error.contains("all_reduce=chunked"), "{error}");
         }
         let file = File::new("other", &RouteTable::builtin("any").to_string().replace("8K", "4K"));
         let table = |pe| if pe == 0 { CudaOptions::default() } else { file.options() };

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn element_derive_implements_number_only_with_reduce() {
+    fn element_derive_implements_trait_number_only_with_reduce() {
         let plain = expand(quote!(
             #[repr(C)]
             struct A {

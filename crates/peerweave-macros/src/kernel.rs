@@ -200,7 +200,7 @@ impl Signature {
                     unsafe fn host(context: *const ::peerweave_device::types::KernelContext, (#(#names,)*): (#(#types,)*)) {
                         // SAFETY: the caller promises a valid context.
                         let Ok(context) = (unsafe { ::peerweave_device::prelude::Context::enter(context) }) else {
-                            panic!("the launch wrote a context of another version, expected the version of this crate's peerweave-device")
+                            panic!("the launch wrote a context of a different version, expected the version of this crate's peerweave-device")
                         };
                         #call
                     }
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn kernel_with_a_ptx_argument_generates_no_ptx_static() {
+    fn kernel_attribute_with_a_ptx_path_generates_no_static() {
         let expanded = |attribute: TokenStream| {
             expand(
                 attribute,

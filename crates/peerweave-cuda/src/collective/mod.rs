@@ -180,7 +180,7 @@ impl Collectives {
         let builtin = || Arc::new(Routes::new(RouteTable::builtin(if is_one { &arch } else { "any" })));
         let routes = routes.map_or_else(builtin, Arc::clone);
         let first = &all[members[0].get() as usize];
-        let word = |at: usize| u64::from_le_bytes(first[at..at + 8].try_into().expect("the slice has eight bytes"));
+        let word = |at: usize| u64::from_le_bytes(first[at..at + 8].try_into().expect("eight bytes fit the array"));
         let room = Room { memory: Arc::new(gpu.alloc(options.heap_bytes() as usize)?), start: 0 };
         let made_here = Self::with(gpu, members, rank, options, [word(0), word(8)], room, routes)?;
         // No PE may write into the area of another PE before all PEs have filled their areas.
@@ -252,8 +252,8 @@ impl Collectives {
         self.explain_with(query, &Libraries { nccl: Err(Unfit::Off) }, "")
     }
 
-    /// Like [`explain`](Self::explain), but `libraries` states whether the team can also use NCCL.
-    /// `unavailable` is the reason why NCCL cannot be used.
+    /// Like [`explain`](Self::explain), but the team can also use NCCL if `libraries` says so.
+    /// `unavailable` is the reason why NCCL cannot be used, and is empty if NCCL can be used.
     pub(crate) fn explain_with(&self, query: &Query, libraries: &Libraries, unavailable: &str) -> Explanation {
         self.routes.explain(query, &self.staging.limits, libraries, unavailable)
     }

@@ -47,7 +47,7 @@ impl Operands {
     pub(super) fn check(&self, call: &'static str) -> Result<(), CudaError> {
         let Self { send, recv, count, dtype, op, .. } = *self;
         if !op.accepts(dtype) {
-            return Err(misuse(call, "op", op, &format!("a reduction of {}", dtype.rust_name())));
+            return Err(misuse(call, "op", op, &format!("a reduction that is defined for {}", dtype.rust_name())));
         }
         let size = dtype.size_bytes() as u64;
         for (what, address) in [("send", send), ("recv", recv)] {

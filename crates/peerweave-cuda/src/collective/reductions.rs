@@ -88,7 +88,7 @@ impl Collectives {
     ///
     /// # Safety
     /// As for [`all_reduce`](Self::all_reduce).
-    #[expect(clippy::too_many_arguments, reason = "the arguments of all_reduce and the root")]
+    #[expect(clippy::too_many_arguments, reason = "the arguments are those of all_reduce and the root")]
     pub unsafe fn reduce(
         &self,
         stream: &Arc<CudaStream>,
@@ -113,7 +113,7 @@ impl Collectives {
     ///
     /// # Safety
     /// As for [`reduce`](Self::reduce).
-    #[expect(clippy::too_many_arguments, reason = "the arguments of all_reduce and the root")]
+    #[expect(clippy::too_many_arguments, reason = "the arguments are those of all_reduce and the root")]
     pub unsafe fn reduce_scaled(
         &self,
         stream: &Arc<CudaStream>,
@@ -170,7 +170,7 @@ impl Collectives {
     ///
     /// # Safety
     /// As for [`all_reduce`](Self::all_reduce).
-    #[expect(clippy::too_many_arguments, reason = "the arguments of all_reduce and the route")]
+    #[expect(clippy::too_many_arguments, reason = "the arguments are those of all_reduce and the route")]
     pub unsafe fn all_reduce_by(
         &self,
         route: Route,
@@ -283,7 +283,7 @@ impl Collectives {
     ) -> Result<(), CudaError> {
         let Operands { send, recv, count, dtype, op, scalar, .. } = *operands;
         if !op.accepts(dtype) {
-            return Err(misuse(name, "op", op, &format!("a reduction of {}", dtype.rust_name())));
+            return Err(misuse(name, "op", op, &format!("a reduction that is defined for {}", dtype.rust_name())));
         }
         let (ranks, size) = (u64::from(self.staging.limits.ranks), dtype.size_bytes() as u64);
         // In place, a thread reads its lines of this rank's part before it writes these lines.

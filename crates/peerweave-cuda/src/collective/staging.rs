@@ -66,8 +66,8 @@ fn channel_bytes(options: &CollectivesOptions, ranks: usize) -> u64 {
     of_most * (MAX_RANKS / ranks.next_power_of_two().clamp(2, MAX_RANKS)) as u64
 }
 
-/// Returns the size in bytes of a slot in the rings for messages. Half as many blocks push messages
-/// as push data of reductions, so these slots are twice as large.
+/// Returns the size in bytes of a slot in the rings for messages. A kernel for messages has half as
+/// many rings as a kernel for reductions, so these slots are twice as large.
 fn transfer_slot_bytes(options: &CollectivesOptions) -> u64 {
     2 * options.slot_bytes
 }
@@ -168,7 +168,7 @@ impl Staging {
         gpu.wait(stream)
     }
 
-    /// Records that the caller enqueues work that uses the staging memory on `stream`. The memory
+    /// Records that the caller enqueues on `stream` work that uses the staging memory. The memory
     /// then stays allocated until the stream has completed that work.
     pub(super) fn note(&self, stream: &Arc<CudaStream>) {
         self.room.memory.note(stream);

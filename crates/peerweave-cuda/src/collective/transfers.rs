@@ -1,6 +1,6 @@
-//! Messages between pairs of ranks, and the collectives that consist of messages: broadcast,
-//! gather, scatter, send and receive. all_gather and all_to_all also use messages if their parts
-//! are too long for a bank of the staging area.
+//! Messages between pairs of ranks: sends, receives, and the collectives broadcast, gather and
+//! scatter, which consist of messages. The collectives all_gather and all_to_all also use messages
+//! if their parts are too long for a bank of the staging area.
 
 use std::sync::Arc;
 
@@ -73,8 +73,8 @@ impl Message {
     }
 }
 
-/// A wave: the messages of one launch. There is at most one message to each rank and at most one
-/// message from each rank.
+/// A wave: messages that are enqueued together, in at most two launches. There is at most one
+/// message to each rank and at most one message from each rank.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Wave {
     transfers: Transfers,

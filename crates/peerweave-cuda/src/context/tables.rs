@@ -2,7 +2,7 @@
 //!
 //! The tables are created once, with space for the maximum number of teams. A new team later
 //! overwrites its entry. Invariant: the memory of the context and its tables lives as long as
-//! [`Tables`]. Graphs own this memory too.
+//! [`Tables`]. Graphs also own handles of this memory.
 
 use std::sync::Arc;
 
@@ -167,7 +167,7 @@ impl Tables {
         self.context.address()
     }
 
-    /// Records that the caller enqueues a kernel that reads the tables on `stream`. The tables then
+    /// Records that the caller enqueues on `stream` a kernel that reads the tables. The tables then
     /// stay allocated until the stream has completed the kernel.
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         for memory in [&self.context, &self.peers, &self.teams, &self.epochs] {

@@ -15,14 +15,15 @@ use super::{Gpu, Inner};
 use crate::error::{CudaError, misuse};
 use crate::heap::Question;
 
-/// Interval at which a wait checks whether all parts of a GPU have been released.
+/// Interval at which a wait checks whether all threads have released the heap of a GPU and
+/// NVSHMEM's context.
 const LOOK: Duration = Duration::from_micros(200);
-/// Maximum time for which the drop of a GPU waits until its parts are released. Also the maximum
-/// time for which [`Gpu::end`] waits until modules are unloaded.
+/// Maximum time for which the drop of a GPU waits until all threads have released its heap. Also
+/// the maximum time for which [`Gpu::end`] waits until modules are unloaded.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The parts of a GPU that other threads may hold for a short time after the GPU is dropped. The
-/// drop of this value waits until these parts are released, for at most [`PATIENCE`].
+/// The heap of a GPU and NVSHMEM's context, which other threads may hold for a short time after the
+/// GPU is dropped. The drop of this value waits until they are released, for at most [`PATIENCE`].
 pub(crate) struct Gone(Vec<Question>);
 
 impl Gone {
@@ -30,8 +31,8 @@ impl Gone {
         Self(parts)
     }
 
-    /// Waits until all parts are released, for at most `longest`. Returns whether all parts are
-    /// released.
+    /// Waits until the heap and NVSHMEM's context are released, for at most `longest`. Returns
+    /// whether both are released.
     fn wait(&mut self, longest: Duration) -> bool {
         let end = deadline_after(longest);
         loop {

@@ -83,11 +83,11 @@ pub(crate) struct Inner {
     /// The first failure since the GPU was set up or recovered; `None` if there was no failure.
     failed: Mutex<Option<String>>,
     recoveries: Mutex<u64>,
-    /// Number of times at which all PEs have set up or recovered collectives. The labels of their
-    /// exchanges contain this number.
+    /// Number of set-ups and recoveries of collectives, of NCCL and of route tables that all PEs
+    /// have made together. The label of the next such exchange contains this number.
     collectives: AtomicU64,
-    /// The drop of this field waits for threads that still hold parts of the fields above. Must be
-    /// the last field, so that the fields above are dropped first.
+    /// The drop of this field waits for threads that still hold the heap or NVSHMEM's context. Must
+    /// be the last field, so that all other fields are dropped first.
     pub(crate) gone: Gone,
 }
 
@@ -278,8 +278,9 @@ impl Inner {
         })
     }
 
-    /// Returns a number for the labels of the exchanges in which all PEs set up or recover
-    /// collectives. Each call returns the next number. The number is the same on all PEs.
+    /// Returns a number for the label of an exchange in which all PEs set up or recover
+    /// collectives, NCCL or route tables. Each call returns the next number. The number is the same
+    /// on all PEs.
     pub(crate) fn next_collectives(&self) -> u64 {
         self.collectives.fetch_add(1, Ordering::Relaxed)
     }

@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn kernels_written_in_one_line_each_are_in_separate_ptx_parts() {
+    fn one_line_kernels_are_in_separate_ptx_parts() {
         let (first, second) = (".visible .entry x() { ret; }\n", ".entry y() { ret; }\n");
         let text = [HEAD, first, second].concat();
         let parts = Parts::new(&text);

@@ -83,7 +83,7 @@ impl Teams {
 }
 
 impl Members {
-    /// Records that the caller enqueues work that uses the team on `stream`. The team is destroyed
+    /// Records that the caller enqueues on `stream` work that uses the team. The team is destroyed
     /// only after this work has completed.
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);

@@ -95,8 +95,9 @@ impl Arena {
         Ok(self.whole.multicast_address(&self.context.world())?.unwrap_or(0))
     }
 
-    /// Frees the arena and finalises NVSHMEM. All PEs must call this function. If NVSHMEM has
-    /// ended, returns a function that checks whether all threads have released NVSHMEM's context.
+    /// Frees the arena and finalises NVSHMEM. All PEs must call this function. If the process has
+    /// no other handle of NVSHMEM, NVSHMEM ends, and this function returns a function that checks
+    /// whether all threads have released NVSHMEM's context.
     pub(super) fn finalize(self) -> Result<Option<Question>, CudaError> {
         let Self { context, whole, kept, .. } = self;
         // If a graph still uses a range after this wait, `free` returns an error.
@@ -141,8 +142,10 @@ impl Arena {
     pub(super) fn lease(&self, stream: &Arc<CudaStream>, bytes: u64) -> Result<Lease, CudaError> {
         let mut ranges = self.ranges();
         let at = ranges.find(bytes, self.bytes());
-        let call =
-            at.map_or_else(|| format!("{bytes} bytes, for which no range is free"), |at| format!("{bytes} bytes at offset {at}"));
+        let call = at.map_or_else(
+            || format!("allocation of {bytes} bytes, for which no range is free"),
+            |at| format!("allocation of {bytes} bytes at offset {at}"),
+        );
         self.agree(&mut ranges, ALLOC, &call, Ok(()))?;
         let free = self.bytes() - ranges.taken.values().sum::<u64>();
         let at = at.ok_or_else(|| {
@@ -159,7 +162,7 @@ impl Arena {
             }
         });
         // No PE may write to the memory before it is zero on all PEs.
-        self.agree(&mut ranges, ALLOC, "the memory is zero", zeroed)
+        self.agree(&mut ranges, ALLOC, "filling of the allocated memory with zeros", zeroed)
     }
 
     /// Frees a range on every PE, after the work that uses the range has completed. All PEs must
@@ -167,7 +170,7 @@ impl Arena {
     pub(super) fn end(&self, mut lease: Lease) -> Result<(), CudaError> {
         let mut ranges = self.ranges();
         let outcome = lease.drain(self.context.deadline());
-        self.agree(&mut ranges, FREE, &format!("the memory at offset {}", lease.offset), outcome)?;
+        self.agree(&mut ranges, FREE, &format!("free of the memory at offset {}", lease.offset), outcome)?;
         lease.freed = true;
         ranges.taken.remove(&lease.offset);
         Ok(())
@@ -179,8 +182,8 @@ impl Lease {
         self.offset
     }
 
-    /// Returns the memory of the range. Records that the caller enqueues work that uses the range
-    /// on `stream`.
+    /// Returns the memory of the range. Records that the caller enqueues on `stream` work that uses
+    /// the range.
     pub(super) fn buffer(&self, stream: &Arc<CudaStream>) -> &SymmetricBuffer<u8> {
         self.streams.note(stream);
         drop(self.buffer.read(stream));

@@ -30,8 +30,8 @@ const ALIGNMENT_BYTES: u64 = 256;
 /// The driver drops these handles on another thread, some time after the graph is destroyed.
 pub(crate) const AFTER_GRAPHS: Duration = Duration::from_secs(2);
 
-/// A function that returns whether a part of a GPU has been released by all threads. Other threads
-/// may hold such a part for a short time.
+/// A function that returns whether all threads have released the heap of a GPU, or NVSHMEM's
+/// context. Other threads may hold them for a short time after this thread has released them.
 pub(crate) type Question = Box<dyn Fn() -> bool + Send + Sync>;
 
 pub(crate) enum Heap {
@@ -77,8 +77,8 @@ impl Heap {
         })
     }
 
-    /// Records that the caller enqueues work that may use the multicast address on `stream`. Adds
-    /// the handles that a graph must own to `keep`.
+    /// Records that the caller enqueues on `stream` work that may use the multicast address. If
+    /// `keep` is given, adds the handles that a graph must own to this list.
     pub(crate) fn note_multicast(&self, stream: &Arc<CudaStream>, keep: Option<&mut Vec<Keep>>) {
         let Self::Vmm(_, Some(mapping)) = self else { return };
         mapping.mappings().iter().for_each(|part| drop(part.access(stream)));
@@ -153,11 +153,13 @@ impl Heap {
         match (self, block.memory) {
             (Self::Vmm(heap, _), Memory::Vmm(memory)) => Ok(heap.free(memory)?),
             (Self::Nvshmem(arena), Memory::Nvshmem(lease)) => arena.end(lease),
-            _ => Err(misuse("Gpu::free", "the memory", "of another kind of heap", "an allocation of this heap")),
+            _ => {
+                Err(misuse("Gpu::free", "the memory", "an allocation of a different kind of heap", "an allocation of this heap"))
+            }
         }
     }
 
-    /// Returns functions that check whether all threads have released the parts of a dropped heap.
+    /// Returns functions that check whether all threads have released this heap after its drop.
     /// Returns an empty list for NVSHMEM's heap, whose memory stays until [`Self::end`] finalises
     /// NVSHMEM.
     pub(crate) fn gone(&self) -> Vec<Question> {
@@ -192,7 +194,7 @@ impl Heap {
 }
 
 impl Block {
-    /// Records that the caller enqueues work that uses this allocation on `stream`. The memory then
+    /// Records that the caller enqueues on `stream` work that uses this allocation. The memory then
     /// stays allocated until the stream has completed that work.
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         match &self.memory {

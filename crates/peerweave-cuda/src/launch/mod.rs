@@ -40,7 +40,7 @@ impl Stream {
     }
 
     /// Like [`launch`](Self::launch), but with a launch configuration. The configuration can
-    /// request dynamic shared memory, a cooperative launch or programmatic start.
+    /// request dynamic shared memory, a cooperative launch or programmatic dependent launch.
     ///
     /// # Errors
     /// As for [`Gpu::launch`].

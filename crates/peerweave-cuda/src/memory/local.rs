@@ -1,5 +1,5 @@
-//! Arrays in the own memory of one GPU, for example for results that kernels write and the host
-//! reads.
+//! Arrays in memory that belongs to one GPU alone, for example for results that kernels write and
+//! the host reads.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -62,7 +62,7 @@ impl<T: Plain> Local<T> {
         unsafe { DeviceSlice::from_raw(self.memory.address(), self.len) }
     }
 
-    /// Records that the caller enqueues work that uses the array on `stream`. The array then stays
+    /// Records that the caller enqueues on `stream` work that uses the array. The array then stays
     /// allocated until the stream has completed that work.
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         drop(self.memory.read(stream));

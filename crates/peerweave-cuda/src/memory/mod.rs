@@ -128,7 +128,7 @@ impl<T: Plain> Symmetric<T> {
         Ok(elements_of(&bytes))
     }
 
-    /// Records that the caller enqueues work that uses this memory on `stream`. The memory then
+    /// Records that the caller enqueues on `stream` work that uses this memory. The memory then
     /// stays allocated until the stream has completed that work.
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         self.block.note(stream);

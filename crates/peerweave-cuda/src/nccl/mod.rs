@@ -35,8 +35,8 @@ const LOOK: Duration = Duration::from_millis(100);
 /// their deadline and name the missing PEs.
 const LATE: Duration = Duration::from_secs(1);
 /// Maximum time by which the creation of a communicator may exceed its deadline before it returns
-/// an error. In this time, the creation asks the rendezvous for lost PEs, and ends a communicator
-/// that was created late.
+/// an error. In this time, the creation asks the rendezvous for lost PEs. If the communicator was
+/// created after the deadline, the creation also ends the communicator.
 const GIVEN_UP: Duration = Duration::from_secs(5);
 
 /// The communicators of NCCL that one PE uses, or the reason why it does not use NCCL. The choice
@@ -201,8 +201,9 @@ fn communicator_of_all(gpu: &Gpu, library: Nccl) -> Result<Communicator, NcclErr
     Communicator::builder().nccl(library).deadline(gpu.deadline()).from_rendezvous(gpu.context(), gpu.rendezvous())
 }
 
-/// Exchanges among all PEs whether a step has failed. Returns the failure of the lowest PE that has
-/// failed, or `None` if no PE has failed. The result is the same on all PEs.
+/// Exchanges among all PEs whether a step has failed. Of the PEs that have failed, returns the
+/// failure of the PE with the lowest number, or `None` if no PE has failed. The result is the same
+/// on all PEs.
 fn agreed(rendezvous: &Rendezvous, label: &str, failed: Option<String>, within: Duration) -> Result<Option<String>, CudaError> {
     let all = rendezvous.exchange_within(label, failed.unwrap_or_default().as_bytes(), within)?;
     let first = all.iter().enumerate().find(|(_, text)| !text.is_empty());

@@ -12,7 +12,7 @@ use peerweave_types::{DType, ReduceOp};
 use super::table::OwnRow;
 use super::{Limits, Method, Route, RouteTable, Routes, banks_hold_parts, by_lines, parts, ring};
 
-/// The library whose kernels carry out a collective call.
+/// The provider of the kernels that carry out a collective call: Peerweave, NCCL, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Provider {
@@ -337,12 +337,12 @@ fn message(bytes: u64, limits: &Limits) -> Route {
 /// Fails if NCCL's result could have other bits than the result of Peerweave's kernels, which
 /// combine elements in the order of ranks and round 16-bit floats once.
 ///
-/// Sums, products, minima and maxima of integers do not depend on the order. Two floats have one
-/// sum and one product, because both operations are commutative and correctly rounded. This is also
-/// true for a 16-bit result that is computed in `f32` and then rounded: the 24 bits of precision of
-/// `f32` are at least 2p + 2, where p is the precision of the 16-bit type. Minima and maxima of
-/// floats can differ for NaN and for zeros of both signs. Averages depend on the step in which the
-/// division happens.
+/// Sums, products, minima and maxima of integers do not depend on the order. The sum or the product
+/// of two floats does not depend on the order either, because both operations are commutative and
+/// correctly rounded. This is also true for a 16-bit result that is computed in `f32` and then
+/// rounded: the 24 bits of precision of `f32` are at least 2p + 2, where p is the precision of the
+/// 16-bit type. Minima and maxima of floats can differ for NaN and for zeros of both signs.
+/// Averages depend on the step in which the division happens.
 fn same_bits(query: &Query, ranks: u32) -> Result<(), Unfit> {
     let is_float = matches!(query.dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64);
     let is_integer = matches!(query.dtype, DType::I8 | DType::U8 | DType::I32 | DType::U32 | DType::I64 | DType::U64);
@@ -441,7 +441,7 @@ mod tests {
     /// Tests sizes in the rows of the built-in table `sm_90`: the sizes at which Peerweave's
     /// kernels take at least 1.03 times as long as NCCL on 2 H200.
     #[test]
-    fn enabled_nccl_carries_out_calls_in_the_rows_for_nccl() {
+    fn nccl_carries_out_only_the_calls_in_its_route_table_rows() {
         use CollectiveKind::{AllReduce, AllToAll, Reduce, Scatter};
         let routes = routes();
         let provider = |kind, bytes: u64, ranks: u32, libraries| {

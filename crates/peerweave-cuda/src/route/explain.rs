@@ -128,14 +128,16 @@ fn path(own: OwnPath) -> (String, Option<Route>) {
         OwnPath::Nothing => return ("nothing to do".to_owned(), None),
         OwnPath::Copy => return ("a copy".to_owned(), None),
         OwnPath::Barrier => return ("Peerweave's kernel, barrier".to_owned(), None),
-        OwnPath::Norm => return ("Peerweave's kernel with RMSNorm, whose launch depends on the rows".to_owned(), None),
+        OwnPath::Norm => {
+            return ("Peerweave's kernel with RMSNorm, with a launch shape that depends on the rows".to_owned(), None);
+        }
         OwnPath::Unsupported => return ("not supported".to_owned(), None),
         OwnPath::Reduction(route) => format!("Peerweave's kernel, {}, {}", name_of(route.algorithm), shape(route)),
         OwnPath::Lines { route, launches: 1 } => format!("Peerweave's kernel, lines, {}", shape(route)),
         OwnPath::Lines { route, launches } => format!("Peerweave's kernels, lines in {launches} launches, {}", shape(route)),
         OwnPath::Messages(route) => format!("Peerweave's kernel, messages, {}", shape(route)),
         OwnPath::Scattered(route) => {
-            format!("Peerweave's kernels, scattered parts that each rank sends to the other ranks, {}", shape(route))
+            format!("Peerweave's kernels, parts that the root scatters and each rank forwards, {}", shape(route))
         }
     };
     let (OwnPath::Reduction(route) | OwnPath::Lines { route, .. } | OwnPath::Messages(route) | OwnPath::Scattered(route)) = own
@@ -159,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn explanation_names_route_reason_and_table() {
+    fn explanation_names_the_route_its_reason_and_the_table() {
         let routes = Routes::new(RouteTable::builtin("sm_90"));
         let query = Query::new(CollectiveKind::AllReduce, DType::BF16, 512);
         assert_eq!(

@@ -82,7 +82,7 @@ impl fmt::Display for Method {
 
 /// The error for a text that cannot be parsed as [`Forced`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{found:?} is not a choice of routes (PEERWEAVE_ROUTE): {expected}")]
+#[error("{found:?} is not a valid choice of methods (PEERWEAVE_ROUTE): {expected}")]
 pub struct ForcedError {
     /// The text that was parsed.
     pub found: String,
@@ -95,7 +95,7 @@ pub struct ForcedError {
 /// every operation that this method can carry out.
 ///
 /// If the chosen method is not possible for a call, the choice is ignored. For example, the staging
-/// memory may be too small for an algorithm. The call then takes the route of the table, and the
+/// memory may be too small for an algorithm. The route table then determines the method, and the
 /// call's [`Explanation`](crate::Explanation) has the reason.
 ///
 /// ```

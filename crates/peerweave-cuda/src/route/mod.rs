@@ -101,15 +101,16 @@ pub(crate) fn by_lines(bytes: u64, limits: &Limits) -> bool {
     bytes <= limits.channel_bytes
 }
 
-/// Returns the number of pairs of blocks that send or receive each message through rings. If blocks
-/// are combined, this is the number of blocks. The number is the same for all messages, so the
-/// sender and the receiver divide a message into the same chunks.
+/// Returns the number of pairs of blocks that send or receive each message through rings. If single
+/// blocks do the work of pairs, this is the number of these blocks. The number is the same for all
+/// messages, so the sender and the receiver divide a message into the same chunks.
 pub(crate) fn ring_pairs(max_blocks: u32) -> u32 {
     (max_blocks / 2).clamp(1, 128)
 }
 
 /// Returns the route of launches that send messages through rings. If `is_combined` is true, each
-/// block both pushes and copies. Otherwise, blocks work in pairs.
+/// block both pushes and copies chunks. Otherwise, blocks work in pairs: one block pushes, and the
+/// other block copies.
 pub(crate) fn ring(limits: &Limits, is_combined: bool) -> Route {
     let pairs = ring_pairs(limits.max_blocks);
     if is_combined { Route::new(Algorithm::Chunked, pairs, 512) } else { Route::new(Algorithm::Chunked, 2 * pairs, 256) }

@@ -36,7 +36,7 @@ pub enum RoutesError {
         /// The error that the operating system returned.
         error: String,
     },
-    /// The file has the format of another version of Peerweave.
+    /// The file has the format of a different version of Peerweave.
     #[error("the route table {file} has version {found}, expected {VERSION}; write it again with `peerweave tune`")]
     Version {
         /// Path of the file.
@@ -54,7 +54,7 @@ pub enum RoutesError {
         /// Description of the value found and of the expected value.
         what: String,
     },
-    /// The table in the file is for GPUs of another architecture.
+    /// The table in the file is for GPUs of a different architecture.
     #[error("the route table {file} is for GPUs of {found}, expected {expected}; measure this machine with `peerweave tune`")]
     Foreign {
         /// Path of the file.
@@ -86,7 +86,7 @@ impl RouteTable {
     /// Parses the text of a route table. `name` is the name of the file in errors and explanations.
     ///
     /// # Errors
-    /// [`RoutesError::Version`] if the text has the format of another version.
+    /// [`RoutesError::Version`] if the text has the format of a different version.
     /// [`RoutesError::Damaged`] if a line is invalid or missing.
     pub fn parse(name: &str, text: &str) -> Result<Self, RoutesError> {
         let damaged = |line, what| RoutesError::Damaged { file: name.to_owned(), line, what };
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn route_table_of_another_version_or_gpu_is_refused() {
+    fn route_table_of_a_different_version_or_gpu_is_refused() {
         let error = RouteTable::parse("my.routes", &text("routes 1", "routes 2")).unwrap_err();
         assert_eq!(error, RoutesError::Version { file: "my.routes".into(), found: "2".into() });
         let directory = std::env::temp_dir().join(format!("peerweave-routes-{}", std::process::id()));

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn tuned_threshold_is_the_last_size_at_which_lines_are_faster() {
+    fn tuned_table_uses_lines_while_they_are_faster_than_messages() {
         let mut all = Vec::new();
         for (kind, factor) in [(CollectiveKind::AllGather, 1.0), (CollectiveKind::AllToAll, 0.8)] {
             for (size, lines, messages) in [(MIB, 4.0, 6.0), (4 * MIB, 9.0, 10.0), (16 * MIB, 40.0, 30.0)] {

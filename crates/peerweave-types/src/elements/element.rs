@@ -271,8 +271,8 @@ atomic! {
 pub mod derived {
     use crate::DType;
 
-    /// Returns the [`DType`] as whose values a struct is transferred. This is the type of the
-    /// fields if all fields have the same type. If the types differ, it is the unsigned integer
+    /// Returns the [`DType`] of the values by which a struct is transferred. This is the type of
+    /// the fields if all fields have the same type. If the types differ, it is the unsigned integer
     /// type of `align` bytes, the struct's alignment, but at most `U64`.
     pub const fn dtype(fields: &[DType], align: usize) -> DType {
         if is_uniform(fields) {
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn element_size_equals_the_number_times_the_size_of_parts() {
+    fn element_size_is_the_part_count_times_the_part_size() {
         fn fits<T: Element>(parts: usize) {
             assert_eq!((T::PARTS, size_of::<T>()), (parts, parts * T::DTYPE.size_bytes()));
         }

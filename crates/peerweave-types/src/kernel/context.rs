@@ -94,9 +94,9 @@ impl PeerEntry {
 /// A team, as described in a kernel's context.
 ///
 /// Every member's heap contains `slots * size` signal lines at the offset `sync`. A signal line is
-/// a signal word in [`KernelContext::SIGNAL_LINE_BYTES`] bytes of its own. Block `s` of a kernel
-/// uses the lines of slot `s`. In slot `s`, rank `r` writes line `r`, and the PE that owns the heap
-/// waits for that line. The lines are initially zero.
+/// [`KernelContext::SIGNAL_LINE_BYTES`] bytes of memory that contain one signal word. Block `s` of
+/// a kernel uses the lines of slot `s`. In slot `s`, rank `r` writes line `r`, and the PE that owns
+/// the heap waits for that line. The lines are initially zero.
 ///
 /// `epochs` is the address of `slots` words in this device's private memory. Word `s` counts the
 /// synchronisations that slot `s` has completed. The words are initially zero, and the host never
@@ -240,8 +240,8 @@ numbered! {
         OutOfRange = 5, "offset is outside the symmetric heap";
         /// The team has too few synchronisation slots: this block has no slot.
         NoSlot = 6, "team has no synchronization slot for this block";
-        /// Another version of the library wrote the context.
-        Version = 7, "context was written by another library version";
+        /// A different version of the library wrote the context.
+        Version = 7, "context was written by a different library version";
         /// The lengths that were passed to a checked call differ.
         LengthMismatch = 8, "lengths differ";
         /// The kernel called `Context::exit` with a code.

@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn valid_ranges_select_the_same_elements_as_slices() {
+    fn view_ranges_select_elements_like_ranges_of_rust_slices() {
         let ten = sym(10);
         assert_eq!(ten.slice(..), ten);
         assert_eq!(ten.slice(2..=4), ten.slice(2..5));

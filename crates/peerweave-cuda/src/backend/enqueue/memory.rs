@@ -13,8 +13,8 @@ use crate::backend::resources::{Copier, Pinned, Slot, Staged, class_of};
 
 impl Enqueue<'_> {
     /// During a capture, makes the graph keep a range of symmetric memory allocated. Outside of a
-    /// capture, does nothing, because `release` waits for the work of every stream, and each stream
-    /// keeps the heap alive.
+    /// capture, does nothing, because the release of symmetric memory waits for the work of every
+    /// stream, and each stream keeps the heap alive.
     pub(crate) fn note(&mut self, at: SymOffset, bytes: usize) {
         if self.capturing
             && let Some(block) = self.gpu.0.allocation(at, bytes as u64)
@@ -35,8 +35,9 @@ impl Enqueue<'_> {
         Ok(slot)
     }
 
-    /// Keeps the slot of `source`, if it has one, until the operation has ended. Used if an
-    /// operation enqueues several kernels and its outcome is read from the slot of a later kernel.
+    /// Keeps the slot of `source`, if it has one, until the operation has ended. A group calls this
+    /// function for each of its operations except the last one, whose slot contains the outcome of
+    /// the group.
     pub(crate) fn hold(&mut self, source: Source) {
         if !matches!(source, Source::Copy | Source::Kernel | Source::Launch | Source::Nccl | Source::Hosts) {
             self.keep.push(Arc::new(source));

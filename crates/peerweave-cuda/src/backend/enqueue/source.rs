@@ -58,13 +58,13 @@ pub(crate) struct Wait {
     /// Number of words for which the operation waits.
     pub(crate) count: usize,
     /// The awaited word if the operation waits for a single word; otherwise `None`. The field
-    /// `found` of the word is not used.
+    /// `found` of this value is not used.
     pub(crate) word: Option<AwaitedWord>,
 }
 
 impl Source {
     /// Returns whether NCCL may carry out a part of the operation. NCCL's own waits have no
-    /// deadline, so the caller must abort NCCL after its deadline.
+    /// deadline, so the caller must abort NCCL after the deadline of the operation.
     pub(crate) fn waits_for_nccl(&self, state: &State) -> bool {
         match self {
             Self::Nccl | Self::Hosts => true,

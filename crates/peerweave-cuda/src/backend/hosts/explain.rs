@@ -1,5 +1,5 @@
-//! Describes how this backend carries out the collectives of teams on several hosts: as texts for
-//! explanations, and as capabilities.
+//! Describes how this backend carries out the collectives of teams on several hosts, in texts for
+//! explanations and in the capabilities of the backend.
 
 use peerweave_core::backend::{AccumulatorType, CollectiveKind, ReductionCaps, ReductionOrder};
 
@@ -14,13 +14,13 @@ pub(crate) fn how(span: &Span, query: &Query) -> &'static str {
     let has_several = span.shares_hosts();
     let is_short = is_gathered(query.dtype, query.count as usize);
     match query.kind {
-        Barrier | Sync => "barriers within each host, and NCCL messages between hosts, by one rank of each host",
+        Barrier | Sync => "barriers within each host, and NCCL messages among the first ranks of the hosts",
         Broadcast => "an NCCL message to one rank of each host, then Peerweave's kernels within each host",
         AllReduce if is_short && has_several => {
             "Peerweave's kernels reduce within each host; NCCL then sends the result of each host; every rank combines these results"
         }
         AllReduce | ReduceScatter | AllGather if span.rails().is_some() => {
-            "Peerweave's kernels within each host, and NCCL messages among ranks at the same position within their hosts"
+            "Peerweave's kernels within each host, and NCCL messages among the ranks that have the same position on their hosts"
         }
         CollectiveKind::Reduce if has_several => {
             "Peerweave's kernels reduce within each host; NCCL then sends the result of each host; the root combines these results"
@@ -38,8 +38,9 @@ pub(crate) fn how(span: &Span, query: &Query) -> &'static str {
     }
 }
 
-/// Changes the descriptions of reductions of floats that first combine the operands of each host:
-/// the order of operands is unspecified, and partial results are rounded to the element type.
+/// Changes the capabilities of the float reductions that first combine the operands within each
+/// host. Their order of operands is unspecified, and they round partial results to the element
+/// type.
 pub(crate) fn describe(reductions: &mut [ReductionCaps]) {
     use CollectiveKind::{AllReduce, Reduce, ReduceScatter};
     let is_by_host = |caps: &ReductionCaps| matches!(caps.kind, AllReduce | Reduce | ReduceScatter) && !caps.dtype.is_integer();

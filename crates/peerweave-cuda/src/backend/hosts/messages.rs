@@ -14,7 +14,7 @@ use crate::backend::teams::{Span, TeamOf};
 use crate::collective::{Collectives, Message};
 use crate::nccl::Remote;
 
-/// The reason, in errors, why the members of a team on one host have no kernels for collectives.
+/// The reason that errors give if the team members on this host have no collective kernels.
 const NO_KERNELS_INSIDE: &str =
     "more than 8 members of the team are on one host, or the heap has no room for the staging memory of the team";
 
@@ -43,8 +43,8 @@ impl Enqueue<'_> {
     }
 
     /// Enqueues the sends and receives of one call. Messages within the host and messages between
-    /// hosts run at the same time, on two streams, because other ranks may enqueue the matching
-    /// sends and receives in several calls.
+    /// hosts run at the same time, on two streams. Otherwise, two ranks could wait for each other
+    /// if one of them enqueues its messages in several calls.
     pub(crate) fn transfers_between(&mut self, team: &TeamOf, span: &Span, messages: &[Message]) -> Result<Source, Error> {
         let is_local = |message: &Message| span.inside_rank(message.peer().index()).is_some();
         let (local, remote): (Vec<Message>, Vec<Message>) = messages.iter().copied().partition(is_local);

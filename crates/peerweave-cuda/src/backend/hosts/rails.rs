@@ -7,7 +7,7 @@
 //!
 //! A reduction first combines the operands within each host, in the order of ranks. It then
 //! combines the results of the hosts, in the order of hosts. So all ranks get the same bits, but
-//! floats are rounded in another order than in a team on one host.
+//! floats are combined and rounded in a different order than in a team on one host.
 
 use peerweave_collectives::LINE_BYTES;
 use peerweave_core::Error;
@@ -40,8 +40,8 @@ impl Enqueue<'_> {
         self.enqueued(team, enqueued).map(drop)
     }
 
-    /// Enqueues a short all_reduce. The ranks of each host reduce their operands. Then every rank
-    /// receives the results of all hosts and combines them.
+    /// Enqueues an all_reduce of little data. The ranks of each host reduce their operands. Then
+    /// every rank receives the results of all hosts and combines them.
     pub(super) fn all_reduce_by_hosts(
         &mut self,
         team: &TeamOf,
@@ -72,9 +72,9 @@ impl Enqueue<'_> {
         self.combine(reduction, operands, to, count, team.members.len(), 0)
     }
 
-    /// Enqueues a long all_reduce by `rails` rails. A rail consists of the ranks at the same
-    /// position within their hosts, and each rail reduces one part of the data.
-    #[expect(clippy::too_many_arguments, reason = "a reduction and its operands")]
+    /// Enqueues an all_reduce of much data by `rails` rails. A rail consists of the ranks at the
+    /// same position within their hosts, and each rail reduces one part of the data.
+    #[expect(clippy::too_many_arguments, reason = "the arguments are a reduction and its operands")]
     pub(super) fn all_reduce_by_rails(
         &mut self,
         team: &TeamOf,
@@ -165,7 +165,7 @@ impl Enqueue<'_> {
 
     /// Enqueues a reduce to the root of a team on several hosts. One rank of each host gets the
     /// reduction of the host's operands, and sends it to the root. The root combines these results.
-    #[expect(clippy::too_many_arguments, reason = "a reduction and its operands")]
+    #[expect(clippy::too_many_arguments, reason = "the arguments are a reduction and its operands")]
     pub(super) fn reduce_by_hosts(
         &mut self,
         team: &TeamOf,
@@ -216,9 +216,9 @@ impl Enqueue<'_> {
     }
 
     /// Enqueues a reduce_scatter of parts of `part` elements by rails. A rail consists of the ranks
-    /// at the same position within their hosts. Each rank combines its host's operands for the
-    /// parts of its rail. Then the ranks of a rail exchange these partial results.
-    #[expect(clippy::too_many_arguments, reason = "a reduction and its operands")]
+    /// at the same position within their hosts. For the parts of its rail, each rank combines the
+    /// operands of its host. Then the ranks of each rail exchange these partial results.
+    #[expect(clippy::too_many_arguments, reason = "the arguments are a reduction and its operands")]
     pub(super) fn reduce_scatter_by_rails(
         &mut self,
         team: &TeamOf,

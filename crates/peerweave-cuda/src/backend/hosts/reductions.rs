@@ -124,7 +124,7 @@ impl Enqueue<'_> {
     /// Enqueues an exchange in which rank `r` receives the elements `range(r)` of every rank's
     /// operand. This rank gathers the received elements at `gathered`, combines them, and writes
     /// the result to `to`.
-    #[expect(clippy::too_many_arguments, reason = "a reduction and its operands")]
+    #[expect(clippy::too_many_arguments, reason = "the arguments are a reduction and its operands")]
     fn reduce_ranges(
         &mut self,
         team: &TeamOf,

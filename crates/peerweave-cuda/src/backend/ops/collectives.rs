@@ -10,7 +10,7 @@ use crate::backend::hosts;
 use crate::backend::teams::{Span, TeamOf};
 use crate::collective::Collectives;
 
-/// The reason, in errors, why a team has no kernels for collectives.
+/// The reason that errors give if a team has no kernels for collectives.
 pub(crate) const NO_KERNELS: &str =
     "the team has more than 8 members, or the heap has no room for the staging memory of the team";
 

@@ -67,9 +67,9 @@ impl Enqueue<'_> {
         }
     }
 
-    /// Calls `write`, which records a call or a message that is about to be enqueued, so that other
-    /// ranks can compare their calls with the record. During a capture, ends the comparisons of the
-    /// team instead. The caller holds the lock `order` of the team.
+    /// Calls `write`, which records a call or a message that is about to be enqueued. Other ranks
+    /// compare their calls with this record. During a capture, does not call `write`, and ends the
+    /// comparison of the team's calls. The caller holds the lock `order` of the team.
     pub(super) fn compared(&self, team: &TeamOf, write: impl FnOnce(&Calls)) {
         match &self.state.calls {
             Some(calls) if team.members.len() > 1 && self.capturing => calls.end(team),

@@ -62,7 +62,7 @@ impl Enqueue<'_> {
     /// Enqueues a reduction or a scan whose operands a function of the caller combines.
     pub(super) fn by_function(&mut self, team: &TeamOf, op: &Collective) -> Result<Source, Error> {
         if self.capturing {
-            let why = "a function of the host cannot be captured into a graph; use a `ReduceOp`, or combine in a kernel";
+            let why = "a graph cannot capture a reduction by a function on the host; use a `ReduceOp`, or combine in a kernel";
             return Err(unsupported(self.call, why));
         }
         let special = op.special.as_ref().unwrap_or_else(|| panic!("peerweave-core bug: {} has no function", self.call));

@@ -1,5 +1,5 @@
-//! Operations that need no call of another PE: copies, stores, signals, atomics and kernel
-//! launches.
+//! Operations that complete without a call by another PE: copies, stores, signals, atomics and
+//! kernel launches.
 
 use peerweave_core::Error;
 use peerweave_core::backend::{Atomic, AtomicKind, Fill, Get, GetElement, Launch, Place, Put, PutElement, Signal};

@@ -10,9 +10,9 @@ use crate::backend::error::driver;
 use crate::backend::lock::lock;
 
 /// Makes a stream wait for the team's last collective, send or receive, if that operation was
-/// enqueued on another stream. So the collectives, sends and receives of a team run one after the
-/// other, in the order in which this PE enqueues them. The caller enqueues the operation while it
-/// holds the returned guard.
+/// enqueued on a different stream. So the collectives, sends and receives of a team run one after
+/// the other, in the order in which this PE enqueues them. The caller enqueues the operation while
+/// it holds the returned guard.
 ///
 /// If one of the two streams is being captured, this function does not order their operations: the
 /// application must order them.

@@ -11,8 +11,8 @@ use crate::backend::teams::{MessageRecord, TeamOf};
 use crate::collective::Message;
 
 impl Enqueue<'_> {
-    /// Enqueues the sends and receives of a group, which run at the same time. Enqueues all sends
-    /// and receives of one team together.
+    /// Enqueues the sends and receives of a group. All sends and receives of one team are enqueued
+    /// together, so that they run at the same time.
     pub(super) fn transfers<'o>(&mut self, ops: impl Iterator<Item = &'o PointToPoint> + Clone) -> Result<Source, Error> {
         let mut source = Source::Copy;
         for (number, first) in ops.clone().enumerate() {

@@ -48,8 +48,8 @@ impl Kernels {
 /// type.
 pub(crate) type Combiners = [OnceLock<LoadedKernel>; DType::ALL.len()];
 
-/// Records that this backend may enqueue work on a stream as long as the stream exists. The heap,
-/// the tables of kernels and the failure report then stay allocated until that work has ended.
+/// Records that this backend may enqueue work on `stream` at any time. The heap, the tables of
+/// kernels and the failure report then stay allocated until that work has ended.
 pub(crate) fn note(gpu: &Gpu, stream: &Arc<CudaStream>) {
     let inner = &*gpu.0;
     inner.tables.lock().unwrap_or_else(PoisonError::into_inner).note(stream);

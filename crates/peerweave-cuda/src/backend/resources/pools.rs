@@ -8,7 +8,7 @@ use crate::backend::lock::lock;
 
 /// Minimum length in bytes of a piece of temporary memory.
 const LEAST: usize = 4096;
-/// Maximum number of bytes of temporary memory that a pool keeps.
+/// Maximum number of bytes in the pieces of a pool, including the pieces that operations use.
 const MOST: usize = 64 << 20;
 
 /// Returns the length of the temporary memory that an operation gets if it needs `bytes` bytes: the

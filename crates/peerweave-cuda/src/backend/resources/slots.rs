@@ -1,7 +1,7 @@
 //! Slots: words in pinned memory to which kernels of this backend write their outcome.
 //!
-//! Invariant: the pool reuses a slot only after it was dropped. An operation in flight owns its
-//! slots. So no kernel writes to the slot of a later operation.
+//! Invariant: the pool reuses a slot only after the slot was dropped. An operation in flight owns
+//! its slots. So no kernel writes to the slot of a later operation.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
@@ -92,7 +92,7 @@ impl Slot {
         unsafe { DeviceSlice::from_raw(self.address(first), len) }
     }
 
-    /// Records that the caller enqueues work that uses the slot on `stream`. The words then stay
+    /// Records that the caller enqueues on `stream` work that uses the slot. The words then stay
     /// allocated until the stream has completed that work.
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         self.words.note(stream);

@@ -3,8 +3,8 @@
 //!
 //! Invariants: **\[G1\]** the device accesses only the pinned memory, never the caller's memory.
 //! **\[G2\]** In a blocking call, only the calling thread accesses the caller's memory. In a queued
-//! call, a function that runs in stream order accesses the caller's memory, while the queue holds
-//! this memory.
+//! call, only a function that runs in stream order accesses the caller's memory, and the queue
+//! keeps this memory allocated.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -163,8 +163,8 @@ impl Staged {
     }
 
     /// Enqueues a call of `run`, which copies between the caller's memory and the pinned memory and
-    /// then drops its handle of the pinned memory. The queue holds another handle, so the thread of
-    /// the driver frees no memory.
+    /// then drops its handle of the pinned memory. The queue also has a handle of this memory, so
+    /// the thread of the driver does not free the memory.
     ///
     /// # Safety
     /// `run` takes over a raw handle of the pinned memory. The caller's memory stays valid for
@@ -204,7 +204,7 @@ pub(crate) type Function = Box<dyn FnOnce() + Send>;
 /// driver.
 pub(crate) fn call_in_order(stream: &Arc<CudaStream>, function: Function) -> Result<(), DriverError> {
     /// # Safety
-    /// `data` is the raw pointer of a box of a [`Function`]. No other code uses the box again.
+    /// `data` is the raw pointer of a box of a [`Function`]. No other code uses the box.
     unsafe extern "C" fn run(data: *mut c_void) {
         // SAFETY: the caller guarantees that `data` is the raw pointer of a box of a `Function`.
         let function = unsafe { Box::from_raw(data.cast::<Function>()) };

@@ -13,8 +13,8 @@ use crate::backend::teams::TeamOf;
 use crate::error::CudaError;
 
 impl State {
-    /// Returns the first failure that this PE has recorded: of a kernel, of NCCL, or of a
-    /// comparison of calls. After a failure, all teams are poisoned.
+    /// Returns the first failure that this PE has recorded: a failure of a kernel or of NCCL, or a
+    /// mismatch between the calls of ranks. After a failure, all teams are poisoned.
     pub(crate) fn failure(&self) -> Option<Error> {
         lock(&self.failure).clone()
     }
@@ -124,8 +124,8 @@ impl State {
         others.into_iter().find(|pe| calls.survivors(*pe).has_begun()).map(|pe| Pe::new(pe as u32))
     }
 
-    /// Fails if a PE is known to have died. Kernels can still run after such a failure, because
-    /// only work that waits for that PE fails.
+    /// Fails if a PE is known to have died. Kernels can still run after a death, because only work
+    /// that waits for the dead PE fails.
     pub(crate) fn check_targets(&self, call: &'static str, team: TeamName) -> Result<(), Error> {
         // After finalize, no losses are known, so the outcome of an earlier operation does not
         // change.

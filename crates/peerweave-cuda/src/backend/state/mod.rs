@@ -1,7 +1,7 @@
 //! The state that the backend of one PE shares with its streams and tickets.
 //!
 //! ```text
-//!  waits.rs       waits for events, which end early after a failure
+//!  waits.rs       waits for events; after a failure, a wait ends early
 //!  failures.rs    the first failure of a PE, and its reason      nccl.rs   failures of NCCL
 //!  free.rs        streams and memory for later operations
 //!  processes.rs   whether the processes of other PEs have ended
@@ -66,8 +66,8 @@ impl Deref for Live {
 /// calls.
 pub(crate) struct Memory {
     /// Staging memory of every team except the team of all PEs. `None` if no other team can exist,
-    /// or if the heap has no room for the memory. Also `None` on NVSHMEM's heap if other PEs are
-    /// not mapped.
+    /// or if the heap has no room for the memory. Also `None` on NVSHMEM's heap if this PE does not
+    /// map the memory of all other PEs.
     pub(crate) rooms: Option<Symmetric<u8>>,
     pub(crate) rooms_options: CollectivesOptions,
     pub(crate) routes: Arc<Routes>,
@@ -75,7 +75,7 @@ pub(crate) struct Memory {
     /// The records of the collectives that each PE has begun. `None` in a job of one PE, in a job
     /// on several hosts, and on NVSHMEM's heap.
     pub(crate) calls: Option<Calls>,
-    /// Watches the processes of the other PEs. `None` if `calls` is `None`.
+    /// The watches of the processes of the other PEs. `None` if `calls` is `None`.
     pub(crate) processes: Option<Processes>,
 }
 
@@ -97,14 +97,14 @@ pub(crate) struct State {
     pub(crate) heap_bytes: u64,
     pub(crate) allocations: Mutex<BTreeMap<u64, Symmetric<u8>>>,
     pub(crate) teams: Teams,
-    /// Number of teams that this PE knows to have been created by splits in which it took part. The
-    /// count distinguishes teams that reuse a number.
+    /// Number of created teams, as far as this PE knows from the splits in which it took part. The
+    /// count distinguishes teams that have used the same team number.
     pub(crate) splits: Mutex<u32>,
     /// Locked while this PE creates a team from a list of its members.
     pub(crate) making: Mutex<()>,
     /// The records of the collectives that each PE has begun: see [`Memory::calls`].
     pub(crate) calls: Option<Calls>,
-    /// Watches the processes of the other PEs: see [`Memory::processes`].
+    /// The watches of the processes of the other PEs: see [`Memory::processes`].
     pub(crate) processes: Option<Processes>,
     /// The route table, with the algorithms that the caller has chosen for collectives.
     pub(crate) routes: Arc<Routes>,

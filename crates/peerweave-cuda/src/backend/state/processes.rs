@@ -6,7 +6,7 @@ use peerweave_bootstrap::process::{Pid, Watch, pid_namespace};
 
 use crate::error::CudaError;
 
-/// Watches the processes of other PEs, as far as this process can watch them.
+/// The watches of the processes of other PEs, as far as this process can watch them.
 pub(crate) struct Processes {
     /// For each PE, the watch of its process. `None` for this process. Also `None` for a process in
     /// another PID namespace: only the rendezvous reports the end of such a process.

@@ -18,8 +18,8 @@ use crate::backend::state::State;
 pub(super) struct InFlight {
     /// The operations that are not known to be complete, oldest first.
     pub(super) operations: VecDeque<Held>,
-    /// Number of operations in flight from which [`Self::prune`] asks the driver whether operations
-    /// are complete.
+    /// [`Self::prune`] asks the driver which operations are complete if at least this number of
+    /// operations is in flight.
     ask_at: usize,
     /// Number of bytes that the operations in flight use from the pools of temporary memory.
     pub(super) held_bytes: usize,
@@ -57,8 +57,8 @@ pub(super) struct Uses {
 }
 
 impl InFlight {
-    /// Removes the oldest operation, which the stream has completed, and reads its outcome. Keeps
-    /// the first failure.
+    /// Removes the oldest operation, which the stream has completed, and reads its outcome. Stores
+    /// a failure in `failed` if no earlier failure is stored.
     fn pop(&mut self) {
         let Some(Held { mut ticket, bytes, _kept }) = self.operations.pop_front() else { return };
         if let Err(error) = ticket.read() {
@@ -94,7 +94,7 @@ impl InFlight {
         self.ask_at = self.operations.len() + ASK_EACH;
     }
 
-    /// Asks the driver, and removes all operations that the stream has completed.
+    /// Asks the driver which operations the stream has completed, and removes these operations.
     pub(super) fn prune_all(&mut self) {
         while self.operations.front().is_some_and(|first| first.ticket.poll()) {
             self.pop();
@@ -135,7 +135,7 @@ impl InFlight {
             };
         };
         let unused =
-            Arc::get_mut(&mut ticket).unwrap_or_else(|| unreachable!("peerweave-cuda bug: a free ticket has another handle"));
+            Arc::get_mut(&mut ticket).unwrap_or_else(|| unreachable!("peerweave-cuda bug: a free ticket has a second handle"));
         if let Err(error) = unused.event.again(stream) {
             return Err((made, error));
         }

@@ -179,7 +179,7 @@ unsafe impl StreamBackend for CudaQueue {
 
     fn wait_event(&self, event: &Arc<dyn EventBackend>) -> Result<(), Error> {
         let event: &dyn Any = &**event;
-        let event = event.downcast_ref::<CudaEvent>().expect("peerweave-core bug: the event belongs to another backend");
+        let event = event.downcast_ref::<CudaEvent>().expect("peerweave-core bug: the event belongs to a different backend");
         event.recorded.hold_back(self.cuda()).map_err(|error| driver("wait_event", error))
     }
 }
@@ -229,7 +229,7 @@ impl EventBackend for CudaEvent {
 
     fn elapsed_since(&self, earlier: &dyn EventBackend) -> Option<Duration> {
         let earlier: &dyn Any = earlier;
-        let earlier = earlier.downcast_ref::<Self>().expect("peerweave-core bug: the event belongs to another backend");
+        let earlier = earlier.downcast_ref::<Self>().expect("peerweave-core bug: the event belongs to a different backend");
         self.recorded.elapsed_since(&earlier.recorded)
     }
 }

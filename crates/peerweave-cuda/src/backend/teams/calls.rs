@@ -86,8 +86,8 @@ impl Calls {
     }
 
     /// Returns whether the records of this PE and of PE `pe` for a team can be compared. Returns
-    /// `false` if the records of `pe` belong to another team, or if a graph has captured calls of
-    /// one of the two PEs.
+    /// `false` if the records of `pe` belong to a different team with the same number, or if a
+    /// graph has captured calls of one of the two PEs.
     pub(super) fn can_compare(&self, team: &TeamOf, pe: usize) -> bool {
         let head = |pe: usize, index| self.word(pe, team.number(), index).load(Ordering::Acquire);
         head(self.me, 2) == 0 && head(pe, 0) == team.tag && head(pe, 2) == 0
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn hash_of_collective_calls_depends_on_order_and_number() {
+    fn call_hash_depends_on_the_order_and_the_number_of_calls() {
         let chain = |calls: &[u64]| calls.iter().fold(0, |chain, call| mix(mix(chain ^ call) ^ 1));
         assert_ne!(chain(&[1, 2]), chain(&[2, 1]));
         assert_ne!(chain(&[1]), chain(&[1, 1]));

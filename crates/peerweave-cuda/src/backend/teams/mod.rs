@@ -27,10 +27,10 @@ use crate::backend::lock::lock;
 use crate::collective::Collectives;
 use crate::team::Team;
 
-/// The kernels of a team's collectives, as they are created for a new team.
+/// The collective kernels of a new team, whose members are on one host or on several hosts.
 pub(crate) enum Kernels {
-    /// This PE maps the memory of all members. `None` if the team has more than 8 members, or if
-    /// the heap has no room for the staging memory.
+    /// The kernels of a team on one host: this PE maps the memory of all members. `None` if the
+    /// team has more than 8 members, or if the heap has no room for the staging memory.
     OneHost(Option<Collectives>),
     /// The members are on several hosts. The value lists the ranks of each host, and has the
     /// kernels for the members on this host.

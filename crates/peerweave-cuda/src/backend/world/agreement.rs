@@ -15,8 +15,8 @@ use crate::backend::state::State;
 use crate::backend::teams::TeamOf;
 use crate::error::CudaError;
 
-/// Interval between requests to the rendezvous for the value of a member. Used after a PE that is
-/// not a member was lost.
+/// Interval at which a PE asks the rendezvous for the value of a member. Used only after the loss
+/// of a PE that is not a member of the team.
 const ASK_AGAIN: Duration = Duration::from_millis(1);
 
 impl State {
@@ -72,8 +72,8 @@ pub(super) fn exchange(rendezvous: &Rendezvous, team: &TeamOf, label: &str, blob
     exchange_by_keys(rendezvous, team, label, blob)
 }
 
-/// Like [`exchange`], but by values that the members store under keys in the rendezvous. The
-/// exchanges of the rendezvous itself would need calls of all PEs, in the same order.
+/// Like [`exchange`], but each member always stores its bytes as a value under a key in the
+/// rendezvous. [`Rendezvous::exchange`] would need calls of all PEs, in the same order.
 pub(super) fn exchange_by_keys(
     rendezvous: &Rendezvous,
     team: &TeamOf,

@@ -34,8 +34,8 @@ const SHOWN: usize = 16;
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
 
 /// A list of PEs and a number, as a PE stores them in the rendezvous. For a call, the list has the
-/// members of the new team, and the random number identifies the call. For a refusal, the list is
-/// the different list of another PE, and the number is that PE.
+/// members of the new team, and the random number identifies the call. For a refusal, the number is
+/// the PE that has passed a different list, and the list is that list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Listed {
     number: u64,

@@ -12,12 +12,12 @@ use crate::gpu::Gpu;
 use crate::memory::Symmetric;
 use crate::route::Routes;
 
-/// The collectives of all PEs on this host, the staging memory of other teams, and the options of
-/// the collectives of each of these teams.
+/// Three values: the collectives of the team of all PEs on this host, the staging memory of other
+/// teams, and the options that each of the other teams uses for its collectives.
 pub(super) type TeamsMemory = (Option<Collectives>, Option<Symmetric<u8>>, CollectivesOptions);
 
-/// Creates the collectives of all PEs on this host, and staging memory for `teams` other teams.
-/// Each is `None` if the heap has no room for its memory.
+/// Creates the collectives of the team of all PEs on this host, and staging memory for `teams`
+/// other teams. Each is `None` if the heap has no room for its memory.
 pub(super) fn teams_memory(
     gpu: &Gpu,
     heap_bytes: u64,
@@ -57,7 +57,8 @@ pub(super) fn options_of_world(heap_bytes: u64) -> CollectivesOptions {
 }
 
 /// Returns the options for the staging memory of one of `teams` other teams. All these teams
-/// together use at most an eighth of the heap, unless their minimum is larger.
+/// together use at most an eighth of the heap, unless the minimum staging memory of the teams is
+/// larger.
 pub(super) fn options_of_others(heap_bytes: u64, teams: u64) -> CollectivesOptions {
     const KIB: u64 = 1 << 10;
     let share = heap_bytes / 8 / teams.max(1);

@@ -16,13 +16,12 @@ pub struct CudaOptions {
     /// Time limit for each wait of the backend, if the call sets no other limit. Default: 60 s.
     pub deadline: Duration,
     /// Size of the symmetric heap of each PE, in bytes. Default: 1 GiB. The backend allocates
-    /// additional memory for collectives. With the default heap size, this is about a quarter of
-    /// the heap size.
+    /// additional memory for collectives. With the default heap size, this is about 300 MiB.
     pub heap_bytes: Option<usize>,
     /// Ordinal of this PE's device among the devices that this process sees. PEs may pass different
     /// values. Default: see [`Cuda::join`](crate::Cuda::join). In tests, several PEs may share a
-    /// device. These PEs then take turns on the device, so a kernel that waits for another PE waits
-    /// for milliseconds.
+    /// device. These PEs then take turns on the device, so a wait of a kernel for another PE takes
+    /// milliseconds.
     pub device: Option<usize>,
     /// File with the route table, as `peerweave tune` writes it. Default: the built-in table for
     /// the architecture of the GPUs.
@@ -31,7 +30,8 @@ pub struct CudaOptions {
     /// route table chooses.
     pub forced: Forced,
     /// Maximum number of blocks in the kernel of a collective, and thus of SMs that the kernel
-    /// uses. Default: 256. The limit applies to every team.
+    /// uses. The limit applies to every team. Default: up to 256 for the team of all PEs, and up to
+    /// 32 for each other team.
     pub max_blocks: Option<u32>,
     /// Whether NCCL may carry out collectives of the team of all PEs. Default: no. If set, NCCL
     /// carries out a collective if the route table says that NCCL is faster, and if NCCL's result

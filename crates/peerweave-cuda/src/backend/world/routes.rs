@@ -58,8 +58,8 @@ pub(super) fn agreed(gpu: &Gpu, options: &CudaOptions) -> Result<Arc<Routes>, Cu
                     if is_file(text) { "a table from a file" } else { "the built-in table" }
                 )
             };
-            let expected = format!("the routes of {pe}: {}, and the same rows", show(&theirs));
-            return Err(misuse(CALL, "the choice of routes", show(&mine), &expected));
+            let expected = format!("the route choice of {pe}: {}, with the same rows in the table", show(&theirs));
+            return Err(misuse(CALL, "the route choice of this PE", show(&mine), &expected));
         }
     }
     let table = if is_one { table } else { RouteTable::builtin("any") };
@@ -119,7 +119,8 @@ impl Cuda {
 
     /// Sets the method that carries out an operation in all later calls, for all teams of this PE.
     /// `None` restores the choice of the route table. Returns `false` and changes nothing if the
-    /// method cannot carry out the operation. A graph keeps the method with which it was captured.
+    /// method cannot carry out the operation. A collective in a graph keeps the method with which
+    /// it was captured.
     ///
     /// # Collective
     /// All PEs must make the same call, at the same point in their sequence of collective calls.

@@ -69,10 +69,10 @@ impl Cuda {
         Self::with(Gpu::new(rendezvous, context, options).map_err(setup)?, given)
     }
 
-    /// Creates the backend on a GPU of a job. The world takes ownership of `gpu`, and ends the GPU
-    /// in `finalize`. This function loads the kernels of one-sided operations and barriers. If such
-    /// a kernel were loaded later, the load might wait for work on the device, such as a kernel
-    /// that waits for another PE.
+    /// Creates the backend on a GPU of a job. The backend takes ownership of `gpu`.
+    /// `World::finalize` ends the GPU. This function loads the kernels of one-sided operations and
+    /// barriers. If such a kernel were loaded later, the load might wait for work on the device,
+    /// such as a kernel that waits for another PE.
     ///
     /// # Collective
     /// All PEs of the GPU's rendezvous.

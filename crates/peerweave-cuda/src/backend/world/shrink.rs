@@ -133,7 +133,7 @@ impl Cuda {
     }
 
     /// Converts an error in the set-up of the new job. The result names PEs by their numbers in the
-    /// old job. If other PEs caused the error, the result is a timeout that names these PEs.
+    /// old job. If other PEs caused the error, the result is [`Error::Timeout`] with these PEs.
     fn root_cause_of(&self, survivors: &Survivors<'_>, decision: &Decision, started: Instant, error: Error) -> Error {
         let team = self.state.world();
         let error = error.renumbered(CALL, team, |pes| decision.old_pes(pes));

@@ -14,7 +14,7 @@ use crate::team::{Exchange, Parent, Team};
 /// far as the rank knows, and a random sentinel for staging memory.
 fn split_attached(attached: &[u8]) -> (u32, [u64; 2]) {
     let word = |at: usize| {
-        attached.get(at..at + 8).map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().expect("the slice has eight bytes")))
+        attached.get(at..at + 8).map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().expect("eight bytes fit the array")))
     };
     (word(0) as u32, [word(4), word(12)])
 }
@@ -26,10 +26,11 @@ pub(super) fn path_of(parent: &str, calls: u64, color: u64) -> String {
     format!("{:016x}", teams::digest((parent, calls, color)))
 }
 
-/// The call that creates a team, and the names of the teams in this call.
+/// The name of the call that creates a team, the team that errors of the call show, and the name of
+/// the new team.
 pub(super) struct Made {
     pub(super) call: &'static str,
-    /// The team that errors of the call name.
+    /// The team that errors of the call show.
     pub(super) name: TeamName,
     /// Name of the new team in exchanges through the rendezvous.
     pub(super) path: String,
@@ -61,7 +62,7 @@ impl Cuda {
     /// Splits `parent` after its ranks have agreed on the call. `attached` contains the bytes that
     /// each rank attached to the agreement (see [`split_attached`]). `splits` is the number of
     /// teams that have been created, as far as this PE knows.
-    #[expect(clippy::too_many_arguments, reason = "the two calls that make teams have nothing else in common")]
+    #[expect(clippy::too_many_arguments, reason = "the two callers have no struct with these values in common")]
     pub(super) fn split_parent(
         &self,
         gpu: &Gpu,
