@@ -10,7 +10,7 @@ use peerweave_types::Dim3;
 
 /// The executor that runs the kernels of this process.
 #[derive(Debug)]
-struct Grid(#[allow(dead_code, reason = "gives the static a unique address")] u8);
+struct Grid(#[allow(dead_code, reason = "the field gives the static a unique address")] u8);
 
 static GRID: Grid = Grid(0);
 

@@ -282,7 +282,7 @@ fn log_contains_every_nccl_call_with_arguments() {
 }
 
 #[test]
-fn call_configuration_is_validated_and_event_is_recorded() {
+fn all_reduce_config_is_validated_and_its_event_is_recorded() {
     fakes().run(|| {
         ranks(1, |_, comm, stream| {
             let (data, mut event) = (buffer(&[1]), 0);

@@ -46,7 +46,7 @@ impl Lent {
         self.parity
     }
 
-    /// Sets the parities of the barriers' phases to a value of [`Self::parity`].
+    /// Sets the parities of the barriers' phases to a value that [`Self::parity`] has returned.
     #[inline(always)]
     pub(crate) fn set_parity(&mut self, parity: u32) {
         self.parity = parity;
