@@ -17,7 +17,7 @@ static GRID: Grid = Grid(0);
 /// Sets the executor of this crate as the executor of kernels in this process.
 ///
 /// # Panics
-/// If this process already has an executor of another crate.
+/// If a different crate has already set the executor of this process.
 pub(crate) fn install() {
     set_executor(&GRID).expect("only peerweave-grid sets the executor of kernels in this process");
 }

@@ -241,9 +241,9 @@ impl Job {
     ///
     /// # Errors
     /// [`JobError::Argument`] if an argument refers to memory that [`Job::alloc`] has not
-    /// allocated; in this case no thread has run. [`JobError::Failed`] if a PE has reported a
-    /// failure; the error contains the report of the lowest-numbered such PE. [`JobError::Grid`] if
-    /// the run has failed and no PE has reported a failure.
+    /// allocated; in this case no thread has run. [`JobError::Failed`] if PEs have reported
+    /// failures; the error contains the report of the lowest-numbered of these PEs.
+    /// [`JobError::Grid`] if the run has failed and no PE has reported a failure.
     pub fn launch<A: KernelArgs>(
         &mut self,
         kernel: &Kernel<A>,
@@ -259,9 +259,9 @@ impl Job {
     ///
     /// # Errors
     /// [`JobError::Argument`] if an argument refers to memory that [`Job::alloc`] has not
-    /// allocated; in this case no thread has run. [`JobError::Failed`] if a PE has reported a
-    /// failure; the error contains the report of the lowest-numbered such PE. [`JobError::Grid`] if
-    /// the run has failed and no PE has reported a failure.
+    /// allocated; in this case no thread has run. [`JobError::Failed`] if PEs have reported
+    /// failures; the error contains the report of the lowest-numbered of these PEs.
+    /// [`JobError::Grid`] if the run has failed and no PE has reported a failure.
     pub fn launch_each<A: KernelArgs>(
         &mut self,
         kernel: &Kernel<A>,

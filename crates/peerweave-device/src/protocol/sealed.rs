@@ -48,8 +48,8 @@ pub fn publish<W: Word>(line: &[W], epoch: u32, data: &[u32]) {
 }
 
 /// Reads the data of an epoch into `into`. Returns `false` if the line does not contain this epoch;
-/// in this case the content of `into` is unspecified. A PE may call this function until the PE
-/// publishes the next epoch.
+/// in this case the content of `into` is unspecified. A PE may call this function for an epoch only
+/// until the PE itself publishes the next epoch.
 ///
 /// # Ordering
 /// Acquire, if the result is `true`.
@@ -74,8 +74,8 @@ pub fn try_read<W: Word>(line: &[W], epoch: u32, into: &mut [u32]) -> bool {
 /// Returns whether the line of `word` contains `epoch` or one of the next `window - 1` epochs. The
 /// writer must not have published an epoch after these epochs.
 ///
-/// Unlike [`try_read`], this function reads no data. So the writer may already store the next
-/// epoch.
+/// Unlike [`try_read`], this function reads no data. So the writer may store the next epoch during
+/// the call.
 ///
 /// # Ordering
 /// Acquire, if the result is `true`: reads of the writer before the publication of the epoch are

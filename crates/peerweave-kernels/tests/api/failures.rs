@@ -183,7 +183,7 @@ fn barrier_of_too_many_blocks_fails() {
 }
 
 #[test]
-fn context_of_another_version_is_refused() {
+fn context_of_a_different_version_is_refused() {
     let mut raw = context_of_one_pe();
     // SAFETY: the context is complete, and its version is checked first.
     assert!(unsafe { Context::enter(&raw const raw) }.is_ok());

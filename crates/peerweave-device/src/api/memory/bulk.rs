@@ -39,7 +39,7 @@ impl Lent {
         self.half != 0
     }
 
-    /// Returns the parities of the barriers' phases, for a function that copies with another
+    /// Returns the parities of the barriers' phases, for a function that copies with a separate
     /// context of this thread.
     #[inline(always)]
     pub(crate) fn parity(&self) -> u32 {

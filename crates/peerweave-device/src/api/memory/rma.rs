@@ -16,8 +16,8 @@ use crate::gpu::bulk;
 use peerweave_types::{FailureKind, KernelOp, Plain, SymSlice};
 
 /// Returns whether the copy unit is faster than the threads of a scope for this length, as measured
-/// on H200. The length is compared before the size of the block, because every thread of a block
-/// executes this function for every message.
+/// on H200. Every thread of a block executes this function for every message. So the cheap
+/// comparison of the length precedes the read of the block size.
 #[inline(always)]
 fn bulk_pays<S: Scope>(far: Far, bytes: usize) -> bool {
     match (S::KIND, far) {

@@ -141,7 +141,7 @@ impl core::error::Error for AlreadySet {}
 /// effect.
 ///
 /// # Errors
-/// [`AlreadySet`] if another executor is set.
+/// [`AlreadySet`] if a different executor is set.
 pub fn set_executor(executor: &'static dyn Executor) -> Result<(), AlreadySet> {
     let set = *EXECUTOR.get_or_init(|| executor);
     if ptr::addr_eq(set, executor) { Ok(()) } else { Err(AlreadySet) }
