@@ -61,7 +61,7 @@ fn reductions_of_composite_types_match_their_components() {
 }
 
 #[test]
-fn reduction_functions_and_strides_accept_composite_types() {
+fn composite_types_work_in_reduce_functions_and_strided_calls() {
     Fakes::new().cuda().run(|| check_teams(|world, team| elements::combine_and_stride(world, team, &[1, 5, 700])));
 }
 

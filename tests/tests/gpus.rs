@@ -40,7 +40,7 @@ fn every_collective_on(hosts: &[&str], shape: &str, types: &[DType], passes: usi
 }
 
 #[test]
-fn waits_compare_in_the_order_of_the_type_and_are_fair() {
+fn waits_use_the_order_of_the_type_and_wait_any_is_fair() {
     Fakes::new().cuda().run(|| {
         common::pes_that_may_fail(2, options(), |gpu| {
             let backend = Cuda::new(gpu.expect("the GPU is set up")).expect("the backend starts");
@@ -157,7 +157,7 @@ fn collectives_of_two_hosts_with_2_pes_and_1_pe_are_correct() {
 }
 
 #[test]
-fn collectives_of_two_hosts_with_two_pes_are_correct() {
+fn collectives_of_two_hosts_with_two_pes_each_are_correct() {
     with_nccl().run(|| every_collective_on(&["a", "b", "b", "a"], "world", &[DType::F16, DType::U64], 1, 8));
 }
 
@@ -170,7 +170,7 @@ fn collectives_of_teams_on_several_hosts_are_correct() {
 }
 
 #[test]
-fn reduction_functions_and_strides_are_correct_across_hosts() {
+fn reduce_functions_and_strided_calls_are_correct_across_hosts() {
     with_nccl().run(|| {
         common::pes_on(&["a", "b", "a"], options(), |gpu| {
             let backend = Cuda::new(gpu.expect("the GPU is set up")).expect("the backend starts");

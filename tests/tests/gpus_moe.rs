@@ -88,7 +88,7 @@ fn moe_exchanges_of_two_teams_are_independent() {
 }
 
 #[test]
-fn graph_launches_that_alternate_with_calls_are_correct() {
+fn moe_is_correct_when_graph_launches_and_calls_alternate() {
     /// Number of elements of a token.
     const HIDDEN: usize = 16;
     Fakes::new().cuda().run(|| {

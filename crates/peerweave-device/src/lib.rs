@@ -23,12 +23,13 @@
 //! Every rank counts the operations of a team. The count is the epoch of the operation, and is the
 //! same on all ranks. If the words are initially zero, the first operation has epoch 1. Epochs are
 //! never reset and may wrap. Two epochs are compared by their distance. The comparison is correct
-//! if the epochs are less than 2⁶³ apart. No rank gets more than one epoch ahead of any other rank.
+//! if the epochs are less than 2⁶³ apart. In a barrier, a rank gets at most one epoch ahead of the
+//! other ranks. With `N` lines per rank, [`sealed`] permits `N - 1` epochs.
 //!
 //! # Ordering
-//! Every function is strong unless its name states another order. A PE that posts, arrives,
-//! publishes, signals or responds releases its earlier writes. A PE that observes the new value of
-//! the word acquires these writes.
+//! A function whose name ends in `_relaxed` orders nothing. For all other functions, a PE that
+//! posts, arrives, publishes, signals or responds releases its earlier writes. A PE that observes
+//! the new value of the word acquires these writes.
 //!
 //! ```
 //! use core::sync::atomic::AtomicU64;

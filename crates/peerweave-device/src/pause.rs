@@ -1,8 +1,8 @@
 //! The pause of a waiter between two polls of shared memory.
 //!
 //! This module itself uses no clock and no scheduler. A pause of the host backend spins, yields,
-//! sleeps and compares deadlines. A pause in a kernel reads the GPU's clock. Every pause eventually
-//! ends the wait.
+//! sleeps and compares deadlines. A pause in a kernel reads the GPU's clock. Both end the wait at a
+//! deadline.
 
 /// A pause that a waiter makes between two polls. The pause can end the wait by returning `Err`,
 /// for example if a deadline has passed or a peer has died.

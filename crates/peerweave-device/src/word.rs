@@ -32,7 +32,7 @@ pub trait Word {
     /// not wait for the result.
     fn add_release(&self, value: u64);
 
-    /// Makes each later relaxed store to any word release the reads and writes before the
+    /// Makes each later relaxed store to any word a release of the reads and writes before the
     /// fence.
     fn fence_release();
 

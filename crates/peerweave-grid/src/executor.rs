@@ -10,14 +10,14 @@ use peerweave_types::Dim3;
 
 /// The executor that runs the kernels of this process.
 #[derive(Debug)]
-struct Grid(#[allow(dead_code, reason = "gives the static a unique address")] u8);
+struct Grid(#[allow(dead_code, reason = "the field gives the static a unique address")] u8);
 
 static GRID: Grid = Grid(0);
 
 /// Sets the executor of this crate as the executor of kernels in this process.
 ///
 /// # Panics
-/// If this process already has an executor of another crate.
+/// If a different crate has already set the executor of this process.
 pub(crate) fn install() {
     set_executor(&GRID).expect("only peerweave-grid sets the executor of kernels in this process");
 }

@@ -103,7 +103,7 @@ impl Job {
     /// words of the team are allocated in addition.
     ///
     /// # Panics
-    /// If `n_pes` is 0.
+    /// If `n_pes` is 0, or if a heap is larger than `isize::MAX` bytes.
     pub fn with_heap(n_pes: u32, heap_bytes: usize) -> Self {
         assert!(n_pes > 0, "Job: n_pes is 0, expected at least 1 PE");
         let first = TeamEntry::sync_bytes(n_pes, SLOTS);
@@ -186,8 +186,8 @@ impl Job {
     /// differ, the shorter length is used.
     ///
     /// # Panics
-    /// If `pe` does not exist, or if the view of symmetric memory is not aligned or lies outside
-    /// the allocated part of the heap.
+    /// If `pe` does not exist, or if `to` is not aligned or lies outside the allocated part of the
+    /// heap.
     #[track_caller]
     pub fn write<T: Plain>(&mut self, pe: u32, to: SymSlice<T>, from: &[T]) {
         let at = self.at(pe, to);
@@ -199,8 +199,8 @@ impl Job {
     /// Returns the elements of `from` in the heap of `pe`.
     ///
     /// # Panics
-    /// If `pe` does not exist, or if the view of symmetric memory is not aligned or lies outside
-    /// the allocated part of the heap.
+    /// If `pe` does not exist, or if `from` is not aligned or lies outside the allocated part of
+    /// the heap.
     #[track_caller]
     pub fn read<T: Plain>(&self, pe: u32, from: SymSlice<T>) -> Vec<T> {
         let at = self.at(pe, from);
@@ -213,8 +213,8 @@ impl Job {
     /// addresses. The address is valid as long as the job exists.
     ///
     /// # Panics
-    /// If `pe` does not exist, or if the view of symmetric memory is not aligned or lies outside
-    /// the allocated part of the heap.
+    /// If `pe` does not exist, or if `of` is not aligned or lies outside the allocated part of the
+    /// heap.
     #[track_caller]
     pub fn address<T: Plain>(&self, pe: u32, of: SymSlice<T>) -> u64 {
         self.at(pe, of).expose_provenance() as u64
@@ -241,9 +241,9 @@ impl Job {
     ///
     /// # Errors
     /// [`JobError::Argument`] if an argument refers to memory that [`Job::alloc`] has not
-    /// allocated; in this case no thread has run. [`JobError::Failed`] if a PE has reported a
-    /// failure; the error contains the report of the lowest-numbered such PE. [`JobError::Grid`] if
-    /// the run has failed and no PE has reported a failure.
+    /// allocated; in this case no thread has run. [`JobError::Failed`] if PEs have reported
+    /// failures; the error contains the report of the lowest-numbered of these PEs.
+    /// [`JobError::Grid`] if the run has failed and no PE has reported a failure.
     pub fn launch<A: KernelArgs>(
         &mut self,
         kernel: &Kernel<A>,
@@ -259,9 +259,9 @@ impl Job {
     ///
     /// # Errors
     /// [`JobError::Argument`] if an argument refers to memory that [`Job::alloc`] has not
-    /// allocated; in this case no thread has run. [`JobError::Failed`] if a PE has reported a
-    /// failure; the error contains the report of the lowest-numbered such PE. [`JobError::Grid`] if
-    /// the run has failed and no PE has reported a failure.
+    /// allocated; in this case no thread has run. [`JobError::Failed`] if PEs have reported
+    /// failures; the error contains the report of the lowest-numbered of these PEs.
+    /// [`JobError::Grid`] if the run has failed and no PE has reported a failure.
     pub fn launch_each<A: KernelArgs>(
         &mut self,
         kernel: &Kernel<A>,
@@ -372,7 +372,7 @@ impl Heap {
     const ALIGN: usize = 4096;
 
     fn new(bytes: usize) -> Self {
-        let layout = Layout::from_size_align(bytes, Self::ALIGN).expect("the size of the heap is at most isize::MAX bytes");
+        let layout = Layout::from_size_align(bytes, Self::ALIGN).expect("Job: a heap is larger than isize::MAX bytes");
         // SAFETY: the synchronisation words of the team are part of the heap, so the size is not 0.
         let at = unsafe { std::alloc::alloc_zeroed(layout) };
         Self { at: NonNull::new(at).unwrap_or_else(|| std::alloc::handle_alloc_error(layout)), layout }

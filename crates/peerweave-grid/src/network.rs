@@ -3,9 +3,9 @@
 //!
 //! The ordering of the network is as weak as NVSHMEM permits. A put can arrive after puts that were
 //! issued later, unless a fence or a quiet separates the puts. A put with signal delivers its data
-//! before its signal. The source of an `nbi` put in symmetric memory is read when the put arrives.
-//! The seed determines the order of arrivals. So under some seeds a protocol without a required
-//! fence or quiet fails.
+//! before its signal. If the source of an `nbi` put is symmetric memory, the source is read when
+//! the put arrives. The seed determines the order of arrivals. So under some seeds a protocol
+//! without a required fence or quiet fails.
 //!
 //! Invariant: all calls are made on one thread of the host, which runs the PEs of the job one at a
 //! time. So only one PE accesses memory at a time.

@@ -348,7 +348,7 @@ fn different_masks_in_a_warp_operation_are_an_error() {
         .unwrap_err();
         assert!(error.to_string().contains("mask"), "{error}");
         let error = go(seed, 1, 32, &|| gpu::sync_warp(0x3)).unwrap_err();
-        assert!(error.to_string().contains("expected a mask that includes the lane of the thread"), "{error}");
+        assert!(error.to_string().contains("which is the lane of the thread"), "{error}");
     }
 }
 
@@ -383,7 +383,7 @@ fn endless_wait_ends_at_the_deadline() {
 }
 
 #[test]
-fn endless_loop_of_shared_accesses_ends_at_the_deadline() {
+fn endless_loop_with_memory_accesses_ends_at_the_deadline() {
     let body = || {
         loop {
             step();

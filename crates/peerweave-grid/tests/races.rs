@@ -50,7 +50,7 @@ fn lost_update_by_get_and_put_occurs_under_some_seed() {
 }
 
 #[test]
-fn read_before_the_put_of_a_peer_occurs_under_some_seed() {
+fn read_can_precede_the_put_of_a_peer_under_some_seed() {
     let seen: BTreeSet<(i32, i32)> = (0..SEEDS)
         .map(|seed| {
             let mut job = Job::with_heap(2, HEAP_BYTES).seed(seed);

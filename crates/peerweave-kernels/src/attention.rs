@@ -13,10 +13,10 @@ use peerweave_device::prelude::*;
 /// Number of elements in a head.
 pub const HEAD: usize = 64;
 
-/// Number of threads in each block of [`attend()`].
+/// Number of threads in each thread block of [`attend()`].
 pub const THREADS: u32 = 128;
 
-/// Number of queries that a block of [`attend()`] handles. Four threads share each query.
+/// Number of queries that each thread block of [`attend()`] handles. Four threads share each query.
 pub const QUERIES: u32 = THREADS / LANES as u32;
 
 /// Number of threads that share a query. Each of these threads has a part of the query's elements.

@@ -32,12 +32,13 @@ pub mod until {
     /// All awaited words that are not excluded satisfy the comparison. The kernel writes the value
     /// of the last of these words to word 1 of the outcome.
     pub const ALL: u32 = 0;
-    /// At least one awaited word satisfies the comparison. The kernel writes the index of such a
-    /// word plus one to word 1 of the outcome; 0 if there is no such word.
+    /// At least one awaited word that is not excluded satisfies the comparison, or all words are
+    /// excluded. To word 1 of the outcome, the kernel writes 1 plus the index of such a word; 0 if
+    /// no word satisfies the comparison.
     pub const ANY: u32 = 1;
-    /// At least one awaited word satisfies the comparison. The kernel writes one bit for each
-    /// awaited word to the outcome, from [`OUTCOME_BITS`](super::OUTCOME_BITS) on. The bit is 1 if
-    /// the word satisfies the comparison.
+    /// The same condition as [`ANY`]. In addition, the kernel writes one bit for each awaited word
+    /// to the outcome, from word [`OUTCOME_BITS`](super::OUTCOME_BITS) on. The bit is 1 if the word
+    /// is not excluded and has satisfied the comparison.
     pub const SOME: u32 = 2;
 }
 

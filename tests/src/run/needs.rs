@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn requirement_is_met_up_to_the_available_number() {
+    fn requirement_is_met_if_this_machine_has_enough() {
         assert!(needs("processors"));
         assert!(!needs("processors:100000"));
     }

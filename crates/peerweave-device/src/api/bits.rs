@@ -51,8 +51,8 @@ pub trait KernelAtomic: AtomicElement + KernelAdd {
     fn from_bits(bits: Self::Bits) -> Self;
 }
 
-/// An integer type that kernels can wait for and combine bitwise: `i32`, `u32`, `i64` and `u64`.
-/// Other crates cannot implement this trait.
+/// An integer type for elements that kernels wait for and combine bitwise: `i32`, `u32`, `i64` and
+/// `u64`. Other crates cannot implement this trait.
 pub trait KernelInteger: KernelAtomic + AtomicInteger {
     /// Returns whether the comparison `compare` of `word` with `value` is true. Both are compared
     /// as numbers of this type.
@@ -251,9 +251,9 @@ macro_rules! float {
     )*};
 }
 
-/// Implements atomic additions to floats. If the PE is mapped, the addition calls [`FloatAdd`].
-/// NVSHMEM cannot add floats, so over the network a loop of compare-and-swaps updates the word that
-/// contains the element.
+/// Implements atomic additions to floats. If the target PE's memory is mapped, the addition is an
+/// operation of [`FloatAdd`]. NVSHMEM cannot add floats, so over the network a loop of
+/// compare-and-swaps updates the word that contains the element.
 macro_rules! float_add {
     ($t:ty, $bits:ty, $one:expr, |$bits_in:ident, $shift_in:ident| $take:expr, |$old:ident, $value:ident, $shift:ident| $replace:expr) => {
         impl KernelAdd for $t {

@@ -20,8 +20,8 @@ use peerweave_types::{DeviceSlice, FailureKind, KernelContext, KernelOp, PeerEnt
 /// A method without a suffix is called by one thread. A method with the suffix `_warp` or `_block`
 /// is called by all threads of a warp or block together, with the same arguments. Such a call
 /// succeeds on all these threads or fails on all of them. Before it returns, the call synchronises
-/// these threads. The call may start without a synchronisation. So if other threads have written
-/// the source, synchronise before the call.
+/// these threads. The call need not synchronise these threads before it starts. So if other threads
+/// have written the source, synchronise before the call.
 ///
 /// `_nbi` methods may return before the source has been read. [`Self::flush`] waits until the
 /// sources can be reused, and [`Self::quiet`] completes the operations. `_relaxed` methods do not
@@ -42,7 +42,7 @@ pub struct Context {
     /// The mapped PE whose heap was looked up last, and the address of that heap. Without this
     /// cache, the lookup after a fence would take a quarter of the time of a put, because a fence
     /// empties the L1 cache of the SM. Invariant: the PE exists and is mapped, so a cache hit needs
-    /// no other check.
+    /// no further check.
     last: Cell<(u32, u64)>,
     /// The table entry of the team that this thread used last.
     pub(crate) last_team: Cell<TeamCache>,

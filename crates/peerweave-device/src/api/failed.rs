@@ -9,7 +9,7 @@ use peerweave_types::FailureKind;
 ///
 /// A kernel returns the error with `?`. `#[kernel]` ends the thread when it receives the error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "a kernel that continues after a failure uses data that has not arrived"]
+#[must_use = "a kernel that continues after a failure may use data that has not arrived"]
 pub struct Failed {
     kind: FailureKind,
 }
@@ -29,7 +29,7 @@ impl Failed {
 
 impl fmt::Display for Failed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "operation of a kernel failed: {}", self.kind)
+        write!(f, "an operation of the kernel failed: {}", self.kind)
     }
 }
 

@@ -1,5 +1,5 @@
-//! The report of a PE's first failure, which the host reads, and the pause of a kernel's waits. The
-//! pause ends a wait at the deadline or after an abort.
+//! The report of a PE's first failure, which the host reads. Also the pause that a wait in a kernel
+//! makes between two polls, which ends the wait at the deadline or after an abort.
 //!
 //! Invariant: a report is written once. The thread that changes `claimed` from 0 to 1 writes all
 //! fields, and writes the kind last.
@@ -61,7 +61,7 @@ impl Context {
         self.fail(FailureKind::Exit, Report { found: code, ..Report::of(KernelOp::Exit) })
     }
 
-    /// Returns the pause for a new wait of this thread.
+    /// Returns the pause that a new wait of this thread makes between two polls.
     #[inline(always)]
     pub(crate) fn spin(&self) -> Spin<'_> {
         Spin { context: self, looks: 0, started: 0, asked: 0 }
@@ -77,7 +77,10 @@ impl Context {
 /// `raw` is a context that satisfies the safety conditions of [`Context::enter`].
 #[cold]
 #[inline(never)]
-#[expect(clippy::extra_unused_type_parameters, reason = "makes the compiler generate the function in the kernel's crate")]
+#[expect(
+    clippy::extra_unused_type_parameters,
+    reason = "the type parameter makes the compiler generate the function in the kernel's crate"
+)]
 pub(crate) unsafe fn write<Here>(raw: &KernelContext, kind: u32, operation: u32, pe: u32, team: u32, expected: u64, found: u64) {
     let field = |offset: usize| (raw.status + offset as u64) as *mut u32;
     let wide = |offset: usize| (raw.status + offset as u64) as *mut u64;
@@ -99,9 +102,9 @@ pub(crate) unsafe fn write<Here>(raw: &KernelContext, kind: u32, operation: u32,
     }
 }
 
-/// The pause of a kernel's waits. Most calls only count the polls. Every [`Spin::INTERVAL`] polls
-/// the pause reads the clock and checks the deadline. Every [`Spin::abort_ns`] nanoseconds the
-/// pause also reads the abort word.
+/// The pause that a wait in a kernel makes between two polls. Most pauses only count the polls.
+/// Every [`Spin::INTERVAL`] polls the pause reads the clock and checks the deadline. Every
+/// [`Spin::abort_ns`] nanoseconds the pause also reads the abort word.
 pub(crate) struct Spin<'a> {
     context: &'a Context,
     looks: u32,

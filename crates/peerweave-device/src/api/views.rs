@@ -1,6 +1,6 @@
 //! Memory that kernels use as operands of puts and gets: symmetric memory, device memory, shared
-//! memory and slices of a thread. Also the trait [`Elements`], for accesses to single elements of a
-//! view.
+//! memory, and slices in a thread's own memory. Also the trait [`Elements`], for accesses to single
+//! elements of a view.
 
 use super::Context;
 use super::value::{self, Generic, Global};
@@ -126,8 +126,8 @@ fn check_index(index: usize, len: usize, slice: &str) {
     panic!("index {index} lies outside the {len} elements of the {slice}");
 }
 
-/// Weak accesses to the elements of a view. If another thread writes the same element, signals,
-/// barriers or syncs must order the two accesses.
+/// A view whose elements a kernel reads and writes by weak accesses. If another thread writes the
+/// same element, signals, barriers or syncs must order the two accesses.
 pub trait Elements<T>: Copy {
     /// Returns the element at an index.
     ///
@@ -178,7 +178,7 @@ mod sealed {
 /// Other crates cannot implement this trait. If the target PE is reached through NVSHMEM, the
 /// source must be symmetric memory.
 pub trait Source<T>: sealed::Sealed {
-    /// Whether elements of this type are always in global memory.
+    /// Whether the elements of a view of this type are always in global memory.
     #[doc(hidden)]
     const GLOBAL: bool;
     #[doc(hidden)]
@@ -190,7 +190,7 @@ pub trait Source<T>: sealed::Sealed {
 /// The destination of a get: memory of any kind that [`Source`] lists. Other crates cannot
 /// implement this trait.
 pub trait Target<T>: sealed::Sealed {
-    /// Whether elements of this type are always in global memory.
+    /// Whether the elements of a view of this type are always in global memory.
     #[doc(hidden)]
     const GLOBAL: bool;
     #[doc(hidden)]

@@ -16,8 +16,8 @@ use crate::word::{Word as _, Words};
 use peerweave_types::Rank;
 
 /// Write-only access to this rank's words: one word in the memory of every rank. Any type that
-/// implements [`Words`] implements this trait by stores. Another implementation can notify a rank
-/// whose memory is not mapped, for example by a network call.
+/// implements [`Words`] implements this trait by stores. A different implementation can notify a
+/// rank whose memory is not mapped, for example by a network call.
 pub trait Announce {
     /// Returns the number of words.
     fn len(&self) -> usize;
@@ -27,7 +27,7 @@ pub trait Announce {
         self.len() == 0
     }
 
-    /// Makes each later [`post`](Self::post) release earlier reads and writes of this PE.
+    /// Makes each later [`post`](Self::post) a release of this PE's earlier reads and writes.
     fn fence_release();
 
     /// Writes `epoch` to the word at `index`. Without an earlier

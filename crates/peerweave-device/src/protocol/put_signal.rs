@@ -109,7 +109,7 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
         self.watch().test_any()
     }
 
-    /// Reads each word that is not excluded once. Calls `found` with the index and the value of
+    /// Reads once each word that is not excluded. Calls `found` with the index and the value of
     /// each of these words that satisfies the comparison, in ascending order of indices. Returns
     /// the number of calls.
     ///
@@ -171,8 +171,8 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
     }
 }
 
-/// Waits and tests like the methods of [`Several`], for words of any type. Each word has a separate
-/// condition.
+/// Several words of any type for one wait or test. The methods are like those of [`Several`], but
+/// each word has a separate condition.
 #[derive(Clone, Copy, Debug)]
 pub struct Watch<L, X> {
     /// The number of words.
@@ -205,8 +205,8 @@ impl<V, L: Fn(usize) -> Option<V>, X: Fn(usize) -> bool> Watch<L, X> {
 
     /// Returns the first index at or after `start` of a word that is not excluded and satisfies its
     /// condition. If there is no such index, returns the first such index before `start`. A caller
-    /// that changes `start` from call to call eventually finds every word that continues to satisfy
-    /// its condition.
+    /// that passes the last found index plus one as `start` eventually finds every word that
+    /// continues to satisfy its condition.
     #[inline]
     pub fn test_any_from(&self, start: usize) -> Option<usize> {
         let mut index = if start < self.len { start } else { 0 };

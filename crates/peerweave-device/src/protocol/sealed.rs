@@ -48,8 +48,8 @@ pub fn publish<W: Word>(line: &[W], epoch: u32, data: &[u32]) {
 }
 
 /// Reads the data of an epoch into `into`. Returns `false` if the line does not contain this epoch;
-/// in this case the content of `into` is unspecified. A PE may call this function until the PE
-/// publishes the next epoch.
+/// in this case the content of `into` is unspecified. A PE may call this function for an epoch only
+/// until the PE itself publishes the next epoch.
 ///
 /// # Ordering
 /// Acquire, if the result is `true`.
@@ -71,11 +71,11 @@ pub fn try_read<W: Word>(line: &[W], epoch: u32, into: &mut [u32]) -> bool {
     whole
 }
 
-/// Returns whether the writer has published `epoch`, or one of the `window - 1` later epochs, in
-/// the line to which `word` belongs. The writer must not have published a later epoch.
+/// Returns whether the line of `word` contains `epoch` or one of the next `window - 1` epochs. The
+/// writer must not have published an epoch after these epochs.
 ///
-/// Unlike [`try_read`], this function reads no data. So the writer may already store the next
-/// epoch.
+/// Unlike [`try_read`], this function reads no data. So the writer may store the next epoch during
+/// the call.
 ///
 /// # Ordering
 /// Acquire, if the result is `true`: reads of the writer before the publication of the epoch are
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn try_read_fails_if_the_line_has_another_epoch() {
+    fn try_read_fails_if_the_line_has_a_different_epoch() {
         let line = [const { AtomicU64::new(0) }; 3];
         let mut got = [0; 3];
         publish(&line, u32::MAX, &[7, u32::MAX, 0]);
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn try_read_fails_if_one_word_has_another_epoch() {
+    fn try_read_fails_if_one_word_has_a_different_epoch() {
         for odd in 0..3 {
             let line = seal_line(&[1, 2, 3], 5).map(AtomicU64::new);
             assert!(try_read(&line, 5, &mut [0; 3]));

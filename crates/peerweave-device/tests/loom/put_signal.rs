@@ -49,12 +49,12 @@ fn add<W: TestWord>() {
 }
 
 #[test]
-fn data_is_visible_when_a_set_signal_is_seen() {
+fn signalling_by_set_makes_earlier_data_visible() {
     set::<Exact>();
 }
 
 #[test]
-fn data_of_two_senders_is_visible_after_two_signal_adds() {
+fn signalling_by_add_makes_data_of_two_senders_visible() {
     add::<Exact>();
 }
 

@@ -97,7 +97,7 @@ fn line_of_rank_0_is_read<W: TestWord>(behind: fn(u64) -> u64) {
 }
 
 #[test]
-fn sealed_line_can_be_reused_after_the_reader_published_again() {
+fn line_can_be_reused_after_its_reader_published_the_next_epoch() {
     line_of_rank_0_is_read::<Exact>(|epoch| epoch - 1);
 }
 

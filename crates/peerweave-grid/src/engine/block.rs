@@ -148,7 +148,7 @@ impl Block {
         let mask = mask & self.lanes(warp);
         if mask & 1 << lane == 0 {
             return Err(format!(
-                "the thread called a warp operation with mask {mask:#010x}, expected a mask that includes the lane of the thread, {lane}"
+                "the thread called a warp operation with mask {mask:#010x}, expected a mask that includes lane {lane}, which is the lane of the thread"
             ));
         }
         if let Some(gone) = lanes_of(mask).find(|other| self.places[(warp * WARP + other) as usize] == Place::Returned) {
@@ -166,7 +166,7 @@ impl Block {
         if open.mask != mask {
             let theirs = open.mask;
             return Err(format!(
-                "the thread called a warp operation with mask {mask:#010x} while other lanes wait in one with mask {theirs:#010x}"
+                "the thread called a warp operation with mask {mask:#010x} while other lanes wait in a warp operation with mask {theirs:#010x}"
             ));
         }
         open.arrived |= 1 << lane;
@@ -251,10 +251,11 @@ struct SharedMemory {
 
 impl SharedMemory {
     fn new(bytes: usize, align: usize, fill: u8) -> Self {
-        let layout = Layout::from_size_align(bytes, align).expect("the layout of shared memory is valid");
+        let layout =
+            Layout::from_size_align(bytes, align).expect("shared memory has the layout of a Rust array or of a checked launch");
         if bytes == 0 {
             // An aligned address that is never accessed.
-            return Self { at: NonNull::new(std::ptr::without_provenance_mut(align)).expect("the alignment is not 0"), layout };
+            return Self { at: NonNull::new(std::ptr::without_provenance_mut(align)).expect("an alignment is never 0"), layout };
         }
         // SAFETY: the layout has a size that is not 0.
         let at = unsafe { std::alloc::alloc(layout) };

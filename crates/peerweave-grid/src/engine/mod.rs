@@ -5,8 +5,8 @@
 //! **\[G1\]** All coroutines of a run are resumed and dropped on the thread that called `run`, so
 //! the state of a coroutine never moves to another thread.
 //!
-//! **\[G2\]** When `run` returns, no coroutine of the run exists. So everything that the body
-//! borrows stays alive while a coroutine uses it.
+//! **\[G2\]** When `run` returns, no coroutine of the run exists. So everything that the body of a
+//! launch borrows stays alive while a coroutine uses it.
 //!
 //! **\[G3\]** No `RefCell` of the run is borrowed while a coroutine is resumed or suspended.
 
@@ -189,8 +189,8 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// Removes the next block that must start. Returns the index of its launch, and its index in
-    /// the grid. Successive calls alternate among launches.
+    /// Removes the next block to start. Returns the index of the block's launch, and the index of
+    /// the block in the grid. Successive calls alternate among launches.
     fn take(&mut self) -> Option<(usize, u64)> {
         for _ in 0..self.next.len() {
             let launch = self.turn;
@@ -202,8 +202,8 @@ impl Waiting {
         None
     }
 
-    /// Removes the next block of a launch that must start, and returns the index of the block in
-    /// the grid.
+    /// Removes the next block of a launch to start. Returns the index of the block in the grid;
+    /// `None` if all blocks of the launch have started.
     fn take_of(&mut self, launch: usize) -> Option<u64> {
         let (next, count) = &mut self.next[launch];
         if next == count {
@@ -283,8 +283,8 @@ impl Engine<'_> {
         }
     }
 
-    /// Starts the blocks that must run from the beginning: all blocks of each cooperative grid, and
-    /// one block of each other grid.
+    /// Starts the first blocks of the run: all blocks of each cooperative grid, and one block of
+    /// each other grid.
     fn begin_first(&mut self) -> Result<(), GridError> {
         for (index, launch) in self.launches.iter().enumerate() {
             let first = if launch.shape.cooperative { launch.shape.grid.count() } else { 1 };
@@ -294,8 +294,9 @@ impl Engine<'_> {
         Ok(())
     }
 
-    /// Starts the next block of a launch for each block that has ended, so that each grid keeps a
-    /// running block. Then starts blocks until the limit of resident threads is reached.
+    /// For each block that has ended, starts the next block of the same launch, so that each grid
+    /// keeps a running block. Then starts further blocks until the limit of resident threads is
+    /// reached.
     fn admit(&mut self) -> Result<(), GridError> {
         for launch in std::mem::take(&mut self.ended) {
             if let Some(block) = self.waiting.take_of(launch) {

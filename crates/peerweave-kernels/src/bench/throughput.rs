@@ -20,8 +20,8 @@ fn write(result: DeviceSlice<u64>, began: u64) {
     }
 }
 
-/// Returns the length of each of `by` equal parts of `len` words, rounded up to a multiple of 16
-/// bytes.
+/// Divides `len` words into `by` equal parts. Returns the length of a part in words, rounded up to
+/// a multiple of 16 bytes.
 #[inline(always)]
 fn divided(len: usize, by: u32) -> usize {
     len.div_ceil(by as usize).next_multiple_of(2)

@@ -135,7 +135,7 @@ fn stores(ctx: &Context, of: SymSlice<u32>) -> Result<(), Failed> {
 }
 
 #[test]
-fn launch_with_an_unallocated_argument_is_refused() {
+fn launch_on_unallocated_heap_bytes_is_refused() {
     let mut job = patient();
     let of = job.alloc::<u32>(4);
     let before = of.offset().0 - 4;
@@ -175,7 +175,7 @@ fn too_many_blocks(ctx: &Context) -> Result<(), Failed> {
 }
 
 #[test]
-fn barrier_of_more_blocks_than_slots_fails() {
+fn barrier_of_too_many_blocks_fails() {
     let mut job = patient();
     let report = report(job.launch(&too_many_blocks::KERNEL, 5000, 1, ()));
     assert_eq!((report.kind(), report.0.operation), (Some(FailureKind::NoSlot), KernelOp::Barrier as u32));
@@ -183,7 +183,7 @@ fn barrier_of_more_blocks_than_slots_fails() {
 }
 
 #[test]
-fn context_of_another_version_is_refused() {
+fn context_of_a_different_version_is_refused() {
     let mut raw = context_of_one_pe();
     // SAFETY: the context is complete, and its version is checked first.
     assert!(unsafe { Context::enter(&raw const raw) }.is_ok());

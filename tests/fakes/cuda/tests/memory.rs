@@ -151,7 +151,7 @@ fn address_queries_return_the_device_and_the_range() {
 }
 
 #[test]
-fn new_device_memory_is_filled_and_pinned_memory_is_usable() {
+fn device_memory_starts_with_a_pattern_and_pinned_memory_works() {
     fakes().run(|| {
         let context = CudaContext::new(0).unwrap();
         let stream = context.new_stream().unwrap();

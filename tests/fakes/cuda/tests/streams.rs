@@ -267,7 +267,7 @@ fn pageable_source_may_change_after_the_copy_is_enqueued() {
 }
 
 #[test]
-fn copies_of_threads_that_share_devices_are_correct() {
+fn copies_by_threads_that_share_devices_are_correct() {
     fakes().run(|| {
         let contexts: Vec<_> = (0..4).map(|ordinal| CudaContext::new(ordinal).unwrap()).collect();
         std::thread::scope(|scope| {

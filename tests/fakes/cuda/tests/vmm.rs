@@ -136,7 +136,7 @@ fn descriptor_shares_memory_with_other_processes() {
 }
 
 #[test]
-fn descriptor_of_other_memory_cannot_be_imported() {
+fn foreign_descriptor_and_unshareable_memory_are_refused() {
     fakes().run(|| {
         let _context = CudaContext::new(0).unwrap();
         let file = std::fs::File::open("/dev/null").unwrap();

@@ -217,7 +217,7 @@ fn old_version_lacks_newer_functions() {
 /// the library read.
 fn taken(version: i32, header_version: u32, size: usize) -> String {
     let place = std::env::temp_dir().join(format!("peerweave-config-{}-{version}-{header_version}-{size}", std::process::id()));
-    let scenario = "configuration_is_read_in_the_layout_of_the_version";
+    let scenario = "nccl_config_is_read_in_the_layout_of_its_version";
     let output = fakes_of(version)
         .env("PEERWEAVE_FAKE_NCCL_LOG", place.as_os_str())
         .env("HEADER", header_version.to_string())
@@ -231,7 +231,7 @@ fn taken(version: i32, header_version: u32, size: usize) -> String {
 }
 
 #[test]
-fn configuration_is_read_in_the_layout_of_the_version() {
+fn nccl_config_is_read_in_the_layout_of_its_version() {
     if child().is_some() {
         let number = |name: &str| std::env::var(name).expect(name).parse::<u32>().expect(name);
         let mut config = Config::new();
@@ -282,7 +282,7 @@ fn log_contains_every_nccl_call_with_arguments() {
 }
 
 #[test]
-fn call_configuration_is_validated_and_event_is_recorded() {
+fn all_reduce_config_is_validated_and_its_event_is_recorded() {
     fakes().run(|| {
         ranks(1, |_, comm, stream| {
             let (data, mut event) = (buffer(&[1]), 0);

@@ -302,7 +302,7 @@ fn shared_gpu_is_refused_unless_a_test_allows_sharing() {
 }
 
 #[test]
-fn struct_layout_2_is_accepted_since_version_3_6_5() {
+fn nvshmem_accepts_struct_layout_2_since_version_3_6_5() {
     fakes_of("3.4.5").run_many(1, |me| {
         let (mut major, mut minor, mut patch) = (0, 0, 0);
         nvshmemx_vendor_get_version_info(&mut major, &mut minor, &mut patch);

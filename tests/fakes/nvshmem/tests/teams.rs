@@ -100,7 +100,7 @@ fn split_teams_have_the_expected_ranks_and_reductions() {
 }
 
 #[test]
-fn teams_are_created_by_an_id_without_a_parent() {
+fn team_can_be_created_from_an_id_instead_of_a_parent() {
     fakes().run_many(3, |me| {
         let rank = me.rank as i32;
         init(&me);

@@ -1,10 +1,10 @@
 //! Atomic operations on one element of a PE's symmetric memory: the first element of the slice
 //! `of`.
 //!
-//! The methods have the names of OpenSHMEM. A method without the suffix `_relaxed` is strong, at
-//! system scope: it acquires if it returns the element, and it releases if it changes the element.
-//! A `_relaxed` method orders nothing. Over the network, even two relaxed operations of one thread
-//! on the same word are unordered; [`Context::fence`] orders them.
+//! The methods have the names of OpenSHMEM. Every operation has system scope. A method without the
+//! suffix `_relaxed` acquires if it returns the element, and releases if it changes the element. A
+//! `_relaxed` method orders nothing. Over the network, even two relaxed operations of one thread on
+//! the same word are unordered; [`Context::fence`] orders them.
 //!
 //! A method that returns nothing does not wait for the operation, except if it adds to a float over
 //! the network. If the PE is unreachable, the failure is written to the status, and a method that
@@ -20,8 +20,8 @@ use peerweave_types::{KernelOp, Plain, SymSlice};
 impl Context {
     /// Returns the address for an atomic operation at a PE; `None` if the PE is unreachable. If the
     /// PE is mapped, returns the address of the element (`Ok`). If the PE is reached over the
-    /// network, returns the corresponding address in this PE's heap (`Err`), after a fence if the
-    /// operation is strong.
+    /// network, returns the corresponding address in this PE's heap (`Err`), after a fence if
+    /// `strong` is true.
     #[inline(always)]
     fn word<T: Plain>(&self, of: SymSlice<T>, pe: u32, strong: bool) -> Option<Result<*mut T, u64>> {
         assert!(!of.is_empty(), "the slice of an atomic operation is empty, expected at least one element");
@@ -42,8 +42,8 @@ impl Context {
     }
 }
 
-/// Returns `value`, which an operation has read over the network. If the operation is strong, a
-/// fence makes the read an acquire.
+/// Returns `value`, which an operation has read over the network. If `strong` is true, a fence
+/// makes the read an acquire.
 #[inline(always)]
 fn acquired<T>(value: T, strong: bool) -> T {
     if strong {

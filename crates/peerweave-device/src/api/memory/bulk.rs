@@ -39,14 +39,14 @@ impl Lent {
         self.half != 0
     }
 
-    /// Returns the parities of the barriers' phases, for a function that copies with another
+    /// Returns the parities of the barriers' phases, for a function that copies with a separate
     /// context of this thread.
     #[inline(always)]
     pub(crate) fn parity(&self) -> u32 {
         self.parity
     }
 
-    /// Sets the parities of the barriers' phases to a value of [`Self::parity`].
+    /// Sets the parities of the barriers' phases to a value that [`Self::parity`] has returned.
     #[inline(always)]
     pub(crate) fn set_parity(&mut self, parity: u32) {
         self.parity = parity;

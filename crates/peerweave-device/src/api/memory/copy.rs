@@ -81,7 +81,7 @@ fn own<S: Scope>(bytes: usize, piece: usize) -> Option<usize> {
     (skip < bytes as u32).then_some(skip as usize)
 }
 
-/// Copies the vectors with indices `start + k * step` for `k` below `N`. All loads precede the
+/// Copies the vectors with indices `start + k * step` for each `k` below `N`. All loads precede the
 /// first store.
 ///
 /// # Safety

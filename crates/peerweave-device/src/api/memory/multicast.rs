@@ -19,7 +19,7 @@ use crate::arch::multimem::{Bf16x8, F16x8, F32x4, Multimem, MultimemBits, Multim
 /// ```
 /// use peerweave_device::prelude::*;
 ///
-/// /// Every PE sums its share of the elements of all GPUs, and writes the sums on all of them.
+/// /// Every PE sums one share of the elements over all GPUs, and writes the sums on every GPU.
 /// #[kernel]
 /// pub fn all_reduce(ctx: &Context, data: SymSlice<f32>) -> Result<(), Failed> {
 ///     ctx.barrier_all_block()?;

@@ -1,9 +1,9 @@
 //! Puts and gets (remote memory access) of one element, of contiguous elements, and of elements at
 //! strides.
 //!
-//! Each direction has one implementation, which is generic over the scope. The public methods
-//! select the scope. A mapped peer is accessed by vector loads and stores. If shared memory is lent
-//! and the copy is long enough, the copy unit is used instead.
+//! All puts have one implementation, and all gets have one. Both are generic over the scope. The
+//! public methods select the scope. A mapped peer is accessed by vector loads and stores. If shared
+//! memory is lent and the copy is long enough, the copy unit is used instead.
 
 use super::copy::{self, Far};
 use crate::api::context::Reach;
@@ -16,8 +16,8 @@ use crate::gpu::bulk;
 use peerweave_types::{FailureKind, KernelOp, Plain, SymSlice};
 
 /// Returns whether the copy unit is faster than the threads of a scope for this length, as measured
-/// on H200. The length is compared before the size of the block, because every thread of a block
-/// executes this function for every message.
+/// on H200. Every thread of a block executes this function for every message. So the cheap
+/// comparison of the length precedes the read of the block size.
 #[inline(always)]
 fn bulk_pays<S: Scope>(far: Far, bytes: usize) -> bool {
     match (S::KIND, far) {
@@ -371,8 +371,9 @@ macro_rules! scoped {
             /// call returns.
             ///
             /// # Ordering
-            /// None. The put is complete at the peer once [`Self::quiet`] has returned. A later
-            /// signal arrives at the peer after the put.
+            /// Later puts may arrive at the peer before this put. A later signal with release order
+            /// arrives after this put. The put is complete at the peer once [`Self::quiet`] has
+            /// returned.
             #[inline(always)]
             pub fn $put<T: Plain>(&self, to: SymSlice<T>, from: impl Source<T>, pe: u32) -> usize {
                 self.put_any::<T, $scope, _>(to, &from, pe, false)
@@ -434,9 +435,9 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Copies `count` elements at strides: element `i * from_step` of `from` to element `i * to_step` of `to` on `pe`. Called by ", $words, ".")]
-            /// If `from` or `to` has fewer than `count` elements at stride `from_step` or
-            /// `to_step`, copies only the elements that both have. If `to_step` or `from_step` is
-            /// 0, copies nothing.
+            /// If `from` or `to` is too short for `count` strided elements, copies only as many
+            /// elements as both views contain at their strides. If `to_step` or `from_step` is 0,
+            /// copies nothing.
             #[inline(always)]
             pub fn $iput<T: Plain>(
                 &self,
@@ -451,9 +452,9 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Copies `count` elements at strides: element `i * from_step` of `from` on `pe` to element `i * to_step` of `to`. Called by ", $words, ".")]
-            /// If `from` or `to` has fewer than `count` elements at stride `from_step` or
-            /// `to_step`, copies only the elements that both have. If `to_step` or `from_step` is
-            /// 0, copies nothing.
+            /// If `from` or `to` is too short for `count` strided elements, copies only as many
+            /// elements as both views contain at their strides. If `to_step` or `from_step` is 0,
+            /// copies nothing.
             #[inline(always)]
             pub fn $iget<T: Plain>(
                 &self,

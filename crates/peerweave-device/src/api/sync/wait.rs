@@ -93,12 +93,12 @@ impl Context {
 }
 
 /// Declares the waits and tests for several elements. One form compares all elements with the same
-/// value. The other form compares each element with its own value.
+/// value. The other form compares each element with a separate value.
 macro_rules! several {
     ($value:ty, |$index:ident, $values:ident| $each:expr, $plural:literal:
         $wait_any:ident, $wait_all:ident, $wait_some:ident, $test_any:ident, $test_all:ident, $test_some:ident) => {
         impl Context {
-            #[doc = concat!("Waits until any element that is not excluded satisfies `compare` with ", $plural, ".")]
+            #[doc = concat!("Waits until an element that is not excluded satisfies `compare` with ", $plural, ".")]
             /// Returns the lowest index of an element that satisfies the comparison. Returns `None`
             /// immediately if all elements are excluded.
             ///

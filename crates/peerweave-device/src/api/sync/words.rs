@@ -109,8 +109,8 @@ impl Context {
         self.watch_words(of).wait_all(&mut self.spin()).map_err(|kind| self.fail_words(kind, operation, of))
     }
 
-    /// Waits until the comparison is true for any integer that is not excluded. Returns the index
-    /// of the first such integer at or after `start`, or else of the first such integer before
+    /// Waits until the comparison is true for an integer that is not excluded. Returns the index of
+    /// the first such integer at or after `start`, or else of the first such integer before
     /// `start`. Returns `None` immediately if all integers are excluded.
     ///
     /// # Ordering

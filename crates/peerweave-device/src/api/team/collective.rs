@@ -167,7 +167,10 @@ unsafe fn combine_near<T: Reducible, C: Combine<T>>(
 /// `raw`, `pes` and `bases` are from one context of this thread.
 #[cold]
 #[inline(never)]
-#[expect(clippy::extra_unused_type_parameters, reason = "makes the compiler generate the function in the kernel's crate")]
+#[expect(
+    clippy::extra_unused_type_parameters,
+    reason = "the type parameter makes the compiler generate the function in the kernel's crate"
+)]
 unsafe fn reach_all<Here>(
     raw: *const KernelContext,
     pes: Pes,
@@ -275,7 +278,8 @@ unsafe fn give_far<S: Scope>(
     Ok(())
 }
 
-/// Returns the number of elements of a vector; 0 if an element is larger than a vector.
+/// Returns the number of elements that one vector contains; 0 if an element is larger than a
+/// vector.
 #[inline(always)]
 const fn per_vector<T>() -> usize {
     VECTOR / size_of::<T>()
@@ -291,7 +295,8 @@ fn vectors<T>(to: SymOffset, from: SymOffset, count: usize) -> usize {
 
 impl Context {
     /// Puts `count` elements to `to` on every member of the team. The source for rank `r` starts at
-    /// element `r * stride` of `from`. See [`give_each`] for the order and for pending puts.
+    /// element `r * stride` of `from`. As for [`give_each`], puts over the network may be
+    /// outstanding when the call returns.
     #[inline(always)]
     fn give<T: Plain, S: Scope>(
         &self,
@@ -437,9 +442,9 @@ macro_rules! scoped {
     ($scope:ident, $words:literal: $broadcast:ident, $fcollect:ident, $alltoall:ident, $reduce:ident, $reducescatter:ident) => {
         impl Context {
             #[doc = concat!("Copies `from` on the member with rank `root` to `to` on every member. Called by ", $words, ".")]
-            /// Every member makes this call from the block with the same index. A member must make
-            /// the call only when its own `to` may be overwritten. If the lengths of `to` and
-            /// `from` differ, the shorter length is used.
+            /// Every member makes this call from the block with the same index. The member `root`
+            /// may overwrite `to` on members that have not yet made this call. If the lengths of
+            /// `to` and `from` differ, the shorter length is used.
             ///
             /// # Errors
             /// As for [`Self::barrier`]. [`FailureKind::NoSuchPeer`] if `root` is not a rank of the
@@ -457,10 +462,10 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Concatenates the members' `from` in rank order, and writes the result to `to` on every member. Called by ", $words, ".")]
-            /// Every member makes this call from the block with the same index. A member must make
-            /// the call only when its own `to` may be overwritten. `to` should be as long as the
-            /// `from` of all members together. If `to` is shorter, an equal number of elements is
-            /// copied from each member.
+            /// Every member makes this call from the block with the same index. A member that makes
+            /// this call may overwrite `to` on members that have not yet made this call. `to`
+            /// should be as long as the `from` of all members together. If `to` is shorter, an
+            /// equal number of elements is copied from each member.
             ///
             /// # Errors
             /// As for [`Self::barrier`].
@@ -471,10 +476,10 @@ macro_rules! scoped {
 
             #[doc = concat!("Copies part `j` of `from` to part `i` of `to` on the member with rank `j`, where `i` is the rank of this PE. Called by ",
                 $words, ".")]
-            /// Every member makes this call from the block with the same index. A member must make
-            /// the call only when its own `to` may be overwritten. `from` and `to` have one part
-            /// for each member, and all parts have the same length. Elements after the last part
-            /// are not copied.
+            /// Every member makes this call from the block with the same index. A member that makes
+            /// this call may overwrite `to` on members that have not yet made this call. `from` and
+            /// `to` have one part for each member, and all parts have the same length. Elements
+            /// after the last part are not copied.
             ///
             /// # Errors
             /// As for [`Self::barrier`].
@@ -484,8 +489,8 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Combines the members' `from` element by element, and writes the result to `to` on every member. Called by ", $words, ".")]
-            /// Every member makes this call from the block with the same index. A member must make
-            /// the call only when its own `to` may be overwritten. If the lengths of `to` and
+            /// Every member makes this call from the block with the same index. No `to` is
+            /// overwritten before all members have made this call. If the lengths of `to` and
             /// `from` differ, the shorter length is used. `to` and `from` may be the same slice.
             ///
             /// # Errors
@@ -502,10 +507,10 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Combines the members' `from` element by element, and writes part `i` of the result to `to` on the member with rank `i`. Called by ", $words, ".")]
-            /// Every member makes this call from the block with the same index. A member must make
-            /// the call only when its own `to` may be overwritten. `from` should be `team_n_pes`
-            /// times as long as `to`. If `from` is shorter, the part for each member is shortened
-            /// equally. `to` must not overlap `from`.
+            /// Every member makes this call from the block with the same index. A member's `to` is
+            /// overwritten only after all members have made this call. `from` should be
+            /// `team_n_pes` times as long as `to`. If `from` is shorter, the part for each member
+            /// is shortened equally. `to` must not overlap `from`.
             ///
             /// # Errors
             /// As for [`Self::barrier`].

@@ -18,7 +18,7 @@ pub trait Reducible: Element + peerweave_types::Plain {
     /// The type of intermediate results: `f32` for 16-bit floats, and the type itself for all other
     /// types.
     type Wide: Copy;
-    /// The type of the elements of a 16-byte vector, converted to [`Self::Wide`].
+    /// All elements of one 16-byte vector, each converted to [`Self::Wide`].
     #[doc(hidden)]
     type Lanes: Copy;
     #[doc(hidden)]

@@ -42,9 +42,10 @@ pub(crate) struct Meeting {
     rank: u32,
     /// Address of the epoch of this block's slot, in memory of this device.
     epoch: u64,
-    /// Address of this PE's word in the heap of `rank`; 0 if this thread synchronises with no rank.
+    /// Address of this PE's word in the heap of the member `rank`; 0 if this thread synchronises
+    /// with no member.
     theirs: u64,
-    /// Address of the word of `rank` in this PE's heap.
+    /// Address of the word of the member `rank` in this PE's heap.
     mine: u64,
 }
 
@@ -84,21 +85,22 @@ macro_rules! order {
 }
 
 order!(
-    /// The order of barriers: completes puts, and makes earlier writes of every member visible.
+    /// Order for barriers: the synchronisation completes puts, and makes earlier writes of every
+    /// member visible.
     Complete: true, true, false
 );
 order!(
-    /// The order of collectives: like [`Complete`], but the code is not inlined, because a function
+    /// Order for collectives: like [`Complete`], but the code is not inlined, because a function
     /// call costs little compared with the collective's copies.
     Collective: true, true, true
 );
 order!(
-    /// The order of syncs: makes earlier writes of every member visible. Puts over the network may
-    /// be incomplete.
+    /// Order for syncs: the synchronisation makes earlier writes of every member visible. Puts over
+    /// the network may be incomplete.
     Strong: false, true, false
 );
 order!(
-    /// The order of relaxed syncs: orders nothing.
+    /// Order for relaxed syncs: the synchronisation orders nothing.
     Relaxed: false, false, false
 );
 
@@ -366,7 +368,10 @@ fn agree<S: Scope>(outcome: Result<(), Failed>, epoch: u64, before: u64) -> Resu
 /// with the rank `rank`. `line` is the address of that member's signal line in this PE's heap.
 #[cold]
 #[inline(never)]
-#[expect(clippy::extra_unused_type_parameters, reason = "makes the compiler generate the function in the kernel's crate")]
+#[expect(
+    clippy::extra_unused_type_parameters,
+    reason = "the type parameter makes the compiler generate the function in the kernel's crate"
+)]
 unsafe fn missing<Here>(
     raw: &KernelContext,
     (team, operation): (KernelTeam, KernelOp),

@@ -12,8 +12,8 @@ use std::sync::OnceLock;
 use std::time::Instant;
 use std::vec::Vec;
 
-/// The operations that kernel threads call on an executor. The default methods implement a block of
-/// one thread.
+/// An executor of kernels on the host. It implements the operations that kernel threads call. The
+/// default methods implement a block of one thread.
 ///
 /// [`set_executor`] sets the executor once for the process. Every thread of the process that runs
 /// device code calls the executor. On a thread that the executor has not started, the executor's
@@ -83,8 +83,9 @@ pub trait Executor: Sync {
         false
     }
 
-    /// Executes a call on the emulated network. If the call returns the previous value of a word,
-    /// returns that value. Called only if [`Self::has_network`] returns `true`.
+    /// Executes a call on the emulated network. Returns the previous value of the word for an
+    /// atomic operation that fetches. The results of other calls are unspecified. Called only if
+    /// [`Self::has_network`] returns `true`.
     fn network(&self, call: Call) -> u64 {
         panic!("the executor of this kernel emulates no network, so it cannot execute {call:?}")
     }
@@ -140,7 +141,7 @@ impl core::error::Error for AlreadySet {}
 /// effect.
 ///
 /// # Errors
-/// [`AlreadySet`] if another executor is set.
+/// [`AlreadySet`] if a different executor is set.
 pub fn set_executor(executor: &'static dyn Executor) -> Result<(), AlreadySet> {
     let set = *EXECUTOR.get_or_init(|| executor);
     if ptr::addr_eq(set, executor) { Ok(()) } else { Err(AlreadySet) }

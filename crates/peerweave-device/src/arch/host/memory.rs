@@ -10,7 +10,7 @@ use crate::arch::{Access, AcqRel, Acquire, Cta, Fence, FloatAdd, Gpu, Reduce, Re
 use core::sync::atomic::{AtomicI32, AtomicI64, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 use peerweave_types::{bf16, f16};
 
-/// The `Ordering` of Rust for a memory order of read-modify-writes.
+/// A memory order of read-modify-writes, with the corresponding `Ordering` of Rust.
 pub(super) trait Order {
     const ORDERING: Ordering;
     /// The order of the load if a compare-and-swap fails.

@@ -112,7 +112,7 @@ pub fn fence_global() {
 /// # Safety
 /// [`AVAILABLE`] is true. Both addresses and `bytes` are multiples of [`ALIGN`]. The range at `to`
 /// is accessible shared memory of this block. The range at `from` is accessible global memory.
-/// Nothing else accesses `to` until the phase is complete. The barrier is idle.
+/// Until the phase is complete, nothing else accesses `to`, and no other copy uses the barrier.
 #[inline(always)]
 pub unsafe fn start_load(to: u32, from: *const u8, bytes: u32, barrier: u32) {
     #[cfg(target_feature = "sm_90")]
@@ -184,8 +184,8 @@ pub fn commit() {
     }
 }
 
-/// Waits until the copy unit has read the sources of all groups of this thread except the `PENDING`
-/// newest. After the call, the shared memory of these groups can be reused.
+/// Waits until the copy unit has read the sources of all groups of this thread, except the newest
+/// `PENDING` groups. After the call, the shared memory of these groups can be reused.
 #[inline(always)]
 pub fn wait_read<const PENDING: usize>() {
     #[cfg(target_feature = "sm_90")]

@@ -107,23 +107,25 @@ macro_rules! shuffle {
 }
 
 shuffle!(
-    /// Returns the value of the lane with number `from` modulo 32. All threads in `mask` call this
-    /// function.
+    /// Returns the `value` that the lane with the number `from` modulo 32 has passed. All threads
+    /// in `mask` call this function.
     shuffle_idx, shfl_sync_idx, from, 31
 );
 shuffle!(
-    /// Returns the value of the lane whose number is this lane's number minus `by`. If there is no
-    /// such lane, returns `value`. All threads in `mask` call this function. `by` is at most 31.
+    /// Returns the `value` that another lane has passed: the lane whose number is lower by `by`. If
+    /// there is no such lane, returns this thread's `value`. All threads in `mask` call this
+    /// function. `by` is at most 31.
     shuffle_up, shfl_sync_up, by, 0
 );
 shuffle!(
-    /// Returns the value of the lane whose number is this lane's number plus `by`. If there is no
-    /// such lane, returns `value`. All threads in `mask` call this function. `by` is at most 31.
+    /// Returns the `value` that another lane has passed: the lane whose number is higher by `by`.
+    /// If there is no such lane, returns this thread's `value`. All threads in `mask` call this
+    /// function. `by` is at most 31.
     shuffle_down, shfl_sync_down, by, 31
 );
 shuffle!(
-    /// Returns the value of the lane whose number is this lane's number exclusive-or `by`. All
-    /// threads in `mask` call this function.
+    /// Returns the `value` that another lane has passed: the lane whose number is the exclusive or
+    /// of this lane's number and `by`. All threads in `mask` call this function.
     shuffle_xor, shfl_sync_bfly, by, 31
 );
 

@@ -1,5 +1,5 @@
-//! Strong loads and stores of 32-bit and 64-bit words and of 128-bit lines of global memory, and
-//! fences.
+//! Fences, and strong loads and stores (as PTX defines strong) of global memory. The loads and
+//! stores access words of 32 or 64 bits, or lines of 128 bits.
 
 use crate::arch::{Access, Cta, Fence, Gpu, Sys};
 use core::arch::asm;

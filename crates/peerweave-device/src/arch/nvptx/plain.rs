@@ -135,7 +135,8 @@ piece!(u16, u16, reg16: "ld.global.b16" "ld.b16" "ld.relaxed.sys.global.b16" "st
 piece!(u32, u32, reg32: "ld.global.b32" "ld.b32" "ld.relaxed.sys.global.b32" "st.global.b32" "st.b32" "st.relaxed.sys.global.b32");
 piece!(u64, u64, reg64: "ld.global.b64" "ld.b64" "ld.relaxed.sys.global.b64" "st.global.b64" "st.b64" "st.relaxed.sys.global.b64");
 
-/// Reads a word that is not written while the kernel runs. The load may be moved out of loops.
+/// Reads a word that is not written while the kernel runs. The compiler may move the load out of
+/// loops.
 ///
 /// The load is weak, and does not use the read-only cache (`.nc`). ptxas would move a `.nc` load
 /// into loops, which saves registers but costs an access to the L2 cache after each fence.

@@ -7,14 +7,14 @@
 /// # Safety
 /// An implementation accesses exactly the value at the pointer on each GPU, by one instruction.
 pub unsafe trait Multimem: Copy {
-    /// Writes the value on every GPU.
+    /// Replaces the value at `to` by `value` on every GPU.
     ///
     /// # Safety
     /// The module's `AVAILABLE` is true, and `to` is an aligned multicast address that this thread
     /// can access.
     unsafe fn store(to: *mut Self, value: Self);
 
-    /// Returns the sum of the values on all GPUs. 16-bit floats are added in `f32`.
+    /// Returns the sum of the values at `from` on all GPUs. 16-bit floats are added in `f32`.
     ///
     /// # Safety
     /// As for [`Self::store`].
@@ -32,13 +32,13 @@ pub unsafe trait Multimem: Copy {
 /// # Safety
 /// As for [`Multimem`].
 pub unsafe trait MultimemOrd: Multimem {
-    /// Returns the minimum of the values on all GPUs.
+    /// Returns the minimum of the values at `from` on all GPUs.
     ///
     /// # Safety
     /// As for [`Multimem::store`].
     unsafe fn load_min(from: *const Self) -> Self;
 
-    /// Returns the maximum of the values on all GPUs.
+    /// Returns the maximum of the values at `from` on all GPUs.
     ///
     /// # Safety
     /// As for [`Multimem::store`].
@@ -62,19 +62,19 @@ pub unsafe trait MultimemOrd: Multimem {
 /// # Safety
 /// As for [`Multimem`].
 pub unsafe trait MultimemBits: Multimem {
-    /// Returns the bitwise AND of the values on all GPUs.
+    /// Returns the bitwise AND of the values at `from` on all GPUs.
     ///
     /// # Safety
     /// As for [`Multimem::store`].
     unsafe fn load_and(from: *const Self) -> Self;
 
-    /// Returns the bitwise OR of the values on all GPUs.
+    /// Returns the bitwise OR of the values at `from` on all GPUs.
     ///
     /// # Safety
     /// As for [`Multimem::store`].
     unsafe fn load_or(from: *const Self) -> Self;
 
-    /// Returns the bitwise XOR of the values on all GPUs.
+    /// Returns the bitwise XOR of the values at `from` on all GPUs.
     ///
     /// # Safety
     /// As for [`Multimem::store`].
