@@ -35,21 +35,22 @@ impl<A> Loaded<A> {
 /// The loaded libraries of one product.
 #[derive(Debug)]
 pub struct Registry<A: 'static> {
-    /// Common start of the file names, such as `libnccl.so`.
+    /// Common start of the file names of the product's libraries, such as `libnccl.so`.
     stem: &'static str,
     /// Name of the crate that uses the libraries, for error messages.
     user: &'static str,
     /// The oldest version that the crate supports.
     oldest: Version,
-    /// Consequence of a second library in the process. Part of the logged warning.
+    /// Consequence of a second library of this product in the process. A warning states the
+    /// consequence.
     hazard: &'static str,
     loaded: Mutex<Vec<&'static Loaded<A>>>,
 }
 
 impl<A> Registry<A> {
     /// Creates an empty registry for the crate `user`, which supports libraries from version
-    /// `oldest` on. `stem` is the common start of the libraries' file names. If a process has
-    /// several of these libraries, a warning is logged that ends with `hazard`.
+    /// `oldest` on. `stem` is the common start of the libraries' file names. If several of these
+    /// files are mapped in a process, a warning is logged that ends with `hazard`.
     pub const fn new(stem: &'static str, user: &'static str, oldest: Version, hazard: &'static str) -> Self {
         Self { stem, user, oldest, hazard, loaded: Mutex::new(Vec::new()) }
     }
@@ -121,7 +122,7 @@ mod tests {
     const OLDEST: Version = Version::new(2, 0, 0);
 
     fn registry() -> Registry<Library> {
-        Registry::new("libm.so", "a crate", OLDEST, "use only one")
+        Registry::new("libm.so", "a crate", OLDEST, "use only one library")
     }
 
     fn library() -> Library {

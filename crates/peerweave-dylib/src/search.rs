@@ -134,14 +134,14 @@ impl Search {
         }
     }
 
-    /// Like [`open`](Self::open), but calls `variable` instead of reading the environment. This
-    /// function is for tests, and for programs with their own settings.
+    /// Searches like [`open`](Self::open), but calls `variable` to obtain the value of each
+    /// environment variable. This function is for tests, and for programs with their own settings.
     ///
     /// # Safety
-    /// The file that the overriding variable names is the product, and running its initialisers is
-    /// sound. The same holds for files in the directories that this function derives from `PATH`,
-    /// `PYTHONPATH`, `VIRTUAL_ENV`, `CONDA_PREFIX` and `HOME`, if they have a name of the product.
-    /// This function calls `variable` with each of these names.
+    /// This function obtains the values of the overriding variable and of `PATH`, `PYTHONPATH`,
+    /// `VIRTUAL_ENV`, `CONDA_PREFIX` and `HOME`. The file that the overriding variable names is the
+    /// product, and running its initialisers is sound. The same holds for every file that has one
+    /// of the product's file names, in the directories that the other five values determine.
     ///
     /// # Errors
     /// As for [`open`](Self::open).

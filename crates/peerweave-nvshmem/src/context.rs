@@ -39,8 +39,8 @@ pub(crate) struct Running {
 /// The kind of bootstrap, and a number that identifies the rendezvous, id or communicator.
 pub(crate) type BootstrapKey = (&'static str, u64);
 
-/// The arguments of an initialisation. A later initialisation in the same process must have equal
-/// arguments.
+/// The arguments of an initialisation. While NVSHMEM runs, a further initialisation in the same
+/// process must have equal arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Arguments {
     /// The kind of bootstrap: a rendezvous, an id, MPI or a launcher.

@@ -9,7 +9,7 @@
 //!
 //! # Invariant
 //! - **\[O1\]** Each collective of a team in this process starts on the device after the team's
-//!   previous collective.
+//!   previous collective has completed.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};

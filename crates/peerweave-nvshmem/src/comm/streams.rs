@@ -1,5 +1,5 @@
-//! Waits for streams, and the list of streams that use a resource. A resource is released after
-//! these streams have completed.
+//! Functions that wait for streams, and the list of the streams that use a resource. A resource is
+//! released after these streams have completed.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -32,8 +32,8 @@ pub(crate) fn wait_all(call: &'static str, comm: &Comm, streams: &peerweave_driv
     streams.all().iter().try_for_each(|stream| pass_until(call, comm, stream, start, deadline))
 }
 
-/// The streams that use a resource. An idle stream without another handle may be removed from the
-/// list.
+/// The streams that use a resource. An idle stream may be removed from the list if only the list
+/// has a handle to the stream.
 pub(crate) struct Streams {
     known: peerweave_driver::Streams,
     /// The value of `Open::emptied` (in `pending.rs`) when this memory was last added to the list

@@ -154,7 +154,7 @@ impl Settings {
         ibgda "NVSHMEM_IB_ENABLE_IBGDA";
         /// Enables NVSHMEM's own checks of arguments, which make calls slower.
         error_checks "NVSHMEM_ENABLE_ERROR_CHECKS";
-        /// Makes NVSHMEM print every environment variable that it knows at initialisation.
+        /// Makes NVSHMEM print, at initialisation, every environment variable that it knows.
         info "NVSHMEM_INFO";
     }
 
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn local_settings_need_not_be_equal_on_all_pes() {
+    fn comparison_of_settings_omits_logging_paths_and_adapters() {
         let settings =
             Settings::default().max_teams(7).disable_nccl(true).debug("INFO").hca_list("mlx5_0").bootstrap_interface("eth0");
         let settings = settings

@@ -45,11 +45,12 @@ pub(super) enum Begun {
 }
 
 impl Start {
-    /// Begins an initialisation, or returns why this process cannot start NVSHMEM.
+    /// Begins an initialisation. If this process cannot start NVSHMEM, returns the reason as
+    /// [`Begun::Refused`], so that the caller sends it to other PEs.
     ///
     /// # Errors
-    /// Returns an error only if the error must not be sent to other PEs, because this PE is in
-    /// another call with these PEs.
+    /// Returns the reason as an error if it must not be sent to other PEs. This is the case in a
+    /// forked child, and if this process already uses NVSHMEM with the same bootstrap.
     pub(super) fn begin(call: &'static str, arguments: &Arguments) -> Result<Begun, NvshmemError> {
         // In a forked child, the lock may be held by a thread that exists only in the parent.
         let forked = Nvshmem::is_forked();
@@ -190,7 +191,7 @@ fn same(call: &'static str, running: &Arguments, asked: &Arguments) -> Result<()
         return differ("the bootstrap", running.bootstrap.to_owned(), asked.bootstrap.to_owned());
     }
     if running.place != asked.place {
-        return differ("this PE as", place(running.place), place(asked.place));
+        return differ("the position", place(running.place), place(asked.place));
     }
     if running.identity != asked.identity {
         let what = match running.bootstrap {
