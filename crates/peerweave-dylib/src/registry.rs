@@ -137,7 +137,7 @@ mod tests {
         let first =
             registry.adopt(library(), |library| Ok::<_, Unsupported>((library, OLDEST))).expect("version 2.0.0 is supported");
         let again = registry
-            .adopt::<Unsupported>(library(), |_| unreachable!("the file is already in the registry"))
+            .adopt::<Unsupported>(library(), |_| unreachable!("`read` is not called for a file in the registry"))
             .expect("the file is in the registry");
         assert!(std::ptr::eq(first, again));
         assert_eq!((first.version, first.others.len()), (OLDEST, 0));
@@ -146,8 +146,9 @@ mod tests {
     #[test]
     fn error_for_a_too_old_library_names_both_versions() {
         let old = Version::new(1, 9, 0);
-        let error =
-            registry().adopt(library(), |library| Ok::<_, Unsupported>((library, old))).expect_err("version 1.9.0 is too old");
+        let error = registry()
+            .adopt(library(), |library| Ok::<_, Unsupported>((library, old)))
+            .expect_err("the library is refused, because version 1.9.0 is too old");
         assert!(error.to_string().starts_with("a crate needs libm 2.0.0, found 1.9.0 ("), "{error}");
     }
 }

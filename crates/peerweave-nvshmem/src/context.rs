@@ -16,7 +16,7 @@ use crate::heap::Heap;
 use crate::heap::limits::Limits;
 use crate::library::{Nvshmem, Settings, Status};
 
-/// A handle to the NVSHMEM context of this process. Every clone is another handle to the same
+/// A handle to the NVSHMEM context of this process. Every clone is a further handle to the same
 /// context. Passing the last handle to [`finalize`](Self::finalize) finalises NVSHMEM.
 ///
 /// Dropping a handle is local and does not finalise NVSHMEM. If every handle has been dropped and

@@ -9,7 +9,8 @@
 //! outcome to each other. Therefore no PE waits inside NVSHMEM for a PE that could not acquire the
 //! gate. Without a rendezvous, only the deadline ends the wait for a missing PE.
 //!
-//! Invariant: either all PEs get an error, or no PE does.
+//! Invariant, if the PEs have a rendezvous: [`arrive`] returns an error on all members or on no
+//! member.
 
 use peerweave_bootstrap::agree::{self, Disagreement, Failure, agree};
 use peerweave_bootstrap::{BootstrapError, Rendezvous};

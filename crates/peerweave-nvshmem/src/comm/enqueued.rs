@@ -70,8 +70,7 @@ impl Comm {
         self.enqueued.orders().iter().try_for_each(|order| order.drain(call, self).map(drop))
     }
 
-    /// Completes data that the host has sent over a network, and transfers on NVSHMEM's own
-    /// streams.
+    /// Completes the host's transfers over a network, and transfers on NVSHMEM's own streams.
     pub(crate) fn quiet_host(&self) -> Result<(), NvshmemError> {
         // Cleared before the call, because the call does not complete data that is sent during the
         // call.

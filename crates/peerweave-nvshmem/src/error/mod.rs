@@ -112,7 +112,7 @@ impl NvshmemError {
         move |source| Self::Bootstrap { call, source: Arc::new(source) }
     }
 
-    /// Returns the kind of misuse, or `None` if the error has another cause.
+    /// Returns the kind of misuse, or `None` if the error has a different cause.
     pub fn misuse_kind(&self) -> Option<&MisuseKind> {
         match self {
             Self::Misuse(misuse) => Some(&misuse.kind),

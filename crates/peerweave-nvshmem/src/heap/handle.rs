@@ -1,7 +1,7 @@
 //! Counted handles of symmetric memory. Freeing uses the count to detect other handles.
 //!
 //! Invariant: a handle is cloned from a handle, or created by the call that allocates. If the count
-//! is 1, only the owner of the single handle can create another handle. The count of an `Arc` is
+//! is 1, only the owner of the single handle can create a further handle. The count of an `Arc` is
 //! not sufficient, because a `Weak` can be upgraded at any time.
 
 use std::ops::Deref;

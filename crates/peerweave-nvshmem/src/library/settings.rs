@@ -16,7 +16,7 @@ use crate::error::{MisuseKind, NvshmemError};
 /// environment. If the environment has no value either, NVSHMEM uses its default.
 ///
 /// NVSHMEM takes its options only from environment variables. A process reads these variables once:
-/// when NVSHMEM starts or creates an id, whichever is first. A second start with other settings
+/// when NVSHMEM starts or creates an id, whichever is first. A second start with different settings
 /// fails with [`MisuseKind::AlreadyInitialized`].
 ///
 /// Initialisation therefore sets these variables in the environment of the process, and restores
@@ -224,7 +224,7 @@ impl Settings {
         read.filter_map(|name| self.effective(&name).map(|value| (name, value))).collect()
     }
 
-    /// Returns an error if NVSHMEM has read other settings in this process.
+    /// Returns an error if NVSHMEM has read different settings in this process.
     pub(crate) fn check_read(&self, call: &'static str) -> Result<(), NvshmemError> {
         let read = READ.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(read) = &*read else { return Ok(()) };

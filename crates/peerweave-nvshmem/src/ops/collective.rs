@@ -79,8 +79,8 @@ impl Team {
     /// PE arrives (`nvshmemi_transfer_quiet` on all queues of the device, in NVSHMEM's
     /// `barrier.cuh`).
     ///
-    /// Network transfers that the host makes with [`put_blocking`](Context::put_blocking) use
-    /// another queue, which this barrier does not complete.
+    /// Network transfers that the host makes with [`put_blocking`](Context::put_blocking) use a
+    /// different queue, which this barrier does not complete.
     /// [`barrier_blocking`](Self::barrier_blocking) also completes these transfers.
     ///
     /// # Collective

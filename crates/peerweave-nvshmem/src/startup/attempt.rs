@@ -280,7 +280,7 @@ mod tests {
         };
         assert!(differs(|asked| asked.device = 1).contains("the device 0, expected 1"));
         assert!(differs(|asked| asked.identity = 8).contains("the id #00000007, expected #00000008"));
-        assert!(differs(|asked| asked.place = Some((1, 2))).contains("this PE as PE 0 of 2, expected PE 1 of 2"));
+        assert!(differs(|asked| asked.place = Some((1, 2))).contains("the position PE 0 of 2, expected PE 1 of 2"));
         assert!(differs(|asked| asked.settings = Settings::default()).contains("NVSHMEM_MAX_TEAMS=8"));
         assert!(same("test", &running, &running.clone()).is_ok());
     }
