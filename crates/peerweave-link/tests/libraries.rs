@@ -105,7 +105,7 @@ fn unknown_architecture_is_refused() {
 }
 
 #[test]
-fn code_of_another_architecture_is_a_version_mismatch() {
+fn code_of_a_different_architecture_is_a_version_mismatch() {
     let other = Nvrtc::load().expect("NVRTC is installed").compile(&twice().option("-rdc=true"), Target::Cubin(Arch::new(8, 0)));
     let input = Input::new(InputKind::Cubin, "twice", other.expect("the source compiles").image);
     let error = Linker::new(HOPPER)

@@ -25,8 +25,8 @@ fn pass_until(
     if wait(stream, deadline)? { Ok(()) } else { Err(comm.late(call, start.elapsed(), Vec::new())) }
 }
 
-/// Waits until all these streams have completed their work. One deadline of the context applies to
-/// all streams together.
+/// Waits until all streams in `streams` have completed their work. The context's deadline applies
+/// to the wait for all of them together.
 pub(crate) fn wait_all(call: &'static str, comm: &Comm, streams: &peerweave_driver::Streams) -> Result<(), NvshmemError> {
     let (start, deadline) = (Instant::now(), deadline_after(comm.deadline));
     streams.all().iter().try_for_each(|stream| pass_until(call, comm, stream, start, deadline))
@@ -65,8 +65,8 @@ impl Streams {
         self.known.all().iter().all(passed)
     }
 
-    /// Waits within the context's deadline until all streams have completed their work. The streams
-    /// stay in the list.
+    /// Waits within the context's deadline until all streams in the list have completed their work.
+    /// The streams stay in the list.
     pub(crate) fn drain(&self, call: &'static str, comm: &Comm) -> Result<(), NvshmemError> {
         wait_all(call, comm, &self.known)
     }

@@ -184,7 +184,7 @@ fn device_memory(context: &Arc<CudaContext>, settings: &Settings) -> Result<(), 
     Ok(())
 }
 
-/// Compares the data of all PEs: versions, settings and GPUs must be compatible.
+/// Checks that all PEs can start, and have equal versions, equal settings and different GPUs.
 pub(crate) fn together(own: Pe, cards: &[Result<StartInfo, String>]) -> Result<(), PreflightError> {
     let read = |(pe, card): (usize, &Result<StartInfo, String>)| match card {
         Ok(card) => Ok((Pe::new(pe as u32), card.clone())),

@@ -1,6 +1,6 @@
 //! Starts NVSHMEM by a rendezvous, an id, MPI or a launcher.
 //!
-//! Invariant: NVSHMEM is initialised once. An attempt to initialise NVSHMEM during an
+//! Invariant: NVSHMEM is not initialised while it runs. An attempt to initialise NVSHMEM during an
 //! initialisation, or after a failed initialisation, is an error.
 
 use std::ffi::c_void;
