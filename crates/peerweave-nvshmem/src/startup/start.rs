@@ -1,7 +1,7 @@
 //! Starts NVSHMEM by a rendezvous, an id, MPI or a launcher.
 //!
-//! Invariant: NVSHMEM is not initialised while it runs. An attempt to initialise NVSHMEM during an
-//! initialisation, or after a failed initialisation, is an error.
+//! Invariant: while NVSHMEM runs, this module does not initialise NVSHMEM again. An attempt to
+//! initialise NVSHMEM during an initialisation, or after a failed initialisation, is an error.
 
 use std::ffi::c_void;
 use std::sync::Arc;
