@@ -1,4 +1,4 @@
-//! NVSHMEM's environment variables as a typed builder. The variables are set only while NVSHMEM
+//! A typed builder for NVSHMEM's environment variables. The variables are set only while NVSHMEM
 //! reads them.
 //!
 //! Invariant: after initialisation every variable has its previous value, unless NVSHMEM may still
