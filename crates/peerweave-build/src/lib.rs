@@ -31,7 +31,7 @@
 //!   embed.rs      writes the file that `#[kernel]` includes
 //! ```
 
-/// Runs the examples of the README as tests.
+/// The README, whose examples run as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
@@ -231,8 +231,8 @@ impl Kernels {
     }
 }
 
-/// Writes the file that `#[kernel]` includes, for a crate without PTX. `reason` becomes a part of
-/// the error of a launch.
+/// Writes the file that `#[kernel]` includes, for a crate without PTX. A launch on a GPU then
+/// returns an error that contains `reason`.
 fn not_built(out: &Path, reason: &str) {
     watch(&[]);
     embed::write(out, &Err(Problem(reason.into())));

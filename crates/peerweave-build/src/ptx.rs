@@ -22,8 +22,9 @@ pub fn undefined(text: &str) -> Vec<&str> {
     declared.filter_map(|line| name_after(line, ".func")).collect()
 }
 
-/// The start of a comment in the PTX. `#[kernel(max_threads = N)]` generates this comment to limit
-/// the number of threads per block of a kernel.
+/// The start of a comment in the compiler's PTX. `#[kernel(max_threads = N)]` generates this
+/// comment, which states a kernel's limit of threads per block. [`finish`] reads and removes the
+/// comment.
 const BOUND: &str = "// peerweave.max_threads ";
 
 /// Completes the compiler's PTX. Adds the directive `.maxntid` to each entry that requests a limit
@@ -78,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kernel_entry_gets_its_requested_thread_limit() {
+    fn ptx_of_a_kernel_with_a_thread_limit_contains_maxntid() {
         let text = "// peerweave.max_threads ring 256\n.visible .entry other(\n)\n{\n}\n.visible .entry ring(\n\t.param .u64 x\n)\n{\n}\n";
         let bounded = ".visible .entry other(\n)\n{\n}\n.visible .entry ring(\n\t.param .u64 x\n)\n.maxntid 256, 1, 1\n{\n}\n";
         assert_eq!(finish(text), bounded);

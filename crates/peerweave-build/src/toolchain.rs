@@ -90,8 +90,8 @@ impl Toolchain {
     }
 }
 
-/// Removes the variables of this Cargo and of its compiler from the environment of a command. These
-/// variables would affect the second Cargo.
+/// Removes the variables of the running Cargo and of its compiler from the environment of
+/// `command`. These variables would affect the compiler or the second Cargo that `command` starts.
 pub(crate) fn clean(command: &mut Command) {
     for (name, _) in env::vars_os() {
         let Some(name) = name.to_str() else { continue };

@@ -212,7 +212,7 @@ mod tests {
         let math = math();
         for _ in 0..2 {
             // SAFETY: nothing is called.
-            let error = unsafe { math.no_such_function(0.0) }.expect_err("libm has no such function");
+            let error = unsafe { math.no_such_function(0.0) }.expect_err("the call fails, because libm lacks no_such_function");
             assert_eq!((error.product, error.name, error.since), ("libm", "no_such_function", "C42"));
             assert_eq!(&*error.path, math.library().path());
         }

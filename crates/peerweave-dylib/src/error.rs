@@ -27,7 +27,8 @@ pub struct LoadError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SearchScope {
-    /// All places: Python's wheels, the dynamic linker's path, and well-known directories.
+    /// All places: the wheels of the active Python, the dynamic linker's path, and well-known
+    /// directories.
     All,
     /// Only the path in the environment variable that overrides the search.
     Variable,

@@ -41,8 +41,8 @@ pub(crate) fn site_packages(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<
 
 /// Returns the installation prefixes of the first file named `interpreter` in `PATH`. The first
 /// prefix is that of the file. If the file is a symbolic link, for example in a virtual
-/// environment, the prefix of the link's target follows. The prefix `/usr/local` follows the prefix
-/// `/usr`.
+/// environment, the second prefix is that of the link's target. After each `/usr`, the list also
+/// contains `/usr/local`.
 fn prefixes(path: &OsString, interpreter: &str) -> Vec<PathBuf> {
     let Some(found) = std::env::split_paths(path).map(|directory| directory.join(interpreter)).find(|file| file.is_file()) else {
         return Vec::new();
@@ -77,8 +77,9 @@ fn packages_below(prefix: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Parses the directory name `python3.12` as (3, 12). Returns `None` for `python3`, Debian's shared
-/// directory.
+/// Returns (3, 12) for the directory name `python3.12`. Returns `None` for the name `python3`,
+/// which has no minor version. On Debian, all versions of Python 3 share the directory of this
+/// name.
 fn version(name: &str) -> Option<(u32, u32)> {
     let (major, minor) = name.strip_prefix("python")?.split_once('.')?;
     Some((major.parse().ok()?, minor.parse().ok()?))

@@ -35,21 +35,22 @@ impl<A> Loaded<A> {
 /// The loaded libraries of one product.
 #[derive(Debug)]
 pub struct Registry<A: 'static> {
-    /// Common start of the file names, such as `libnccl.so`.
+    /// Common start of the file names of the product's libraries, such as `libnccl.so`.
     stem: &'static str,
     /// Name of the crate that uses the libraries, for error messages.
     user: &'static str,
     /// The oldest version that the crate supports.
     oldest: Version,
-    /// Consequence of a second library in the process. Part of the logged warning.
+    /// Consequence of a second library of this product in the process. A warning states the
+    /// consequence.
     hazard: &'static str,
     loaded: Mutex<Vec<&'static Loaded<A>>>,
 }
 
 impl<A> Registry<A> {
     /// Creates an empty registry for the crate `user`, which supports libraries from version
-    /// `oldest` on. `stem` is the common start of the libraries' file names. If a process has
-    /// several of these libraries, a warning is logged that ends with `hazard`.
+    /// `oldest` on. `stem` is the common start of the libraries' file names. If several of these
+    /// files are mapped in a process, a warning is logged that ends with `hazard`.
     pub const fn new(stem: &'static str, user: &'static str, oldest: Version, hazard: &'static str) -> Self {
         Self { stem, user, oldest, hazard, loaded: Mutex::new(Vec::new()) }
     }
@@ -121,7 +122,7 @@ mod tests {
     const OLDEST: Version = Version::new(2, 0, 0);
 
     fn registry() -> Registry<Library> {
-        Registry::new("libm.so", "a crate", OLDEST, "use only one")
+        Registry::new("libm.so", "a crate", OLDEST, "use only one library")
     }
 
     fn library() -> Library {
@@ -136,7 +137,7 @@ mod tests {
         let first =
             registry.adopt(library(), |library| Ok::<_, Unsupported>((library, OLDEST))).expect("version 2.0.0 is supported");
         let again = registry
-            .adopt::<Unsupported>(library(), |_| unreachable!("the file is already in the registry"))
+            .adopt::<Unsupported>(library(), |_| unreachable!("`read` is not called for a file in the registry"))
             .expect("the file is in the registry");
         assert!(std::ptr::eq(first, again));
         assert_eq!((first.version, first.others.len()), (OLDEST, 0));
@@ -145,8 +146,9 @@ mod tests {
     #[test]
     fn error_for_a_too_old_library_names_both_versions() {
         let old = Version::new(1, 9, 0);
-        let error =
-            registry().adopt(library(), |library| Ok::<_, Unsupported>((library, old))).expect_err("version 1.9.0 is too old");
+        let error = registry()
+            .adopt(library(), |library| Ok::<_, Unsupported>((library, old)))
+            .expect_err("the library is refused, because version 1.9.0 is too old");
         assert!(error.to_string().starts_with("a crate needs libm 2.0.0, found 1.9.0 ("), "{error}");
     }
 }

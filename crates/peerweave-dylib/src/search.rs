@@ -134,14 +134,14 @@ impl Search {
         }
     }
 
-    /// Like [`open`](Self::open), but calls `variable` instead of reading the environment. This
-    /// function is for tests, and for programs with their own settings.
+    /// Searches like [`open`](Self::open), but calls `variable` to obtain the value of each
+    /// environment variable. This function is for tests, and for programs with their own settings.
     ///
     /// # Safety
-    /// The file that the overriding variable names is the product, and running its initialisers is
-    /// sound. The same holds for files in the directories that this function derives from `PATH`,
-    /// `PYTHONPATH`, `VIRTUAL_ENV`, `CONDA_PREFIX` and `HOME`, if they have a name of the product.
-    /// This function calls `variable` with each of these names.
+    /// This function obtains the values of the overriding variable and of `PATH`, `PYTHONPATH`,
+    /// `VIRTUAL_ENV`, `CONDA_PREFIX` and `HOME`. The file that the overriding variable names is the
+    /// product, and running its initialisers is sound. The same holds for every file that has one
+    /// of the product's file names, in the directories that the other five values determine.
     ///
     /// # Errors
     /// As for [`open`](Self::open).
@@ -257,7 +257,7 @@ mod tests {
     #[test]
     fn path_in_the_variable_is_the_only_path_tried() {
         let error = open_with(&SEARCH, &|name| (name == "TEST_LIBM_PATH").then(|| "/nowhere/libm.so.6".into()))
-            .expect_err("the file does not exist");
+            .expect_err("the search fails, because the file does not exist");
         assert_eq!(error.scope, SearchScope::Variable);
         assert_eq!(error.tried, [Attempt { path: "/nowhere/libm.so.6".into(), reason: "no such file or directory".into() }]);
         assert!(error.to_string().contains("TEST_LIBM_PATH is set"), "{error}");
@@ -266,7 +266,9 @@ mod tests {
     #[test]
     fn directory_without_the_library_is_an_error() {
         let directory = tempfile::tempdir().expect("a temporary directory is created");
-        let error = SEARCH.at(directory.path(), Visibility::Local, SearchScope::Path).expect_err("the directory is empty");
+        let error = SEARCH
+            .at(directory.path(), Visibility::Local, SearchScope::Path)
+            .expect_err("the search fails, because the directory is empty");
         let message = error.to_string();
         assert!(message.contains("only the given path was searched") && !message.contains("TEST_LIBM_PATH"), "{message}");
         assert_eq!(error.tried[0].reason, "contains none of the files libm.so.6");
@@ -275,8 +277,9 @@ mod tests {
     #[test]
     fn bare_file_name_is_opened_in_the_working_directory() {
         // Cargo runs tests in the directory of the manifest.
-        let error =
-            SEARCH.at(Path::new("Cargo.toml"), Visibility::Local, SearchScope::Path).expect_err("the manifest is not a library");
+        let error = SEARCH
+            .at(Path::new("Cargo.toml"), Visibility::Local, SearchScope::Path)
+            .expect_err("loading fails, because Cargo.toml is not a library");
         assert_eq!(error.tried[0].path, Path::new("./Cargo.toml"));
         assert!(error.tried[0].reason.contains("ELF"), "the file was not opened: {}", error.tried[0].reason);
     }
@@ -285,7 +288,9 @@ mod tests {
     fn invalid_library_file_is_an_error() {
         let directory = tempfile::tempdir().expect("a temporary directory is created");
         std::fs::write(directory.path().join("libm.so.6"), "not a library").expect("temporary directory is writable");
-        let error = SEARCH.at(directory.path(), Visibility::Local, SearchScope::Path).expect_err("the file is not a library");
+        let error = SEARCH
+            .at(directory.path(), Visibility::Local, SearchScope::Path)
+            .expect_err("loading fails, because the file is not a library");
         assert_eq!(error.tried.len(), 1);
         assert!(
             error.tried[0].reason.contains("file too short") || error.tried[0].reason.contains("ELF"),
@@ -300,7 +305,7 @@ mod tests {
         let packages = venv.path().join("lib/python3.12/site-packages");
         std::fs::create_dir_all(&packages).expect("temporary directory is writable");
         let error = open_with(&ABSENT, &|name| (name == "VIRTUAL_ENV").then(|| venv.path().into()))
-            .expect_err("no system has the library");
+            .expect_err("the search fails, because no system has libnothing.so");
         let paths: Vec<_> = error.tried.iter().map(|attempt| attempt.path.clone()).collect();
         let expected: [PathBuf; 4] =
             [packages.join("vendor/lib"), "libnothing.so.7".into(), "libnothing.so".into(), "/nowhere/at/all".into()];
@@ -327,7 +332,10 @@ mod tests {
         // SAFETY: as for `SEARCH`.
         let search = unsafe { Search::without_variable("mathematics", &["libm.so.6"]) };
         search.known_by(c"cos").open(Visibility::Local).expect("libm has cos");
-        let error = search.known_by(c"ncclGetVersion").open(Visibility::Local).expect_err("libm is not NCCL");
+        let error = search
+            .known_by(c"ncclGetVersion")
+            .open(Visibility::Local)
+            .expect_err("libm is rejected, because it lacks ncclGetVersion");
         assert_eq!(
             error.tried.last().map(|attempt| attempt.reason.as_str()),
             Some("lacks the function ncclGetVersion, so the file is not mathematics")

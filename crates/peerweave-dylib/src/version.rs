@@ -1,7 +1,7 @@
 //! Versions of libraries, with three numbers.
 //!
-//! The crates that use a library define the vendor's encoding of a version as one number, and the
-//! features of each version.
+//! Each crate that uses a library defines how the vendor encodes a version in one number, and which
+//! features each version has.
 
 use std::fmt;
 use std::str::FromStr;

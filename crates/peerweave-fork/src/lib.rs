@@ -4,14 +4,15 @@
 //! The owner of the value decides what a forked process may do with the value. A process created by
 //! a direct `clone` system call is not detected, because the C library's fork handler does not run.
 //!
-//! Each process has a count: the number of forks between the process that first called
-//! [`ForkGuard::new`] and this process. Invariant: after this call, a process and every process
-//! that was forked from the process have different counts.
+//! Each process has a count. The count is 0 in the process that first calls [`ForkGuard::new`].
+//! From this call on, a forked process has the count of its parent plus 1. Invariant: the counts of
+//! a process and of its descendants differ.
 #![doc = include_str!("../README.md")]
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Number of forks between the process that created the first guard and this process.
+/// The count of this process: 0 in the process that created the first guard, and in a process that
+/// was forked afterwards the parent's count plus 1.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
 /// Distinguishes the process that created the guard from processes that were forked from that

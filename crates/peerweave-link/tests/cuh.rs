@@ -19,7 +19,7 @@ extern "C" __global__ void ring(const Context* ctx, SymSlice<u64> word, SymSlice
 "#;
 
 #[test]
-fn cuda_header_compiles_and_has_the_layouts_of_the_host() {
+fn peerweave_cuh_compiles_and_has_the_layouts_of_the_host() {
     let nvrtc = Nvrtc::load().expect("NVRTC is installed");
     let source = Source::new("ring.cu", RING).header("peerweave.cuh", peerweave_cuh()).option("-std=c++17");
     // CUDA 13 no longer supports sm_70, and only CUDA 12.8 and newer support sm_100.

@@ -105,7 +105,7 @@ fn unknown_architecture_is_refused() {
 }
 
 #[test]
-fn code_of_another_architecture_is_a_version_mismatch() {
+fn code_of_a_different_architecture_is_a_version_mismatch() {
     let other = Nvrtc::load().expect("NVRTC is installed").compile(&twice().option("-rdc=true"), Target::Cubin(Arch::new(8, 0)));
     let input = Input::new(InputKind::Cubin, "twice", other.expect("the source compiles").image);
     let error = Linker::new(HOPPER)
@@ -121,7 +121,7 @@ fn code_of_another_architecture_is_a_version_mismatch() {
 /// sm_90a. A link on another thread would then wait forever. nvJitLink 13.0 and older accept such
 /// code.
 #[test]
-fn link_succeeds_after_a_refused_cubin_on_another_thread() {
+fn link_succeeds_after_another_threads_cubin_was_refused() {
     let hopper_alone = HOPPER.with_suffix('a');
     let other = Nvrtc::load().expect("NVRTC is installed").compile(&twice().option("-rdc=true"), Target::Cubin(hopper_alone));
     let cubin = other.expect("the source compiles").image;

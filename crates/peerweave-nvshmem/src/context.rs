@@ -16,7 +16,7 @@ use crate::heap::Heap;
 use crate::heap::limits::Limits;
 use crate::library::{Nvshmem, Settings, Status};
 
-/// A handle to the NVSHMEM context of this process. Every clone is another handle to the same
+/// A handle to the NVSHMEM context of this process. Every clone is a further handle to the same
 /// context. Passing the last handle to [`finalize`](Self::finalize) finalises NVSHMEM.
 ///
 /// Dropping a handle is local and does not finalise NVSHMEM. If every handle has been dropped and
@@ -39,8 +39,8 @@ pub(crate) struct Running {
 /// The kind of bootstrap, and a number that identifies the rendezvous, id or communicator.
 pub(crate) type BootstrapKey = (&'static str, u64);
 
-/// The arguments of an initialisation. A later initialisation in the same process must have equal
-/// arguments.
+/// The arguments of an initialisation. While NVSHMEM runs, a further initialisation in the same
+/// process must have equal arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Arguments {
     /// The kind of bootstrap: a rendezvous, an id, MPI or a launcher.

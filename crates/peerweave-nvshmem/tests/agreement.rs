@@ -42,7 +42,7 @@ fn setup_calls_in_different_orders_are_errors_on_all_pes() {
 }
 
 #[test]
-fn setup_calls_of_two_threads_in_the_same_order_succeed() {
+fn threads_may_make_setup_calls_in_the_same_order_on_all_pes() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let world = here.context.world();
@@ -62,7 +62,7 @@ fn setup_calls_of_two_threads_in_the_same_order_succeed() {
 }
 
 #[test]
-fn setup_call_completes_although_a_queued_call_timed_out() {
+fn setup_call_completes_after_a_waiting_thread_timed_out() {
     fakes().run_many(2, |child| {
         let here = start_within(&child, SHORT);
         let first = if child.rank == 0 {
@@ -153,7 +153,7 @@ fn team_splits_after_a_restart_use_new_rendezvous_keys() {
 }
 
 #[test]
-fn second_start_with_another_id_is_refused() {
+fn second_start_with_a_different_id_is_refused() {
     fakes().run(|| {
         let quiet = || settings(DEADLINE);
         let (one, other) =

@@ -57,7 +57,7 @@ fn weak_memory_handle_cannot_be_upgraded_during_free() {
 }
 
 #[test]
-fn free_of_memory_with_another_owner_is_refused() {
+fn free_of_memory_with_a_second_owner_is_refused() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let memory = here.context.alloc_zeroed::<u64>(16).expect("the memory is allocated");

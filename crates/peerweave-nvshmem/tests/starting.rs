@@ -87,7 +87,7 @@ fn start_with_a_library_without_plugins_is_an_error() {
         std::fs::write(&plugin, "").expect("the file is written");
         std::fs::write(alone.join("nvshmem_transport_ibrc.so.2"), "").expect("the file is written");
         let nvshmem = Nvshmem::load().expect("the library is loaded");
-        says(nvshmem.check_plugins("ibrc"), &["nvshmem_transport_ibrc.so.7", "another version"]);
+        says(nvshmem.check_plugins("ibrc"), &["nvshmem_transport_ibrc.so.7", "different version"]);
         nvshmem.check_plugins("none").expect("no transport is requested");
     });
 }
@@ -449,7 +449,7 @@ fn start_that_fails_after_connecting_the_pes_is_an_error() {
 }
 
 #[test]
-fn pe_with_another_context_is_an_immediate_error_on_all_pes() {
+fn pe_with_a_different_context_is_an_immediate_error_on_all_pes() {
     fakes().run_many(2, |child| {
         let meeting = rendezvous(&child, DEADLINE);
         let running = (child.rank == 1).then(|| {

@@ -25,7 +25,7 @@ fn correct_module_table_is_accepted() {
 }
 
 #[test]
-fn import_of_a_module_above_is_a_fault_that_names_the_file() {
+fn import_of_a_higher_module_is_a_fault_that_names_the_file() {
     let sources =
         [ROOT, ("ops/mod.rs", "use crate::heap::Heap;"), ("heap/mod.rs", ""), ("heap/list.rs", "use crate::ops::call;")];
     assert_eq!(

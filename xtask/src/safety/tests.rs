@@ -107,7 +107,7 @@ fn safety_comment_of_send_must_name_sharing_lock_and_test() {
 }
 
 #[test]
-fn safety_comment_as_above_refers_only_to_the_same_type() {
+fn safety_comment_saying_as_above_needs_the_same_type_above() {
     let source = "// SAFETY: shared: the mapping, synchronised by its lock; test `two_threads_write`.
 unsafe impl Send for X {}
 // SAFETY: as for Send.

@@ -12,7 +12,7 @@ use crate::{Arch, CudaHeaders, InputKind, Linked, Linker, Nvrtc};
 
 use super::wrappers::{used_by, wrappers};
 
-/// The oldest supported version of NVSHMEM. [`FIRST_UNKNOWN`] is the first unsupported version.
+/// The oldest supported version of NVSHMEM. [`FIRST_UNKNOWN`] and newer versions are not supported.
 const OLDEST: Version = Version::new(3, 3, 0);
 const FIRST_UNKNOWN: Version = Version::new(4, 0, 0);
 

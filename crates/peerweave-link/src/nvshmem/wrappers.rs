@@ -42,8 +42,8 @@ using cuda::std::enable_if;
 /// Returns the wrappers of NVSHMEM's device functions that a PTX text calls, in alphabetical order.
 ///
 /// # Errors
-/// [`LinkError::Misuse`] if the PTX calls an unknown wrapper, because the PTX was built with
-/// another version of `peerweave-device`.
+/// [`LinkError::Misuse`] if the PTX calls an unknown wrapper, because the PTX was built with a
+/// different version of `peerweave-device`.
 pub fn used_by(ptx: &str) -> Result<Vec<&'static Function>, LinkError> {
     const PREFIX: &str = "peerweave_nvshmem_";
     let names: BTreeSet<&str> = ptx
@@ -55,7 +55,7 @@ pub fn used_by(ptx: &str) -> Result<Vec<&'static Function>, LinkError> {
             call: "nvshmem::used_by",
             what: "a wrapper that the PTX calls",
             value: (*name).to_owned(),
-            expected: "a name in peerweave_device::network::FUNCTIONS; build the PTX with the same version of peerweave-device",
+            expected: "a name in peerweave_device::network::FUNCTIONS; build the PTX with the version of peerweave-device that this program uses",
         })
     };
     names.iter().map(find).collect()

@@ -1,7 +1,8 @@
 //! Computes the digest of all inputs that determine a compiled or linked result.
 //!
-//! Invariant: each input is preceded by its kind, and the length precedes each kind and each input.
-//! Different lists of inputs therefore never encode to the same bytes.
+//! Invariant: for each input, the digest covers the length of the input's kind, the kind, the
+//! length of the input, and the input. Different lists of inputs therefore never encode to the same
+//! bytes.
 
 use std::path::Path;
 use std::time::UNIX_EPOCH;

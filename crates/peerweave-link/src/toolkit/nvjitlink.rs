@@ -2,7 +2,7 @@
 //!
 //! Invariants: a function that creates a handle also destroys the handle, on all paths. Only one
 //! thread of the process passes inputs to the library. The second invariant is needed because
-//! nvJitLink 13.5 does not release a recursive lock after it has refused a cubin of another
+//! nvJitLink 13.5 does not release a recursive lock after it has refused a cubin of a different
 //! architecture. Any other thread would then wait for the lock forever.
 
 use std::borrow::Cow;

@@ -273,8 +273,8 @@ impl Nvrtc {
         Ok(Compiled { image, log })
     }
 
-    /// Returns an output of a program; empty if NVRTC does not provide the output. `len` and `get`
-    /// are NVRTC's functions that return the length and the bytes of the output.
+    /// Returns an output of an NVRTC program; empty if NVRTC does not provide the output. `len` and
+    /// `get` are NVRTC's functions that return the length and the bytes of the output.
     fn bytes(
         &self,
         program: &OwnedProgram<'_>,

@@ -9,7 +9,8 @@
 //! outcome to each other. Therefore no PE waits inside NVSHMEM for a PE that could not acquire the
 //! gate. Without a rendezvous, only the deadline ends the wait for a missing PE.
 //!
-//! Invariant: either all PEs get an error, or no PE does.
+//! Invariant, if the PEs have a rendezvous: [`arrive`] returns an error on all members or on no
+//! member.
 
 use peerweave_bootstrap::agree::{self, Disagreement, Failure, agree};
 use peerweave_bootstrap::{BootstrapError, Rendezvous};
@@ -106,7 +107,7 @@ fn round(
     let arguments_of = |text: &str| text.strip_prefix(call).map_or(text, str::trim_start).to_owned();
     let disagree = |pe, theirs| Disagree { call, pe, theirs, ours: arguments.to_owned() }.into();
     agreed.map(drop).map_err(|disagreement| match disagreement {
-        Disagreement::Own => unreachable!("bug in peerweave-nvshmem: this PE reported no failure"),
+        Disagreement::Own => unreachable!("bug in peerweave-nvshmem: this PE reported no failure, but `agree` returned one"),
         Disagreement::Failed { pe, reason } => disagree(pe, OtherCall::Failed(reason)),
         Disagreement::Diverged { one, one_has, other, other_has } => {
             // At least one of the two reported calls differs from this PE's call.
@@ -130,13 +131,14 @@ pub(crate) fn split_outcome<T>(result: Result<T, NvshmemError>) -> (Option<T>, R
     }
 }
 
-/// A counter of collective calls. Every PE that takes part in the calls has the same value.
+/// Identifies a counter of collective calls. The counter has the same value on every PE that takes
+/// part in these calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Counter {
-    /// Number of allocations of symmetric memory.
+    /// The counter of allocations of symmetric memory.
     Allocations,
-    /// Counts the collective calls of a team. The `u64` identifies the team.
+    /// The counter of a team's setup calls. The `u64` identifies the team.
     Calls(u64),
-    /// Counts the teams that were split from a team. The `u64` identifies that parent team.
+    /// The counter of the teams that are split from a parent team. The `u64` identifies the parent.
     Children(u64),
 }

@@ -15,7 +15,8 @@ use super::streams::wait_all;
 use crate::error::NvshmemError;
 use crate::sys::nvshmem_team_t;
 
-/// Work in flight, and the tokens of the graphs and modules that prevent finalising.
+/// Work in flight, and two tokens. NVSHMEM cannot be finalised while a graph or a module owns a
+/// clone of a token.
 #[derive(Default)]
 pub(crate) struct InFlight {
     /// All streams that were passed to NVSHMEM.
@@ -24,15 +25,15 @@ pub(crate) struct InFlight {
     /// shared because NVSHMEM implements a collective of all PEs partly by collectives of the node
     /// team and the same-index team.
     world_order: Arc<Order>,
-    /// Collective order of each team that the program created, by the team's handle.
+    /// Collective order of each team that the program created. The key is the team's handle.
     orders: Mutex<HashMap<nvshmem_team_t, Arc<Order>>>,
     /// Incomplete transfers on NVSHMEM's own streams.
     pub(crate) pending: Pending,
     /// Whether the host has sent data over a network since the host's last quiet.
     pub(crate) sent: AtomicBool,
-    /// A token. Every captured graph that calls NVSHMEM owns a clone.
+    /// A token that prevents finalising. Every captured graph that calls NVSHMEM owns a clone.
     pub(crate) captured: Arc<()>,
-    /// A token. Every module that is initialised with NVSHMEM's state owns a clone.
+    /// A token that prevents finalising. Every module that has NVSHMEM's state owns a clone.
     pub(crate) modules: Arc<()>,
 }
 
@@ -69,8 +70,7 @@ impl Comm {
         self.enqueued.orders().iter().try_for_each(|order| order.drain(call, self).map(drop))
     }
 
-    /// Completes data that the host has sent over a network, and transfers on NVSHMEM's own
-    /// streams.
+    /// Completes the host's transfers over a network, and transfers on NVSHMEM's own streams.
     pub(crate) fn quiet_host(&self) -> Result<(), NvshmemError> {
         // Cleared before the call, because the call does not complete data that is sent during the
         // call.
@@ -82,14 +82,15 @@ impl Comm {
         })
     }
 
-    /// Returns an error if earlier work of the device failed. NVSHMEM's functions without a result
-    /// only print such an error.
+    /// Returns an error if earlier work of the device failed. NVSHMEM's functions that return no
+    /// status code only print such an error.
     pub(crate) fn check_device_errors(&self) -> Result<(), NvshmemError> {
         Ok(wait(&self.side, Instant::now()).map(drop)?)
     }
 
-    /// Returns whether a value has no other owner, which `alone` checks. While captured graphs
-    /// exist, waits for up to 2 s. A graph drops its values some time after the graph is destroyed.
+    /// Returns the result of `alone`, which checks that a value has no other owner. While captured
+    /// graphs exist, repeats a check that fails, for at most 2 s. A graph drops its values some
+    /// time after the graph is destroyed.
     pub(crate) fn unused_after_graphs(&self, alone: impl Fn() -> bool) -> bool {
         const LONGEST: Duration = Duration::from_secs(2);
         if alone() {

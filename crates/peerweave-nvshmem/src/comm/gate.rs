@@ -21,8 +21,8 @@ pub(crate) struct Gate {
 #[derive(Debug, Default)]
 struct State {
     inside: Option<&'static str>,
-    /// Number of threads that wait for the gate. If the number is 0, the notification, a system
-    /// call, is skipped.
+    /// Number of threads that wait for the gate. If the number is 0, releasing the gate needs no
+    /// system call to wake a thread.
     waiting: usize,
 }
 
@@ -135,8 +135,8 @@ impl Worker {
         Ok(Self { jobs: Mutex::new(jobs) })
     }
 
-    /// Runs a call on the worker thread, and waits at most `limit` for the result. `inside` is
-    /// returned with the result. After a timeout, `inside` is dropped when the call returns.
+    /// Runs `call` on the worker thread, and waits at most `limit` for the result. Returns the
+    /// result and `inside`. After a timeout, the worker thread drops `inside` when `call` returns.
     pub(crate) fn run<R: Send + 'static, I: Send + 'static>(
         &self,
         inside: I,

@@ -105,7 +105,8 @@ impl Comm {
         }
     }
 
-    /// Returns the next value of a counter. All PEs that take part get the same value.
+    /// Adds 1 to a counter, and returns the new value. The value is the same on all PEs that take
+    /// part in the counted calls.
     pub(crate) fn count(&self, what: Counter) -> u64 {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         let count = counts.entry(what).or_default();
@@ -115,7 +116,8 @@ impl Comm {
 
     /// Waits until this thread may make a collective setup call. Only one thread at a time compares
     /// its arguments with those of the other PEs and makes such a call. The comparisons of two
-    /// calls therefore do not interleave, and NVSHMEM never waits for PEs that make another call.
+    /// calls therefore do not interleave, and NVSHMEM never waits for PEs that make a different
+    /// call.
     pub(crate) fn setup_turn(&self, call: &'static str) -> Result<MutexGuard<'_, ()>, NvshmemError> {
         self.check_usable(call)?;
         take(&self.setup, call, self)

@@ -5,11 +5,11 @@
 //! NVSHMEM has one set of counters for each team, with which the PEs of the team synchronise. Two
 //! collectives of a team that run concurrently on two streams corrupt these counters: both
 //! collectives may hang or end too early. Therefore a collective waits for the team's previous
-//! collective if that collective is on another stream.
+//! collective if that collective is on a different stream.
 //!
 //! # Invariant
 //! - **\[O1\]** Each collective of a team in this process starts on the device after the team's
-//!   previous collective.
+//!   previous collective has completed.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};

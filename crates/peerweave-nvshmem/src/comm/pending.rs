@@ -26,8 +26,9 @@ pub(crate) struct Pending {
     taken: peerweave_driver::Streams,
 }
 
-/// For the memory of each incomplete transfer, the list of streams that use the memory. When a
-/// stream waits for the transfers, that stream is added to each of these lists.
+/// The memory that incomplete transfers use. For each memory, this value contains the list of the
+/// streams that use the memory. A stream that waits for the transfers is added to all of these
+/// lists.
 pub(crate) struct Open {
     memory: Vec<Arc<Streams>>,
     /// Number of times that the list was emptied, plus 1. Memory is in the list if its

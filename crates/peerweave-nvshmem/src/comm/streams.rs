@@ -1,5 +1,5 @@
-//! Waits for streams, and the list of streams that use a resource. A resource is released after
-//! these streams have completed.
+//! Functions that wait for streams, and the list of the streams that use a resource. A resource is
+//! released after these streams have completed.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -25,15 +25,15 @@ fn pass_until(
     if wait(stream, deadline)? { Ok(()) } else { Err(comm.late(call, start.elapsed(), Vec::new())) }
 }
 
-/// Waits until all these streams have completed their work. One deadline of the context applies to
-/// all streams together.
+/// Waits until all streams in `streams` have completed their work. The context's deadline applies
+/// to the wait for all of them together.
 pub(crate) fn wait_all(call: &'static str, comm: &Comm, streams: &peerweave_driver::Streams) -> Result<(), NvshmemError> {
     let (start, deadline) = (Instant::now(), deadline_after(comm.deadline));
     streams.all().iter().try_for_each(|stream| pass_until(call, comm, stream, start, deadline))
 }
 
-/// The streams that use a resource. An idle stream without another handle may be removed from the
-/// list.
+/// The streams that use a resource. An idle stream may be removed from the list if only the list
+/// has a handle to the stream.
 pub(crate) struct Streams {
     known: peerweave_driver::Streams,
     /// The value of `Open::emptied` (in `pending.rs`) when this memory was last added to the list
@@ -65,8 +65,8 @@ impl Streams {
         self.known.all().iter().all(passed)
     }
 
-    /// Waits within the context's deadline until all streams have completed their work. The streams
-    /// stay in the list.
+    /// Waits within the context's deadline until all streams in the list have completed their work.
+    /// The streams stay in the list.
     pub(crate) fn drain(&self, call: &'static str, comm: &Comm) -> Result<(), NvshmemError> {
         wait_all(call, comm, &self.known)
     }

@@ -132,7 +132,7 @@ pub enum MisuseKind {
         /// The element type.
         dtype: peerweave_types::DType,
     },
-    /// NVSHMEM already runs in this process with other arguments, or has already read other
+    /// NVSHMEM already runs in this process with different arguments, or has already read different
     /// settings.
     #[error("NVSHMEM already runs in this process with {what} {found}, expected {asked}; a process can run only one NVSHMEM")]
     AlreadyInitialized {

@@ -112,7 +112,7 @@ impl NvshmemError {
         move |source| Self::Bootstrap { call, source: Arc::new(source) }
     }
 
-    /// Returns the kind of misuse, or `None` if the error has another cause.
+    /// Returns the kind of misuse, or `None` if the error has a different cause.
     pub fn misuse_kind(&self) -> Option<&MisuseKind> {
         match self {
             Self::Misuse(misuse) => Some(&misuse.kind),
@@ -309,7 +309,7 @@ fn list(pes: &[Pe]) -> String {
 pub struct Disagree {
     /// Name of the collective call that this PE made.
     pub call: &'static str,
-    /// A PE that made another call, or could not make the call.
+    /// A PE that made a different call, or could not make the call.
     pub pe: Pe,
     /// The call that `pe` made, or the reason why `pe` could not make the call.
     pub theirs: OtherCall,
@@ -321,8 +321,8 @@ pub struct Disagree {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OtherCall {
-    /// The PE called with these arguments. If the PE made another call, the text starts with the
-    /// name of that call.
+    /// The PE called with these arguments. If the PE called a different function, the text starts
+    /// with the name of that function.
     #[error("called with `{0}`")]
     Made(String),
     /// The PE could not make the call, for this reason.

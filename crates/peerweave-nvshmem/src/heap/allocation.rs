@@ -19,8 +19,8 @@ pub(crate) struct Allocation {
     bytes: usize,
     /// Number of the allocation, the same on every PE.
     id: u64,
-    /// Owner of memory from outside the heap that was made symmetric. `None` for memory of the
-    /// heap.
+    /// Owner of the memory, if this memory was allocated outside of the heap and then made
+    /// symmetric. `None` for memory of the heap.
     outside: Option<Held>,
     /// The streams with work that uses the memory.
     pub(crate) streams: Arc<Streams>,

@@ -1,7 +1,7 @@
 //! Counted handles of symmetric memory. Freeing uses the count to detect other handles.
 //!
 //! Invariant: a handle is cloned from a handle, or created by the call that allocates. If the count
-//! is 1, only the owner of the single handle can create another handle. The count of an `Arc` is
+//! is 1, only the owner of the single handle can create a further handle. The count of an `Arc` is
 //! not sufficient, because a `Weak` can be upgraded at any time.
 
 use std::ops::Deref;
@@ -28,15 +28,16 @@ impl Count {
 pub(crate) struct Handle(Arc<Allocation>);
 
 impl Handle {
-    /// Creates a handle. The caller borrows another handle, or the memory is new.
+    /// Creates a handle. The caller must borrow a handle of the same memory, unless the memory is
+    /// new.
     pub(crate) fn new(allocation: &Arc<Allocation>) -> Self {
         // No ordering is needed, because the caller has a handle or the memory is new.
         allocation.handles.0.fetch_add(1, Ordering::Relaxed);
         Self(Arc::clone(allocation))
     }
 
-    /// Returns a new handle in a separate `Arc`, for an owner that keeps the memory allocated. A
-    /// `Weak` of that `Arc` cannot be upgraded after the `Arc` is dropped.
+    /// Returns a new handle for an owner that keeps the memory allocated. The handle is in a
+    /// separate `Arc`: after this `Arc` is dropped, its `Weak` handles cannot be upgraded.
     pub(crate) fn keep(&self) -> Keep {
         Arc::new(self.clone())
     }

@@ -116,8 +116,8 @@ impl Heap {
         }
     }
 
-    /// Returns for each PE whether its heap is mapped in this process. NVSHMEM is queried only
-    /// once, with any address of the heap.
+    /// Returns for each PE whether its heap is mapped in this process. The first call queries
+    /// NVSHMEM with `symmetric`, any address of the heap. Later calls return the same result.
     pub(crate) fn mapped(&self, symmetric: u64) -> Result<&Vec<bool>, NvshmemError> {
         if let Some(known) = self.mapped.get() {
             return Ok(known);

@@ -373,8 +373,8 @@ impl Status {
     }
 }
 
-/// Returns the number after `.so.` in the names of the transports that this version loads. Returns
-/// `None` for a version whose number is unknown.
+/// Returns the number after `.so.` in the file names of the transport plug-ins that NVSHMEM of
+/// version `version` loads. Returns `None` if this number is unknown.
 fn transport_abi(version: Version) -> Option<u32> {
     match (version.major, version.minor) {
         (3, 3 | 4) => Some(3),
@@ -401,7 +401,7 @@ fn check_plugin(directory: &Path, stem: &str, abi: Option<u32>, version: Version
     }
     let found = match names_of(directory, stem).as_slice() {
         [] => "no file of this plug-in was found".to_owned(),
-        others => format!("{} was found, which has another version", others.join(", ")),
+        others => format!("{} was found, which has a different version", others.join(", ")),
     };
     Err(PluginError { plugin, directory: directory.to_path_buf(), found, version }.into())
 }
@@ -442,7 +442,7 @@ mod tests {
         );
         touch(directory.path(), "nvshmem_bootstrap_uid.so.2");
         let error = check().expect_err("the plug-in has another version");
-        assert!(error.to_string().contains("nvshmem_bootstrap_uid.so.2 was found, which has another version"), "{error}");
+        assert!(error.to_string().contains("nvshmem_bootstrap_uid.so.2 was found, which has a different version"), "{error}");
         touch(directory.path(), "nvshmem_bootstrap_uid.so.3");
         assert!(check().is_ok());
     }

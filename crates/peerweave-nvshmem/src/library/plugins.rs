@@ -10,11 +10,11 @@ use crate::error::{MisuseKind, NvshmemError, PluginError};
 use crate::{Nvshmem, Settings};
 
 /// The plug-in for an initialisation by an id: its file name without suffix, and the variable that
-/// selects another plug-in.
+/// selects a different plug-in.
 pub(crate) const OF_IDS: (&str, &str) = ("nvshmem_bootstrap_uid", "NVSHMEM_BOOTSTRAP_UID_PLUGIN");
 
-/// Returns the plug-in for MPI: its file name without suffix, and the variable that selects another
-/// plug-in.
+/// Returns the plug-in for MPI: its file name without suffix, and the variable that selects a
+/// different plug-in.
 pub(crate) fn of_mpi() -> Option<(&'static str, &'static str)> {
     Some(("nvshmem_bootstrap_mpi", "NVSHMEM_BOOTSTRAP_MPI_PLUGIN"))
 }
@@ -85,7 +85,7 @@ fn open(_path: &Path) -> Result<(), String> {
 
 /// Loads a plug-in and resolves all its functions immediately. The plug-in stays loaded, because
 /// NVSHMEM loads it next. `peerweave-dylib` is not used, because `peerweave-dylib` resolves
-/// functions lazily. A plug-in for another version of PMIx would then seem to load.
+/// functions lazily. A plug-in for a different version of PMIx would then seem to load.
 #[cfg(unix)]
 fn open(path: &Path) -> Result<(), String> {
     use std::ffi::{CStr, CString};

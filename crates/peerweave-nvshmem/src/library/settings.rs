@@ -1,4 +1,4 @@
-//! NVSHMEM's environment variables as a typed builder. The variables are set only while NVSHMEM
+//! A typed builder for NVSHMEM's environment variables. The variables are set only while NVSHMEM
 //! reads them.
 //!
 //! Invariant: after initialisation every variable has its previous value, unless NVSHMEM may still
@@ -16,7 +16,7 @@ use crate::error::{MisuseKind, NvshmemError};
 /// environment. If the environment has no value either, NVSHMEM uses its default.
 ///
 /// NVSHMEM takes its options only from environment variables. A process reads these variables once:
-/// when NVSHMEM starts or creates an id, whichever is first. A second start with other settings
+/// when NVSHMEM starts or creates an id, whichever is first. A second start with different settings
 /// fails with [`MisuseKind::AlreadyInitialized`].
 ///
 /// Initialisation therefore sets these variables in the environment of the process, and restores
@@ -154,7 +154,7 @@ impl Settings {
         ibgda "NVSHMEM_IB_ENABLE_IBGDA";
         /// Enables NVSHMEM's own checks of arguments, which make calls slower.
         error_checks "NVSHMEM_ENABLE_ERROR_CHECKS";
-        /// Makes NVSHMEM print every environment variable that it knows at initialisation.
+        /// Makes NVSHMEM print, at initialisation, every environment variable that it knows.
         info "NVSHMEM_INFO";
     }
 
@@ -224,7 +224,7 @@ impl Settings {
         read.filter_map(|name| self.effective(&name).map(|value| (name, value))).collect()
     }
 
-    /// Returns an error if NVSHMEM has read other settings in this process.
+    /// Returns an error if NVSHMEM has read different settings in this process.
     pub(crate) fn check_read(&self, call: &'static str) -> Result<(), NvshmemError> {
         let read = READ.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(read) = &*read else { return Ok(()) };
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn local_settings_need_not_be_equal_on_all_pes() {
+    fn comparison_of_settings_omits_logging_paths_and_adapters() {
         let settings =
             Settings::default().max_teams(7).disable_nccl(true).debug("INFO").hca_list("mlx5_0").bootstrap_interface("eth0");
         let settings = settings

@@ -28,8 +28,8 @@ impl Context {
     /// the deadline, the context becomes unusable.
     ///
     /// # Collective
-    /// All PEs must make this call with the same type and length, and in the same order as other
-    /// setup calls.
+    /// All PEs must make this call with the same type and length. All PEs must make all their setup
+    /// calls in the same order.
     ///
     /// # Errors
     /// [`NvshmemError::Disagree`] on every PE if the PEs pass different types or lengths.
@@ -185,14 +185,14 @@ impl Context {
     }
 }
 
-/// Returns an error if only some PEs got memory. The heaps of the PEs then differ, and NVSHMEM is
-/// marked as unusable.
+/// Returns an error if only some PEs received memory, which PEs with a rendezvous detect. Also
+/// returns an error if `usable` is an error on a PE. NVSHMEM is then marked as unusable.
 pub(super) fn check_all_allocated(
     comm: &Comm,
     call: &'static str,
     address: usize,
     usable: Result<(), NvshmemError>,
 ) -> Result<(), NvshmemError> {
-    let outcome = if address == 0 { "got no memory" } else { "got memory" };
+    let outcome = if address == 0 { "received no memory" } else { "received memory" };
     compare(comm, call, outcome, usable).inspect_err(|_| comm.mark_dead(DeadState::Broken { by: call }))
 }

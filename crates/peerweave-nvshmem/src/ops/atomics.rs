@@ -1,4 +1,4 @@
-//! The atomic operations on memory of another PE that work from the host.
+//! Atomic operations that the host makes on memory of another PE.
 //!
 //! NVSHMEM's host library exports 150 typed atomics. In every release from 3.3.24 to 3.8.0, these
 //! atomics only print "not implemented" and return zero. The library's signal operations work: they

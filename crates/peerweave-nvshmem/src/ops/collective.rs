@@ -50,7 +50,7 @@ impl Context {
     /// device, and the context stays usable.
     ///
     /// # Collective
-    /// All PEs must make this call, in the same order as other collectives of the world team.
+    /// All PEs must make this call and the other collectives of the world team in the same order.
     ///
     /// # Errors
     /// [`NvshmemError::Timeout`] if a PE does not arrive by the deadline; the error reports PEs
@@ -79,8 +79,8 @@ impl Team {
     /// PE arrives (`nvshmemi_transfer_quiet` on all queues of the device, in NVSHMEM's
     /// `barrier.cuh`).
     ///
-    /// Network transfers that the host makes with [`put_blocking`](Context::put_blocking) use
-    /// another queue, which this barrier does not complete.
+    /// Network transfers that the host makes with [`put_blocking`](Context::put_blocking) use a
+    /// different queue, which this barrier does not complete.
     /// [`barrier_blocking`](Self::barrier_blocking) also completes these transfers.
     ///
     /// # Collective
@@ -113,11 +113,11 @@ impl Team {
         enqueue.call_status(|api, _| unsafe { api.nvshmemx_team_sync_on_stream(team, stream.cu_stream()) })
     }
 
-    /// Waits within the context's deadline until every PE of the team has made this call, and the
-    /// earlier puts of all these PEs are visible. These include puts that a host made without a
-    /// stream, also over a network.
+    /// Waits within the context's deadline until every PE of the team has made this call. The puts
+    /// that these PEs made earlier are then visible, with the exception below. Puts that a host
+    /// made without a stream are visible too, even over a network.
     ///
-    /// The call does not wait for puts that this process enqueued on streams other than
+    /// Exception: the call does not wait for puts in the order of a stream other than
     /// [`Context::stream`].
     ///
     /// # Collective

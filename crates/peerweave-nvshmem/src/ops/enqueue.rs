@@ -1,8 +1,9 @@
 //! The first steps of every call on a stream: checking the arguments of the call, and keeping the
 //! memory of the call alive.
 //!
-//! Invariant: when NVSHMEM is called, all memory of the call is recorded as used by the stream, or
-//! is owned by the captured graph. The stream is then ordered after the team's last collective.
+//! Invariant: before NVSHMEM is called, all memory of the call is recorded as used by the stream,
+//! or is owned by the captured graph. If the call is a collective, its stream already waits for the
+//! team's last collective.
 
 use std::sync::Arc;
 
@@ -87,9 +88,9 @@ impl<'a> Enqueue<'a> {
         if self.capturing { self.comm.enqueued.pending.check_capture(self.call) } else { Ok(()) }
     }
 
-    /// Checks that this PE's memory of a transfer is accessible, and keeps it accessible until the
-    /// stream or the graph has completed. In a transfer to this PE, also checks that source and
-    /// target do not overlap.
+    /// Checks that the hardware can access this PE's memory in a transfer. If the memory must be
+    /// registered, keeps the registration until the stream or the graph has completed. In a
+    /// transfer to this PE, also checks that source and target do not overlap.
     pub(crate) fn reach(
         &mut self,
         heap: &Heap,
@@ -166,7 +167,8 @@ impl<'a> Enqueue<'a> {
 
     /// Makes the call like [`call`](Self::call), for functions that return a status code.
     ///
-    /// Only `function` depends on generic types, so only this wrapper is compiled for each caller.
+    /// Only this short wrapper is generic. [`run`](Self::run), which does the work, is compiled
+    /// once.
     #[inline]
     pub(crate) fn call_status(
         self,
@@ -260,9 +262,9 @@ pub(crate) fn check_apart(
     }
 }
 
-/// Checks that the memory of a transfer is accessible on both PEs. In a transfer to this PE, also
-/// checks that source and target do not overlap. Returns the registration that the transfer needs,
-/// or `None`.
+/// Checks that the hardware can access this PE's memory in a transfer. In a transfer to this PE,
+/// also checks that source and target do not overlap. Returns the registration that the transfer
+/// needs, or `None`.
 pub(crate) fn check_pair(
     heap: &Heap,
     call: &'static str,

@@ -50,9 +50,9 @@ impl Context {
     /// deadline, the context becomes unusable.
     ///
     /// # Errors
-    /// [`NvshmemError::Nvshmem`] if the module is linked with another version of NVSHMEM's device
-    /// library, or without NVSHMEM's device library. [`NvshmemError::Timeout`] if a stream or
-    /// NVSHMEM does not complete by the deadline. [`NvshmemError::Dead`] if NVSHMEM is unusable.
+    /// [`NvshmemError::Nvshmem`] if the module is linked with a different version of NVSHMEM's
+    /// device library, or without NVSHMEM's device library. [`NvshmemError::Timeout`] if a stream
+    /// or NVSHMEM does not complete by the deadline. [`NvshmemError::Dead`] if NVSHMEM is unusable.
     ///
     /// # Safety
     /// The module must be loaded on this context's device, and must stay loaded while `keep` lives.

@@ -226,7 +226,7 @@ impl Context {
         })
     }
 
-    #[allow(clippy::too_many_arguments, reason = "the parameters that both directions share")]
+    #[allow(clippy::too_many_arguments, reason = "puts and gets share these parameters")]
     fn strided<T: Element>(
         &self,
         call: &'static str,

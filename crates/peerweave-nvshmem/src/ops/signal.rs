@@ -218,8 +218,8 @@ impl Context {
     }
 
     /// Completes the puts and gets that this PE enqueued earlier on `stream`, in stream order. Also
-    /// completes pending transfers on NVSHMEM's own streams (`nbi`). The exception is a transfer
-    /// for which another stream already waits because of an earlier quiet or barrier.
+    /// completes pending transfers on NVSHMEM's own streams (`nbi`). Does not complete a transfer
+    /// for which a different stream already waits because of an earlier quiet or barrier.
     ///
     /// # Errors
     /// [`MisuseKind::Device`] if `stream` belongs to another device. [`NvshmemError::Dead`] if

@@ -45,11 +45,12 @@ pub(super) enum Begun {
 }
 
 impl Start {
-    /// Begins an initialisation, or returns why this process cannot start NVSHMEM.
+    /// Begins an initialisation. If this process cannot start NVSHMEM, returns the reason as
+    /// [`Begun::Refused`], so that the caller sends it to other PEs.
     ///
     /// # Errors
-    /// Returns an error only if the error must not be sent to other PEs, because this PE is in
-    /// another call with these PEs.
+    /// Returns the reason as an error if it must not be sent to other PEs. This is the case in a
+    /// forked child, and if this process already uses NVSHMEM with the same bootstrap.
     pub(super) fn begin(call: &'static str, arguments: &Arguments) -> Result<Begun, NvshmemError> {
         // In a forked child, the lock may be held by a thread that exists only in the parent.
         let forked = Nvshmem::is_forked();
@@ -190,7 +191,7 @@ fn same(call: &'static str, running: &Arguments, asked: &Arguments) -> Result<()
         return differ("the bootstrap", running.bootstrap.to_owned(), asked.bootstrap.to_owned());
     }
     if running.place != asked.place {
-        return differ("this PE as", place(running.place), place(asked.place));
+        return differ("the position", place(running.place), place(asked.place));
     }
     if running.identity != asked.identity {
         let what = match running.bootstrap {
@@ -279,7 +280,7 @@ mod tests {
         };
         assert!(differs(|asked| asked.device = 1).contains("the device 0, expected 1"));
         assert!(differs(|asked| asked.identity = 8).contains("the id #00000007, expected #00000008"));
-        assert!(differs(|asked| asked.place = Some((1, 2))).contains("this PE as PE 0 of 2, expected PE 1 of 2"));
+        assert!(differs(|asked| asked.place = Some((1, 2))).contains("the position PE 0 of 2, expected PE 1 of 2"));
         assert!(differs(|asked| asked.settings = Settings::default()).contains("NVSHMEM_MAX_TEAMS=8"));
         assert!(same("test", &running, &running.clone()).is_ok());
     }

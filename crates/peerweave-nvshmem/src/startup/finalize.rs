@@ -38,9 +38,9 @@ impl Context {
     /// that was dropped but not freed, and reports this memory in the result.
     ///
     /// While NVSHMEM is being finalised, calls that other threads make through teams and buffers
-    /// return [`MisuseKind::Context`]. If finalising fails, these calls are possible again.
-    /// `finalize` waits, within the context's deadline, for every stream that has been used with
-    /// this context.
+    /// return [`MisuseKind::Context`]. If this call fails while NVSHMEM still works, calls of other
+    /// threads are possible again. `finalize` waits, within the context's deadline, for every
+    /// stream that has been used with this context.
     ///
     /// After an initialisation by an id or a rendezvous, NVSHMEM can be initialised again in this
     /// process.
@@ -55,7 +55,7 @@ impl Context {
     /// again. [`NvshmemError::Timeout`] or [`NvshmemError::Bootstrap`] if a PE does not arrive.
     /// These errors name the missing PEs if they are known.
     ///
-    /// If finalising fails inside NVSHMEM, NVSHMEM ends the process.
+    /// If NVSHMEM's own function for finalising fails, NVSHMEM ends the process.
     pub fn finalize(self) -> Result<FinalizeReport, NvshmemError> {
         const CALL: &str = END;
         let running = Arc::clone(&self.running);

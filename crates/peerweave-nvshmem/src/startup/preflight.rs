@@ -184,7 +184,7 @@ fn device_memory(context: &Arc<CudaContext>, settings: &Settings) -> Result<(), 
     Ok(())
 }
 
-/// Compares the data of all PEs: versions, settings and GPUs must be compatible.
+/// Checks that all PEs can start, and have equal versions, equal settings and different GPUs.
 pub(crate) fn together(own: Pe, cards: &[Result<StartInfo, String>]) -> Result<(), PreflightError> {
     let read = |(pe, card): (usize, &Result<StartInfo, String>)| match card {
         Ok(card) => Ok((Pe::new(pe as u32), card.clone())),
@@ -208,9 +208,9 @@ pub(crate) fn together(own: Pe, cards: &[Result<StartInfo, String>]) -> Result<(
     }
 }
 
-/// Checks whether this PE can access the GPU of each peer directly. If not, logs a warning. Returns
-/// an error if the network is also disabled. Only GPUs that are visible to this process are
-/// checked.
+/// Checks whether this PE can access the GPU of each other PE directly. If not, logs a warning, and
+/// also returns an error if the settings disable the network. GPUs that are not visible to this
+/// process are not checked.
 pub(crate) fn reachable(
     own: Pe,
     cards: &[Result<StartInfo, String>],
@@ -248,7 +248,7 @@ pub(crate) fn reachable(
                 pe = pe.get(),
                 device,
                 peer,
-                "the GPUs cannot access each other directly; all traffic uses the network"
+                "the GPUs cannot access each other directly; all transfers between them use the network"
             );
             if remote_transport == "none" {
                 return Err(PreflightError::Unreachable { pe, device }.into());

@@ -1,7 +1,7 @@
 //! Starts NVSHMEM by a rendezvous, an id, MPI or a launcher.
 //!
-//! Invariant: NVSHMEM is initialised once. An attempt to initialise NVSHMEM during an
-//! initialisation, or after a failed initialisation, is an error.
+//! Invariant: while NVSHMEM runs, this module does not initialise NVSHMEM again. An attempt to
+//! initialise NVSHMEM during an initialisation, or after a failed initialisation, is an error.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -34,8 +34,8 @@ impl Context {
     /// collective calls of the rendezvous in the same order.
     ///
     /// If NVSHMEM already runs in this process with the same arguments, this call returns a new
-    /// handle without communication. If the process of any PE has a context with other arguments,
-    /// or cannot start NVSHMEM again, every PE gets an error.
+    /// handle without communication. If the process of any PE has a context with different
+    /// arguments, or cannot start NVSHMEM again, every PE gets an error.
     ///
     /// `device` is the device that this PE uses. Each PE must use a different device.
     ///
@@ -46,7 +46,7 @@ impl Context {
     /// [`NvshmemError::Preflight`], [`NvshmemError::Plugin`] or [`NvshmemError::Load`] if NVSHMEM
     /// cannot work on this machine or in this job. [`NvshmemError::Bootstrap`] or
     /// [`NvshmemError::Timeout`] if a PE does not arrive. These errors name the missing PEs if they
-    /// are known. [`MisuseKind::AlreadyInitialized`] if this process has a context with other
+    /// are known. [`MisuseKind::AlreadyInitialized`] if this process has a context with different
     /// arguments.
     pub fn from_rendezvous(
         rendezvous: &Arc<Rendezvous>,
@@ -116,7 +116,7 @@ impl Context {
     /// the same settings.
     ///
     /// # Errors
-    /// [`MisuseKind::AlreadyInitialized`] if NVSHMEM has read other settings.
+    /// [`MisuseKind::AlreadyInitialized`] if NVSHMEM has read different settings.
     /// [`DeadState::InitFailed`](crate::DeadState::InitFailed) if an earlier attempt to create an
     /// id has failed. [`NvshmemError::Plugin`] or [`NvshmemError::Load`] if a plug-in or the
     /// library is missing or cannot be loaded. [`NvshmemError::Nvshmem`] if there is no usable
@@ -169,7 +169,7 @@ impl Context {
     ///
     /// # Errors
     /// [`NvshmemError::Plugin`] if a plug-in cannot be loaded, for example because it was built for
-    /// another MPI library. Other errors are the same as for
+    /// a different MPI library. Other errors are the same as for
     /// [`from_unique_id`](Self::from_unique_id).
     ///
     /// # Safety
@@ -198,7 +198,7 @@ impl Context {
     ///
     /// # Errors
     /// [`NvshmemError::Plugin`] if a plug-in cannot be loaded, for example because it was built for
-    /// another PMIx version. [`NvshmemError::Nvshmem`] if no launcher has started the process.
+    /// a different PMIx version. [`NvshmemError::Nvshmem`] if no launcher has started the process.
     /// Other errors are the same as for [`from_unique_id`](Self::from_unique_id).
     pub fn from_launcher(device: &Arc<CudaContext>, settings: Settings) -> Result<Self, NvshmemError> {
         const CALL: &str = "Context::from_launcher";

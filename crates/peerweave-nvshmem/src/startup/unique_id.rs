@@ -61,7 +61,7 @@ impl TryFrom<&[u8]> for UniqueId {
     type Error = NvshmemError;
 
     /// Converts a slice of exactly 128 bytes to an id. Returns [`MisuseKind::Length`] if the slice
-    /// has another length.
+    /// has a different length.
     fn try_from(bytes: &[u8]) -> Result<Self, NvshmemError> {
         let wrong = |_| {
             let kind = MisuseKind::Length { what: "the id", found: bytes.len(), expected: Self::LEN_BYTES, unit: "bytes" };

@@ -107,30 +107,33 @@ peerweave_dylib::bindings! {
         ) -> c_int;
         /// Destroys a team. All PEs of the team must make this call.
         "3.3.24" fn nvshmem_team_destroy(team: nvshmem_team_t);
-        /// Synchronises a team.
+        /// Synchronises the PEs of a team.
         "3.3.24" fn nvshmem_team_sync(team: nvshmem_team_t) -> c_int;
 
         // Order and synchronisation.
 
-        /// Completes transfers, then synchronises a team.
+        /// Completes the same transfers as `nvshmem_quiet`, then synchronises the PEs of a team.
         "3.3.24" fn nvshmem_barrier(team: nvshmem_team_t) -> c_int;
-        /// Completes transfers, then synchronises all PEs.
+        /// Completes the same transfers as `nvshmem_quiet`, then synchronises all PEs.
         "3.3.24" fn nvshmem_barrier_all();
         /// Synchronises all PEs.
         "3.3.24" fn nvshmem_sync_all();
-        /// Completes transfers, then synchronises a team, in stream order.
+        /// Completes the same transfers as `nvshmemx_quiet_on_stream`, then synchronises the PEs of
+        /// a team. Both happen in stream order.
         "3.3.24" fn nvshmemx_barrier_on_stream(team: nvshmem_team_t, stream: CUstream) -> c_int;
-        /// Completes transfers, then synchronises all PEs, in stream order.
+        /// Completes the same transfers as `nvshmemx_quiet_on_stream`, then synchronises all PEs.
+        /// Both happen in stream order.
         "3.3.24" fn nvshmemx_barrier_all_on_stream(stream: CUstream);
-        /// Synchronises a team, in stream order.
+        /// Synchronises the PEs of a team, in stream order.
         "3.3.24" fn nvshmemx_team_sync_on_stream(team: nvshmem_team_t, stream: CUstream) -> c_int;
         /// Synchronises all PEs, in stream order.
         "3.3.24" fn nvshmemx_sync_all_on_stream(stream: CUstream);
-        /// Completes transfers.
+        /// Completes this PE's earlier transfers that have no stream, and its `nbi` transfers.
         "3.3.24" fn nvshmem_quiet();
         /// Orders earlier puts before later puts to the same PE.
         "3.3.24" fn nvshmem_fence();
-        /// Completes transfers, in stream order.
+        /// Completes this PE's earlier transfers on the stream and its `nbi` transfers, in stream
+        /// order.
         "3.3.24" fn nvshmemx_quiet_on_stream(stream: CUstream);
         /// Waits until the sources of earlier puts may be overwritten.
         "3.8.0" fn nvshmemx_flush();
@@ -152,25 +155,25 @@ peerweave_dylib::bindings! {
 
         /// Writes bytes to a PE.
         "3.3.24" fn nvshmem_putmem(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Writes bytes to a PE. A quiet completes the transfer.
+        /// Starts a write of bytes to a PE. A quiet completes the transfer.
         "3.3.24" fn nvshmem_putmem_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
         /// Writes bytes to a PE, in stream order.
         "3.3.24" fn nvshmemx_putmem_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
-        /// Writes bytes to a PE, started in stream order. A quiet completes the transfer.
+        /// Starts a write of bytes to a PE, in stream order. A quiet completes the transfer.
         "3.3.24" fn nvshmemx_putmem_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
         /// Reads bytes from a PE.
         "3.3.24" fn nvshmem_getmem(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Reads bytes from a PE. A quiet completes the transfer.
+        /// Starts a read of bytes from a PE. A quiet completes the transfer.
         "3.3.24" fn nvshmem_getmem_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
         /// Reads bytes from a PE, in stream order.
         "3.3.24" fn nvshmemx_getmem_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
-        /// Reads bytes from a PE, started in stream order. A quiet completes the transfer.
+        /// Starts a read of bytes from a PE, in stream order. A quiet completes the transfer.
         "3.3.24" fn nvshmemx_getmem_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
@@ -179,19 +182,20 @@ peerweave_dylib::bindings! {
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Writes bytes to a PE, then signals the PE, started in stream order. A quiet completes
-        /// the transfer.
+        /// Starts a write of bytes to a PE and the signal that follows it, in stream order. A quiet
+        /// completes both.
         "3.3.24" fn nvshmemx_putmem_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
         /// Writes 8-bit elements to a PE.
         "3.3.24" fn nvshmem_put8(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Writes 8-bit elements to a PE. A quiet completes the transfer.
+        /// Starts a write of 8-bit elements to a PE. A quiet completes the transfer.
         "3.3.24" fn nvshmem_put8_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
         /// Writes 8-bit elements to a PE, in stream order.
         "3.3.24" fn nvshmemx_put8_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
-        /// Writes 8-bit elements to a PE, started in stream order. A quiet completes the transfer.
+        /// Starts a write of 8-bit elements to a PE, in stream order. A quiet completes the
+        /// transfer.
         "3.3.24" fn nvshmemx_put8_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
@@ -206,11 +210,12 @@ peerweave_dylib::bindings! {
         );
         /// Reads 8-bit elements from a PE.
         "3.3.24" fn nvshmem_get8(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Reads 8-bit elements from a PE. A quiet completes the transfer.
+        /// Starts a read of 8-bit elements from a PE. A quiet completes the transfer.
         "3.3.24" fn nvshmem_get8_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
         /// Reads 8-bit elements from a PE, in stream order.
         "3.3.24" fn nvshmemx_get8_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
-        /// Reads 8-bit elements from a PE, started in stream order. A quiet completes the transfer.
+        /// Starts a read of 8-bit elements from a PE, in stream order. A quiet completes the
+        /// transfer.
         "3.3.24" fn nvshmemx_get8_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
@@ -228,19 +233,20 @@ peerweave_dylib::bindings! {
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Writes 8-bit elements to a PE, then signals the PE, started in stream order. A quiet
-        /// completes the transfer.
+        /// Starts a write of 8-bit elements to a PE and the signal that follows it, in stream
+        /// order. A quiet completes both.
         "3.3.24" fn nvshmemx_put8_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
         /// Writes 16-bit elements to a PE.
         "3.3.24" fn nvshmem_put16(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Writes 16-bit elements to a PE. A quiet completes the transfer.
+        /// Starts a write of 16-bit elements to a PE. A quiet completes the transfer.
         "3.3.24" fn nvshmem_put16_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
         /// Writes 16-bit elements to a PE, in stream order.
         "3.3.24" fn nvshmemx_put16_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
-        /// Writes 16-bit elements to a PE, started in stream order. A quiet completes the transfer.
+        /// Starts a write of 16-bit elements to a PE, in stream order. A quiet completes the
+        /// transfer.
         "3.3.24" fn nvshmemx_put16_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
@@ -255,11 +261,11 @@ peerweave_dylib::bindings! {
         );
         /// Reads 16-bit elements from a PE.
         "3.3.24" fn nvshmem_get16(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Reads 16-bit elements from a PE. A quiet completes the transfer.
+        /// Starts a read of 16-bit elements from a PE. A quiet completes the transfer.
         "3.3.24" fn nvshmem_get16_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
         /// Reads 16-bit elements from a PE, in stream order.
         "3.3.24" fn nvshmemx_get16_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
-        /// Reads 16-bit elements from a PE, started in stream order. A quiet completes the
+        /// Starts a read of 16-bit elements from a PE, in stream order. A quiet completes the
         /// transfer.
         "3.3.24" fn nvshmemx_get16_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
@@ -278,19 +284,20 @@ peerweave_dylib::bindings! {
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Writes 16-bit elements to a PE, then signals the PE, started in stream order. A quiet
-        /// completes the transfer.
+        /// Starts a write of 16-bit elements to a PE and the signal that follows it, in stream
+        /// order. A quiet completes both.
         "3.3.24" fn nvshmemx_put16_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
         /// Writes 32-bit elements to a PE.
         "3.3.24" fn nvshmem_put32(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Writes 32-bit elements to a PE. A quiet completes the transfer.
+        /// Starts a write of 32-bit elements to a PE. A quiet completes the transfer.
         "3.3.24" fn nvshmem_put32_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
         /// Writes 32-bit elements to a PE, in stream order.
         "3.3.24" fn nvshmemx_put32_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
-        /// Writes 32-bit elements to a PE, started in stream order. A quiet completes the transfer.
+        /// Starts a write of 32-bit elements to a PE, in stream order. A quiet completes the
+        /// transfer.
         "3.3.24" fn nvshmemx_put32_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
@@ -305,11 +312,11 @@ peerweave_dylib::bindings! {
         );
         /// Reads 32-bit elements from a PE.
         "3.3.24" fn nvshmem_get32(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Reads 32-bit elements from a PE. A quiet completes the transfer.
+        /// Starts a read of 32-bit elements from a PE. A quiet completes the transfer.
         "3.3.24" fn nvshmem_get32_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
         /// Reads 32-bit elements from a PE, in stream order.
         "3.3.24" fn nvshmemx_get32_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
-        /// Reads 32-bit elements from a PE, started in stream order. A quiet completes the
+        /// Starts a read of 32-bit elements from a PE, in stream order. A quiet completes the
         /// transfer.
         "3.3.24" fn nvshmemx_get32_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
@@ -328,19 +335,20 @@ peerweave_dylib::bindings! {
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Writes 32-bit elements to a PE, then signals the PE, started in stream order. A quiet
-        /// completes the transfer.
+        /// Starts a write of 32-bit elements to a PE and the signal that follows it, in stream
+        /// order. A quiet completes both.
         "3.3.24" fn nvshmemx_put32_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
         /// Writes 64-bit elements to a PE.
         "3.3.24" fn nvshmem_put64(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Writes 64-bit elements to a PE. A quiet completes the transfer.
+        /// Starts a write of 64-bit elements to a PE. A quiet completes the transfer.
         "3.3.24" fn nvshmem_put64_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
         /// Writes 64-bit elements to a PE, in stream order.
         "3.3.24" fn nvshmemx_put64_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
-        /// Writes 64-bit elements to a PE, started in stream order. A quiet completes the transfer.
+        /// Starts a write of 64-bit elements to a PE, in stream order. A quiet completes the
+        /// transfer.
         "3.3.24" fn nvshmemx_put64_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
@@ -355,11 +363,11 @@ peerweave_dylib::bindings! {
         );
         /// Reads 64-bit elements from a PE.
         "3.3.24" fn nvshmem_get64(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Reads 64-bit elements from a PE. A quiet completes the transfer.
+        /// Starts a read of 64-bit elements from a PE. A quiet completes the transfer.
         "3.3.24" fn nvshmem_get64_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
         /// Reads 64-bit elements from a PE, in stream order.
         "3.3.24" fn nvshmemx_get64_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
-        /// Reads 64-bit elements from a PE, started in stream order. A quiet completes the
+        /// Starts a read of 64-bit elements from a PE, in stream order. A quiet completes the
         /// transfer.
         "3.3.24" fn nvshmemx_get64_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
@@ -378,21 +386,21 @@ peerweave_dylib::bindings! {
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Writes 64-bit elements to a PE, then signals the PE, started in stream order. A quiet
-        /// completes the transfer.
+        /// Starts a write of 64-bit elements to a PE and the signal that follows it, in stream
+        /// order. A quiet completes both.
         "3.3.24" fn nvshmemx_put64_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
         /// Writes 128-bit elements to a PE.
         "3.3.24" fn nvshmem_put128(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Writes 128-bit elements to a PE. A quiet completes the transfer.
+        /// Starts a write of 128-bit elements to a PE. A quiet completes the transfer.
         "3.3.24" fn nvshmem_put128_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
         /// Writes 128-bit elements to a PE, in stream order.
         "3.3.24" fn nvshmemx_put128_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
-        /// Writes 128-bit elements to a PE, started in stream order. A quiet completes the
+        /// Starts a write of 128-bit elements to a PE, in stream order. A quiet completes the
         /// transfer.
         "3.3.24" fn nvshmemx_put128_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
@@ -408,13 +416,13 @@ peerweave_dylib::bindings! {
         );
         /// Reads 128-bit elements from a PE.
         "3.3.24" fn nvshmem_get128(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
-        /// Reads 128-bit elements from a PE. A quiet completes the transfer.
+        /// Starts a read of 128-bit elements from a PE. A quiet completes the transfer.
         "3.3.24" fn nvshmem_get128_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
         /// Reads 128-bit elements from a PE, in stream order.
         "3.3.24" fn nvshmemx_get128_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
         );
-        /// Reads 128-bit elements from a PE, started in stream order. A quiet completes the
+        /// Starts a read of 128-bit elements from a PE, in stream order. A quiet completes the
         /// transfer.
         "3.3.24" fn nvshmemx_get128_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
@@ -433,8 +441,8 @@ peerweave_dylib::bindings! {
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Writes 128-bit elements to a PE, then signals the PE, started in stream order. A quiet
-        /// completes the transfer.
+        /// Starts a write of 128-bit elements to a PE and the signal that follows it, in stream
+        /// order. A quiet completes both.
         "3.3.24" fn nvshmemx_put128_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
@@ -442,9 +450,11 @@ peerweave_dylib::bindings! {
 
         // Collectives by bytes.
 
-        /// Exchanges parts of `bytes` bytes among all PEs of a team.
+        /// Sends a part of `bytes` bytes to each PE of a team, and receives such a part from each
+        /// PE.
         "3.3.24" fn nvshmem_alltoallmem(team: nvshmem_team_t, target: *mut c_void, source: *const c_void, bytes: usize) -> c_int;
-        /// Exchanges parts of `bytes` bytes among all PEs of a team, in stream order.
+        /// Sends a part of `bytes` bytes to each PE of a team, and receives such a part from each
+        /// PE, in stream order.
         "3.3.24" fn nvshmemx_alltoallmem_on_stream(
             team: nvshmem_team_t, target: *mut c_void, source: *const c_void, bytes: usize, stream: CUstream,
         ) -> c_int;

@@ -172,7 +172,7 @@ macro_rules! families {
                 /// # Errors
                 /// Returns the same errors as [`Family::address`].
                 #[inline]
-                #[allow(clippy::useless_transmute, reason = "the function type of some families is the address type")]
+                #[allow(clippy::useless_transmute, reason = "some of the function types are `ByValue`, which is an address")]
                 pub fn $name(&self, kind: CType) -> Result<$Function, MissingSymbol> {
                     let address = self.$name.address(&self.library, kind)?;
                     // SAFETY: the address is that of the function with this name. Its arguments and

@@ -5,8 +5,8 @@ use std::mem::offset_of;
 use super::types::*;
 use crate::Version;
 
-/// The size of a struct, or the offset of a field. The elements are `size X` or `offset X.f`, the
-/// first version whose header declares the struct or field, and the number of bytes.
+/// The size of a struct, or the offset of a field. The tuple contains `size X` or `offset X.f`,
+/// the first version whose header declares the struct or field, and the number of bytes.
 pub type Fact = (&'static str, Version, i64);
 
 /// Returns the sizes of all declared structs, and the offsets of their fields.

@@ -1,5 +1,5 @@
-//! NVSHMEM's structs and constants. Most structs start with a version word. New versions add fields
-//! only in the padding.
+//! NVSHMEM's structs and constants. Most structs start with a version word. New NVSHMEM versions
+//! add fields only in the padding.
 
 use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
 
@@ -74,7 +74,7 @@ pub struct nvshmemx_init_attr_t {
     pub version: c_int,
     /// A pointer to an `MPI_Comm`, for the bootstrap by MPI.
     pub mpi_comm: *mut c_void,
-    /// The other arguments of the initialisation.
+    /// The arguments of the initialisation, except the communicator.
     pub args: nvshmemx_init_args_t,
 }
 

@@ -39,10 +39,11 @@ impl Team {
     /// # Errors
     /// [`MisuseKind::Value`] or [`MisuseKind::Rank`] if `stride` or `count` is 0, or if this team
     /// does not have all of the ranks. [`NvshmemError::Nvshmem`] if there are too many teams
-    /// ([`Settings::max_teams`](crate::Settings::max_teams)). With multicast, each team uses many
-    /// slots. If there is no free slot, NVSHMEM ends the process. [`NvshmemError::Disagree`] if the
-    /// PEs pass different arguments. [`NvshmemError::Timeout`] or [`NvshmemError::Bootstrap`] if a
-    /// PE does not arrive. These errors name the missing PEs if they are known.
+    /// ([`Settings::max_teams`](crate::Settings::max_teams)). With multicast, each team counts as
+    /// many teams, and NVSHMEM ends the process if there are too many. [`NvshmemError::Disagree`]
+    /// if the PEs pass different arguments. [`NvshmemError::Timeout`] or
+    /// [`NvshmemError::Bootstrap`] if a PE does not arrive. These errors name the missing PEs if
+    /// they are known.
     pub fn split_strided(&self, start: u32, stride: i32, count: u32, config: TeamConfig) -> Result<Option<Self>, NvshmemError> {
         const CALL: &str = "nvshmem_team_split_strided";
         let _setup = self.comm.setup_turn(CALL)?;
@@ -141,7 +142,7 @@ impl Team {
         self.comm.nvshmem.check(CALL, code)?;
         let mut made = |handle, identity| {
             let team = self.made(CALL, &mut entered, handle, true, identity)?;
-            Ok::<_, NvshmemError>(team.expect("a member gets a team or an error"))
+            Ok::<_, NvshmemError>(team.expect("`made` returns `None` only if this PE is not a member"))
         };
         Ok((made(row, row_identity)?, made(column, column_identity)?))
     }
