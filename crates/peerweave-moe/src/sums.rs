@@ -1,8 +1,9 @@
 //! Sums of lines in `f32`, for each element type of the results.
 //!
 //! A GPU thread has a few lines in registers, and adds up the elements of each line. On the host, a
-//! batch of consecutive lines is an array of elements, whose loops the compiler vectorises. GPU and
-//! host add the same numbers in the same order, and round the sums in the same way.
+//! batch of consecutive lines is an array of elements, and the compiler vectorises the loops over
+//! this array. GPU and host add the same numbers in the same order, and round the sums in the same
+//! way.
 
 use crate::line::{BATCH, Batch};
 use core::marker::PhantomData;

@@ -134,7 +134,7 @@ struct Block<'a, const W: usize, const WHOLE: bool> {
     /// Number of blocks among which the lines of a directly stored message are divided: 2 if both
     /// blocks of a pair push, otherwise 1.
     halves: u64,
-    /// Number of 16-byte lines for which a slot has room for each rank.
+    /// Number of 16-byte lines that a slot can hold for each rank.
     slot_lines: u64,
     /// Bit `k` is set if this rank stores its message directly in the result buffer of the rank `k`
     /// places after this rank, because that rank has offered the buffer.
@@ -202,9 +202,9 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         unsafe { <u64 as Access<Sys>>::load_relaxed(word) }
     }
 
-    /// Reads the offers of all other ranks, and sets `accepted`. This block has seen the flag
-    /// *open* of every rank to which it pushes. The offers of other ranks have no effect, because
-    /// this block has no chunk of their messages.
+    /// Reads the offers of all other ranks, and sets `accepted`. This block must have seen the flag
+    /// *open* of every rank to which it pushes. The offers of the remaining ranks have no effect,
+    /// because this block pushes nothing to them.
     #[inline(always)]
     fn accept_offers(&self) {
         let mut accepted = 0;

@@ -14,8 +14,8 @@ use peerweave_types::Pe;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Maximum time from the report of a PE that another process has ended until this PE sees the end
-/// of that process.
+/// Maximum time for which this PE waits to see the end of a process that another PE has reported as
+/// ended.
 const PROCESS_END: Duration = Duration::from_millis(200);
 /// Like [`PROCESS_END`], but for a process whose memory could not be read. The kernel unmaps a
 /// large memory before the kernel closes the files of the process. Until the files are closed, a
@@ -80,8 +80,8 @@ impl Peers {
         error
     }
 
-    /// Like [`Peers::record_outcome`], but also accepts a stop because of a spent time budget,
-    /// which is returned unchanged.
+    /// Like [`Peers::record_outcome`], but for the error in `stop`. If `stop` is a spent time
+    /// budget, returns `stop` unchanged.
     #[cold]
     pub(crate) fn record_stop(&self, stop: Stop) -> Stop {
         match stop {

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn file_of_another_size_is_refused() {
+    fn file_of_unexpected_size_is_refused() {
         let refused = map(&create(ALIGN).unwrap(), 2 * ALIGN).unwrap_err();
         assert!(refused.to_string().contains("different options"), "{refused}");
     }
