@@ -19,7 +19,7 @@ pub const THREADS: u32 = 512;
 /// Maximum number of warps of the kernel `moe_dispatch_plan`.
 const WARPS: usize = PLAN_THREADS as usize / 32;
 
-/// Returns the number of this thread in the grid, and the number of threads of the grid.
+/// Returns the index of this thread in the grid, and the number of threads of the grid.
 #[inline(always)]
 fn position() -> (u64, u64) {
     let threads = u64::from(gpu::block_threads());

@@ -20,13 +20,13 @@ pub(crate) trait Class {
 
     /// Converts the elements of a line to `f32`. Values after the last element are 0.
     fn unpack(line: Vector) -> [f32; MOST];
-    /// Converts values back to the elements of a line, rounded to nearest even.
+    /// Converts values back to the elements of a line, rounding to nearest, ties to even.
     fn pack(values: [f32; MOST]) -> Vector;
 
     /// Converts an element to `f32`.
     #[cfg(not(target_arch = "nvptx64"))]
     fn widen(bits: Self::Bits) -> f32;
-    /// Converts a value back to an element, rounded to nearest even.
+    /// Converts a value back to an element, rounding to nearest, ties to even.
     #[cfg(not(target_arch = "nvptx64"))]
     fn narrow(value: f32) -> Self::Bits;
 }

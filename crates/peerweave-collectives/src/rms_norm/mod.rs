@@ -127,8 +127,8 @@ pub const fn part_lines(row_lines: u64, ranks: u32) -> u64 {
     row_lines.div_ceil(ranks as u64)
 }
 
-/// Returns the size in bytes of each of the two banks of a staging area that a kernel needs for
-/// `rows` rows of `row_lines` 16-byte lines.
+/// Returns the size in bytes of each of the two banks of a staging area. A kernel needs banks of
+/// this size for `rows` rows of `row_lines` 16-byte lines.
 pub const fn bank_bytes(algorithm: Algorithm, rows: u64, row_lines: u64, ranks: u32) -> u64 {
     let lines = match algorithm {
         Algorithm::None => 0,

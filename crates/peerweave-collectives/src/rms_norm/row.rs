@@ -83,13 +83,13 @@ impl Operands {
     }
 }
 
-/// Returns the number of this thread in its block, and the number of threads of the block.
+/// Returns the index of this thread in its block, and the number of threads of the block.
 #[inline(always)]
 pub(super) fn threads() -> (u64, u64) {
     (u64::from(gpu::thread_idx().x), u64::from(gpu::block_dim().x))
 }
 
-/// Calls `with` with the number of each row that this block handles, until a call returns `false`.
+/// Calls `with` with the index of each row that this block handles, until a call returns `false`.
 #[inline(always)]
 pub(super) fn each_row(norm: &Norm, mut with: impl FnMut(u64) -> bool) {
     let mut row = u64::from(gpu::block_idx().x);

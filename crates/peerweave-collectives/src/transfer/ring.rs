@@ -66,13 +66,14 @@ enum Count {
     Sent,
     /// Number of rounds in which chunks from a rank were copied. Counted by the second block.
     Received,
-    /// Number of messages to a rank with [`Transfer::send_is_offered`]. Counted by the first block.
+    /// Number of messages with [`Transfer::send_is_offered`] that were sent to a rank. Counted by
+    /// the first block.
     FirstOffers,
-    /// Number of messages to a rank with [`Transfer::send_is_offered`]. Counted by the second
-    /// block.
+    /// Number of messages with [`Transfer::send_is_offered`] that were sent to a rank. Counted by
+    /// the second block.
     SecondOffers,
-    /// Number of messages from a rank with [`Transfer::recv_is_offered`]. Counted by the second
-    /// block.
+    /// Number of messages with [`Transfer::recv_is_offered`] that arrived from a rank. Counted by
+    /// the second block.
     OffersHere,
 }
 
@@ -126,9 +127,9 @@ impl<const WHOLE: bool> Message<WHOLE> {
 struct Block<'a, const W: usize, const WHOLE: bool> {
     call: &'a Call,
     transfers: &'a Transfers,
-    /// Number of this block, or number of its pair of blocks.
+    /// Index of this block, or of its pair if the blocks work in pairs.
     index: u64,
-    /// Number of this block, 0 or 1, among the `halves` blocks that push the lines of the same
+    /// Index of this block, 0 or 1, among the `halves` blocks that push the lines of the same
     /// messages.
     half: u64,
     /// Number of blocks among which the lines of a directly stored message are divided: 2 if both

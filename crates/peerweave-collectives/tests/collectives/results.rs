@@ -88,7 +88,7 @@ fn chunked_reduce_scatter_writes_only_part_r_on_rank_r() {
 }
 
 #[test]
-fn chunked_all_reduce_is_correct_for_symmetric_results() {
+fn chunked_all_reduce_into_symmetric_memory_is_correct() {
     for ranks in RANKS {
         explore(2, |seed| {
             let mut world = World::new(ranks, seed);

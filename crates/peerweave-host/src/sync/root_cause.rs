@@ -151,8 +151,9 @@ impl Peers {
         }
     }
 
-    /// Returns a PE and a cause if `peer` can no longer participate in an operation of a team. A
-    /// member that died takes precedence over all other causes.
+    /// Returns the PE and the cause for an error, if a team's operation that needs `peer` can no
+    /// longer succeed. If any member has died, returns that member. Otherwise, returns `peer` if it
+    /// has left or failed.
     pub(crate) fn unavailable(&self, members: &[usize], slot: usize, peer: usize) -> Option<(usize, PeerCause)> {
         let mut others = members.iter().copied().filter(|&pe| pe != self.me);
         if let Some(dead) = others.find(|&pe| self.liveness.gone(pe) == Some(PeerCause::Died)) {

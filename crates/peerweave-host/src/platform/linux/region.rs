@@ -16,7 +16,7 @@ use std::time::Duration;
 pub(crate) struct Region {
     base: *mut u8,
     bytes: usize,
-    /// Detects a forked child, which does not have the mapping.
+    /// Guard that detects a forked child, which does not have the mapping.
     guard: ForkGuard,
 }
 
