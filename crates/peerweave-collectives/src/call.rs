@@ -75,8 +75,8 @@ pub struct Call {
     /// [`reduce_scatter`](crate::reduce_scatter): number of elements in one part. For the kernels
     /// of [`exchange`](crate::exchange): number of bytes in one part.
     pub count: u64,
-    /// The sentinel: the content of a line, 16 bytes of a staging area, whose data has not arrived
-    /// yet.
+    /// The sentinel: the 16 bytes that a line of a staging area holds until the data of the line
+    /// has arrived.
     pub sentinel: [u64; 2],
     /// Address of the word that counts launches ([`crate::epoch`]). For [`Algorithm::Chunked`]:
     /// address of an array with one word for each block, which counts the rounds of the block. For
@@ -103,8 +103,8 @@ pub struct Call {
     /// `KernelOp`.
     pub op: u32,
     /// For kernels with rings: maximum number of blocks of the launch. The staging areas have rings
-    /// for this number of blocks. For messages without [`is_combined`](Self::is_combined): number
-    /// of pairs of blocks instead.
+    /// for this number of blocks. For messages through rings, if [`is_combined`](Self::is_combined)
+    /// is 0: number of pairs of blocks instead.
     pub max_blocks: u32,
     /// For the kernels of all_reduce: the ranks that get the result, as the number that
     /// [`Results::code`] returns.

@@ -1,5 +1,6 @@
-//! Kernels that combine operands in the memory of one device. The caller has gathered the operands
-//! from other ranks, for example through a communication library from other hosts.
+//! Kernels that combine operands in the memory of one device. Before the launch, the caller has
+//! copied the operands of other ranks to this memory. Operands from other hosts can arrive, for
+//! example, through a communication library.
 //!
 //! A kernel combines the operands in the order of their addresses, so ranks that combine the same
 //! operands get the same bits. The arithmetic is the same as in the other kernels of this crate.

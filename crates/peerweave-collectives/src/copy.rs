@@ -15,7 +15,7 @@ pub(crate) fn each(n: u64, load: impl Fn(u64) -> Vector, store: impl Fn(u64, Vec
 /// blocks handle neighbouring indices.
 #[derive(Clone, Copy)]
 pub(crate) struct Share {
-    /// Number of the block among the blocks that divide the indices, from 0 to `of - 1`.
+    /// Index of the block among the blocks that divide the indices, from 0 to `of - 1`.
     pub(crate) index: u64,
     /// Number of blocks that divide the indices.
     pub(crate) of: u64,

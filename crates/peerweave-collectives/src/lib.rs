@@ -41,7 +41,7 @@
 #![no_std]
 #![allow(
     clippy::needless_range_loop,
-    reason = "indices are unrolled; an iterator would put an array of lines into the thread's memory"
+    reason = "loops over indices are unrolled; an iterator would place the lines in local memory"
 )]
 
 /// Runs the examples of the README as tests.

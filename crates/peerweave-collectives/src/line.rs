@@ -98,9 +98,9 @@ impl<const WHOLE: bool> Operand<WHOLE> {
     }
 }
 
-/// Like [`gather`], but if the elements are bytes, and the address and the number of bytes are
-/// multiples of 4, it reads 4-byte words. Most operands that are read as bytes consist of elements
-/// of a larger type, so reading words is often possible.
+/// Like [`gather`], but reads bytes as 4-byte words if their address and their number are multiples
+/// of 4. Most operands that are read as bytes consist of elements of a larger type, so this is
+/// often possible.
 ///
 /// # Safety
 /// As for [`gather`]: this thread can read `n` elements at `from`, at most one line.
@@ -113,8 +113,8 @@ unsafe fn gather_any<P: Piece + Into<u64>>(from: *const P, n: u32) -> Vector {
     [low, high]
 }
 
-/// Like [`scatter`], but if the elements are bytes, and the address and the number of bytes are
-/// multiples of 4, it writes 4-byte words.
+/// Like [`scatter`], but writes bytes as 4-byte words if their address and their number are
+/// multiples of 4.
 ///
 /// # Safety
 /// As for [`scatter`]: this thread can write `n` elements at `to`, at most one line.

@@ -40,14 +40,14 @@ pub(crate) unsafe fn push_to_banks<const W: usize, const MORE: bool, const FIRST
     Ok(unsafe { bank(call, 0, epoch) })
 }
 
-/// Pushes the lines with numbers below `lines` to the other ranks. The arguments `k` of the
-/// functions stand for the rank `k` places after this rank, so `k == 0` is this rank.
+/// Pushes the lines with numbers below `lines` to the other ranks. The argument `k` of the
+/// functions stands for the rank `k` places after this rank, so `k == 0` is this rank.
 ///
-/// - `there(k, line)` returns whether rank `k` gets the line.
+/// - `there(k, line)` returns whether the line is for rank `k`.
 /// - `load(k, line)` reads the line for rank `k`. It is called for each `k` from `FIRST` for which
-///   `there` returns true. If `SAME` is true, it is called only for `k == 0`, and all ranks get
-///   that line.
-/// - `keep(line, value)` gets the line of `k == 0`. It is called only if `FIRST` is 0.
+///   `there` returns true. If `SAME` is true, it is called only for `k == 0`, and the line that it
+///   reads is pushed to all ranks.
+/// - `keep(line, value)` stores a line for this rank itself. It is called only if `FIRST` is 0.
 /// - `open()` waits until this rank may write the lines. It returns a function that returns the
 ///   destination for each `k`.
 ///

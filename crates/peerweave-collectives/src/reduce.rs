@@ -1,4 +1,5 @@
-//! Reduces one 16-byte line of each rank. The kernel chooses the reduction operation when it runs.
+//! Reduction of 16-byte lines, one from each rank, to one line. The kernel chooses the reduction
+//! operation when it runs.
 
 use peerweave_device::api::combine::{Combine, Reducible};
 use peerweave_device::gpu::{Piece, Vector};

@@ -8,7 +8,7 @@ use peerweave_device::gpu::{self, Vector};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
-/// Returns the number of this thread in the grid, and the number of threads in the grid.
+/// Returns the index of this thread in the grid, and the number of threads in the grid.
 #[inline(always)]
 pub(crate) fn position() -> (u64, u64) {
     let threads = u64::from(gpu::block_dim().x);

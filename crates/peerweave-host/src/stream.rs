@@ -269,7 +269,7 @@ impl Drop for HostStream {
     }
 }
 
-/// Releases `busy` when dropped.
+/// Guard that clears `busy` when it is dropped.
 struct Release<'a>(&'a AtomicBool);
 
 impl Drop for Release<'_> {
@@ -387,9 +387,9 @@ fn left(started: Instant, within: Duration) -> Option<Duration> {
     within.checked_sub(started.elapsed()).filter(|rest| !rest.is_zero())
 }
 
-/// Called when the time limit of a wait for a stream or a ticket has passed. Returns the time for
-/// which the wait continues. If the wait must end, returns the timeout error. The caller must hold
-/// no lock of a queue.
+/// Returns the time for which a wait for a stream or a ticket continues after its time limit
+/// `within` has passed. If the wait must end, returns the timeout error. The caller must hold no
+/// lock of a queue.
 fn extension(shared: &Shared, call: &'static str, started: Instant, within: Duration) -> Result<Duration, Error> {
     let waited = started.elapsed();
     let missing = shared.teams.missing(&shared.peers);

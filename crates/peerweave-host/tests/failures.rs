@@ -139,7 +139,7 @@ fn wait_with_a_limit_returns_at_the_limit() {
 }
 
 #[test]
-fn timed_out_wait_names_the_word_and_the_values() {
+fn error_of_a_timed_out_wait_shows_the_word_and_its_value() {
     with_deadline(1, SHORT, |world| {
         let (team, words) = (world.team(), world.alloc_zeroed::<i32>(3).unwrap());
         words.copy_from(&[-7, 9, -8]).unwrap();

@@ -72,7 +72,7 @@ fn allocations_of_different_types_are_a_mismatch() {
 }
 
 #[test]
-fn strided_splits_into_one_rank_may_have_different_strides() {
+fn strided_split_into_a_one_rank_team_ignores_the_stride() {
     on_threads(2, &HostOptions::default(), |world| {
         let stride = world.my_pe().get() as i32 + 7;
         let team = world.team().split_strided(TeamShape { start: 1, stride, size: 1 }).unwrap();
@@ -97,7 +97,7 @@ fn mismatch<R>(result: Result<R>) -> Mismatch {
 fn next_barrier_is_a_mismatch(team: &Team) {
     let barrier = mismatch(team.barrier_blocking());
     assert_eq!(barrier.mine, "barrier after the broadcasts of this PE");
-    assert_eq!(barrier.theirs, "barrier after other broadcasts");
+    assert_eq!(barrier.theirs, "barrier after different broadcasts");
     for round in 0..10 {
         let mut sum = [1u32; 20];
         team.all_reduce_in_place_blocking(&mut sum, ReduceOp::Sum).unwrap();
@@ -109,7 +109,7 @@ fn next_barrier_is_a_mismatch(team: &Team) {
 }
 
 #[test]
-fn small_broadcasts_with_two_roots_fail_the_next_barrier() {
+fn barrier_fails_after_small_broadcasts_with_different_roots() {
     on_threads(3, &HostOptions::default(), |world| {
         let (team, me) = (world.team(), world.my_pe().get());
         for count in [1, 6, 7, 16] {
@@ -124,7 +124,7 @@ fn small_broadcasts_with_two_roots_fail_the_next_barrier() {
 }
 
 #[test]
-fn rank_with_another_broadcast_count_gets_a_mismatch() {
+fn broadcast_fails_on_a_rank_whose_count_differs_from_the_root() {
     on_threads(3, &HostOptions::default(), |world| {
         let (team, me) = (world.team(), world.my_pe().get());
         for (count, odd) in [(3, 4), (16, 15), (16, 17), (16, 100_000)] {
@@ -147,7 +147,7 @@ fn rank_with_another_broadcast_count_gets_a_mismatch() {
 }
 
 #[test]
-fn small_broadcast_met_by_a_barrier_is_a_mismatch() {
+fn mismatch_if_one_rank_broadcasts_and_others_call_barrier() {
     on_threads(3, &HostOptions::default(), |world| {
         let (team, me) = (world.team(), world.my_pe().get());
         for root in [0, 1] {

@@ -9,7 +9,7 @@ use std::time::Duration;
 const AHEAD: usize = 3;
 
 #[test]
-fn root_waits_after_three_small_broadcasts() {
+fn root_completes_three_small_broadcasts_before_others_call() {
     let (is_ahead, is_over) = (Barrier::new(2), Barrier::new(2));
     on_threads(2, &HostOptions::default(), |world| {
         let team = world.team();
@@ -59,7 +59,7 @@ fn small_broadcasts_of_a_root_that_has_left_are_received() {
 }
 
 #[test]
-fn waiting_broadcast_root_names_the_missing_rank() {
+fn error_of_a_waiting_broadcast_root_names_the_missing_rank() {
     let mut options = HostOptions::default();
     options.deadline = Duration::from_millis(500);
     let is_over = Barrier::new(3);

@@ -7,7 +7,8 @@ use peerweave_device::gpu::{self, Fence, Sys};
 use peerweave_device::prelude::*;
 
 impl Exchange {
-    /// Returns this rank's own lines of `of`. `of` is [`Exchange::inbox`] or [`Exchange::returns`].
+    /// Returns the lines of `of` in the memory of this rank. `of` is [`Exchange::inbox`] or
+    /// [`Exchange::returns`].
     #[inline(always)]
     pub(crate) fn own(&self, ctx: &Context, of: SymSlice<u128>) -> Lines {
         // SAFETY: this is symmetric memory of this PE. Only kernels of this crate access it, by
@@ -57,9 +58,10 @@ impl Peers {
     }
 }
 
-/// Orders accesses of this kernel and accesses of other ranks' kernels. If this rank sends a line
-/// to another rank, the accesses of this kernel precede the accesses of a later kernel on that
-/// rank. On GPUs the start of a kernel orders these accesses, and this function does nothing.
+/// Orders accesses of different ranks. A kernel calls this function before it sends lines, or after
+/// it has received lines. So all accesses before a line is sent precede all accesses after the line
+/// is received. On GPUs the start of a kernel orders these accesses, and this function does
+/// nothing.
 #[inline(always)]
 pub(crate) fn order() {
     if !cfg!(target_arch = "nvptx64") {

@@ -1,8 +1,8 @@
 //! The three kernels of a dispatch: send, plan, receive.
 //!
-//! Every rank pushes to every rank a table with the number, the experts and the weights of all its
-//! tokens. Every rank also pushes each token once to each rank that has at least one of the token's
-//! experts. So no rank needs an answer before it sends.
+//! Every rank pushes a routing table to every rank. The table has the number of the rank's tokens,
+//! and the experts and weights of each token. Every rank also pushes each token once to each rank
+//! that has at least one of the token's experts. So no rank needs an answer before it sends.
 
 use crate::call::{Peers, order, pe_of};
 use crate::layout::{Exchange, MAX_LOCAL_EXPERTS, NO_SUCH_EXPERT, NOTHING, REPEATED_EXPERT, table_lines};
@@ -19,7 +19,7 @@ pub const THREADS: u32 = 512;
 /// Maximum number of warps of the kernel `moe_dispatch_plan`.
 const WARPS: usize = PLAN_THREADS as usize / 32;
 
-/// Returns the number of this thread in the grid, and the number of threads of the grid.
+/// Returns the index of this thread in the grid, and the number of threads of the grid.
 #[inline(always)]
 fn position() -> (u64, u64) {
     let threads = u64::from(gpu::block_threads());
@@ -28,7 +28,7 @@ fn position() -> (u64, u64) {
 }
 
 /// Sends each of `count` tokens with its scales to the ranks that have the token's experts. Also
-/// sends a table of all experts and weights to every rank.
+/// sends a routing table, with all experts and weights, to every rank.
 ///
 /// `experts` and `weights` have `top_k` elements for each token. -1 stands for no expert. All other
 /// experts of a token must be distinct. The kernel does not wait for any other rank.
@@ -112,8 +112,9 @@ pub fn moe_dispatch_send(
     Ok(())
 }
 
-/// Receives the tables, and assigns one row to each token for each of the token's experts on this
-/// rank. Rows are ordered by expert, then by rank, then by token. Launch this kernel as one block.
+/// Receives the routing tables, and assigns one row to each token for each of the token's experts
+/// on this rank. Rows are ordered by expert, then by rank, then by token. Launch this kernel as one
+/// block.
 ///
 /// Writes the index of each expert's first row to `offsets`, followed by the number of rows. The
 /// kernel does not access `rows` and `scales`. These arguments let the launch check the memory that
@@ -145,7 +146,7 @@ pub fn moe_dispatch_plan(
 }
 
 /// Receives the routing tables of all ranks, and stores the entries of these tables. `bank` is the
-/// number of this dispatch.
+/// number of this dispatch, which selects a bank of the inbox.
 #[inline(always)]
 fn receive_tables(ctx: &Context, exchange: &Exchange, team: KernelTeam, bank: u64) -> Result<(), Failed> {
     let inbox = exchange.own(ctx, exchange.inbox);

@@ -60,7 +60,8 @@ pub struct Exchange {
     pub places: SymSlice<u32>,
     /// For each entry of this rank, the rank that has the expert, or [`NOTHING`].
     pub routes: SymSlice<u32>,
-    /// For each rank, the number of tokens that the rank has sent in the dispatch.
+    /// For each rank, the number of tokens that the rank sent in the dispatch that this rank
+    /// received last.
     pub counts: SymSlice<u32>,
     /// One word: the number of dispatches that this rank has received.
     pub counter: SymSlice<u64>,

@@ -85,7 +85,7 @@ impl Lines {
     ///
     /// # Safety
     /// The memory at the address contains every line that the caller accesses. While the kernel
-    /// runs, this memory is accessed only by whole lines.
+    /// runs, all accesses to this memory read or write whole lines.
     #[inline(always)]
     pub(crate) unsafe fn at(address: u64) -> Self {
         Self(address)

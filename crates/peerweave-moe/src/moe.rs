@@ -86,7 +86,7 @@ enum State {
     Received,
     /// The last call was [`Moe::combine_send`].
     Returned,
-    /// Only a part of the last call was enqueued, so no other call may follow.
+    /// Only a part of the last call was enqueued, so only [`Moe::release`] may follow.
     Failed,
 }
 
@@ -208,9 +208,9 @@ fn random() -> u128 {
     half() | (half() << 64)
 }
 
-/// Checks that all PEs of the world create exchanges with the same shape, the same sizes of types
-/// and the same number of ranks. Also checks that either all PEs or no PE has found a wrong value.
-/// `is_wrong` states whether this PE has found a wrong value.
+/// Checks that all PEs of the world create exchanges with the same shape, element sizes and number
+/// of ranks. Also checks that either all PEs or no PE has found a wrong value. `is_wrong` states
+/// whether this PE has found a wrong value.
 fn agree(world: &World, shape: &Shape, [ranks, token_bytes, result_bytes]: [usize; 3], is_wrong: bool) -> Result<()> {
     let Shape { experts, top_k, hidden, max_tokens, scales, .. } = *shape;
     let mine = [experts, top_k, hidden, max_tokens, scales, token_bytes, result_bytes, ranks, usize::from(is_wrong)];
@@ -388,7 +388,7 @@ impl<T: Element, Y: Output> Moe<T, Y> {
         Ok(self.explained(call, ticket))
     }
 
-    /// Gives each token of the last dispatch the weighted sum of its results:
+    /// Computes the weighted sum of the results for each token of the last dispatch:
     /// [`Moe::combine_send`], then [`Moe::combine_receive`]. The ticket completes when the second
     /// half has completed. `outputs` may overlap `results`, because the results are read first.
     ///

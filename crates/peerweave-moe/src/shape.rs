@@ -12,7 +12,8 @@ pub(crate) const LINE: usize = 16;
 /// ```
 /// use peerweave_moe::Shape;
 ///
-/// // A layer of 256 experts with 8 for each token, of 7168 elements with 56 scales, for decoding.
+/// // A layer for decoding: 256 experts, 8 of them for each token. A token has 7168 elements and 56
+/// // scales. Each rank sends at most 128 tokens.
 /// let shape = Shape::new(256, 8, 7168, 128).scales(56);
 /// assert_eq!(shape.max_rows(4), 4 * 128 * 8);
 /// ```
@@ -76,10 +77,10 @@ impl Shape {
             return wrong("top_k", self.top_k, "at most the number of experts, because the experts of a token are distinct");
         }
         if self.hidden == 0 || !self.hidden.saturating_mul(token_bytes).is_multiple_of(LINE) {
-            return wrong("hidden", self.hidden, "a number of elements for which a token has a positive multiple of 16 bytes");
+            return wrong("hidden", self.hidden, "a number of elements whose size in a token is a positive multiple of 16 bytes");
         }
         if !self.hidden.saturating_mul(result_bytes).is_multiple_of(LINE) {
-            return wrong("hidden", self.hidden, "a number of elements for which a result has a multiple of 16 bytes");
+            return wrong("hidden", self.hidden, "a number of elements whose size in a result is a multiple of 16 bytes");
         }
         if !self.scales.saturating_mul(size_of::<f32>()).is_multiple_of(LINE) {
             return wrong("scales", self.scales, "a multiple of 4 scales");

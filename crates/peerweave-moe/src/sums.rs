@@ -1,8 +1,9 @@
 //! Sums of lines in `f32`, for each element type of the results.
 //!
 //! A GPU thread has a few lines in registers, and adds up the elements of each line. On the host, a
-//! batch of consecutive lines is an array of elements, whose loops the compiler vectorises. GPU and
-//! host add the same numbers in the same order, and round the sums in the same way.
+//! batch of consecutive lines is an array of elements, and the compiler vectorises the loops over
+//! this array. GPU and host add the same numbers in the same order, and round the sums in the same
+//! way.
 
 use crate::line::{BATCH, Batch};
 use core::marker::PhantomData;
@@ -19,13 +20,13 @@ pub(crate) trait Class {
 
     /// Converts the elements of a line to `f32`. Values after the last element are 0.
     fn unpack(line: Vector) -> [f32; MOST];
-    /// Converts values back to the elements of a line, rounded to nearest even.
+    /// Converts values back to the elements of a line, rounding to nearest, ties to even.
     fn pack(values: [f32; MOST]) -> Vector;
 
     /// Converts an element to `f32`.
     #[cfg(not(target_arch = "nvptx64"))]
     fn widen(bits: Self::Bits) -> f32;
-    /// Converts a value back to an element, rounded to nearest even.
+    /// Converts a value back to an element, rounding to nearest, ties to even.
     #[cfg(not(target_arch = "nvptx64"))]
     fn narrow(value: f32) -> Self::Bits;
 }

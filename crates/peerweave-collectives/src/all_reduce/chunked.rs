@@ -44,8 +44,8 @@
 //! A rank that stores directly has seen the first flag of the offering rank, so the offering rank
 //! has begun the call. The result buffer may be the input buffer, because the offering rank has
 //! pushed these lines of its input before it raised that flag. The offering rank writes its next
-//! offer in a later launch. Before that launch, it has seen the last second flag of every other
-//! rank. Each rank reads the offer before it raises its second flag.
+//! offer in a later launch. Before the current launch ends, it has seen the second flag of every
+//! other rank for the last round. Each rank reads the offer before it raises its second flag.
 
 use crate::copy::{each, load, one_by_one, store, two_by_two};
 use crate::epoch::pointer;
@@ -87,7 +87,7 @@ struct Block<'a, const PLAIN: bool> {
     part: u64,
     /// Number of lines in a chunk, the piece of a part that a block handles in one round.
     chunk: u64,
-    /// Number of lines for which a slot has room for each rank, at least `chunk`.
+    /// Number of lines that a slot can hold for each rank. At least `chunk`.
     slot_lines: u64,
     /// Number of rounds that this block ran in all earlier launches.
     before: u64,
@@ -101,9 +101,9 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
         area + (u64::from(gpu::block_idx().x) * MAX_RANKS as u64 + u64::from(rank)) * FLAG_BYTES
     }
 
-    /// Returns the address, in the staging area at `area`, of this block's memory for the chunk of
-    /// rank `rank` in round `round`. If `is_result` is true, the chunk is a result, otherwise an
-    /// input.
+    /// Returns the address, in the staging area at `area`, of this block's memory for the chunk
+    /// that rank `rank` pushes in round `round`. If `is_result` is true, that chunk is a result,
+    /// otherwise an input.
     #[inline(always)]
     fn slot(&self, area: u64, round: u64, rank: u32, is_result: bool) -> u64 {
         let slot = (u64::from(gpu::block_idx().x) * SLOTS + (self.before + round) % SLOTS) * 2 + u64::from(is_result);

@@ -6,7 +6,7 @@
 //! other than `f16`, `bf16` and `f32` have fewer kernels: `one_shot` for up to 2 and 8 ranks,
 //! `two_shot` for up to 8 ranks. For sums of `f16`, `bf16` and `f32` there are additional *plain*
 //! kernels, whose operands consist of whole 16-byte lines. Plain kernels have half as many
-//! instructions.
+//! instructions as the other kernels.
 
 use super::{chunked, one_shot, two_shot};
 use crate::Call;

@@ -13,7 +13,7 @@
 //!
 //! | algorithm | what travels | when |
 //! |---|---|---|
-//! | [`Algorithm::None`] | nothing: the sum is computed already | comparisons |
+//! | [`Algorithm::None`] | nothing: the input already is the sum | one rank, or a sum from an earlier call |
 //! | [`Algorithm::OneShot`] | each rank pushes its rows to every rank, which reduces and normalises them | few rows |
 //! | [`Algorithm::TwoShot`] | each rank pushes part `r` of each row to rank `r`, which reduces it, adds the residual, and pushes that part of `x` | many rows |
 //!
@@ -71,8 +71,8 @@ pub enum Output {
 }
 
 impl Output {
-    /// Returns the quantised magnitude of the largest absolute value in a row. Used if each row has
-    /// its own scale ([`Norm::scales`]).
+    /// Returns the number to which the largest absolute value of a row is scaled before
+    /// quantisation. Used if each row has its own scale ([`Norm::scales`]).
     pub const fn largest(self) -> f32 {
         match self {
             Self::Same => 1.0,
@@ -117,8 +117,8 @@ pub struct Norm {
     pub reserved: u32,
 }
 
-/// The lower limit of the largest absolute value from which the quantisation scale of a row is
-/// computed. Because of this limit, the scale of a row of zeros is not 0.
+/// Minimum number from which the quantisation scale of a row is computed. If the largest absolute
+/// value of the row is smaller, this number replaces it. So the scale of a row of zeros is not 0.
 pub const SMALLEST_SCALED: f32 = 1.0 / 512.0;
 
 /// Returns the number of 16-byte lines in the part of a row that each rank reduces with
@@ -127,8 +127,8 @@ pub const fn part_lines(row_lines: u64, ranks: u32) -> u64 {
     row_lines.div_ceil(ranks as u64)
 }
 
-/// Returns the size in bytes of each of the two banks of a staging area that a kernel needs for
-/// `rows` rows of `row_lines` 16-byte lines.
+/// Returns the size in bytes of each of the two banks of a staging area. A kernel needs banks of
+/// this size for `rows` rows of `row_lines` 16-byte lines.
 pub const fn bank_bytes(algorithm: Algorithm, rows: u64, row_lines: u64, ranks: u32) -> u64 {
     let lines = match algorithm {
         Algorithm::None => 0,

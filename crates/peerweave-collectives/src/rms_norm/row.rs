@@ -83,13 +83,13 @@ impl Operands {
     }
 }
 
-/// Returns the number of this thread in its block, and the number of threads of the block.
+/// Returns the index of this thread in its block, and the number of threads of the block.
 #[inline(always)]
 pub(super) fn threads() -> (u64, u64) {
     (u64::from(gpu::thread_idx().x), u64::from(gpu::block_dim().x))
 }
 
-/// Calls `with` with the number of each row that this block handles, until a call returns `false`.
+/// Calls `with` with the index of each row that this block handles, until a call returns `false`.
 #[inline(always)]
 pub(super) fn each_row(norm: &Norm, mut with: impl FnMut(u64) -> bool) {
     let mut row = u64::from(gpu::block_idx().x);
@@ -171,8 +171,8 @@ impl Sums {
     }
 }
 
-/// Returns 1/√value. The result is rounded to nearest, except for about one value in millions.
-/// Positive, finite values give a finite number. Infinity gives 0.
+/// Returns 1/√value. The result is rounded to nearest, except for about one in several million
+/// values. Positive, finite values give a finite number. Infinity gives 0.
 #[inline(always)]
 fn inverse_square_root(value: f32) -> f32 {
     if value.is_nan() || value == f32::INFINITY {
@@ -285,7 +285,7 @@ fn store_quantised<T: Real>(norm: &Norm, recv: Operand<true>, line: u64, y: T::L
 
 /// Returns the byte of the nearest signed 8-bit integer. Ties round to even. Values out of range
 /// saturate.
-#[expect(clippy::manual_clamp, reason = "NaN gives the lowest number, because the limits are not NaN")]
+#[expect(clippy::manual_clamp, reason = "`max` replaces NaN by -128, but `clamp` would return NaN")]
 #[inline(always)]
 fn nearest(value: f32) -> u8 {
     // The unit in the last place of this number is 1, so adding the number rounds to an integer.

@@ -50,23 +50,23 @@ pub struct Transfer {
     /// For [`Form::Ring`]: 1 if this rank offers `recv` to the peer, which then stores its message
     /// directly in `recv`. In the peer's mappings, an offered `recv` must have the same distance
     /// from this rank's staging area as on this rank. An offered `recv` must be aligned to
-    /// [`LINE_BYTES`](crate::LINE_BYTES), and must not overlap a message that this rank sends. At
-    /// index 0 of [`Transfers::peers`]: 1 if this rank offers `recv` for every message that it
-    /// receives from another rank.
+    /// [`LINE_BYTES`](crate::LINE_BYTES), and must not overlap a message that this rank sends. In
+    /// the transfer at index 0 of [`Transfers::peers`], this field differs: it is 1 if this rank
+    /// offers `recv` in every transfer with another rank from which it receives a message.
     pub is_direct: u64,
     /// For [`Form::Ring`]: number of 16-byte lines in each chunk of the message to the peer. At
-    /// least 1, and at most the number of lines for which a slot has room.
+    /// least 1, and at most the number of lines that a slot can hold for a rank.
     pub send_chunk: u64,
     /// For [`Form::Ring`]: number of 16-byte lines in each chunk of the message from the peer.
     pub recv_chunk: u64,
-    /// For [`Form::Ring`]: 1 if this rank waits for the peer to decide whether this rank stores its
-    /// message directly in the peer's `recv`. The peer decides when its kernel runs. The peer must
-    /// set `recv_is_offered` for the same message. The length of the message must be a multiple of
+    /// For [`Form::Ring`]: 1 if the kernel of this rank waits until the kernel of the peer tells it
+    /// whether to store the message directly in the peer's `recv`. The peer must set
+    /// `recv_is_offered` for the same message. The length of the message must be a multiple of
     /// [`LINE_BYTES`](crate::LINE_BYTES).
     pub send_is_offered: u64,
-    /// For [`Form::Ring`]: 1 if this rank tells the peer, when its kernel runs, whether the peer
-    /// stores its message directly in `recv` ([`is_direct`](Self::is_direct)). The peer must set
-    /// `send_is_offered` for the same message.
+    /// For [`Form::Ring`]: 1 if the kernel of this rank tells the kernel of the peer whether to
+    /// store the message directly in `recv`. [`is_direct`](Self::is_direct) determines the answer.
+    /// The peer must set `send_is_offered` for the same message.
     pub recv_is_offered: u64,
 }
 

@@ -66,13 +66,14 @@ enum Count {
     Sent,
     /// Number of rounds in which chunks from a rank were copied. Counted by the second block.
     Received,
-    /// Number of messages to a rank with [`Transfer::send_is_offered`]. Counted by the first block.
+    /// Number of messages with [`Transfer::send_is_offered`] that were sent to a rank. Counted by
+    /// the first block.
     FirstOffers,
-    /// Number of messages to a rank with [`Transfer::send_is_offered`]. Counted by the second
-    /// block.
+    /// Number of messages with [`Transfer::send_is_offered`] that were sent to a rank. Counted by
+    /// the second block.
     SecondOffers,
-    /// Number of messages from a rank with [`Transfer::recv_is_offered`]. Counted by the second
-    /// block.
+    /// Number of messages with [`Transfer::recv_is_offered`] that arrived from a rank. Counted by
+    /// the second block.
     OffersHere,
 }
 
@@ -126,15 +127,15 @@ impl<const WHOLE: bool> Message<WHOLE> {
 struct Block<'a, const W: usize, const WHOLE: bool> {
     call: &'a Call,
     transfers: &'a Transfers,
-    /// Number of this block, or number of its pair of blocks.
+    /// Index of this block, or of its pair if the blocks work in pairs.
     index: u64,
-    /// Number of this block, 0 or 1, among the `halves` blocks that push the lines of the same
+    /// Index of this block, 0 or 1, among the `halves` blocks that push the lines of the same
     /// messages.
     half: u64,
     /// Number of blocks among which the lines of a directly stored message are divided: 2 if both
     /// blocks of a pair push, otherwise 1.
     halves: u64,
-    /// Number of 16-byte lines for which a slot has room for each rank.
+    /// Number of 16-byte lines that a slot can hold for each rank.
     slot_lines: u64,
     /// Bit `k` is set if this rank stores its message directly in the result buffer of the rank `k`
     /// places after this rank, because that rank has offered the buffer.
@@ -202,9 +203,9 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         unsafe { <u64 as Access<Sys>>::load_relaxed(word) }
     }
 
-    /// Reads the offers of all other ranks, and sets `accepted`. This block has seen the flag
-    /// *open* of every rank to which it pushes. The offers of other ranks have no effect, because
-    /// this block has no chunk of their messages.
+    /// Reads the offers of all other ranks, and sets `accepted`. This block must have seen the flag
+    /// *open* of every rank to which it pushes. The offers of the remaining ranks have no effect,
+    /// because this block pushes nothing to them.
     #[inline(always)]
     fn accept_offers(&self) {
         let mut accepted = 0;

@@ -7,7 +7,7 @@ use peerweave_types::{FailureKind, KernelOp, Pe};
 use std::time::{Duration, Instant};
 
 #[test]
-fn all_reduce_names_a_missing_rank_with_every_algorithm() {
+fn every_all_reduce_algorithm_reports_which_rank_is_missing() {
     for algorithm in Algorithm::ALL {
         // Rank 1 is PE 2.
         let mut world = World::with_deadline(4, &[3, 2, 0], 1, Duration::from_secs(2));

@@ -145,7 +145,7 @@ fn all_reduce_of_whole_16_byte_lines_matches_the_reference() {
 }
 
 #[test]
-fn all_reduce_with_ranks_in_any_order_of_pes_is_exact() {
+fn all_reduce_is_exact_if_rank_order_differs_from_pe_order() {
     let mut world = World::of(5, &[4, 0, 2], 1);
     for algorithm in Algorithm::ALL {
         world.check::<f32>(&Given { algorithm, count: 1000, ..Given::default() });

@@ -66,7 +66,7 @@ fn result_of_a_reduce_is_written_only_at_the_root() {
 }
 
 #[test]
-fn chunked_reduce_scatter_writes_only_the_part_of_the_rank() {
+fn chunked_reduce_scatter_writes_only_part_r_on_rank_r() {
     for ranks in RANKS {
         explore(2, |seed| {
             let mut world = World::new(ranks, seed);
@@ -88,7 +88,7 @@ fn chunked_reduce_scatter_writes_only_the_part_of_the_rank() {
 }
 
 #[test]
-fn chunked_all_reduce_is_correct_for_symmetric_results() {
+fn chunked_all_reduce_into_symmetric_memory_is_correct() {
     for ranks in RANKS {
         explore(2, |seed| {
             let mut world = World::new(ranks, seed);
@@ -111,7 +111,7 @@ fn chunked_all_reduce_is_correct_for_symmetric_results() {
 }
 
 #[test]
-fn barrier_between_calls_succeeds_and_names_a_missing_rank() {
+fn barrier_works_between_calls_and_reports_a_missing_rank() {
     let given = Given { blocks: 1, ..Given::default() };
     for ranks in RANKS {
         let mut world = World::new(ranks, 3);

@@ -306,7 +306,7 @@ fn rms_norm_quantises_with_one_scale_or_one_scale_per_row() {
 }
 
 #[test]
-fn rms_norm_names_a_missing_rank_in_one_shot_and_two_shot() {
+fn one_shot_and_two_shot_rms_norm_report_a_missing_rank() {
     for algorithm in [Algorithm::OneShot, Algorithm::TwoShot] {
         // Rank 1 is PE 2.
         let world = World::with_deadline(4, &[3, 2, 0], 1, Duration::from_secs(2));

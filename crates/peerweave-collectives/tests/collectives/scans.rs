@@ -87,7 +87,7 @@ fn scan_of_a_team_reduces_in_rank_order() {
 }
 
 #[test]
-fn scan_names_a_missing_lowest_or_highest_rank() {
+fn scan_error_names_the_missing_lowest_or_highest_rank() {
     for missing in [0, 2] {
         let mut world = World::with_deadline(3, &[2, 0, 1], 1, Duration::from_secs(2));
         let given = Given { count: 4, blocks: 1, ..Given::default() };

@@ -245,7 +245,7 @@ fn message_counts_of_different_pairs_of_ranks_are_separate() {
 }
 
 #[test]
-fn message_call_names_a_missing_sender_or_receiver() {
+fn error_of_a_transfer_names_the_missing_sender_or_receiver() {
     let ring = Shared { form: Form::Ring, direct: Direct::Nothing, combined: false, shift: [0, 0], threads: 32 };
     let cases = [
         (Shared { form: Form::Lines, ..ring }, 0, 1, 1000),

@@ -71,11 +71,11 @@ impl Host {
     ///
     /// # Errors
     /// [`Error::Timeout`] names the missing PEs. [`Error::Peer`] names a PE that died.
-    /// [`Error::Mismatch`] names a PE with another heap size. [`Error::Setup`] if the rendezvous
-    /// fails for another reason, for example because this PE has joined before. [`Error::Misuse`]
-    /// if the job has too many PEs, or if the heaps are too large. [`Error::Unsupported`] if the
-    /// job spans several machines, or if the job has several PEs on a system other than Linux.
-    /// [`Error::System`] if the memory cannot be mapped.
+    /// [`Error::Mismatch`] names a PE with a different heap size. [`Error::Setup`] if the
+    /// rendezvous fails for another reason, for example because this PE has joined before.
+    /// [`Error::Misuse`] if the job has too many PEs, or if the heaps are too large.
+    /// [`Error::Unsupported`] if the job spans several machines, or if the job has several PEs on a
+    /// system other than Linux. [`Error::System`] if the memory cannot be mapped.
     pub fn join(job: &Job, options: &HostOptions) -> Result<Self, Error> {
         const CALL: &str = JOIN;
         if !job.is_on_one_machine() {
@@ -233,7 +233,7 @@ impl Host {
 }
 
 impl Shared {
-    /// Returns the state of the PE `me` before this PE has joined the job.
+    /// Returns the state of the PE `me`, which has not joined the job yet.
     fn alone(
         me: usize,
         mapping: Arc<Mapping>,
@@ -315,8 +315,8 @@ pub(super) fn meeting_failed(call: &'static str, n_pes: usize, error: BootstrapE
     }
 }
 
-/// Publishes that this PE leaves the job, and the error that is the reason. Called only after
-/// [`announce`].
+/// Publishes that this PE leaves the job because of `error`. The caller must have called
+/// [`announce`] for this PE.
 fn withdraw(mapping: &Mapping, me: usize, error: &Error, rendezvous: Option<Arc<Rendezvous>>) {
     let segments = mapping.segments();
     let page = segments.page(me);

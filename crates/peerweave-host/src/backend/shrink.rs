@@ -26,12 +26,11 @@ use std::time::{Duration, Instant};
 
 const CALL: &str = "shrink";
 
-/// Minimum time for setting up the new job after the PEs have agreed. A PE that called just before
-/// the deadline of another PE needs this time.
+/// Minimum time limit for setting up the new job after the PEs have agreed. A PE that called shrink
+/// just before the deadline of another PE needs this time.
 const SET_UP: Duration = Duration::from_secs(2);
 
-/// Maximum time for finding out why a PE no longer participates. Either the PE has ended, or the PE
-/// has given up.
+/// Maximum time for finding out whether a PE that no longer participates has ended or has given up.
 const NOTICE: Duration = Duration::from_secs(1);
 
 /// The memory of new jobs whose PEs are threads. The key is the number of the attempt in which the

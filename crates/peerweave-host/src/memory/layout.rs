@@ -1,6 +1,6 @@
 //! The layout of the control words in the segment of each PE, and typed access to them.
 //!
-//! This module contains no protocol. A segment consists of the page of the PE, its words for
+//! This module contains no protocol. A segment consists of the [`PePage`] of the PE, its words for
 //! `team_of`, one block per team slot, and the heap. All segments are in one range of memory, at
 //! equal strides. The range is initially zero and keeps its size.
 //!
@@ -15,15 +15,15 @@ use peerweave_bootstrap::survivors::{MAX_SURVIVORS, SurvivorWords};
 use peerweave_types::{HeapGeometry, KernelContext, Pe, SymOffset, TeamEntry};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Maximum number of thread blocks in kernels of one PE that may synchronize in one team at the
-/// same time.
+/// Maximum number of thread blocks of one PE's kernels that may synchronize in one team at the same
+/// time.
 pub(crate) const KERNEL_SLOTS: u32 = 64;
 
 /// Maximum number of teams that a PE can belong to at the same time, including the world.
 pub(crate) const MAX_TEAMS: usize = 64;
 
-/// Size of one staging area, in bytes. An operation on large private buffers copies one staging
-/// area per round.
+/// Size of one staging area, in bytes. In each round of an operation on large private buffers, a
+/// rank fills at most one staging area.
 ///
 /// The size is large enough that the copy of a round takes longer than the two synchronizations of
 /// the round. The size is small enough that the areas of all ranks stay in the shared cache.
@@ -82,8 +82,9 @@ pub(crate) struct PePage {
     pub(crate) processor: AtomicU64,
     /// The failure word of the PE, or 0 if the PE has not failed. See `sync/root_cause.rs`.
     pub(crate) failure: AtomicU64,
-    /// A random word in the memory of the PE's process. Its address is in `probe_at`. Other PEs
-    /// read the word at this address to check that they read the memory of that process.
+    /// The content of a random word in the memory of the PE's process. The address of that word is
+    /// in `probe_at`. Other PEs read the word at that address and compare it with `probe`, to check
+    /// that they read the memory of that process.
     pub(crate) probe: AtomicU64,
     pub(crate) probe_at: AtomicU64,
     /// The abort of the job. Used only in the page of PE 0. See `sync/abort.rs`.

@@ -13,7 +13,8 @@ pub(crate) fn memory_bytes() -> u64 {
     meminfo("MemTotal:").unwrap_or(1 << 33)
 }
 
-/// Requests below this number of bytes are allowed without reading the available memory.
+/// Requests for fewer bytes than this are allowed without asking the system how much memory is
+/// available.
 const SMALL: usize = 64 << 20;
 
 /// Returns the number of bytes that can be allocated now. The number is only as exact as necessary

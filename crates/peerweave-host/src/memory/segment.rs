@@ -14,7 +14,7 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(crate) struct Mapping {
     segments: Segments,
-    /// Keeps the memory mapped.
+    /// The mapped memory, which stays mapped until this field is dropped.
     _region: Region,
 }
 

@@ -42,8 +42,8 @@ struct Transfer {
     /// Position of the operation among the operations of its channel, from 0.
     turn: u64,
     state: State,
-    /// Number of messages of the channel, by all operations, at the last poll of this operation.
-    /// Used only while the operation is queued.
+    /// Number of messages that earlier operations of the channel had sent or received at the last
+    /// poll of this operation. Used only while this operation is queued.
     messages_seen: u64,
     /// Whether the receiver has refused a fragment of this message. Used only by a send.
     refused: bool,
@@ -188,7 +188,7 @@ impl Transfers {
         let mut missing: Vec<Pe> = self.pending().map(|transfer| Pe::new(transfer.peer_pe() as u32)).collect();
         missing.sort_unstable();
         missing.dedup();
-        let first = self.pending().next().expect("a transfer is pending");
+        let first = self.pending().next().expect("this function is called only while a transfer is pending");
         Error::from(Timeout::new(first.call(), first.team.name(), waited, missing))
     }
 }

@@ -7,10 +7,10 @@
 //! resets its words of the slot. When all members have done this, the leader publishes to each
 //! member that the team is created.
 //!
-//! Only the PE that owns a block publishes a call in the block. Only the leader of the list changes
-//! the phase of the call, except that any PE may end a call that waits. Each change is a
-//! compare-and-swap of the state, which contains the number of the call. So the leader never asks a
-//! PE whose call has already ended.
+//! Only the PE that owns a block publishes a call in the block. Only that PE and the leader of the
+//! list change the phase of the call, except that any member may end a call that waits. Each change
+//! is a compare-and-swap of the state, which contains the number of the call. So the leader never
+//! asks a PE whose call has already ended.
 
 use crate::memory::layout::{MAX_TEAMS, TeamCallWords};
 use crate::ops::shared::Shared;
@@ -28,7 +28,8 @@ const CALL: &str = "team_of";
 /// Maximum number of PEs of a list that an error shows.
 const SHOWN: usize = 16;
 
-/// Time within which a PE reads the list of another PE for the error of a mismatch.
+/// Maximum time for which a PE keeps its list unchanged for PEs that read the list for a mismatch
+/// error.
 const READ_WITHIN: Duration = Duration::from_millis(100);
 
 /// Phases of a call. A phase is the low byte of [`TeamCallWords::state`].

@@ -2,8 +2,8 @@
 //! vectorise the conversions.
 //!
 //! An instruction set that can convert binary16 uses [`super::arch::Arch::widen_f16`] in its own
-//! file instead. Invariant: both conversions return the same bits for every input, except for the
-//! payload of a NaN. [`super::number`] removes this payload.
+//! file instead. Invariant: the integer arithmetic and the instructions return the same bits for
+//! every input, except for the payload of a NaN. [`super::number`] removes this payload.
 
 /// Bits of 2^16 as an f32. Values from 2^16 on exceed every finite binary16 with any rounding.
 const F16_OVERFLOW: u32 = (127 + 16) << 23;

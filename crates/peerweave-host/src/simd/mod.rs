@@ -12,11 +12,11 @@
 //! relaxed atomic access.** The result of a race is then a mixture of old and new bytes, and every
 //! bit pattern of the element types is valid. Flags and fences around a call order the accesses.
 //!
-//! The portable file of [`arch`] is that specification, and miri runs it. The files of instruction
-//! sets move one vector register at a time, with inline assembly. Rust requires that a block of
-//! inline assembly has only effects that some Rust code could have. Each of these blocks has the
-//! effects of relaxed atomic accesses to the single bytes of the register. The compiler cannot see
-//! the instructions, so it must allow for these effects.
+//! The portable file of [`arch`] does exactly this. It is the specification, and miri runs it. The
+//! files of instruction sets move one vector register at a time, with inline assembly. Rust
+//! requires that a block of inline assembly has only effects that some Rust code could have. Each
+//! of these blocks has the effects of relaxed atomic accesses to the single bytes of the register.
+//! The compiler cannot see the instructions, so it must allow for these effects.
 //!
 //! On these architectures other threads cannot distinguish a vector access from accesses to its
 //! single bytes. A vector access may be torn between any two bytes, which the specification allows.

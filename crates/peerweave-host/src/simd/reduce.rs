@@ -21,7 +21,8 @@ pub(crate) enum Stores {
     Cached,
     /// Non-temporal stores: the lines go to memory without being read first. Best for data that
     /// exceeds every cache. Non-temporal stores are used only if all outputs of a reduction have
-    /// the same alignment, as at the same heap offset of several PEs. If not, stores are ordinary.
+    /// the same alignment. Buffers at the same heap offset on several PEs have the same alignment.
+    /// If the alignments differ, stores are ordinary.
     Streaming,
 }
 
@@ -327,7 +328,7 @@ pub(super) unsafe fn reduce_on(
     }
 }
 
-/// A reduction whose type and operation are known at run time.
+/// A reduction whose type and operation are known only at run time.
 struct Erased<'a> {
     isa: Isa,
     inputs: &'a [Input],

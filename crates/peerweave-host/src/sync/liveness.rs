@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
 
-/// Watches the processes of the other PEs.
+/// The sources by which this process detects whether the other PEs are alive.
 #[derive(Debug)]
 pub(crate) struct Liveness {
     segments: Segments,
@@ -53,7 +53,7 @@ impl Liveness {
             match own.number_of(&theirs) {
                 Ok(pid) => Process::Watched(Watch::of(pe, pid)),
                 Err(why) => {
-                    tracing::warn!(pe, %why, "the process of this PE cannot be watched; the rendezvous will report its end");
+                    tracing::warn!(pe, %why, "this process cannot watch the process of the PE; the rendezvous will report its end");
                     Process::Distant
                 }
             }
@@ -92,7 +92,7 @@ impl Liveness {
 }
 
 impl Reports {
-    /// Returns whether the rendezvous has reported that a PE was lost without leaving.
+    /// Returns whether the rendezvous has reported that a PE ended without leaving the job.
     fn has_lost(&self, pe: usize) -> bool {
         let mut lost = self.lost.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some(rendezvous) = self.rendezvous.as_ref().and_then(Weak::upgrade) {

@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn own_process_has_an_id_and_readable_memory() {
+    fn process_identifies_itself_and_can_read_its_own_memory() {
         let own = Identity::own();
         assert_eq!(own, Identity::own());
         assert_eq!(own.number_of(&own), Ok(rustix::process::getpid()));

@@ -14,8 +14,8 @@ use peerweave_types::Pe;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Maximum time from the report of a PE that another process has ended until this PE sees the end
-/// of that process.
+/// Maximum time for which this PE waits to see the end of a process that another PE has reported as
+/// ended.
 const PROCESS_END: Duration = Duration::from_millis(200);
 /// Like [`PROCESS_END`], but for a process whose memory could not be read. The kernel unmaps a
 /// large memory before the kernel closes the files of the process. Until the files are closed, a
@@ -80,8 +80,8 @@ impl Peers {
         error
     }
 
-    /// Like [`Peers::record_outcome`], but also accepts a stop because of a spent time budget,
-    /// which is returned unchanged.
+    /// Like [`Peers::record_outcome`], but for the error in `stop`. If `stop` is a spent time
+    /// budget, returns `stop` unchanged.
     #[cold]
     pub(crate) fn record_stop(&self, stop: Stop) -> Stop {
         match stop {
@@ -151,8 +151,9 @@ impl Peers {
         }
     }
 
-    /// Returns a PE and a cause if `peer` can no longer participate in an operation of a team. A
-    /// member that died takes precedence over all other causes.
+    /// Returns the PE and the cause for an error, if a team's operation that needs `peer` can no
+    /// longer succeed. If any member has died, returns that member. Otherwise, returns `peer` if it
+    /// has left or failed.
     pub(crate) fn unavailable(&self, members: &[usize], slot: usize, peer: usize) -> Option<(usize, PeerCause)> {
         let mut others = members.iter().copied().filter(|&pe| pe != self.me);
         if let Some(dead) = others.find(|&pe| self.liveness.gone(pe) == Some(PeerCause::Died)) {

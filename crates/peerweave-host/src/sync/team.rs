@@ -33,9 +33,9 @@ pub(crate) struct TeamState {
     /// Epoch of the last operation that, as this rank knows, every rank has entered.
     entered_by_all: AtomicU32,
     /// Digest of the small broadcasts since the last operation that was not a small broadcast. The
-    /// root of a small broadcast does not wait, so it does not notice that another rank has made
-    /// another call. The digest is a part of the signatures of later calls, so these signatures
-    /// differ.
+    /// root of a small broadcast does not wait, so it does not notice if another rank calls a
+    /// different operation. The digest is a part of the signatures of later calls, so the ranks'
+    /// signatures then differ.
     history: AtomicU64,
     /// The failure of the team on this PE, if the team has failed. After a failure, the team runs
     /// no collectives on this PE.

@@ -54,7 +54,8 @@ pub(crate) enum Stop {
 }
 
 impl Stop {
-    /// Returns the error of an operation that ran with a deadline.
+    /// Returns the error of a stopped operation, whose limit must have been a deadline, not a time
+    /// budget.
     pub(crate) fn into_error(self) -> Error {
         match self {
             Self::Failed(error) => *error,

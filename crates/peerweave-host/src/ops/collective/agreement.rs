@@ -69,8 +69,9 @@ fn allocation(detail: u64) -> Allocation {
 /// encoded in one word. The first step exchanges the requests of the ranks (`claimed` is `false`).
 /// The second step checks whether all ranks have reserved a team slot (`claimed` is `true`).
 ///
-/// A job has at most 4096 PEs, so the first rank of a shape takes 12 bits, and the number of ranks
-/// 13 bits. The stride of a shape of one rank has no meaning, so it is not compared.
+/// A job has at most 4096 PEs. So in a strided split, the first rank of the new team takes 12 bits
+/// of the word, and the number of ranks 13 bits. A new team of one rank needs no stride, so ranks
+/// do not compare the stride.
 pub(crate) fn split_detail(call: SplitCall, claimed: bool) -> u64 {
     let (kind, arguments) = match call {
         SplitCall::Strided(TeamShape { start, stride, size }) => {
@@ -179,7 +180,7 @@ impl Run<'_> {
 
 /// Suffixes of the descriptions of two calls, if only the small broadcasts before the calls differ.
 const AFTER_BROADCASTS: &str = " after the broadcasts of this PE";
-const AFTER_OTHER_BROADCASTS: &str = " after other broadcasts";
+const AFTER_OTHER_BROADCASTS: &str = " after different broadcasts";
 
 /// Converts a mismatch of calls to an error.
 pub(super) fn mismatch(mismatch: Mismatch) -> Stop {

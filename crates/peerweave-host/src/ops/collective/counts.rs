@@ -14,7 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const COLUMNS: usize = 4;
 
-/// Number of words of a table that is stored without a heap allocation. This is enough for 8 ranks.
+/// Maximum number of words of a table that is stored without a heap allocation: the size for 8
+/// ranks.
 const WORDS: usize = 8 * 8 * COLUMNS;
 
 /// Number of words before the counts. These words are the codes of the send buffer and the receive
@@ -164,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn count_balances_sum_to_zero_only_if_counts_agree() {
+    fn disagreeing_send_and_receive_counts_are_detected() {
         let mut word = 1u64;
         let mut random = |below: usize| {
             word = digest(1, 2, word as usize);

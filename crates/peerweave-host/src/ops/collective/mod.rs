@@ -174,7 +174,8 @@ impl Turn {
     }
 }
 
-/// Ends an operation that panics, because later operations of the team wait for its end.
+/// Guard that is dropped only if an operation panics. Then it ends the operation, because later
+/// operations of the team wait for that end.
 struct EndOnPanic<'a>(&'a Step<'a>);
 
 impl Drop for EndOnPanic<'_> {
@@ -186,7 +187,7 @@ impl Drop for EndOnPanic<'_> {
 }
 
 /// Waits until the earlier operations of the team have ended on this PE. Each of these operations
-/// has a deadline. So this function fails if they have not ended within two deadlines.
+/// has a deadline. So this function fails if they have not ended within twice the deadline.
 #[cold]
 fn wait_for_turn(shared: &Shared, step: &Step<'_>, limit: Limit) -> Result<(), Stop> {
     let limit = match limit {
@@ -294,8 +295,8 @@ impl Run<'_> {
         if is_line && self.op.kind == CollectiveKind::AllReduce { With::StagedLine } else { With::Nothing }
     }
 
-    /// Takes the cache lines of this rank's next operand into the cache, if the next operand has
-    /// the same size. See [`Step::own_next_stage`].
+    /// Takes the cache lines of this rank's next operand into the cache, as described at
+    /// [`Step::own_next_stage`]. This helps only if the next operand has the same size.
     #[inline]
     fn own_next_operand(&self, algorithm: Algorithm) {
         if algorithm == Algorithm::Staged {

@@ -5,7 +5,7 @@ use crate::ops::shared::Shared;
 use crate::simd;
 use peerweave_core::backend::{Collective, NormScale, Place, Quantization, RmsNorm};
 
-/// The norm, which follows the all-reduce in an all-reduce with RMSNorm.
+/// The norm that is computed after the reduction of an all-reduce with RMSNorm.
 #[derive(Debug)]
 pub(super) struct Norm {
     /// The original call, whose result is the norm.

@@ -96,10 +96,11 @@ impl Run<'_> {
         self.consume(&inputs, 0..self.op.count);
     }
 
-    /// Returns the address of this rank's operand in the buffer of the caller. Returns `None` if
-    /// the packed operand has another layout than the buffer. A rank does not read its own staging
-    /// area, because that read would wait until the stores have left the core. A result in place
-    /// overwrites only the part of the operand from which the result is computed.
+    /// Returns the address of this rank's operand in the buffer of the caller. Reading the packed
+    /// operand instead would take longer, because that read waits until the stores have left the
+    /// core. An in-place result overwrites only the part of the operand from which the result is
+    /// computed. Returns `None` if there is no operand, if the packed operand has a different
+    /// layout, or if a function of the caller reduces.
     #[inline]
     fn own_operand(&self) -> Option<*const u8> {
         let lies_apart = self.op.kind == Kind::AllToAllStrided || self.op.function().is_some();
@@ -218,8 +219,8 @@ impl Run<'_> {
         self.step.sync(phase + 1)
     }
 
-    /// Reduces one share of the packed operands of all ranks, which is the share of this rank.
-    /// Stores the result in the staging areas of all ranks, where it replaces the operands.
+    /// Reduces this rank's share of the packed operands of all ranks. Stores the result in the
+    /// staging areas of all ranks, where it replaces the operands.
     fn reduce_share(&self, inputs: &[Input], block_len: usize) {
         let size = self.element_bytes();
         let mine = share(block_len, self.n, self.me, size);

@@ -156,8 +156,9 @@ impl Run<'_> {
         self.op.kind == CollectiveKind::AllToAllV && self.op.send == self.op.recv
     }
 
-    /// Takes the slots of the next operation into the cache, if the next operation has the same
-    /// counts. See [`Step::own_next_stage`](crate::sync::step::Step::own_next_stage).
+    /// Takes the slots of the next operation into the cache, as described at
+    /// [`Step::own_next_stage`](crate::sync::step::Step::own_next_stage). This helps only if the
+    /// next operation has the same counts.
     #[inline]
     fn own_next_slots(&self, slots: Slots, counts: &VectorCounts) {
         if slots != Slots::Staged {

@@ -1,4 +1,4 @@
-//! Linux: PEs are processes or threads.
+//! Functions of Linux, on which PEs are processes or threads.
 
 pub(crate) mod cross_memory;
 mod region;

@@ -16,7 +16,7 @@ use std::time::Duration;
 pub(crate) struct Region {
     base: *mut u8,
     bytes: usize,
-    /// Detects a forked child, which does not have the mapping.
+    /// Guard that detects a forked child, which does not have the mapping.
     guard: ForkGuard,
 }
 
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn file_of_another_size_is_refused() {
+    fn file_of_unexpected_size_is_refused() {
         let refused = map(&create(ALIGN).unwrap(), 2 * ALIGN).unwrap_err();
         assert!(refused.to_string().contains("different options"), "{refused}");
     }

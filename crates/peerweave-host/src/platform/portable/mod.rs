@@ -1,4 +1,5 @@
-//! Any system: PEs are threads of one process. This module uses only the standard library.
+//! Functions for any system, with PEs that are threads of one process. This module uses only the
+//! standard library.
 
 pub(crate) mod cross_memory;
 mod region;

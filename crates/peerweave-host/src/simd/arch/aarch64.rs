@@ -1,4 +1,4 @@
-//! aarch64, little-endian. Uses NEON, which every processor has.
+//! The instruction set of little-endian aarch64: NEON, which every aarch64 processor has.
 //!
 //! Invariant: an assembly block contains only loads or only stores, and accesses exactly the bytes
 //! that its function names.

@@ -2,7 +2,8 @@
 //! writing of a register of bytes.
 //!
 //! This module contains no algorithm. Invariant: copies and reductions access shared memory only
-//! through functions of this module. No such function is an ordinary Rust load or store.
+//! through functions of this module. No function of this module accesses shared memory by an
+//! ordinary Rust load or store.
 //!
 //! [`portable`] is the specification: relaxed atomic accesses of single bytes. The files of the
 //! other instruction sets have the same effects, with one instruction of inline assembly for each
@@ -319,7 +320,7 @@ impl Isa {
     /// Runs a kernel compiled for this instruction set.
     ///
     /// # Safety
-    /// As for the kernel.
+    /// The requirements of the kernel are met.
     #[inline]
     pub(super) unsafe fn enter<K: Kernel>(self, kernel: K) {
         match self.0 {
@@ -339,7 +340,7 @@ impl Isa {
             #[cfg(any(test, miri, not(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))))]
             // SAFETY: as above.
             Level::Portable => unsafe { portable::Portable::enter(kernel) },
-            #[allow(unreachable_patterns, reason = "no build reaches this arm: by [I1], a value has a level with code")]
+            #[allow(unreachable_patterns, reason = "not reached: by [I1], this build has code for the level of every value")]
             _ => unreachable!("this build has no code for {}", self.name()),
         }
     }

@@ -1,4 +1,4 @@
-//! x86-64: SSE2 (which every processor has), AVX2 and AVX-512.
+//! The instruction sets of x86-64: SSE2 (which every x86-64 processor has), AVX2 and AVX-512.
 //!
 //! Invariant: an assembly block contains only loads or only stores, and accesses exactly the bytes
 //! that its function names.

@@ -20,7 +20,7 @@ fn at(memory: &[AtomicU8]) -> *mut u8 {
 }
 
 #[test]
-fn racing_copy_reads_only_written_bytes() {
+fn racing_copy_reads_only_values_that_were_written() {
     let memory = shared();
     std::thread::scope(|scope| {
         for value in [0x11u8, 0x22] {
