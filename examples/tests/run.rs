@@ -224,7 +224,10 @@ fn variable_of_an_unknown_launcher_causes_a_warning() {
     for name in ["RANK", "PALS_RANKID"] {
         let (outputs, stderr) = hello_with(1, |_| vec![(name, "1".to_owned())]);
         assert_eq!(outputs, [&*alone]);
-        assert!(stderr.starts_with(&format!("peerweave: {name} is set, as by ")) && stderr.lines().count() == 1, "{stderr}");
+        assert!(
+            stderr.starts_with(&format!("peerweave: {name} is set, for example by ")) && stderr.lines().count() == 1,
+            "{stderr}"
+        );
     }
 }
 

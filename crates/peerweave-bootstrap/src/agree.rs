@@ -22,8 +22,8 @@ pub enum Members<'a> {
     Some {
         /// The participating PEs. Every participating PE must pass the same PEs in the same order.
         pes: &'a [Pe],
-        /// Name of the collective call. Every participating PE must pass the same name. Every other
-        /// call over this rendezvous must have a different name.
+        /// Name of the collective call. Every participating PE must pass the same name. A different
+        /// collective call on this rendezvous must have a different name.
         key: &'a str,
     },
 }
@@ -116,17 +116,18 @@ pub fn agree(
     decide(&pes, &answers)
 }
 
-/// Notifies the other members that this PE will not call [`agree`] with [`Members::Some`], `key`
-/// and `label`. Their calls then fail with `reason`. If the rendezvous fails, this function ignores
-/// the error, and the other members time out.
+/// Notifies the other members of a round with [`Members::Some`] that this PE will not call
+/// [`agree`]. `key` and `label` are the key and the label of the round. The calls of the other
+/// members fail with `reason`. If the rendezvous fails, this function ignores the error, and the
+/// other members time out.
 pub fn give_up(rendezvous: &Rendezvous, key: &str, label: &str, reason: &str) {
     let failure = Failure { reason: reason.to_owned(), is_consequence: true };
     let _ = rendezvous.put(&key_of(key, label, rendezvous.pe()), &encode("", Err(&failure)));
 }
 
-/// Removes the data that this PE stored in a call of [`agree`] with [`Members::Some`]. Call this
-/// function after all members have read the data. If the rendezvous fails, this function ignores
-/// the error, and the data stays in the store.
+/// Removes the data that this PE stored in a call of [`agree`] with [`Members::Some`], `key` and
+/// `label`. Call this function after all members have read the data. If the rendezvous fails, this
+/// function ignores the error, and the data stays in the store.
 pub fn forget(rendezvous: &Rendezvous, key: &str, label: &str) {
     let _ = rendezvous.remove(&key_of(key, label, rendezvous.pe()));
 }

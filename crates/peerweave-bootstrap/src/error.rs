@@ -1,7 +1,7 @@
 //! Errors of the rendezvous and of launchers' environments.
 //!
-//! Invariant: every error names its call or the invalid value. The error of an expired wait names
-//! the missing PEs.
+//! Invariant: every error names the call that failed or the invalid value. The error of an expired
+//! wait names the missing PEs.
 
 use std::fmt;
 use std::io;
@@ -118,7 +118,8 @@ pub enum BootstrapError {
     TooLarge {
         /// Name of the call, with its label or key.
         call: String,
-        /// The argument that is too long, or the part of the server's memory that is full.
+        /// Name of the argument that is too long, or "the data stored by the server" if the
+        /// server's memory is full.
         what: &'static str,
         /// Length in bytes. If the server's memory is full: size that the stored data would have.
         len_bytes: u64,
@@ -175,8 +176,8 @@ pub enum Loss {
     /// The PE has called [`leave`](crate::Rendezvous::leave), but a call of another PE still needs
     /// the PE that left.
     Left,
-    /// The PE left or disconnected because of the PEs in `missing`. Either its wait for these PEs
-    /// had timed out, or the PE had passed one PE to
+    /// The PE left or disconnected because of the PEs in `missing`. Either the wait of the PE for
+    /// `missing` had timed out, or the PE had passed the only PE in `missing` to
     /// [`report_root_cause`](crate::Rendezvous::report_root_cause).
     GaveUp {
         /// The PEs for which the lost PE had waited, in ascending order, or the one PE that the

@@ -10,7 +10,7 @@
 //!       │
 //!  Rendezvous::join         waits for all PEs; at the deadline, an error names the missing PEs
 //!       │
-//!       ├─ exchange  barrier  put  get        blobs of up to 1 MiB, ordered by PE
+//!       ├─ exchange  barrier  put  get        blobs and values of up to 1 MiB
 //!       ├─ share_descriptor                   memory of one machine, from one process to the others
 //!       └─ leave
 //!

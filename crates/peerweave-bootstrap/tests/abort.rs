@@ -35,7 +35,7 @@ fn abort_reaches_pes_that_make_no_calls() {
 }
 
 #[test]
-fn all_pes_get_the_first_of_two_aborts() {
+fn all_pes_are_notified_of_the_first_of_two_aborts() {
     for _ in 0..10 {
         let party = Party::new(4);
         let together = Barrier::new(2);
@@ -79,7 +79,7 @@ fn abort_by_pe_0_arrives_before_the_server_of_pe_0_ends() {
 }
 
 #[test]
-fn abort_watch_ends_without_a_callback_if_the_pe_leaves() {
+fn abort_callback_is_dropped_and_not_called_if_the_pe_leaves() {
     let party = Party::new(2);
     let ended = party.run(0..2, |rendezvous| {
         let (rendezvous, aborted) = watched(rendezvous);
@@ -96,7 +96,7 @@ fn abort_watch_ends_without_a_callback_if_the_pe_leaves() {
 }
 
 #[test]
-fn requests_succeed_while_the_abort_watch_is_running() {
+fn requests_succeed_while_a_thread_waits_for_an_abort() {
     let party = Party::new(3);
     party.run(0..3, |rendezvous| {
         let (rendezvous, aborted) = watched(rendezvous);

@@ -92,7 +92,7 @@ fn single_member_gets_back_the_passed_descriptor() {
 }
 
 #[test]
-fn wrong_members_or_descriptors_are_refused() {
+fn invalid_member_lists_and_descriptor_arguments_are_refused() {
     let party = Party::new(2);
     party.run(0..2, |rendezvous| {
         let me = rendezvous.pe();

@@ -45,7 +45,7 @@ fn say_hello(endpoint: &Endpoint, pe: u32, n_pes: u32, token: Token) -> UnixStre
 }
 
 #[test]
-fn slow_pe_gets_the_first_loss_after_the_server_has_ended() {
+fn first_loss_is_reported_to_a_pe_after_the_server_has_ended() {
     let (endpoint, token) = (Endpoint::random_unix().unwrap(), Token::random().unwrap());
     let pe = |pe| join(&served_by_pe0(pe, 3, &endpoint, token), LONG).unwrap();
     let server_ended = AtomicBool::new(false);

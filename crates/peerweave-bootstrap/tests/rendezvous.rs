@@ -343,7 +343,7 @@ fn full_server_refuses_data_and_stays_usable() {
 }
 
 #[test]
-fn second_join_wrong_token_and_wrong_pe_count_are_refused() {
+fn join_twice_or_with_wrong_token_or_pe_count_is_refused() {
     let party = Party::new(2);
     party.run(0..2, |rendezvous| {
         if rendezvous.pe() == Pe::new(0) {
@@ -417,7 +417,7 @@ fn pe_0_serves_until_all_leave_and_can_serve_again() {
 }
 
 #[test]
-fn pe_0_with_a_loopback_name_serves_other_machines() {
+fn server_with_a_loopback_host_name_serves_other_machines() {
     // Chooses a port that is currently free.
     let port = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
     let mut jobs = served_by_pe_0(3, Endpoint::Tcp("localhost".to_owned(), port));

@@ -191,7 +191,7 @@ fn stopped_leader_is_named_by_pes_that_call_again() {
 }
 
 #[test]
-fn pe_left_out_of_the_new_job_gets_an_error() {
+fn pe_that_is_not_in_the_new_job_gets_an_error() {
     let old = Old::new(2, &[1]);
     old.pe(0, |survivors| {
         let decision = agree(survivors, soon(20_000)).expect("PE 0 is the only survivor");

@@ -77,7 +77,7 @@ fn connection_that_sends_invalid_data_is_dropped() {
 }
 
 #[test]
-fn member_frame_closes_an_unidentified_connection() {
+fn frame_other_than_hello_closes_an_unidentified_connection() {
     with_unidentified(ServerOptions::default(), |party| {
         for frame in [
             Frame::Leave,
@@ -141,7 +141,7 @@ fn connections_without_a_timely_hello_are_dropped() {
 }
 
 #[test]
-fn too_many_unidentified_connections_drop_the_oldest() {
+fn oldest_of_too_many_unidentified_connections_are_dropped() {
     let options = ServerOptions { max_unidentified: 8, ..ServerOptions::default() };
     with_unidentified(options, |party| {
         let crowd: Vec<UnixStream> = (0..200).map(|_| connect(party)).collect();

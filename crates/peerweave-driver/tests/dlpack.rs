@@ -167,7 +167,7 @@ fn refused<T: Element>((made, deleted): (Made, Arc<AtomicUsize>)) -> String {
 }
 
 #[test]
-fn tensor_of_either_dlpack_version_is_a_buffer() {
+fn tensor_of_either_dlpack_version_can_be_used_as_a_buffer() {
     Fakes::new().cuda().run(|| {
         let (_, stream) = device();
         let values: Vec<f32> = (0..6).map(|value| value as f32).collect();
@@ -263,7 +263,7 @@ fn unsupported_tensor_is_refused_and_the_deleter_is_called() {
         assert_eq!(refused::<f32>(made(&[3, -4])), format!("{call} shape [3, -4], expected lengths of 0 or more"));
         assert!(refused::<f32>(made(&[i64::MAX, 4])).contains("as many elements as fit in the address space"));
         let odd = with(made(&[2]), |tensor| tensor.byte_offset = 2);
-        assert!(refused::<f32>(odd).contains("+ 2 bytes, expected a non-null multiple of 4"));
+        assert!(refused::<f32>(odd).contains("+ 2 bytes, expected a non-null address that is a multiple of 4"));
         let null = with(made(&[2]), |tensor| tensor.data = std::ptr::null_mut());
         assert!(refused::<f32>(null).contains("address 0x0"));
         let negative = with(made(&[2]), |tensor| tensor.ndim = -1);

@@ -43,7 +43,7 @@ fn memory_dropped_during_capture_waits_for_earlier_work() {
 }
 
 #[test]
-fn default_stream_memory_is_freed_after_other_captures_end() {
+fn capture_of_a_stream_delays_freeing_default_stream_memory() {
     Fakes::new().cuda().run(|| {
         let (context, _) = device();
         let blocking = blocking_stream(&context);
@@ -266,7 +266,7 @@ fn slice_outlives_the_work_of_two_reading_streams() {
 }
 
 #[test]
-fn slice_outlives_work_of_streams_of_another_context_object() {
+fn slice_outlives_work_of_a_stream_of_a_second_context_object() {
     Fakes::new().cuda().run(|| {
         // Two cudarc objects for one context of the driver. Neither knows how many streams the
         // other has created.
@@ -306,7 +306,7 @@ fn default_stream_slice_is_freed_after_work_of_other_streams() {
 }
 
 #[test]
-fn write_on_another_stream_does_not_delay_the_slices_stream() {
+fn stream_of_a_slice_does_not_wait_for_write_on_other_stream() {
     Fakes::new().cuda().run(|| {
         let (context, own) = device();
         let other = context.new_stream().expect("the stream is created");
@@ -476,7 +476,7 @@ fn freeing_thread_uses_one_stream_and_releases_the_context() {
 }
 
 #[test]
-fn private_stream_slice_outlives_work_of_a_writing_stream() {
+fn slice_of_a_private_stream_outlives_writes_of_another_stream() {
     Fakes::new().cuda().run(|| {
         let context = context(0).expect("the device exists");
         let (own, other) = (

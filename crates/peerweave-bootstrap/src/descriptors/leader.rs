@@ -1,6 +1,6 @@
-//! The part of a descriptor call that the leader runs. The leader is the first member of the call:
-//! it listens, collects the descriptors and distributes them. The code of the other members is in
-//! [`super`].
+//! Runs the leader of a call that passes file descriptors. The leader is the first member of the
+//! call: it listens, collects the descriptors and distributes them. The code of the other members
+//! is in [`super`].
 //!
 //! Invariant: a connection is assigned to a member only after the member's hello has arrived. Until
 //! then the leader stores a few bytes of the connection and the descriptors of at most one message,
@@ -24,8 +24,9 @@ use crate::error::BootstrapError;
 use crate::socket::{Listener, may_speak};
 use crate::token::Token;
 
-/// Maximum number of connections that have not sent a valid hello, in addition to one connection
-/// for each member. If there are more, the leader drops the oldest of these connections.
+/// Number of unidentified connections that the leader keeps, in addition to one for each member. An
+/// unidentified connection has not sent a valid hello. If there are more such connections, the
+/// leader drops the oldest.
 const MAX_UNIDENTIFIED: usize = 32;
 /// Maximum time for which the leader waits until this process can open a descriptor again. Another
 /// thread may close a descriptor during that time.
@@ -36,7 +37,7 @@ const MAX_ACCEPTS: usize = 32;
 /// Time within which a connection must send its hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The kind of a descriptor call, with the descriptor of the leader.
+/// The kind of a call that passes descriptors, with the descriptor of the leader.
 #[derive(Clone, Copy)]
 pub(super) enum Transfer<'fd> {
     /// The leader sends its descriptor to all other members.
@@ -62,8 +63,8 @@ struct Member {
 }
 
 impl Call<'_> {
-    /// Waits for all other members, and passes the descriptors. Returns the descriptors of the
-    /// other members, in the order of the members.
+    /// Waits for all other members, and sends them the descriptors. Returns the descriptors that
+    /// the other members sent, in the order of the members.
     pub(super) fn lead(&self, transfer: Transfer<'_>) -> Result<Vec<OwnedFd>, BootstrapError> {
         if self.members.len() == 1 {
             return Ok(Vec::new());
@@ -179,8 +180,8 @@ impl Call<'_> {
 
     /// Reads the hellos of unidentified connections, and records the members that have sent a
     /// complete hello. A connection without a complete hello stays unidentified until its time
-    /// limit. Returns `false` if this process had no free descriptor for the descriptor of a
-    /// member.
+    /// limit. Returns `false` if this process could not receive a descriptor that a member sent,
+    /// because the process had no free descriptor.
     fn read_hellos(
         &self,
         unidentified: &mut Vec<Unidentified>,

@@ -27,8 +27,8 @@ pub(super) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>])
     Ok(sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?)
 }
 
-/// Receives bytes, and appends the descriptors sent with them to `fds`. Returns an error of kind
-/// `WouldBlock` if no bytes are available.
+/// Receives bytes. Appends to `fds` the descriptors that were sent with the bytes. Returns an error
+/// of kind `WouldBlock` if no bytes are available.
 pub(super) fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PER_MESSAGE))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

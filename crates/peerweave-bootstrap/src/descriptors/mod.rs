@@ -8,8 +8,8 @@
 //! Invariants:
 //! - [1] A descriptor is sent only to a process of this user (or the superuser) that has sent the
 //!   token.
-//! - [2] From any other process, the leader reads at most a hello, and closes the descriptors that
-//!   this process sends.
+//! - [2] From any other process, the leader reads at most a hello. The leader closes the
+//!   descriptors that such a process sends.
 //! - [3] Nothing that a call creates has a name in a file system.
 
 use std::collections::HashSet;
@@ -101,7 +101,7 @@ impl Rendezvous {
             expected: expected.to_owned(),
         };
         match (call.leads(), fd) {
-            (true, None) => Err(misuse("none", "a descriptor on the first member")),
+            (true, None) => Err(misuse("none", "a descriptor, because the first member must pass a descriptor")),
             (false, Some(_)) => Err(misuse("a descriptor", "none, because only the first member passes a descriptor")),
             (true, Some(fd)) => {
                 call.lead(Transfer::Share(fd.as_fd()))?;
@@ -338,14 +338,14 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Returns the deadline of a request to the server. The deadline is always in the future,
-    /// because a request whose deadline has passed would close the connection.
+    /// Returns the deadline for a request to the server: the deadline of this call, but at least
+    /// [`CHECK_INTERVAL`] from now. A request with a past deadline would close the connection.
     fn answer_by(&self) -> Instant {
         self.deadline.max(Instant::now() + CHECK_INTERVAL)
     }
 
     fn timeout(&self, missing: Vec<Pe>) -> BootstrapError {
-        let call = format!("{} among {} PEs", self.name, self.members.len());
+        let call = format!("{call} among {n_members} PEs", call = self.name, n_members = self.members.len());
         BootstrapError::Timeout { call, waited: self.start.elapsed(), missing }
     }
 

@@ -85,10 +85,10 @@ impl Job {
     /// If several launchers have set variables, this function uses the variables of the first such
     /// launcher in this order: Peerweave, torchrun, Open MPI, MPICH, Slurm. See [`names`].
     ///
-    /// If only variables of an unsupported launcher are set, the result is a job of one PE, as
-    /// without a launcher. Such a job is rarely intended, so this function warns once per process.
-    /// The warning is logged through `tracing`, or printed to standard error if there is no
-    /// subscriber.
+    /// If only variables of an unsupported or incomplete environment are set
+    /// ([`names::NOT_UNDERSTOOD`]), the result is a job of one PE, as without a launcher. This is
+    /// rarely intended, so the function warns once per process. The warning is logged through
+    /// `tracing`, or printed to standard error if there is no subscriber.
     ///
     /// # Errors
     /// [`BootstrapError::Environment`] names a variable that is missing, is malformed, or
@@ -101,7 +101,7 @@ impl Job {
             static ONCE: std::sync::Once = std::sync::Once::new();
             ONCE.call_once(|| {
                 let text = format!(
-                    "{name} is set, as by {launcher}, but this variable does not identify the job of this process, so the job has one PE; \
+                    "{name} is set, for example by {launcher}, but this variable does not identify the job of this process, so the job has one PE; \
                      to start several PEs, use `peerweave run`, torchrun, Open MPI, MPICH or Slurm, or set PEERWEAVE_PE and the other \
                      variables of a job"
                 );
@@ -117,13 +117,13 @@ impl Job {
     /// As for [`from_env`](Self::from_env).
     pub fn from_vars(vars: &dyn Vars) -> Result<Self, BootstrapError> {
         let job = read(vars)?;
-        tracing::debug!(pe = job.pe.get(), n_pes = job.n_pes, launcher = %job.launcher, "read the environment");
+        tracing::debug!(pe = job.pe.get(), n_pes = job.n_pes, launcher = %job.launcher, "the job was read from the environment variables");
         Ok(job)
     }
 
-    /// Returns the variables that a launcher sets for this PE. [`from_vars`](Self::from_vars) reads
-    /// the same position of the PE from these variables, but the launcher of the resulting job is
-    /// [`Launcher::Peerweave`].
+    /// Returns the variables with which a launcher starts the process of this PE. From these
+    /// variables, [`from_vars`](Self::from_vars) reads the same position of the PE. The launcher of
+    /// the resulting job is [`Launcher::Peerweave`].
     ///
     /// The value of `PEERWEAVE_TOKEN` is a secret. Pass the variable in the environment, never on a
     /// command line.
@@ -222,8 +222,8 @@ fn read(vars: &dyn Vars) -> Result<Job, BootstrapError> {
     })
 }
 
-/// Returns the first variable of an unsupported launcher that is set, with the name of the
-/// launcher.
+/// Returns the first variable of [`names::NOT_UNDERSTOOD`] that is set, with the name of a launcher
+/// that sets it.
 fn not_understood(vars: &dyn Vars) -> Option<(&'static str, &'static str)> {
     let vars = Reader(vars);
     // A batch script is not a PE, but Slurm sets its index to 0.
@@ -254,7 +254,7 @@ fn derived_port(identity: &str) -> u16 {
     20_000 + (fingerprint(identity, 0) % 12_768) as u16
 }
 
-/// Reads environment variables and parses their values. Errors name the variable.
+/// Reader of environment variables, which parses their values. Errors name the variable.
 struct Reader<'a>(&'a dyn Vars);
 
 impl Reader<'_> {

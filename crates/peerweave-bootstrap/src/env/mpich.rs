@@ -5,7 +5,8 @@
 //! index of the PE and the number of PEs on this machine. The process that started the PEs on this
 //! machine serves as the identity of the job.
 //!
-//! Invariant: a missing count is an error that names the variable to set. A count is never guessed.
+//! Invariant: if a number of PEs is missing, the error names the variable to set. A number of PEs
+//! is never guessed.
 
 use super::{Place, Reader, names};
 use crate::error::BootstrapError;
@@ -61,9 +62,10 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
     }))
 }
 
-/// Returns whether `srun` set these variables. If so, Slurm's own variables are used, because they
-/// have the same numbering and more information. Hydra inside an allocation starts one Slurm task
-/// on each machine, so its numbers differ from Slurm's.
+/// Returns whether `srun` set the PMI variables. If so, Slurm's variables are used instead, because
+/// they have the same numbering and more information. Inside a Slurm allocation, MPICH's Hydra
+/// starts one Slurm task on each machine. So the PMI numbers that Hydra sets differ from Slurm's
+/// numbers.
 fn is_slurms(vars: &Reader<'_>) -> bool {
     let same = |name, other: &[&str]| {
         let value = vars.text(name);

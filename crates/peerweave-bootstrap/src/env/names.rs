@@ -85,7 +85,8 @@ pub const PMI_LOCAL_RANK: &str = "PMI_LOCAL_RANK";
 /// Other PMI-1 launchers: number of PEs on this machine.
 pub const PMI_LOCAL_SIZE: &str = "PMI_LOCAL_SIZE";
 
-/// Variables that unsupported launchers set, each with the name of the launcher. If only such
+/// Variables from which the position of a PE cannot be read, each with the name of a launcher that
+/// sets it. Either the launcher is unsupported, or its other variables are needed too. If only such
 /// variables are set, [`Job::from_env`](crate::Job::from_env) returns a job of one PE and logs a
 /// warning.
 pub const NOT_UNDERSTOOD: [(&str, &str); 10] = [

@@ -3,7 +3,8 @@
 //! The PMIx library is not called. PMIx puts the index of the PE and the identifier of the job into
 //! the environment. Only Open MPI adds the numbers of PEs.
 //!
-//! Invariant: a missing count is an error that names the variable to set. A count is never guessed.
+//! Invariant: if a number of PEs is missing, the error names the variable to set. A number of PEs
+//! is never guessed.
 
 use super::{Place, Reader, names};
 use crate::error::BootstrapError;

@@ -1,7 +1,8 @@
 //! The variables of `peerweave run`, which also runs the rendezvous server.
 //!
-//! This module is used if [`names::PE`] is set. Without [`names::PE`], the variables can add to the
-//! variables of another launcher. [`super::read`] handles this case.
+//! This module is used if [`names::PE`] is set. If [`names::PE`] is not set, a different launcher
+//! determines the position of the PE. Peerweave's variables can then add information, such as the
+//! token. [`super::read`] and the modules of the other launchers handle this case.
 
 use peerweave_types::Pe;
 

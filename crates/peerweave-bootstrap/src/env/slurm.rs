@@ -1,11 +1,11 @@
 //! The variables of Slurm's `srun`, and the two list notations of Slurm.
 //!
 //! An `salloc` shell has a job identifier but no index (`SLURM_PROCID`). A batch script of `sbatch`
-//! has `SLURM_PROCID=0`, but no step or a special step. Such a process is not a PE, so [`read`]
-//! returns `None`.
+//! has `SLURM_PROCID=0`, but `SLURM_STEP_ID` is not set or is not the number of an `srun` step.
+//! Such processes are not PEs, so [`read`] returns `None`.
 //!
 //! Invariant: variables of the step take precedence over those of the job, because a step may use
-//! part of the job.
+//! only some of the machines of the job.
 
 use super::{Place, Reader, derived_port, names};
 use crate::endpoint::Endpoint;
@@ -20,7 +20,7 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
     // Batch scripts, external processes and interactive shells are steps with the highest numbers.
     // `srun` never uses these numbers.
     const NO_STEP: u32 = 0xffff_fff0;
-    let step = vars.parse::<u32>(names::SLURM_STEP_ID, "the number of a step")?.unwrap_or(NO_STEP);
+    let step = vars.parse::<u32>(names::SLURM_STEP_ID, "the number of a Slurm step")?.unwrap_or(NO_STEP);
     if step >= NO_STEP {
         return Ok(None);
     }
@@ -54,7 +54,7 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
     }
 
     let Some(job) = vars.text(names::SLURM_JOB_ID) else {
-        return Err(vars.wrong(names::SLURM_JOB_ID, "the number of the job"));
+        return Err(vars.wrong(names::SLURM_JOB_ID, "the number of the Slurm job"));
     };
     let identity = format!("slurm {job:?} {step} {n_pes}");
     let machines = either(names::SLURM_STEP_NODELIST, names::SLURM_JOB_NODELIST);

@@ -1,8 +1,8 @@
 //! Finds the process that set a variable for this process, by reading `/proc`. The process that is
 //! found is the launcher, even if shells and wrappers run between the launcher and this process.
 //!
-//! Invariant: all processes that one launcher started with the same variable get the same answer.
-//! The only exception is a process that has set the variable itself.
+//! Invariant: if a launcher set a variable for several processes, all these processes find the same
+//! launcher. The only exception is a process that has set the variable itself.
 
 use std::fs;
 

@@ -22,7 +22,7 @@ fn place(job: &Job) -> [u32; 6] {
 const HEX: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
 
 #[test]
-fn every_launcher_environment_gives_pe_and_counts() {
+fn pe_position_is_read_from_the_variables_of_each_launcher() {
     let ours = format!("PEERWEAVE_PE=3 PEERWEAVE_N_PES=4 PEERWEAVE_RENDEZVOUS=unix:@x PEERWEAVE_TOKEN={HEX}");
     let ours_across = format!(
         "PEERWEAVE_PE=5 PEERWEAVE_N_PES=8 PEERWEAVE_LOCAL_PE=1 PEERWEAVE_LOCAL_N_PES=4 PEERWEAVE_MACHINE=1 \
@@ -172,7 +172,7 @@ fn error_for_an_invalid_environment_names_the_variable() {
 }
 
 #[test]
-fn variables_of_unsupported_launchers_are_detected() {
+fn variables_that_do_not_identify_a_job_are_detected() {
     let found = |environment: &str| {
         let vars: HashMap<String, String> = environment
             .split_whitespace()
@@ -230,7 +230,7 @@ fn shell_inside_a_slurm_allocation_is_a_job_of_one_pe() {
 }
 
 #[test]
-fn slurm_with_its_pmix_plugin_is_read_as_slurm() {
+fn slurm_with_the_pmix_plugin_is_detected_as_slurm() {
     let environment = "SLURM_JOB_ID=42 SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_LOCALID=1 SLURM_NNODES=1 \
                        PMIX_RANK=1 PMIX_NAMESPACE=slurm.pmix.42.0";
     assert_eq!(job(environment).unwrap().launcher, Launcher::Slurm);

@@ -3,7 +3,7 @@
 //!
 //! - `stat.rs`: what `/proc` shows of a process
 //! - `watch.rs`: a process that is watched, by a descriptor or by its process ID
-//! - `namespace.rs`: whether a process ID means the same process in two processes
+//! - `namespace.rs`: whether two processes are in the same PID namespace
 
 mod namespace;
 mod stat;

@@ -6,8 +6,8 @@ use std::os::unix::fs::MetadataExt;
 /// Returns a digest of the PID namespace of this process and of the boot of the machine. Returns 0
 /// if the system does not report the namespace.
 ///
-/// A process ID means the same process in two processes only if both get the same digest, and the
-/// digest is not 0.
+/// If two processes get the same digest, and the digest is not 0, every process ID means the same
+/// process in both.
 pub fn pid_namespace() -> u64 {
     let Ok(namespace) = fs::metadata("/proc/self/ns/pid") else { return 0 };
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();

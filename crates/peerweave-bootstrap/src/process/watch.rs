@@ -12,17 +12,18 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use super::Stat;
 
-/// Watches the process of a PE, to detect the end of the process.
+/// The watch on the process of a PE, which detects the end of the process.
 #[derive(Debug)]
 pub struct Watch(By);
 
 #[derive(Debug)]
 enum By {
-    /// Watched by its descriptor, or by its process ID after the program closed the descriptor.
+    /// The process is watched by its descriptor. If the program has closed the descriptor, the
+    /// process is watched by its process ID.
     Descriptor(OwnedFd, Numbered),
-    /// Watched by its process ID, because no descriptor could be opened.
+    /// The process is watched by its process ID, because no descriptor could be opened.
     Number(Numbered),
-    /// A process that ended before it could be watched.
+    /// The process ended before it could be watched.
     Ended,
 }
 

@@ -16,7 +16,7 @@ use super::{Link, Rendezvous};
 use crate::error::BootstrapError;
 use crate::proto::Frame;
 
-/// Describes an abort: the PE that ended the job, and the exit code.
+/// An abort of the job: the PE that ended the job, and the exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Aborted {
     /// The PE that was first to end the job.
@@ -25,7 +25,7 @@ pub struct Aborted {
     pub code: u8,
 }
 
-/// Time for which a PE that ends the job waits until the server has notified all PEs.
+/// Maximum time for which a PE that ends the job waits for the server to notify all PEs.
 const NOTIFIED: Duration = Duration::from_secs(1);
 
 /// Time limit of a single wait for the end of the job. The wait is repeated.

@@ -5,7 +5,8 @@
 //! has received its own answer, another waiting thread continues to read.
 //!
 //! Invariants:
-//! - [1] A pending request has an entry in `State::slots`. Frames for other requests are dropped.
+//! - [1] A pending request has an entry in `State::slots`. Frames for a request without an entry
+//!   are dropped.
 //! - [2] While `State::reading` is set, exactly one thread reads from the stream, so bytes are
 //!   appended in order.
 
@@ -61,7 +62,7 @@ struct State {
     slots: HashMap<u64, Slot>,
     closed: Option<Closed>,
     /// Lost PEs that the server reported without a request, in the order of the reports. If the
-    /// server dies, these losses may explain why.
+    /// server dies, these losses may be the cause.
     lost: Vec<Fault>,
     /// The PE that has ended the job, with its exit code.
     aborted: Option<(u32, u8)>,
@@ -88,7 +89,7 @@ pub(crate) enum Attempt {
     Again(io::Error),
 }
 
-/// Time after a deadline for which this PE waits until the server names the missing PEs.
+/// Maximum time after a deadline for which this PE waits for the server to name the missing PEs.
 const GRACE: Duration = Duration::from_secs(1);
 
 impl Connection {
@@ -390,7 +391,7 @@ fn is_gone(error: &io::Error) -> bool {
     matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected | UnexpectedEof)
 }
 
-/// Returns whether another attempt to connect would fail with the same error.
+/// Returns whether a further attempt to connect would fail with the same error.
 fn is_final(error: &io::Error) -> bool {
     use io::ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
     matches!(error.kind(), InvalidInput | PermissionDenied | Unsupported)

@@ -6,13 +6,14 @@
 //! process. [`super::join`] uses its reports.
 //!
 //! Invariants:
-//! - [1] A process belongs to rank `n` if this user runs the process in this PID namespace. In
-//!   addition, `n` is the rank in the environment of the process, and in the environments of its
-//!   ancestors below the agent. The same agent also started this PE.
-//! - [2] A rank is reported as ended only if one of its processes ran this program and every
-//!   observed process of the rank has ended. In addition, no process of this machine has had this
-//!   rank during the last [`GRACE`]. So a shell that replaces itself by `exec`, a helper, a fork,
-//!   and a program that continues in its child are not reported.
+//! - [1] A process belongs to rank `n` if its initial environment contains this rank, and the same
+//!   variables [`IDENTITY`] as the environment of this process. In addition, this user runs the
+//!   process in this PID namespace.
+//! - [2] A rank is reported as ended only if the agent that started this PE also started a process
+//!   of the rank that ran this program. In addition, every observed process of the rank has ended.
+//!   Also, two searches of all processes, at least [`GRACE`] apart, have found no live process of
+//!   the rank. So a shell that replaces itself by `exec`, a helper, a fork, and a program that
+//!   continues in its child are not reported.
 //! - [3] A process is identified by its process ID and start time, because process IDs are reused.
 //! - [4] A process that cannot be read, or was never observed, is not reported.
 
@@ -42,7 +43,7 @@ const MAX_MEMBERS: usize = 64;
 const IDENTITY: [&str; 5] =
     [names::WORLD_SIZE, names::MASTER_PORT, names::TORCHELASTIC_RUN_ID, names::TORCHELASTIC_RESTART_COUNT, names::RENDEZVOUS];
 
-/// Watches the processes of the ranks that this PE waits for.
+/// The watch on the processes of the ranks that this PE waits for.
 #[derive(Debug)]
 pub(crate) struct Siblings {
     agent: Process,

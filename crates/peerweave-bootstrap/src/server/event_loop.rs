@@ -33,8 +33,8 @@ const NO_DESCRIPTORS: Duration = Duration::from_millis(10);
 const MAX_ACCEPTS: usize = 32;
 /// Maximum number of reads from one connection in one iteration of the loop.
 const MAX_READS: usize = 32;
-/// Maximum number of reads from a connection whose process has ended. This is more than a socket
-/// buffer contains.
+/// Maximum number of reads from a connection whose process has ended. So many reads can return more
+/// bytes than a socket buffer contains.
 const MAX_LAST_READS: usize = 4096;
 
 pub(super) struct EventLoop {
@@ -51,7 +51,7 @@ pub(super) struct EventLoop {
     /// themselves since then are skipped.
     unidentified: VecDeque<Link>,
     n_unidentified: usize,
-    /// Closing connections, in the order of their deadlines.
+    /// Connections that are closing, in the order of their deadlines.
     leaving: VecDeque<Link>,
     retry_accept_at: Option<Instant>,
     /// Whether connections may still be pending after the last iteration of the loop. Pending

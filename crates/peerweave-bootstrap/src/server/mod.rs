@@ -124,7 +124,7 @@ pub struct Server {
 
 enum Command {
     ReportLost(Pe, String),
-    /// Requests an answer when all earlier events have been handled.
+    /// Requests an answer, which the server's thread sends after it has handled all earlier events.
     Sync(Sender<()>),
     End {
         linger: Duration,

@@ -131,7 +131,7 @@ pub(super) struct Outbox {
     queue: VecDeque<Arc<[u8]>>,
     /// Number of bytes of the first element that have been sent.
     sent_len_bytes: usize,
-    /// Number of bytes that were pushed since the queue was last empty, without the bytes that
+    /// Number of bytes that were pushed since the queue was last empty. Does not include bytes that
     /// other connections share.
     own_len_bytes: usize,
 }

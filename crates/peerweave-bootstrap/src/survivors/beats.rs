@@ -13,7 +13,7 @@ use super::SurvivorWords;
 /// Pause between two increments of the counter while another thread of the PE works.
 pub(super) const PAUSE: Duration = Duration::from_millis(1);
 
-/// Time without an increment after which a participating PE counts as stopped. A running PE
+/// Time without an increment after which a participating PE is considered stopped. A running PE
 /// increments its counter every millisecond, or less often if its processor is busy.
 const SILENCE: Duration = Duration::from_secs(1);
 
@@ -55,8 +55,8 @@ impl Beats {
         self.last(pe).is_some()
     }
 
-    /// Returns whether a participating PE is stopped. In a call shorter than two seconds, half of
-    /// the elapsed time without an increment is enough.
+    /// Returns whether a participating PE is stopped: its counter has not changed for [`SILENCE`].
+    /// If this [`Beats`] is less than two seconds old, half of its age without a change is enough.
     pub(super) fn has_stopped(&self, pe: usize) -> bool {
         self.last(pe).unwrap_or(self.start).elapsed() > SILENCE.min(self.start.elapsed() / 2)
     }

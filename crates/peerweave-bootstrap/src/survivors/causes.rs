@@ -9,8 +9,8 @@ use peerweave_types::Pe;
 use super::{Decision, LONGEST_PAUSE, Survivors};
 
 impl Survivors<'_> {
-    /// Returns the members that caused the attempt of `decision` to fail. The list is empty if the
-    /// error that this PE got already names the cause, or if the cause is unknown.
+    /// Returns the members that caused the failure of the attempt that led to `decision`. The list
+    /// is empty if the error that this PE got already names the cause, or if the cause is unknown.
     ///
     /// `named` is the PE that the error names. `is_lost` is whether the error says that the PE
     /// `named` has ended or has given up. `limit` is the maximum time to wait for members that have
@@ -27,7 +27,8 @@ impl Survivors<'_> {
         cause.into_iter().collect()
     }
 
-    /// Returns the members that still participate in the attempt of a decision, but are stopped.
+    /// Returns the members that have not given up the attempt that led to a decision, but are
+    /// stopped.
     fn stopped(&self, decision: &Decision) -> Vec<Pe> {
         self.beat();
         let is_stopped =

@@ -71,7 +71,8 @@ pub struct SurvivorWords {
     /// 1 plus the number of the PE that caused this PE to withdraw; 0 if no PE caused it. Written
     /// before `state`.
     blamed: AtomicU64,
-    /// Counter that a participating PE increments, so that other PEs see that it runs.
+    /// Counter that a participating PE increments. A changing counter shows other PEs that the PE
+    /// runs.
     beat: AtomicU64,
     /// Number of the attempt for which this PE has published a decision. 0 while the PE writes a
     /// decision.
@@ -257,7 +258,7 @@ pub enum Disagreement<E> {
     Failed(E),
 }
 
-/// What this PE has to do next, according to the [`SurvivorWords`] of all PEs.
+/// The next step of this PE, according to the [`SurvivorWords`] of all PEs.
 enum Look {
     Decided(Decision),
     /// This PE is the leader, and these PEs participate.
@@ -265,7 +266,7 @@ enum Look {
     Wait,
 }
 
-/// The calls with which one PE of the old job agrees with the other PEs on a new job.
+/// The handle with which one PE of the old job agrees with the other PEs on a new job.
 pub struct Survivors<'a> {
     me: Pe,
     n_pes: usize,
@@ -275,7 +276,8 @@ pub struct Survivors<'a> {
 }
 
 impl<'a> Survivors<'a> {
-    /// Creates the value with which PE `me` agrees with the other PEs. The old job has `n_pes` PEs.
+    /// Creates the handle with which PE `me` agrees with the other PEs. The old job has `n_pes`
+    /// PEs.
     ///
     /// `words` returns the words that belong to a PE. `has_ended` returns whether a PE has ended or
     /// has left the old job. Such a PE no longer writes its words. `has_ended` must not return
@@ -394,7 +396,7 @@ impl<'a> Survivors<'a> {
         Disagreement::Failed(error)
     }
 
-    /// Returns the highest attempt in which a PE participates, or `attempt` if that is higher.
+    /// Returns the highest attempt in which any PE participates, but at least `attempt`.
     fn highest_attempt(&self, attempt: u64) -> u64 {
         let of = |pe: usize| {
             let state = (self.words)(pe).state.load(Ordering::Acquire);
@@ -525,7 +527,7 @@ impl<'a> Survivors<'a> {
         !decision.members.iter().all(|pe| self.participates(decision, pe.index()))
     }
 
-    /// Returns whether a PE of the old job has neither ended nor given up the attempt of a
+    /// Returns whether a PE of the old job has neither ended nor given up the attempt that led to a
     /// decision.
     fn participates(&self, decision: &Decision, old: usize) -> bool {
         !(self.has_ended)(old) && !self.has_given_up(decision, old)

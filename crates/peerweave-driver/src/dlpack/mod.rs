@@ -285,7 +285,7 @@ unsafe fn check<T: Element>(call: &'static str, tensor: &DLTensor) -> Result<(Ve
         _ => wrong(
             "address",
             format!("{:#x} + {} bytes", tensor.data.addr(), tensor.byte_offset),
-            format!("a non-null multiple of {element_bytes}", element_bytes = size_of::<T>()),
+            format!("a non-null address that is a multiple of {element_bytes}", element_bytes = size_of::<T>()),
         ),
     }
 }

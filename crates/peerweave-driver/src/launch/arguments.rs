@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn argument_order_is_kept_for_any_count() {
+    fn order_is_kept_for_any_number_of_kernel_arguments() {
         let values: Vec<u32> = (0..FEW as u32 + 3).collect();
         for len in [0, 1, FEW, FEW + 1, FEW + 3] {
             let arguments = values[..len].iter().fold(Arguments::new(), |arguments, value| arguments.with(value));

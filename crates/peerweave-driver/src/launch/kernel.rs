@@ -324,7 +324,7 @@ impl LoadedKernel {
             return Err(LaunchError::Shape {
                 kernel: kernel(),
                 what: "the device",
-                found: "without support for cooperative launches".into(),
+                found: "a device that does not support cooperative launches".into(),
                 expected,
             }
             .into());

@@ -69,7 +69,7 @@ impl MappedWords {
         }
         // SAFETY: the memory has `bytes` bytes, and no other user yet.
         unsafe { host.cast::<u8>().write_bytes(0, bytes) };
-        let host = NonNull::new(host.cast()).expect("the driver returned an address");
+        let host = NonNull::new(host.cast()).expect("cuMemHostAlloc succeeded, so it returned an address");
         let context = Arc::clone(context);
         Ok(Self(Arc::new(Words { host: Pinned(host), device, len, context, streams: Streams::new() })))
     }

@@ -2,8 +2,8 @@
 //!
 //! Each declaration states the first version of CUDA whose driver has the function.
 //!
-//! Invariant: a result of the driver, by value or through a pointer, is never an enumeration,
-//! because a newer driver may return other values.
+//! Invariant: a result of the driver, by value or through a pointer, is never declared as an
+//! enumeration, because a newer driver may return further values.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -157,7 +157,8 @@ peerweave_dylib::bindings! {
         "10.2" fn cuMemGetAllocationPropertiesFromHandle(
             properties: *mut c_void, handle: CUmemGenericAllocationHandle,
         ) -> CudaCode;
-        /// Returns another handle of the memory mapped at an address.
+        /// Returns a handle of the physical memory that is mapped at an address. The caller must
+        /// release the handle.
         "11.0" fn cuMemRetainAllocationHandle(handle: *mut CUmemGenericAllocationHandle, address: *mut c_void) -> CudaCode;
 
         /// Returns an IPC handle by which other processes can open an allocation.

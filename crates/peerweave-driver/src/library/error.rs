@@ -133,7 +133,7 @@ pub enum DriverError {
     },
     /// The stream is a per-thread stream. Each thread has its own per-thread stream, so no other
     /// thread can wait for the work on that stream.
-    #[error("{call}: the per-thread stream cannot be used; create one by CudaContext::new_stream, or use default_stream")]
+    #[error("{call}: the per-thread stream cannot be used; create a stream by CudaContext::new_stream, or use default_stream")]
     PerThreadStream {
         /// Name of the call that returned this error.
         call: &'static str,

@@ -102,8 +102,8 @@ impl Driver {
     }
 }
 
-/// Returns the name and the description of a code, which the loaded driver provides. Without a
-/// driver, or for an unknown code, the name contains the number of the code.
+/// Returns the name and the description of a code, as the loaded driver reports them. If no driver
+/// is loaded, or if the driver does not know the code, the name contains the number of the code.
 pub(crate) fn describe(code: CudaCode) -> (String, String) {
     let unknown = || (format!("CUresult {}", code.0), "no description is available".to_owned());
     let Some(Ok(driver)) = LOADED.get() else { return unknown() };

@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn multicast_without_variables_is_allowed() {
+    fn multicast_is_allowed_if_no_variable_disables_it() {
         assert_eq!(switch(&|_| None), Ok(()));
         assert_eq!(with("PEERWEAVE_MULTICAST", "auto"), Ok(()));
         assert_eq!(with("NCCL_NVLS_ENABLE", "2"), Ok(()));

@@ -1,4 +1,4 @@
-//! Traits for device memory: how a communication call accesses a buffer of any owner.
+//! Traits for device memory, through which communication calls access the buffers of any owner.
 //!
 //! This module neither allocates nor copies. Invariant: an [`Access`] lives until the work that
 //! uses its address is enqueued. From then on the buffer's owner keeps the memory allocated until
@@ -34,8 +34,8 @@ use crate::{DEADLINE, DriverError, Keep, deadline_after, join, wait, wait_until}
 pub struct Access<'a> {
     address: CUdeviceptr,
     guard: Option<SyncOnDrop<'a>>,
-    /// First, the slice's own stream, in whose order cudarc frees the slice. Second, the stream on
-    /// which the work is enqueued. `None` for memory that is not a slice of cudarc.
+    /// The stream in whose order cudarc frees the slice, and the stream on which the work is
+    /// enqueued. `None` for memory that is not a slice of cudarc.
     streams: Option<(Arc<CudaStream>, &'a Arc<CudaStream>)>,
     /// Whether dropping the access makes the first stream of `streams` wait for the second stream.
     joins: bool,
@@ -55,9 +55,9 @@ impl<'a> Access<'a> {
     /// `own` is the slice's own stream. `stream` is the stream on which the work is enqueued. `ask`
     /// calls cudarc's `device_ptr`.
     ///
-    /// The guard alone does not keep the memory allocated. A slice has one event for all reads, and
-    /// a context with only one stream checks no events. So dropping this access makes `own` wait
-    /// for the work.
+    /// The guard alone does not keep the memory allocated. cudarc records all reads of a slice in
+    /// one event, and ignores events in a context that has only one stream. So dropping this access
+    /// makes `own` wait for the work.
     ///
     /// # Errors
     /// [`DriverError::OwnerCapturing`] and [`DriverError::Timeout`], as described at
@@ -450,11 +450,11 @@ mod tests {
 
     #[test]
     #[cfg(all(target_os = "linux", not(miri)))]
-    fn cudarc_slice_stream_that_cannot_wait_aborts_the_process() {
+    fn process_aborts_if_a_captured_stream_cannot_wait_for_work() {
         use std::os::unix::process::ExitStatusExt;
 
         use crate::cudarc::driver::sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        const NAME: &str = "memory::buffer::tests::cudarc_slice_stream_that_cannot_wait_aborts_the_process";
+        const NAME: &str = "memory::buffer::tests::process_aborts_if_a_captured_stream_cannot_wait_for_work";
         if peerweave_fakes::child().is_none() {
             let output = peerweave_fakes::Fakes::new().cuda().run_child(NAME);
             assert_eq!(output.status.signal(), Some(6 /* SIGABRT */), "{output}");

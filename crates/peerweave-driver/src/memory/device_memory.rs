@@ -3,7 +3,8 @@
 //! Memory is allocated individually, not from a pool, so it can be registered with NCCL and shared
 //! with other processes by legacy IPC. `peerweave-vmm` has symmetric memory.
 //!
-//! Invariant: the memory is freed after all work on every stream that uses it.
+//! Invariant: the memory is freed only after all work that uses the memory has completed, on every
+//! stream.
 
 use std::fmt;
 use std::marker::PhantomData;

@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_fenced_threads_never_both_miss_a_write() {
+    fn one_of_two_fenced_threads_sees_the_write_of_the_other() {
         // Each thread writes its own word and reads the word of the other thread. Without a fence
         // both threads may read the old value.
         let rounds = 5_000;

@@ -77,8 +77,8 @@ struct Held {
     stream: Arc<CudaStream>,
 }
 
-/// The handles of all lists. The key is the address of cudarc's `CudaStream`. An entry is removed
-/// when its handle is dropped.
+/// The handle of each created stream ([`Key::Made`]) that is recorded in a list. The key is the
+/// address of cudarc's `CudaStream`. An entry is removed when its handle is dropped.
 static HELD: Mutex<BTreeMap<usize, Weak<Held>>> = Mutex::new(BTreeMap::new());
 
 impl Held {
@@ -195,9 +195,10 @@ impl Streams {
     }
 
     /// Clears `last`, so that the next call of `note` searches the list. After this call, the
-    /// caller may count the handles of streams. The fences of this call and of `note` order the
-    /// count with a thread that upgrades a weak handle and records the stream. Returns `false` if
-    /// the operating system has no such fence. In this case, no stream may be removed.
+    /// caller may count the handles of streams. The fences of this call and of `note` guarantee one
+    /// of two results for each thread that calls `note` concurrently. Either the count includes the
+    /// handle of that thread, or the thread finds `last` cleared. Returns `false` if the operating
+    /// system has no such fence. In this case, no stream may be removed.
     fn forget_last(&self) -> bool {
         self.last.store(std::ptr::null_mut(), Ordering::Relaxed);
         fences::heavy()
@@ -249,8 +250,8 @@ impl Known {
     }
 }
 
-/// Returns whether only the lists have a handle to the stream. The handle that keeps a dropped
-/// private stream until the stream is destroyed does not count.
+/// Returns whether only the lists have a handle to the stream. Ignores the handle with which
+/// `private.rs` keeps a dropped stream until the stream is destroyed.
 fn is_ours_alone(stream: &Arc<CudaStream>) -> bool {
     let is_alone = Arc::strong_count(stream) == 1 + usize::from(private::is_left(stream));
     // Makes work that was enqueued through dropped handles visible to the next query.

@@ -2,11 +2,11 @@
 //!
 //! This module does not use cudarc's `new_stream`. The first `new_stream` in a context waits for
 //! all work of the device, without a deadline (`cuCtxSynchronize`). cudarc then starts to order
-//! streams by events. This module does not use cudarc's `fork` either. A forked stream counts as
-//! the first stream, but `fork` does not wait. The user's next stream could then use memory that
-//! the default stream is still filling.
+//! streams by events. This module does not use cudarc's `fork` either. cudarc counts a forked
+//! stream as the first stream, but `fork` does not wait. The user's next stream could then use
+//! memory that the default stream is still filling.
 //!
-//! Invariant: the driver's stream is destroyed once, when no handle of it remains.
+//! Invariant: the driver's stream is destroyed once, when no handle to the stream remains.
 
 use std::collections::BTreeMap;
 use std::fmt;

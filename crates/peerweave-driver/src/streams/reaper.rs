@@ -26,8 +26,8 @@ use crate::streams::capture::{cannot_be_asked, relax_this_thread};
 use crate::streams::exit::BeforeExit;
 use crate::{Api, CudaCode, CudaError, Driver, DriverError};
 
-/// A function that frees a retired value. A thread of this crate runs the function while the
-/// context of the value's device is current. The function may call the driver.
+/// A function that frees a value that was passed to [`retire`]. A thread of this crate runs the
+/// function while the context of the value's device is current. The function may call the driver.
 pub type Retired = Box<dyn FnOnce() + Send>;
 
 struct Entry {
@@ -66,10 +66,11 @@ enum Readiness {
 // `memory_is_freed_after_stream_work_completes` in tests/memory.rs would catch a violation.
 unsafe impl Send for Event {}
 
-/// Number of retired values, on all devices, that are not yet freed or leaked.
+/// Number of values that were passed to [`retire`] or [`drop_later`], and are not yet freed or
+/// leaked. Includes the values of all devices.
 static PENDING: AtomicUsize = AtomicUsize::new(0);
 
-/// Counts one retired value in [`PENDING`] while this value lives.
+/// Guard that counts one value in [`PENDING`] while the guard lives.
 struct Pending;
 
 impl Pending {

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn wait_without_success_ends_at_the_deadline() {
+    fn wait_for_a_condition_that_stays_false_ends_at_the_deadline() {
         let start = Instant::now();
         assert_eq!(wait_until::<()>(start + Duration::from_millis(20), || Ok(false)), Ok(false));
         assert!((Duration::from_millis(20)..Duration::from_secs(20)).contains(&start.elapsed()));

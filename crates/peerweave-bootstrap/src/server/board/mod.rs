@@ -8,7 +8,7 @@
 //! - [1] Each PE has one [`Seat`], the state of its membership, which belongs to one connection.
 //!   After this connection has closed, no other connection can get the seat.
 //! - [2] Every request of a joined PE is answered, or the connection of the PE is closed. A
-//!   cancelled collective may be answered a second time, which the client ignores.
+//!   cancelled collective call may be answered a second time, which the client ignores.
 //! - [3] `rounds` contains the rounds (collective calls) `first_round..first_round + rounds.len()`
 //!   without a gap. A round is removed only when every PE has entered it.
 
@@ -31,8 +31,8 @@ pub(crate) enum Action {
     Close(Link),
 }
 
-/// Maximum number of collective calls by which a PE can be ahead of another PE. A PE gets ahead
-/// only if its waits time out.
+/// Maximum number of collective calls by which a PE can be ahead of another PE. A PE is ahead only
+/// if some of its calls have timed out.
 const MAX_OPEN_ROUNDS: usize = 1024;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,7 +50,8 @@ struct Member {
     /// The PEs that were missing at the deadline of the PE's last call. The next call clears the
     /// list.
     in_vain: Vec<u32>,
-    /// The PE that this PE has named as the cause if this PE ends.
+    /// The PE that is reported as the cause if the connection of this PE closes. `None` if this PE
+    /// has named no cause.
     blames: Option<u32>,
 }
 
@@ -58,7 +59,8 @@ struct Round {
     collective: Collective,
     label: String,
     opener: u32,
-    /// The blobs of the PEs that have entered.
+    /// The blobs of the PEs that have entered this round, in the order of the PEs. `None` for each
+    /// PE that has not entered.
     blobs: Vec<Option<Vec<u8>>>,
     present: usize,
     len_bytes: usize,
@@ -84,9 +86,9 @@ pub(crate) struct Board {
     broken: Option<Fault>,
     /// The first PE that aborted the job, and the exit code that this PE requested.
     aborted: Option<(u32, u8)>,
-    /// The PE that left after the fewest rounds: the number of rounds that this PE had entered, and
-    /// the PE. Rounds with this number or a higher number cannot complete, because the PE does not
-    /// enter them.
+    /// Of the PEs that have left, the PE that had entered the fewest rounds: the number of rounds,
+    /// and the PE. Rounds with this number or a higher number cannot complete, because this PE does
+    /// not enter them.
     first_left: Option<(u64, u32)>,
 }
 
@@ -336,8 +338,9 @@ impl Board {
         }
     }
 
-    /// Ends an open round (collective call) with a fault. The PE `newcomer` and all PEs that have
-    /// entered the round get the fault.
+    /// Ends the open round (collective call) `rounds[at]` with a fault, and sends the fault to all
+    /// PEs that have entered the round. If a call caused the fault, also sends the fault to
+    /// `newcomer`, the PE that made the call.
     fn fail_round(&mut self, at: usize, fault: Fault, newcomer: Option<u32>, out: &mut Vec<Action>) {
         let request = (self.first_round + at as u64) | ROUND_BIT;
         let round = &mut self.rounds[at];
