@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn known_and_unrelated_variables_get_no_warning() {
+    fn known_and_unrelated_variables_cause_no_warning() {
         let known = names::all().map(|(name, _)| name);
         for name in known.chain(["HOME", "PEERWEAVE_FAKE_NCCL_SLOW", "PEERWEAVE_PTX"]) {
             assert_eq!(unknown_variable(name), None, "{name}");

@@ -209,7 +209,7 @@ fn options_that_the_cuda_backend_lacks_are_refused() {
 }
 
 #[test]
-fn explain_option_is_refused_for_operations_without_route() {
+fn explain_option_is_refused_for_operations_with_one_method() {
     for (op, backend, text) in [
         ("all-reduce", "host", "--explain is supported only with --backend cuda"),
         ("send-recv", "cuda", "--explain is not supported by send-recv, which has only one method"),

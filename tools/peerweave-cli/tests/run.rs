@@ -85,7 +85,7 @@ fn rendezvous_sockets() -> Vec<String> {
 }
 
 #[test]
-fn pes_get_the_variables_of_their_position() {
+fn environment_of_a_pe_describes_its_position_in_the_job() {
     let output = run(
         3,
         &["--no-tag"],
@@ -96,7 +96,7 @@ fn pes_get_the_variables_of_their_position() {
 }
 
 #[test]
-fn pes_get_the_variables_of_torchrun() {
+fn environment_of_a_pe_has_the_variables_of_torchrun() {
     let script = "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK/$GROUP_WORLD_SIZE $MASTER_ADDR $MASTER_PORT";
     let output = run(3, &["--no-tag"], script);
     let text = stdout(&output);
@@ -159,7 +159,7 @@ fn panic_is_reported_without_the_backtrace_note() {
 }
 
 #[test]
-fn pes_get_rendezvous_and_token() {
+fn environment_of_a_pe_has_rendezvous_address_and_token() {
     let output = run(2, &["--no-tag"], "echo $PEERWEAVE_RENDEZVOUS ${#PEERWEAVE_TOKEN}");
     let text = stdout(&output);
     let lines: Vec<_> = text.lines().collect();
@@ -218,7 +218,7 @@ fn unwritable_message_does_not_change_the_exit_code() {
 }
 
 #[test]
-fn slow_reader_gets_all_lines() {
+fn slow_reader_of_the_output_receives_all_lines() {
     let mut child = job(2, &["--no-tag"], "seq 1 200000").stdout(Stdio::piped()).spawn().unwrap();
     sleep(Duration::from_millis(300));
     let mut text = String::new();
@@ -295,7 +295,7 @@ fn on_failure_continue_lets_other_pes_continue() {
 }
 
 #[test]
-fn job_has_the_status_of_the_pe_that_failed_last() {
+fn on_failure_continue_exits_with_the_last_failure_status() {
     let status = |script: &str| run(3, &["--on-failure", "continue"], script).status.code();
     assert_eq!(status(r#"sleep 0.$((PEERWEAVE_PE * 4)); exit $((PEERWEAVE_PE + 10))"#), Some(12));
     assert_eq!(status(r#"[ $PEERWEAVE_PE = 0 ] || kill -TERM $$; sleep 0.5; exit 7"#), Some(7));
@@ -547,7 +547,7 @@ fn kill(signal: i32, pid: i32) {
 }
 
 #[test]
-fn signal_sent_twice_at_once_counts_as_one_signal() {
+fn unix_signal_repeated_within_100_ms_counts_once() {
     // Sends the signal to the launcher and to its process group, as `timeout` does.
     let mut at_once = 0;
     while at_once < 4 {

@@ -41,7 +41,7 @@ fn numbers_of_pes(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words:
     let last = Pe::new(u32::MAX);
     let calls: [(&'static str, Result<(), NvshmemError>); 18] = [
         ("put", context.put(buffer, buffer, beyond, &stream)),
-        ("put to the PE with the largest number", context.put(buffer, buffer, last, &stream)),
+        ("put to PE u32::MAX", context.put(buffer, buffer, last, &stream)),
         ("put_nbi", context.put_nbi(buffer, buffer, beyond, &stream)),
         ("put_blocking", context.put_blocking(buffer, buffer, beyond)),
         ("get", context.get(&mut buffer.clone(), buffer, beyond, &stream)),
@@ -175,7 +175,7 @@ fn collectives(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>) -> Result
 }
 
 /// Checks that calls that a graph cannot contain are refused during a capture, and that the capture
-/// stays valid. The graph cannot keep borrowed memory alive.
+/// stays valid. One of these calls borrows memory, which a graph could not keep alive.
 fn captures(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &SymmetricBuffer<u64>) -> Result<(), Failure> {
     let (context, stream, next) = (checks.context, Arc::clone(&checks.stream), checks.next());
     let borrowed = stream.alloc_zeros::<f32>(8)?;

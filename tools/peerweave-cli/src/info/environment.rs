@@ -30,7 +30,7 @@ pub(super) struct Backend {
 }
 
 impl Backend {
-    /// Chooses a backend in the same way as a program that was built with the same features.
+    /// Chooses the backend that a program with the same build features as this command would use.
     pub(super) fn look() -> Self {
         let job = Job::from_env().unwrap_or_else(|_| Job::single());
         match BackendChoice::from_env(&job) {
@@ -39,7 +39,7 @@ impl Backend {
         }
     }
 
-    /// Returns the name and the value to print.
+    /// Returns the line of the report, as a name and a value.
     pub(super) fn line(&self) -> (String, String) {
         let name = self.name.as_deref().unwrap_or("none");
         ("backend".to_owned(), format!("{name}  ({})", self.why))
@@ -77,7 +77,7 @@ impl Launcher {
         }
     }
 
-    /// Returns the name and the value to print.
+    /// Returns the line of the report, as a name and a value.
     pub(super) fn line(&self) -> (String, String) {
         let name = self.name.clone().unwrap_or_else(|| "no launcher".to_owned());
         match (&self.place, &self.error) {

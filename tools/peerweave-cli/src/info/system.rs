@@ -78,7 +78,7 @@ impl System {
         }
     }
 
-    /// Returns the names and values to print.
+    /// Returns the lines of the report, each as a name and a value.
     pub(super) fn lines(&self) -> Vec<(String, String)> {
         let limit = |bytes: Option<u64>| bytes.map_or("none".to_owned(), gib);
         let line = |name: &str, value: String| (name.to_owned(), value);

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn path_variable_precedes_the_directory_of_the_command() {
+    fn program_is_searched_in_path_before_the_command_directory() {
         let root = tempfile::tempdir().unwrap();
         let (path, beside) = (root.path().join("path"), root.path().join("beside"));
         fs::create_dir_all(&path).unwrap();
