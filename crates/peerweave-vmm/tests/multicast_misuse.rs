@@ -113,7 +113,7 @@ fn timeout_of_bound_with_leaves_the_memory_of_the_pe_bound() {
 }
 
 #[test]
-fn heap_multicast_timeout_keeps_the_memory_bound() {
+fn timeout_of_heap_multicast_leaves_the_memory_bound() {
     Fakes::new().cuda().run(|| {
         let is_over = std::sync::Barrier::new(2);
         let ends = threads_within(2, Duration::from_secs(5), |me| {

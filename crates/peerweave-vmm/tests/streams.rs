@@ -287,7 +287,7 @@ fn error_recorded_by_other_code_does_not_fail_heap_calls() {
 }
 
 #[test]
-fn ipc_memory_is_freed_while_other_streams_are_stuck() {
+fn ipc_memory_is_freed_while_unrelated_streams_are_stuck() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         let stuck = context.new_stream().expect("the stream is created");

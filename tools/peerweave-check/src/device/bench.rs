@@ -1,6 +1,6 @@
 //! Measurements inside kernels: PE 0 communicates with PE 1, and the other PEs wait. The CUDA
-//! program `tools/peer-bench/one_sided.cu` prints the same rows without Peerweave, and
-//! `nvshmem_one_sided.cu` prints them for NVSHMEM. If a block may have several sizes, the row has
+//! program `tools/peer-bench/one_sided.cu` makes the same measurements without Peerweave, and
+//! `nvshmem_one_sided.cu` makes them with NVSHMEM. If a block may have several sizes, the row has
 //! the shortest time.
 
 use peerweave_cuda::{Gpu, LaunchConfig, Local, Stream};
@@ -70,7 +70,7 @@ fn copies(bench: &Bench<'_>) -> Outcome {
     let (to, from) = (bench.gpu.alloc::<u64>(4096)?, bench.gpu.alloc::<u64>(4096)?);
     if bench.is_first() {
         println!(
-            "bytes: put+fence thread/warp/block/bulk | get thread/warp/block/bulk | put warp/block, get warp/block with shared memory (us)"
+            "times in us; bytes: put and fence by thread/warp/block/bulk copy | get by thread/warp/block/bulk copy | with shared memory: put by warp/block, get by warp/block"
         );
         let puts: [&Copy; 3] = [&bench_put_thread::KERNEL, &bench_put_warp::KERNEL, &bench_put_block::KERNEL];
         let gets: [&Copy; 3] = [&bench_get_thread::KERNEL, &bench_get_warp::KERNEL, &bench_get_block::KERNEL];
@@ -113,7 +113,7 @@ fn ping_pongs(bench: &Bench<'_>) -> Outcome {
     let (to, from, signal) = (bench.gpu.alloc::<u32>(8192)?, bench.gpu.alloc::<u32>(8192)?, bench.gpu.alloc::<u64>(1)?);
     let me = bench.gpu.pe().get();
     if bench.is_first() {
-        println!("put-signal ping-pong, full round trip (us): bytes: thread/warp/block");
+        println!("put-signal ping-pong, full round trip in us; bytes: by thread/warp/block");
     }
     for bytes in [4, 16, 1024, 4096, 32768] {
         let mut row = Vec::new();
@@ -182,7 +182,7 @@ fn bandwidth(bench: &Bench<'_>) -> Outcome {
     if bench.is_first() {
         let iterations = if bench.network { 2 } else { 20 };
         println!(
-            "bandwidth of {} MiB (GB/s): blocks: put get by 1024 threads | put get by bulk copies of 4 warps",
+            "bandwidth for {} MiB (GB/s); number of blocks: put, get by 1024 threads | put, get by bulk copies of 4 warps",
             BANDWIDTH_BYTES >> 20
         );
         for blocks in [16, 32, 132] {

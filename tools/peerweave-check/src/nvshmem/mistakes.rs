@@ -83,7 +83,7 @@ fn ranges(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &Symmet
         ("get of a single value from an empty slice", context.get_value_blocking(&none, next).map(drop)),
         ("put of a single value to an empty slice", context.put_value(&none, 1.0, next, &stream)),
         ("copy_from", buffer.copy_from(&stream, &[0.0; 9])),
-        ("an id of 127 bytes", UniqueId::try_from([0; 127].as_slice()).map(drop)),
+        ("a unique id of 127 bytes", UniqueId::try_from([0; 127].as_slice()).map(drop)),
     ];
     for (call, result) in lengths {
         checks.refused(call, result, |kind| matches!(kind, MisuseKind::Length { .. }));
