@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn variable_values_are_parsed_with_units() {
+    fn values_of_variables_are_parsed() {
         let settings = read(&[
             (names::BACKEND, "host"),
             (names::DEADLINE, "1.5"),
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_value_error_names_variable_and_expectation() {
+    fn invalid_value_error_names_the_variable_and_valid_values() {
         let bad = [
             (names::BACKEND, "gpu"),
             (names::DEADLINE, "soon"),

@@ -136,7 +136,7 @@ fn options_that_an_operation_lacks_are_refused() {
             &["all-reduce", "--limit", "400"],
             "--limit is supported only with --compare, because --limit adds a line to the plot of a comparison",
         ),
-        (&["scan", "-o", "avg"], "reduction avg is not defined for scan, expected another reduction"),
+        (&["scan", "-o", "avg"], "reduction avg is not defined for scan, expected a different reduction"),
         (&["moe", "-d", "int32"], "-d int32 is not supported by moe, expected float, half or bfloat16"),
         (&["moe", "--buffers", "private"], "moe requires --buffers symmetric"),
         (&["scan", "--backend", "nccl"], "--backend nccl: NCCL has no operation scan"),

@@ -207,7 +207,7 @@ fn output_that_cannot_be_written_is_an_error() {
 }
 
 #[test]
-fn unwritable_message_does_not_change_the_exit_code() {
+fn exit_code_is_unchanged_if_a_message_cannot_be_written() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
     command.env_remove("PEERWEAVE_PE").args(["run", "-n", "2", "--nnodes", "2", "--rendezvous", "nowhere", "--", "true"]);
     let output = command.output().unwrap();
@@ -245,7 +245,7 @@ fn standard_input_reaches_only_pe_0() {
 }
 
 #[test]
-fn first_failed_pe_sets_the_exit_code_and_its_stderr_is_shown() {
+fn exit_code_and_stderr_of_the_first_failed_pe_are_reported() {
     let start = Instant::now();
     let output = run(3, &[], "if [ $PEERWEAVE_PE = 1 ]; then echo the disk is full >&2; exit 7; fi; exec sleep 30");
     assert_eq!(output.status.code(), Some(7));
@@ -323,7 +323,7 @@ fn stopped_pe_is_named_after_all_other_pes_have_ended() {
 }
 
 #[test]
-fn time_limit_exits_with_124_and_names_running_pes() {
+fn expired_timeout_exits_with_124_and_names_running_pes() {
     let start = Instant::now();
     let output = run(3, &["--timeout", "300ms"], "[ $PEERWEAVE_PE = 1 ] && exit 0; exec sleep 30");
     assert_eq!(output.status.code(), Some(124));
@@ -512,7 +512,7 @@ fn arguments_reach_the_program_unchanged() {
 }
 
 #[test]
-fn job_inside_a_job_is_refused_unless_requested() {
+fn job_inside_a_job_is_refused_unless_peerweave_pe_is_unset() {
     let this = env!("CARGO_BIN_EXE_peerweave");
     let output = run(1, &[], &format!("{this} run -n 1 -- true"));
     assert_eq!(output.status.code(), Some(2));

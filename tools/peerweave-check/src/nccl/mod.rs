@@ -359,7 +359,7 @@ fn after_a_death(member: &Member, killed: usize, early: bool, named: bool) -> Re
         .and_then(|()| comm.wait_with(stream, Duration::from_secs(5), OnExpiry::LeaveAlone));
     match stuck {
         // The all-reduce needs the values of rank `killed`, which that rank never sent.
-        Ok(()) => panic!("{}: the all-reduce completed although rank {killed} died before its call", comm.rank()),
+        Ok(()) => panic!("{}: the all-reduce completed although rank {killed} died before it made the call", comm.rank()),
         Err(error) => {
             println!("{}: the all-reduce failed after {:?}: {error}", comm.rank(), began.elapsed());
             assert!(

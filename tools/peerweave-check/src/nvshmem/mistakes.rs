@@ -99,7 +99,7 @@ fn ranges(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &Symmet
     for (call, result) in outside {
         checks.refused(call, result, |kind| matches!(kind, MisuseKind::OutOfRange { .. }));
     }
-    #[allow(clippy::reversed_empty_ranges, reason = "the check passes a reversed range on purpose")]
+    #[allow(clippy::reversed_empty_ranges, reason = "the slice with a reversed range must be refused")]
     checks
         .refused("a slice that ends before it begins", buffer.slice(3..2), |kind| matches!(kind, MisuseKind::OutOfRange { .. }));
     checks.refused("a stride of zero", strided(0, 1, 2), |kind| matches!(kind, MisuseKind::Value { .. }));

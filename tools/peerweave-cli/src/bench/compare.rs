@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn contender_that_lacks_the_call_has_no_time() {
+    fn contender_that_does_not_support_the_call_has_no_time() {
         let mut comparison = comparison();
         for pe in 0..2 {
             comparison.take(compared(pe, 0, "own", &[2.0], 0));

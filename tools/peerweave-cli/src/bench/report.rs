@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn pe_without_calls_does_not_affect_the_time() {
+    fn pe_that_makes_no_calls_does_not_affect_the_time() {
         let mut collector = Collector::new(config(BenchOp::Put, 2, &[8]));
         collector.take(measured(1, 0, Placement::OutOfPlace, &[], 0));
         let News::Row(row) = collector.take(measured(0, 0, Placement::OutOfPlace, &[3.0, 1.0, 2.0], 0)) else { panic!() };

@@ -135,7 +135,7 @@ fn variables_in(value_of: &dyn Fn(&str) -> Option<String>, set: Vec<String>) -> 
     others.sort();
     variables.extend(others.into_iter().map(|name| Variable {
         value: value_of(&name),
-        note: "this version does not read the variable".to_owned(),
+        note: "this version of peerweave does not read the variable".to_owned(),
         name,
     }));
     variables
@@ -158,7 +158,7 @@ mod tests {
         let of = |name: &str| variables.iter().find(|variable| variable.name == name).map(ToString::to_string);
         assert_eq!(of("PEERWEAVE_TOKEN").unwrap(), "set, not shown  (64 hexadecimal digits)");
         assert_eq!(of("PEERWEAVE_NCCL_PATH").unwrap(), "/lib  (path of libnccl or its directory)");
-        assert_eq!(of("PEERWEAVE_DEDLINE").unwrap(), "6  (this version does not read the variable)");
+        assert_eq!(of("PEERWEAVE_DEDLINE").unwrap(), "6  (this version of peerweave does not read the variable)");
         assert!(of("PEERWEAVE_DEADLINE").unwrap().starts_with("5  ("));
         assert!(of("PEERWEAVE_PE").unwrap().starts_with("not set  ("));
         assert_eq!(of("HOME"), None);

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn error_for_a_missing_program_lists_places_and_similar_name() {
+    fn missing_program_error_lists_directories_and_similar_names() {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir(root.path().join("examples")).unwrap();
         executable(&root.path().join("examples/hello-team"));

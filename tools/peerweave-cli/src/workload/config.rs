@@ -149,7 +149,7 @@ impl Config {
             redops.retain(|redop| has_reduction(args.backend, *redop) && op.accepts(*redop));
         }
         if let Some(redop) = redops.iter().find(|redop| !op.accepts(**redop)) {
-            return Err(format!("reduction {redop} is not defined for {}, expected another reduction", op.name()));
+            return Err(format!("reduction {redop} is not defined for {}, expected a different reduction", op.name()));
         }
         if op.reduces() && !dtypes.iter().any(|dtype| redops.iter().any(|redop| redop.accepts(*dtype))) {
             let (dtype, redop) = (dtypes[0], redops[0]);

@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn float_results_are_exact_in_every_order() {
+    fn float_results_are_exact_in_every_reduction_order() {
         for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
             for redop in ReduceOp::ALL.into_iter().filter(|redop| redop.accepts(dtype)) {
                 for n in [1, 2, 3, 5, 8, 12, 64, 100] {

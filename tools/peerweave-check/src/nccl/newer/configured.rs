@@ -16,7 +16,7 @@ use peerweave_nccl::{
 use super::windows::{alloc, window};
 use super::{Outcome, Part, moved, pattern, sums};
 
-const NO_CTAS: &str = "no CTAs";
+const NO_CTAS: &str = "zero CTAs";
 /// Number of elements that each rank contributes to a call on windows.
 const WINDOWED: usize = 1 << 18;
 
