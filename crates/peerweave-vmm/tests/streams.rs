@@ -249,7 +249,7 @@ fn heap_creation_and_growth_do_not_break_a_capture() {
 }
 
 #[test]
-fn free_succeeds_during_a_capture_that_uses_other_memory() {
+fn free_succeeds_if_the_current_capture_does_not_use_the_memory() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let heap = SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(4 << 20)).expect("the heap is created");
