@@ -67,7 +67,7 @@ pub(crate) fn agree(
             diverged(label.to_owned(), one, one_has, other, other_has)
         }
         (agree::Disagreement::Own, Ok(_)) => {
-            unreachable!("bug in peerweave-vmm: the exchange failed for this PE, which reported success")
+            unreachable!("bug in peerweave-vmm: the exchange says that this PE failed, but this PE reported success")
         }
     })
 }

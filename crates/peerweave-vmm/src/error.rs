@@ -16,8 +16,8 @@ use peerweave_types::Pe;
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum VmmError {
-    /// An argument is invalid, or the object's state does not permit the call. In either case, the
-    /// caller has a bug.
+    /// An argument is invalid, or the call is not permitted in the present state of the object on
+    /// which it is made. In either case, the caller has a bug.
     #[error(transparent)]
     Misuse(#[from] Misuse),
     /// The driver, the device or the machine does not support a feature.
@@ -100,7 +100,7 @@ impl std::fmt::Display for PeerCause {
     }
 }
 
-/// An invalid argument, or a call that the object's state does not permit.
+/// An invalid argument, or a call that is not permitted in the present state of its object.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Misuse {
@@ -116,8 +116,8 @@ pub enum Misuse {
         /// The granularity, in bytes.
         multiple: usize,
     },
-    /// A range is invalid: it exceeds the memory or the object, or it is empty although the call
-    /// requires at least one byte.
+    /// A range is invalid: it exceeds the memory, reservation, multicast object or signal pad to
+    /// which it refers, or it is empty although the call requires at least one byte.
     #[error("{call}: the range is {start}..{end}, expected a range within {len} {unit}")]
     OutOfRange {
         /// Name of the call.
@@ -126,7 +126,7 @@ pub enum Misuse {
         start: usize,
         /// One past the last index of the range.
         end: usize,
-        /// Length of the memory or of the object, in `unit`.
+        /// Length of the memory or other object to which the range refers, in `unit`.
         len: usize,
         /// Unit of the indices and of the length: "bytes", "elements" or "signals".
         unit: &'static str,
@@ -247,7 +247,7 @@ impl VmmError {
         matches!(self, Self::Timeout { .. } | Self::Peer { cause: PeerCause::Lost(_), .. })
     }
 
-    /// Returns whether this is an error of the driver whose code is in `codes`.
+    /// Returns whether this error is a driver error with one of the codes in `codes`.
     pub(crate) fn is_code(&self, codes: &[CudaCode]) -> bool {
         matches!(self, Self::Driver(DriverError::Cuda(error)) if codes.iter().any(|code| error.is(*code)))
     }

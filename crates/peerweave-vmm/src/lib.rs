@@ -29,7 +29,7 @@ pub use peerweave_driver::{MulticastDisabled, multicast_switch};
 pub use share::ipc::{IpcHandle, IpcMemory, IpcPeerMemory};
 pub use share::{FabricHandle, SharedMemory};
 
-/// Compile-time check that these types can be shared between threads.
+/// Compile-time check that the types listed below can be shared between threads.
 const _: () = {
     const fn shared<T: Send + Sync>() {}
     shared::<PhysicalMemory>();

@@ -101,7 +101,7 @@ pub(crate) fn bind(context: &peerweave_driver::CudaContext) -> Result<(), VmmErr
     Ok(peerweave_driver::bind(context)?)
 }
 
-/// `CUmemLocation`.
+/// The driver's struct `CUmemLocation`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct Location {
@@ -111,13 +111,13 @@ pub(crate) struct Location {
 
 impl Location {
     pub(crate) fn device(ordinal: usize) -> Self {
-        /// `CU_MEM_LOCATION_TYPE_DEVICE`.
+        /// The driver's constant `CU_MEM_LOCATION_TYPE_DEVICE`.
         const DEVICE: u32 = 1;
         Self { kind: DEVICE, id: c_int::try_from(ordinal).unwrap_or(c_int::MAX) }
     }
 }
 
-/// `CUmemAllocationProp`.
+/// The driver's struct `CUmemAllocationProp`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct AllocationProperties {
@@ -133,7 +133,7 @@ pub(crate) struct AllocationProperties {
 
 impl AllocationProperties {
     pub(crate) fn on_device(ordinal: usize, handles: u32, rdma: bool) -> Self {
-        /// `CU_MEM_ALLOCATION_TYPE_PINNED`.
+        /// The driver's constant `CU_MEM_ALLOCATION_TYPE_PINNED`.
         const PINNED: u32 = 1;
         Self {
             kind: PINNED,
@@ -152,7 +152,7 @@ impl AllocationProperties {
     }
 }
 
-/// `CUmemAccessDesc`.
+/// The driver's struct `CUmemAccessDesc`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct AccessDescription {
@@ -160,7 +160,7 @@ pub(crate) struct AccessDescription {
     pub(crate) flags: u32,
 }
 
-/// `CUmulticastObjectProp`.
+/// The driver's struct `CUmulticastObjectProp`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct MulticastDescription {
@@ -176,7 +176,7 @@ const _: () = {
     assert!(size_of::<MulticastDescription>() == size_of::<CUmulticastObjectProp>());
 };
 
-/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+/// The driver's constant `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 pub(crate) const FILE_DESCRIPTOR: CUmemAllocationHandleType = CUmemAllocationHandleType(1);
-/// `CU_MEM_HANDLE_TYPE_FABRIC`.
+/// The driver's constant `CU_MEM_HANDLE_TYPE_FABRIC`.
 pub(crate) const FABRIC: CUmemAllocationHandleType = CUmemAllocationHandleType(8);

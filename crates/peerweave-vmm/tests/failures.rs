@@ -54,7 +54,7 @@ fn heap_grows_at_the_same_addresses_after_failed_growth() {
 }
 
 #[test]
-fn failed_ipc_growth_frees_unopened_memory_at_once() {
+fn failed_ipc_growth_frees_memory_that_no_other_pe_opened() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(2, |child| {
         let me = process(&child);
         let heap = heap(&me);

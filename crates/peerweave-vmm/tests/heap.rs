@@ -92,7 +92,7 @@ fn whole_life(me: &Me, options: HeapOptions, transport: HeapTransport) {
 }
 
 #[test]
-fn thread_pes_share_heap_memory_and_release_everything() {
+fn pes_on_threads_share_heap_memory_and_leak_none() {
     Fakes::new().cuda().run(|| {
         for n in [1, 2, 5] {
             threads(n, |me| {
@@ -105,7 +105,7 @@ fn thread_pes_share_heap_memory_and_release_everything() {
 }
 
 #[test]
-fn process_pes_share_heap_memory_and_release_everything() {
+fn pes_in_processes_share_heap_memory_and_leak_none() {
     Fakes::new().cuda().run_many(4, |child| {
         let me = process(&child);
         whole_life(&me, options(), HeapTransport::FileDescriptor);
@@ -142,7 +142,7 @@ fn ipc_memory_is_freed_if_heap_creation_fails_on_one_pe() {
 }
 
 #[test]
-fn free_refuses_heap_memory_with_another_owner() {
+fn free_refuses_heap_memory_with_a_second_owner() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let heap = heap(&me, options());
@@ -290,7 +290,7 @@ fn heap_is_usable_after_diverging_calls_fail_on_all_pes() {
 }
 
 #[test]
-fn free_refuses_heap_memory_with_another_handle() {
+fn free_refuses_heap_memory_with_a_second_handle() {
     Fakes::new().cuda().run(|| {
         threads(2, |me| {
             let heap = heap(&me, options());

@@ -236,7 +236,7 @@ fn memory_that_cannot_be_released_is_leaked_without_panic() {
 }
 
 #[test]
-fn allocation_beyond_device_memory_is_out_of_memory() {
+fn too_large_allocation_returns_the_out_of_memory_error() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_MEMORY_BYTES", (8usize << 20).to_string()).run(|| {
         let context = context(0);
         let error =

@@ -79,7 +79,7 @@ fn multicast_object_with_a_gap_in_its_bindings_is_refused() {
 }
 
 #[test]
-fn pe_that_times_out_in_bound_with_keeps_memory_bound() {
+fn timeout_of_bound_with_leaves_the_memory_of_the_pe_bound() {
     Fakes::new().cuda().run(|| {
         let (has_failed, is_over) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
         threads_within(2, Duration::from_secs(5), |me| {
@@ -113,7 +113,7 @@ fn pe_that_times_out_in_bound_with_keeps_memory_bound() {
 }
 
 #[test]
-fn heap_multicast_timeout_keeps_the_memory_bound() {
+fn timeout_of_heap_multicast_leaves_the_memory_bound() {
     Fakes::new().cuda().run(|| {
         let is_over = std::sync::Barrier::new(2);
         let ends = threads_within(2, Duration::from_secs(5), |me| {
@@ -211,7 +211,7 @@ fn imported_memory_cannot_be_bound_to_a_multicast_object() {
 }
 
 #[test]
-fn devices_of_two_multicast_objects_form_no_team() {
+fn pes_with_different_multicast_objects_form_no_team() {
     Fakes::new().cuda().run(|| {
         threads(2, |me| {
             let mut building =
@@ -278,7 +278,7 @@ fn bind_refuses_memory_that_lacks_the_fabric_handle_type() {
 }
 
 #[test]
-fn different_or_duplicate_multicast_members_are_refused() {
+fn multicast_member_lists_must_be_equal_and_name_a_pe_once() {
     Fakes::new().cuda().run(|| {
         threads(2, |me| {
             let start = Instant::now();
@@ -359,7 +359,7 @@ fn timeout_at_a_later_chunk_keeps_earlier_chunks_bound() {
 }
 
 #[test]
-fn multicast_creation_waits_for_one_deadline_if_a_pe_is_lost() {
+fn multicast_creation_ends_after_one_deadline_if_a_pe_is_lost() {
     Fakes::new().cuda().run(|| {
         let deadline = Duration::from_secs(6);
         threads_within(2, deadline, |me| {

@@ -48,7 +48,7 @@ fn misuse<R>(result: Result<R, VmmError>) -> Misuse {
 }
 
 #[test]
-fn bound_memory_of_other_libraries_receives_stores() {
+fn multicast_stores_reach_bound_memory_of_other_libraries() {
     Fakes::new().cuda().run(|| {
         let contexts = [context(0), context(1)];
         let bytes = 2 * MIB;
@@ -106,7 +106,7 @@ fn bind_address_refuses_invalid_arguments() {
 }
 
 #[test]
-fn failed_unbind_is_an_error_and_keeps_the_memory() {
+fn memory_stays_bound_and_allocated_after_a_failed_unbind() {
     Fakes::new().cuda().run(|| {
         let contexts = [context(0)];
         let team = team(&contexts, 2 * MIB);

@@ -249,7 +249,7 @@ fn heap_creation_and_growth_do_not_break_a_capture() {
 }
 
 #[test]
-fn free_succeeds_during_a_capture_on_an_earlier_stream() {
+fn free_succeeds_if_the_current_capture_does_not_use_the_memory() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let heap = SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(4 << 20)).expect("the heap is created");
@@ -287,7 +287,7 @@ fn error_recorded_by_other_code_does_not_fail_heap_calls() {
 }
 
 #[test]
-fn ipc_memory_is_freed_while_other_streams_are_stuck() {
+fn ipc_memory_is_freed_while_unrelated_streams_are_stuck() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         let stuck = context.new_stream().expect("the stream is created");

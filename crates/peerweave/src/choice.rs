@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn auto_backend_is_cuda_if_each_pe_gets_a_gpu() {
+    fn auto_backend_is_cuda_if_there_is_a_gpu_for_each_pe() {
         let cuda = choose(Request::Auto, Some(Ok(4)), 4);
         assert_eq!(cuda.to_string(), "cuda: this process sees 4 GPUs for 4 PEs of the machine");
         let host = choose(Request::Auto, Some(Ok(2)), 4);

@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn variable_values_are_parsed_with_units() {
+    fn values_of_variables_are_parsed() {
         let settings = read(&[
             (names::BACKEND, "host"),
             (names::DEADLINE, "1.5"),
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn known_and_unrelated_variables_get_no_warning() {
+    fn known_and_unrelated_variables_cause_no_warning() {
         let known = names::all().map(|(name, _)| name);
         for name in known.chain(["HOME", "PEERWEAVE_FAKE_NCCL_SLOW", "PEERWEAVE_PTX"]) {
             assert_eq!(unknown_variable(name), None, "{name}");
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_value_error_names_variable_and_expectation() {
+    fn invalid_value_error_names_the_variable_and_valid_values() {
         let bad = [
             (names::BACKEND, "gpu"),
             (names::DEADLINE, "soon"),

@@ -18,7 +18,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// An error of any part.
+/// The error type of all checks.
 pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// Checks the GPUs of this machine through one library, or with kernels.

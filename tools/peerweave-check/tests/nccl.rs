@@ -27,7 +27,7 @@ fn all_checks_pass_with_two_ranks_in_one_process() {
 }
 
 #[test]
-fn two_processes_pass_and_errors_name_the_killed_rank() {
+fn checks_pass_with_two_processes_and_name_the_killed_rank() {
     fakes().run(|| {
         assert_eq!(last_line(&["--processes", "2", "--count", "33"]), "OK 2 checks");
         assert_eq!(last_line(&["--processes", "2", "--kill", "1"]), "OK 1 checks");

@@ -35,4 +35,4 @@ Exit codes:
   126    the program cannot be executed
   127    the program was not found
   128+N  a PE was ended by signal N
-  other  the status of the first PE that failed; with run --on-failure=continue: of the last PE that ended";
+  other  the status of the first PE that failed; with run --on-failure=continue: of the PE that ended last";

@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn size_suffixes_are_powers_of_1024_in_either_case() {
+    fn size_suffixes_in_either_letter_case_are_powers_of_1024() {
         let table = [
             ("0", 0),
             ("8", 8),

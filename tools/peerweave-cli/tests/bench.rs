@@ -136,7 +136,7 @@ fn options_that_an_operation_lacks_are_refused() {
             &["all-reduce", "--limit", "400"],
             "--limit is supported only with --compare, because --limit adds a line to the plot of a comparison",
         ),
-        (&["scan", "-o", "avg"], "reduction avg is not defined for scan, expected another reduction"),
+        (&["scan", "-o", "avg"], "reduction avg is not defined for scan, expected a different reduction"),
         (&["moe", "-d", "int32"], "-d int32 is not supported by moe, expected float, half or bfloat16"),
         (&["moe", "--buffers", "private"], "moe requires --buffers symmetric"),
         (&["scan", "--backend", "nccl"], "--backend nccl: NCCL has no operation scan"),
@@ -209,7 +209,7 @@ fn options_that_the_cuda_backend_lacks_are_refused() {
 }
 
 #[test]
-fn explain_option_is_refused_for_operations_without_route() {
+fn explain_option_is_refused_for_operations_with_one_method() {
     for (op, backend, text) in [
         ("all-reduce", "host", "--explain is supported only with --backend cuda"),
         ("send-recv", "cuda", "--explain is not supported by send-recv, which has only one method"),

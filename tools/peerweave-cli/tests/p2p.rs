@@ -109,7 +109,7 @@ fn pair_without_access_is_named_and_other_pairs_are_measured() {
 }
 
 #[test]
-fn longest_wait_option_does_not_overflow_the_deadline() {
+fn very_long_wait_option_does_not_overflow_the_deadline() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_DEVICES", "2").run(|| {
         let output = peerweave(&["bench", "p2p", "--bytes", "2M", "--iters", "1", "--wait", "4000000000000000h"]);
         assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));

@@ -162,7 +162,7 @@ fn large_source_is_filled_by_device_copies() {
 }
 
 #[test]
-fn probe_does_not_wait_for_other_streams() {
+fn probe_waits_only_for_its_own_streams() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(1);
         let stuck = contexts[0].default_stream();

@@ -85,7 +85,7 @@ fn rendezvous_sockets() -> Vec<String> {
 }
 
 #[test]
-fn pes_get_the_variables_of_their_position() {
+fn environment_of_a_pe_describes_its_position_in_the_job() {
     let output = run(
         3,
         &["--no-tag"],
@@ -96,7 +96,7 @@ fn pes_get_the_variables_of_their_position() {
 }
 
 #[test]
-fn pes_get_the_variables_of_torchrun() {
+fn environment_of_a_pe_has_the_variables_of_torchrun() {
     let script = "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK/$GROUP_WORLD_SIZE $MASTER_ADDR $MASTER_PORT";
     let output = run(3, &["--no-tag"], script);
     let text = stdout(&output);
@@ -159,7 +159,7 @@ fn panic_is_reported_without_the_backtrace_note() {
 }
 
 #[test]
-fn pes_get_rendezvous_and_token() {
+fn environment_of_a_pe_has_rendezvous_address_and_token() {
     let output = run(2, &["--no-tag"], "echo $PEERWEAVE_RENDEZVOUS ${#PEERWEAVE_TOKEN}");
     let text = stdout(&output);
     let lines: Vec<_> = text.lines().collect();
@@ -207,7 +207,7 @@ fn output_that_cannot_be_written_is_an_error() {
 }
 
 #[test]
-fn unwritable_message_does_not_change_the_exit_code() {
+fn exit_code_is_unchanged_if_a_message_cannot_be_written() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
     command.env_remove("PEERWEAVE_PE").args(["run", "-n", "2", "--nnodes", "2", "--rendezvous", "nowhere", "--", "true"]);
     let output = command.output().unwrap();
@@ -218,7 +218,7 @@ fn unwritable_message_does_not_change_the_exit_code() {
 }
 
 #[test]
-fn slow_reader_gets_all_lines() {
+fn slow_reader_of_the_output_receives_all_lines() {
     let mut child = job(2, &["--no-tag"], "seq 1 200000").stdout(Stdio::piped()).spawn().unwrap();
     sleep(Duration::from_millis(300));
     let mut text = String::new();
@@ -245,7 +245,7 @@ fn standard_input_reaches_only_pe_0() {
 }
 
 #[test]
-fn first_failed_pe_sets_the_exit_code_and_its_stderr_is_shown() {
+fn exit_code_and_stderr_of_the_first_failed_pe_are_reported() {
     let start = Instant::now();
     let output = run(3, &[], "if [ $PEERWEAVE_PE = 1 ]; then echo the disk is full >&2; exit 7; fi; exec sleep 30");
     assert_eq!(output.status.code(), Some(7));
@@ -295,7 +295,7 @@ fn on_failure_continue_lets_other_pes_continue() {
 }
 
 #[test]
-fn job_has_the_status_of_the_pe_that_failed_last() {
+fn on_failure_continue_exits_with_the_last_failure_status() {
     let status = |script: &str| run(3, &["--on-failure", "continue"], script).status.code();
     assert_eq!(status(r#"sleep 0.$((PEERWEAVE_PE * 4)); exit $((PEERWEAVE_PE + 10))"#), Some(12));
     assert_eq!(status(r#"[ $PEERWEAVE_PE = 0 ] || kill -TERM $$; sleep 0.5; exit 7"#), Some(7));
@@ -323,7 +323,7 @@ fn stopped_pe_is_named_after_all_other_pes_have_ended() {
 }
 
 #[test]
-fn time_limit_exits_with_124_and_names_running_pes() {
+fn expired_timeout_exits_with_124_and_names_running_pes() {
     let start = Instant::now();
     let output = run(3, &["--timeout", "300ms"], "[ $PEERWEAVE_PE = 1 ] && exit 0; exec sleep 30");
     assert_eq!(output.status.code(), Some(124));
@@ -512,7 +512,7 @@ fn arguments_reach_the_program_unchanged() {
 }
 
 #[test]
-fn job_inside_a_job_is_refused_unless_requested() {
+fn job_inside_a_job_is_refused_unless_peerweave_pe_is_unset() {
     let this = env!("CARGO_BIN_EXE_peerweave");
     let output = run(1, &[], &format!("{this} run -n 1 -- true"));
     assert_eq!(output.status.code(), Some(2));
@@ -547,7 +547,7 @@ fn kill(signal: i32, pid: i32) {
 }
 
 #[test]
-fn signal_sent_twice_at_once_counts_as_one_signal() {
+fn unix_signal_repeated_within_100_ms_counts_once() {
     // Sends the signal to the launcher and to its process group, as `timeout` does.
     let mut at_once = 0;
     while at_once < 4 {

@@ -2,7 +2,7 @@
 //!
 //! An allocation gets the lowest free range that fits, so equal calls return equal offsets on every
 //! PE. Invariants: free ranges neither touch nor overlap; the free and allocated ranges together
-//! are exactly the ranges that were added.
+//! are exactly the ranges that the heap has passed to `Ranges::add`.
 
 use std::collections::BTreeMap;
 

@@ -84,8 +84,8 @@ pub(crate) struct Chunk {
     /// Offset of the chunk's first byte, the same in every segment.
     pub(crate) start: u64,
     pub(crate) bytes: u64,
-    /// The address that the chunk of each PE of the machine has in this process, in ascending order
-    /// of the PEs.
+    /// For each PE of the machine, in ascending order: the address in this process of the PE's
+    /// memory of the chunk.
     pub(crate) addresses: Vec<CUdeviceptr>,
     pub(crate) own: Option<PhysicalMemory>,
     parts: Vec<Part>,
@@ -293,8 +293,8 @@ impl Made {
     /// Declares that no other PE has this PE's memory open, so that the memory can be freed.
     ///
     /// # Safety
-    /// No other PE has opened the memory, or all PEs have closed it. All PEs know that the call
-    /// failed.
+    /// No other PE has opened the memory, or all PEs have closed it. All PEs know that the creation
+    /// of the chunk failed, so no PE opens the memory later.
     pub(crate) unsafe fn recall(&self) {
         if let Own::Ipc(memory) = &self.own {
             memory.unused();

@@ -28,7 +28,7 @@ use crate::share::history::History;
 use crate::share::identity::ProcessId;
 use crate::share::ipc::{Closing, IpcMemory};
 
-/// The data of a heap, which the heap and each handle to the heap's memory own together.
+/// The data of a heap. The heap and all handles to the heap's memory share its ownership.
 pub(crate) struct HeapInner {
     pub(crate) rendezvous: Arc<Rendezvous>,
     pub(super) options: HeapOptions,
@@ -217,7 +217,7 @@ impl HeapInner {
         let mine = &around[rendezvous.pe().index()];
         let members: Vec<Pe> =
             (0..).map(Pe::new).zip(around).filter(|(_, pe)| pe.machine == mine.machine).map(|(pe, _)| pe).collect();
-        let place = members.iter().position(|pe| *pe == rendezvous.pe()).expect("this PE is among the PEs of its machine");
+        let place = members.iter().position(|pe| *pe == rendezvous.pe()).expect("the PEs of this machine include this PE");
         let here: Vec<(Pe, &Around)> = members.iter().map(|pe| (*pe, &around[pe.index()])).collect();
         let transport = Around::transport(&here.iter().map(|(_, around)| *around).collect::<Vec<_>>(), options.sharing);
         let fallback_reason = why_not_fabric(&here, options.sharing);
@@ -328,8 +328,8 @@ impl HeapInner {
         deadline_after(self.rendezvous.deadline() / 4 * 3)
     }
 
-    /// Converts the result of an exchange of outcomes. If the PEs may have reached different
-    /// outcomes, makes the heap unusable.
+    /// Converts the error of an exchange of outcomes to a [`VmmError`]. If the PEs may have reached
+    /// different outcomes, makes the heap unusable.
     pub(super) fn conclude<R>(&self, state: &mut State, call: &str, agreed: Result<R, Disagreement>) -> Result<R, VmmError> {
         agreed.map_err(|disagreement| {
             if let Disagreement::Unknown(error) = &disagreement {
@@ -400,7 +400,9 @@ impl HeapInner {
                 // SAFETY: all PEs have just reported that they closed the memory of other PEs, and
                 // no PE opens it again.
                 Ok(_) => unsafe { made.recall() },
-                Err(error) => tracing::warn!(%error, "memory of a failed chunk is leaked, because other PEs may have it open"),
+                Err(error) => {
+                    tracing::warn!(%error, "memory of a chunk whose creation failed is leaked, because other PEs may have it open")
+                }
             }
         }
         drop(made);
@@ -416,7 +418,10 @@ impl HeapInner {
         for place in 0..members.len() as u64 {
             let start = usize::try_from(place * stride + start).unwrap_or(usize::MAX);
             if !reservation.wait_for_room(start..start.saturating_add(len), until) {
-                tracing::warn!(place, "addresses of a failed chunk are still mapped, so the next chunk cannot be mapped to them");
+                tracing::warn!(
+                    place,
+                    "the addresses of a chunk whose creation failed are still mapped, so the next chunk cannot be mapped to them"
+                );
             }
         }
     }

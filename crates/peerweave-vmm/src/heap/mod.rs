@@ -510,8 +510,9 @@ impl SymmetricHeap {
         self.inner.address_of("SymmetricHeap::address_of", pe, offset, 1)
     }
 
-    /// Returns the addresses that the segments have in this process, for kernels. The fields
-    /// `my_pe` and `n_pes` of the result count only the PEs of this machine.
+    /// Returns the addresses that the segments have in this process, for kernels. In the result,
+    /// `my_pe` is the index of this PE in [`members`](Self::members), and `n_pes` is the number of
+    /// members.
     ///
     /// # Errors
     /// [`VmmError::Unsupported`] if the transport is legacy IPC, whose segments are not at equal

@@ -192,8 +192,8 @@ impl HeapMulticast {
     }
 }
 
-/// Returns whether `start..end` lies in chunks without a gap. `chunks` has the offset and length of
-/// each chunk, in ascending order.
+/// Returns whether the chunks cover `start..end` without a gap. `chunks` has the offset and length
+/// of each chunk, in ascending order.
 fn covers(chunks: &[(u64, u64)], start: u64, end: u64) -> bool {
     let reached =
         chunks.iter().fold(start, |at, (chunk, bytes)| if (*chunk..chunk + bytes).contains(&at) { chunk + bytes } else { at });

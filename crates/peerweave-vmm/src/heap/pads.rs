@@ -1,5 +1,5 @@
-//! Signal pads: arrays of words in symmetric memory, for signals. One PE sets a word, and another
-//! PE waits for it.
+//! Signal pads: arrays of words in symmetric memory, for signals. One PE changes a word, and
+//! another PE waits until the word has changed.
 //!
 //! `peerweave-device` implements the operations of kernels on these words. Invariant: each signal
 //! is in its own cache line.

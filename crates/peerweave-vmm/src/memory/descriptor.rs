@@ -103,7 +103,7 @@ mod tests {
         let inherited = rustix::io::dup(&file).expect("dup returns a new descriptor");
         let flags = |fd: &Descriptor| rustix::io::fcntl_getfd(fd).expect("fcntl returns the flags of an open descriptor");
         assert!(!flags(&inherited).contains(rustix::io::FdFlags::CLOEXEC), "dup must return a descriptor without close-on-exec");
-        let ours = own(inherited.into_raw_fd()).expect("the number is valid");
+        let ours = own(inherited.into_raw_fd()).expect("the descriptor is valid");
         assert!(flags(&ours).contains(rustix::io::FdFlags::CLOEXEC));
         assert!(own(-1).is_err());
     }

@@ -32,8 +32,8 @@ impl Exportable {
     pub const FABRIC: Self = Self { file_descriptor: false, fabric: true };
 
     /// Returns the handle types that a device reports in its attributes. Fabric handles may fail
-    /// even if the attribute is set. The caller knows that fabric handles work only after memory
-    /// has been created with them.
+    /// even if the device reports them. To know whether fabric handles work, create memory that
+    /// can be exported as a fabric handle.
     ///
     /// # Errors
     /// [`VmmError::Driver`] if a driver call fails.
@@ -230,9 +230,9 @@ impl PhysicalMemory {
 /// service is missing or not permitted.
 pub(crate) const FABRIC_REFUSED: &[CudaCode] = &[CudaCode::NOT_PERMITTED, CudaCode::NOT_SUPPORTED, CudaCode::INVALID_VALUE];
 
-/// Returns whether the driver allocates memory that can be exported as a fabric handle. Tries to
-/// allocate the minimum length. If this succeeds, an earlier failure had a cause other than fabric
-/// handles.
+/// Returns whether the driver can allocate memory that can be exported as a fabric handle. Tries to
+/// allocate the minimum length. If this succeeds, fabric handles are not the reason why an earlier
+/// allocation failed.
 fn is_fabric_available(context: &Arc<CudaContext>, granularity: &Granularity) -> bool {
     let properties = AllocationProperties::on_device(context.ordinal(), raw::FABRIC.0, false);
     let mut handle = 0;

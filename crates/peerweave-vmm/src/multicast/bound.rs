@@ -63,7 +63,7 @@ impl Team {
         if here != all as usize {
             return Err(wrong_value(
                 "Team::bound",
-                "the number of devices of this process",
+                "the number of devices that this process added",
                 here,
                 &format!("{all}; if other processes added devices, use Team::bound_with"),
             ));

@@ -181,8 +181,8 @@ fn check_members(
     Ok(())
 }
 
-/// Checks that each member has a different device, because the driver would wait forever for a
-/// missing device.
+/// Checks that no two members have the same device. Otherwise the object would have fewer devices
+/// than members, and the driver would wait forever for the missing devices.
 fn check_devices(call: &str, statements: &[Vec<u8>]) -> Result<(), VmmError> {
     check_members(call, statements, |(one, device), (other, theirs)| match device == theirs {
         true => Err(wrong_value(CALL, "members", format!("{one} and {other} on device {device}"), "PEs with different devices")),

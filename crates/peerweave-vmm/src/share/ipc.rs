@@ -218,7 +218,7 @@ impl IpcPeerMemory {
         bytes: usize,
         streams: Arc<Streams>,
     ) -> Result<Self, VmmError> {
-        /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`.
+        /// The driver's flag `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`.
         const LAZY_ENABLE_PEER_ACCESS: u32 = 1;
         raw::bind(context)?;
         let handle = CUipcMemHandle { reserved: handle.0.map(|byte| byte as c_char) };

@@ -1,6 +1,7 @@
 //! Measurements inside kernels: PE 0 communicates with PE 1, and the other PEs wait. The CUDA
-//! program `tools/peer-bench/one_sided.cu` prints the same rows without Peerweave, and
-//! `nvshmem_one_sided.cu` prints them for NVSHMEM. A block has the fastest of several sizes.
+//! program `tools/peer-bench/one_sided.cu` makes the same measurements without Peerweave, and
+//! `nvshmem_one_sided.cu` makes them with NVSHMEM. If a block may have several sizes, the row has
+//! the shortest time.
 
 use peerweave_cuda::{Gpu, LaunchConfig, Local, Stream};
 use peerweave_device::launch::Kernel;
@@ -14,7 +15,7 @@ const ITERATIONS: u32 = 500;
 const BANDWIDTH_BYTES: usize = 32 << 20;
 /// Size, in bytes, of the shared memory of each block in the measurement of bulk copies.
 const BULK_BYTES: u32 = 128 << 10;
-/// Numbers of threads of a block. The fastest is reported.
+/// Block sizes to measure, in threads. The time of the fastest block size is reported.
 const BLOCKS: [u32; 4] = [128, 256, 512, 1024];
 /// Heap size that the measurements need, in bytes.
 pub(crate) const HEAP_BYTES: usize = 3 * BANDWIDTH_BYTES;
@@ -36,7 +37,7 @@ impl Bench<'_> {
         Ok(self.result.read(&self.stream)?[0] as f64 * 1e-3)
     }
 
-    /// Returns the time of the fastest number of threads, measured by `time`.
+    /// Calls `time` with each number in `threads`, and returns the shortest time.
     fn fastest(threads: &[u32], mut time: impl FnMut(u32) -> Result<f64, Failure>) -> Result<f64, Failure> {
         threads.iter().try_fold(f64::INFINITY, |best, &threads| Ok(best.min(time(threads)?)))
     }
@@ -69,7 +70,7 @@ fn copies(bench: &Bench<'_>) -> Outcome {
     let (to, from) = (bench.gpu.alloc::<u64>(4096)?, bench.gpu.alloc::<u64>(4096)?);
     if bench.is_first() {
         println!(
-            "bytes: put+fence thread/warp/block/bulk | get thread/warp/block/bulk | put warp/block, get warp/block with shared memory (us)"
+            "times in us; bytes: put and fence by thread/warp/block/bulk copy | get by thread/warp/block/bulk copy | with shared memory: put by warp/block, get by warp/block"
         );
         let puts: [&Copy; 3] = [&bench_put_thread::KERNEL, &bench_put_warp::KERNEL, &bench_put_block::KERNEL];
         let gets: [&Copy; 3] = [&bench_get_thread::KERNEL, &bench_get_warp::KERNEL, &bench_get_block::KERNEL];
@@ -112,7 +113,7 @@ fn ping_pongs(bench: &Bench<'_>) -> Outcome {
     let (to, from, signal) = (bench.gpu.alloc::<u32>(8192)?, bench.gpu.alloc::<u32>(8192)?, bench.gpu.alloc::<u64>(1)?);
     let me = bench.gpu.pe().get();
     if bench.is_first() {
-        println!("put-signal ping-pong, full round trip (us): bytes: thread/warp/block");
+        println!("put-signal ping-pong, full round trip in us; bytes: by thread/warp/block");
     }
     for bytes in [4, 16, 1024, 4096, 32768] {
         let mut row = Vec::new();
@@ -151,7 +152,7 @@ fn atomics(bench: &Bench<'_>) -> Outcome {
         let args = (word.slice(), 1, ITERATIONS, bench.result.slice());
         let strong = bench.time(&bench_atomic::KERNEL, LaunchConfig::new(1, 1), args)?;
         let relaxed = bench.time(&bench_atomic_relaxed::KERNEL, LaunchConfig::new(1, 1), args)?;
-        println!("fetching atomic {strong:.2} us, relaxed {relaxed:.2} us");
+        println!("fetching atomic: acquire and release {strong:.2} us, relaxed {relaxed:.2} us");
     }
     bench.gpu.barrier("atomics")?;
     Ok(bench.gpu.free(word)?)
@@ -181,7 +182,7 @@ fn bandwidth(bench: &Bench<'_>) -> Outcome {
     if bench.is_first() {
         let iterations = if bench.network { 2 } else { 20 };
         println!(
-            "bandwidth of {} MiB (GB/s): blocks: put get by 1024 threads | put get by bulk copies of 4 warps",
+            "bandwidth for {} MiB (GB/s); number of blocks: put, get by 1024 threads | put, get by bulk copies of 4 warps",
             BANDWIDTH_BYTES >> 20
         );
         for blocks in [16, 32, 132] {

@@ -1,5 +1,6 @@
-//! Runs the checks of a PE, and prints a row for each passed check as soon as the check has ended.
-//! So an aborted run has printed the rows of all completed checks.
+//! Runs the checks of a PE, and prints the result of each check as soon as the check has ended. So
+//! an aborted run has printed the results of all completed checks. PE 0 prints a row for each
+//! passed check; every PE prints its failed checks.
 
 use std::io::Write as _;
 use std::time::Instant;
@@ -8,7 +9,7 @@ use peerweave_cuda::Gpu;
 
 use super::Outcome;
 
-/// Runs the checks of one PE, prints a row for each check, and counts passed and failed checks.
+/// Runs the checks of one PE, prints their results, and counts passed and failed checks.
 pub(crate) struct Rows {
     title: String,
     pe: u32,
@@ -25,7 +26,7 @@ impl Rows {
     }
 
     /// Runs a check if its name contains the text of `--only`. If the check passes, PE 0 prints a
-    /// row with the duration. If the check fails, the calling PE prints the error.
+    /// row with the duration. If the check fails, this PE prints the error.
     pub(crate) fn check(&mut self, name: &str, check: impl FnOnce() -> Outcome) {
         if !name.contains(&self.only) {
             return;

@@ -1,5 +1,6 @@
 //! Checks operations that must end although other ranks do not join: a stuck collective that
-//! reaches its deadline or is aborted, and the creation of a communicator without one of its ranks.
+//! reaches its deadline or is aborted, and the creation of a communicator that one rank never
+//! joins.
 //!
 //! One process drives all ranks. Every step has a deadline. Each step compares its error and its
 //! duration with the expected error and duration.
@@ -52,10 +53,10 @@ pub(crate) fn all(nccl: Nccl, contexts: &[Arc<CudaContext>]) -> Result<usize, St
             }
         };
         step("one thread creates all ranks from an id", by_id);
-        step("creation of a communicator without one rank", missing_rank);
+        step("a communicator that one rank never joins", missing_rank);
         if contexts.len() > 1 {
             step("a first call that other ranks do not make", unconnected);
-            step("an expired wait ends only its communicator", expires);
+            step("an expired wait aborts only its communicator", expires);
             step("an expired wait aborts all communicators", expires_for_all);
             step("the watchdog aborts stuck work", late_work);
             step("the waiting thread aborts stuck work", left_alone);
@@ -152,8 +153,8 @@ fn unconnected(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Re
     works(nccl, contexts, config)
 }
 
-/// Runs one all-reduce on all ranks, which connects the ranks. A later call on one rank only then
-/// blocks on the device, not on the host.
+/// Runs one all-reduce on all ranks, which connects the ranks. Afterwards, a collective call that
+/// only one rank makes blocks on the device, not on the host.
 fn together(members: &[Member]) -> Result<(), String> {
     let ones = |member: &Member| DeviceMemory::from_slice(&member.stream, &vec![1.0f32; LENGTH]).map_err(text);
     let mut buffers = members.iter().map(ones).collect::<Result<Vec<_>, _>>()?;
@@ -185,8 +186,8 @@ fn is_late(error: &NcclError) -> bool {
     names && error.to_string().contains("all_reduce")
 }
 
-/// Checks that an expired wait aborts its own communicator on all ranks of this process. Other
-/// communicators must stay usable.
+/// Checks that a wait that reaches its deadline aborts the communicator on which it was called, on
+/// all ranks of this process. Other communicators must stay usable.
 fn expires(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
     let (members, others) = (make(nccl, contexts, config)?, make(nccl, contexts, config)?);
     together(&members)?;

@@ -8,8 +8,8 @@
 //! check nccl --rank R --ranks N --id-file PATH [--kill K]
 //! ```
 //! The first two forms drive all GPUs from one process. `--lifecycle` checks blocked calls that
-//! reach their deadline or are aborted, and the creation of a communicator without one of its
-//! ranks. `--newer` checks functions that NCCL 2.27 or a later version introduced, with a thread
+//! reach their deadline or are aborted, and the creation of a communicator that one rank never
+//! joins. `--newer` checks functions that NCCL 2.27 or a later version introduced, with a thread
 //! for each GPU. With `--newer PART,...`, only the named parts run. With `--processes`, each rank
 //! is a process instead of a thread, and the processes connect through a rendezvous. With `--kill
 //! K`, rank K kills itself after the first all-reduce or, with `--early`, before the first
@@ -61,8 +61,8 @@ pub(crate) struct Arguments {
     /// to read it
     #[arg(long, value_name = "PATH", requires = "rank")]
     id_file: Option<PathBuf>,
-    /// Rank that kills itself after a first all-reduce; the other ranks detect its death, shrink
-    /// the communicator and continue. With --processes, their errors must name the killed rank
+    /// Rank that kills itself after the first all-reduce; the other ranks detect its death, shrink
+    /// the communicator and continue. With --processes, the errors must name the killed rank
     #[arg(long, value_name = "RANK")]
     kill: Option<usize>,
     /// With --kill: kill the rank before the ranks have connected, so that the first call of the
@@ -72,8 +72,8 @@ pub(crate) struct Arguments {
     /// Use non-blocking communicators
     #[arg(long)]
     non_blocking: bool,
-    /// Check operations that time out or are aborted, and the creation of a communicator without
-    /// one of its ranks; with blocking and with non-blocking communicators
+    /// Check operations that time out or are aborted, and the creation of a communicator that one
+    /// rank never joins; with blocking and with non-blocking communicators
     #[arg(long, value_name = "yes|no", num_args = 0..=1, default_missing_value = "yes", default_value = "no",
         value_parser = |word: &str| yes_or_no(word), conflicts_with_all = ["processes", "rank", "kill"])]
     lifecycle: bool,
@@ -254,7 +254,7 @@ fn start(arguments: &Arguments, processes: usize) -> Result<usize, String> {
     if failed == 0 { Ok(expected) } else { Err(format!("failed processes: {failed} of {expected}")) }
 }
 
-/// Runs the rank of a process that [`start`] has started. Returns the number of its checks.
+/// Runs one rank, in a process that [`start`] has started. Returns the number of checks made.
 fn child(arguments: &Arguments) -> Result<usize, String> {
     let text = |error: NcclError| error.to_string();
     let job = Job::from_env().map_err(|error| error.to_string())?;
@@ -264,8 +264,8 @@ fn child(arguments: &Arguments) -> Result<usize, String> {
     let context = peerweave_driver::context(rendezvous.pe().index()).map_err(|error| error.to_string())?;
     if let Some(which) = &arguments.newer {
         let checks = newer::in_process(nccl, &context, &rendezvous, which)?;
-        let rendezvous =
-            Arc::into_inner(rendezvous).ok_or("the rendezvous still has another owner after the checks, expected none")?;
+        let rendezvous = Arc::into_inner(rendezvous)
+            .ok_or("the rendezvous is still in use after the checks, expected that only this rank owns it")?;
         rendezvous.leave().map_err(|error| error.to_string())?;
         return Ok(checks);
     }
@@ -359,7 +359,7 @@ fn after_a_death(member: &Member, killed: usize, early: bool, named: bool) -> Re
         .and_then(|()| comm.wait_with(stream, Duration::from_secs(5), OnExpiry::LeaveAlone));
     match stuck {
         // The all-reduce needs the values of rank `killed`, which that rank never sent.
-        Ok(()) => panic!("{}: the all-reduce completed although rank {killed} died before its call", comm.rank()),
+        Ok(()) => panic!("{}: the all-reduce completed although rank {killed} died before it made the call", comm.rank()),
         Err(error) => {
             println!("{}: the all-reduce failed after {:?}: {error}", comm.rank(), began.elapsed());
             assert!(

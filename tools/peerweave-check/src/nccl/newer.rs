@@ -1,7 +1,7 @@
-//! Checks functions that NCCL 2.27 or a later version introduced, on every GPU of a machine, with a
-//! thread or a process for each rank: windows, one-sided calls, peer pointers, calls with a
-//! configuration and device communicators. Also checks growing, shrinking, revoking and suspending
-//! communicators, and misuse.
+//! Checks functions that NCCL 2.27 or a later version introduced, on every GPU of a machine:
+//! windows, one-sided calls, peer pointers, calls with a configuration, and device communicators.
+//! Also checks growing, shrinking, revoking and suspending communicators, and misuse. Each rank is
+//! a thread or a process.
 //!
 //! The check has several parts, which are in `newer/`. This module runs the parts and connects the
 //! ranks. The check runs with any version of NCCL: parts whose functions the library lacks are
@@ -46,7 +46,7 @@ const END_OF_PART: Duration = Duration::from_secs(40);
 /// Time after which the process is ended, because some of NCCL's waits have no deadline.
 const WHOLE_RUN: Duration = Duration::from_secs(200);
 
-/// The message of the error that ended a part.
+/// The message of an error that ended a part of this check before its end.
 pub(crate) struct Failed(String);
 
 impl<E: Display> From<E> for Failed {

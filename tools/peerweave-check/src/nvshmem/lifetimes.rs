@@ -138,8 +138,8 @@ fn dropped_in_different_orders(checks: &mut Checks<'_>) -> Result<peerweave_nvsh
     Ok(orphan)
 }
 
-/// Checks that `finalize` reports another handle of the context and then keeps NVSHMEM running.
-/// Also checks that a start with other settings is refused.
+/// Checks `finalize` while the context has a second handle: `finalize` must report that handle and
+/// keep NVSHMEM running. Also checks that a second start with other settings is refused.
 fn counted(
     checks: &mut Checks<'_>,
     rendezvous: &Arc<Rendezvous>,

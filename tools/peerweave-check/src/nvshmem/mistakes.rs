@@ -41,7 +41,7 @@ fn numbers_of_pes(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words:
     let last = Pe::new(u32::MAX);
     let calls: [(&'static str, Result<(), NvshmemError>); 18] = [
         ("put", context.put(buffer, buffer, beyond, &stream)),
-        ("put to the PE with the largest number", context.put(buffer, buffer, last, &stream)),
+        ("put to PE u32::MAX", context.put(buffer, buffer, last, &stream)),
         ("put_nbi", context.put_nbi(buffer, buffer, beyond, &stream)),
         ("put_blocking", context.put_blocking(buffer, buffer, beyond)),
         ("get", context.get(&mut buffer.clone(), buffer, beyond, &stream)),
@@ -83,7 +83,7 @@ fn ranges(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &Symmet
         ("get of a single value from an empty slice", context.get_value_blocking(&none, next).map(drop)),
         ("put of a single value to an empty slice", context.put_value(&none, 1.0, next, &stream)),
         ("copy_from", buffer.copy_from(&stream, &[0.0; 9])),
-        ("an id of 127 bytes", UniqueId::try_from([0; 127].as_slice()).map(drop)),
+        ("a unique id of 127 bytes", UniqueId::try_from([0; 127].as_slice()).map(drop)),
     ];
     for (call, result) in lengths {
         checks.refused(call, result, |kind| matches!(kind, MisuseKind::Length { .. }));
@@ -99,7 +99,7 @@ fn ranges(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &Symmet
     for (call, result) in outside {
         checks.refused(call, result, |kind| matches!(kind, MisuseKind::OutOfRange { .. }));
     }
-    #[allow(clippy::reversed_empty_ranges, reason = "the check passes a reversed range on purpose")]
+    #[allow(clippy::reversed_empty_ranges, reason = "the slice with a reversed range must be refused")]
     checks
         .refused("a slice that ends before it begins", buffer.slice(3..2), |kind| matches!(kind, MisuseKind::OutOfRange { .. }));
     checks.refused("a stride of zero", strided(0, 1, 2), |kind| matches!(kind, MisuseKind::Value { .. }));
@@ -175,7 +175,7 @@ fn collectives(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>) -> Result
 }
 
 /// Checks that calls that a graph cannot contain are refused during a capture, and that the capture
-/// stays valid. The graph cannot keep borrowed memory alive.
+/// stays valid. One of these calls borrows memory, which a graph could not keep alive.
 fn captures(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &SymmetricBuffer<u64>) -> Result<(), Failure> {
     let (context, stream, next) = (checks.context, Arc::clone(&checks.stream), checks.next());
     let borrowed = stream.alloc_zeros::<f32>(8)?;

@@ -10,7 +10,7 @@
 //!
 //! The faults are `shared-gpu`, `missing` (a PE that does not start NVSHMEM), `killed` (a PE that
 //! is killed), `no-library` and `no-plugins` (only on the last PE). With a fault, the command
-//! checks that every other PE gets an error that describes the fault within a time limit. If a
+//! checks that every other PE gets, within a time limit, an error that describes the fault. If a
 //! launcher started the PEs, the last line of each PE is `PE 0: OK n checks` or `FAILED PE 0: ...`.
 //! Waits inside NVSHMEM calls end after 20 seconds. Multicast is always disabled, even if the
 //! environment enables it.

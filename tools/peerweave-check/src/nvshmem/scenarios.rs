@@ -43,7 +43,7 @@ impl<'a> Checks<'a> {
         self.context.n_pes()
     }
 
-    /// Returns the number of passed and failed checks of this PE until now.
+    /// Returns the number of checks that this PE has completed until now, passed or failed.
     pub(crate) fn count(&self) -> usize {
         self.counts.values().map(|(right, wrong)| right + wrong).sum()
     }
@@ -339,7 +339,7 @@ fn teams(checks: &mut Checks<'_>) -> Result<Vec<Named>, Failure> {
     }
     teams.push(("even", even));
     if n > 1 {
-        teams.push(("all but the first", world.split_strided(1, 1, n - 1, TeamConfig::default())?));
+        teams.push(("all but the first PE", world.split_strided(1, 1, n - 1, TeamConfig::default())?));
         let (row, column) = world.split_2d(2, TeamConfig::default())?;
         checks.check("team", row.members().contains(&Pe::new(pe)) && row.len() <= 2, || format!("{row:?}"));
         checks.check("team", column.members()[column.rank().index()] == Pe::new(pe), || format!("{column:?}"));

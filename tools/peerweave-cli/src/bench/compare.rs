@@ -26,12 +26,11 @@ const VERSION: u32 = 1;
 pub struct Cell {
     /// Name of the contender.
     pub contender: String,
-    /// Median of the batches, in microseconds per call of the slowest PE; `None` if the contender
-    /// does not support the call.
+    /// Median of `batch_us`; `None` if the contender does not support the call.
     pub p50_us: Option<f64>,
-    /// 99th percentile of the batches, in microseconds per call; `None` if there is no time.
+    /// 99th percentile of `batch_us`; `None` if the contender does not support the call.
     pub p99_us: Option<f64>,
-    /// Microseconds per call of the slowest PE, for each batch.
+    /// For each batch: time per call on the slowest PE, in microseconds.
     pub batch_us: Vec<f64>,
     /// Calls per batch.
     pub iters: u64,
@@ -107,8 +106,8 @@ impl Comparison {
         &self.lines
     }
 
-    /// Adds contenders that other processes have measured after this comparison, with their
-    /// records.
+    /// Adds contenders that other processes have measured after this comparison, and the records of
+    /// these contenders.
     pub fn add(&mut self, contenders: Contenders, records: &[Compared]) {
         for (name, _) in &contenders.present {
             let of_row =
@@ -120,7 +119,8 @@ impl Comparison {
         self.contenders.absent.extend(contenders.absent);
     }
 
-    /// Returns the contenders that are measured, and those that are not measured with the reasons.
+    /// Returns the contenders that are measured, and the names of the other contenders with the
+    /// reasons why they are not measured.
     pub fn contenders(&self) -> &Contenders {
         &self.contenders
     }
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn contender_that_lacks_the_call_has_no_time() {
+    fn contender_that_does_not_support_the_call_has_no_time() {
         let mut comparison = comparison();
         for pe in 0..2 {
             comparison.take(compared(pe, 0, "own", &[2.0], 0));
@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn contender_measured_in_separate_processes_gets_a_column() {
+    fn contender_measured_in_separate_processes_has_a_column() {
         let (mut comparison, _) = filled();
         let one =
             |pe, row, us: f64| Compared { pe, row, contender: "torch".into(), iters: 1, batch_us: vec![us], wrong: Some(0) };

@@ -10,7 +10,7 @@
 //!   json.rs      the result as JSON
 //!   plot.rs      the result as SVG
 //!   compare.rs   the result of a comparison of libraries
-//!   torch.rs     PyTorch as one of these libraries, by torch.py
+//!   torch.rs     runs PyTorch as a library of a comparison, through torch.py
 //! ```
 
 pub mod compare;

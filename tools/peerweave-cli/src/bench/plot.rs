@@ -219,13 +219,13 @@ fn values_to_name(low: f64, high: f64) -> Vec<f64> {
     (from..=to).flat_map(|exponent| steps.iter().map(move |step| step * 10f64.powi(exponent))).filter(within).collect()
 }
 
-/// Returns the largest of 1, 2, 5 times a power of ten that is at most `value`.
+/// Returns the largest number that is at most `value` and is 1, 2 or 5 times a power of ten.
 fn below(value: f64) -> f64 {
     let power = 10f64.powf(value.log10().floor());
     [5.0, 2.0, 1.0].into_iter().map(|step| step * power).find(|step| *step <= value).unwrap_or(power)
 }
 
-/// Returns the smallest of 1, 2, 5 times a power of ten that is at least `value`.
+/// Returns the smallest number that is at least `value` and is 1, 2 or 5 times a power of ten.
 fn above(value: f64) -> f64 {
     let power = 10f64.powf(value.log10().floor());
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|step| step * power).find(|step| *step >= value).unwrap_or(10.0 * power)

@@ -11,13 +11,12 @@ use crate::workload::record::{Measured, Note, Ready, Record};
 /// Result of the in-place or the out-of-place form in one line of the table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cell {
-    /// Microseconds per call: the median over the batches of the time of the slowest PE in each
-    /// batch.
+    /// Time per call in microseconds: the median of `batch_us`.
     pub time_us: f64,
-    /// Microseconds per call of the slowest PE, for each batch.
+    /// For each batch: time per call on the slowest PE, in microseconds.
     pub batch_us: Vec<f64>,
-    /// Microseconds per call of PE 0 for each batch, to compare with tools that measure only one
-    /// PE.
+    /// For each batch: time per call on PE 0, in microseconds, to compare with tools that measure
+    /// only one PE.
     pub pe0_us: Vec<f64>,
     /// Calls per batch.
     pub iters: u64,
@@ -259,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn pe_without_calls_does_not_affect_the_time() {
+    fn pe_that_makes_no_calls_does_not_affect_the_time() {
         let mut collector = Collector::new(config(BenchOp::Put, 2, &[8]));
         collector.take(measured(1, 0, Placement::OutOfPlace, &[], 0));
         let News::Row(row) = collector.take(measured(0, 0, Placement::OutOfPlace, &[3.0, 1.0, 2.0], 0)) else { panic!() };

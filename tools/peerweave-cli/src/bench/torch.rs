@@ -90,7 +90,7 @@ fn lacks(config: &Config) -> Option<&'static str> {
     }
 }
 
-/// Collects the records that the processes of PyTorch print, and their last other line of output.
+/// Collects the records that the processes of PyTorch print, and the last line that is no record.
 #[derive(Default)]
 struct Records {
     contenders: Option<Contenders>,

@@ -43,9 +43,9 @@ impl<'a> Agreement<'a> {
         Ok(all.into_iter().fold(0, u64::max))
     }
 
-    /// Exchanges an optional error message of each PE. Returns the message of the lowest-numbered
-    /// PE that has an error, with this PE; `None` if no PE has an error. Every PE gets the same
-    /// result.
+    /// Exchanges an optional error message of each PE. Returns a text with the number and the
+    /// message of the lowest-numbered PE that has an error. Returns `None` if no PE has an error.
+    /// Every PE gets the same result.
     pub(crate) fn first_error(&self, mine: Option<&str>) -> Result<Option<String>, Failure> {
         let all = self.rendezvous.exchange(&self.next(), mine.unwrap_or("").as_bytes())?;
         let found = all.iter().enumerate().find(|(_, text)| !text.is_empty());

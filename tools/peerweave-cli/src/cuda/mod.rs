@@ -1,5 +1,6 @@
-//! PEs of `bench` on GPUs, with NCCL or NVSHMEM, alone or as contenders of a comparison. Without
-//! the feature `cuda`, each function returns an error that names the missing feature.
+//! PEs of `bench` that measure NCCL or NVSHMEM on GPUs: one library alone, or the contenders of a
+//! comparison. Without the feature `cuda`, each function returns an error that names the missing
+//! feature.
 //!
 //! ```text
 //!   nccl.rs       a PE with NCCL         nccl_calls.rs     its calls

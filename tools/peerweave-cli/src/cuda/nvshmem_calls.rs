@@ -1,7 +1,7 @@
 //! Maps each operation of `bench` to its NVSHMEM call, and holds the memory that the calls use.
 //!
-//! Invariant: every PE counts the calls of all PEs, even if that PE itself makes no calls. So each
-//! PE knows the expected value of the word that the calls change.
+//! Invariant: every PE has the same count of calls, because a PE that makes no calls counts the
+//! calls of the other PEs. So each PE knows the expected value of the word that the calls change.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -121,8 +121,8 @@ pub(crate) struct Calls<'a, T> {
     pub(super) target: SymmetricBuffer<T>,
     /// Symmetric word that is the signal, or that the operation changes.
     pub(super) word: SymmetricBuffer<u64>,
-    /// Number of calls that the calling PE has made until now. Every PE counts them, even a PE that
-    /// makes no calls.
+    /// Number of calls until now. The number is the same on every PE: a PE that makes no calls
+    /// counts the calls of PE 0.
     pub(super) made: u64,
     /// Number of received words that differed from the expected words.
     pub(super) wrong: u64,

@@ -17,7 +17,7 @@ use crate::cuda::NO_DRIVER;
 /// Searches for NVIDIA's libraries. Returns the properties of each library, or the reason why the
 /// library is not usable.
 pub(super) fn libraries() -> Vec<Library> {
-    let later = "no command of this version uses this library";
+    let later = "no subcommand of this peerweave version uses this library";
     vec![
         driver(),
         nccl(),

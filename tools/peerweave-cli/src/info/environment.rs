@@ -30,7 +30,7 @@ pub(super) struct Backend {
 }
 
 impl Backend {
-    /// Chooses a backend in the same way as a program that was built with the same features.
+    /// Chooses the backend that a program with the same build features as this command would use.
     pub(super) fn look() -> Self {
         let job = Job::from_env().unwrap_or_else(|_| Job::single());
         match BackendChoice::from_env(&job) {
@@ -39,7 +39,7 @@ impl Backend {
         }
     }
 
-    /// Returns the name and the value to print.
+    /// Returns the line of the report, as a name and a value.
     pub(super) fn line(&self) -> (String, String) {
         let name = self.name.as_deref().unwrap_or("none");
         ("backend".to_owned(), format!("{name}  ({})", self.why))
@@ -77,7 +77,7 @@ impl Launcher {
         }
     }
 
-    /// Returns the name and the value to print.
+    /// Returns the line of the report, as a name and a value.
     pub(super) fn line(&self) -> (String, String) {
         let name = self.name.clone().unwrap_or_else(|| "no launcher".to_owned());
         match (&self.place, &self.error) {
@@ -135,7 +135,7 @@ fn variables_in(value_of: &dyn Fn(&str) -> Option<String>, set: Vec<String>) -> 
     others.sort();
     variables.extend(others.into_iter().map(|name| Variable {
         value: value_of(&name),
-        note: "this version does not read the variable".to_owned(),
+        note: "this version of peerweave does not read the variable".to_owned(),
         name,
     }));
     variables
@@ -158,7 +158,7 @@ mod tests {
         let of = |name: &str| variables.iter().find(|variable| variable.name == name).map(ToString::to_string);
         assert_eq!(of("PEERWEAVE_TOKEN").unwrap(), "set, not shown  (64 hexadecimal digits)");
         assert_eq!(of("PEERWEAVE_NCCL_PATH").unwrap(), "/lib  (path of libnccl or its directory)");
-        assert_eq!(of("PEERWEAVE_DEDLINE").unwrap(), "6  (this version does not read the variable)");
+        assert_eq!(of("PEERWEAVE_DEDLINE").unwrap(), "6  (this version of peerweave does not read the variable)");
         assert!(of("PEERWEAVE_DEADLINE").unwrap().starts_with("5  ("));
         assert!(of("PEERWEAVE_PE").unwrap().starts_with("not set  ("));
         assert_eq!(of("HOME"), None);

@@ -44,7 +44,7 @@ pub(crate) struct Multicast {
 }
 
 impl Multicast {
-    /// Returns the text to print.
+    /// Returns the value that the report shows.
     pub(crate) fn text(&self) -> String {
         self.why.clone().unwrap_or_else(|| "allowed on devices that support them".to_owned())
     }
@@ -65,7 +65,7 @@ impl Library {
         }
     }
 
-    /// Returns the names and values to print.
+    /// Returns the lines of the report, each as a name and a value.
     pub(crate) fn lines(&self) -> Vec<(String, String)> {
         let version = self.version.as_ref().map(|version| format!(" {version}")).unwrap_or_default();
         let path = self.path.as_ref().map(|path| format!(", {path}")).unwrap_or_default();

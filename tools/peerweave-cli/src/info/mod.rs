@@ -1,8 +1,8 @@
 //! `peerweave info`: reports which features this machine and this environment support, with a
 //! reason for each.
 //!
-//! Some features are tried instead of derived from settings: the command starts two PEs that
-//! connect to each other.
+//! Settings alone do not show whether PEs can connect. Therefore the command also starts two PEs
+//! that connect to each other.
 
 #[cfg_attr(not(feature = "cuda"), path = "no_cuda.rs")]
 mod cuda;

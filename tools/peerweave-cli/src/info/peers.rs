@@ -37,7 +37,7 @@ impl Peers {
         Self { missing: Some(why), gpus: Vec::new(), pairs: Vec::new() }
     }
 
-    /// Returns the names and values to print.
+    /// Returns the lines of the report, each as a name and a value.
     pub(crate) fn lines(&self) -> Vec<(String, String)> {
         if let Some(missing) = &self.missing {
             return vec![("none".to_owned(), missing.clone())];

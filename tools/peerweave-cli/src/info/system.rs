@@ -78,7 +78,7 @@ impl System {
         }
     }
 
-    /// Returns the names and values to print.
+    /// Returns the lines of the report, each as a name and a value.
     pub(super) fn lines(&self) -> Vec<(String, String)> {
         let limit = |bytes: Option<u64>| bytes.map_or("none".to_owned(), gib);
         let line = |name: &str, value: String| (name.to_owned(), value);
@@ -153,8 +153,8 @@ impl Group {
         Self { directories }
     }
 
-    /// Returns the number in the first of these directories whose `file` contains a number; `None`
-    /// if that number means "no limit".
+    /// Returns the number in `file` of the first directory in which `file` contains a number.
+    /// Returns `None` if there is no such directory, or if the number means "no limit".
     fn limit(&self, file: &str) -> Option<u64> {
         // Without a limit, version 1 shows the largest number of whole pages.
         const NO_LIMIT: u64 = 1 << 60;

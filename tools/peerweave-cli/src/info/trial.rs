@@ -50,15 +50,15 @@ impl Trial {
         }
     }
 
-    /// Returns the names and values to print.
+    /// Returns the lines of the report, each as a name and a value.
     pub(super) fn lines(&self) -> Vec<(String, String)> {
         let line = |name: &str, value: String| (name.to_owned(), value);
         let unknown = || "unknown".to_owned();
         let mut lines = vec![line(
             "two PEs",
             match (self.works, self.first_barrier_ms) {
-                (true, Some(ms)) => format!("connect and pass a barrier in {ms:.1} ms (tried)"),
-                _ => "fail (tried)".to_owned(),
+                (true, Some(ms)) => format!("connected and passed a barrier in {ms:.1} ms"),
+                _ => "failed to connect or to pass a barrier".to_owned(),
             },
         )];
         lines.extend(self.complaints.iter().map(|complaint| line("", complaint.clone())));
@@ -66,7 +66,9 @@ impl Trial {
         lines.push(line(
             "private buffers",
             match self.private_buffers.as_deref() {
-                Some("CrossMemoryAttach") => "read from the other process (cross-memory attach, tried)".to_owned(),
+                Some("CrossMemoryAttach") => {
+                    "read from the other process (cross-memory attach; the two PEs tested it)".to_owned()
+                }
                 Some("Staged") => "copied through shared memory (cross-memory attach was refused or is disabled)".to_owned(),
                 Some(other) => other.to_owned(),
                 None => unknown(),

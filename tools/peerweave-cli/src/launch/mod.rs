@@ -53,8 +53,8 @@ pub struct Launch {
     pub on_failure: OnFailure,
     /// Standard input of the first PE.
     pub stdin: Stdin,
-    /// Whether a single PE writes directly to the launcher's standard output and standard error,
-    /// without pipes.
+    /// Whether the PE writes directly to the launcher's standard output and standard error, without
+    /// pipes. Requires that this machine has only one PE.
     pub direct_output: bool,
 }
 

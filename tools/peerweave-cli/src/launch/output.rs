@@ -14,7 +14,7 @@ const HIGH_WATER_BYTES: usize = 1 << 20;
 /// Number of bytes that a writable pipe accepts without blocking (`PIPE_BUF`).
 const ATOMIC_WRITE_BYTES: usize = 4096;
 
-/// One of the launcher's streams.
+/// One of the launcher's two output streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// Standard output.

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn path_variable_precedes_the_directory_of_the_command() {
+    fn program_is_searched_in_path_before_the_command_directory() {
         let root = tempfile::tempdir().unwrap();
         let (path, beside) = (root.path().join("path"), root.path().join("beside"));
         fs::create_dir_all(&path).unwrap();
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn error_for_a_missing_program_lists_places_and_similar_name() {
+    fn missing_program_error_lists_directories_and_similar_names() {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir(root.path().join("examples")).unwrap();
         executable(&root.path().join("examples/hello-team"));

@@ -458,7 +458,7 @@ impl Job {
                 format!("PE {pe} (process {}{state})", pid.as_raw_nonzero())
             })
             .collect();
-        let message = format!("the other PEs have ended; still running: {}; --timeout limits the wait", named.join(", "));
+        let message = format!("the other PEs have ended; still running: {}; use --timeout to limit the wait", named.join(", "));
         self.say(observer, &message);
     }
 

@@ -1,4 +1,4 @@
-//! The kernels of the probe, loaded in one context.
+//! The kernels of the probe (`probe.rs`), loaded in one context.
 
 use std::sync::Arc;
 
@@ -6,8 +6,8 @@ use peerweave_driver::launch::{Arguments, Image, LaunchConfig, LoadedKernel, Mod
 use peerweave_driver::{CudaContext, CudaStream};
 use peerweave_vmm::VmmError;
 
-/// The kernels of the probe, from one module. The module stays loaded until all streams in which
-/// its kernels were launched have completed.
+/// The kernels that the probe launches, from one module. The module stays loaded until all streams
+/// in which its kernels were launched have completed.
 pub(super) struct Kernels {
     copy: LoadedKernel,
     ping: LoadedKernel,

@@ -31,7 +31,7 @@ pub struct Setting<'a, M> {
     pub waits: bool,
     /// Whether puts and gets are completed by one quiet at the end of a batch.
     pub nbi: bool,
-    /// The operation, its counts and the rank.
+    /// The operation, its counts and this PE's rank.
     pub view: View,
     /// Memory of the input; unused by the in-place form.
     pub send: M,

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn write_to_an_element_between_strides_is_detected() {
+    fn write_between_strided_elements_is_detected() {
         let (due, input) = (tile::<f32>(Tile::EveryOther(0), None, 2, 0), moved_tile::<f32>(0, 0));
         let part = Part { at: 0, len: 3 * PERIOD, of: Tile::EveryOther(0), from: 0 };
         let buffer = Buffer::<f32>::zeroed(part.len);

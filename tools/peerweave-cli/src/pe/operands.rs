@@ -13,7 +13,7 @@ use crate::workload::config::{Case, Config};
 use crate::workload::geometry::{self, Part, Placement, Tile, View};
 use crate::workload::pattern::{Sample, tile};
 
-/// The memory of a PE, large enough for the largest case of its type.
+/// The buffers of a PE for one element type, large enough for the largest case of that type.
 pub struct Buffers<T, M> {
     /// Memory of inputs.
     pub send: M,

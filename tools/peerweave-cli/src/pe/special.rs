@@ -196,7 +196,7 @@ const WEIGHTS: [f32; TOP_K] = [0.5, 0.25];
 
 struct Experts<'a, T> {
     stream: &'a Stream,
-    /// Whether to wait for each call.
+    /// Whether each combine is followed by a wait for its end.
     waits: bool,
     view: View,
     hidden: usize,

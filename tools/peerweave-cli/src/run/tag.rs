@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tag_width_is_the_number_of_digits_of_the_largest_pe() {
+    fn tag_width_is_the_digit_count_of_the_largest_pe_number() {
         assert_eq!([digits(0), digits(9), digits(10), digits(99), digits(100)], [1, 1, 2, 2, 3]);
     }
 }

@@ -66,7 +66,7 @@ pub(super) fn run(args: &TuneArgs) -> Result<u8, (u8, String)> {
     };
     let table = base.tuned(&arch, n_pes as u32, &timings);
     write_file(&args.output, &text(args, &table, n_pes, &device, &timings))?;
-    print_line(&format!("# {name}: the table for {arch} with rows of {n_pes} PEs; set PEERWEAVE_ROUTE_TABLE={name}"));
+    print_line(&format!("# {name}: the table for {arch} with rows of {n_pes} PEs; to use it, set PEERWEAVE_ROUTE_TABLE={name}"));
     Ok(exit::OK)
 }
 

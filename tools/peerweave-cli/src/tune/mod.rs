@@ -61,7 +61,7 @@ The command measures, with elements of type bfloat16:
 - the fastest algorithm of all_reduce (and reduce) for each size
 - the size up to which all_gather and all_to_all push lines of 16 bytes instead of sending messages
 - the sizes for which NCCL is faster
-If the file does not exist yet, the command copies all other rows from the built-in table.";
+All other rows of the file are kept. If the file does not exist yet, they are copied from the built-in table.";
 
 /// Runs `peerweave tune` and returns its exit code.
 pub fn main(args: &TuneArgs) -> u8 {

@@ -186,7 +186,7 @@ pub enum Contender {
 }
 
 impl Contender {
-    /// Returns the name in options and results.
+    /// Returns the contender's name, which options and results use.
     pub fn name(&self) -> String {
         match self {
             Self::Own(None) => "own".to_owned(),

@@ -120,7 +120,7 @@ fn check_nccl(args: &BenchArgs, redops: &[ReduceOp]) -> Result<(), String> {
     }
     for (given, option) in [
         (args.dirty, "--dirty is supported only with --backend host"),
-        (args.window && args.buffers == Buffers::Private, "--window requires --buffers symmetric, memory of NCCL's allocator"),
+        (args.window && args.buffers == Buffers::Private, "--window requires --buffers symmetric (memory of NCCL's allocator)"),
     ] {
         if given {
             return refuse(option);

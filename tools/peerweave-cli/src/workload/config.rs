@@ -60,7 +60,7 @@ pub struct Config {
     pub each: bool,
     /// Whether PE 0 explains how each call is carried out.
     pub explain: bool,
-    /// The contenders of a comparison, Peerweave's kernels first; empty if there is none.
+    /// The contenders of a comparison, Peerweave's kernels first; empty if nothing is compared.
     pub compare: Vec<Contender>,
     /// Clock for the measurement.
     pub clock: Clock,
@@ -149,7 +149,7 @@ impl Config {
             redops.retain(|redop| has_reduction(args.backend, *redop) && op.accepts(*redop));
         }
         if let Some(redop) = redops.iter().find(|redop| !op.accepts(**redop)) {
-            return Err(format!("reduction {redop} is not defined for {}, expected another reduction", op.name()));
+            return Err(format!("reduction {redop} is not defined for {}, expected a different reduction", op.name()));
         }
         if op.reduces() && !dtypes.iter().any(|dtype| redops.iter().any(|redop| redop.accepts(*dtype))) {
             let (dtype, redop) = (dtypes[0], redops[0]);
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn iters_option_selects_one_batch_by_default() {
+    fn number_of_batches_is_1_by_default_with_the_iters_option() {
         let fixed = config(&["put", "-n", "2", "--iters", "20"]).unwrap();
         assert_eq!((fixed.iters, fixed.batches, fixed.warmup), (Some(20), 1, 5));
         assert_eq!(config(&["put", "-n", "2", "--iters", "20", "--batches", "3"]).unwrap().batches, 3);

@@ -73,7 +73,7 @@ pub enum BenchOp {
     G,
     /// PE 0 adds to a word of PE 1 and gets the old value
     Atomics,
-    /// PE 0 and PE 1 exchange put with signal; the time is half a round trip
+    /// PE 0 and PE 1 take turns to put with a signal; the time is half a round trip
     PingPong,
 }
 
@@ -139,7 +139,7 @@ impl BenchOp {
         matches!(self, Self::Barrier | Self::Sync)
     }
 
-    /// Returns whether the operation can have different sizes.
+    /// Returns whether the operation can be measured with different sizes.
     pub const fn has_size(self) -> bool {
         !matches!(self, Self::Barrier | Self::Sync | Self::P | Self::G | Self::Atomics | Self::Lock)
     }

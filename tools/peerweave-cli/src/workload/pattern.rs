@@ -204,7 +204,7 @@ fn input(dtype: DType, redop: ReduceOp, n_pes: usize, rank: usize, round: u64, i
     }
 }
 
-/// Returns an integer in `0..=most` or in `-most..=most`.
+/// Returns an integer in `-most..=most` if `negative_too` is true, otherwise in `0..=most`.
 fn within(random: u64, most: i64, negative_too: bool) -> i64 {
     if negative_too { (random % (2 * most as u64 + 1)) as i64 - most } else { (random % (most as u64 + 1)) as i64 }
 }
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn float_results_are_exact_in_every_order() {
+    fn float_results_are_exact_in_every_reduction_order() {
         for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
             for redop in ReduceOp::ALL.into_iter().filter(|redop| redop.accepts(dtype)) {
                 for n in [1, 2, 3, 5, 8, 12, 64, 100] {

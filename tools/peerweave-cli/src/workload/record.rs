@@ -63,7 +63,7 @@ pub struct Note {
     pub text: String,
 }
 
-/// Identity and settings of a PE.
+/// Record of a PE that has passed its first barrier: identity and settings of the PE.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Ready {
     /// Index of the PE.

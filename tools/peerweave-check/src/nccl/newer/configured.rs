@@ -16,7 +16,7 @@ use peerweave_nccl::{
 use super::windows::{alloc, window};
 use super::{Outcome, Part, moved, pattern, sums};
 
-const NO_CTAS: &str = "no CTAs";
+const NO_CTAS: &str = "zero CTAs";
 /// Number of elements that each rank contributes to a call on windows.
 const WINDOWED: usize = 1 << 18;
 
@@ -28,8 +28,8 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
         ("one CTA", CollConfig::new().max_ctas(1)),
         ("2 to 4 CTAs", CollConfig::new().min_ctas(2).max_ctas(4)),
         ("16 CTAs", CollConfig::new().min_ctas(16).max_ctas(16)),
-        ("clusters of 1", CollConfig::new().cga_cluster_size(1)),
-        ("clusters of 4", CollConfig::new().cga_cluster_size(4)),
+        ("clusters of 1 CTA", CollConfig::new().cga_cluster_size(1)),
+        ("clusters of 4 CTAs", CollConfig::new().cga_cluster_size(4)),
         ("efficiency", CollConfig::new().cta_policy(CtaPolicy::Efficiency)),
         (NO_CTAS, CollConfig::new().cta_policy(CtaPolicy::Zero)),
         ("a tag", CollConfig::new().profiler_tag(42)),
@@ -262,7 +262,7 @@ fn mistakes(part: &Part<'_>, comm: &Communicator) -> Outcome {
 /// result of an accepted call must be right.
 fn tell(part: &Part<'_>) -> Outcome {
     for (what, config) in [
-        ("the default policy", CollConfig::new().cta_policy(CtaPolicy::Default)),
+        ("the default CTA policy", CollConfig::new().cta_policy(CtaPolicy::Default)),
         ("number of CTAs for NVLink switches", CollConfig::new().nvls_ctas(4)),
         ("more CTAs than the communicator allows", CollConfig::new().max_ctas(1000)),
         ("ring, forced", CollConfig::new().algorithms("ring")),

@@ -31,7 +31,7 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
         .filter(|version| *version <= own)
         .map(|version| (DeviceCommLayout::Version(version), version))
         .collect();
-    if part.is_since("the library's own layout", Version::new(2, 31, 0)) {
+    if part.is_since("the struct layout of the loaded library", Version::new(2, 31, 0)) {
         layouts.push((DeviceCommLayout::Library, own));
     }
     for (layout, version) in layouts {

@@ -38,8 +38,9 @@ pub(super) fn shrink(part: &Part<'_>) -> Outcome {
     Ok(comm.abort(super::DEADLINE)?)
 }
 
-/// Splits the communicator into a communicator of the even ranks and one of the odd ranks, each in
-/// descending order. Checks the communicator that contains this rank.
+/// Splits the communicator into a communicator of the even ranks and one of the odd ranks. In both,
+/// the ranks are in descending order of their old numbers. Checks the new communicator that
+/// contains this rank.
 fn halves(part: &Part<'_>, comm: &Communicator, what: &str) -> Outcome {
     part.step(&format!("{what} into two halves"));
     let (n, rank) = (comm.n_ranks(), comm.rank().index());

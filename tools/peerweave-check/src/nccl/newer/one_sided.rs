@@ -153,9 +153,9 @@ fn ring<T: Sample>(part: &Part<'_>, comm: &Communicator, half: usize) -> Outcome
     Ok(room.window.deregister(&part.stream, super::DEADLINE)?)
 }
 
-/// Checks that signals are counted. The next rank gets three puts with a signal and two signals
-/// without data, and waits for the five signals in three calls. Also checks a put from a rank to
-/// itself.
+/// Checks that signals are counted. Each rank sends three puts with a signal and two signals
+/// without data to the next rank, and waits for five signals from the previous rank in three calls.
+/// Also checks a put from a rank to itself.
 fn counted(part: &Part<'_>, comm: &Communicator, signal: Signal) -> Outcome {
     const LEN: usize = 300;
     part.step(&format!("number of received signals of {signal:?}"));

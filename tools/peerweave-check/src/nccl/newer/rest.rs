@@ -54,7 +54,7 @@ pub(super) fn properties(part: &Part<'_>) -> Outcome {
     Ok(comm.finalize(super::DEADLINE)?)
 }
 
-const NO_ONE_SIDED: &str = "no one-sided calls";
+const NO_ONE_SIDED: &str = "one-sided calls disabled";
 
 /// Checks options of communicators, each option on its own communicator. Options that the library
 /// lacks are listed as not run.
@@ -67,16 +67,19 @@ pub(super) fn options(part: &Part<'_>) -> Outcome {
         ("resources shared with split communicators", unsafe { Config::new().split_share(Switch::On) }),
         // SAFETY: no communicator is created from a communicator with this option.
         ("resources shared with shrunk communicators", unsafe { Config::new().shrink_share(Switch::On) }),
-        ("no reductions in the network", Config::new().collnet_enable(Switch::Off)),
+        ("reductions in the network disabled", Config::new().collnet_enable(Switch::Off)),
         ("efficiency", Config::new().cta_policy(CtaPolicy::Efficiency)),
-        ("no CTAs", Config::new().cta_policy(CtaPolicy::Zero)),
+        ("zero CTAs", Config::new().cta_policy(CtaPolicy::Zero)),
         ("few CTAs", Config::new().min_ctas(1).max_ctas(2)),
         ("number of CTAs for NVLink switches", Config::new().nvls_ctas(4)),
         ("number of channels for each network peer", Config::new().channels_per_net_peer(2)),
         ("scheduling that prefers NVLink", Config::new().nvlink_centric_sched(Switch::On)),
-        ("no graphs", Config::new().graph_usage(GraphUsage::Never)),
-        ("one graph", Config::new().graph_usage(GraphUsage::One)),
-        ("one graph, without stream ordering", Config::new().graph_usage(GraphUsage::One).graph_stream_ordering(Switch::Off)),
+        ("support for graphs disabled", Config::new().graph_usage(GraphUsage::Never)),
+        ("support for one graph", Config::new().graph_usage(GraphUsage::One)),
+        (
+            "support for one graph, without stream ordering",
+            Config::new().graph_usage(GraphUsage::One).graph_stream_ordering(Switch::Off),
+        ),
         (NO_ONE_SIDED, Config::new().num_rma_ctx(0)),
         ("few peers", Config::new().max_p2p_peers(4)),
         ("implicit launch order", Config::new().launch_order_implicit(Switch::On)),

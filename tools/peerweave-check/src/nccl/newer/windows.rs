@@ -36,12 +36,12 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
     part.step("finalize");
     comm.finalize(super::DEADLINE)?;
     // Uses copy engines instead of kernels, where copy engines can perform the operation.
-    if part.is_since("windows without CTAs", Version::new(2, 28, 0)) {
+    if part.is_since("windows with zero CTAs", Version::new(2, 28, 0)) {
         let comm = part.communicator(&Config::new().cta_policy(CtaPolicy::Zero))?;
         of_type::<f32>(part, &comm, &[8, 100_000, 8 * MIB])?;
-        part.step("graphs without CTAs");
+        part.step("graphs with zero CTAs");
         graphs(part, &comm)?;
-        part.step("finalize without CTAs");
+        part.step("finalize with zero CTAs");
         comm.finalize(super::DEADLINE)?;
     }
     Ok(())
@@ -52,8 +52,8 @@ pub(super) fn window<T: Sample>(comm: &Communicator, memory: &NcclMem<T>, kind: 
     Window::register(comm, memory, kind)?.ok_or_else(|| Failed("NCCL did not create a window".to_owned()))
 }
 
-/// Checks windows of one element type with all sizes, in elements. Returns `false` if NCCL does not
-/// create windows.
+/// Checks windows of one element type with each of `sizes`, in bytes. Returns `false` if NCCL does
+/// not create windows.
 fn of_type<T: Sample>(part: &Part<'_>, comm: &Communicator, sizes: &[usize]) -> Result<bool, Failed> {
     part.step(&format!("windows of elements of type {}", T::DTYPE));
     let most = sizes.iter().max().map_or(0, |bytes| bytes / size_of::<T>());
@@ -200,7 +200,8 @@ fn kinds(part: &Part<'_>, comm: &Communicator) -> Outcome {
     Ok(())
 }
 
-/// Checks one graph with all three collectives, launched repeatedly with different values.
+/// Checks a graph with an all-reduce, an all-gather and a reduce-scatter. Launches the graph
+/// repeatedly with different values.
 fn graphs(part: &Part<'_>, comm: &Communicator) -> Outcome {
     let (n, rank, stream) = (comm.n_ranks(), comm.rank().index(), &part.stream);
     for share in [33, 1 << 16] {
