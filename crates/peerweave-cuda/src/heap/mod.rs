@@ -27,7 +27,8 @@ use arena::Lease;
 const ALIGNMENT_BYTES: u64 = 256;
 
 /// Maximum time for which a free waits until a destroyed graph has dropped its handles of the
-/// memory. The driver drops these handles on another thread, some time after the graph is destroyed.
+/// memory. The driver drops these handles on another thread, some time after the graph is
+/// destroyed.
 pub(crate) const AFTER_GRAPHS: Duration = Duration::from_secs(2);
 
 /// A function that returns whether all threads have released the heap of a GPU, or NVSHMEM's
