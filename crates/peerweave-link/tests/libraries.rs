@@ -89,6 +89,23 @@ fn ptx_newer_than_the_linker_is_a_version_mismatch() {
     assert!(matches!(error, LinkError::VersionMismatch { .. }), "{error}");
 }
 
+/// nvJitLink does not report undefined functions after it has refused PTX of a newer version.
+#[test]
+fn undefined_function_is_an_error_after_newer_ptx_was_refused() {
+    let link = |ptx: &str| Linker::new(HOPPER).cache(None).ptx("kernel", ptx).link();
+    link(&PTX.replace(".version 7.8", ".version 19.9")).expect_err("the link fails, because no linker supports PTX 19.9");
+    let error = link(PTX).expect_err("the link fails, because no input defines `twice`");
+    let LinkError::Link { log, .. } = &error else { panic!("{error}, expected a linker error") };
+    // Before 12.9, nvJitLink writes the message to the standard output instead of the log.
+    if NvJitLink::load().expect("nvJitLink is installed").version() >= Version::new(12, 9, 0) {
+        assert!(log.contains("twice"), "{log}");
+    }
+    let print = "extern \"C\" __device__ int vprintf(const char*, void*);
+        extern \"C\" __device__ int twice(int x) { return vprintf(\"x\", 0) + 2 * x; }";
+    let driver = Linker::new(HOPPER).cache(None).ptx("kernel", PTX).source(Source::new("print.cu", print)).link();
+    driver.expect("the inputs can be linked, because the driver defines `vprintf`");
+}
+
 #[test]
 fn unknown_architecture_is_refused() {
     let error = Nvrtc::load()

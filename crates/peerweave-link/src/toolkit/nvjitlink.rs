@@ -4,15 +4,20 @@
 //! thread of the process passes inputs to the library. The second invariant is needed because
 //! nvJitLink 13.5 does not release a recursive lock after it has refused a cubin of a different
 //! architecture. Any other thread would then wait for the lock forever.
+//!
+//! After nvJitLink (seen in 13.3 to 13.5) has refused PTX of a newer version, it no longer reports
+//! undefined functions. So each cubin that it links afterwards is searched for undefined symbols.
 
 use std::borrow::Cow;
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::fmt;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use object::{Object as _, ObjectSymbol as _};
 use peerweave_dylib::{Library, MissingSymbol, Search, Visibility};
 
 use crate::Version;
@@ -120,6 +125,9 @@ pub struct NvJitLink(Arc<Loaded>);
 struct Loaded {
     api: Api,
     version: Version,
+    /// Whether nvJitLink has refused PTX of a newer version. Afterwards it does not report undefined
+    /// functions.
+    has_refused_ptx: AtomicBool,
 }
 
 /// Time limit of a link. For comparison, a link of NVSHMEM's device library takes some seconds on a
@@ -196,7 +204,7 @@ impl NvJitLink {
                 expected: format!("{OLDEST:#} or newer"),
             });
         }
-        Ok(Self(Arc::new(Loaded { api, version })))
+        Ok(Self(Arc::new(Loaded { api, version, has_refused_ptx: AtomicBool::new(false) })))
     }
 
     /// Returns the version of nvJitLink, which equals the version of the CUDA release that contains
@@ -273,10 +281,24 @@ impl Loaded {
         let mut cubin = vec![0_u8; len];
         // SAFETY: the buffer has the length that the linker reported.
         session.done(unsafe { self.api.nvJitLinkGetLinkedCubin(session.handle, cubin.as_mut_ptr().cast()) }?)?;
+        if self.has_refused_ptx.load(Ordering::Relaxed) {
+            session.check_defined(&cubin)?;
+        }
         let log = session.log(Api::nvJitLinkGetInfoLogSize, Api::nvJitLinkGetInfoLog);
         tracing::debug!(%arch, inputs = inputs.len(), bytes = cubin.len(), "linked");
         Ok((cubin, log))
     }
+}
+
+/// Functions that a cubin may leave undefined, because the driver defines them.
+const OF_THE_DRIVER: [&str; 4] = ["vprintf", "__assertfail", "malloc", "free"];
+
+/// Returns the symbols that a cubin uses and does not define, except those that the driver defines.
+fn undefined_symbols(cubin: &[u8]) -> Vec<String> {
+    let Ok(file) = object::File::parse(cubin) else { return Vec::new() };
+    let names = file.symbols().filter(|symbol| symbol.is_undefined()).filter_map(|symbol| symbol.name().ok());
+    let is_missing = |name: &&str| !name.is_empty() && !name.starts_with('.') && !OF_THE_DRIVER.contains(name);
+    names.filter(is_missing).map(str::to_owned).collect()
 }
 
 /// Returns an error if an input is a cubin for an incompatible architecture. nvJitLink would not
@@ -338,8 +360,7 @@ impl Session<'_> {
         if !more.is_empty() {
             log = format!("{log}\n{more}");
         }
-        let (arch, version) = (self.arch.to_string(), self.linker.version);
-        let names = self.inputs.iter().map(|(_, name, _)| name.to_string_lossy()).collect::<Vec<_>>().join(", ");
+        let (arch, version, names) = (self.arch.to_string(), self.linker.version, self.names());
         let unknown_arch = || LinkError::UnknownArch {
             what: "nvJitLink",
             version,
@@ -352,11 +373,14 @@ impl Session<'_> {
                 found: format!("{version:#}"),
                 expected: format!("a version at least as new as the compiler of {names}: {log}"),
             },
-            _ if log.contains("Unsupported .version") => LinkError::VersionMismatch {
-                what: format!("nvJitLink at {}", self.linker.api.library().path().display()),
-                found: format!("{version:#}"),
-                expected: format!("a version that supports the PTX of {names}: {log}"),
-            },
+            _ if log.contains("Unsupported .version") => {
+                self.linker.has_refused_ptx.store(true, Ordering::Relaxed);
+                LinkError::VersionMismatch {
+                    what: format!("nvJitLink at {}", self.linker.api.library().path().display()),
+                    found: format!("{version:#}"),
+                    expected: format!("a version that supports the PTX of {names}: {log}"),
+                }
+            }
             ARCH_MISMATCH => LinkError::VersionMismatch {
                 what: format!("one of the inputs {names}"),
                 found: "for another architecture".to_string(),
@@ -366,6 +390,27 @@ impl Session<'_> {
             // The message of nvJitLink before CUDA 13.
             _ if log.contains("is not defined for option 'gpu-name'") => unknown_arch(),
             _ => LinkError::Link { inputs: names, arch, version, status: format!("{code}, {}", name_of(code)), log },
+        })
+    }
+
+    /// Returns the names of the inputs.
+    fn names(&self) -> String {
+        self.inputs.iter().map(|(_, name, _)| name.to_string_lossy()).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Returns the error of an undefined function, which nvJitLink did not report, if `cubin` uses
+    /// such a function.
+    fn check_defined(&self, cubin: &[u8]) -> Result<(), LinkError> {
+        let undefined = undefined_symbols(cubin);
+        if undefined.is_empty() {
+            return Ok(());
+        }
+        Err(LinkError::Link {
+            inputs: self.names(),
+            arch: self.arch.to_string(),
+            version: self.linker.version,
+            status: "found by Peerweave in the linked cubin".to_owned(),
+            log: format!("undefined symbols: {}", undefined.join(", ")),
         })
     }
 
