@@ -280,7 +280,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lost_pe_and_timeout_errors_name_the_call() {
+    fn errors_for_lost_pes_and_timeouts_name_the_failed_call() {
         let lost = BootstrapError::PeLost { call: "barrier".into(), pe: Pe::new(3), cause: Loss::Disconnected };
         let error = VmmError::from(lost);
         assert_eq!(error.to_string(), "barrier: PE 3 is lost: the connection of the PE closed unexpectedly");

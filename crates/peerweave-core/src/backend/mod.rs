@@ -295,7 +295,7 @@ pub trait EventBackend: Any + Send + Sync + fmt::Debug {
     fn wait(&self, within: Duration) -> Result<(), Error>;
     /// Returns the time from `earlier` to this event. Returns `None` if one of the events is not
     /// complete yet, or if this event became complete before `earlier`. Also returns `None` if the
-    /// clocks of the two queues cannot be compared. `earlier` belongs to the same backend.
+    /// clocks of the two events cannot be compared. `earlier` belongs to the same backend.
     fn elapsed_since(&self, earlier: &dyn EventBackend) -> Option<Duration>;
 }
 
@@ -412,9 +412,10 @@ pub enum SplitCall {
     /// The call is [`Team::split_2d`](crate::Team::split_2d), which splits the team twice: into
     /// rows and into columns.
     TwoD {
-        /// The number of ranks in a row, at most the number of ranks in the parent team.
+        /// The number of ranks in a row of `split_2d`, at most the number of ranks in the parent
+        /// team.
         x_range: usize,
-        /// Whether this is the second split, which forms the columns.
+        /// Whether this split forms the columns; `false` for the split that forms the rows.
         columns: bool,
     },
     /// The call is [`World::local_team`](crate::World::local_team).

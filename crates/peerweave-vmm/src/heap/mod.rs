@@ -76,7 +76,8 @@ pub enum Growth {
     /// does not permit this, the heap grows by the length of the allocation, rounded up to the
     /// granularity.
     Steps {
-        /// Minimum number of bytes by which the heap grows at once, if its limit permits this.
+        /// Minimum number of bytes by which the heap grows in one step, if the heap's limit
+        /// permits this.
         bytes: usize,
     },
 }

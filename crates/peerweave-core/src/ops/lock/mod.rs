@@ -230,9 +230,10 @@ impl Lock {
         Ok(taken?.map(|taken_from| LockGuard { lock: self, taken_from }))
     }
 
-    /// Acquires the lock. The caller has entered the gate. Returns `None` if `mode` is
-    /// [`Mode::Try`] and another PE holds the lock. Otherwise returns the PE from which the lock
-    /// was taken over; the inner `None` if the lock was not taken over.
+    /// Acquires the lock. The caller has entered the gate (see `gate.rs`), so no other thread of
+    /// this PE acquires the lock now. The outer `Option` is `None` if `mode` is [`Mode::Try`] and
+    /// this PE may not take the lock now. The inner `Option` is the PE from which the lock was
+    /// taken over; `None` if the lock was not taken over.
     fn take(&self, call: &'static str, mode: Mode, start: Instant, end: Instant) -> Result<Option<Option<Pe>>> {
         if self.words.change(call, State::Free, State::Held(self.me))? {
             return Ok(Some(None));
