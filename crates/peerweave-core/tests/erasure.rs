@@ -299,7 +299,7 @@ fn atomic_operands_are_passed_to_the_backend_as_bits() {
 }
 
 #[test]
-fn backend_gets_a_group_as_one_operation_in_call_order() {
+fn group_is_one_backend_operation_and_keeps_the_call_order() {
     let s = Scene::new();
     let mut into = [0.0f32; 2];
     s.team

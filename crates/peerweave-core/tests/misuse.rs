@@ -184,10 +184,10 @@ const TABLE: &[(&str, Wrong)] = &[
     ("scatter_blocking: `root` is 3, expected a rank below 3 (the number of ranks in the team)", |s| {
         s.team.scatter_blocking(&s.x, &s.y, NO_RANK)
     }),
-    ("send_blocking: `peer` is rank 1, expected another rank: a rank can send to itself only in a group", |s| {
+    ("send_blocking: `peer` is rank 1, expected a rank other than this one: a rank can send to itself only in a group", |s| {
         s.team.send_blocking(&s.x, SELF)
     }),
-    ("recv: `peer` is rank 1, expected another rank: a rank can send to itself only in a group", |s| {
+    ("recv: `peer` is rank 1, expected a rank other than this one: a rank can send to itself only in a group", |s| {
         s.team.recv(&s.stream, &s.x, SELF).map(drop)
     }),
     // ---- missing at the root ----

@@ -27,7 +27,7 @@ pub enum VmmError {
         feature: &'static str,
         /// Description of the requirement.
         needs: String,
-        /// Description of the state that was found instead.
+        /// Description of what was found, which does not meet `needs`.
         found: String,
     },
     /// Multicast objects are disabled in this process. The error was returned before the driver was

@@ -527,7 +527,7 @@ fn multicast_calls_refuse_invalid_arguments() {
 }
 
 #[test]
-fn multicast_team_without_all_devices_is_not_complete() {
+fn multicast_team_with_missing_devices_cannot_be_completed() {
     Fakes::new().cuda().run(|| {
         threads(2, |me| {
             let members = [Pe::new(0), Pe::new(1)];

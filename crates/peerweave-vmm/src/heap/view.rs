@@ -1,7 +1,7 @@
 //! The addresses of symmetric memory for kernels, as plain data.
 //!
-//! This module accesses no memory. Invariant: kernels depend on the layout of [`SymmetricView`], and a
-//! test below checks the layout.
+//! This module accesses no memory. Invariant: kernels depend on the layout of [`SymmetricView`],
+//! and a test below checks the layout.
 
 use peerweave_types::{Rank, SymOffset};
 

@@ -1,7 +1,7 @@
 //! Multicast objects: a store to one address writes the memory of every device of a team.
 //!
 //! ```text
-//!   Building   create or import; add_device       no bind yet: it would wait forever for missing devices
+//!   Building   create or import; add_device       no bind yet: it would wait for missing devices
 //!      |       complete, complete_with
 //!   Team       bind, bind_mapping -> Binding      binds memory of each device to the object
 //!      |       bound, bound_with
