@@ -100,7 +100,8 @@ impl std::fmt::Display for PeerCause {
     }
 }
 
-/// An invalid argument, or a call that is not permitted in the present state of its object.
+/// An invalid argument, or a call that is not permitted in the present state of the object on which
+/// it is made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Misuse {

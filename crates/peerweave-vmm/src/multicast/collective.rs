@@ -130,7 +130,7 @@ fn begin(me: Pe, context: &Arc<CudaContext>, members: &[Pe], properties: Multica
     Ok(Some((building, Some(fd))))
 }
 
-/// Encodes the data that a PE sends to the other PEs: its list of members and a text.
+/// Encodes the data that a PE sends to the other PEs: its list of members, and the text `words`.
 pub(super) fn statement(members: &[Pe], words: &str) -> Vec<u8> {
     let mut statement = (members.len() as u32).to_le_bytes().to_vec();
     statement.extend(members.iter().flat_map(|pe| pe.get().to_le_bytes()));
