@@ -56,7 +56,7 @@ fn queued_operations_keep_buffers_alive_until_completion() {
 }
 
 #[test]
-fn operation_that_completes_at_once_holds_no_buffers() {
+fn operation_that_completes_immediately_holds_no_buffers() {
     let noop = Noop::new(0, 1);
     let world = World::new(noop.clone()).unwrap();
     let (team, stream) = (world.team(), world.stream().unwrap());

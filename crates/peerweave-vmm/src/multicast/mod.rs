@@ -5,7 +5,7 @@
 //!      |       complete, complete_with
 //!   Team       bind, bind_mapping -> Binding      binds memory of each device to the object
 //!      |       bound, bound_with
-//!   Bound      map -> MulticastMapping            an address, after memory of every device is bound
+//!   Bound      map -> MulticastMapping            an address; needs memory of every device
 //! ```
 //! Each step is a type, so steps in the wrong order do not compile. Each step keeps the previous
 //! steps alive: a mapping keeps its bindings, and a binding keeps its memory and the object. When

@@ -172,8 +172,8 @@ impl Lock {
     }
 
     /// Returns the PE that holds the lock now, or to which the lock has been passed on. Returns
-    /// `None` if the lock is free. The result may be out of date at once, so use the result only in
-    /// messages.
+    /// `None` if the lock is free. The result may already be out of date when the call returns, so
+    /// use the result only in messages.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) after finalize; errors of the backend.
@@ -181,8 +181,8 @@ impl Lock {
         self.words.state("holder").map(State::pe)
     }
 
-    /// Returns the PEs that wait for the lock now, in ascending order. The result may be out of
-    /// date at once, so use the result only in messages.
+    /// Returns the PEs that wait for the lock now, in ascending order. The result may already be
+    /// out of date when the call returns, so use the result only in messages.
     ///
     /// # Errors
     /// As for [`Lock::holder`].
