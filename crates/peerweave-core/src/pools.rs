@@ -35,7 +35,7 @@ impl<T> Pool<T> {
         // Values are ordered by the time of their last use. The oldest value is most likely free.
         if let Some(at) = all.iter_mut().position(|value| Arc::get_mut(value).is_some()) {
             let mut value = all.remove(at);
-            fill(Arc::get_mut(&mut value).expect("a free value has no other handle"));
+            fill(Arc::get_mut(&mut value).expect("only the pool has a handle to a free value"));
             all.push(Arc::clone(&value));
             return value;
         }

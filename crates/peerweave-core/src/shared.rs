@@ -183,7 +183,7 @@ impl Shared {
 
     /// Returns the value that the handles to an allocation share, for the allocation that contains
     /// the `bytes` bytes at `at`. Returns `None` if no allocation contains all of these bytes. If
-    /// all handles were dropped, `make` recreates the value from the number, the start and the size
+    /// all handles were dropped, `make` creates a new value from the number, the start and the size
     /// of the allocation.
     pub(crate) fn region_at<R: Any + Send + Sync>(
         &self,

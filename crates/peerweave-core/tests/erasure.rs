@@ -299,7 +299,7 @@ fn atomic_operands_are_passed_to_the_backend_as_bits() {
 }
 
 #[test]
-fn group_is_one_operation_whose_members_keep_the_call_order() {
+fn group_is_one_backend_operation_and_keeps_the_call_order() {
     let s = Scene::new();
     let mut into = [0.0f32; 2];
     s.team
@@ -377,7 +377,7 @@ fn rank_is_translated_between_teams() {
 }
 
 #[test]
-fn local_team_is_created_only_by_the_first_call() {
+fn only_the_first_call_of_local_team_creates_the_team() {
     let s = Scene::new();
     assert_eq!(s.world.local_team().unwrap().size(), 4);
     assert_eq!(s.world.local_index(), 1);

@@ -184,10 +184,10 @@ const TABLE: &[(&str, Wrong)] = &[
     ("scatter_blocking: `root` is 3, expected a rank below 3 (the number of ranks in the team)", |s| {
         s.team.scatter_blocking(&s.x, &s.y, NO_RANK)
     }),
-    ("send_blocking: `peer` is rank 1, expected another rank: a rank can send to itself only in a group", |s| {
+    ("send_blocking: `peer` is rank 1, expected a rank other than this one: a rank can send to itself only in a group", |s| {
         s.team.send_blocking(&s.x, SELF)
     }),
-    ("recv: `peer` is rank 1, expected another rank: a rank can send to itself only in a group", |s| {
+    ("recv: `peer` is rank 1, expected a rank other than this one: a rank can send to itself only in a group", |s| {
         s.team.recv(&s.stream, &s.x, SELF).map(drop)
     }),
     // ---- missing at the root ----
@@ -223,14 +223,14 @@ const TABLE: &[(&str, Wrong)] = &[
     ("put_signal_blocking: `dest` and `signal` overlap: use a signal word outside of `dest`", |s| {
         s.team.put_signal_blocking(&[0; 6], &s.words, s.words.signal(2)?.set(1), PEER)
     }),
-    ("group: the buffers of a receive and of another send or receive in the group overlap", |s| {
+    ("group: the buffers of a receive and of a different send or receive in the group overlap", |s| {
         let members = |g: &mut peerweave_core::Group| {
             g.send(&s.x, PEER)?;
             g.recv(&s.x.slice(5..)?, PEER)
         };
         s.team.group(&s.stream, members).map(drop)
     }),
-    ("group_blocking: the buffers of a receive and of another send or receive in the group overlap", |s| {
+    ("group_blocking: the buffers of a receive and of a different send or receive in the group overlap", |s| {
         s.team.group_blocking(|g| {
             g.recv(&s.private, PEER)?;
             g.recv(&s.private, SELF)

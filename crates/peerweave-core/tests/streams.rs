@@ -56,7 +56,7 @@ fn queued_operations_keep_buffers_alive_until_completion() {
 }
 
 #[test]
-fn operation_that_completes_at_once_holds_no_buffers() {
+fn operation_that_completes_immediately_holds_no_buffers() {
     let noop = Noop::new(0, 1);
     let world = World::new(noop.clone()).unwrap();
     let (team, stream) = (world.team(), world.stream().unwrap());
@@ -68,7 +68,7 @@ fn operation_that_completes_at_once_holds_no_buffers() {
 }
 
 #[test]
-fn queued_group_keeps_the_buffers_of_all_members_alive() {
+fn queued_group_keeps_the_buffers_of_its_operations_alive() {
     let (noop, world) = held();
     let (team, stream) = (world.team(), world.stream().unwrap());
     let dest = Buffer::<u32>::zeroed(3);
@@ -193,7 +193,7 @@ fn ticket_can_be_awaited_on_another_thread() {
 }
 
 #[test]
-fn later_tickets_and_only_one_synchronize_return_a_failure() {
+fn failure_is_returned_by_later_tickets_and_one_synchronize() {
     let (noop, world) = held();
     let (team, stream) = (world.team(), world.stream().unwrap());
     let failing = team.barrier(&stream).unwrap();
@@ -209,7 +209,7 @@ fn later_tickets_and_only_one_synchronize_return_a_failure() {
 }
 
 #[test]
-fn dropping_a_ticket_neither_cancels_nor_waits() {
+fn dropping_a_ticket_does_not_cancel_or_await_the_operation() {
     let (noop, world) = held();
     let (stream, x) = (world.stream().unwrap(), world.alloc_zeroed::<u64>(1).unwrap());
     drop(world.team().atomic_inc(&stream, &x, 0, ME).unwrap());
@@ -272,7 +272,7 @@ fn release_waits_for_pending_operations_on_the_heap() {
 /// A thread that reads a buffer while a worker writes it gets a mixture of old and new values. CI
 /// also runs this test under ThreadSanitizer.
 #[test]
-fn buffer_can_be_read_during_a_write_by_an_operation() {
+fn buffer_can_be_read_while_an_operation_writes_the_buffer() {
     let (noop, world) = held();
     let (team, stream) = (world.team(), world.stream().unwrap());
     let (ones, target) = (Buffer::from(vec![1u8; 1000]), Buffer::zeroed(1000));

@@ -27,7 +27,7 @@ pub enum VmmError {
         feature: &'static str,
         /// Description of the requirement.
         needs: String,
-        /// Description of the state that was found instead.
+        /// Description of what was found, which does not meet `needs`.
         found: String,
     },
     /// Multicast objects are disabled in this process. The error was returned before the driver was
@@ -100,7 +100,8 @@ impl std::fmt::Display for PeerCause {
     }
 }
 
-/// An invalid argument, or a call that is not permitted in the present state of its object.
+/// An invalid argument, or a call that is not permitted in the present state of the object on which
+/// it is made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Misuse {
@@ -280,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lost_pe_and_timeout_errors_name_the_call() {
+    fn errors_for_lost_pes_and_timeouts_name_the_failed_call() {
         let lost = BootstrapError::PeLost { call: "barrier".into(), pe: Pe::new(3), cause: Loss::Disconnected };
         let error = VmmError::from(lost);
         assert_eq!(error.to_string(), "barrier: PE 3 is lost: the connection of the PE closed unexpectedly");

@@ -45,7 +45,8 @@ pub struct PairInfo {
     /// Whether the first device supports all native atomic operations on the memory of the second
     /// device.
     pub native_atomics: bool,
-    /// Performance rank that the driver reports. A lower rank is faster.
+    /// Performance rank that the driver reports for the link between the two devices. A lower rank
+    /// means a faster link.
     pub performance_rank: i32,
 }
 

@@ -115,7 +115,7 @@ fn pes_in_processes_share_heap_memory_and_leak_none() {
 }
 
 #[test]
-fn processes_on_devices_without_vmm_share_by_legacy_ipc() {
+fn processes_share_memory_by_legacy_ipc_if_devices_lack_vmm() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(3, |child| {
         let me = process(&child);
         whole_life(&me, options(), HeapTransport::Ipc);
@@ -162,7 +162,7 @@ fn free_refuses_heap_memory_with_a_second_owner() {
 }
 
 #[test]
-fn threads_on_devices_without_vmm_enable_peer_access() {
+fn threads_enable_peer_access_if_devices_lack_vmm() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run(|| {
         threads(3, |me| whole_life(&me, options().sharing(Sharing::Ipc), HeapTransport::Ipc));
     });
@@ -476,7 +476,7 @@ fn heap_on_devices_without_peer_access_is_refused() {
 }
 
 #[test]
-fn check_peers_error_names_the_pes_of_the_broken_path() {
+fn error_of_check_peers_names_the_pes_of_the_broken_path() {
     Fakes::new().cuda().run(|| {
         threads(3, |me| {
             let heap = heap(&me, options());

@@ -243,7 +243,7 @@ fn heap_has_multicast_addresses_if_pes_are_threads_or_processes() {
 }
 
 #[test]
-fn disabled_multicast_calls_no_driver_function() {
+fn disabled_multicast_calls_do_not_reach_the_driver() {
     for (variable, value) in [("PEERWEAVE_MULTICAST", "off"), ("NCCL_NVLS_ENABLE", "0"), ("NVSHMEM_DISABLE_NVLS", "1")] {
         Fakes::new().cuda().env(variable, value).env("FORBIDS", variable).run(|| {
             let forbids = std::env::var("FORBIDS").expect("the variable is set above");
@@ -394,7 +394,7 @@ fn failed_multicast_step_leaves_no_object_on_any_pe() {
 }
 
 #[test]
-fn multicast_mapping_bindings_and_object_are_released_in_order() {
+fn multicast_object_is_unmapped_then_unbound_then_released() {
     const GOING: [&str; 4] = ["cuMemUnmap", "cuMulticastUnbind", "cuMemRelease", "cuMemAddressFree"];
     Fakes::new().cuda().run(|| {
         let contexts = contexts(2);
@@ -527,7 +527,7 @@ fn multicast_calls_refuse_invalid_arguments() {
 }
 
 #[test]
-fn multicast_team_without_all_devices_is_not_complete() {
+fn multicast_team_with_missing_devices_cannot_be_completed() {
     Fakes::new().cuda().run(|| {
         threads(2, |me| {
             let members = [Pe::new(0), Pe::new(1)];

@@ -79,7 +79,7 @@ fn multicast_object_with_a_gap_in_its_bindings_is_refused() {
 }
 
 #[test]
-fn timeout_of_bound_with_leaves_the_memory_of_the_pe_bound() {
+fn pe_that_times_out_in_bound_with_leaves_its_memory_bound() {
     Fakes::new().cuda().run(|| {
         let (has_failed, is_over) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
         threads_within(2, Duration::from_secs(5), |me| {
@@ -278,7 +278,7 @@ fn bind_refuses_memory_that_lacks_the_fabric_handle_type() {
 }
 
 #[test]
-fn multicast_member_lists_must_be_equal_and_name_a_pe_once() {
+fn member_lists_that_differ_or_repeat_a_pe_are_refused() {
     Fakes::new().cuda().run(|| {
         threads(2, |me| {
             let start = Instant::now();
@@ -324,7 +324,7 @@ fn pes_on_one_device_create_no_multicast_object() {
 }
 
 #[test]
-fn timeout_at_a_later_chunk_keeps_earlier_chunks_bound() {
+fn chunk_stays_bound_if_multicast_of_a_later_chunk_times_out() {
     Fakes::new().cuda().run(|| {
         let is_over = std::sync::Barrier::new(2);
         threads_within(2, Duration::from_secs(5), |me| {
@@ -387,7 +387,7 @@ fn multicast_creation_ends_after_one_deadline_if_a_pe_is_lost() {
 }
 
 #[test]
-fn import_error_names_the_failed_pe_before_the_deadline() {
+fn pe_out_of_descriptors_is_reported_before_the_deadline() {
     Fakes::new().cuda().run_many(3, |child| {
         let me = process(&child);
         let members: Vec<Pe> = (0..3).map(Pe::new).collect();

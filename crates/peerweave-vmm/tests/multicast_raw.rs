@@ -48,7 +48,7 @@ fn misuse<R>(result: Result<R, VmmError>) -> Misuse {
 }
 
 #[test]
-fn multicast_stores_reach_bound_memory_of_other_libraries() {
+fn multicast_store_reaches_memory_that_bind_address_has_bound() {
     Fakes::new().cuda().run(|| {
         let contexts = [context(0), context(1)];
         let bytes = 2 * MIB;

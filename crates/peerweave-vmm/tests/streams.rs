@@ -92,7 +92,7 @@ fn work_on_a_default_stream_runs_on_the_device_of_the_stream() {
 }
 
 #[test]
-fn default_stream_with_many_handles_is_recorded_once() {
+fn memory_records_the_default_stream_once_after_many_uses() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let heap = SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(4 * MIB)).expect("the heap is created");
@@ -108,7 +108,7 @@ fn default_stream_with_many_handles_is_recorded_once() {
 }
 
 #[test]
-fn per_thread_streams_are_refused_by_heap_memory() {
+fn copies_and_fills_on_per_thread_streams_are_refused() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         let (mapping, mut view) = mapped(&context);
@@ -269,7 +269,7 @@ fn free_succeeds_if_the_current_capture_does_not_use_the_memory() {
 }
 
 #[test]
-fn error_recorded_by_other_code_does_not_fail_heap_calls() {
+fn error_recorded_in_the_context_does_not_fail_heap_calls() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let theirs = || Err::<(), _>(CudarcError(CUresult::CUDA_ERROR_NOT_FOUND));

@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn get_mut_fails_if_shared_and_into_vec_fails_on_a_range() {
+    fn get_mut_fails_on_shared_memory_and_into_vec_on_a_range() {
         let mut buffer = Buffer::from(vec![1.0f64; 4]);
         buffer.get_mut().unwrap()[1] = 2.0;
         let mut range = buffer.slice(1..3).unwrap();

@@ -490,7 +490,7 @@ impl<'a> Remote<'a> {
         self.parts * self.dtype.size_bytes()
     }
 
-    /// Returns the memory of this PE at the same offset.
+    /// Returns the memory that this PE has at the same offset as the target PE.
     #[inline]
     pub(crate) fn here(self) -> Span<'a> {
         Span {

@@ -53,9 +53,9 @@ impl Caps {
     }
 
     /// Returns one entry for each defined combination of collective, element type and reduction,
-    /// for [`Caps::reductions`]. `describe` can change each entry. An unchanged entry guarantees
-    /// nothing: the order and the NaN rule are unspecified, the bits of the result may differ among
-    /// ranks, and elements are accumulated in the element type.
+    /// for [`Caps::reductions`]. `describe` can change each entry. In an unchanged entry, the order
+    /// and the NaN rule are unspecified, the bits of the result may differ among ranks, and
+    /// elements are accumulated in the element type.
     pub fn reductions_with(mut describe: impl FnMut(&mut ReductionCaps)) -> Vec<ReductionCaps> {
         let mut all = Vec::new();
         for kind in CollectiveKind::ALL.into_iter().filter(|kind| kind.reduces()) {

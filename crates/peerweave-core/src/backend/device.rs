@@ -48,7 +48,7 @@ enum Owners {
 
 /// A handle to an owner of memory. The memory stays allocated at least until the handle is dropped.
 #[derive(Clone, Debug)]
-#[allow(dead_code, reason = "dropping the value releases the owner")]
+#[allow(dead_code, reason = "the fields are never read: dropping them releases the owner of the memory")]
 pub(crate) enum Held {
     Nothing,
     Memory(Arc<dyn Owner>),

@@ -348,8 +348,8 @@ pub struct KernelFailure {
     /// The reason why an operation of the kernel failed; `None` if no operation failed, and a
     /// thread panicked, trapped or diverged instead.
     pub kind: Option<FailureKind>,
-    /// The operation of the kernel that failed; `None` if no operation failed, or if the operation
-    /// is unknown.
+    /// The operation that failed in the kernel; `None` if no operation failed, or if the failed
+    /// operation is unknown.
     pub operation: Option<KernelOp>,
     /// The PE that did not arrive or cannot be reached, if the failure is due to a PE. For
     /// [`FailureKind::NoSuchPeer`], the PE number that the job does not have.

@@ -60,8 +60,8 @@ use std::time::Duration;
 ///   and has no other effect. The same is true for a call that races with `finalize` or with
 ///   [`Backend::release`].
 /// - **\[B7\]** If [`Backend::run`] fails while work that it has started may still access symmetric
-///   or device memory, `run` has called `keep`. The backend holds or leaks the value that `keep`
-///   returned until the work has ended.
+///   or device memory, `run` has called `keep`. The backend holds the value that `keep` returned
+///   until the work has ended, or leaks the value.
 /// - **\[B8\]** If [`Caps::device`] names a device, the backend calls `keep` before it enqueues an
 ///   operation. Before and after it enqueues the operation, the backend notifies the
 ///   [`DeviceOwner`]s in the value that `keep` returned ([`Keep::device_owners`]).
@@ -256,12 +256,13 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
 /// An implementation promises everything that a [`Backend`] promises, and in addition **\[B6\]**.
 /// If `submit` returns [`Submitted::Queued`], `submit` has called `keep`, and the queue holds the
 /// value that `keep` returned until the operation has completed or failed. If a deadline passes
-/// before the work of the operation has ended, the queue holds or leaks the value until the work
-/// has ended. If `submit` returns [`Submitted::Captured`], the graph holds the value until the
-/// graph, and everything that was instantiated from the graph, has been destroyed.
+/// before the work of the operation has ended, the queue holds the value until the work has ended,
+/// or leaks the value. If `submit` returns [`Submitted::Captured`], the graph holds the value until
+/// the graph, and everything that was instantiated from the graph, has been destroyed.
 pub unsafe trait StreamBackend: Any + Send + Sync + fmt::Debug {
     /// Enqueues an operation. If the queue is idle, `submit` may first run the operation on the
-    /// calling thread for about a millisecond.
+    /// calling thread for about a millisecond, and enqueue the operation only if it is not complete
+    /// by then.
     ///
     /// # Safety
     /// The memory that `op` names stays valid for the operation while the value that `keep`
@@ -295,7 +296,7 @@ pub trait EventBackend: Any + Send + Sync + fmt::Debug {
     fn wait(&self, within: Duration) -> Result<(), Error>;
     /// Returns the time from `earlier` to this event. Returns `None` if one of the events is not
     /// complete yet, or if this event became complete before `earlier`. Also returns `None` if the
-    /// clocks of the two queues cannot be compared. `earlier` belongs to the same backend.
+    /// clocks of the two events cannot be compared. `earlier` belongs to the same backend.
     fn elapsed_since(&self, earlier: &dyn EventBackend) -> Option<Duration>;
 }
 
@@ -412,9 +413,10 @@ pub enum SplitCall {
     /// The call is [`Team::split_2d`](crate::Team::split_2d), which splits the team twice: into
     /// rows and into columns.
     TwoD {
-        /// The number of ranks in a row, at most the number of ranks in the parent team.
+        /// The number of ranks in a row of `split_2d`, at most the number of ranks in the parent
+        /// team.
         x_range: usize,
-        /// Whether this is the second split, which forms the columns.
+        /// Whether this split forms the columns; `false` for the split that forms the rows.
         columns: bool,
     },
     /// The call is [`World::local_team`](crate::World::local_team).

@@ -290,7 +290,7 @@ pub(crate) fn point_to_point<'a>(
     argument(call, &of.inner.shared, name, &at)?;
     rank(call, of, "peer", peer)?;
     if !grouped && peer == of.my_rank() {
-        return Err(wrong_value(call, "peer", peer, "another rank: a rank can send to itself only in a group"));
+        return Err(wrong_value(call, "peer", peer, "a rank other than this one: a rank can send to itself only in a group"));
     }
     let (team, dtype, count) = (of.inner.id, at.dtype, at.len * at.parts);
     let op = Op::PointToPoint(backend::PointToPoint { direction, team, peer, dtype, count, at: at.place });

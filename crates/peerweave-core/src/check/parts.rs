@@ -26,9 +26,10 @@ fn parts_in(call: &'static str, of: &Team, name: &'static str, parts: &Parts, le
 enum Side<'a> {
     /// The parts that the caller passed.
     Parts(&'a Parts),
-    /// The same count for every rank, with offset 0.
+    /// A part of this length for every rank. All offsets are 0.
     Every(usize),
-    /// A count for this one rank, with offset 0. All other counts are 0.
+    /// A part of this length for the given rank, and empty parts for all other ranks. All offsets
+    /// are 0.
     Only(Rank, usize),
     None,
 }

@@ -44,7 +44,7 @@ mod tests {
     }
 
     #[test]
-    fn every_word_is_checked_first_at_short_intervals() {
+    fn each_of_n_words_is_checked_first_at_least_every_3n_waits() {
         assert_eq!((start(0), start(1)), (0, 0));
         for count in [1, 2, 3, 8, 64, 1000] {
             assert!(longest_gap(count, 10 * count, &[]) <= 3 * count, "{count} words");
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn every_word_is_checked_first_if_lengths_of_waits_vary() {
+    fn each_word_is_checked_first_if_other_waits_are_interleaved() {
         for others in [&[2][..], &[2, 2], &[3, 5, 8], &[64; 7]] {
             for count in [2, 3, 8, 64] {
                 let longest = longest_gap(count, 100 * count, others);

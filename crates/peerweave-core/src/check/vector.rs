@@ -166,7 +166,7 @@ pub(super) fn group(call: &'static str, me: Rank, ops: &[Op], ranges: &mut Vec<R
         if start < written_end || (written && start < any_end) {
             return Err(misuse(
                 call,
-                MisuseKind::OverlapWithin { what: "the buffers of a receive and of another send or receive in the group" },
+                MisuseKind::OverlapWithin { what: "the buffers of a receive and of a different send or receive in the group" },
             ));
         }
         any_end = any_end.max(end);

@@ -22,8 +22,8 @@ pub(super) struct Queue {
     waiting: Mutex<VecDeque<Entry>>,
     capture: AtomicBool,
     graph: Mutex<Graph>,
-    /// The owners of the memory of operations that have timed out, as if their work were still
-    /// running.
+    /// The owners of the memory of timed-out operations. They are kept as if the work of these
+    /// operations were still running.
     late: Mutex<Vec<Keep>>,
 }
 
@@ -73,8 +73,8 @@ impl Queue {
         drop(graph);
     }
 
-    /// Makes an operation time out, as if its work were still running. The memory of the operation
-    /// stays alive until [`Queue::end_late`] is called. Returns the timeout error.
+    /// Simulates an operation that times out while its work is still running: returns the timeout
+    /// error, and keeps the memory of the operation alive until [`Queue::end_late`] is called.
     pub(super) fn leave_running(&self, keep: Keep) -> Error {
         lock(&self.late).push(keep);
         let team = crate::TeamName { id: TeamId::WORLD, size: 1 };

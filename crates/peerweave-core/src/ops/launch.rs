@@ -87,13 +87,13 @@ mod sealed {
         /// Returns the value that the kernel gets for this argument. If the value refers to memory,
         /// also adds the owners of that memory to `held`.
         #[doc(hidden)]
-        #[allow(private_interfaces, reason = "the trait is sealed")]
+        #[allow(private_interfaces, reason = "only this crate calls the methods of the sealed trait")]
         fn bind(&self, name: &'static str, shared: &Arc<Shared>, held: &mut Kept) -> Result<P>;
     }
 
     pub trait Arguments<A> {
         #[doc(hidden)]
-        #[allow(private_interfaces, reason = "the trait is sealed")]
+        #[allow(private_interfaces, reason = "only this crate calls the methods of the sealed trait")]
         fn bind(&self, shared: &Arc<Shared>, held: &mut Kept) -> Result<A>;
     }
 }
@@ -102,7 +102,7 @@ const CALL: &str = "launch";
 
 impl<P: KernelArg> LaunchArg<P> for P {}
 impl<P: KernelArg> sealed::Argument<P> for P {
-    #[allow(private_interfaces, reason = "the trait is sealed")]
+    #[allow(private_interfaces, reason = "only this crate calls the methods of the sealed trait")]
     fn bind(&self, name: &'static str, shared: &Arc<Shared>, held: &mut Kept) -> Result<P> {
         /// A visitor of the memory views in an argument. Adds the owners of the memory to `held`.
         /// Stores in `outside` the offset and the size of the first view whose memory is not
@@ -131,7 +131,7 @@ impl<P: KernelArg> sealed::Argument<P> for P {
         match look.outside {
             Some((offset, bytes)) => {
                 let found = format!("a view of {bytes} bytes at symmetric offset {offset}");
-                let expected = "a view of one allocation of this world that was not released";
+                let expected = "a view of one allocation that belongs to this world and was not released";
                 Err(misuse(CALL, MisuseKind::Value { argument: name, found, expected }))
             }
             None => Ok(*self),
@@ -141,7 +141,7 @@ impl<P: KernelArg> sealed::Argument<P> for P {
 
 impl<T: Element> LaunchArg<SymSlice<T>> for &Symmetric<T> where SymSlice<T>: KernelArg {}
 impl<T: Element> sealed::Argument<SymSlice<T>> for &Symmetric<T> {
-    #[allow(private_interfaces, reason = "the trait is sealed")]
+    #[allow(private_interfaces, reason = "only this crate calls the methods of the sealed trait")]
     fn bind(&self, name: &'static str, shared: &Arc<Shared>, held: &mut Kept) -> Result<SymSlice<T>> {
         let remote = self.remote();
         check::region(CALL, shared, name, remote.region)?;
@@ -152,7 +152,7 @@ impl<T: Element> sealed::Argument<SymSlice<T>> for &Symmetric<T> {
 
 impl LaunchArg<KernelTeam> for &Team {}
 impl sealed::Argument<KernelTeam> for &Team {
-    #[allow(private_interfaces, reason = "the trait is sealed")]
+    #[allow(private_interfaces, reason = "only this crate calls the methods of the sealed trait")]
     fn bind(&self, name: &'static str, shared: &Arc<Shared>, _held: &mut Kept) -> Result<KernelTeam> {
         self.inner.shared.same_world(CALL, shared, name)?;
         check::team(CALL, self)?;
@@ -162,7 +162,7 @@ impl sealed::Argument<KernelTeam> for &Team {
 
 impl LaunchArgs<()> for () {}
 impl sealed::Arguments<()> for () {
-    #[allow(private_interfaces, reason = "the trait is sealed")]
+    #[allow(private_interfaces, reason = "only this crate calls the methods of the sealed trait")]
     fn bind(&self, _shared: &Arc<Shared>, _held: &mut Kept) -> Result<()> {
         Ok(())
     }
@@ -172,7 +172,7 @@ macro_rules! tuples {
     ($($parameter:ident $argument:ident $index:tt),*) => {
         impl<$($parameter: KernelArg, $argument: LaunchArg<$parameter>),*> LaunchArgs<($($parameter,)*)> for ($($argument,)*) {}
         impl<$($parameter: KernelArg, $argument: LaunchArg<$parameter>),*> sealed::Arguments<($($parameter,)*)> for ($($argument,)*) {
-            #[allow(private_interfaces, reason = "the trait is sealed")]
+            #[allow(private_interfaces, reason = "only this crate calls the methods of the sealed trait")]
             fn bind(&self, shared: &Arc<Shared>, held: &mut Kept) -> Result<($($parameter,)*)> {
                 Ok(($(sealed::Argument::<$parameter>::bind(&self.$index, ARGUMENTS[$index], shared, held)?,)*))
             }
@@ -255,7 +255,7 @@ impl Stream {
     ///
     /// # Panics
     /// Panics if the backend runs kernels on the host, but the program has set an executor of
-    /// kernels other than the backend's executor.
+    /// kernels that is not the backend's executor.
     ///
     /// ```
     /// use peerweave::{Result, on_threads};

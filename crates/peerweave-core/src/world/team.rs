@@ -63,7 +63,7 @@ impl Inner {
         self.destroyed.load(Ordering::Acquire)
     }
 
-    /// Sets whether the team is destroyed, and returns the previous value.
+    /// Sets whether the team counts as destroyed, and returns the previous value.
     pub(crate) fn set_destroyed(&self, destroyed: bool) -> bool {
         self.destroyed.swap(destroyed, Ordering::AcqRel)
     }

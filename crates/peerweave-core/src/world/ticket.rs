@@ -99,8 +99,8 @@ impl<R> Ticket<R> {
         Self { state, decode: Decode::Outcome(decode) }
     }
 
-    /// Returns a ticket for the same operation. After the operation has ended, `read` returns its
-    /// result.
+    /// Returns a ticket for the same operation. The result of the new ticket is the result of
+    /// `read`, which is called after the operation has completed.
     pub(crate) fn with_result<S>(self, read: impl Fn() -> S + Send + Sync + 'static) -> Ticket<S> {
         Ticket { state: self.state, decode: Decode::Memory(Box::new(read)) }
     }

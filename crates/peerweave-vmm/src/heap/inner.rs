@@ -28,7 +28,7 @@ use crate::share::history::History;
 use crate::share::identity::ProcessId;
 use crate::share::ipc::{Closing, IpcMemory};
 
-/// The data of a heap. The heap and all handles to the heap's memory share its ownership.
+/// The data of a heap. The heap and all handles to the heap's memory own this data together.
 pub(crate) struct HeapInner {
     pub(crate) rendezvous: Arc<Rendezvous>,
     pub(super) options: HeapOptions,
@@ -151,8 +151,8 @@ impl Around {
         whole.then_some(Self { random, machine, process, granularity, total_bytes, vmm, file_descriptor, fabric, refusal })
     }
 
-    /// Returns the random number of PE 0, which identifies the heap. Returns 0 on all PEs if the
-    /// blob of PE 0 is invalid.
+    /// Returns the random number that PE 0 has sent, which identifies the heap. `blobs` contains
+    /// the data that each PE has sent. Returns 0 on all PEs if the data of PE 0 is invalid.
     pub(super) fn id(blobs: &[Vec<u8>]) -> u64 {
         blobs.first().and_then(|blob| Reader(blob).number()).unwrap_or(0)
     }

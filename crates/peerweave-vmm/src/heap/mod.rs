@@ -76,7 +76,8 @@ pub enum Growth {
     /// does not permit this, the heap grows by the length of the allocation, rounded up to the
     /// granularity.
     Steps {
-        /// Minimum number of bytes by which the heap grows at once, if its limit permits this.
+        /// Minimum number of bytes by which the heap grows in one step, if the heap's limit
+        /// permits this.
         bytes: usize,
     },
 }
@@ -350,9 +351,9 @@ impl SymmetricHeap {
     /// Frees memory on every PE. Before that, waits until this PE's streams have completed all work
     /// that uses the memory, and all work that uses multicast addresses of the heap.
     ///
-    /// After an error the memory stays allocated, as if its handles had been dropped. Freeing fails
-    /// if another library used the memory on a per-thread stream, because no other thread can wait
-    /// for such a stream.
+    /// After an error the memory stays allocated, as if all handles to the memory had been dropped
+    /// without a call of `free`. Freeing fails if another library used the memory on a per-thread
+    /// stream, because no other thread can wait for such a stream.
     ///
     /// # Collective
     /// All PEs of the job call this function, each with a handle to the same allocation. The PE

@@ -147,7 +147,7 @@ impl HeapMulticast {
     }
 
     /// Returns the addresses through which a kernel accesses `memory`: the address on each PE, and
-    /// the multicast address that stands for all PEs.
+    /// the multicast address. A store to the multicast address writes `memory` on all PEs.
     ///
     /// The result is valid while this value and a handle to the memory live. Before you enqueue
     /// work that uses the result, record the stream in two places: call `read` or `write` of the

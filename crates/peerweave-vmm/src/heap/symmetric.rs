@@ -68,8 +68,9 @@ impl Drop for Block {
     }
 }
 
-/// A handle to elements at the same offset in every PE's segment. As a device buffer, the handle
-/// stands for this PE's elements. Clones and slices are handles to the same allocation.
+/// A handle to elements at the same offset in every PE's segment. In calls that take a device
+/// buffer, the handle refers to this PE's elements. Clones and slices are handles to the same
+/// allocation.
 ///
 /// All PEs free the memory together by [`SymmetricHeap::free`](crate::SymmetricHeap::free). If
 /// accesses on different streams or by different PEs race, the values of the elements are
@@ -187,8 +188,8 @@ buffers!(SymmetricMemory);
 /// A handle to elements in the segment of one PE of this machine. Clones and slices are handles to
 /// the same allocation.
 ///
-/// As a device buffer, the memory counts as memory of this PE's device. A copy to the buffer is a
-/// put, and a copy from the buffer is a get.
+/// In calls that take a device buffer, the memory is treated as memory of this PE's device. A copy
+/// to the memory is a put, and a copy from the memory is a get.
 pub struct PeerMemory<T> {
     block: Arc<Block>,
     pe: Pe,

@@ -1,7 +1,7 @@
 //! The addresses of symmetric memory for kernels, as plain data.
 //!
-//! This module accesses no memory. Invariant: kernels depend on the layout of the struct, and a
-//! test below checks the layout.
+//! This module accesses no memory. Invariant: kernels depend on the layout of [`SymmetricView`],
+//! and a test below checks the layout.
 
 use peerweave_types::{Rank, SymOffset};
 
@@ -12,14 +12,14 @@ use peerweave_types::{Rank, SymOffset};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct SymmetricView {
-    /// Address of the bytes in the segment of rank 0.
+    /// Address of the viewed bytes in the segment of rank 0.
     pub base: u64,
     /// Distance in bytes between the addresses of the same byte on two successive ranks.
     pub stride: u64,
-    /// Number of bytes on each PE.
+    /// Number of viewed bytes in the segment of each PE.
     pub bytes: u64,
-    /// Multicast address of the bytes; 0 if there is no multicast address. A store to the address
-    /// writes the memory of all PEs, and a reducing load reads the memory of all PEs.
+    /// Multicast address of the viewed bytes; 0 if there is no multicast address. A store to the
+    /// address writes the memory of all PEs, and a reducing load reads the memory of all PEs.
     pub multicast: u64,
     /// Rank of this PE on the machine.
     pub me: u32,

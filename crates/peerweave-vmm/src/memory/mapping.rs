@@ -218,9 +218,8 @@ impl Mapping {
     }
 }
 
-/// Returns a new handle in an `Arc` of its own. [`Mapping::allow`] counts the handles. A `Weak` of
-/// the returned `Arc` can be upgraded only while the new handle lives, and `allow` counts that
-/// handle.
+/// Returns a new handle to the mapping, which [`Mapping::allow`] counts, in a new `Arc`. A `Weak`
+/// of the returned `Arc` can be upgraded only while the new handle lives and is counted.
 fn keep_of(inner: &Arc<Inner>) -> Keep {
     Arc::new(Arc::clone(inner))
 }

@@ -130,7 +130,7 @@ fn begin(me: Pe, context: &Arc<CudaContext>, members: &[Pe], properties: Multica
     Ok(Some((building, Some(fd))))
 }
 
-/// Encodes the data that a PE sends to the other PEs: its list of members and a text.
+/// Encodes the data that a PE sends to the other PEs: its list of members, and the text `words`.
 pub(super) fn statement(members: &[Pe], words: &str) -> Vec<u8> {
     let mut statement = (members.len() as u32).to_le_bytes().to_vec();
     statement.extend(members.iter().flat_map(|pe| pe.get().to_le_bytes()));
@@ -149,8 +149,8 @@ fn read_statement(statement: &[u8]) -> Option<(Vec<Pe>, &str)> {
 /// A PE and the text that this PE sent to the other PEs.
 type Said<'a> = (Pe, &'a str);
 
-/// Checks that all members of each list passed the same list. Calls `check` with the texts of every
-/// two members of a list.
+/// Checks that all members of each list passed the same list. Calls `check` for every two members
+/// of a list, with the texts that these two members sent.
 fn check_members(
     call: &str,
     statements: &[Vec<u8>],
@@ -171,7 +171,7 @@ fn check_members(
                 theirs => {
                     let has = |members: &Vec<Pe>| format!("members {members:?}");
                     let other_has =
-                        theirs.map_or("no list, because the job has no such PE".to_owned(), |(theirs, _)| has(theirs));
+                        theirs.map_or("no members, because the job does not have this PE".to_owned(), |(theirs, _)| has(theirs));
                     let (call, one_has, other) = (call.to_owned(), has(members), *other);
                     return Err(Misuse::Diverged { call, one, one_has, other, other_has }.into());
                 }

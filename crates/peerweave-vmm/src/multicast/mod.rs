@@ -1,11 +1,11 @@
 //! Multicast objects: a store to one address writes the memory of every device of a team.
 //!
 //! ```text
-//!   Building   create or import; add_device       a bind before all devices are added would never return
+//!   Building   create or import; add_device       no bind yet: it would wait for missing devices
 //!      |       complete, complete_with
 //!   Team       bind, bind_mapping -> Binding      binds memory of each device to the object
 //!      |       bound, bound_with
-//!   Bound      map -> MulticastMapping            an address, when every device has bound memory
+//!   Bound      map -> MulticastMapping            an address; needs memory of every device
 //! ```
 //! Each step is a type, so steps in the wrong order do not compile. Each step keeps the previous
 //! steps alive: a mapping keeps its bindings, and a binding keeps its memory and the object. When

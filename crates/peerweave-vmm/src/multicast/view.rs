@@ -1,7 +1,8 @@
 //! Elements at multicast addresses for kernels, as plain data.
 //!
 //! A view accesses no memory and keeps no memory alive. Invariants: kernels depend on the layout of
-//! the struct, and a test below checks the layout. A returned address is the address of an element.
+//! [`MulticastView`], and a test below checks the layout. A view returns only addresses of its
+//! elements.
 
 use std::fmt;
 use std::marker::PhantomData;

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn published_value_is_found_until_the_entry_is_dropped() {
+    fn published_value_is_found_until_its_registry_entry_is_dropped() {
         let entry = publish(Arc::new(7u32));
         assert_eq!(find::<u32>(entry.key).as_deref(), Some(&7));
         assert!(find::<u64>(entry.key).is_none(), "the value has another type");

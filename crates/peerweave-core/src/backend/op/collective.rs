@@ -11,7 +11,7 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the names are common; `Collective::count` explains the counts")]
+#[allow(missing_docs, reason = "the variants have common names; `Collective::count` explains the counts")]
 pub enum CollectiveKind {
     Barrier = 0,
     Sync = 1,
@@ -289,7 +289,7 @@ impl fmt::Display for CollectiveShape {
 /// For all-gather-v, gather-v and scatter-v, backends get the counts of an all-to-all-v that moves
 /// the same parts. In an all-gather-v, a rank sends the same part to every rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names describe the fields")]
+#[allow(missing_docs, reason = "the names of the fields need no explanation")]
 pub struct VectorCounts {
     pub send_counts: Vec<usize>,
     pub send_offsets: Vec<usize>,

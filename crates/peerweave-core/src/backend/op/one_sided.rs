@@ -44,7 +44,7 @@ pub struct Get {
 /// A put ([`Direction::Send`]) or get ([`Direction::Receive`]) of `count` strided elements. The
 /// strides are in elements.
 #[derive(Clone, Copy, Debug)]
-#[allow(missing_docs, reason = "the names describe the fields")]
+#[allow(missing_docs, reason = "the names of the fields need no explanation")]
 pub struct Strided {
     pub direction: Direction,
     pub pe: Pe,
@@ -85,7 +85,7 @@ pub struct GetElement {
 
 /// A copy of `bytes` bytes between two memory ranges on this PE. The two ranges do not overlap.
 #[derive(Clone, Copy, Debug)]
-#[allow(missing_docs, reason = "the names describe the fields")]
+#[allow(missing_docs, reason = "the names of the fields need no explanation")]
 pub struct Copy {
     pub source: Place,
     pub target: Place,
@@ -108,7 +108,7 @@ pub struct Fill {
 
 /// An update of one signal word.
 #[derive(Clone, Copy, Debug)]
-#[allow(missing_docs, reason = "the names describe the fields")]
+#[allow(missing_docs, reason = "the names of the fields need no explanation")]
 pub struct Signal {
     pub pe: Pe,
     pub at: SymOffset,
@@ -136,7 +136,7 @@ pub struct Atomic {
 /// The kind of an atomic operation. `Fetch`, `Swap`, `CompareSwap` and the `Fetch…` kinds return
 /// the old value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs, reason = "the names are OpenSHMEM's")]
+#[allow(missing_docs, reason = "the variants have the names of OpenSHMEM's atomic operations")]
 pub enum AtomicKind {
     Fetch,
     Set,

@@ -25,7 +25,7 @@ pub struct PointToPoint {
 
 /// Whether a [`PointToPoint`] sends or receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names describe the variants")]
+#[allow(missing_docs, reason = "the names of the variants need no explanation")]
 pub enum Direction {
     Send,
     Receive,

@@ -172,8 +172,8 @@ impl Lock {
     }
 
     /// Returns the PE that holds the lock now, or to which the lock has been passed on. Returns
-    /// `None` if the lock is free. The result may be out of date at once, so use the result only in
-    /// messages.
+    /// `None` if the lock is free. The result may already be out of date when the call returns, so
+    /// use the result only in messages.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) after finalize; errors of the backend.
@@ -181,8 +181,8 @@ impl Lock {
         self.words.state("holder").map(State::pe)
     }
 
-    /// Returns the PEs that wait for the lock now, in ascending order. The result may be out of
-    /// date at once, so use the result only in messages.
+    /// Returns the PEs that wait for the lock now, in ascending order. The result may already be
+    /// out of date when the call returns, so use the result only in messages.
     ///
     /// # Errors
     /// As for [`Lock::holder`].
@@ -230,9 +230,10 @@ impl Lock {
         Ok(taken?.map(|taken_from| LockGuard { lock: self, taken_from }))
     }
 
-    /// Acquires the lock. The caller has entered the gate. Returns `None` if `mode` is
-    /// [`Mode::Try`] and another PE holds the lock. Otherwise returns the PE from which the lock
-    /// was taken over; the inner `None` if the lock was not taken over.
+    /// Acquires the lock. The caller has entered the gate (see `gate.rs`), so no other thread of
+    /// this PE acquires the lock now. The outer `Option` is `None` if `mode` is [`Mode::Try`] and
+    /// this PE may not take the lock now. The inner `Option` is the PE from which the lock was
+    /// taken over; `None` if the lock was not taken over.
     fn take(&self, call: &'static str, mode: Mode, start: Instant, end: Instant) -> Result<Option<Option<Pe>>> {
         if self.words.change(call, State::Free, State::Held(self.me))? {
             return Ok(Some(None));

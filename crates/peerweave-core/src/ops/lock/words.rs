@@ -26,7 +26,7 @@ pub(super) enum State {
     Free,
     /// A PE holds the lock.
     Held(Pe),
-    /// The last holder has passed the lock on to this PE. This PE has not yet taken the lock.
+    /// The last holder has passed the lock on to the given PE, which has not yet taken the lock.
     Passed(Pe),
 }
 
