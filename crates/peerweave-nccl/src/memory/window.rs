@@ -159,9 +159,9 @@ impl<T: Element> Window<T> {
     /// # Errors
     /// [`NcclError::Misuse`] for memory that is empty, is not on the communicator's device, or is
     /// not aligned to 4096 bytes. [`NcclError::Misuse`] for a borrowed slice, which cannot be kept
-    /// alive. [`NcclError::Misuse`] on every rank if the lengths differ before NCCL 2.30.7.
-    /// [`NcclError::Unsupported`]. [`NcclError::Timeout`]. [`NcclError::Dead`]. Errors that NCCL
-    /// returns.
+    /// alive. [`NcclError::Misuse`] on every rank if the ranks pass different lengths and NCCL is
+    /// older than 2.30.7. [`NcclError::Unsupported`]. [`NcclError::Timeout`]. [`NcclError::Dead`].
+    /// Errors that NCCL returns.
     pub fn register(
         communicator: &Communicator,
         memory: &impl DeviceBuffer<T>,
@@ -245,8 +245,8 @@ impl<T: Element> Window<T> {
         if !nccl.version().at_least(LENGTHS_DIFFER) && lens.iter().any(differ) {
             // Every rank returns this error. Registered memory stays registered until the
             // communicators end [W2].
-            let why = "the lengths differ, expected the same length on every rank before NCCL 2.30.7";
-            return Err(NcclError::misuse(CALL, MisuseKind::Combination { what: "the lengths of the memory", why }));
+            let why = "the ranks passed different lengths, which requires NCCL 2.30.7; pass the same length on every rank";
+            return Err(NcclError::misuse(CALL, MisuseKind::Combination { what: "the length of the memory", why }));
         }
         let finish = |(made, lens_bytes): (Option<Registered>, Vec<u64>)| {
             let mut made = made?;
