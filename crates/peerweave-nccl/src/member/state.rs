@@ -217,7 +217,7 @@ enum Occupancy {
     Empty,
     /// At least one thread inside the gate will leave without an abort.
     Brief,
-    /// All threads inside the gate may be blocked in NCCL.
+    /// Every thread inside the gate is marked as possibly blocked in NCCL.
     Stuck,
 }
 
@@ -358,7 +358,8 @@ impl Gate {
     }
 
     /// Waits, after `close`, until no thread is inside the gate. After `grace`, stops waiting if
-    /// all threads inside may be blocked in NCCL. Returns whether no thread is inside.
+    /// all threads inside are marked as possibly blocked in NCCL. Returns whether no thread is
+    /// inside.
     ///
     /// Waits without a limit for threads that are not marked as possibly blocked in NCCL ([G3] of
     /// this module). Time in which the system suspends the whole process, or this thread, does not

@@ -7,7 +7,8 @@
 //! - **[W1]** The memory of a window stays allocated until the window is unregistered on all ranks
 //!   or the communicator is freed. Until then a peer may write to the memory.
 //! - **[W2]** Dropping a window does not unregister the memory. The memory stays registered until
-//!   the communicator is freed, because unregistering the memory earlier is a collective call.
+//!   the communicator is freed, because peers may still write to the memory. Freeing the memory
+//!   earlier requires a collective call ([`Window::deregister`]).
 
 use std::ffi::c_int;
 use std::fmt;
@@ -408,8 +409,8 @@ fn together(
     first_error.map_or(ended, Err)
 }
 
-/// Exchanges one number of each rank among all ranks. Returns all numbers in rank order, once for
-/// each communicator. Waits for at most the deadline of the communicators.
+/// Exchanges one number of each rank among all ranks. For each communicator in `communicators`,
+/// returns all numbers in rank order. Waits for at most the deadline of the communicators.
 fn exchange(communicators: &[&Communicator], mine: &[u64]) -> Result<Vec<Vec<u64>>, NcclError> {
     let start = Instant::now();
     let Some(first) = communicators.first() else { return Ok(Vec::new()) };
