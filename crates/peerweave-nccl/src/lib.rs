@@ -15,7 +15,7 @@
 //!   └─ NcclError      misuse, missing features, NCCL errors, expired deadlines, lost peers
 //! ```
 #![doc = include_str!("../README.md")]
-#![allow(clippy::result_large_err, reason = "a test checks that an error has at most 96 bytes")]
+#![allow(clippy::result_large_err, reason = "a test checks that an `NcclError` has at most 96 bytes")]
 
 mod comm;
 mod config;

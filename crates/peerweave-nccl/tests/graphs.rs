@@ -494,7 +494,7 @@ fn call_fails_if_the_capture_ends_during_the_call() {
 }
 
 #[test]
-fn nccl_is_not_called_if_the_graph_refuses_the_resources() {
+fn nccl_is_not_called_if_the_graph_cannot_keep_memory_alive() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let (mut values, before) = (floats(&stream, &[1.0]), comm.sequence());
@@ -511,7 +511,7 @@ fn nccl_is_not_called_if_the_graph_refuses_the_resources() {
 }
 
 #[test]
-fn call_queries_the_capture_status_before_and_after_nccl() {
+fn capture_status_is_queried_before_and_after_the_nccl_call() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let values = floats(&stream, &[1.0]);

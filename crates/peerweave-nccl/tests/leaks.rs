@@ -87,7 +87,7 @@ fn communicator_dropped_during_exit_is_not_ended() {
 }
 
 #[test]
-fn exit_waits_for_dropped_communicator() {
+fn process_exit_waits_for_a_dropped_communicator() {
     if child().is_some() {
         Nccl::report_leaks_at_exit().expect("atexit accepts the function");
         drop(all(1));
@@ -101,7 +101,8 @@ fn exit_waits_for_dropped_communicator() {
         assert_eq!(Nccl::leaks().ending, 1, "the communicator is still being ended");
         std::process::exit(0);
     }
-    let output =
-        fakes(1).env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommFinalize=4000").run_child("exit_waits_for_dropped_communicator");
+    let output = fakes(1)
+        .env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommFinalize=4000")
+        .run_child("process_exit_waits_for_a_dropped_communicator");
     assert!(output.status.success() && !output.stderr.contains("leaked"), "{output}");
 }

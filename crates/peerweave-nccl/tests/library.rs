@@ -80,7 +80,7 @@ lacks! {
 }
 
 #[test]
-fn library_before_2_19_is_refused() {
+fn nccl_before_2_19_is_refused() {
     // In this version an abort crashes inside NCCL.
     Fakes::new().nccl().env("PEERWEAVE_FAKE_NCCL_VERSION", "21806").run(|| {
         let Err(NcclError::Unsupported(error)) = Nccl::load() else {
@@ -196,7 +196,7 @@ fn old_nccl_supports_neither_parameters_nor_encryption() {
 }
 
 #[test]
-fn second_library_is_loaded_and_lists_the_first_library() {
+fn second_library_reports_the_library_that_was_loaded_first() {
     Fakes::new().nccl().run(|| {
         let first = Nccl::load().expect("the library is found");
         assert!(first.others().is_empty());
@@ -218,7 +218,7 @@ fn second_library_is_loaded_and_lists_the_first_library() {
 }
 
 #[test]
-fn load_lists_a_library_that_was_mapped_before() {
+fn load_reports_a_library_that_was_already_mapped() {
     Fakes::new().nccl().run(|| {
         let own = PathBuf::from(std::env::var_os("PEERWEAVE_NCCL_PATH").expect("the fake library is found")).join("libnccl.so.2");
         let directory = tempfile::tempdir().expect("a temporary directory is created");

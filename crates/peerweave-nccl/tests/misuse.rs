@@ -87,7 +87,7 @@ fn wrong_lengths_roots_and_peers_are_misuse() {
         );
         says(
             comm.all_to_all_v(stream, &two, &[1, 1, 0], &mut six_out, &[2, 2, 2]),
-            "all_to_all_v: the part that this rank receives from itself has 2 elements, expected 1",
+            "all_to_all_v: the data that this rank receives from itself has 2 elements, expected 1",
         );
         says(
             comm.all_gather_v(stream, &two, &mut six_out, &[2, usize::MAX, usize::MAX]),

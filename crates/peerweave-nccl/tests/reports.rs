@@ -96,7 +96,7 @@ fn rank_late_for_one_call_is_not_missing_in_the_next_call() {
 }
 
 #[test]
-fn timeout_has_no_reports_of_ranks_that_joined_by_id() {
+fn timeout_error_has_no_reports_if_ranks_joined_by_id() {
     fakes(2).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce").run_many(1, |child| {
         let (comm, _rendezvous, _) = join(&child);
         let (nccl, id) = (comm.nccl(), comm.grow_id().expect("an id is created"));
@@ -133,7 +133,7 @@ fn creation_error_names_a_rank_that_has_died() {
 }
 
 #[test]
-fn error_names_a_lost_rank_that_nccl_detects_first() {
+fn lost_rank_is_named_if_nccl_detects_it_before_the_rendezvous() {
     // NCCL loses its connection to the dead rank before the rendezvous detects the loss.
     let fakes = fakes(2).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclCommInitRankConfig:1=6");
     fakes.run_many(2, |child| die_while_others_create_the_communicator(&child, DEADLINE));

@@ -95,7 +95,7 @@ fn tracing_subscriber_may_use_communicators() {
 }
 
 #[test]
-fn waiter_gets_the_lock_before_a_caller_in_a_loop() {
+fn waiter_gets_the_lock_before_a_thread_that_calls_in_a_loop() {
     // Each call queries four statistics, and the next call follows immediately.
     fakes(1).env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommMemStats=5").run(|| {
         let (comm, _) = alone();

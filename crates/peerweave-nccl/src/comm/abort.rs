@@ -22,13 +22,13 @@ use crate::sys::ncclResult_t;
 /// Time limit of aborts for which the caller sets no limit.
 pub(crate) const ABORT_LIMIT: Duration = Duration::from_secs(10);
 
-/// Time for which an abort waits, before it calls `ncclCommAbort`, until no thread holds the
-/// communicator's lock. On a non-blocking communicator a thread releases the lock within
+/// Maximum time for which an abort waits, before it calls `ncclCommAbort`, until no thread holds
+/// the communicator's lock. On a non-blocking communicator a thread releases the lock within
 /// microseconds. A thread that is stuck inside NCCL releases the lock only after the abort.
 const ABORT_GRACE: Duration = Duration::from_millis(500);
 
-/// Time for which an abort waits for NCCL to end running work, if graphs prevent NCCL from freeing
-/// the communicator.
+/// Maximum time for which an abort waits for NCCL to end running work, if captured graphs prevent
+/// NCCL from freeing the communicator.
 const ABORT_WITH_GRAPHS: Duration = Duration::from_millis(200);
 
 /// Time that NCCL's threads need, after the start of an abort, to stop launching work. An aborted

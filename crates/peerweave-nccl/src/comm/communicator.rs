@@ -26,9 +26,9 @@ use crate::{CommProperties, Nccl, Rank};
 /// One rank's membership in an ordered set of ranks that communicate.
 ///
 /// Clones are handles to the same membership. The membership ends once the last handle has been
-/// dropped and no graph, window or reduction uses the communicator any more. In this case the
-/// membership ends in the background, without waiting for other ranks. [`finalize`](Self::finalize)
-/// instead waits for issued work and for the other ranks.
+/// dropped and no graph, window or reduction uses the communicator any more. This happens in the
+/// background, without waiting for other ranks. In contrast, [`finalize`](Self::finalize) waits for
+/// issued work and for the other ranks.
 ///
 /// # Threads
 /// Any thread may use a communicator. NCCL requires the calls on a communicator to be ordered. So
@@ -204,10 +204,10 @@ impl Communicator {
     /// Sets the [`work_deadline`](Self::work_deadline) of this communicator and of its clones. The
     /// value is rounded up to whole milliseconds. [`Duration::MAX`] disables the limit.
     ///
-    /// The watchdog detects late work at most one eighth of the limit after the limit has expired.
-    /// The watchdog then aborts all ranks that the communicator has in this process. So a thread
-    /// that waits in `CudaStream::synchronize` returns. [`wait`](Self::wait) then returns an error
-    /// that names the ranks that have issued fewer calls.
+    /// The watchdog detects late work after the limit has expired, with a delay of at most one
+    /// eighth of the limit. The watchdog then aborts all ranks that the communicator has in this
+    /// process. So a thread that waits in `CudaStream::synchronize` returns. [`wait`](Self::wait)
+    /// then returns an error that names the ranks that have issued fewer calls.
     ///
     /// ```no_run
     /// # use std::time::Duration;

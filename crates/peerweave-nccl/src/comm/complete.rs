@@ -35,7 +35,7 @@ impl Inner {
         if code == ncclResult_t::ncclSuccess { Ok(()) } else { self.complete_slowly(call, code, inside) }
     }
 
-    /// Like [`complete`](Self::complete), for a call that is not a collective.
+    /// Like [`complete`](Self::complete), for a call that is not issued on a stream.
     ///
     /// On a non-blocking communicator, some of these calls return success while a thread of NCCL is
     /// still running and will write to the caller's memory. `ncclDevCommCreate`,
@@ -51,8 +51,9 @@ impl Inner {
         self.complete(call, self.started(code), inside)
     }
 
-    /// Converts the result of a call that is not a collective. On a non-blocking communicator,
-    /// success becomes `ncclInProgress`. See [`complete_started`](Self::complete_started).
+    /// Converts the result of a call that is not issued on a stream. On a non-blocking
+    /// communicator, success becomes `ncclInProgress`. See
+    /// [`complete_started`](Self::complete_started).
     pub(crate) fn started(&self, code: ncclResult_t) -> ncclResult_t {
         let may_go_on = !self.blocking && code == ncclResult_t::ncclSuccess;
         if may_go_on { ncclResult_t::ncclInProgress } else { code }
@@ -278,7 +279,8 @@ pub(crate) fn complete_all(
 
 /// Sets a mark in the lock of each communicator in `inside`: this thread may be blocked in NCCL.
 /// Fails and sets no mark if another thread has aborted or finalized one of the communicators.
-/// Without the mark, that thread waits until this thread has released the locks.
+/// After a failure, the thread that aborts or finalizes waits until this thread has released the
+/// locks.
 #[inline]
 pub(crate) fn enter_blocking_all(call: &'static str, inside: &[(&Arc<Inner>, Inside<'_>)]) -> Result<(), NcclError> {
     /// Number of the last group that contained several communicators. Groups are numbered from 1.

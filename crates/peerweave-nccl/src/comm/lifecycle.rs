@@ -224,8 +224,8 @@ impl Communicator {
         })
     }
 
-    /// Calls `function`, which suspends or resumes the communicator, and records the new state
-    /// before another thread acquires the communicator's lock.
+    /// Calls `function`, which suspends or resumes the communicator. Records the new state before
+    /// another thread can acquire the communicator's lock.
     fn change(
         &self,
         call: &'static str,

@@ -59,7 +59,7 @@ pub(crate) fn reports(inner: &Arc<Inner>) -> Vec<RankReport> {
 pub(crate) struct LeftOut {
     /// Number of the waiting thread.
     thread: u64,
-    /// Time of the next check.
+    /// Time of the next check for omitted ranks.
     next: Instant,
     /// Waiting time after which a rank counts as omitted by the thread. [`LEFT_OUT_AFTER`] limits
     /// the time if the thread is known to issue calls for several ranks.

@@ -213,8 +213,8 @@ pub(crate) fn no_thread_error(call: &'static str) -> NcclError {
 /// their state at exit, and a thread inside these libraries would use freed state.
 ///
 /// Exit functions run in reverse order of registration. The CUDA runtime registers its exit
-/// function when the first communicator is created. So this function is called a second time, after
-/// the first communicator was created.
+/// function when the first communicator is created. So `wait_at_exit` is called again, after the
+/// first communicator was created.
 fn wait_at_exit(registered: &Once) {
     registered.call_once(|| {
         // SAFETY: the function lives as long as the process, and does not panic.
@@ -224,7 +224,7 @@ fn wait_at_exit(registered: &Once) {
     });
 }
 
-/// Registers the exit function of [`wait_at_exit`] again, after the first communicator was created.
+/// Calls [`wait_at_exit`] after the first communicator was created. Later calls have no effect.
 pub(super) fn created() {
     static REGISTERED: Once = Once::new();
     wait_at_exit(&REGISTERED);

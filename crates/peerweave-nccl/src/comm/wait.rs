@@ -52,8 +52,8 @@ const WATCH_PATIENCE: Duration = Duration::from_millis(20);
 /// lost rank joined before it died can complete within this time.
 const LAST_WORK: Duration = Duration::from_millis(500);
 
-/// Time for which a rank waits until the other ranks have published their last calls. Also the time
-/// limit of a query of the rendezvous after a failure or a timeout.
+/// Maximum time for which a rank waits for the other ranks to publish their last calls. Also the
+/// time limit of a query of the rendezvous after a failure or a timeout.
 const REPORTS: Duration = Duration::from_millis(500);
 
 impl Communicator {

@@ -79,8 +79,8 @@ fn thread() -> MutexGuard<'static, Thread> {
     THREAD.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes the watchdog inspect all communicators, after a communicator was created or a deadline has
-/// changed. Returns `false` if the system cannot start the watchdog's thread.
+/// Makes the watchdog inspect all communicators. Called after a communicator was created or a
+/// deadline was changed. Returns `false` if the system cannot start the watchdog's thread.
 pub(crate) fn watch() -> bool {
     let mut thread = thread();
     thread.changes += 1;
@@ -237,8 +237,8 @@ pub(crate) fn stuck_together(inner: &Arc<Inner>) -> Vec<Arc<Inner>> {
     together
 }
 
-/// Aborts the ranks of this process whose work is late, and records an error that names the missing
-/// ranks.
+/// Aborts all ranks that a communicator with late work has in this process. Records an error that
+/// names the missing ranks.
 fn abort_late_work(inner: &Weak<Inner>, since: Instant) {
     let (Some(_look), Some(inner)) = (Look::begin(), inner.upgrade()) else { return };
     let error = expired(&inner, inner.work_deadline() + since.elapsed());

@@ -46,17 +46,17 @@ pub enum GraphUsage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HostCftMode {
-    /// Host code can query the addresses of windows in a fabric. Creating the communicator fails if
-    /// the hardware does not support these queries.
+    /// Host code can query the addresses that windows have in a fabric. Creating the communicator
+    /// fails if the hardware does not support these queries.
     Enable,
-    /// Host code cannot query the addresses of windows in a fabric.
+    /// Host code cannot query the addresses that windows have in a fabric.
     Disable,
-    /// Host code can query the addresses of windows in a fabric if the hardware supports these
-    /// queries.
+    /// Host code can query the addresses that windows have in a fabric, if the hardware supports
+    /// these queries.
     Fallback,
 }
 
-/// Selects the operations of NVLink switches (NVLS) that NCCL's host functions use. Requires NCCL
+/// Selects which operations of NVLink switches (NVLS) NCCL's host functions use. Requires NCCL
 /// 2.32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -67,7 +67,7 @@ pub enum NvlsHostMode {
     /// of buffers for this transport.
     DisableTransport,
     /// NCCL's host functions use all NVLS operations except multimem instructions in NCCL's
-    /// symmetric kernels and copies.
+    /// symmetric kernels and in copies by copy engines.
     DisableSymmetricMultimem,
     /// NCCL's host functions use all NVLS operations except the operations that
     /// [`DisableTransport`](NvlsHostMode::DisableTransport) and

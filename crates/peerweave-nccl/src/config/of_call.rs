@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn library_before_2_31_supports_no_call_config() {
+    fn nccl_before_2_31_supports_no_call_config() {
         let error = build(&CollConfig::new(), "2.30.7").err().expect("NCCL 2.30 supports no call configurations");
         assert_eq!(error.to_string(), "CollConfig (ncclCollConfig_t) needs NCCL 2.31.0, found 2.30.7 (/opt/libnccl.so.2)");
     }

@@ -122,8 +122,8 @@ options! {
         /// [`Communicator`](crate::Communicator) documents the costs of non-blocking communicators.
         ///
         /// If on, a separate thread calls NCCL to create the communicator. After a timeout this
-        /// thread stays in NCCL until the other ranks arrive, and may keep a processor busy.
-        /// Requires NCCL 2.14.
+        /// separate thread stays in NCCL until the other ranks arrive, and may keep a processor
+        /// busy. Requires NCCL 2.14.
         blocking: Switch => blocking;
         /// Sets whether children created by split share resources with this communicator. If not
         /// set, NCCL reads the environment variable `NCCL_COMM_SPLIT_SHARE_RESOURCES`. The safety
@@ -169,7 +169,7 @@ options! {
         /// Sets whether host code can query the addresses that windows have in a fabric (CFT).
         /// Requires NCCL 2.31.1.
         host_cft_mode: HostCftMode => hostCftMode;
-        /// Sets the operations of NVLink switches that NCCL's host functions use. Requires NCCL
+        /// Sets which operations of NVLink switches (NVLS) NCCL's host functions use. Requires NCCL
         /// 2.32.
         nvls_host_mode: NvlsHostMode => nvlsHostMode;
     }

@@ -172,8 +172,8 @@ impl DeviceCommRequirements {
         /// the number.
         gin_queue_depth: u32;
         /// Sets whether kernels may use NCCL's strong signals. A rank that observes a strong signal
-        /// also observes all earlier puts of the sender to this rank through the same network
-        /// context. Switching this option off requires NCCL 2.30.7.
+        /// also observes all earlier puts of the signal's sender to that rank through the same
+        /// network context. Switching this option off requires NCCL 2.30.7.
         gin_strong_signals: Switch;
         /// Sets whether kernels may use signals at virtual addresses (VA signals). Switching this
         /// option off requires NCCL 2.30.7.
@@ -283,8 +283,9 @@ impl DeviceCommRequirements {
         Ok((RawRequirements::new(raw, &self.buffers, &teams), len_bytes))
     }
 
-    /// Returns three values: the version for the structs, the size of the device communicator in
-    /// bytes if the size is known, and whether NCCL must use the layout of the loaded library.
+    /// Returns three values: the version to write to NCCL's structs, the size of the device
+    /// communicator in bytes if the size is known, and whether NCCL must use the layout of the
+    /// loaded library.
     fn version_of(&self, found: &Found<'_>) -> Result<(Version, Option<usize>, bool), NcclError> {
         const WHAT: &str = "a query of the size of a device communicator";
         let newest = found.version.min(sys::HEADER);

@@ -247,7 +247,7 @@ impl ResultCode {
     pub const INTERNAL_ERROR: Self = Self(sys::ncclResult_t::ncclInternalError.0);
     /// An argument is invalid.
     pub const INVALID_ARGUMENT: Self = Self(sys::ncclResult_t::ncclInvalidArgument.0);
-    /// The call is invalid in this state.
+    /// The program uses NCCL incorrectly, such as with two ranks on one device.
     pub const INVALID_USAGE: Self = Self(sys::ncclResult_t::ncclInvalidUsage.0);
     /// A peer or the network failed.
     pub const REMOTE_ERROR: Self = Self(sys::ncclResult_t::ncclRemoteError.0);
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn nccl_error_has_at_most_96_bytes() {
+    fn nccl_error_type_has_at_most_96_bytes() {
         assert!(size_of::<NcclError>() <= 96, "{}", size_of::<NcclError>());
     }
 

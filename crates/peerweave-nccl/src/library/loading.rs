@@ -217,8 +217,8 @@ impl Nccl {
     }
 
     /// Creates an id with which ranks connect to each other. NCCL opens a socket in this process,
-    /// and listens on the socket until the ranks have connected. NCCL selects the network interface
-    /// (`NCCL_SOCKET_IFNAME`).
+    /// and listens on the socket until the ranks have connected. NCCL selects the network
+    /// interface. The environment variable `NCCL_SOCKET_IFNAME` limits the selection.
     ///
     /// # Errors
     /// [`NcclError::Nccl`] if there is no usable network interface; [`NcclError::Forked`].

@@ -125,11 +125,11 @@ pub enum MisuseKind {
     /// or differ in length, element type, root or reduction. No call in the group was issued.
     #[error("{rank} calls {found}, but {other} in the same group calls {expected}")]
     Disagreement {
-        /// One of the two ranks.
+        /// The rank whose call does not match the call of `other`.
         rank: Rank,
         /// The call that `rank` issues.
         found: Box<str>,
-        /// The other rank, whose call was recorded earlier.
+        /// The rank with whose call the call of `rank` was compared.
         other: Rank,
         /// The call that `other` issues.
         expected: Box<str>,

@@ -1,8 +1,8 @@
 //! Run-time parameters of NCCL (requires NCCL 2.30.3), and a function that makes NCCL read the
 //! variables of its log again.
 //!
-//! This module only reads parameters. Environment variables set the parameters before NCCL is first
-//! used.
+//! This module only reads parameters. A program can set parameters only by environment variables,
+//! before NCCL is first used.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int};

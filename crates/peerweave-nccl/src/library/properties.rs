@@ -176,8 +176,8 @@ impl CommProperties {
         self.since(31, 0).then_some(self.raw.ginMinStride.unsigned_abs() as usize)
     }
 
-    /// Returns the ranks that kernels can reach over the network. Also returns `None` if NCCL
-    /// reports a value that this crate does not know. Requires NCCL 2.31.
+    /// Returns the ranks that kernels can reach over the network. Returns `None` if NCCL reports no
+    /// value, or a value that this crate does not know. Requires NCCL 2.31.
     pub fn gin_connection(&self) -> Option<GinConnection> {
         let known = match self.raw.ginConnectionType {
             ncclGinConnectionType_t::NCCL_GIN_CONNECTION_NONE => GinConnection::None,
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn one_byte_gin_type_of_2_29_2_is_read() {
+    fn gin_type_of_nccl_2_29_2_is_read_as_one_byte() {
         let properties = filled_by("2.29.2", |filled| {
             assert_eq!(filled.raw.size, 40);
             // NCCL 2.29.2 writes one byte for the type. Unrelated bytes follow.

@@ -47,9 +47,9 @@ impl Inner {
     /// Fails if another thread has begun to capture the stream during this call. Called after NCCL
     /// was called, for a call whose memory no graph keeps alive.
     ///
-    /// NCCL checks for a capture later than this crate, so the work may be in the graph. A replay
-    /// of the graph would then use memory that is not kept alive. So this function invalidates the
-    /// capture, and the capture yields no graph.
+    /// NCCL checks for a capture later than this crate does, so the work may be in the graph. A
+    /// replay of the graph would then use memory that is not kept alive. So this function
+    /// invalidates the capture, and the capture yields no graph.
     #[inline]
     pub(crate) fn not_captured_meanwhile(&self, call: &'static str, stream: &CudaStream) -> Result<(), NcclError> {
         if self.is_surely_not_captured(stream) { Ok(()) } else { Ok(refuse_capture_begun(call, stream)?) }

@@ -451,11 +451,11 @@ impl Inner {
 
     /// Makes the device's context current in this thread.
     ///
-    /// NCCL launches on the communicator's device, whatever context is current. But for the driver
-    /// and for NCCL, stream handle 0 is the default stream of the current context. In a thread
-    /// without a context, NCCL's runtime creates a context on the first device and uses memory
-    /// there. Any library may have changed the current context since the last call, so each call
-    /// checks the context.
+    /// NCCL launches on the communicator's device, whatever context is current. However, stream
+    /// handle 0 means the default stream of the current context, for the driver and for NCCL. In a
+    /// thread without a context, NCCL's runtime creates a context on the first device and uses
+    /// memory there. Any library may have changed the current context since the last call, so each
+    /// call checks the context.
     #[inline]
     pub(crate) fn bind(&self) -> Result<(), NcclError> {
         let mut current: CUcontext = std::ptr::null_mut();

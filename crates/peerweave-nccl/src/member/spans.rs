@@ -13,7 +13,7 @@ pub(crate) fn of(inner: &Inner, call: &'static str) -> EnteredSpan {
     tracing::trace_span!("nccl", call, communicator = inner.name.number, rank = inner.rank.get()).entered()
 }
 
-/// Enters the span of a call like [`of`], but only if a `tracing` subscriber records the level
+/// Like [`of`], enters the span of a call, but only if a `tracing` subscriber records the level
 /// TRACE. Returns `None` in other cases, at the cost of one load. Used for calls that take only
 /// nanoseconds.
 #[inline]
@@ -21,8 +21,8 @@ pub(crate) fn if_enabled(inner: &Inner, call: &'static str) -> Option<EnteredSpa
     is_enabled().then(|| of(inner, call))
 }
 
-/// Enters the span of a group of calls like [`of_many`], but only if a `tracing` subscriber records
-/// the level TRACE. Used for calls that take only nanoseconds.
+/// Like [`of_many`], enters the span of a group of calls, but only if a `tracing` subscriber
+/// records the level TRACE. Used for calls that take only nanoseconds.
 #[inline]
 pub(crate) fn of_many_if_enabled(call: &'static str, members: usize) -> Option<EnteredSpan> {
     is_enabled().then(|| of_many(call, members))

@@ -217,13 +217,13 @@ enum Occupancy {
     Empty,
     /// At least one thread inside the gate will leave without an abort.
     Brief,
-    /// All threads inside the gate may be blocked in NCCL.
+    /// Every thread inside the gate is marked as possibly blocked in NCCL.
     Stuck,
 }
 
 impl Gate {
-    /// Result of [`stuck_in`](Self::stuck_in) if a reader may be blocked and no owner may be
-    /// blocked. The value differs from the values of all acquisitions.
+    /// Result of [`stuck_in`](Self::stuck_in) if only readers are marked as possibly blocked in
+    /// NCCL. If the owner has this mark, `stuck_in` never returns this value.
     pub(crate) const READER: u64 = BRIEF;
 
     /// Enters exclusively. If another thread has entered exclusively, waits for at most `patience`.
@@ -315,9 +315,9 @@ impl Gate {
         self.state().is_closed()
     }
 
-    /// Returns a number if a thread that has entered the gate may be blocked in NCCL now, or `None`
-    /// if no thread may be blocked. The number stays the same until that thread leaves the gate.
-    /// The query adds no cost to that thread.
+    /// Returns a number if a thread inside the gate is marked as possibly blocked in NCCL, or
+    /// `None` if no thread has this mark. The number stays the same until the marked thread leaves
+    /// the gate. The query adds no cost to the marked thread.
     pub(crate) fn stuck_in(&self) -> Option<u64> {
         let (owner, word) = (self.owner.load(Acquire), self.word.load(Acquire));
         let reader = (word >= BLOCKING_READER).then_some(Self::READER);
@@ -358,7 +358,8 @@ impl Gate {
     }
 
     /// Waits, after `close`, until no thread is inside the gate. After `grace`, stops waiting if
-    /// all threads inside may be blocked in NCCL. Returns whether no thread is inside.
+    /// all threads inside are marked as possibly blocked in NCCL. Returns whether no thread is
+    /// inside.
     ///
     /// Waits without a limit for threads that are not marked as possibly blocked in NCCL ([G3] of
     /// this module). Time in which the system suspends the whole process, or this thread, does not

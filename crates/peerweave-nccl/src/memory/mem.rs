@@ -29,8 +29,8 @@ use crate::{Nccl, ResultCode};
 /// `NcclMem`.
 ///
 /// NCCL registers this memory automatically when collectives are captured into graphs. On H200,
-/// captured large out-of-place all-reduces were 5 to 8 % faster than with memory that the driver
-/// had allocated.
+/// large out-of-place all-reduces in captured graphs were 5 to 8 % faster with this memory than
+/// with memory that the driver had allocated.
 ///
 /// A call cannot read and write through the same handle. Use the in-place form of the call instead.
 /// If two handles to the same memory are passed to a call, the call returns an error.

@@ -7,7 +7,8 @@
 //! - **[W1]** The memory of a window stays allocated until the window is unregistered on all ranks
 //!   or the communicator is freed. Until then a peer may write to the memory.
 //! - **[W2]** Dropping a window does not unregister the memory. The memory stays registered until
-//!   the communicator is freed, because unregistering the memory earlier is a collective call.
+//!   the communicator is freed, because peers may still write to the memory. Freeing the memory
+//!   earlier requires a collective call ([`Window::deregister`]).
 
 use std::ffi::c_int;
 use std::fmt;
@@ -159,9 +160,9 @@ impl<T: Element> Window<T> {
     /// # Errors
     /// [`NcclError::Misuse`] for memory that is empty, is not on the communicator's device, or is
     /// not aligned to 4096 bytes. [`NcclError::Misuse`] for a borrowed slice, which cannot be kept
-    /// alive. [`NcclError::Misuse`] on every rank if the lengths differ before NCCL 2.30.7.
-    /// [`NcclError::Unsupported`]. [`NcclError::Timeout`]. [`NcclError::Dead`]. Errors that NCCL
-    /// returns.
+    /// alive. [`NcclError::Misuse`] on every rank if the ranks pass different lengths and NCCL is
+    /// older than 2.30.7. [`NcclError::Unsupported`]. [`NcclError::Timeout`]. [`NcclError::Dead`].
+    /// Errors that NCCL returns.
     pub fn register(
         communicator: &Communicator,
         memory: &impl DeviceBuffer<T>,
@@ -245,8 +246,8 @@ impl<T: Element> Window<T> {
         if !nccl.version().at_least(LENGTHS_DIFFER) && lens.iter().any(differ) {
             // Every rank returns this error. Registered memory stays registered until the
             // communicators end [W2].
-            let why = "the lengths differ, expected the same length on every rank before NCCL 2.30.7";
-            return Err(NcclError::misuse(CALL, MisuseKind::Combination { what: "the lengths of the memory", why }));
+            let why = "the ranks passed different lengths, which requires NCCL 2.30.7; pass the same length on every rank";
+            return Err(NcclError::misuse(CALL, MisuseKind::Combination { what: "the length of the memory", why }));
         }
         let finish = |(made, lens_bytes): (Option<Registered>, Vec<u64>)| {
             let mut made = made?;
@@ -408,8 +409,8 @@ fn together(
     first_error.map_or(ended, Err)
 }
 
-/// Exchanges one number of each rank among all ranks. Returns all numbers in rank order, once for
-/// each communicator. Waits for at most the deadline of the communicators.
+/// Exchanges one number of each rank among all ranks. For each communicator in `communicators`,
+/// returns all numbers in rank order. Waits for at most the deadline of the communicators.
 fn exchange(communicators: &[&Communicator], mine: &[u64]) -> Result<Vec<Vec<u64>>, NcclError> {
     let start = Instant::now();
     let Some(first) = communicators.first() else { return Ok(Vec::new()) };

@@ -1,4 +1,4 @@
-//! Checks that all calls have in common: the communicator, the stream, element types, lengths,
+//! The checks that all calls have in common: the communicator, the stream, element types, lengths,
 //! ranks, devices, and overlaps of buffers.
 //!
 //! `shapes.rs` has the lengths that each call expects. This module neither issues calls nor waits.
@@ -24,8 +24,8 @@ use crate::{Call, Nccl, Version};
 const NOT_PREDEFINED: &str =
     "expected sum, prod, min, max or avg; NCCL has no bitwise reductions; for a PreMulSum, pass a reference to a PreMulSum value";
 
-/// Returns NCCL's number of an element type. `reduces` states whether the call reduces elements. If
-/// the library lacks 8-bit floats, these floats are transferred as bytes, and cannot be reduced.
+/// Returns NCCL's number for an element type. `reduces` states whether the call reduces elements.
+/// If the library lacks 8-bit floats, these floats are transferred as bytes, and cannot be reduced.
 #[inline]
 pub(crate) fn data_type(call: &'static str, nccl: Nccl, dtype: DType, reduces: bool) -> Result<ncclDataType_t, NcclError> {
     Ok(match dtype {
@@ -115,7 +115,7 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
         Prepared(())
     }
 
-    /// Returns NCCL's number of the element type `T`, for a call that only transfers elements.
+    /// Returns NCCL's number for the element type `T`, for a call that only transfers elements.
     #[inline]
     pub(crate) fn moved<T: Element>(&self) -> Checked<ncclDataType_t> {
         const {
@@ -124,7 +124,7 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
         Ok(data_type(self.call.name(), self.inner.nccl, T::DTYPE, false)?)
     }
 
-    /// Returns NCCL's numbers of the element type `T` and of the reduction. If the program has
+    /// Returns NCCL's numbers for the element type `T` and for the reduction. If the program has
     /// created the reduction, keeps the reduction alive for the call.
     #[inline]
     pub(crate) fn reduced<T: Element>(&mut self, op: &impl Reduction<T>) -> Checked<(ncclDataType_t, ncclRedOp_t)> {

@@ -44,8 +44,8 @@ impl Holds<'_> {
         self.guards.iter().all(Option::is_none) && self.keeps.capacity() == 0 && self.owner.is_none()
     }
 
-    /// Records that the call is captured. Adds the owner to `keeps`, or an empty placeholder,
-    /// because a non-empty list marks a captured call.
+    /// Records that the call is captured. If there is an owner, adds the owner to `keeps`.
+    /// Otherwise adds an empty placeholder, because a non-empty list marks a captured call.
     pub(super) fn set_captured(&mut self) {
         self.keeps.push(self.owner.clone().unwrap_or_else(|| Arc::new(())));
     }

@@ -1,7 +1,8 @@
 //! The operations of a communicator: collectives, sends and receives, one-sided operations, groups.
 //!
-//! `shapes` and `check` check a call. The call then acquires the lock of `member`, `issue` calls
-//! NCCL, and `complete` of `comm` waits until NCCL has finished on the host.
+//! `shapes` and `check` check a call. The call then acquires the communicator's lock, which is in
+//! `member`. `issue` calls NCCL. `complete`, a module of `comm`, waits until NCCL has finished on
+//! the host.
 
 pub(crate) mod check;
 pub(crate) mod collectives;

@@ -39,8 +39,8 @@ pub struct SignalWait {
     pub peer: Rank,
     /// The signal to wait for.
     pub signal: Signal,
-    /// Number of increments by the rank `peer` to wait for, at least 1. Increments for which an
-    /// earlier wait has waited do not count again.
+    /// Number of increments to wait for, which the rank `peer` makes. Must be at least 1.
+    /// Increments for which an earlier wait has waited do not count again.
     pub count: u32,
 }
 
@@ -55,14 +55,16 @@ impl Communicator {
     /// Writes `source` to the peer's window, starting at element `offset`, and then increments the
     /// peer's signal. The write and the increment happen in stream order.
     ///
-    /// Lengths: `offset` plus the length of `source` is at most [`Window::len_of`] for the peer,
-    /// and `offset` is less than [`Window::len_of`] for this rank.
+    /// Lengths: `offset` plus the length of `source` is at most [`Window::len_of`] for the peer.
+    /// `offset` must also be less than [`Window::len_of`] for this rank, because NCCL compares the
+    /// offset with the length of this rank's window.
     ///
     /// NCCL requires both the target and the source to be in windows that were registered with
     /// [`WindowKind::SYMMETRIC`](crate::WindowKind::SYMMETRIC).
     ///
     /// In a captured graph, a put waits until the peer has waited for the signal of the previous
-    /// put. So two puts never complete if the peer waits for the signals of both puts in one wait.
+    /// put. So two puts in a graph never complete if the peer waits for the signals of both puts in
+    /// one wait.
     ///
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce). [`NcclError::Unsupported`] before NCCL 2.29.2.
@@ -86,9 +88,9 @@ impl Communicator {
         self.run(Call::Signal, stream, None, |builder| raise(builder, peer, signal))
     }
 
-    /// Makes the stream wait until, for each entry of `waits`, the peer has incremented the signal
-    /// on this rank `count` times. Later work in the stream sees the data of the puts that preceded
-    /// these increments.
+    /// Makes the stream wait, for each entry of `waits`, until the entry's peer has incremented the
+    /// entry's signal on this rank. The entry's `count` is the number of increments to wait for.
+    /// Later work in the stream sees the data of the puts that preceded these increments.
     ///
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce). [`NcclError::Unsupported`] before NCCL 2.29.2.

@@ -1,7 +1,7 @@
 //! Reductions: five predefined reductions, and [`PreMulSum`], which multiplies each rank's elements
 //! by a scalar and is created for one communicator.
 //!
-//! Invariant: this module returns NCCL's number of a created reduction only together with the
+//! Invariant: this module returns NCCL's number for a created reduction only together with the
 //! communicator for which the reduction was created.
 
 use std::ffi::c_void;
@@ -35,7 +35,7 @@ impl Nccl {
     pub const REDUCTIONS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max, ReduceOp::Avg];
 }
 
-/// Returns NCCL's number of a predefined reduction, or `None` for a reduction that NCCL lacks or
+/// Returns NCCL's number for a predefined reduction, or `None` for a reduction that NCCL lacks or
 /// that requires a [`PreMulSum`].
 #[inline]
 const fn predefined(op: ReduceOp) -> Option<ncclRedOp_t> {

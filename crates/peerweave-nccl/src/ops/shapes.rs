@@ -69,7 +69,7 @@ impl<'a> CallBuilder<'_, 'a> {
     }
 
     /// Records several operations on a send buffer and a receive buffer. `operations` creates the
-    /// operations from the addresses of the buffers and NCCL's number of the element type.
+    /// operations from the addresses of the buffers and NCCL's number for the element type.
     fn many<T: Element>(
         &mut self,
         send: &'a (impl DeviceBuffer<T> + ?Sized),
@@ -312,7 +312,7 @@ pub(crate) fn all_to_all_v<'a, T: Element>(
     builder.counts(["the list of send counts", "the send buffer"], send_counts, send.len())?;
     builder.counts(["the list of receive counts", "the receive buffer"], recv_counts, recv.len())?;
     let (mine, element_bytes) = (builder.inner.rank.index(), size_of::<T>());
-    builder.length("the part that this rank receives from itself", recv_counts[mine], send_counts[mine])?;
+    builder.length("the data that this rank receives from itself", recv_counts[mine], send_counts[mine])?;
     builder.many(send, recv, |mut send, mut recv, data_type| {
         let mut operations = Vec::with_capacity(2 * send_counts.len());
         for (peer, (&to, &from)) in send_counts.iter().zip(recv_counts).enumerate() {

@@ -49,7 +49,8 @@ impl Communicator {
 }
 
 impl CommunicatorBuilder {
-    /// Sets the NCCL library. All ranks in a process must use the same library.
+    /// Sets the NCCL library. All ranks that one communicator has in this process must use the same
+    /// library.
     pub fn nccl(mut self, nccl: Nccl) -> Self {
         self.nccl = Some(nccl);
         self
@@ -274,8 +275,8 @@ impl CommunicatorBuilder {
     }
 }
 
-/// Time for which a failed call waits until the rendezvous reports a lost PE. NCCL detects a closed
-/// connection earlier than the rendezvous detects that the process has died.
+/// Maximum time for which a failed call waits until the rendezvous reports a lost PE. NCCL detects
+/// a closed connection earlier than the rendezvous detects that the process has died.
 const NOTICED: Duration = Duration::from_millis(500);
 
 /// Returns the error of the rendezvous that names the lost PEs. If the rendezvous reports no lost
@@ -290,5 +291,5 @@ fn who_is_gone(call: &'static str, rendezvous: &Rendezvous, error: NcclError) ->
 }
 
 fn only(mut made: Vec<Communicator>) -> Communicator {
-    made.pop().expect("one communicator was requested")
+    made.pop().expect("one rank yields one communicator")
 }

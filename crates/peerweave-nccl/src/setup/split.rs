@@ -99,10 +99,10 @@ impl Communicator {
     /// fails to shrink the communicator. This communicator can only be shrunk again, aborted or
     /// dropped.
     ///
-    /// [`ShrinkMode::Abort`] works if the work is stuck without an error, as over NVLink. If NCCL
-    /// itself has detected the loss by an asynchronous error, as over a network, NCCL refuses the
-    /// call. In this case create a new communicator from the remaining ranks, with a new
-    /// [`UniqueId`].
+    /// [`ShrinkMode::Abort`] works only if NCCL has not detected the loss of a rank. Over NVLink,
+    /// NCCL does not detect a lost rank, and the work is stuck. Over a network, NCCL may report the
+    /// loss as an asynchronous error, and then refuses this call. In this case create a new
+    /// communicator from the remaining ranks, with a new [`UniqueId`].
     ///
     /// # Collective
     /// All ranks that are not excluded must make this call, with the same list. A thread with
@@ -113,7 +113,7 @@ impl Communicator {
     /// does not exist or is repeated; [`NcclError::Unsupported`]; [`NcclError::Timeout`] at
     /// [`deadline`](Self::deadline); [`NcclError::Dead`]; errors that NCCL returns.
     pub fn shrink(&self, excluded: &[Rank], mode: ShrinkMode) -> Result<Self, NcclError> {
-        Self::shrink_all(&[self], excluded, mode, None).map(|mut made| made.pop().expect("one communicator was requested"))
+        Self::shrink_all(&[self], excluded, mode, None).map(|mut made| made.pop().expect("one rank yields one communicator"))
     }
 
     /// Shrinks like [`shrink`](Self::shrink), but for several ranks of this thread, and optionally

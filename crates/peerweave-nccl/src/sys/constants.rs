@@ -43,13 +43,13 @@ pub const NCCL_SHRINK_ABORT: c_int = 1;
 pub const NCCL_REVOKE_DEFAULT: c_int = 0;
 /// Flag for a suspension that releases memory.
 pub const NCCL_SUSPEND_MEM: c_int = 1;
-/// Value of `hostCftMode`: host code can query the addresses of windows in the fabric (CFT). Since
-/// 2.31.1.
+/// Value of `hostCftMode`: host code can query the addresses that windows have in the fabric (CFT).
+/// Since 2.31.1.
 pub const NCCL_HOST_CFT_ENABLE: c_int = 1;
-/// Value of `hostCftMode`: host code cannot query the addresses of windows in the fabric.
+/// Value of `hostCftMode`: host code cannot query the addresses that windows have in the fabric.
 pub const NCCL_HOST_CFT_DISABLE: c_int = 2;
-/// Value of `hostCftMode`: host code can query the addresses of windows in the fabric if the
-/// hardware supports these queries.
+/// Value of `hostCftMode`: host code can query the addresses that windows have in the fabric, if
+/// the hardware supports these queries.
 pub const NCCL_HOST_CFT_FALLBACK: c_int = 3;
 /// Value of `nvlsHostMode`: NCCL's host functions use all operations of NVLink switches (NVLS).
 /// Since 2.32.0.
@@ -58,7 +58,7 @@ pub const NCCL_NVLS_HOST_ENABLE: c_int = 0;
 /// transport.
 pub const NCCL_NVLS_HOST_DISABLE_TRANSPORT: c_int = 1;
 /// Value of `nvlsHostMode`: NCCL's host functions use all NVLS operations except multimem
-/// instructions in symmetric kernels.
+/// instructions in symmetric kernels and in copies by copy engines.
 pub const NCCL_NVLS_HOST_DISABLE_SYMMETRIC_MULTIMEM: c_int = 2;
 /// Value of `nvlsHostMode`: NCCL's host functions use no NVLS operations. This value also disables
 /// NVLS operations that later versions add.

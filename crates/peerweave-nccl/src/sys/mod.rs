@@ -1,8 +1,8 @@
 //! NCCL's own names, types and functions, which are unsafe to call. Public under the feature `raw`.
 //!
 //! These declarations make no checks. [`crate::Nccl`] selects the library. The structs have the
-//! layout of the newest supported header ([`HEADER`]). `layout.rs` has the prefix of each struct
-//! that an older library uses.
+//! layout of the newest supported header ([`HEADER`]). An older library uses only a prefix of a
+//! struct. `layout.rs` lists the fields of each prefix.
 //!
 //! The version of a function is the version of the first *library* in NVIDIA's wheels that exports
 //! the function. The headers may declare the function only in a later version.

@@ -79,7 +79,7 @@ numbers! {
         ncclInternalError = 3;
         /// An argument is invalid.
         ncclInvalidArgument = 4;
-        /// The call is invalid in this state.
+        /// The program uses NCCL incorrectly, such as with two ranks on one device.
         ncclInvalidUsage = 5;
         /// A peer or the network failed.
         ncclRemoteError = 6;
@@ -332,13 +332,13 @@ pub struct ncclEncryptionConfig_t {
     pub psk: *const c_char,
 }
 
-/// Describes a wait for a number of signals from one rank. Since 2.29.2.
+/// A wait until one rank has incremented a signal a given number of times. Since 2.29.2.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ncclWaitSignalDesc_t {
-    /// Number of signals to wait for.
+    /// Number of increments to wait for.
     pub opCnt: c_int,
-    /// The rank that signals.
+    /// The rank that increments the signal.
     pub peer: c_int,
     /// Index of the signal.
     pub sigIdx: c_int,

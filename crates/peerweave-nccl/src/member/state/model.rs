@@ -1,5 +1,6 @@
 //! Tests of the gate with the model checker loom, which runs the threads of each test in all
-//! interleavings. Durations of waits are not modelled.
+//! interleavings. The environment variable `LOOM_MAX_PREEMPTIONS` can limit the number of
+//! preemptions. Durations of waits are not modelled.
 //!
 //! Command: `RUSTFLAGS="--cfg loom" cargo test -p peerweave-nccl --lib state::model`. Invariant: in
 //! no interleaving is the value that the gate guards freed while a thread may still use it.
@@ -84,8 +85,8 @@ fn abort_during_enter_shared_is_safe() {
     });
 }
 
-/// The abort in this test waits for threads that have left NCCL, and not for threads that may be
-/// blocked in NCCL.
+/// In this test, the abort does not wait for threads that are marked as possibly blocked in NCCL.
+/// The abort waits for all other threads inside the gate.
 #[test]
 fn leave_blocking_is_safe_after_a_timed_out_abort() {
     loom::model(|| {
@@ -172,7 +173,7 @@ fn finalize_during_revoke_is_safe() {
 }
 
 #[test]
-fn calls_exclude_each_other_and_see_earlier_writes() {
+fn calls_exclude_each_other_and_see_writes_of_earlier_calls() {
     struct Counted(Gate, UnsafeCell<u32>);
     // SAFETY: the gate synchronises the shared cell. The model checker watches the cell, so this
     // test checks that.

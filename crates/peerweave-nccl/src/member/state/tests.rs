@@ -92,7 +92,7 @@ fn try_enter_blocking_succeeds_only_on_live_communicators() {
 
 /// Another thread enters the gate in a loop, and leaves it only briefly between two entries.
 #[test]
-fn waiter_is_not_starved_by_a_caller_in_a_loop() {
+fn waiter_is_not_starved_by_a_thread_that_enters_in_a_loop() {
     let (gate, taken, done) = (Gate::default(), AtomicUsize::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| {

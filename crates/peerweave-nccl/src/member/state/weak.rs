@@ -2,9 +2,9 @@
 //! memory orders allow this.
 //!
 //! Command: `MIRIFLAGS="-Zmiri-many-seeds=0..16 -Zmiri-disable-isolation" cargo +nightly miri test
-//! -p peerweave-nccl --lib state::weak`. Miri tests only the executions that the seeds select.
-//! `model.rs` tests every execution that has few preemptions, but in a build that adds fences to
-//! the gate.
+//! -p peerweave-nccl --lib state::weak`. Miri tests only the executions that the seeds select. In
+//! CI, `model.rs` tests every execution that has at most three preemptions, but in a build that
+//! adds fences to the gate.
 //!
 //! Invariant: in no execution is the value that the gate guards freed while a thread may still use
 //! it.
@@ -117,7 +117,7 @@ fn leave_blocking_is_safe_after_a_timed_out_abort() {
 }
 
 #[test]
-fn calls_exclude_each_other_and_see_earlier_writes() {
+fn calls_exclude_each_other_and_see_writes_of_earlier_calls() {
     struct Counted(Gate, UnsafeCell<u32>);
     // SAFETY: the gate synchronises the shared cell. Miri watches the cell, so this test checks
     // that.

@@ -7,7 +7,8 @@
 //!
 //! Invariant: only calls that NCCL matches with each other are compared. Collectives are numbered
 //! on each communicator, and collectives with the same number are compared. Sends and receives are
-//! compared only between ranks whose earlier transfers were all paired within groups.
+//! compared only between ranks all of whose earlier sends and receives had their matching call in
+//! the same group.
 
 use std::fmt;
 use std::sync::Arc;
@@ -54,7 +55,8 @@ pub(crate) fn check<'a, 'env: 'a>(calls: impl Iterator<Item = Recorded<'a, 'env>
     Ok(())
 }
 
-/// One rank's communicator, with the numbers of collectives and of paired transfers of this rank.
+/// One rank's communicator, and the numbers of its collectives and of its paired transfers. A
+/// transfer is paired if its matching call is in the same group.
 struct Member<'a> {
     inner: &'a Arc<Inner>,
     /// Number of collectives that were issued on this communicator before this group, plus the
@@ -106,7 +108,7 @@ fn disagreement(call: Call, inner: &Inner, found: Box<str>, other: &Inner, expec
     NcclError::misuse(call.name(), MisuseKind::Disagreement { rank: inner.rank, found, other: other.rank, expected })
 }
 
-/// Returns whether the data sent by `from` to `to` matches the data that `to` receives from `from`.
+/// Returns whether `from` sends as many bytes to `to` as `to` receives from `from`.
 fn transposed(sends: &[Operation], from: Rank, receives: &[Operation], to: Rank) -> bool {
     let sent = sends.iter().find(|part| part.kind == Kind::Send(to.get() as i32)).map_or(0, Operation::len_bytes);
     let received = receives.iter().find(|part| part.kind == Kind::Recv(from.get() as i32)).map_or(0, Operation::len_bytes);
@@ -132,7 +134,7 @@ fn transfers<'a, 'env: 'a>(
             Some(pair) => pair,
             None => {
                 pairs.push(Pair { key, sends: Vec::new(), receives: Vec::new() });
-                pairs.last_mut().expect("a pair was added to the list")
+                pairs.last_mut().expect("the list is not empty, because a pair was just added")
             }
         };
         if is_send { &mut pair.sends } else { &mut pair.receives }.push((inner, request));

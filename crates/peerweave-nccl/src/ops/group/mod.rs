@@ -1,4 +1,4 @@
-//! Groups: calls that NCCL receives together. A thread can issue calls in a group that wait for
+//! Groups: calls that NCCL receives together. In a group, one thread can issue calls that wait for
 //! each other, such as the calls of several ranks.
 //!
 //! A group records calls. NCCL is called after the closure has returned. So after an error or a
@@ -144,9 +144,10 @@ impl Nccl {
     /// executed. Requires NCCL 2.22.3.
     ///
     /// The communicators must be blocking ([`Config::blocking`](crate::Config::blocking)) and have
-    /// several ranks, because NCCL would launch calls on other communicators. NCCL can estimate
-    /// only all-reduce, reduce, all-gather and reduce-scatter. Versions before NCCL 2.29.2 can also
-    /// estimate broadcast. NCCL would queue all other calls and launch them with the next group.
+    /// several ranks, because NCCL would launch the calls on all other communicators. NCCL can
+    /// estimate only all-reduce, reduce, all-gather and reduce-scatter. Versions before NCCL 2.29.2
+    /// can also estimate broadcast. NCCL would queue all other calls and launch them with the next
+    /// group.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] for communicators and calls that NCCL cannot simulate, and for streams

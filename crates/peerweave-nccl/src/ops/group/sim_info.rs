@@ -1,4 +1,4 @@
-//! NCCL's estimate of the duration of a group, without launching the group (requires NCCL 2.22.3).
+//! NCCL's estimate of the duration of a group that is not launched (requires NCCL 2.22.3).
 
 use std::time::Duration;
 
