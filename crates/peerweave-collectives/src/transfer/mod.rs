@@ -139,9 +139,10 @@ fn operation(op: u32) -> KernelOp {
     }
 }
 
-/// Returns the kernel that sends and receives messages in a form among up to `ranks` ranks. Returns
-/// `None` if `ranks` is not 1 to [`MAX_RANKS`]. Pass `true` as `is_whole` only if the addresses and
-/// the lengths of all messages are multiples of [`LINE_BYTES`](crate::LINE_BYTES).
+/// Returns the kernel that sends and receives messages in the form `form` among up to `ranks`
+/// ranks. Returns `None` if `ranks` is not 1 to [`MAX_RANKS`]. Pass `true` as `is_whole` only if
+/// the addresses and the lengths of all messages are multiples of
+/// [`LINE_BYTES`](crate::LINE_BYTES).
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernel(
     form: Form,
