@@ -11,13 +11,13 @@ pub(crate) fn each(n: u64, load: impl Fn(u64) -> Vector, store: impl Fn(u64, Vec
     each_of_share(Share::ALL, n, load, store);
 }
 
-/// The indices that one block handles if several blocks divide a range of indices. Neighbouring
-/// blocks handle neighbouring indices.
+/// The indices that one block handles if a range of indices is divided among several blocks.
+/// Neighbouring blocks handle neighbouring indices.
 #[derive(Clone, Copy)]
 pub(crate) struct Share {
-    /// Index of the block among the blocks that divide the indices, from 0 to `of - 1`.
+    /// Index of this block among the blocks that share the range, from 0 to `of - 1`.
     pub(crate) index: u64,
-    /// Number of blocks that divide the indices.
+    /// Number of blocks that share the range.
     pub(crate) of: u64,
 }
 

@@ -21,7 +21,7 @@ pub(crate) fn position() -> (u64, u64) {
 #[derive(Clone, Copy)]
 pub(crate) struct Row {
     pub(crate) lines: Lines,
-    /// Number of rank 0's line in `lines`.
+    /// Index of rank 0's line in `lines`.
     pub(crate) first: u64,
     /// Distance between the lines of consecutive ranks, in lines.
     pub(crate) stride: u64,
@@ -36,7 +36,7 @@ impl Row {
         Self { first: self.first + step, ..self }
     }
 
-    /// Returns the number, in `lines`, of the line of rank `rank`.
+    /// Returns the index in `lines` of the line of rank `rank`.
     #[inline(always)]
     fn at(self, rank: u32) -> u64 {
         self.first + u64::from(rank) * self.stride

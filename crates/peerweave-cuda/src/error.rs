@@ -41,7 +41,7 @@ pub enum CudaError {
     /// The work of a stream did not complete in time, even after its kernels had been requested to
     /// end. For [`Gpu::end`](crate::Gpu::end), this error can also mean that threads of this
     /// process did not release the rendezvous in time.
-    #[error("{call}: timed out after {waited:.1?}: work or memory of the GPU is still in use")]
+    #[error("{call}: timed out after {waited:.1?}: the GPU has not completed its work, or memory of the GPU is still in use")]
     Stuck {
         /// The call that waited.
         call: &'static str,
@@ -154,10 +154,10 @@ impl fmt::Debug for CudaError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KernelFailure {
-    /// The kind of failure. `None` if this version of the library does not know the number in the
+    /// The kind of failure. `None` if this version of Peerweave does not know the number in the
     /// report.
     pub kind: Option<FailureKind>,
-    /// The operation that failed. `None` if this version of the library does not know the number in
+    /// The operation that failed. `None` if this version of Peerweave does not know the number in
     /// the report.
     pub operation: Option<KernelOp>,
     /// The PE that did not arrive or is unreachable. `None` if the failure concerns no PE.

@@ -8,7 +8,7 @@
 //! ```text
 //!  Gpu        heap + context + modules of one PE's GPU
 //!   ├─ Symmetric   memory at the same offset on every PE
-//!   ├─ Collectives collectives by kernels, for a team whose memory is mapped
+//!   ├─ Collectives calls of a team whose PEs map each other's memory
 //!   ├─ Team        PEs whose kernels synchronise and call collectives together
 //!   └─ Stream      launches of `Kernel`s, waits
 //!  CudaError  names the PE that is lost or that did not arrive

@@ -184,7 +184,7 @@ fn nccl_calls_in_place_and_on_host_memory_are_correct() {
 }
 
 #[test]
-fn nccl_is_refused_for_subteams_and_for_different_result_bits() {
+fn nccl_is_not_used_for_subteams_or_if_result_bits_could_differ() {
     fakes().run(|| {
         worlds(3, options, |world| {
             let (provider_of_floats, text) = provider(world, CollectiveKind::AllReduce, DType::F32);

@@ -128,7 +128,7 @@ const ROUNDS: usize = 64;
 const FEW: usize = 16;
 
 #[test]
-fn repeated_call_stays_within_allocation_and_driver_call_limits() {
+fn repeated_call_makes_few_allocations_and_few_driver_calls() {
     let fakes = Fakes::new().cuda();
     fakes.run(|| {
         let threads = Barrier::new(2);

@@ -487,7 +487,7 @@ fn only_the_root_gets_the_result_of_a_reduce() {
 }
 
 #[test]
-fn collective_results_on_heap_or_private_memory_are_correct() {
+fn collective_results_in_heap_and_private_memory_are_correct() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");

@@ -20,7 +20,7 @@ fn options() -> GpuOptions {
 }
 
 #[test]
-fn kernel_puts_words_and_signals_to_the_next_pe() {
+fn kernel_delivers_words_and_signals_to_the_next_pe() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
             let (word, signal) =

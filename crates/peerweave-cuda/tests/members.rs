@@ -30,7 +30,7 @@ fn works(team: &Team, members: &[Pe]) {
 }
 
 #[test]
-fn team_of_call_creates_a_team_in_the_order_of_its_list() {
+fn new_team_has_the_rank_order_of_the_list_passed_to_team_of() {
     Fakes::new().cuda().run(|| {
         worlds(4, options(), |world| {
             let lists = [list([3, 1]), list([0, 1, 2]), list([2]), list([1, 3]), list([3, 2, 1, 0])];
@@ -50,7 +50,7 @@ fn team_of_call_creates_a_team_in_the_order_of_its_list() {
 }
 
 #[test]
-fn team_of_call_fails_on_all_members_if_no_team_number_is_free() {
+fn if_no_team_number_is_free_then_team_of_fails_on_all_members() {
     Fakes::new().cuda().run(|| {
         // The number of teams is small, because the fake driver takes long to create a team.
         worlds(3, options().teams(4), |world| {
@@ -83,7 +83,7 @@ fn mismatch(world: &World, members: &[Pe]) -> (u32, String) {
 }
 
 #[test]
-fn team_of_calls_with_different_lists_fail_on_all_callers() {
+fn if_pes_pass_different_lists_then_team_of_fails_on_all_pes() {
     Fakes::new().cuda().run(|| {
         worlds(3, options(), |world| {
             let all = list(0..3);
@@ -113,7 +113,7 @@ fn team_of_calls_with_different_lists_fail_on_all_callers() {
 }
 
 #[test]
-fn timed_out_team_of_call_names_the_late_pe_and_can_be_repeated() {
+fn team_of_timeout_names_the_late_pe_and_a_retry_succeeds() {
     Fakes::new().cuda().run(|| {
         let failed = AtomicUsize::new(0);
         worlds(3, options().deadline(Duration::from_secs(5)), |world| {

@@ -36,7 +36,7 @@ fn differ(odd: &str, others: &str, call: impl Fn(&World, bool) -> Result<()> + S
 }
 
 #[test]
-fn strided_splits_into_different_shapes_mismatch() {
+fn split_strided_calls_with_different_shapes_mismatch() {
     let split = |world: &World, start, stride, size| world.team().split_strided(TeamShape { start, stride, size }).map(drop);
     Fakes::new().cuda().run(|| {
         differ(
@@ -50,7 +50,7 @@ fn strided_splits_into_different_shapes_mismatch() {
 }
 
 #[test]
-fn split_calls_of_different_kinds_or_row_lengths_mismatch() {
+fn different_kinds_of_split_and_different_x_ranges_mismatch() {
     Fakes::new().cuda().run(|| {
         differ("split_2d with x_range 1, into rows", "split_2d with x_range 2, into rows", |world, odd| {
             world.team().split_2d(if odd { 1 } else { 2 }).map(drop)
@@ -81,7 +81,7 @@ fn allocations_of_different_types_or_lengths_mismatch() {
 }
 
 #[test]
-fn split_of_a_team_compares_only_the_calls_of_its_members() {
+fn split_of_a_team_compares_only_the_calls_of_team_members() {
     Fakes::new().cuda().run(|| {
         common::worlds(4, options(), |world| {
             let me = world.my_pe().get();
@@ -241,7 +241,7 @@ fn send_and_receive_of_different_lengths_or_types_mismatch() {
 }
 
 #[test]
-fn all_to_all_v_with_different_counts_mismatches() {
+fn all_to_all_v_mismatches_if_send_and_receive_counts_differ() {
     Fakes::new().cuda().run(|| {
         messages_differ(
             "all_to_all_v in which rank 0 sends 3 elements of f32 to rank 1",

@@ -67,8 +67,8 @@ fn freed_memory_of_nvshmems_heap_is_reused_and_zeroed() {
             assert_eq!((found[4], found[5], found[6], found[7]), (round + 4, 77, 78, round + 7));
             let error = gpu.alloc::<u64>(words).expect_err("the call fails, because the heap has no room for two allocations");
             assert!(
-                error.to_string().starts_with("Gpu::alloc: the length is 786432 bytes, expected at most ")
-                    && error.to_string().ends_with(" bytes, the free part of the heap"),
+                error.to_string().starts_with("Gpu::alloc: the length is 786432 bytes, expected at most the ")
+                    && error.to_string().ends_with(" free bytes of the heap"),
                 "{error}"
             );
             gpu.free(memory).expect("the memory is freed");

@@ -117,8 +117,9 @@ pub struct Norm {
     pub reserved: u32,
 }
 
-/// Minimum number from which the quantisation scale of a row is computed. If the largest absolute
-/// value of the row is smaller, this number replaces it. So the scale of a row of zeros is not 0.
+/// Lower bound of the largest absolute value from which the quantisation scale of a row is
+/// computed. If the largest absolute value of the row is smaller, this bound replaces it. So the
+/// scale of a row of zeros is not 0.
 pub const SMALLEST_SCALED: f32 = 1.0 / 512.0;
 
 /// Returns the number of 16-byte lines in the part of a row that each rank reduces with

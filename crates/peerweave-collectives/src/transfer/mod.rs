@@ -51,8 +51,8 @@ pub struct Transfer {
     /// directly in `recv`. In the peer's mappings, an offered `recv` must have the same distance
     /// from this rank's staging area as on this rank. An offered `recv` must be aligned to
     /// [`LINE_BYTES`](crate::LINE_BYTES), and must not overlap a message that this rank sends. In
-    /// the transfer at index 0 of [`Transfers::peers`], this field differs: it is 1 if this rank
-    /// offers `recv` in every transfer with another rank from which it receives a message.
+    /// the transfer at index 0 of [`Transfers::peers`], this field has a different meaning: it is 1
+    /// if this rank offers `recv` to every other rank from which it receives a message.
     pub is_direct: u64,
     /// For [`Form::Ring`]: number of 16-byte lines in each chunk of the message to the peer. At
     /// least 1, and at most the number of lines that a slot can hold for a rank.
@@ -139,9 +139,10 @@ fn operation(op: u32) -> KernelOp {
     }
 }
 
-/// Returns the kernel that sends and receives messages in a form among up to `ranks` ranks. Returns
-/// `None` if `ranks` is not 1 to [`MAX_RANKS`]. Pass `true` as `is_whole` only if the addresses and
-/// the lengths of all messages are multiples of [`LINE_BYTES`](crate::LINE_BYTES).
+/// Returns the kernel that sends and receives messages in the form `form` among up to `ranks`
+/// ranks. Returns `None` if `ranks` is not 1 to [`MAX_RANKS`]. Pass `true` as `is_whole` only if
+/// the addresses and the lengths of all messages are multiples of
+/// [`LINE_BYTES`](crate::LINE_BYTES).
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernel(
     form: Form,

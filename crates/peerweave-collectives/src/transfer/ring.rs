@@ -77,9 +77,9 @@ enum Count {
     OffersHere,
 }
 
-/// Returns the size in bytes of a staging area for messages through rings, with flags and rings for
-/// `blocks` blocks or pairs of blocks. Each slot has `slot_bytes` bytes, which are divided among
-/// the ranks.
+/// Returns the size in bytes of the flags and rings of a staging area for messages through rings.
+/// `blocks` is the number of blocks, or of pairs of blocks if blocks work in pairs. Each slot has
+/// `slot_bytes` bytes, which are divided among the ranks.
 pub const fn transfer_ring_bytes(blocks: u32, slot_bytes: u64) -> u64 {
     blocks as u64 * (MAX_RANKS as u64 * FLAG_BYTES + SLOTS * slot_bytes)
 }

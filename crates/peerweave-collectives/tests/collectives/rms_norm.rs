@@ -254,7 +254,7 @@ fn rms_norm_of_f32_matches_the_reference_for_all_algorithms() {
 }
 
 #[test]
-fn rms_norm_is_correct_for_any_rows_blocks_and_threads() {
+fn rms_norm_is_correct_for_any_number_of_rows_or_blocks() {
     for ranks in [1, 3, 4] {
         let mut norms = Norms::new(World::new(ranks, 9));
         for (rows, hidden) in [(1, 8), (5, 8), (1, 128), (7, 136), (3, 1000), (1, 2048)] {

@@ -1,4 +1,4 @@
-//! Converts errors of the crates for GPUs to errors of the portable API.
+//! Converts [`CudaError`] and the errors in it to errors of the portable API.
 
 use std::collections::HashSet;
 use std::sync::Mutex;
@@ -39,7 +39,7 @@ pub(crate) fn mismatch(team: TeamName, pe: Pe, mine: String, theirs: String) -> 
     Error::Mismatch(Box::new(Mismatch { team, pe, mine, theirs }))
 }
 
-/// Converts an error of the crates for GPUs to the portable error of `call` on `team`.
+/// Converts a [`CudaError`] to the portable error of `call` on `team`.
 pub(crate) fn portable(call: &'static str, team: TeamName, error: CudaError) -> Error {
     match error {
         CudaError::PeLost { pe, cause: loss, .. } => of_loss(call, team, pe, &loss),
@@ -71,9 +71,9 @@ pub(crate) fn portable(call: &'static str, team: TeamName, error: CudaError) -> 
     }
 }
 
-/// Converts an error of the crates for GPUs to the portable error of `call`, which sets up a job of
-/// `n_pes` PEs. The portable error names a PE that was lost, is missing or has made a different
-/// call. If the call failed on another PE, the portable error contains the message of that PE.
+/// Converts an error to the portable error of `call`, which sets up a job of `n_pes` PEs. The
+/// portable error names a PE that was lost, is missing or has made a different call. If the call
+/// failed on another PE, the portable error contains the message of that PE.
 pub(crate) fn of_set_up(call: &'static str, n_pes: usize, error: impl Into<CudaError>) -> Error {
     let error = error.into();
     let is_named = match &error {

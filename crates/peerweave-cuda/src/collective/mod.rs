@@ -106,7 +106,8 @@ pub struct Collectives {
     barriers: OnceLock<LoadedKernel>,
     /// Loaded kernels of all_reduce with RMSNorm. The indices are the algorithm and the type.
     norms: [[OnceLock<LoadedKernel>; DType::ALL.len()]; rms_norm::Algorithm::ALL.len()],
-    /// The stream of the team's last call. A later call in another stream waits for the last call.
+    /// The stream of the team's last call. If the next call uses a different stream, it waits for
+    /// the last call.
     last: Mutex<Option<Arc<CudaStream>>>,
 }
 

@@ -88,7 +88,7 @@ impl Collectives {
     ///
     /// # Safety
     /// As for [`all_reduce`](Self::all_reduce).
-    #[expect(clippy::too_many_arguments, reason = "the arguments are those of all_reduce and the root")]
+    #[expect(clippy::too_many_arguments, reason = "the arguments are the root and all arguments of all_reduce")]
     pub unsafe fn reduce(
         &self,
         stream: &Arc<CudaStream>,
@@ -113,7 +113,7 @@ impl Collectives {
     ///
     /// # Safety
     /// As for [`reduce`](Self::reduce).
-    #[expect(clippy::too_many_arguments, reason = "the arguments are those of all_reduce and the root")]
+    #[expect(clippy::too_many_arguments, reason = "the arguments are the root and all arguments of all_reduce")]
     pub unsafe fn reduce_scaled(
         &self,
         stream: &Arc<CudaStream>,
@@ -170,7 +170,7 @@ impl Collectives {
     ///
     /// # Safety
     /// As for [`all_reduce`](Self::all_reduce).
-    #[expect(clippy::too_many_arguments, reason = "the arguments are those of all_reduce and the route")]
+    #[expect(clippy::too_many_arguments, reason = "the arguments are the route and all arguments of all_reduce")]
     pub unsafe fn all_reduce_by(
         &self,
         route: Route,

@@ -150,7 +150,7 @@ impl Staging {
     /// Writes the sentinel into all lines of this PE's staging area, and zeros into the rest of the
     /// area and into the counters. Waits for completion. No kernel of the team may run on any PE.
     pub(super) fn fill(&self, gpu: &Gpu) -> Result<(), CudaError> {
-        /// Number of bytes that one copy writes.
+        /// Maximum number of bytes that one copy writes.
         const PIECE: usize = 4 << 20;
         let stream = &gpu.0.stream;
         self.room.memory.zero_range(stream, self.room.start..self.room.start + self.bytes)?;
@@ -188,8 +188,8 @@ impl Staging {
     }
 }
 
-/// Returns the argument of kernels that use the part of each staging area at `offset`, and the
-/// counters from index `counter` on.
+/// Returns a kernel argument like `banks`, but for the part of each staging area at `offset` and
+/// for the counters from index `counter` on.
 fn part_of(banks: &Call, offset: u64, counter: usize, bank_bytes: u64) -> Call {
     let areas = banks.areas.map(|area| area + offset);
     Call { areas, counter: banks.counter + 8 * counter as u64, bank_bytes, ..*banks }

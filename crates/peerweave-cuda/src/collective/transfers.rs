@@ -120,8 +120,9 @@ impl Collectives {
         Ok(())
     }
 
-    /// Enqueues the messages of a wave in up to two launches. The first launch sends messages that
-    /// fit into a channel, as 16-byte lines. The second launch sends longer messages through rings.
+    /// Enqueues the messages of a [`Wave`] in up to two launches. The first launch sends messages
+    /// that fit into a channel, as 16-byte lines. The second launch sends longer messages through
+    /// rings.
     ///
     /// # Safety
     /// The ranges are memory that this device can access until the stream has completed the call.

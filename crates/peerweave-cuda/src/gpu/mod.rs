@@ -83,8 +83,8 @@ pub(crate) struct Inner {
     /// The first failure since the GPU was set up or recovered; `None` if there was no failure.
     failed: Mutex<Option<String>>,
     recoveries: Mutex<u64>,
-    /// Number of set-ups and recoveries of collectives, of NCCL and of route tables that all PEs
-    /// have made together. The label of the next such exchange contains this number.
+    /// Number of exchanges in which all PEs have set up or recovered collectives, NCCL or route
+    /// tables. The label of the next such exchange contains this number.
     collectives: AtomicU64,
     /// The drop of this field waits for threads that still hold the heap or NVSHMEM's context. Must
     /// be the last field, so that all other fields are dropped first.

@@ -29,8 +29,8 @@ pub struct GpuOptions {
     /// Time limit for each wait of a kernel for another PE. Waits of the host have the same limit.
     /// Only [`Gpu::wait`](crate::Gpu::wait) waits longer, for at most twice this time.
     pub deadline: Duration,
-    /// Maximum number of blocks in a kernel that may synchronise with other PEs at the same time.
-    /// `None` means one block per SM.
+    /// In each kernel, the maximum number of blocks that may synchronise with other PEs at the same
+    /// time. `None` means one block per SM.
     pub slots: Option<u32>,
     /// Maximum number of teams besides the team of all PEs. Must be at most 63.
     pub teams: u32,
@@ -41,8 +41,8 @@ pub struct GpuOptions {
 }
 
 impl GpuOptions {
-    /// Returns options for a heap of `heap_bytes` on each PE, with mapped memory, a deadline of
-    /// 60 s, 15 teams and no multicast address.
+    /// Returns options for a heap of `heap_bytes` bytes on each PE, with mapped memory, a deadline
+    /// of 60 s, 15 teams and no multicast address.
     pub fn new(heap_bytes: usize) -> Self {
         let deadline = Duration::from_secs(60);
         Self { heap_bytes, transport: Transport::default(), deadline, slots: None, teams: 15, multicast: false }
@@ -60,7 +60,7 @@ impl GpuOptions {
         Self { deadline, ..self }
     }
 
-    /// Sets the maximum number of blocks in a kernel that may synchronise with other PEs at the
+    /// Sets the maximum number of blocks of each kernel that may synchronise with other PEs at the
     /// same time.
     #[must_use]
     pub fn slots(self, slots: u32) -> Self {

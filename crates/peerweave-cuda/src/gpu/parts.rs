@@ -85,8 +85,8 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// Returns, for each piece of the text, whether a part with the kernels `entries` contains the
-    /// piece.
+    /// Returns, for each piece of the text, whether a part that contains the kernels `entries` must
+    /// contain the piece too.
     fn reached(&self, entries: &[usize]) -> Vec<bool> {
         let mut reached: Vec<bool> = self.pieces.iter().map(|piece| piece.kind == Kind::Whole).collect();
         let mut open = entries.to_vec();
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn one_line_kernels_are_in_separate_ptx_parts() {
+    fn kernels_written_on_one_line_each_are_in_separate_ptx_parts() {
         let (first, second) = (".visible .entry x() { ret; }\n", ".entry y() { ret; }\n");
         let text = [HEAD, first, second].concat();
         let parts = Parts::new(&text);

@@ -28,8 +28,8 @@ pub(crate) struct Teams {
     /// The state of each team number. Every launch looks up its teams here, so the lock is held
     /// only briefly.
     numbers: Mutex<Vec<Number>>,
-    /// Number of completed splits, for the labels of the exchanges of the next split. A split holds
-    /// the lock.
+    /// Number of earlier splits. The labels of the exchanges of the next split contain this number.
+    /// A split holds the lock while it runs.
     pub(crate) splits: Mutex<u64>,
 }
 

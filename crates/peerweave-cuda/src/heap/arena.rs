@@ -149,7 +149,7 @@ impl Arena {
         self.agree(&mut ranges, ALLOC, &call, Ok(()))?;
         let free = self.bytes() - ranges.taken.values().sum::<u64>();
         let at = at.ok_or_else(|| {
-            misuse(ALLOC, "the length", format!("{bytes} bytes"), &format!("at most {free} bytes, the free part of the heap"))
+            misuse(ALLOC, "the length", format!("{bytes} bytes"), &format!("at most the {free} free bytes of the heap"))
         })?;
         ranges.taken.insert(at, bytes.next_multiple_of(ALIGNMENT_BYTES).max(ALIGNMENT_BYTES));
         let zeroed = self.whole.slice(at as usize..(at + bytes) as usize).map_err(CudaError::from).and_then(|buffer| {

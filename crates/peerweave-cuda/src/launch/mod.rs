@@ -231,9 +231,9 @@ impl Gpu {
     ///
     /// # Safety
     /// The first parameter of the kernel must be the address of a
-    /// [`KernelContext`](peerweave_types::KernelContext) of this version. The other parameters must
-    /// be exactly the types of `args`, by value. The kernel must access only memory of the context
-    /// and of the arguments.
+    /// [`KernelContext`](peerweave_types::KernelContext) of this version of Peerweave. The other
+    /// parameters must be exactly the types of `args`, by value. The kernel must access only memory
+    /// of the context and of the arguments.
     pub unsafe fn launch_loaded<A: KernelArgs>(
         &self,
         stream: &Arc<CudaStream>,

@@ -67,7 +67,7 @@ impl Gpu {
 }
 
 impl Inner {
-    /// Returns the loss of a PE that led to all other losses. Returns `None` if no PE is lost. If
+    /// Returns the loss of the PE that caused the other losses. Returns `None` if no PE is lost. If
     /// the first lost PE gave up because of another lost PE, returns the loss of the other PE.
     pub(crate) fn lost(&self) -> Option<(Pe, Loss)> {
         first_loss(&self.rendezvous.losses(), self.rendezvous.pe())
@@ -101,9 +101,9 @@ impl Inner {
     }
 }
 
-/// Returns the loss that led to all losses. Starts at the first loss. If that PE gave up because of
-/// another lost PE, continues with the other PE. Removes `me`, this PE, from the PEs that the
-/// result names as missing, because this PE was late but is not lost.
+/// Returns the loss that caused the other losses. Starts at the first loss in the list. If its PE
+/// gave up because of another lost PE, continues with the loss of that other PE. Removes `me`, this
+/// PE, from the PEs that the result names as missing, because this PE was late but is not lost.
 fn first_loss(losses: &[(Pe, Loss)], me: Pe) -> Option<(Pe, Loss)> {
     let mut found = losses.first()?;
     for _ in losses {

@@ -56,8 +56,8 @@ impl Gpu {
     }
 
     /// Frees symmetric memory on every PE, after the streams of this PE have completed the work
-    /// that uses the memory. Waits up to 2 s until a graph that used the memory, and that has been
-    /// destroyed, no longer holds the memory.
+    /// that uses the memory. If other handles of the memory exist, waits for up to 2 s, because a
+    /// destroyed graph drops its handle some time later.
     ///
     /// # Collective
     /// All PEs, with a handle of the same allocation.

@@ -34,9 +34,9 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Time between the deadline and the abort of late work of NCCL. In this time, waits can reach
 /// their deadline and name the missing PEs.
 const LATE: Duration = Duration::from_secs(1);
-/// Maximum time by which the creation of a communicator may exceed its deadline before it returns
-/// an error. In this time, the creation asks the rendezvous for lost PEs. If the communicator was
-/// created after the deadline, the creation also ends the communicator.
+/// Maximum time from the deadline for the creation of a communicator until the failed creation
+/// returns an error. In this time, the creation asks the rendezvous for lost PEs. If NCCL created
+/// the communicator after the deadline, the creation also ends the communicator.
 const GIVEN_UP: Duration = Duration::from_secs(5);
 
 /// The communicators of NCCL that one PE uses, or the reason why it does not use NCCL. The choice

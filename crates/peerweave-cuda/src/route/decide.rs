@@ -48,8 +48,8 @@ pub(super) const ROUTED: [CollectiveKind; 8] = [
     CollectiveKind::Scatter,
 ];
 
-/// Returns the operation named `name` in a row of the route table for a library. Returns `None` if
-/// no library can carry out the operation.
+/// Returns the operation that the route table names `name` in the rows that choose a library.
+/// Returns `None` if no library can carry out the operation.
 pub(super) fn library_kind(name: &str) -> Option<CollectiveKind> {
     ROUTED.into_iter().find(|kind| kind.name() == name)
 }
@@ -125,15 +125,15 @@ pub(crate) enum OwnPath {
 pub(crate) enum Because {
     /// Only one method can carry out the call.
     Only,
-    /// A row of the route table for Peerweave's kernels determined the choice.
+    /// A route-table row that describes Peerweave's kernels determined the choice.
     Row(OwnRow),
     /// A threshold of the route table determined the choice. The fields are its index in
     /// [`Thresholds::NAMES`](super::table::Thresholds::NAMES), and its value in bytes.
     Threshold(usize, u64),
     /// The size of the team's staging memory determined the choice.
     Staging,
-    /// A row of the route table for a library determined the choice. The field is the index of the
-    /// row.
+    /// A route-table row that chooses a library determined the choice. The field is the index of
+    /// the row.
     Library(usize),
     /// The caller chose the method.
     Forced(Method),
@@ -150,7 +150,7 @@ pub(crate) enum Unfit {
     Team,
     /// The library's result could have other bits than the result of Peerweave's kernels.
     Bits,
-    /// The method does not fit the length of the call or the staging memory.
+    /// The method does not support the length of the call, or the staging memory is too small.
     NoRoom,
 }
 
@@ -164,7 +164,8 @@ pub(crate) struct Libraries {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Decision {
     pub(crate) provider: Provider,
-    /// The method of Peerweave's kernels, even if a library was chosen.
+    /// The method by which Peerweave's kernels would carry out the call. Also set if a library
+    /// carries out the call.
     pub(crate) own: OwnPath,
     pub(crate) because: Because,
     /// A requested choice that cannot be used: the row or the caller that requested it, and the
@@ -527,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn teams_of_one_rank_and_empty_calls_do_not_use_nccl() {
+    fn nccl_is_not_used_for_empty_calls_or_teams_of_one_rank() {
         let routes = routes();
         for kind in CollectiveKind::ALL {
             routes.forced.set(kind, Some(Method::Nccl));

@@ -112,7 +112,7 @@ impl Routes {
             Unfit::Unavailable => format!("NCCL cannot be used: {unavailable}"),
             Unfit::Team => "NCCL has a communicator only for the team of all PEs".to_owned(),
             Unfit::Bits => "the bits of NCCL's result could differ from those of Peerweave's kernels".to_owned(),
-            Unfit::NoRoom => "this method does not fit the length of the call or the staging memory".to_owned(),
+            Unfit::NoRoom => "this method does not support the length of the call, or the staging memory is too small".to_owned(),
         }
     }
 }
@@ -133,8 +133,10 @@ fn path(own: OwnPath) -> (String, Option<Route>) {
         }
         OwnPath::Unsupported => return ("not supported".to_owned(), None),
         OwnPath::Reduction(route) => format!("Peerweave's kernel, {}, {}", name_of(route.algorithm), shape(route)),
-        OwnPath::Lines { route, launches: 1 } => format!("Peerweave's kernel, lines, {}", shape(route)),
-        OwnPath::Lines { route, launches } => format!("Peerweave's kernels, lines in {launches} launches, {}", shape(route)),
+        OwnPath::Lines { route, launches: 1 } => format!("Peerweave's kernel, 16-byte lines, {}", shape(route)),
+        OwnPath::Lines { route, launches } => {
+            format!("Peerweave's kernels, 16-byte lines in {launches} launches, {}", shape(route))
+        }
         OwnPath::Messages(route) => format!("Peerweave's kernel, messages, {}", shape(route)),
         OwnPath::Scattered(route) => {
             format!("Peerweave's kernels, parts that the root scatters and each rank forwards, {}", shape(route))

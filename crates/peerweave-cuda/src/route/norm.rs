@@ -12,7 +12,7 @@ const MIB: u64 = 1 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NormRoute {
     pub(crate) algorithm: rms_norm::Algorithm,
-    /// Maximum number of blocks, each of which handles whole rows.
+    /// Maximum number of blocks in a launch. Each block handles whole rows.
     pub(crate) blocks: u32,
     pub(crate) threads: u32,
     /// Maximum number of rows in a launch. 0 if the banks have no room for a row, or if rows are

@@ -231,7 +231,7 @@ mod tests {
             ("1-2 8K one_shot", "1-2 8K three_shot", 6, "\"three_shot\" is not an algorithm"),
             ("4x128", "4x100", 6, "\"4x100\" is not a shape"),
             ("4x128", "4x1024", 6, "\"4x1024\" is not a shape"),
-            ("1-2 8K", "1-2 1G", 24, "not in the order of their sizes"),
+            ("1-2 8K", "1-2 1G", 24, "not in ascending order of size"),
             ("1-2 rest chunked", "1-2 rest two_shot", 24, "is not \"rest chunked\""),
             ("nccl reduce", "nccl barrier", 23, "\"barrier\" is not an operation"),
             ("nccl reduce 2 48M rest", "nccl reduce 2 48M 1M", 23, "are reversed"),

@@ -7,8 +7,8 @@ use peerweave_core::backend::CollectiveKind;
 
 use super::{Limits, Provider, Route, holds, lines_of};
 
-/// A row of the route table for Peerweave's kernels: the algorithm and the launch shape for calls
-/// up to a number of bytes.
+/// A route-table row that describes Peerweave's kernels: the algorithm and the launch shape for
+/// calls up to a number of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OwnRow {
     /// The smallest and the largest number of ranks for which the row is valid.
@@ -20,8 +20,8 @@ pub(crate) struct OwnRow {
     pub(super) threads: u32,
 }
 
-/// A row of the route table for a library: the sizes of calls for which the library is faster than
-/// Peerweave's kernels.
+/// A route-table row that chooses a library: the sizes of calls for which the library is faster
+/// than Peerweave's kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LibraryRow {
     pub(super) library: Provider,
@@ -92,11 +92,11 @@ const SM_90: &str = include_str!("../../routes/sm_90.routes");
 
 impl RouteTable {
     /// Returns the built-in table for an architecture, such as `sm_90`. If there is no table for
-    /// the architecture, returns the built-in table `any`.
+    /// the architecture, returns the built-in table for any architecture.
     pub fn builtin(arch: &str) -> Self {
         let (name, text) = match arch {
             "sm_90" => ("the built-in table sm_90", SM_90),
-            _ => ("the built-in table any", ANY),
+            _ => ("the built-in table for any architecture", ANY),
         };
         Self::parse(name, text).unwrap_or_else(|error| panic!("peerweave-cuda bug: {error}"))
     }
@@ -148,7 +148,7 @@ impl RouteTable {
         })
     }
 
-    /// Checks that the rows for each number of ranks are in the order of their sizes, and that the
+    /// Checks that the rows for each number of ranks are in ascending order of size, and that the
     /// last row is valid for every larger call. If this is not so, fails with a description of the
     /// first fault.
     pub(super) fn check(&self) -> Result<(), String> {
@@ -159,7 +159,7 @@ impl RouteTable {
                 return Err(format!("the last row of all_reduce for teams of size {ranks} is not \"rest chunked\""));
             }
             if !rows.is_sorted_by_key(|row| row.up_to) {
-                return Err(format!("the rows of all_reduce for teams of size {ranks} are not in the order of their sizes"));
+                return Err(format!("the rows of all_reduce for teams of size {ranks} are not in ascending order of size"));
             }
         }
         Ok(())

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn tuned_table_uses_lines_while_they_are_faster_than_messages() {
+    fn tuned_table_uses_lines_up_to_the_size_where_lines_are_faster() {
         let mut all = Vec::new();
         for (kind, factor) in [(CollectiveKind::AllGather, 1.0), (CollectiveKind::AllToAll, 0.8)] {
             for (size, lines, messages) in [(MIB, 4.0, 6.0), (4 * MIB, 9.0, 10.0), (16 * MIB, 40.0, 30.0)] {

@@ -35,9 +35,9 @@ impl Enqueue<'_> {
         Ok(slot)
     }
 
-    /// Keeps the slot of `source`, if it has one, until the operation has ended. A group calls this
-    /// function for each of its operations except the last one, whose slot contains the outcome of
-    /// the group.
+    /// Keeps the slot of `source` until the enqueued operation has ended. Does nothing if `source`
+    /// has no slot. For a group, the caller calls this function for each operation except the last
+    /// one, whose slot contains the outcome of the group.
     pub(crate) fn hold(&mut self, source: Source) {
         if !matches!(source, Source::Copy | Source::Kernel | Source::Launch | Source::Nccl | Source::Hosts) {
             self.keep.push(Arc::new(source));

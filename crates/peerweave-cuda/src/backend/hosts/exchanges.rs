@@ -41,9 +41,10 @@ impl Enqueue<'_> {
         Ok(())
     }
 
-    /// Enqueues a collective that moves parts of `op.count` elements among the hosts of a team.
-    /// `from` is the device address of this rank's operand, and `to` of its result. A rank without
-    /// an operand does not use `from`, and a rank without a result does not use `to`.
+    /// Enqueues a collective that moves parts of `op.count` elements among the ranks of a team on
+    /// several hosts. `from` is the device address of this rank's operand, and `to` is the device
+    /// address of this rank's result. A rank without an operand does not use `from`, and a rank
+    /// without a result does not use `to`.
     pub(crate) fn exchange_between(
         &mut self,
         team: &TeamOf,

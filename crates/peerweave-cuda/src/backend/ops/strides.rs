@@ -12,8 +12,9 @@ use crate::backend::teams::TeamOf;
 /// Elements at equal distances: the address of the first element, and the distance in bytes.
 type Rows = (u64, usize);
 
-/// Returns the number of bytes from the start of the first to the end of the last of `count`
-/// elements. The elements have `width` bytes, and `stride` is their distance in elements.
+/// Returns the number of bytes that `count` elements span, from the start of the first element to
+/// the end of the last element. An element has `width` bytes. The starts of consecutive elements
+/// are `stride` elements apart.
 fn reach(count: usize, stride: usize, width: usize) -> usize {
     count.checked_sub(1).map_or(0, |last| (last * stride + 1) * width)
 }

@@ -75,7 +75,7 @@ pub(crate) struct Memory {
     /// The records of the collectives that each PE has begun. `None` in a job of one PE, in a job
     /// on several hosts, and on NVSHMEM's heap.
     pub(crate) calls: Option<Calls>,
-    /// The watches of the processes of the other PEs. `None` if `calls` is `None`.
+    /// Shows whether the processes of the other PEs have ended. `None` if `calls` is `None`.
     pub(crate) processes: Option<Processes>,
 }
 
@@ -92,7 +92,7 @@ pub(crate) struct State {
     pub(crate) job: JobShape,
     pub(crate) caps: Caps,
     pub(crate) deadline: Duration,
-    /// Address of each PE's heap on this device; 0 for a PE that is not mapped.
+    /// Address at which this device maps each PE's heap; 0 for a heap that is not mapped.
     pub(crate) bases: Box<[u64]>,
     pub(crate) heap_bytes: u64,
     pub(crate) allocations: Mutex<BTreeMap<u64, Symmetric<u8>>>,
@@ -104,7 +104,7 @@ pub(crate) struct State {
     pub(crate) making: Mutex<()>,
     /// The records of the collectives that each PE has begun: see [`Memory::calls`].
     pub(crate) calls: Option<Calls>,
-    /// The watches of the processes of the other PEs: see [`Memory::processes`].
+    /// Shows whether the processes of the other PEs have ended: see [`Memory::processes`].
     pub(crate) processes: Option<Processes>,
     /// The route table, with the algorithms that the caller has chosen for collectives.
     pub(crate) routes: Arc<Routes>,

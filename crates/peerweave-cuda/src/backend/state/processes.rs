@@ -6,10 +6,12 @@ use peerweave_bootstrap::process::{Pid, Watch, pid_namespace};
 
 use crate::error::CudaError;
 
-/// The watches of the processes of other PEs, as far as this process can watch them.
+/// Values that show whether the processes of other PEs have ended. Omits processes that this
+/// process cannot watch.
 pub(crate) struct Processes {
-    /// For each PE, the watch of its process. `None` for this process. Also `None` for a process in
-    /// another PID namespace: only the rendezvous reports the end of such a process.
+    /// For each PE, the [`Watch`] that shows whether the process of the PE has ended. `None` for
+    /// this process. Also `None` for a process in another PID namespace: only the rendezvous
+    /// reports the end of such a process.
     #[cfg(target_os = "linux")]
     watched: Box<[Option<Watch>]>,
 }

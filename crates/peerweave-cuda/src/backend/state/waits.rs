@@ -13,7 +13,7 @@ use crate::backend::resources::Recorded;
 const LOOK: Duration = Duration::from_millis(5);
 
 impl State {
-    /// Waits until a stream has passed an event, at most for `within`. Returns whether the stream
+    /// Waits until a stream has passed an event, for at most `within`. Returns whether the stream
     /// has passed the event. During the wait, aborts waiting kernels and NCCL if a PE is lost or
     /// calls `shrink`, if a kernel fails, or if the calls of ranks differ.
     pub(crate) fn wait_for(&self, event: &Recorded, within: Duration) -> Result<bool, DriverError> {

@@ -1,4 +1,4 @@
-//! Device memory of other libraries as operands of operations.
+//! Lets operations use device memory of other libraries as operands.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use peerweave_types::Element;
 use super::queue::CudaQueue;
 use crate::backend::error::{driver, unsupported};
 
-/// The owner of a device buffer. Operations keep the owner alive, but do not order other uses of
-/// the buffer.
+/// The owner of a device buffer. Operations keep the owner alive. The caller must order all other
+/// uses of the buffer.
 struct Kept(peerweave_driver::Keep);
 
 impl DeviceOwner for Kept {}

@@ -163,8 +163,8 @@ pub(super) fn team_of(state: &State, op: &Op) -> TeamName {
     }
 }
 
-/// Returns whether other ranks record a matching operation, so that this PE can compare the
-/// operations.
+/// Returns whether operations of this kind are recorded, so that this PE can compare its records
+/// with the records of other PEs.
 pub(super) fn is_compared(op: &Op) -> bool {
     matches!(op, Op::Collective(_) | Op::PointToPoint(_) | Op::Group(_))
 }

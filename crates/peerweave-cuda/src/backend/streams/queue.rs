@@ -72,8 +72,8 @@ impl Queue {
         }
     }
 
-    /// Waits until all operations that were enqueued before this call are complete, at most for
-    /// `within`. Fails with the first failure since the last synchronisation.
+    /// Waits until all operations that were enqueued before this call are complete, for at most
+    /// `within`. Fails with the first failure of an operation since the last synchronisation.
     pub(crate) fn synchronize(&self, within: Duration) -> Result<(), Error> {
         let start = Instant::now();
         let last = lock(&self.inner).operations.back().map(|held| Arc::clone(&held.ticket));

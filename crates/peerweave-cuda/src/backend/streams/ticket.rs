@@ -18,7 +18,8 @@ pub(super) struct Ticket {
     pub(super) state: Arc<State>,
     pub(super) call: &'static str,
     pub(super) team: TeamName,
-    /// Whether other ranks record a matching operation, so that this PE can compare the operations.
+    /// Whether operations of this kind are recorded, so that this PE can compare its records with
+    /// the records of other PEs.
     pub(super) is_compared: bool,
     pub(super) event: Recorded,
     pub(super) source: Source,

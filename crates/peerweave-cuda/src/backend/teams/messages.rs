@@ -15,8 +15,8 @@ use peerweave_types::{DType, Pe};
 use super::calls::{Calls, first_difference, mix};
 use crate::backend::teams::TeamOf;
 
-/// Number of messages whose records are kept for each channel: each pair of ranks and direction.
-/// Newer messages overwrite the records of older messages.
+/// Number of messages whose records are kept for each channel. A channel is one direction of a pair
+/// of ranks. Newer messages overwrite the records of older messages.
 const MESSAGES: u64 = 16;
 /// Number of 64-bit words that record the messages of one channel. Word 0 is the number of
 /// messages. Each message has two words: its length and type, and a hash of all messages of the
@@ -119,8 +119,8 @@ impl Calls {
     }
 
     /// Returns the first member whose recorded messages to or from this PE differ from the records
-    /// of this PE. Also returns two descriptions of the first different message: as this PE and as
-    /// the member recorded it.
+    /// of this PE. Also returns two descriptions of the first different message: the record of this
+    /// PE, and the record of the member.
     pub(super) fn different_message(&self, team: &TeamOf) -> Option<(Pe, String, String)> {
         let others = team.members.iter().enumerate().filter(|(rank, _)| *rank != team.me && *rank < MAX_RANKS);
         others.filter(|(_, pe)| self.can_compare(team, pe.index())).find_map(|(rank, pe)| {

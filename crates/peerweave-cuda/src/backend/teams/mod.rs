@@ -49,8 +49,8 @@ pub(crate) struct TeamOf {
     pub(crate) path: String,
     /// Digest of `path`, which identifies the team in the records of calls.
     pub(crate) tag: u64,
-    /// Number of calls on the host that all members have made together, such as allocations and
-    /// splits.
+    /// Number of host calls that this PE has made together with all other members, such as
+    /// allocations and splits.
     pub(crate) agreements: Mutex<u64>,
     /// The keys of values that this PE has stored in the rendezvous and has not removed yet.
     pub(crate) stored: Mutex<VecDeque<String>>,

@@ -17,13 +17,14 @@ impl Pages {
         Err(unsupported(call, "jobs of several PEs with GPUs need Linux"))
     }
 
-    /// Never runs, because no value exists. On Linux, returns the words by which the surviving PEs
-    /// agree on a new job.
+    /// Never runs, because no [`Pages`] value exists. On Linux, returns the words by which the
+    /// surviving PEs agree on a new job.
     pub(super) fn survivors(&self, _index: usize) -> &SurvivorWords {
         match *self {}
     }
 
-    /// Never runs, because no value exists. On Linux, returns the 64-bit word at index `_index`.
+    /// Never runs, because no [`Pages`] value exists. On Linux, returns the 64-bit word at index
+    /// `_index`.
     pub(super) fn word(&self, _index: usize) -> &AtomicU64 {
         match *self {}
     }

@@ -129,8 +129,8 @@ fn value_of(rendezvous: &Rendezvous, team: &TeamOf, key: &str, rank: usize) -> R
     }
 }
 
-/// Returns a closure that calls [`exchange`], for functions of the crates for GPUs. The closure
-/// appends its first argument to `label`.
+/// Returns a closure that calls [`exchange`], and that is passed to functions that exchange bytes
+/// among the members. The closure appends its first argument to `label`.
 pub(super) fn exchange_of<'a>(
     rendezvous: &'a Rendezvous,
     team: &'a TeamOf,

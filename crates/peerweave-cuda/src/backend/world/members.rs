@@ -27,7 +27,7 @@ use crate::collective::random;
 
 const CALL: &str = "team_of";
 
-/// Maximum number of PEs that an error shows of a list of members.
+/// Maximum number of PEs that an error message shows if it contains a list of members.
 const SHOWN: usize = 16;
 
 /// The shortest and the longest pause between two reads of the members' values from the rendezvous.
@@ -35,7 +35,7 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(2
 
 /// A list of PEs and a number, as a PE stores them in the rendezvous. For a call, the list has the
 /// members of the new team, and the random number identifies the call. For a refusal, the number is
-/// the PE that has passed a different list, and the list is that list.
+/// the PE that has passed a different list, and the list is that PE's list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Listed {
     number: u64,

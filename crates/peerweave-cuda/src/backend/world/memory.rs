@@ -44,8 +44,8 @@ pub(super) fn teams_memory(
     Ok((world, rooms, options))
 }
 
-/// Returns the options for the staging memory of the team of all PEs: the fastest options for which
-/// the heap has room.
+/// Returns the options for the staging memory of the team of all PEs: the default options if they
+/// need at most a quarter of the heap, and otherwise options that need less memory.
 pub(super) fn options_of_world(heap_bytes: u64) -> CollectivesOptions {
     let options = CollectivesOptions::default();
     if heap_bytes >= 4 * options.heap_bytes() {
@@ -56,9 +56,9 @@ pub(super) fn options_of_world(heap_bytes: u64) -> CollectivesOptions {
     CollectivesOptions { bank_bytes, slot_bytes: 4096, max_blocks, ..options }
 }
 
-/// Returns the options for the staging memory of one of `teams` other teams. All these teams
-/// together use at most an eighth of the heap, unless the minimum staging memory of the teams is
-/// larger.
+/// Returns the options for the staging memory of each of `teams` teams, which do not include the
+/// team of all PEs. All these teams together use at most an eighth of the heap, unless the minimum
+/// staging memory of the teams is larger.
 pub(super) fn options_of_others(heap_bytes: u64, teams: u64) -> CollectivesOptions {
     const KIB: u64 = 1 << 10;
     let share = heap_bytes / 8 / teams.max(1);

@@ -1,5 +1,5 @@
-//! The routes of collectives: the methods that carry them out, and explanations of these choices.
-//! All PEs use the same route table, and the same choices of the caller.
+//! Chooses the methods that carry out collectives, and explains these choices. All PEs use the same
+//! route table. If the caller chooses methods, all PEs use the chosen methods.
 
 use std::sync::Arc;
 
@@ -58,7 +58,7 @@ pub(super) fn agreed(gpu: &Gpu, options: &CudaOptions) -> Result<Arc<Routes>, Cu
                     if is_file(text) { "a table from a file" } else { "the built-in table" }
                 )
             };
-            let expected = format!("the route choice of {pe}: {}, with the same rows in the table", show(&theirs));
+            let expected = format!("the route choice of {pe}: {}; the rows of the two tables must be the same", show(&theirs));
             return Err(misuse(CALL, "the route choice of this PE", show(&mine), &expected));
         }
     }

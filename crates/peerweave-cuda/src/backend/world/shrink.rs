@@ -41,7 +41,7 @@ impl Cuda {
         if state.calls.is_none() && state.job.n_pes > 1 {
             return Err(unsupported(
                 CALL,
-                "the survivors agree through shared host memory, which PEs on several machines or on NVSHMEM's heap do not have",
+                "the survivors need host memory that all PEs share, which jobs on several machines or on NVSHMEM's heap do not have",
             ));
         }
         let words = |pe: usize| state.calls.as_ref().map_or(&alone, |calls| calls.survivors(pe));

@@ -26,11 +26,11 @@ pub(super) fn path_of(parent: &str, calls: u64, color: u64) -> String {
     format!("{:016x}", teams::digest((parent, calls, color)))
 }
 
-/// The name of the call that creates a team, the team that errors of the call show, and the name of
-/// the new team.
+/// The call that creates a team: its name, the team that its errors show, and the name of the new
+/// team.
 pub(super) struct Made {
     pub(super) call: &'static str,
-    /// The team that errors of the call show.
+    /// The team that errors of the creating call show.
     pub(super) name: TeamName,
     /// Name of the new team in exchanges through the rendezvous.
     pub(super) path: String,
@@ -62,7 +62,7 @@ impl Cuda {
     /// Splits `parent` after its ranks have agreed on the call. `attached` contains the bytes that
     /// each rank attached to the agreement (see [`split_attached`]). `splits` is the number of
     /// teams that have been created, as far as this PE knows.
-    #[expect(clippy::too_many_arguments, reason = "the two callers have no struct with these values in common")]
+    #[expect(clippy::too_many_arguments, reason = "the two callers have no common struct that holds these values")]
     pub(super) fn split_parent(
         &self,
         gpu: &Gpu,
