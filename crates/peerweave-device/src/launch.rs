@@ -140,7 +140,7 @@ mod tests {
     use std::string::ToString;
 
     #[test]
-    fn select_without_ptx_fails_and_says_what_to_install() {
+    fn select_error_says_what_to_install_if_there_is_no_ptx() {
         static NONE: PtxImage = PtxImage { variants: &[], problem: "install a compiler" };
         let error = NONE.select(90, true).unwrap_err();
         assert_eq!(error.to_string(), "the kernels have no PTX for sm_90 with NVSHMEM's device library: install a compiler");

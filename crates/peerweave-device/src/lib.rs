@@ -1,8 +1,8 @@
 //! Protocols by which PEs synchronise, and the API that kernels call. The protocols are written
 //! once, and operate on words of memory that several PEs access.
 //!
-//! The protocols do not allocate or map memory, do not read a clock, and do not depend on
-//! processes. The caller provides the words ([`Word`]) and a pause ([`Pause`]) that a waiter makes
+//! The protocols do not allocate or map memory, do not read a clock, and do not call the operating
+//! system. The caller provides the words ([`Word`]) and a pause ([`Pause`]) that a waiter makes
 //! between two polls. So the same code runs in the host backend, in kernels, and under a model
 //! checker.
 //!
@@ -92,8 +92,8 @@ pub use arch as gpu;
 
 /// The imports for a crate of kernels: `use peerweave_device::prelude::*;`.
 ///
-/// The prelude exports the `Context` of kernels. The crate `peerweave` has another `Context`, which
-/// issues transfers on the host. In a file that also has `use peerweave::*;`, the name is
+/// The prelude exports the `Context` of kernels. The crate `peerweave` has a different `Context`,
+/// which issues transfers on the host. In a file that also has `use peerweave::*;`, the name is
 /// ambiguous. In such a file, import each item by name, or put the kernels into a separate module.
 pub mod prelude {
     pub use crate::api::combine::{And, Max, Min, Or, Prod, Sum, Xor};

@@ -80,7 +80,7 @@ pub enum GridError {
     Stack {
         /// Name of the kernel.
         kernel: String,
-        /// The thread without a stack.
+        /// The thread for which no stack could be allocated.
         at: ThreadId,
         /// The error of the operating system.
         cause: String,

@@ -158,8 +158,8 @@ impl Network {
         self.find(address, bytes).is_some()
     }
 
-    /// Returns the PE whose heap contains the range. This PE is the caller, because calls use
-    /// addresses in the caller's own heap.
+    /// Returns the number of the PE whose heap contains the range. That PE is the caller of the
+    /// network call, because calls use addresses in the caller's own heap.
     fn owner(&self, address: u64, bytes: usize) -> usize {
         self.find(address, bytes).unwrap_or_else(|| {
             panic!("network call: the range of {bytes} bytes at {address:#x} lies outside the heaps, expected a range of the caller's heap")

@@ -19,7 +19,7 @@ impl Random {
         mix(self.0)
     }
 
-    /// Returns a number less than `bound`, which must not be 0.
+    /// Returns a pseudo-random number less than `bound`, which must not be 0.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         ((u128::from(self.next()) * bound as u128) >> 64) as usize
     }

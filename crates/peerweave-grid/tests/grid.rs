@@ -63,7 +63,7 @@ fn barrier_orders_accesses_under_any_seed() {
 }
 
 #[test]
-fn sync_threads_or_returns_true_to_all_if_one_passes_true() {
+fn every_thread_gets_true_if_one_passes_true_to_sync_threads_or() {
     explore(SEEDS, |seed| {
         go(seed, 2, 70, &|| {
             let me = gpu::thread_idx().x;
@@ -308,7 +308,7 @@ fn trap_ends_the_grid_and_the_error_names_the_thread() {
 }
 
 #[test]
-fn barrier_not_reached_by_all_threads_is_an_error() {
+fn barrier_that_some_threads_do_not_reach_is_an_error() {
     explore(SEEDS, |seed| {
         let error = go(seed, 2, 64, &|| {
             if gpu::thread_idx().x < 63 {

@@ -29,12 +29,13 @@ pub const OUTCOME_BITS: usize = 2;
 
 /// The conditions for which [`stream_wait()`] can wait.
 pub mod until {
-    /// All awaited words that are not excluded satisfy the comparison. The kernel writes the value
-    /// of the last of these words to word 1 of the outcome.
+    /// Condition: all awaited words that are not excluded satisfy the comparison. To word 1 of the
+    /// outcome, the kernel writes the value of the non-excluded word with the highest index; 0 if
+    /// all words are excluded.
     pub const ALL: u32 = 0;
-    /// At least one awaited word that is not excluded satisfies the comparison, or all words are
-    /// excluded. To word 1 of the outcome, the kernel writes 1 plus the index of such a word; 0 if
-    /// no word satisfies the comparison.
+    /// Condition: at least one awaited word that is not excluded satisfies the comparison, or all
+    /// words are excluded. To word 1 of the outcome, the kernel writes 1 plus the index of a
+    /// non-excluded word that satisfies the comparison; 0 if there is no such word.
     pub const ANY: u32 = 1;
     /// The same condition as [`ANY`]. In addition, the kernel writes one bit for each awaited word
     /// to the outcome, from word [`OUTCOME_BITS`](super::OUTCOME_BITS) on. The bit is 1 if the word

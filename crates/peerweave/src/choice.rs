@@ -32,8 +32,8 @@ impl fmt::Display for BackendKind {
 pub struct BackendChoice {
     /// The chosen backend.
     pub backend: BackendKind,
-    /// The reason, as a clause, such as "PEERWEAVE_BACKEND=host" or "this process sees 4 GPUs for 4
-    /// PEs of the machine".
+    /// The reason for the choice, as a clause, such as "PEERWEAVE_BACKEND=host" or "this process
+    /// sees 4 GPUs for 4 PEs of the machine".
     pub why: String,
 }
 
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn cuda_backend_without_the_feature_is_a_misuse() {
+    fn cuda_backend_is_a_misuse_if_the_build_has_no_cuda_feature() {
         let error = decide(Request::Cuda, || None, 1).unwrap_err();
         assert!(error.misuse().is_some());
         assert_eq!(

@@ -29,8 +29,8 @@ pub mod names {
     pub const CROSS_MEMORY_ATTACH: &str = "PEERWEAVE_CROSS_MEMORY_ATTACH";
     /// The number that selects the order in which the host backend runs the threads of kernels.
     /// With 0, the default, the threads run in the order of their indices. With any other number,
-    /// the order varies from launch to launch. Another run with the same number repeats the same
-    /// orders. Errors of kernels report the number.
+    /// the order varies from launch to launch. If the program runs again with the same number, the
+    /// orders are the same. Errors of kernels report the number.
     pub const KERNEL_SEED: &str = "PEERWEAVE_KERNEL_SEED";
     /// File with the route table, which gives the algorithm for each collective and size on GPUs.
     /// `peerweave tune` writes such files.
@@ -95,7 +95,7 @@ pub mod names {
 /// The value of `PEERWEAVE_BACKEND`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Request {
-    /// GPUs if there is a GPU for each PE of the machine, otherwise shared memory.
+    /// GPUs if this process sees a GPU for each PE of the machine; otherwise shared memory.
     #[default]
     Auto,
     /// Shared memory.

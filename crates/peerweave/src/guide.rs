@@ -99,7 +99,7 @@ use crate::{Context, Lock, LockGuard};
 /// | all words of a buffer satisfy a comparison | [`Team::wait_until_all`] | [`Team::test_all`] |
 /// | at least one word satisfies a comparison, and the program handles one word at a time | [`Team::wait_until_any`] | [`Team::test_any`] |
 /// | at least one word satisfies a comparison, and the program handles all such words | [`Team::wait_until_some`] | [`Team::test_some`] |
-/// | as in the three rows above, but each word is compared with its own value | [`Team::wait_until_all_vector`], [`Team::wait_until_any_vector`], [`Team::wait_until_some_vector`] | [`Team::test_all_vector`], [`Team::test_any_vector`], [`Team::test_some_vector`] |
+/// | as in the three rows above, but each word is compared with a separate value | [`Team::wait_until_all_vector`], [`Team::wait_until_any_vector`], [`Team::wait_until_some_vector`] | [`Team::test_all_vector`], [`Team::test_any_vector`], [`Team::test_some_vector`] |
 ///
 /// [`Team::signal_fetch`] returns the value of a signal word, but does not order accesses to data.
 ///
@@ -388,7 +388,7 @@ pub mod from_mpi {}
 /// | `shmem_signal_set`, `shmem_signal_add` | [`Team::signal_blocking`] with `word.set(value)` or `word.add(value)` |
 /// | `shmem_signal_fetch`, `shmem_signal_wait_until` | [`Team::signal_fetch`], [`Team::wait_until_blocking`] |
 /// | `shmem_wait_until`, `shmem_test` | [`Team::wait_until_blocking`], [`Team::test`], of `(&symmetric, index)` |
-/// | `shmem_wait_until_all`, `_any`, `_some` | [`Team::wait_until_all_blocking`], [`Team::wait_until_any_blocking`], [`Team::wait_until_some_blocking`]; `status` is `exclude`, but the program need not exclude an index that has been returned |
+/// | `shmem_wait_until_all`, `_any`, `_some` | [`Team::wait_until_all_blocking`], [`Team::wait_until_any_blocking`], [`Team::wait_until_some_blocking`]; the argument `exclude` corresponds to `status`, but the program need not exclude an index that has been returned |
 /// | `shmem_test_all`, `_any`, `_some` | [`Team::test_all`], [`Team::test_any`], [`Team::test_some`] |
 /// | `shmem_wait_until_all_vector`, `_any_vector`, `_some_vector` | [`Team::wait_until_all_vector_blocking`], [`Team::wait_until_any_vector_blocking`], [`Team::wait_until_some_vector_blocking`] |
 /// | `shmem_test_all_vector`, `_any_vector`, `_some_vector` | [`Team::test_all_vector`], [`Team::test_any_vector`], [`Team::test_some_vector`] |
@@ -463,7 +463,7 @@ pub mod from_openshmem {}
 /// | `ncclGetErrorString`, `ncclGetLastError` | the text of an [`Error`] |
 /// | `ncclCommShrink` | [`World::shrink`], which determines the remaining PEs itself |
 /// | `ncclCommRevoke` | not needed: a wait for a PE that has called [`World::shrink`] ends with an error |
-/// | `ncclCommGrow` | none: the number of PEs never grows; it is in `peerweave-nccl` |
+/// | `ncclCommGrow` | none: the number of PEs never grows; `peerweave-nccl` has this function |
 /// | `ncclDevCommCreate` | [`Stream::launch`] of kernels that communicate; NCCL's own device API is in `peerweave-nccl` |
 /// | `ncclCommSuspend`, `ncclCommResume`, `ncclCommMemStats` | none: they are in `peerweave-nccl` |
 /// | `NCCL_ALGO`, `NCCL_PROTO` | `PEERWEAVE_ROUTE` |

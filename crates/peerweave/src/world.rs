@@ -49,7 +49,7 @@ impl World {
     /// - Under other launchers, PE 0 runs the rendezvous. Until `finalize`, the second call fails.
     ///   On PE 0, the second call fails after 3 s, because the address of the rendezvous is in use.
     ///   After `finalize`, it is unspecified whether a second call of all PEs succeeds.
-    /// - In a job of one PE, with or without a launcher, each call creates another job of one PE.
+    /// - In a job of one PE, with or without a launcher, each call creates a new job of one PE.
     ///
     /// Join once, and share the world: its methods take `&self`, so threads can share a reference,
     /// and a `static` can hold the world. For a smaller world after a failure, call
@@ -61,7 +61,7 @@ impl World {
     ///   `PEERWEAVE_ROUTE_TABLE`, is invalid.
     /// - [`Error::Timeout`] if PEs are missing at the deadline. The error names the missing PEs.
     /// - [`Error::Peer`] if a PE has died before all PEs have joined.
-    /// - [`Error::Misuse`] if another of Peerweave's variables has an invalid value.
+    /// - [`Error::Misuse`] if any other variable of Peerweave has an invalid value.
     pub fn from_env() -> Result<Self, Error> {
         Self::builder().build()
     }
@@ -136,7 +136,7 @@ pub struct WorldBuilder {
 impl WorldBuilder {
     /// Sets a backend that the caller created. The other settings of this builder and the
     /// environment are then ignored. A backend has already joined its job, and can serve only one
-    /// world: create another backend for another world.
+    /// world, so each world needs a separate backend.
     #[must_use]
     pub fn backend(mut self, backend: Arc<dyn Backend>) -> Self {
         self.backend = Some(backend);
@@ -184,8 +184,8 @@ impl WorldBuilder {
 
     /// Sets the order in which the host backend runs the threads of kernels
     /// (`PEERWEAVE_KERNEL_SEED`). With 0, the default, the threads run in the order of their
-    /// indices. With any other number, the order varies from launch to launch, to expose races.
-    /// Another run with the same number repeats the same orders.
+    /// indices. With any other number, the order varies from launch to launch, to expose races. If
+    /// the program runs again with the same number, the orders are the same.
     #[must_use]
     pub fn kernel_seed(mut self, seed: u64) -> Self {
         self.kernel_seed = Some(seed);
@@ -232,7 +232,7 @@ impl WorldBuilder {
     }
 
     /// Like [`on_threads`](crate::on_threads), but with the settings of this builder. Ignores the
-    /// builder's backend and job. Each call creates another job.
+    /// builder's backend and job. Each call creates a new job.
     ///
     /// # Errors
     /// The errors of [`on_threads`](crate::on_threads).

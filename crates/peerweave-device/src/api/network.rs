@@ -2,9 +2,9 @@
 //! device library, through the wrappers of [`crate::network`]. On the host they call an executor
 //! that emulates a network.
 //!
-//! In kernels for GPUs without the feature `nvshmem`, each function of this module is empty. In
-//! these builds no PE is reached over the network ([`Reach::Network`](super::context::Reach)), so
-//! no function of this module is needed.
+//! If a kernel for GPUs is compiled without the feature `nvshmem`, each function of this module is
+//! empty. Such a kernel reaches no PE over the network ([`Reach::Network`](super::context::Reach)),
+//! so it needs no function of this module.
 
 #[cfg(target_arch = "nvptx64")]
 use super::scope::Kind;
@@ -79,8 +79,8 @@ pub(super) mod emulated {
         S::sync();
     }
 
-    /// Applies an atomic operation to a word of `bytes` bytes at a PE. Returns the result of the
-    /// operation.
+    /// Applies an atomic operation to a word of `bytes` bytes at a PE. Returns the previous value
+    /// of the word if the operation fetches that value; otherwise the result is unspecified.
     pub(in super::super) fn atomic(word: u64, bytes: usize, operation: Atomic, pe: i32) -> u64 {
         now(Call::Atomic { word, bytes, operation, pe: pe as u32 })
     }

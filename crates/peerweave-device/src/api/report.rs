@@ -1,5 +1,5 @@
-//! The report of a PE's first failure, which the host reads. Also the pause that a wait in a kernel
-//! makes between two polls, which ends the wait at the deadline or after an abort.
+//! The report of a PE's first failure, which the host reads, and the pause that a wait in a kernel
+//! makes between two polls. The pause ends the wait at the deadline or after an abort.
 //!
 //! Invariant: a report is written once. The thread that changes `claimed` from 0 to 1 writes all
 //! fields, and writes the kind last.
@@ -40,7 +40,7 @@ impl Context {
 
     /// Fails the kernel with `code`: makes the waits of all threads on this PE fail, and returns
     /// the error that the kernel should return. If the kernel has already failed, the first failure
-    /// is kept. The host's error contains `code` as the value found. Unlike NVSHMEM's
+    /// is kept. The error on the host contains `code` as the found value. Unlike NVSHMEM's
     /// `global_exit`, this call does not end other PEs: the host decides whether they end.
     ///
     /// ```

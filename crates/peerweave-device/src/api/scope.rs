@@ -17,8 +17,7 @@ pub enum Kind {
     Block,
 }
 
-/// The threads that make a call together. All these threads call the function with the same
-/// arguments.
+/// The threads that make a call together. All these threads make the call with the same arguments.
 ///
 /// [`Thread`], [`Warp`] and [`Block`] implement this trait. Other crates cannot implement this
 /// trait.

@@ -10,26 +10,26 @@ pub(crate) trait Side: Copy {
     /// Loads an integer.
     ///
     /// # Safety
-    /// `from` points to memory that this kind of access can read, aligned to the size of `P` and
-    /// readable by this thread.
+    /// `from` is aligned to the size of `P`, and this thread can read the integer at `from` by
+    /// accesses of kind `Self`.
     unsafe fn load<P: Piece>(from: *const P) -> P;
     /// Stores an integer.
     ///
     /// # Safety
-    /// `to` points to memory that this kind of access can write, aligned to the size of `P` and
-    /// writable by this thread.
+    /// `to` is aligned to the size of `P`, and this thread can write the integer at `to` by
+    /// accesses of kind `Self`.
     unsafe fn store<P: Piece>(to: *mut P, value: P);
     /// Loads a vector of 16 bytes.
     ///
     /// # Safety
-    /// `from` points to 16 bytes, aligned to 16, that this kind of access can read and that are
-    /// readable by this thread.
+    /// `from` points to 16 bytes, aligned to 16, that this thread can read by accesses of kind
+    /// `Self`.
     unsafe fn load_vector(from: *const u8) -> gpu::Vector;
     /// Stores a vector of 16 bytes.
     ///
     /// # Safety
-    /// `to` points to 16 bytes, aligned to 16, that this kind of access can write and that are
-    /// writable by this thread.
+    /// `to` points to 16 bytes, aligned to 16, that this thread can write by accesses of kind
+    /// `Self`.
     unsafe fn store_vector(to: *mut u8, value: gpu::Vector);
 }
 

@@ -66,15 +66,15 @@ pub fn warp_mask() -> u32 {
 }
 
 /// Returns the mask for operations on a whole warp: all 32 lanes. A GPU treats lanes that do not
-/// exist as exited, so no operation waits for such lanes. With this constant, a call needs none of
-/// the instructions of [`warp_mask`].
+/// exist as exited, so no operation waits for such lanes. Because the mask is a constant, a call
+/// needs none of the instructions of [`warp_mask`].
 #[cfg(target_arch = "nvptx64")]
 #[inline]
 pub fn warp_members() -> u32 {
     FULL_WARP
 }
 
-/// Returns the mask for operations on a whole warp: the existing lanes.
+/// Returns the mask for operations on a whole warp: the lanes that exist in this thread's warp.
 #[cfg(not(target_arch = "nvptx64"))]
 #[inline]
 pub fn warp_members() -> u32 {

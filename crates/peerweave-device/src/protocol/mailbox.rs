@@ -28,7 +28,7 @@ pub const WITHDRAWN: u64 = u64::MAX;
 pub enum Answer {
     /// The receiver has copied the data.
     Accepted,
-    /// The receiver has not copied the data.
+    /// The receiver refuses the message, and has not copied the data.
     Refused,
 }
 

@@ -109,9 +109,9 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
         self.watch().test_any()
     }
 
-    /// Reads once each word that is not excluded. Calls `found` with the index and the value of
-    /// each of these words that satisfies the comparison, in ascending order of indices. Returns
-    /// the number of calls.
+    /// Reads every non-excluded word once. Calls `found` with the index and the value of each of
+    /// these words that satisfies the comparison, in ascending order of indices. Returns the number
+    /// of calls.
     ///
     /// # Ordering
     /// Acquire, for each word that satisfies the comparison.

@@ -175,7 +175,7 @@ fn withdrawn<W: TestWord>(withdraw: fn(&Slot<'_, W>), is_withdrawn: fn(&Slot<'_,
 }
 
 #[test]
-fn receiver_of_changed_data_detects_the_withdrawal() {
+fn is_withdrawn_is_true_if_the_receiver_copied_changed_data() {
     withdrawn::<Exact>(|slot| slot.withdraw(), |slot| slot.is_withdrawn());
 }
 

@@ -251,8 +251,8 @@ struct SharedMemory {
 
 impl SharedMemory {
     fn new(bytes: usize, align: usize, fill: u8) -> Self {
-        let layout =
-            Layout::from_size_align(bytes, align).expect("shared memory has the layout of a Rust array or of a checked launch");
+        let layout = Layout::from_size_align(bytes, align)
+            .expect("the size is that of a Rust array or was checked at the launch, so the layout is valid");
         if bytes == 0 {
             // An aligned address that is never accessed.
             return Self { at: NonNull::new(std::ptr::without_provenance_mut(align)).expect("an alignment is never 0"), layout };

@@ -122,8 +122,8 @@ impl Fiber {
         }
     }
 
-    /// Ends the thread before it returns: unwinds the frames of the thread, so that the destructors
-    /// in these frames run.
+    /// Ends a thread that has not returned: unwinds the frames of the thread, so that the
+    /// destructors in these frames run.
     pub(crate) fn end(mut self, key: &'static CurrentKey) {
         key.set(Rc::as_ptr(&self.current));
         // A panic of a destructor is ignored, because the run has already failed.

@@ -189,8 +189,9 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// Removes the next block to start. Returns the index of the block's launch, and the index of
-    /// the block in the grid. Successive calls alternate among launches.
+    /// Selects the next block to start, and removes it from the waiting blocks. Returns the index
+    /// of the block's launch, and the index of the block in the grid. Successive calls alternate
+    /// among launches.
     fn take(&mut self) -> Option<(usize, u64)> {
         for _ in 0..self.next.len() {
             let launch = self.turn;
@@ -202,8 +203,8 @@ impl Waiting {
         None
     }
 
-    /// Removes the next block of a launch to start. Returns the index of the block in the grid;
-    /// `None` if all blocks of the launch have started.
+    /// Selects the next block of a launch, and removes it from the waiting blocks. Returns the
+    /// index of the block in the grid; `None` if all blocks of the launch have started.
     fn take_of(&mut self, launch: usize) -> Option<u64> {
         let (next, count) = &mut self.next[launch];
         if next == count {
@@ -429,7 +430,7 @@ impl Engine<'_> {
         left.map_err(|what| self.divergent(slot, thread, what))
     }
 
-    /// Pauses the whole run, because all threads of the run wait for other PEs.
+    /// Pauses the whole run, because every thread of the run waits for memory to change.
     fn rest(&mut self) -> Result<(), GridError> {
         self.idle = 0;
         self.rests += 1;

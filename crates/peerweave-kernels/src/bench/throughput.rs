@@ -99,8 +99,9 @@ fn lend_each_warp(ctx: &Context) {
 macro_rules! bulk {
     ($name:ident, $call:ident, $words:literal) => {
         #[doc = concat!("Measures the bandwidth of bulk copies: each block ", $words, " its part of the elements.")]
-        /// The first thread of each warp starts bulk copies of an equal share of that part. At the
-        /// end, all threads call `quiet`. The launch must request dynamic shared memory.
+        /// The warps of a block divide the block's part equally, and the first thread of each warp
+        /// starts bulk copies of the warp's share. At the end, all threads call `quiet`. The launch
+        /// must request dynamic shared memory.
         #[kernel(max_threads = 1024)]
         pub fn $name(ctx: &Context, to: SymSlice<u64>, from: SymSlice<u64>, pe: u32, iterations: u32, result: DeviceSlice<u64>) {
             let began = gpu::now_ns();

@@ -95,7 +95,7 @@ macro_rules! floats {
             }
 
             #[test]
-            fn atomic_operations_set_swap_and_add_floats() {
+            fn floats_can_be_set_swapped_and_added_atomically() {
                 let mut job = job(6);
                 let of = job.alloc::<$t>(1);
                 go(&mut job, &operations::KERNEL, 1, (of,));

@@ -152,7 +152,7 @@ fn barriers(ctx: &Context, cells: SymSlice<u64>, form: u32) -> Result<(), Failed
 }
 
 #[test]
-fn barriers_of_every_scope_order_puts() {
+fn puts_are_ordered_by_barriers_of_every_scope() {
     for form in 0..8 {
         for seed in 0..3 {
             let mut job = job(seed);

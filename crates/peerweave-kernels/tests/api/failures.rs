@@ -66,7 +66,7 @@ fn waits(ctx: &Context, signal: SymSlice<u64>, words: SymSlice<i32>, form: u32) 
 }
 
 #[test]
-fn wait_without_a_signal_fails_at_the_deadline() {
+fn wait_for_a_signal_that_is_not_sent_fails_at_the_deadline() {
     let operations = [
         KernelOp::SignalWaitUntil,
         KernelOp::SignalWaitUntil,
@@ -135,7 +135,7 @@ fn stores(ctx: &Context, of: SymSlice<u32>) -> Result<(), Failed> {
 }
 
 #[test]
-fn launch_on_unallocated_heap_bytes_is_refused() {
+fn kernel_argument_in_unallocated_heap_bytes_is_refused() {
     let mut job = patient();
     let of = job.alloc::<u32>(4);
     let before = of.offset().0 - 4;

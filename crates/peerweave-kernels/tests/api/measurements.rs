@@ -80,7 +80,7 @@ fn bench_atomic_adds_to_the_word_of_the_peer() {
 }
 
 #[test]
-fn barrier_and_single_element_benchmarks_complete() {
+fn barrier_benchmarks_and_single_element_benchmarks_complete() {
     let mut job = job(8);
     let to = job.alloc::<u64>(3);
     let mut words = vec![u64::MAX; 2];

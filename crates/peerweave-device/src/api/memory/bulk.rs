@@ -15,10 +15,10 @@ use peerweave_types::KernelOp;
 /// Shared memory that a thread has lent to its context for bulk copies.
 #[derive(Clone, Copy)]
 pub(crate) struct Lent {
-    /// 32-bit address, in shared memory, of the two barriers; 0 if no memory is lent. The buffers
-    /// start [`HEADER`] bytes later.
+    /// 32-bit address of the two barriers in shared memory; 0 if the thread has lent no memory. The
+    /// buffers start [`HEADER`] bytes after this address.
     barriers: u32,
-    /// Size of each buffer in bytes; 0 if no memory is lent.
+    /// Size of each buffer in bytes; 0 if the thread has lent no memory.
     half: u32,
     /// Parity of the current phase of each barrier: bit 0 for the first barrier, bit 1 for the
     /// second.
@@ -122,8 +122,8 @@ impl Context {
         }
     }
 
-    /// Returns whether this thread can make a bulk copy: whether memory is lent, and the addresses
-    /// and the length are aligned.
+    /// Returns whether this thread can make a bulk copy: whether bulk copies are available, this
+    /// thread has lent shared memory, and the addresses and the length are aligned.
     #[inline(always)]
     pub(crate) fn can_bulk(&self, to: *const u8, from: *const u8, bytes: usize) -> bool {
         bulk::AVAILABLE && self.lent.get().half != 0 && (to as usize | from as usize | bytes).is_multiple_of(bulk::ALIGN)

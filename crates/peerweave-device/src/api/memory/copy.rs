@@ -12,8 +12,8 @@ use crate::gpu::{self, Piece, Vector};
 /// Size of a vector in bytes.
 const VECTOR: usize = 16;
 
-/// The side of a copy that is the peer's memory. If the alignments of the sides differ, this side
-/// is accessed by whole vectors.
+/// Whether the target (`To`) or the source (`From`) of a copy is in a peer's memory. If the
+/// alignments of target and source differ, the peer's memory is accessed by whole vectors.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Far {
     To,

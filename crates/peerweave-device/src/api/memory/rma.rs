@@ -2,8 +2,9 @@
 //! strides.
 //!
 //! All puts have one implementation, and all gets have one. Both are generic over the scope. The
-//! public methods select the scope. A mapped peer is accessed by vector loads and stores. If shared
-//! memory is lent and the copy is long enough, the copy unit is used instead.
+//! public methods select the scope. A mapped peer is accessed by vector loads and stores. If the
+//! kernel has lent shared memory to its context and the copy is long enough, the copy unit is used
+//! instead.
 
 use super::copy::{self, Far};
 use crate::api::context::Reach;
@@ -15,9 +16,9 @@ use crate::api::{Context, Failed, network};
 use crate::gpu::bulk;
 use peerweave_types::{FailureKind, KernelOp, Plain, SymSlice};
 
-/// Returns whether the copy unit is faster than the threads of a scope for this length, as measured
-/// on H200. Every thread of a block executes this function for every message. So the cheap
-/// comparison of the length precedes the read of the block size.
+/// Returns whether the copy unit copies `bytes` bytes faster than the threads of a scope, as
+/// measured on H200. Every thread of a block executes this function for every put and get of the
+/// block. So the cheap comparison of the length precedes the read of the block size.
 #[inline(always)]
 fn bulk_pays<S: Scope>(far: Far, bytes: usize) -> bool {
     match (S::KIND, far) {

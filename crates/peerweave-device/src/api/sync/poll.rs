@@ -45,7 +45,7 @@ impl Context {
         until(&mut pause, look).map_err(|kind| self.fail(kind, Report { pe: missing(), ..Report::of(operation) }))
     }
 
-    /// Returns the pause between two polls of a wait for a PE, which `missing` returns. The pause
+    /// Returns the pause between two polls of a wait for the PE that `missing` returns. The pause
     /// fails if that PE has left the job, but only after one more unsuccessful poll. The reason is
     /// that the PE may have satisfied the condition before the PE left.
     #[cfg(not(target_arch = "nvptx64"))]

@@ -129,9 +129,9 @@ impl Context {
         waited.map_err(|kind| self.fail_words(kind, operation, of))
     }
 
-    /// Reads once each integer that is not excluded. Calls `found` with the index and the bits of
-    /// each integer for which the comparison is true, in ascending order of indices. Returns the
-    /// number of calls.
+    /// Reads every non-excluded integer once. Calls `found` with the index and the bits of each
+    /// integer for which the comparison is true, in ascending order of indices. Returns the number
+    /// of calls.
     ///
     /// # Ordering
     /// Acquire, for each integer that is passed to `found`.

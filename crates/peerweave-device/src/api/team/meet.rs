@@ -37,8 +37,8 @@ use peerweave_types::{FailureKind, KernelContext, KernelOp, KernelTeam, SignalOp
 pub(crate) struct Meeting {
     /// The team and the scope, encoded by [`key`]; `u32::MAX` if nothing is cached.
     key: u32,
-    /// The rank with which this thread synchronises; [`Self::SEVERAL`] if the thread must look up
-    /// each member.
+    /// Rank of the only member with which this thread synchronises; [`Self::SEVERAL`] if the
+    /// addresses of the members are not cached, and the thread must look them up.
     rank: u32,
     /// Address of the epoch of this block's slot, in memory of this device.
     epoch: u64,
@@ -176,9 +176,9 @@ impl Context {
     /// waits for that member. If no member is assigned, this thread only synchronises with the
     /// other threads of the scope.
     ///
-    /// The epoch is advanced before the wait, so that its store completes while the thread waits
-    /// and not in the next fence. If the wait fails, the epoch is restored, so that the caller can
-    /// repeat the synchronisation in the same epoch.
+    /// The epoch is advanced before the wait, so that the store of the epoch completes during the
+    /// wait and not in the next fence. If the wait fails, the epoch is restored, so that the caller
+    /// can repeat the synchronisation in the same epoch.
     #[inline(always)]
     fn exchange_one<S: Scope, const ORDERS: bool>(&self, of: (KernelTeam, KernelOp), meeting: Meeting) -> Result<(), Failed> {
         let before = epoch_of(meeting.epoch);

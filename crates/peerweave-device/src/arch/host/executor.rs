@@ -44,15 +44,15 @@ pub trait Executor: Sync {
 
     /// Waits until all threads of the block that have not ended have called this method. Returns
     /// whether any of these threads passed `true`. Earlier writes of each thread are visible to all
-    /// threads after the call.
+    /// these threads after the call.
     fn sync_threads_or(&self, value: bool) -> bool {
         value
     }
 
     /// Passes `value` to all threads in `mask`, and returns the values that these threads have
     /// passed, indexed by lane. Entries of lanes outside `mask` are unspecified. All threads in
-    /// `mask` call this method. Earlier writes of each thread are visible to all threads after the
-    /// call.
+    /// `mask` call this method. Earlier writes of each thread are visible to all these threads
+    /// after the call.
     fn exchange(&self, mask: u32, value: u64) -> [u64; 32] {
         let _ = mask;
         let mut values = [0; 32];
@@ -112,8 +112,8 @@ pub trait Executor: Sync {
 struct SharedLine([u8; 128]);
 
 std::thread_local! {
-    /// Shared memory of a block that consists only of this thread. The key is the `site` of the
-    /// declaration. The memory is freed when the thread ends.
+    /// Shared memory of a block that consists only of this thread. The key is the argument `site`
+    /// of [`Executor::fixed_shared`]. The memory is freed when the thread ends.
     static OWN_SHARED: RefCell<BTreeMap<usize, Vec<SharedLine>>> = const { RefCell::new(BTreeMap::new()) };
 }
 

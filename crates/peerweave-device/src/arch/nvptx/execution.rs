@@ -168,8 +168,9 @@ pub fn now_ns() -> u64 {
     now
 }
 
-/// Allows the next kernel of the stream to start early, if the launch of that kernel permits a
-/// programmatic start. The call is a hint, and orders nothing. Before sm_90 it has no effect.
+/// Allows the next kernel of the stream to start early, if that kernel is launched by a
+/// programmatic dependent launch. The call is a hint, and orders nothing. Before sm_90 it has no
+/// effect.
 #[inline(always)]
 pub fn start_next_kernel() {
     #[cfg(target_feature = "sm_90")]
@@ -180,8 +181,8 @@ pub fn start_next_kernel() {
 }
 
 /// Waits until the earlier kernels of the stream have ended and the writes of these kernels are
-/// visible. Without a programmatic start the call returns immediately, because a kernel starts
-/// after the earlier kernels.
+/// visible. If this kernel was not launched by a programmatic dependent launch, the call returns
+/// immediately, because the earlier kernels have ended before this kernel starts.
 #[inline(always)]
 pub fn wait_for_previous_kernel() {
     #[cfg(target_feature = "sm_90")]

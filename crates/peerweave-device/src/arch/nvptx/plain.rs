@@ -15,8 +15,8 @@ macro_rules! vector_access {
         #[doc = concat!("Reads 16 bytes from ", $space, ".")]
         ///
         /// # Safety
-        /// `from` points to 16 bytes of memory of this kind, aligned to 16, that this thread can
-        /// read.
+        /// `from` points to 16 bytes, aligned to 16, that this thread can read. The bytes are in
+        /// global memory, unless the name of the function ends in `generic`.
         #[inline(always)]
         pub unsafe fn $load(from: *const u8) -> Vector {
             let (low, high): (u64, u64);
@@ -31,8 +31,8 @@ macro_rules! vector_access {
         #[doc = concat!("Writes 16 bytes to ", $space, ".")]
         ///
         /// # Safety
-        /// `to` points to 16 bytes of memory of this kind, aligned to 16, that this thread can
-        /// write.
+        /// `to` points to 16 bytes, aligned to 16, that this thread can write. The bytes are in
+        /// global memory, unless the name of the function ends in `generic`.
         #[inline(always)]
         pub unsafe fn $store(to: *mut u8, value: Vector) {
             // SAFETY: the caller promises aligned, writable memory of this space.
