@@ -150,7 +150,7 @@ mod os {
         (!name.is_empty()).then(|| PathBuf::from(OsStr::from_bytes(name.to_bytes())))
     }
 
-    /// Returns `None`, because other systems have no `dlinfo`.
+    /// Returns `None`, because this module calls `dlinfo` only on Linux.
     #[cfg(not(target_os = "linux"))]
     pub(super) fn path_of(_: NonNull<c_void>) -> Option<PathBuf> {
         None

@@ -75,7 +75,8 @@ impl<'a> Enqueue<'a> {
         self.left = NbiEffect::Transfer([Some(&one.allocation.streams), Some(&other.allocation.streams), None]);
     }
 
-    /// Declares that a signal follows the transfer on NVSHMEM's own streams.
+    /// Declares that a signal to `word` follows the transfer that the call starts on NVSHMEM's own
+    /// streams.
     pub(crate) fn starts_nbi_signal(&mut self, word: &'a SymmetricBuffer<u64>) {
         if let NbiEffect::Transfer([.., signal]) = &mut self.left {
             *signal = Some(&word.allocation.streams);
