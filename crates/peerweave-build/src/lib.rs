@@ -175,7 +175,7 @@ impl Kernels {
         let mode = env::var("PEERWEAVE_PTX").unwrap_or_default();
         let require = match mode.as_str() {
             "" | "auto" if self.on_request => {
-                return not_built(&out, "the PTX is only built on request: set PEERWEAVE_PTX=require and build again");
+                return not_built(&out, "the PTX is built only on request: set PEERWEAVE_PTX=require and build again");
             }
             "" | "auto" => self.require,
             "off" => {

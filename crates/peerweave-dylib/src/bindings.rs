@@ -108,7 +108,7 @@ macro_rules! bindings {
             $( $name: $crate::Symbol, )*
         }
 
-        #[allow(dead_code, non_snake_case, clippy::too_many_arguments, reason = "the names and signatures are the vendor's")]
+        #[allow(dead_code, non_snake_case, clippy::too_many_arguments, reason = "the vendor's library defines the names and signatures")]
         impl $Api {
             /// All declared functions, each with the version that introduced it.
             $visibility const SYMBOLS: &'static [$crate::SymbolInfo] =
@@ -143,7 +143,7 @@ macro_rules! bindings {
                 /// `MissingSymbol` if the library lacks the function.
                 ///
                 /// # Safety
-                /// The caller meets the requirements in the vendor's documentation.
+                /// The caller must meet the requirements in the vendor's documentation.
                 #[inline]
                 $visibility unsafe fn $name(&self $(, $argument: $type)*)
                     -> ::core::result::Result<$crate::bindings!(@return $($return)?), $crate::MissingSymbol>

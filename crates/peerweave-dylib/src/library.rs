@@ -104,7 +104,7 @@ mod os {
     use super::Visibility;
 
     /// # Safety
-    /// Running the library's initialisers is sound.
+    /// Running the library's initialisers must be sound.
     pub(super) unsafe fn open(file: &Path, visibility: Visibility) -> Result<Option<NonNull<c_void>>, libloading::Error> {
         let seen = match visibility {
             Visibility::Local => unix::RTLD_LOCAL,
@@ -116,7 +116,7 @@ mod os {
     }
 
     /// # Safety
-    /// The handle is open.
+    /// `handle` must be the handle of an open library.
     pub(super) unsafe fn symbol(handle: NonNull<c_void>, name: &CStr) -> Option<NonNull<c_void>> {
         // SAFETY: guaranteed by the caller, and the name ends in a zero byte.
         NonNull::new(unsafe { libc::dlsym(handle.as_ptr(), name.as_ptr()) })
@@ -150,7 +150,7 @@ mod os {
         (!name.is_empty()).then(|| PathBuf::from(OsStr::from_bytes(name.to_bytes())))
     }
 
-    /// Returns `None`, because other systems have no `dlinfo`.
+    /// Returns `None`, because this module calls `dlinfo` only on Linux.
     #[cfg(not(target_os = "linux"))]
     pub(super) fn path_of(_: NonNull<c_void>) -> Option<PathBuf> {
         None
@@ -171,7 +171,7 @@ mod os {
     use super::Visibility;
 
     /// # Safety
-    /// Running the library's initialisers is sound.
+    /// Running the library's initialisers must be sound.
     pub(super) unsafe fn open(file: &Path, _: Visibility) -> Result<Option<NonNull<c_void>>, libloading::Error> {
         // SAFETY: guaranteed by the caller.
         let library = unsafe { windows::Library::new(file) }?;
@@ -179,7 +179,7 @@ mod os {
     }
 
     /// # Safety
-    /// The handle is open.
+    /// `handle` must be the handle of an open library.
     pub(super) unsafe fn symbol(handle: NonNull<c_void>, name: &CStr) -> Option<NonNull<c_void>> {
         // SAFETY: the handle came from `open`, and is not closed here.
         let library = ManuallyDrop::new(unsafe { windows::Library::from_raw(handle.as_ptr() as _) });

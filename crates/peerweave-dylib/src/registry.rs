@@ -109,7 +109,7 @@ impl<A> Registry<A> {
     }
 }
 
-/// Returns a path that identifies a file, independently of links.
+/// Returns the path of a file after symbolic links are resolved, or `path` if that fails.
 fn identity(path: &Path) -> PathBuf {
     path.canonicalize().unwrap_or_else(|_| path.to_path_buf())
 }

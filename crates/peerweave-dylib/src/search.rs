@@ -57,8 +57,8 @@ impl Search {
     /// If `file_names` is empty.
     ///
     /// # Safety
-    /// Every file with a name in `file_names`, in any directory, is the product. Loading the file
-    /// is sound.
+    /// In every directory, a file with a name in `file_names` must be the library `product`, and
+    /// loading the file must be sound.
     pub const unsafe fn new(product: &'static str, variable: &'static str, file_names: &'static [&'static str]) -> Self {
         assert!(!file_names.is_empty(), "a search needs at least one file name");
         Self { product, variable: Some(variable), file_names, mark: None, wheel_directories: &[], system_directories: &[] }
@@ -118,7 +118,8 @@ impl Search {
     /// directory. Searches no other place.
     ///
     /// # Safety
-    /// The file is the product, and running its initialisers is sound.
+    /// The loaded file must be the library that this search is for, and running its initialisers
+    /// must be sound.
     ///
     /// # Errors
     /// As for [`open`](Self::open).
@@ -139,9 +140,10 @@ impl Search {
     ///
     /// # Safety
     /// This function obtains the values of the overriding variable and of `PATH`, `PYTHONPATH`,
-    /// `VIRTUAL_ENV`, `CONDA_PREFIX` and `HOME`. The file that the overriding variable names is the
-    /// product, and running its initialisers is sound. The same holds for every file that has one
-    /// of the product's file names, in the directories that the other five values determine.
+    /// `VIRTUAL_ENV`, `CONDA_PREFIX` and `HOME`. The file that the overriding variable names must
+    /// be the library that this search is for. Running the file's initialisers must be sound. The
+    /// same must hold for every file with one of the library's names in the directories that the
+    /// other five values determine.
     ///
     /// # Errors
     /// As for [`open`](Self::open).
@@ -255,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn path_in_the_variable_is_the_only_path_tried() {
+    fn path_in_the_environment_variable_is_the_only_path_tried() {
         let error = open_with(&SEARCH, &|name| (name == "TEST_LIBM_PATH").then(|| "/nowhere/libm.so.6".into()))
             .expect_err("the search fails, because the file does not exist");
         assert_eq!(error.scope, SearchScope::Variable);

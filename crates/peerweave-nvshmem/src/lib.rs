@@ -24,7 +24,7 @@ mod startup;
 mod team;
 
 #[cfg(feature = "raw")]
-#[allow(non_camel_case_types, non_snake_case, reason = "the names are the vendor's")]
+#[allow(non_camel_case_types, non_snake_case, reason = "the names are those of NVSHMEM's headers")]
 pub mod sys;
 #[cfg(not(feature = "raw"))]
 #[allow(

@@ -258,7 +258,7 @@ fn free_waits_for_the_stream_that_waits_for_an_nbi_put() {
 }
 
 #[test]
-fn captured_quiet_and_barrier_fail_while_nbi_is_pending() {
+fn captured_quiet_and_barrier_fail_while_nbi_puts_are_pending() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let (one, other) = (here.new_stream(), here.new_stream());
@@ -285,7 +285,7 @@ fn captured_quiet_and_barrier_fail_while_nbi_is_pending() {
 }
 
 #[test]
-fn unsupported_flush_leaves_nbi_transfers_pending() {
+fn nbi_transfers_stay_pending_if_flush_is_unsupported() {
     let old = Fakes::new().cuda().nvshmem_of("3.4.5").env("PEERWEAVE_MULTICAST", "off");
     old.env("PEERWEAVE_FAKE_NVSHMEM_NBI_DELAY_MS", "5000").run_many(1, |child| {
         let here = start(&child);

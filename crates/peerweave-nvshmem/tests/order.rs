@@ -263,7 +263,7 @@ fn captured_collective_makes_the_host_wait_for_earlier_work() {
 }
 
 #[test]
-fn collective_on_a_per_thread_stream_is_refused() {
+fn collective_on_the_per_thread_default_stream_is_refused() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let stream = here.context.device().per_thread_stream();

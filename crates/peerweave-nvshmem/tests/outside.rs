@@ -102,7 +102,7 @@ fn oversized_allocation_is_refused_and_the_heap_stays_usable() {
 }
 
 #[test]
-fn registration_lives_until_a_running_put_is_enqueued() {
+fn put_succeeds_if_its_registration_is_dropped_during_the_call() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_fence=4000").run_many(2, |child| {
         let here = by_network(&child);
         let hold = Hold::new(&here);

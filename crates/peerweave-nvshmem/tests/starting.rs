@@ -449,7 +449,7 @@ fn start_that_fails_after_connecting_the_pes_is_an_error() {
 }
 
 #[test]
-fn pe_with_a_different_context_is_an_immediate_error_on_all_pes() {
+fn start_fails_immediately_if_one_pe_already_runs_nvshmem() {
     fakes().run_many(2, |child| {
         let meeting = rendezvous(&child, DEADLINE);
         let running = (child.rank == 1).then(|| {
@@ -531,7 +531,7 @@ fn unknown_bootstrap_is_refused_before_nvshmem_is_called() {
 }
 
 #[test]
-fn multicast_switch_applies_to_a_start_by_unique_id() {
+fn disabled_multicast_stays_disabled_in_a_start_by_unique_id() {
     let fakes = fakes().env("PEERWEAVE_FAKE_NVSHMEM_MULTICAST", "1").env_remove("NVSHMEM_DISABLE_NVLS");
     fakes.run_many(1, |_| {
         // NVSHMEM reads its settings in this call, and only once.

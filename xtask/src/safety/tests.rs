@@ -97,7 +97,7 @@ fn unsafe_impl_without_a_safety_comment_is_a_fault() {
 }
 
 #[test]
-fn safety_comment_of_send_must_name_sharing_lock_and_test() {
+fn safety_comment_of_send_names_a_test_a_lock_and_shared_data() {
     let item = |argument: &str| format!("// SAFETY: {argument}\nunsafe impl<T: Send> Send for a::X<T> {{}}");
     assert_eq!(faults(&item("it is fine.")), [(2, Lacks::Shared)]);
     assert_eq!(faults(&item("shared: the mapping.")), [(2, Lacks::Synchronised)]);
@@ -107,7 +107,7 @@ fn safety_comment_of_send_must_name_sharing_lock_and_test() {
 }
 
 #[test]
-fn safety_comment_saying_as_above_needs_the_same_type_above() {
+fn as_above_in_a_safety_comment_must_refer_to_the_same_type() {
     let source = "// SAFETY: shared: the mapping, synchronised by its lock; test `two_threads_write`.
 unsafe impl Send for X {}
 // SAFETY: as for Send.
@@ -124,7 +124,7 @@ fn file_that_cannot_be_parsed_as_rust_is_a_fault() {
 }
 
 #[test]
-fn unsafe_fault_names_the_file_and_the_line() {
+fn fault_in_unsafe_code_names_the_file_and_the_line() {
     let mut report = Report::default();
     report.add("a", "src/a.rs", "\nunsafe impl Sync for X {}");
     assert_eq!(report.faults()[0].to_string(), "src/a.rs:2: unsafe impl Sync for X: no `// SAFETY:` comment directly above");

@@ -205,7 +205,7 @@ impl<'a> Linker<'a> {
             (1..threads).for_each(|_| drop(scope.spawn(work)));
             work();
         });
-        done.into_iter().map(|done| done.into_inner().expect("a thread has compiled each source")).collect()
+        done.into_iter().map(|done| done.into_inner().expect("every source was compiled by one of the threads")).collect()
     }
 
     fn compile(&self, linker: &NvJitLink, source: &Source) -> Result<(Input<'static>, String), LinkError> {

@@ -31,7 +31,7 @@ impl Fingerprint {
     }
 
     /// Adds the path, the length and the modification time of a file. The content is not read,
-    /// because archives are large. Another version of an archive has a different length or
+    /// because archives are large. A different version of an archive has a different length or
     /// modification time.
     pub(crate) fn file(&mut self, path: &Path) -> Result<(), LinkError> {
         let about = std::fs::metadata(path).map_err(|error| LinkError::io(path, &error))?;

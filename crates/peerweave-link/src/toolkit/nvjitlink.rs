@@ -224,8 +224,8 @@ impl NvJitLink {
     /// # Errors
     /// - [`LinkError::Link`] if nvJitLink cannot link the inputs; the error contains nvJitLink's
     ///   log.
-    /// - [`LinkError::VersionMismatch`] if PTX or LTO-IR comes from a newer compiler, or if an
-    ///   input is for an incompatible architecture.
+    /// - [`LinkError::VersionMismatch`] if PTX or LTO-IR comes from a compiler that is newer than
+    ///   nvJitLink, or if an input is for an incompatible architecture.
     /// - [`LinkError::UnknownArch`] if nvJitLink does not support `arch`.
     /// - [`LinkError::Misuse`] if there are no inputs, if an input is empty, or if a name or an
     ///   option contains a zero byte.

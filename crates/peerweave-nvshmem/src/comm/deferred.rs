@@ -1,9 +1,10 @@
-//! Calls of NVSHMEM by destructors. A destructor must not wait for a stream, or for the gate, which
-//! is the lock for calls of NVSHMEM. If the gate is free and the streams are idle, the destructor
-//! makes its call immediately. If not, a thread that acquires the gate later makes the call.
+//! Calls of NVSHMEM that destructors make. A destructor must not wait for a stream, or for the
+//! gate, which is the lock for calls of NVSHMEM. If the gate is free and the streams are idle, the
+//! destructor makes its call immediately. If not, a thread that acquires the gate later makes the
+//! call.
 //!
-//! Invariants: a resource that NVSHMEM may still use is never released, unless NVSHMEM has ended.
-//! No destructor of the user runs while the gate is held.
+//! Invariants: a resource that NVSHMEM may still use is never released before NVSHMEM has been
+//! finalised. No destructor of the user runs while the gate is held.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -60,9 +61,9 @@ pub(crate) struct DeferredCall {
 #[derive(Default)]
 pub(crate) struct Deferred {
     calls: Mutex<Vec<DeferredCall>>,
-    /// Whether the list may contain calls. Set after a call is added and before the destructor
-    /// tries to acquire the gate. The gate's lock makes the value visible to the next thread that
-    /// acquires the gate.
+    /// Whether the list may contain calls. A destructor sets this value after it has added its call
+    /// to the list, and before it tries to acquire the gate. The gate's lock makes the value
+    /// visible to the next thread that acquires the gate.
     any: AtomicBool,
 }
 
@@ -92,7 +93,7 @@ impl fmt::Debug for DeferredCall {
 
 impl DeferredCall {
     /// Makes the call. The calling thread holds the gate, which is the lock for calls of NVSHMEM.
-    /// If the call fails, the held value is leaked.
+    /// If the call fails, leaks the value in `held`, because NVSHMEM may still use it.
     fn make(self, comm: &Comm) {
         if let Err(error) = (self.run)(comm, self.address) {
             tracing::warn!(%error, "NVSHMEM may still use the memory or module at {:#x}, so the resource is leaked", self.address);
@@ -103,8 +104,9 @@ impl DeferredCall {
 
 impl Comm {
     /// Makes the call immediately if the gate is free and the call's streams are idle. Otherwise
-    /// keeps the call for a thread that acquires the gate later. If NVSHMEM is unusable, leaks the
-    /// held value. Never waits, and does not change the thread's current context.
+    /// keeps the call for a thread that acquires the gate later. Makes no call if NVSHMEM has been
+    /// finalised. If NVSHMEM is unusable for a different reason, also leaks the value in `held`.
+    /// Never waits, and does not change the thread's current context.
     pub(crate) fn defer(&self, deferred: DeferredCall) {
         let call = deferred.call;
         match self.dead_state() {

@@ -49,7 +49,8 @@ impl InFlight {
         Arc::clone(&self.world_order)
     }
 
-    /// Returns the orders of all teams.
+    /// Returns the [order](Order) of each team that the program created, and the order that the
+    /// predefined teams share.
     pub(crate) fn orders(&self) -> Vec<Arc<Order>> {
         let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
         orders.values().cloned().chain([self.world_order()]).collect()
@@ -88,9 +89,9 @@ impl Comm {
         Ok(wait(&self.side, Instant::now()).map(drop)?)
     }
 
-    /// Returns the result of `alone`, which checks that a value has no other owner. While captured
-    /// graphs exist, repeats a check that fails, for at most 2 s. A graph drops its values some
-    /// time after the graph is destroyed.
+    /// Returns the result of `alone`, which returns whether a value has no other owner. While the
+    /// result is `false` and captured graphs exist, repeats this check for at most 2 s. The reason
+    /// is that a graph drops its values some time after the graph is destroyed.
     pub(crate) fn unused_after_graphs(&self, alone: impl Fn() -> bool) -> bool {
         const LONGEST: Duration = Duration::from_secs(2);
         if alone() {

@@ -115,8 +115,8 @@ impl Comm {
         self.nvshmem.unsupported_function(call, missing)
     }
 
-    /// Calls a function like [`issue`](Self::issue). Returns an error if the function's status code
-    /// is not success.
+    /// Does the same as [`issue`](Self::issue), and also returns an error if the function's status
+    /// code is not success.
     #[inline]
     pub(crate) fn issue_status(
         &self,

@@ -1,6 +1,7 @@
 //! One running NVSHMEM: its PEs, the lock for calls (the gate), and work in flight on the device.
 //!
 //! ```text
+//!  module     purpose                                                    uses the modules
 //!  entry      one call into NVSHMEM at a time, each with a deadline      gate
 //!  agree      PEs compare a set-up call before any PE calls NVSHMEM      identity
 //!  enqueued   work that has not completed: streams, teams, graphs        order, pending, streams
@@ -141,7 +142,8 @@ impl Comm {
         }
     }
 
-    /// Checks that the stream belongs to this context's device and is not a per-thread stream.
+    /// Checks that the stream belongs to this context's device, and is not the per-thread default
+    /// stream.
     #[inline]
     pub(crate) fn check_stream(&self, call: &'static str, stream: &CudaStream) -> Result<(), NvshmemError> {
         refuse_per_thread(call, stream)?;

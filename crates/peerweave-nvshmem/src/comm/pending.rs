@@ -26,9 +26,9 @@ pub(crate) struct Pending {
     taken: peerweave_driver::Streams,
 }
 
-/// The memory that incomplete transfers use. For each memory, this value contains the list of the
-/// streams that use the memory. A stream that waits for the transfers is added to all of these
-/// lists.
+/// The memory that incomplete transfers use. For each allocation, this value contains the list of
+/// the streams that use the allocation. A stream that waits for the transfers is added to all of
+/// these lists.
 pub(crate) struct Open {
     memory: Vec<Arc<Streams>>,
     /// Number of times that the list was emptied, plus 1. Memory is in the list if its
@@ -52,8 +52,8 @@ impl Open {
         }
     }
 
-    /// Empties the list, after NVSHMEM has completed the transfers or a stream has been made to
-    /// wait for the transfers.
+    /// Empties the list. The caller has ensured that NVSHMEM has completed the transfers, or that a
+    /// stream waits for them.
     pub(crate) fn empty(&mut self) {
         self.emptied += 1;
         self.memory.clear();
@@ -98,8 +98,8 @@ impl Pending {
         if self.lock().memory.is_empty() { Ok(()) } else { Err(outside(call)) }
     }
 
-    /// Waits for the streams that wait for transfers, then completes the listed transfers by
-    /// `quiet`.
+    /// Waits for the streams that wait for transfers. Then calls `quiet`, which completes the
+    /// listed transfers, and empties the list.
     pub(crate) fn complete(
         &self,
         call: &'static str,

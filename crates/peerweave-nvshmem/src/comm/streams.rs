@@ -36,8 +36,8 @@ pub(crate) fn wait_all(call: &'static str, comm: &Comm, streams: &peerweave_driv
 /// has a handle to the stream.
 pub(crate) struct Streams {
     known: peerweave_driver::Streams,
-    /// The value of `Open::emptied` (in `pending.rs`) when this memory was last added to the list
-    /// of incomplete transfers.
+    /// If the resource is memory: the value that `Open::emptied` (in `pending.rs`) had when the
+    /// memory was last added to the list of incomplete transfers; 0 if it never was.
     pub(crate) pending: AtomicU64,
 }
 
@@ -48,7 +48,7 @@ impl Streams {
         Self { known: peerweave_driver::Streams::within(&comm.enqueued.used), pending: AtomicU64::new(0) }
     }
 
-    /// Records that work that uses the resource was enqueued on `stream`.
+    /// Adds `stream` to the list of the streams that use the resource.
     #[inline]
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         self.known.note(stream);

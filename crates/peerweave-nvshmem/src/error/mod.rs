@@ -161,8 +161,8 @@ pub struct Failure {
     /// Name of the NVSHMEM function. If `detail` says that NVSHMEM was not called, this function
     /// was not called.
     pub call: &'static str,
-    /// The status code. `None` if the function returned no code, for example a null pointer, or if
-    /// NVSHMEM was not called.
+    /// The status code. `None` if there is no error code, for example because the function returned
+    /// a null pointer, or because NVSHMEM was not called.
     pub code: Option<StatusCode>,
     /// Details that help to find the cause, such as the arguments; empty if there are none.
     pub detail: String,

@@ -41,7 +41,7 @@ impl Allocation {
         self.id
     }
 
-    /// Records that work that uses this memory was enqueued on `stream`.
+    /// Adds `stream` to the list of the streams that use this memory.
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         self.streams.note(stream);
     }

@@ -171,8 +171,8 @@ impl<T: Element> SymmetricBuffer<T> {
     }
 }
 
-/// Converts the error of a copy. The error for a timeout includes the PEs that the rendezvous
-/// reports as lost.
+/// Converts the driver's error for a copy to this crate's error type. The error for a timeout
+/// includes the PEs that the rendezvous reports as lost.
 fn late(error: DriverError, comm: &Comm, call: &'static str, start: Instant) -> NvshmemError {
     match error {
         DriverError::Timeout { .. } => comm.late(call, start.elapsed(), Vec::new()),

@@ -17,8 +17,8 @@ use super::allocation::Allocation;
 pub(crate) struct Count(AtomicUsize);
 
 impl Count {
-    /// Returns whether at most `handles` handles exist. Effects of dropped handles, such as a
-    /// recorded stream, are visible to the caller.
+    /// Returns whether at most `handles` handles exist. If so, writes made through dropped handles,
+    /// such as a recorded stream, are visible to the caller.
     pub(crate) fn is_at_most(&self, handles: usize) -> bool {
         self.0.load(Ordering::Acquire) <= handles
     }

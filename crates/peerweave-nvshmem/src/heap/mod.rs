@@ -90,9 +90,10 @@ impl Heap {
         Registration(registered)
     }
 
-    /// Checks that this PE's memory of a transfer can be accessed by the hardware that performs the
-    /// transfer. A copy engine can access all memory of the machine. A network can access only
-    /// symmetric or registered memory. Returns the registration that the transfer needs, or `None`.
+    /// Checks that the hardware that makes a transfer can access `local`, which is this PE's memory
+    /// in the transfer. A copy engine can access all memory of the machine. A network can access
+    /// only symmetric or registered memory. Returns the registration that the transfer needs, or
+    /// `None`.
     pub(crate) fn check_reach(
         &self,
         call: &'static str,

@@ -53,7 +53,7 @@ impl Registered {
         Self { heap: Arc::clone(heap), address, bytes, streams, held }
     }
 
-    /// Records that work that needs the registration was enqueued on `stream`.
+    /// Adds `stream` to the list of the streams whose work needs this registration.
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         self.streams.note(stream);
     }

@@ -63,7 +63,8 @@ pub(crate) fn change(changes: &[(String, Option<OsString>)]) {
 }
 
 impl Made {
-    /// Returns a list of these variables. The list is never freed.
+    /// Returns a null-terminated list of `variables`. If an equal list was made earlier, returns
+    /// that list. A list is never freed.
     fn list(&mut self, variables: impl Iterator<Item = (OsString, OsString)>) -> *mut *const c_char {
         let mut list: Vec<*const c_char> = variables.filter_map(|(name, value)| self.text(name, value)).collect();
         list.push(std::ptr::null());

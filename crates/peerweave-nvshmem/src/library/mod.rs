@@ -76,7 +76,7 @@ struct Functions {
     guard: ForkGuard,
 }
 
-/// All libraries loaded by this crate.
+/// All NVSHMEM libraries that this crate has loaded in this process.
 static LOADED: Registry<Functions> =
     Registry::new("libnvshmem_host.so", "peerweave-nvshmem", OLDEST, "plug-ins may use the symbols of the wrong library");
 
@@ -233,7 +233,8 @@ impl Nvshmem {
         self.check_transport(remote_transport)
     }
 
-    /// Checks only the plug-in for an initialisation by an id, with these settings.
+    /// Checks the bootstrap plug-in for an initialisation by an id with `settings`. Does not check
+    /// the transport plug-in.
     pub(crate) fn check_id_plugin(self, settings: &Settings) -> Result<(), NvshmemError> {
         let (stem, variable) = plugins::OF_IDS;
         // A plug-in that its own variable selects may have any name, so such a plug-in is not
@@ -286,8 +287,8 @@ impl Nvshmem {
         &self.0.functions.families
     }
 
-    /// Returns the error for a status code that a call returned; `code` is `None` for a null
-    /// pointer, or if NVSHMEM was not called.
+    /// Returns the error for the failed call `call`. `code` is `None` if there is no error code,
+    /// for example because the call returned a null pointer, or because NVSHMEM was not called.
     #[cold]
     pub(crate) fn failure(self, call: &'static str, code: Option<c_int>, detail: String) -> NvshmemError {
         Failure { call, code: code.map(StatusCode::new), detail, version: self.0.version }.into()

@@ -205,9 +205,9 @@ impl Settings {
         }
     }
 
-    /// Returns the settings that must be equal on every PE, as one line. Variables that concern
-    /// only one process or one machine are omitted. Numbers of bytes are compared as numbers, other
-    /// values as text.
+    /// Returns the settings that must be equal on every PE, as one line that the PEs compare.
+    /// Variables that concern only one process or one machine are omitted. A number with a unit,
+    /// such as `1G`, is converted to a number of bytes.
     pub(crate) fn symmetric_part(&self) -> String {
         let one = |(name, text): (&String, &String)| {
             let value = bytes_of(text).map_or_else(|| text.escape_debug().to_string(), |bytes| bytes.to_string());
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn comparison_of_settings_omits_logging_paths_and_adapters() {
+    fn compared_settings_exclude_paths_adapters_and_logging() {
         let settings =
             Settings::default().max_teams(7).disable_nccl(true).debug("INFO").hca_list("mlx5_0").bootstrap_interface("eth0");
         let settings = settings

@@ -185,8 +185,9 @@ impl Context {
     }
 }
 
-/// Returns an error if only some PEs received memory, which PEs with a rendezvous detect. Also
-/// returns an error if `usable` is an error on a PE. NVSHMEM is then marked as unusable.
+/// Returns an error if `usable` is an error on this PE. If the PEs have a rendezvous, also returns
+/// an error if `usable` is an error on a different PE, or if only some PEs received memory. Marks
+/// NVSHMEM as unusable before returning an error.
 pub(super) fn check_all_allocated(
     comm: &Comm,
     call: &'static str,

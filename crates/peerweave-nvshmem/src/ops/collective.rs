@@ -117,7 +117,7 @@ impl Team {
     /// that these PEs made earlier are then visible, with the exception below. Puts that a host
     /// made without a stream are visible too, even over a network.
     ///
-    /// Exception: the call does not wait for puts in the order of a stream other than
+    /// Exception: the call does not wait for puts that were enqueued on a stream other than
     /// [`Context::stream`].
     ///
     /// # Collective
@@ -317,7 +317,7 @@ impl Team {
         self.run(CALL, target, source, target.len(), InPlace::No, stream, function)
     }
 
-    #[allow(clippy::too_many_arguments, reason = "the parameters that all collectives share")]
+    #[allow(clippy::too_many_arguments, reason = "these are the parameters that all collectives share")]
     fn run<T: Element>(
         &self,
         call: &'static str,
@@ -372,7 +372,7 @@ enum InPlace {
 }
 
 fn reduction<T: Number>(call: &'static str, op: ReduceOp) -> Result<CType, NvshmemError> {
-    const { assert!(T::PARTS == 1, "NVSHMEM has no type for elements that are made of several values: pass a buffer of those values") };
+    const { assert!(T::PARTS == 1, "NVSHMEM has no type for elements that consist of several values: pass a buffer of single values") };
     let known = !matches!(op, ReduceOp::Avg | ReduceOp::PreMulSum) && op.accepts(T::DTYPE);
     reduced(T::DTYPE).filter(|_| known).ok_or_else(|| NvshmemError::misuse(call, MisuseKind::Reduction { op, dtype: T::DTYPE }))
 }

@@ -42,7 +42,7 @@ enum NbiEffect<'a> {
     /// The call starts a transfer. The three elements are the stream lists of the two buffers and
     /// of the signal.
     Transfer([Option<&'a Arc<Streams>>; 3]),
-    /// The call makes its stream wait for all transfers.
+    /// The call makes its stream wait for all transfers on NVSHMEM's own streams.
     WaitsForAll,
 }
 
@@ -69,12 +69,14 @@ impl<'a> Enqueue<'a> {
         Ok(buffer.address())
     }
 
-    /// Declares that the call starts a transfer between two buffers on NVSHMEM's own streams.
+    /// Declares that the call starts a transfer on NVSHMEM's own streams, between the buffers `one`
+    /// and `other`.
     pub(crate) fn starts_nbi<T>(&mut self, one: &'a SymmetricBuffer<T>, other: &'a SymmetricBuffer<T>) {
         self.left = NbiEffect::Transfer([Some(&one.allocation.streams), Some(&other.allocation.streams), None]);
     }
 
-    /// Declares that a signal follows the transfer on NVSHMEM's own streams.
+    /// Declares that a signal to `word` follows the transfer that the call starts on NVSHMEM's own
+    /// streams.
     pub(crate) fn starts_nbi_signal(&mut self, word: &'a SymmetricBuffer<u64>) {
         if let NbiEffect::Transfer([.., signal]) = &mut self.left {
             *signal = Some(&word.allocation.streams);
@@ -89,8 +91,9 @@ impl<'a> Enqueue<'a> {
     }
 
     /// Checks that the hardware can access this PE's memory in a transfer. If the memory must be
-    /// registered, keeps the registration until the stream or the graph has completed. In a
-    /// transfer to this PE, also checks that source and target do not overlap.
+    /// registered, keeps the registration until the stream has completed its work, or as long as
+    /// the captured graph exists. In a transfer to this PE, also checks that source and target do
+    /// not overlap.
     pub(crate) fn reach(
         &mut self,
         heap: &Heap,
@@ -156,7 +159,8 @@ impl<'a> Enqueue<'a> {
         Ok(team.handle())
     }
 
-    /// Makes the call. In a capture, first passes the owners of the memory to the graph.
+    /// Makes the prepared call. If the stream is being captured, first passes the owners of the
+    /// call's memory to the graph.
     #[inline]
     pub(crate) fn call(
         self,
@@ -165,7 +169,8 @@ impl<'a> Enqueue<'a> {
         self.call_status(|api, families| function(api, families).map(|()| 0))
     }
 
-    /// Makes the call like [`call`](Self::call), for functions that return a status code.
+    /// Makes the prepared call as [`call`](Self::call) does, for a function that returns a status
+    /// code.
     ///
     /// Only this short wrapper is generic. [`run`](Self::run), which does the work, is compiled
     /// once.
@@ -283,7 +288,7 @@ pub(crate) fn check_pair(
 /// Returns the C integer type that has the size of `T`. Elements are transferred as integers of
 /// this type.
 pub(crate) const fn by_width<T: Element>() -> CType {
-    const { assert!(T::PARTS == 1, "NVSHMEM has no type for elements that are made of several values: pass a buffer of those values") };
+    const { assert!(T::PARTS == 1, "NVSHMEM has no type for elements that consist of several values: pass a buffer of single values") };
     match size_of::<T>() {
         1 => CType::Uint8,
         2 => CType::Uint16,

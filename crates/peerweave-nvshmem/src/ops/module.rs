@@ -24,8 +24,8 @@ pub struct ModuleGuard {
     comm: Arc<Comm>,
     module: Kind,
     held: Held,
-    /// While this token exists, NVSHMEM cannot be finalised. If NVSHMEM could be finalised earlier,
-    /// the next start of NVSHMEM would write NVSHMEM's state into the module.
+    /// While this token exists, NVSHMEM cannot be finalised. If NVSHMEM were finalised before the
+    /// guard is dropped, the next start of NVSHMEM would write its state into the module.
     _counted: Arc<()>,
 }
 
@@ -86,9 +86,10 @@ impl Context {
         Ok(self.guard(Kind::Library(address), held))
     }
 
-    /// Waits for recorded work, and then calls NVSHMEM, which copies on the default stream and
-    /// waits for the whole device. A timeout of the first wait is only an error, but a timeout
-    /// inside NVSHMEM makes the context unusable.
+    /// Waits for the default stream and for every stream that has been used with this context. Then
+    /// calls NVSHMEM by `tell`. NVSHMEM copies on the default stream and waits for the whole
+    /// device. A timeout before `tell` is only an error, but a timeout inside NVSHMEM makes the
+    /// context unusable.
     fn init_with(
         &self,
         call: &'static str,

@@ -27,9 +27,9 @@ pub(super) enum Bootstrapping {
     Launcher,
 }
 
-/// An initialisation in progress. Dropping this value sets the state of this process: a running
-/// context, or the reason why NVSHMEM cannot be started again. If NVSHMEM was not called, the
-/// previous state is restored.
+/// An initialisation in progress. Dropping this value sets the [`ProcessState`]: a running context,
+/// or the reason why NVSHMEM cannot be started again. If NVSHMEM was not called, dropping this
+/// value restores the previous state.
 pub(super) struct Start {
     call: &'static str,
     outcome: Option<ProcessState>,

@@ -138,8 +138,8 @@ impl Context {
     }
 }
 
-/// A guard that exists during [`Context::finalize`]. Dropping the guard sets the state of this
-/// process. After a failure, this is the previous state.
+/// A guard that exists during [`Context::finalize`]. Dropping the guard sets the [`ProcessState`].
+/// If NVSHMEM was not finalised, this is the state before the call.
 struct Ending(Option<ProcessState>);
 
 impl Drop for Ending {

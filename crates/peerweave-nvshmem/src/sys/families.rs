@@ -4,7 +4,8 @@
 //! types to which their pointers point, and pointers have one calling convention. For a function
 //! that takes or returns an element by value ([`ByValue`]), the caller states the function's type.
 //!
-//! Invariant: each function that a table names has the type that the table's accessor returns.
+//! Invariant: the functions of a family have the type that the method of [`Families`] for this
+//! family returns.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::NonNull;

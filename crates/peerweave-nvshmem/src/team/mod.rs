@@ -191,7 +191,8 @@ impl Team {
         Self::of_handle(comm, &mut entered, handle, kind, mix(mix(SEED, PREDEFINED), handle as u64), false)
     }
 
-    /// Returns a team that contains this PE. Queries NVSHMEM for the members of the team.
+    /// Returns the team with NVSHMEM's handle `handle`, of which this PE is a member. Queries
+    /// NVSHMEM for all members of the team.
     fn of_handle(
         comm: &Arc<Comm>,
         entered: &mut Entered<'_>,

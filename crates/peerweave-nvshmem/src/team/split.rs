@@ -39,9 +39,9 @@ impl Team {
     /// # Errors
     /// [`MisuseKind::Value`] or [`MisuseKind::Rank`] if `stride` or `count` is 0, or if this team
     /// does not have all of the ranks. [`NvshmemError::Nvshmem`] if there are too many teams
-    /// ([`Settings::max_teams`](crate::Settings::max_teams)). With multicast, each team counts as
-    /// many teams, and NVSHMEM ends the process if there are too many. [`NvshmemError::Disagree`]
-    /// if the PEs pass different arguments. [`NvshmemError::Timeout`] or
+    /// ([`Settings::max_teams`](crate::Settings::max_teams)). With multicast, NVSHMEM counts each
+    /// team several times, and ends the process if there are too many teams.
+    /// [`NvshmemError::Disagree`] if the PEs pass different arguments. [`NvshmemError::Timeout`] or
     /// [`NvshmemError::Bootstrap`] if a PE does not arrive. These errors name the missing PEs if
     /// they are known.
     pub fn split_strided(&self, start: u32, stride: i32, count: u32, config: TeamConfig) -> Result<Option<Self>, NvshmemError> {
@@ -85,7 +85,7 @@ impl Team {
         }
         let last = i64::from(start) + i64::from(stride) * i64::from(count - 1);
         if last < 0 {
-            return value("the last member", last, "at least 0 (start + stride * (count - 1))");
+            return value("the last member", last, "a rank of at least 0 (this rank is start + stride * (count - 1))");
         }
         // The first rank can be the highest only if the stride is negative or there is one rank.
         let highest = last.max(start.into());
@@ -147,9 +147,9 @@ impl Team {
         Ok((made(row, row_identity)?, made(column, column_identity)?))
     }
 
-    /// Creates a team of the given ranks of this team by an id. This function is used if this team
-    /// was created by an id, because NVSHMEM's own split of such teams reads beyond its tables.
-    /// This function is also used for negative strides.
+    /// Creates, by an id, a team of the PEs that have the ranks `ranks` in this team. This function
+    /// is used for negative strides. It is also used if this team was created by an id, because
+    /// NVSHMEM's own split of such a team reads beyond NVSHMEM's tables.
     fn part(
         &self,
         call: &'static str,
