@@ -342,8 +342,8 @@ pub fn moe_dispatch_receive(
 }
 
 /// Calls `each` for every token that has an expert on this rank. The arguments are the rank that
-/// sent the token, the index of the token on that rank, and one bit for each entry of the token
-/// that has a row on this rank. The tokens are divided among the blocks.
+/// sent the token, the index of the token on that rank, and a mask. Bit `k` of the mask is set if
+/// entry `k` of the token has a row on this rank. The tokens are divided among the blocks.
 #[inline(always)]
 pub(crate) fn each_token(
     ctx: &Context,

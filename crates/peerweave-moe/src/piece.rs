@@ -142,7 +142,7 @@ mod access {
     }
 }
 
-/// Accesses of one line by two atomic accesses of Rust.
+/// Accesses to one line without assembly: one atomic access in Rust for each half of the line.
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
 mod access {
     use core::sync::atomic::{AtomicU64, Ordering};

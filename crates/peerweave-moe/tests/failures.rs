@@ -45,7 +45,7 @@ fn kind(found: Result<()>) -> MisuseKind {
 }
 
 #[test]
-fn wrong_shapes_are_misuse() {
+fn invalid_exchange_shapes_are_misuse() {
     let world = World::from_env().unwrap();
     let stream = world.stream().unwrap();
     for (shape, argument) in [
