@@ -142,7 +142,7 @@ fn kernel_error_contains_the_seed_from_the_options() {
 }
 
 #[test]
-fn error_of_a_kernel_with_an_invalid_pe_blames_no_pe() {
+fn error_of_a_kernel_that_puts_to_an_invalid_pe_blames_no_pe() {
     alone(|world| -> Result<()> {
         let (stream, words) = (world.stream()?, world.alloc_zeroed::<u64>(1)?);
         let error = stream.launch(&puts_to_pe_5::KERNEL, 1, 1, (&words,))?.wait().unwrap_err();

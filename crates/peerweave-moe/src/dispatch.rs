@@ -32,7 +32,7 @@ fn position() -> (u64, u64) {
 ///
 /// `experts` and `weights` have `top_k` elements for each token. -1 stands for no expert. All other
 /// experts of a token must be distinct. The kernel does not wait for any other rank.
-#[allow(clippy::too_many_arguments, reason = "the launch checks each argument separately")]
+#[allow(clippy::too_many_arguments, reason = "with separate arguments, the launch checks the memory of each argument")]
 #[kernel(max_threads = 512)]
 pub fn moe_dispatch_send(
     ctx: &Context,

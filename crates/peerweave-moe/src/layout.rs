@@ -52,8 +52,8 @@ pub struct Exchange {
     /// Memory for arriving results, with rows for each sending rank.
     pub returns: SymSlice<u128>,
     /// The entries of all ranks: one for each expert of each token. The lower half of an entry is
-    /// the index of the expert on this rank, or [`NOTHING`]. The upper half holds the bits of the
-    /// weight.
+    /// the index of the expert among the experts of this rank, or [`NOTHING`]. The upper half holds
+    /// the bits of the weight.
     pub entries: SymSlice<u64>,
     /// For each entry of each rank, the row on this rank for the entry's token and expert, or
     /// [`NOTHING`].

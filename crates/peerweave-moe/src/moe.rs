@@ -474,7 +474,7 @@ impl<T: Element, Y: Output> Moe<T, Y> {
         self.follows(call, matches!(self.state, State::Ready | State::Received))
     }
 
-    /// Returns an error if `is_next` is false: the call is out of order.
+    /// Returns an error if `is_next` is `false`, which means that `call` is out of order.
     fn follows(&self, call: &'static str, is_next: bool) -> Result<()> {
         if is_next {
             return Ok(());

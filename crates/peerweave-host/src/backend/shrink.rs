@@ -26,8 +26,8 @@ use std::time::{Duration, Instant};
 
 const CALL: &str = "shrink";
 
-/// Minimum time limit for setting up the new job after the PEs have agreed. A PE that called shrink
-/// just before the deadline of another PE needs this time.
+/// Minimum time limit for setting up the new job after the PEs have agreed. Without this minimum,
+/// no time would be left if the PEs agree just before the deadline of this PE.
 const SET_UP: Duration = Duration::from_secs(2);
 
 /// Maximum time for which this PE waits to learn whether a lost PE has ended or has withdrawn from

@@ -175,8 +175,8 @@ impl<'a> TeamCall<'a> {
         self.mine().state.store(state(self.number, phase::NONE, 0), Ordering::Release);
     }
 
-    /// Changes the phase of the call of a member, if the state of the call is still `seen`. Returns
-    /// `false` if the state has changed.
+    /// Changes the phase of a member's call to `to`, if the state word of the call is still `seen`.
+    /// The new state word names the PE `named`. Returns `false` if the state has changed.
     fn advance(&self, pe: usize, seen: u64, to: u64, named: usize) -> bool {
         let next = state(seen >> 24, to, named);
         self.words(pe).state.compare_exchange(seen, next, Ordering::AcqRel, Ordering::Relaxed).is_ok()
