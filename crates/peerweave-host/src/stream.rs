@@ -54,7 +54,7 @@ struct Jobs {
     failed: Option<Failure>,
 }
 
-#[allow(clippy::large_enum_variant, reason = "almost every job is a `Run`, for which a box would be one more allocation")]
+#[allow(clippy::large_enum_variant, reason = "almost every job is a `Run`, and a box for it would cost one more allocation")]
 enum Job {
     Run { call: &'static str, task: Task<'static>, done: Arc<Completion>, keep: Keep },
     Record(Arc<HostEvent>),

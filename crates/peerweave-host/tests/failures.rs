@@ -20,7 +20,7 @@ fn wait_in_vain(world: &World) -> peerweave_core::Ticket<u64> {
 }
 
 #[test]
-fn calls_on_a_failed_team_are_poisoned_and_name_the_failed_pe() {
+fn calls_on_a_failed_team_fail_and_name_the_failed_pe() {
     with_deadline(3, HostOptions::DEADLINE, |world| {
         let (team, stream) = (world.team().clone(), world.stream().unwrap());
         team.barrier_blocking().unwrap();

@@ -123,18 +123,18 @@ fn kernel_panic_fails_the_ticket_and_the_stream() {
 }
 
 #[test]
-fn error_of_a_kernel_contains_the_chosen_seed() {
+fn kernel_error_contains_the_seed_from_the_options() {
     let mut seeded = options(Duration::from_millis(200));
     seeded.kernel_seed = 41;
     let outcomes = on_threads(1, &seeded, |world| -> Result<()> {
         let (stream, signal) = (world.stream()?, world.alloc_zeroed::<u64>(1)?);
         let error = stream.launch(&panics_in::KERNEL, 2, 64, (1, 40))?.wait_within(Duration::from_secs(60)).unwrap_err();
-        assert!(error.to_string().ends_with("; PEERWEAVE_KERNEL_SEED=41 repeats the schedule"), "{error}");
+        assert!(error.to_string().ends_with("; PEERWEAVE_KERNEL_SEED=41 repeats this order of the kernel's threads"), "{error}");
         // The error of an operation in a kernel contains the seed too.
         let stream = world.stream()?;
         let ticket = stream.launch(&waits_for_pe_1::KERNEL, 1, 1, (&signal,))?;
         let error = ticket.wait_within(Duration::from_secs(60)).unwrap_err();
-        assert!(error.to_string().ends_with("; PEERWEAVE_KERNEL_SEED=41 repeats the schedule"), "{error}");
+        assert!(error.to_string().ends_with("; PEERWEAVE_KERNEL_SEED=41 repeats this order of the kernel's threads"), "{error}");
         drop(stream);
         Ok(())
     });
@@ -142,7 +142,7 @@ fn error_of_a_kernel_contains_the_chosen_seed() {
 }
 
 #[test]
-fn error_of_a_kernel_with_an_invalid_pe_blames_no_pe() {
+fn error_of_a_kernel_that_puts_to_an_invalid_pe_blames_no_pe() {
     alone(|world| -> Result<()> {
         let (stream, words) = (world.stream()?, world.alloc_zeroed::<u64>(1)?);
         let error = stream.launch(&puts_to_pe_5::KERNEL, 1, 1, (&words,))?.wait().unwrap_err();
@@ -229,7 +229,7 @@ fn shift(ctx: &Context, dst: SymSlice<u32>) -> Result<(), Failed> {
 }
 
 #[test]
-fn kernels_of_pes_on_threads_wait_for_each_other() {
+fn kernels_of_pes_that_are_threads_can_wait_for_each_other() {
     for kernel_seed in [0, 1, 2, 3] {
         let mut options = options(Duration::from_secs(60));
         options.kernel_seed = kernel_seed;

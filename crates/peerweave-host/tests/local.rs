@@ -70,7 +70,7 @@ fn elements_of_every_size_are_put_and_got() {
 }
 
 #[test]
-fn capabilities_describe_each_reduction() {
+fn capabilities_describe_the_arithmetic_of_each_reduction() {
     alone(|world| {
         let caps = world.caps();
         assert_eq!((caps.device, caps.after_failure), (None, AfterFailure::SkipsStream));

@@ -45,7 +45,7 @@ fn strided_splits_with_different_shapes_are_a_mismatch() {
 }
 
 #[test]
-fn splits_by_different_calls_or_row_lengths_are_a_mismatch() {
+fn different_split_calls_or_row_lengths_are_a_mismatch() {
     differ("split_2d with x_range 1, into rows", "split_2d with x_range 2, into rows", |world, odd| {
         world.team().split_2d(if odd { 1 } else { 2 }).map(drop)
     });
@@ -96,8 +96,8 @@ fn mismatch<R>(result: Result<R>) -> Mismatch {
 #[track_caller]
 fn next_barrier_is_a_mismatch(team: &Team) {
     let barrier = mismatch(team.barrier_blocking());
-    assert_eq!(barrier.mine, "barrier after the broadcasts of this PE");
-    assert_eq!(barrier.theirs, "barrier after different broadcasts");
+    assert_eq!(barrier.mine, "barrier after the small broadcasts that this PE has called");
+    assert_eq!(barrier.theirs, "barrier after different small broadcasts");
     for round in 0..10 {
         let mut sum = [1u32; 20];
         team.all_reduce_in_place_blocking(&mut sum, ReduceOp::Sum).unwrap();

@@ -34,7 +34,7 @@ fn spins_end(name: &str, spin: impl Fn(&World, &Symmetric<u64>) -> Result<()> + 
 }
 
 #[test]
-fn spinning_on_the_lock_of_a_pe_that_left_fails() {
+fn spinning_on_a_lock_of_a_pe_that_left_ends_with_an_error() {
     spins_end("compare and swap", |world, word| {
         world.team().atomic_compare_swap_blocking(word, 0, 0u64, 1, Rank::new(1)).map(|old| assert_eq!(old, 1))
     });
@@ -46,7 +46,7 @@ fn spinning_on_the_lock_of_a_pe_that_left_fails() {
 }
 
 #[test]
-fn puts_and_gets_to_a_pe_that_left_fail() {
+fn puts_to_and_gets_from_a_pe_that_left_fail() {
     const GONE: Rank = Rank::new(1);
     spins_end("put", |world, word| world.team().put_blocking(&[3u64], word, GONE));
     spins_end("p", |world, word| world.team().p_blocking(word, 0, 3, GONE));

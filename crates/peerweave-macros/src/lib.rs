@@ -52,9 +52,9 @@ use proc_macro::TokenStream;
 /// a kernel does not check the version of the context. So the kernel does not wait for the load of
 /// the version.
 ///
-/// Each kernel embeds the PTX of its crate, and the compiler generates one copy for each module. If
-/// the PTX is large, a crate can embed the PTX once, in a static that includes the file that the
-/// build script has written. The argument `ptx` is the path of that static:
+/// Each kernel embeds the PTX of its crate, and the compiler generates one copy of this PTX for
+/// each Rust module. If the PTX is large, a crate can embed the PTX once, in a static that includes
+/// the file that the build script has written. The argument `ptx` is the path of that static:
 ///
 /// ```ignore
 /// #[cfg(not(target_arch = "nvptx64"))]

@@ -40,7 +40,8 @@ fn number(name: &str) -> u32 {
 }
 
 /// Returns the symbol of a declaration of shared memory. A symbol in PTX has only ASCII letters,
-/// digits and `_`, so the function replaces each other character of a Rust name by its code.
+/// digits and `_`, so any character of a Rust name that is not allowed in PTX is replaced by its
+/// code.
 fn symbol(package: &str, name: &str, number: u32) -> String {
     let plain = |text: &str| -> String {
         let plain = |letter: char| {

@@ -58,10 +58,9 @@ impl Peers {
     }
 }
 
-/// Orders accesses of different ranks. A kernel calls this function before it sends lines, or after
-/// it has received lines. So all accesses before a line is sent precede all accesses after the line
-/// is received. On GPUs the start of a kernel orders these accesses, and this function does
-/// nothing.
+/// Orders the accesses of a rank that sends lines before the accesses of the rank that receives
+/// them. A kernel calls this function before it sends lines, and after it has received lines. On
+/// GPUs the start of a kernel orders these accesses, and this function does nothing.
 #[inline(always)]
 pub(crate) fn order() {
     if !cfg!(target_arch = "nvptx64") {

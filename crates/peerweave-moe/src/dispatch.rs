@@ -32,7 +32,7 @@ fn position() -> (u64, u64) {
 ///
 /// `experts` and `weights` have `top_k` elements for each token. -1 stands for no expert. All other
 /// experts of a token must be distinct. The kernel does not wait for any other rank.
-#[allow(clippy::too_many_arguments, reason = "the launch checks each argument separately")]
+#[allow(clippy::too_many_arguments, reason = "with separate arguments, the launch checks the memory of each argument")]
 #[kernel(max_threads = 512)]
 pub fn moe_dispatch_send(
     ctx: &Context,
@@ -342,8 +342,8 @@ pub fn moe_dispatch_receive(
 }
 
 /// Calls `each` for every token that has an expert on this rank. The arguments are the rank that
-/// sent the token, the index of the token on that rank, and one bit for each entry of the token
-/// that has a row on this rank. The tokens are divided among the blocks.
+/// sent the token, the index of the token on that rank, and a mask. Bit `k` of the mask is set if
+/// entry `k` of the token has a row on this rank. The tokens are divided among the blocks.
 #[inline(always)]
 pub(crate) fn each_token(
     ctx: &Context,

@@ -52,8 +52,8 @@ pub struct Exchange {
     /// Memory for arriving results, with rows for each sending rank.
     pub returns: SymSlice<u128>,
     /// The entries of all ranks: one for each expert of each token. The lower half of an entry is
-    /// the index of the expert on this rank, or [`NOTHING`]. The upper half holds the bits of the
-    /// weight.
+    /// the index of the expert among the experts of this rank, or [`NOTHING`]. The upper half holds
+    /// the bits of the weight.
     pub entries: SymSlice<u64>,
     /// For each entry of each rank, the row on this rank for the entry's token and expert, or
     /// [`NOTHING`].
@@ -88,7 +88,8 @@ pub const fn table_lines(entries: u64) -> u64 {
 }
 
 impl Layout {
-    /// Returns the number of entries that each rank has: one for each expert of each token.
+    /// Returns the number of entries for the tokens of one rank: `top_k` for each of `max_tokens`
+    /// tokens.
     #[inline(always)]
     pub fn entries_per_rank(&self) -> u64 {
         u64::from(self.max_tokens) * u64::from(self.top_k)
@@ -118,8 +119,8 @@ impl Layout {
     }
 
     /// Returns the index, in [`Exchange::inbox`], of the first line of the routing table that
-    /// `rank` sends. `bank` is the number of the dispatch. Dispatches with even and odd numbers use
-    /// different banks.
+    /// `rank` sends. `bank` is the number of the dispatch, whose lowest bit selects one of the two
+    /// banks.
     #[inline(always)]
     pub(crate) fn table(&self, bank: u64, rank: u32) -> u64 {
         ((bank & 1) * u64::from(self.ranks) + u64::from(rank)) * self.lines_per_rank()

@@ -41,10 +41,10 @@ impl Batch {
         }
     }
 
-    /// Returns whether the lines of the batch are consecutive, and are moved together. This is the
-    /// case on the host if the block has only one thread. If a block on the host has several
-    /// threads, each thread moves one line at a time, and lets other threads run before each line.
-    /// So tests find races among the threads.
+    /// Returns whether this thread reads or writes all lines of the batch together, as one range of
+    /// memory. This is true on the host if the block has only one thread. If a block on the host
+    /// has several threads, each thread reads or writes one line at a time, and lets other threads
+    /// run before each line. So tests find races among the threads.
     #[inline(always)]
     pub(crate) fn is_piece(self) -> bool {
         !cfg!(target_arch = "nvptx64") && self.step == 1

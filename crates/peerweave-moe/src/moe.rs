@@ -98,7 +98,7 @@ impl State {
             Self::Sent => "dispatch_receive",
             Self::Received => "combine_send or dispatch_send",
             Self::Returned => "combine_receive",
-            Self::Failed => "release, because only a part of the last call was enqueued",
+            Self::Failed => "release, because the last call was enqueued only in part",
         }
     }
 }
@@ -124,9 +124,9 @@ impl State {
 ///
 /// If a token names an expert that does not exist, or names an expert twice, the ticket fails with
 /// [`Error::Kernel`](peerweave_core::Error::Kernel). The message names this PE, the expert and the
-/// number of experts. [`Stream::synchronize`] returns the same error with the kernel and its code,
-/// but without this message; [`Moe::explain`] adds the message. After a failure, the exchange can
-/// no longer be used.
+/// number of experts. [`Stream::synchronize`] returns the same error with the name and the exit
+/// code of the kernel, but without this message. [`Moe::explain`] adds the message. After a
+/// failure, the exchange can no longer be used.
 #[derive(Debug)]
 pub struct Moe<T, Y> {
     shape: Shape,
@@ -320,9 +320,9 @@ impl<T: Element, Y: Output> Moe<T, Y> {
     ///
     /// # Errors
     /// As for [`Moe::dispatch_send`] and [`Moe::dispatch_receive`]. All checks run before anything
-    /// is enqueued, with one exception: memory of another world in `received` is detected after the
-    /// first half has been enqueued. If a half fails, the ticket fails with the first failure, and
-    /// the error names the call `moe_dispatch`.
+    /// is enqueued, with one exception: memory in `received` that belongs to a different world is
+    /// detected only after the first half has been enqueued. If a half fails, the ticket fails with
+    /// the first failure, and the error names the call `moe_dispatch`.
     pub fn dispatch(&mut self, tokens: &Tokens<'_, T>, received: &Received<'_, T>) -> Result<Ticket> {
         self.may_send("moe_dispatch")?;
         self.check_received("moe_dispatch", received)?;
@@ -474,7 +474,7 @@ impl<T: Element, Y: Output> Moe<T, Y> {
         self.follows(call, matches!(self.state, State::Ready | State::Received))
     }
 
-    /// Returns an error if `is_next` is false: the call is out of order.
+    /// Returns an error if `is_next` is `false`, which means that `call` is out of order.
     fn follows(&self, call: &'static str, is_next: bool) -> Result<()> {
         if is_next {
             return Ok(());

@@ -77,7 +77,8 @@ pub(crate) fn prefetch(from: u64, lines: usize) {
     let _ = (from, lines);
 }
 
-/// Calls `with`, whose loops are compiled for AVX2 if the processor supports AVX2.
+/// Calls `with`. If the processor supports AVX2, runs a version of `with` that is compiled for
+/// AVX2.
 #[inline(always)]
 pub(crate) fn vectorised<R>(with: impl FnOnce() -> R) -> R {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -142,7 +143,7 @@ mod access {
     }
 }
 
-/// Accesses of one line by two atomic accesses of Rust.
+/// Accesses to one line without assembly: one atomic access in Rust for each half of the line.
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
 mod access {
     use core::sync::atomic::{AtomicU64, Ordering};

@@ -77,10 +77,10 @@ impl Shape {
             return wrong("top_k", self.top_k, "at most the number of experts, because the experts of a token are distinct");
         }
         if self.hidden == 0 || !self.hidden.saturating_mul(token_bytes).is_multiple_of(LINE) {
-            return wrong("hidden", self.hidden, "a number of elements whose size in a token is a positive multiple of 16 bytes");
+            return wrong("hidden", self.hidden, "1 or more elements that together take a multiple of 16 bytes in a token");
         }
         if !self.hidden.saturating_mul(result_bytes).is_multiple_of(LINE) {
-            return wrong("hidden", self.hidden, "a number of elements whose size in a result is a multiple of 16 bytes");
+            return wrong("hidden", self.hidden, "elements that together take a multiple of 16 bytes in a result");
         }
         if !self.scales.saturating_mul(size_of::<f32>()).is_multiple_of(LINE) {
             return wrong("scales", self.scales, "a multiple of 4 scales");

@@ -45,7 +45,7 @@ fn kind(found: Result<()>) -> MisuseKind {
 }
 
 #[test]
-fn wrong_shapes_are_misuse() {
+fn invalid_exchange_shapes_are_misuse() {
     let world = World::from_env().unwrap();
     let stream = world.stream().unwrap();
     for (shape, argument) in [
@@ -82,7 +82,7 @@ fn expert_count_not_divisible_by_ranks_is_misuse() {
 }
 
 #[test]
-fn wrong_calls_are_misuse_and_leave_the_exchange_usable() {
+fn invalid_calls_return_misuse_and_keep_the_exchange_usable() {
     let world = World::from_env().unwrap();
     let stream = world.stream().unwrap();
     let mut all = Exchange::new(&world, &stream).unwrap();

@@ -59,8 +59,9 @@ impl Compare {
         self.holds(word ^ sign, value ^ sign)
     }
 
-    /// Returns a mask of the sign bit of a signed integer type, and 0 for any other type. Two
-    /// signed elements whose sign bits are inverted have the same order as unsigned numbers.
+    /// Returns a mask of the sign bit of a signed integer type, and 0 for any other type. If this
+    /// bit is inverted in two elements, comparing the results as unsigned numbers gives the order
+    /// of the elements.
     #[inline]
     pub const fn sign_bit(dtype: DType) -> u64 {
         match dtype {

@@ -87,7 +87,7 @@ impl Host {
             // The PEs of the launcher's job that are not in this world have died.
             && let Err(error) = launcher.leave()
         {
-            tracing::debug!(%error, "leaving the rendezvous of the launcher failed");
+            tracing::debug!(%error, "this PE could not leave the launcher's rendezvous");
         }
         left
     }
@@ -132,7 +132,7 @@ unsafe impl Backend for Host {
                 call: "alloc",
                 requested_bytes: request.bytes,
                 available_bytes: (available / shared.n_pes() as u64) as usize,
-                what: "free memory of this machine per PE",
+                what: "this machine's free memory, divided by the number of PEs",
             });
         }
         let mut heap = self.heap();

@@ -26,11 +26,12 @@ use std::time::{Duration, Instant};
 
 const CALL: &str = "shrink";
 
-/// Minimum time limit for setting up the new job after the PEs have agreed. A PE that called shrink
-/// just before the deadline of another PE needs this time.
+/// Minimum time limit for setting up the new job after the PEs have agreed. Without this minimum,
+/// no time would be left if the PEs agree just before the deadline of this PE.
 const SET_UP: Duration = Duration::from_secs(2);
 
-/// Maximum time for finding out whether a PE that no longer participates has ended or has given up.
+/// Maximum time for which this PE waits to learn whether a lost PE has ended or has withdrawn from
+/// the new job.
 const NOTICE: Duration = Duration::from_secs(1);
 
 /// The memory of new jobs whose PEs are threads. The key is the number of the attempt in which the
@@ -42,7 +43,7 @@ pub(super) struct NextMemory(Mutex<HashMap<u64, Prepared>>);
 struct Prepared {
     mapping: Arc<Mapping>,
     next: Arc<NextMemory>,
-    /// Number of members of the new job that have not yet taken the memory.
+    /// Number of members of the new job that have not yet called [`NextMemory::take`].
     untaken: usize,
 }
 
@@ -94,7 +95,7 @@ impl Host {
                     if !again || Instant::now() >= until {
                         return Err(error);
                     }
-                    tracing::debug!(%error, "a PE was lost while the new job was set up; the remaining PEs agree again");
+                    tracing::debug!(%error, "a PE was lost while the new job was set up; the remaining PEs will agree on new members");
                 }
             }
         }

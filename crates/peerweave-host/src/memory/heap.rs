@@ -142,7 +142,7 @@ mod tests {
         }
 
         #[test]
-        fn pes_that_make_the_same_calls_get_the_same_offsets(
+        fn pes_that_make_the_same_allocations_get_the_same_offsets(
             requests in prop::collection::vec((1u64..3000, any::<bool>()), 1..60)
         ) {
             let mut heaps = [HeapMap::new(0, 1 << 15), HeapMap::new(0, 1 << 15)];

@@ -96,7 +96,7 @@ pub(crate) struct PePage {
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub(crate) struct TeamCallWords {
-    /// Number and phase of the call, and the PE that the phase names.
+    /// Number and phase of this PE's call of `team_of`, and the PE to which the phase refers.
     pub(crate) state: AtomicU64,
     /// Slot of the new team, and the last epoch that any member has used in the slot. The leader of
     /// the call writes this word.
@@ -338,8 +338,8 @@ impl Segments {
         unsafe { &*self.team_block(pe, slot).cast::<TeamWords>() }
     }
 
-    /// Returns slot `index` of the mailbox in which `pe` receives from the rank `from` of the team
-    /// of the slot `slot`.
+    /// Returns message slot `index` of a mailbox: the mailbox in which `pe` receives messages from
+    /// rank `from`, in the team of team slot `slot`.
     pub(crate) fn mail(&self, pe: usize, slot: usize, from: usize, index: usize) -> &MailSlot {
         // SAFETY: as for `team_words`. The slot is inside the mapping, because `from < n_pes`, and
         // aligned, because all sizes are multiples of 128.
@@ -384,7 +384,8 @@ impl Segments {
         self.at(pe, 0)
     }
 
-    /// Sets to zero the lines of a PE by which kernels synchronize in the team of the slot `slot`.
+    /// Sets lines in the segment of `pe` to zero: the lines by which kernels synchronize in the
+    /// team of the slot `slot`.
     pub(crate) fn reset_kernel_lines(&self, pe: usize, slot: usize, team_size: usize) {
         let start = self.layout.kernel_lines(slot).0 as usize;
         for line in 0..team_size * KERNEL_SLOTS as usize {

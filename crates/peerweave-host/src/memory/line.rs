@@ -159,11 +159,11 @@ pub(crate) fn fetch(line: *const u8) {
 }
 
 /// Writes a line with one store, from registers. Assembling the line in memory would take longer. A
-/// load of the whole line would have to wait until the stores of its words have left the core.
+/// load of the whole line would have to wait until the stores of its words have reached the cache.
 ///
-/// Uses registers that SSE code cannot name. If the upper half of one of the first sixteen
-/// registers stays in use, SSE code of the caller runs slowly until the next `vzeroupper`. The
-/// compiler does not add this instruction after assembly.
+/// Uses the registers 16 and 17, which SSE code cannot name. If the upper half of a register below
+/// 16 stayed in use, SSE code of the caller would run slowly until the next `vzeroupper`. The
+/// compiler does not add this instruction after inline assembly.
 ///
 /// # Safety
 /// [`has_wide_store`] returns `true`. `line` is 64-byte aligned and valid for atomic writes of

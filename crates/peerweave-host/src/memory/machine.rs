@@ -40,8 +40,8 @@ fn cgroup_available() -> Option<u64> {
 }
 
 /// Returns the number of bytes that may still be used under the limits of `groups`, a text in the
-/// format of `/proc/self/cgroup`. The limit of a group applies to all groups below it. In a
-/// container, the groups may not be visible by their full names, but the outermost group is.
+/// format of `/proc/self/cgroup`. The limit of a group applies to all groups below it. A container
+/// possibly does not show the groups under their full names, but it shows the outermost group.
 fn available_in(mount: &Path, groups: &str) -> Option<u64> {
     let lines = groups.lines().filter_map(|line| {
         let (_, line) = line.split_once(':')?;

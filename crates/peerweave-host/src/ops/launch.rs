@@ -165,13 +165,13 @@ fn failure(kernel: &'static str, report: Option<Report>, grid: Option<GridError>
             message: report.to_string(),
         },
         (None, grid) => {
-            let text = grid.map_or_else(|| "the kernel failed without a report".to_string(), |error| error.to_string());
+            let text = grid.map_or_else(|| "the kernel failed, but reported no reason".to_string(), |error| error.to_string());
             let message = text.strip_prefix(kernel).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(&text).to_string();
             KernelFailure { kernel, kind: None, operation: None, missing: None, exit_code: None, message }
         }
     };
     if seed != 0 {
-        failure.message.push_str(&format!("; PEERWEAVE_KERNEL_SEED={seed} repeats the schedule"));
+        failure.message.push_str(&format!("; PEERWEAVE_KERNEL_SEED={seed} repeats this order of the kernel's threads"));
     }
     Error::Kernel(Box::new(failure))
 }

@@ -2,9 +2,9 @@
 //! this process.
 //!
 //! No operation of this file waits. At intervals, an operation checks that its target is alive
-//! (`sync/target.rs`). On x86-64, stores of `simd` become visible in order. On other
-//! processors a fence orders them. Streaming stores are followed by a fence. So a put is complete
-//! when it returns, `fence` is a release fence, and `quiet` is a full fence.
+//! (`sync/target.rs`). On x86-64, the stores that the module `simd` makes become visible in order.
+//! On other processors a fence orders them. Streaming stores are followed by a fence. So a put is
+//! complete when it returns, `fence` is a release fence, and `quiet` is a full fence.
 
 use crate::ops::shared::Shared;
 use crate::ops::tuning::STREAMING_COPY;

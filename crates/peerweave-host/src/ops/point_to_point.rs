@@ -51,14 +51,14 @@ struct Transfer {
 
 #[derive(Debug)]
 enum State {
-    /// Earlier operations of the channel have not ended.
+    /// The transfer waits, because earlier transfers of its channel have not ended.
     Queued,
     /// The transfer is running. So far, `bytes` bytes have been sent or received.
     Moving {
         bytes: usize,
     },
-    /// The address of the message is published as message `number`, which the receiver has not
-    /// answered yet.
+    /// Mailbox message `number` contains the address of the data. The receiver has not answered
+    /// this message yet.
     Offered {
         number: u64,
     },
@@ -93,7 +93,7 @@ impl TransferLists {
     }
 }
 
-/// Sends and receives that run together.
+/// A group of sends and receives that run at the same time.
 #[derive(Debug)]
 pub(crate) struct Transfers {
     all: Vec<Transfer>,
@@ -413,7 +413,7 @@ impl Transfer {
 
     /// Returns the error for a message that the receiver refused.
     fn refusal(&self) -> Error {
-        let theirs = "recv with a different count or element type, or a recv that could not read the sender's memory".to_owned();
+        let theirs = "recv with a different count or element type, or recv that could not read the sender's memory".to_owned();
         Error::Mismatch(Box::new(self.mismatch(describe("send", self.op.dtype, self.op.count), theirs)))
     }
 

@@ -36,7 +36,7 @@ const READ_WITHIN: Duration = Duration::from_millis(100);
 mod phase {
     /// No call is active.
     pub(super) const NONE: u64 = 0;
-    /// The call waits for the other members.
+    /// Phase of a call that waits for the other members.
     pub(super) const WAITING: u64 = 1;
     /// The leader has chosen a slot and asks the member to take the slot.
     pub(super) const ASKED: u64 = 2;
@@ -48,12 +48,13 @@ mod phase {
     pub(super) const MADE: u64 = 5;
     /// The leader has withdrawn its choice of a slot, and the member tries again.
     pub(super) const CANCELLED: u64 = 6;
-    /// No slot is free on all members.
+    /// Phase of a call that failed because no slot is free on all members.
     pub(super) const FULL: u64 = 7;
-    /// The PE that the state names did not arrive by the deadline of another member.
+    /// Phase of a call that another member has ended, because the PE that the state word names did
+    /// not arrive before that member's deadline.
     pub(super) const LATE: u64 = 8;
-    /// The PE that the state names passed a different list. The member keeps this phase until the
-    /// member has read that list.
+    /// Phase of a call that failed because the PE that the state word names passed a different
+    /// list. The member keeps this phase until it has read that list.
     pub(super) const MISMATCH: u64 = 9;
 }
 
@@ -110,7 +111,8 @@ impl Shared {
         Ok(TeamRecord { id, members: members.to_vec() })
     }
 
-    /// Waits until no other thread of this PE runs `team_of`. Returns the locked number of calls.
+    /// Waits until no other thread of this PE runs `team_of`. Returns the held lock, which contains
+    /// the number of these calls.
     fn one_at_a_time<'a>(&'a self, waiter: &mut Waiter<'_>) -> Result<MutexGuard<'a, u64>, Stop> {
         let look = || match self.team_calls.try_lock() {
             Ok(calls) => Some(calls),
@@ -173,8 +175,8 @@ impl<'a> TeamCall<'a> {
         self.mine().state.store(state(self.number, phase::NONE, 0), Ordering::Release);
     }
 
-    /// Changes the phase of the call of a member, if the state of the call is still `seen`. Returns
-    /// `false` if the state has changed.
+    /// Changes the phase of a member's call to `to`, if the state word of the call is still `seen`.
+    /// The new state word names the PE `named`. Returns `false` if the state has changed.
     fn advance(&self, pe: usize, seen: u64, to: u64, named: usize) -> bool {
         let next = state(seen >> 24, to, named);
         self.words(pe).state.compare_exchange(seen, next, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -351,7 +353,8 @@ impl<'a> TeamCall<'a> {
         if phase_of(seen) == phase::CANCELLED { Ok(None) } else { Err(self.ended(seen).into()) }
     }
 
-    /// Returns the error of a call that another member has ended.
+    /// Returns the error of a call of this PE that another member has ended. `seen` is the state
+    /// word.
     fn ended(&self, seen: u64) -> Error {
         match phase_of(seen) {
             phase::FULL => no_slot(),
@@ -360,7 +363,7 @@ impl<'a> TeamCall<'a> {
         }
     }
 
-    /// Withdraws the call, so that the leader no longer counts this PE.
+    /// Withdraws the call, so that the leader no longer finds this PE waiting.
     fn give_up(&self) {
         let me = self.shared.peers.me;
         for phase in [phase::WAITING, phase::ASKED] {

@@ -11,8 +11,9 @@ pub(super) const INLINE_BYTES: usize = 32;
 /// Maximum length, in bytes, of a copy that runs inline, without selecting an instruction set.
 pub(super) const SHORT_BYTES: usize = 64;
 
-/// Minimum length, in bytes, of a streaming copy that uses the string instruction of the processor,
-/// if available. With this instruction, a copy of 64 MiB takes 2.1 ms instead of 3.1 ms.
+/// Minimum length, in bytes, of a streaming copy that uses the processor's string instruction, if
+/// the processor has a fast one. With this instruction, a copy of 64 MiB takes 2.1 ms instead of
+/// 3.1 ms.
 const HUGE_BYTES: usize = 32 << 20;
 
 /// Minimum length, in bytes, of a copy that uses string instructions. From this length, source and

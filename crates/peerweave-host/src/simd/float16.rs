@@ -5,7 +5,8 @@
 //! file instead. Invariant: the integer arithmetic and the instructions return the same bits for
 //! every input, except for the payload of a NaN. [`super::number`] removes this payload.
 
-/// Bits of 2^16 as an f32. Values from 2^16 on exceed every finite binary16 with any rounding.
+/// Bits of 2^16 as an f32. A value of this magnitude or a larger one becomes infinity as a
+/// binary16.
 const F16_OVERFLOW: u32 = (127 + 16) << 23;
 /// Bits of 2^-14 as an f32. 2^-14 is the least normal binary16.
 const F16_LEAST_NORMAL: u32 = (127 - 14) << 23;

@@ -1,5 +1,5 @@
-//! The content of a vector register: elements as stored in memory, and the values with which
-//! arithmetic computes.
+//! The content of a vector register: elements as they are stored in memory, and the values of these
+//! elements in the type that arithmetic uses.
 //!
 //! This module accesses no memory. Its arrays are values, which the compiler keeps in registers.
 //! Invariant: the value of an element does not depend on its lane or on the number of lanes. So the
@@ -49,7 +49,7 @@ impl<T: Copy, const N: usize> Lanes for [T; N] {
 /// - **[T1]** The type has no padding, and every bit pattern is valid.
 /// - **[T2]** `RawN` has exactly N bytes.
 pub(super) unsafe trait Storage: Copy + 'static {
-    /// The type that arithmetic uses.
+    /// The type in which arithmetic on these elements is done, such as `f32` for binary16.
     type Value: super::number::Number;
     /// Elements of a register of 16 bytes.
     type Raw16: Lanes<Lane = Self>;
@@ -63,7 +63,7 @@ pub(super) unsafe trait Storage: Copy + 'static {
     type Values32: Lanes<Lane = Self::Value>;
     /// The values of `Raw64`.
     type Values64: Lanes<Lane = Self::Value>;
-    /// The vector registers that hold the values of the elements of one vector register.
+    /// One or more registers that hold the values of the elements stored in one register `V`.
     type Registers<V: Vector>: Copy;
 
     /// Returns the value of the element whose bits are the low bits of `word`.
@@ -89,7 +89,7 @@ pub(super) unsafe trait Storage: Copy + 'static {
     unsafe fn encode<A: Arch>(values: A::Values<Self>) -> A::Raw<Self>;
 }
 
-/// Implements [`Storage`] for element types on which arithmetic computes without a conversion.
+/// Implements [`Storage`] for element types that arithmetic uses directly, without a conversion.
 macro_rules! plain {
     ($($t:ty: $l16:literal $l32:literal $l64:literal, $of_word:expr);* $(;)?) => {$(
         // SAFETY: [T1] a primitive number; [T2] the lane counts, checked below.

@@ -120,8 +120,8 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
     /// Reduces four vectors at the byte offset `at`.
     ///
     /// # Safety
-    /// [R1], and [R2] for four vectors from `at`. If `streaming`, every output is aligned to a
-    /// vector at `at`.
+    /// [R1], and [R2] for four vectors from `at`. If `streaming`, the address at offset `at` in
+    /// every output is a multiple of the vector size.
     #[inline(always)]
     unsafe fn four<A: Arch>(&self, at: usize, streaming: bool) {
         // SAFETY: [R1], [R2]; if `streaming`, every output is aligned at `at`.

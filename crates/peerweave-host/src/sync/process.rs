@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_with_a_different_probe_word_is_not_read() {
+    fn memory_without_the_expected_probe_word_is_not_read() {
         let own = Identity::own();
         assert!(own.can_read(&Identity { probe: own.probe ^ 2, ..own }).is_err());
     }

@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 /// Maximum time for which this PE waits to see the end of a process that another PE has reported as
 /// ended.
 const PROCESS_END: Duration = Duration::from_millis(200);
-/// Like [`PROCESS_END`], but for a process whose memory could not be read. The kernel unmaps a
-/// large memory before the kernel closes the files of the process. Until the files are closed, a
-/// launcher does not know that the process has ended.
+/// Like [`PROCESS_END`], but for a process whose memory could not be read. The operating system
+/// first unmaps the memory, which takes long if it is large, and then closes the files of the
+/// process. Until the files are closed, a launcher does not know that the process has ended.
 const PROCESS_END_AFTER_MEMORY: Duration = Duration::from_secs(1);
 
 const CAUSES: [PeerCause; 5] = [PeerCause::Died, PeerCause::Left, PeerCause::Failed, PeerCause::Unreachable, PeerCause::Shrinks];
@@ -48,9 +48,9 @@ pub(crate) fn pe_of(word: u64) -> Option<Pe> {
 impl Peers {
     /// Records a failure of this PE in its page, and returns the failure word.
     ///
-    /// If the PE that an earlier word names has died or left, the earlier word is kept, because
-    /// later failures follow from the earlier failure. Otherwise, the earlier failure no longer
-    /// matters.
+    /// The page keeps an earlier failure word that names another PE, if that PE has died or left.
+    /// Later failures then follow from that failure. Otherwise, the new word replaces the earlier
+    /// word.
     pub(crate) fn record_failure(&self, error: &Error) -> u64 {
         let word = encode(error, self.me);
         let failure = &self.segments.page(self.me).failure;
@@ -196,8 +196,8 @@ impl Peers {
     }
 
     /// Waits up to `limit` until a PE has died or left, and returns whether the PE has died or
-    /// left. Returns `false` at once for this PE. The wait is necessary because the kernel unmaps
-    /// the memory of a process before it reports that the process has ended.
+    /// left. Returns `false` at once for this PE. The wait is necessary because the operating
+    /// system unmaps the memory of a process before it reports that the process has ended.
     fn is_gone_within(&self, pe: usize, limit: Duration) -> bool {
         let end = Instant::now() + limit;
         loop {

@@ -4,7 +4,7 @@
 //! This module moves no data. The progress word of a rank has three parts. The parts are the epoch
 //! (32 bits), the number of completed phases of the operation (24 bits), and a flag for failure of
 //! the rank (8 bits). The whole progress word follows the protocol of [`peerweave_device::flag`]:
-//! only its own rank writes the word, and the value only grows, modulo 2^64.
+//! only the rank to which the word belongs writes it, and the value only grows, modulo 2^64.
 
 use crate::memory::layout::{ENTRY_LINES, TeamWords};
 use crate::memory::line::{self, Entry, Line};
@@ -83,7 +83,7 @@ impl<'a> Step<'a> {
         self.words(rank).entry[self.line()].operand()
     }
 
-    /// Returns the staging area of a rank with the index `parity`, 0 or 1.
+    /// Returns staging area `parity` (0 or 1) of the rank `rank`.
     #[inline]
     pub(crate) fn stage(&self, rank: usize, parity: usize) -> *mut u8 {
         self.team.blocks[rank].stage(parity)
@@ -97,8 +97,8 @@ impl<'a> Step<'a> {
 
     /// Waits until every rank has entered the operation that is `behind` epochs before this
     /// operation. Then this rank may enter this operation. Returns at once if this rank already
-    /// knows that all ranks have entered. This rank knows that if it waited for all ranks in the
-    /// last operation.
+    /// knows that all ranks have entered that earlier operation, for example because it waited for
+    /// all ranks in its last operation.
     #[inline]
     pub(crate) fn wait_to_enter(&self, behind: u32, limit: Limit) -> Result<(), Stop> {
         if self.epoch.wrapping_sub(self.team.entered_by_all()) <= behind {
@@ -236,8 +236,9 @@ impl<'a> Step<'a> {
     /// Publishes that this rank has completed `phase` phases of the operation, and waits until all
     /// ranks have completed these phases.
     ///
-    /// A rank that is already in a later epoch has completed every phase of this epoch. This
-    /// happens at the end of a team, because the next team in the same slot continues the count.
+    /// If the progress word of a rank has a later epoch, the rank has completed every phase of this
+    /// epoch. This can happen when the team ends, because the next team in the same slot continues
+    /// the count of epochs.
     #[inline]
     pub(crate) fn sync(&self, phase: u32) -> Result<(), Stop> {
         self.complete(phase);

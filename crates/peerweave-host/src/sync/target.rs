@@ -10,8 +10,9 @@ use peerweave_core::backend::TeamId;
 use peerweave_core::{Error, PeerCause, TeamName};
 use std::cell::Cell;
 
-/// Number of calls of a thread between two checks. The number is a prime, so that a loop of several
-/// calls does not always check the same call. A check takes about 300 ns, a call at least 10 ns.
+/// Number of one-sided calls that a thread makes between two checks that the target is alive. The
+/// number is a prime, so that a loop of several calls does not always check the same call. A check
+/// takes about 300 ns, a call at least 10 ns.
 const CALLS_PER_CHECK: u32 = 1021;
 
 thread_local! {

@@ -60,8 +60,8 @@ pub(crate) struct Channel {
     /// Number of operations that have ended. The operation whose position equals this number may
     /// run.
     pub(crate) ended: AtomicU64,
-    /// Number of messages that were published or read in the mailbox. Only the operation that may
-    /// run changes this number.
+    /// Number of messages that were published or read in the mailbox. Only the running operation of
+    /// the channel changes this number.
     pub(crate) messages: AtomicU64,
 }
 
@@ -177,9 +177,10 @@ impl TeamState {
         self.entered_by_all.store(epoch, Ordering::Relaxed);
     }
 
-    /// Returns a digest of the calls of the small broadcasts since the last operation of another
-    /// kind, or 0 if there are none. The digest is a part of the next call's signature. So ranks
-    /// notice different broadcasts in the next call in which the ranks wait for each other.
+    /// Returns a digest of the small broadcasts since the last operation that was not a small
+    /// broadcast, or 0 if there are none. The digest is a part of the next call's signature. If
+    /// ranks have called different small broadcasts, they detect this in the next call in which
+    /// they wait for each other.
     #[inline]
     pub(crate) fn history(&self) -> u64 {
         self.history.load(Ordering::Relaxed)
@@ -263,9 +264,9 @@ impl Teams {
         &self.world
     }
 
-    /// Returns the team with the number `id`. The core has checked that the team was live, but
-    /// another thread may have destroyed it since then. A new team in the same slot has another
-    /// number.
+    /// Returns the team with the number `id`. `peerweave-core` has checked that the team exists,
+    /// but another thread may have destroyed it since then. A new team in the same slot has a
+    /// different number.
     #[inline]
     pub(crate) fn get(&self, call: &'static str, id: TeamId) -> Result<TeamRef<'_>, Error> {
         if id == TeamId::WORLD {

@@ -1,8 +1,8 @@
 //! The waits of a PE. A waiter first spins, or yields if PEs share processors, and then sleeps. A
-//! wait ends at its time limit, or when an awaited PE has died or left.
+//! wait that does not succeed ends at its time limit, or when an awaited PE has died or left.
 //!
-//! The caller polls shared memory and determines which PEs are missing. If an early poll succeeds,
-//! the waiter does not read the clock.
+//! The caller polls shared memory and determines which PEs are missing. If one of the first polls
+//! succeeds, the waiter does not read the clock.
 
 use crate::sync::peers::Peers;
 use peerweave_core::Error;
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn wait_with_a_spent_budget_stops_without_an_error() {
+    fn wait_whose_time_budget_is_spent_stops_without_an_error() {
         let mut waiter = Waiter::new(None, true, Limit::Budget(Duration::from_millis(1)));
         let gone = || panic!("liveness was checked within a millisecond");
         assert!(matches!(expired(&mut waiter, gone, &Default::default()), Stop::BudgetSpent));

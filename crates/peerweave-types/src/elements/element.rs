@@ -40,9 +40,9 @@ use half::{bf16, f16};
 /// An implementation guarantees: **\[E1\]** every bit pattern of `size_of::<Self>()` bytes is a
 /// valid value, so memory that a peer may write at any time can be read without undefined
 /// behaviour; **\[E2\]** the type has no padding; **\[E3\]** the type consists of [`Self::PARTS`]
-/// values of [`Self::DTYPE`] (at least 1), which fill its size exactly; each value in a [`Number`]
-/// is a number of type [`Self::DTYPE`]; **\[E4\]** the type contains no pointer; **\[E5\]** its
-/// alignment is at most 64.
+/// values of [`Self::DTYPE`], at least one, which fill its size exactly; if the type implements
+/// [`Number`], each of these values is a number of type [`Self::DTYPE`]; **\[E4\]** the type
+/// contains no pointer; **\[E5\]** its alignment is at most 64.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an element type",
     label = "Peerweave does not transfer values of this type",
@@ -271,9 +271,9 @@ atomic! {
 pub mod derived {
     use crate::DType;
 
-    /// Returns the [`DType`] of the values by which a struct is transferred. This is the type of
-    /// the fields if all fields have the same type. If the types differ, it is the unsigned integer
-    /// type of `align` bytes, the struct's alignment, but at most `U64`.
+    /// Returns the [`DType`] of the values that represent a struct in a transfer. This is the type
+    /// of the fields if all fields have the same type. If the types differ, it is the unsigned
+    /// integer type of `align` bytes, the struct's alignment, but at most `U64`.
     pub const fn dtype(fields: &[DType], align: usize) -> DType {
         if is_uniform(fields) {
             return fields[0];
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn element_size_is_the_part_count_times_the_part_size() {
+    fn element_size_is_parts_times_the_size_of_the_dtype() {
         fn fits<T: Element>(parts: usize) {
             assert_eq!((T::PARTS, size_of::<T>()), (parts, parts * T::DTYPE.size_bytes()));
         }

@@ -105,7 +105,7 @@ impl KernelTeam {
         Self(index)
     }
 
-    /// Returns the team's number in the table.
+    /// Returns the team's number in the table of [`KernelContext::teams`](crate::KernelContext).
     #[inline]
     pub const fn index(self) -> u32 {
         self.0

@@ -103,8 +103,8 @@ fn split(detail: u64) -> SplitCall {
 /// Flag in word 0 of a call: the reduction uses a function of the caller.
 const BY_FUNCTION: u64 = 1 << 31;
 
-/// Returns a digest of the words of a call. Each term is a bijection of one word, so calls that
-/// differ in only one word have different digests.
+/// Returns a digest of the words of a call. Each word enters the digest by a one-to-one function,
+/// so calls that differ in only one word have different digests.
 #[inline]
 pub(super) fn signature([what, root, count, detail, history]: &CallWords) -> u64 {
     (what ^ root << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15)
@@ -179,8 +179,8 @@ impl Run<'_> {
 }
 
 /// Suffixes of the descriptions of two calls, if only the small broadcasts before the calls differ.
-const AFTER_BROADCASTS: &str = " after the broadcasts of this PE";
-const AFTER_OTHER_BROADCASTS: &str = " after different broadcasts";
+const AFTER_BROADCASTS: &str = " after the small broadcasts that this PE has called";
+const AFTER_OTHER_BROADCASTS: &str = " after different small broadcasts";
 
 /// Converts a mismatch of calls to an error.
 pub(super) fn mismatch(mismatch: Mismatch) -> Stop {

@@ -21,8 +21,8 @@ use crate::sync::wait::{Limit, Stop};
 use peerweave_core::backend::CollectiveKind;
 
 impl Run<'_> {
-    /// Returns whether the collective is a broadcast of at most [`line::BYTES`] bytes that the
-    /// program has called.
+    /// Returns whether the collective is a broadcast of at most [`line::BYTES`] bytes, and was
+    /// called by the program, not by the backend itself.
     #[inline]
     pub(super) fn is_small_broadcast(&self) -> bool {
         self.op.kind == CollectiveKind::Broadcast

@@ -22,8 +22,8 @@ use std::ops::Range;
 
 /// Returns whether a collective of `n` ranks uses this algorithm. An all-to-all in place does not,
 /// because a rank would have to write to the memory of its peers. A reduce does not, because only
-/// the root would do work. If all ranks read the same bytes, larger teams are faster with staging
-/// areas, because the areas stay in a cache.
+/// the root would do work. All-reduce, reduce-scatter, broadcast and all-gather use it only in
+/// small teams. In larger teams, staging areas are faster, because the areas stay in a cache.
 pub(super) fn serves(op: &Collective, in_place: InPlace, n: usize) -> bool {
     match op.kind {
         Kind::AllReduce | Kind::AllReduceRmsNorm | Kind::ReduceScatter | Kind::Broadcast | Kind::AllGather => {

@@ -235,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_cover_each_element_once_and_split_at_cache_lines() {
+    fn shares_of_ranks_start_at_cache_lines_and_do_not_overlap() {
         for size in [1, 2, 4, 8] {
             for count in [0, 1, 15, 16, 17, 63, 64, 65, 1000, 4097] {
                 for n in [1, 2, 3, 8] {

@@ -1,4 +1,4 @@
-//! Reductions by a function of the caller.
+//! Reductions by a function that the caller passes.
 
 use crate::simd::{self, Input};
 use crate::sync::wait::Stop;

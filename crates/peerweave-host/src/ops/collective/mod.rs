@@ -136,7 +136,7 @@ impl<'a> CollectiveTask<'a> {
 }
 
 impl Turn {
-    /// Takes the next epoch of the team.
+    /// Creates the turn of a collective, with the next epoch of the team.
     #[inline]
     fn issue(team: &TeamState, purpose: Purpose, detail: u64) -> Self {
         Self { epoch: team.issue_epoch(), entered: false, purpose, detail }
@@ -244,8 +244,9 @@ enum Algorithm {
     BehindLine,
     Staged,
     Large,
-    /// The parts have different lengths. The counts of a rank determine how the rank sends its
-    /// parts. The signature does not cover the counts.
+    /// A collective whose parts have different lengths. The element counts of a rank determine how
+    /// the rank sends its parts, as described in `vector.rs`. The signature does not cover the
+    /// counts.
     Vector,
 }
 
@@ -324,8 +325,8 @@ impl Run<'_> {
         }
     }
 
-    /// Runs a collective with rare properties, such as a function of the caller. This is a separate
-    /// function, so that the code for other collectives stays short.
+    /// Runs a collective with a rare property, for example that the caller passed a function that
+    /// reduces. This function is separate, so that the code for other collectives stays short.
     #[inline(never)]
     fn run_special(&self, entered: &mut bool, limit: Limit) -> Result<(), Stop> {
         match self.op.function() {
@@ -429,8 +430,8 @@ impl Run<'_> {
     }
 
     /// Waits for the entries of all ranks and compares their calls with the call of this rank. A
-    /// rank does not read its own line, because that read would wait until the store has left the
-    /// core.
+    /// rank does not read its own line, because that read would wait until the store has reached
+    /// the cache.
     #[inline]
     fn entries(&self, algorithm: Algorithm, mine: Entry, entries: &mut PerRank<Entry>, limit: Limit) -> Result<(), Stop> {
         let mut agreed = !self.compares_in_full(algorithm);

@@ -10,8 +10,8 @@ use peerweave_core::backend::{Collective, NormScale, Place, Quantization, RmsNor
 pub(super) struct Norm {
     /// The original call, whose result is the norm.
     op: Collective,
-    /// Memory for the sum of the all-reduce, if the result is quantized. In this case, the result
-    /// has another type than the sum.
+    /// Memory for the sum of the all-reduce, if the result is quantized. In this case, the types of
+    /// the sum and of the result differ.
     sum: Vec<u64>,
 }
 

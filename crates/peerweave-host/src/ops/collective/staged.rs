@@ -35,8 +35,8 @@ pub(super) unsafe fn copy_part(to: *mut u8, from: *const u8, len: usize) {
 }
 
 impl Run<'_> {
-    /// Copies the elements `block` of each part of the operand of this rank to `to`. The parts
-    /// follow each other without gaps.
+    /// Copies the elements `block` of each part of this rank's operand to `to`, without gaps
+    /// between the parts.
     #[inline]
     pub(super) fn pack(&self, to: *mut u8, block: Range<usize>) {
         let Some(send) = self.op.send else { return };
@@ -97,10 +97,10 @@ impl Run<'_> {
     }
 
     /// Returns the address of this rank's operand in the buffer of the caller. Reading the packed
-    /// operand instead would take longer, because that read waits until the stores have left the
-    /// core. An in-place result overwrites only the part of the operand from which the result is
-    /// computed. Returns `None` if there is no operand, if the packed operand has a different
-    /// layout, or if a function of the caller reduces.
+    /// copy of the operand instead would take longer, because that read waits until the stores of
+    /// the copy have reached the cache. An in-place result overwrites no element of the operand
+    /// that is still to be read. Returns `None` if there is no operand, if the packed copy has a
+    /// different layout, or if the caller passed a function that reduces.
     #[inline]
     fn own_operand(&self) -> Option<*const u8> {
         let lies_apart = self.op.kind == Kind::AllToAllStrided || self.op.function().is_some();

@@ -69,8 +69,9 @@ impl Run<'_> {
         self.op.counts.as_ref().expect("peerweave-core bug: the collective has no counts")
     }
 
-    /// Returns the entry of this rank. If the parts fit in slots, also copies the parts to the
-    /// slots. Otherwise, publishes the counts of this rank.
+    /// Returns the entry of this rank. If each part that this rank sends fits in a slot, as
+    /// described at [`Slots`], also copies the parts to the slots. Otherwise, publishes the counts
+    /// of this rank.
     #[inline]
     pub(super) fn vector_entry(&self, signature: u64) -> Entry {
         let (counts, size) = (self.vector_counts(), self.element_bytes());

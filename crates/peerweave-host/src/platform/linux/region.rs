@@ -74,7 +74,7 @@ impl Region {
         Ok(region)
     }
 
-    /// Returns the start of the range.
+    /// Returns the address at which the range starts.
     pub(crate) fn base(&self) -> *mut u8 {
         self.base
     }

@@ -1,4 +1,5 @@
-//! Replaces reads of memory of other processes, which this platform does not support.
+//! Replaces the functions that read the memory of other processes. This platform does not support
+//! such reads.
 
 use std::io;
 

@@ -47,8 +47,8 @@ impl Region {
         Ok(Self { allocated, layout, base })
     }
 
-    /// Returns an error, because processes cannot share memory on this platform. `Host::join`
-    /// refuses a job of several processes before it calls this function.
+    /// Returns an error, because processes cannot share memory on this platform. A job of several
+    /// processes does not reach this function, because `Host::join` refuses it first.
     pub(crate) fn shared(
         _rendezvous: &Rendezvous,
         _members: &[Pe],
@@ -60,7 +60,7 @@ impl Region {
         Err(io::Error::from(io::ErrorKind::Unsupported).into())
     }
 
-    /// Returns the start of the range.
+    /// Returns the address at which the range starts.
     pub(crate) fn base(&self) -> *mut u8 {
         self.base
     }
