@@ -356,7 +356,7 @@ fn fake_supports_a_start_by_launcher_but_not_by_mpi() {
 }
 
 #[test]
-fn modules_regions_and_queue_pairs_are_counted() {
+fn calls_for_modules_regions_and_queue_pairs_are_simulated() {
     fakes().run_many(1, |me| {
         init(&me);
         assert_eq!(nvshmemx_cumodule_init(0x1000), 7, "the driver does not know the module");
