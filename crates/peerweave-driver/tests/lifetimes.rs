@@ -155,7 +155,7 @@ fn zeroed_and_from_slice_are_refused_during_a_capture() {
 }
 
 #[test]
-fn wait_for_a_captured_stream_fails_and_keeps_the_capture() {
+fn wait_for_a_captured_stream_fails_and_capture_stays_valid() {
     Fakes::new().cuda().run(|| {
         let (_, stream) = device();
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("the capture begins");

@@ -8,8 +8,8 @@
 //! [`SurvivorWords`]. The first PE that has not ended is the leader. When all other PEs that have
 //! not ended also participate, the leader starts a server and publishes its decision. The decision
 //! is the list of members and the address of the server. To find a decision, a PE reads the
-//! [`SurvivorWords`] of the PEs in ascending order. The reading PE goes on to the next PE only if
-//! the present PE has ended without a decision.
+//! [`SurvivorWords`] of the PEs in ascending order. The reading PE skips a PE only if that PE has
+//! ended without a decision.
 //!
 //! Invariants:
 //! - **\[1\]** An attempt has at most one decision. A PE that decides has checked that all PEs with
