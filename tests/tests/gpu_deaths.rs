@@ -34,14 +34,14 @@ fn copies(how: &&str) -> bool {
 }
 
 #[test]
-fn quiet_error_names_a_pe_that_died_during_puts_or_gets() {
+fn error_names_a_pe_that_died_during_puts_gets_and_quiets() {
     for how in contexts::REPEATED.into_iter().filter(copies) {
         let _ = Fakes::new().cuda().run_with_victims(3, &[2], |child| one_is_killed(&child, how));
     }
 }
 
 #[test]
-fn quiet_error_names_a_pe_that_died_during_other_operations() {
+fn error_names_a_pe_that_died_during_signals_atomics_and_waits() {
     for how in contexts::REPEATED.into_iter().filter(|how| !copies(how)) {
         let _ = Fakes::new().cuda().run_with_victims(3, &[2], |child| one_is_killed(&child, how));
     }
@@ -77,7 +77,7 @@ fn act_names_the_dead(child: &Child, name: &str) {
 }
 
 #[test]
-fn errors_name_a_pe_killed_in_a_reduction() {
+fn errors_name_a_pe_killed_during_a_reduction() {
     let names = [
         "AllReduce:4096:symmetric",
         "AllReduceInPlace:300000:symmetric",
@@ -116,7 +116,7 @@ fn errors_name_a_pe_killed_while_data_is_moved() {
 }
 
 #[test]
-fn errors_name_a_pe_killed_in_waits_and_collective_calls() {
+fn errors_name_a_pe_killed_during_waits_and_collective_calls() {
     let names = [
         "alloc:4096",
         "barrier",

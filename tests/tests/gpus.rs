@@ -40,7 +40,7 @@ fn every_collective_on(hosts: &[&str], shape: &str, types: &[DType], passes: usi
 }
 
 #[test]
-fn waits_use_the_order_of_the_type_and_wait_any_is_fair() {
+fn waits_compare_values_by_their_type_and_wait_any_is_fair() {
     Fakes::new().cuda().run(|| {
         common::pes_that_may_fail(2, options(), |gpu| {
             let backend = Cuda::new(gpu.expect("the GPU is set up")).expect("the backend starts");
@@ -252,7 +252,7 @@ fn strided_all_to_all_moves_elements_to_correct_indices() {
 }
 
 #[test]
-fn capabilities_list_every_defined_reduction() {
+fn every_defined_reduction_is_listed_in_the_capabilities() {
     Fakes::new().cuda().run(|| {
         on_gpus(1, |world| {
             let named = |all: &[ReductionCaps]| all.iter().map(|caps| (caps.kind, caps.dtype, caps.op)).collect::<Vec<_>>();

@@ -72,7 +72,7 @@ fn moe_with_many_experts_on_one_rank_is_correct() {
 }
 
 #[test]
-fn moe_calls_without_waits_in_between_keep_data_separate() {
+fn consecutive_moe_calls_without_waits_keep_data_separate() {
     on_all(|world| calls_without_waits(world, None));
 }
 

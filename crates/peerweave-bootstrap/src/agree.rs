@@ -33,8 +33,8 @@ pub enum Members<'a> {
 pub struct Failure {
     /// The error message.
     pub reason: String,
-    /// Whether another PE caused this failure. If several PEs of a round failed, the error names a
-    /// PE whose failure no other PE caused, if there is such a PE.
+    /// Whether another PE caused this failure. If several PEs failed in one call of [`agree`], the
+    /// error names a PE whose failure no other PE caused, if there is such a PE.
     pub is_consequence: bool,
 }
 

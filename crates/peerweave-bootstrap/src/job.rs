@@ -154,7 +154,7 @@ impl Job {
         self.n_machines == 1
     }
 
-    /// Checks the invariant of the module for a job that the application created.
+    /// Checks that the fields of this job are consistent. An application can create any job.
     pub(crate) fn check(&self, call: &'static str) -> Result<(), BootstrapError> {
         let below = |what: &'static str, value: u32, limit: u32| match value < limit {
             true => Ok(()),

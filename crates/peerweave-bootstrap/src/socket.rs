@@ -22,7 +22,7 @@ pub(crate) enum Listener {
 
 /// The two addresses at which a listener can be reached.
 pub(crate) struct Bound {
-    /// The address that other PEs use.
+    /// The address at which other PEs reach the listener.
     pub(crate) told: Endpoint,
     /// The address at which the listening process itself reaches the listener. This address does
     /// not depend on name resolution.

@@ -126,7 +126,7 @@ fn missing_member_is_named_in_the_timeout() {
 }
 
 #[test]
-fn repeated_exchanges_do_not_fill_the_store() {
+fn repeated_exchanges_do_not_fill_the_key_value_store() {
     let options = ServerOptions { max_stored_bytes: 1000, ..ServerOptions::default() };
     let party = Party::with(2, Endpoint::random_unix().unwrap(), options);
     let members = pes(0..2);
@@ -159,7 +159,7 @@ fn missing_leader_is_named_in_the_timeout() {
 }
 
 #[test]
-fn timed_out_calls_do_not_fill_the_store() {
+fn timed_out_exchanges_do_not_fill_the_key_value_store() {
     let options = ServerOptions { max_stored_bytes: 400, ..ServerOptions::default() };
     let party = Party::with(3, Endpoint::random_unix().unwrap(), options);
     let members = pes(0..3);

@@ -45,7 +45,7 @@ fn say_hello(endpoint: &Endpoint, pe: u32, n_pes: u32, token: Token) -> UnixStre
 }
 
 #[test]
-fn first_loss_is_reported_to_a_pe_after_the_server_has_ended() {
+fn barrier_after_the_servers_end_names_the_pe_lost_first() {
     let (endpoint, token) = (Endpoint::random_unix().unwrap(), Token::random().unwrap());
     let pe = |pe| join(&served_by_pe0(pe, 3, &endpoint, token), LONG).unwrap();
     let server_ended = AtomicBool::new(false);

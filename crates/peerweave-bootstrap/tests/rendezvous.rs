@@ -241,7 +241,7 @@ fn exchange_error_names_the_lost_pe() {
 }
 
 #[test]
-fn leave_of_a_pe_fails_only_calls_that_need_this_pe() {
+fn after_a_pe_leaves_only_calls_that_need_this_pe_fail() {
     let party = Party::new(3);
     party.run(0..3, |rendezvous| {
         if rendezvous.pe() == Pe::new(1) {
@@ -366,7 +366,7 @@ fn join_twice_or_with_wrong_token_or_pe_count_is_refused() {
 }
 
 #[test]
-fn contradictory_job_is_refused_by_join() {
+fn job_with_contradictory_fields_is_refused_by_join() {
     let party = Party::new(2);
     for job in [
         Job { pe: Pe::new(2), ..party.job(0) },

@@ -159,7 +159,7 @@ fn stopped_leader_is_named_by_each_pe_that_times_out() {
 }
 
 #[test]
-fn stopped_leader_is_named_by_pes_that_call_again() {
+fn repeated_calls_of_agree_name_the_stopped_leader() {
     let old = Old::new(3, &[]);
     let over = AtomicBool::new(false);
     let stop = || {
@@ -203,7 +203,7 @@ fn pe_that_is_not_in_the_new_job_gets_an_error() {
 }
 
 #[test]
-fn error_of_the_lead_or_check_function_ends_the_agreement() {
+fn error_of_a_function_passed_to_agree_ends_the_agreement() {
     let old = Old::new(2, &[0]);
     old.pe(1, |survivors| {
         let failed = survivors.agree(soon(20_000), || Ok(()), |_, _| Err("no memory"));

@@ -106,7 +106,7 @@ fn wrong_token_is_refused_and_the_connection_dropped() {
 }
 
 #[test]
-fn client_of_another_version_is_refused_and_dropped() {
+fn client_with_a_different_version_is_refused_and_dropped() {
     with_unidentified(ServerOptions::default(), |party| {
         let mut bytes = Frame::Hello(hello(party, 3)).to_bytes();
         bytes[13] += 1;

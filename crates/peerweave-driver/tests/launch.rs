@@ -107,7 +107,7 @@ fn wrong_arguments_are_refused_before_anything_is_enqueued() {
 }
 
 #[test]
-fn impossible_shapes_are_refused_before_anything_is_enqueued() {
+fn impossible_launch_shapes_are_refused_and_nothing_is_enqueued() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let kernel = loaded(&context);

@@ -155,7 +155,7 @@ fn zeroed_and_from_slice_are_refused_during_a_capture() {
 }
 
 #[test]
-fn wait_for_a_captured_stream_fails_and_keeps_the_capture() {
+fn wait_for_a_captured_stream_fails_and_capture_stays_valid() {
     Fakes::new().cuda().run(|| {
         let (_, stream) = device();
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("the capture begins");
@@ -179,7 +179,7 @@ fn retired_value_is_leaked_if_an_event_cannot_be_queried() {
 }
 
 #[test]
-fn stuck_stream_does_not_delay_memory_of_other_streams() {
+fn stuck_stream_does_not_delay_freeing_memory_of_other_streams() {
     Fakes::new().cuda().run(|| {
         let (context, stuck) = device();
         let stream = context.new_stream().expect("the stream is created");
@@ -322,7 +322,7 @@ fn stream_of_a_slice_does_not_wait_for_write_on_other_stream() {
 }
 
 #[test]
-fn recorded_error_does_not_prevent_waits_between_streams() {
+fn error_recorded_in_a_context_does_not_prevent_stream_waits() {
     Fakes::new().cuda().run(|| {
         let (context, own) = device();
         let other = context.new_stream().expect("the stream is created");

@@ -152,7 +152,7 @@ fn allocation_waits_until_dropped_memory_is_freed() {
 }
 
 #[test]
-fn stream_wait_ends_at_the_deadline() {
+fn wait_for_a_stream_ends_at_the_deadline() {
     Fakes::new().cuda().run(|| {
         let (_, stream) = device();
         assert!(wait(&stream, Instant::now()).expect("the stream is idle"));

@@ -107,7 +107,7 @@ fn recording_a_stream_keeps_the_current_context() {
 }
 
 #[test]
-fn stream_of_a_nested_list_is_in_the_outer_list() {
+fn stream_recorded_in_a_nested_list_is_in_the_outer_list_too() {
     Fakes::new().cuda().run(|| {
         let context = context(0).expect("the device exists");
         let whole = Arc::new(Streams::new());

@@ -77,7 +77,7 @@ fn shuffles_votes_and_barriers_of_a_block_are_correct() {
 }
 
 #[test]
-fn pe_queries_team_queries_and_polls_are_correct() {
+fn queries_and_polls_of_a_kernel_return_correct_results() {
     check(&context::check_context::KERNEL, 1, |job, result| (KernelTeam::WORLD, job.alloc::<u64>(context::WORDS), result));
 }
 
@@ -136,7 +136,7 @@ macro_rules! collectives {
 for_each_collective!(collectives);
 
 #[test]
-fn test_values_of_consecutive_numbers_differ() {
+fn consecutive_numbers_are_converted_to_different_test_values() {
     use peerweave_check_kernels::Sample;
     for number in 0..200u64 {
         assert_ne!(u8::of(number), u8::of(number + 1));

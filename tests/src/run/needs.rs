@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn requirement_is_met_if_this_machine_has_enough() {
+    fn requirement_is_met_if_the_machine_has_enough_processors() {
         assert!(needs("processors"));
         assert!(!needs("processors:100000"));
     }

@@ -63,7 +63,7 @@ impl Vars for ProcessEnvironment {
     }
 }
 
-/// Position of this PE in its job, as read by a launcher's module.
+/// Position of this PE in its job, as read by the module for the PE's launcher.
 struct Place {
     launcher: Launcher,
     pe: u32,
@@ -235,7 +235,8 @@ const TOKEN_EXPECTED: &str = "64 hexadecimal digits";
 const TOKEN_REQUIRED: &str = "64 hexadecimal digits, because PEERWEAVE_REQUIRE_TOKEN is 1";
 
 /// Derives the address of the rendezvous of a job on one machine, which is the same on all PEs. The
-/// identity distinguishes the jobs of one user. The user ID in the name distinguishes users.
+/// name of the socket contains the user ID, which distinguishes users, and a hash of `identity`,
+/// which distinguishes the jobs of one user.
 #[cfg(target_os = "linux")]
 fn local_endpoint(identity: &str) -> Endpoint {
     let user = rustix::process::geteuid().as_raw();

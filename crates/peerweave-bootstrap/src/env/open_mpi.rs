@@ -20,7 +20,7 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
         (true, _) => (names::OMPI_COMM_WORLD_RANK, names::OMPI_COMM_WORLD_SIZE),
         (_, true) if vars.is_set(names::OMPI_COMM_WORLD_SIZE) => (names::PMIX_RANK, names::OMPI_COMM_WORLD_SIZE),
         (_, true) if vars.is_set(names::N_PES) => (names::PMIX_RANK, names::N_PES),
-        (_, true) => return Err(vars.wrong(names::N_PES, "the number of PEs, because PMIx does not set this number")),
+        (_, true) => return Err(vars.wrong(names::N_PES, "the number of PEs in the job, which the PMIx launcher did not set")),
         _ => return Ok(None),
     };
     let (pe, n_pes) = vars.index_of(index, count)?;

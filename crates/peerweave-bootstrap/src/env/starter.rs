@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn unset_variable_is_attributed_to_the_parent_process() {
+    fn starter_of_an_unset_variable_is_the_parent_process() {
         let parent = rustix::process::getppid().unwrap().as_raw_nonzero().get();
         let starter = of_variable("PEERWEAVE_NOBODY_SETS_THIS").unwrap();
         assert!(starter.starts_with(&format!("{parent} ")), "{starter}");

@@ -237,7 +237,7 @@ fn slurm_with_the_pmix_plugin_is_detected_as_slurm() {
 }
 
 #[test]
-fn rendezvous_and_token_are_shared_only_within_a_job() {
+fn derived_rendezvous_and_token_differ_between_jobs() {
     let pe = |rank: u32, port: u32, restart: u32| {
         job(&format!(
             "RANK={rank} WORLD_SIZE=2 LOCAL_RANK={rank} LOCAL_WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT={port} \
@@ -281,7 +281,7 @@ fn empty_variable_counts_as_not_set() {
 }
 
 #[test]
-fn derived_token_is_public_and_refused_if_a_token_is_required() {
+fn derived_token_counts_as_public_and_can_be_forbidden() {
     let torchrun = "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=x MASTER_PORT=1";
     assert!(job(torchrun).unwrap().token_is_public);
     assert!(!job(&format!("{torchrun} PEERWEAVE_TOKEN={HEX}")).unwrap().token_is_public);

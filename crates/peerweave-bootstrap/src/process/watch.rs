@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn process_id_with_another_start_time_counts_as_ended() {
+    fn process_counts_as_ended_if_its_id_has_a_new_start_time() {
         let (mut child, pid) = sleeper();
         let process = Numbered { pid, started: started(pid).map(|started| started - 1) };
         assert_eq!(process.has_ended(), Some(true));
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptor_of_another_file_is_not_a_process() {
+    fn process_state_is_unknown_if_the_descriptor_is_not_a_pidfd() {
         // Represents a file that the program opened under the number of a closed descriptor. The
         // file is always readable.
         let file: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();

@@ -93,11 +93,11 @@ pub enum Fault {
     },
     /// Two PEs made different calls.
     Mismatch {
-        /// The first of the two PEs.
+        /// The first of the two PEs that made different calls.
         one: u32,
         /// The call that `one` made.
         one_call: String,
-        /// The second of the two PEs.
+        /// The second of the two PEs that made different calls.
         other: u32,
         /// The call that `other` made.
         other_call: String,
@@ -190,7 +190,7 @@ pub enum Frame {
     },
     /// Client: names another PE, which is reported as the cause if this connection closes.
     Blame {
-        /// The PE that is named as the cause.
+        /// The PE that is reported as the cause if this connection closes.
         pe: u32,
     },
     /// Client: ends the job. All PEs exit with this exit code. Answered by `Aborted`.

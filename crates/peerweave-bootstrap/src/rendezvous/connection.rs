@@ -69,7 +69,7 @@ struct State {
     reading: bool,
     /// Bytes that were read but not yet decoded.
     inbox: Vec<u8>,
-    /// Buffer for the thread that reads.
+    /// Buffer into which the reading thread receives bytes, before they are added to `inbox`.
     scratch: Vec<u8>,
     next_request: u64,
     next_round: u64,

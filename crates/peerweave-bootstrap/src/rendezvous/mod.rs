@@ -3,8 +3,8 @@
 //! [`connection`] handles the sockets. [`crate::server`] is the server.
 //!
 //! Invariant: every call returns at most about a second after its deadline. The server needs this
-//! time to name missing PEs. Every call returns an error in a forked child of the process that
-//! joined.
+//! time to name missing PEs. In a forked child of the process that joined, no call uses the
+//! connection, and every call that returns a [`Result`] returns an error.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -85,7 +85,7 @@ pub struct Rendezvous {
     host: Host,
     /// Process ID of the process that joined.
     pid: u32,
-    /// Whether a thread of `when_aborted` waits on the connection for the end of the job.
+    /// Whether `when_aborted` has started a thread that waits for an abort of the job.
     watched: AtomicBool,
     /// The connection to the server, or the store of a job of one PE. Declared before `server`, so
     /// that the connection is dropped first. The server of PE 0 then detects that PE 0 has left
@@ -129,12 +129,12 @@ impl Rendezvous {
     /// would make this unclear. So the server refuses a PE that has joined before, even if the PE
     /// has left or died: [`BootstrapError::Refused`] with
     /// [`Refusal::AlreadyJoined`](crate::Refusal::AlreadyJoined). A program that needs the
-    /// rendezvous in several places must share this value.
+    /// rendezvous in several places must share the value that the first call returned.
     ///
     /// With [`Served::ByPe0`], a second join of PE 0 starts a second server. As long as the first
     /// server runs, the join fails with [`BootstrapError::Io`], because the address is in use. The
-    /// error is returned after 3 s at most. Once the first server has ended, PEs can join again,
-    /// but a PE that joins too early is refused by the first server.
+    /// error is returned after 3 s at most. While the first server runs, it refuses other PEs
+    /// that join again. After the first server has ended, all PEs can join again.
     ///
     /// In a job of one PE, each call creates an independent rendezvous.
     ///
@@ -338,7 +338,8 @@ impl Rendezvous {
     /// Returns the PEs that are known to be lost, in the order in which they were lost. Does not
     /// wait for an answer, because the server reports each loss without a request. If the job has
     /// been aborted and this PE has called [`when_aborted`](Self::when_aborted), this call may
-    /// sleep for a second.
+    /// sleep for a second. In this second, the function passed to `when_aborted` can end this
+    /// process.
     ///
     /// Call this function regularly while the PE waits for peers outside of this crate, for example
     /// on shared memory. A PE that called [`leave`](Self::leave) is not lost.

@@ -9,11 +9,11 @@
 //! - [1] A process belongs to rank `n` if its initial environment contains this rank, and the same
 //!   variables [`IDENTITY`] as the environment of this process. In addition, this user runs the
 //!   process in this PID namespace.
-//! - [2] A rank is reported as ended only if the agent that started this PE also started a process
-//!   of the rank that ran this program. In addition, every observed process of the rank has ended.
-//!   Also, two searches of all processes, at least [`GRACE`] apart, have found no live process of
-//!   the rank. So a shell that replaces itself by `exec`, a helper, a fork, and a program that
-//!   continues in its child are not reported.
+//! - [2] A rank is reported as ended only if three conditions are true. First, the agent that
+//!   started this PE also started a process of the rank that ran this program. Second, every
+//!   observed process of the rank has ended. Third, two searches of all processes, at least
+//!   [`GRACE`] apart, have found no live process of the rank. So a shell that replaces itself by
+//!   `exec`, a helper, a fork, and a program that continues in its child are not reported.
 //! - [3] A process is identified by its process ID and start time, because process IDs are reused.
 //! - [4] A process that cannot be read, or was never observed, is not reported.
 
@@ -69,9 +69,9 @@ struct Rank {
 }
 
 impl Siblings {
-    /// Creates the watch for a job. Returns `None` if the launcher itself reports PEs that end, or
-    /// if the PEs are on several machines. Also returns `None` if this process was not started with
-    /// the variables of this job.
+    /// Starts to watch the processes of a job. Returns `None` unless the launcher is torchrun, all
+    /// PEs are on one machine, and PE 0 runs the server. Also returns `None` if this process was
+    /// not started with the variables of this job, or if `/proc` cannot be read.
     pub(crate) fn of(job: &Job) -> Option<Self> {
         if job.launcher != Launcher::Torchrun || job.served != Served::ByPe0 || !job.is_on_one_machine() {
             return None;
@@ -144,7 +144,7 @@ impl Siblings {
         rank.is_over.then(|| format!("the process of the PE ({pids}) ended before the PE joined", pids = pids.join(", ")))
     }
 
-    /// Records the processes of the awaited ranks among the descendants of the agent.
+    /// Searches the descendants of the agent, and records the processes of awaited ranks.
     fn look_below_the_agent(&mut self, awaited: &HashSet<u32>) {
         let mut open = children(self.agent.pid);
         while let Some(pid) = open.pop() {

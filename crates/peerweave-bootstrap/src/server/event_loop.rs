@@ -2,7 +2,7 @@
 //! receives their bytes.
 //!
 //! Invariant: `connections` contains exactly the connections whose sockets are open and registered.
-//! When a connection of a PE is removed, the state machine is notified in the same step.
+//! When a connection of a PE is removed, [`super::board`] is notified in the same step.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -33,8 +33,8 @@ const NO_DESCRIPTORS: Duration = Duration::from_millis(10);
 const MAX_ACCEPTS: usize = 32;
 /// Maximum number of reads from one connection in one iteration of the loop.
 const MAX_READS: usize = 32;
-/// Maximum number of reads from a connection whose process has ended. So many reads can return more
-/// bytes than a socket buffer contains.
+/// Maximum number of reads from a connection whose process has ended. This number of reads is
+/// enough to read all bytes that a socket buffer can contain.
 const MAX_LAST_READS: usize = 4096;
 
 pub(super) struct EventLoop {

@@ -228,9 +228,9 @@ impl Server {
     /// Returns the PE that was lost first, and the reason why the PE is lost. Returns `None` while
     /// no PE is lost.
     ///
-    /// Earlier events are handled first. For example, if the connection of one PE closed before the
-    /// process of another PE ended, the PE whose connection closed was lost first. Waits for the
-    /// server's thread for up to 200 ms.
+    /// Events from before this call are handled first. For example, if the connection of one PE
+    /// closed before the process of another PE ended, the PE whose connection closed was lost
+    /// first. Waits for the server's thread for up to 200 ms.
     pub fn first_loss(&self) -> Option<(Pe, Loss)> {
         self.sync();
         self.shared.board().first_loss().and_then(|fault| Some((Pe::new(fault.pe()?), fault.loss())))
@@ -244,8 +244,8 @@ impl Server {
         self.shared.board().aborted().map(|(pe, code)| (Pe::new(pe), code))
     }
 
-    /// Waits up to 200 ms until the server's thread has handled the earlier events and has written
-    /// its answers to the sockets.
+    /// Waits up to 200 ms until the server's thread has handled the events from before this call,
+    /// and has written its answers to the sockets.
     pub(crate) fn sync(&self) {
         let (answer, answered) = mpsc::channel();
         self.command(Command::Sync(answer));

@@ -129,7 +129,7 @@ impl Pipe {
 #[derive(Default)]
 pub(super) struct Outbox {
     queue: VecDeque<Arc<[u8]>>,
-    /// Number of bytes of the first element that have been sent.
+    /// Number of bytes of the first element of `queue` that have already been sent.
     sent_len_bytes: usize,
     /// Number of bytes that were pushed since the queue was last empty. Does not include bytes that
     /// other connections share.

@@ -55,8 +55,8 @@ impl Beats {
         self.last(pe).is_some()
     }
 
-    /// Returns whether a participating PE is stopped: its counter has not changed for [`SILENCE`].
-    /// If this [`Beats`] is less than two seconds old, half of its age without a change is enough.
+    /// Returns whether a participating PE is considered stopped: its counter has not changed for
+    /// [`SILENCE`], or for half of the age of this [`Beats`] if that time is shorter.
     pub(super) fn has_stopped(&self, pe: usize) -> bool {
         self.last(pe).unwrap_or(self.start).elapsed() > SILENCE.min(self.start.elapsed() / 2)
     }

@@ -27,8 +27,8 @@ impl Survivors<'_> {
         cause.into_iter().collect()
     }
 
-    /// Returns the members that have not given up the attempt that led to a decision, but are
-    /// stopped.
+    /// Returns the members that still participate in the attempt that led to `decision`, but that
+    /// are stopped according to their counters.
     fn stopped(&self, decision: &Decision) -> Vec<Pe> {
         self.beat();
         let is_stopped =
@@ -36,10 +36,10 @@ impl Survivors<'_> {
         decision.members.iter().copied().filter(is_stopped).collect()
     }
 
-    /// Returns the member that caused a failure. `gone` is a member that seems to have ended. If
-    /// `gone` has given up because of another PE, continues with that PE. Waits up to `limit` until
-    /// the current PE ends or gives up, and returns the PE if it does neither. Returns `None` if
-    /// the current PE has ended, or has given up without naming a PE.
+    /// Returns the member that caused a failure. The search starts at `gone`, a member that seems
+    /// to have ended. From each member that has given up, the search goes to the PE that this
+    /// member named. Returns the first reached PE that neither ends nor gives up within `limit`.
+    /// Returns `None` if that PE is this PE, or if a reached PE has ended or has named no PE.
     fn reason_of(&self, decision: &Decision, gone: Pe, limit: Duration) -> Option<Pe> {
         let until = Instant::now() + limit;
         let mut gone = gone;
@@ -59,9 +59,9 @@ impl Survivors<'_> {
         None
     }
 
-    /// Withdraws this PE, and returns the members that neither end nor give up within `limit`. Such
-    /// members are stopped. Use this function after failures that name no PE, such as a server that
-    /// does not answer.
+    /// Withdraws this PE from the attempt that led to `decision`. Returns the members that neither
+    /// end nor give up within `limit`, because such members are probably stopped. Use this function
+    /// after a failure that names no PE, for example if a server does not answer.
     fn remaining(&self, decision: &Decision, limit: Duration) -> Vec<Pe> {
         self.withdraw(decision, None);
         let until = Instant::now() + limit;

@@ -7,8 +7,9 @@
 //! Each attempt to agree has a number. A participating PE writes the number of its attempt into its
 //! [`SurvivorWords`]. The first PE that has not ended is the leader. When all other PEs that have
 //! not ended also participate, the leader starts a server and publishes its decision. The decision
-//! is the list of members and the address of the server. Each PE looks for a decision in ascending
-//! order of PEs. A reading PE skips another PE only if that other PE has ended without a decision.
+//! is the list of members and the address of the server. To find a decision, a PE reads the
+//! [`SurvivorWords`] of the PEs in ascending order. The reading PE skips a PE only if that PE has
+//! ended without a decision.
 //!
 //! Invariants:
 //! - **\[1\]** An attempt has at most one decision. A PE that decides has checked that all PEs with
@@ -53,7 +54,7 @@ const TICKET_WORDS: usize = (NAME_LEN_BYTES + TOKEN_LEN_BYTES) / 8;
 mod phase {
     /// The PE participates.
     pub(super) const ARRIVED: u64 = 1;
-    /// The PE participated, and has returned an error.
+    /// The PE participated, and has withdrawn from the attempt.
     pub(super) const WITHDRAWN: u64 = 2;
     /// The PE has joined the new job.
     pub(super) const DONE: u64 = 3;
@@ -123,8 +124,8 @@ impl SurvivorWords {
         self.enter(attempt, phase::WITHDRAWN);
     }
 
-    /// Returns the PE that caused the PE of these words to withdraw. The caller must have read
-    /// `state` before.
+    /// Returns the PE that was named as the cause when the PE of these words withdrew. The caller
+    /// must have read `state` before.
     fn blamed(&self) -> Option<Pe> {
         Some(Pe::new(u32::try_from(self.blamed.load(Ordering::Acquire).checked_sub(1)?).ok()?))
     }
@@ -244,15 +245,15 @@ impl Decision {
 /// The reason why the PEs could not agree.
 #[derive(Debug)]
 pub enum Disagreement<E> {
-    /// The deadline passed while the calling PE was waiting for PEs that had not ended.
+    /// The deadline passed while this PE was waiting for PEs that had not ended.
     Late {
-        /// Time for which the calling PE waited.
+        /// Time for which this PE waited.
         waited: Duration,
-        /// The PEs for which the calling PE waited in vain, in ascending order.
+        /// The PEs for which this PE waited in vain, in ascending order.
         missing: Vec<Pe>,
     },
     /// The PE in this value has ended, no longer participates in the agreement, or is a member of a
-    /// new job to which the calling PE does not belong.
+    /// new job to which this PE does not belong.
     Left(Pe),
     /// The function `lead` or the function `check` returned this error.
     Failed(E),

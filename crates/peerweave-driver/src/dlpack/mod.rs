@@ -106,7 +106,8 @@ impl<T: Element> DlpackTensor<T> {
         unsafe { Self::take(CALL, &dl_tensor, flags & DLPACK_FLAG_BITMASK_READ_ONLY != 0, owned) }
     }
 
-    /// Imports `tensor`, which is a copy of the tensor in the DLPack struct that `owned` holds.
+    /// Imports the tensor of the DLPack struct that `owned` holds. `tensor` is a copy of the
+    /// [`DLTensor`] in that struct, not of the elements.
     ///
     /// # Safety
     /// As for [`from_managed`](Self::from_managed), for the struct that `owned` holds.

@@ -106,7 +106,7 @@ impl<'a> Arguments<'a> {
 impl fmt::Debug for Arguments<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let sizes: Vec<usize> = self.places().iter().map(|place| place.bytes).collect();
-        write!(f, "Arguments(of {sizes:?} bytes)")
+        write!(f, "Arguments(sizes in bytes: {sizes:?})")
     }
 }
 

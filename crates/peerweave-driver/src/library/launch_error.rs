@@ -56,7 +56,7 @@ pub enum LaunchError {
     Shape {
         /// Name of the kernel.
         kernel: String,
-        /// The property that is not supported, such as "the grid".
+        /// Name of the property whose value is refused, such as "the grid".
         what: &'static str,
         /// Value of the property.
         found: String,

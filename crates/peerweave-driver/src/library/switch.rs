@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn each_variable_alone_disables_multicast() {
+    fn one_variable_is_enough_to_disable_multicast() {
         for (name, value) in [
             ("PEERWEAVE_MULTICAST", "off"),
             ("PEERWEAVE_MULTICAST", "OFF"),
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_variable_value_disables_multicast() {
+    fn unknown_value_of_a_variable_disables_multicast() {
         assert!(with("PEERWEAVE_MULTICAST", "perhaps").is_err());
         assert!(with("NCCL_NVLS_ENABLE", "-1").is_err());
         assert!(with("NVSHMEM_DISABLE_NVLS", "yes please").is_err());

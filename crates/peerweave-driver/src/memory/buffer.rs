@@ -204,7 +204,7 @@ fn hold_back(own: &Arc<CudaStream>, stream: &Arc<CudaStream>, longest: Duration)
     match held {
         Ok(true) => {}
         // The error shows that the work failed, so it has ended.
-        Err(error) => tracing::error!(%error, "on another stream, work that uses the memory of a cudarc slice failed"),
+        Err(error) => tracing::error!(%error, "work that uses a cudarc slice failed on a stream other than the slice's own"),
         Ok(false) => {
             let why = "the slice's own stream is being captured, and the work on another stream has not completed";
             tracing::error!(waited = ?longest, "aborting: memory of a cudarc slice is in use: {why}");

@@ -1,4 +1,4 @@
-//! Copies between the host and device buffers with a deadline, and the checks of every copy.
+//! Copies data between the host and device buffers, with a deadline. Checks each copy first.
 //!
 //! Copies between devices are in other crates. Invariant: the host memory of a copy is owned by
 //! this crate and outlives the copy. The memory is leaked if the copy may still be executed.

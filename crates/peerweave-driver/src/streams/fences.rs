@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_of_two_fenced_threads_sees_the_write_of_the_other() {
+    fn at_least_one_of_two_fenced_threads_sees_the_others_write() {
         // Each thread writes its own word and reads the word of the other thread. Without a fence
         // both threads may read the old value.
         let rounds = 5_000;

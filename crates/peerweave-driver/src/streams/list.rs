@@ -137,8 +137,8 @@ impl Streams {
         Self::default()
     }
 
-    /// Creates an empty list for a part of the memory of the list `outer`. Streams recorded in the
-    /// new list are also recorded in `outer`.
+    /// Creates an empty list for a part of the memory to which the list `outer` belongs. Streams
+    /// that are recorded in the new list are also recorded in `outer`.
     pub fn within(outer: &Arc<Self>) -> Self {
         Self { outer: Some(Arc::clone(outer)), ..Self::default() }
     }
@@ -194,11 +194,11 @@ impl Streams {
         noted
     }
 
-    /// Clears `last`, so that the next call of `note` searches the list. After this call, the
-    /// caller may count the handles of streams. The fences of this call and of `note` guarantee one
-    /// of two results for each thread that calls `note` concurrently. Either the count includes the
-    /// handle of that thread, or the thread finds `last` cleared. Returns `false` if the operating
-    /// system has no such fence. In this case, no stream may be removed.
+    /// Clears `last`, so that the next call of `note` searches the list. Then executes the heavy
+    /// fence. After this call, the caller may count the handles of streams. For each thread that
+    /// calls `note` concurrently, the fences guarantee one of two results. Either the count
+    /// includes the handle of that thread, or that thread finds `last` cleared. Returns `false` if
+    /// the operating system has no heavy fence. In this case, the caller must remove no stream.
     fn forget_last(&self) -> bool {
         self.last.store(std::ptr::null_mut(), Ordering::Relaxed);
         fences::heavy()
@@ -276,7 +276,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn forget_last_clears_the_last_recorded_stream() {
+    fn forget_last_sets_the_pointer_to_the_last_stream_to_null() {
         let streams = Streams::new();
         streams.last.store(std::ptr::dangling_mut(), Ordering::Relaxed);
         assert!(streams.forget_last());

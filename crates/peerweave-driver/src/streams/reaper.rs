@@ -2,8 +2,8 @@
 //!
 //! Work that uses memory may never end, for example a collective whose peer died. So a destructor
 //! only records the streams that used the memory. A reaper thread frees the memory when these
-//! streams have completed. Each device has its own reaper thread, so a stuck device delays only its
-//! own memory.
+//! streams have completed. Each device has its own reaper thread. So a stuck device delays freeing
+//! only the memory of that device.
 //!
 //! Invariants: memory is freed only after an event on each of these streams is complete. The events
 //! are recorded when the memory is retired, or later if the stream is being captured. If the
@@ -178,7 +178,7 @@ impl Event {
         }
     }
 
-    /// Records the event unless the stream is being captured.
+    /// Records this event in its stream, unless the stream is being captured.
     fn record(&mut self, api: &Api) -> Result<(), DriverError> {
         if cannot_be_asked(&self.stream)? {
             return Ok(());

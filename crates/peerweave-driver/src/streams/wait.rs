@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn deadline_after_the_longest_duration_does_not_panic() {
+    fn computing_a_deadline_for_duration_max_does_not_panic() {
         assert!(deadline_after(Duration::MAX) > Instant::now() + Duration::from_secs(1_000_000));
         assert!(deadline_after(Duration::ZERO) <= Instant::now());
     }

@@ -120,7 +120,7 @@ fn log_contains_every_driver_call_and_nothing_else() {
 }
 
 #[test]
-fn error_names_match_the_cuda_driver() {
+fn names_of_error_codes_equal_those_of_the_cuda_driver() {
     Fakes::new().cuda().run(|| {
         let error = cudarc::driver::DriverError(CUDA_ERROR_OUT_OF_MEMORY);
         assert_eq!(error.error_name().unwrap().to_str(), Ok("CUDA_ERROR_OUT_OF_MEMORY"));

@@ -259,7 +259,7 @@ fn multicast_store_reaches_the_memory_of_all_processes() {
 }
 
 #[test]
-fn multicast_unbinds_the_memory_of_a_dead_process() {
+fn multicast_store_fails_after_a_participating_process_ends() {
     fakes().run_many(3, |me| {
         let _context = CudaContext::new(me.rank).unwrap();
         let (_, address, _) = join(&me);

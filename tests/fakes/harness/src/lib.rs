@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn body_that_no_child_reaches_fails_the_test() {
+    fn test_with_a_body_that_no_child_reaches_fails() {
         let run = || {
             if child().is_none() {
                 Fakes::new().run(|| ());

@@ -86,7 +86,7 @@ fn slow_operation_delays_the_stream() {
 }
 
 #[test]
-fn slow_function_keeps_the_communicator_busy() {
+fn communicator_is_busy_while_a_slow_function_runs() {
     fakes().env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommMemStats=3000").run(|| {
         ranks(1, |_, comm, _| {
             let begin = Instant::now();
@@ -163,7 +163,7 @@ fn noop_collectives_are_counted_and_change_no_data() {
 }
 
 #[test]
-fn noop_call_on_a_non_blocking_communicator_is_in_progress() {
+fn non_blocking_communicator_reports_noop_calls_as_in_progress() {
     fakes().env("PEERWEAVE_FAKE_NCCL_NOOP", "1").run(|| {
         use_device(0);
         let (mut id, mut comm, stream, data) = (UniqueId([0; 128]), 0, stream(), buffer(&[5]));
@@ -185,7 +185,7 @@ fn noop_call_on_a_non_blocking_communicator_is_in_progress() {
 }
 
 #[test]
-fn newest_version_has_all_declared_functions() {
+fn newest_nccl_version_has_all_but_two_declared_functions() {
     fakes().run(|| {
         let names = include_str!("../since.txt").lines().filter(|line| !line.starts_with('#'));
         let missing: Vec<_> = names.filter_map(|line| line.split(' ').next()).filter(|name| !has(name)).collect();
@@ -194,7 +194,7 @@ fn newest_version_has_all_declared_functions() {
 }
 
 #[test]
-fn old_version_lacks_newer_functions() {
+fn old_nccl_version_lacks_newer_functions() {
     fakes_of(21805).run(|| {
         let mut version = 0;
         ok(ncclGetVersion(&mut version));

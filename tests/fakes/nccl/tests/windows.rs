@@ -163,7 +163,7 @@ fn device_communicator_has_the_layout_of_the_nccl_version() {
 }
 
 #[test]
-fn i64_parameter_of_nccl_cannot_be_read_as_i8() {
+fn nccl_parameter_of_type_i64_cannot_be_read_as_i8() {
     fakes().env("NCCL_FAKE_I64", "-5").run(|| {
         let (mut handle, mut wide, mut narrow) = (0, 0, 0);
         ok(ncclParamBind(&mut handle, c"NCCL_FAKE_I64".as_ptr()));

@@ -332,7 +332,7 @@ fn nvshmem_accepts_struct_layout_2_since_version_3_6_5() {
 }
 
 #[test]
-fn fake_supports_a_start_by_launcher_but_not_by_mpi() {
+fn initialisation_works_with_a_launcher_but_not_with_mpi() {
     fakes().run_many(1, |_| {
         use_device(0);
         let mut attr = attr(2);
@@ -356,7 +356,7 @@ fn fake_supports_a_start_by_launcher_but_not_by_mpi() {
 }
 
 #[test]
-fn modules_regions_and_queue_pairs_are_counted() {
+fn calls_for_modules_regions_and_queue_pairs_are_simulated() {
     fakes().run_many(1, |me| {
         init(&me);
         assert_eq!(nvshmemx_cumodule_init(0x1000), 7, "the driver does not know the module");

@@ -47,8 +47,8 @@ struct Member {
     seat: Seat,
     /// Number of rounds (collective calls) that the PE has entered.
     entered: u64,
-    /// The PEs that were missing at the deadline of the PE's last call. The next call clears the
-    /// list.
+    /// The PEs that were missing when the most recent request of this PE timed out. The next
+    /// request of this PE clears the list.
     in_vain: Vec<u32>,
     /// The PE that is reported as the cause if the connection of this PE closes. `None` if this PE
     /// has named no cause.
