@@ -221,7 +221,7 @@ fn explain_option_is_refused_for_operations_with_one_method() {
 }
 
 #[test]
-fn bench_ignores_the_backend_variable_of_its_environment() {
+fn bench_ignores_the_variable_peerweave_backend() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
     command.env_remove("PEERWEAVE_PE").env("PEERWEAVE_BACKEND", "cuda").args(["bench", "barrier", "-n", "2", "--iters", "3"]);
     let output = command.output().unwrap();
@@ -283,7 +283,7 @@ fn text_has(bytes: &[u8], part: &str) -> bool {
 }
 
 #[test]
-fn info_prints_one_json_document_with_reasons() {
+fn info_prints_json_with_a_reason_for_every_missing_library() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
     let output =
         command.env_remove("PEERWEAVE_PE").env("PEERWEAVE_TOKEN", "a".repeat(64)).args(["info", "--json"]).output().unwrap();

@@ -162,7 +162,7 @@ fn large_source_is_filled_by_device_copies() {
 }
 
 #[test]
-fn probe_waits_only_for_its_own_streams() {
+fn probe_does_not_wait_for_the_blocked_default_stream() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(1);
         let stuck = contexts[0].default_stream();

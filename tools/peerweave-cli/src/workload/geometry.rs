@@ -167,8 +167,8 @@ fn gathered(param: usize, n_pes: usize) -> Vec<Part> {
     (0..n_pes).map(|from| Part { at: from * param, len: param, of: Tile::Input(from), from: 0 }).collect()
 }
 
-/// Returns the parts of the result of an all-gather-v, one for each rank. `param` is the count of
-/// [`Counts`].
+/// Returns the parts of the result of an all-gather-v, one for each rank. `param` is
+/// [`Counts::param`].
 pub fn gathered_parts(param: usize, n_pes: usize) -> Parts {
     Parts::packed((0..n_pes).map(|rank| gathered_count(param, rank)).collect::<Vec<_>>())
 }
