@@ -490,7 +490,7 @@ fn pes_inherit_no_open_file_of_the_launcher() {
 }
 
 #[test]
-fn start_failures_have_messages_and_exit_codes() {
+fn failures_to_start_have_messages_and_exit_codes() {
     let start = |arguments: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
         command.env_remove("PEERWEAVE_PE").arg("run").args(arguments).output().unwrap()

@@ -153,8 +153,8 @@ pub(crate) struct Part<'a> {
     notes: RefCell<Vec<String>>,
 }
 
-/// Runs the parts of the check that `which` names, with a thread for each GPU. Returns the number of
-/// passed checks.
+/// Runs the parts of the check that `which` names, with a thread for each GPU. Returns the number
+/// of passed checks.
 pub(crate) fn in_threads(nccl: Nccl, contexts: &[Arc<CudaContext>], which: &str) -> Result<usize, String> {
     let board = Arc::default();
     let ranks = contexts.iter().enumerate().map(|(rank, context)| Member {

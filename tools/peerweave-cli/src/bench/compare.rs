@@ -21,7 +21,7 @@ use peerweave_types::ReduceOp;
 /// Version of the JSON document.
 const VERSION: u32 = 1;
 
-/// Times of one contender for one [`Case`] (element type, reduction and size).
+/// Times of one contender of the comparison for one [`Case`] (element type, reduction and size).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cell {
     /// Name of the contender.
@@ -87,7 +87,7 @@ pub struct Comparison {
 pub enum News {
     /// Nothing is printed.
     Nothing,
-    /// The contenders are known, so the header can be printed.
+    /// The contenders of the comparison are known, so the header can be printed.
     Header,
     /// This line is complete and can be printed.
     Line(Line),
@@ -336,7 +336,7 @@ impl Comparison {
     }
 }
 
-/// Returns the width, in characters, of the first column of a contender.
+/// Returns the width, in characters, of the first column of a contender of the comparison.
 fn width(contender: &str) -> usize {
     (contender.len() + 4).max(10)
 }

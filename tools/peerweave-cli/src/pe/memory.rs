@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn data_of_another_rank_or_round_counts_as_wrong() {
+    fn data_of_a_different_rank_or_round_counts_as_wrong() {
         let tile = |rank, round| input_tile::<f32>(ReduceOp::Sum, 2, rank, round);
         let buffer = filled(&tile(0, 0));
         for other in [tile(1, 0), tile(0, 1)] {

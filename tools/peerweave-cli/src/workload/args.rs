@@ -18,8 +18,8 @@ pub struct BenchArgs {
     /// Operation to measure
     #[arg(value_enum)]
     pub op: BenchOp,
-    /// Number of PEs; default: the number of CPUs that this process may use, or the minimum for OP if
-    /// that minimum is larger
+    /// Number of PEs; default: the number of CPUs that this process may use, or the minimum for OP
+    /// if that minimum is larger
     #[arg(short, long, visible_aliases = ["np", "nproc-per-node"], value_name = "N", value_parser = parse_pes)]
     pub n: Option<usize>,
     /// Smallest size in bytes of the larger buffer of a PE
@@ -79,9 +79,9 @@ pub struct BenchArgs {
     #[arg(short = 'G', long, visible_alias = "graphs", value_name = "CALLS", num_args = 0..=1, require_equals = false,
         default_missing_value = "20", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub graph: Option<u32>,
-    /// Compare Peerweave's kernels (own) with these libraries: nccl, nccl-window, nvshmem, torch, or
-    /// own:METHOD for a method of PEERWEAVE_ROUTE. Batches of all except torch alternate; torch is
-    /// measured last. Only with --backend cuda
+    /// Compare Peerweave's kernels (own) with these libraries: nccl, nccl-window, nvshmem, torch,
+    /// or own:METHOD for a method of PEERWEAVE_ROUTE. Batches of all except torch alternate; torch
+    /// is measured last. Only with --backend cuda
     #[arg(long, value_name = "CONTENDERS", value_delimiter = ',', value_parser = parse_contender, conflicts_with_all = ["window", "nbi", "each", "dirty", "threads"])]
     pub compare: Vec<Contender>,
     /// Bus bandwidth of the hardware in GB/s, which the plot of a comparison shows as a line
@@ -136,7 +136,8 @@ ping-pong, the time is half a round trip.
 
 With --backend nvshmem, PE i is a process on GPU i. A CUDA event before a batch and a CUDA event after it give the \
 time of the batch. Before the first event, the command enqueues W warm-up calls of a one-sided operation, or one \
-barrier for other operations. This work keeps the GPU busy while the host enqueues the first timed calls.
+barrier for other operations. Unless --nbi is given, this work keeps the GPU busy while the host enqueues the first \
+timed calls.
 - put, get, put-signal, p: only PE 0 makes calls, in stream order, as in the test `latency` of NVSHMEM's perftest. \
 With --nbi, a quiet completes the calls. The host waits for the quiet before it records the event after the batch, \
 as in perftest's test `bw`.

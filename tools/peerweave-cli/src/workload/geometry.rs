@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn all_to_all_v_sends_match_receives() {
+    fn all_to_all_v_send_counts_match_receive_counts() {
         for n_pes in [1, 2, 5] {
             for from in 0..n_pes {
                 for to in 0..n_pes {
