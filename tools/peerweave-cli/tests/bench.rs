@@ -107,7 +107,7 @@ fn root_option_all_measures_every_root() {
 }
 
 #[test]
-fn portable_operations_have_correct_results_with_three_pes() {
+fn operations_that_only_the_portable_api_has_are_correct() {
     for op in ["scan", "exclusive-scan"] {
         let lines = figures(&[op, "-n", "3", "-d", "all", "-o", "all", "-b", "5K", "-e", "5K", "--iters", "2"]);
         assert_eq!(lines.len(), 4 * 5 + 8 * 8, "all reductions but avg");
