@@ -1,11 +1,12 @@
-//! `check nccl`, `check nvshmem`, `check vmm`, `check device`: checks the GPUs of a machine through
-//! one library, or with kernels, and compares all results with results that the host computes.
+//! Checks communication between the GPUs of a machine: through NCCL (`check nccl`), through NVSHMEM
+//! (`check nvshmem`), through shared GPU memory (`check vmm`), or from inside kernels (`check
+//! device`). Compares all results with results that the host computes.
 //!
-//! `launch.rs` starts processes and `table.rs` prints results, for all parts. Each other module
-//! holds the checks of one part. `check PART --help` lists the options of a part.
+//! `launch.rs` starts processes, and `table.rs` prints results. Each other module contains the
+//! checks of one of these subcommands. `check SUBCOMMAND --help` lists its options.
 //!
 //! Invariant: every wait has a deadline, and so does the whole run. The last line of output is `OK
-//! ...` or `FAILED ...`, and the exit status agrees with it.
+//! ...` with exit status 0, or `FAILED ...` with exit status 1.
 
 mod device;
 mod launch;
@@ -21,9 +22,10 @@ use clap::{Parser, Subcommand};
 /// The error type of all checks.
 pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// Checks the GPUs of this machine through one library, or with kernels.
+/// Checks communication between the GPUs of this machine: through NCCL, through NVSHMEM, through
+/// shared GPU memory, or from inside kernels.
 ///
-/// The last line of output is `OK ...` or `FAILED ...`, and the exit status agrees with it.
+/// The last line of output is `OK ...` with exit status 0, or `FAILED ...` with exit status 1.
 #[derive(Parser)]
 #[command(name = "check", max_term_width = 110)]
 struct Arguments {
@@ -39,7 +41,7 @@ enum Part {
     Nvshmem(nvshmem::Arguments),
     /// Check shared GPU memory: a heap that every PE maps, grows and frees
     Vmm(vmm::Arguments),
-    /// Check kernels that communicate: launches, waits, every function that kernels call
+    /// Check kernels that communicate: launches, waits, and every function that kernels can call
     Device(device::Arguments),
 }
 

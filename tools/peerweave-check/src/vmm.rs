@@ -58,8 +58,8 @@ pub(crate) struct Arguments {
     /// contains FELL BACK and the reason
     #[arg(long)]
     fabric: bool,
-    /// Number of rounds of allocations, and of rounds of mappings; the number of heaps to create is
-    /// a fiftieth of N
+    /// Number N of rounds that allocate memory, and of rounds that map memory. The number of heaps
+    /// to create is N / 50, but at least 2
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
 }
@@ -127,7 +127,10 @@ fn parent(plan: &Arguments) -> Result<String, Failure> {
         let (_server, jobs) = Server::on_this_machine(n_pes)?;
         let outcomes: Vec<Result<(), Failure>> = std::thread::scope(|scope| {
             let threads: Vec<_> = jobs.iter().map(|job| scope.spawn(move || pe(job, plan))).collect();
-            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("the thread panicked".into()))).collect()
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap_or_else(|_| Err("the thread of this PE panicked".into())))
+                .collect()
         });
         for (pe, outcome) in outcomes.into_iter().enumerate() {
             outcome.map_err(|error| format!("PE {pe}: {error}"))?;
@@ -136,7 +139,7 @@ fn parent(plan: &Arguments) -> Result<String, Failure> {
         processes(n_pes, plan)?;
     }
     let kind = if plan.threads { "threads" } else { "processes" };
-    let what = if plan.kill { ", the last process killed" } else { "" };
+    let what = if plan.kill { ", with the last process killed" } else { "" };
     Ok(format!("{n_pes} {kind}{what}, {:.1?}", start.elapsed()))
 }
 
@@ -274,7 +277,7 @@ fn all_to_all(pes: &Pes, heap: &SymmetricHeap, round: u32, len: usize) -> Result
     let slot = |of: u32| of as usize * len..(of as usize + 1) * len;
     let zeros = peerweave_vmm::read(&pes.stream, &mailbox, soon())?;
     compare(&zeros, &vec![0; zeros.len()], "newly allocated memory")?;
-    pes.barrier("zeros were read")?;
+    pes.barrier("every PE has read the zeros")?;
     for pe in pes.others() {
         peerweave_vmm::write(&pes.stream, &mut staging, &words(pes.me, pe.get(), round, len), soon())?;
         let mut theirs = mailbox.peer(pe)?.slice(slot(pes.me))?;

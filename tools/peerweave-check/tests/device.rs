@@ -35,7 +35,7 @@ fn kill_option_with_a_pe_outside_the_job_is_refused() {
 }
 
 #[test]
-fn output_names_the_failed_check_and_the_pe_of_a_thread() {
+fn failed_check_is_reported_with_its_pe_if_pes_are_threads() {
     let fakes = Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_DEVICES", "1").env("PEERWEAVE_MULTICAST", "off");
     fakes.run(|| {
         let (passed, out) = check(&["--threads", "--only", "a kernel writes memory of its own PE"]);
@@ -48,7 +48,7 @@ fn output_names_the_failed_check_and_the_pe_of_a_thread() {
 }
 
 #[test]
-fn output_names_the_failed_check_and_the_pe_of_a_process() {
+fn failed_check_is_reported_with_its_pe_if_pes_are_processes() {
     let fakes = Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_DEVICES", "2").env("PEERWEAVE_MULTICAST", "off");
     fakes.run(|| {
         let (passed, out) = check(&["--only", "a kernel writes memory of its own PE"]);

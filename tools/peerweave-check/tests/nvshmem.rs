@@ -84,12 +84,12 @@ fn errors_name_the_killed_pe() {
 }
 
 #[test]
-fn errors_name_the_pe_without_the_nvshmem_library() {
+fn errors_name_the_pe_that_lacks_the_nvshmem_library() {
     fakes().run(|| assert_eq!(checked(&["--pes", "3", "--fault", "no-library"]), 3));
 }
 
 #[test]
-fn errors_name_the_pe_without_nvshmem_plugins() {
+fn errors_name_the_pe_that_lacks_nvshmem_plugins() {
     fakes().run(|| assert_eq!(checked(&["--pes", "3", "--fault", "no-plugins"]), 3));
 }
 

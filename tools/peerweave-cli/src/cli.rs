@@ -35,7 +35,8 @@ pub enum Command {
     BenchP2p(P2pArgs),
     /// Report GPUs, libraries, limits and settings of this machine
     Info(InfoArgs),
-    /// Measure the thresholds of collectives on the GPUs of this machine, and write a route table
+    /// Measure the fastest algorithm of each collective on the GPUs of this machine, and write a
+    /// route table
     Tune(TuneArgs),
     /// Run one PE of `bench`; only for use by `bench`
     #[command(hide = true, name = "bench-pe")]

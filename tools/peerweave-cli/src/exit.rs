@@ -10,8 +10,8 @@ pub const USAGE: u8 = 2;
 pub const OPERATION_FAILED: u8 = 3;
 /// `--timeout` expired.
 pub const TIMED_OUT: u8 = 124;
-/// The launcher itself failed, for example because memory or the rendezvous is missing, or a file
-/// cannot be written.
+/// The launcher itself failed, for example because it could not start the rendezvous or write a
+/// file.
 pub const LAUNCHER: u8 = 125;
 /// The program was found but cannot be executed.
 pub const NOT_EXECUTABLE: u8 = 126;
@@ -34,5 +34,6 @@ Exit codes:
   125    the launcher itself failed
   126    the program cannot be executed
   127    the program was not found
-  128+N  a PE was ended by signal N
-  other  the status of the first PE that failed; with run --on-failure=continue: of the PE that ended last";
+  128+N  signal N ended a PE
+  other  the exit status of the PE that failed first; with run --on-failure=continue, if every PE failed: \
+the exit status of the PE that ended last";

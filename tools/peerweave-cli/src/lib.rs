@@ -1,8 +1,8 @@
 //! The `peerweave` command: starts programs as PEs, measures operations, reports what a machine
 //! supports.
 //!
-//! Invariant: a command writes its result to standard output and everything else to standard error,
-//! and its exit code is a constant of [`exit`].
+//! Invariant: a command writes its result to standard output and everything else to standard error.
+//! Its exit code is a constant of [`exit`] or the exit code of a PE that failed.
 
 #![cfg(target_os = "linux")]
 

@@ -25,7 +25,7 @@ pub(crate) fn tell(line: &str) {
 /// Checks that a file can be written. Neither creates the file nor changes an existing file.
 ///
 /// # Errors
-/// The exit code and a message.
+/// Returns the exit code of the command and a message.
 pub(crate) fn check_writable(path: &Path) -> Result<(), (u8, String)> {
     let is_new = !path.exists();
     let opened = std::fs::OpenOptions::new().create(true).append(true).open(path);
@@ -38,7 +38,7 @@ pub(crate) fn check_writable(path: &Path) -> Result<(), (u8, String)> {
 /// Writes a file.
 ///
 /// # Errors
-/// The exit code and a message.
+/// Returns the exit code of the command and a message.
 pub(crate) fn write_file(path: &Path, text: &str) -> Result<(), (u8, String)> {
     std::fs::write(path, text).map_err(|error| (exit::LAUNCHER, format!("cannot write {}: {error}", path.display())))
 }

@@ -107,7 +107,7 @@ fn root_option_all_measures_every_root() {
 }
 
 #[test]
-fn portable_operations_have_correct_results_with_three_pes() {
+fn operations_that_only_the_portable_api_has_are_correct() {
     for op in ["scan", "exclusive-scan"] {
         let lines = figures(&[op, "-n", "3", "-d", "all", "-o", "all", "-b", "5K", "-e", "5K", "--iters", "2"]);
         assert_eq!(lines.len(), 4 * 5 + 8 * 8, "all reductions but avg");
@@ -221,7 +221,7 @@ fn explain_option_is_refused_for_operations_with_one_method() {
 }
 
 #[test]
-fn bench_ignores_the_backend_variable_of_its_environment() {
+fn bench_ignores_the_variable_peerweave_backend() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
     command.env_remove("PEERWEAVE_PE").env("PEERWEAVE_BACKEND", "cuda").args(["bench", "barrier", "-n", "2", "--iters", "3"]);
     let output = command.output().unwrap();
@@ -283,7 +283,7 @@ fn text_has(bytes: &[u8], part: &str) -> bool {
 }
 
 #[test]
-fn info_prints_one_json_document_with_reasons() {
+fn info_prints_json_with_a_reason_for_every_missing_library() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
     let output =
         command.env_remove("PEERWEAVE_PE").env("PEERWEAVE_TOKEN", "a".repeat(64)).args(["info", "--json"]).output().unwrap();

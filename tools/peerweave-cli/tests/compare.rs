@@ -142,7 +142,7 @@ fn compared_kernels_and_libraries_give_right_values() {
 fn graph_replays_of_the_contenders_alternate() {
     let (document, out) = Machine::with_all().document("all-gather", "nccl", &["--graphs=3"], &[]);
     assert_eq!(measured(&document), ["own", "nccl"]);
-    assert!(out.contains("# graphs of 3, out of place; 3 batches of each contender, alternated"), "{out}");
+    assert!(out.contains("# graphs of 3, out of place; 3 alternating batches of each library or method"), "{out}");
 }
 
 fn methods_that_support_the_call_are_compared() {
@@ -186,7 +186,7 @@ fn invalid_comparison_options_are_refused() {
     for (arguments, expected) in [
         (&["all-reduce", "--backend", "host", "--compare", "nccl"][..], "--compare is supported only with --backend cuda"),
         (&["put", "--backend", "cuda", "--compare", "nccl"], "--compare is not supported by put"),
-        (&["all-reduce", "--backend", "cuda", "--compare", "mpi"], "\"mpi\" is not a contender"),
+        (&["all-reduce", "--backend", "cuda", "--compare", "mpi"], "--compare cannot measure \"mpi\""),
         (&["all-reduce", "--backend", "cuda", "--compare", "own:lines"], "--compare own:lines: all-reduce has no method lines"),
         (
             &["all-reduce", "--backend", "cuda", "--compare", "own", "--buffers", "private"],

@@ -187,7 +187,7 @@ fn barrier_that_does_not_wait_is_reported_as_wrong() {
 }
 
 #[test]
-fn error_names_the_failed_call() {
+fn error_names_the_nvshmem_function_that_failed() {
     for (op, function) in [
         ("all-reduce", "nvshmemx_float_sum_reduce_on_stream"),
         ("all-gather", "nvshmemx_uint32_fcollect_on_stream"),

@@ -127,7 +127,7 @@ fn lost_words_are_counted_as_wrong() {
 }
 
 #[test]
-fn pair_without_access_is_refused_and_other_pairs_measured() {
+fn pair_without_access_is_refused_and_other_pairs_are_measured() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_PEER", "0-2").run(|| {
         let probe = Probe::new(&contexts(3), 2 << 20, soon()).expect("the other pairs can be measured");
         let error = probe.access(0, 2).expect_err("device 0 has no access to device 2");
@@ -162,7 +162,7 @@ fn large_source_is_filled_by_device_copies() {
 }
 
 #[test]
-fn probe_waits_only_for_its_own_streams() {
+fn probe_does_not_wait_for_the_blocked_default_stream() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(1);
         let stuck = contexts[0].default_stream();

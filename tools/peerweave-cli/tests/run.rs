@@ -109,7 +109,7 @@ fn environment_of_a_pe_has_the_variables_of_torchrun() {
 }
 
 #[test]
-fn number_of_pes_has_the_option_names_of_other_launchers() {
+fn number_of_pes_can_be_set_by_options_of_other_launchers() {
     for options in
         [&["-np", "2"][..], &["--np", "2"], &["--nproc-per-node", "2"], &["--nproc_per_node=2"], &["--timeout", "30", "-np", "2"]]
     {
@@ -145,7 +145,10 @@ fn open_file_limit_error_names_the_limit_and_the_needed_number() {
     shell.args(["-c", &format!("ulimit -n 20; exec {peerweave} run -n 2 -- true")]).env_remove("PEERWEAVE_PE");
     let output = shell.stdin(Stdio::null()).output().unwrap();
     let text = stderr(&output);
-    assert!(text.contains("the limit of open files is 20, and 2 PEs need about 30; raise the limit with `ulimit -n`"), "{text}");
+    assert!(
+        text.contains("the limit of open files is 20, but about 30 files are needed for 2 PEs; raise the limit with `ulimit -n`"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -474,7 +477,7 @@ fn finished_job_leaves_no_socket() {
 }
 
 #[test]
-fn pes_inherit_no_file_of_the_launcher() {
+fn pes_inherit_no_open_file_of_the_launcher() {
     let files = |command: &mut Command| -> Vec<String> {
         let output = command.env_remove("PEERWEAVE_PE").stdin(Stdio::null()).output().unwrap();
         sorted_lines(&stdout(&output)).into_iter().map(str::to_owned).collect()
@@ -487,7 +490,7 @@ fn pes_inherit_no_file_of_the_launcher() {
 }
 
 #[test]
-fn start_failures_have_messages_and_exit_codes() {
+fn failures_to_start_have_messages_and_exit_codes() {
     let start = |arguments: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
         command.env_remove("PEERWEAVE_PE").arg("run").args(arguments).output().unwrap()

@@ -70,7 +70,7 @@ fn copies(bench: &Bench<'_>) -> Outcome {
     let (to, from) = (bench.gpu.alloc::<u64>(4096)?, bench.gpu.alloc::<u64>(4096)?);
     if bench.is_first() {
         println!(
-            "times in us; bytes: put and fence by thread/warp/block/bulk copy | get by thread/warp/block/bulk copy | with shared memory: put by warp/block, get by warp/block"
+            "times in us; each row: bytes: put and fence by one thread, warp, block, bulk copy | get by one thread, warp, block, bulk copy | with shared memory: put by one warp, block, get by one warp, block"
         );
         let puts: [&Copy; 3] = [&bench_put_thread::KERNEL, &bench_put_warp::KERNEL, &bench_put_block::KERNEL];
         let gets: [&Copy; 3] = [&bench_get_thread::KERNEL, &bench_get_warp::KERNEL, &bench_get_block::KERNEL];
@@ -113,7 +113,7 @@ fn ping_pongs(bench: &Bench<'_>) -> Outcome {
     let (to, from, signal) = (bench.gpu.alloc::<u32>(8192)?, bench.gpu.alloc::<u32>(8192)?, bench.gpu.alloc::<u64>(1)?);
     let me = bench.gpu.pe().get();
     if bench.is_first() {
-        println!("put-signal ping-pong, full round trip in us; bytes: by thread/warp/block");
+        println!("put-signal ping-pong, full round trip in us; each row: bytes: by one thread, warp, block");
     }
     for bytes in [4, 16, 1024, 4096, 32768] {
         let mut row = Vec::new();
@@ -182,7 +182,7 @@ fn bandwidth(bench: &Bench<'_>) -> Outcome {
     if bench.is_first() {
         let iterations = if bench.network { 2 } else { 20 };
         println!(
-            "bandwidth for {} MiB (GB/s); number of blocks: put, get by 1024 threads | put, get by bulk copies of 4 warps",
+            "bandwidth for {} MiB in GB/s; each row: number of blocks: put, get by 1024 threads per block | put, get by bulk copies of 4 warps per block",
             BANDWIDTH_BYTES >> 20
         );
         for blocks in [16, 32, 132] {

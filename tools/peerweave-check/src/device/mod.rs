@@ -3,9 +3,11 @@
 //!
 //! The command starts one PE for each GPU, each in its own process. With `--threads`, the PEs are
 //! threads of one process that share the first GPU. Their kernels run at the same time, so one GPU
-//! is enough. Without options, the command checks launches, the heap, the context and waits, and
-//! kernels access the memory of other PEs directly. `--transport nvshmem` and `--transport network`
-//! use NVSHMEM's heap; with `network`, kernels never access the memory of other PEs directly.
+//! is enough. Without options, the command checks launches, the heap, the context and waits. By
+//! default, kernels access the memory of other PEs directly. `--transport nvshmem` and `--transport
+//! network` use NVSHMEM's heap; with `network`, kernels never access the memory of other PEs
+//! directly.
+//!
 //! `--part checks` tests every function that kernels call. Its kernels are compiled only if
 //! `PEERWEAVE_PTX=require` was set for the build, because compiling these kernels takes minutes.
 //! With `--kill PE`, the PE with this number kills itself while kernels of the other PEs wait for
@@ -37,10 +39,10 @@ pub(crate) struct Arguments {
     /// Number of processes to start; default: one for each GPU
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pes: Option<u32>,
-    /// Transport to other PEs
+    /// How kernels access the memory of other PEs
     #[arg(long, value_enum, default_value_t = Kind::Mapped)]
     transport: Kind,
-    /// Part to run
+    /// Part of the checks to run
     #[arg(long, value_enum, default_value_t = Part::Basics)]
     part: Part,
     /// PE that kills itself while kernels of the other PEs wait for this PE
@@ -59,21 +61,21 @@ pub(crate) struct Arguments {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Kind {
-    /// Virtual memory, mapped on all PEs
+    /// The heap is virtual memory that every PE maps
     Mapped,
-    /// NVSHMEM's heap; kernels access mapped memory of other PEs directly
+    /// The heap is NVSHMEM's heap; kernels access the memory of other PEs directly if it is mapped
     Nvshmem,
-    /// NVSHMEM's device library, even for PEs whose memory is mapped
+    /// The heap is NVSHMEM's heap; kernels access other PEs only through NVSHMEM's device library
     Network,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 enum Part {
-    /// Launches, the heap, the context and waits
+    /// Checks of launches, the heap, the context and waits
     Basics,
-    /// Every function of Peerweave that kernels can call
+    /// Checks of every function of Peerweave that kernels can call
     Checks,
-    /// `basics` and `checks`
+    /// Both `basics` and `checks`
     All,
     /// Measurements from inside kernels: latencies and rates of one-sided operations
     Bench,
@@ -123,7 +125,7 @@ fn threads(arguments: &Arguments, n_pes: u32) -> Result<String, Failure> {
     let (_server, jobs) = Server::on_this_machine(n_pes)?;
     let outcomes: Vec<Result<(usize, usize), Failure>> = std::thread::scope(|scope| {
         let threads: Vec<_> = jobs.iter().map(|job| scope.spawn(move || pe(arguments, job, 0))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("the thread panicked".into()))).collect()
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("the thread of this PE panicked".into()))).collect()
     });
     let failed: Vec<_> = (0..)
         .zip(outcomes)

@@ -56,11 +56,11 @@ pub(crate) fn all(nccl: Nccl, contexts: &[Arc<CudaContext>]) -> Result<usize, St
         step("a communicator that one rank never joins", missing_rank);
         if contexts.len() > 1 {
             step("a first call that other ranks do not make", unconnected);
-            step("an expired wait aborts only its communicator", expires);
-            step("an expired wait aborts all communicators", expires_for_all);
+            step("an expired wait aborts only one communicator", expires);
+            step("expired AbortAll wait aborts all communicators", expires_for_all);
             step("the watchdog aborts stuck work", late_work);
             step("the waiting thread aborts stuck work", left_alone);
-            step("another thread aborts stuck work", aborted_by_another);
+            step("a thread that does not wait aborts stuck work", aborted_by_another);
         }
         step("a communicator after finalize", after_the_end);
     }

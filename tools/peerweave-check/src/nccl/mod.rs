@@ -43,8 +43,8 @@ use crate::{Failure, launch};
 /// The options of `check nccl`. Without --processes or --rank, one process drives all GPUs.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Number of elements in the largest call of each collective and type; a few float calls have
-    /// more elements
+    /// Number of elements of the longest call for each collective and type, except for a few longer
+    /// calls with float elements
     #[arg(long, default_value_t = 1003, value_parser = at_least_one)]
     count: usize,
     /// Start N processes, one for each rank, which connect through a rendezvous

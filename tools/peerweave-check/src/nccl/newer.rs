@@ -46,7 +46,7 @@ const END_OF_PART: Duration = Duration::from_secs(40);
 /// Time after which the process is ended, because some of NCCL's waits have no deadline.
 const WHOLE_RUN: Duration = Duration::from_secs(200);
 
-/// The message of an error that ended a part of this check before its end.
+/// The message of an error because of which a part of this check ended early.
 pub(crate) struct Failed(String);
 
 impl<E: Display> From<E> for Failed {
@@ -153,7 +153,8 @@ pub(crate) struct Part<'a> {
     notes: RefCell<Vec<String>>,
 }
 
-/// Runs the parts named by `which` with a thread for each GPU. Returns the number of passed checks.
+/// Runs the parts of the check that `which` names, with a thread for each GPU. Returns the number
+/// of passed checks.
 pub(crate) fn in_threads(nccl: Nccl, contexts: &[Arc<CudaContext>], which: &str) -> Result<usize, String> {
     let board = Arc::default();
     let ranks = contexts.iter().enumerate().map(|(rank, context)| Member {
@@ -179,8 +180,8 @@ pub(crate) fn in_threads(nccl: Nccl, contexts: &[Arc<CudaContext>], which: &str)
     })
 }
 
-/// Runs the parts named by `which` on one rank, which is this process. Returns the number of passed
-/// checks.
+/// Runs the parts of the check that `which` names, on one rank: this process. Returns the number of
+/// passed checks.
 pub(crate) fn in_process(
     nccl: Nccl,
     context: &Arc<CudaContext>,
@@ -261,16 +262,16 @@ impl Member {
             failures: RefCell::default(),
             notes: RefCell::default(),
         };
-        part.step("start of the part");
+        part.step("start of this part of the check");
         match std::panic::catch_unwind(AssertUnwindSafe(|| body(&part))) {
             Ok(Ok(())) => {}
             Ok(Err(Failed(error))) => {
                 let step = self.step.lock().unwrap_or_else(PoisonError::into_inner).clone();
                 part.failures.borrow_mut().push(format!("{step}: {error}"));
             }
-            Err(_) => part.failures.borrow_mut().push("the part panicked".to_owned()),
+            Err(_) => part.failures.borrow_mut().push("this part of the check panicked".to_owned()),
         }
-        part.step("end of the part");
+        part.step("end of this part of the check");
         let mut report = vec![part.passed.get().to_string(), part.failures.borrow().len().to_string()];
         report.extend(part.failures.borrow().iter().take(8).map(|failure| format!("  rank {}: {failure}", self.rank)));
         if self.rank == 0 {

@@ -81,7 +81,8 @@ pub(crate) fn run(job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Fail
     Ok(count + 2)
 }
 
-/// Sizes, in bytes, of the allocations that this part never frees, in the order of allocation.
+/// Sizes, in bytes, of the allocations that the part `lifetimes` never frees, in the order of
+/// allocation.
 const LEFT: [usize; 6] = [100, 200, 300, 400, 64, 64];
 
 /// Drops buffers and teams in a different order on each PE, while work on them is pending. Returns

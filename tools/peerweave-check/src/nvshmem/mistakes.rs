@@ -281,7 +281,7 @@ fn memory(checks: &mut Checks<'_>) -> Result<(), Failure> {
     }
     let parts = zeros.slice(0..10)?;
     let report = context.clone().finalize()?;
-    checks.check("finalize reports one other handle", report.other_handles == 1 && report.leaked.is_empty(), || {
+    checks.check("finalize reports one handle that still exists", report.other_handles == 1 && report.leaked.is_empty(), || {
         format!("{report:?}")
     });
     drop(parts);

@@ -62,12 +62,12 @@ pub(crate) struct Arguments {
     /// Cause this fault on the last PE, and check the errors of the other PEs
     #[arg(long, value_name = "FAULT", value_parser = FAULTS, conflicts_with = "only")]
     fault: Option<String>,
-    /// Print the path of NVSHMEM's library; for a PE that must not load the library itself
+    /// Print the path of NVSHMEM's library and exit; used by a PE that must not load the library
     #[arg(long = WHERE, hide = true)]
     place: bool,
 }
 
-/// A part that one PE has passed, with the number of checks and the duration.
+/// A part of the check that one PE has passed: its name, its number of checks and its duration.
 struct Passed {
     part: String,
     checks: usize,
@@ -86,8 +86,8 @@ impl Passed {
         Some(Self { part: part.to_owned(), checks: checks.parse().ok()?, seconds: seconds.parse().ok()? })
     }
 
-    /// Prints a table of the passed parts: number of PEs that passed, number of checks of these
-    /// PEs, and duration on the slowest PE.
+    /// Prints a table with a row for each part of the check: number of PEs that passed the part,
+    /// number of checks of these PEs, and duration on the slowest PE.
     fn print(all: &[Self]) {
         let mut table = Table::new(&["part", "PEs", "checks", "seconds"]);
         for part in PARTS {
@@ -222,8 +222,8 @@ fn everything(only: Option<&str>, job: &Job, rendezvous: &Arc<Rendezvous>) -> Re
     Ok(count)
 }
 
-/// Hides NVSHMEM's library or its plug-ins from this PE, if the fault requires this. Returns the
-/// path that replaces the path of the library.
+/// Hides NVSHMEM's library or its plug-ins from this PE if `fault` is `no-library` or `no-plugins`.
+/// Returns the path that replaces the path of the library.
 fn spoil(fault: &str, job: &Job) -> Result<Option<PathBuf>, Failure> {
     let place = match fault {
         "no-library" => std::env::temp_dir().join("there-is-no-nvshmem-here"),
@@ -244,7 +244,7 @@ fn spoil(fault: &str, job: &Job) -> Result<Option<PathBuf>, Failure> {
     Ok(Some(place))
 }
 
-/// Causes the fault on the last PE, and checks the errors that every other PE must get.
+/// Causes `fault` on the last PE. Checks that every other PE gets the error that describes `fault`.
 fn faulty(fault: &str, job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<(), Failure> {
     let last = job.pe.get() + 1 == job.n_pes;
     let ordinal = if fault == "shared-gpu" { 0 } else { job.local_pe as usize };

@@ -79,8 +79,7 @@ fn symmetric(checks: &mut Checks<'_>) -> Result<(), Failure> {
         checks.check("disagree", matches!(differ, Err(NvshmemError::Disagree(_))), || format!("{differ:?}"));
     } else {
         let refused = context.register_symmetric(&small).map(drop);
-        checks
-            .refused("registering memory without a shareable handle", refused, |kind| matches!(kind, MisuseKind::Context { .. }));
+        checks.refused("registering memory that cannot be shared", refused, |kind| matches!(kind, MisuseKind::Context { .. }));
     }
     let all = shareable(checks)?;
     let refused = context.register_symmetric(&all.slice(all.len() / 2..all.len())?).map(drop);

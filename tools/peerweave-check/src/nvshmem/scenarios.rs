@@ -279,7 +279,7 @@ fn signals(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let fetched = word.to_vec(&stream)?[0];
     // The first read does not wait for the stream, so it may precede the update.
     checks.check("signal", (found == 5 || found == sum) && fetched == 5, || {
-        format!("the signal word is {found}, then {fetched}; expected 5 in the second read")
+        format!("the signal word is {found} in the first read and {fetched} in the second read, expected 5 in the second")
     });
     checks.world.barrier_blocking()?;
     context.free(word)?;

@@ -21,7 +21,7 @@ use peerweave_types::ReduceOp;
 /// Version of the JSON document.
 const VERSION: u32 = 1;
 
-/// Times of one contender for one [`Case`] (element type, reduction and size).
+/// Times of one contender of the comparison for one [`Case`] (element type, reduction and size).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cell {
     /// Name of the contender.
@@ -87,7 +87,7 @@ pub struct Comparison {
 pub enum News {
     /// Nothing is printed.
     Nothing,
-    /// The contenders are known, so the header can be printed.
+    /// The contenders of the comparison are known, so the header can be printed.
     Header,
     /// This line is complete and can be printed.
     Line(Line),
@@ -211,7 +211,7 @@ impl Comparison {
         let mut lines = vec![
             format!("# peerweave version {version} compares {}, {n_pes} PE{plural}, {compute}", op.name()),
             format!(
-                "# {}, out of place; {batches} batches of each contender, alternated; microseconds per call",
+                "# {}, out of place; {batches} alternating batches of each library or method; microseconds per call",
                 self.config.calls_name()
             ),
         ];
@@ -336,7 +336,7 @@ impl Comparison {
     }
 }
 
-/// Returns the width, in characters, of the first column of a contender.
+/// Returns the width, in characters, of the first column of a contender of the comparison.
 fn width(contender: &str) -> usize {
     (contender.len() + 4).max(10)
 }
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn contender_that_does_not_support_the_call_has_no_time() {
+    fn library_that_does_not_support_the_call_has_no_time() {
         let mut comparison = comparison();
         for pe in 0..2 {
             comparison.take(compared(pe, 0, "own", &[2.0], 0));
@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn contender_measured_in_separate_processes_has_a_column() {
+    fn library_measured_in_separate_processes_has_a_column() {
         let (mut comparison, _) = filled();
         let one =
             |pe, row, us: f64| Compared { pe, row, contender: "torch".into(), iters: 1, batch_us: vec![us], wrong: Some(0) };
@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn document_and_plot_have_every_contender() {
+    fn document_and_plot_contain_every_compared_library() {
         let (comparison, _) = filled();
         let document = comparison.document(&Machine::look(), ["a", "b"]);
         assert_eq!(document["results"][1]["cells"][1]["p50_us"], 6.0);

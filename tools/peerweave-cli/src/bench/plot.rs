@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn plot_shows_names_of_axes_units_and_lines() {
+    fn plot_contains_axis_names_units_and_line_names() {
         let (rows, config) = rows(&[8, 64, 1024, 65536, 1 << 20]);
         let text = svg(&rows, &config, "a machine").unwrap();
         for word in [

@@ -226,7 +226,7 @@ mod tests {
     use crate::workload::op::BenchOp;
 
     #[test]
-    fn time_is_the_median_of_the_slowest_pe_of_each_batch() {
+    fn reported_time_is_the_median_of_the_slowest_pe_per_batch() {
         let mut collector = Collector::new(config(BenchOp::AllReduce, 2, &[1 << 20]));
         assert_eq!(collector.take(ready(1)), News::Nothing);
         assert_eq!(collector.take(ready(0)), News::AllReady);
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn median_of_an_even_number_is_the_mean_of_two() {
+    fn median_of_an_even_count_is_the_mean_of_the_middle_two() {
         assert_eq!(median(&[4.0, 1.0, 3.0, 2.0]), Some(2.5));
         assert_eq!(median(&[7.0]), Some(7.0));
         assert_eq!(median(&[]), None);

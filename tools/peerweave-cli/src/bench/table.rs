@@ -34,10 +34,10 @@ pub fn header(config: &Config, args: &BenchArgs, ready: &[Ready], host: &str) ->
             u8::from(config.check),
         ),
         format!(
-            "# buffers: {} calls: {} inputs: {}",
+            "# buffers: {} calls: {} {}",
             config.buffers_name(),
             config.calls_name(),
-            if config.dirty { "rewritten before each call" } else { "the same in every call" },
+            if config.dirty { "inputs: rewritten before each call" } else { "inputs: the same in every call" },
         ),
         "#".to_owned(),
         "# Using PEs".to_owned(),

@@ -37,7 +37,10 @@ pub(super) fn run(config: &Config) -> Result<(), Failure> {
     let outcomes: Vec<Result<(), String>> = std::thread::scope(|scope| {
         let threads: Vec<_> =
             jobs.iter().map(|job| scope.spawn(|| one_pe(config, job).map_err(|error| error.to_string()))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("the thread panicked".to_owned()))).collect()
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|_| Err("the thread of this PE panicked".to_owned())))
+            .collect()
     });
     let failed = outcomes.into_iter().enumerate().filter_map(|(pe, outcome)| Some(format!("PE {pe}: {}", outcome.err()?)));
     let failed: Vec<String> = failed.collect();
@@ -88,7 +91,7 @@ pub(crate) struct Memory<T: Sample> {
     windows: Vec<Window<T>>,
 }
 
-/// The trial that measures one case, in place or out of place, with its buffers.
+/// The measurement of one case, in place or out of place. Owns the buffers of the case.
 pub(crate) struct Bench<'a, T> {
     session: &'a Session<'a>,
     subject: Subject,

@@ -56,7 +56,7 @@ pub(super) fn enqueue<T: Sample>(
         return match operation {
             Operation::Plain(op) => reduce(setting, *op, send, recv),
             Operation::Scaled(op) => reduce(setting, op, send, recv),
-            Operation::None => unreachable!("peerweave bug: the case of {} has no reduction", view.op.name()),
+            Operation::None => unreachable!("peerweave bug: {} reduces, but no reduction was given", view.op.name()),
         };
     }
     let in_place = view.placement == Placement::InPlace;

@@ -136,8 +136,8 @@ impl Session<'_> {
         Ok(self.events[event].record(self.site.stream).map_err(CudaError::of("cuEventRecord"))?)
     }
 
-    /// Waits until the stream has passed the second event. Spins first, so that a short wait ends
-    /// without delay.
+    /// Waits until the stream has passed the event after the timed calls. Spins first, so that a
+    /// short wait ends without delay.
     fn passed(&self) -> Result<(), Failure> {
         let start = Instant::now();
         while !self.events[1].try_is_complete().map_err(CudaError::of("cuEventQuery"))? {
@@ -255,7 +255,7 @@ impl Session<'_> {
     }
 }
 
-/// The trial that measures one case, in place or out of place, with its buffers.
+/// The measurement of one case, in place or out of place. Owns the buffers of the case.
 pub(crate) struct Bench<'a, T> {
     session: &'a Session<'a>,
     calls: Calls<'a, T>,

@@ -1,5 +1,5 @@
-//! The parts of `info` about GPUs: NVIDIA's libraries, the functions that each library lacks, and
-//! peer access.
+//! The parts of `peerweave info` that report GPUs: NVIDIA's libraries, the functions that each
+//! library lacks, and peer access.
 //!
 //! Creates no context and allocates no memory. Without the feature `cuda`, `no_cuda.rs` provides
 //! the same functions instead.

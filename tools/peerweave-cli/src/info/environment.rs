@@ -30,7 +30,7 @@ pub(super) struct Backend {
 }
 
 impl Backend {
-    /// Chooses the backend that a program with the same build features as this command would use.
+    /// Returns the backend that a program with the same build features as this command would use.
     pub(super) fn look() -> Self {
         let job = Job::from_env().unwrap_or_else(|_| Job::single());
         match BackendChoice::from_env(&job) {

@@ -46,7 +46,7 @@ pub(crate) struct Multicast {
 impl Multicast {
     /// Returns the value that the report shows.
     pub(crate) fn text(&self) -> String {
-        self.why.clone().unwrap_or_else(|| "allowed on devices that support them".to_owned())
+        self.why.clone().unwrap_or_else(|| "multicast objects are allowed on devices that support multicast".to_owned())
     }
 }
 

@@ -98,7 +98,7 @@ impl System {
             line("address space limit", limit(self.address_space_limit_bytes)),
             line("locked memory limit", limit(self.locked_memory_limit_bytes)),
             line("open files limit", self.open_files_limit.map_or("none".to_owned(), |limit| limit.to_string())),
-            line("huge pages, shared", self.shared_huge_pages.clone()),
+            line("huge pages in shared memory", self.shared_huge_pages.clone()),
         ]
     }
 }
@@ -153,7 +153,7 @@ impl Group {
         Self { directories }
     }
 
-    /// Returns the number in `file` of the first directory in which `file` contains a number.
+    /// Reads `file` in the first directory whose `file` contains a number, and returns the number.
     /// Returns `None` if there is no such directory, or if the number means "no limit".
     fn limit(&self, file: &str) -> Option<u64> {
         // Without a limit, version 1 shows the largest number of whole pages.

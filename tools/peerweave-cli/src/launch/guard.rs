@@ -91,7 +91,7 @@ impl Guard {
         if let Some(mut socket) = self.socket.as_ref()
             && let Err(error) = writeln!(socket, "-{}", group.as_raw_nonzero())
         {
-            tracing::warn!(%error, "the guard has exited unexpectedly");
+            tracing::warn!(%error, "the guard process, which kills descendants of PEs, has exited unexpectedly");
             self.socket = None;
         }
     }

@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn line_after_a_caught_panic_replaces_the_panic() {
+    fn line_printed_after_a_panic_replaces_the_panic_message() {
         let text = "thread 'main' (7) panicked at src/main.rs:2:5:\nno\nnote: run with `RUST_BACKTRACE=1` environment variable\nError: the disk is full";
         assert_eq!(last(text), "Error: the disk is full");
     }

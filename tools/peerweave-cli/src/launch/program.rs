@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn program_is_searched_in_path_before_the_command_directory() {
+    fn program_in_path_is_preferred_to_one_beside_peerweave() {
         let root = tempfile::tempdir().unwrap();
         let (path, beside) = (root.path().join("path"), root.path().join("beside"));
         fs::create_dir_all(&path).unwrap();

@@ -78,8 +78,8 @@ fn explained(error: io::Error, n_local: usize) -> io::Error {
     let limit = getrlimit(Resource::Nofile).current.map_or("unknown".to_owned(), |limit| limit.to_string());
     // The launcher needs 24 files for itself, and two pipes and a connection for each PE.
     let needed = 24 + 3 * n_local;
-    let pes = if n_local == 1 { "1 PE needs".to_owned() } else { format!("{n_local} PEs need") };
+    let pes = if n_local == 1 { "1 PE".to_owned() } else { format!("{n_local} PEs") };
     io::Error::other(format!(
-        "{error}: the limit of open files is {limit}, and {pes} about {needed}; raise the limit with `ulimit -n`"
+        "{error}: the limit of open files is {limit}, but about {needed} files are needed for {pes}; raise the limit with `ulimit -n`"
     ))
 }

@@ -29,8 +29,8 @@ use super::{Launch, LaunchError, Observer, OnFailure, Source, Stdin};
 const GRACE: Duration = Duration::from_millis(2500);
 /// Time between SIGTERM and SIGKILL.
 const TERM_TO_KILL: Duration = Duration::from_millis(1500);
-/// Time to wait for the exit of the PE that was lost first, before the message names another PE
-/// that failed later.
+/// Time that the launcher waits for the exit of the PE that was lost first. Afterwards, the error
+/// message names the PE whose exit the launcher saw first.
 const FIRST_TO_END: Duration = Duration::from_secs(1);
 /// If the same signal arrives twice within this time, it counts as one signal. For example, the
 /// command `timeout` sends a signal both to its child and to the process group of its child.
@@ -437,8 +437,9 @@ impl Job {
     /// Prints which PEs still run, if [`WAITING`] has passed since a PE ended. Prints this at most
     /// once.
     ///
-    /// The running PEs are named only if one of them is stopped, because PEs that run detect each
-    /// other's failures. A single running PE is also named if PEs continue after a failure.
+    /// The PEs are named only if at least one of them is stopped, such as by SIGSTOP, because PEs
+    /// that are not stopped detect each other's failures. With `--on-failure continue`, the last
+    /// running PE is named too.
     fn name_waiting(&mut self, now: Instant, observer: &dyn Observer) {
         if self.waiting_at.is_none_or(|at| now < at) || self.kill_at.is_some() || self.ending.timed_out {
             return;

@@ -53,9 +53,10 @@ pub struct P2pArgs {
 }
 
 const HELP: &str = "\
-Rows are the GPUs that copy, columns the GPUs whose memory they access. Bandwidth is in GB/s (10^9 bytes per second) \
-of one direction, even if both directions run at once. Latency is half the round trip of a flag, in microseconds. \
-The first and last words of the copied data are checked; the exit code is 1 if any word is wrong.";
+In each table, the row is the GPU that makes the transfer, and the column is the GPU whose memory it accesses. \
+Bandwidth is given for each direction separately, in GB/s (10^9 bytes per second), even if both directions run at \
+once. Latency is half the round-trip time of a flag, in microseconds. The words at the start and at the end of the \
+copied data are checked. The exit code is 1 if any word is wrong.";
 
 /// Runs `peerweave bench p2p` and returns its exit code.
 pub fn main(args: &P2pArgs) -> u8 {

@@ -76,7 +76,7 @@ struct Station {
 pub struct Moved {
     /// Time from the start of the first repetition to the end of the last, by the device's clock.
     pub seconds: f64,
-    /// Bytes moved in that time.
+    /// Number of bytes moved within `seconds`.
     pub bytes: u64,
     /// Number of wrong 8-byte words. Only words at the start and at the end of the target are
     /// compared.
@@ -177,7 +177,7 @@ impl Probe {
                 call,
                 "paths",
                 format!("{paths:?}"),
-                "at least one path and one repetition; no device may be first in two paths or second in two paths",
+                "at least one path and one repetition, and no two paths with the same first device or the same second device",
             ));
         }
         paths.iter().try_for_each(|(from, to)| self.access(*from, *to)).map_err(Clone::clone)?;
@@ -213,8 +213,8 @@ impl Probe {
         Ok(moved)
     }
 
-    /// Returns half the round trip of a flag between two devices, in seconds, over `rounds` round
-    /// trips.
+    /// Returns half the round-trip time of a flag between two devices, in seconds: the mean over
+    /// `rounds` round trips.
     ///
     /// # Errors
     /// [`VmmError::BrokenPeer`] if a flag does not arrive; otherwise the errors of
@@ -228,7 +228,7 @@ impl Probe {
                 call,
                 "devices",
                 format!("{one} and {other}"),
-                "two different devices of the probe, and at least one round trip",
+                "two different devices of the probe and at least one round trip",
             ));
         }
         let pair = [(one, other), (other, one)];

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_table_has_no_range() {
+    fn table_of_missing_values_has_no_minimum_mean_or_maximum() {
         let table = Table { title: String::new(), unit: "us", rows: vec![vec![None; 3]; 3] };
         assert_eq!(table.range(), None);
     }

@@ -109,7 +109,7 @@ fn measure(args: &P2pArgs) -> Result<Report, Failure> {
         report.tables.extend([alone, both]);
     }
     if probe.kernels().is_ok() {
-        let mut latency = table("latency of a flag".to_owned(), "us", n);
+        let mut latency = table("half the round-trip time of a flag".to_owned(), "us", n);
         for pair in &there_and_back {
             let half = probe.latency(pair.0, pair.1, args.rounds, soon())? * 1e6;
             latency.rows[pair.0][pair.1] = Some(half);

@@ -59,8 +59,8 @@ macro_rules! blocking {
     };
 }
 
-/// Creates a closure that repeats a call: the blocking form without a stream, otherwise the
-/// stream-ordered form. If `waits` is true, the closure then waits for all calls.
+/// Creates a closure that repeats a call, in the stream-ordered form if there is a stream, and
+/// otherwise in the blocking form. If `waits` is true, the closure then waits for all calls.
 macro_rules! calls {
     ($setting:expr, |$queue:ident| $queued:expr, $blocking:expr) => {
         match $setting.stream {

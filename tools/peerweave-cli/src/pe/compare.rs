@@ -327,7 +327,8 @@ fn bench_of<'b, T: Sample>(
     Ok(Some(Box::new(session.bench(memory, case, Placement::OutOfPlace)?)))
 }
 
-/// A contender in one case. `trial` is `None` if the contender does not support the call.
+/// A contender of the comparison, in one case. `trial` is `None` if the contender does not support
+/// the call.
 struct Entry<'a, T> {
     name: String,
     trial: Option<Box<dyn Trial<T> + 'a>>,

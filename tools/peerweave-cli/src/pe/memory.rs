@@ -54,8 +54,8 @@ memory!(
     Buffer, |memory| memory.as_ptr()
 );
 
-/// Fills `part` of a buffer with the elements of `tile`. After the end of the tile, its elements
-/// repeat.
+/// Fills `part` of a buffer with the elements of `tile`. If the part extends beyond the end of the
+/// tile, the tile repeats from its start.
 pub fn fill<T: Sample>(memory: &impl Memory<T>, part: &Part, tile: &[T]) -> Result<()> {
     pieces(part, tile.len(), |at, from, len| memory.range(at..at + len)?.set(&tile[from..from + len]))
 }
@@ -70,8 +70,8 @@ pub fn spoil<T: Sample>(memory: &impl Memory<T>, range: Range<usize>) -> Result<
     Ok(())
 }
 
-/// Counts the elements of `part` of a buffer that differ from the elements of `tile`. After the end
-/// of the tile, its elements repeat.
+/// Counts the elements of `part` of a buffer that differ from the elements of `tile`. If the part
+/// extends beyond the end of the tile, the tile repeats from its start.
 pub fn count_wrong<T: Sample>(memory: &impl Memory<T>, part: &Part, tile: &[T]) -> Result<u64> {
     let (mut wrong, mut found) = (0, vec![T::default(); tile.len()]);
     pieces(part, tile.len(), |at, from, len| {
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn data_of_another_rank_or_round_counts_as_wrong() {
+    fn data_of_a_different_rank_or_round_counts_as_wrong() {
         let tile = |rank, round| input_tile::<f32>(ReduceOp::Sum, 2, rank, round);
         let buffer = filled(&tile(0, 0));
         for other in [tile(1, 0), tile(0, 1)] {

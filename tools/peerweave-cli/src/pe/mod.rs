@@ -3,9 +3,9 @@
 //! ```text
 //!   portable.rs    a PE with the portable API: runs the plan
 //!   measure.rs     one case: check, time, check
-//!   operands.rs    buffers of one case, by their types
+//!   operands.rs    the buffers of one case, with their element type
 //!   calls.rs       the calls that are timed
-//!   special.rs     operations that need other buffers and values
+//!   special.rs     operations that need more than an input and a result
 //!   memory.rs      filling and comparing
 //!   compare.rs     a PE that alternates several libraries
 //!   own.rs         the portable API on GPUs as one of these libraries

@@ -44,14 +44,14 @@ pub trait Operands {
     /// Returns the calls to be timed. The calls add to `wrong` the number of received words that
     /// differed from the expected words.
     fn calls<'a>(&'a self, wrong: &'a Cell<u64>) -> Calls<'a>;
-    /// Fills a part of a buffer with the elements of its tile. The elements depend on `round`.
+    /// Fills a part of a buffer with the elements of the tile `part.of`, for round `round`.
     fn fill(&self, side: Side, part: &Part, round: u64) -> Result<()>;
     /// Fills a range of a buffer with a value that no result has.
     fn spoil(&self, side: Side, range: Range<usize>) -> Result<()>;
     /// Writes the elements of this case again without changing their values.
     fn rewrite(&self, side: Side);
-    /// Counts the elements of a part of a buffer that differ from the elements of its tile. The
-    /// expected elements depend on `round`.
+    /// Counts the elements of a part of a buffer that differ from the elements of the tile
+    /// `part.of` for round `round`.
     fn count_wrong(&self, side: Side, part: &Part, round: u64) -> Result<u64>;
     /// Counts the elements of a range that differ from the value written by `spoil`.
     fn count_unspoiled(&self, side: Side, range: Range<usize>) -> Result<u64>;
@@ -95,7 +95,10 @@ macro_rules! work {
 }
 
 work!(Reducing, Scalar, |operands, _wrong| {
-    calls::reducing(&operands.setting, operands.redop.expect("a case of a reducing operation has a reduction"))
+    calls::reducing(
+        &operands.setting,
+        operands.redop.expect("the plan gives a reduction to every case of an operation that reduces"),
+    )
 });
 work!(Moving, , |operands, wrong| match operands.setting.view.op.is_one_sided() {
     true => calls::one_sided(&operands.setting, &operands.target, Words { word: &operands.buffers.word, wrong }),

@@ -20,7 +20,7 @@ use crate::workload::pattern::Sample;
 /// error, which names the PE at fault, is reported first.
 pub(super) const DEADLINE: Duration = Duration::from_secs(40);
 
-/// The trial that measures one case with Peerweave's kernels, with its buffers.
+/// The measurement of one case with Peerweave's kernels. Owns the buffers of the case.
 pub(super) struct Own<'a, T: Sample, W> {
     site: &'a Site<'a>,
     world: &'a World,
@@ -82,7 +82,7 @@ where
         // `queue` does not know of launched graphs, so this waits for the stream first.
         let passed = wait(self.site.stream, deadline_after(DEADLINE))?;
         self.queue.synchronize()?;
-        if passed { Ok(()) } else { Err(format!("own: the GPU did not finish within {DEADLINE:?}").into()) }
+        if passed { Ok(()) } else { Err(format!("Peerweave's kernels did not finish within {DEADLINE:?}").into()) }
     }
 
     fn timed(&mut self, graph: Option<&CudaGraph>, launches: u64) -> Result<f64, Failure> {
@@ -93,7 +93,7 @@ where
         let passed = wait(self.site.stream, deadline_after(DEADLINE))?;
         let spent = start.elapsed().as_secs_f64();
         self.queue.synchronize()?;
-        if passed { Ok(spent) } else { Err(format!("own: the GPU did not finish within {DEADLINE:?}").into()) }
+        if passed { Ok(spent) } else { Err(format!("Peerweave's kernels did not finish within {DEADLINE:?}").into()) }
     }
 
     fn write(&mut self, result: &[T], input: Option<&[T]>) -> Result<(), Failure> {

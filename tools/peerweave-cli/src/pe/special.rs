@@ -261,7 +261,8 @@ impl<T: Sample + Output> Operands for Experts<'_, T> {
     without_target!(T);
 
     fn calls<'a>(&'a self, _wrong: &'a Cell<u64>) -> Calls<'a> {
-        let outputs = self.guarded.slice(..self.view.counts.param).expect("the buffer has the result and guard elements");
+        let outputs =
+            self.guarded.slice(..self.view.counts.param).expect("the buffer contains the result and then the guard elements");
         Box::new(move |times| {
             let mut moe = self.moe.borrow_mut();
             let tokens = Tokens { rows: &self.rows, scales: None, experts: &self.experts, weights: &self.weights };

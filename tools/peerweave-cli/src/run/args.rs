@@ -28,7 +28,7 @@ pub struct RunArgs {
     /// Do not put `[PE]` before lines of output
     #[arg(long, overrides_with = "tag")]
     pub no_tag: bool,
-    /// Number of machines that run this command with the same --n
+    /// Number of machines that run this command, each with the same -n
     #[arg(long, value_name = "M", default_value_t = 1, value_parser = parse_machines)]
     pub nnodes: usize,
     /// Index of this machine, counted from 0

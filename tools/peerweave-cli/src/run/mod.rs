@@ -84,7 +84,7 @@ fn place(args: &RunArgs) -> Result<Place, String> {
 
 /// Returns `MASTER_ADDR` and `MASTER_PORT` for programs that use torchrun's variables. On one
 /// machine, the port is free at the time of this call. On several machines, it is the port of the
-/// rendezvous plus 1, so that all launchers use the same port.
+/// rendezvous plus 1, or minus 1 for port 65535, so that all launchers use the same port.
 fn master(place: &Place) -> std::io::Result<(String, u16)> {
     match place {
         Place::ThisMachine => {

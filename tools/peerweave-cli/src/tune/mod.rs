@@ -24,7 +24,7 @@ pub struct TuneArgs {
     /// File to write; if the file already exists, its rows for other numbers of PEs are kept
     #[arg(short = 'o', long, value_name = "FILE", default_value = "peerweave.routes")]
     pub output: PathBuf,
-    /// Number of PEs, each with its own GPU; default: the number of GPUs
+    /// Number of PEs, 2 to 8, each with its own GPU; default: the number of GPUs, but at most 8
     #[arg(short, long, visible_aliases = ["np"], value_name = "N", value_parser = parse_pes)]
     pub n: Option<usize>,
     /// Operations to measure; default: all operations that have more than one method
@@ -54,14 +54,16 @@ pub struct TuneArgs {
 }
 
 const HELP: &str = "\
-To use the file, set PEERWEAVE_ROUTE_TABLE or CudaOptions::route_table. `peerweave bench OP --backend cuda --explain` shows \
-its effect. The file is for GPUs of this machine's architecture; run the command again with another -n to add rows.
+The command writes a route table, which selects the algorithm of each collective. To use the table, set \
+PEERWEAVE_ROUTE_TABLE or CudaOptions::route_table to the path of the file. `peerweave bench OP --backend cuda --explain` \
+shows what the table selects. The file is valid for all GPUs of the same architecture as the GPUs of this machine. To \
+add rows for a different number of PEs, run the command again with that number (-n).
 
 The command measures, with elements of type bfloat16:
-- the fastest algorithm of all_reduce (and reduce) for each size
-- the size up to which all_gather and all_to_all push lines of 16 bytes instead of sending messages
-- the sizes for which NCCL is faster
-All other rows of the file are kept. If the file does not exist yet, they are copied from the built-in table.";
+- the fastest algorithm of all_reduce for each size; reduce uses the same algorithm
+- the size up to which all_gather and all_to_all send data in lines of 16 bytes instead of messages
+- the sizes at which NCCL is faster than Peerweave's kernels
+Rows that were not measured keep the values of the existing file, or of the built-in table if there is no file.";
 
 /// Runs `peerweave tune` and returns its exit code.
 pub fn main(args: &TuneArgs) -> u8 {

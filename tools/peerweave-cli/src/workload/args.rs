@@ -18,8 +18,8 @@ pub struct BenchArgs {
     /// Operation to measure
     #[arg(value_enum)]
     pub op: BenchOp,
-    /// Number of PEs; default: the number of CPUs that this process may use, at least as many as OP
-    /// needs
+    /// Number of PEs; default: the number of CPUs that this process may use, or the minimum for OP
+    /// if that minimum is larger
     #[arg(short, long, visible_aliases = ["np", "nproc-per-node"], value_name = "N", value_parser = parse_pes)]
     pub n: Option<usize>,
     /// Smallest size in bytes of the larger buffer of a PE
@@ -34,7 +34,7 @@ pub struct BenchArgs {
     /// Difference from one size to the next, in bytes
     #[arg(short = 'i', long, value_name = "BYTES", value_parser = parse_size, conflicts_with = "step_factor")]
     pub step_bytes: Option<usize>,
-    /// Element type, with the names of nccl-tests, or all
+    /// Element type, named as in nccl-tests, or all
     #[arg(short = 'd', long, value_name = "TYPE", value_parser = parse_dtypes, default_value = "float")]
     pub datatype: DTypes,
     /// Reduction: sum, prod, min, max, avg, mulsum, and, or, xor, or all
@@ -49,16 +49,17 @@ pub struct BenchArgs {
     /// Approximate duration of a batch in milliseconds, if --iters is not given
     #[arg(long, value_name = "MS", default_value_t = 10, conflicts_with = "iters", value_parser = clap::value_parser!(u32).range(1..=60_000))]
     pub batch_ms: u32,
-    /// Number of batches, whose median is reported; default: 7, or 1 with --iters
+    /// Number of batches, whose median is reported; default: 7, or 1 with --iters, or 25 with
+    /// --compare
     #[arg(long, value_name = "B", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub batches: Option<u32>,
     /// Warm-up calls before the measurement
     #[arg(short = 'w', long, value_name = "W", default_value_t = 5)]
     pub warmup: u64,
-    /// Rewrite every input before each call and time each call separately
+    /// Rewrite every input before each call, and time each call separately
     #[arg(long)]
     pub dirty: bool,
-    /// Check every element of the results (1) or not (0)
+    /// Whether to check every element of the results: 1 (yes) or 0 (no)
     #[arg(short = 'c', long, value_name = "0|1", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
     pub check: u8,
     /// Same as --check 0
@@ -78,9 +79,9 @@ pub struct BenchArgs {
     #[arg(short = 'G', long, visible_alias = "graphs", value_name = "CALLS", num_args = 0..=1, require_equals = false,
         default_missing_value = "20", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub graph: Option<u32>,
-    /// Also measure other libraries, alternated with Peerweave's kernels in one run: nccl,
-    /// nccl-window, nvshmem, torch, own, or own:METHOD for a method of PEERWEAVE_ROUTE; only with
-    /// --backend cuda
+    /// Compare Peerweave's kernels (own) with these libraries: nccl, nccl-window, nvshmem, torch,
+    /// or own:METHOD for a method of PEERWEAVE_ROUTE. Batches of all except torch alternate; torch
+    /// is measured last. Only with --backend cuda
     #[arg(long, value_name = "CONTENDERS", value_delimiter = ',', value_parser = parse_contender, conflicts_with_all = ["window", "nbi", "each", "dirty", "threads"])]
     pub compare: Vec<Contender>,
     /// Bus bandwidth of the hardware in GB/s, which the plot of a comparison shows as a line
@@ -102,7 +103,7 @@ pub struct BenchArgs {
     /// threshold of the route table; only with --backend cuda
     #[arg(long)]
     pub explain: bool,
-    /// Clock; default: events with --backend nvshmem, otherwise wall
+    /// Clock of the measurement; default: events with --backend nvshmem, otherwise wall
     #[arg(long, value_enum)]
     pub clock: Option<Clock>,
     /// Time stream-ordered calls: enqueue all calls of a batch, then wait for them
@@ -125,25 +126,29 @@ pub struct BenchArgs {
 const BENCH_HELP: &str = "\
 `peerweave bench p2p` measures bandwidth and latency between GPUs; see `peerweave bench p2p --help` for its options.
 
-The time is that of the slowest PE, per call, as the median over the batches. busbw is algbw times the factor of \
-nccl-tests. \
-In put, get, put-signal, put-strided, p, g and atomics PE 0 accesses the memory of PE 1. Each call completes at \
-its target before the next call, or with --nbi at the end of a batch. For ping-pong, the time is half a round trip. N/A marks operations without an \
-in-place form. \
-Inputs are chosen so that every result is exact. The exit code is 1 if any element is wrong.
+The time of a batch is its time per call on the slowest PE. The column `time` shows the median over the batches. \
+busbw is algbw times a factor that nccl-tests defines for each operation. N/A in the in-place columns means that no \
+in-place form was measured. Inputs are chosen so that every result is exact. The exit code is 1 if any element is wrong.
 
-With --backend nvshmem, PE i is a process on GPU i and makes stream calls. A batch is timed by two CUDA events \
-on the stream. The W warm-up calls (for a collective, a barrier) keep the GPU busy while the first timed calls \
-are enqueued.
-- put, get, put-signal, p: only PE 0 makes calls, in stream order, as in `latency` of NVSHMEM's perftest; with \
---nbi a quiet completes them, and the host waits for it before the second event, as in perftest's `bw`.
+In put, get, put-signal, put-strided, p, g and atomics, PE 0 accesses the memory of PE 1. Each call completes at its \
+target before the next call; with --nbi, the calls of a batch complete together at the end of the batch. For \
+ping-pong, the time is half a round trip.
+
+With --backend nvshmem, PE i is a process on GPU i. A CUDA event before a batch and a CUDA event after it give the \
+time of the batch. Before the first event, the command enqueues W warm-up calls of a one-sided operation, or one \
+barrier for other operations. Unless --nbi is given, this work keeps the GPU busy while the host enqueues the first \
+timed calls.
+- put, get, put-signal, p: only PE 0 makes calls, in stream order, as in the test `latency` of NVSHMEM's perftest. \
+With --nbi, a quiet completes the calls. The host waits for the quiet before it records the event after the batch, \
+as in perftest's test `bw`.
 - g: the host waits for each call.
-- barrier, sync: as in perftest's `barrier_on_stream` and `sync_on_stream`.
-- all-reduce, all-gather (fcollect), all-to-all, broadcast, reduce-scatter: with --each as in perftest's tests \
-of that name, which wait for each call; with -G as with their --cudagraph.
+- barrier, sync: as in perftest's tests `barrier_on_stream` and `sync_on_stream`.
+- all-reduce, all-gather (fcollect), all-to-all, broadcast, reduce-scatter: with --each, the host waits for each \
+call, as in the perftest test of the same operation. With -G, the calls are in CUDA graphs, as in that test with \
+--cudagraph.
 
-perftest reports the time of PE 0; this command reports the time of the slowest PE. The JSON has the times of PE 0 as \
-pe0_times_us. Every PE that has results checks them before and after the measurement.";
+perftest reports the time of PE 0, but this command reports the time of the slowest PE. The JSON contains the times \
+of PE 0 as pe0_times_us. Every PE that has results checks them before and after the measurement.";
 
 /// Memory passed to the calls.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
@@ -161,15 +166,15 @@ pub enum Buffers {
 pub enum BackendName {
     /// The shared memory of one machine
     Host,
-    /// The portable API on GPUs, one for each PE
+    /// The portable API on GPUs, with one GPU for each PE
     Cuda,
-    /// NCCL, one GPU for each PE; always stream-ordered
+    /// NCCL, with one GPU for each PE; all calls are stream-ordered
     Nccl,
-    /// NVSHMEM, one GPU for each PE; always stream-ordered, except g
+    /// NVSHMEM, with one GPU for each PE; all calls except g are stream-ordered
     Nvshmem,
 }
 
-/// A contender of a comparison.
+/// A contender of a comparison: a library, or Peerweave's kernels with one method.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Contender {
@@ -205,7 +210,7 @@ impl Contender {
 pub enum Clock {
     /// Two CUDA events around the calls, on their stream
     Events,
-    /// The clock of the host, from before the first call until the last has completed
+    /// The host's clock, from before the first call until the last call has completed
     Wall,
 }
 
@@ -278,7 +283,7 @@ fn parse_contender(text: &str) -> Result<Contender, String> {
         None if text == "nccl-window" => Contender::NcclWindow,
         None if text == "nvshmem" => Contender::Nvshmem,
         None if text == "torch" => Contender::Torch,
-        _ => return Err(format!("{text:?} is not a contender, {known}")),
+        _ => return Err(format!("--compare cannot measure {text:?}, {known}")),
     })
 }
 

@@ -159,7 +159,7 @@ fn check_nvshmem(args: &BenchArgs, redops: &[ReduceOp]) -> Result<(), String> {
         (args.nbi && !puts_and_gets, format!("--nbi is not supported by {}", op.name())),
         (
             args.nbi && args.graph.is_some(),
-            "--graph does not work with --nbi, because NVSHMEM uses its own streams for these calls".to_owned(),
+            "--graph does not work with --nbi, because NVSHMEM enqueues nonblocking calls in streams of its own".to_owned(),
         ),
         (args.nbi && private, "--nbi requires --buffers symmetric".to_owned()),
         (private && !puts_and_gets && op != BenchOp::PingPong, format!("--buffers private is not supported by {}", op.name())),

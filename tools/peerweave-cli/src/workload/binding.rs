@@ -14,8 +14,8 @@ pub enum Bind {
 }
 
 /// Binds this thread to one of the processors that it may use, chosen by `index`. Does nothing if
-/// there are fewer processors than PEs. Without a binding, the system may run two PEs that wait for
-/// each other on one processor; other launchers bind PEs for the same reason.
+/// there are fewer processors than PEs. Without a binding, two PEs that wait for each other may run
+/// on the same processor; other launchers bind PEs for the same reason.
 pub(crate) fn bind(index: usize, n_pes: usize) {
     let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return };
     let mut processors = (0..rustix::thread::CpuSet::MAX_CPU).filter(|&processor| allowed.is_set(processor));

@@ -292,7 +292,8 @@ impl Config {
     }
 }
 
-/// Returns the contenders that the options name, without repetitions, Peerweave's kernels first.
+/// Returns the contenders of the comparison that the options name: Peerweave's kernels first, and
+/// each contender once.
 fn contenders(args: &BenchArgs) -> Vec<Contender> {
     let mut all = Vec::new();
     let own = (!args.compare.is_empty()).then_some(Contender::Own(None));

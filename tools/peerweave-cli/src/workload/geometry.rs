@@ -167,8 +167,8 @@ fn gathered(param: usize, n_pes: usize) -> Vec<Part> {
     (0..n_pes).map(|from| Part { at: from * param, len: param, of: Tile::Input(from), from: 0 }).collect()
 }
 
-/// Returns the parts of the result of an all-gather-v, one for each rank. `param` is the count of
-/// [`Counts`].
+/// Returns the parts of the result of an all-gather-v, one for each rank. `param` is
+/// [`Counts::param`].
 pub fn gathered_parts(param: usize, n_pes: usize) -> Parts {
     Parts::packed((0..n_pes).map(|rank| gathered_count(param, rank)).collect::<Vec<_>>())
 }
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn all_to_all_v_sends_match_receives() {
+    fn all_to_all_v_send_counts_match_receive_counts() {
         for n_pes in [1, 2, 5] {
             for from in 0..n_pes {
                 for to in 0..n_pes {

@@ -41,7 +41,7 @@ pub enum BenchOp {
     GatherV,
     /// Scatter with different counts for different PEs
     ScatterV,
-    /// All-to-all of every other element
+    /// All-to-all that sends only every second element
     AllToAllStrided,
     /// All-reduce, addition of a residual, and RMSNorm; rows have up to 1024 elements
     RmsNorm,
@@ -176,7 +176,7 @@ impl BenchOp {
         !matches!(self, Self::RmsNorm | Self::Moe) || matches!(dtype, DType::F16 | DType::BF16 | DType::F32)
     }
 
-    /// Returns whether the operation is defined with a reduction.
+    /// Returns whether the operation can use the reduction `redop`.
     pub const fn accepts(self, redop: ReduceOp) -> bool {
         !matches!((self, redop), (Self::Scan | Self::ExclusiveScan, ReduceOp::Avg))
     }

@@ -8,8 +8,8 @@
 //! Invariant: a result depends neither on the order of the reduction nor on intermediate rounding.
 //! Inputs of floats are small integers (for products, small factors and powers of two), so that
 //! every intermediate result is representable. With more PEs than a 16-bit float can count, exact
-//! results require accumulation in f32, which Peerweave documents. Sums and products of integers
-//! wrap.
+//! results require accumulation in f32, which Peerweave's documentation guarantees. Sums and
+//! products of integers wrap.
 
 use half::{bf16, f16};
 use peerweave_types::{DType, Element, F8E4M3, F8E5M2, ReduceOp};
@@ -64,8 +64,8 @@ pub fn scalar<T: Sample>(rank: usize) -> T {
     T::from_bits64(encode(T::DTYPE, Value::Whole(1 + (rank % 2) as i64)))
 }
 
-/// Returns the elements of a tile in this round, among `n_pes` ranks: [`PERIOD`] elements, or twice
-/// as many for [`Tile::EveryOther`].
+/// Returns the elements of the tile `of` in round `round`, for an operation of `n_pes` ranks:
+/// [`PERIOD`] elements, or twice as many for [`Tile::EveryOther`].
 pub fn tile<T: Sample>(of: Tile, redop: Option<ReduceOp>, n_pes: usize, round: u64) -> Vec<T> {
     match (of, redop) {
         (Tile::Input(rank), None) => moved_tile(rank, round),
@@ -82,17 +82,17 @@ pub fn tile<T: Sample>(of: Tile, redop: Option<ReduceOp>, n_pes: usize, round: u
     }
 }
 
-/// Returns the input of `rank` in this round, for an operation that moves elements.
+/// Returns the input of `rank` in round `round`, for an operation that only moves elements.
 pub fn moved_tile<T: Sample>(rank: usize, round: u64) -> Vec<T> {
     (0..PERIOD).map(|i| T::from_bits64(hash(rank as u64, round, i as u64))).collect()
 }
 
-/// Returns the input of `rank` in this round, for a reduction over `n_pes` ranks.
+/// Returns the input of `rank` in round `round`, for a reduction over `n_pes` ranks.
 pub fn input_tile<T: Sample>(redop: ReduceOp, n_pes: usize, rank: usize, round: u64) -> Vec<T> {
     (0..PERIOD).map(|i| T::from_bits64(encode(T::DTYPE, input(T::DTYPE, redop, n_pes, rank, round, i)))).collect()
 }
 
-/// Returns the result of the reduction over the first `ranks` of `n_pes` ranks in this round.
+/// Returns the result of the reduction over the first `ranks` of `n_pes` ranks in round `round`.
 pub fn reduced_tile<T: Sample>(redop: ReduceOp, n_pes: usize, ranks: usize, round: u64) -> Vec<T> {
     (0..PERIOD)
         .map(|i| {

@@ -36,12 +36,12 @@ pub struct Contenders {
     pub arch: String,
 }
 
-/// Measurement of one contender by one PE.
+/// Measurement of one contender of a comparison by one PE.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Compared {
     /// Index of the PE.
     pub pe: usize,
-    /// Index of the line of the table.
+    /// Index of the line in the table of results, from 0.
     pub row: usize,
     /// Name of the contender.
     pub contender: String,
@@ -57,7 +57,7 @@ pub struct Compared {
 /// A note to print before a line of the table.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Note {
-    /// Index of the line of the table.
+    /// Index of the line in the table of results, from 0.
     pub row: usize,
     /// The note, in one line.
     pub text: String,
@@ -86,7 +86,7 @@ pub struct Ready {
 pub struct Measured {
     /// Index of the PE.
     pub pe: usize,
-    /// Index of the line of the table.
+    /// Index of the line in the table of results, from 0.
     pub row: usize,
     /// Whether the in-place or the out-of-place form was measured.
     pub placement: Placement,

@@ -33,7 +33,7 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
         ("efficiency", CollConfig::new().cta_policy(CtaPolicy::Efficiency)),
         (NO_CTAS, CollConfig::new().cta_policy(CtaPolicy::Zero)),
         ("a tag", CollConfig::new().profiler_tag(42)),
-        ("the ring algorithm, not forced", CollConfig::new().algorithms("ring").force_algorithms(Switch::Off)),
+        ("a preference for the ring algorithm", CollConfig::new().algorithms("ring").force_algorithms(Switch::Off)),
         ("a vendor option whose value is a number", CollConfig::new().vendor_option(option(VendorValue::Number(7)))),
         ("a vendor option whose value is a text", CollConfig::new().vendor_option(option(VendorValue::Text("seven".to_owned())))),
     ];
@@ -263,11 +263,11 @@ fn mistakes(part: &Part<'_>, comm: &Communicator) -> Outcome {
 fn tell(part: &Part<'_>) -> Outcome {
     for (what, config) in [
         ("the default CTA policy", CollConfig::new().cta_policy(CtaPolicy::Default)),
-        ("number of CTAs for NVLink switches", CollConfig::new().nvls_ctas(4)),
+        ("number of CTAs for NVLink switches (NVLS)", CollConfig::new().nvls_ctas(4)),
         ("more CTAs than the communicator allows", CollConfig::new().max_ctas(1000)),
         ("ring, forced", CollConfig::new().algorithms("ring")),
-        ("only tree or ring algorithms", CollConfig::new().algorithms("tree,ring")),
-        ("only an algorithm that does not exist", CollConfig::new().algorithms("nonsense")),
+        ("a list of the algorithms tree and ring", CollConfig::new().algorithms("tree,ring")),
+        ("a list of algorithms with only an unknown name", CollConfig::new().algorithms("nonsense")),
     ] {
         part.step(what);
         let comm = part.communicator(&Config::new())?;

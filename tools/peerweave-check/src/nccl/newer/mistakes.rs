@@ -111,7 +111,7 @@ fn nccls(part: &Part<'_>) -> Outcome {
             ("a signal context that was not requested", |comm, stream| {
                 comm.signal(stream, Rank::new(0), Signal { index: 0, context: 999 })
             }),
-            ("a wait for zero signals of a rank", |comm, stream| {
+            ("a wait for zero signals from a rank", |comm, stream| {
                 comm.wait_signal(stream, &[SignalWait { peer: Rank::new(0), signal: Signal::default(), count: 0 }])
             }),
         ];

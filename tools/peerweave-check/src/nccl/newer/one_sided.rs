@@ -2,8 +2,8 @@
 //! with several signals and contexts, and in graphs.
 //!
 //! On one machine NCCL implements these calls with copy engines and stream memory operations, so a
-//! wait without its signal cannot be aborted. Therefore all ranks synchronize on the host before a
-//! rank waits for signals of other ranks.
+//! wait for a signal that never arrives cannot be aborted. Therefore all ranks synchronize on the
+//! host before a rank waits for signals of other ranks.
 //!
 //! NCCL before 2.31 has only one signal and one context. NCCL creates both in the first one-sided
 //! call, which all ranks must make.
@@ -158,7 +158,7 @@ fn ring<T: Sample>(part: &Part<'_>, comm: &Communicator, half: usize) -> Outcome
 /// Also checks a put from a rank to itself.
 fn counted(part: &Part<'_>, comm: &Communicator, signal: Signal) -> Outcome {
     const LEN: usize = 300;
-    part.step(&format!("number of received signals of {signal:?}"));
+    part.step(&format!("counting received signals of {signal:?}"));
     let (next, before) = next_and_before(comm);
     let stream = &part.stream;
     let mut room = room::<u32>(part, comm, 3 * LEN)?;

@@ -71,13 +71,13 @@ pub(super) fn options(part: &Part<'_>) -> Outcome {
         ("efficiency", Config::new().cta_policy(CtaPolicy::Efficiency)),
         ("zero CTAs", Config::new().cta_policy(CtaPolicy::Zero)),
         ("few CTAs", Config::new().min_ctas(1).max_ctas(2)),
-        ("number of CTAs for NVLink switches", Config::new().nvls_ctas(4)),
+        ("number of CTAs for NVLink switches (NVLS)", Config::new().nvls_ctas(4)),
         ("number of channels for each network peer", Config::new().channels_per_net_peer(2)),
         ("scheduling that prefers NVLink", Config::new().nvlink_centric_sched(Switch::On)),
-        ("support for graphs disabled", Config::new().graph_usage(GraphUsage::Never)),
-        ("support for one graph", Config::new().graph_usage(GraphUsage::One)),
+        ("support for CUDA graphs disabled", Config::new().graph_usage(GraphUsage::Never)),
+        ("support for a single CUDA graph", Config::new().graph_usage(GraphUsage::One)),
         (
-            "support for one graph, without stream ordering",
+            "support for a single CUDA graph, stream ordering disabled",
             Config::new().graph_usage(GraphUsage::One).graph_stream_ordering(Switch::Off),
         ),
         (NO_ONE_SIDED, Config::new().num_rma_ctx(0)),
@@ -86,7 +86,7 @@ pub(super) fn options(part: &Part<'_>) -> Outcome {
         ("signals", Config::new().num_rma_sig(7)),
         ("eager initialization of one-sided calls", Config::new().rma_eager_init(Switch::On)),
         ("host CFT mode with fallback", Config::new().host_cft_mode(HostCftMode::Fallback)),
-        ("NVLink switches disabled", Config::new().nvls_host_mode(NvlsHostMode::Disable)),
+        ("operations of NVLink switches (NVLS) disabled", Config::new().nvls_host_mode(NvlsHostMode::Disable)),
     ];
     for (what, config) in options {
         part.step(what);
@@ -163,7 +163,7 @@ pub(super) fn suspend(part: &Part<'_>) -> Outcome {
             window.deregister(&part.stream, super::DEADLINE)?;
         }
     }
-    part.computes(&comm, "a communicator after resume and use of a window")?;
+    part.computes(&comm, "a resumed communicator after a window was registered")?;
     part.step("finalize");
     Ok(comm.finalize(super::DEADLINE)?)
 }
