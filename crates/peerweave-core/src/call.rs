@@ -24,8 +24,8 @@ pub(crate) fn run(shared: &Shared, prepared: Prepared<'_>) -> Result<Outcome> {
     unsafe { shared.backend.run(prepared.op(), &|| prepared.keep()) }
 }
 
-/// Like [`run`], but discards the outcome. If the operation fails before its work has ended, the
-/// backend gets the owners of the memory from `keep`, not from `prepared`.
+/// Like [`run`], but discards the outcome. To keep the memory alive, the backend calls `keep`, and
+/// does not use the owners in `prepared`.
 pub(crate) fn run_kept(shared: &Shared, prepared: &Prepared<'_>, keep: &dyn Fn() -> Keep) -> Result<()> {
     // SAFETY: [C1]: as in `run`; `keep` returns clones of the owners that the caller has.
     unsafe { shared.backend.run(prepared.op(), keep) }.map(drop)
@@ -47,9 +47,10 @@ fn failed(error: Error) -> Error {
     error
 }
 
-/// Enqueues an operation of a team, and returns its ticket. `decode` converts the outcome to the
-/// result of the ticket. The arguments of stream-ordered calls own their memory (`StreamSource`,
-/// `StreamDest`), so the stream only has to hold the owners that `prepared` names.
+/// Enqueues an operation of a team, and returns the operation's ticket. `decode` converts the
+/// outcome to the result of the ticket. The stream only has to hold the owners that `prepared`
+/// names, because the arguments of stream-ordered calls own their memory (`StreamSource`,
+/// `StreamDest`).
 #[inline(always)]
 pub(crate) fn submit<R>(
     call: &'static str,
@@ -80,8 +81,8 @@ pub(crate) fn enqueue(stream: &Stream, prepared: &Prepared<'_>, keep: &dyn Fn() 
     unsafe { stream.inner.submit(prepared.op(), keep) }
 }
 
-/// Enqueues the launch of a kernel. Unlike other operations, a launch has no [`Prepared`] that
-/// names the owners of its memory, so the caller guarantees that the memory is valid.
+/// Enqueues the launch of a kernel. Other operations have a [`Prepared`], which names the owners of
+/// their memory. A launch has none, so the caller guarantees that the memory is valid.
 ///
 /// # Safety
 /// The memory to which the arguments of `op` refer is valid while the value that `keep` returned

@@ -55,7 +55,7 @@
 #![deny(unsafe_code)]
 
 mod arguments;
-#[allow(unsafe_code, reason = "the traits that a backend implements are unsafe")]
+#[allow(unsafe_code, reason = "this module declares the unsafe traits that backends implement")]
 pub mod backend;
 mod bounds;
 mod call;

@@ -28,8 +28,8 @@ impl<T> Default for Pool<T> {
 }
 
 impl<T> Pool<T> {
-    /// Returns a value that no other caller uses: a free value of the pool, after `fill` has
-    /// changed it, or a value that `new` creates.
+    /// Returns a value that no other caller uses. If the pool has a free value, returns that value
+    /// after `fill` has changed it. Otherwise returns a value that `new` creates.
     fn take_or(&self, fill: impl FnOnce(&mut T), new: impl FnOnce() -> T) -> Arc<T> {
         let mut all = lock(&self.0);
         // Values are ordered by the time of their last use. The oldest value is most likely free.
@@ -56,7 +56,7 @@ impl<T> Pool<T> {
 }
 
 impl<T: Default> Pool<T> {
-    /// Returns a value that no other caller uses, after `fill` has changed it. `fill` gets the
+    /// Calls `fill` with a value that no other caller uses, and returns the value. The value is the
     /// default value, or a value that an earlier call has filled.
     pub(crate) fn take(&self, fill: impl Fn(&mut T)) -> Arc<T> {
         let new = || {
@@ -68,8 +68,8 @@ impl<T: Default> Pool<T> {
     }
 }
 
-/// The memory of a send or receive in a group: the number of the kind of memory (symmetric, private
-/// or device), the start, the end, and whether the operation writes the memory.
+/// The memory range of a send or receive in a group, as a tuple: the number of the memory kind
+/// (symmetric, private or device), the start, the end, and whether the operation writes the range.
 pub(crate) type Range = (u8, u64, u64, bool);
 
 /// The pools of a world.
@@ -81,14 +81,13 @@ pub(crate) struct Pools {
     pub(crate) specials: Pool<Special>,
     /// The lists of the operations in groups.
     groups: Pool<Vec<Op>>,
-    /// The lists of the owners that keep the memory of groups, of all-reduces with RMSNorm and of
-    /// launches alive.
+    /// The lists of memory owners for groups, for all-reduces with RMSNorm and for launches.
     kept: Arc<KeptPool>,
     ranges: Mutex<Vec<Range>>,
 }
 
 impl Pools {
-    /// Returns an empty list for the operations of a group.
+    /// Returns an empty list, to which a group adds its operations.
     pub(crate) fn members(&self) -> Vec<Op> {
         let mut all = lock(&self.groups.0);
         let mut members = all.iter_mut().find_map(Arc::get_mut).map(std::mem::take).unwrap_or_default();
@@ -101,12 +100,12 @@ impl Pools {
         self.groups.share(members)
     }
 
-    /// Returns an empty list for the owners of the memory of an operation.
+    /// Returns an empty list. The caller adds the owners of an operation's memory to the list.
     pub(crate) fn kept(&self) -> Kept {
         KeptPool::take(&self.kept)
     }
 
-    /// Calls `with` with an empty list. All calls use the same list, so a repeated call allocates
+    /// Passes an empty list to `with`. All calls reuse one list, so a repeated call allocates
     /// nothing.
     pub(crate) fn with_ranges<R>(&self, with: impl FnOnce(&mut Vec<Range>) -> R) -> R {
         let mut ranges = lock(&self.ranges);

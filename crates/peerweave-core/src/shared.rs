@@ -60,8 +60,8 @@ struct Allocations {
 struct Placed {
     end: u64,
     number: u64,
-    /// A weak reference to the value that the handles to the allocation share. The value is dropped
-    /// with the last handle.
+    /// A weak reference to the value of this allocation. All handles to the allocation share this
+    /// value. The value is dropped with the last handle.
     handles: Weak<dyn Any + Send + Sync>,
 }
 
@@ -120,8 +120,8 @@ impl Shared {
         self.guard.is_forked()
     }
 
-    /// Returns the fork guard of the world, for a handle that may outlive this state. With the
-    /// guard, the handle checks whether its process is a forked child.
+    /// Returns the fork guard of the world. A handle that may outlive this state uses the guard to
+    /// check whether its process is a forked child.
     #[inline]
     pub(crate) fn guard(&self) -> ForkGuard {
         self.guard
@@ -150,8 +150,8 @@ impl Shared {
         self.replace_end(call, end::FINALIZED)
     }
 
-    /// Ends the world, so that only calls that access this PE's own memory still succeed. Fails if
-    /// the world has already ended.
+    /// Ends the world because of a shrink. Later calls succeed only if they access only this PE's own
+    /// memory. Fails if the world has already ended.
     pub(crate) fn shrink(&self, call: &'static str) -> Result<()> {
         self.replace_end(call, end::SHRUNK)
     }
@@ -173,18 +173,18 @@ impl Shared {
         number
     }
 
-    /// Stores a reference to the value that the handles to the allocation at `at` share.
-    /// [`Shared::region_at`] returns that value.
+    /// Stores a reference to the value of the allocation at `at`. All handles to the allocation
+    /// share this value. [`Shared::region_at`] returns the value.
     pub(crate) fn share(&self, at: SymOffset, handles: Weak<dyn Any + Send + Sync>) {
         if let Some(placed) = self.allocations().places.get_mut(&at.0) {
             placed.handles = handles;
         }
     }
 
-    /// Returns the value that the handles to an allocation share, for the allocation that contains
-    /// the `bytes` bytes at `at`. Returns `None` if no allocation contains all of these bytes. If
-    /// all handles were dropped, `make` creates a new value from the number, the start and the size
-    /// of the allocation.
+    /// Finds the allocation that contains the `bytes` bytes at `at`. Returns the value that all
+    /// handles to this allocation share. If all handles were dropped, returns a new value, which
+    /// `make` creates from the number, the start and the size of the allocation. Returns `None` if
+    /// no allocation contains all of these bytes.
     pub(crate) fn region_at<R: Any + Send + Sync>(
         &self,
         at: SymOffset,
@@ -228,8 +228,8 @@ impl Shared {
         }
     }
 
-    /// Returns the offset at which a non-empty allocation starts; `None` if no such allocation
-    /// exists.
+    /// Returns the start of one of the non-empty allocations; `None` if there is no such
+    /// allocation.
     pub(crate) fn any_allocation(&self) -> Option<SymOffset> {
         self.allocations().places.keys().next().copied().map(SymOffset)
     }

@@ -114,7 +114,7 @@ fn collective_call_becomes_an_op_with_count_and_addresses() {
 }
 
 #[test]
-fn barrier_and_sync_reach_the_backend_without_operands() {
+fn barrier_and_sync_operations_contain_no_buffers() {
     let s = Scene::new();
     for (call, kind) in [
         (Team::barrier_blocking as fn(&Team) -> peerweave_core::Result<()>, CollectiveKind::Barrier),
@@ -299,7 +299,7 @@ fn atomic_operands_are_passed_to_the_backend_as_bits() {
 }
 
 #[test]
-fn group_is_one_backend_operation_and_keeps_the_call_order() {
+fn group_becomes_one_operation_in_the_order_of_the_calls() {
     let s = Scene::new();
     let mut into = [0.0f32; 2];
     s.team

@@ -17,7 +17,7 @@ fn peer_died() -> Error {
 }
 
 #[test]
-fn each_access_to_local_memory_returns_the_backend_error() {
+fn failed_access_to_local_memory_returns_the_backend_error() {
     let (noop, world) = world();
     let x = world.alloc_zeroed::<i32>(3).unwrap();
     let gone = || noop.fail_next_access(Error::system("cuMemcpyDtoHAsync", std::io::Error::other("the device is lost")));

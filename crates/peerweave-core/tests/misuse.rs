@@ -223,14 +223,14 @@ const TABLE: &[(&str, Wrong)] = &[
     ("put_signal_blocking: `dest` and `signal` overlap: use a signal word outside of `dest`", |s| {
         s.team.put_signal_blocking(&[0; 6], &s.words, s.words.signal(2)?.set(1), PEER)
     }),
-    ("group: the buffers of a receive and of a different send or receive in the group overlap", |s| {
+    ("group: the buffer of a receive and the buffer of another operation in the group overlap", |s| {
         let members = |g: &mut peerweave_core::Group| {
             g.send(&s.x, PEER)?;
             g.recv(&s.x.slice(5..)?, PEER)
         };
         s.team.group(&s.stream, members).map(drop)
     }),
-    ("group_blocking: the buffers of a receive and of a different send or receive in the group overlap", |s| {
+    ("group_blocking: the buffer of a receive and the buffer of another operation in the group overlap", |s| {
         s.team.group_blocking(|g| {
             g.recv(&s.private, PEER)?;
             g.recv(&s.private, SELF)
@@ -473,10 +473,10 @@ const TABLE: &[(&str, Wrong)] = &[
     ("group.all_reduce: `recv` has 2 elements, expected 6", |s| {
         s.team.group(&s.stream, |g| g.all_reduce(&s.x, &s.y.slice(..2)?, ReduceOp::Sum)).map(drop)
     }),
-    ("group_blocking: `send` is missing: the group receives from this rank itself, which must send in the same group", |s| {
+    ("group_blocking: `send` is missing: the group has a receive from this rank itself without a matching send", |s| {
         s.team.group_blocking(|g| g.recv(&s.private, SELF))
     }),
-    ("group: `recv` is missing: the group sends to this rank itself, which must receive in the same group", |s| {
+    ("group: `recv` is missing: the group has a send to this rank itself without a matching receive", |s| {
         s.team.group(&s.stream, |g| g.send(&s.x, SELF)).map(drop)
     }),
     ("group.recv: `dest` was released", |s| {
@@ -569,7 +569,7 @@ fn calls_with_unusual_but_valid_arguments_are_accepted() {
 }
 
 #[test]
-fn ordinary_memory_is_refused_if_caps_refuse_private_buffers() {
+fn private_buffers_are_refused_if_caps_do_not_support_them() {
     let mut caps = Caps::new(1 << 16, 4, "nothing");
     caps.private_buffers = PrivateBuffers::Refused;
     let world = World::new(Noop::with_caps(0, 2, caps)).unwrap();

@@ -55,7 +55,7 @@ fn symmetric_at_refuses_ranges_outside_of_live_allocations() {
 }
 
 #[test]
-fn handle_made_from_an_offset_can_release_a_dropped_buffer() {
+fn handle_from_symmetric_at_can_release_a_dropped_buffer() {
     let world = world();
     let x = world.alloc_zeroed::<i32>(5).unwrap();
     x.store(4, 9).unwrap();
@@ -69,7 +69,7 @@ fn handle_made_from_an_offset_can_release_a_dropped_buffer() {
 }
 
 #[test]
-fn leak_report_shows_if_a_handle_made_from_an_offset_is_alive() {
+fn leak_report_says_if_a_handle_from_symmetric_at_is_alive() {
     for alive in [false, true] {
         let world = world();
         let at = world.alloc::<u8>(5).unwrap().offset();

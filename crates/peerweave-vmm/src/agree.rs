@@ -13,9 +13,9 @@ use crate::error::{Misuse, PeerCause, VmmError};
 
 /// The reason why an exchange of the PEs' outcomes failed.
 pub(crate) enum Disagreement {
-    /// All PEs know of the failure, and each PE undoes the call.
+    /// All PEs know of the failure, so each PE undoes the call.
     Known(VmmError),
-    /// The exchange itself failed, so some PEs may have completed the call and others may have
+    /// The exchange itself failed. Some PEs may have completed the call, and other PEs may have
     /// undone the call.
     Unknown(VmmError),
 }
@@ -72,7 +72,8 @@ pub(crate) fn agree(
     })
 }
 
-/// Reads numbers from the front of a blob that another PE sent.
+/// A reader for a blob that another PE sent. Each read removes the value from the front of the
+/// blob.
 pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Reader<'a> {

@@ -59,7 +59,8 @@ pub enum VmmError {
         call: String,
         /// Time for which the call waited.
         waited: Duration,
-        /// The PEs that did not arrive; empty if this PE's own device did not complete its work.
+        /// The PEs that did not arrive. Empty if the timeout occurred because this PE's own device
+        /// did not complete its work.
         missing: Vec<Pe>,
     },
     /// The driver reports peer access, but data transferred between the two devices is wrong or
@@ -117,8 +118,8 @@ pub enum Misuse {
         /// The granularity, in bytes.
         multiple: usize,
     },
-    /// A range is invalid: it exceeds the memory, reservation, multicast object or signal pad to
-    /// which it refers, or it is empty although the call requires at least one byte.
+    /// A range is invalid. Either the range exceeds its memory, reservation, multicast object or
+    /// signal pad, or the range is empty although the call requires at least one byte.
     #[error("{call}: the range is {start}..{end}, expected a range within {len} {unit}")]
     OutOfRange {
         /// Name of the call.

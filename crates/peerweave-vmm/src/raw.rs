@@ -17,8 +17,8 @@ use peerweave_dylib::MissingSymbol;
 use crate::VmmError;
 
 peerweave_dylib::bindings! {
-    /// Functions that `peerweave_driver::Api` lacks, or declares with an enumeration that lacks the
-    /// newer values.
+    /// Driver functions that this crate declares itself. `peerweave_driver::Api` lacks them, or
+    /// declares them with an enumeration that lacks the newer values.
     pub(crate) struct Extra {
         /// Returns the name of a device.
         "2.0" fn cuDeviceGetName(name: *mut c_char, len: c_int, device: CUdevice) -> CudaCode;

@@ -238,7 +238,7 @@ fn memory_that_a_peer_failed_to_close_is_not_freed() {
 }
 
 #[test]
-fn ipc_heap_memory_with_a_handle_survives_finalize() {
+fn finalize_of_an_ipc_heap_keeps_memory_that_has_a_handle() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(2, |child| {
         let me = process(&child);
         let heap = heap(&me);

@@ -162,7 +162,7 @@ fn free_refuses_heap_memory_with_a_second_owner() {
 }
 
 #[test]
-fn threads_enable_peer_access_if_devices_lack_vmm() {
+fn pes_as_threads_enable_peer_access_if_devices_lack_vmm() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run(|| {
         threads(3, |me| whole_life(&me, options().sharing(Sharing::Ipc), HeapTransport::Ipc));
     });

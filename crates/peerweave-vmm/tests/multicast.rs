@@ -508,7 +508,7 @@ fn multicast_calls_refuse_invalid_arguments() {
         // Device 0 has a gap, where an access would fault.
         let gap = team.clone().bound(vec![first, second]).map(drop);
         assert!(
-            matches!(&gap, Err(error) if error.to_string().contains(&format!("without a binding at byte {step} of device 0"))),
+            matches!(&gap, Err(error) if error.to_string().contains(&format!("at byte {step} there is no binding to memory of device 0"))),
             "{gap:?}"
         );
         drain_retired();

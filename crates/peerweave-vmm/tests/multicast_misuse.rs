@@ -54,16 +54,16 @@ fn multicast_object_with_a_gap_in_its_bindings_is_refused() {
         // Both ranges have bindings, but the caller does not pass them and could drop them at any
         // time.
         let kept = [0, 1].map(|at| team.bind(&ours[at], 0, 0, bytes).expect("the range is unbound"));
-        assert!(gap(team.clone().bound(vec![])).contains("without a binding at byte 0 of device 0"));
+        assert!(gap(team.clone().bound(vec![])).contains("at byte 0 there is no binding to memory of device 0"));
         let [first, second] = kept;
-        assert!(gap(team.clone().bound(vec![first])).contains("without a binding at byte 0 of device 1"));
+        assert!(gap(team.clone().bound(vec![first])).contains("at byte 0 there is no binding to memory of device 1"));
         drop(second);
         drain_retired();
         // Pieces in any order cover the object, but not if the middle piece is missing.
         let piece = |device: usize, at: usize, len: usize| team.bind(&ours[device], at, at, len).expect("the range is unbound");
         let mut pieces = vec![piece(1, 0, bytes), piece(0, 2 * step, bytes - 2 * step), piece(0, 0, step), piece(0, step, step)];
         let middle = pieces.pop();
-        assert!(gap(team.clone().bound(pieces)).contains(&format!("without a binding at byte {step} of device 0")));
+        assert!(gap(team.clone().bound(pieces)).contains(&format!("at byte {step} there is no binding to memory of device 0")));
         drain_retired();
         let pieces = vec![
             piece(0, 2 * step, bytes - 2 * step),

@@ -48,7 +48,7 @@ fn misuse<R>(result: Result<R, VmmError>) -> Misuse {
 }
 
 #[test]
-fn multicast_store_reaches_memory_that_bind_address_has_bound() {
+fn multicast_store_reaches_memory_bound_by_bind_address() {
     Fakes::new().cuda().run(|| {
         let contexts = [context(0), context(1)];
         let bytes = 2 * MIB;
@@ -145,7 +145,7 @@ fn multicast_object_with_a_mapping_is_not_unbound() {
 }
 
 #[test]
-fn unbind_by_range_releases_memory_bound_by_raw_handle() {
+fn team_unbind_releases_memory_bound_through_the_raw_handle() {
     Fakes::new().cuda().run(|| {
         let contexts = [context(0)];
         let team = team(&contexts, 4 * MIB);

@@ -270,8 +270,7 @@ pub(crate) const fn is_word<T>() -> bool {
     matches!(size_of::<T>(), 1 | 2 | 4 | 8) && align_of::<T>() == size_of::<T>()
 }
 
-/// Returns the value of type `T` whose bytes are the first bytes of `bytes`. `T` must satisfy
-/// [`is_word`].
+/// Converts the first bytes of `bytes` to a value of type `T`. `T` must satisfy [`is_word`].
 #[inline(always)]
 pub(crate) fn element_from_bytes<T: Element>(bytes: [u8; 8]) -> T {
     assert!(size_of::<T>() <= 8);
@@ -313,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn get_mut_fails_on_shared_memory_and_into_vec_on_a_range() {
+    fn get_mut_needs_the_only_handle_and_into_vec_the_whole_memory() {
         let mut buffer = Buffer::from(vec![1.0f64; 4]);
         buffer.get_mut().unwrap()[1] = 2.0;
         let mut range = buffer.slice(1..3).unwrap();

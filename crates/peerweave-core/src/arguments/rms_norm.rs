@@ -1,5 +1,5 @@
 //! The parameters that a caller passes to an all-reduce with RMSNorm.
-#![allow(private_interfaces, reason = "only this crate uses `Span`; the traits whose methods use `Span` are sealed")]
+#![allow(private_interfaces, reason = "only methods of sealed traits use `Span`, so only this crate uses `Span`")]
 
 use crate::arguments::span::{Argument, Dest, Span, StreamDest};
 use peerweave_types::{Element, F8E4M3, Number, bf16, f16};
@@ -16,8 +16,8 @@ mod sealed {
     }
 }
 
-/// An [`OutputScale`] whose type is erased: one scale for all rows, or memory for the scale of each
-/// row.
+/// The scale of a quantised result: one scale for all rows, or memory for the scale of each row.
+/// The type of the [`OutputScale`] is erased.
 pub(crate) enum ErasedScale<'a> {
     Static(f32),
     Rows(Span<'a>),

@@ -70,9 +70,10 @@ pub(crate) unsafe fn write(from: *const u8, to: *mut u8, bytes: usize) {
 pub(crate) enum Reading {
     /// Shared memory, read atomically.
     Shared(*mut u8),
-    /// Memory that the caller passed to an operation. The memory may be borrowed as `&[T]`, which
-    /// must not be accessed through an atomic, so the copy uses volatile reads. If another thread
-    /// changes the memory during the copy, these reads return a mixture of old and new bytes.
+    /// Memory that the caller passed to an operation. If the caller has borrowed the memory as
+    /// `&[T]`, it must not be accessed through an atomic. The copy therefore uses volatile reads.
+    /// If another thread changes the memory during the copy, these reads return a mixture of old
+    /// and new bytes.
     Named(*const u8),
 }
 

@@ -4,7 +4,7 @@
 //! This module checks nothing. Invariant: while an argument lives, its [`Span`] refers to memory
 //! that is valid for reads, and also for writes if the argument is a [`Dest`]. The traits are
 //! sealed, so only types of this crate can break this invariant.
-#![allow(private_interfaces, reason = "only this crate uses `Span`; the traits whose methods use `Span` are sealed")]
+#![allow(private_interfaces, reason = "only methods of sealed traits use `Span`, so only this crate uses `Span`")]
 
 use crate::arguments::buffer::{Buffer, Memory};
 use crate::arguments::on_device::OnDevice;
@@ -71,8 +71,8 @@ impl Span<'_> {
 /// The owner that keeps the memory of an argument alive.
 #[derive(Clone, Copy)]
 pub(crate) enum Owner<'a> {
-    /// The caller of a blocking form, which lends the memory until the call returns. This variant
-    /// also fills the unused places in a list of owners.
+    /// The memory belongs to the caller of a blocking form. The caller lends the memory until the
+    /// call returns. This variant also fills the unused places in a list of owners.
     Caller,
     Region(&'a Arc<Region>),
     Memory(&'a Arc<Memory>),

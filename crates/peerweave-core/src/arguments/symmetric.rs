@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 impl crate::backend::Owner for Region {}
 
-/// One allocation of symmetric memory, which all handles to the allocation share.
+/// One allocation of symmetric memory. All handles to the allocation share this value.
 #[derive(Debug)]
 pub(crate) struct Region {
     pub(crate) shared: Arc<Shared>,
@@ -490,7 +490,7 @@ impl<'a> Remote<'a> {
         self.parts * self.dtype.size_bytes()
     }
 
-    /// Returns the memory that this PE has at the same offset as the target PE.
+    /// Returns this PE's own copy of the memory, at the same offset as on the target PE.
     #[inline]
     pub(crate) fn here(self) -> Span<'a> {
         Span {

@@ -1,5 +1,5 @@
-//! Views of symmetric memory that are made from a handle: ranges that borrow the handle, and casts
-//! to other element types.
+//! Views of symmetric memory: ranges that borrow a handle, and casts of a handle to another element
+//! type.
 //!
 //! Invariant: a view refers to aligned elements within the allocation of its handle. \[S1\] in
 //! `symmetric.rs` requires the same of all handles.
@@ -36,8 +36,8 @@ use std::ops::{Deref, RangeBounds};
 /// # }
 /// ```
 pub struct SymmetricRange<'a, T> {
-    /// A copy of the borrowed handle. The copy is never dropped, because it is not counted as a
-    /// reference to the allocation.
+    /// A copy of the borrowed handle. The allocation does not count the copy as a handle, so the
+    /// copy is never dropped.
     handle: ManuallyDrop<Symmetric<T>>,
     borrowed: PhantomData<&'a Symmetric<T>>,
 }

@@ -1,5 +1,5 @@
 //! The argument of a wait for one memory word: a signal word, or an element of symmetric memory.
-#![allow(private_interfaces, reason = "only this crate calls the method of the sealed trait")]
+#![allow(private_interfaces, reason = "the trait is sealed, so only this crate calls its method")]
 
 use crate::arguments::signal::Signal;
 use crate::arguments::symmetric::{Remote, Symmetric};

@@ -14,8 +14,8 @@ pub struct AbortWord(Arc<AtomicU64>);
 const ABORTED: u64 = 1 << 63;
 
 impl AbortWord {
-    /// Encodes an abort by the PE `by` with the exit code `code` as one word, which can be stored
-    /// in memory that several processes share.
+    /// Returns a word that records an abort: the PE `by` aborted the job with the exit code `code`.
+    /// The word can be stored in memory that several processes share.
     pub fn encode(by: Pe, code: u8) -> u64 {
         ABORTED | u64::from(by.get()) << 8 | u64::from(code)
     }

@@ -1,5 +1,5 @@
-//! Reductions by a function that the caller passes: the loop over the operands, for backends that
-//! compute on the host.
+//! The loop that combines the operands of a reduction by the caller's function. Backends that
+//! compute on the host use this loop.
 
 use super::Combine;
 use crate::Error;
@@ -40,8 +40,8 @@ pub fn combine_in_order(
     }
 }
 
-/// Returns the error with which `call` fails after the function that combines elements has panicked
-/// with `payload`.
+/// Returns the error of `call` for a panic of the function that combines elements. `payload` is the
+/// payload of the panic.
 pub fn function_panicked(call: &'static str, payload: &(dyn Any + Send)) -> Error {
     let text = payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str));
     let message = text.unwrap_or("the panic has no message");

@@ -75,7 +75,7 @@ impl Keep {
         Self(Owners::Many(owners))
     }
 
-    /// Calls `with` for each owner of device memory, until a call returns an error.
+    /// Passes each owner of device memory to `with`, until a call of `with` returns an error.
     ///
     /// # Errors
     /// The first error that `with` returns.
@@ -88,9 +88,9 @@ impl Keep {
     }
 }
 
-/// A list of owners that keep the memory of a group, of an all-reduce with RMSNorm, or of a launch
-/// alive. A clone refers to the same list. Dropping the last clone drops the owners, and returns
-/// the empty list to its pool.
+/// A list of the memory owners of one operation: a group, an all-reduce with RMSNorm, or a launch.
+/// The list keeps the memory alive. A clone refers to the same list. When the last clone is
+/// dropped, the owners are dropped, and the empty list returns to its pool.
 #[derive(Clone, Debug)]
 pub(crate) struct Kept(Option<Arc<KeptList>>);
 
@@ -100,7 +100,7 @@ struct KeptList {
     home: Weak<KeptPool>,
 }
 
-/// A pool of empty lists of memory owners, which later [`Kept`] values reuse.
+/// A pool of empty lists. Later [`Kept`] values reuse these lists for memory owners.
 #[derive(Debug)]
 pub(crate) struct KeptPool(Mutex<Vec<Arc<KeptList>>>);
 

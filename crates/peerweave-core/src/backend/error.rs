@@ -145,9 +145,9 @@ impl Error {
         }
     }
 
-    /// Converts an error of the setup of a new job to an error of `call` on `team` in the old job.
-    /// `old` converts PE numbers of the new job to those of the old job. Backends call this method
-    /// when they shrink a world.
+    /// Converts an error of the setup of a new job, for a backend that shrinks a world. The result
+    /// is an error of `call` on `team`, with the PE numbers of the old job. `old` converts PE
+    /// numbers of the new job to PE numbers of the old job.
     pub fn renumbered(self, call: &'static str, team: TeamName, old: impl Fn(&[Pe]) -> Vec<Pe>) -> Self {
         let one = |pe: Pe| old(&[pe]).first().copied().unwrap_or(pe);
         match self {
@@ -267,8 +267,8 @@ pub struct Timeout {
 }
 
 impl Timeout {
-    /// Creates the error of a call that waited for the PEs in `missing`. The call did not wait for
-    /// a stream, a thread, a lock or a memory word.
+    /// Creates the error of a call that waited only for the PEs in `missing`, and not for a stream,
+    /// a thread, a lock or a memory word.
     pub fn new(call: &'static str, team: TeamName, waited: Duration, missing: Vec<Pe>) -> Self {
         Self { call, team, waited, missing, running: None, holder: None, word: None }
     }
@@ -312,8 +312,8 @@ impl fmt::Display for AwaitedWord {
     }
 }
 
-/// Formats the reason of a timeout: the call, the memory word, the lock holder or the PEs for which
-/// the failed call waited.
+/// Formats what a call waited for when it timed out: a running call, a memory word, a lock holder
+/// or PEs.
 struct Awaited<'a> {
     running: Option<&'static str>,
     missing: &'a [Pe],
@@ -345,14 +345,14 @@ impl fmt::Display for Awaited<'_> {
 pub struct KernelFailure {
     /// The name of the kernel.
     pub kernel: &'static str,
-    /// The reason why an operation of the kernel failed; `None` if no operation failed, and a
-    /// thread panicked, trapped or diverged instead.
+    /// The reason why an operation of the kernel failed. `None` if no operation failed; in that
+    /// case, a thread panicked, trapped or diverged.
     pub kind: Option<FailureKind>,
     /// The operation that failed in the kernel; `None` if no operation failed, or if the failed
     /// operation is unknown.
     pub operation: Option<KernelOp>,
-    /// The PE that did not arrive or cannot be reached, if the failure is due to a PE. For
-    /// [`FailureKind::NoSuchPeer`], the PE number that the job does not have.
+    /// The PE that did not arrive or cannot be reached; `None` if no PE caused the failure. For
+    /// [`FailureKind::NoSuchPeer`], a PE number that the job does not have.
     pub missing: Option<Pe>,
     /// The code that the kernel passed to `Context::exit`; `None` if there was no such call.
     pub exit_code: Option<u64>,
@@ -500,11 +500,10 @@ pub enum MisuseKind {
         /// What to pass or to call instead.
         advice: &'static str,
     },
-    /// Two parts of the memory that a call uses overlap, and the call writes to at least one of the
-    /// parts.
+    /// Two ranges of memory overlap. The call uses both ranges, and writes to at least one of them.
     #[error("{what} overlap")]
     OverlapWithin {
-        /// A description of the parts that overlap.
+        /// A description of the ranges that overlap.
         what: &'static str,
     },
     /// The buffer has been released.
@@ -548,7 +547,7 @@ pub enum MisuseKind {
     /// The call would destroy the team of all PEs, which cannot be destroyed.
     #[error("the team of all PEs cannot be destroyed: the team ends with the world")]
     WorldTeam,
-    /// The call would destroy the team of this machine's PEs, which cannot be destroyed.
+    /// The call would destroy the team of this machine's PEs. That team cannot be destroyed.
     #[error("the team of the PEs of this machine cannot be destroyed: the team ends with the world")]
     LocalTeam,
     /// The world has been finalized.
@@ -569,7 +568,8 @@ pub enum MisuseKind {
         /// The element type for which the reduction is not defined.
         dtype: DType,
     },
-    /// The reduction is not defined for the element type, which consists of several values.
+    /// The reduction is not defined for the element type. An element of this type consists of
+    /// several values.
     #[error("the reduction {op} is not defined for elements of type {element}")]
     ElementReduction {
         /// The reduction that the caller passed.
@@ -577,7 +577,8 @@ pub enum MisuseKind {
         /// The name of the element type for which the reduction is not defined.
         element: &'static str,
     },
-    /// The shape of a new team does not describe distinct ranks of the parent team.
+    /// The shape of a new team is empty, contains a rank twice, or contains a rank that the parent
+    /// team does not have.
     #[error("the shape is {found}, expected distinct ranks of a team with {team_size} ranks")]
     Shape {
         /// A description of the shape that was passed.
@@ -595,7 +596,8 @@ pub enum MisuseKind {
         /// A description of the valid values.
         expected: &'static str,
     },
-    /// A buffer, the scalar of a reduction, or the matching send or receive in a group is missing.
+    /// A buffer or the scalar of a reduction is missing, or a group lacks the send or receive that
+    /// matches another operation of the group.
     #[error("`{argument}` is missing: {why}")]
     Missing {
         /// The name of the missing parameter or call.

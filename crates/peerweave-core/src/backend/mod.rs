@@ -177,18 +177,17 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// next. In this case, the team has failed.
     fn team_failure(&self, team: TeamId) -> Option<Error>;
 
-    /// Returns the error with which a call that waits only for `pe` fails, if `pe` is known to have
-    /// died or left. The error is an [`Error::Peer`] that names `pe`, or the PE whose failure
-    /// caused `pe` to end. Returns `None` if `pe` may still participate, or if the backend does not
-    /// know.
+    /// If `pe` is known to have died or left the job, returns the error for a call that waits only
+    /// for `pe`. The error is an [`Error::Peer`] that names `pe`, or the PE whose failure caused
+    /// `pe` to end. Returns `None` if `pe` may still participate, or if the backend does not know.
     fn lost(&self, call: &'static str, pe: Pe) -> Option<Error> {
         let _ = (call, pe);
         None
     }
 
-    /// Records that a call of this PE fails with `error`, which [`Backend::lost`] has returned, and
-    /// returns `error`. If this PE ends because of the error, other PEs can then name the original
-    /// failure.
+    /// Records that a call of this PE fails with `error`, and returns `error`. An earlier call of
+    /// [`Backend::lost`] returned this error. If this PE ends because of the error, other PEs can
+    /// then name the original failure.
     fn record_loss(&self, error: Error) -> Error {
         error
     }
@@ -236,7 +235,7 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// [`Error::Timeout`], which names the PEs that have neither made this call nor ended. After a
     /// timeout, the call can be made again.
     fn shrink(&self) -> Result<Shrunk, Error> {
-        let why = "the remaining PEs have no shared memory in which to agree on the new world";
+        let why = "the PEs that remain have no shared memory, which they need to agree on the new world";
         Err(Error::Unsupported { call: "shrink", backend: self.name(), why })
     }
 
@@ -244,8 +243,8 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// PEs. After this call, peerweave-core starts no operation.
     fn finalize(&self) -> Result<(), Error>;
 
-    /// Returns a description of the pending operations and of the PEs that these operations wait
-    /// for, to be shown by `info` and in error reports.
+    /// Returns a text for `info` and for error reports. The text describes the pending operations
+    /// and the PEs that these operations wait for.
     fn describe(&self) -> String;
 }
 
@@ -281,7 +280,7 @@ pub unsafe trait StreamBackend: Any + Send + Sync + fmt::Debug {
     /// call have completed or failed.
     fn record(&self) -> Result<Arc<dyn EventBackend>, Error>;
 
-    /// Makes operations that are enqueued later wait for `event`. The event belongs to a stream of
+    /// Makes the later operations of this stream wait for `event`. The event belongs to a stream of
     /// the same backend.
     fn wait_event(&self, event: &Arc<dyn EventBackend>) -> Result<(), Error>;
 }
@@ -387,7 +386,7 @@ pub struct TeamRecord {
 pub struct Shrunk {
     /// The backend of the new world.
     pub backend: Arc<dyn Backend>,
-    /// The number that each PE of the new backend has in the old backend, ascending.
+    /// For each PE of the new backend, its number in the old backend. The numbers are ascending.
     pub former: Vec<Pe>,
 }
 
@@ -400,7 +399,7 @@ pub struct SplitPart {
     pub key: i64,
 }
 
-/// The call that splits a team, with those arguments that must be the same on all ranks.
+/// A call that splits a team, and those arguments that must be the same on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SplitCall {

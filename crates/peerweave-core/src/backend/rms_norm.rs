@@ -52,8 +52,8 @@ pub enum NormScale {
 }
 
 impl Quantization {
-    /// A lower bound on the largest absolute value from which a row's scale is computed. Because of
-    /// this bound, the scale of a row that contains only zeros is not 0.
+    /// If the largest absolute value of a row is below this bound, the scale of the row is computed
+    /// from this bound. The scale of a row that contains only zeros is therefore not 0.
     pub const SMALLEST_SCALED: f32 = 1.0 / 512.0;
 
     /// Returns the largest value of the quantised type, [`Quantization::dtype`].
@@ -85,7 +85,8 @@ impl RmsNorm {
         u64::from(self.epsilon.to_bits()) | (self.hidden as u64) << 32 | output << 56
     }
 
-    /// Formats the parameters that [`detail`](Self::detail) has encoded.
+    /// Formats the parameters of RMSNorm. `detail` is their encoding, which
+    /// [`detail`](Self::detail) has returned.
     pub(super) fn describe(detail: u64, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (epsilon, hidden, output) = (f32::from_bits(detail as u32), detail >> 32 & 0xff_ffff, detail >> 56);
         write!(f, " in rows of {hidden} elements with epsilon {epsilon:?}")?;

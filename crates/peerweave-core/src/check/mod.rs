@@ -44,10 +44,10 @@ pub(crate) use rms_norm::{NormCall, rms_norm};
 pub(crate) use scan::{all_to_all_strided, by_function, reduce_with, scan, scan_in_place};
 pub(crate) use vector::for_each_rank;
 
-/// An operation whose arguments have been checked, with the owners of its memory.
+/// An operation whose arguments have been checked, and the owners of the operation's memory.
 pub(crate) struct Prepared<'a> {
-    /// The operation. The destructor drops the operation only if the operation owns memory. This
-    /// check takes a few instructions, whereas dropping an `Op` takes a function call.
+    /// The operation. Dropping an `Op` takes a function call. The destructor therefore drops the
+    /// operation only if the operation owns memory. This check takes a few instructions.
     op: ManuallyDrop<Op>,
     /// The owners that keep the memory of the operation alive.
     owners: [Owner<'a>; 3],
@@ -64,8 +64,8 @@ impl<'a> Prepared<'a> {
         &self.op
     }
 
-    /// Returns a value that contains clones of the owners. A stream holds this value while the
-    /// operation is pending.
+    /// Returns a value that keeps the memory of the operation alive. A stream holds this value
+    /// while the operation is pending.
     pub(crate) fn keep(&self) -> Keep {
         keep(self.owners)
     }
@@ -75,7 +75,7 @@ impl<'a> Prepared<'a> {
         (self.take_op(), self.owners.map(Owner::hold))
     }
 
-    /// Moves the operation out of this value, and leaves an operation that owns no memory.
+    /// Takes the operation out of this value, and leaves a quiet, which owns no memory.
     fn take_op(&mut self) -> Op {
         ManuallyDrop::into_inner(mem::replace(&mut self.op, ManuallyDrop::new(Op::Quiet)))
     }
@@ -235,8 +235,8 @@ fn share(call: &'static str, team: &Team, argument: &'static str, len: usize) ->
 
 // ---- teams ----
 
-/// Returns the index of this rank in the shape; `None` if the shape does not contain this rank.
-/// Fails if the shape contains a rank that the team does not have, or contains a rank twice.
+/// Returns the index at which `shape` contains this rank; `None` if `shape` does not contain this
+/// rank. Fails if `shape` contains a rank that the team does not have, or contains a rank twice.
 pub(crate) fn shape(call: &'static str, team: &Team, shape: TeamShape) -> Result<Option<u32>> {
     let size = team.size();
     if !u32::try_from(size).is_ok_and(|size| shape.fits(size)) {
@@ -325,14 +325,14 @@ pub(crate) fn fill<'a>(call: &'static str, shared: &Arc<Shared>, dest: Span<'a>,
     Ok(Prepared::new(Op::Fill(fill), [dest.owner, Owner::Caller, Owner::Caller]))
 }
 
-/// Checks that the world can be used, and returns a fence.
+/// Checks that the world can be used. Returns a fence operation.
 #[inline(always)]
 pub(crate) fn fence(call: &'static str, shared: &Shared) -> Result<Prepared<'static>> {
     shared.usable(call)?;
     Ok(Prepared::new(Op::Fence, [Owner::Caller; 3]))
 }
 
-/// Checks that the world can be used, and returns a quiet.
+/// Checks that the world can be used. Returns a quiet operation.
 #[inline(always)]
 pub(crate) fn quiet(call: &'static str, shared: &Shared) -> Result<Prepared<'static>> {
     shared.usable(call)?;

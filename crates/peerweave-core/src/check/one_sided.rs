@@ -154,8 +154,8 @@ fn element<'a>(call: &'static str, remote: Remote<'a>, index: usize) -> Result<R
     Ok(Remote { at: remote.at.plus((index * remote.element_bytes()) as u64), len: 1, ..remote })
 }
 
-/// Checks the team `of`, the memory `remote`, the index and the rank `target`. Returns the PE that
-/// has this rank, and the element at the index.
+/// Checks the team `of`, the memory `remote`, the index and the rank `target`. Returns the PE with
+/// the rank `target`, and the element of `remote` at the index.
 #[inline(always)]
 fn remote_element<'a>(
     call: &'static str,
@@ -228,7 +228,7 @@ pub(crate) fn get_element<'a>(
 
 /// The words of a wait or test, and the condition on these words.
 pub(crate) struct Awaited<'a> {
-    /// The name of the parameter that contains the words, for errors.
+    /// The name that error messages use for the parameter with the words.
     pub(crate) name: &'static str,
     pub(crate) words: Remote<'a>,
     pub(crate) exclude: Option<&'a [bool]>,

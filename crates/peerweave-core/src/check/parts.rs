@@ -12,7 +12,7 @@ use crate::world::team::Team;
 use peerweave_types::Rank;
 
 /// Checks that `parts` contains one part for each rank, and that every part lies inside a buffer of
-/// `len` elements. Returns the length of the part of rank `of_rank`.
+/// `len` elements. Returns the length of the part for rank `of_rank`.
 fn parts_in(call: &'static str, of: &Team, name: &'static str, parts: &Parts, len: usize, of_rank: Rank) -> Result<usize> {
     vector::for_each_rank(call, of, "parts.counts", &parts.counts)?;
     vector::for_each_rank(call, of, "parts.offsets", &parts.offsets)?;
@@ -26,9 +26,9 @@ fn parts_in(call: &'static str, of: &Team, name: &'static str, parts: &Parts, le
 enum Side<'a> {
     /// The parts that the caller passed.
     Parts(&'a Parts),
-    /// A part of this length for every rank. All offsets are 0.
+    /// Every rank has a part of this length. All offsets are 0.
     Every(usize),
-    /// A part of this length for the given rank, and empty parts for all other ranks. All offsets
+    /// The given rank has a part of the given length. All other ranks have empty parts. All offsets
     /// are 0.
     Only(Rank, usize),
     None,

@@ -1,11 +1,11 @@
-//! Chooses the word that a wait for any of several words checks first.
+//! Chooses which word is checked first by a wait for any of several words.
 //!
-//! If every wait checked word 0 first, a word 0 that always satisfies the wait would hide the other
-//! words. Therefore the word that is checked first varies between the waits of a thread. The
-//! indices of these words follow a Weyl sequence: the fractional parts of the multiples of an
-//! irrational number, scaled to the number of words. The values of this sequence are spread evenly,
-//! and so are the values of any subsequence at regular distances. Therefore every word is checked
-//! first at short intervals, even if a thread alternates between waits for several sets of words.
+//! If every wait checked word 0 first, and word 0 always satisfied the wait, no wait would return
+//! another word. Therefore the waits of a thread begin with different words. The indices of these
+//! words follow a Weyl sequence: the fractional parts of the multiples of an irrational number,
+//! scaled to the number of words. The values of this sequence are spread evenly, and so are the
+//! values of any subsequence at regular distances. Therefore every word is checked first at short
+//! intervals, even if a thread alternates between waits for several sets of words.
 
 use std::cell::Cell;
 
@@ -17,8 +17,8 @@ thread_local! {
     static NEXT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Returns the index of the word that the next wait for `count` words checks first. The index is
-/// below `count`, or 0 if `count` is 0.
+/// Returns the index of the word that the next wait checks first. The wait is for `count` words.
+/// The index is below `count`, or 0 if `count` is 0.
 #[inline]
 pub(super) fn start(count: usize) -> usize {
     let next = NEXT.replace(NEXT.get().wrapping_add(STEP));
@@ -29,9 +29,9 @@ pub(super) fn start(count: usize) -> usize {
 mod tests {
     use super::*;
 
-    /// Calls `start(count)` `calls` times, and calls [`start`] for each of `others` after each of
-    /// these calls. Returns the largest number of `start(count)` calls between two calls that
-    /// return the same index.
+    /// Makes `calls` calls of `start(count)`. After each of these calls, calls [`start`] for each
+    /// of `others`. Returns the longest distance between two calls of `start(count)` that return
+    /// the same index, counted in such calls.
     fn longest_gap(count: usize, calls: usize, others: &[usize]) -> usize {
         let (mut last, mut longest) = (vec![0; count], 0);
         for call in 1..=calls {
@@ -44,7 +44,7 @@ mod tests {
     }
 
     #[test]
-    fn each_of_n_words_is_checked_first_at_least_every_3n_waits() {
+    fn each_of_n_words_comes_first_at_least_once_in_3n_waits() {
         assert_eq!((start(0), start(1)), (0, 0));
         for count in [1, 2, 3, 8, 64, 1000] {
             assert!(longest_gap(count, 10 * count, &[]) <= 3 * count, "{count} words");
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn each_word_is_checked_first_if_other_waits_are_interleaved() {
+    fn each_word_comes_first_even_if_other_waits_run_in_between() {
         for others in [&[2][..], &[2, 2], &[3, 5, 8], &[64; 7]] {
             for count in [2, 3, 8, 64] {
                 let longest = longest_gap(count, 100 * count, others);

@@ -1,5 +1,5 @@
-//! Checks the arguments of scans, of reductions by a function that the caller passes, and of
-//! strided all-to-alls.
+//! Checks the arguments of scans, of reductions with the caller's function, and of strided
+//! all-to-alls.
 
 use super::collective::{CollectiveExtras, collective, pair, reduction, result_at_root, single};
 use super::one_sided::reach;
@@ -14,7 +14,7 @@ use crate::{Error, Result};
 use peerweave_types::{DType, Rank, ReduceOp, Strides};
 use std::sync::Arc;
 
-/// Checks that a scan by this reduction is defined for the element type. Returns the bits of the
+/// Checks that a scan with this reduction is defined for the element type. Returns the bits of the
 /// reduction's scalar.
 fn scannable(call: &'static str, op: ErasedReduction, dtype: DType) -> Result<u64> {
     if op.op == ReduceOp::Avg {
@@ -70,8 +70,8 @@ fn function(call: &'static str, shared: &Shared, function: Arc<Special>) -> Resu
     Ok(CollectiveExtras { special: Some(function), ..CollectiveExtras::NONE })
 }
 
-/// Checks an all-reduce or a scan by a function, and returns the operation. Every rank passes
-/// `recv`.
+/// Checks the arguments of an all-reduce or scan that uses the caller's function. Returns the
+/// operation. Every rank passes `recv`.
 pub(crate) fn by_function<'a>(
     call: &'static str,
     of: &Team,
@@ -86,7 +86,8 @@ pub(crate) fn by_function<'a>(
     Ok(collective(kind, of, send.dtype, send.len, Some(&send), Some(&recv), extras))
 }
 
-/// Checks a reduce by a function, and returns the operation. Only the root uses `recv`.
+/// Checks the arguments of a reduce that uses the caller's function. Returns the operation. Only
+/// the root uses `recv`.
 pub(crate) fn reduce_with<'a>(
     call: &'static str,
     of: &Team,

@@ -19,9 +19,9 @@ pub(super) fn counts(call: &'static str, of: &Team, counts: &VectorCounts, send_
     if are_plain(of, counts, send_len, recv_len) { Ok(()) } else { check_counts(call, of, counts, send_len, recv_len) }
 }
 
-/// Returns whether the counts are valid and the received parts lie in rank order. For this common
-/// case, one pass over the lists is enough. If the result is `false`, the counts may still be
-/// valid.
+/// Returns `true` if the counts are valid and the received parts lie in rank order. One pass over
+/// the lists is enough to detect this common case. If the result is `false`, the counts may still
+/// be valid.
 #[inline]
 fn are_plain(of: &Team, counts: &VectorCounts, send_len: usize, recv_len: usize) -> bool {
     let (ranks, me) = (of.size(), of.my_rank().index());
@@ -42,8 +42,8 @@ fn are_plain(of: &Team, counts: &VectorCounts, send_len: usize, recv_len: usize)
         })
 }
 
-/// Like [`counts`], but checks one condition after the other, so that the error names the first
-/// condition that is violated.
+/// Like [`counts`], but checks one condition after the other. The error names the first condition
+/// that is violated.
 #[cold]
 #[inline(never)]
 fn check_counts(call: &'static str, of: &Team, counts: &VectorCounts, send_len: usize, recv_len: usize) -> Result<()> {
@@ -92,8 +92,8 @@ pub(super) fn apart(call: &'static str, what: &'static str, offsets: &[usize], c
     Ok(())
 }
 
-/// Converts counts and offsets in elements to counts and offsets in values. `parts` is the number
-/// of values in an element. [`counts`] has checked the counts in elements.
+/// Converts counts and offsets from elements to values. An element consists of `parts` values.
+/// [`counts`] has checked the counts in elements.
 pub(super) fn of_parts(of: &Team, counts: &VectorCounts, parts: usize) -> Arc<VectorCounts> {
     of.inner.shared.pools.counts.take(|free| {
         for (list, counts) in [
@@ -166,7 +166,7 @@ pub(super) fn group(call: &'static str, me: Rank, ops: &[Op], ranges: &mut Vec<R
         if start < written_end || (written && start < any_end) {
             return Err(misuse(
                 call,
-                MisuseKind::OverlapWithin { what: "the buffers of a receive and of a different send or receive in the group" },
+                MisuseKind::OverlapWithin { what: "the buffer of a receive and the buffer of another operation in the group" },
             ));
         }
         any_end = any_end.max(end);
@@ -180,8 +180,8 @@ pub(super) fn group(call: &'static str, me: Rank, ops: &[Op], ranges: &mut Vec<R
     };
     let missing = |argument, why| Err(misuse(call, MisuseKind::Missing { argument, why }));
     match with_itself(Direction::Send).cmp(&with_itself(Direction::Receive)) {
-        Ordering::Less => missing("send", "the group receives from this rank itself, which must send in the same group")?,
-        Ordering::Greater => missing("recv", "the group sends to this rank itself, which must receive in the same group")?,
+        Ordering::Less => missing("send", "the group has a receive from this rank itself without a matching send")?,
+        Ordering::Greater => missing("recv", "the group has a send to this rank itself without a matching receive")?,
         Ordering::Equal => {}
     }
     Ok(())

@@ -1,5 +1,5 @@
-//! Runs the operations of the no-op backend that need no other PE, on the memory of the simulated
-//! PEs.
+//! Runs those operations of the no-op backend that need no other PE. The operations use the memory
+//! of the simulated PEs.
 #![allow(unsafe_code)]
 
 use super::Noop;

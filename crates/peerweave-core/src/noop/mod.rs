@@ -89,8 +89,7 @@ pub struct Noop {
     heap: Heap,
     recording: AtomicBool,
     inert: AtomicBool,
-    /// Whether the next blocking operation fails with a timeout, as if its work were still running:
-    /// see [`Noop::time_out_next`].
+    /// Whether the next blocking operation fails with a timeout: see [`Noop::time_out_next`].
     late_next: AtomicBool,
     aborted: AbortWord,
     state: Mutex<State>,
@@ -218,8 +217,8 @@ impl Noop {
         self.state().survivors = Some(pes.into_iter().map(Pe::new).collect());
     }
 
-    /// Makes the next operation fail with `error`. Creating a team from a list of PEs and shrinking
-    /// the world also count as operations here.
+    /// Makes the next operation fail with `error`. The creation of a team from a list of PEs also
+    /// counts as an operation here, and so does a shrink of the world.
     pub fn fail_next(&self, error: Error) {
         self.state().fail_next = Some(error);
     }
@@ -272,8 +271,8 @@ impl Noop {
         self.queue.run_next(|op| self.perform(op))
     }
 
-    /// Runs all pending operations. Also drops the owners of the memory of operations that have
-    /// timed out.
+    /// Runs all pending operations. Then drops the memory owners of the operations that have timed
+    /// out.
     pub fn run_all(&self) {
         while self.run_next() {}
         self.queue.end_late();
@@ -329,8 +328,7 @@ impl Noop {
         }
     }
 
-    /// Returns how to read the `bytes` bytes at `place`, which an operation reads and does not
-    /// write.
+    /// Returns the way to read the `bytes` bytes at `place`. An operation only reads these bytes.
     fn reading(&self, place: Place, bytes: usize) -> Reading {
         match place {
             Place::Symmetric(at) => Reading::Shared(self.at(self.job.my_pe, at, bytes)),

@@ -22,8 +22,8 @@ pub(super) struct Queue {
     waiting: Mutex<VecDeque<Entry>>,
     capture: AtomicBool,
     graph: Mutex<Graph>,
-    /// The owners of the memory of timed-out operations. They are kept as if the work of these
-    /// operations were still running.
+    /// The memory owners of operations that timed out. The backend keeps these owners, because it
+    /// simulates that the work still runs.
     late: Mutex<Vec<Keep>>,
 }
 
@@ -73,8 +73,8 @@ impl Queue {
         drop(graph);
     }
 
-    /// Simulates an operation that times out while its work is still running: returns the timeout
-    /// error, and keeps the memory of the operation alive until [`Queue::end_late`] is called.
+    /// Simulates that an operation times out while its work still runs. Returns the timeout error.
+    /// The memory of the operation stays allocated until [`Queue::end_late`] is called.
     pub(super) fn leave_running(&self, keep: Keep) -> Error {
         lock(&self.late).push(keep);
         let team = crate::TeamName { id: TeamId::WORLD, size: 1 };
@@ -98,8 +98,8 @@ impl Queue {
     }
 
     /// Runs the oldest pending operation, or completes the oldest pending event. Returns `false` if
-    /// nothing is pending. The owners of the memory are dropped after the operation has run, and
-    /// before its ticket completes.
+    /// nothing is pending. The owners of the operation's memory are dropped after the operation has
+    /// run, and before its ticket completes.
     pub(super) fn run_next(&self, perform: impl FnOnce(&Op) -> Result<Outcome>) -> bool {
         let Some(Entry { work, done, failure, .. }) = self.pop() else { return false };
         let before = lock(&failure).clone();
@@ -197,8 +197,8 @@ impl NoopStream {
         result.map(Submitted::Complete)
     }
 
-    /// Adds an operation to the queue. If `mark` is set, adds an event instead. Returns `None` and
-    /// adds nothing if the operation can run at once, or if the event is complete at once.
+    /// Adds an operation to the queue, or an event if `mark` is `true`. If the operation can run at
+    /// once, or the event is complete at once, adds nothing and returns `None`.
     fn enter(&self, work: impl FnOnce() -> Option<(Op, Keep)>, mark: bool) -> Option<Arc<Done>> {
         let queue = &self.backend.queue;
         let hold = queue.hold.load(Ordering::Relaxed) && !mark;

@@ -87,13 +87,13 @@ mod sealed {
         /// Returns the value that the kernel gets for this argument. If the value refers to memory,
         /// also adds the owners of that memory to `held`.
         #[doc(hidden)]
-        #[allow(private_interfaces, reason = "only this crate calls the methods of the sealed trait")]
+        #[allow(private_interfaces, reason = "the trait is sealed, so only this crate calls its methods")]
         fn bind(&self, name: &'static str, shared: &Arc<Shared>, held: &mut Kept) -> Result<P>;
     }
 
     pub trait Arguments<A> {
         #[doc(hidden)]
-        #[allow(private_interfaces, reason = "only this crate calls the methods of the sealed trait")]
+        #[allow(private_interfaces, reason = "the trait is sealed, so only this crate calls its methods")]
         fn bind(&self, shared: &Arc<Shared>, held: &mut Kept) -> Result<A>;
     }
 }
@@ -102,11 +102,11 @@ const CALL: &str = "launch";
 
 impl<P: KernelArg> LaunchArg<P> for P {}
 impl<P: KernelArg> sealed::Argument<P> for P {
-    #[allow(private_interfaces, reason = "only this crate calls the methods of the sealed trait")]
+    #[allow(private_interfaces, reason = "the trait is sealed, so only this crate calls its methods")]
     fn bind(&self, name: &'static str, shared: &Arc<Shared>, held: &mut Kept) -> Result<P> {
-        /// A visitor of the memory views in an argument. Adds the owners of the memory to `held`.
-        /// Stores in `outside` the offset and the size of the first view whose memory is not
-        /// allocated.
+        /// Visits the memory views in an argument. Adds the owners of the memory to `held`. If the
+        /// memory of a view is not allocated, stores the offset and the size of the first such view
+        /// in `outside`.
         struct Look<'a> {
             shared: &'a Arc<Shared>,
             held: &'a mut Kept,
@@ -141,7 +141,7 @@ impl<P: KernelArg> sealed::Argument<P> for P {
 
 impl<T: Element> LaunchArg<SymSlice<T>> for &Symmetric<T> where SymSlice<T>: KernelArg {}
 impl<T: Element> sealed::Argument<SymSlice<T>> for &Symmetric<T> {
-    #[allow(private_interfaces, reason = "only this crate calls the methods of the sealed trait")]
+    #[allow(private_interfaces, reason = "the trait is sealed, so only this crate calls its methods")]
     fn bind(&self, name: &'static str, shared: &Arc<Shared>, held: &mut Kept) -> Result<SymSlice<T>> {
         let remote = self.remote();
         check::region(CALL, shared, name, remote.region)?;
@@ -152,7 +152,7 @@ impl<T: Element> sealed::Argument<SymSlice<T>> for &Symmetric<T> {
 
 impl LaunchArg<KernelTeam> for &Team {}
 impl sealed::Argument<KernelTeam> for &Team {
-    #[allow(private_interfaces, reason = "only this crate calls the methods of the sealed trait")]
+    #[allow(private_interfaces, reason = "the trait is sealed, so only this crate calls its methods")]
     fn bind(&self, name: &'static str, shared: &Arc<Shared>, _held: &mut Kept) -> Result<KernelTeam> {
         self.inner.shared.same_world(CALL, shared, name)?;
         check::team(CALL, self)?;
@@ -162,7 +162,7 @@ impl sealed::Argument<KernelTeam> for &Team {
 
 impl LaunchArgs<()> for () {}
 impl sealed::Arguments<()> for () {
-    #[allow(private_interfaces, reason = "only this crate calls the methods of the sealed trait")]
+    #[allow(private_interfaces, reason = "the trait is sealed, so only this crate calls its methods")]
     fn bind(&self, _shared: &Arc<Shared>, _held: &mut Kept) -> Result<()> {
         Ok(())
     }
@@ -172,7 +172,7 @@ macro_rules! tuples {
     ($($parameter:ident $argument:ident $index:tt),*) => {
         impl<$($parameter: KernelArg, $argument: LaunchArg<$parameter>),*> LaunchArgs<($($parameter,)*)> for ($($argument,)*) {}
         impl<$($parameter: KernelArg, $argument: LaunchArg<$parameter>),*> sealed::Arguments<($($parameter,)*)> for ($($argument,)*) {
-            #[allow(private_interfaces, reason = "only this crate calls the methods of the sealed trait")]
+            #[allow(private_interfaces, reason = "the trait is sealed, so only this crate calls its methods")]
             fn bind(&self, shared: &Arc<Shared>, held: &mut Kept) -> Result<($($parameter,)*)> {
                 Ok(($(sealed::Argument::<$parameter>::bind(&self.$index, ARGUMENTS[$index], shared, held)?,)*))
             }

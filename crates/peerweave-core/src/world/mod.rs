@@ -3,7 +3,7 @@
 pub(crate) mod stream;
 pub(crate) mod team;
 pub(crate) mod ticket;
-#[allow(clippy::module_inception, reason = "the outer module contains all handles, and `World` is one of them")]
+#[allow(clippy::module_inception, reason = "`World` has a module of its own, like the other handles")]
 pub(crate) mod world;
 
 pub use stream::{Event, Stream};

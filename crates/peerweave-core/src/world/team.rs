@@ -132,9 +132,9 @@ impl Team {
         self.inner.ranks.get(pe.index()).copied().filter(|&rank| rank != NOT_A_MEMBER).map(Rank::new)
     }
 
-    /// Returns the rank in `other` of the PE that has `rank` in this team. Returns `None` if this
-    /// team has no such rank, if the PE is not a member of `other`, or if `other` belongs to
-    /// another world.
+    /// Converts a rank of this team to a rank of `other`: returns the rank that the same PE has in
+    /// `other`. Returns `None` if this team has no rank `rank`, if the PE is not a member of
+    /// `other`, or if `other` belongs to another world.
     pub fn translate(&self, rank: Rank, other: &Team) -> Option<Rank> {
         if !Arc::ptr_eq(&self.inner.shared, &other.inner.shared) {
             return None;

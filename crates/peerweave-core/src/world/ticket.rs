@@ -36,10 +36,11 @@ pub struct Ticket<R = ()> {
     decode: Decode<R>,
 }
 
-/// The conversion of the outcome of the operation to the result of the call.
+/// A function that returns the result of a call. The function converts the outcome of the
+/// operation, or reads the result from memory.
 enum Decode<R> {
     Outcome(fn(Outcome) -> R),
-    /// The operation has written the result to memory, and this function reads the result.
+    /// The operation writes its result to memory. This function reads the result.
     Memory(Box<dyn Fn() -> R + Send + Sync>),
 }
 
@@ -55,8 +56,8 @@ impl<R> Decode<R> {
 
 enum State {
     Complete(Outcome),
-    /// The operation was enqueued. The ticket has no handle to the world, so the ticket does not
-    /// keep the job alive.
+    /// The operation was enqueued. This variant contains no handle to the world, so a ticket does
+    /// not keep the job alive.
     Queued {
         pending: Arc<dyn Pending>,
         deadline: Duration,
@@ -66,7 +67,7 @@ enum State {
     Captured,
 }
 
-/// A pending operation together with a function that converts the operation's error.
+/// A pending operation, and a function that converts the error of the operation.
 struct Explained<F> {
     pending: Arc<dyn Pending>,
     explain: F,
@@ -225,8 +226,8 @@ pub(crate) mod decode {
         crate::arguments::buffer::element_from_bytes(word(outcome).to_ne_bytes())
     }
 
-    /// Returns the first index in the outcome of a wait or test. Returns `None` if every word was
-    /// excluded, or if no word satisfies the comparison yet.
+    /// Returns the first index that the outcome of a wait or test contains. Returns `None` if the
+    /// caller excluded every word, or if the call is a test that no word satisfies.
     pub(crate) fn first(outcome: Outcome) -> Option<usize> {
         match outcome {
             Outcome::Indices(indices) => indices.first().copied(),

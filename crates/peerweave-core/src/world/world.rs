@@ -24,8 +24,8 @@ pub struct World {
     pub(crate) shared: Arc<Shared>,
     team: Team,
     pub(crate) local_team: Mutex<Option<Team>>,
-    /// For each PE of this world, the number that the PE had in the world from which
-    /// [`World::shrink`] created this world.
+    /// For each PE of this world, its number in the previous world. [`World::shrink`] replaced the
+    /// previous world by this world. Without a previous world, the numbers in this world.
     former: Vec<Pe>,
 }
 
@@ -43,7 +43,8 @@ impl World {
         Ok(Self::formerly(backend, former))
     }
 
-    /// Creates a world whose PEs had the numbers `former` in the previous world.
+    /// Creates a world. `former` contains a number for each PE of the new world: the number that
+    /// the PE had in the previous world.
     fn formerly(backend: Arc<dyn Backend>, former: Vec<Pe>) -> Self {
         let shared = Arc::new(Shared::new(backend));
         let members = (0..shared.n_pes as u32).map(Pe::new).collect();

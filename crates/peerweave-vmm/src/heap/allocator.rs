@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 
-/// The free ranges and the allocated ranges of a heap: each map maps the start of a range to its
-/// length, in bytes.
+/// The free ranges and the allocated ranges of a heap. For the start of each range, a map contains
+/// the length of the range in bytes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ranges {
     free: BTreeMap<u64, u64>,

@@ -135,8 +135,8 @@ fn compare(found: &[u64], from: Pe, to: Pe, direction: &str) -> Result<(), VmmEr
     compare_with(found, (from, to), (from, to), direction)
 }
 
-/// Compares `found` with the data that PE `pattern.0` writes for PE `pattern.1`. The error names
-/// the two PEs in `blamed`, which are the ends of the tested path.
+/// Compares `found` with the expected data: the data that PE `pattern.0` writes for PE `pattern.1`.
+/// The error names the two PEs in `blamed`, between which the tested path lies.
 fn compare_with(found: &[u64], pattern: (Pe, Pe), blamed: (Pe, Pe), direction: &str) -> Result<(), VmmError> {
     let expected = |at| pattern_word(seed(pattern.0, pattern.1), at);
     match found.iter().enumerate().find(|(at, word)| **word != expected(*at)) {

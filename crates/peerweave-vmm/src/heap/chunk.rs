@@ -40,15 +40,16 @@ pub enum HeapTransport {
 
 impl HeapTransport {
     /// Returns the handle types with which memory is created for this transport. `file_descriptor`
-    /// tells whether file descriptors are supported. If they are supported, they are requested even
-    /// for other transports. The reason is that a multicast object that is exported as a file
-    /// descriptor accepts only memory with this handle type.
+    /// says whether file descriptors are supported. If so, they are requested for every transport
+    /// except legacy IPC, because of multicast: an object that is exported as a file descriptor
+    /// accepts only memory with this handle type.
     pub(crate) fn exportable(self, file_descriptor: bool) -> Exportable {
         Exportable { file_descriptor: file_descriptor && self != Self::Ipc, fabric: self == Self::Fabric }
     }
 }
 
-/// The PEs, the transport and the addresses that all chunks of a heap have in common.
+/// The data that all chunks of a heap share: the PEs of this machine, the transport and the
+/// addresses.
 pub(crate) struct Layout {
     pub(crate) context: Arc<CudaContext>,
     pub(crate) transport: HeapTransport,
@@ -84,21 +85,21 @@ pub(crate) struct Chunk {
     /// Offset of the chunk's first byte, the same in every segment.
     pub(crate) start: u64,
     pub(crate) bytes: u64,
-    /// For each PE of the machine, in ascending order: the address in this process of the PE's
-    /// memory of the chunk.
+    /// The addresses at which this process accesses the chunk: one address for each PE of the
+    /// machine, in ascending order of the PEs.
     pub(crate) addresses: Vec<CUdeviceptr>,
     pub(crate) own: Option<PhysicalMemory>,
     parts: Vec<Part>,
     is_given_out: bool,
 }
 
-/// The memory of one PE in a chunk. The value keeps the addresses of the memory valid in this
-/// process.
+/// One PE's memory in a chunk. While this value lives, the addresses of the memory are valid in
+/// this process.
 enum Part {
     Mapped(Mapping),
     /// Memory of this PE, exported by legacy IPC.
     Mine(IpcMemory),
-    /// Memory of another PE of this process, if the transport is legacy IPC.
+    /// Memory of another PE that is a thread of this process. The transport is legacy IPC.
     Found {
         _memory: Arc<IpcMemory>,
     },
@@ -145,9 +146,9 @@ impl Layout {
         Ok(Made { own: Own::Physical(memory), _entry: entry, fd, blob })
     }
 
-    /// Maps the memory of all PEs of this machine (the members) at offset `start` of their
-    /// segments. `blobs` has one element for every PE of the job. `fds` has one element for every
-    /// member.
+    /// Maps the memory of the members (all PEs of this machine) for a chunk. The memory of each
+    /// member is mapped at offset `start` of the member's segment. `blobs` has one element for
+    /// every PE of the job. `fds` has one element for every member.
     ///
     /// After an error, the returned chunk has the memory that was mapped before the error.
     pub(crate) fn join(
@@ -290,7 +291,7 @@ impl Made {
         }
     }
 
-    /// Declares that no other PE has this PE's memory open, so that the memory can be freed.
+    /// Declares that no other PE has this PE's memory open. The memory can then be freed.
     ///
     /// # Safety
     /// No other PE has opened the memory, or all PEs have closed it. All PEs know that the creation
@@ -311,8 +312,8 @@ impl Chunk {
         self
     }
 
-    /// Closes the memory of other PEs. Returns the cells in which the results of closing will be
-    /// stored.
+    /// Starts to close the memory of other PEs. The results are stored later, in the cells that
+    /// this call returns.
     pub(crate) fn close_peers(&mut self) -> Vec<Arc<Closing>> {
         let (mine, others): (Vec<Part>, Vec<Part>) = self.parts.drain(..).partition(|part| matches!(part, Part::Mine(_)));
         self.parts = mine;
@@ -322,7 +323,7 @@ impl Chunk {
         others.iter().filter_map(|part| if let Part::Opened(opened) = part { Some(opened.closing()) } else { None }).collect()
     }
 
-    /// Declares that no other PE has this PE's memory open, so that the memory can be freed.
+    /// Declares that no other PE has this PE's memory open. The memory can then be freed.
     ///
     /// # Safety
     /// All other PEs have closed the memory.

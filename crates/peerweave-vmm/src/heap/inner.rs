@@ -1,8 +1,8 @@
 //! The state that a heap shares with the handles of its memory: the mapped chunks, the allocator
 //! and the list of PEs.
 //!
-//! `mod.rs` has the public calls. Invariants: [H1] to [H3] of that module. The state is locked
-//! during a whole collective call, and no destructor acquires this lock.
+//! `mod.rs` has the public calls, and states the invariants [H1] to [H3]. A collective call locks
+//! the state until the call returns. No destructor acquires this lock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -42,11 +42,11 @@ pub(crate) struct HeapInner {
     /// legacy IPC.
     gap: u64,
     pub(crate) layout: Layout,
-    /// The streams that use multicast addresses of any memory of the heap. `layout.streams` also
-    /// contains these streams.
+    /// The streams that use multicast addresses of this heap. `layout.streams` also contains these
+    /// streams.
     pub(crate) multicast: Arc<Streams>,
-    /// The reason why memory is not shared by the requested transport. `None` if the requested
-    /// transport is used.
+    /// The reason why the PEs do not use the requested transport to share memory. `None` if they
+    /// use the requested transport.
     pub(super) fallback_reason: Option<String>,
     pub(super) chunks: RwLock<Vec<Chunk>>,
     /// State of the collective calls. A collective call keeps the lock until it returns.
@@ -151,8 +151,9 @@ impl Around {
         whole.then_some(Self { random, machine, process, granularity, total_bytes, vmm, file_descriptor, fabric, refusal })
     }
 
-    /// Returns the random number that PE 0 has sent, which identifies the heap. `blobs` contains
-    /// the data that each PE has sent. Returns 0 on all PEs if the data of PE 0 is invalid.
+    /// Returns the random number that identifies the heap. PE 0 has sent this number. `blobs`
+    /// contains the data that each PE has sent. Returns 0 on all PEs if the data of PE 0 is
+    /// invalid.
     pub(super) fn id(blobs: &[Vec<u8>]) -> u64 {
         blobs.first().and_then(|blob| Reader(blob).number()).unwrap_or(0)
     }
@@ -196,9 +197,10 @@ fn for_multicast(ordinal: usize, devices: u32, granularity: usize) -> Result<usi
     Ok(if recommended.is_multiple_of(granularity) { recommended } else { granularity.saturating_mul(recommended) })
 }
 
-/// Returns the reason why a machine does not use the requested fabric handles. The reason names the
-/// first PE that cannot use fabric handles, and contains the error of that PE. Returns `None` if
-/// fabric handles were not requested, or if all PEs can use them.
+/// Returns the reason why the PEs of a machine do not use fabric handles although fabric handles
+/// were requested. The reason names the first PE that cannot use fabric handles, and contains the
+/// error of that PE. Returns `None` if fabric handles were not requested, or if all PEs can use
+/// them.
 fn why_not_fabric(members: &[(Pe, &Around)], sharing: Sharing) -> Option<String> {
     let (pe, around) = members.iter().find(|(_, around)| sharing == Sharing::PreferFabric && !around.fabric)?;
     Some(format!("{pe}: {}", around.refusal))
@@ -461,7 +463,8 @@ impl HeapInner {
         wait_for(&self.stream, call, start, self.own_deadline())
     }
 
-    /// Returns the address in this process of `bytes` bytes at `offset` of the segment of `pe`.
+    /// Returns the address at which this process can access a range in the segment of `pe`. The
+    /// range has `bytes` bytes and starts at `offset`.
     pub(crate) fn address_of(&self, call: &'static str, pe: Pe, offset: u64, bytes: u64) -> Result<CUdeviceptr, VmmError> {
         let Layout { members, reservation, stride, .. } = &self.layout;
         let place = members.binary_search(&pe).map_err(|_| {
@@ -497,8 +500,9 @@ pub(super) fn label(id: u64, calls: u64, what: &str) -> String {
     format!("peerweave-vmm/{id:016x}/{calls}/{what}")
 }
 
-/// Waits until this process has closed the memory of other PEs. Returns an error if closing failed
-/// or is not complete by `until`. After an error, the PEs that own the memory must not free it.
+/// Waits until this process has closed the memory of other PEs. Returns an error if closing failed,
+/// or if closing is not complete by `until`. After an error, the PEs that own the memory must not
+/// free the memory.
 pub(super) fn wait_for_closings(call: &str, closings: &[Arc<Closing>], until: Instant) -> Result<(), VmmError> {
     let start = Instant::now();
     if !wait_until(until, || Ok::<_, VmmError>(closings.iter().all(|closing| closing.get().is_some())))? {
@@ -508,8 +512,8 @@ pub(super) fn wait_for_closings(call: &str, closings: &[Arc<Closing>], until: In
     closings.iter().filter_map(|closing| closing.get().cloned()).collect()
 }
 
-/// Checks that all PEs found the same offset for an allocation. The check also passes if no PE
-/// found an offset.
+/// Checks that an allocation has the same offset on all PEs. The check also passes if no PE found
+/// room for the allocation.
 pub(super) fn same_offsets(call: &str, found: &[Vec<u8>]) -> Result<(), Disagreement> {
     let text = |blob: &[u8]| match blob.try_into() {
         Ok(at) => format!("offset {}", u64::from_le_bytes(at)),
@@ -526,8 +530,8 @@ pub(super) fn same_offsets(call: &str, found: &[Vec<u8>]) -> Result<(), Disagree
     }
 }
 
-/// Notifies the other PEs of this PE's failure. Returns the failure, or the exchange's error if the
-/// notification failed.
+/// Notifies the other PEs that this PE failed with `error`. Returns `error`, or the error of the
+/// exchange if the notification failed.
 pub(super) fn tell(rendezvous: &Rendezvous, label: &str, call: &str, error: VmmError) -> VmmError {
     match agree(rendezvous, label, call, Err(error.clone())) {
         Err(disagreement) => disagreement.into(),

@@ -76,8 +76,7 @@ pub enum Growth {
     /// does not permit this, the heap grows by the length of the allocation, rounded up to the
     /// granularity.
     Steps {
-        /// Minimum number of bytes by which the heap grows in one step, if the heap's limit
-        /// permits this.
+        /// Minimum number of bytes that each growth adds, if the heap's limit permits this.
         bytes: usize,
     },
 }
@@ -313,9 +312,9 @@ impl SymmetricHeap {
         Ok(SymmetricMemory::new(Arc::new(block), len))
     }
 
-    /// Exchanges with the other PEs the offset that each PE has allocated, and compares the
-    /// offsets. If the exchange fails or the offsets differ, returns the range at `taken` to the
-    /// allocator.
+    /// Sends this PE's offset of an allocation to the other PEs, receives their offsets, and
+    /// compares all offsets. If the exchange fails or the offsets differ, returns the range at
+    /// `taken` to the allocator.
     fn agree_on_offset(
         &self,
         state: &mut State,
@@ -561,7 +560,7 @@ impl SymmetricHeap {
         self.inner.with_chunks(|chunks| chunks.iter().filter_map(|chunk| Some((chunk.start, chunk.own.clone()?))).collect())
     }
 
-    /// Runs `body`, which implements a collective call of another module, under the heap's lock. If
+    /// Runs `body` under the heap's lock. `body` implements a collective call of another module. If
     /// the PEs may have reached different outcomes, the heap refuses every later call.
     pub(crate) fn collectively<R>(
         &self,

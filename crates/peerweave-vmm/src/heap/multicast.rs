@@ -28,7 +28,7 @@ use crate::{SymmetricHeap, multicast_switch};
 /// storing to the addresses before the drop. Synchronise the PEs by a barrier or another collective
 /// call.
 pub struct HeapMulticast {
-    /// The heap, as a weak reference, which does not keep the heap's memory allocated.
+    /// A weak reference to the heap. The reference does not keep the heap's memory allocated.
     heap: Weak<HeapInner>,
     addresses: Reservation,
     /// Offset and length of each chunk in bytes.
@@ -92,7 +92,8 @@ impl SymmetricHeap {
     }
 }
 
-/// The exchanges of `SymmetricHeap::multicast`, in which PEs report the outcome of each step.
+/// The steps of `SymmetricHeap::multicast`. After each step, the PEs exchange their outcomes of the
+/// step.
 struct Rounds<'a> {
     heap: &'a SymmetricHeap,
     inner: &'a Arc<HeapInner>,
@@ -100,8 +101,8 @@ struct Rounds<'a> {
 }
 
 impl Rounds<'_> {
-    /// Reports this PE's outcome of a step to the other PEs. Returns the result if all PEs
-    /// succeeded.
+    /// Reports to the other PEs whether this PE's step succeeded. Returns the result of the step if
+    /// all PEs succeeded.
     fn agree<R>(&self, what: &str, done: Result<R, VmmError>) -> Result<R, Disagreement> {
         let label = format!("peerweave-vmm/multicast/{:016x}/{what}", self.inner.id);
         let outcome = done.as_ref().map(|_| Vec::new()).map_err(Clone::clone);
@@ -112,8 +113,8 @@ impl Rounds<'_> {
         }
     }
 
-    /// Together with the other PEs, creates a multicast object for one chunk. Then binds this PE's
-    /// memory of the chunk, and maps the object.
+    /// Creates a multicast object for one chunk, together with the other PEs. Then binds this PE's
+    /// memory of the chunk to the object, and maps the object.
     fn map(&self, addresses: &Reservation, start: u64, memory: &PhysicalMemory) -> Result<MulticastMapping, Disagreement> {
         let (rendezvous, context, bytes) = (&self.inner.rendezvous, self.heap.context(), memory.bytes());
         let label = format!("{:016x}/{start}", self.inner.id);

@@ -91,9 +91,9 @@ impl<T> SymmetricMemory<T> {
         &self.block
     }
 
-    /// Returns whether this is the only handle to the allocation. A weak reference from
-    /// [`keep`](peerweave_driver::DeviceBuffer::keep) that could become a handle counts as a
-    /// handle.
+    /// Returns whether the allocation has no other handle. A weak reference from
+    /// [`keep`](peerweave_driver::DeviceBuffer::keep) also counts as a handle, because it could
+    /// become a handle.
     pub(crate) fn is_only_handle(&mut self) -> bool {
         Arc::get_mut(&mut self.block).is_some()
     }

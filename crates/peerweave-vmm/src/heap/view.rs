@@ -14,7 +14,8 @@ use peerweave_types::{Rank, SymOffset};
 pub struct SymmetricView {
     /// Address of the viewed bytes in the segment of rank 0.
     pub base: u64,
-    /// Distance in bytes between the addresses of the same byte on two successive ranks.
+    /// Distance in bytes from any byte in the segment of a rank to the same byte in the segment of
+    /// the next rank.
     pub stride: u64,
     /// Number of viewed bytes in the segment of each PE.
     pub bytes: u64,

@@ -10,7 +10,7 @@ use crate::error::VmmError;
 /// A file descriptor of exported memory.
 #[cfg(unix)]
 pub type Descriptor = std::os::fd::OwnedFd;
-/// A file descriptor of exported memory. There is no value of this type on this operating system.
+/// A file descriptor of exported memory. On this operating system, no value of this type can exist.
 #[cfg(not(unix))]
 #[derive(Debug)]
 pub struct Descriptor(std::convert::Infallible);

@@ -54,8 +54,8 @@ impl Source {
 }
 
 pub(crate) struct Inner {
-    /// The source, and the occupied addresses. `None` only after `drop` has moved them to the
-    /// thread that unmaps the memory.
+    /// The source of the mapping, and the addresses that the mapping occupies. `None` only after
+    /// `drop` has moved both to the thread that unmaps the memory.
     parts: Option<(Source, Place)>,
     address: CUdeviceptr,
     bytes: usize,
@@ -93,10 +93,10 @@ impl Mapping {
     /// The rights of a device cannot be reduced while the device may use the memory.
     ///
     /// # Errors
-    /// [`Misuse::Value`] if `devices` is empty. [`Misuse::Value`] also if `rights` are less than
-    /// the present rights of a device, and another handle or a stream may use the memory.
-    /// [`VmmError::Driver`] if a driver call fails; afterwards each device in `devices` counts as
-    /// having the lesser of its old rights and its new rights.
+    /// [`Misuse::Value`] if `devices` is empty. [`Misuse::Value`] also if a device would lose
+    /// rights while another handle or a stream may use the memory. [`VmmError::Driver`] if a driver
+    /// call fails. After a failed driver call, each device in `devices` counts as having the lesser
+    /// of its old rights and its new rights.
     pub fn allow(&self, devices: &[usize], rights: Rights) -> Result<(), VmmError> {
         let call = "Mapping::allow";
         if devices.is_empty() {
@@ -207,8 +207,8 @@ impl Mapping {
         keep_of(&self.inner)
     }
 
-    /// Marks the mapping as never used by any stream. Such a mapping is unmapped without waiting
-    /// for the streams in `streams`, which may also contain streams of other memory.
+    /// Records that no stream has used the mapping. The mapping is then unmapped without a wait for
+    /// the streams in `streams`, because they may have used only other memory.
     pub(crate) fn unused(&self) {
         self.inner.is_unused.store(true, Ordering::Release);
     }
@@ -218,8 +218,9 @@ impl Mapping {
     }
 }
 
-/// Returns a new handle to the mapping, which [`Mapping::allow`] counts, in a new `Arc`. A `Weak`
-/// of the returned `Arc` can be upgraded only while the new handle lives and is counted.
+/// Returns an `Arc` that contains a new handle to the mapping. [`Mapping::allow`] counts this
+/// handle. A `Weak` of the returned `Arc` can be upgraded only while the new handle lives and is
+/// counted.
 fn keep_of(inner: &Arc<Inner>) -> Keep {
     Arc::new(Arc::clone(inner))
 }
@@ -250,8 +251,8 @@ impl Drop for Inner {
     }
 }
 
-/// A handle to a mapping as elements of type `T`, for work that runs on one device. Clones and
-/// slices are handles to the same mapping.
+/// A handle to mapped memory that one device uses as elements of type `T`. Clones and slices are
+/// handles to the same mapping.
 ///
 /// Two handles may be used on different streams. If the work on these streams races, the values of
 /// the elements are unspecified, but the race is not undefined behavior.

@@ -95,8 +95,8 @@ impl Reservation {
         self.map_source(call, offset, Source::Physical(memory.clone()), bytes, Arc::default())
     }
 
-    /// Maps `bytes` of a source at `offset`, like [`map`](Self::map). The source is unmapped only
-    /// after the work of `streams` has completed.
+    /// Maps `bytes` bytes of `source` at byte `offset` of this range, like [`map`](Self::map). The
+    /// source is unmapped only after the work of `streams` has completed.
     pub(crate) fn map_source(
         &self,
         call: &'static str,

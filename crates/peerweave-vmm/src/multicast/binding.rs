@@ -24,8 +24,8 @@ use crate::raw;
 /// the memory.
 #[must_use = "dropping the binding unbinds the memory"]
 pub struct Binding {
-    /// The occupied range and the owner of the memory. A background thread unbinds the memory and
-    /// then drops both. Until then, the range of the object stays occupied.
+    /// The occupied range of the object, and the owner of the memory. A background thread unbinds
+    /// the memory, and then drops the range and the owner. Until then, the range stays occupied.
     parts: Option<(Place, Keep)>,
     device: usize,
     range: Range<usize>,
@@ -214,13 +214,13 @@ impl Team {
         }
     }
 
-    /// Checks that `memory` can be bound to the object, and occupies a range of the object for the
-    /// memory.
+    /// Checks that `memory` can be bound to the object. Then occupies a range of the object for
+    /// `memory`.
     fn place(&self, call: &'static str, memory: &PhysicalMemory, offset: usize, bytes: usize) -> Result<Place, VmmError> {
         self.check_exportable(call, memory)?;
         let Some(device) = memory.device().filter(|device| self.devices.contains(device)) else {
             let value = memory.device().map_or("imported memory".into(), |device| format!("memory of device {device}"));
-            let expected = format!("memory created by this process on one of the devices that it added ({:?})", self.devices);
+            let expected = format!("memory that this process created on a device that it added ({:?})", self.devices);
             return Err(wrong_value(call, "memory", value, &expected));
         };
         self.place_on(call, device, offset, bytes)

@@ -94,8 +94,8 @@ impl Team {
         Ok(self.agree_on_bound(rendezvous, label, bindings)?)
     }
 
-    /// Implements [`bound_with`](Self::bound_with). The error type tells whether the other PEs know
-    /// of the error.
+    /// Implements [`bound_with`](Self::bound_with). The variant of the error says whether the other
+    /// PEs know of the error.
     pub(crate) fn agree_on_bound(
         self,
         rendezvous: &Rendezvous,
@@ -130,7 +130,7 @@ impl Team {
         }
         for device in self.devices.iter() {
             if let Some(gap) = first_gap(bindings, *device, self.properties().bytes) {
-                let found = format!("without a binding at byte {gap}");
+                let found = format!("at byte {gap} there is no binding to memory");
                 return Err(wrong_value(
                     call,
                     "the bound memory",
@@ -147,9 +147,9 @@ impl Team {
     }
 }
 
-/// Returns the first byte of an object of `bytes` bytes to which `bindings` bind no memory of
-/// `device`. Bindings that are not in `bindings` do not count, because they may be dropped at any
-/// time.
+/// Returns the first offset in a multicast object at which no memory of `device` is bound. The
+/// object has `bytes` bytes. Only the bindings in `bindings` count, because other bindings may be
+/// dropped at any time.
 fn first_gap(bindings: &[Binding], device: usize, bytes: usize) -> Option<usize> {
     let mut ranges: Vec<Range<usize>> =
         bindings.iter().filter(|binding| binding.device() == device).map(Binding::range).collect();
@@ -186,8 +186,9 @@ impl Bound {
         inner.bindings.into_iter().map(Binding::unbind).fold(Ok(()), Result::and)
     }
 
-    /// Maps the first `bytes` bytes of the object at byte `offset` of a reservation, with read and
-    /// write access for `devices`. `devices` contains ordinals of devices of this process.
+    /// Maps the first `bytes` bytes of the object. The mapping starts at byte `offset` of the
+    /// reservation. `devices` lists the devices that get read and write access, as ordinals in this
+    /// process.
     ///
     /// # Errors
     /// [`MulticastDisabled`](super::MulticastDisabled) if multicast is disabled in this process.

@@ -49,7 +49,8 @@ pub fn collective(
     Ok(create_together(rendezvous, context, members, label, bytes)?)
 }
 
-/// Implements [`collective`]. The error type tells whether the other PEs know of the error.
+/// Implements [`collective`]. The variant of the error says whether the other PEs know of the
+/// error.
 pub(crate) fn create_together(
     rendezvous: &Rendezvous,
     context: &Arc<CudaContext>,
@@ -93,8 +94,8 @@ pub(crate) fn create_together(
     Ok(added.map_err(Disagreement::Known)?.into_team(Some(members.into())))
 }
 
-/// The multicast object that the first member creates. If the team has other members, also the file
-/// descriptor with which they import the object.
+/// The multicast object that the first member creates, and a file descriptor of the object. The
+/// other members import the object with the descriptor. `None` if there are no other members.
 type Begun = (Building, Option<Descriptor>);
 
 /// Checks that this PE can take part in creating the object. Returns the PCI address of this PE's
@@ -149,8 +150,8 @@ fn read_statement(statement: &[u8]) -> Option<(Vec<Pe>, &str)> {
 /// A PE and the text that this PE sent to the other PEs.
 type Said<'a> = (Pe, &'a str);
 
-/// Checks that all members of each list passed the same list. Calls `check` for every two members
-/// of a list, with the texts that these two members sent.
+/// Checks the lists of members that the PEs passed: all members of a list must have passed the same
+/// list. Calls `check` for every two members of a list, with the texts that these two members sent.
 fn check_members(
     call: &str,
     statements: &[Vec<u8>],

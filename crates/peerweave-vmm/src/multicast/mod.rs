@@ -234,8 +234,9 @@ fn unsupported(found: String) -> VmmError {
     }
 }
 
-/// If `error` means that the driver lacks a multicast function, returns the error for a driver that
-/// is too old. A driver may lack the functions although it reports a version that has them.
+/// Converts the error for a missing multicast function to the error for a driver that is too old.
+/// Other errors stay as they are. A driver may lack the functions although it reports a version
+/// that has them.
 fn too_old(error: VmmError) -> VmmError {
     match error {
         VmmError::Driver(DriverError::Missing(missing)) => unsupported(missing.to_string()),

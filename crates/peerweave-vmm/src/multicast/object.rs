@@ -33,8 +33,8 @@ pub(super) struct Object {
     id: MulticastId,
     granularity: MulticastGranularity,
     context: Arc<CudaContext>,
-    /// The ranges to which memory is bound: maps the device and the start of each range to its end,
-    /// in bytes.
+    /// The ranges to which memory is bound. The key is the device and the start of a range. The
+    /// value is the end of the range, in bytes.
     bound: Mutex<BTreeMap<(usize, usize), usize>>,
 }
 
@@ -72,7 +72,7 @@ pub enum SharedMulticast {
         fd: Descriptor,
         /// Properties with which the object was created.
         properties: MulticastProperties,
-        /// Id of the object, with which PEs detect that they have different objects.
+        /// Id of the object. PEs compare their ids to detect that they have different objects.
         id: MulticastId,
     },
     /// A fabric handle, which a process in the same NVLink domain can import.
@@ -81,7 +81,7 @@ pub enum SharedMulticast {
         handle: FabricHandle,
         /// Properties with which the object was created.
         properties: MulticastProperties,
-        /// Id of the object, with which PEs detect that they have different objects.
+        /// Id of the object. PEs compare their ids to detect that they have different objects.
         id: MulticastId,
     },
 }

@@ -1,4 +1,4 @@
-//! A hash with which PEs check that they have made the same calls.
+//! A hash of calls. PEs compare their hashes to check that they have made the same calls.
 
 /// FNV-1a hash of a sequence of calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,7 +11,7 @@ impl Default for History {
 }
 
 impl History {
-    /// Returns the hash of this sequence with one more call, which `words` encodes.
+    /// Returns the hash of this sequence, followed by one more call. `words` encodes that call.
     pub(crate) fn with(self, words: &[u64]) -> Self {
         let bytes = words.iter().flat_map(|word| word.to_le_bytes());
         Self(bytes.fold(self.0, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)))

@@ -31,8 +31,8 @@ impl fmt::Debug for IpcHandle {
 // Every call below that allocates or opens memory runs in the capture mode `relaxed`. In another
 // capture mode, the call would invalidate captures of other threads.
 
-/// A handle to memory that `cuMemAlloc` has allocated and other processes can open. Clones are
-/// handles to the same allocation.
+/// A handle to memory that other processes can open. `cuMemAlloc` has allocated the memory. Clones
+/// are handles to the same allocation.
 #[derive(Clone)]
 pub struct IpcMemory {
     inner: Arc<Inner>,
@@ -138,8 +138,8 @@ impl IpcMemory {
         &self.inner.context
     }
 
-    /// Marks the memory as never used by any stream. Such memory is freed without waiting for the
-    /// streams in `streams`, which may also contain streams of other memory.
+    /// Records that no stream has used the memory. The memory is then freed without a wait for the
+    /// streams in `streams`, because they may have used only other memory.
     pub(crate) fn unused(&self) {
         self.inner.is_unused.store(true, Ordering::Release);
     }
@@ -185,8 +185,8 @@ struct PeerInner {
     closing: Arc<Closing>,
 }
 
-/// The result of closing memory of another process. The result is set when `cuIpcCloseMemHandle`
-/// has returned.
+/// The result of a call of `cuIpcCloseMemHandle`, which closes memory of another process. The
+/// result is set when the call has returned.
 pub(crate) type Closing = OnceLock<Result<(), VmmError>>;
 
 impl IpcPeerMemory {
@@ -258,14 +258,14 @@ impl IpcPeerMemory {
         Arc::<PeerInner>::clone(&self.inner)
     }
 
-    /// Returns the cell in which the result of closing will be stored. Closing begins when the last
-    /// handle is dropped.
+    /// Returns the cell that will contain the result of closing the memory. Closing begins when the
+    /// last handle is dropped.
     pub(crate) fn closing(&self) -> Arc<Closing> {
         Arc::clone(&self.inner.closing)
     }
 
-    /// Marks the memory as never used by any stream. Such memory is closed without waiting for the
-    /// streams in `streams`, which may also contain streams of other memory.
+    /// Records that no stream has used the memory. The memory is then closed without a wait for the
+    /// streams in `streams`, because they may have used only other memory.
     pub(crate) fn unused(&self) {
         self.inner.is_unused.store(true, Ordering::Release);
     }

@@ -100,8 +100,8 @@ impl PhysicalMemory {
     }
 }
 
-/// Checks that memory or a multicast object was created with the handle type of the requested
-/// export.
+/// Checks that an export is possible: the memory or the multicast object must have been created
+/// with the handle type of the export.
 pub(crate) fn check_exportable(call: &'static str, exportable: Exportable, possible: bool) -> Result<(), VmmError> {
     match possible {
         true => Ok(()),

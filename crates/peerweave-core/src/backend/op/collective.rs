@@ -11,7 +11,7 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the variants have common names; `Collective::count` explains the counts")]
+#[allow(missing_docs, reason = "the names of the collectives need no explanation")]
 pub enum CollectiveKind {
     Barrier = 0,
     Sync = 1,
@@ -244,7 +244,7 @@ impl Collective {
     }
 }
 
-/// The arguments of a collective that must be the same on all ranks. `Display` formats the call for
+/// The arguments that must be the same on all ranks of a collective. `Display` formats the call for
 /// error messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields have the same meaning as in `Collective`")]

@@ -42,9 +42,8 @@ pub trait BoundKernel: Send + Sync + fmt::Debug {
     /// alignment are in bytes.
     fn arguments(&self, with: &mut dyn FnMut(*const u8, usize, usize));
 
-    /// Passes each memory view and each team in the arguments to the visitor, in order. For a team,
-    /// the visitor gets the number that
-    /// [`Backend::kernel_team`](crate::backend::Backend::kernel_team) has returned. This number is
-    /// the index of the team in the [`KernelContext`].
+    /// Calls the visitor for each memory view and each team in the arguments, in order. A team is
+    /// passed as its index in the [`KernelContext`]: the number that
+    /// [`Backend::kernel_team`](crate::backend::Backend::kernel_team) has returned.
     fn visit(&self, visitor: &mut dyn ArgVisitor);
 }

@@ -22,8 +22,8 @@ pub enum Place {
     Symmetric(SymOffset),
     /// An address of ordinary memory in this process.
     Private(*mut u8),
-    /// Device memory that is not symmetric. Only a backend whose
-    /// [`Caps::device`](super::Caps::device) is this device gets this variant.
+    /// Device memory that is not symmetric. The memory belongs to the backend's device
+    /// ([`Caps::device`](super::Caps::device)). A backend without a device never gets this variant.
     Device {
         /// The address that kernels and copies on the device use.
         address: u64,
@@ -98,8 +98,8 @@ pub enum Op {
 }
 
 impl Op {
-    /// Returns whether dropping the operation must free memory of this process. Returns `false` for
-    /// puts and other operations that may take only nanoseconds.
+    /// Returns whether the operation owns memory of this process that must be freed. Returns
+    /// `false` for puts and other operations that may take only nanoseconds.
     #[inline(always)]
     pub(crate) fn owns_memory(&self) -> bool {
         match self {

@@ -61,9 +61,9 @@ impl WaitUntil {
         self.exclude.as_ref().is_some_and(|exclude| exclude[index])
     }
 
-    /// Returns a description of the first word that does not satisfy the comparison, for the error
-    /// of a wait that timed out. Returns `None` if there is no such word. `load` returns the bits
-    /// of the word at an index, zero-extended.
+    /// Returns a description of the first word that does not satisfy the comparison, or `None` if
+    /// there is no such word. The error of a timed-out wait contains the description. `load(i)`
+    /// returns the bits of word `i`, zero-extended.
     pub fn unsatisfied(&self, load: impl Fn(usize) -> u64) -> Option<AwaitedWord> {
         let words = (0..self.count).filter(|&i| !self.excludes(i)).map(|i| (i, load(i)));
         words.filter(|&(i, found)| !self.holds(i, found)).map(|(i, found)| self.awaited(i, found)).next()
@@ -82,8 +82,8 @@ impl WaitUntil {
         }
     }
 
-    /// Returns the name of the call that waits for this condition, even if `mode` is
-    /// [`WaitMode::Test`].
+    /// Returns the name of the call that waits for this condition. If `mode` is [`WaitMode::Test`],
+    /// the result is also the name of a wait, not of a test.
     pub fn call_name(&self) -> &'static str {
         match (self.until, &self.values) {
             (Until::All, WaitValues::Same(_)) if self.count == 1 => "wait_until",

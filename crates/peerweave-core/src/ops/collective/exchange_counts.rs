@@ -1,5 +1,5 @@
-//! Exchanges of the lengths of parts, for ranks that know only the lengths of the parts that they
-//! send.
+//! Exchanges of the lengths of parts among the ranks. Before an exchange, a rank knows only the
+//! lengths of the parts that it sends.
 
 use crate::arguments::Parts;
 use crate::arguments::span::{borrowed, borrowed_mut};
@@ -7,7 +7,7 @@ use crate::backend::VectorCounts;
 use crate::world::team::Team;
 use crate::{Result, call, check};
 
-/// Converts the lengths of parts to `u64` elements, which a collective can exchange.
+/// Converts the lengths of parts to `u64` values, because a collective can exchange `u64` values.
 fn words(counts: &[usize]) -> Vec<u64> {
     counts.iter().map(|&count| count as u64).collect()
 }
@@ -19,11 +19,12 @@ fn counts(words: &[u64]) -> Vec<usize> {
 /// Exchanges of the lengths of parts, before a collective whose parts have different lengths. Each
 /// rank passes the lengths of the parts that it sends. The exchanges run on the calling thread.
 impl Team {
-    /// Exchanges the lengths of the parts of a later all-to-all-v, in which this rank sends
-    /// `send_counts[r]` elements to rank `r`. Returns the counts of the elements that this rank
-    /// sends and receives. The offsets in the result place the parts in rank order, without gaps.
+    /// Exchanges the lengths of the parts of a later all-to-all-v. In the all-to-all-v, this rank
+    /// sends `send_counts[r]` elements to rank `r`. Returns the counts of the elements that this
+    /// rank sends and receives. The offsets in the result place the parts in rank order, without
+    /// gaps.
     ///
-    /// The call is collective, and runs an [`all_to_all_blocking`](Team::all_to_all_blocking), in
+    /// The call is collective. It runs an [`all_to_all_blocking`](Team::all_to_all_blocking), in
     /// which every rank sends one element to each rank.
     ///
     /// # Errors
@@ -58,12 +59,12 @@ impl Team {
         Ok(VectorCounts::packed(send_counts, counts(&received)))
     }
 
-    /// Exchanges the lengths of the parts of a later all-gather-v, to which this rank contributes
-    /// `count` elements. Returns the parts of all ranks. The offsets in the result place the parts
-    /// in rank order, without gaps.
+    /// Exchanges the lengths of the parts of a later all-gather-v. In the all-gather-v, this rank
+    /// contributes `count` elements. Returns the parts of all ranks. The offsets in the result
+    /// place the parts in rank order, without gaps.
     ///
-    /// The call is collective, and runs an [`all_gather_blocking`](Team::all_gather_blocking), to
-    /// which every rank contributes one element.
+    /// The call is collective. It runs an [`all_gather_blocking`](Team::all_gather_blocking) of one
+    /// element from each rank.
     ///
     /// # Errors
     /// As for [`Team::barrier`].

@@ -54,11 +54,12 @@ impl Group {
 pub struct BlockingGroup<'env> {
     team: Team,
     ops: Vec<Op>,
-    /// The owners of the memory that must stay allocated if the group fails before its work has
-    /// ended.
+    /// The owners of the group's memory. If the group fails before its work has ended, the owners
+    /// keep the memory allocated.
     held: Kept,
     refused: Option<Error>,
-    /// Makes the group borrow the memory of its operations for `'env`, as references would.
+    /// Ties the group to `'env`, the lifetime for which the group borrows the memory of its
+    /// operations.
     env: PhantomData<&'env mut &'env ()>,
 }
 

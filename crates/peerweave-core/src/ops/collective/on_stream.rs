@@ -371,17 +371,19 @@ impl Team {
     /// Like [`Team::all_to_all`], but each part may have any length, and any offset in its buffer.
     ///
     /// # Shapes
-    /// This rank sends `send_counts[r]` elements to rank `r`, starting at index `send_offsets[r]`
-    /// of `send`. This rank receives `recv_counts[r]` elements from rank `r`, and stores them at
-    /// index `recv_offsets[r]` of `recv`. Each list has one entry per rank. Parts of `recv` do not
-    /// overlap each other, and `recv` does not overlap `send`.
+    /// The argument `counts`, a [`VectorCounts`](crate::VectorCounts), contains four lists. Each
+    /// list has one entry per rank. This rank sends `send_counts[r]` elements to rank `r`, starting
+    /// at index `send_offsets[r]` of `send`. This rank receives `recv_counts[r]` elements from rank
+    /// `r`, and stores them at index `recv_offsets[r]` of `recv`. Parts of `recv` do not overlap
+    /// each other, and `recv` does not overlap `send`.
     ///
     /// Rank `r` must send as many elements to this rank as this rank expects from rank `r`. The
     /// `host` backend checks these numbers, and fails with
     /// [`Error::Mismatch`](crate::Error::Mismatch) if they differ. The `cuda` backend does not
     /// check these numbers.
     ///
-    /// `counts` may be an `Arc`, which saves an allocation if the counts are used again.
+    /// The caller may pass the [`VectorCounts`](crate::VectorCounts) in an `Arc`. This saves an
+    /// allocation if the same counts are used again.
     ///
     /// # Errors
     /// As for [`Team::barrier`]. Also [`Misuse`](crate::Misuse) for:

@@ -106,8 +106,8 @@ enum Mode {
     TakeOver,
 }
 
-/// The additional time for which a PE waits after its wait has failed, for example at the deadline.
-/// A PE waits for this time only if the holder has already chosen that PE as the next holder.
+/// How much longer a PE waits after its wait for the lock has failed, for example at the deadline.
+/// The PE waits longer only if the holder has already chosen this PE as the next holder.
 const GRACE: Duration = Duration::from_millis(100);
 
 impl World {
@@ -231,9 +231,9 @@ impl Lock {
     }
 
     /// Acquires the lock. The caller has entered the gate (see `gate.rs`), so no other thread of
-    /// this PE acquires the lock now. The outer `Option` is `None` if `mode` is [`Mode::Try`] and
-    /// this PE may not take the lock now. The inner `Option` is the PE from which the lock was
-    /// taken over; `None` if the lock was not taken over.
+    /// this PE acquires the lock now. Returns `Ok(None)` if `mode` is [`Mode::Try`] and this PE may
+    /// not take the lock now. Otherwise returns `Ok(Some(from))`: `from` is the PE from which the
+    /// lock was taken over, or `None` if the lock was not taken over.
     fn take(&self, call: &'static str, mode: Mode, start: Instant, end: Instant) -> Result<Option<Option<Pe>>> {
         if self.words.change(call, State::Free, State::Held(self.me))? {
             return Ok(Some(None));
@@ -275,9 +275,9 @@ impl Lock {
         self.look(call, Mode::Wait, true)?.map_or(Err(failed), |from| Ok(Some(from)))
     }
 
-    /// Acquires the lock if this PE may take the lock now. Returns `Ok(Ok(_))` with the PE from
-    /// which the lock was taken over; `Ok(Ok(None))` if the lock was not taken over. If this PE may
-    /// not take the lock, returns `Ok(Err(_))` with the state of the lock. If `is_check` is true,
+    /// Acquires the lock if this PE may take the lock now. In that case, returns `Ok(Ok(from))`:
+    /// `from` is the PE from which the lock was taken over, or `None` if the lock was not taken
+    /// over. Otherwise returns `Ok(Err(state))` with the state of the lock. If `is_check` is true,
     /// also checks whether the PE that the state names is alive.
     fn look(&self, call: &'static str, mode: Mode, is_check: bool) -> Result<std::result::Result<Option<Pe>, State>> {
         let state = self.words.state(call)?;
@@ -371,8 +371,8 @@ impl fmt::Debug for LockGuard<'_> {
     }
 }
 
-/// The pauses of a waiter between two reads of the state: first the waiter spins, then the waiter
-/// yields its thread, then the waiter sleeps.
+/// The pauses that a waiter makes between two reads of the lock's state. First the waiter spins,
+/// then the waiter yields its thread, then the waiter sleeps.
 struct Pause {
     pauses: u32,
     started: Instant,
@@ -388,8 +388,8 @@ impl Pause {
         Self { pauses: 0, started: Instant::now(), next_check: Self::BETWEEN_CHECKS }
     }
 
-    /// Returns whether the waiter should now check whether the holder is alive and whether the
-    /// deadline has passed.
+    /// Returns whether the waiter must now check two conditions: whether the holder is alive, and
+    /// whether the deadline has passed.
     fn is_check(&mut self) -> bool {
         if self.pauses < Self::SPINS {
             return false;

@@ -49,8 +49,8 @@ impl State {
         }
     }
 
-    /// Returns the PE that holds the lock, or to which the lock has been passed on; `None` if the
-    /// lock is free.
+    /// Returns the PE that this state names: the holder, or the PE to which the holder has passed
+    /// the lock on. Returns `None` if the lock is free.
     pub(super) fn pe(self) -> Option<Pe> {
         match self {
             Self::Free => None,
@@ -59,7 +59,7 @@ impl State {
     }
 }
 
-/// Values of the word that says whether a PE waits for the lock.
+/// The values of a PE's word. The word says whether the PE waits for the lock.
 mod waiting {
     /// The PE does not wait.
     pub(super) const NO: u64 = 0;
@@ -76,7 +76,8 @@ mod waiting {
 pub(super) struct Words {
     memory: Symmetric<u64>,
     team: Team,
-    /// The PE whose copy of the words is used, as a rank of `team`, the team of all PEs.
+    /// The PE whose copy of the words all PEs use. This rank is a rank of `team`, which contains
+    /// all PEs.
     home: Rank,
 }
 
@@ -86,8 +87,8 @@ impl Words {
         (1 + n_pes) * STRIDE
     }
 
-    /// Creates the words of a free lock in `memory`. All [`Words::len`] elements of `memory` must
-    /// be 0. `team` is the team of all PEs.
+    /// Creates the words of a free lock. `memory` stores the words, and must have [`Words::len`]
+    /// elements that are all 0. `team` is the team of all PEs.
     pub(super) fn new(memory: Symmetric<u64>, team: &Team) -> Self {
         // All PEs compute the same home. The homes of several locks are spread over the PEs.
         let home = Rank::new((memory.offset().0 / 64 % team.size() as u64) as u32);
@@ -116,8 +117,8 @@ impl Words {
         }
     }
 
-    /// Runs `direct` on the word at `index`. If the host cannot access the word, runs the atomic
-    /// operation `kind` on the word instead.
+    /// Runs `direct` on the word at `index` if the host can access the word. Otherwise runs the
+    /// atomic operation `kind` on the word.
     fn access(
         &self,
         call: &'static str,
@@ -169,7 +170,8 @@ impl Words {
         self.load(call, Self::place(pe)).map(|word| word == waiting::YES)
     }
 
-    /// Records that this PE, `me`, waits. Other PEs change this PE's word only while this PE waits.
+    /// Records that this PE, `me`, waits for the lock. Other PEs change the word of this PE only
+    /// while this PE waits.
     pub(super) fn start_waiting(&self, call: &'static str, me: Pe) -> Result<()> {
         let found = self.compare_swap(call, Self::place(me), waiting::NO, waiting::YES)?;
         if found == waiting::GAVE_UP {
@@ -184,12 +186,14 @@ impl Words {
         Ok(found == waiting::YES)
     }
 
-    /// Records that the holder chose this PE, `me`, as the next holder, but that this PE gave up.
+    /// Records that this PE, `me`, no longer waits for the lock, although the holder has chosen
+    /// this PE as the next holder.
     pub(super) fn give_up(&self, call: &'static str, me: Pe) -> Result<()> {
         self.compare_swap(call, Self::place(me), waiting::NO, waiting::GAVE_UP).map(drop)
     }
 
-    /// Returns whether `pe` gave up after the holder had chosen `pe` as the next holder.
+    /// Returns whether `pe` stopped waiting for the lock after the holder had chosen `pe` as the
+    /// next holder.
     pub(super) fn gave_up(&self, call: &'static str, pe: Pe) -> Result<bool> {
         self.load(call, Self::place(pe)).map(|word| word == waiting::GAVE_UP)
     }

@@ -118,7 +118,7 @@ impl Context {
     /// # Errors
     /// - The error of the first operation of this context that has failed since the last quiet.
     /// - [`Error::Timeout`](crate::Error::Timeout) at the deadline.
-    /// - [`Error::Peer`](crate::Error::Peer) if a PE is known to have died: see
+    /// - [`Error::Peer`](crate::Error::Peer) if any PE of the job is known to have died: see
     ///   [Dead targets](Team#dead-targets).
     /// - [`Misuse`](crate::Misuse) after finalize.
     pub fn quiet(&self) -> Result<()> {

@@ -39,8 +39,8 @@ impl World {
     /// The quiet runs after earlier operations of `stream`.
     ///
     /// # Errors
-    /// As for [`World::fence`]; [`Error::Peer`](crate::Error::Peer) if a PE is known to have died:
-    /// see [Dead targets](crate::Team#dead-targets).
+    /// As for [`World::fence`]; [`Error::Peer`](crate::Error::Peer) if any PE of the job is known
+    /// to have died: see [Dead targets](crate::Team#dead-targets).
     pub fn quiet(&self, stream: &Stream) -> Result<Ticket> {
         const CALL: &str = "quiet";
         call::submit(CALL, self.team(), stream, check::quiet(CALL, &self.shared)?, decode::nothing)

@@ -11,7 +11,7 @@ use crate::world::ticket::{Ticket, decode};
 use crate::{Result, call};
 use peerweave_types::{Compare, Scalar as _, WaitElement};
 
-/// Returns the condition of a wait that compares all words with the same value.
+/// Returns the condition of a wait or test. The condition compares all words with the same value.
 #[inline(always)]
 fn awaited<'a, T: WaitElement>(
     words: &'a Symmetric<T>,

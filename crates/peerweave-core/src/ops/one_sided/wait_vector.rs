@@ -10,7 +10,7 @@ use crate::world::ticket::{Ticket, decode};
 use crate::{Result, call};
 use peerweave_types::{Compare, WaitElement};
 
-/// Returns the condition of a wait that compares each word with a separate value.
+/// Returns the condition of a wait or test. The condition compares each word with a separate value.
 fn awaited<'a, T: WaitElement>(
     words: &'a Symmetric<T>,
     exclude: Option<&'a [bool]>,
