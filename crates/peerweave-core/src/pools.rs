@@ -16,8 +16,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A pool of values in `Arc`s. If only the pool has a handle to a value, the value is free, and a
-/// later call fills and reuses it.
+/// A pool of values in `Arc`s. A value is free if only the pool has a handle to the value. A later
+/// call fills a free value, and uses it again.
 #[derive(Debug)]
 pub(crate) struct Pool<T>(Mutex<Vec<Arc<T>>>);
 

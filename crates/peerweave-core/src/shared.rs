@@ -150,8 +150,8 @@ impl Shared {
         self.replace_end(call, end::FINALIZED)
     }
 
-    /// Ends the world because of a shrink. Later calls succeed only if they access only this PE's own
-    /// memory. Fails if the world has already ended.
+    /// Ends the world because of a shrink. Later calls succeed only if they access only this PE's
+    /// own memory. Fails if the world has already ended.
     pub(crate) fn shrink(&self, call: &'static str) -> Result<()> {
         self.replace_end(call, end::SHRUNK)
     }

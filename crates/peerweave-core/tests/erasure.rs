@@ -229,7 +229,7 @@ fn one_sided_operations_reach_the_backend_with_pe_and_offset() {
 }
 
 #[test]
-fn waits_and_tests_read_the_words_of_this_pe() {
+fn wait_and_test_calls_read_the_words_of_this_pe() {
     let s = Scene::new();
     let words = s.world.alloc_zeroed::<u64>(4).unwrap();
     s.noop.take_calls();

@@ -109,7 +109,7 @@ fn finalized_world_cannot_be_shrunk() {
 }
 
 #[test]
-fn concurrent_shrinks_succeed_on_one_thread_only() {
+fn only_one_of_several_concurrent_shrinks_succeeds() {
     let old = world(&Noop::new(0, 2));
     let outcomes = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..8).map(|_| scope.spawn(|| old.shrink())).collect();

@@ -187,7 +187,7 @@ pub trait StreamSource<T: Element>: Source<T> {}
 )]
 pub trait StreamDest<T: Element>: Dest<T> {}
 
-/// Memory that an operation reads only at the root: any [`Source`], or an `Option` that contains a
+/// Memory that only the root of an operation reads: any [`Source`], or an `Option` that contains a
 /// [`Source`].
 ///
 /// On other ranks, the operation ignores the argument, which may be [`none`].
@@ -202,7 +202,7 @@ pub trait MaybeSource<T: Element>: sealed::Maybe<T> {
     fn into_option(self) -> Option<Self::Argument>;
 }
 
-/// Memory that an operation writes only at the root: any [`Dest`], or an `Option` that contains a
+/// Memory that only the root of an operation writes: any [`Dest`], or an `Option` that contains a
 /// [`Dest`].
 ///
 /// On other ranks, the operation ignores the argument, which may be [`none`].

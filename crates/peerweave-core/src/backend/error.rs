@@ -544,7 +544,7 @@ pub enum MisuseKind {
     /// The team has been destroyed.
     #[error("the team was destroyed")]
     TeamDestroyed,
-    /// The call would destroy the team of all PEs, which cannot be destroyed.
+    /// The call would destroy the team of all PEs. That team cannot be destroyed.
     #[error("the team of all PEs cannot be destroyed: the team ends with the world")]
     WorldTeam,
     /// The call would destroy the team of this machine's PEs. That team cannot be destroyed.

@@ -37,7 +37,7 @@ unsafe impl Sync for Heap {}
 impl Heap {
     pub(super) const PAGE: usize = 4096;
 
-    /// Returns the alignment, in bytes, of a PE's symmetric memory that has `bytes` bytes.
+    /// Returns the alignment of a PE's symmetric memory, in bytes. The memory has `bytes` bytes.
     pub(super) fn align(bytes: usize) -> usize {
         // The memories of the PEs are contiguous, so the size of one memory determines the
         // alignment of the next memory.

@@ -24,8 +24,8 @@ pub struct World {
     pub(crate) shared: Arc<Shared>,
     team: Team,
     pub(crate) local_team: Mutex<Option<Team>>,
-    /// For each PE of this world, its number in the previous world. [`World::shrink`] replaced the
-    /// previous world by this world. Without a previous world, the numbers in this world.
+    /// For each PE of this world, its number in the previous world, which [`World::shrink`]
+    /// replaced by this world. If there was no previous world, the number in this world.
     former: Vec<Pe>,
 }
 
@@ -377,9 +377,9 @@ impl World {
         Ok(Self::formerly(backend, former))
     }
 
-    /// Returns the number that each PE of this world had in the world from which [`World::shrink`]
-    /// created this world, ascending. If [`World::shrink`] did not create this world, returns the
-    /// numbers that the PEs have in this world.
+    /// Returns the old numbers of this world's PEs, ascending: the numbers that these PEs had in
+    /// the previous world, which [`World::shrink`] replaced by this world. If [`World::shrink`] did
+    /// not create this world, returns the numbers that the PEs have in this world.
     ///
     /// ```
     /// use peerweave::World;

@@ -52,8 +52,9 @@ pub(crate) struct HeapInner {
     /// State of the collective calls. A collective call keeps the lock until it returns.
     state: Mutex<State>,
     ledger: Mutex<BTreeMap<u64, Leak>>,
-    /// A weak reference to this field tells whether the heap has been released. Declared last, so
-    /// that the field is dropped after all other fields, including the rendezvous.
+    /// While this field lives, the heap has not been released. Other code checks this by a weak
+    /// reference. The field is declared last, so it is dropped after all other fields, including
+    /// the rendezvous.
     pub(super) alive: Arc<()>,
 }
 
@@ -323,9 +324,9 @@ impl HeapInner {
         label(self.id, state.calls, what)
     }
 
-    /// Returns the deadline for waits for this PE's own device in a collective call. The deadline
-    /// is three quarters of the rendezvous timeout from now, so that time remains to notify the
-    /// other PEs.
+    /// Returns the time at which a collective call stops waiting for this PE's own device. This
+    /// time is three quarters of the rendezvous timeout from now, so that time remains to notify
+    /// the other PEs.
     pub(super) fn own_deadline(&self) -> Instant {
         deadline_after(self.rendezvous.deadline() / 4 * 3)
     }

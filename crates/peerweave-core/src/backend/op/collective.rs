@@ -283,7 +283,7 @@ impl fmt::Display for CollectiveShape {
     }
 }
 
-/// The lengths (counts) and offsets of the parts that a rank sends and receives in an all-to-all-v,
+/// The parts that a rank sends and receives in an all-to-all-v: their lengths (counts) and offsets,
 /// in elements. Each list has one entry per rank of the team.
 ///
 /// For all-gather-v, gather-v and scatter-v, backends get the counts of an all-to-all-v that moves
