@@ -52,7 +52,7 @@ fn collectives_on_eight_ranks_have_expected_results() {
 }
 
 #[test]
-fn collectives_of_one_rank_per_thread_have_expected_results() {
+fn collectives_with_one_thread_per_rank_have_expected_results() {
     fakes(4).run(|| {
         ranks(4, &Config::new(), |comm, stream| {
             let members = [Member { comm, stream }];

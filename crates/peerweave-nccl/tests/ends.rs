@@ -225,7 +225,7 @@ fn revocation_waits_for_a_call_that_is_in_progress() {
 }
 
 #[test]
-fn wait_for_work_that_shrink_aborted_returns_an_error() {
+fn wait_returns_an_error_if_shrink_has_aborted_the_work() {
     fakes(3).run(|| {
         ranks(3, &Config::new(), |comm, stream| {
             if comm.rank() == Rank::new(2) {

@@ -73,7 +73,7 @@ fn group_issues_no_call_if_the_closure_panics() {
 }
 
 #[test]
-fn nested_groups_are_issued_together_and_fail_separately() {
+fn failed_nested_group_does_not_affect_other_nested_groups() {
     fakes(2).run(|| {
         let all = all(2);
         let sends: Vec<_> = all.iter().map(|(comm, stream)| floats(stream, &[comm.rank().get() as f32])).collect();
@@ -348,7 +348,7 @@ fn panic_in_a_nested_group_discards_calls_of_the_nested_group() {
 }
 
 #[test]
-fn groups_that_lock_in_opposite_order_do_not_deadlock() {
+fn groups_with_ranks_in_opposite_order_do_not_deadlock() {
     fakes(2).run(|| {
         let all = all(2);
         let nccl = all[0].0.nccl();

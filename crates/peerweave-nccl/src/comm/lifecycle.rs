@@ -142,8 +142,8 @@ impl Communicator {
         abort_together(&membership::all(), bounded(limit))
     }
 
-    /// Waits until all communicators that were dropped before this call have been freed, for at
-    /// most `deadline`. Returns whether all these communicators have been freed.
+    /// Waits until all previously dropped communicators have been freed. Waits for at most
+    /// `deadline`. Returns whether all these communicators have been freed.
     ///
     /// The process also waits for dropped communicators at exit, for at most 10 s. Call this
     /// function to wait longer, or to find out whether the communicators have been freed.

@@ -227,9 +227,9 @@ fn reported(inner: &Inner, rendezvous: &Rendezvous, rank: Rank) -> Result<Option
     Ok(sequence.parse().ok().map(|sequence| RankReport { rank, sequence, call: call.to_owned() }))
 }
 
-/// State of a repeated search for lost ranks, through the rendezvous, during a wait. Over NVLink,
-/// NCCL does not detect that a rank has died. Without the search, the wait would last until the
-/// deadline.
+/// State of a search for lost ranks. The search queries the rendezvous repeatedly during a wait.
+/// Over NVLink, NCCL does not detect that a rank has died. Without the search, the wait would last
+/// until the deadline.
 #[derive(Default)]
 pub(crate) struct Watch {
     /// Time of the next query of the rendezvous, measured from the start of the wait.
@@ -364,8 +364,9 @@ impl PeerReports {
         }
     }
 
-    /// Adds `known`, the reports of the ranks of this process, which need no rendezvous. A rank
-    /// whose last call has a number below `sequence` counts as missing.
+    /// Adds `known`, the reports of the other ranks of this process. These reports are available
+    /// without the rendezvous. A rank counts as missing if the number of its last call is below
+    /// `sequence`.
     fn with(mut self, known: Vec<RankReport>, sequence: u64) -> Self {
         for report in known {
             self.missing.retain(|rank| *rank != report.rank);

@@ -172,8 +172,8 @@ impl DeviceCommunicator {
     /// ```
     ///
     /// # Errors
-    /// [`NcclError::Dead`] if the communicator has been aborted or finalized, which has already
-    /// freed the resources; [`NcclError::Nccl`].
+    /// [`NcclError::Dead`] if the communicator has been aborted or finalized. In this case the
+    /// resources have already been freed. [`NcclError::Nccl`] if NCCL returns an error.
     ///
     /// # Safety
     /// No kernel that uses the device communicator is running. This includes kernels of other ranks

@@ -34,8 +34,8 @@ pub enum DeviceCommLayout {
     /// with the device code of the loaded NCCL.
     #[default]
     Library,
-    /// The given version. Select the version of the NCCL headers with which the kernels were
-    /// compiled. The given version must not be later than the version of the loaded NCCL.
+    /// A fixed version: the version of the NCCL headers with which the kernels were compiled. The
+    /// version must not be later than the version of the loaded NCCL.
     Version(Version),
 }
 
@@ -149,13 +149,15 @@ impl DeviceCommRequirements {
         /// Sets the number of barriers among the ranks of the LSA team, which access each other by
         /// loads and stores.
         lsa_barriers: u32;
-        /// Sets the number of barriers along rails, over the network.
+        /// Sets the number of barriers among the ranks of the rail team. These barriers use the
+        /// network.
         rail_gin_barriers: u32;
-        /// Sets the number of barriers among all ranks, over the network.
+        /// Sets the number of barriers among all ranks. These barriers use only the network.
         world_gin_barriers: u32;
         /// Sets the number of thread blocks that run an all-to-all of short messages.
         lla2a_blocks: u32;
-        /// Sets the number of slots of each block that runs an all-to-all of short messages.
+        /// Sets the number of message slots of each thread block in an all-to-all of short
+        /// messages. [`lla2a_blocks`](Self::lla2a_blocks) must be set too.
         lla2a_slots: u32;
         /// Sets the number of network contexts. NCCL treats the number as a hint.
         gin_contexts: u32;
@@ -283,9 +285,9 @@ impl DeviceCommRequirements {
         Ok((RawRequirements::new(raw, &self.buffers, &teams), len_bytes))
     }
 
-    /// Returns three values: the version to write to NCCL's structs, the size of the device
-    /// communicator in bytes if the size is known, and whether NCCL must use the layout of the
-    /// loaded library.
+    /// Returns three values. The first is the version to write to NCCL's structs. The second is the
+    /// size of the device communicator in bytes, or `None` if NCCL must report the size. The third
+    /// states whether NCCL must use the layout of the loaded library.
     fn version_of(&self, found: &Found<'_>) -> Result<(Version, Option<usize>, bool), NcclError> {
         const WHAT: &str = "a query of the size of a device communicator";
         let newest = found.version.min(sys::HEADER);
@@ -347,8 +349,8 @@ impl DeviceCommRequirements {
     }
 }
 
-/// NCCL's structs of the requirements, with the lists to which the structs point. This value also
-/// owns the memory for the handles that NCCL stores when it creates the device communicator.
+/// The requirements as NCCL's C structs. This value owns the lists to which the structs point. It
+/// also owns memory in which NCCL stores handles when NCCL creates the device communicator.
 ///
 /// `raw` points into the vectors. The memory of the vectors does not move when this value is moved.
 pub(crate) struct RawRequirements {
@@ -517,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn requirement_list_has_the_buffers_in_the_order_of_addition() {
+    fn requirement_list_keeps_the_order_of_added_buffers() {
         let mut requirements = DeviceCommRequirements::new();
         for len_bytes in [128, 256, 512] {
             requirements = requirements.buffer(ResourceBuffer { len_bytes, align_bytes: 128 });

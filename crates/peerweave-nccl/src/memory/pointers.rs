@@ -148,8 +148,8 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// Returns the fabric's multicast address for element `offset`. The multicast address addresses
-    /// this element in all windows that the fabric's multicast reaches. Requires NCCL 2.31.1.
+    /// Returns the multicast address of element `offset` in the fabric. The address refers to this
+    /// element in every window that the fabric's multicast reaches. Requires NCCL 2.31.1.
     ///
     /// # Errors
     /// [`NcclError::MulticastDisabled`] if multicast is disabled in this process.
