@@ -173,9 +173,10 @@ impl DeviceCommRequirements {
         /// Sets the number of operations in the queue of a network context. With 0, NCCL selects
         /// the number.
         gin_queue_depth: u32;
-        /// Sets whether kernels may use NCCL's strong signals. A rank that observes a strong signal
-        /// also observes all earlier puts of the signal's sender to that rank through the same
-        /// network context. Switching this option off requires NCCL 2.30.7.
+        /// Sets whether kernels may use NCCL's strong signals. If a rank observes a strong signal,
+        /// the rank also observes all earlier puts to this rank from the signal's sender, if these
+        /// puts used the same network context as the signal. Switching this option off requires
+        /// NCCL 2.30.7.
         gin_strong_signals: Switch;
         /// Sets whether kernels may use signals at virtual addresses (VA signals). Switching this
         /// option off requires NCCL 2.30.7.

@@ -352,8 +352,8 @@ pub struct Timeout {
     pub waited: Duration,
     /// Name of the communicator, or `None` if the communicator did not exist yet.
     pub communicator: Option<Arc<CommunicatorName>>,
-    /// Ranks that have not issued the call, according to the reports that ranks have published. The
-    /// list is empty if these ranks are unknown.
+    /// Ranks that are known not to have issued the call. The list is empty if no such rank is
+    /// known.
     pub missing: Vec<Rank>,
     /// Reports that other ranks have published, each with the last call of the reporting rank.
     pub reports: Vec<RankReport>,

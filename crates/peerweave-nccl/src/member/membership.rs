@@ -106,9 +106,9 @@ pub(crate) struct Inner {
     deferred: Mutex<Vec<Keep>>,
     pub(crate) is_freed: Arc<AtomicBool>,
     work_deadline_ms: AtomicU64,
-    /// Number of the group of several communicators in which a thread may be blocked. All
-    /// communicators of the group have the same number. The number is 0 if no thread may be blocked
-    /// in such a group.
+    /// Number of the group in which a thread may be blocked, if the group has several
+    /// communicators. All communicators of the group store the same number. The number is 0 if no
+    /// thread may be blocked in such a group.
     pub(crate) group: AtomicU64,
     /// The reason why the watchdog or a timed-out wait has aborted the communicator.
     pub(crate) abort_reason: OnceLock<NcclError>,
@@ -181,8 +181,9 @@ pub(crate) fn all() -> Vec<Arc<Inner>> {
     ALL.lock().unwrap_or_else(PoisonError::into_inner).iter().filter_map(Weak::upgrade).collect()
 }
 
-/// Like [`all`], but waits at most 100 ms for the lock of the list, and then returns `None`. Used
-/// at process exit, because a thread that holds the lock may have been stopped.
+/// Like [`all`], but waits at most 100 ms for the lock of the list. Returns `None` if another
+/// thread still holds the lock. Used at process exit, because a thread that holds the lock may have
+/// been stopped.
 pub(crate) fn all_if_free() -> Option<Vec<Arc<Inner>>> {
     if MADE_BY.load(Ordering::Relaxed) != std::process::id() {
         return Some(Vec::new());

@@ -31,10 +31,10 @@ pub struct LogicalEndpoint {
 }
 
 impl<T: Element> Window<T> {
-    /// Returns the address at which kernels on this rank's device load and store element `offset`
-    /// of the window of `rank`. Returns `None` if these kernels cannot access the window of `rank`
-    /// by loads and stores. For this rank's own window, the result differs from the memory's
-    /// address, because NCCL maps the memory a second time. Requires NCCL 2.29.2.
+    /// Returns an address of element `offset` in the window of `rank`. Kernels on this rank's
+    /// device load and store at this address. Returns `None` if these kernels cannot access the
+    /// window of `rank` by loads and stores. For this rank's own window, the result differs from
+    /// the memory's address, because NCCL maps the memory a second time. Requires NCCL 2.29.2.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] for a rank that does not exist. [`NcclError::Misuse`] for an offset

@@ -133,8 +133,8 @@ pub(crate) fn adopt_all(
     made.into_iter().collect()
 }
 
-/// Memory in which NCCL stores a handle. A thread of NCCL may do this later, so the memory is freed
-/// only after NCCL has finished.
+/// Memory in which NCCL stores a handle. A thread of NCCL may store the handle later, so the memory
+/// is freed only after NCCL has finished.
 type Slot = ManuallyDrop<Box<AtomicPtr<ncclComm>>>;
 
 /// Creates handles like [`make`], for communicators that are not created from other communicators.

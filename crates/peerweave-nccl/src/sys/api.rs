@@ -285,7 +285,8 @@ peerweave_dylib::bindings! {
         ) -> ncclResult_t;
         /// Frees a device communicator.
         "2.28.3" fn ncclDevCommDestroy(comm: ncclComm_t, devComm: *const c_void) -> ncclResult_t;
-        /// Returns the requirement for barriers that use loads and stores.
+        /// Returns the requirement for barriers among ranks that access each other by loads and
+        /// stores.
         "2.28.3" fn ncclLsaBarrierCreateRequirement(
             team: ncclTeam_t, nBarriers: c_int, outHandle: *mut ncclLsaBarrierHandle_t,
             outReq: *mut ncclDevResourceRequirements_t,

@@ -3,8 +3,8 @@
 //!
 //! Command: `MIRIFLAGS="-Zmiri-many-seeds=0..16 -Zmiri-disable-isolation" cargo +nightly miri test
 //! -p peerweave-nccl --lib state::weak`. Miri tests only the executions that the seeds select. In
-//! contrast, `model.rs` tests all executions with at most three preemptions in CI. However,
-//! `model.rs` needs a build in which the gate has additional fences.
+//! CI, `model.rs` tests all executions with at most three preemptions. However, `model.rs` needs a
+//! build in which the gate has additional fences.
 //!
 //! Invariant: the gate guards a value. In no execution is this value freed while a thread may still
 //! use it.
