@@ -206,7 +206,7 @@ fn error_of_a_wait_names_the_rank_that_the_thread_omitted() {
 }
 
 #[test]
-fn wait_fails_before_the_deadline_if_a_group_omits_a_rank() {
+fn wait_fails_early_if_the_thread_omitted_a_rank_from_a_group() {
     fakes(3).run(|| {
         let all = all(3);
         let mut buffers: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[1.0])).collect();

@@ -78,7 +78,7 @@ fn collectives_on_blocking_communicators_have_expected_results() {
 }
 
 #[test]
-fn processes_with_one_rank_each_connect_by_rendezvous() {
+fn processes_with_one_rank_each_connect_through_a_rendezvous() {
     fakes(3).run_many(3, |child| {
         let rendezvous = rendezvous(&child);
         let nccl = Nccl::load().expect("the fake library is found");

@@ -294,7 +294,7 @@ fn memory_that_a_graph_uses_cannot_be_unregistered() {
 }
 
 #[test]
-fn capture_begun_while_finalize_waits_is_an_error() {
+fn finalize_fails_if_a_capture_begins_while_finalize_waits() {
     fakes(1).run(|| {
         let (comm, stream) = alone_non_blocking();
         let mut values = floats(&stream, &[1.0]);

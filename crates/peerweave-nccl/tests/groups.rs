@@ -180,7 +180,7 @@ fn failed_group_does_not_wait_for_the_deadline() {
 }
 
 #[test]
-fn group_fails_if_a_rank_is_aborted_during_the_launch() {
+fn group_fails_if_another_thread_aborts_a_rank_during_launch() {
     fakes(2).run(|| {
         let all = all(2);
         let mut buffers: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[1.0])).collect();
@@ -238,7 +238,7 @@ fn unsupported_simulation_starts_no_group() {
 }
 
 #[test]
-fn register_all_that_fails_for_one_rank_aborts_all_ranks() {
+fn register_all_aborts_all_ranks_if_one_rank_cannot_register() {
     fakes(2).run(|| {
         let all = all(2);
         let memories: Vec<_> = all

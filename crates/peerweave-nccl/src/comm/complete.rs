@@ -188,9 +188,9 @@ fn yield_until(deadline: Instant, mut ready: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// Waits until NCCL has finished its work on the host for the communicators in `members`. Aborts
-/// the communicators whose work is not finished by the deadline, so that NCCL launches nothing
-/// later ([C2] of `membership.rs`).
+/// Waits until NCCL has finished its work on the host for the communicators in `members`. If the
+/// work of a communicator is not finished by the deadline, aborts the communicator. So NCCL
+/// launches nothing later ([C2] of `membership.rs`).
 #[cold]
 pub(crate) fn complete_all(
     call: &'static str,

@@ -224,8 +224,8 @@ impl Communicator {
         })
     }
 
-    /// Calls `function`, which suspends or resumes the communicator. Records the new state before
-    /// another thread can acquire the communicator's lock.
+    /// Suspends or resumes the communicator by calling `function`. Changes the state from `from` to
+    /// `to` before another thread can acquire the communicator's lock.
     fn change(
         &self,
         call: &'static str,

@@ -81,8 +81,9 @@ fn thread() -> MutexGuard<'static, Thread> {
     THREAD.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes the watchdog inspect all communicators. Called after a communicator was created or a
-/// deadline was changed. Returns `false` if the system cannot start the watchdog's thread.
+/// Makes the watchdog inspect all communicators now. Starts the watchdog's thread if the thread is
+/// not running. Called after a communicator was created, and after a deadline was changed. Returns
+/// `false` if the system cannot start the thread.
 pub(crate) fn watch() -> bool {
     let mut thread = thread();
     thread.changes += 1;

@@ -328,8 +328,9 @@ impl Inner {
         self.last_thread.load(Ordering::Relaxed)
     }
 
-    /// Fails in a forked process, or if no work can be enqueued on the communicator in its current
-    /// state. The call checks the state again when it acquires the communicator's lock.
+    /// Fails in a forked process. Also fails if the state of the communicator allows no new work.
+    /// This is an early check: the call checks the state again when the call acquires the
+    /// communicator's lock.
     #[inline]
     pub(crate) fn check_live(&self, call: &'static str) -> Result<(), NcclError> {
         self.nccl.not_forked(call)?;
@@ -417,8 +418,8 @@ impl Inner {
     }
 
     /// Returns the state that NCCL reports for the communicator. On a non-blocking communicator,
-    /// returns `ncclInProgress` if another thread holds the communicator's lock for longer than
-    /// `patience`.
+    /// waits for the communicator's lock for at most `patience`. Returns `ncclInProgress` if
+    /// another thread still holds the lock.
     pub(crate) fn async_code(&self, call: &'static str, patience: Duration) -> Result<ncclResult_t, NcclError> {
         self.nccl.not_forked(call)?;
         if self.blocking {

@@ -133,8 +133,9 @@ const READER: u64 = 1 << 8;
 /// Increment of the count of readers that may be blocked in NCCL.
 const BLOCKING_READER: u64 = 1 << 32;
 
-/// Divisor of the time for which a waiter has waited so far. The quotient, limited to
-/// [`SLEEP_BOUNDS`], is the duration of the waiter's next sleep.
+/// Divisor that determines how long a waiter sleeps. The time that the waiter has waited so far is
+/// divided by this number. The quotient, limited to [`SLEEP_BOUNDS`], is the duration of the next
+/// sleep.
 const SLEEP_FRACTION: u32 = 8;
 /// Waiting time after which a waiter has priority over new callers. Without this priority, new
 /// callers could always enter first.
@@ -225,8 +226,8 @@ enum Occupancy {
 }
 
 impl Gate {
-    /// Result of [`stuck_in`](Self::stuck_in) if only readers are marked as possibly blocked in
-    /// NCCL. If the owner has this mark, `stuck_in` never returns this value.
+    /// Number that [`stuck_in`](Self::stuck_in) returns if only readers are marked as possibly
+    /// blocked in NCCL. If the owner has this mark, `stuck_in` returns a different number.
     pub(crate) const READER: u64 = BRIEF;
 
     /// Enters exclusively. If another thread has entered exclusively, waits for at most `patience`.
@@ -239,9 +240,9 @@ impl Gate {
         }
     }
 
-    /// Enters exclusively and marks this thread as possibly blocked in NCCL, in one atomic
-    /// operation. The caller then calls NCCL immediately. Returns `None` unless the gate is free
-    /// and the state is live.
+    /// Enters the gate exclusively, and marks this thread as possibly blocked in NCCL. One atomic
+    /// operation does both. The caller then calls NCCL immediately. Returns `None` unless the gate
+    /// is free and the state is live.
     #[inline]
     pub(crate) fn try_enter_blocking(&self) -> Option<Inside<'_>> {
         let inside = self.try_lock_fairly(BLOCKING)?;
@@ -364,9 +365,8 @@ impl Gate {
         self.change(from, state)
     }
 
-    /// Waits, after `close`, until no thread is inside the gate. After `grace`, stops waiting if
-    /// all threads inside are marked as possibly blocked in NCCL. Returns whether no thread is
-    /// inside.
+    /// Waits until no thread is inside the closed gate. After `grace`, stops waiting if all threads
+    /// inside are marked as possibly blocked in NCCL. Returns whether no thread is inside.
     ///
     /// Waits without a limit for threads that are not marked as possibly blocked in NCCL ([G3] of
     /// this module). Time in which the system suspends the whole process, or this thread, does not

@@ -203,8 +203,8 @@ impl<T: Element> Window<T> {
         }
     }
 
-    /// Converts an offset in elements to bytes. Fails if the offset is outside the window of `rank`
-    /// or outside this rank's window.
+    /// Converts an offset from elements to bytes. Fails unless the offset is inside two windows:
+    /// the window of `rank`, and this rank's own window.
     fn place(&self, call: &'static str, rank: Rank, offset: usize) -> Result<usize, NcclError> {
         // NCCL compares the offset with the length of this rank's window, whatever the peer.
         inside::<T>(call, self.len_of(rank)?.min(self.len_bytes() / size_of::<T>()), offset)

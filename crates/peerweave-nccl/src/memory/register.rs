@@ -100,8 +100,8 @@ pub(super) fn unregister(
     }
 }
 
-/// Waits until every rank has called this function. When this function returns, each rank has
-/// completed its earlier work on `stream` and on all streams that may use the registered memory.
+/// Waits until every rank has called this function. Before the return, each rank also completes its
+/// earlier work on `stream`, and its work on all streams that may use the registered memory.
 pub(super) fn meet(
     call: &'static str,
     communicator: &Communicator,

@@ -2,8 +2,8 @@
 //!
 //! `check.rs` has checks common to all calls. This module does not issue calls.
 //!
-//! Invariant: an operation created by this module reads and writes only inside its buffers, on
-//! every rank.
+//! Invariant: on every rank, the operations that this module creates read and write only inside the
+//! buffers of the call.
 
 use peerweave_driver::{DeviceBuffer, DeviceBufferMut};
 use peerweave_types::{Element, Rank};
