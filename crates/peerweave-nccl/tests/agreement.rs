@@ -52,7 +52,7 @@ fn collectives_of_different_lengths_in_a_group_are_refused() {
 }
 
 #[test]
-fn different_types_roots_or_calls_in_a_group_are_refused() {
+fn mismatched_calls_of_two_ranks_in_a_group_are_refused() {
     fakes(2).run(|| {
         let all = all(2);
         let ((one, first), (two, second)) = (&all[0], &all[1]);
@@ -137,7 +137,7 @@ fn send_and_receive_of_different_lengths_are_refused() {
 }
 
 #[test]
-fn calls_are_compared_only_if_nccl_matches_them() {
+fn only_calls_that_nccl_matches_with_each_other_are_compared() {
     fakes(2).run(|| {
         let all = all(2);
         let ((one, first), (two, second)) = (&all[0], &all[1]);
@@ -181,7 +181,7 @@ fn left_out(result: Result<(), NcclError>, expected: &[u32]) -> String {
 }
 
 #[test]
-fn wait_for_a_call_outside_a_group_names_the_omitted_rank() {
+fn error_of_a_wait_names_the_rank_that_the_thread_omitted() {
     fakes(2).run(|| {
         let all = all(2);
         let (one, first) = &all[0];
@@ -206,7 +206,7 @@ fn wait_for_a_call_outside_a_group_names_the_omitted_rank() {
 }
 
 #[test]
-fn wait_fails_before_the_deadline_if_a_group_omits_a_rank() {
+fn wait_fails_early_if_the_thread_omitted_a_rank_from_a_group() {
     fakes(3).run(|| {
         let all = all(3);
         let mut buffers: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[1.0])).collect();
@@ -224,7 +224,7 @@ fn wait_fails_before_the_deadline_if_a_group_omits_a_rank() {
 }
 
 #[test]
-fn error_of_a_blocked_collective_names_the_omitted_rank() {
+fn error_of_a_blocked_call_names_the_rank_the_thread_omitted() {
     // The first collective waits inside NCCL until all ranks have joined.
     fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").run(|| {
         let all = all(2);

@@ -52,7 +52,7 @@ fn collectives_on_eight_ranks_have_expected_results() {
 }
 
 #[test]
-fn collectives_of_one_rank_per_thread_have_expected_results() {
+fn collectives_with_one_thread_per_rank_have_expected_results() {
     fakes(4).run(|| {
         ranks(4, &Config::new(), |comm, stream| {
             let members = [Member { comm, stream }];
@@ -78,7 +78,7 @@ fn collectives_on_blocking_communicators_have_expected_results() {
 }
 
 #[test]
-fn processes_with_one_rank_each_connect_by_rendezvous() {
+fn processes_with_one_rank_each_connect_through_a_rendezvous() {
     fakes(3).run_many(3, |child| {
         let rendezvous = rendezvous(&child);
         let nccl = Nccl::load().expect("the fake library is found");

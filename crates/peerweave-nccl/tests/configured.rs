@@ -260,7 +260,7 @@ fn every_collective_in_a_group_accepts_a_call_configuration() {
 }
 
 #[test]
-fn call_configurations_may_differ_within_a_group() {
+fn calls_in_a_group_may_have_different_configurations() {
     let directory = tempfile::tempdir().expect("a temporary directory is created");
     fakes(1).env(LOG, directory.path().join("log")).run(|| {
         let (comm, stream) = alone();
@@ -278,7 +278,7 @@ fn call_configurations_may_differ_within_a_group() {
 }
 
 #[test]
-fn recording_a_call_with_a_wrong_configuration_fails() {
+fn call_with_an_invalid_configuration_is_not_recorded() {
     fakes_of(1, "2.30.7").run(|| {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);

@@ -161,7 +161,7 @@ fn communicator_needs_nvls_off_if_multicast_is_disabled() {
 }
 
 #[test]
-fn differing_requirements_fail_on_every_rank() {
+fn create_fails_on_every_rank_if_the_requirements_differ() {
     fakes_of("2.32.3").run(|| {
         on_every_rank_of(&Config::new().blocking(Switch::On), |communicator| {
             let requirements = DeviceCommRequirements::new().lsa_barriers(1 + communicator.rank().get() * 64);

@@ -203,7 +203,7 @@ fn exactly_one_of_two_concurrent_revocations_succeeds() {
 }
 
 #[test]
-fn revocation_waits_for_a_call_that_is_in_progress() {
+fn non_blocking_revoke_does_not_end_a_call_of_another_thread() {
     // Without the wait, NCCL would free the call twice.
     fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").run(|| {
         ranks(2, &Config::new().blocking(Switch::Off), |comm, stream| {
@@ -225,7 +225,7 @@ fn revocation_waits_for_a_call_that_is_in_progress() {
 }
 
 #[test]
-fn wait_for_work_that_shrink_aborted_returns_an_error() {
+fn wait_returns_an_error_if_shrink_has_aborted_the_work() {
     fakes(3).run(|| {
         ranks(3, &Config::new(), |comm, stream| {
             if comm.rank() == Rank::new(2) {

@@ -43,7 +43,7 @@ fn refused_captured_group_adds_no_call_to_the_graph() {
 }
 
 #[test]
-fn slice_whose_event_belongs_to_another_capture_is_refused() {
+fn slice_that_would_make_the_stream_join_a_capture_is_refused() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let (own, capturing) = (comm.context().new_stream().expect("a stream is created"), comm.context().new_stream().expect("a stream is created"));
@@ -125,7 +125,7 @@ fn borrowed_memory_is_refused_in_a_capture() {
                 comm.all_reduce_in_place(&stream, &mut slice, ReduceOp::Sum).expect_err("the memory is borrowed").to_string();
             assert!(
                 error.starts_with(
-                    "all_reduce_in_place: the stream is being captured, and the graph accesses memory after the call"
+                    "all_reduce_in_place: the stream is being captured, and the graph would access the borrowed slice after the call"
                 ),
                 "{error}"
             );
@@ -294,7 +294,7 @@ fn memory_that_a_graph_uses_cannot_be_unregistered() {
 }
 
 #[test]
-fn capture_begun_while_finalize_waits_is_an_error() {
+fn finalize_fails_if_a_capture_begins_while_finalize_waits() {
     fakes(1).run(|| {
         let (comm, stream) = alone_non_blocking();
         let mut values = floats(&stream, &[1.0]);
@@ -452,7 +452,7 @@ fn capture_begun_during_a_non_blocking_call_yields_no_graph() {
 }
 
 #[test]
-fn capture_begun_during_a_configured_call_yields_no_graph() {
+fn capture_begun_during_a_call_with_a_config_yields_no_graph() {
     fakes(1).run(|| {
         // Before it calls NCCL, the slow path queries the stream one time more than the fast path.
         refused_meanwhile(Switch::On, "cuStreamIsCapturing:3=400ms", |comm, stream, values| {

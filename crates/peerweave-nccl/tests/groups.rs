@@ -73,7 +73,7 @@ fn group_issues_no_call_if_the_closure_panics() {
 }
 
 #[test]
-fn nested_groups_are_issued_together_and_fail_separately() {
+fn failed_nested_group_does_not_affect_other_nested_groups() {
     fakes(2).run(|| {
         let all = all(2);
         let sends: Vec<_> = all.iter().map(|(comm, stream)| floats(stream, &[comm.rank().get() as f32])).collect();
@@ -180,7 +180,7 @@ fn failed_group_does_not_wait_for_the_deadline() {
 }
 
 #[test]
-fn group_fails_if_a_rank_is_aborted_during_the_launch() {
+fn group_fails_if_another_thread_aborts_a_rank_during_launch() {
     fakes(2).run(|| {
         let all = all(2);
         let mut buffers: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[1.0])).collect();
@@ -238,7 +238,7 @@ fn unsupported_simulation_starts_no_group() {
 }
 
 #[test]
-fn register_all_that_fails_for_one_rank_aborts_all_ranks() {
+fn register_all_aborts_all_ranks_if_one_rank_cannot_register() {
     fakes(2).run(|| {
         let all = all(2);
         let memories: Vec<_> = all
@@ -348,7 +348,7 @@ fn panic_in_a_nested_group_discards_calls_of_the_nested_group() {
 }
 
 #[test]
-fn groups_that_lock_in_opposite_order_do_not_deadlock() {
+fn groups_with_ranks_in_opposite_order_do_not_deadlock() {
     fakes(2).run(|| {
         let all = all(2);
         let nccl = all[0].0.nccl();

@@ -45,7 +45,7 @@ fn leaks_are_reported_at_exit() {
         lines,
         [
             "peerweave-nccl: leaked: communicator \"forgotten\" #1 (rank 0 of 1) was neither finalized nor aborted",
-            "peerweave-nccl: leaked: allocations of NCCL's memory that were not freed: 1 (256 bytes)",
+            "peerweave-nccl: leaked: allocations from NCCL's allocator that were not freed: 1 (256 bytes)",
         ],
         "{output}"
     );

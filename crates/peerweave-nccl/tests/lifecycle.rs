@@ -187,7 +187,7 @@ fn unbounded_deadlines_do_not_cause_a_panic() {
 }
 
 #[test]
-fn communicator_is_unusable_if_a_rank_cannot_start_its_split() {
+fn split_that_fails_for_one_rank_makes_the_parent_unusable() {
     fakes(2).run(|| {
         let all = all(2);
         let members: Vec<_> = all.iter().map(|(comm, _)| (comm, Some(0), 0)).collect();

@@ -104,7 +104,7 @@ fn wrong_lengths_roots_and_peers_are_misuse() {
         );
         says(
             comm.shrink(&[Rank::new(0)], ShrinkMode::Abort),
-            "shrink: an excluded rank is 0, expected a rank other than the calling ranks",
+            "shrink: an excluded rank is 0, expected a rank that does not make this call",
         );
         says(comm.split(Some(u32::MAX), 0), "split: the color is 4294967295, expected a number of at most 2147483647");
         says(
@@ -377,7 +377,7 @@ fn group_of_blocking_and_non_blocking_ranks_is_refused() {
 }
 
 #[test]
-fn invalid_windows_and_puts_outside_a_window_are_misuse() {
+fn invalid_window_memory_and_put_ranges_are_misuse() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let slice = stream.alloc_zeros::<f32>(8).expect("memory is allocated");
@@ -463,7 +463,7 @@ fn integers_of_16_bits_are_misuse_in_every_kind_of_call() {
 }
 
 #[test]
-fn nccl_2_19_reports_missing_features_as_unsupported() {
+fn features_that_nccl_2_19_lacks_are_unsupported() {
     fakes_of(1, "2.19.3").run(|| {
         let (comm, stream) = alone();
         let nccl = comm.nccl();

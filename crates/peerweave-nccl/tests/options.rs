@@ -82,7 +82,7 @@ fn options_reach_only_libraries_that_support_them() {
 }
 
 #[test]
-fn all_options_reach_the_library_and_children_of_a_split() {
+fn options_apply_to_a_communicator_and_to_its_children() {
     let directory = tempfile::tempdir().expect("a temporary directory is created");
     fakes(1).env(LOG, directory.path().join("log")).run(|| {
         // SAFETY: the children share no resources.

@@ -96,7 +96,7 @@ fn revoked_state_survives_a_failed_call() {
 }
 
 #[test]
-fn abort_waits_until_a_thread_that_calls_in_a_loop_leaves_nccl() {
+fn abort_waits_until_a_concurrent_call_has_left_nccl() {
     fakes(1).run(|| {
         let start = Instant::now();
         for round in 0.. {

@@ -64,7 +64,7 @@ fn queries_of_several_threads_never_overlap_a_call() {
 }
 
 #[test]
-fn tracing_subscriber_may_use_communicators() {
+fn tracing_subscriber_may_call_methods_of_communicators() {
     struct Nosy;
     impl tracing::Subscriber for Nosy {
         fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {

@@ -105,7 +105,7 @@ fn stuck_group_aborts_all_ranks_of_the_thread_at_the_deadline() {
 }
 
 #[test]
-fn abort_of_one_rank_ends_the_blocked_group_of_this_rank() {
+fn abort_of_one_rank_ends_a_blocked_group_that_has_the_rank() {
     connecting(3).run(|| {
         let nccl = Nccl::load().expect("the fake library is found");
         let (id, contexts) = (nccl.unique_id().expect("an id is created"), contexts(3));
@@ -232,7 +232,7 @@ fn always_busy_stream_is_not_reported_as_late() {
 }
 
 #[test]
-fn check_for_late_work_does_not_invalidate_a_capture() {
+fn capture_stays_valid_while_the_watchdog_checks_the_work() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         comm.set_work_deadline(Duration::from_millis(80));

@@ -22,23 +22,25 @@ use crate::sys::ncclResult_t;
 /// Time limit of aborts for which the caller sets no limit.
 pub(crate) const ABORT_LIMIT: Duration = Duration::from_secs(10);
 
-/// Maximum time for which an abort waits, before it calls `ncclCommAbort`, until no thread holds
-/// the communicator's lock. On a non-blocking communicator a thread releases the lock within
-/// microseconds. A thread that is stuck inside NCCL releases the lock only after the abort.
+/// Time for which an abort waits for threads that hold the communicator's lock and may be blocked
+/// in NCCL. The abort then calls `ncclCommAbort`. On a non-blocking communicator a thread releases
+/// the lock within microseconds. A thread that is stuck inside NCCL releases the lock only after
+/// the abort.
 const ABORT_GRACE: Duration = Duration::from_millis(500);
 
 /// Maximum time for which an abort waits for NCCL to end running work, if captured graphs prevent
 /// NCCL from freeing the communicator.
 const ABORT_WITH_GRAPHS: Duration = Duration::from_millis(200);
 
-/// Time that NCCL's threads need, after the start of an abort, to stop launching work. An aborted
-/// call waits for this time if captured graphs prevent NCCL from reporting the end of the abort.
+/// Time after the start of an abort within which NCCL's threads stop launching work. If captured
+/// graphs exist, NCCL does not report the end of the abort. An aborted call then waits for this
+/// time instead.
 const LAUNCH_WITH_GRAPHS: Duration = Duration::from_secs(2);
 
 impl Abort {
     /// Waits without a deadline until NCCL has finished the abort. An aborted call waits here
-    /// before it returns. Until then NCCL may still launch the call's work, on memory that the
-    /// caller may reuse after the return.
+    /// before it returns. Before the end of the abort, NCCL may still launch the call's work. After
+    /// the return, the caller may reuse the memory of this work.
     ///
     /// Captured graphs prevent NCCL from freeing the communicator and from reporting that the abort
     /// is finished. So if captured graphs use the communicator, this function does not wait for the
@@ -46,8 +48,8 @@ impl Abort {
     /// abort has begun, because no thread still launches the work of the call. If the communicator
     /// is non-blocking, this function waits for [`LAUNCH_WITH_GRAPHS`] after the abort has begun.
     ///
-    /// This is the only wait of this crate for NCCL that has no deadline. Returning while NCCL may
-    /// still launch the call's work would be unsound.
+    /// All other waits of this crate for NCCL have a deadline. Here, returning while NCCL may still
+    /// launch the call's work would be unsound.
     pub(crate) fn wait(inner: &Inner) {
         let limit = if inner.blocking { Duration::ZERO } else { LAUNCH_WITH_GRAPHS };
         let mut started = None;
@@ -62,9 +64,9 @@ impl Abort {
     }
 }
 
-/// Aborts those of the given communicators that have been neither aborted nor finalized, each on a
-/// separate thread. Waits for at most `limit`. Returns the number of aborted communicators, or the
-/// first error.
+/// Aborts the communicators, each on a separate thread. Leaves out communicators that have already
+/// been aborted or finalized. Waits for at most `limit`. Returns the number of aborted
+/// communicators, or the first error.
 pub(crate) fn abort_together(communicators: &[Arc<Inner>], limit: Duration) -> Result<usize, NcclError> {
     let open = |inner: &&Arc<Inner>| inner.nccl.not_forked("abort").is_ok() && inner.gate.close(State::Aborted).is_ok();
     let closed: Vec<Arc<Inner>> = communicators.iter().filter(open).map(Arc::clone).collect();
@@ -109,13 +111,13 @@ pub(crate) fn abort_closed(communicators: &[Arc<Inner>], limit: Duration) -> Vec
     communicators.iter().zip(aborts).map(wait).collect()
 }
 
-/// Aborts and frees a closed communicator, once no thread holds its lock, or all threads that hold
-/// its lock are blocked in NCCL.
+/// Aborts and frees a closed communicator. First waits until no thread holds its lock. After
+/// [`ABORT_GRACE`], stops waiting if all threads that hold the lock may be blocked in NCCL.
 ///
-/// A thread that is blocked in a group uses all communicators of the group, and returns when one of
-/// these communicators is aborted. Until the thread has returned, no other communicator of the
-/// group may be freed. So the communicator with the lowest number is aborted first. The aborts of
-/// the other communicators wait up to [`ABORT_GRACE`] longer for the thread to return.
+/// A thread that is blocked in a group uses all communicators of the group. The thread returns when
+/// one of these communicators is aborted. Until then, no other communicator of the group may be
+/// freed. So the communicator with the lowest number is aborted first. The aborts of the other
+/// communicators wait up to [`ABORT_GRACE`] longer for the thread to return.
 fn abort_one(inner: &Arc<Inner>) -> Result<(), NcclError> {
     if !inner.gate.drain(ABORT_GRACE) {
         let group = watchdog::stuck_together(inner);

@@ -87,8 +87,8 @@ pub struct Communicator {
 }
 
 impl Communicator {
-    /// Creates the communicator for an initialized handle of NCCL. Queries the handle's rank and
-    /// number of ranks. Aborts the handle on failure.
+    /// Creates a communicator from an initialized handle of NCCL. Queries NCCL for the rank and the
+    /// number of ranks. After a failure, aborts the handle.
     pub(crate) fn adopt(parts: Parts) -> Result<Self, NcclError> {
         let (nccl, handle) = (parts.nccl, parts.handle);
         let (mut rank, mut n_ranks) = (0, 0);

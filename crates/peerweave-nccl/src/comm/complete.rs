@@ -37,8 +37,8 @@ impl Inner {
 
     /// Like [`complete`](Self::complete), for a call that is not issued on a stream.
     ///
-    /// On a non-blocking communicator, some of these calls return success while a thread of NCCL is
-    /// still running and will write to the caller's memory. `ncclDevCommCreate`,
+    /// On a non-blocking communicator, some of these calls return success too early: a thread of
+    /// NCCL is still running, and will write to the caller's memory. `ncclDevCommCreate`,
     /// `ncclCommWindowRegister` and splits ignore the result of their own `ncclGroupEnd` (observed
     /// in 2.28 to 2.32). So success only means that the call has started, and this function queries
     /// the communicator until the call is complete.
@@ -129,8 +129,9 @@ impl Inner {
     }
 }
 
-/// Marks the communicator as failed if NCCL still reports an error after NCCL has refused a call. A
-/// non-blocking communicator keeps such an error, so every later call would return the error again.
+/// Called after NCCL has refused a call. Queries NCCL, and marks the communicator as failed if NCCL
+/// still reports an error. A non-blocking communicator keeps such an error, so every later call
+/// would return the error again.
 fn keep_failure(inner: &Inner) {
     if !inner.gate.is_closed() && !matches!(inner.ask(), Ok(ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress)) {
         let _ = inner.gate.change(State::Live, State::Failed);
@@ -138,8 +139,8 @@ fn keep_failure(inner: &Inner) {
 }
 
 /// Number of consecutive queries of NCCL before the thread yields its processor. Each query takes
-/// 10 to 40 ns. From NCCL 2.23.4 on, every call on a non-blocking communicator is in progress until
-/// a thread of NCCL is done. That thread may need this processor.
+/// 10 to 40 ns. NCCL 2.23.4 and later complete every call on a non-blocking communicator in a
+/// thread of NCCL. That thread may need this processor.
 const IN_A_ROW: u32 = 50;
 
 /// Waiting time during which a thread yields its processor between queries. After this time the
@@ -151,8 +152,8 @@ fn complete_group(call: &'static str, inside: Entered<'_>, deadline: Duration) -
     if is_done_soon(&inside) { Ok(()) } else { complete_all(call, inside.into_vec(), deadline) }
 }
 
-/// Returns whether NCCL has finished without an error within [`IN_A_ROW`] queries. NCCL returns any
-/// other result again at the next query, so this function discards such results.
+/// Queries NCCL at most [`IN_A_ROW`] times. Returns whether NCCL has finished without an error.
+/// This function discards errors, because NCCL reports an error again at the next query.
 fn is_done_soon(inside: &[(&Arc<Inner>, Inside<'_>)]) -> bool {
     leave_blocking_all(inside);
     let mut rest = IN_A_ROW;
@@ -187,9 +188,9 @@ fn yield_until(deadline: Instant, mut ready: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// Waits until NCCL has finished its work on the host for the communicators in `members`. Aborts
-/// the communicators whose work is not finished by the deadline, so that NCCL launches nothing
-/// later ([C2] of `membership.rs`).
+/// Waits until NCCL has finished its work on the host for the communicators in `members`. If the
+/// work of a communicator is not finished by the deadline, aborts the communicator. So NCCL
+/// launches nothing later ([C2] of `membership.rs`).
 #[cold]
 pub(crate) fn complete_all(
     call: &'static str,
@@ -277,10 +278,9 @@ pub(crate) fn complete_all(
     }
 }
 
-/// Sets a mark in the lock of each communicator in `inside`: this thread may be blocked in NCCL.
-/// Fails and sets no mark if another thread has aborted or finalized one of the communicators.
-/// After a failure, the thread that aborts or finalizes waits until this thread has released the
-/// locks.
+/// Marks this thread as possibly blocked in NCCL, in the lock of each communicator in `inside`.
+/// Fails if another thread has aborted or finalized one of the communicators. After a failure no
+/// mark remains, so the other thread waits until this thread has released the locks.
 #[inline]
 pub(crate) fn enter_blocking_all(call: &'static str, inside: &[(&Arc<Inner>, Inside<'_>)]) -> Result<(), NcclError> {
     /// Number of the last group that contained several communicators. Groups are numbered from 1.
@@ -324,9 +324,8 @@ pub(crate) fn refuse_group(nccl: Nccl) {
 
 /// Completes a group of calls. `ended` is the result of `ncclGroupEnd`.
 ///
-/// If NCCL received only some calls of the group (`is_partial`), other calls of the group are
-/// missing. NCCL would wait for the missing calls until the deadline. So this function aborts the
-/// communicators of a partial group.
+/// `is_partial` states that NCCL has received only some calls of the group. NCCL would wait for the
+/// missing calls until the deadline, so this function aborts the communicators of the group.
 #[inline]
 pub(crate) fn end_group(
     call: &'static str,
@@ -378,9 +377,8 @@ fn end_badly(
     ended.map_err(|error| inners.first().map_or_else(|| error.clone(), |inner| root_cause(inner, error.clone())))
 }
 
-/// Returns the value that NCCL has stored at `place`, if the call succeeded. Leaks the memory at
-/// `place` after an error that does not prove that NCCL has finished, because NCCL may still write
-/// to the memory.
+/// Returns the value that NCCL has stored at `place`, or the error of the call. After some errors
+/// NCCL may still write to the memory at `place`. In this case the memory is leaked.
 ///
 /// # Safety
 /// `place` came from `Box::into_raw`. The memory belongs to the caller, or to NCCL while the call

@@ -47,8 +47,8 @@ impl Drop for CountedAllocation {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Leaks {
-    /// Communicators that have been neither finalized nor aborted, and that a handle, graph, window
-    /// or reduction still keeps alive.
+    /// Communicators that have been neither finalized nor aborted. A handle, graph, window or
+    /// reduction still keeps each of these communicators alive.
     pub communicators: Vec<LeakedCommunicator>,
     /// Number of communicators that are still being ended in the background.
     /// [`Communicator::wait_for_dropped`](crate::Communicator::wait_for_dropped) waits for these
@@ -128,7 +128,7 @@ impl fmt::Display for Leaks {
         }
         if self.allocations > 0 {
             let (allocations, bytes) = (self.allocations, self.allocated_bytes);
-            writeln!(f, "allocations of NCCL's memory that were not freed: {allocations} ({bytes} bytes)")?;
+            writeln!(f, "allocations from NCCL's allocator that were not freed: {allocations} ({bytes} bytes)")?;
         }
         Ok(())
     }
@@ -209,7 +209,7 @@ mod tests {
             "communicator #4 (rank 1 of 2) was neither finalized nor aborted; the communicator was revoked, and can only be split, shrunk, aborted or dropped; \
              registered windows and buffers: 2; calls in captured graphs: 1",
             "communicators that are still being ended: 1; Communicator::wait_for_dropped waits for their end",
-            "allocations of NCCL's memory that were not freed: 2 (4096 bytes)",
+            "allocations from NCCL's allocator that were not freed: 2 (4096 bytes)",
         ];
         assert_eq!(leaks.to_string().lines().collect::<Vec<_>>(), lines);
         assert!(!leaks.is_empty());

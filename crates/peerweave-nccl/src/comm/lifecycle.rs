@@ -142,8 +142,8 @@ impl Communicator {
         abort_together(&membership::all(), bounded(limit))
     }
 
-    /// Waits until all communicators that were dropped before this call have been freed, for at
-    /// most `deadline`. Returns whether all these communicators have been freed.
+    /// Waits until all previously dropped communicators have been freed. Waits for at most
+    /// `deadline`. Returns whether all these communicators have been freed.
     ///
     /// The process also waits for dropped communicators at exit, for at most 10 s. Call this
     /// function to wait longer, or to find out whether the communicators have been freed.
@@ -224,8 +224,8 @@ impl Communicator {
         })
     }
 
-    /// Calls `function`, which suspends or resumes the communicator. Records the new state before
-    /// another thread can acquire the communicator's lock.
+    /// Suspends or resumes the communicator by calling `function`. Changes the state from `from` to
+    /// `to` before another thread can acquire the communicator's lock.
     fn change(
         &self,
         call: &'static str,

@@ -1,5 +1,5 @@
-//! The communicator and its operations other than communication: queries, completion of calls,
-//! waits with deadlines, the watchdog, and the end of a communicator.
+//! The communicator, without its communication calls: queries, completion of calls, waits with
+//! deadlines, the watchdog, and the end of a communicator. `ops` has the communication calls.
 
 pub(crate) mod abort;
 pub(crate) mod communicator;

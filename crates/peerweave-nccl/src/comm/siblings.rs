@@ -1,12 +1,12 @@
-//! Finds ranks of this process that have not issued a collective for which other ranks of the same
-//! communicator wait. Checks whether only the waiting thread can issue the missing calls.
+//! Finds the ranks that a communicator has in this process. Detects a waiting thread that has
+//! omitted one of its own ranks.
 //!
-//! A thread with several ranks issues the calls of all these ranks in one group. If the thread
-//! omits a rank, the thread waits for a call that only the thread itself can issue. NCCL never
-//! detects this error. `wait.rs` checks ranks of other processes.
+//! A thread with several ranks of one communicator issues the calls of all these ranks in one
+//! group. If the thread omits a rank, the thread waits for a call that only the thread itself can
+//! issue. NCCL never detects this error. `wait.rs` checks ranks of other processes.
 //!
 //! Invariant: this module only reads shared state. Each call stores the number of the calling
-//! thread, which this module reads.
+//! thread. This module reads that number.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,8 +23,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// deadline is short. Until then, another thread may still issue the call of the rank.
 const AT_LEAST: Duration = Duration::from_millis(500);
 
-/// Maximum waiting time before a rank of this process counts as omitted from a group. Applies if
-/// the waiting thread has already issued the call for at least two ranks.
+/// Waiting time after which a rank of this process counts as omitted from a group at the latest.
+/// Applies only if the waiting thread has issued the call for at least two of its ranks.
 const LEFT_OUT_AFTER: Duration = Duration::from_secs(1);
 
 /// Returns the other ranks that the communicator of `inner` has in this process. Leaves out ranks
@@ -54,15 +54,15 @@ pub(crate) fn reports(inner: &Arc<Inner>) -> Vec<RankReport> {
     siblings(inner).iter().map(report).collect()
 }
 
-/// State of a repeated check for ranks that a waiting thread has omitted from a group. Only the
-/// waiting thread can issue the calls of these ranks.
+/// State of a check that is repeated during a wait. The check finds ranks that the waiting thread
+/// has omitted from a group.
 pub(crate) struct LeftOut {
     /// Number of the waiting thread.
     thread: u64,
     /// Time of the next check for omitted ranks.
     next: Instant,
-    /// Waiting time after which a rank counts as omitted by the thread. [`LEFT_OUT_AFTER`] limits
-    /// the time if the thread is known to issue calls for several ranks.
+    /// Waiting time after which a rank counts as omitted. If the thread has issued the call for
+    /// several ranks, the waiting time is at most [`LEFT_OUT_AFTER`].
     patience: Duration,
 }
 
@@ -80,12 +80,12 @@ impl LeftOut {
 
     /// Fails if the waiting thread has omitted a rank from a group.
     ///
-    /// A rank counts as omitted under two conditions. The rank has issued fewer collectives than
-    /// the waiting rank, and the waiting thread was the last thread that created or used the rank.
-    /// The program may have passed the rank's handle to another thread that has not made a call
-    /// yet. So the check fails only after half of the deadline, and never within the first half
-    /// second. If the waiting thread has issued the collective for at least two ranks, the check
-    /// fails after one second at the latest.
+    /// A rank counts as omitted under two conditions. First, the rank has issued fewer collectives
+    /// than the waiting rank. Second, the waiting thread issued the last call of the rank, or
+    /// created the rank if the rank has no calls. The program may have passed the rank's handle to
+    /// another thread that has not made a call yet. So the check fails only after half of the
+    /// deadline, and never within the first half second. If the waiting thread has issued the
+    /// collective for at least two ranks, the check fails after one second at the latest.
     ///
     /// # Errors
     /// [`MisuseKind::NotInGroup`].

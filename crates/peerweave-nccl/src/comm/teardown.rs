@@ -208,9 +208,10 @@ pub(crate) fn no_thread_error(call: &'static str) -> NcclError {
     )
 }
 
-/// Registers a function that runs at process exit. The function waits for the threads that end
-/// communicators, and prevents the start of new threads. NCCL, its CUDA runtime and the driver free
-/// their state at exit, and a thread inside these libraries would use freed state.
+/// Registers a function that runs at process exit. Has no effect if `registered` was already used.
+/// The function waits for the threads that end communicators, and prevents the start of new
+/// threads. NCCL, its CUDA runtime and the driver free their state at exit, and a thread inside
+/// these libraries would use freed state.
 ///
 /// Exit functions run in reverse order of registration. The CUDA runtime registers its exit
 /// function when the first communicator is created. So `wait_at_exit` is called again, after the
@@ -224,7 +225,8 @@ fn wait_at_exit(registered: &Once) {
     });
 }
 
-/// Calls [`wait_at_exit`] after the first communicator was created. Later calls have no effect.
+/// Registers the exit function of [`wait_at_exit`] again. Called after a communicator was created.
+/// Only the first call has an effect.
 pub(super) fn created() {
     static REGISTERED: Once = Once::new();
     wait_at_exit(&REGISTERED);
@@ -244,8 +246,9 @@ extern "C" fn wait_for_ending() {
     }
 }
 
-/// Runs `run` on a separate thread, which is counted in [`ENDING`] until `run` returns. Returns a
-/// receiver of the result, or `None` if the system cannot start a thread or the process is ending.
+/// Starts a thread that runs `run`. [`ENDING`] counts the thread until `run` returns. The returned
+/// receiver gets the result of `run`. Returns `None` if the system cannot start a thread or the
+/// process is ending.
 pub(super) fn spawn_background<R: Send + 'static>(work: Work, run: impl FnOnce() -> R + Send + 'static) -> Option<Receiver<R>> {
     struct Counted(Work);
     impl Drop for Counted {
@@ -271,9 +274,10 @@ pub(super) fn spawn_background<R: Send + 'static>(work: Work, run: impl FnOnce()
     std::thread::Builder::new().name(work.name().to_owned()).spawn(body).ok().map(|_| receiver)
 }
 
-/// Frees a resource of a communicator, for a destructor: runs `work` while holding the
-/// communicator's lock. Runs `work` on this thread if the lock becomes free within `patience`, and
-/// on a background thread if the lock stays busy. Does nothing if the communicator was freed.
+/// Frees a resource of a communicator, for a destructor. `work` frees the resource, and runs while
+/// the communicator's lock is held. If the lock becomes free within `patience`, `work` runs on this
+/// thread. If the lock stays busy, `work` runs on a background thread. If the communicator was
+/// freed, `work` does not run.
 pub(crate) fn run_or_defer(
     inner: Arc<Inner>,
     allowed: Allowed,

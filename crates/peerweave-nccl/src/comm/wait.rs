@@ -48,8 +48,8 @@ const WATCH_EVERY: Duration = Duration::from_millis(50);
 /// 0.1 ms.
 const WATCH_PATIENCE: Duration = Duration::from_millis(20);
 
-/// Time for which a wait continues after the rendezvous has reported a lost rank. Work that the
-/// lost rank joined before it died can complete within this time.
+/// Time for which a wait continues after the rendezvous has reported a lost rank. The lost rank may
+/// have joined some work before the loss. Such work can still complete within this time.
 const LAST_WORK: Duration = Duration::from_millis(500);
 
 /// Maximum time for which a rank waits for the other ranks to publish their last calls. Also the
@@ -169,7 +169,8 @@ impl Communicator {
 
 /// The reason why a wait ends before its deadline.
 enum Stop {
-    /// The state of the work could not be queried, or another thread has ended the work.
+    /// It is unknown whether the work has failed: the query failed, or another thread has ended the
+    /// work.
     Unasked(NcclError),
     /// The work has failed.
     Failed(NcclError),
@@ -227,9 +228,9 @@ fn reported(inner: &Inner, rendezvous: &Rendezvous, rank: Rank) -> Result<Option
     Ok(sequence.parse().ok().map(|sequence| RankReport { rank, sequence, call: call.to_owned() }))
 }
 
-/// State of a repeated search for lost ranks, through the rendezvous, during a wait. Over NVLink,
-/// NCCL does not detect that a rank has died. Without the search, the wait would last until the
-/// deadline.
+/// State of a search for lost ranks. The search queries the rendezvous repeatedly during a wait.
+/// Over NVLink, NCCL does not detect that a rank has died. Without the search, the wait would last
+/// until the deadline.
 #[derive(Default)]
 pub(crate) struct Watch {
     /// Time of the next query of the rendezvous, measured from the start of the wait.
@@ -240,8 +241,8 @@ pub(crate) struct Watch {
 
 impl Watch {
     /// Queries the rendezvous if the next query is due. Fails when [`LAST_WORK`] has passed since
-    /// the rendezvous reported a lost rank. Work that the lost rank joined before it died can
-    /// complete within this time.
+    /// the rendezvous reported a lost rank. The lost rank may have joined some work before the
+    /// loss. Such work can still complete within this time.
     pub(crate) fn look(&mut self, inner: &Arc<Inner>, waited: Duration) -> Result<(), NcclError> {
         if let Some((ranks, since)) = &mut self.gone {
             if since.elapsed() < LAST_WORK {
@@ -364,8 +365,9 @@ impl PeerReports {
         }
     }
 
-    /// Adds `known`, the reports of the ranks of this process, which need no rendezvous. A rank
-    /// whose last call has a number below `sequence` counts as missing.
+    /// Adds `known`, the reports of the other ranks of this process. These reports are available
+    /// without the rendezvous. A rank counts as missing if the number of its last call is below
+    /// `sequence`.
     fn with(mut self, known: Vec<RankReport>, sequence: u64) -> Self {
         for report in known {
             self.missing.retain(|rank| *rank != report.rank);

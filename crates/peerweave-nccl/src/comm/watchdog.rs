@@ -3,8 +3,8 @@
 //!
 //! The watchdog adds no cost to calls, because it only reads values that each call writes anyway.
 //! These values are the owner of the communicator's lock (`state.rs`), the number of the last call,
-//! and the streams with work. For each late call, a separate thread queries the last calls of the
-//! other ranks. So a query does not delay the deadline of another call.
+//! and the streams with work. For each late call, a separate thread asks the other ranks for their
+//! last calls. So the deadlines of other calls are not delayed.
 //!
 //! Invariant: the watchdog closes a communicator to new calls before the watchdog aborts the
 //! communicator. For a late call, the watchdog closes the communicator only while the call is still
@@ -27,7 +27,8 @@ use crate::library::error::NcclError;
 use crate::member::membership::{self, Inner};
 use crate::member::state::Gate;
 
-/// Number of inspections by the watchdog within the shortest deadline of all communicators.
+/// Divisor of the shortest deadline among all communicators. The quotient, limited to
+/// [`BETWEEN_LOOKS`], is the interval between two inspections by the watchdog.
 const LOOKS: u32 = 8;
 /// Minimum and maximum interval between inspections.
 const BETWEEN_LOOKS: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(100)];
@@ -47,7 +48,8 @@ struct Thread {
 static THREAD: Mutex<Thread> = Mutex::new(Thread { is_running: false, changes: 0 });
 static CHANGED: Condvar = Condvar::new();
 
-/// Number of running inspections, which hold handles of communicators.
+/// Number of inspections by the watchdog that are running now. An inspection holds handles of
+/// communicators.
 static LOOKING: AtomicUsize = AtomicUsize::new(0);
 
 /// Returns whether the watchdog holds handles of communicators now. The watchdog may own the last
@@ -79,8 +81,9 @@ fn thread() -> MutexGuard<'static, Thread> {
     THREAD.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes the watchdog inspect all communicators. Called after a communicator was created or a
-/// deadline was changed. Returns `false` if the system cannot start the watchdog's thread.
+/// Makes the watchdog inspect all communicators now. Starts the watchdog's thread if the thread is
+/// not running. Called after a communicator was created, and after a deadline was changed. Returns
+/// `false` if the system cannot start the thread.
 pub(crate) fn watch() -> bool {
     let mut thread = thread();
     thread.changes += 1;
@@ -178,8 +181,7 @@ struct LateCall {
 }
 
 impl LateCall {
-    /// Waits until the call has returned. Aborts the communicators of the call at the deadline, or
-    /// earlier if a rank is lost or was omitted from the group.
+    /// Repeats [`look`](Self::look) until the late call has returned or was aborted.
     fn inspect(&self) {
         let (mut watch, mut left_out) = (Watch::default(), None);
         while let Some(pause) = self.look(&mut watch, &mut left_out) {
@@ -187,7 +189,9 @@ impl LateCall {
         }
     }
 
-    /// Inspects the call. Returns the time until the next inspection, or `None` if the call has
+    /// Inspects the late call. Aborts the communicators of the call at the deadline. Aborts the
+    /// communicators earlier if a rank is lost, or if the calling thread has omitted one of its
+    /// ranks from the group. Returns the time until the next inspection, or `None` if the call has
     /// returned or was aborted.
     fn look(&self, watch: &mut Watch, left_out: &mut Option<LeftOut>) -> Option<Duration> {
         let _look = Look::begin()?;
@@ -217,14 +221,17 @@ impl LateCall {
 }
 
 impl LateCall {
-    /// Returns whether the call waits for every rank. Shrink and revoke do not wait for lost ranks.
+    /// Returns whether the call waits for all ranks, including lost ranks. Shrink and revoke do not
+    /// wait for lost ranks.
     fn needs_all_ranks(&self, inner: &Inner) -> bool {
         self.acquisition != Gate::READER && inner.last().1 != Call::Shrink.name()
     }
 }
 
-/// Returns the communicators of the group in which the thread that holds this communicator's lock
-/// is blocked. The thread releases the locks of all these communicators at the same time.
+/// Returns the communicators that must be aborted together with this communicator. If the thread
+/// that holds this communicator's lock is blocked in a group, these are all communicators of the
+/// group. Otherwise this is only the communicator itself. The thread holds the locks of all these
+/// communicators, and releases them at the same time.
 pub(crate) fn stuck_together(inner: &Arc<Inner>) -> Vec<Arc<Inner>> {
     let group = inner.group.load(Ordering::Acquire);
     if group == 0 {

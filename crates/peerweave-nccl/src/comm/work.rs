@@ -21,7 +21,8 @@ const PART: u32 = 8;
 /// Flag `CU_EVENT_DISABLE_TIMING` of the driver. Events without timing have the lowest cost.
 const DISABLE_TIMING: u32 = 2;
 
-/// State of the watchdog's check of the enqueued work of one communicator.
+/// State of a check by the watchdog: whether the enqueued work of one communicator completes in
+/// time.
 #[derive(Default)]
 pub(crate) struct Work {
     /// Number of the last call that is known to be complete.
@@ -36,7 +37,7 @@ pub(crate) struct Work {
 /// One event for each stream, recorded after all work that the communicator had enqueued in the
 /// stream.
 struct Marks {
-    /// Number of the last call whose work precedes the events.
+    /// Number of the call that was issued last before the events were recorded.
     sequence: u64,
     /// The events that the streams have not reached.
     pending: Vec<Mark>,

@@ -1,10 +1,11 @@
 //! Ensures that NCCL creates no multicast objects while multicast objects are disabled in this
 //! process.
 //!
-//! NCCL creates multicast objects for NVLink switches together with a communicator, unless the
-//! variable `NCCL_NVLS_ENABLE` is 0. NCCL does not read the variables `PEERWEAVE_MULTICAST` and
-//! `NVSHMEM_DISABLE_NVLS`, which also disable multicast objects in this process. Peerweave's crates
-//! check all three variables before they create or request multicast objects.
+//! When NCCL creates a communicator, NCCL also creates multicast objects for NVLink switches,
+//! unless the environment variable `NCCL_NVLS_ENABLE` is 0. The variables `PEERWEAVE_MULTICAST` and
+//! `NVSHMEM_DISABLE_NVLS` also disable multicast objects in this process, but NCCL does not read
+//! these two variables. Peerweave's crates check all three variables before they create or request
+//! multicast objects.
 //!
 //! Invariant: while multicast objects are disabled, a communicator is created only if
 //! `NCCL_NVLS_ENABLE` is 0.

@@ -253,7 +253,7 @@ impl RawCollConfig {
     }
 
     /// Returns the event that NCCL records. The event must be kept alive until NCCL has recorded
-    /// the event, and as long as a graph that captured the collective exists.
+    /// it. If the collective was captured, the event must live as long as the graph.
     pub(crate) fn event(&self) -> Option<&Arc<CudaEvent>> {
         self.event.as_ref()
     }

@@ -94,8 +94,8 @@ macro_rules! options {
             }
         }
 
-        /// Returns one configuration for each option, in which only this option is set. Also
-        /// returns the name of the option's field in `ncclConfig_t`. For tests.
+        /// Returns one configuration for each option. In this configuration, only this option is
+        /// set. Also returns the name of the option's field in `ncclConfig_t`. For tests.
         #[cfg(test)]
         fn one_by_one() -> Vec<(&'static str, Config)> {
             fn some<C: Choice + Sample>() -> C { C::SAMPLE }
@@ -224,12 +224,13 @@ impl Config {
         self.blocking
     }
 
-    /// Converts the configuration to NCCL's struct, in the version of the loaded library.
+    /// Converts the configuration to NCCL's struct, in the layout of the loaded library.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] for an option that the library does not support.
-    /// [`NcclError::Misuse`] for a value that NCCL would refuse, or if multicast objects are
-    /// disabled but NCCL is not configured accordingly.
+    /// [`NcclError::Misuse`] for a value that NCCL would refuse. [`NcclError::Misuse`] also if
+    /// multicast objects are disabled in this process, but the environment variable
+    /// `NCCL_NVLS_ENABLE` is not 0.
     pub(crate) fn to_raw(&self, call: &'static str, nccl: Nccl) -> Result<RawConfig, NcclError> {
         nvls::obeys_the_switch(call)?;
         self.for_version(&Found { call, version: nccl.version(), path: &nccl.shared_path() })
@@ -411,8 +412,8 @@ mod tests {
         config.for_version(&Found { call: "init_rank", version, path: &path }).map(|raw| raw.0)
     }
 
-    /// Returns the names of the fields that the library reads: all fields within the size that the
-    /// struct states.
+    /// Returns the names of the fields that NCCL reads. NCCL reads only fields that lie within the
+    /// size that is stored in the struct.
     fn known_prefix(raw: &ncclConfig_t) -> Vec<&'static str> {
         let known = ncclConfig_t::FIELDS.iter().filter(|field| field.offset_bytes + field.len_bytes <= raw.size);
         known.map(|field| field.name).collect()

@@ -49,7 +49,7 @@ impl MultimemHandle {
     }
 }
 
-/// Memory for the bytes of a device communicator, which NCCL writes. The memory is allocated as
+/// Memory into which NCCL writes the bytes of a device communicator. The memory is allocated as
 /// `u64` for the alignment. All bytes are initially zero, so reading any byte is defined.
 ///
 /// The memory is a separate allocation, because NCCL writes through a pointer to the bytes until
@@ -172,8 +172,8 @@ impl DeviceCommunicator {
     /// ```
     ///
     /// # Errors
-    /// [`NcclError::Dead`] if the communicator has been aborted or finalized, which has already
-    /// freed the resources; [`NcclError::Nccl`].
+    /// [`NcclError::Dead`] if the communicator has been aborted or finalized. In this case the
+    /// resources have already been freed. [`NcclError::Nccl`] if NCCL returns an error.
     ///
     /// # Safety
     /// No kernel that uses the device communicator is running. This includes kernels of other ranks

@@ -34,8 +34,8 @@ pub enum DeviceCommLayout {
     /// with the device code of the loaded NCCL.
     #[default]
     Library,
-    /// The given version. Select the version of the NCCL headers with which the kernels were
-    /// compiled. The given version must not be later than the version of the loaded NCCL.
+    /// A fixed version: the version of the NCCL headers with which the kernels were compiled. The
+    /// version must not be later than the version of the loaded NCCL.
     Version(Version),
 }
 
@@ -149,13 +149,15 @@ impl DeviceCommRequirements {
         /// Sets the number of barriers among the ranks of the LSA team, which access each other by
         /// loads and stores.
         lsa_barriers: u32;
-        /// Sets the number of barriers along rails, over the network.
+        /// Sets the number of barriers among the ranks of the rail team. These barriers use the
+        /// network.
         rail_gin_barriers: u32;
-        /// Sets the number of barriers among all ranks, over the network.
+        /// Sets the number of barriers among all ranks. These barriers use only the network.
         world_gin_barriers: u32;
         /// Sets the number of thread blocks that run an all-to-all of short messages.
         lla2a_blocks: u32;
-        /// Sets the number of slots of each block that runs an all-to-all of short messages.
+        /// Sets the number of message slots of each thread block in an all-to-all of short
+        /// messages. [`lla2a_blocks`](Self::lla2a_blocks) must be set too.
         lla2a_slots: u32;
         /// Sets the number of network contexts. NCCL treats the number as a hint.
         gin_contexts: u32;
@@ -171,9 +173,10 @@ impl DeviceCommRequirements {
         /// Sets the number of operations in the queue of a network context. With 0, NCCL selects
         /// the number.
         gin_queue_depth: u32;
-        /// Sets whether kernels may use NCCL's strong signals. A rank that observes a strong signal
-        /// also observes all earlier puts of the signal's sender to that rank through the same
-        /// network context. Switching this option off requires NCCL 2.30.7.
+        /// Sets whether kernels may use NCCL's strong signals. If a rank observes a strong signal,
+        /// the rank also observes all earlier puts to this rank from the signal's sender, if these
+        /// puts used the same network context as the signal. Switching this option off requires
+        /// NCCL 2.30.7.
         gin_strong_signals: Switch;
         /// Sets whether kernels may use signals at virtual addresses (VA signals). Switching this
         /// option off requires NCCL 2.30.7.
@@ -283,9 +286,9 @@ impl DeviceCommRequirements {
         Ok((RawRequirements::new(raw, &self.buffers, &teams), len_bytes))
     }
 
-    /// Returns three values: the version to write to NCCL's structs, the size of the device
-    /// communicator in bytes if the size is known, and whether NCCL must use the layout of the
-    /// loaded library.
+    /// Returns three values. The first is the version to write to NCCL's structs. The second is the
+    /// size of the device communicator in bytes, or `None` if NCCL must report the size. The third
+    /// states whether NCCL must use the layout of the loaded library.
     fn version_of(&self, found: &Found<'_>) -> Result<(Version, Option<usize>, bool), NcclError> {
         const WHAT: &str = "a query of the size of a device communicator";
         let newest = found.version.min(sys::HEADER);
@@ -347,8 +350,8 @@ impl DeviceCommRequirements {
     }
 }
 
-/// NCCL's structs of the requirements, with the lists to which the structs point. This value also
-/// owns the memory for the handles that NCCL stores when it creates the device communicator.
+/// The requirements as NCCL's C structs. This value owns the lists to which the structs point. It
+/// also owns memory in which NCCL stores handles when NCCL creates the device communicator.
 ///
 /// `raw` points into the vectors. The memory of the vectors does not move when this value is moved.
 pub(crate) struct RawRequirements {
@@ -517,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn requirement_list_has_the_buffers_in_the_order_of_addition() {
+    fn requirement_list_keeps_the_order_of_added_buffers() {
         let mut requirements = DeviceCommRequirements::new();
         for len_bytes in [128, 256, 512] {
             requirements = requirements.buffer(ResourceBuffer { len_bytes, align_bytes: 128 });

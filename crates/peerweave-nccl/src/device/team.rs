@@ -1,11 +1,11 @@
-//! Teams: sets of ranks at equal strides, as parameters of kernels.
+//! Teams: sets of ranks at equal strides. Kernels take teams as parameters.
 //!
 //! This module only computes indices, like NCCL's headers for kernels. `device_comm.rs` queries
 //! NCCL for the LSA, rail and fabric teams.
 //!
-//! Invariant: every rank of a team is less than the number of ranks for which the team was created.
-//! `to_raw` converts a team for a call on a communicator, and checks that the communicator has all
-//! ranks of the team.
+//! Invariant: a team is created for a given number of ranks, and every rank of the team is less
+//! than this number. `to_raw` converts a team for a call on a communicator, and checks that the
+//! communicator has all ranks of the team.
 
 use std::ffi::c_int;
 

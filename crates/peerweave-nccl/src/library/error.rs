@@ -129,8 +129,8 @@ impl NcclError {
         nccl.not_forked(call).err().unwrap_or_else(|| nccl.failure(call, sys::ncclResult_t(code.into().get()), None))
     }
 
-    /// Replaces the name of the call in the error. Used if a call fails with an error that was
-    /// created for a different call.
+    /// Sets the name of the call in the error. So a call can return an error that was created for a
+    /// different call.
     pub(crate) fn of_call(mut self, name: &'static str) -> Self {
         match &mut self {
             Self::Misuse(Misuse { call, .. }) => *call = name,
@@ -184,7 +184,8 @@ impl From<CudaError> for NcclError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub struct Failure {
-    /// Name of the failed call, usually the name of an NCCL function.
+    /// Name of the failed call: a method of this crate, such as `all_reduce`, or an NCCL function,
+    /// such as `ncclCommAbort`.
     pub call: &'static str,
     /// Result code that NCCL returned.
     pub code: ResultCode,
@@ -256,7 +257,7 @@ impl ResultCode {
     /// A wait inside NCCL timed out. NCCL 2.30.3 introduced this code.
     pub const TIMEOUT: Self = Self(sys::ncclResult_t::ncclTimeout.0);
 
-    /// Returns whether a lost peer may have caused this code.
+    /// Returns whether the loss of a peer is a possible cause of this result code.
     pub(crate) fn may_be_a_loss(self) -> bool {
         [Self::REMOTE_ERROR, Self::SYSTEM_ERROR, Self::INTERNAL_ERROR].contains(&self)
     }
@@ -344,15 +345,15 @@ pub enum DeadState {
 pub struct Timeout {
     /// Name of the call that waited.
     pub call: &'static str,
-    /// Number of the last call on the communicator, counted from 1. `None` if the wait does not
-    /// belong to a numbered call.
+    /// Number of the call that was issued last on the communicator. Calls are numbered from 1.
+    /// `None` if there is no such call, for example if the communicator did not exist yet.
     pub sequence: Option<u64>,
     /// Duration of the wait.
     pub waited: Duration,
     /// Name of the communicator, or `None` if the communicator did not exist yet.
     pub communicator: Option<Arc<CommunicatorName>>,
-    /// Ranks that have not issued the call, according to the reports that ranks have published. The
-    /// list is empty if these ranks are unknown.
+    /// Ranks that are known not to have issued the call. The list is empty if no such rank is
+    /// known.
     pub missing: Vec<Rank>,
     /// Reports that other ranks have published, each with the last call of the reporting rank.
     pub reports: Vec<RankReport>,
@@ -407,8 +408,8 @@ impl fmt::Display for RankReport {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub struct PeerLost {
-    /// Name of the failed call. If the error is from a wait for enqueued work, name of the call
-    /// that enqueued the work.
+    /// Name of the failed call. If a wait for enqueued work failed, this is the name of the last
+    /// call that enqueued work.
     pub call: &'static str,
     /// Name of the communicator.
     pub communicator: Option<Arc<CommunicatorName>>,

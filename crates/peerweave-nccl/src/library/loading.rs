@@ -26,10 +26,10 @@ use crate::{UniqueId, Version, sys, version_from_code};
 /// Name of the library in error messages.
 pub(crate) const PRODUCT: &str = "NCCL";
 
-/// Oldest supported version of NCCL. In older versions, an abort waits for a background thread of
-/// NCCL only if the aborting thread has started the background thread. An abort by a different
-/// thread frees the communicator while the background thread uses it (observed as a crash in 2.18.1
-/// on H200).
+/// Oldest supported version of NCCL. Older versions have a bug: an abort waits for a background
+/// thread of NCCL only if the aborting thread has started the background thread. If a different
+/// thread aborts, the communicator is freed while the background thread uses it (observed as a
+/// crash in 2.18.1 on H200).
 const OLDEST: Version = Version::new(2, 19, 1);
 
 // SAFETY: a file with one of these names is NCCL, or a substitute with the same interface.
@@ -361,13 +361,13 @@ const LAST_ERROR_BYTES: usize = 1024;
 /// consecutive reads are equal.
 const READINGS: usize = 8;
 
-/// Reads a text that another thread may be writing under a lock of NCCL. Returns the text once two
-/// consecutive reads are equal. After [`READINGS`] reads, returns the last read, which may be a mix
-/// of two texts. Never reads beyond NCCL's buffer.
+/// Reads a text that another thread may be changing inside NCCL. Repeats the read until two
+/// consecutive reads are equal, and returns this text. After [`READINGS`] reads, returns the last
+/// read, which may be a mix of two texts. Never reads beyond NCCL's buffer.
 ///
 /// # Safety
-/// `text` is null, or points to [`LAST_ERROR_BYTES`] readable bytes, or fewer bytes with a zero
-/// among them. The bytes live until the process ends.
+/// `text` is null or points to readable bytes. There are [`LAST_ERROR_BYTES`] bytes, or fewer bytes
+/// that include a zero byte. The bytes live until the process ends.
 unsafe fn changing_text(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();
@@ -397,7 +397,8 @@ unsafe fn changing_text(text: *const c_char) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Returns a text of NCCL's read-only data, or an empty text for null or invalid UTF-8.
+/// Converts a text in NCCL's read-only data to a `str`. Returns an empty text if `text` is null or
+/// is not valid UTF-8.
 ///
 /// # Safety
 /// `text` is null, or points to text that lives until the process ends.

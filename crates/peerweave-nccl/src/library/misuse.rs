@@ -60,7 +60,7 @@ pub enum MisuseKind {
     Text {
         /// Name of the argument or option.
         what: &'static str,
-        /// The reason why the value is invalid, or a statement that the argument is missing.
+        /// Explains why the text is invalid, or states that the argument is missing.
         why: &'static str,
     },
     /// The communicator does not have the given rank.
@@ -125,18 +125,19 @@ pub enum MisuseKind {
     /// or differ in length, element type, root or reduction. No call in the group was issued.
     #[error("{rank} calls {found}, but {other} in the same group calls {expected}")]
     Disagreement {
-        /// The rank whose call does not match the call of `other`.
+        /// A rank in the group. The call of this rank does not match the call of `other`.
         rank: Rank,
         /// The call that `rank` issues.
         found: Box<str>,
-        /// The rank with whose call the call of `rank` was compared.
+        /// Another rank in the group. The call of `rank` does not match the call of this rank.
         other: Rank,
         /// The call that `other` issues.
         expected: Box<str>,
     },
-    /// A thread waits for a collective that the thread has issued for some of its ranks, but not
-    /// for the ranks in `ranks`. The waiting thread created these missing ranks, or was the last
-    /// thread that used these ranks. The communicator is aborted, as after a timeout.
+    /// A thread with several ranks waits for a collective that the thread has not issued for all of
+    /// its ranks. `ranks` contains the ranks that the thread has omitted. The waiting thread
+    /// created these ranks, or was the last thread that used these ranks. The communicator is
+    /// aborted, as after a timeout.
     #[error(
         "call {sequence} on {communicator} waits for calls of {missing} that the waiting thread has not issued; issue the calls of all \
          ranks of a thread in one Nccl::group",

@@ -146,7 +146,7 @@ mod sealed {
     use crate::sys::ncclParamHandle_t;
     use crate::{Nccl, NcclError};
 
-    /// Reads a parameter as a value of the implementing type.
+    /// A type that can be read from a parameter of NCCL.
     pub trait Read: Sized {
         /// Reads the parameter whose handle `ncclParamBind` returned.
         fn read(nccl: Nccl, handle: ncclParamHandle_t) -> Result<Self, NcclError>;

@@ -159,7 +159,8 @@ impl CommProperties {
         self.since(29, 7).then_some(self.raw.hostRmaSupport != 0)
     }
 
-    /// Returns the transport through which kernels communicate along rails. Requires NCCL 2.29.7.
+    /// Returns the transport through which kernels communicate with the ranks of the rail team: see
+    /// [`Communicator::rail_team`](crate::Communicator::rail_team). Requires NCCL 2.29.7.
     pub fn railed_gin_type(&self) -> Option<GinType> {
         self.since(29, 7).then_some(GinType::of(self.raw.railedGinType))
     }
@@ -170,8 +171,8 @@ impl CommProperties {
         self.since(31, 0).then_some(self.raw.commHash)
     }
 
-    /// Returns the smallest stride, in ranks, between the ranks that kernels can reach over the
-    /// network. Requires NCCL 2.31.
+    /// Returns the smallest stride for communication of kernels over the network. Kernels can reach
+    /// the ranks whose distance from this rank is a multiple of the stride. Requires NCCL 2.31.
     pub fn gin_min_stride(&self) -> Option<usize> {
         self.since(31, 0).then_some(self.raw.ginMinStride.unsigned_abs() as usize)
     }

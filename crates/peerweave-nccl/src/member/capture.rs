@@ -1,12 +1,12 @@
-//! Checks of whether the stream of a call is being captured.
+//! Detection of captures: every call checks whether its stream is being captured.
 //!
 //! `holds.rs` has the resources that a graph keeps alive. Every call makes two checks: one before
 //! its buffers are acquired, and one after NCCL was called. Invariant: if only one of the checks
 //! finds an open capture of the stream, the call fails, and no graph uses memory that may be freed.
 //!
 //! The checks do not detect a capture that another thread begins and ends within one call of NCCL.
-//! A program that captures a stream used by several threads must prevent calls of the other threads
-//! during the capture.
+//! A program may capture a stream that several threads use. Such a program must prevent calls of
+//! the other threads on this stream during the capture.
 
 use peerweave_driver::{CudaCode, CudaStream, is_capturing, refuse_capture_begun};
 
@@ -45,11 +45,11 @@ impl Inner {
     }
 
     /// Fails if another thread has begun to capture the stream during this call. Called after NCCL
-    /// was called, for a call whose memory no graph keeps alive.
+    /// was called, and only if this crate found no capture before NCCL was called.
     ///
-    /// NCCL checks for a capture later than this crate does, so the work may be in the graph. A
-    /// replay of the graph would then use memory that is not kept alive. So this function
-    /// invalidates the capture, and the capture yields no graph.
+    /// NCCL checks for a capture later than this crate does, so NCCL may have put the work into the
+    /// graph. The graph does not keep the memory of the work alive, so a replay could use freed
+    /// memory. So this function invalidates the capture, and the capture yields no graph.
     #[inline]
     pub(crate) fn not_captured_meanwhile(&self, call: &'static str, stream: &CudaStream) -> Result<(), NcclError> {
         if self.is_surely_not_captured(stream) { Ok(()) } else { Ok(refuse_capture_begun(call, stream)?) }

@@ -12,7 +12,7 @@ use crate::member::state::{Allowed, Inside};
 
 /// Communicators whose locks this thread has acquired. Each communicator occurs once.
 pub(crate) enum Entered<'a> {
-    /// One communicator, without the allocation of a list. This is the common case.
+    /// The common case of one communicator. This form needs no allocated list.
     One([(&'a Arc<Inner>, Inside<'a>); 1]),
     Many(Vec<(&'a Arc<Inner>, Inside<'a>)>),
 }

@@ -1,5 +1,5 @@
-//! The state shared by clones, graphs, windows and operations of a communicator, and short NCCL
-//! calls on the communicator.
+//! The state of a communicator, which is shared by its clones, graphs, windows and operations. This
+//! module also makes short NCCL calls on the communicator.
 //!
 //! `communicator.rs` has the public handle.
 //!
@@ -32,8 +32,8 @@ use crate::{Call, Nccl, Rank};
 /// Default of [`Communicator::work_deadline`](crate::Communicator::work_deadline).
 const WORK_DEADLINE: Duration = Duration::from_secs(600);
 
-/// Maximum time for which a query of a communicator's state waits until a call of another thread
-/// has ended.
+/// Maximum time for which a query of a communicator's state waits for the communicator's lock.
+/// Another thread may hold the lock during a call.
 pub(crate) const PROBE_TIMEOUT: Duration = Duration::from_millis(10);
 
 /// NCCL's handle of a communicator.
@@ -59,10 +59,11 @@ impl Handle {
     }
 }
 
-/// The state shared by clones, graphs, windows and operations of a communicator.
+/// The state of a communicator. The clones, graphs, windows and operations of the communicator
+/// share this state.
 ///
-/// Every call writes to this struct. So the struct is aligned to 128 bytes, because processors
-/// fetch pairs of cache lines. Ranks of different threads then share no cache lines.
+/// Every call writes to this struct. Processors fetch pairs of cache lines, so the struct is
+/// aligned to 128 bytes. The states of two ranks then never share a pair of cache lines.
 #[repr(align(128))]
 pub(crate) struct Inner {
     pub(crate) nccl: Nccl,
@@ -95,8 +96,8 @@ pub(crate) struct Inner {
     /// Number of captured calls whose graphs keep the communicator alive.
     pub(crate) graphs: AtomicUsize,
     pub(crate) world: Option<World>,
-    /// Progress of an abort. Aborted calls wait for the end of the abort, because NCCL may use the
-    /// memory of the calls until then ([C2] of this module).
+    /// Progress of the abort of this communicator. An aborted call returns only after the abort has
+    /// ended, because until then NCCL may use the call's memory ([C2] of this module).
     pub(crate) abort: Abort,
     /// Number of registrations, and the streams that may use registered memory.
     pub(crate) registered: RegistrationUse,
@@ -105,8 +106,9 @@ pub(crate) struct Inner {
     deferred: Mutex<Vec<Keep>>,
     pub(crate) is_freed: Arc<AtomicBool>,
     work_deadline_ms: AtomicU64,
-    /// Number of the group in which a thread may be blocked, the same for all communicators of the
-    /// group. The number is 0 if no thread may be blocked in a group of several communicators.
+    /// Number of the group in which a thread may be blocked, if the group has several
+    /// communicators. All communicators of the group store the same number. The number is 0 if no
+    /// thread may be blocked in such a group.
     pub(crate) group: AtomicU64,
     /// The reason why the watchdog or a timed-out wait has aborted the communicator.
     pub(crate) abort_reason: OnceLock<NcclError>,
@@ -153,12 +155,12 @@ pub(crate) struct Parts {
 }
 
 thread_local! {
-    /// Whether a call has already made a context current in this thread.
+    /// Whether a call of this crate has already made a CUDA context current in this thread.
     static HAS_CONTEXT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Largest handle value of the predefined streams, which have the same handles in every context.
-/// The driver uses 0 and 1 for the default stream, and 2 for the per-thread stream.
+/// Largest handle of a predefined stream. The handles of predefined streams are the same in every
+/// context: 0 and 1 for the default stream, and 2 for the per-thread stream.
 pub(super) const OF_EVERY_CONTEXT: usize = 2;
 
 /// Number of communicators that this process has created.
@@ -179,8 +181,9 @@ pub(crate) fn all() -> Vec<Arc<Inner>> {
     ALL.lock().unwrap_or_else(PoisonError::into_inner).iter().filter_map(Weak::upgrade).collect()
 }
 
-/// Like [`all`], but returns `None` if another thread holds the lock of the list for 100 ms. Used
-/// at process exit, when other threads may have been stopped.
+/// Like [`all`], but waits at most 100 ms for the lock of the list. Returns `None` if another
+/// thread still holds the lock. Used at process exit, because a thread that holds the lock may have
+/// been stopped.
 pub(crate) fn all_if_free() -> Option<Vec<Arc<Inner>>> {
     if MADE_BY.load(Ordering::Relaxed) != std::process::id() {
         return Some(Vec::new());
@@ -313,8 +316,8 @@ impl Inner {
         self.transfers.load(Ordering::Relaxed) == self.paired.load(Ordering::Relaxed)
     }
 
-    /// Adds to the number of sends and receives whose matching call is in the same group. The
-    /// caller holds the communicator's lock, and is about to issue these calls.
+    /// Adds `transfers` to the number of sends and receives whose matching call is in the same
+    /// group. The caller holds the communicator's lock, and issues these sends and receives later.
     pub(crate) fn count_paired(&self, transfers: u64) {
         self.paired.fetch_add(transfers, Ordering::Relaxed);
     }
@@ -325,8 +328,9 @@ impl Inner {
         self.last_thread.load(Ordering::Relaxed)
     }
 
-    /// Fails in a forked process, or if no work can be enqueued on the communicator in its current
-    /// state. The call checks the state again when it acquires the communicator's lock.
+    /// Fails in a forked process. Also fails if the state of the communicator allows no new work.
+    /// This is an early check: the call checks the state again when the call acquires the
+    /// communicator's lock.
     #[inline]
     pub(crate) fn check_live(&self, call: &'static str) -> Result<(), NcclError> {
         self.nccl.not_forked(call)?;
@@ -414,8 +418,8 @@ impl Inner {
     }
 
     /// Returns the state that NCCL reports for the communicator. On a non-blocking communicator,
-    /// returns `ncclInProgress` if another thread holds the communicator's lock for longer than
-    /// `patience`.
+    /// waits for the communicator's lock for at most `patience`. Returns `ncclInProgress` if
+    /// another thread still holds the lock.
     pub(crate) fn async_code(&self, call: &'static str, patience: Duration) -> Result<ncclResult_t, NcclError> {
         self.nccl.not_forked(call)?;
         if self.blocking {
@@ -488,9 +492,10 @@ impl Inner {
         self.is_capturing(stream)
     }
 
-    /// Returns whether [`check_call`](Self::check_call) would succeed and have no effect: the
-    /// process is not forked, the communicator is live, and
-    /// [`bind_for`](Self::bind_for) and [`check_stream`](Self::check_stream) would succeed.
+    /// Returns whether [`check_call`](Self::check_call) can be omitted, because it would succeed
+    /// and have no effect. This requires that the process is not forked, the communicator is live,
+    /// [`bind_for`](Self::bind_for) would do nothing, and [`check_stream`](Self::check_stream)
+    /// would succeed.
     #[inline]
     fn is_common_case(&self, stream: &CudaStream) -> bool {
         let thread_is_bound = stream.cu_stream().addr() > OF_EVERY_CONTEXT && HAS_CONTEXT.get();

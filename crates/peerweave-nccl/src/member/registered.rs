@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use peerweave_driver::{CudaStream, Streams};
 
-/// Number of registrations of a communicator, and the streams that may use the registered memory.
+/// The registrations of a communicator: their number, and the streams that may use the registered
+/// memory.
 #[derive(Default)]
 pub(crate) struct RegistrationUse {
     count: AtomicUsize,
@@ -17,8 +18,8 @@ pub(crate) struct RegistrationUse {
 }
 
 impl RegistrationUse {
-    /// Records that a call is about to be enqueued on the stream. Costs one load if the previous
-    /// call used the same stream.
+    /// Adds the stream to the recorded streams. Called before a call is enqueued on the stream. If
+    /// the previous call used the same stream, this function costs only one load.
     #[inline]
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         self.streams.note(stream);

@@ -1,8 +1,9 @@
 //! `tracing` spans of calls. A span has the name `nccl`, and fields for the call and its
 //! communicator.
 //!
-//! Events inside a call, such as the warning about an abort, belong to the span of the call. Calls
-//! that take nanoseconds create a span only if a subscriber is enabled.
+//! Events inside a call, such as the warning about an abort, belong to the span of the call. A call
+//! that takes only nanoseconds creates a span only if a `tracing` subscriber records the level
+//! TRACE.
 
 use tracing::span::EnteredSpan;
 

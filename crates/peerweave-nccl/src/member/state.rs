@@ -55,7 +55,8 @@ pub(crate) enum State {
 }
 
 impl State {
-    /// Returns the reason that an error gives for a call that is not possible in this state.
+    /// Converts the state to the reason for an error. The reason states why a call is not possible
+    /// in this state.
     pub(crate) fn dead(self) -> DeadState {
         match self {
             Self::Suspended => DeadState::Suspended,
@@ -120,8 +121,8 @@ const BRIEF: u64 = 1;
 const BLOCKING: u64 = 2;
 /// Mask of the bits of the mode.
 const MODE_MASK: u64 = 3;
-/// Amount that is added to `Gate::owner` when a thread leaves the gate, so that the bits above the
-/// mode count the acquisitions of the gate.
+/// Increment of the count of acquisitions. The count is in `Gate::owner`, in the bits above the
+/// mode. The increment is added when the owner leaves the gate.
 const ACQUISITION: u64 = 4;
 
 /// Mask of the bits of the state.
@@ -132,8 +133,9 @@ const READER: u64 = 1 << 8;
 /// Increment of the count of readers that may be blocked in NCCL.
 const BLOCKING_READER: u64 = 1 << 32;
 
-/// Divisor of the time for which a waiter has waited so far. The quotient, limited to
-/// [`SLEEP_BOUNDS`], is the duration of the waiter's next sleep.
+/// Divisor that determines how long a waiter sleeps. The time that the waiter has waited so far is
+/// divided by this number. The quotient, limited to [`SLEEP_BOUNDS`], is the duration of the next
+/// sleep.
 const SLEEP_FRACTION: u32 = 8;
 /// Waiting time after which a waiter has priority over new callers. Without this priority, new
 /// callers could always enter first.
@@ -141,12 +143,13 @@ const STARVING_AFTER: Duration = Duration::from_millis(5);
 /// Minimum and maximum duration of one sleep of a waiter.
 const SLEEP_BOUNDS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
 
-/// Limit on the waiting time that [`Gate::drain`] counts between two of its checks. If more time
-/// passes, the system has suspended this thread or the process, and the excess does not count.
+/// Maximum time that [`Gate::drain`] counts as waiting time between two consecutive checks. If more
+/// time has passed, the system has suspended this thread or the process. The excess does not count.
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
-/// Executes a sequentially consistent fence in builds for the model checker loom, and does nothing
-/// in other builds. Loom models sequentially consistent accesses as weaker than they are.
+/// Executes a sequentially consistent fence in builds for the model checker loom. Does nothing in
+/// other builds. The fence is necessary because loom models sequentially consistent accesses as
+/// weaker than they are.
 #[inline]
 fn fenced() {
     #[cfg(loom)]
@@ -171,9 +174,9 @@ fn with_state(word: u64, state: State) -> u64 {
 /// The gate of one communicator.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
-    /// Mode of the owner, and number of acquisitions, so that each acquisition has a different
-    /// value. A thread that acquires the free gate becomes the owner. Only the owner writes this
-    /// value, so leaving the gate is a plain store.
+    /// Mode of the owner, and number of acquisitions of the gate. A thread that acquires the free
+    /// gate becomes the owner. The number makes the value different for each acquisition. Only the
+    /// owner writes this value, so a plain store suffices to leave the gate.
     owner: AtomicU64,
     /// Number of threads that wait for the gate.
     waiting: AtomicU32,
@@ -185,12 +188,12 @@ pub(crate) struct Gate {
     left: Condvar,
 }
 
-/// Proof that a thread has entered the gate exclusively. Dropping the value leaves the gate.
+/// Guard of a thread that has entered the gate (the communicator's lock) exclusively. Readers may
+/// be inside at the same time. Dropping the guard leaves the gate.
 #[derive(Debug)]
 pub(crate) struct Inside<'a>(&'a Gate);
 
-/// Entry of one waiter in the count of starving waiters. Dropping the value removes the waiter from
-/// the count.
+/// Guard that counts one waiter as starving. Dropping the guard removes the waiter from the count.
 struct Starvation<'a>(&'a AtomicU32);
 
 impl<'a> Starvation<'a> {
@@ -206,7 +209,8 @@ impl Drop for Starvation<'_> {
     }
 }
 
-/// Proof that a thread has entered the gate as a reader. Dropping the value leaves the gate.
+/// Guard of a thread that has entered the gate (the communicator's lock) as a reader. Dropping the
+/// guard leaves the gate.
 #[derive(Debug)]
 pub(crate) struct Reader<'a>(&'a Gate);
 
@@ -222,8 +226,8 @@ enum Occupancy {
 }
 
 impl Gate {
-    /// Result of [`stuck_in`](Self::stuck_in) if only readers are marked as possibly blocked in
-    /// NCCL. If the owner has this mark, `stuck_in` never returns this value.
+    /// Number that [`stuck_in`](Self::stuck_in) returns if only readers are marked as possibly
+    /// blocked in NCCL. If the owner has this mark, `stuck_in` returns a different number.
     pub(crate) const READER: u64 = BRIEF;
 
     /// Enters exclusively. If another thread has entered exclusively, waits for at most `patience`.
@@ -236,9 +240,9 @@ impl Gate {
         }
     }
 
-    /// Enters exclusively and marks this thread as possibly blocked in NCCL, in one atomic
-    /// operation. The caller then calls NCCL immediately. Returns `None` unless the gate is free
-    /// and the state is live.
+    /// Enters the gate exclusively, and marks this thread as possibly blocked in NCCL. One atomic
+    /// operation does both. The caller then calls NCCL immediately. Returns `None` unless the gate
+    /// is free and the state is live.
     #[inline]
     pub(crate) fn try_enter_blocking(&self) -> Option<Inside<'_>> {
         let inside = self.try_lock_fairly(BLOCKING)?;
@@ -248,7 +252,8 @@ impl Gate {
         if self.word.load(SeqCst) & STATE_MASK == State::Live as u64 { Some(inside) } else { None }
     }
 
-    /// Acquires the gate like [`take`](Self::take), but returns `None` if a waiter is starving.
+    /// Acquires the gate like [`take`](Self::take), but returns `None` if another thread has
+    /// already waited for at least [`STARVING_AFTER`].
     #[inline]
     fn try_lock_fairly(&self, mode: u64) -> Option<Inside<'_>> {
         if self.starving.load(Relaxed) == 0 { self.take(mode) } else { None }
@@ -297,7 +302,8 @@ impl Gate {
         }
     }
 
-    /// Enters as a reader. An owner and other readers may be inside at the same time.
+    /// Enters the gate as a reader. Other readers, and one thread that has entered exclusively, may
+    /// be inside at the same time.
     pub(crate) fn enter_shared(&self, allowed: Allowed) -> Result<Reader<'_>, Refused> {
         let count = |word| allowed.has(state_of(word)).then_some(word + READER);
         match self.word.fetch_update(AcqRel, Acquire, count) {
@@ -316,8 +322,9 @@ impl Gate {
     }
 
     /// Returns a number if a thread inside the gate is marked as possibly blocked in NCCL, or
-    /// `None` if no thread has this mark. The number stays the same until the marked thread leaves
-    /// the gate. The query adds no cost to the marked thread.
+    /// `None` if no thread has this mark. If the owner has the mark, the number identifies this
+    /// acquisition of the gate. If only readers have the mark, the number is
+    /// [`READER`](Self::READER). The query adds no cost to the marked thread.
     pub(crate) fn stuck_in(&self) -> Option<u64> {
         let (owner, word) = (self.owner.load(Acquire), self.word.load(Acquire));
         let reader = (word >= BLOCKING_READER).then_some(Self::READER);
@@ -351,15 +358,15 @@ impl Gate {
     }
 
     /// Closes the gate like [`close`](Self::close), but only if the state is `from`. If the state
-    /// differs, a reader may have changed the state and may still be inside NCCL.
+    /// differs, returns the current state as the error, because a reader may have changed the state
+    /// and may still be inside NCCL.
     pub(crate) fn close_from(&self, from: State, state: State) -> Result<(), State> {
         debug_assert!(state.is_closed());
         self.change(from, state)
     }
 
-    /// Waits, after `close`, until no thread is inside the gate. After `grace`, stops waiting if
-    /// all threads inside are marked as possibly blocked in NCCL. Returns whether no thread is
-    /// inside.
+    /// Waits until no thread is inside the closed gate. After `grace`, stops waiting if all threads
+    /// inside are marked as possibly blocked in NCCL. Returns whether no thread is inside.
     ///
     /// Waits without a limit for threads that are not marked as possibly blocked in NCCL ([G3] of
     /// this module). Time in which the system suspends the whole process, or this thread, does not
@@ -382,8 +389,9 @@ impl Gate {
         }
     }
 
-    /// Returns which kind of threads is inside the closed gate. Two separate loads are sufficient.
-    /// A thread that enters between the loads finds the gate closed and does not use the handle.
+    /// Returns what kind of threads are inside the closed gate. The owner and the readers are
+    /// loaded separately. This is sufficient, because a thread that enters between the two loads
+    /// finds the gate closed and does not use the handle.
     fn occupancy(&self) -> Occupancy {
         fenced();
         let (owner, word) = (self.owner.load(SeqCst), self.word.load(SeqCst));
@@ -432,8 +440,9 @@ impl<'a> Inside<'a> {
     }
 
     /// Removes the mark that [`enter_blocking`](Self::enter_blocking) has set. Called after the
-    /// call of NCCL. If this thread then reads the state, either this thread sees that the gate is
-    /// closed, or the closing thread waits for this thread.
+    /// call of NCCL has returned. The caller may then read the state while another thread closes
+    /// the gate. Either the caller reads the closed state, or the other thread waits until the
+    /// caller has left the gate.
     pub(crate) fn leave_blocking(&self) {
         self.0.owner.store(self.acquisition() | BRIEF, SeqCst);
         fenced();

@@ -31,10 +31,10 @@ pub struct LogicalEndpoint {
 }
 
 impl<T: Element> Window<T> {
-    /// Returns the address at which kernels on this rank's device load and store element `offset`
-    /// of the window of `rank`. Returns `None` if these kernels cannot access the window of `rank`
-    /// by loads and stores. For this rank's own window, the result differs from the memory's
-    /// address, because NCCL maps the memory a second time. Requires NCCL 2.29.2.
+    /// Returns an address of element `offset` in the window of `rank`. Kernels on this rank's
+    /// device load and store at this address. Returns `None` if these kernels cannot access the
+    /// window of `rank` by loads and stores. For this rank's own window, the result differs from
+    /// the memory's address, because NCCL maps the memory a second time. Requires NCCL 2.29.2.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] for a rank that does not exist. [`NcclError::Misuse`] for an offset
@@ -148,8 +148,8 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// Returns the fabric's multicast address for element `offset`. The multicast address addresses
-    /// this element in all windows that the fabric's multicast reaches. Requires NCCL 2.31.1.
+    /// Returns the multicast address of element `offset` in the fabric. The address refers to this
+    /// element in every window that the fabric's multicast reaches. Requires NCCL 2.31.1.
     ///
     /// # Errors
     /// [`NcclError::MulticastDisabled`] if multicast is disabled in this process.
@@ -203,8 +203,8 @@ impl<T: Element> Window<T> {
         }
     }
 
-    /// Converts an offset in elements to bytes. Fails if the offset is outside the window of `rank`
-    /// or outside this rank's window.
+    /// Converts an offset from elements to bytes. Fails unless the offset is inside two windows:
+    /// the window of `rank`, and this rank's own window.
     fn place(&self, call: &'static str, rank: Rank, offset: usize) -> Result<usize, NcclError> {
         // NCCL compares the offset with the length of this rank's window, whatever the peer.
         inside::<T>(call, self.len_of(rank)?.min(self.len_bytes() / size_of::<T>()), offset)

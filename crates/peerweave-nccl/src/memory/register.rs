@@ -64,9 +64,9 @@ impl Place {
     }
 }
 
-/// Calls `function`, which makes NCCL unregister memory. First waits until all streams on which
-/// calls of the communicator were enqueued are idle. Fails if captured graphs use the communicator,
-/// because the graphs may contain addresses in the memory.
+/// Calls `function`, which makes NCCL unregister memory. First waits for all streams that calls of
+/// the communicator have used, until these streams are idle. Fails if captured graphs use the
+/// communicator, because the graphs may contain addresses in the memory.
 pub(super) fn unregister(
     call: &'static str,
     communicator: &Communicator,
@@ -100,8 +100,8 @@ pub(super) fn unregister(
     }
 }
 
-/// Waits until every rank has called this function. When this function returns, each rank has
-/// completed its earlier work on `stream` and on all streams that may use the registered memory.
+/// Waits until every rank has called this function. Before the return, each rank also completes its
+/// earlier work on `stream`, and its work on all streams that may use the registered memory.
 pub(super) fn meet(
     call: &'static str,
     communicator: &Communicator,

@@ -40,8 +40,8 @@ const LENGTHS_DIFFER: Version = Version::new(2, 30, 7);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WindowKind {
     flags: c_int,
-    /// Version that introduced the newest of the flags, and the name of this flag. `None` if every
-    /// version with windows has the flags.
+    /// The newest flag in `flags`: the version that introduced the flag, and the flag's name.
+    /// `None` if every version that has windows has all flags.
     since: Option<(Version, &'static str)>,
 }
 
@@ -409,8 +409,9 @@ fn together(
     first_error.map_or(ended, Err)
 }
 
-/// Exchanges one number of each rank among all ranks. For each communicator in `communicators`,
-/// returns all numbers in rank order. Waits for at most the deadline of the communicators.
+/// Sends one number from each rank to all ranks. `communicators` contains the ranks of this thread,
+/// and `mine` contains the numbers of these ranks. For each of these ranks, returns the numbers of
+/// all ranks in rank order. Waits for at most the deadline of the communicators.
 fn exchange(communicators: &[&Communicator], mine: &[u64]) -> Result<Vec<Vec<u64>>, NcclError> {
     let start = Instant::now();
     let Some(first) = communicators.first() else { return Ok(Vec::new()) };

@@ -20,7 +20,7 @@ use crate::ops::reduction::{Made, Reduction};
 use crate::sys::{ncclDataType_t, ncclRedOp_t};
 use crate::{Call, Nccl, Version};
 
-/// Part of the error message for a [`ReduceOp`](peerweave_types::ReduceOp) that NCCL does not have.
+/// Explanation in the error for a [`ReduceOp`](peerweave_types::ReduceOp) that NCCL lacks.
 const NOT_PREDEFINED: &str =
     "expected sum, prod, min, max or avg; NCCL has no bitwise reductions; for a PreMulSum, pass a reference to a PreMulSum value";
 
@@ -87,9 +87,9 @@ pub(crate) struct Operand {
     len_bytes: u64,
 }
 
-/// Index, in [`Holds::guards`], of the guard for the buffer that a call reads.
+/// Index in [`Holds::guards`] at which the guard of the read buffer is stored.
 const READ: usize = 0;
-/// Index, in [`Holds::guards`], of the guard for the buffer that a call writes.
+/// Index in [`Holds::guards`] at which the guard of the written buffer is stored.
 const WRITTEN: usize = 1;
 
 impl<'c, 'a> CallBuilder<'c, 'a> {
@@ -124,8 +124,8 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
         Ok(data_type(self.call.name(), self.inner.nccl, T::DTYPE, false)?)
     }
 
-    /// Returns NCCL's numbers for the element type `T` and for the reduction. If the program has
-    /// created the reduction, keeps the reduction alive for the call.
+    /// Returns NCCL's numbers for the element type `T` and for the reduction `op`. If `op` is a
+    /// `PreMulSum`, adds `op` to the resources that the call keeps alive.
     #[inline]
     pub(crate) fn reduced<T: Element>(&mut self, op: &impl Reduction<T>) -> Checked<(ncclDataType_t, ncclRedOp_t)> {
         const {
@@ -165,8 +165,8 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
         if found == expected { Ok(()) } else { Err(wrong()) }
     }
 
-    /// Returns the total number of elements if each rank has `count` elements. Saturates on
-    /// overflow, and no buffer has the saturated length.
+    /// Returns the total number of elements if each rank has `count` elements. On overflow, returns
+    /// `usize::MAX`, which is not the length of any buffer.
     #[inline]
     pub(crate) fn of_all(&self, count: usize) -> usize {
         count.saturating_mul(self.inner.n_ranks)
@@ -223,8 +223,8 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
         Ok(Operand { address, len_bytes })
     }
 
-    /// Records the access to a buffer that is borrowed during the call. Returns the address of the
-    /// buffer.
+    /// Returns the address of the buffer. Also stores `access` in [`Holds::guards`] at index
+    /// `which`, if the owner of the buffer must be notified when `access` is dropped.
     #[inline(always)]
     fn borrow(&mut self, which: usize, access: Access<'a>) -> u64 {
         let address = access.address();
@@ -263,19 +263,20 @@ fn misuse(call: Call, kind: MisuseKind) -> Box<NcclError> {
     Box::new(NcclError::misuse(call.name(), kind))
 }
 
-/// Returns the address of memory that a graph keeps alive. Fails if the memory is only borrowed.
+/// Returns the address of a buffer for a captured call. Adds the buffer's owner to the list of
+/// owners that the graph keeps alive. Fails if the buffer is only borrowed (`kept` is `None`).
 #[cold]
 fn kept(call: Call, holds: &mut Holds<'_>, kept: Option<(u64, Keep)>) -> Checked<u64> {
     let Some((address, keep)) = kept else {
-        let why = "the stream is being captured, and the graph accesses memory after the call; pass a DeviceMemory or a Raw instead of a borrowed slice";
+        let why = "the stream is being captured, and the graph would access the borrowed slice after the call; pass a DeviceMemory or a Raw instead of a borrowed slice";
         return Err(misuse(call, MisuseKind::Context { why }));
     };
     holds.keeps.push(keep);
     Ok(address)
 }
 
-/// Finishes the checks of a call whose stream is being captured, or whose buffers have guards.
-/// Fails if acquiring a buffer made the stream part of a capture.
+/// Finishes the checks of a call in two cases: the stream is being captured, or a buffer has a
+/// guard. Fails if the stream joined a capture when a buffer was acquired.
 #[inline(never)]
 fn finish_guarded(call: Call, inner: &Inner, stream: &CudaStream, holds: &mut Holds<'_>) -> Checked<()> {
     if holds.guards.iter().all(Option::is_none) {

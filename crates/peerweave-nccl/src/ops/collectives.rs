@@ -48,9 +48,9 @@ impl Communicator {
 impl Communicator {
     /// Checks one call, issues the call, and increases the number of issued calls.
     ///
-    /// Only `prepare` depends on the types of the buffers. So only `prepare` and this small
-    /// function are compiled for each call and element type. [`run_prepared`](Self::run_prepared)
-    /// is compiled once.
+    /// `prepare` checks the arguments and records the operations. Only `prepare` depends on the
+    /// types of the buffers. So only `prepare` and this small function are compiled separately for
+    /// each call and element type. [`run_prepared`](Self::run_prepared) is compiled once.
     #[inline]
     pub(crate) fn run<'a>(
         &self,

@@ -81,7 +81,7 @@ pub struct ConfiguredGroup<'a, 'env> {
 
 macro_rules! configured {
     ($($(#[$doc:meta])* $Call:ident $name:ident($($argument:ident: $Type:ty),*);)*) => {
-        /// Collectives of the communicator with a configuration. Before NCCL 2.31 each call fails
+        /// Collectives that use the configuration of this value. Before NCCL 2.31 each call fails
         /// with [`NcclError::Unsupported`].
         impl Configured<'_> {
             $(
@@ -96,8 +96,9 @@ macro_rules! configured {
             )*
         }
 
-        /// Collectives of a communicator, recorded in the group with a configuration. Before NCCL
-        /// 2.31 each call fails with [`NcclError::Unsupported`].
+        /// Methods that record collectives in the group. All of these collectives use the
+        /// configuration of this value. Before NCCL 2.31 each call fails with
+        /// [`NcclError::Unsupported`].
         impl<'a> ConfiguredGroup<'_, 'a> {
             $(
                 #[doc = concat!("Records [`Communicator::", stringify!($name), "`] with the configuration. The call is issued when the group is launched. The linked method documents the lengths of the buffers.")]

@@ -11,11 +11,12 @@ use peerweave_driver::{Access, CudaStream, Keep, keep_in_graph};
 use crate::library::error::NcclError;
 use crate::member::membership::Inner;
 
-/// Resources that a call keeps alive until the call is issued, or that a graph keeps alive after a
-/// capture. The value is filled in place, because the value is large and mostly empty.
+/// Resources of a call. The call keeps its resources alive until the call is issued. If the call is
+/// captured, the graph then keeps the owners in `keeps` alive. The value is filled in place,
+/// because the value is large and mostly empty.
 #[derive(Default)]
 pub(crate) struct Holds<'a> {
-    /// Guards of the buffer that the call reads and of the buffer that the call writes. A buffer
+    /// Guards of the call's two buffers: first the read buffer, then the written buffer. A buffer
     /// has a guard if its owner must be notified after the work was enqueued. Dropping the guard
     /// notifies the owner.
     pub(super) guards: [Option<Access<'a>>; 2],
@@ -62,7 +63,8 @@ impl GraphHold {
     }
 }
 
-/// Attaches the resources of a captured call, and its communicator, to the graph.
+/// Makes the graph keep the resources of a captured call alive. The graph also keeps the
+/// communicator alive.
 pub(super) fn keep_call(inner: &Arc<Inner>, stream: &Arc<CudaStream>, keeps: &[Keep]) -> Result<(), NcclError> {
     let mut keeps = keeps.to_vec();
     keeps.push(Arc::new(GraphHold::new(inner)));

@@ -57,8 +57,9 @@ impl CallBuilder<'_, '_> {
         Ok(inner.not_captured_meanwhile(name, self.stream).and(completed)?)
     }
 
-    /// Issues a call after waiting for the communicator's lock. Unlike the fast path, this function
-    /// accepts configurations, captured streams and several operations.
+    /// Acquires the communicator's lock, waits for the lock if necessary, and issues the call.
+    /// Unlike the fast path in [`issue`](Self::issue), this function accepts configurations,
+    /// captured streams and several operations.
     #[cold]
     fn issue_locked(&mut self, config: Option<&CollConfig>) -> Checked<()> {
         let (inner, name) = (self.inner, self.call.name());
@@ -117,7 +118,7 @@ impl<'a> Request<'a> {
     }
 
     /// Fails if a capture of the stream began or ended during the call. Called after NCCL was
-    /// called. After an error the call's resources stay allocated.
+    /// called. If a capture ended, the call's resources are leaked.
     pub(crate) fn is_captured_as_before(&self, inner: &Inner) -> Result<(), NcclError> {
         let Some(holds) = self.holds.as_ref().filter(|holds| holds.is_captured()) else {
             return inner.not_captured_meanwhile(self.call.name(), self.stream);
@@ -132,8 +133,8 @@ impl<'a> Request<'a> {
         Err(NcclError::misuse(self.call.name(), MisuseKind::Context { why }))
     }
 
-    /// Makes the graph keep the resources of a captured call alive, before the call is issued. Does
-    /// nothing if the call is not captured.
+    /// Hands the resources of a captured call to the graph, which then keeps the resources alive.
+    /// Called before the call is issued. Does nothing if the call is not captured.
     pub(crate) fn hand_to_graph(&self, inner: &Arc<Inner>) -> Result<(), NcclError> {
         let Some(holds) = self.holds.as_ref().filter(|holds| holds.is_captured()) else { return Ok(()) };
         keep_call(inner, self.stream, &holds.keeps)

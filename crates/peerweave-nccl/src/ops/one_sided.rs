@@ -32,15 +32,16 @@ pub struct Signal {
     pub context: u32,
 }
 
-/// A wait until one rank has incremented a signal a given number of times.
+/// Describes one wait: the signal, the rank that increments the signal, and the number of
+/// increments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SignalWait {
     /// The rank that increments the signal.
     pub peer: Rank,
     /// The signal to wait for.
     pub signal: Signal,
-    /// Number of increments to wait for, which the rank `peer` makes. Must be at least 1.
-    /// Increments for which an earlier wait has waited do not count again.
+    /// Number of increments by the rank `peer` to wait for. Must be at least 1. Each increment
+    /// counts for only one wait.
     pub count: u32,
 }
 
@@ -99,7 +100,8 @@ impl Communicator {
     }
 }
 
-/// One-sided operations of [`Communicator`], recorded in the group.
+/// Methods that record one-sided operations in the group. NCCL receives the operations when the
+/// group is launched. [`Communicator`] has methods that issue the same operations immediately.
 impl<'env> Group<'env> {
     /// Records [`Communicator::put_signal`]. The call is issued when the group is launched.
     ///

@@ -95,7 +95,8 @@ pub(super) unsafe fn grouped<I: Iterator<Item = Result<ncclResult_t, MissingSymb
 }
 
 impl Operation {
-    /// Issues the operation. A null `config` selects the function of NCCL without a configuration.
+    /// Issues the operation. If `config` is null, calls the NCCL function that takes no
+    /// configuration.
     ///
     /// # Safety
     /// The handle is live and used only by this thread. The buffers are as long as the operation

@@ -1,8 +1,8 @@
-//! Reductions: five predefined reductions, and [`PreMulSum`], which multiplies each rank's elements
-//! by a scalar and is created for one communicator.
+//! Reductions: five predefined reductions, and [`PreMulSum`]. A `PreMulSum` is created for one
+//! communicator. Before the sum, it multiplies the elements of each rank by a scalar.
 //!
-//! Invariant: this module returns NCCL's number for a created reduction only together with the
-//! communicator for which the reduction was created.
+//! Invariant: NCCL's number for a `PreMulSum` is valid only on one communicator. This module
+//! returns such a number only together with that communicator.
 
 use std::ffi::c_void;
 use std::fmt;

@@ -2,8 +2,8 @@
 //!
 //! `check.rs` has checks common to all calls. This module does not issue calls.
 //!
-//! Invariant: an operation created by this module reads and writes only inside its buffers, on
-//! every rank.
+//! Invariant: on every rank, the operations that this module creates read and write only inside the
+//! buffers of the call.
 
 use peerweave_driver::{DeviceBuffer, DeviceBufferMut};
 use peerweave_types::{Element, Rank};
@@ -21,11 +21,12 @@ impl<'a> CallBuilder<'_, 'a> {
     /// Records one operation on a send buffer and a receive buffer. `None` means that NCCL needs no
     /// buffer.
     ///
-    /// If only the root has data to send, the other ranks pass the address of their receive buffer
-    /// as both addresses. NCCL does not read the send address on those ranks, but checks whether
-    /// both addresses are registered or in windows. Ranks for which the results of this check
-    /// differ use different algorithms. The collective then never completes (broadcast in 2.28.9),
-    /// or transfers no data (scatter without CTAs in 2.32.3).
+    /// If only the root has a send buffer, the other ranks pass the address of their receive buffer
+    /// as both addresses. NCCL does not read from the send address on those ranks. However, NCCL
+    /// checks whether both addresses are registered or in windows, and selects the algorithm
+    /// accordingly. If the results of this check differ between ranks, the ranks use different
+    /// algorithms. The collective then never completes (broadcast in 2.28.9), or transfers no data
+    /// (scatter without CTAs in 2.32.3).
     // `inline(always)`, so that the operation is written in place and not copied. Copies would take
     // most of a call's time.
     #[inline(always)]

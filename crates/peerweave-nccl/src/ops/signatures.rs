@@ -1,7 +1,8 @@
 //! Tables of the collectives and transfers: the documentation, name and arguments of each call.
 //!
-//! A call can be issued immediately or recorded in a group, with or without a configuration. Each
-//! of these forms is a macro that expands a table of this module. `shapes.rs` has the checks.
+//! A call can be issued immediately or recorded in a group, with or without a configuration. For
+//! each of these forms, another module has a macro that generates methods from a table. `shapes.rs`
+//! has the checks.
 //!
 //! Invariant: every form has the same calls with the same arguments.
 

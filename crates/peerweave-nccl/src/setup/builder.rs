@@ -171,8 +171,8 @@ impl CommunicatorBuilder {
         self.init(CALL, &members, n_ranks, ids, began).map(only)
     }
 
-    /// Joins a communicator of `n_ranks` ranks as several ranks, which this thread uses. `members`
-    /// contains the context and the rank number of each of these ranks. The results are in the
+    /// Joins a communicator of `n_ranks` ranks. This thread gets several of the ranks. `members`
+    /// contains the context and the rank number of each rank of this thread. The results are in the
     /// order of `members`.
     ///
     /// # Collective
@@ -275,12 +275,12 @@ impl CommunicatorBuilder {
     }
 }
 
-/// Maximum time for which a failed call waits until the rendezvous reports a lost PE. NCCL detects
-/// a closed connection earlier than the rendezvous detects that the process has died.
+/// Maximum time for which a failed call waits until the rendezvous reports a lost PE. When a
+/// process dies, NCCL detects the closed connection before the rendezvous detects the lost PE.
 const NOTICED: Duration = Duration::from_millis(500);
 
-/// Returns the error of the rendezvous that names the lost PEs. If the rendezvous reports no lost
-/// PE, returns `error`.
+/// Waits until the rendezvous reports lost PEs, and returns its error, which names these PEs. Waits
+/// for at most about [`NOTICED`]. If the rendezvous reports no lost PE, returns `error`.
 fn who_is_gone(call: &'static str, rendezvous: &Rendezvous, error: NcclError) -> NcclError {
     let mut lost = None;
     let _ = wait_until(Instant::now() + NOTICED, || {

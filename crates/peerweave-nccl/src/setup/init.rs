@@ -59,7 +59,7 @@ pub(crate) fn check_members(call: &'static str, members: &[(Arc<CudaContext>, Ra
 /// Arguments with which the ranks of this thread join a communicator.
 pub(crate) struct JoinRequest<'a> {
     pub(crate) nccl: Nccl,
-    /// Context and rank of each rank of this thread.
+    /// The ranks that this thread adds to the communicator, each with its CUDA context.
     pub(crate) members: &'a [(Arc<CudaContext>, Rank)],
     pub(crate) n_ranks: usize,
     pub(crate) ids: &'a [UniqueId],
@@ -119,8 +119,8 @@ pub(crate) fn with_mode(config: Config) -> (Config, bool) {
     }
 }
 
-/// Creates communicators from all handles. If one creation fails, ends all of these communicators
-/// and returns the error.
+/// Creates a communicator from each handle. If one creation fails, ends all of the new
+/// communicators and returns the error.
 pub(crate) fn adopt_all(
     handles: Vec<Option<Handle>>,
     contexts: &[Arc<CudaContext>],
@@ -133,17 +133,17 @@ pub(crate) fn adopt_all(
     made.into_iter().collect()
 }
 
-/// Memory to which NCCL writes a handle, possibly from a thread of NCCL. The memory is freed only
-/// if NCCL has finished.
+/// Memory in which NCCL stores a handle. A thread of NCCL may store the handle later, so the memory
+/// is freed only after NCCL has finished.
 type Slot = ManuallyDrop<Box<AtomicPtr<ncclComm>>>;
 
-/// Creates handles like [`make`], for communicators without parents. The deadline also applies to
-/// blocking communicators.
+/// Creates handles like [`make`], for communicators that are not created from other communicators.
+/// The deadline also applies to blocking communicators.
 ///
 /// NCCL's blocking initialization returns when all ranks have arrived. The initialization has no
-/// deadline, and cannot be aborted because NCCL returns the handle only at the end. So another
-/// thread calls NCCL. At the deadline this function returns an error, and the other thread aborts
-/// the communicators that NCCL creates later.
+/// deadline. It cannot be aborted, because NCCL returns the handle only at the end. So another
+/// thread calls NCCL. At the deadline this function returns an error. If NCCL creates the
+/// communicators later, the other thread aborts them.
 pub(crate) fn make_first(
     call: &'static str,
     nccl: Nccl,
@@ -175,8 +175,8 @@ pub(crate) fn make_first(
     }
 }
 
-/// Handles that a separate thread has created for the thread that called [`make_first`]. Dropping
-/// this value aborts handles that the calling thread has not taken.
+/// Handles that a separate thread has created for the caller of [`make_first`]. If the caller has
+/// not taken the handles, dropping this value aborts them.
 struct Unclaimed {
     nccl: Nccl,
     contexts: Vec<Arc<CudaContext>>,
@@ -296,7 +296,7 @@ fn late(call: &'static str, began: Instant, communicator: Option<Arc<Communicato
     Timeout { call, sequence: None, waited: began.elapsed(), communicator, missing: Vec::new(), reports: Vec::new() }.into()
 }
 
-/// Maximum time for which a failed creation of communicators waits until NCCL stops using their
+/// Maximum time for which a failed creation of communicators waits for NCCL to finish with the
 /// parents.
 const PARENTS_LIMIT: Duration = Duration::from_secs(1);
 

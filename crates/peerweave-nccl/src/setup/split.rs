@@ -145,7 +145,7 @@ impl Communicator {
                     return Err(NcclError::misuse(CALL, MisuseKind::Rank { what: "an excluded rank", found: rank, ranks }));
                 }
                 if rank == member.rank() {
-                    return Err(value("a rank other than the calling ranks"));
+                    return Err(value("a rank that does not make this call"));
                 }
             }
             list.push(c_int::try_from(rank.get()).unwrap_or(c_int::MAX));
@@ -219,8 +219,9 @@ impl Communicator {
     }
 }
 
-/// Converts the number of ranks of a communicator that grows to NCCL's type. Fails if the number is
-/// not greater than `now`, the current number of ranks, or if the number is too large.
+/// Checks `n_ranks`, the new number of ranks of a communicator that grows, and converts it to
+/// NCCL's type. Fails if `n_ranks` is not greater than `now`, the current number of ranks. Also
+/// fails if `n_ranks` is too large.
 pub(crate) fn grown(call: &'static str, n_ranks: usize, now: usize) -> Result<c_int, NcclError> {
     let wrong = || {
         let (found, expected) = (
@@ -237,8 +238,9 @@ pub(crate) fn nothing_made(call: &'static str) -> NcclError {
     NcclError::misuse(call, MisuseKind::Context { why: "NCCL created no communicator for this rank, but returned success" })
 }
 
-/// Creates a child communicator of each parent. `start` calls NCCL for one parent. `identity`
-/// computes the identity of a child from the index of its parent and a hash.
+/// Creates one child communicator for each parent. `start` calls NCCL for one parent. `identity`
+/// computes the identity of a child. Its arguments are the index of the parent, and a hash of the
+/// parent's identity, the call, and the number of the child.
 fn children(
     call: &'static str,
     counted: Call,

@@ -73,8 +73,8 @@ peerweave_dylib::bindings! {
         "2.4.2" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t;
         /// Ends running work. After this call, the communicator can only be split, shrunk or freed.
         "2.28.7" fn ncclCommRevoke(comm: ncclComm_t, revokeFlags: c_int) -> ncclResult_t;
-        /// Releases device memory that a communicator does not need while the communicator is
-        /// suspended.
+        /// Suspends a communicator. Releases the device memory that a suspended communicator does
+        /// not need.
         "2.29.7" fn ncclCommSuspend(comm: ncclComm_t, flags: c_int) -> ncclResult_t;
         /// Reallocates the device memory that suspending a communicator released.
         "2.29.7" fn ncclCommResume(comm: ncclComm_t) -> ncclResult_t;
@@ -278,14 +278,15 @@ peerweave_dylib::bindings! {
 
         // Device communicators.
 
-        /// Creates a device communicator, with the layout of the version in the requirements. All
-        /// ranks must make this call.
+        /// Creates a device communicator. The version in the requirements determines its layout.
+        /// All ranks must make this call.
         "2.28.3" fn ncclDevCommCreate(
             comm: ncclComm_t, reqs: *const ncclDevCommRequirements_t, outDevComm: *mut c_void,
         ) -> ncclResult_t;
         /// Frees a device communicator.
         "2.28.3" fn ncclDevCommDestroy(comm: ncclComm_t, devComm: *const c_void) -> ncclResult_t;
-        /// Returns the requirement for barriers that use loads and stores.
+        /// Returns the requirement for barriers among ranks that access each other by loads and
+        /// stores.
         "2.28.3" fn ncclLsaBarrierCreateRequirement(
             team: ncclTeam_t, nBarriers: c_int, outHandle: *mut ncclLsaBarrierHandle_t,
             outReq: *mut ncclDevResourceRequirements_t,
@@ -301,13 +302,13 @@ peerweave_dylib::bindings! {
         "2.28.3" fn ncclLLA2ACreateRequirement(
             nBlocks: c_int, nSlots: c_int, outHandle: *mut ncclLLA2AHandle_t, outReq: *mut ncclDevResourceRequirements_t,
         ) -> ncclResult_t;
-        /// Returns the requirement for outboxes over the network. No header for Linux declares this
-        /// function.
+        /// Returns the requirement for network outboxes. NCCL's headers for Linux do not declare
+        /// this function.
         "2.29.7" fn ncclGinOutboxCreateRequirement(
             nBlocks: c_int, sizeLog2: c_int, outHandle: *mut c_void, outReq: *mut ncclDevResourceRequirements_t,
         ) -> ncclResult_t;
-        /// Returns the requirement for inboxes over the network. No header for Linux declares this
-        /// function.
+        /// Returns the requirement for network inboxes. NCCL's headers for Linux do not declare
+        /// this function.
         "2.29.7" fn ncclGinInboxA2ACreateRequirement(
             peers: ncclTeam_t, nBlocks: c_int, sizeLog2: c_int, outHandle: *mut c_void,
             outReq: *mut ncclDevResourceRequirements_t,

@@ -35,9 +35,10 @@ pub const NCCL_CTA_POLICY_DEFAULT: c_int = 0;
 pub const NCCL_CTA_POLICY_EFFICIENCY: c_int = 1;
 /// CTA policy: NCCL uses no CTAs if copy engines can do the work.
 pub const NCCL_CTA_POLICY_ZERO: c_int = 2;
-/// Flag for a shrink while no rank is lost and no work is stuck.
+/// Flag of `ncclCommShrink`: NCCL lets running work complete. For use if no rank is lost and no
+/// work is stuck.
 pub const NCCL_SHRINK_DEFAULT: c_int = 0;
-/// Flag for a shrink that first ends running work.
+/// Flag of `ncclCommShrink`: NCCL first ends running work.
 pub const NCCL_SHRINK_ABORT: c_int = 1;
 /// Flag for a revocation. NCCL has no other mode of revocation.
 pub const NCCL_REVOKE_DEFAULT: c_int = 0;

@@ -54,8 +54,8 @@ pub(crate) trait Versioned {
     }
 }
 
-/// Declares the history of a struct: each version that changed the struct, and the fields that the
-/// version appended.
+/// Declares how a struct has grown. For each version that changed the struct, lists the fields that
+/// this version appended.
 macro_rules! history {
     ($Struct:ident as $name:literal { $(($major:literal, $minor:literal, $patch:literal) $($field:ident)+;)+ }) => {
         impl Versioned for $Struct {

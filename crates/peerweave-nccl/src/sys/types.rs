@@ -247,7 +247,7 @@ pub struct ncclConfig_t {
     pub nvlsHostMode: c_int,
 }
 
-/// The key of an option of a vendor other than NVIDIA.
+/// The key of a vendor-specific option. Vendors other than NVIDIA define such options.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ncclConfigExtKey {
@@ -257,7 +257,7 @@ pub struct ncclConfigExtKey {
     pub optionId: c_int,
 }
 
-/// Value of an option of a vendor other than NVIDIA.
+/// Value of a vendor-specific option. Vendors other than NVIDIA define such options.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union ncclConfigExtValue {
@@ -269,8 +269,8 @@ pub union ncclConfigExtValue {
     pub raw: *mut c_void,
 }
 
-/// An option of a vendor other than NVIDIA. The struct is an element of a linked list. Since
-/// 2.31.0.
+/// A vendor-specific option. Vendors other than NVIDIA define such options. The struct is an
+/// element of a linked list. Since 2.31.0.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ncclConfigExt_t {
@@ -310,7 +310,7 @@ pub struct ncclSimInfo_t {
     pub size: usize,
     /// Must be [`NCCL_SIM_INFO_MAGIC`](super::NCCL_SIM_INFO_MAGIC).
     pub magic: c_uint,
-    /// Version of NCCL whose struct layout the caller uses.
+    /// Version of NCCL that defines the layout of the caller's struct.
     pub version: c_uint,
     /// Estimated time in microseconds, or -1 if NCCL has no estimate.
     pub estimatedTime: f32,
@@ -324,7 +324,7 @@ pub struct ncclEncryptionConfig_t {
     pub size: usize,
     /// Must be [`NCCL_API_MAGIC`](super::NCCL_API_MAGIC).
     pub magic: c_uint,
-    /// Version of NCCL whose struct layout the caller uses.
+    /// Version of NCCL that defines the layout of the caller's struct.
     pub version: c_uint,
     /// Encryption mode: 0 for no encryption, 1 for a pre-shared key.
     pub mode: c_int,
@@ -332,7 +332,8 @@ pub struct ncclEncryptionConfig_t {
     pub psk: *const c_char,
 }
 
-/// A wait until one rank has incremented a signal a given number of times. Since 2.29.2.
+/// Describes one wait: the signal, the rank that increments the signal, and the number of
+/// increments. Since 2.29.2.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ncclWaitSignalDesc_t {

@@ -1,5 +1,5 @@
-//! All declared constants, with NCCL's name and the first version whose header has the constant.
-//! Used for the comparison with NVIDIA's headers.
+//! The list of all declared constants. For each constant, the list has NCCL's name, and the first
+//! version whose header has the constant. The list is compared with NVIDIA's headers.
 
 use super::constants::*;
 use super::types::*;

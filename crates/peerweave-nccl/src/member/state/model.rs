@@ -2,8 +2,8 @@
 //! interleavings. The environment variable `LOOM_MAX_PREEMPTIONS` can limit the number of
 //! preemptions. Durations of waits are not modelled.
 //!
-//! Command: `RUSTFLAGS="--cfg loom" cargo test -p peerweave-nccl --lib state::model`. Invariant: in
-//! no interleaving is the value that the gate guards freed while a thread may still use it.
+//! Command: `RUSTFLAGS="--cfg loom" cargo test -p peerweave-nccl --lib state::model`. Invariant:
+//! the gate guards a value. In no interleaving is this value freed while a thread may still use it.
 
 use super::*;
 use loom::cell::UnsafeCell;
@@ -85,10 +85,10 @@ fn abort_during_enter_shared_is_safe() {
     });
 }
 
-/// In this test, the abort does not wait for threads that are marked as possibly blocked in NCCL.
-/// The abort waits for all other threads inside the gate.
+/// The abort in this test does not wait for a thread that is marked as possibly blocked in NCCL.
+/// The abort waits only for other threads inside the gate.
 #[test]
-fn leave_blocking_is_safe_after_a_timed_out_abort() {
+fn abort_without_a_wait_during_leave_blocking_is_safe() {
     loom::model(|| {
         let shared = Arc::new(Guarded::default());
         let theirs = Arc::clone(&shared);
@@ -113,8 +113,9 @@ fn leave_blocking_is_safe_after_a_timed_out_abort() {
     });
 }
 
-/// Runs a revocation on one thread while another thread closes the gate and frees the guarded
-/// value, as an abort does. `revoke` changes the state of the gate.
+/// Tests a revocation on one thread during an abort on another thread. The abort closes the gate
+/// and frees the guarded value. `revoke` sets the state of the gate to revoked, and returns whether
+/// this succeeded.
 fn check_abort_during_revoke(revoke: fn(&Gate) -> bool) {
     loom::model(move || {
         let shared = Arc::new(Guarded::default());
@@ -142,8 +143,8 @@ fn abort_during_a_state_change_is_safe() {
     check_abort_during_revoke(|gate| gate.change(gate.state(), State::Revoked).is_ok());
 }
 
-/// Finalizing does not wait for a reader that is blocked in a revocation. This is safe, because
-/// finalizing fails once the revocation has changed the state.
+/// A thread that finalizes the communicator does not wait for a reader that is blocked in a
+/// revocation. This is safe: the revocation first changes the state, and finalizing then fails.
 #[test]
 fn finalize_during_revoke_is_safe() {
     loom::model(|| {

@@ -3,11 +3,11 @@
 //!
 //! Command: `MIRIFLAGS="-Zmiri-many-seeds=0..16 -Zmiri-disable-isolation" cargo +nightly miri test
 //! -p peerweave-nccl --lib state::weak`. Miri tests only the executions that the seeds select. In
-//! CI, `model.rs` tests every execution that has at most three preemptions, but in a build that
-//! adds fences to the gate.
+//! CI, `model.rs` tests all executions with at most three preemptions. However, `model.rs` needs a
+//! build in which the gate has additional fences.
 //!
-//! Invariant: in no execution is the value that the gate guards freed while a thread may still use
-//! it.
+//! Invariant: the gate guards a value. In no execution is this value freed while a thread may still
+//! use it.
 
 use super::*;
 use std::cell::UnsafeCell;
@@ -103,7 +103,7 @@ fn abort_during_revoke_is_safe() {
 }
 
 #[test]
-fn leave_blocking_is_safe_after_a_timed_out_abort() {
+fn abort_without_a_wait_during_leave_blocking_is_safe() {
     against_an_abort(Duration::ZERO, |shared| {
         if let Ok(inside) = shared.0.enter(Allowed::LIVE, || Duration::ZERO)
             && inside.enter_blocking().is_ok()

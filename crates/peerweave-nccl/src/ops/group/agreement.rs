@@ -5,10 +5,10 @@
 //! NCCL makes none of these checks. Ranks that disagree deadlock, or write beyond a buffer. Ranks
 //! of other threads and processes are not checked.
 //!
-//! Invariant: only calls that NCCL matches with each other are compared. Collectives are numbered
-//! on each communicator, and collectives with the same number are compared. Sends and receives are
-//! compared only between ranks all of whose earlier sends and receives had their matching call in
-//! the same group.
+//! Invariant: only calls that NCCL matches with each other are compared. Each rank numbers its
+//! collectives, and collectives with the same number are compared. The sends and receives of a rank
+//! are compared only if each earlier send and receive of this rank had its matching call in the
+//! same group.
 
 use std::fmt;
 use std::sync::Arc;
@@ -25,8 +25,8 @@ use crate::sys::{ncclDataType_t, ncclRedOp_t};
 /// A recorded call and its communicator.
 pub(crate) type Recorded<'a, 'env> = (&'a Arc<Inner>, &'a Request<'env>);
 
-/// Fails if two ranks of one communicator issue calls in this group that do not match. The caller
-/// holds the locks of all communicators.
+/// Compares the calls that different ranks of one communicator issue in this group. Fails if the
+/// calls do not match. The caller holds the locks of all communicators.
 ///
 /// # Errors
 /// [`MisuseKind::Disagreement`].
@@ -55,18 +55,21 @@ pub(crate) fn check<'a, 'env: 'a>(calls: impl Iterator<Item = Recorded<'a, 'env>
     Ok(())
 }
 
-/// One rank's communicator, and the numbers of its collectives and of its paired transfers. A
-/// transfer is paired if its matching call is in the same group.
+/// The communicator of one rank in the group. Counts the collectives and the paired transfers of
+/// this rank. A transfer is a send or a receive. A transfer is paired if its matching call is in
+/// the same group.
 struct Member<'a> {
     inner: &'a Arc<Inner>,
-    /// Number of collectives that were issued on this communicator before this group, plus the
-    /// collectives of this group that the function `collectives` has visited.
+    /// Number of this rank's collectives. The initial value is the number of collectives that were
+    /// issued before this group. The function `collectives` then counts the collectives of the
+    /// group.
     collectives: u64,
     /// Number of sends and receives of this communicator whose matching call is in this group.
     paired: u64,
 }
 
-/// Compares the collectives that have the same number on different ranks.
+/// Compares collectives between the ranks of a communicator. Each rank numbers its own collectives.
+/// Fails unless collectives with the same number match.
 fn collectives<'a, 'env: 'a>(calls: impl Iterator<Item = Recorded<'a, 'env>>, ranks: &mut [Member<'a>]) -> Result<(), NcclError> {
     let mut numbered: Vec<(u64, u64, Recorded<'a, 'env>)> = Vec::new();
     for (inner, request) in calls.filter(|(_, request)| request.call.is_collective()) {
@@ -108,15 +111,16 @@ fn disagreement(call: Call, inner: &Inner, found: Box<str>, other: &Inner, expec
     NcclError::misuse(call.name(), MisuseKind::Disagreement { rank: inner.rank, found, other: other.rank, expected })
 }
 
-/// Returns whether `from` sends as many bytes to `to` as `to` receives from `from`.
+/// Returns whether two byte counts are equal: the bytes that rank `from` sends to rank `to`, and
+/// the bytes that `to` receives from `from`.
 fn transposed(sends: &[Operation], from: Rank, receives: &[Operation], to: Rank) -> bool {
     let sent = sends.iter().find(|part| part.kind == Kind::Send(to.get() as i32)).map_or(0, Operation::len_bytes);
     let received = receives.iter().find(|part| part.kind == Kind::Recv(from.get() as i32)).map_or(0, Operation::len_bytes);
     sent == received
 }
 
-/// Compares the lengths of the sends of each rank with the lengths of the matching receives of the
-/// peer.
+/// Compares the length of each send in the group with the length of the matching receive. Fails if
+/// the two lengths differ.
 fn transfers<'a, 'env: 'a>(
     calls: impl Iterator<Item = Recorded<'a, 'env>> + Clone,
     ranks: &mut [Member<'a>],
@@ -173,8 +177,8 @@ impl Operation {
         self.count as u64 * self.element_bytes as u64
     }
 
-    /// Returns whether two ranks' operations match: kind, count, element type, reduction and root
-    /// must be equal.
+    /// Returns whether the operations of two ranks match. The kind, count, element type, reduction
+    /// and root must be equal. All reductions that the program has created count as equal.
     fn matches(&self, other: &Self) -> bool {
         let same_data = (self.count, self.data_type) == (other.count, other.data_type);
         let same_reduction = match (self.reduction(), other.reduction()) {

@@ -87,8 +87,8 @@ impl Member<'_> {
 /// First version of NCCL that queues broadcasts like sends, so that broadcasts cannot be simulated.
 const BROADCASTS_ARE_SENT: Version = Version::new(2, 29, 2);
 
-/// A nested group, while its closure records calls in `group`. Dropping this value removes all
-/// recorded calls of `group` except the first `before` calls.
+/// Guard that removes the calls of a nested group if its closure fails or panics. Calls that were
+/// recorded before the nested group stay recorded.
 struct Part<'a, 'env> {
     group: &'a mut Group<'env>,
     before: usize,
@@ -140,14 +140,14 @@ impl Nccl {
         Ok(result)
     }
 
-    /// Returns NCCL's estimate of the time that the calls recorded by the closure take. No call is
-    /// executed. Requires NCCL 2.22.3.
+    /// Runs the closure, which records calls, and returns NCCL's estimate of the duration of these
+    /// calls. No call is executed. Requires NCCL 2.22.3.
     ///
     /// The communicators must be blocking ([`Config::blocking`](crate::Config::blocking)) and have
-    /// several ranks, because NCCL would launch the calls on all other communicators. NCCL can
-    /// estimate only all-reduce, reduce, all-gather and reduce-scatter. Versions before NCCL 2.29.2
-    /// can also estimate broadcast. NCCL would queue all other calls and launch them with the next
-    /// group.
+    /// several ranks. On other communicators NCCL would launch the calls instead of estimating the
+    /// duration. NCCL can estimate only all-reduce, reduce, all-gather and reduce-scatter. Versions
+    /// before NCCL 2.29.2 can also estimate broadcast. This method refuses all other calls, because
+    /// NCCL would queue them and launch them with the next group.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] for communicators and calls that NCCL cannot simulate, and for streams
@@ -200,8 +200,8 @@ impl<'env> Group<'env> {
         self.members.is_empty()
     }
 
-    /// Checks and records one call. Only `prepare` depends on the types of the buffers, as in
-    /// [`Communicator::run`].
+    /// Checks one call, and adds the call to the group. `prepare` checks the arguments of the call.
+    /// Only `prepare` depends on the types of the buffers, as in [`Communicator::run`].
     #[inline]
     pub(crate) fn record(
         &mut self,
@@ -336,7 +336,9 @@ impl std::fmt::Debug for Group<'_> {
 
 macro_rules! recorded {
     ($($(#[$doc:meta])* $Call:ident $name:ident($($argument:ident: $Type:ty),*);)*) => {
-        /// Collectives and transfers of [`Communicator`], recorded in the group.
+        /// Methods that record collectives, sends and receives in the group. NCCL receives the
+        /// calls when the group is launched. [`Communicator`] has methods that issue the same calls
+        /// immediately.
         impl<'a> Group<'a> {
             $(
                 #[doc = concat!("Records [`Communicator::", stringify!($name), "`]. The call is issued when the group is launched. The linked method documents the lengths of the buffers.")]
