@@ -124,8 +124,8 @@ impl State {
         others.into_iter().find(|pe| calls.survivors(*pe).has_begun()).map(|pe| Pe::new(pe as u32))
     }
 
-    /// Fails if a PE is known to have died. Kernels can still run after a death, because only work
-    /// that waits for the dead PE fails.
+    /// Fails if this PE knows that any PE of the job has died. Kernels can still run after a death,
+    /// because only work that waits for the dead PE fails.
     pub(crate) fn check_targets(&self, call: &'static str, team: TeamName) -> Result<(), Error> {
         // After finalize, no losses are known, so the outcome of an earlier operation does not
         // change.
