@@ -160,9 +160,9 @@ impl Heap {
         }
     }
 
-    /// Returns functions that check whether all threads have released this heap after its drop.
-    /// Returns an empty list for NVSHMEM's heap, whose memory stays until [`Self::end`] finalises
-    /// NVSHMEM.
+    /// Returns functions that the caller can call after it has dropped this heap. Each function
+    /// checks whether all threads have released the heap. Returns an empty list for NVSHMEM's heap,
+    /// because its memory stays until [`Self::end`] finalises NVSHMEM.
     pub(crate) fn gone(&self) -> Vec<Question> {
         match self {
             Self::Vmm(heap, _) => vec![Box::new(heap.gone())],

@@ -1,5 +1,5 @@
-//! Waits of the host until kernels have ended. These kernels may themselves wait for other PEs.
-//! Each wait of the host has a deadline, and its error names the PE that is lost or missing.
+//! Waits until kernels have ended. These kernels may themselves wait for other PEs. Each wait of
+//! the host has a deadline, and its error names the PE that is lost or missing.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,8 +15,8 @@ use crate::gpu::{Gpu, Inner};
 const LOOK: Duration = Duration::from_millis(5);
 /// Maximum time for which the host waits until kernels end, after it has requested them to end.
 const GRACE: Duration = Duration::from_secs(5);
-/// Maximum time of a wait of the host after a kernel has failed. The host waits for the notice that
-/// a PE has died.
+/// Maximum time for which the host waits for the notice of a lost PE. The wait begins when a kernel
+/// has failed.
 const NOTICE: Duration = Duration::from_millis(1500);
 
 impl Gpu {

@@ -134,8 +134,8 @@ impl State {
         died.map_or(Ok(()), |(pe, _)| Err(Error::Peer { call, team, pe, cause: PeerCause::Died }))
     }
 
-    /// Fails if an awaited word may never change: if a PE has died or called `shrink`, or if all
-    /// other PEs have left the job.
+    /// Fails if an awaited word may never change: if another PE has died or called `shrink`, or if
+    /// all other PEs have left the job.
     pub(crate) fn check_signallers(&self, call: &'static str, team: TeamName) -> Result<(), Error> {
         self.check_targets(call, team)?;
         let failed = |pe, cause| Err(Error::Peer { call, team, pe, cause });

@@ -23,8 +23,8 @@ use super::messages;
 use super::pages::Pages;
 use crate::backend::teams::TeamOf;
 
-/// Number of the latest calls of a team for which a PE keeps records. The record of a new call
-/// overwrites the oldest record.
+/// Number of call records that a PE keeps for each team. The record of a new call overwrites the
+/// oldest record.
 const CALLS: u64 = 64;
 /// Number of 64-bit words in the record of one call. Word 0 is the number of the call, counted from
 /// 1, or 0 while a thread writes the record. Word 1 contains kind, type, reduction, root, and
@@ -175,10 +175,10 @@ impl Calls {
     }
 }
 
-/// Returns the first pair of different entries among the first `both` entries of two logs. Each log
-/// keeps only its last `kept` entries. `read` takes the number of an entry. It returns the entry of
-/// each log, and with it the hash of all entries up to and including this entry. It returns `None`
-/// if the entry was overwritten.
+/// Compares the first `both` entries of two logs. A log keeps only its last `kept` entries. Returns
+/// the first pair of kept entries that differ. `read` takes the number of an entry. It returns the
+/// entry of each log, and with it the hash of all entries up to and including this entry. It
+/// returns `None` if the entry was overwritten.
 pub(super) fn first_difference<W: PartialEq>(
     both: u64,
     kept: u64,

@@ -100,7 +100,7 @@ impl Cuda {
     fn split_members(&self, rendezvous: &Rendezvous, members: &[Pe], numbers: &[u64]) -> Result<TeamRecord, Error> {
         let state = &*self.state;
         let gpu = state.gpu(CALL)?;
-        let me = members.iter().position(|pe| *pe == state.job.my_pe).expect("peerweave-core has checked that this PE is a member");
+        let me = members.iter().position(|pe| *pe == state.job.my_pe).expect("peerweave-core checks that this PE is a member");
         let label = format!("{:016x}", digest((CALL, numbers)));
         let parent = TeamOf::new(TeamId::WORLD, members, me, label.clone(), Kernels::OneHost(None), None);
         let exchange =
