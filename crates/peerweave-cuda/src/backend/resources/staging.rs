@@ -140,7 +140,7 @@ impl Staged {
         ///
         /// # Safety
         /// `data` is from `Arc::into_raw` of a [`Pinned`]. The [`Pinned`] stores the address of
-        /// the caller's memory, which satisfies the requirements of [`Staged::fill`].
+        /// the caller's memory. This memory satisfies the requirements of [`Staged::fill`].
         unsafe extern "C" fn run(data: *mut c_void) {
             // SAFETY: the caller guarantees both properties.
             unsafe { Staged(Arc::from_raw(data.cast::<Pinned>())).fill() };
@@ -159,7 +159,7 @@ impl Staged {
         ///
         /// # Safety
         /// `data` is from `Arc::into_raw` of a [`Pinned`]. The [`Pinned`] stores the address of
-        /// the caller's memory, which satisfies the requirements of [`Staged::empty`].
+        /// the caller's memory. This memory satisfies the requirements of [`Staged::empty`].
         unsafe extern "C" fn run(data: *mut c_void) {
             // SAFETY: the caller guarantees both properties.
             unsafe { Staged(Arc::from_raw(data.cast::<Pinned>())).empty() };
