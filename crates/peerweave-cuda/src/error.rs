@@ -51,7 +51,7 @@ pub enum CudaError {
     /// An earlier kernel failed and left the synchronisation words of teams in an unknown state.
     #[error("{call}: a kernel failed earlier, so teams cannot synchronise; call Gpu::recover on all PEs first ({failure})")]
     Failed {
-        /// Name of the call that failed, because teams cannot synchronise.
+        /// The call that failed.
         call: &'static str,
         /// Description of the first failure.
         failure: String,

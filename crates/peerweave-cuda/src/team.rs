@@ -133,8 +133,8 @@ impl Gpu {
         self.split_among(&Parent { pes: &pes, exchange: &exchange }, call, &arguments, color, key)
     }
 
-    /// Splits the PEs of `parent` into teams. All PEs of `parent` must call this function. They
-    /// must include this PE.
+    /// Splits the PEs of `parent` into teams. This PE must be one of these PEs, and all of them
+    /// must call this function.
     ///
     /// # Errors
     /// The errors of [`split`](Self::split).

@@ -42,7 +42,7 @@ fn kernel_is_loaded_without_other_kernels_of_the_crate() {
 }
 
 #[test]
-fn launches_do_not_load_modules_after_load_crate() {
+fn launch_after_load_crate_loads_no_module() {
     fakes().run(|| {
         pes(2, options(), |gpu| {
             gpu.load_crate(ring::KERNEL.ptx()).expect("all kernels are registered");

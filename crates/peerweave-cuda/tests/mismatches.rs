@@ -50,7 +50,7 @@ fn split_strided_calls_with_different_shapes_mismatch() {
 }
 
 #[test]
-fn different_kinds_of_split_and_different_x_ranges_mismatch() {
+fn different_split_functions_or_x_range_values_mismatch() {
     Fakes::new().cuda().run(|| {
         differ("split_2d with x_range 1, into rows", "split_2d with x_range 2, into rows", |world, odd| {
             world.team().split_2d(if odd { 1 } else { 2 }).map(drop)
@@ -158,7 +158,7 @@ fn collectives_of_different_kinds_or_lengths_mismatch() {
 }
 
 #[test]
-fn streamed_collectives_of_different_types_or_roots_mismatch() {
+fn queued_collectives_with_different_types_or_roots_mismatch() {
     Fakes::new().cuda().run(|| {
         collectives_differ(
             "broadcast of 4 elements of u8 with root 1",

@@ -48,7 +48,7 @@ fn sums_are_right(world: &World, len: usize) {
 }
 
 #[test]
-fn chosen_algorithm_is_explained_and_gives_correct_sums() {
+fn explanation_and_sums_are_correct_for_a_chosen_algorithm() {
     Fakes::new().cuda().run(|| {
         pes(
             3,

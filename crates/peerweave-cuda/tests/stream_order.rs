@@ -52,7 +52,7 @@ fn messages_and_collectives_run_in_the_order_of_calls() {
 }
 
 #[test]
-fn receive_before_a_barrier_times_out_if_the_send_is_after_it() {
+fn receive_before_barrier_times_out_if_send_is_after_barrier() {
     Fakes::new().cuda().run(|| {
         let outcomes = common::worlds(2, options().deadline(Duration::from_secs(2)), |world| {
             let (team, me, other) = (world.team(), world.my_pe().get(), Rank::new(1 - world.my_pe().get()));

@@ -114,7 +114,7 @@ pub(crate) fn unsupported(call: &'static str, why: &'static str) -> Error {
     Error::Unsupported { call, backend: NAME, why }
 }
 
-/// Returns the error of a call that needs the GPU after a thread has finalized the world.
+/// Returns the error of a call that needs the GPU of a world that has been finalized.
 pub(crate) fn finalized(call: &'static str) -> Error {
     Misuse { call, kind: MisuseKind::Finalized }.into()
 }

@@ -1,4 +1,5 @@
-//! Locks whose values stay valid when a thread panics.
+//! Locks a mutex even if a thread has panicked while it held the lock. The value of such a mutex is
+//! still valid.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -64,6 +64,8 @@ impl Collectives {
         unsafe { self.exchange(CALL, Exchange::AllToAll, stream, send, recv, bytes) }
     }
 
+    /// Enqueues an all_gather or an all_to_all, as `exchange` selects.
+    ///
     /// # Safety
     /// As for [`all_gather`](Self::all_gather) or [`all_to_all`](Self::all_to_all).
     unsafe fn exchange(

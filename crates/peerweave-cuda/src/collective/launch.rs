@@ -31,6 +31,8 @@ impl Collectives {
         Ok(slot.get_or_init(|| loaded))
     }
 
+    /// Enqueues a launch of `kernel`. After the context, the kernel takes `call` as an argument.
+    ///
     /// # Safety
     /// As for [`all_reduce`](Self::all_reduce), for the operands of the call.
     pub(super) unsafe fn enqueue(
@@ -46,8 +48,8 @@ impl Collectives {
         unsafe { self.enqueue_with(name, stream, kernel, route, &call, None::<&Transfers>, bytes) }
     }
 
-    /// Enqueues a call as several launches, each of which fits the banks of every rank.
-    /// `call.count` is the number of elements of a part, and an element has `size` bytes.
+    /// Enqueues a call as several launches. The data of each launch fits into the banks of every
+    /// rank. `call.count` is the number of elements in a part. An element has `size` bytes.
     ///
     /// # Safety
     /// As for [`all_reduce`](Self::all_reduce), for the operands of the call.
@@ -71,6 +73,8 @@ impl Collectives {
         Ok(())
     }
 
+    /// Like [`enqueue`](Self::enqueue), but with a second argument if `second` is not `None`.
+    ///
     /// # Safety
     /// As for [`all_reduce`](Self::all_reduce), for the operands of the call. After the context,
     /// the kernel takes `call` as an argument, and also `second` if it is not `None`.

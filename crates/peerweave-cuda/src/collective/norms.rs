@@ -22,13 +22,13 @@ use crate::route::{self, NormRoute, Route};
 pub struct RmsNormCall {
     /// Device address of this rank's input.
     pub input: u64,
-    /// Device address of the residual. The call replaces the residual by `x`, the sum of the inputs
-    /// of all ranks and the residual.
+    /// Device address of the residual. The call adds the inputs of all ranks to the residual, and
+    /// replaces the residual by the sum `x`.
     pub residual: u64,
     /// Device address of the result.
     pub output: u64,
-    /// Device address of the weight, by which each normalised row is multiplied. The weight has as
-    /// many elements as a row.
+    /// Device address of the weight. The call multiplies each normalised row by the weight, element
+    /// by element. The weight has as many elements as a row.
     pub weight: u64,
     /// Number of rows in the input, the residual and the result.
     pub rows: u64,
@@ -116,7 +116,8 @@ impl RmsNormCall {
         Ok(row_bytes / LINE)
     }
 
-    /// Returns the two arguments of the kernel that handles `rows` rows from row `first` on.
+    /// Returns the two arguments of a kernel that handles `rows` rows. The first of these rows is
+    /// row `first` of the call.
     fn part(&self, common: &Call, first: u64, rows: u64, row_lines: u64) -> (Call, Norm) {
         let skipped = first * self.row_bytes();
         let (output, inverse_scale, scales) = match self.quantization {

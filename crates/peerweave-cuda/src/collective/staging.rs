@@ -30,20 +30,21 @@ pub(crate) struct Room {
 /// The staging memory of one team, with the constant arguments of the kernels that use this memory.
 pub(super) struct Staging {
     room: Room,
-    /// Counters in this device's memory, in this order: one counter of launches, one counter for
-    /// each block of a reduction through rings, the counters of channels, and the counters of
+    /// Counters in this device's memory. First the counter of launches, then one counter for each
+    /// block of a reduction through rings, then the counters of channels, and last the counters of
     /// message rings.
     counters: Local<u64>,
-    /// The argument of kernels that use the banks, with the values that are the same in all calls.
+    /// Template for the argument of kernels that use the banks. Each call copies the template, and
+    /// sets the values that differ between calls.
     pub(super) banks: Call,
-    /// The argument of reduction kernels that use rings, with the values that are the same in all
-    /// calls.
+    /// Template for the argument of reduction kernels that use rings. Each call copies the
+    /// template, and sets the values that differ between calls.
     pub(super) rings: Call,
-    /// The argument of kernels that send messages as 16-byte lines, with the values that are the
-    /// same in all launches.
+    /// Template for the argument of kernels that send messages as 16-byte lines. Each launch copies
+    /// the template, and sets the values that differ between launches.
     pub(super) channels: Call,
-    /// The argument of kernels that send messages through rings, with the values that are the same
-    /// in all launches.
+    /// Template for the argument of kernels that send messages through rings. Each launch copies
+    /// the template, and sets the values that differ between launches.
     pub(super) transfer_rings: Call,
     pub(super) limits: Limits,
     bytes: usize,
@@ -58,22 +59,22 @@ pub(super) fn area_bytes(options: &CollectivesOptions) -> u64 {
     end
 }
 
-/// Returns the size in bytes of a channel: the maximum length of a message that is sent as 16-byte
-/// lines, in a team of `ranks` ranks. The channels of all ranks together take half as many bytes as
-/// a bank.
+/// Returns the size of a channel in bytes, for a team of `ranks` ranks. This is the maximum length
+/// of a message that is sent as 16-byte lines. All channels of a staging area together take half as
+/// many bytes as a bank.
 fn channel_bytes(options: &CollectivesOptions, ranks: usize) -> u64 {
     let of_most = (options.bank_bytes / 32).next_multiple_of(128);
     of_most * (MAX_RANKS / ranks.next_power_of_two().clamp(2, MAX_RANKS)) as u64
 }
 
-/// Returns the size in bytes of a slot in the rings for messages. A kernel for messages has half as
-/// many rings as a kernel for reductions, so these slots are twice as large.
+/// Returns the size in bytes of a slot, for rings that carry messages. A kernel for messages has
+/// half as many rings as a kernel for reductions, so its slots are twice as large.
 fn transfer_slot_bytes(options: &CollectivesOptions) -> u64 {
     2 * options.slot_bytes
 }
 
-/// The offsets in bytes of the parts of a staging area. The offsets are the same for any number of
-/// ranks.
+/// Offsets in bytes inside a staging area: the start of the channels, the start of each set of
+/// rings, and the end. The offsets are the same for any number of ranks.
 struct Offsets {
     channels: u64,
     rings: u64,
@@ -168,8 +169,8 @@ impl Staging {
         gpu.wait(stream)
     }
 
-    /// Records that the caller enqueues on `stream` work that uses the staging memory. The memory
-    /// then stays allocated until the stream has completed that work.
+    /// Records that work of the caller on `stream` uses the staging memory. The memory then stays
+    /// allocated until the stream has completed that work.
     pub(super) fn note(&self, stream: &Arc<CudaStream>) {
         self.room.memory.note(stream);
         self.counters.note(stream);
@@ -188,8 +189,8 @@ impl Staging {
     }
 }
 
-/// Returns a kernel argument like `banks`, but for the part of each staging area at `offset` and
-/// for the counters from index `counter` on.
+/// Returns a copy of the kernel argument `banks` for a part of the staging areas and of the
+/// counters. The part begins at `offset` in each area, and at index `counter` in the counters.
 fn part_of(banks: &Call, offset: u64, counter: usize, bank_bytes: u64) -> Call {
     let areas = banks.areas.map(|area| area + offset);
     Call { areas, counter: banks.counter + 8 * counter as u64, bank_bytes, ..*banks }

@@ -55,7 +55,8 @@ impl Message {
         self.parts().1
     }
 
-    /// Returns this message with its other rank, the receiver or the sender, replaced by `peer`.
+    /// Returns a copy of this message with `peer` as the other rank. This is the receiver of a
+    /// send, or the sender of a receive.
     pub(crate) fn with_peer(self, peer: Rank) -> Self {
         match self {
             Self::Send { at, bytes, .. } => Self::Send { to: peer, at, bytes },
@@ -107,10 +108,10 @@ impl Collectives {
         (peer.recv, peer.recv_bytes) = (at, bytes);
     }
 
-    /// Sets the fields of `peer` by which a sender can store a message of whole 16-byte lines
-    /// directly in the receiver's result buffer. The receiver decides whether it offers this
-    /// buffer. This rank offers its buffer if other ranks can access the buffer, and if the result
-    /// does not replace a message that this rank sends.
+    /// Sets the fields of `peer` for direct messages. A direct message consists of whole 16-byte
+    /// lines. Its sender stores it directly in the receiver's result buffer. The receiver decides
+    /// whether it offers this buffer. This rank offers its buffer if other ranks can access the
+    /// buffer, and if the result does not replace a message that this rank sends.
     fn offer(&self, peer: &mut Transfer, in_place: bool) -> Result<(), CudaError> {
         // The sender and the receiver know the length, so they set the same fields.
         let is_whole = |bytes: u64| u64::from(bytes > 0 && bytes.is_multiple_of(LINE_BYTES as u64));

@@ -34,8 +34,8 @@ pub(crate) struct Contents {
     pub(crate) node_n_pes: u32,
     pub(crate) heap_bytes: u64,
     pub(crate) peers: Vec<PeerEntry>,
-    /// Offset in the heap of the synchronisation lines of all teams. The lines are ordered by team
-    /// number.
+    /// Offset of the synchronisation lines in the heap. The lines of all teams follow each other,
+    /// in the order of team numbers.
     pub(crate) sync: SymOffset,
     pub(crate) slots: u32,
     /// Maximum number of teams, including the team of all PEs.
@@ -107,8 +107,8 @@ impl Tables {
         TeamEntry::sync_bytes(n_pes, slots)
     }
 
-    /// Returns the range of bytes of a team's synchronisation lines, relative to the start of the
-    /// lines of all teams.
+    /// Returns the range of a team's synchronisation lines in bytes. The range is relative to the
+    /// start of the lines of all teams.
     pub(crate) fn lines_of(&self, number: u32) -> std::ops::Range<usize> {
         let stride = Self::sync_stride(self.contents.peers.len() as u32, self.contents.slots) as usize;
         let start = number as usize * stride;
@@ -167,8 +167,8 @@ impl Tables {
         self.context.address()
     }
 
-    /// Records that the caller enqueues on `stream` a kernel that reads the tables. The tables then
-    /// stay allocated until the stream has completed the kernel.
+    /// Records that a kernel of the caller on `stream` reads the tables. The tables then stay
+    /// allocated until the stream has completed the kernel.
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         for memory in [&self.context, &self.peers, &self.teams, &self.epochs] {
             drop(memory.read(stream));

@@ -1,9 +1,9 @@
-//! Ends a GPU: releases its memory and modules, and waits until no thread of this process uses the
+//! Ends a GPU: releases its memory and modules. Then waits until no thread of this process uses the
 //! rendezvous on behalf of the GPU.
 //!
 //! Memory of the GPU owns handles of the rendezvous. Threads of other crates free this memory after
-//! the streams that used it have completed. Invariant: [`Gone`] is the last field of its struct. So
-//! the other fields have been dropped when [`Gone`] waits for their release.
+//! the streams that used it have completed. [`Gone`] waits for these threads. Invariant: [`Gone`]
+//! is the last field of its struct. So all other fields have been dropped before the wait begins.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,8 +22,9 @@ const LOOK: Duration = Duration::from_micros(200);
 /// the maximum time for which [`Gpu::end`] waits until modules are unloaded.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The heap of a GPU and NVSHMEM's context, which other threads may hold for a short time after the
-/// GPU is dropped. The drop of this value waits until they are released, for at most [`PATIENCE`].
+/// A guard for the drop of a GPU. Other threads may hold the heap of the GPU and NVSHMEM's context
+/// for a short time after the GPU is dropped. The drop of the guard waits until all threads have
+/// released them, for at most [`PATIENCE`].
 pub(crate) struct Gone(Vec<Question>);
 
 impl Gone {

@@ -83,8 +83,9 @@ pub(crate) struct Inner {
     /// The first failure since the GPU was set up or recovered; `None` if there was no failure.
     failed: Mutex<Option<String>>,
     recoveries: Mutex<u64>,
-    /// Number of exchanges in which all PEs have set up or recovered collectives, NCCL or route
-    /// tables. The label of the next such exchange contains this number.
+    /// Number of exchanges so far for the set-up or the recovery of collectives, NCCL or route
+    /// tables. All PEs take part in each exchange. The label of the next exchange contains this
+    /// number.
     collectives: AtomicU64,
     /// The drop of this field waits for threads that still hold the heap or NVSHMEM's context. Must
     /// be the last field, so that all other fields are dropped first.
@@ -261,8 +262,8 @@ impl Inner {
         locals
     }
 
-    /// Returns the allocation of [`Gpu::alloc_local`] that contains `address`. Returns `None` for
-    /// memory of another allocator.
+    /// Returns the allocation that contains `address`, if [`Gpu::alloc_local`] has created it.
+    /// Returns `None` for memory of another allocator.
     pub(crate) fn local(&self, address: u64) -> Option<Arc<DeviceMemory<u8>>> {
         let (_, memory) = self.locals().range(..=address).next_back().map(|(at, memory)| (*at, memory.clone()))?;
         let memory = memory.upgrade()?;
@@ -278,9 +279,9 @@ impl Inner {
         })
     }
 
-    /// Returns a number for the label of an exchange in which all PEs set up or recover
-    /// collectives, NCCL or route tables. Each call returns the next number. The number is the same
-    /// on all PEs.
+    /// Returns the number of an exchange for the set-up or the recovery of collectives, NCCL or
+    /// route tables. The label of the exchange contains this number. Each call returns the next
+    /// number. The number is the same on all PEs.
     pub(crate) fn next_collectives(&self) -> u64 {
         self.collectives.fetch_add(1, Ordering::Relaxed)
     }

@@ -47,7 +47,7 @@ struct Loaded {
 }
 
 impl Modules {
-    /// Returns the entry for the PTX text of `variant`. Creates the entry if necessary.
+    /// Returns the [`Crate`] for the PTX text of `variant`. Creates it if necessary.
     fn find(&self, variant: &'static PtxVariant) -> Result<Arc<Crate>, CudaError> {
         let mut crates = self.crates.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(found) = crates.iter().find(|there| std::ptr::eq(there.text, variant.text) || there.text == variant.text) {
@@ -106,7 +106,7 @@ impl Inner {
         image.select(self.arch.number(), network).map_err(|reason| CudaError::NoPtx { kernel: name, reason })
     }
 
-    /// Returns the module of a part of a crate's PTX. The first call loads the module.
+    /// Returns the module for one part of a crate's PTX. The first call loads the module.
     fn part(&self, of: &Crate, part: usize) -> Result<Module, CudaError> {
         let mut loaded = of.modules[part].lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(loaded) = &*loaded {

@@ -26,8 +26,8 @@ pub struct GpuOptions {
     pub heap_bytes: usize,
     /// The transport by which kernels access other PEs.
     pub transport: Transport,
-    /// Time limit for each wait of a kernel for another PE. Waits of the host have the same limit.
-    /// Only [`Gpu::wait`](crate::Gpu::wait) waits longer, for at most twice this time.
+    /// Time limit for each wait: when a kernel waits for another PE, and when the host waits. Only
+    /// [`Gpu::wait`](crate::Gpu::wait) waits longer, for at most twice this time.
     pub deadline: Duration,
     /// In each kernel, the maximum number of blocks that may synchronise with other PEs at the same
     /// time. `None` means one block per SM.
@@ -60,8 +60,8 @@ impl GpuOptions {
         Self { deadline, ..self }
     }
 
-    /// Sets the maximum number of blocks of each kernel that may synchronise with other PEs at the
-    /// same time.
+    /// Sets the maximum number of blocks that may synchronise with other PEs at the same time. The
+    /// limit applies to each kernel.
     #[must_use]
     pub fn slots(self, slots: u32) -> Self {
         Self { slots: Some(slots), ..self }

@@ -40,9 +40,9 @@ enum Kind {
     Entry,
     /// A function that is not a kernel, or its declaration.
     Function,
-    /// A variable of the module that kernels may write.
+    /// A variable of the module. Kernels may write the variable.
     Variable,
-    /// A constant, or a variable in the shared memory of a block.
+    /// A constant, or a variable that is in the shared memory of a block.
     Constant,
 }
 
@@ -85,8 +85,8 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// Returns, for each piece of the text, whether a part that contains the kernels `entries` must
-    /// contain the piece too.
+    /// Returns one flag for each piece of the text. The flag is set if a part with the kernels
+    /// `entries` must contain the piece.
     fn reached(&self, entries: &[usize]) -> Vec<bool> {
         let mut reached: Vec<bool> = self.pieces.iter().map(|piece| piece.kind == Kind::Whole).collect();
         let mut open = entries.to_vec();
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn kernels_written_on_one_line_each_are_in_separate_ptx_parts() {
+    fn two_kernels_of_one_line_each_are_in_separate_ptx_parts() {
         let (first, second) = (".visible .entry x() { ret; }\n", ".entry y() { ret; }\n");
         let text = [HEAD, first, second].concat();
         let parts = Parts::new(&text);

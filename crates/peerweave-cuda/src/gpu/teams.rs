@@ -28,8 +28,8 @@ pub(crate) struct Teams {
     /// The state of each team number. Every launch looks up its teams here, so the lock is held
     /// only briefly.
     numbers: Mutex<Vec<Number>>,
-    /// Number of earlier splits. The labels of the exchanges of the next split contain this number.
-    /// A split holds the lock while it runs.
+    /// Number of earlier splits. In the next split, the label of each exchange contains this
+    /// number. A split holds the lock while it runs.
     pub(crate) splits: Mutex<u64>,
 }
 
@@ -63,9 +63,9 @@ impl Teams {
         }
     }
 
-    /// Marks a team number as ended, so that no launch finds the team. Returns `true` if this
-    /// succeeded. Returns `false` and keeps the team if it has users other than the caller's
-    /// handle.
+    /// Sets the state of a team number to [`Number::Ended`], so that no launch finds the team.
+    /// Returns `true` if this succeeded. If the team has users other than the caller's handle,
+    /// keeps the team and returns `false`.
     pub(crate) fn end(&self, number: u32, members: &Arc<Members>) -> bool {
         let mut numbers = self.numbers();
         // If the team has no other users, there are two handles: the caller's handle and the
@@ -83,8 +83,8 @@ impl Teams {
 }
 
 impl Members {
-    /// Records that the caller enqueues on `stream` work that uses the team. The team is destroyed
-    /// only after this work has completed.
+    /// Records that work of the caller on `stream` uses the team. The team is destroyed only after
+    /// this work has completed.
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         if !streams.iter().any(|known| known.cu_stream() == stream.cu_stream()) {

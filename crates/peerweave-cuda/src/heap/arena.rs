@@ -29,7 +29,8 @@ pub(crate) struct Arena {
     multicast: bool,
     rendezvous: Arc<Rendezvous>,
     ranges: Mutex<Ranges>,
-    /// Counts the arena, its leases, and the handles that [`Lease::keep`] has returned.
+    /// The reference count of this `Arc` is the number of users of the arena: the arena itself, its
+    /// leases, and the handles that [`Lease::keep`] has returned.
     kept: Arc<()>,
 }
 
@@ -48,8 +49,8 @@ pub(crate) struct Lease {
     offset: u64,
     /// The streams with work that uses the range.
     streams: Streams,
-    /// Counts the handles of the range: this lease, and the handles that [`Self::keep`] has
-    /// returned.
+    /// The reference count of this `Arc` is the number of handles of the range: this lease, and the
+    /// handles that [`Self::keep`] has returned.
     handles: Arc<()>,
     /// A clone of [`Arena::kept`].
     kept: Arc<()>,
@@ -170,7 +171,7 @@ impl Arena {
     pub(super) fn end(&self, mut lease: Lease) -> Result<(), CudaError> {
         let mut ranges = self.ranges();
         let outcome = lease.drain(self.context.deadline());
-        self.agree(&mut ranges, FREE, &format!("free of the memory at offset {}", lease.offset), outcome)?;
+        self.agree(&mut ranges, FREE, &format!("freeing of the memory at offset {}", lease.offset), outcome)?;
         lease.freed = true;
         ranges.taken.remove(&lease.offset);
         Ok(())
@@ -182,8 +183,8 @@ impl Lease {
         self.offset
     }
 
-    /// Returns the memory of the range. Records that the caller enqueues on `stream` work that uses
-    /// the range.
+    /// Returns the memory of the range. Also records that work of the caller on `stream` uses the
+    /// range.
     pub(super) fn buffer(&self, stream: &Arc<CudaStream>) -> &SymmetricBuffer<u8> {
         self.streams.note(stream);
         drop(self.buffer.read(stream));

@@ -78,8 +78,8 @@ impl Heap {
         })
     }
 
-    /// Records that the caller enqueues on `stream` work that may use the multicast address. If
-    /// `keep` is given, adds the handles that a graph must own to this list.
+    /// Records that work of the caller on `stream` may use the multicast address. If `keep` is
+    /// given, adds handles of this memory to the list. A graph must own these handles.
     pub(crate) fn note_multicast(&self, stream: &Arc<CudaStream>, keep: Option<&mut Vec<Keep>>) {
         let Self::Vmm(_, Some(mapping)) = self else { return };
         mapping.mappings().iter().for_each(|part| drop(part.access(stream)));
@@ -96,9 +96,9 @@ impl Heap {
         }
     }
 
-    /// Returns the table entry by which kernels of this device access the heap of `pe`. If
-    /// `network` is true, kernels access NVSHMEM's heap of every other PE through NVSHMEM's device
-    /// library.
+    /// Returns the table entry for the heap of `pe`. Kernels of this device access the heap by this
+    /// entry. If `network` is true and the heap is NVSHMEM's heap, kernels access the memory of
+    /// every other PE through NVSHMEM's device library.
     pub(crate) fn entry(&self, me: Pe, pe: Pe, node_pe: u32, network: bool) -> Result<PeerEntry, CudaError> {
         let base = match self {
             Self::Vmm(heap, _) => heap.members().contains(&pe).then(|| heap.address_of(pe, 0)).transpose()?,
@@ -160,9 +160,9 @@ impl Heap {
         }
     }
 
-    /// Returns functions that check whether all threads have released this heap after its drop.
-    /// Returns an empty list for NVSHMEM's heap, whose memory stays until [`Self::end`] finalises
-    /// NVSHMEM.
+    /// Returns functions that the caller can call after it has dropped this heap. Each function
+    /// checks whether all threads have released the heap. Returns an empty list for NVSHMEM's heap,
+    /// because its memory stays until [`Self::end`] finalises NVSHMEM.
     pub(crate) fn gone(&self) -> Vec<Question> {
         match self {
             Self::Vmm(heap, _) => vec![Box::new(heap.gone())],
@@ -195,8 +195,8 @@ impl Heap {
 }
 
 impl Block {
-    /// Records that the caller enqueues on `stream` work that uses this allocation. The memory then
-    /// stays allocated until the stream has completed that work.
+    /// Records that work of the caller on `stream` uses this allocation. The memory then stays
+    /// allocated until the stream has completed that work.
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         match &self.memory {
             Memory::Vmm(memory) => drop(memory.read(stream)),
@@ -219,8 +219,8 @@ impl Block {
         }
     }
 
-    /// Copies bytes of the host to offset `at` of this PE's memory of the allocation. Waits for
-    /// completion, for at most `longest`.
+    /// Copies `bytes` from the host to this PE's part of the allocation. The copy begins at offset
+    /// `at` of this part. Waits until the copy is complete, for at most `longest`.
     pub(crate) fn write(
         &self,
         stream: &Arc<CudaStream>,
@@ -236,8 +236,9 @@ impl Block {
         Ok(())
     }
 
-    /// Copies `len` bytes at offset `at` of this PE's memory of the allocation to the host, after
-    /// the earlier work of the stream. Waits for completion, for at most `longest`.
+    /// Copies `len` bytes from this PE's part of the allocation to the host, after the earlier work
+    /// in the stream. The bytes begin at offset `at` of this part. Waits until the copy is
+    /// complete, for at most `longest`.
     pub(crate) fn read(
         &self,
         stream: &Arc<CudaStream>,
@@ -252,12 +253,13 @@ impl Block {
         })
     }
 
-    /// Enqueues an operation that fills this PE's memory of the allocation with zeros.
+    /// Enqueues an operation that fills this PE's part of the allocation with zeros.
     pub(crate) fn zero(&self, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
         self.zero_range(stream, 0..self.bytes as usize)
     }
 
-    /// Enqueues an operation that fills a range of this PE's memory of the allocation with zeros.
+    /// Enqueues an operation that fills a range with zeros. The range is in this PE's part of the
+    /// allocation.
     pub(crate) fn zero_range(&self, stream: &Arc<CudaStream>, range: Range<usize>) -> Result<(), CudaError> {
         match &self.memory {
             Memory::Vmm(memory) => peerweave_vmm::zero(stream, &mut memory.slice(range)?)?,

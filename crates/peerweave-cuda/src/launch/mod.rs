@@ -109,8 +109,8 @@ impl ArgVisitor for Lookup<'_> {
         }
     }
 
-    /// Stores a handle of memory from [`Gpu::alloc_local`]. Ignores memory of other allocators,
-    /// because the creator of the view guarantees that such memory stays allocated.
+    /// Stores a handle of memory from [`Gpu::alloc_local`]. Ignores memory of other allocators. For
+    /// such memory, the creator of the view guarantees that the memory stays allocated.
     fn device(&mut self, address: u64, _: u64) {
         self.locals.extend(self.inner.local(address));
     }
@@ -260,6 +260,8 @@ impl Gpu {
         lookup.refused.take().map_or(Ok(lookup), Err)
     }
 
+    /// Enqueues a loaded kernel with its arguments.
+    ///
     /// # Safety
     /// As for [`launch_loaded`](Self::launch_loaded). `lookup` contains the memory and the teams to
     /// which the arguments refer.

@@ -1,5 +1,5 @@
-//! Waits of the host for kernels, which may wait for other PEs. Each wait has a deadline, and its
-//! error names the PE that is lost or missing.
+//! Waits until kernels have ended. These kernels may themselves wait for other PEs. Each wait of
+//! the host has a deadline, and its error names the PE that is lost or missing.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,10 +13,10 @@ use crate::gpu::{Gpu, Inner};
 
 /// Interval at which a wait for a stream checks for lost PEs.
 const LOOK: Duration = Duration::from_millis(5);
-/// Maximum time for which the host waits after it has requested waiting kernels to end.
+/// Maximum time for which the host waits until kernels end, after it has requested them to end.
 const GRACE: Duration = Duration::from_secs(5);
-/// Maximum time for which the host waits, after a kernel has failed, for the notice that a PE has
-/// died.
+/// Maximum time for which the host waits for the notice of a lost PE. The wait begins when a kernel
+/// has failed.
 const NOTICE: Duration = Duration::from_millis(1500);
 
 impl Gpu {
@@ -67,13 +67,14 @@ impl Gpu {
 }
 
 impl Inner {
-    /// Returns the loss of the PE that caused the other losses. Returns `None` if no PE is lost. If
-    /// the first lost PE gave up because of another lost PE, returns the loss of the other PE.
+    /// Returns the lost PE that caused the other losses, with its loss. If the first lost PE gave
+    /// up because of another lost PE, this is the other PE. Returns `None` if no PE is lost.
     pub(crate) fn lost(&self) -> Option<(Pe, Loss)> {
         first_loss(&self.rendezvous.losses(), self.rendezvous.pe())
     }
 
-    /// Returns the outcome of completed work. Fails if a kernel has reported a failure.
+    /// Fails if a kernel has reported a failure. The caller calls this function when work has
+    /// ended.
     pub(crate) fn ended(&self, call: &'static str) -> Result<(), CudaError> {
         let Some(failure) = self.report.failure() else { return Ok(()) };
         let error = match self.death_that_caused(&failure) {
@@ -84,9 +85,9 @@ impl Inner {
         Err(error)
     }
 
-    /// Returns the loss of a PE that may have caused a kernel's failure. Returns `None` if there is
-    /// no such loss. Waits for up to [`NOTICE`], because the notice of a loss may arrive after the
-    /// failure.
+    /// Returns a lost PE that may be the cause of a kernel's failure, with its loss. Returns `None`
+    /// if there is no such PE. Waits for up to [`NOTICE`], because the notice of a loss may arrive
+    /// after the failure.
     fn death_that_caused(&self, failure: &KernelFailure) -> Option<(Pe, Loss)> {
         if !matches!(failure.kind, Some(FailureKind::Deadline | FailureKind::Aborted)) {
             return None;
@@ -124,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loss_of_a_pe_that_gave_up_is_traced_to_the_first_loss() {
+    fn loss_that_made_other_pes_give_up_is_returned() {
         let [a, b, c, me] = [0, 1, 2, 3].map(Pe::new);
         let gave_up = |missing: &[Pe]| Loss::GaveUp { missing: missing.to_vec() };
         assert_eq!(first_loss(&[], me), None);

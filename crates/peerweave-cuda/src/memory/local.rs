@@ -62,8 +62,8 @@ impl<T: Plain> Local<T> {
         unsafe { DeviceSlice::from_raw(self.memory.address(), self.len) }
     }
 
-    /// Records that the caller enqueues on `stream` work that uses the array. The array then stays
-    /// allocated until the stream has completed that work.
+    /// Records that work of the caller on `stream` uses the array. The array then stays allocated
+    /// until the stream has completed that work.
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         drop(self.memory.read(stream));
     }

@@ -74,7 +74,7 @@ impl Gpu {
         wait_until(deadline_after(AFTER_GRAPHS), || Ok::<_, CudaError>(memory.is_only_handle()))?;
         let offset = memory.block.offset;
         let block = Arc::try_unwrap(memory.block)
-            .map_err(|_| misuse(CALL, "the memory", "in use", "memory that no other thread uses in a launch"))?;
+            .map_err(|_| misuse(CALL, "the memory", "in use", "memory that no launch on another thread uses"))?;
         self.0.allocations().remove(&offset);
         self.0.heap.free(block)
     }
@@ -128,8 +128,8 @@ impl<T: Plain> Symmetric<T> {
         Ok(elements_of(&bytes))
     }
 
-    /// Records that the caller enqueues on `stream` work that uses this memory. The memory then
-    /// stays allocated until the stream has completed that work.
+    /// Records that work of the caller on `stream` uses this memory. The memory then stays
+    /// allocated until the stream has completed that work.
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         self.block.note(stream);
     }

@@ -109,7 +109,8 @@ impl Between {
         self.links.iter().map(|link| &link.communicator)
     }
 
-    /// Ends the threads that abort the communicators if a PE is lost.
+    /// Ends the threads that watch for lost PEs. Such a thread aborts a communicator when a PE is
+    /// lost.
     pub(super) fn end_watches(&self) {
         self.watched.iter().for_each(Watched::end);
     }
@@ -189,7 +190,8 @@ fn pes_elsewhere(gpu: &Gpu) -> impl Iterator<Item = Pe> + '_ {
     (0..gpu.n_pes()).map(Pe::new).filter(move |pe| hosts.of(*pe) != here)
 }
 
-/// Creates a communicator with each PE on another host, in ascending order of the pairs of PEs.
+/// Creates one communicator for each PE on another host. Each communicator connects this PE with
+/// one of these PEs. All PEs create the communicators in ascending order of the pairs of PEs.
 fn pairs(gpu: &Gpu, library: Nccl, label: &str) -> Result<Vec<Link>, NcclError> {
     let (me, rendezvous) = (gpu.pe(), gpu.rendezvous());
     // All PEs create communicators in the same order of pairs: the order of the first PE `a` of a

@@ -1,4 +1,4 @@
-//! Issues NCCL's call for each collective, with an element type that is a run-time value.
+//! Issues NCCL's call for each collective. The element type of a call is known only at run time.
 
 use std::sync::Arc;
 

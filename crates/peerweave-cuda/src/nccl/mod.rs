@@ -28,15 +28,15 @@ use crate::error::CudaError;
 use crate::gpu::Gpu;
 use crate::route::{Libraries, Unfit};
 
-/// Interval at which a thread checks for lost PEs. The check is needed for work for which no thread
-/// waits.
+/// Interval at which a thread checks for lost PEs. The check is needed because some work has no
+/// thread that waits for it.
 const LOOK: Duration = Duration::from_millis(100);
-/// Time between the deadline and the abort of late work of NCCL. In this time, waits can reach
-/// their deadline and name the missing PEs.
+/// Time from the deadline until late work of NCCL is aborted. Before the abort, waits reach their
+/// deadline and can name the missing PEs.
 const LATE: Duration = Duration::from_secs(1);
-/// Maximum time from the deadline for the creation of a communicator until the failed creation
-/// returns an error. In this time, the creation asks the rendezvous for lost PEs. If NCCL created
-/// the communicator after the deadline, the creation also ends the communicator.
+/// A failed creation of a communicator returns its error at most this time after the deadline. In
+/// this time, the creation asks the rendezvous for lost PEs. It also ends the communicator if NCCL
+/// has created it after the deadline.
 const GIVEN_UP: Duration = Duration::from_secs(5);
 
 /// The communicators of NCCL that one PE uses, or the reason why it does not use NCCL. The choice
@@ -201,17 +201,17 @@ fn communicator_of_all(gpu: &Gpu, library: Nccl) -> Result<Communicator, NcclErr
     Communicator::builder().nccl(library).deadline(gpu.deadline()).from_rendezvous(gpu.context(), gpu.rendezvous())
 }
 
-/// Exchanges among all PEs whether a step has failed. Of the PEs that have failed, returns the
-/// failure of the PE with the lowest number, or `None` if no PE has failed. The result is the same
-/// on all PEs.
+/// Exchanges among all PEs whether a step has failed. Returns the failure of the first PE on which
+/// the step has failed, in the order of PE numbers. Returns `None` if the step has failed on no PE.
+/// The result is the same on all PEs.
 fn agreed(rendezvous: &Rendezvous, label: &str, failed: Option<String>, within: Duration) -> Result<Option<String>, CudaError> {
     let all = rendezvous.exchange_within(label, failed.unwrap_or_default().as_bytes(), within)?;
     let first = all.iter().enumerate().find(|(_, text)| !text.is_empty());
     Ok(first.map(|(pe, text)| format!("PE {pe}: {}", String::from_utf8_lossy(text))))
 }
 
-/// Returns the time limit of [`agreed`]. The limit exceeds the deadline, because a PE that fails at
-/// once may wait in `agreed` for a PE that waits inside NCCL until the deadline.
+/// Returns the time limit of [`agreed`]. The limit exceeds the deadline: a PE whose step fails at
+/// once waits in `agreed`, while another PE may wait in NCCL until the deadline.
 fn limit(gpu: &Gpu) -> Duration {
     gpu.rendezvous().deadline().max(gpu.deadline()) + GIVEN_UP
 }

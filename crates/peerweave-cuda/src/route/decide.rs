@@ -48,8 +48,8 @@ pub(super) const ROUTED: [CollectiveKind; 8] = [
     CollectiveKind::Scatter,
 ];
 
-/// Returns the operation that the route table names `name` in the rows that choose a library.
-/// Returns `None` if no library can carry out the operation.
+/// Returns the operation that has the name `name` in route tables. The name is from a row that
+/// chooses a library. Returns `None` if no library can carry out the operation.
 pub(super) fn library_kind(name: &str) -> Option<CollectiveKind> {
     ROUTED.into_iter().find(|kind| kind.name() == name)
 }
@@ -86,8 +86,8 @@ impl Query {
         self.count.saturating_mul(self.dtype.size_bytes() as u64)
     }
 
-    /// Returns the size in bytes of the larger of a rank's two buffers. The rows of route tables
-    /// are for ranges of this size.
+    /// Returns the size in bytes of a rank's operand or result, whichever is larger. The rows of
+    /// route tables are for ranges of this size.
     pub(super) fn size_bytes(&self, ranks: u32) -> u64 {
         use CollectiveKind::{AllGather, AllToAll, Gather, ReduceScatter, Scatter};
         let parts = if matches!(self.kind, AllGather | AllToAll | Gather | ReduceScatter | Scatter) { ranks } else { 1 };
@@ -229,8 +229,8 @@ impl Routes {
         }
     }
 
-    /// Returns the route of an all_reduce or a reduce of `bytes` bytes, the reason for this route,
-    /// and a refused request of the caller, if any.
+    /// Returns three values for an all_reduce or a reduce of `bytes` bytes: the route, the reason
+    /// for this route, and the caller's request if it cannot be fulfilled.
     pub(crate) fn reduction(
         &self,
         kind: CollectiveKind,
@@ -252,8 +252,8 @@ impl Routes {
         (RouteTable::route(row, bytes, limits), Because::Row(*row), refused)
     }
 
-    /// Returns the method for a reduce_scatter of parts of `bytes` bytes, the reason for this
-    /// method, and a refused request of the caller, if any.
+    /// Returns three values for a reduce_scatter: the method, the reason for this method, and the
+    /// caller's request if it cannot be fulfilled. A part has `bytes` bytes.
     pub(crate) fn reduce_scatter(
         &self,
         dtype: DType,
@@ -283,8 +283,8 @@ impl Routes {
         (OwnPath::Lines { route: parts(bytes.min(most_part_bytes(limits)), limits), launches }, because, refused)
     }
 
-    /// Returns the method for an all_gather or an all_to_all of parts of `bytes` bytes, the reason
-    /// for this method, and a refused request of the caller, if any.
+    /// Returns three values for an all_gather or an all_to_all: the method, the reason for this
+    /// method, and the caller's request if it cannot be fulfilled. A part has `bytes` bytes.
     pub(crate) fn exchange(
         &self,
         kind: CollectiveKind,
@@ -316,15 +316,15 @@ impl Routes {
         (limits.ranks > 2 && bytes >= from, from)
     }
 
-    /// Returns whether the kernel of a call of `bytes` bytes may begin before the previous kernel
-    /// in the stream has ended.
+    /// Returns whether the kernel of a call may begin before the previous kernel in the stream has
+    /// ended. The call has `bytes` bytes.
     pub(crate) fn is_programmatic(&self, bytes: u64) -> bool {
         bytes <= self.table.thresholds.programmatic_up_to
     }
 }
 
-/// Returns the maximum length in bytes of a part if each of the team's banks must hold a part of
-/// every rank.
+/// Returns the maximum length of a part, in bytes. Each bank must have room for one part of every
+/// rank.
 pub(crate) fn most_part_bytes(limits: &Limits) -> u64 {
     use peerweave_collectives::LINE_BYTES;
     limits.bank_bytes / u64::from(limits.ranks) / LINE_BYTES as u64 * LINE_BYTES as u64

@@ -17,7 +17,7 @@ pub struct Explanation {
     pub query: Query,
     /// Number of ranks in the team.
     pub ranks: u32,
-    /// Size in bytes of the larger of a rank's two buffers.
+    /// Size in bytes of a rank's operand or result, whichever is larger.
     pub size_bytes: u64,
     /// The provider that carries out the call.
     pub provider: Provider,
@@ -38,8 +38,8 @@ pub struct Explanation {
 }
 
 impl Explanation {
-    /// Creates the explanation of a call of a team of `ranks` ranks on several hosts. Such a call
-    /// has only one method, which `how` describes.
+    /// Creates the explanation of a call among several hosts. The team has `ranks` ranks. Such a
+    /// call has only one method, which `how` describes.
     pub(crate) fn between_hosts(query: &Query, ranks: u32, how: &str, hosts: usize, table: &str) -> Self {
         Self {
             query: *query,
@@ -117,8 +117,7 @@ impl Routes {
     }
 }
 
-/// Returns the description of the method by which Peerweave's kernels carry out a call, and the
-/// route of the method.
+/// Returns a description of a method of Peerweave's kernels, and the method's route.
 fn path(own: OwnPath) -> (String, Option<Route>) {
     let shape = |route: Route| {
         let plural = |n: u32, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
@@ -139,7 +138,7 @@ fn path(own: OwnPath) -> (String, Option<Route>) {
         }
         OwnPath::Messages(route) => format!("Peerweave's kernel, messages, {}", shape(route)),
         OwnPath::Scattered(route) => {
-            format!("Peerweave's kernels, parts that the root scatters and each rank forwards, {}", shape(route))
+            format!("Peerweave's kernels, the root scatters parts and each rank forwards its part, {}", shape(route))
         }
     };
     let (OwnPath::Reduction(route) | OwnPath::Lines { route, .. } | OwnPath::Messages(route) | OwnPath::Scattered(route)) = own

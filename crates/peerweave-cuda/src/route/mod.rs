@@ -84,8 +84,8 @@ pub(crate) fn parts(bytes: u64, limits: &Limits) -> Route {
     Route::new(Algorithm::OneShot, blocks as u32, threads)
 }
 
-/// Returns whether each bank of the staging memory has room for a part of `bytes` bytes of every
-/// rank.
+/// Returns whether each bank of the staging memory has room for one part of every rank. A part has
+/// `bytes` bytes.
 pub(super) fn banks_hold_parts(bytes: u64, limits: &Limits) -> bool {
     lines_of(bytes).saturating_mul(u64::from(limits.ranks) * LINE_BYTES as u64) <= limits.bank_bytes
 }
@@ -101,8 +101,8 @@ pub(crate) fn by_lines(bytes: u64, limits: &Limits) -> bool {
     bytes <= limits.channel_bytes
 }
 
-/// Returns the number of pairs of blocks that send or receive each message through rings. If single
-/// blocks do the work of pairs, this is the number of these blocks. The number is the same for all
+/// Returns the number of pairs of blocks that transfer each message through rings. If a single
+/// block does the work of a pair, returns the number of such blocks. The number is the same for all
 /// messages, so the sender and the receiver divide a message into the same chunks.
 pub(crate) fn ring_pairs(max_blocks: u32) -> u32 {
     (max_blocks / 2).clamp(1, 128)
@@ -116,8 +116,8 @@ pub(crate) fn ring(limits: &Limits, is_combined: bool) -> Route {
     if is_combined { Route::new(Algorithm::Chunked, pairs, 512) } else { Route::new(Algorithm::Chunked, 2 * pairs, 256) }
 }
 
-/// Returns the number of 16-byte lines in each chunk of a message of `bytes` bytes that is sent
-/// through rings. The number is at most `slot_lines`.
+/// Returns the number of 16-byte lines in each chunk of a message through rings. The message has
+/// `bytes` bytes. The number is at most `slot_lines`.
 pub(crate) fn chunk_lines(bytes: u64, slot_lines: u64, limits: &Limits) -> u64 {
     lines_of(bytes).div_ceil(u64::from(ring_pairs(limits.max_blocks))).clamp(1, slot_lines)
 }

@@ -20,8 +20,9 @@ pub(crate) struct NormRoute {
     pub(crate) rows: u64,
 }
 
-/// Sizes in bytes up to which an all_reduce with RMSNorm uses the one-shot algorithm, for up to 2,
-/// 4 and 8 ranks. The built-in tables have the same sizes for all_reduce.
+/// Maximum sizes in bytes for the one-shot algorithm in an all_reduce with RMSNorm. The three sizes
+/// are for at most 2 ranks, for 3 or 4 ranks, and for more ranks. The built-in tables have the same
+/// sizes for all_reduce.
 const NORM_IN_ONE_STEP: [u64; 3] = [2 * MIB, 128 * KIB, 64 * KIB];
 
 /// Returns the route of an all_reduce with RMSNorm of `rows` rows. Each row has `row_lines` 16-byte

@@ -6,14 +6,14 @@ use peerweave_core::backend::CollectiveKind;
 use super::table::{LibraryRow, OwnRow, RouteTable, Thresholds};
 use super::{Method, Provider};
 
-/// The measured time of a call of one operation and size by one method.
+/// One measurement: the time that a method takes for a call of one operation and one size.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timing {
     /// The collective operation that was measured.
     pub kind: CollectiveKind,
     /// The method that carried out the call.
     pub method: Method,
-    /// Size in bytes of the larger of a rank's two buffers.
+    /// Size in bytes of a rank's operand or result, whichever is larger.
     pub size_bytes: u64,
     /// Time of one call, in microseconds.
     pub us: f64,
@@ -95,8 +95,8 @@ impl RouteTable {
         Some(rows)
     }
 
-    /// Returns the row of this table from which a tuned table takes the launch shape for an
-    /// algorithm and a size.
+    /// Returns a row of this table for an algorithm, a number of ranks and a size. A tuned table
+    /// takes its launch shape from this row.
     fn shape(&self, ranks: u32, size: u64, algorithm: Algorithm) -> Option<OwnRow> {
         let is_in = |row: &&OwnRow| row.algorithm == algorithm && (row.ranks.0..=row.ranks.1).contains(&ranks);
         let rows = || self.own.iter().filter(is_in);
@@ -131,8 +131,8 @@ fn sizes<'a>(timings: impl Iterator<Item = &'a Timing>) -> Vec<u64> {
     sizes
 }
 
-/// Returns the shortest measured time, in microseconds, of an operation and a size among the
-/// methods that `of` accepts. Returns `None` if there is no such timing.
+/// Returns the shortest measured time for an operation and a size, in microseconds. Considers only
+/// the methods that `of` accepts. Returns `None` if there is no such timing.
 fn least(kind: CollectiveKind, size: u64, timings: &[Timing], of: impl Fn(Method) -> bool) -> Option<f64> {
     let times = timings.iter().filter(|timing| timing.kind == kind && timing.size_bytes == size && of(timing.method));
     times.map(|timing| timing.us).min_by(f64::total_cmp)
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn tuned_table_uses_lines_up_to_the_size_where_lines_are_faster() {
+    fn tuned_threshold_is_the_largest_size_with_faster_lines() {
         let mut all = Vec::new();
         for (kind, factor) in [(CollectiveKind::AllGather, 1.0), (CollectiveKind::AllToAll, 0.8)] {
             for (size, lines, messages) in [(MIB, 4.0, 6.0), (4 * MIB, 9.0, 10.0), (16 * MIB, 40.0, 30.0)] {

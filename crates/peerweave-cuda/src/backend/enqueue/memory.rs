@@ -36,8 +36,8 @@ impl Enqueue<'_> {
     }
 
     /// Keeps the slot of `source` until the enqueued operation has ended. Does nothing if `source`
-    /// has no slot. For a group, the caller calls this function for each operation except the last
-    /// one, whose slot contains the outcome of the group.
+    /// has no slot. In a group, the caller calls this function for each operation except the last
+    /// one. The slot of the last operation contains the outcome of the group.
     pub(crate) fn hold(&mut self, source: Source) {
         if !matches!(source, Source::Copy | Source::Kernel | Source::Launch | Source::Nccl | Source::Hosts) {
             self.keep.push(Arc::new(source));
@@ -72,8 +72,8 @@ impl Enqueue<'_> {
         Ok(staged)
     }
 
-    /// Returns the device address at which work on the stream reads an operand. An operand in
-    /// memory of the host is first copied to pinned memory.
+    /// Returns the device address of an operand, for work on the stream that reads the operand. An
+    /// operand in memory of the host is first copied to pinned memory.
     pub(crate) fn reading(&mut self, place: Place, bytes: usize) -> Result<u64, Error> {
         self.note_place(place, bytes);
         let Place::Private(at) = place else { return Ok(self.state.address(place)) };
@@ -88,9 +88,9 @@ impl Enqueue<'_> {
         Ok(staged.address())
     }
 
-    /// Returns the device address at which work on the stream writes a result. If the result is in
-    /// memory of the host, also returns the pinned memory for it, which the caller must pass to
-    /// [`written`](Self::written) after it has enqueued the work.
+    /// Returns the device address of a result, for work on the stream that writes the result. If
+    /// the result is in memory of the host, also returns the pinned memory for it. The caller must
+    /// then pass the pinned memory to [`written`](Self::written) after it has enqueued the work.
     pub(crate) fn writing(&mut self, place: Place, bytes: usize) -> Result<(u64, Option<Staged>), Error> {
         self.note_place(place, bytes);
         let Place::Private(at) = place else { return Ok((self.state.address(place), None)) };

@@ -17,7 +17,7 @@ pub(crate) enum Source {
     /// The operation is a copy, which has no stored outcome. The copy has succeeded once the stream
     /// has completed it.
     Copy,
-    /// The operation is a quiet. It fails if a PE is known to have died.
+    /// The operation is a quiet. It fails if this PE knows that any PE of the job has died.
     Quiet,
     /// The operation is a call of NCCL. Only the communicator shows whether the call failed.
     Nccl,
@@ -50,8 +50,7 @@ pub(crate) enum Source {
     Wait(Slot, Wait),
 }
 
-/// The properties of a wait for words in symmetric memory that are needed to read the outcome of
-/// the wait.
+/// A wait for words in symmetric memory: the properties that are needed to read its outcome.
 #[derive(Debug)]
 pub(crate) struct Wait {
     pub(crate) until: Until,

@@ -1,4 +1,5 @@
-//! Loads and launches the kernels that combine operands which this PE has gathered in its memory.
+//! Loads and launches kernels that combine operands. The operands are in this PE's memory, where
+//! this PE has gathered them.
 
 use peerweave_collectives::LINE_BYTES;
 use peerweave_collectives::combine::{self, Combine};

@@ -38,9 +38,9 @@ pub(crate) fn how(span: &Span, query: &Query) -> &'static str {
     }
 }
 
-/// Adapts the capabilities of those float reductions that first combine the operands within each
-/// host. States that their order of operands is unspecified, and that they round partial results to
-/// the element type.
+/// Adapts the capabilities of float reductions that first combine the operands within each host.
+/// For these reductions, the order of the operands is unspecified, and partial results are rounded
+/// to the element type.
 pub(crate) fn describe(reductions: &mut [ReductionCaps]) {
     use CollectiveKind::{AllReduce, Reduce, ReduceScatter};
     let is_by_host = |caps: &ReductionCaps| matches!(caps.kind, AllReduce | Reduce | ReduceScatter) && !caps.dtype.is_integer();

@@ -36,8 +36,8 @@ pub(crate) fn check(on: &Enqueue<'_>, span: &Span) -> Result<(), Error> {
 }
 
 impl Enqueue<'_> {
-    /// Returns the collective kernels of the team members on this host. Fails if they have no
-    /// kernels.
+    /// Returns the collective kernels for those members of the team that are on this host. Fails if
+    /// there are no such kernels.
     pub(crate) fn inside<'t>(&self, span: &'t Span) -> Result<&'t Collectives, Error> {
         span.inside.as_ref().ok_or_else(|| unsupported(self.call, NO_KERNELS_INSIDE))
     }

@@ -147,8 +147,8 @@ impl Enqueue<'_> {
         self.combine(reduction, Operands { at: gathered, stride: mine * size, number: n }, to, mine, n, 0)
     }
 
-    /// Enqueues an all_reduce in which each rank combines one part of all operands, and sends the
-    /// result to the other ranks.
+    /// Enqueues an all_reduce in two steps. First, each rank gets one part of every operand, and
+    /// combines these parts. Then it sends the result to the other ranks.
     fn all_reduce_in_parts(
         &mut self,
         team: &TeamOf,

@@ -18,8 +18,8 @@ pub(crate) const NO_KERNELS: &str =
 pub(super) enum Path<'t> {
     /// All members are on one host, so these kernels carry out the call.
     Kernels(&'t Collectives),
-    /// The members are on several hosts, so kernels within each host and messages between hosts
-    /// carry out the call.
+    /// The members are on several hosts. Kernels within each host and messages between hosts carry
+    /// out the call.
     Hosts(&'t Span),
 }
 
@@ -35,13 +35,14 @@ impl Enqueue<'_> {
         }
     }
 
-    /// Returns the collective kernels of a team of several ranks on one host. Fails if the team has
-    /// no kernels.
+    /// Returns the collective kernels of a team. The team has several ranks, which are all on one
+    /// host. Fails if the team has no kernels.
     pub(super) fn collectives<'t>(&self, team: &'t TeamOf) -> Result<&'t Collectives, Error> {
         team.collectives.as_ref().ok_or_else(|| unsupported(self.call, NO_KERNELS))
     }
 
-    /// Enqueues a barrier of a team on one host by a collective kernel.
+    /// Enqueues the kernel that carries out a barrier of a team. All members of the team are on one
+    /// host.
     pub(super) fn meet(&mut self, team: &TeamOf) -> Result<Source, Error> {
         let enqueued = self.collectives(team)?.barrier(self.stream);
         self.enqueued(team, enqueued)

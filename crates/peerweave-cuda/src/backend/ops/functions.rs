@@ -1,9 +1,9 @@
-//! Reductions by a function that the caller passes and that runs on the host. Each PE gathers the
-//! operands of all ranks in pinned memory. A thread of the driver calls the function in stream
-//! order. Then the stream copies the result to the result buffer.
+//! Reductions by a function of the caller, which runs on the host. Each PE gathers the operands of
+//! all ranks in pinned memory. A thread of the driver calls the function in stream order. Then the
+//! stream copies the result to the result buffer.
 //!
-//! Invariant **\[G4\]**: the device accesses the pinned memory of a call only in the work of that
-//! call. The stream runs this work before or after the function.
+//! Invariant **\[G4\]**: the device accesses the pinned memory of a call only in work of that call.
+//! The stream runs this work either before the function begins or after the function has ended.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
@@ -30,7 +30,7 @@ struct Combination {
     gathered: Arc<Pinned>,
     /// Number of operands that the function combines.
     operands: usize,
-    /// The error of the first panic of the function.
+    /// The error of the function's first panic. Empty if the function has not panicked.
     panicked: Arc<OnceLock<Error>>,
 }
 
@@ -59,7 +59,7 @@ impl Combination {
 }
 
 impl Enqueue<'_> {
-    /// Enqueues a reduction or a scan whose operands a function of the caller combines.
+    /// Enqueues a reduction or a scan. A function of the caller combines the operands.
     pub(super) fn by_function(&mut self, team: &TeamOf, op: &Collective) -> Result<Source, Error> {
         if self.capturing {
             let why = "a graph cannot capture a reduction by a function on the host; use a `ReduceOp`, or combine in a kernel";

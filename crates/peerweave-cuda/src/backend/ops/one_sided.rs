@@ -83,8 +83,7 @@ impl Enqueue<'_> {
         Ok(Source::Copy)
     }
 
-    /// Converts the error with which a kernel launch was refused. Returns the portable error of the
-    /// call.
+    /// Converts the error of a refused kernel launch to the portable error of the call.
     fn refused(&self, error: CudaError) -> Error {
         let team = self.state.world();
         match error {

@@ -27,7 +27,8 @@ impl Recorded {
     /// Creates an event, and records it after the work that is now enqueued in the stream. The
     /// stream must not be captured. If `timed` is true, the event records times.
     pub(crate) fn new(stream: &Arc<CudaStream>, timed: bool) -> Result<Self, DriverError> {
-        /// The flag `CU_EVENT_DISABLE_TIMING`, which gives events with the lowest cost.
+        /// The flag `CU_EVENT_DISABLE_TIMING`. An event with this flag records no time, and
+        /// therefore has the lowest cost.
         const DISABLE_TIMING: u32 = 2;
         let api = Driver::get()?.api();
         bind(stream.context())?;

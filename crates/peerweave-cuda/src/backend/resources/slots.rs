@@ -92,8 +92,8 @@ impl Slot {
         unsafe { DeviceSlice::from_raw(self.address(first), len) }
     }
 
-    /// Records that the caller enqueues on `stream` work that uses the slot. The words then stay
-    /// allocated until the stream has completed that work.
+    /// Records that work of the caller on `stream` uses the slot. The words then stay allocated
+    /// until the stream has completed that work.
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         self.words.note(stream);
     }

@@ -23,13 +23,13 @@ pub(crate) enum Copier {
     Stream,
 }
 
-/// Pinned memory of a pool. While an operation uses this memory, the memory replaces the caller's
-/// memory. The address and the length of the caller's memory are stored here.
+/// Pinned memory of a pool. While an operation uses this memory, the device accesses it in place of
+/// the caller's memory. The address and the length of the caller's memory are stored here.
 #[derive(Debug)]
 pub(crate) struct Pinned {
     pub(crate) words: MappedWords,
-    /// Address of the caller's memory. It is accessed only as the invariant [G2] of this module
-    /// permits.
+    /// Address of the caller's memory. The invariant [G2] of this module restricts the accesses to
+    /// this memory.
     caller: AtomicPtr<u8>,
     bytes: AtomicUsize,
 }
@@ -77,7 +77,8 @@ impl Staged {
         (self.bytes() / size_of::<u32>(), at.is_aligned().then_some(at))
     }
 
-    /// Returns the range of the caller's bytes that the 32-bit word `word` of pinned memory holds.
+    /// Returns a range of bytes in the caller's memory. These bytes belong to the 32-bit word
+    /// `word` of the pinned memory.
     fn bytes_of(&self, word: usize) -> std::ops::Range<usize> {
         word * size_of::<u32>()..self.bytes().min((word + 1) * size_of::<u32>())
     }
@@ -135,9 +136,11 @@ impl Staged {
     /// # Safety
     /// The requirements of [`fill`](Self::fill) hold until the stream has run the copy.
     pub(crate) unsafe fn enqueue_fill(&self, stream: &Arc<CudaStream>) -> Result<(), DriverError> {
+        /// Calls [`Staged::fill`] for the [`Pinned`] to which `data` points, and drops this handle.
+        ///
         /// # Safety
         /// `data` is from `Arc::into_raw` of a [`Pinned`]. The [`Pinned`] stores the address of
-        /// the caller's memory, which satisfies the requirements of [`Staged::fill`].
+        /// the caller's memory. This memory satisfies the requirements of [`Staged::fill`].
         unsafe extern "C" fn run(data: *mut c_void) {
             // SAFETY: the caller guarantees both properties.
             unsafe { Staged(Arc::from_raw(data.cast::<Pinned>())).fill() };
@@ -151,9 +154,12 @@ impl Staged {
     /// # Safety
     /// The requirements of [`empty`](Self::empty) hold until the stream has run the copy.
     pub(crate) unsafe fn enqueue_empty(&self, stream: &Arc<CudaStream>) -> Result<(), DriverError> {
+        /// Calls [`Staged::empty`] for the [`Pinned`] to which `data` points, and drops this
+        /// handle.
+        ///
         /// # Safety
         /// `data` is from `Arc::into_raw` of a [`Pinned`]. The [`Pinned`] stores the address of
-        /// the caller's memory, which satisfies the requirements of [`Staged::empty`].
+        /// the caller's memory. This memory satisfies the requirements of [`Staged::empty`].
         unsafe extern "C" fn run(data: *mut c_void) {
             // SAFETY: the caller guarantees both properties.
             unsafe { Staged(Arc::from_raw(data.cast::<Pinned>())).empty() };
@@ -162,9 +168,9 @@ impl Staged {
         unsafe { self.enqueue(stream, run) }
     }
 
-    /// Enqueues a call of `run`, which copies between the caller's memory and the pinned memory and
-    /// then drops its handle of the pinned memory. The queue also has a handle of this memory, so
-    /// the thread of the driver does not free the memory.
+    /// Enqueues a call of `run`. This function copies between the caller's memory and the pinned
+    /// memory, and then drops its handle of the pinned memory. The queue has another handle, so the
+    /// thread of the driver does not free the pinned memory.
     ///
     /// # Safety
     /// `run` takes over a raw handle of the pinned memory. The caller's memory stays valid for
@@ -203,6 +209,8 @@ pub(crate) type Function = Box<dyn FnOnce() + Send>;
 /// the closure in stream order, and drops its captured values. The closure must not call the
 /// driver.
 pub(crate) fn call_in_order(stream: &Arc<CudaStream>, function: Function) -> Result<(), DriverError> {
+    /// Runs the closure in the box to which `data` points.
+    ///
     /// # Safety
     /// `data` is the raw pointer of a box of a [`Function`]. No other code uses the box.
     unsafe extern "C" fn run(data: *mut c_void) {

@@ -29,8 +29,8 @@ impl State {
         self.pinned.take(bytes, new).map_err(|error| driver(call, error))
     }
 
-    /// Returns empty lists for the messages of an operation and for the pinned memory of its
-    /// results.
+    /// Returns two empty lists for an operation: one for its messages, and one for the pinned
+    /// memory of its results.
     pub(crate) fn take_lists(&self) -> Lists {
         lock(&self.lists).pop().unwrap_or_default()
     }

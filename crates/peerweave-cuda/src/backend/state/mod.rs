@@ -42,8 +42,8 @@ use crate::memory::Symmetric;
 use crate::nccl::Entry;
 use crate::route::Routes;
 
-/// The time by which a wait of the host exceeds the deadline, so that kernels can end at the
-/// deadline and report their failure.
+/// Time for which a wait of the host continues after the deadline. Kernels end at the deadline, and
+/// can report their failure in this time.
 pub(crate) const GRACE: Duration = Duration::from_millis(500);
 
 /// A handle of the GPU, with the loaded kernels of this backend. Each call holds a clone of this
@@ -85,7 +85,7 @@ pub(crate) struct State {
     gpu: RwLock<Option<Live>>,
     pub(crate) context: Arc<CudaContext>,
     pub(crate) rendezvous: Mutex<Option<Arc<Rendezvous>>>,
-    /// In a world that `shrink` has made: the rendezvous of the launcher's job; otherwise `None`.
+    /// The rendezvous of the launcher's job, if `shrink` has created this world; otherwise `None`.
     /// The process stays connected to this rendezvous, so that the launcher sees that the process
     /// continues.
     pub(crate) launcher: Mutex<Option<Arc<Rendezvous>>>,
@@ -111,14 +111,14 @@ pub(crate) struct State {
     pub(crate) nccl: Entry,
     /// The host on which each PE runs.
     pub(crate) hosts: Hosts,
-    /// Stream for messages to and from other hosts that run at the same time as messages within
+    /// Stream for messages to and from other hosts. They run at the same time as messages within
     /// this host. `None` until the first use.
     pub(crate) between_hosts: Mutex<Option<PrivateStream>>,
     /// The kernels that combine operands of teams on several hosts.
     pub(crate) combiners: Combiners,
     /// One allocation with the staging memory of every team except the team of all PEs.
     rooms: Mutex<Option<Arc<Symmetric<u8>>>>,
-    /// Options of the collectives of each team that has staging memory in `rooms`.
+    /// Options for the collectives of every team except the team of all PEs.
     rooms_options: CollectivesOptions,
     /// Stream by which the host reads and writes symmetric memory, one access at a time. `None`
     /// until the first use.
@@ -126,9 +126,10 @@ pub(crate) struct State {
     /// Free streams for blocking operations. Each operation takes one stream while it runs.
     idle: Mutex<Vec<Lane>>,
     pub(crate) slots: Arc<Pool>,
-    /// Pool of pinned memory, which replaces memory of the caller in operations.
+    /// Pool of pinned memory. An operation uses pinned memory in place of host memory of the
+    /// caller.
     pinned: Pieces<Pinned>,
-    /// Empty lists, which operations that consist of messages reuse.
+    /// Empty lists for later operations that consist of messages.
     lists: Mutex<Vec<Lists>>,
     /// Pool of temporary device memory of operations.
     pub(crate) scratch: Pieces<DeviceMemory<u8>>,
@@ -265,8 +266,9 @@ impl State {
         members.iter().copied().filter(|pe| self.hosts.of(*pe) == self.hosts.of(me)).collect()
     }
 
-    /// Creates the collective kernels of a new team. `sentinel` is the content of a line of staging
-    /// memory whose data has not arrived. The team's first member on this host has chosen it.
+    /// Creates the collective kernels of a new team. `sentinel` is the content of each line of
+    /// staging memory until data arrives. The first member of the team on this host has chosen the
+    /// sentinel.
     pub(crate) fn kernels_of(
         &self,
         gpu: &Gpu,

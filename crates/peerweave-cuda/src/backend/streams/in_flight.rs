@@ -1,5 +1,5 @@
-//! The operations in flight of a stream: those that are not known to be complete, with the
-//! resources that they use.
+//! The operations in flight of a stream, and the resources that they use. An operation is in flight
+//! until this PE knows that the operation is complete.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
@@ -18,8 +18,8 @@ use crate::backend::state::State;
 pub(super) struct InFlight {
     /// The operations that are not known to be complete, oldest first.
     pub(super) operations: VecDeque<Held>,
-    /// [`Self::prune`] asks the driver which operations are complete if at least this number of
-    /// operations is in flight.
+    /// If at least this number of operations is in flight, [`Self::prune`] asks the driver which of
+    /// them are complete.
     ask_at: usize,
     /// Number of bytes that the operations in flight use from the pools of temporary memory.
     pub(super) held_bytes: usize,
@@ -34,8 +34,8 @@ pub(super) struct InFlight {
 /// this number of operations has been added.
 const ASK_EACH: usize = 32;
 
-/// Number of bytes of temporary memory in use above which every call of [`InFlight::prune`] asks
-/// the driver for complete operations.
+/// Limit of the temporary memory that operations in flight use, in bytes. Above this limit, every
+/// call of [`InFlight::prune`] asks the driver which operations are complete.
 const HELD_BYTES: usize = 1 << 20;
 
 /// Maximum number of unused tickets that a stream keeps for later operations.
@@ -110,7 +110,7 @@ impl InFlight {
     }
 
     /// Creates the ticket of an operation that was just enqueued, and records the ticket's event
-    /// after the operation. If this fails, returns `made` with the error.
+    /// after the operation. If the event cannot be recorded, returns `made` with the error.
     pub(super) fn ticket(
         &mut self,
         state: &Arc<State>,
@@ -144,7 +144,7 @@ impl InFlight {
     }
 }
 
-/// The properties of an enqueued operation that its ticket stores.
+/// Properties of an enqueued operation. The operation's ticket stores them.
 pub(super) struct Made {
     pub(super) call: &'static str,
     pub(super) team: TeamName,
@@ -163,8 +163,8 @@ pub(super) fn team_of(state: &State, op: &Op) -> TeamName {
     }
 }
 
-/// Returns whether operations of this kind are recorded, so that this PE can compare its records
-/// with the records of other PEs.
+/// Returns whether an operation is of a kind that PEs record. PEs compare these records with each
+/// other.
 pub(super) fn is_compared(op: &Op) -> bool {
     matches!(op, Op::Collective(_) | Op::PointToPoint(_) | Op::Group(_))
 }

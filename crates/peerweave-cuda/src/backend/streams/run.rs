@@ -1,4 +1,4 @@
-//! Runs an operation for which the calling thread waits.
+//! Runs one operation, and blocks the calling thread until the operation is complete.
 
 use std::sync::{Arc, OnceLock};
 

@@ -18,8 +18,8 @@ pub(super) struct Ticket {
     pub(super) state: Arc<State>,
     pub(super) call: &'static str,
     pub(super) team: TeamName,
-    /// Whether operations of this kind are recorded, so that this PE can compare its records with
-    /// the records of other PEs.
+    /// Whether the operation is of a kind that PEs record. PEs compare these records with each
+    /// other.
     pub(super) is_compared: bool,
     pub(super) event: Recorded,
     pub(super) source: Source,

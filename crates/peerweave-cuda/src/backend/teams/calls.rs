@@ -23,8 +23,8 @@ use super::messages;
 use super::pages::Pages;
 use crate::backend::teams::TeamOf;
 
-/// Number of calls of a team whose records are kept. Newer calls overwrite the records of older
-/// calls.
+/// Number of call records that a PE keeps for each team. The record of a new call overwrites the
+/// oldest record.
 const CALLS: u64 = 64;
 /// Number of 64-bit words in the record of one call. Word 0 is the number of the call, counted from
 /// 1, or 0 while a thread writes the record. Word 1 contains kind, type, reduction, root, and
@@ -33,10 +33,10 @@ const CALLS: u64 = 64;
 /// including this call.
 const CALL_WORDS: usize = 5;
 /// Number of 64-bit words before the call records of a team. Word 0 is the team's tag. Word 1 is
-/// the number of calls that this PE has begun. Word 2 is 1 if a graph has captured calls. The other
-/// words are unused.
+/// the number of calls of the team that this PE has begun. Word 2 is 1 if a graph of this PE has
+/// captured calls of the team. The other words are unused.
 const HEAD_WORDS: usize = 8;
-/// Index of the first word of the message records among the words of a team.
+/// Index of the first word of the message records. The index counts the words of one team.
 const MESSAGES_AT: usize = HEAD_WORDS + CALLS as usize * CALL_WORDS;
 const TEAM_WORDS: usize = MESSAGES_AT + messages::WORDS;
 
@@ -61,26 +61,25 @@ impl Calls {
         Ok(Self { pages, me: rendezvous.pe().index(), teams })
     }
 
-    /// Returns the index of the words by which the surviving PEs agree on a new job. These words
-    /// follow the calls of all teams.
+    /// Returns the index of the words for the agreement of the surviving PEs on a new job. These
+    /// words follow the calls of all teams.
     const fn survivors_at(teams: usize) -> usize {
         (teams * TEAM_WORDS).next_multiple_of(8)
     }
 
-    /// Returns the words of a PE by which the surviving PEs agree on a new job.
+    /// Returns the words of one PE for the agreement of the surviving PEs on a new job.
     pub(crate) fn survivors(&self, pe: usize) -> &SurvivorWords {
         self.pages[pe].survivors(Self::survivors_at(self.teams))
     }
 
-    /// Returns word `index` of the records of a PE for a team.
+    /// Returns word `index` of the records that a PE has for a team.
     fn word(&self, pe: usize, team: KernelTeam, index: usize) -> &AtomicU64 {
         let team = team.index() as usize;
         assert!(team < self.teams && index < TEAM_WORDS, "peerweave-cuda bug: word {index} of team {team} does not exist");
         self.pages[pe].word(team * TEAM_WORDS + index)
     }
 
-    /// Returns word `index` of the words in which a PE records the messages that it sends and
-    /// receives in a team.
+    /// Returns word `index` of the message records that a PE has for a team.
     pub(super) fn message_word(&self, pe: usize, team: KernelTeam, index: usize) -> &AtomicU64 {
         self.word(pe, team, MESSAGES_AT + index)
     }
@@ -93,8 +92,8 @@ impl Calls {
         head(self.me, 2) == 0 && head(pe, 0) == team.tag && head(pe, 2) == 0
     }
 
-    /// Returns the index, among the words of a team, of the first word of the record of call
-    /// `number`.
+    /// Returns the index of the first word in the record of call `number`. The index counts the
+    /// words of one team.
     const fn at(number: u64) -> usize {
         HEAD_WORDS + (number % CALLS) as usize * CALL_WORDS
     }
@@ -176,10 +175,10 @@ impl Calls {
     }
 }
 
-/// Compares the first `both` entries of two logs, each of which keeps only its last `kept` entries.
-/// Returns the first pair of kept entries that differ. `read` takes the number of an entry. It
-/// returns the entry in both logs, each with the hash of all entries up to and including this
-/// entry, or `None` if the entry was overwritten.
+/// Compares the first `both` entries of two logs. A log keeps only its last `kept` entries. Returns
+/// the first pair of kept entries that differ. `read` takes the number of an entry. It returns the
+/// entry of each log, and with it the hash of all entries up to and including this entry. It
+/// returns `None` if the entry was overwritten.
 pub(super) fn first_difference<W: PartialEq>(
     both: u64,
     kept: u64,
@@ -193,7 +192,8 @@ pub(super) fn first_difference<W: PartialEq>(
     recorded.map(|((mine, _), (theirs, _))| (mine, theirs)).find(|(mine, theirs)| mine != theirs)
 }
 
-/// The bit in word 1 of a call's record that is set if a function of the caller reduces.
+/// A bit in word 1 of a call's record. The bit is set if a function of the caller carries out the
+/// reduction.
 const BY_FUNCTION: u64 = 1 << 24;
 
 fn words_of(shape: CollectiveShape, by_function: bool) -> Words {

@@ -48,8 +48,8 @@ impl MessageRecord {
     }
 }
 
-/// In [`MessageRecord::word`]: the number that stands for a send or a receive instead of a
-/// collective.
+/// The number in [`MessageRecord::word`] of a message that belongs to no collective, but to a send
+/// or a receive.
 const NO_COLLECTIVE: u64 = 0xff;
 
 /// Returns the description of the message that `word` encodes. Rank `me` sends the message to rank
@@ -69,14 +69,15 @@ fn describe(word: u64, direction: Direction, me: usize, peer: usize) -> String {
     }
 }
 
-/// Returns the index of the first word of the channel with `peer` in a direction, among the words
-/// of all channels.
+/// Returns the index of the first word of a channel: the messages in one direction between this
+/// rank and rank `peer`. The index counts the words of all channels.
 const fn channel(direction: Direction, peer: usize) -> usize {
     let sends = matches!(direction, Direction::Send) as usize;
     (sends * MAX_RANKS + peer) * CHANNEL_WORDS
 }
 
-/// Returns the index of the first word of message `number` among the words of its channel.
+/// Returns the index of the first word that records message `number`. The index counts the words of
+/// the message's channel.
 const fn at(number: u64) -> usize {
     1 + 2 * (number % MESSAGES) as usize
 }
@@ -108,8 +109,9 @@ impl Calls {
         word(0).store(number + 1, Ordering::Release);
     }
 
-    /// Returns a recorded message of a PE, and the hash of all messages of the channel up to and
-    /// including it. Returns `None` if the record was overwritten.
+    /// Returns the word in which a PE has recorded message `number` of a channel. Also returns the
+    /// hash of all messages of the channel, up to and including this message. Returns `None` if the
+    /// record was overwritten.
     fn read_message(&self, pe: usize, team: &TeamOf, channel: usize, number: u64) -> Option<(u64, u64)> {
         let word = |index| self.message_word(pe, team.number(), channel + index);
         let found = [0, 1].map(|index| word(at(number) + index).load(Ordering::Relaxed));
@@ -130,9 +132,10 @@ impl Calls {
         })
     }
 
-    /// Returns two descriptions of the first message that this PE and rank `peer` have recorded
-    /// differently: the record of this PE, and the record of the peer. `mine` is the direction of
-    /// the message on this PE, and `theirs` is the direction on the peer.
+    /// Finds the first message between this PE and rank `peer` for which the records of the two PEs
+    /// differ. Returns two descriptions of this message: the record of this PE, and the record of
+    /// the peer. `mine` is the direction of the message on this PE, and `theirs` is the direction
+    /// on the peer.
     fn different_messages_with(
         &self,
         team: &TeamOf,

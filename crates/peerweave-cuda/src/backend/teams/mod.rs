@@ -96,8 +96,8 @@ impl TeamOf {
         number(self.id)
     }
 
-    /// Takes the team's entry in the team table of kernels out of this value, so that the caller
-    /// can destroy the entry.
+    /// Takes the [`Team`] out of this value and returns it, so that the caller can destroy the
+    /// team's entry in the team table of kernels.
     pub(crate) fn take_entry(&self) -> Option<Team> {
         lock(&self.team).take()
     }
@@ -110,7 +110,8 @@ pub(crate) fn digest(of: impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// Returns the number, in the team table that kernels read, of the team with this id.
+/// Returns the number of the team with this id. The number is the team's index in the team table
+/// that kernels read.
 pub(crate) fn number(team: TeamId) -> KernelTeam {
     KernelTeam::new(team.0 & 0xff)
 }

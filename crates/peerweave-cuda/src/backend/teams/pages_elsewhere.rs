@@ -8,7 +8,8 @@ use peerweave_core::Error;
 
 use crate::backend::error::unsupported;
 
-/// Replaces the mapping of a PE's words on systems other than Linux. No value of this type exists.
+/// Stands for the mapped words of a PE on systems other than Linux. No value of this type exists,
+/// because PEs on such systems cannot map words of other PEs.
 pub(super) enum Pages {}
 
 impl Pages {
@@ -17,8 +18,8 @@ impl Pages {
         Err(unsupported(call, "jobs of several PEs with GPUs need Linux"))
     }
 
-    /// Never runs, because no [`Pages`] value exists. On Linux, returns the words by which the
-    /// surviving PEs agree on a new job.
+    /// Never runs, because no [`Pages`] value exists. On Linux, this function returns the words for
+    /// the agreement of the surviving PEs on a new job.
     pub(super) fn survivors(&self, _index: usize) -> &SurvivorWords {
         match *self {}
     }

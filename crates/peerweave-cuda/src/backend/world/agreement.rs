@@ -15,8 +15,8 @@ use crate::backend::state::State;
 use crate::backend::teams::TeamOf;
 use crate::error::CudaError;
 
-/// Interval at which a PE asks the rendezvous for the value of a member. Used only after the loss
-/// of a PE that is not a member of the team.
+/// Pause of a PE before it asks the rendezvous again for the value that a member stores. The PE
+/// asks again only if a PE outside the team has been lost.
 const ASK_AGAIN: Duration = Duration::from_millis(1);
 
 impl State {
@@ -72,8 +72,9 @@ pub(super) fn exchange(rendezvous: &Rendezvous, team: &TeamOf, label: &str, blob
     exchange_by_keys(rendezvous, team, label, blob)
 }
 
-/// Like [`exchange`], but each member always stores its bytes as a value under a key in the
-/// rendezvous. [`Rendezvous::exchange`] would need calls of all PEs, in the same order.
+/// Like [`exchange`], but always exchanges the bytes through values in the rendezvous. Each member
+/// stores its bytes under a key. [`Rendezvous::exchange`] is not used, because all PEs would have
+/// to call it, in the same order.
 pub(super) fn exchange_by_keys(
     rendezvous: &Rendezvous,
     team: &TeamOf,
@@ -129,8 +130,8 @@ fn value_of(rendezvous: &Rendezvous, team: &TeamOf, key: &str, rank: usize) -> R
     }
 }
 
-/// Returns a closure that calls [`exchange`], and that is passed to functions that exchange bytes
-/// among the members. The closure appends its first argument to `label`.
+/// Returns a closure that exchanges bytes among the members by [`exchange`]. The closure takes the
+/// name of a step, and appends this name to `label`.
 pub(super) fn exchange_of<'a>(
     rendezvous: &'a Rendezvous,
     team: &'a TeamOf,

@@ -26,8 +26,9 @@ use crate::collective::random;
 use crate::error::CudaError;
 
 impl Cuda {
-    /// Calls `access`, which reads or writes symmetric memory from the host. Passes the stream for
-    /// such accesses, the allocated block, and the offset in this block.
+    /// Calls `access`, which reads or writes symmetric memory from the host. The arguments of
+    /// `access` are the stream for such accesses, the allocated block, and the offset in this
+    /// block.
     fn access<R>(
         &self,
         call: &'static str,

@@ -32,8 +32,8 @@ impl Cuda {
         Arc::new(Self { state: Arc::new(state), options, queues: Mutex::default() })
     }
 
-    /// Returns the context of this PE's GPU, in which the caller can create streams and memory of
-    /// cudarc.
+    /// Returns the context of this PE's GPU. The caller can use cudarc to create streams and memory
+    /// in this context.
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.state.context
     }

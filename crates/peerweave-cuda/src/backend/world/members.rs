@@ -30,12 +30,14 @@ const CALL: &str = "team_of";
 /// Maximum number of PEs that an error message shows if it contains a list of members.
 const SHOWN: usize = 16;
 
-/// The shortest and the longest pause between two reads of the members' values from the rendezvous.
+/// The shortest and the longest pause of a PE before it reads the values of the members from the
+/// rendezvous again.
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
 
-/// A list of PEs and a number, as a PE stores them in the rendezvous. For a call, the list has the
-/// members of the new team, and the random number identifies the call. For a refusal, the number is
-/// the PE that has passed a different list, and the list is that PE's list.
+/// A value that a PE stores in the rendezvous: a list of PEs and a number. The value is a call or a
+/// refusal. In a call, the list has the members of the new team, and the number is random and
+/// identifies the call. In a refusal, the number is the PE that has passed a different list, and
+/// the list is that PE's list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Listed {
     number: u64,
@@ -98,7 +100,7 @@ impl Cuda {
     fn split_members(&self, rendezvous: &Rendezvous, members: &[Pe], numbers: &[u64]) -> Result<TeamRecord, Error> {
         let state = &*self.state;
         let gpu = state.gpu(CALL)?;
-        let me = members.iter().position(|pe| *pe == state.job.my_pe).expect("the core has checked that this PE is a member");
+        let me = members.iter().position(|pe| *pe == state.job.my_pe).expect("peerweave-core checks that this PE is a member");
         let label = format!("{:016x}", digest((CALL, numbers)));
         let parent = TeamOf::new(TeamId::WORLD, members, me, label.clone(), Kernels::OneHost(None), None);
         let exchange =
@@ -175,8 +177,9 @@ impl State {
         }
     }
 
-    /// Refuses the call of `pe`, whose list of members differs from `mine`. Also ends this PE's
-    /// call, and the calls of members that wait for this PE.
+    /// Stores a refusal for the call of PE `pe`, because its list `theirs` differs from the list
+    /// `mine` of this PE. Also removes the call of this PE, and stores a refusal for each member
+    /// that waits for this call.
     fn refuse(&self, rendezvous: &Rendezvous, mine: &Listed, pe: Pe, theirs: &Listed) -> Result<(), BootstrapError> {
         let me = self.job.my_pe;
         rendezvous.remove(&call_key(me))?;

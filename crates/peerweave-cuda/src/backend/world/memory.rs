@@ -56,9 +56,9 @@ pub(super) fn options_of_world(heap_bytes: u64) -> CollectivesOptions {
     CollectivesOptions { bank_bytes, slot_bytes: 4096, max_blocks, ..options }
 }
 
-/// Returns the options for the staging memory of each of `teams` teams, which do not include the
-/// team of all PEs. All these teams together use at most an eighth of the heap, unless the minimum
-/// staging memory of the teams is larger.
+/// Returns the options for the staging memory of each of `teams` teams. The team of all PEs is not
+/// one of these teams. Together, the teams use at most an eighth of the heap. They use more only if
+/// their minimum staging memory is larger.
 pub(super) fn options_of_others(heap_bytes: u64, teams: u64) -> CollectivesOptions {
     const KIB: u64 = 1 << 10;
     let share = heap_bytes / 8 / teams.max(1);
@@ -74,7 +74,8 @@ pub(super) fn options_of_others(heap_bytes: u64, teams: u64) -> CollectivesOptio
     CollectivesOptions { bank_bytes, slot_bytes, max_blocks, ..CollectivesOptions::default() }
 }
 
-/// Returns `options` with the number of blocks limited to `max_blocks`, if this limit is given.
+/// Returns `options` with at most `max_blocks` blocks. If `max_blocks` is `None`, returns `options`
+/// unchanged.
 pub(super) fn within(options: CollectivesOptions, max_blocks: Option<u32>) -> CollectivesOptions {
     CollectivesOptions { max_blocks: max_blocks.map_or(options.max_blocks, |most| options.max_blocks.min(most)), ..options }
 }

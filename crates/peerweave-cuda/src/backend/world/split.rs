@@ -19,18 +19,19 @@ fn split_attached(attached: &[u8]) -> (u32, [u64; 2]) {
     (word(0) as u32, [word(4), word(12)])
 }
 
-/// Returns the name, for exchanges through the rendezvous, of the team with color `color` in a
-/// split of `parent`. `calls` is the number of calls that the parent's members made together before
-/// the split. The length of the name does not grow with the depth of splits.
+/// Returns the name of a new team for exchanges through the rendezvous. A split of the team with
+/// the name `parent` creates the new team for the color `color`. `calls` is the number of calls
+/// that the members of the parent team made together before the split. All returned names have the
+/// same length.
 pub(super) fn path_of(parent: &str, calls: u64, color: u64) -> String {
     format!("{:016x}", teams::digest((parent, calls, color)))
 }
 
-/// The call that creates a team: its name, the team that its errors show, and the name of the new
-/// team.
+/// A call that creates a team: the name of the call, the team that its errors name, and the name of
+/// the new team.
 pub(super) struct Made {
     pub(super) call: &'static str,
-    /// The team that errors of the creating call show.
+    /// The team that the errors of the call name.
     pub(super) name: TeamName,
     /// Name of the new team in exchanges through the rendezvous.
     pub(super) path: String,
@@ -38,8 +39,8 @@ pub(super) struct Made {
 
 impl Cuda {
     /// Creates the state that operations of a new team need. `count` is the number of teams that
-    /// its members have created, including this team. `sentinel` is the content of staging memory
-    /// whose data has not arrived. The first member on this host has chosen it.
+    /// its members have created, including this team. `sentinel` is the content of each line of
+    /// staging memory until data arrives. The first member on this host has chosen the sentinel.
     fn state_of(
         &self,
         call: &'static str,
@@ -59,10 +60,10 @@ impl Cuda {
         Ok(made)
     }
 
-    /// Splits `parent` after its ranks have agreed on the call. `attached` contains the bytes that
-    /// each rank attached to the agreement (see [`split_attached`]). `splits` is the number of
-    /// teams that have been created, as far as this PE knows.
-    #[expect(clippy::too_many_arguments, reason = "the two callers have no common struct that holds these values")]
+    /// Splits the team `parent`. The ranks of this team have already agreed on the call. `attached`
+    /// contains the bytes that each rank sent together with the agreement (see [`split_attached`]).
+    /// `splits` is the number of teams that have been created, as far as this PE knows.
+    #[expect(clippy::too_many_arguments, reason = "the two callers have these values in separate variables")]
     pub(super) fn split_parent(
         &self,
         gpu: &Gpu,
