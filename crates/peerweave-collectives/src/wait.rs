@@ -66,8 +66,8 @@ pub(crate) fn await_lines<const W: usize, const MORE: bool>(
     }
 }
 
-/// Waits until all lines of a row have arrived, and returns their reduction by [`Call::op`], in the
-/// order of ranks.
+/// Waits until all lines of a row have arrived. Reduces the lines in the order of ranks, and
+/// returns the reduced line. [`Call::op`] selects the reduction.
 #[inline(always)]
 pub(crate) fn await_sum<T: Class, const W: usize, const MORE: bool, const PLAIN: bool>(
     ctx: &Context,
@@ -83,8 +83,8 @@ pub(crate) fn await_sum<T: Class, const W: usize, const MORE: bool, const PLAIN:
     Ok(finish::<T, PLAIN>(call.op, row.ranks, state))
 }
 
-/// Waits until the lines of `W` ranks of a row, from rank `base` on, have arrived. Returns the
-/// lines.
+/// Waits until one group of lines of a row has arrived, and returns these lines: the lines of `W`
+/// ranks, from rank `base` on.
 ///
 /// Each poll reads `W` lines without a branch between the loads. If there are fewer ranks, the poll
 /// reads the last rank's line again. The poll also reads this rank's own line, which no rank

@@ -120,30 +120,30 @@ impl Layout {
         u64::from(self.ranks) * u64::from(self.max_tokens) * u64::from(self.result_lines)
     }
 
-    /// Returns the index, in [`Exchange::inbox`], of the first line of the routing table that
-    /// `rank` sends. `bank` is the number of the dispatch, whose lowest bit selects one of the two
+    /// Returns the line of [`Exchange::inbox`] at which the routing table from rank `rank` starts.
+    /// `bank` is the number of the dispatch. The lowest bit of this number selects one of the two
     /// banks.
     #[inline(always)]
     pub(crate) fn table(&self, bank: u64, rank: u32) -> u64 {
         ((bank & 1) * u64::from(self.ranks) + u64::from(rank)) * self.lines_per_rank()
     }
 
-    /// Returns the index, in [`Exchange::inbox`], of the first line of the row for a token that
-    /// `rank` sends. `bank` is the number of the dispatch, as for [`Self::table`].
+    /// Returns the line of [`Exchange::inbox`] at which the row for token `token` from rank `rank`
+    /// starts. `bank` is the number of the dispatch, as for [`Self::table`].
     #[inline(always)]
     pub(crate) fn row(&self, bank: u64, rank: u32, token: u64) -> u64 {
         self.table(bank, rank) + table_lines(self.entries_per_rank()) + token * self.row_lines()
     }
 
-    /// Returns the index, in [`Exchange::returns`], of the first line of the result that `rank`
-    /// sends for a token of this rank.
+    /// Returns the line of [`Exchange::returns`] at which the result from rank `rank` starts. The
+    /// result is for token `token` of the rank that receives the result.
     #[inline(always)]
     pub(crate) fn result(&self, rank: u32, token: u64) -> u64 {
         (u64::from(rank) * u64::from(self.max_tokens) + token) * u64::from(self.result_lines)
     }
 
-    /// Returns the index, in [`Exchange::entries`], of the first entry of a token that `rank` has
-    /// sent.
+    /// Returns the index in [`Exchange::entries`] at which the entries of token `token` from rank
+    /// `rank` start.
     #[inline(always)]
     pub(crate) fn entry(&self, rank: u32, token: u64) -> usize {
         (u64::from(rank) * self.entries_per_rank() + token * u64::from(self.top_k)) as usize

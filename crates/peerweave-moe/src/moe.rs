@@ -508,7 +508,8 @@ impl<T: Element, Y: Output> Moe<T, Y> {
         lines(call, "outputs", outputs)
     }
 
-    /// Returns the lines of the scales of `count` tokens or rows.
+    /// Checks the scales that a call passes for `count` tokens or rows, and returns them as 16-byte
+    /// lines.
     fn scales(&self, call: &'static str, scales: Option<&Symmetric<f32>>, count: usize) -> Result<Symmetric<u128>> {
         match scales {
             Some(scales) => {
@@ -516,7 +517,11 @@ impl<T: Element, Y: Output> Moe<T, Y> {
                 lines(call, "scales", scales)
             }
             None if self.shape.scales == 0 => Ok(self.memory.nothing.clone()),
-            None => Err(Misuse { call, kind: MisuseKind::Missing { argument: "scales", why: "the tokens of this shape have scales" } }.into()),
+            None => Err(Misuse {
+                call,
+                kind: MisuseKind::Missing { argument: "scales", why: "the tokens of this shape have scales" },
+            }
+            .into()),
         }
     }
 

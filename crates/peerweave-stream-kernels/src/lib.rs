@@ -7,7 +7,10 @@
 //! Invariant: a kernel writes word 0 last, and does not write word 0 if a wait of the kernel has
 //! failed.
 #![no_std]
-#![allow(clippy::too_many_arguments, reason = "the parameters of a kernel stay in registers; a struct of the parameters would be in memory")]
+#![allow(
+    clippy::too_many_arguments,
+    reason = "the parameters of a kernel stay in registers; a struct of the parameters would be in memory"
+)]
 
 /// Runs the examples of the README as tests.
 #[cfg(doctest)]
@@ -57,11 +60,14 @@ pub mod atomic {
     pub const COMPARE_SWAP: u32 = 3;
     /// Adds the operand to the element, and fetches the old value.
     pub const ADD: u32 = 4;
-    /// Replaces the element by its bitwise AND with the operand, and fetches the old value.
+    /// Replaces the element by the bitwise AND of the element and the operand. Fetches the old
+    /// value.
     pub const AND: u32 = 5;
-    /// Replaces the element by its bitwise OR with the operand, and fetches the old value.
+    /// Replaces the element by the bitwise OR of the element and the operand. Fetches the old
+    /// value.
     pub const OR: u32 = 6;
-    /// Replaces the element by its bitwise XOR with the operand, and fetches the old value.
+    /// Replaces the element by the bitwise XOR of the element and the operand. Fetches the old
+    /// value.
     pub const XOR: u32 = 7;
 }
 

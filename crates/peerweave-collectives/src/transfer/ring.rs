@@ -62,19 +62,17 @@ pub const RING_COUNTERS: usize = 5 * MAX_RANKS;
 /// launches. Only one block of the pair reads and writes a count.
 #[derive(Clone, Copy)]
 enum Count {
-    /// Number of rounds in which this block has pushed a chunk to the rank. Kept by the first block
-    /// of the pair.
+    /// Number of rounds in which the first block of the pair has pushed a chunk to a given rank.
     Sent,
-    /// Number of rounds in which this block has copied a chunk from the rank. Kept by the second
-    /// block of the pair.
+    /// Number of rounds in which the second block of the pair has copied a chunk from a given rank.
     Received,
-    /// Number of messages to the rank for which [`Transfer::send_is_offered`] was 1. Kept by the
-    /// first block of the pair.
+    /// Number of messages to a given rank for which [`Transfer::send_is_offered`] was 1. The first
+    /// block of the pair keeps this count.
     FirstOffers,
-    /// The same number as [`Self::FirstOffers`]. Kept by the second block of the pair.
+    /// The same number as [`Self::FirstOffers`]. The second block of the pair keeps this count.
     SecondOffers,
-    /// Number of messages from the rank for which [`Transfer::recv_is_offered`] was 1. Kept by the
-    /// second block of the pair.
+    /// Number of messages from a given rank for which [`Transfer::recv_is_offered`] was 1. The
+    /// second block of the pair keeps this count.
     OffersHere,
 }
 

@@ -229,11 +229,7 @@ impl Block {
     pub(crate) fn fixed(&mut self, key: usize, bytes: usize, align: usize) -> *mut u8 {
         let fill = self.fill;
         let memory = self.fixed.entry(key).or_insert_with(|| SharedMemory::new(bytes, align, fill));
-        assert_eq!(
-            memory.layout.size(),
-            bytes,
-            "two threads of the block requested the same shared array with different sizes"
-        );
+        assert_eq!(memory.layout.size(), bytes, "the kernel requested the same shared array with two different sizes");
         memory.at.as_ptr()
     }
 }
