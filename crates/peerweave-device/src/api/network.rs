@@ -165,7 +165,7 @@ pub(super) fn signal(signal: Signal, pe: u32) {
     })
 }
 
-/// Writes `value` to one element on `pe`, word by word. The words have [`unit`] bytes.
+/// Writes `value` to one element on `pe`, in words of the size that the function `unit` returns.
 #[inline]
 pub(super) fn p<T: Plain>(to: u64, value: T, pe: u32) {
     let (from, pe) = ((&raw const value).cast::<u8>(), pe as i32);
@@ -180,7 +180,7 @@ pub(super) fn p<T: Plain>(to: u64, value: T, pe: u32) {
     }
 }
 
-/// Reads one element on `pe`, word by word. The words have [`unit`] bytes.
+/// Reads one element on `pe`, in words of the size that the function `unit` returns.
 #[inline]
 pub(super) fn g<T: Plain>(from: u64, pe: u32) -> T {
     // SAFETY: every bit pattern is a value of a `Plain` type.
