@@ -34,7 +34,7 @@ pub enum Results {
     OwnPart,
 }
 
-/// The code of [`Results::Every`]. The next constant is the code of [`Results::OwnPart`].
+/// The number that represents [`Results::Every`] in [`Call::results`].
 const EVERY: u32 = u32::MAX;
 const OWN_PART: u32 = u32::MAX - 1;
 
@@ -83,10 +83,11 @@ pub struct Call {
     /// the kernels of [`transfer`](crate::transfer): address of the words that count messages and
     /// rounds.
     pub counter: u64,
-    /// For kernels that move lines: length in bytes of each of the two banks at the start of a
-    /// staging area. Launches use the banks alternately. For [`Algorithm::Chunked`] and other
-    /// kernels with rings: length in bytes of each slot in a block's ring, a multiple of 128. For
-    /// messages sent as lines: length in bytes of each of the two banks of a channel.
+    /// Length in bytes of one bank or one slot, which depends on the kernel. For kernels that move
+    /// lines: length of each of the two banks of a staging area, which launches use alternately.
+    /// For messages sent as lines: length of each of the two banks of a channel. For
+    /// [`Algorithm::Chunked`] and other kernels with rings: length of each slot in a block's ring,
+    /// which must be a multiple of 128.
     pub bank_bytes: u64,
     /// For the kernels of [`reduce_scatter`](crate::reduce_scatter): distance in bytes between the
     /// starts of two consecutive parts of the input.
@@ -98,20 +99,21 @@ pub struct Call {
     pub ranks: u32,
     /// Rank of this PE among the ranks of the call.
     pub rank: u32,
-    /// The reduction, as the number of a `ReduceOp`. For the kernels of
-    /// [`transfer`](crate::transfer): the operation that failure reports name, as the number of a
-    /// `KernelOp`.
+    /// Number of the reduction, which is a `ReduceOp`. The kernels of [`transfer`](crate::transfer)
+    /// have no reduction. For these kernels, the field is the number of the `KernelOp` that failure
+    /// reports name.
     pub op: u32,
     /// For kernels with rings: maximum number of blocks of the launch. The staging areas have rings
-    /// for this number of blocks. For messages through rings, if [`is_combined`](Self::is_combined)
-    /// is 0: number of pairs of blocks instead.
+    /// for this number of blocks. For messages through rings with
+    /// [`is_combined`](Self::is_combined) equal to 0, blocks work in pairs, and this field is the
+    /// number of pairs.
     pub max_blocks: u32,
     /// For the kernels of all_reduce: the ranks that get the result, as the number that
     /// [`Results::code`] returns.
     pub results: u32,
-    /// For [`Algorithm::Chunked`]: 1 if this rank's [`recv`](Self::recv) has the same distance from
-    /// this rank's staging area in the mappings of all ranks. If this field is 1, the other ranks
-    /// store their results directly in `recv`, and the address and the length of `recv` must be
+    /// For [`Algorithm::Chunked`]: 1 if the other ranks store their results directly in this rank's
+    /// [`recv`](Self::recv). Then all ranks must have mapped `recv` and this rank's staging area at
+    /// the same distance from each other, and the address and the length of `recv` must be
     /// multiples of [`LINE_BYTES`](crate::LINE_BYTES). This field may differ between the ranks of a
     /// call.
     pub is_symmetric: u32,
@@ -125,16 +127,17 @@ pub struct Call {
     pub is_exclusive: u32,
 }
 
-/// Returns value `k` of the [`MAX_RANKS`] values in an array of a kernel argument. Reads all values
-/// and then selects one. If the code used a variable index, a read behind a branch, or a loop that
-/// is not unrolled, the compiler would move the argument to the thread's local memory.
+/// Returns `value(k)`. `value` reads the element at an index of an array in the kernel's argument.
+/// The function reads all [`MAX_RANKS`] elements, and then selects one of them. Other code, for
+/// example an access at a variable index, would make the compiler move the argument to the thread's
+/// local memory.
 #[inline(always)]
 pub(crate) fn select<T: Copy>(k: u32, value: impl Fn(usize) -> T) -> T {
     select_of::<MAX_RANKS, T>(k, value)
 }
 
-/// Like [`select`], but reads only the first `W` values. `W` is 2, 4 or 8, and `k` must be below
-/// `W`.
+/// Like [`select`], but reads only the first `W` elements. `W` is 2, 4 or 8, and `k` must be less
+/// than `W`.
 #[inline(always)]
 pub(crate) fn select_of<const W: usize, T: Copy>(k: u32, value: impl Fn(usize) -> T) -> T {
     let either = |bit: u32, low: T, high: T| if k & bit == 0 { low } else { high };
@@ -148,11 +151,11 @@ pub(crate) fn select_of<const W: usize, T: Copy>(k: u32, value: impl Fn(usize) -
 }
 
 impl Call {
-    /// Waits until the previous kernel in the stream has ended. A kernel that takes only a `Call`
-    /// as argument calls this function first. Returns `false` if the argument is not a valid call.
+    /// Waits until the previous kernel in the stream has ended, and returns whether this argument
+    /// is valid. A kernel whose only argument is a `Call` calls this method first.
     ///
-    /// The check reads values from the whole range of the argument, so that the argument is in the
-    /// constant cache when the wait ends.
+    /// The method checks the argument before it waits. The check reads fields from the start to the
+    /// end of the argument, so the argument is in the constant cache when the wait ends.
     #[inline(always)]
     pub(crate) fn begin(&self) -> bool {
         gpu::start_next_kernel();
@@ -181,14 +184,15 @@ impl Call {
         select_of::<W, u64>(k, |index| self.areas[index])
     }
 
-    /// Returns whether the rank `k` places after this rank gets the whole result, including parts
-    /// that other ranks reduce.
+    /// Returns whether the rank `k` places after this rank gets the parts of the result that other
+    /// ranks reduce.
     #[inline(always)]
     pub(crate) fn has_results(&self, k: u32) -> bool {
         self.results == EVERY || self.results == self.rank_after(k)
     }
 
-    /// Returns whether this rank gets the part of the result that it reduces itself.
+    /// Each rank reduces one part of the result. Returns whether this rank also gets the part that
+    /// it reduces.
     #[inline(always)]
     pub(crate) fn keeps_own(&self) -> bool {
         self.results == OWN_PART || self.has_results(0)

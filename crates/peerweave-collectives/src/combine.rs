@@ -39,11 +39,12 @@ pub struct Combine {
     pub reserved: u32,
 }
 
-/// Number of operands from which a thread loads a line before it combines the loaded lines.
+/// Number of lines that a thread loads before it combines them. Each of these lines belongs to a
+/// different operand.
 const W: usize = 4;
 
-/// Combines the operands, one 16-byte line of each operand at a time. Reads the lines of up to `W`
-/// operands before combining them.
+/// Combines the operands. A thread combines one 16-byte line of each operand at a time. It loads
+/// the lines of up to `W` operands before it combines these lines.
 #[inline(always)]
 fn run<T: Class>(call: &Combine) -> Result<(), Failed> {
     // SAFETY: the launch guarantees the documented properties of the fields.

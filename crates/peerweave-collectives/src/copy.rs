@@ -15,9 +15,9 @@ pub(crate) fn each(n: u64, load: impl Fn(u64) -> Vector, store: impl Fn(u64, Vec
 /// Neighbouring blocks handle neighbouring indices.
 #[derive(Clone, Copy)]
 pub(crate) struct Share {
-    /// Index of this block among the blocks that share the range, from 0 to `of - 1`.
+    /// Index of this block among the blocks that divide the range.
     pub(crate) index: u64,
-    /// Number of blocks that share the range.
+    /// Number of blocks that divide the range.
     pub(crate) of: u64,
 }
 
@@ -25,8 +25,8 @@ impl Share {
     /// The share of a block that handles all indices alone.
     pub(crate) const ALL: Self = Self { index: 0, of: 1 };
 
-    /// Returns the first index that this thread handles, and the distance between its consecutive
-    /// indices.
+    /// Returns the first index that this thread handles, and the distance from each index of this
+    /// thread to the next.
     #[inline(always)]
     fn position(self) -> (u64, u64) {
         let threads = u64::from(gpu::block_dim().x);
@@ -34,8 +34,8 @@ impl Share {
     }
 }
 
-/// Like [`each`], but several blocks divide the indices below `n`, and this block handles only the
-/// indices of its [`Share`].
+/// Like [`each`], but several blocks divide the indices below `n`. This block handles only the
+/// indices in `share`.
 #[inline(always)]
 pub(crate) fn each_of_share(share: Share, n: u64, load: impl Fn(u64) -> Vector, store: impl Fn(u64, Vector)) {
     const BATCH: usize = 4;
@@ -58,7 +58,7 @@ pub(crate) fn each_of_share(share: Share, n: u64, load: impl Fn(u64) -> Vector, 
     }
 }
 
-/// Like [`each`], but for values of any type, and each thread loads up to two values before it
+/// Like [`each`], but the values may have any type. Each thread loads up to two values before it
 /// stores them.
 #[inline(always)]
 pub(crate) fn two_by_two<V: Copy>(n: u64, load: impl Fn(u64) -> V, store: impl Fn(u64, V)) {
@@ -75,15 +75,15 @@ pub(crate) fn two_by_two<V: Copy>(n: u64, load: impl Fn(u64) -> V, store: impl F
     }
 }
 
-/// Like [`each`], but for values of any type, and each thread stores a value before it loads the
+/// Like [`each`], but the values may have any type. Each thread stores a value before it loads the
 /// next value.
 #[inline(always)]
 pub(crate) fn one_by_one<V: Copy>(n: u64, load: impl Fn(u64) -> V, store: impl Fn(u64, V)) {
     one_by_one_of_share(Share::ALL, n, load, store);
 }
 
-/// Like [`one_by_one`], but several blocks divide the indices below `n`, and this block handles
-/// only the indices of its [`Share`].
+/// Like [`one_by_one`], but several blocks divide the indices below `n`. This block handles only
+/// the indices in `share`.
 #[inline(always)]
 pub(crate) fn one_by_one_of_share<V: Copy>(share: Share, n: u64, load: impl Fn(u64) -> V, store: impl Fn(u64, V)) {
     let (mut index, step) = share.position();
@@ -93,22 +93,22 @@ pub(crate) fn one_by_one_of_share<V: Copy>(share: Share, n: u64, load: impl Fn(u
     }
 }
 
-/// Stores a 16-byte line at index `index` of the lines that start at `address`. The lines are in a
-/// slot of a ring, or in a result buffer that another rank has offered.
+/// Stores `value` in line `index` of an array of 16-byte lines. The array starts at `address`, in a
+/// slot of a ring or in a result buffer that another rank has offered.
 ///
 /// # Safety
-/// At the address there are more than `index` lines, and this thread may write line `index` now.
+/// The array has more than `index` lines, and this thread may write line `index` now.
 #[inline(always)]
 pub(crate) unsafe fn store(address: u64, index: u64, value: Vector) {
     // SAFETY: the caller guarantees that the line may be written.
     unsafe { gpu::store_vector_global(pointer(address + index * LINE_BYTES as u64), value) };
 }
 
-/// Loads the 16-byte line at index `index` of the lines that start at `address`, in a slot of a
+/// Loads line `index` of an array of 16-byte lines. The array starts at `address`, in a slot of a
 /// ring.
 ///
 /// # Safety
-/// At the address there are more than `index` lines, and this thread may read line `index` now.
+/// The array has more than `index` lines, and this thread may read line `index` now.
 #[inline(always)]
 pub(crate) unsafe fn load(address: u64, index: u64) -> Vector {
     // SAFETY: the caller guarantees that the line may be read. The access is strong, because a

@@ -98,9 +98,9 @@ impl<const WHOLE: bool> Operand<WHOLE> {
     }
 }
 
-/// Like [`gather`], but reads bytes as 4-byte words if their address and their number are multiples
-/// of 4. Most operands that are read as bytes consist of elements of a larger type, so this is
-/// often possible.
+/// Like [`gather`], but elements of one byte are read as words of 4 bytes if the address and `n`
+/// are multiples of 4. This is often possible, because most operands that are read as bytes consist
+/// of elements of a larger type.
 ///
 /// # Safety
 /// As for [`gather`]: this thread can read `n` elements at `from`, at most one line.
@@ -113,8 +113,8 @@ unsafe fn gather_any<P: Piece + Into<u64>>(from: *const P, n: u32) -> Vector {
     [low, high]
 }
 
-/// Like [`scatter`], but writes bytes as 4-byte words if their address and their number are
-/// multiples of 4.
+/// Like [`scatter`], but elements of one byte are written as words of 4 bytes if the address and
+/// `n` are multiples of 4.
 ///
 /// # Safety
 /// As for [`scatter`]: this thread can write `n` elements at `to`, at most one line.
@@ -130,16 +130,16 @@ unsafe fn scatter_any<P: Piece + FromBits>(to: *mut P, n: u32, value: Vector) {
     }
 }
 
-/// Returns whether `address` and `n` are multiples of 4, so that `n` bytes at `address` are aligned
-/// 4-byte words.
+/// Returns whether the `n` bytes at `address` are whole, aligned words of 4 bytes.
 #[inline(always)]
 fn are_words(address: usize, n: u32) -> bool {
     (address as u64 | u64::from(n)).is_multiple_of(4)
 }
 
-/// Reads `n` elements one by one, and returns them as the start of a line. Used for the ends of
-/// operands and for operands that are not aligned to lines. Not inlined, because it is rarely
-/// called. Returns two words instead of an array, because an array would not stay in registers.
+/// Reads `n` elements one by one, and returns a line that starts with these elements. The function
+/// is used at the end of an operand, and for operands that are not aligned to lines. It is not
+/// inlined, because it is rarely called. The line is returned as two words, because an array would
+/// not stay in registers.
 ///
 /// # Safety
 /// `from` points to `n` elements that this thread can read. The elements fill at most one line.
@@ -190,8 +190,9 @@ impl Lines {
         Self(address)
     }
 
-    /// Returns the lines at the same offset in another staging area. `area` is the address of the
-    /// area that contains `self`, and `other` is the address of the other area.
+    /// Returns the lines that have the same offset in another staging area as these lines have in
+    /// their staging area. `area` is the address of the area that contains these lines. `other` is
+    /// the address of the other area.
     ///
     /// # Safety
     /// As for [`Self::at`], for the lines in the other area.

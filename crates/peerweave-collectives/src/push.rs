@@ -8,9 +8,9 @@ use crate::wait::{bank, position};
 use peerweave_device::gpu::Vector;
 use peerweave_device::prelude::*;
 
-/// Pushes `lines` lines to the other ranks with [`push_lines`], and then counts the launch. The
-/// lines start at line `region` of the bank that this launch uses. Returns the lines of that bank
-/// in this rank's own area.
+/// Pushes `lines` lines to the other ranks by [`push_lines`], and then counts the launch. The lines
+/// are written to the bank that this launch uses, from line `region` of the bank on. Returns the
+/// lines of this bank in this rank's own area.
 ///
 /// # Safety
 /// The counter of the call meets the requirements of [`epoch::read`]. The banks of the areas have
@@ -40,19 +40,21 @@ pub(crate) unsafe fn push_to_banks<const W: usize, const MORE: bool, const FIRST
     Ok(unsafe { bank(call, 0, epoch) })
 }
 
-/// Pushes the lines with numbers below `lines` to the other ranks. The argument `k` of the
-/// functions stands for the rank `k` places after this rank, so `k == 0` is this rank.
+/// Pushes the lines with numbers below `lines` to the other ranks. The caller passes four
+/// functions. Their parameter `k` stands for the rank `k` places after this rank, so `k == 0` is
+/// this rank.
 ///
 /// - `there(k, line)` returns whether the line is for rank `k`.
-/// - `load(k, line)` reads the line for rank `k`. It is called for each `k` from `FIRST` for which
-///   `there` returns true. If `SAME` is true, it is called only for `k == 0`, and the line that it
-///   reads is pushed to all ranks.
+/// - `load(k, line)` reads the line for rank `k`. It is called for each `k` of at least `FIRST` for
+///   which `there` returns true. If `SAME` is true, it is called only for `k == 0`, and the line
+///   that it reads is pushed to all ranks.
 /// - `keep(line, value)` stores a line for this rank itself. It is called only if `FIRST` is 0.
-/// - `open()` waits until this rank may write the lines. It returns a function that returns the
-///   destination for each `k`.
+/// - `open()` waits until this rank may write the lines. It returns a function that maps `k` to the
+///   destination of the lines for rank `k`.
 ///
-/// The function loads the first lines before it calls `open`, so that all loads are in flight at
-/// the same time. It handles ranks in groups of `W`. If `MORE` is false, there is only one group.
+/// `push_lines` loads the first lines before it calls `open`, so that all these loads are in flight
+/// at the same time. It handles ranks in groups of `W`. If `MORE` is false, there is only one
+/// group.
 #[inline(always)]
 pub(crate) fn push_lines<const W: usize, const MORE: bool, const FIRST: u32, const SAME: bool, To: Fn(u32) -> Lines>(
     ranks: u32,

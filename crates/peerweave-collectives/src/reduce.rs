@@ -32,8 +32,8 @@ pub(crate) trait Class: Reducible {
     type Piece: Piece + Into<u64> + FromBits;
     /// Whether the element type is an integer type.
     const INTEGER: bool;
-    /// Converts a small number to the element type, and returns the bits of the element,
-    /// zero-extended.
+    /// Converts `value`, a small number, to the element type. Returns the bits of the result,
+    /// zero-extended to 64 bits.
     fn number(value: u32) -> u64;
     /// Returns the sum of `a` and `b` in each lane.
     fn plus(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
@@ -135,9 +135,9 @@ fn scaled<T: Class>(low: u64, high: u64, scalar: u64) -> (u64, u64) {
     (low, high)
 }
 
-/// Returns a line of this rank's input as the rank sends it to other ranks: multiplied by `scalar`
-/// if `op` is `PreMulSum`, otherwise unchanged. If `PLAIN` is true, the reduction is the sum,
-/// whatever `op` is.
+/// Converts a line of this rank's input to the line that the rank sends to other ranks. If `op` is
+/// `PreMulSum`, multiplies each element by `scalar`. Otherwise, or if `PLAIN` is true, returns the
+/// line unchanged.
 #[inline(always)]
 pub(crate) fn outgoing<T: Class, const PLAIN: bool>(op: u32, scalar: u64, line: Vector) -> Vector {
     if !PLAIN && op == ReduceOp::PreMulSum as u32 {
@@ -148,8 +148,8 @@ pub(crate) fn outgoing<T: Class, const PLAIN: bool>(op: u32, scalar: u64, line: 
     }
 }
 
-/// Combines `state` with the first `ranks` lines, in order. `state` is the reduction of the lines
-/// of earlier ranks, or `None` if `lines` starts with the line of the first rank.
+/// Combines the first `ranks` lines in order, and returns the result. If `state` is not `None`, it
+/// is the reduction of the lines of all earlier ranks, and the reduction starts from it.
 #[inline(always)]
 fn fold<T: Class, const W: usize>(
     lines: &[Vector; W],
@@ -186,9 +186,9 @@ fn fold_bits<T: Class, const W: usize>(
     T::unpack(bits)
 }
 
-/// Combines `state` with the first `ranks` lines, in order, by the reduction `op`. `state` is the
-/// reduction of the lines of earlier ranks, or `None` if `lines` starts with the first rank. If
-/// `PLAIN` is true, the reduction is the sum, whatever `op` is.
+/// Reduces the first `ranks` lines in order, and returns the result. If `state` is not `None`, it
+/// is the reduction of the lines of all earlier ranks, and the reduction starts from it. `op`
+/// selects the reduction. If `PLAIN` is true, the reduction is always the sum.
 #[inline(always)]
 pub(crate) fn fold_lines<T: Class, const W: usize, const PLAIN: bool>(
     op: u32,

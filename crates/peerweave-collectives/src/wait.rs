@@ -30,7 +30,7 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// Returns the row in which the line of each rank is `step` lines after its line in this row.
+    /// Returns the row whose lines are `step` lines after the lines of this row.
     #[inline(always)]
     pub(crate) fn after(self, step: u64) -> Self {
         Self { first: self.first + step, ..self }
@@ -44,9 +44,9 @@ impl Row {
 }
 
 /// Waits until all lines of a row have arrived, and calls `found` with the lines. `own` is this
-/// rank's line. The function handles ranks in groups of `W`, because the addresses of more lines do
-/// not fit in registers. It calls `found` for each group, with the first rank and the lines of the
-/// group. If `MORE` is false, there is only one group.
+/// rank's line. The ranks form groups of `W`, because the addresses of more lines do not fit in
+/// registers. The function calls `found` once for each group. The arguments are the first rank of
+/// the group, and the lines of the group. If `MORE` is false, there is only one group.
 #[inline(always)]
 pub(crate) fn await_lines<const W: usize, const MORE: bool>(
     ctx: &Context,
@@ -66,8 +66,8 @@ pub(crate) fn await_lines<const W: usize, const MORE: bool>(
     }
 }
 
-/// Waits until all lines of a row have arrived, and returns their reduction by [`Call::op`], in the
-/// order of ranks.
+/// Waits until all lines of a row have arrived. Reduces the lines in the order of ranks, and
+/// returns the reduced line. [`Call::op`] selects the reduction.
 #[inline(always)]
 pub(crate) fn await_sum<T: Class, const W: usize, const MORE: bool, const PLAIN: bool>(
     ctx: &Context,
@@ -83,8 +83,8 @@ pub(crate) fn await_sum<T: Class, const W: usize, const MORE: bool, const PLAIN:
     Ok(finish::<T, PLAIN>(call.op, row.ranks, state))
 }
 
-/// Waits until the lines of `W` ranks of a row, from rank `base` on, have arrived. Returns the
-/// lines.
+/// Waits until one group of lines of a row has arrived, and returns these lines: the lines of `W`
+/// ranks, from rank `base` on.
 ///
 /// Each poll reads `W` lines without a branch between the loads. If there are fewer ranks, the poll
 /// reads the last rank's line again. The poll also reads this rank's own line, which no rank
@@ -153,8 +153,8 @@ pub(crate) fn await_two_rows<const W: usize>(
     ctx.poll(operation, look, || call.pe_of(first_missing()))
 }
 
-/// Returns the lowest rank other than `me` whose line has not arrived. Returns `me` if all lines
-/// have arrived.
+/// Returns the lowest rank whose line has not arrived. This rank, `me`, sends no line. Returns `me`
+/// if the lines of all other ranks have arrived.
 #[cold]
 #[inline(never)]
 fn missing(lines: Lines, first: u64, stride: u64, ranks: u32, me: u32, low: u64, high: u64) -> u32 {
@@ -162,8 +162,8 @@ fn missing(lines: Lines, first: u64, stride: u64, ranks: u32, me: u32, low: u64,
     (0..ranks).find(is_missing).unwrap_or(me)
 }
 
-/// Writes the sentinel back into the lines of a row, after a function such as [`await_lines`] has
-/// read them. A later launch can then wait for the same lines.
+/// Writes the sentinel to all lines of a row that other ranks have written, so that a later launch
+/// can wait for these lines. Called after a function such as [`await_lines`] has read the row.
 #[inline(always)]
 pub(crate) fn put_back<const W: usize, const MORE: bool>(call: &Call, row: Row) {
     let mut base = 0;
@@ -181,12 +181,11 @@ pub(crate) fn put_back<const W: usize, const MORE: bool>(call: &Call, row: Row) 
     }
 }
 
-/// Returns the lines of the bank that a launch uses in the staging area of the rank `k` places
-/// after this rank.
+/// Returns the lines of one bank in the staging area of the rank `k` places after this rank. The
+/// bank is the one that the launch with the epoch `epoch` uses.
 ///
 /// # Safety
-/// The staging areas of the call have two banks of [`Call::bank_bytes`] bytes. `epoch` is the epoch
-/// of the launch.
+/// The staging areas of the call have two banks of [`Call::bank_bytes`] bytes.
 #[inline(always)]
 pub(crate) unsafe fn bank(call: &Call, k: u32, epoch: u64) -> Lines {
     // SAFETY: the caller guarantees that the area has two banks.

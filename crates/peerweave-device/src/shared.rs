@@ -24,8 +24,8 @@ macro_rules! shared_array {
     };
 }
 
-/// Implements [`shared_array`]. The procedural macro `name_shared_array`, which numbers
-/// declarations, provides the symbol.
+/// Implements [`shared_array`]. The argument `$symbol` comes from the procedural macro
+/// `name_shared_array`, which gives each declaration a number.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! shared_array_named {

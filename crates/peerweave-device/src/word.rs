@@ -32,12 +32,12 @@ pub trait Word {
     /// not wait for the result.
     fn add_release(&self, value: u64);
 
-    /// Makes each later relaxed store to any word a release of the reads and writes before the
+    /// A release fence. Each later relaxed store to a word releases the reads and writes before the
     /// fence.
     fn fence_release();
 
-    /// Makes each earlier relaxed load of any word an acquire load: writes that the word's writer
-    /// has released are visible after the fence.
+    /// An acquire fence. Each earlier relaxed load of a word acquires: writes that the word's
+    /// writer has released are visible after the fence.
     fn fence_acquire();
 }
 

@@ -91,9 +91,9 @@ impl ContextMemory {
         Self { context, words, peers, members, teams: entries, gone }
     }
 
-    /// Divides the PEs into emulated machines of `size` PEs. Only PEs on this PE's machine stay
-    /// mapped, and this PE reaches all other PEs over the network. Must be called before a kernel
-    /// uses the context.
+    /// Divides the PEs into emulated machines of `size` PEs each. The PEs on this PE's machine stay
+    /// mapped. This PE reaches all other PEs over the network. Must be called before a kernel uses
+    /// the context.
     pub(crate) fn map_machine(&mut self, size: u32) {
         let first = self.context.my_pe - self.context.my_pe % size;
         let machine = first..(first + size).min(self.context.n_pes);

@@ -10,7 +10,7 @@ use peerweave_types::Dim3;
 
 /// The executor that runs the kernels of this process.
 #[derive(Debug)]
-struct Grid(#[allow(dead_code, reason = "the field gives the static a unique address")] u8);
+struct Grid(#[allow(dead_code, reason = "nothing reads the field, but it gives the static variable a unique address")] u8);
 
 static GRID: Grid = Grid(0);
 
@@ -64,7 +64,7 @@ impl Executor for Grid {
 
     fn network(&self, call: Call) -> u64 {
         self.step();
-        network::current().expect("has_network has returned true, so this host thread is connected to a network").call(call)
+        network::current().expect("a kernel calls the network only if has_network has returned true").call(call)
     }
 
     #[inline]

@@ -16,11 +16,12 @@ use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-/// Maximum number of blocks of a PE that may synchronise with other PEs at the same time.
+/// Number of blocks of a kernel that can synchronise with other PEs. These are the blocks with an
+/// index less than this number.
 const SLOTS: u32 = 64;
 
-/// Time for which a run may continue after the deadline of its waits. In that time the threads of
-/// the run detect the failure and return.
+/// Additional time for a run after the deadline of its waits. In this time the threads detect that
+/// their waits have failed, and return.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// The error that a launch on the PEs of a [`Job`] returns.
@@ -329,8 +330,8 @@ impl Job {
         TeamEntry::sync_bytes(self.n_pes(), SLOTS)
     }
 
-    /// Returns whether a range of the heap lies in memory that [`Self::alloc`] has allocated. For
-    /// an empty range, only the end is checked: the end must not be after the allocated memory.
+    /// Returns whether a range of the heap lies in memory that [`Self::alloc`] has allocated. An
+    /// empty range need not start in this memory, but must not end after it.
     fn is_allocated(&self, start: u64, bytes: u64) -> bool {
         (bytes == 0 || start >= self.first()) && start.checked_add(bytes).is_some_and(|end| end <= self.taken)
     }

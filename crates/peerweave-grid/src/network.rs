@@ -45,19 +45,21 @@ struct State {
 struct Message {
     from: usize,
     to: usize,
-    /// Number of fences that the sender had called before the sender sent this message.
+    /// Number of fences that the sender called before it sent this message.
     fences: u64,
     what: What,
 }
 
 #[derive(Debug)]
 enum What {
-    /// Data that was read when the message was sent: target address, data, and signal.
+    /// A put whose data was read when the message was sent. The fields are the target address, the
+    /// data, and the change of a signal word.
     Data(u64, Vec<u8>, Option<(u64, Atomic)>),
-    /// A copy whose source is read on arrival: target address, source address, length in bytes, and
-    /// signal.
+    /// A put whose data is read when the message arrives. The fields are the target address, the
+    /// source address, the length in bytes, and the change of a signal word.
     Copy(u64, u64, usize, Option<(u64, Atomic)>),
-    /// An atomic operation: address of the word, size of the word in bytes, and operation.
+    /// An atomic operation on a word. The fields are the address of the word, the size of the word
+    /// in bytes, and the operation.
     Change(u64, usize, Atomic),
 }
 
@@ -162,7 +164,7 @@ impl Network {
     /// network call, because calls use addresses in the caller's own heap.
     fn owner(&self, address: u64, bytes: usize) -> usize {
         self.find(address, bytes).unwrap_or_else(|| {
-            panic!("network call: the range of {bytes} bytes at {address:#x} lies outside the heaps, expected a range of the caller's heap")
+            panic!("network call: the {bytes} bytes at {address:#x} lie outside the heaps of all PEs, expected bytes in the heap of the caller")
         })
     }
 
@@ -172,7 +174,7 @@ impl Network {
         assert_eq!(
             self.find(address, bytes),
             Some(owner),
-            "network call: address {address:#x} lies outside the heap of PE {owner}, expected an address in the caller's heap"
+            "network call: address {address:#x} lies outside the heap of PE {owner}, which made the call; expected an address in this heap"
         );
         self.heaps[pe as usize].start + (address - self.heaps[owner].start)
     }
@@ -204,7 +206,7 @@ impl State {
     }
 }
 
-/// Delivers a message: writes its data, changes a word, or both.
+/// Delivers a message: the call takes effect in the memory of the receiving PE.
 fn deliver(message: Message) {
     let signal = match message.what {
         What::Data(to, bytes, signal) => {

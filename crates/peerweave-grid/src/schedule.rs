@@ -45,7 +45,8 @@ enum Preference {
     Starving,
 }
 
-/// The numbers of the runnable threads of a run, with the method that selects the next thread.
+/// The runnable threads of a run, by their numbers. [`Self::take`] selects the thread that runs
+/// next.
 #[derive(Debug)]
 pub(crate) struct Schedule {
     random: Random,
@@ -80,7 +81,7 @@ impl Schedule {
         self.ready.push_back(thread);
     }
 
-    /// Adds a thread that waits for a change of memory.
+    /// Adds a thread that waits until another thread changes memory.
     pub(crate) fn add_spinning(&mut self, thread: u32) {
         self.spinning.push_back(thread);
     }
@@ -121,7 +122,7 @@ impl Schedule {
         }
     }
 
-    /// Returns the number of steps after which the next thread is preempted.
+    /// Returns the number of steps that the next thread may run before it is preempted.
     pub(crate) fn quantum(&mut self) -> u32 {
         self.random.below(2 * self.quantum) as u32
     }

@@ -34,7 +34,8 @@ const GROUPS: usize = HEAD / GROUP;
 /// Number of groups of [`GROUP`] elements that one thread handles for its query.
 const OWN: usize = GROUPS / LANES;
 
-/// The argument of [`attend()`] with the sizes of the operands.
+/// The sizes of the operands of [`attend()`], and the position of the current block of keys and
+/// values.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, KernelArg)]
 pub struct Block {
@@ -42,8 +43,8 @@ pub struct Block {
     pub queries: u32,
     /// Number of keys in the block, which is also the number of values.
     pub keys: u32,
-    /// Number of rows that a head has in the memory of the queries, the state, the keys and the
-    /// values.
+    /// Number of rows in memory for each head. The queries, the state, the keys and the values all
+    /// have this number of rows.
     pub rows: u32,
     /// 1 if this is the first block of keys and values. In this case the kernel ignores the
     /// previous state. Otherwise 0.
@@ -70,7 +71,8 @@ fn unpack(group: u128) -> [f32; GROUP] {
     [0, 1, 2, 3].map(|index| f32::from_bits((group >> (32 * index)) as u32))
 }
 
-/// Returns the bits of the [`GROUP`] elements from element `first` on, packed in one integer.
+/// Reads [`GROUP`] consecutive elements, of which element `first` is the first. Returns their bits
+/// in one integer.
 #[inline(always)]
 fn pack(from: DeviceSlice<f32>, first: usize) -> u128 {
     let bits = |index: usize| u128::from(from.read(first + index).to_bits()) << (32 * index);

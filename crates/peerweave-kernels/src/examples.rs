@@ -1,10 +1,10 @@
 //! The kernels of the examples. Each kernel is launched by a program in the folder `examples` of
 //! the repository.
 //!
-//! [`ring()`] is the first program of NVSHMEM4Py's documentation. In [`pipeline()`] chunks pass
-//! through all PEs in order, and each PE processes one chunk while the next PE processes the
-//! previous chunk. In [`all_gather()`] the PEs pass parts around a ring, and process one part while
-//! the next part is passed.
+//! [`ring()`] is the first program of NVSHMEM4Py's documentation. In [`pipeline()`] each chunk of
+//! data visits all PEs in order. All PEs work at the same time, each on a different chunk. In
+//! [`all_gather()`] the PEs pass parts around a ring. A PE processes one part while it receives the
+//! next part.
 
 use peerweave_device::prelude::*;
 

@@ -14,13 +14,15 @@ pub const THREADS: u32 = 256;
 /// computes one tile.
 pub const TILE: usize = 32;
 
-/// Number of elements of a tile that each thread loads and computes.
+/// Number of elements of a tile for each thread. A thread loads this number of elements of the
+/// tiles of `a` and `b`, and computes this number of elements of the product.
 const OWN: usize = TILE * TILE / THREADS as usize;
 
-/// Number of rows of a tile that the threads of a block cover at a time.
+/// Number of rows of a tile that a block handles in one step, in which each thread handles one
+/// element.
 const STEP: usize = TILE / OWN;
 
-/// The argument of [`matmul()`] with the sizes of the matrices.
+/// The sizes of the matrices that [`matmul()`] multiplies, and the operation on the product.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, KernelArg)]
 pub struct Product {

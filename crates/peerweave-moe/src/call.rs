@@ -1,5 +1,5 @@
-//! Code that several kernels share: access to the lines of 16 bytes that ranks exchange, and the
-//! order of these accesses.
+//! Functions that several kernels call. They find the 16-byte lines that ranks exchange, and order
+//! the accesses to these lines.
 
 use crate::layout::{Exchange, MAX_RANKS, NOT_MAPPED};
 use crate::line::Lines;
@@ -24,8 +24,8 @@ pub(crate) fn pe_of(ctx: &Context, team: KernelTeam, rank: u32) -> u32 {
     ctx.team_pe(team, rank).unwrap_or(u32::MAX)
 }
 
-/// The addresses of one slice of symmetric memory on all ranks. The addresses are stored in the
-/// block's shared memory.
+/// For each rank, the address of one slice of symmetric memory in the memory of that rank. The
+/// addresses are stored in the block's shared memory.
 #[derive(Clone, Copy)]
 pub(crate) struct Peers(SharedSlice<u64>);
 
@@ -58,9 +58,9 @@ impl Peers {
     }
 }
 
-/// Orders the accesses of a rank that sends lines before the accesses of the rank that receives
-/// them. A kernel calls this function before it sends lines, and after it has received lines. On
-/// GPUs the start of a kernel orders these accesses, and this function does nothing.
+/// A fence between the accesses of a kernel and the accesses of other kernels. A kernel calls this
+/// function before it sends lines, and after it has received lines. On GPUs this function does
+/// nothing, because the start of a kernel orders the accesses.
 #[inline(always)]
 pub(crate) fn order() {
     if !cfg!(target_arch = "nvptx64") {

@@ -91,8 +91,9 @@ macro_rules! entries {
             send::<$class>(ctx, &exchange, team, results)
         }
 
-        /// For each token of this rank, receives the sums from the ranks of the token's experts,
-        /// and adds up the sums into a row of `outputs`.
+        /// Receives the sums that other ranks have sent for the tokens of this rank. For each
+        /// token, adds up the sums of all ranks that have experts of the token, and writes the
+        /// total to a row of `outputs`.
         #[kernel(max_threads = 512)]
         pub fn $receive(ctx: &Context, exchange: Exchange, team: KernelTeam, outputs: SymSlice<u128>) -> Result<(), Failed> {
             receive::<$class>(ctx, &exchange, team, outputs)

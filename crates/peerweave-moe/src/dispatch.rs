@@ -181,8 +181,9 @@ fn receive_tables(ctx: &Context, exchange: &Exchange, team: KernelTeam, bank: u6
     Ok(())
 }
 
-/// Stores an entry of the routing table that `rank` has sent. An entry consists of an expert's
-/// number, among the experts of all ranks, and a weight. Ignores an `index` after the last entry.
+/// Stores one entry of a routing table. `rank` has sent the table, and `index` is the index of the
+/// entry in the table. The entry consists of the number of an expert and a weight. Experts are
+/// numbered over all ranks. If `index` is after the last entry, stores nothing.
 #[inline(always)]
 fn keep(ctx: &Context, exchange: &Exchange, rank: u32, index: u64, entry: u64) {
     if index >= exchange.entries_per_rank() {
@@ -198,11 +199,12 @@ fn keep(ctx: &Context, exchange: &Exchange, rank: u32, index: u64, entry: u64) {
     }
 }
 
-/// Computes, for each entry whose expert is on this rank, the row in which the token is stored, and
-/// writes the row to [`Exchange::places`]. Also writes the first row of each expert to `offsets`.
+/// Assigns a row to each entry whose expert is on this rank, and writes the index of the row to
+/// [`Exchange::places`]. The token of the entry is later stored in this row. Also writes the first
+/// row of each expert to `offsets`, followed by the number of rows.
 ///
-/// Each warp has a range of entries, and counts the entries of each expert in its range. The counts
-/// of all warps determine, for each expert, the row of each warp's first entry.
+/// Each warp has a range of entries, and counts the entries of each expert in its range. From the
+/// counts of all warps, the function computes the first row of each warp for each expert.
 #[inline(always)]
 fn place(ctx: &Context, exchange: &Exchange, offsets: DeviceSlice<u32>) {
     let counted = peerweave_device::shared_array!(COUNTED: [u32; WARPS * MAX_LOCAL_EXPERTS]);
@@ -296,8 +298,8 @@ fn place(ctx: &Context, exchange: &Exchange, offsets: DeviceSlice<u32>) {
     }
 }
 
-/// Waits until all threads of the warp have called this function. `alone` must be true if the warp
-/// has only one thread. In this case, on the host, the function does not wait.
+/// Waits until all threads of the warp have called this function. `alone` states whether the warp
+/// has only one thread. On the host, a thread that is alone does not wait.
 #[inline(always)]
 fn sync_lanes(alone: bool) {
     if cfg!(target_arch = "nvptx64") || !alone {

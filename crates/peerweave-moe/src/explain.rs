@@ -1,4 +1,4 @@
-//! Conversion of failures of kernels to errors of the calls that launched them.
+//! Converts the failure of a kernel to an error that names the call which launched the kernel.
 
 use crate::layout::{NO_SUCH_EXPERT, NOT_MAPPED, REPEATED_EXPERT};
 use peerweave_core::Error;
@@ -12,10 +12,11 @@ pub(crate) struct Words {
 }
 
 impl Words {
-    /// Converts the failure of a kernel of an exchange to a failure of the call `call`, with a
-    /// message that explains the kernel's exit code. If `call` is `None`, the failure keeps the
-    /// name of the kernel. If an operation was skipped because such a kernel failed, returns the
-    /// converted failure of that kernel. Returns other errors unchanged.
+    /// Converts an error that a kernel of an exchange has caused. The converted error names `call`
+    /// instead of the kernel, and has a message that explains the kernel's exit code. If `call` is
+    /// `None`, the error keeps the name of the kernel. If `error` reports an operation that was
+    /// skipped because such a kernel failed, returns the converted error of that kernel. Returns
+    /// other errors unchanged.
     pub(crate) fn explain(self, call: Option<&'static str>, error: Error) -> Error {
         match error {
             Error::Skipped { because, .. } if is_of_an_exchange(&because) => self.explain(call, Error::clone(&because)),

@@ -1,5 +1,5 @@
-//! The argument of every kernel, the layout of the memory of an exchange, and the limits and exit
-//! codes of kernels.
+//! The argument that all kernels take, [`Exchange`]. It describes the memory of an exchange and the
+//! layout of that memory. This module also has the limits and the exit codes of the kernels.
 
 use peerweave_device::prelude::*;
 
@@ -32,9 +32,9 @@ pub struct Layout {
     pub max_tokens: u32,
     /// Number of 16-byte lines in a token.
     pub token_lines: u32,
-    /// Number of 16-byte lines in the scales of a token.
+    /// Number of 16-byte lines that the scales of a token occupy.
     pub scale_lines: u32,
-    /// Number of 16-byte lines in the result for a token.
+    /// Number of 16-byte lines that the result for a token occupies.
     pub result_lines: u32,
 }
 
@@ -46,27 +46,29 @@ pub struct Layout {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, KernelArg)]
 pub struct Exchange {
-    /// Memory for arriving tokens, divided into two banks that successive dispatches use
-    /// alternately. Each bank has a routing table and rows for each sending rank.
+    /// Memory for tokens that arrive from other ranks. The memory has two banks, and dispatches use
+    /// the two banks alternately. In each bank, every sending rank has a routing table and
+    /// `max_tokens` rows.
     pub inbox: SymSlice<u128>,
-    /// Memory for arriving results, with rows for each sending rank.
+    /// Memory for results that arrive from other ranks. For each sending rank there are
+    /// `max_tokens` rows.
     pub returns: SymSlice<u128>,
     /// The entries of all ranks: one for each expert of each token. The lower half of an entry is
     /// the index of the expert among the experts of this rank, or [`NOTHING`]. The upper half holds
     /// the bits of the weight.
     pub entries: SymSlice<u64>,
-    /// For each entry of each rank, the row on this rank for the entry's token and expert, or
-    /// [`NOTHING`].
+    /// For each entry of each rank: the row of this rank that holds the token of the entry for the
+    /// expert of the entry. [`NOTHING`] if the expert is not on this rank.
     pub places: SymSlice<u32>,
-    /// For each entry of this rank, the rank that has the expert, or [`NOTHING`].
+    /// For each entry of this rank: the rank that has the expert of the entry. [`NOTHING`] if the
+    /// entry has no expert.
     pub routes: SymSlice<u32>,
     /// For each rank, the number of tokens that the rank sent in the dispatch that this rank
     /// received last.
     pub counts: SymSlice<u32>,
     /// One word: the number of dispatches that this rank has received.
     pub counter: SymSlice<u64>,
-    /// The value that a line of [`Self::inbox`] or [`Self::returns`] contains until the data of
-    /// that line has arrived.
+    /// The content of a line of [`Self::inbox`] or [`Self::returns`] whose data has not arrived.
     pub sentinel: u128,
     /// The sizes of the exchange.
     pub layout: Layout,
@@ -118,30 +120,30 @@ impl Layout {
         u64::from(self.ranks) * u64::from(self.max_tokens) * u64::from(self.result_lines)
     }
 
-    /// Returns the index, in [`Exchange::inbox`], of the first line of the routing table that
-    /// `rank` sends. `bank` is the number of the dispatch, whose lowest bit selects one of the two
+    /// Returns the line of [`Exchange::inbox`] at which the routing table from rank `rank` starts.
+    /// `bank` is the number of the dispatch. The lowest bit of this number selects one of the two
     /// banks.
     #[inline(always)]
     pub(crate) fn table(&self, bank: u64, rank: u32) -> u64 {
         ((bank & 1) * u64::from(self.ranks) + u64::from(rank)) * self.lines_per_rank()
     }
 
-    /// Returns the index, in [`Exchange::inbox`], of the first line of the row for a token that
-    /// `rank` sends. `bank` is the number of the dispatch, as for [`Self::table`].
+    /// Returns the line of [`Exchange::inbox`] at which the row for token `token` from rank `rank`
+    /// starts. `bank` is the number of the dispatch, as for [`Self::table`].
     #[inline(always)]
     pub(crate) fn row(&self, bank: u64, rank: u32, token: u64) -> u64 {
         self.table(bank, rank) + table_lines(self.entries_per_rank()) + token * self.row_lines()
     }
 
-    /// Returns the index, in [`Exchange::returns`], of the first line of the result that `rank`
-    /// sends for a token of this rank.
+    /// Returns the line of [`Exchange::returns`] at which the result from rank `rank` starts. The
+    /// result is for token `token` of the rank that receives the result.
     #[inline(always)]
     pub(crate) fn result(&self, rank: u32, token: u64) -> u64 {
         (u64::from(rank) * u64::from(self.max_tokens) + token) * u64::from(self.result_lines)
     }
 
-    /// Returns the index, in [`Exchange::entries`], of the first entry of a token that `rank` has
-    /// sent.
+    /// Returns the index in [`Exchange::entries`] at which the entries of token `token` from rank
+    /// `rank` start.
     #[inline(always)]
     pub(crate) fn entry(&self, rank: u32, token: u64) -> usize {
         (u64::from(rank) * self.entries_per_rank() + token * u64::from(self.top_k)) as usize

@@ -7,8 +7,9 @@ use peerweave_device::gpu::{self, Vector};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
-/// Maximum number of lines in a batch. A thread has all accesses to a batch in flight together. On
-/// the host, a thread looks up the row of a token once for each batch.
+/// Maximum number of lines in a batch. On GPUs, a thread has the accesses to all lines of a batch
+/// in flight at the same time. On the host, batches are larger, because a thread looks up the row
+/// of a token once for each batch.
 pub(crate) const BATCH: usize = if cfg!(target_arch = "nvptx64") { 4 } else { 64 };
 
 #[inline(always)]
@@ -50,7 +51,8 @@ impl Batch {
         !cfg!(target_arch = "nvptx64") && self.step == 1
     }
 
-    /// Returns the lines that this batch uses: the first lines of the array `lines`.
+    /// Returns the part of `lines` that holds the lines of this batch. These are the first elements
+    /// of the array.
     #[inline(always)]
     pub(crate) fn piece(self, lines: &[Vector; BATCH]) -> &[Vector] {
         &lines[..self.count]
@@ -63,8 +65,8 @@ impl Batch {
     }
 }
 
-/// Divides `lines` lines, with indices from 0, among the threads of the block. Calls `each` with
-/// each batch of this thread.
+/// Divides the lines with the indices from 0 to `lines - 1` among the threads of the block. The
+/// lines of this thread form batches. Calls `each` for every batch of this thread.
 #[inline(always)]
 pub(crate) fn in_batches(lines: u64, mut each: impl FnMut(Batch) -> Result<(), Failed>) -> Result<(), Failed> {
     let step = u64::from(gpu::block_threads());
@@ -307,17 +309,17 @@ pub(crate) struct Rows {
     scales: Operand,
     token_lines: u64,
     scale_lines: u64,
-    /// Whether writes of consecutive lines of tokens bypass the caches.
+    /// Whether writes of tokens on the host bypass the caches.
     streams: bool,
 }
 
-/// The writes of tokens on the host bypass the caches if all ranks together write at least this
-/// many bytes of tokens.
+/// Minimum number of bytes for which writes of tokens on the host bypass the caches. The number
+/// counts the tokens that all ranks together write in one call.
 const STREAMING_BYTES: u64 = 16 << 20;
 
 impl Rows {
-    /// Returns the rows of a call. `all` is the number of rows that all ranks together write in
-    /// this call.
+    /// Returns the rows that a call reads or writes. `all` is the number of rows that all ranks
+    /// together write in this call.
     #[inline(always)]
     pub(crate) fn new(ctx: &Context, exchange: &Exchange, tokens: SymSlice<u128>, scales: SymSlice<u128>, all: u64) -> Self {
         Self {
@@ -336,8 +338,9 @@ impl Rows {
         self.token_lines.saturating_sub(batch.first).min(batch.count as u64) as usize
     }
 
-    /// Returns the index, among the lines of the scales of all tokens, of the first line of scales
-    /// in a batch. The batch must be consecutive ([`Batch::is_piece`]).
+    /// Returns the index of the first line of a batch that holds scales. The index counts the lines
+    /// of scales of all rows. `row` is the row of the batch. The batch must be consecutive
+    /// ([`Batch::is_piece`]).
     #[inline(always)]
     fn first_scale(self, row: u64, batch: Batch) -> u64 {
         row * self.scale_lines + batch.first.saturating_sub(self.token_lines)
@@ -351,7 +354,8 @@ impl Rows {
         }
     }
 
-    /// Reads the lines of a batch of a row.
+    /// Reads the lines of a batch from the row with the index `row`. Writes their content to
+    /// `values`.
     #[inline(always)]
     pub(crate) fn read_batch(self, row: u64, batch: Batch, values: &mut [Vector; BATCH]) {
         if batch.is_piece() {
@@ -370,7 +374,8 @@ impl Rows {
         }
     }
 
-    /// Writes the lines of a batch of a row.
+    /// Writes the lines of a batch to the row with the index `row`. `values` has the new content of
+    /// the lines.
     #[inline(always)]
     pub(crate) fn write_batch(self, row: u64, batch: Batch, values: &[Vector; BATCH]) {
         if batch.is_piece() {

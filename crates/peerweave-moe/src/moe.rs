@@ -138,7 +138,7 @@ pub struct Moe<T, Y> {
     /// Number of tokens of the last dispatch.
     tokens: usize,
     pe: Pe,
-    /// Maximum number of blocks of a kernel, and number of threads of a block.
+    /// The maximum number of blocks in a launch, and the number of threads in each block.
     launch: [u32; 2],
     types: PhantomData<fn(T) -> Y>,
 }
@@ -208,9 +208,9 @@ fn random() -> u128 {
     half() | (half() << 64)
 }
 
-/// Checks that all PEs of the world create exchanges with the same shape, element sizes and number
-/// of ranks. Also checks that either all PEs or no PE has found a wrong value. `is_wrong` states
-/// whether this PE has found a wrong value.
+/// Checks that all PEs of the world have passed the same shape, element sizes and number of ranks.
+/// `is_wrong` states whether this PE has found a wrong value in its shape. If only some PEs have
+/// found a wrong value, the check fails too.
 fn agree(world: &World, shape: &Shape, [ranks, token_bytes, result_bytes]: [usize; 3], is_wrong: bool) -> Result<()> {
     let Shape { experts, top_k, hidden, max_tokens, scales, .. } = *shape;
     let mine = [experts, top_k, hidden, max_tokens, scales, token_bytes, result_bytes, ranks, usize::from(is_wrong)];
@@ -219,7 +219,7 @@ fn agree(world: &World, shape: &Shape, [ranks, token_bytes, result_bytes]: [usiz
     world.team().all_gather_blocking(&[mine], &mut all)?;
     let describe = |of: [u64; 9]| {
         let [experts, top_k, hidden, max_tokens, scales, token_bytes, result_bytes, ranks, is_wrong] = of;
-        let refused = if is_wrong == 1 { "; a value of this shape is wrong" } else { "" };
+        let refused = if is_wrong == 1 { "; this shape contains a wrong value" } else { "" };
         format!(
             "an exchange of {experts} experts among {ranks} ranks, {top_k} experts for each token, {hidden} elements \
              for each token ({token_bytes} bytes each), {scales} scales, results with elements of {result_bytes} bytes, \
@@ -260,10 +260,10 @@ impl<T: Element, Y: Output> Moe<T, Y> {
     ///
     /// # Errors
     /// [`Misuse`] if all PEs pass the same shape, but the shape does not fit the team or the types.
-    /// [`Error::Mismatch`](peerweave_core::Error::Mismatch) on all PEs if the PEs pass different
-    /// shapes, sizes of types or sizes of teams, or if only some PEs pass a wrong value. After
-    /// these checks, the call allocates symmetric memory and ends with a barrier. The call also
-    /// returns the errors of the allocation and of the barrier.
+    /// [`Error::Mismatch`](peerweave_core::Error::Mismatch) on all PEs if the shapes, the sizes of
+    /// the types or the sizes of the teams differ between PEs, or if only some PEs pass a wrong
+    /// value. Also the errors of the allocation of symmetric memory and of the barrier, which
+    /// follow these checks.
     pub fn new(world: &World, team: &Team, stream: &Stream, shape: Shape) -> Result<Self> {
         let ranks = team.size();
         // The PEs agree even if this PE has found a wrong value, so that no other PE waits for it.
@@ -443,9 +443,9 @@ impl<T: Element, Y: Output> Moe<T, Y> {
         Ok(self.explained(call, ticket))
     }
 
-    /// Adds a message to an error of [`Stream::synchronize`] if the error is the failure of a
-    /// kernel of an exchange. Tickets of this exchange have the same message. Returns other errors
-    /// unchanged.
+    /// Explains an error of [`Stream::synchronize`]. If a kernel of an exchange has failed, returns
+    /// the error with a message that explains the failure. The errors of this exchange's tickets
+    /// already have this message. Returns other errors unchanged.
     pub fn explain(&self, error: Error) -> Error {
         Words { experts: self.shape.experts, pe: self.pe }.explain(None, error)
     }
@@ -508,7 +508,8 @@ impl<T: Element, Y: Output> Moe<T, Y> {
         lines(call, "outputs", outputs)
     }
 
-    /// Returns the lines of the scales of `count` tokens or rows.
+    /// Checks the scales that a call passes for `count` tokens or rows, and returns them as 16-byte
+    /// lines.
     fn scales(&self, call: &'static str, scales: Option<&Symmetric<f32>>, count: usize) -> Result<Symmetric<u128>> {
         match scales {
             Some(scales) => {
@@ -516,7 +517,11 @@ impl<T: Element, Y: Output> Moe<T, Y> {
                 lines(call, "scales", scales)
             }
             None if self.shape.scales == 0 => Ok(self.memory.nothing.clone()),
-            None => Err(Misuse { call, kind: MisuseKind::Missing { argument: "scales", why: "the shape has scales" } }.into()),
+            None => Err(Misuse {
+                call,
+                kind: MisuseKind::Missing { argument: "scales", why: "the tokens of this shape have scales" },
+            }
+            .into()),
         }
     }
 

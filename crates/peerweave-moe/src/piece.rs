@@ -40,9 +40,9 @@ pub(crate) unsafe fn store(to: u64, lines: &[Vector]) {
     }
 }
 
-/// Like [`store`], but the writes bypass the caches if the processor supports such writes. In this
-/// case, the processor does not read the memory before it writes. [`end_streaming`] orders these
-/// writes before later writes.
+/// Like [`store`], but the writes bypass the caches if the processor supports such writes. A write
+/// that bypasses the caches does not first read the memory into a cache. [`end_streaming`] orders
+/// these writes before later writes.
 ///
 /// # Safety
 /// As for [`load`].

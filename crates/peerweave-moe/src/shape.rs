@@ -77,10 +77,10 @@ impl Shape {
             return wrong("top_k", self.top_k, "at most the number of experts, because the experts of a token are distinct");
         }
         if self.hidden == 0 || !self.hidden.saturating_mul(token_bytes).is_multiple_of(LINE) {
-            return wrong("hidden", self.hidden, "1 or more elements that together take a multiple of 16 bytes in a token");
+            return wrong("hidden", self.hidden, "at least 1 element, and a multiple of 16 bytes in each token");
         }
         if !self.hidden.saturating_mul(result_bytes).is_multiple_of(LINE) {
-            return wrong("hidden", self.hidden, "elements that together take a multiple of 16 bytes in a result");
+            return wrong("hidden", self.hidden, "a number of elements that takes a multiple of 16 bytes in each result");
         }
         if !self.scales.saturating_mul(size_of::<f32>()).is_multiple_of(LINE) {
             return wrong("scales", self.scales, "a multiple of 4 scales");

@@ -20,18 +20,20 @@ pub(crate) trait Class {
 
     /// Converts the elements of a line to `f32`. Values after the last element are 0.
     fn unpack(line: Vector) -> [f32; MOST];
-    /// Converts values back to the elements of a line, rounding to nearest, ties to even.
+    /// Converts `f32` values to the elements of a line. Each value is rounded to nearest, ties to
+    /// even.
     fn pack(values: [f32; MOST]) -> Vector;
 
     /// Converts an element to `f32`.
     #[cfg(not(target_arch = "nvptx64"))]
     fn widen(bits: Self::Bits) -> f32;
-    /// Converts a value back to an element, rounding to nearest, ties to even.
+    /// Converts an `f32` value to an element. The value is rounded to nearest, ties to even.
     #[cfg(not(target_arch = "nvptx64"))]
     fn narrow(value: f32) -> Self::Bits;
 }
 
-/// Converts each of the four 32-bit words of a line to two values, by calls of `values`.
+/// Converts the elements of a line to `f32`. The line has four words of 32 bits. `values` converts
+/// one word to two values.
 #[inline(always)]
 fn words(line: Vector, values: impl Fn(u32) -> [f32; 2]) -> [f32; MOST] {
     let [a, b] = values(line[0] as u32);
@@ -41,7 +43,8 @@ fn words(line: Vector, values: impl Fn(u32) -> [f32; 2]) -> [f32; MOST] {
     [a, b, c, d, e, f, g, h]
 }
 
-/// The inverse of [`words`]: converts each pair of values to a 32-bit word, by calls of `pair`.
+/// The inverse of [`words`]: converts eight values to a line. `pair` converts two consecutive
+/// values to one word of 32 bits.
 #[inline(always)]
 fn line([a, b, c, d, e, f, g, h]: [f32; MOST], pair: impl Fn([f32; 2]) -> u32) -> Vector {
     let half = |low: u32, high: u32| u64::from(low) | (u64::from(high) << 32);
@@ -135,8 +138,8 @@ impl Class for Float32 {
 
 /// The sums of the elements of a batch.
 pub(crate) struct Sums<C> {
-    /// The sums of the elements of each line. On the host, if the lines are consecutive
-    /// ([`Batch::is_piece`]), the sums of all elements follow each other without gaps.
+    /// One sum for each element of each line. If the batch is consecutive ([`Batch::is_piece`]),
+    /// the sums of all lines follow each other without gaps.
     values: [[f32; MOST]; BATCH],
     class: PhantomData<C>,
 }
@@ -148,7 +151,7 @@ impl<C: Class> Sums<C> {
         Self { values: [[0.0; MOST]; BATCH], class: PhantomData }
     }
 
-    /// Applies `scaled` to each element of the lines, and adds the results to the sums.
+    /// Calls `scaled` with each element of `lines`, and adds the returned values to the sums.
     #[inline(always)]
     pub(crate) fn add(&mut self, batch: Batch, lines: &[Vector; BATCH], scaled: impl Fn(f32) -> f32) {
         #[cfg(not(target_arch = "nvptx64"))]
@@ -163,7 +166,7 @@ impl<C: Class> Sums<C> {
         });
     }
 
-    /// Rounds the sums to the type of results, and writes them to lines.
+    /// Rounds the sums to the element type of the results, and writes the rounded sums to `lines`.
     #[inline(always)]
     pub(crate) fn round(&self, batch: Batch, lines: &mut [Vector; BATCH]) {
         #[cfg(not(target_arch = "nvptx64"))]
@@ -174,7 +177,8 @@ impl<C: Class> Sums<C> {
     }
 }
 
-/// Sums of consecutive lines, by loops over elements that the compiler vectorises.
+/// Adds up consecutive lines on the host. The code consists of simple loops over elements, which
+/// the compiler vectorises.
 #[cfg(not(target_arch = "nvptx64"))]
 mod host {
     use super::{Class, Vector};
@@ -207,13 +211,13 @@ mod host {
         }
     }
 
-    /// Applies `scaled` to each element of the lines, and adds the results to the sums.
+    /// Calls `scaled` with each element of `lines`, and adds the returned values to the sums.
     #[inline(always)]
     pub(super) fn add<C: Class>(sums: &mut [f32], lines: &[Vector], scaled: impl Fn(f32) -> f32) {
         vectorised(|| add_all::<C>(sums, lines, scaled));
     }
 
-    /// Rounds the sums to the type of results, and writes them to lines.
+    /// Rounds the sums to the element type of the results, and writes the rounded sums to `lines`.
     #[inline(always)]
     pub(super) fn round<C: Class>(sums: &[f32], lines: &mut [Vector]) {
         vectorised(|| round_all::<C>(sums, lines));

@@ -155,7 +155,7 @@ fn different_shapes_are_a_mismatch_on_all_pes() {
         (Shape::new(6, 2, 16, 3), "at most 3 tokens"),
         (shape.scales(4), "4 scales"),
         (Shape::new(6, 0, 16, 4), "0 experts for each token"),
-        (shape.launch(0, 32), "a value of this shape is wrong"),
+        (shape.launch(0, 32), "this shape contains a wrong value"),
     ] {
         let outcomes = on_threads(3, |world| {
             let stream = world.stream()?;

@@ -7,7 +7,10 @@
 //! Invariant: a kernel writes word 0 last, and does not write word 0 if a wait of the kernel has
 //! failed.
 #![no_std]
-#![allow(clippy::too_many_arguments, reason = "the parameters of a kernel are in registers; a struct would be in memory")]
+#![allow(
+    clippy::too_many_arguments,
+    reason = "the parameters of a kernel stay in registers; a struct of the parameters would be in memory"
+)]
 
 /// Runs the examples of the README as tests.
 #[cfg(doctest)]
@@ -23,8 +26,8 @@ pub const OUTCOME_DONE: u64 = 1;
 /// The value of word 0 of the array `outcome` if [`stream_wait()`] tested the condition only once
 /// and the condition did not hold.
 pub const OUTCOME_NOT_YET: u64 = 2;
-/// Index, in the array `outcome`, of the first word that contains the bits for [`until::SOME`]. Bit
-/// `i` is set if awaited word `i` satisfied the comparison.
+/// Index of the first word of the array `outcome` that contains the bits for [`until::SOME`]. Bit
+/// `i` is 1 if awaited word `i` is not excluded and has satisfied the comparison.
 pub const OUTCOME_BITS: usize = 2;
 
 /// The conditions for which [`stream_wait()`] can wait.
@@ -37,9 +40,9 @@ pub mod until {
     /// words are excluded. To word 1 of the outcome, the kernel writes 1 plus the index of a
     /// non-excluded word that satisfies the comparison; 0 if there is no such word.
     pub const ANY: u32 = 1;
-    /// The same condition as [`ANY`]. In addition, the kernel writes one bit for each awaited word
-    /// to the outcome, from word [`OUTCOME_BITS`](super::OUTCOME_BITS) on. The bit is 1 if the word
-    /// is not excluded and has satisfied the comparison.
+    /// The same condition as [`ANY`]. In addition, the kernel writes bits to the outcome, which
+    /// start at word [`OUTCOME_BITS`](super::OUTCOME_BITS). Each awaited word has one bit. The bit
+    /// is 1 if the word is not excluded and satisfies the comparison.
     pub const SOME: u32 = 2;
 }
 
@@ -57,15 +60,18 @@ pub mod atomic {
     pub const COMPARE_SWAP: u32 = 3;
     /// Adds the operand to the element, and fetches the old value.
     pub const ADD: u32 = 4;
-    /// Replaces the element by its bitwise AND with the operand, and fetches the old value.
+    /// Replaces the element by the bitwise AND of the element and the operand. Fetches the old
+    /// value.
     pub const AND: u32 = 5;
-    /// Replaces the element by its bitwise OR with the operand, and fetches the old value.
+    /// Replaces the element by the bitwise OR of the element and the operand. Fetches the old
+    /// value.
     pub const OR: u32 = 6;
-    /// Replaces the element by its bitwise XOR with the operand, and fetches the old value.
+    /// Replaces the element by the bitwise XOR of the element and the operand. Fetches the old
+    /// value.
     pub const XOR: u32 = 7;
 }
 
-/// Returns the comparison `c` for which `c as u32` is `number`.
+/// Converts the number of a comparison to the [`Compare`] that has this number.
 #[inline(always)]
 fn comparison(number: u32) -> Compare {
     match number {
@@ -92,8 +98,8 @@ fn is_excluded(exclude: DeviceSlice<u64>, index: usize) -> bool {
     index / 64 < exclude.len() && exclude.read(index / 64) >> (index % 64) & 1 != 0
 }
 
-/// Writes one bit for each awaited word to `outcome`: 1 if the word is not excluded and satisfies
-/// the comparison. Returns whether any bit is 1.
+/// Tests all awaited words, and writes one bit for each word to `outcome`. The bit is 1 if the word
+/// is not excluded and satisfies the comparison. Returns whether any bit is 1.
 #[inline(always)]
 fn mark(ctx: &Context, words: &AwaitedWords<impl Fn(usize) -> u64, impl Fn(usize) -> bool>, outcome: DeviceSlice<u64>) -> bool {
     let (mut place, mut bits) = (0, 0);

@@ -59,11 +59,11 @@ use peerweave_types::KernelOp;
 /// Number of slots for inputs in the ring of a block. The ring has the same number of slots for
 /// results.
 const SLOTS: u64 = 3;
-/// Size in bytes of the memory for the two flags that one rank raises for one block of another
-/// rank. Each flag has its own cache line.
+/// Size in bytes of the memory for two flags, each in its own cache line. One rank raises these
+/// flags for one block of another rank.
 pub const FLAG_BYTES: u64 = 256;
-/// Offset of the offer in the [`FLAG_BYTES`] bytes of a rank's flags. The offer, which the module
-/// documentation explains, is in the cache line of the first flag.
+/// Offset of the offer in the [`FLAG_BYTES`] bytes of a rank's flags. The offer is in the cache
+/// line of the first flag. The module documentation explains offers.
 const OFFER: u64 = 8;
 /// Offset of the second flag in the [`FLAG_BYTES`] bytes of a rank's flags. The first flag has
 /// offset 0.
@@ -76,7 +76,7 @@ pub const fn ring_bytes(blocks: u32, slot_bytes: u64) -> u64 {
     blocks as u64 * (MAX_RANKS as u64 * FLAG_BYTES + SLOTS * 2 * slot_bytes)
 }
 
-/// The values of one block of the chunked kernel that stay the same in all rounds of a launch.
+/// The state of one block of the chunked kernel. It does not change during a launch.
 struct Block<'a, const PLAIN: bool> {
     ctx: &'a Context,
     call: &'a Call,
@@ -94,16 +94,16 @@ struct Block<'a, const PLAIN: bool> {
 }
 
 impl<const PLAIN: bool> Block<'_, PLAIN> {
-    /// Returns the address of the two flags that rank `rank` raises for this block in the staging
-    /// area at `area`.
+    /// Returns the address of the two flags that rank `rank` raises for this block. `area` is the
+    /// address of the staging area that contains the flags.
     #[inline(always)]
     fn flags(&self, area: u64, rank: u32) -> u64 {
         area + (u64::from(gpu::block_idx().x) * MAX_RANKS as u64 + u64::from(rank)) * FLAG_BYTES
     }
 
-    /// Returns the address, in the staging area at `area`, of this block's memory for the chunk
-    /// that rank `rank` pushes in round `round`. If `is_result` is true, that chunk is a result,
-    /// otherwise an input.
+    /// Returns the address at which the chunk that rank `rank` pushes to this block in round
+    /// `round` is stored. `area` is the address of the receiver's staging area. If `is_result` is
+    /// true, the chunk is a part of the result, otherwise a part of an input.
     #[inline(always)]
     fn slot(&self, area: u64, round: u64, rank: u32, is_result: bool) -> u64 {
         let slot = (u64::from(gpu::block_idx().x) * SLOTS + (self.before + round) % SLOTS) * 2 + u64::from(is_result);
@@ -111,8 +111,9 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
         rings + slot * self.call.bank_bytes + u64::from(rank) * self.slot_lines * LINE_BYTES as u64
     }
 
-    /// Returns the first line and the number of lines of this block's chunk of part `rank` in round
-    /// `round`. Lines are counted from the start of the whole input.
+    /// Returns the first line and the number of lines of the chunk that this block handles in round
+    /// `round`. The chunk belongs to part `rank` of the input. Lines are counted from the start of
+    /// the whole input.
     #[inline(always)]
     fn range(&self, round: u64, rank: u32) -> (u64, u64) {
         let in_part = (round * u64::from(gpu::grid_dim().x) + u64::from(gpu::block_idx().x)) * self.chunk;
@@ -121,8 +122,8 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
         (line, end.saturating_sub(line).min(self.chunk))
     }
 
-    /// Pushes one chunk of this rank's input to each other rank: the chunk of the part that the
-    /// other rank reduces.
+    /// Pushes one chunk of this rank's input to each other rank. The chunk belongs to the part that
+    /// the receiving rank reduces.
     #[inline(always)]
     fn push<T: Class>(&self, round: u64) {
         let call = self.call;
@@ -140,8 +141,8 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
         }
     }
 
-    /// Reduces the chunks of this rank's part that all ranks have pushed, and pushes the result to
-    /// every rank.
+    /// Reduces the chunks that all ranks have pushed for this rank's part, and pushes the reduced
+    /// chunk to every rank that gets it.
     #[inline(always)]
     fn reduce<T: Class, const W: usize>(&self, round: u64) {
         let call = self.call;
@@ -190,7 +191,7 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
         }
     }
 
-    /// Copies the reduced chunks of the other ranks' parts from the ring to the result.
+    /// Copies the chunks that the other ranks have reduced from the ring to the result.
     #[inline(always)]
     fn copy<T: Class>(&self, round: u64) {
         let call = self.call;
@@ -221,9 +222,10 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
         }
     }
 
-    /// Returns the offer of the rank `k` places after this rank: the distance from that rank's
-    /// staging area to that rank's result buffer, or 0 for no offer. Returns 0 if `k` is 0 or is
-    /// not below the number of ranks. This thread must have seen the first flag of that rank.
+    /// Returns the offer of the rank `k` places after this rank. The offer is the distance from
+    /// that rank's staging area to its result buffer, or 0 if the rank offers no buffer. This
+    /// thread must have seen the first flag of that rank. Returns 0 if `k` is 0 or is not less than
+    /// the number of ranks.
     #[inline(always)]
     fn offer(&self, k: u32) -> u64 {
         if k == 0 || k >= self.call.ranks {
@@ -234,8 +236,9 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
         unsafe { <u64 as Access<Sys>>::load_relaxed(word) }
     }
 
-    /// Raises this rank's flag at offset `at` on every other rank: 0 is the first flag, [`SECOND`]
-    /// the second. The flag becomes visible after all earlier accesses of the block's threads.
+    /// Raises one of this rank's two flags on every other rank. If `at` is 0, raises the first
+    /// flag. If `at` is [`SECOND`], raises the second flag. The flag becomes visible after all
+    /// earlier accesses of the block's threads.
     #[inline(always)]
     fn raise(&self, round: u64, at: u64) {
         gpu::sync_threads();
@@ -247,8 +250,8 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
         }
     }
 
-    /// Waits until every other rank has raised its flag at offset `at` for round `round`: 0 is the
-    /// first flag, [`SECOND`] the second.
+    /// Waits until every other rank has raised a flag for round `round`. If `at` is 0, waits for
+    /// the first flags. If `at` is [`SECOND`], waits for the second flags.
     #[inline(always)]
     fn wait(&self, round: u64, at: u64) -> Result<(), Failed> {
         let (call, thread) = (self.call, gpu::thread_idx().x);

@@ -29,31 +29,31 @@ struct Thread<'a, const PLAIN: bool> {
     banks: Lines,
     /// Number of 16-byte lines of the input.
     lines: u64,
-    /// Number of lines in each of the parts of the input. There is one part for each rank.
+    /// Number of lines in a part of the input. The input has one part for each rank.
     part: u64,
     /// Number of lines of all parts together. In a bank, the reduced parts start at this line.
     results: u64,
-    /// Distance between consecutive lines that this thread handles, in lines.
+    /// Distance from each line that this thread handles to its next line, in lines.
     step: u64,
 }
 
 impl<const PLAIN: bool> Thread<'_, PLAIN> {
-    /// Returns a line of this rank's input as the rank sends it: multiplied by the scalar if the
-    /// reduction is `PreMulSum`, otherwise unchanged.
+    /// Returns a line of this rank's input in the form in which the rank sends it. If the reduction
+    /// is `PreMulSum`, the elements are multiplied by the scalar. Otherwise they are unchanged.
     #[inline(always)]
     fn outgoing<T: Class>(&self, line: u64) -> Vector {
         outgoing::<T, PLAIN>(self.call.op, self.call.scalar, self.send.read::<T>(line))
     }
 
-    /// Returns the [`Row`] of the lines that this rank reduces to line `index` of its part: one
-    /// line from every rank's input.
+    /// Returns the [`Row`] that this rank reduces to line `index` of its part. The row has one line
+    /// of each rank's input.
     #[inline(always)]
     fn inputs(&self, index: u64) -> Row {
         Row { lines: self.banks, first: index, stride: self.part, ranks: self.call.ranks }
     }
 
-    /// Pushes a reduced line to up to `W` ranks: the ranks from `base` to `base + W - 1` places
-    /// after this rank, except this rank and ranks that get no result.
+    /// Pushes a reduced line to the ranks that are `base` to `base + W - 1` places after this rank.
+    /// Omits this rank, and ranks that get no result.
     #[inline(always)]
     fn push<const W: usize>(&self, base: u32, line: u64, result: Vector) {
         let call = self.call;
@@ -79,8 +79,9 @@ impl<const PLAIN: bool> Thread<'_, PLAIN> {
         }
     }
 
-    /// Reduces the lines of this rank's part from line `index`, two lines at a time, and pushes the
-    /// reduced lines. Returns the number of the first line of this thread that it has not reduced.
+    /// Reduces lines of this rank's part, and pushes the reduced lines. Reduces only lines of this
+    /// thread, starts at line `index`, and takes two lines at a time. An odd last line is not
+    /// reduced. Returns the index of this thread's first line that was not reduced.
     #[inline(always)]
     fn reduce_lines<T: Class, const W: usize>(&self, mut index: u64) -> Result<u64, Failed> {
         let part = u64::from(self.call.rank) * self.part;
@@ -98,8 +99,8 @@ impl<const PLAIN: bool> Thread<'_, PLAIN> {
         Ok(index)
     }
 
-    /// Writes received reduced lines to the result. `lines` has line `index` of the part of each
-    /// other rank.
+    /// Writes reduced lines that have arrived from other ranks to the result. `lines` has one line
+    /// for each rank: line `index` of the part that the rank has reduced.
     #[inline(always)]
     fn copy_line<T: Class, const W: usize>(&self, index: u64, lines: &[Vector; W]) {
         for (rank, value) in (0..).zip(lines) {
@@ -109,9 +110,9 @@ impl<const PLAIN: bool> Thread<'_, PLAIN> {
         }
     }
 
-    /// Copies the reduced lines of the other ranks' parts to the result, from line `index`, two
-    /// lines of each part at a time. Returns the number of the first line of this thread that it
-    /// has not copied.
+    /// Copies the parts that the other ranks have reduced to the result. Copies only lines of this
+    /// thread, starts at line `index` of each part, and takes two lines at a time. An odd last line
+    /// is not copied. Returns the index of this thread's first line that was not copied.
     #[inline(always)]
     fn copy_lines<T: Class, const W: usize>(&self, mut index: u64) -> Result<u64, Failed> {
         let end = self.lines.saturating_sub(u64::from(self.call.ranks - 1) * self.part);

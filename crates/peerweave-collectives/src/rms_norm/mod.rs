@@ -1,7 +1,7 @@
 //! Kernels that carry out an all_reduce, add a residual, compute RMSNorm, and optionally quantise
 //! the result.
 //!
-//! For an input of rows, each rank computes
+//! The input consists of rows. From it, each rank computes
 //!
 //! - `x = all_reduce(input) + residual`, which the kernel stores in the place of the residual,
 //! - `y = x · weight / √(mean(x²) + epsilon)` for each row of `x`, which is the result.
@@ -22,8 +22,9 @@
 //! number of rows. All ranks get the same bits, because each rank computes its result from the same
 //! `x` in the same order.
 //!
-//! One block of a rank handles a row in all steps. So a thread synchronises only with the threads
-//! of its block. The result may overwrite the input.
+//! On each rank, one block handles a row in all steps. So on its own rank, a thread synchronises
+//! only with the threads of its block. Between ranks, a thread waits for lines of the other ranks.
+//! The result may overwrite the input.
 //!
 //! The length of a row and the addresses of all operands are multiples of [`LINE_BYTES`].
 
@@ -139,9 +140,9 @@ pub const fn bank_bytes(algorithm: Algorithm, rows: u64, row_lines: u64, ranks: 
     lines * LINE_BYTES as u64
 }
 
-/// Returns the minimum number of 16-byte lines in a row for [`Algorithm::TwoShot`]. With at least
-/// this number, every rank reduces a part, so each pair of ranks exchanges a line in both
-/// directions.
+/// Returns the minimum length of a row for [`Algorithm::TwoShot`], in 16-byte lines. In a row of at
+/// least this length, every rank has a part to reduce. So each rank sends at least one line to
+/// every other rank.
 pub const fn two_shot_min_lines(ranks: u32) -> u64 {
     ranks as u64 * ranks as u64
 }

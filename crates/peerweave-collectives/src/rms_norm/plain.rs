@@ -1,5 +1,6 @@
-//! Addition of the residual and RMSNorm without communication: the input already is the sum over
-//! all ranks.
+//! The kernel of [`Algorithm::None`](super::Algorithm::None): adds the residual to the input and
+//! computes RMSNorm. The kernel does not communicate, because the input already is the sum over all
+//! ranks.
 
 use super::Norm;
 use super::row::{Operands, Real, added, each_row, normalise};

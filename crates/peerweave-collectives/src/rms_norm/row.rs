@@ -12,12 +12,13 @@ use peerweave_types::{bf16, f16};
 /// A float type whose elements are normalised in `f32`. The functions take `lanes`, the elements of
 /// one 16-byte line as `f32`.
 pub(super) trait Real: Class<Wide = f32> {
-    /// Combines `start` with each element in order by calling `with`, and returns the result.
+    /// Folds the elements in order: calls `with` with the intermediate result and the next element.
+    /// `start` is the first intermediate result. Returns the last one.
     fn fold(lanes: Self::Lanes, start: f32, with: impl Fn(f32, f32) -> f32) -> f32;
     /// Returns the elements, each multiplied by `factor`.
     fn scale(lanes: Self::Lanes, factor: f32) -> Self::Lanes;
-    /// Converts each pair of consecutive elements to two bytes with `pair`. Returns the bytes of
-    /// all elements of the line, with the first element in the lowest byte.
+    /// Converts each element of the line to one byte, and returns these bytes. The byte of the
+    /// first element is the lowest. `pair` converts two consecutive elements to two bytes.
     fn bytes(lanes: Self::Lanes, pair: impl Fn([f32; 2]) -> u16) -> u64;
 }
 
@@ -112,8 +113,8 @@ pub(super) fn each_index(n: u64, mut with: impl FnMut(u64)) {
     }
 }
 
-/// Returns a line of `x`: the elements of a line of the reduced input, plus the elements of a line
-/// of the residual.
+/// Returns a line of `x`: the sum of two lines, added element by element. `sum` is a line of the
+/// reduced input, and `residual` is a line of the residual.
 #[inline(always)]
 pub(super) fn added<T: Class>(sum: Vector, residual: Vector) -> Vector {
     T::pack(T::plus(T::unpack(sum), T::unpack(residual)))
@@ -136,10 +137,10 @@ impl Sums {
         self.largest = T::fold(T::times(x, T::unpack(weight)), self.largest, |most, value| most.max(value.abs()));
     }
 
-    /// Combines the values of all threads of the block. The order of the additions depends only on
-    /// the number of threads. Returns `None` on all threads if `failed` is true on any thread. All
-    /// threads of the block must call this function. The lowest bit of `parity` must differ between
-    /// consecutive calls.
+    /// Combines the [`Sums`] of all threads of the block, and returns the result on every thread.
+    /// All threads of the block must call this method. The order of the additions depends only on
+    /// the number of threads. If `failed` is true on any thread, all threads get `None`. The lowest
+    /// bit of `parity` must differ between consecutive calls.
     #[inline(always)]
     fn of_block(self, parity: u64, failed: bool) -> Option<Self> {
         let all = peerweave_device::shared_array!(SUMS: [u32; 2 * 3 * WARPS]);
@@ -188,11 +189,11 @@ fn inverse_square_root(value: f32) -> f32 {
     (guess * (1.5 - 0.5 * value * guess * guess)) as f32
 }
 
-/// Normalises a row: stores the row of `x` in the residual, and the normalised row in the result.
-/// `get` returns a line of `x` by its index in the row. All threads of the block must call this
-/// function for the same row. The lowest bit of `parity` must differ between consecutive rows.
-/// Returns `false` on all threads if, on any thread, `get` fails or `failed` is true. In this case,
-/// the context's status already holds the failure.
+/// Normalises a row of `x`. Stores the row in the residual, and the normalised row in the result.
+/// `get` takes the index of a line in the row, and returns that line of `x`. All threads of the
+/// block must call this function for the same row. The lowest bit of `parity` must differ between
+/// consecutive rows. If `get` fails or `failed` is true on any thread, returns `false` on all
+/// threads. In this case, the context's status already holds the failure.
 #[inline(always)]
 pub(super) fn normalise<T: Real>(
     norm: &Norm,
@@ -262,8 +263,8 @@ fn scale_of_row(norm: &Norm, row: u64, largest: f32) -> f32 {
     1.0 / scale
 }
 
-/// Quantises the elements of a line, and stores them as one byte each. The elements are already
-/// multiplied by the inverse scale.
+/// Quantises each element of a line to one byte, and stores the bytes. The elements in `y` have
+/// already been multiplied by the inverse scale.
 #[inline(always)]
 fn store_quantised<T: Real>(norm: &Norm, recv: Operand<true>, line: u64, y: T::Lanes) {
     let bytes = if norm.output == Output::F8E4M3 as u32 {
@@ -283,9 +284,9 @@ fn store_quantised<T: Real>(norm: &Norm, recv: Operand<true>, line: u64, y: T::L
     }
 }
 
-/// Returns the byte of the nearest signed 8-bit integer. Ties round to even. Values out of range
-/// saturate.
-#[expect(clippy::manual_clamp, reason = "`max` replaces NaN by -128, but `clamp` would return NaN")]
+/// Rounds `value` to a signed 8-bit integer, and returns the bits of that integer. Ties round to
+/// even. Values out of range saturate.
+#[expect(clippy::manual_clamp, reason = "for NaN, `max` returns -128, but `clamp` would return NaN")]
 #[inline(always)]
 fn nearest(value: f32) -> u8 {
     // The unit in the last place of this number is 1, so adding the number rounds to an integer.

@@ -1,6 +1,6 @@
 //! The two-shot algorithm of RMSNorm. Rank `r` reduces part `r` of each row, adds the residual, and
-//! pushes the resulting part of `x` to every rank. The rank also pushes the part to its own staging
-//! area, because other threads of the block read the part to normalise the row.
+//! pushes the resulting part of `x` to every rank. Each rank also writes its own part of `x` to its
+//! own staging area. There all threads of a block find the complete row that they normalise.
 
 use super::row::{Operands, Real, added, each_index, each_row, normalise};
 use super::{Norm, part_lines};
@@ -11,8 +11,9 @@ use crate::wait::{Row, await_sum, bank, put_back};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
-/// Runs the two-shot kernel of RMSNorm. A bank of a staging area holds the parts from rank 0, one
-/// for each row, then the parts from the other ranks, then the rows of `x`.
+/// Runs the two-shot kernel of RMSNorm. A bank of a staging area first holds the parts that rank 0
+/// has sent, with one part for each row. The parts from the other ranks follow in rank order, and
+/// then the rows of `x`.
 #[inline(always)]
 pub(super) fn run<T: Real, const W: usize, const MORE: bool>(ctx: &Context, call: &Call, norm: &Norm) -> Result<(), Failed> {
     if !call.begin() {

@@ -2,11 +2,12 @@
 //! area. The messages of a channel use its two banks of lines alternately.
 //!
 //! # Why two banks are enough
-//! When a rank begins to receive message `m` of a channel, it stores `m` in its acknowledgement
-//! word in the sender's area. Before that, it has put the sentinel back into the lines of all
-//! earlier messages. Before the sender pushes message `m`, it waits until the word is at least `m -
-//! 1`. The bank of message `m` held message `m - 2`, so all lines of the bank hold the sentinel
-//! again. As a consequence, a send waits until the receiver has begun the previous receive.
+//! Each receiver has an acknowledgement word in the sender's area. When the receiver begins to
+//! receive message `m` of a channel, it stores `m` in that word. At this time, the lines of all
+//! earlier messages hold the sentinel again. The sender pushes message `m` only when the
+//! acknowledgement word is at least `m - 1`. The bank of message `m` held message `m - 2`, so all
+//! lines of the bank hold the sentinel again. As a consequence, a send waits until the receiver has
+//! begun the previous receive.
 
 use super::{Transfers, operation};
 use crate::epoch::{self, pointer};
@@ -17,8 +18,9 @@ use crate::{Call, MAX_RANKS};
 use peerweave_device::gpu::{Access, Sys};
 use peerweave_device::prelude::*;
 
-/// Size in bytes of the acknowledgement words at the start of a staging area. Each receiver has one
-/// word in the sender's area, and writes the word when it begins to receive a message.
+/// Size in bytes of the acknowledgement words, which are at the start of a staging area. A sender's
+/// area has one word for each receiver. The receiver writes its word when it begins to receive a
+/// message.
 const ACK_BYTES: u64 = 256;
 
 /// Returns the size in bytes of a staging area for messages sent as lines. In each of `ranks`
@@ -36,11 +38,11 @@ pub const CHANNELS_ZEROS: u64 = ACK_BYTES;
 /// one word for each receiver, followed by one word for each sender.
 pub const LINES_COUNTERS: usize = 2 * MAX_RANKS;
 
-/// Returns the lines of message number `message` from rank `rank`, in the receiver's staging area
-/// at `area`.
+/// Returns the lines that hold message number `message` from rank `rank`. `area` is the address of
+/// the receiver's staging area, which contains these lines.
 ///
 /// # Safety
-/// The area has a channel for each rank, with two banks of [`Call::bank_bytes`] bytes.
+/// The area has a channel for each rank. Each channel has two banks of [`Call::bank_bytes`] bytes.
 #[inline(always)]
 unsafe fn channel(call: &Call, area: u64, rank: u32, message: u64) -> Lines {
     let at = area + ACK_BYTES + (u64::from(rank) * 2 + (message & 1)) * call.bank_bytes;

@@ -47,26 +47,27 @@ pub struct Transfer {
     pub recv: u64,
     /// Length in bytes of the message from the peer; 0 if there is no message.
     pub recv_bytes: u64,
-    /// For [`Form::Ring`]: 1 if this rank offers `recv` to the peer, which then stores its message
-    /// directly in `recv`. In the peer's mappings, an offered `recv` must have the same distance
-    /// from this rank's staging area as on this rank. An offered `recv` must be aligned to
-    /// [`LINE_BYTES`](crate::LINE_BYTES), and must not overlap a message that this rank sends. In
-    /// the transfer at index 0 of [`Transfers::peers`], this field has a different meaning: it is 1
-    /// if this rank offers `recv` to every other rank from which it receives a message.
+    /// For [`Form::Ring`]: 1 if this rank offers `recv` to the peer. The peer then stores its
+    /// message directly in `recv`. The peer must have mapped an offered `recv` and this rank's
+    /// staging area at the same distance from each other as on this rank. An offered `recv` must be
+    /// aligned to [`LINE_BYTES`](crate::LINE_BYTES), and must not overlap a message that this rank
+    /// sends. In the transfer at index 0 of [`Transfers::peers`], this field has a different
+    /// meaning: it is 1 if this rank offers `recv` to every other rank from which it receives a
+    /// message.
     pub is_direct: u64,
     /// For [`Form::Ring`]: number of 16-byte lines in each chunk of the message to the peer. At
     /// least 1, and at most the number of lines that a slot can hold for a rank.
     pub send_chunk: u64,
     /// For [`Form::Ring`]: number of 16-byte lines in each chunk of the message from the peer.
     pub recv_chunk: u64,
-    /// For [`Form::Ring`]: 1 if the kernel of this rank waits until the kernel of the peer tells it
-    /// whether to store the message directly in the peer's `recv`. The peer must set
-    /// `recv_is_offered` for the same message. The length of the message must be a multiple of
-    /// [`LINE_BYTES`](crate::LINE_BYTES).
+    /// For [`Form::Ring`]: 1 if the peer's kernel tells this rank's kernel whether to store the
+    /// message directly in the peer's `recv`. This rank's kernel waits for that answer before it
+    /// sends. The peer must set `recv_is_offered` to 1 for the same message. The length of the
+    /// message must be a multiple of [`LINE_BYTES`](crate::LINE_BYTES).
     pub send_is_offered: u64,
-    /// For [`Form::Ring`]: 1 if the kernel of this rank tells the kernel of the peer whether to
-    /// store the message directly in `recv`. [`is_direct`](Self::is_direct) determines the answer.
-    /// The peer must set `send_is_offered` for the same message.
+    /// For [`Form::Ring`]: 1 if this rank's kernel tells the peer's kernel whether to store the
+    /// message directly in `recv`. [`is_direct`](Self::is_direct) determines the answer. The peer
+    /// must set `send_is_offered` to 1 for the same message.
     pub recv_is_offered: u64,
 }
 
@@ -80,8 +81,8 @@ pub struct Transfers {
 }
 
 impl Transfers {
-    /// Returns the value of a field of the [`Transfer`] at index `k`. The function `field` selects
-    /// the field.
+    /// Calls `field` with the [`Transfer`] at index `k`, and returns the result. `field` reads one
+    /// field of the `Transfer`.
     #[inline(always)]
     fn field(&self, k: u32, field: impl Fn(&Transfer) -> u64) -> u64 {
         self.field_of::<MAX_RANKS>(k, field)
@@ -110,9 +111,9 @@ impl Transfers {
         }
     }
 
-    /// Returns whether any of the first `W` transfers has a message to send or to receive. Reads
-    /// values of each of these transfers, so that the transfers are in the constant cache when the
-    /// function returns.
+    /// Returns whether this rank sends or receives a message in any of the first `W` transfers. The
+    /// function reads fields of all these transfers, so the transfers are in the constant cache
+    /// when the function returns.
     #[inline(always)]
     fn has_any<const W: usize>(&self) -> bool {
         let any = |index: usize| self.peers[index].send_bytes | self.peers[index].recv_bytes;
@@ -120,8 +121,8 @@ impl Transfers {
     }
 }
 
-/// Returns the operation that failure reports name. `op` is [`Call::op`](crate::Call::op), which is
-/// the number of a [`KernelOp`] in the kernels that send messages.
+/// Returns the operation that failure reports name. `op` is [`Call::op`](crate::Call::op). For the
+/// kernels of this module, that field is the number of a [`KernelOp`].
 #[inline(always)]
 fn operation(op: u32) -> KernelOp {
     const BROADCAST: u32 = KernelOp::Broadcast as u32;
@@ -139,9 +140,9 @@ fn operation(op: u32) -> KernelOp {
     }
 }
 
-/// Returns the kernel that sends and receives messages in the form `form` among up to `ranks`
-/// ranks. Returns `None` if `ranks` is not 1 to [`MAX_RANKS`]. Pass `true` as `is_whole` only if
-/// the addresses and the lengths of all messages are multiples of
+/// Returns the kernel that sends and receives messages of the form `form`. The launch may have up
+/// to `ranks` ranks. Returns `None` if `ranks` is not 1 to [`MAX_RANKS`]. Pass `true` as `is_whole`
+/// only if the addresses and the lengths of all messages are multiples of
 /// [`LINE_BYTES`](crate::LINE_BYTES).
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernel(

@@ -54,32 +54,31 @@ const OPEN: u64 = 256;
 const OFFER: u64 = 264;
 const SECOND: u64 = 384;
 
-/// For messages through rings: number of 64-bit words that hold the counts of one pair of blocks.
-/// There are five words for each rank.
+/// For messages through rings: number of 64-bit words in which one pair of blocks keeps its counts.
+/// The pair has five counts for each rank.
 pub const RING_COUNTERS: usize = 5 * MAX_RANKS;
 
-/// A count that a pair of blocks keeps in device memory from launch to launch. Each count is used
-/// and written by only one block of the pair.
+/// The counts that a pair of blocks keeps for each rank. The counts stay in device memory between
+/// launches. Only one block of the pair reads and writes a count.
 #[derive(Clone, Copy)]
 enum Count {
-    /// Number of rounds in which chunks were pushed to a rank. Counted by the first block.
+    /// Number of rounds in which the first block of the pair has pushed a chunk to a given rank.
     Sent,
-    /// Number of rounds in which chunks from a rank were copied. Counted by the second block.
+    /// Number of rounds in which the second block of the pair has copied a chunk from a given rank.
     Received,
-    /// Number of messages with [`Transfer::send_is_offered`] that were sent to a rank. Counted by
-    /// the first block.
+    /// Number of messages to a given rank for which [`Transfer::send_is_offered`] was 1. The first
+    /// block of the pair keeps this count.
     FirstOffers,
-    /// Number of messages with [`Transfer::send_is_offered`] that were sent to a rank. Counted by
-    /// the second block.
+    /// The same number as [`Self::FirstOffers`]. The second block of the pair keeps this count.
     SecondOffers,
-    /// Number of messages with [`Transfer::recv_is_offered`] that arrived from a rank. Counted by
-    /// the second block.
+    /// Number of messages from a given rank for which [`Transfer::recv_is_offered`] was 1. The
+    /// second block of the pair keeps this count.
     OffersHere,
 }
 
-/// Returns the size in bytes of the flags and rings of a staging area for messages through rings.
-/// `blocks` is the number of blocks, or of pairs of blocks if blocks work in pairs. Each slot has
-/// `slot_bytes` bytes, which are divided among the ranks.
+/// Returns the size in bytes of a staging area for messages through rings: the size of all flags
+/// and slots. `blocks` is the number of blocks, or the number of pairs if blocks work in pairs.
+/// Each slot has `slot_bytes` bytes, which are divided among the ranks.
 pub const fn transfer_ring_bytes(blocks: u32, slot_bytes: u64) -> u64 {
     blocks as u64 * (MAX_RANKS as u64 * FLAG_BYTES + SLOTS * slot_bytes)
 }
@@ -93,10 +92,10 @@ struct Message<const WHOLE: bool> {
     chunk: u64,
     /// Number of this block's first chunk.
     first: u64,
-    /// Distance, in chunks, from a chunk of this block to the block's next chunk.
+    /// Distance between two consecutive chunks of this block, in chunks.
     step: u64,
-    /// Whether all lines are handled in the first round, because the message is stored directly in
-    /// the result.
+    /// Whether the message is stored directly in the result. If so, the first round handles all
+    /// lines of the message.
     at_once: bool,
 }
 
@@ -129,16 +128,15 @@ struct Block<'a, const W: usize, const WHOLE: bool> {
     transfers: &'a Transfers,
     /// Index of this block, or of its pair if the blocks work in pairs.
     index: u64,
-    /// Index of this block, 0 or 1, among the `halves` blocks that push the lines of the same
-    /// messages.
+    /// 0 for the first block that pushes lines of a message; 1 for the second block. Always 0 if
+    /// `halves` is 1.
     half: u64,
-    /// Number of blocks among which the lines of a directly stored message are divided: 2 if both
-    /// blocks of a pair push, otherwise 1.
+    /// Number of blocks of a pair that push lines of a message: 2 if both blocks push, otherwise 1.
     halves: u64,
     /// Number of 16-byte lines that a slot can hold for each rank.
     slot_lines: u64,
-    /// Bit `k` is set if this rank stores its message directly in the result buffer of the rank `k`
-    /// places after this rank, because that rank has offered the buffer.
+    /// Bit `k` belongs to the rank `k` places after this rank. The bit is 1 if that rank has
+    /// offered its result buffer, so that this rank stores its message directly in that buffer.
     accepted: Cell<u32>,
 }
 
@@ -162,7 +160,8 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         if W == 2 { 2 } else { self.call.ranks }
     }
 
-    /// Returns the message to the rank `k` places after this rank.
+    /// Returns the message that this rank sends to the rank `k` places after this rank. `peer` is
+    /// the transfer of that rank.
     #[inline(always)]
     fn sent(&self, peer: &Transfer, k: u32) -> Message<WHOLE> {
         let is_direct = self.accepted.get() >> k & 1 != 0 || k == 0 && peer.is_direct != 0;
@@ -170,8 +169,8 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         unsafe { self.message(peer.send, peer.send_bytes, peer.send_chunk, is_direct) }
     }
 
-    /// Returns the message from the rank `k` places after this rank. For this rank itself, returns
-    /// an empty message.
+    /// Returns the message that this rank receives from the rank `k` places after this rank. `peer`
+    /// is the transfer of that rank. If `k` is 0, the message is empty.
     #[inline(always)]
     fn received(&self, peer: &Transfer, k: u32) -> Message<WHOLE> {
         let bytes = if k == 0 { 0 } else { peer.recv_bytes };
@@ -186,8 +185,9 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         Share { index: self.index * self.halves + self.half, of: message.blocks() * self.halves }
     }
 
-    /// Returns a pointer to the flag at offset `at` that rank `rank` raises for this block in the
-    /// staging area at `area`.
+    /// Returns a pointer to a flag that rank `rank` raises for this block. `area` is the address of
+    /// the staging area that contains the flag. `at` is the offset of the flag among the flags of
+    /// that rank.
     #[inline(always)]
     fn flag(&self, area: u64, rank: u32, at: u64) -> *mut u64 {
         let index = self.index * MAX_RANKS as u64 + u64::from(rank);
@@ -203,9 +203,9 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         unsafe { <u64 as Access<Sys>>::load_relaxed(word) }
     }
 
-    /// Reads the offers of all other ranks, and sets `accepted`. This block must have seen the flag
-    /// *open* of every rank to which it pushes. The offers of the remaining ranks have no effect,
-    /// because this block pushes nothing to them.
+    /// Reads the offers of the other ranks, and sets `accepted`. This block must have seen the flag
+    /// *open* of each rank to which it pushes an offered message. The offers of other ranks have no
+    /// effect, because this block pushes nothing to those ranks.
     #[inline(always)]
     fn accept_offers(&self) {
         let mut accepted = 0;
@@ -216,8 +216,8 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         self.accepted.set(accepted);
     }
 
-    /// Returns the address, in the staging area at `area`, of this block's memory for the chunk
-    /// from rank `rank` in round `round`.
+    /// Returns the address at which the chunk that rank `rank` sends to this block in round `round`
+    /// is stored. `area` is the address of the receiver's staging area.
     #[inline(always)]
     fn slot(&self, area: u64, round: u64, rank: u32) -> u64 {
         let slot = self.index * SLOTS + round % SLOTS;
@@ -225,8 +225,9 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         rings + slot * self.call.bank_bytes + u64::from(rank) * self.slot_lines * LINE_BYTES as u64
     }
 
-    /// Returns two values: whether this block handles lines of any message to another rank in round
-    /// `round`, and whether it handles lines of any message from another rank.
+    /// Returns two values for round `round`. The first value states whether this block handles
+    /// lines that this rank sends to another rank. The second value states whether this block
+    /// handles lines that this rank receives from another rank.
     #[inline(always)]
     fn has(&self, round: u64) -> (bool, bool) {
         let (mut sends, mut receives) = (false, false);
@@ -262,8 +263,8 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         }
     }
 
-    /// Stores this block's lines of all messages that are stored directly: the messages to ranks
-    /// that have offered their result buffers.
+    /// Stores this block's share of the messages to ranks that have offered their result buffers.
+    /// The lines go directly to these buffers.
     #[inline(always)]
     fn store_direct(&self) {
         let call = self.call;
@@ -286,9 +287,9 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         }
     }
 
-    /// Copies this block's chunk of round `round` of the message that this rank sends to itself. If
-    /// the message is not divided into chunks, the block copies its share of all lines in the first
-    /// round.
+    /// Copies lines of the message that this rank sends to itself: this block's chunk for round
+    /// `round`. If the message is not divided into chunks, the block copies its share of all lines
+    /// in the first round, and nothing in later rounds.
     #[inline(always)]
     fn copy_own(&self, round: u64) {
         let peer = &self.transfers.peers[0];
@@ -484,8 +485,9 @@ fn run<const W: usize, const WHOLE: bool>(ctx: &Context, call: &Call, transfers:
 macro_rules! entries {
     ($($name:ident: <$w:literal, $whole:literal>;)*) => {$(
         /// Sends and receives messages through rings. The kernel's name ends with the maximum
-        /// number of ranks. The grid is one-dimensional. It has [`Call::max_blocks`] blocks if
-        /// [`Call::is_combined`] is 1, otherwise twice as many blocks, which work in pairs.
+        /// number of ranks. The grid is one-dimensional. If [`Call::is_combined`] is 1, the grid
+        /// has [`Call::max_blocks`] blocks. Otherwise the grid has twice as many blocks, and the
+        /// blocks work in pairs.
         #[kernel(max_threads = 512, unchecked, ptx = crate::PTX)]
         pub fn $name(ctx: &Context, call: Call, transfers: Transfers) -> Result<(), Failed> {
             run::<$w, $whole>(ctx, &call, &transfers)

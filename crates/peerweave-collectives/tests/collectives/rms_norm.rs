@@ -290,7 +290,7 @@ fn thread_schedules_do_not_change_the_rms_norm() {
 }
 
 #[test]
-fn rms_norm_quantises_with_one_scale_or_one_scale_per_row() {
+fn rms_norm_quantises_by_a_common_scale_or_a_scale_per_row() {
     for ranks in [1, 2, 5] {
         let mut norms = Norms::new(World::new(ranks, 4));
         for algorithm in Algorithm::ALL {

@@ -64,9 +64,9 @@ pub trait KernelInteger: KernelAtomic + AtomicInteger {
     fn report(self) -> u64;
 }
 
-/// An unsigned integer of 32 or 64 bits, on which atomic operations act. The `network_…` functions
-/// access such an integer on a PE that this PE reaches over the network. The parameter `word` of
-/// these functions is the corresponding address in this PE's own heap.
+/// An unsigned integer of 32 or 64 bits, for atomic operations. The functions with the prefix
+/// `network_` access an integer on another PE over the network. Their parameter `word` is the
+/// address in this PE's own heap that corresponds to the integer.
 #[doc(hidden)]
 pub trait Bits:
     Access<Sys> + Rmw<Sys, Relaxed> + Rmw<Sys, AcqRel> + Reduce<Sys, Relaxed> + Reduce<Sys, Release> + PartialEq + 'static

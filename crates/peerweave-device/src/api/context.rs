@@ -1,4 +1,5 @@
-//! The context of a kernel: its creation, and queries of PEs and addresses.
+//! The context of a kernel. This module creates the context, and has the methods that return
+//! numbers of PEs and addresses.
 
 use super::Failed;
 use super::memory::bulk::Lent;
@@ -44,7 +45,8 @@ pub struct Context {
     /// empties the L1 cache of the SM. Invariant: the PE exists and is mapped, so a cache hit needs
     /// no further check.
     last: Cell<(u32, u64)>,
-    /// The table entry of the team that this thread used last.
+    /// A cache with one entry of the table of teams: the entry of the team that this thread used
+    /// last.
     pub(crate) last_team: Cell<TeamCache>,
     /// The addresses that this thread used in its last synchronisation of a team.
     pub(crate) last_meeting: Cell<Meeting>,
@@ -73,9 +75,10 @@ pub(crate) struct Bases {
 /// The path by which this PE accesses the memory of a PE.
 #[derive(Clone, Copy)]
 pub(crate) enum Reach {
-    /// Loads and stores: the PE's heap is mapped at this address.
+    /// By loads and stores. The PE's heap is mapped at this address.
     Mapped(u64),
-    /// The network: NVSHMEM's device library on GPUs, or the executor on the host.
+    /// Over the network. On GPUs, calls of NVSHMEM's device library; on the host, calls of the
+    /// executor.
     Network,
 }
 
@@ -292,8 +295,8 @@ fn entry(peers: u64, pe: u32) -> *const u64 {
 }
 
 impl Drop for Context {
-    /// Waits until no bulk copy reads the shared memory that [`Context::lend_shared`] has lent,
-    /// because the SM reuses that memory when the block ends.
+    /// Waits until bulk copies have read their sources in shared memory. The reason is that the SM
+    /// reuses the block's shared memory when the block ends.
     #[inline(always)]
     fn drop(&mut self) {
         if gpu::bulk::AVAILABLE && self.bulk_pending.get() {

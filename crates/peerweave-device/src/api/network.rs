@@ -12,7 +12,8 @@ use super::scope::Scope;
 use crate::gpu::Vector;
 use peerweave_types::{Plain, SignalOp, nvshmem};
 
-/// On GPUs, calls a wrapper of [`crate::network`]. On the host, evaluates `$host`.
+/// On GPUs, calls the wrapper `$name` of [`crate::network`]. On the host, evaluates the expression
+/// `$host`.
 macro_rules! call {
     ($name:ident($($argument:expr),*); $host:expr) => {{
         #[cfg(all(target_arch = "nvptx64", feature = "nvshmem"))]
@@ -36,8 +37,8 @@ macro_rules! call {
 }
 pub(super) use call;
 
-/// On GPUs, calls the wrapper for the scope. On the host, the first thread of the scope makes one
-/// call for all threads.
+/// On GPUs, each thread calls the wrapper that belongs to the scope. On the host, only the first
+/// thread of the scope makes a call, which is `$host`.
 macro_rules! by_scope {
     ($scope:ident: $thread:ident, $warp:ident, $block:ident ($($argument:expr),*); $host:expr) => {{
         #[cfg(target_arch = "nvptx64")]
@@ -127,8 +128,9 @@ pub(super) fn get<S: Scope>(to: u64, from: u64, bytes: usize, pe: u32, nbi: bool
     }
 }
 
-/// A change of a signal word: `op` sets the word to `value`, or adds `value` to the word. `word` is
-/// the address of the word in this PE's own heap.
+/// A change of a signal word on another PE. The change sets the word to `value`, or adds `value` to
+/// the word, as `op` states. `word` is the address in this PE's own heap that corresponds to the
+/// signal word.
 #[derive(Clone, Copy)]
 pub(super) struct Signal {
     pub(super) word: u64,
@@ -163,7 +165,7 @@ pub(super) fn signal(signal: Signal, pe: u32) {
     })
 }
 
-/// Writes one element to a PE, in the widest words that the element's size and alignment allow.
+/// Writes `value` to one element on `pe`, in words of the size that the function `unit` returns.
 #[inline]
 pub(super) fn p<T: Plain>(to: u64, value: T, pe: u32) {
     let (from, pe) = ((&raw const value).cast::<u8>(), pe as i32);
@@ -178,7 +180,7 @@ pub(super) fn p<T: Plain>(to: u64, value: T, pe: u32) {
     }
 }
 
-/// Reads one element of a PE, in the widest words that the element's size and alignment allow.
+/// Reads one element on `pe`, in words of the size that the function `unit` returns.
 #[inline]
 pub(super) fn g<T: Plain>(from: u64, pe: u32) -> T {
     // SAFETY: every bit pattern is a value of a `Plain` type.
@@ -283,8 +285,8 @@ unsafe fn write(to: *mut u8, unit: usize, word: u64) {
     }
 }
 
-/// Returns the size of the widest words, at most 8 bytes, into which a value of type `T` can be
-/// divided.
+/// Returns the size in bytes of the words in which a value of type `T` is transferred. This is the
+/// largest size, up to 8 bytes, that divides the size and the alignment of `T`.
 #[inline]
 const fn unit<T>() -> usize {
     let both = size_of::<T>() | align_of::<T>() | 8;

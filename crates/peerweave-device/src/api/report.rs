@@ -68,10 +68,10 @@ impl Context {
     }
 }
 
-/// Writes the report of a failure, and sets the abort word, which makes the waits of this PE fail.
-/// Does nothing if a failure has already been reported. The function is not inlined, so that its
-/// code is not repeated in every operation. The type parameter makes the compiler generate the
-/// function in the kernel's crate, whose PTX must contain the function.
+/// Writes the report of a failure, and sets the abort word. The abort word makes the waits of this
+/// PE fail. If a failure has already been reported, does nothing. The function is not inlined, so
+/// that its code is not repeated in every operation. The PTX of the kernel's crate must contain the
+/// function. The type parameter makes the compiler generate the function in that crate.
 ///
 /// # Safety
 /// `raw` is a context that satisfies the safety conditions of [`Context::enter`].
@@ -109,8 +109,8 @@ pub(crate) struct Spin<'a> {
     context: &'a Context,
     looks: u32,
     started: u64,
-    /// Time of the last read of the abort word; before the first such read, the time at which the
-    /// clock was first read.
+    /// Time at which this pause last read the abort word. If it has not yet read the word, the time
+    /// at which it first read the clock.
     asked: u64,
 }
 
@@ -120,7 +120,7 @@ impl Spin<'_> {
     const INTERVAL: u32 = if cfg!(target_arch = "nvptx64") { 64 } else { 8 };
     /// Shortest and longest time between two readings of the abort word, in nanoseconds.
     const ABORT_NS: [u64; 2] = if cfg!(target_arch = "nvptx64") { [100_000, 25_000_000] } else { [1, 1] };
-    /// The time that each thread of the grid adds to [`Self::abort_ns`], in nanoseconds.
+    /// The time by which [`Self::abort_ns`] grows for each thread of the grid, in nanoseconds.
     const ABORT_NS_PER_THREAD: u64 = 80;
 
     /// Returns the time between two readings of the abort word, in nanoseconds.

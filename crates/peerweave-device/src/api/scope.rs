@@ -6,7 +6,8 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A scope as a value, for code that differs among scopes.
+/// The three scopes as values. Code that is generic over the scope compares the constant `KIND`
+/// with these values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The scope [`Thread`].

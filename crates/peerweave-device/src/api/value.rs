@@ -108,7 +108,7 @@ pub(crate) unsafe fn load<T: Plain, S: Side>(from: *const T) -> T {
     }
 }
 
-/// Copies `n` integers of type `P` to the thread's own memory, by loads of kind `S`.
+/// Reads `n` integers of type `P` by loads of kind `S`, and writes them to the thread's own memory.
 ///
 /// # Safety
 /// `from` points to `n` integers that accesses of kind `S` can read. `to` points to `n` writable
@@ -145,7 +145,8 @@ pub(crate) unsafe fn store<T: Plain, S: Side>(to: *mut T, value: T) {
     }
 }
 
-/// Copies `n` integers of type `P` from the thread's own memory, by stores of kind `S`.
+/// Reads `n` integers of type `P` from the thread's own memory, and writes them by stores of kind
+/// `S`.
 ///
 /// # Safety
 /// `from` points to `n` readable integers in the thread's own memory. `to` points to `n` integers

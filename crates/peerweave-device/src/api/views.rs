@@ -1,6 +1,6 @@
-//! Memory that kernels use as operands of puts and gets: symmetric memory, device memory, shared
-//! memory, and slices in a thread's own memory. Also the trait [`Elements`], for accesses to single
-//! elements of a view.
+//! Views of memory that can be the source of a put or the destination of a get: symmetric memory,
+//! device memory, shared memory, and slices in a thread's own memory. The trait [`Elements`] reads
+//! and writes single elements of a view.
 
 use super::Context;
 use super::value::{self, Generic, Global};
@@ -161,8 +161,8 @@ impl<T: Plain> Elements<T> for DeviceSlice<T> {
     }
 }
 
-/// Returns the pointer for an address that the host provided, or that was computed from the host's
-/// tables.
+/// Converts an address to a pointer. The address was passed by the host, or was computed from
+/// addresses in the host's tables.
 #[inline(always)]
 pub(crate) fn address<T>(address: u64) -> *mut T {
     core::ptr::with_exposed_provenance_mut(address as usize)

@@ -186,7 +186,8 @@ pub unsafe trait Reduce<R, O>: Copy {
     unsafe fn max(word: *mut Self, value: Self);
 }
 
-/// Calls a macro for each pair of a scope and an order of [`Rmw`], with the PTX names of the pair.
+/// Calls a macro for each pair of a scope and an order for which [`Rmw`] is implemented. The
+/// arguments are the types of the scope and of the order, each followed by its name in PTX.
 macro_rules! for_each_reach_and_order {
     ($macro:ident) => {
         $macro!(Cta "cta", Relaxed "relaxed");
@@ -205,8 +206,8 @@ macro_rules! for_each_reach_and_order {
 }
 pub(crate) use for_each_reach_and_order;
 
-/// Calls a macro for each pair of a scope and an order of [`Reduce`], with the PTX names of the
-/// pair.
+/// Calls a macro for each pair of a scope and an order for which [`Reduce`] is implemented. The
+/// arguments are the types of the scope and of the order, each followed by its name in PTX.
 macro_rules! for_each_reach_and_reduce_order {
     ($macro:ident) => {
         $macro!(Cta "cta", Relaxed "relaxed");

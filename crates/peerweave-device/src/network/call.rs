@@ -1,5 +1,5 @@
-//! Network calls on the host: requests of a kernel to an [`Executor`](crate::arch::Executor) that
-//! emulates a network.
+//! Network calls on the host. A kernel passes each call to an [`Executor`](crate::arch::Executor),
+//! which emulates a network.
 //!
 //! As in NVSHMEM, a symmetric address is the address in the calling PE's own heap. Each call
 //! guarantees no more than NVSHMEM does. A put is complete at the target PE after a
@@ -10,7 +10,8 @@ use peerweave_types::SignalOp;
 /// A change that a put makes to a signal word on its target PE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signal {
-    /// Address in the caller's own heap that corresponds to the signal word.
+    /// Address of the signal word. As in NVSHMEM, this is the corresponding address in the caller's
+    /// own heap.
     pub word: u64,
     /// The value to set or add.
     pub value: u64,
@@ -92,8 +93,8 @@ pub enum Call {
         bytes: usize,
         /// The target PE.
         pe: u32,
-        /// Whether the executor may read the source after the call returns, until the next
-        /// [`Self::Quiet`].
+        /// Whether the call may return before the executor has read the source. If so, the executor
+        /// has read the source after the next [`Self::Quiet`].
         nbi: bool,
         /// The signal that follows the data, if any.
         signal: Option<Signal>,
@@ -108,7 +109,8 @@ pub enum Call {
         bytes: usize,
         /// The source PE.
         pe: u32,
-        /// Whether the data may arrive after the call returns, until the next [`Self::Quiet`].
+        /// Whether the call may return before the data has arrived. If so, the data has arrived
+        /// after the next [`Self::Quiet`].
         nbi: bool,
     },
     /// Applies an atomic operation to a word on a PE. Returns the previous value if

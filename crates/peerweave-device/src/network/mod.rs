@@ -33,7 +33,7 @@ pub struct Function {
     pub body: &'static str,
 }
 
-/// A Rust type of the table, with the name of the corresponding type in C++.
+/// A Rust type that the table contains. The trait gives the name of the corresponding type in C++.
 #[cfg(not(target_arch = "nvptx64"))]
 pub(crate) trait InCpp {
     const NAME: &'static str;

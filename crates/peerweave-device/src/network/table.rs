@@ -1,5 +1,5 @@
-//! The table of wrappers of NVSHMEM's device functions. As in NVSHMEM, a symmetric address is the
-//! address in this PE's own heap. Lengths are in bytes.
+//! The table of wrappers. Each wrapper calls one function of NVSHMEM's device library. As in
+//! NVSHMEM, a symmetric address is the address in this PE's own heap. Lengths are in bytes.
 
 /// Expands the table to declarations for kernels, and to data for the host.
 macro_rules! functions {

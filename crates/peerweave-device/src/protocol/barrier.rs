@@ -15,9 +15,10 @@ use crate::pause::Pause;
 use crate::word::{Word as _, Words};
 use peerweave_types::Rank;
 
-/// Write-only access to this rank's words: one word in the memory of every rank. Any type that
-/// implements [`Words`] implements this trait by stores. A different implementation can notify a
-/// rank whose memory is not mapped, for example by a network call.
+/// The words by which this rank announces its arrival: one word in the memory of every rank. The
+/// trait only writes these words. Every type that implements [`Words`] also implements this trait,
+/// by stores. Other implementations can reach a rank whose memory is not mapped, for example by a
+/// network call.
 pub trait Announce {
     /// Returns the number of words.
     fn len(&self) -> usize;

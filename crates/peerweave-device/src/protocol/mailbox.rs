@@ -63,9 +63,9 @@ pub const fn index(number: u64, capacity: usize) -> usize {
 }
 
 impl<W: Word> Slot<'_, W> {
-    /// Returns the receiver's answer to the message that used this slot before message `number`.
-    /// After this answer, the sender may publish message `number`. Returns `None` if the receiver
-    /// has not answered. Returns [`Answer::Accepted`] if no earlier message used this slot.
+    /// Returns whether the slot is free for message `number`. The slot is free if the receiver has
+    /// answered the previous message in this slot. In this case, returns that answer; otherwise,
+    /// returns `None`. If there is no previous message, returns [`Answer::Accepted`].
     ///
     /// # Ordering
     /// As for [`Slot::answered`].

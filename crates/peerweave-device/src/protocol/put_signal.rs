@@ -24,8 +24,8 @@ pub fn signal<W: Word + ?Sized>(word: &W, value: u64, op: SignalOp) {
     }
 }
 
-/// Reads the word once. Returns the word if the comparison `compare` of the word with `value` is
-/// true; `None` otherwise.
+/// Reads the word once, and compares it with `value` by `compare`. Returns the word if the
+/// comparison is true; `None` otherwise.
 ///
 /// # Ordering
 /// Acquire, if the result is not `None`.
@@ -35,8 +35,8 @@ pub fn test<W: Word + ?Sized>(word: &W, compare: Compare, value: u64) -> Option<
     compare.holds(seen, value).then_some(seen)
 }
 
-/// Waits until the comparison `compare` of the word with `value` is true. Returns the value of the
-/// word.
+/// Compares the word with `value` by `compare`, and waits until the comparison is true. Returns the
+/// value of the word.
 ///
 /// # Ordering
 /// Acquire: puts that precede the signal are visible after the wait.
@@ -56,8 +56,8 @@ pub fn wait_until<W: Word + ?Sized, P: Pause + ?Sized>(
 /// A value for [`Several::exclude`]: no word is excluded.
 pub const EXCLUDE_NONE: fn(usize) -> bool = |_| false;
 
-/// Several signal words for one wait or test. Waits and tests ignore excluded words. If all words
-/// are excluded, every wait returns immediately.
+/// Several signal words that one call tests, or for which one call waits. Excluded words are
+/// ignored. If all words are excluded, every wait returns immediately.
 ///
 /// ```
 /// use core::sync::atomic::AtomicU64;
@@ -109,9 +109,9 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
         self.watch().test_any()
     }
 
-    /// Reads every non-excluded word once. Calls `found` with the index and the value of each of
-    /// these words that satisfies the comparison, in ascending order of indices. Returns the number
-    /// of calls.
+    /// Reads every word once, except the excluded words. For each word that satisfies the
+    /// comparison, calls `found` with the index and the value of the word. The calls are in
+    /// ascending order of indices. Returns the number of calls.
     ///
     /// # Ordering
     /// Acquire, for each word that satisfies the comparison.
@@ -171,8 +171,8 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
     }
 }
 
-/// Several words of any type for one wait or test. The methods are like those of [`Several`], but
-/// each word has a separate condition.
+/// Several words that one call tests, or for which one call waits. The methods are like those of
+/// [`Several`], but the words may have any type, and each word has its own condition.
 #[derive(Clone, Copy, Debug)]
 pub struct Watch<L, X> {
     /// The number of words.
@@ -203,9 +203,9 @@ impl<V, L: Fn(usize) -> Option<V>, X: Fn(usize) -> bool> Watch<L, X> {
         self.included().find(|&index| (self.look)(index).is_some())
     }
 
-    /// Returns the first index at or after `start` of a word that is not excluded and satisfies its
-    /// condition. If there is no such index, returns the first such index before `start`. A caller
-    /// that passes the last found index plus one as `start` eventually finds every word that
+    /// Returns the index of a word that is not excluded and satisfies its condition; `None` if
+    /// there is no such word. Searches from `start` to the end, and then from 0. A caller can pass
+    /// the last found index plus one as `start`. Then the caller eventually finds every word that
     /// continues to satisfy its condition.
     #[inline]
     pub fn test_any_from(&self, start: usize) -> Option<usize> {
@@ -254,8 +254,8 @@ impl<V, L: Fn(usize) -> Option<V>, X: Fn(usize) -> bool> Watch<L, X> {
         self.wait_any_from(0, pause)
     }
 
-    /// Like [`Several::wait_any`], but returns the index that [`Watch::test_any_from`] finds, not
-    /// the lowest index.
+    /// Like [`Several::wait_any`], but searches in the order of [`Watch::test_any_from`], and
+    /// returns the first index found.
     ///
     /// # Errors
     /// The error that `pause` returns.

@@ -71,11 +71,12 @@ pub fn try_read<W: Word>(line: &[W], epoch: u32, into: &mut [u32]) -> bool {
     whole
 }
 
-/// Returns whether the line of `word` contains `epoch` or one of the next `window - 1` epochs. The
-/// writer must not have published an epoch after these epochs.
+/// Returns whether the writer of the line has published `epoch`. `word` is any word of the line.
+/// The line may contain `epoch` or one of the next `window - 1` epochs. The writer must not have
+/// published a later epoch.
 ///
-/// Unlike [`try_read`], this function reads no data. So the writer may store the next epoch during
-/// the call.
+/// Unlike [`try_read`], this function reads no data. So the writer may publish the next epoch
+/// during the call.
 ///
 /// # Ordering
 /// Acquire, if the result is `true`: reads of the writer before the publication of the epoch are

@@ -25,8 +25,9 @@ pub(crate) enum Place {
     Returned,
 }
 
-/// Result of an arrival at a barrier or warp operation. `Waits` means that the caller must wait.
-/// `Complete` contains the threads that can continue, including the caller.
+/// What happens after a thread has arrived at a barrier or a warp operation. `Waits`: the thread
+/// must wait for other threads. `Complete`: all threads have arrived. The value lists the threads
+/// that can continue, including the thread itself.
 pub(crate) enum Arrival {
     Waits,
     Complete(Vec<u32>),
@@ -51,8 +52,7 @@ pub(crate) struct Block {
     barrier_result: bool,
     /// Pending warp operations of each warp.
     pending: Vec<Vec<Pending>>,
-    /// For each thread, the values that all lanes have passed to the last warp operation that the
-    /// thread completed.
+    /// For each thread, the values of its last complete warp operation: one value from each lane.
     taken: Vec<Rc<[u64; WARP as usize]>>,
     dynamic: SharedMemory,
     fixed: HashMap<usize, SharedMemory>,
@@ -99,7 +99,7 @@ impl Block {
         let mut counts: Vec<(&str, usize)> = Vec::new();
         for place in &self.places {
             let text = match place {
-                Place::Running => "running or waiting for memory",
+                Place::Running => "running or waiting for a change of memory",
                 Place::Barrier => "waiting in sync_threads",
                 Place::Warp => "waiting in a warp operation",
                 Place::Returned => "returned",
@@ -184,8 +184,8 @@ impl Block {
         Ok(Arrival::Complete(released))
     }
 
-    /// Returns the values that all lanes have passed to the last warp operation that the thread
-    /// completed.
+    /// Returns the values of the last warp operation that the thread has completed. Each lane of
+    /// the operation has passed one value.
     pub(crate) fn taken(&self, thread: u32) -> [u64; WARP as usize] {
         *self.taken[thread as usize]
     }
@@ -229,11 +229,7 @@ impl Block {
     pub(crate) fn fixed(&mut self, key: usize, bytes: usize, align: usize) -> *mut u8 {
         let fill = self.fill;
         let memory = self.fixed.entry(key).or_insert_with(|| SharedMemory::new(bytes, align, fill));
-        assert_eq!(
-            memory.layout.size(),
-            bytes,
-            "the kernel requested the memory of one shared array twice, with different sizes"
-        );
+        assert_eq!(memory.layout.size(), bytes, "the kernel requested the same shared array with two different sizes");
         memory.at.as_ptr()
     }
 }
@@ -252,7 +248,7 @@ struct SharedMemory {
 impl SharedMemory {
     fn new(bytes: usize, align: usize, fill: u8) -> Self {
         let layout = Layout::from_size_align(bytes, align)
-            .expect("the size is that of a Rust array or was checked at the launch, so the layout is valid");
+            .expect("the layout is valid, because the size is that of a Rust array or was checked at the launch");
         if bytes == 0 {
             // An aligned address that is never accessed.
             return Self { at: NonNull::new(std::ptr::without_provenance_mut(align)).expect("an alignment is never 0"), layout };

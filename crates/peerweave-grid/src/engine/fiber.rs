@@ -17,8 +17,8 @@ use std::thread::LocalKey;
 /// The handle by which a kernel thread suspends itself.
 pub(crate) type Suspend = Yielder<(), SuspendReason>;
 
-/// The type of the thread-local variable that contains the address of the [`Current`] of the kernel
-/// thread that is running.
+/// The type of a thread-local variable of the host thread. The variable contains the address of a
+/// [`Current`], which is the state of the running kernel thread.
 type CurrentKey = LocalKey<Cell<*const Current>>;
 
 /// The reason why [`Fiber::resume`] returned: the thread suspended itself, returned, or panicked
@@ -47,7 +47,8 @@ pub(crate) struct Stacks {
 /// allocating a stack takes longer than many kernels run.
 static FREE: Mutex<BTreeMap<usize, Vec<DefaultStack>>> = Mutex::new(BTreeMap::new());
 
-/// Maximum number of free stacks of one size. A stack occupies only the pages that were used.
+/// Maximum number of stacks of each size in [`FREE`]. A stack occupies memory only for the pages
+/// that a thread has used.
 const MOST_FREE: usize = 8192;
 
 /// Maximum number of free stacks that a run takes from [`FREE`] at a time.
@@ -89,8 +90,8 @@ impl Fiber {
     /// Creates a kernel thread. When the thread is first resumed, it calls `body`.
     ///
     /// # Safety
-    /// Before `body` is dropped, the fiber is dropped, ended by [`Self::end`], or passed to
-    /// [`Stacks::give`].
+    /// `body` outlives the fiber. The fiber ends when it is dropped, ended by [`Self::end`], or
+    /// passed to [`Stacks::give`].
     pub(crate) unsafe fn new(stacks: &mut Stacks, body: &dyn Fn(), current: Current) -> io::Result<Self> {
         let current = Rc::new(current);
         let own = current.clone();

@@ -169,9 +169,9 @@ impl Current {
     }
 }
 
-/// Returns the number of a thread, which is unique among the threads of all running blocks. `slot`
-/// is the index of the block in [`Run::slots`], and `thread` is the index in the block. A block has
-/// at most 1024 threads, so the low 10 bits of the number are `thread`.
+/// Returns the number of a thread. No other thread of a running block has this number. `slot` is
+/// the index of the block in [`Run::slots`], and `thread` is the index of the thread in the block.
+/// A block has at most 1024 threads, so the low 10 bits of the number are `thread`.
 fn number(slot: usize, thread: u32) -> u32 {
     (slot as u32) << 10 | thread
 }
@@ -182,8 +182,7 @@ fn slot_of(number: u32) -> (usize, u32) {
 
 /// The blocks of each launch that have not started.
 struct Waiting {
-    /// For each launch: the index of the next block to start, and the number of blocks of the
-    /// launch.
+    /// For each launch: the index of the block that starts next, and the number of all blocks.
     next: Vec<(u64, u64)>,
     turn: usize,
 }
@@ -225,7 +224,8 @@ struct Engine<'a> {
     waiting: Waiting,
     free_slots: Vec<usize>,
     live_threads: usize,
-    /// The launch index of each block that has ended since [`Self::admit`] last started blocks.
+    /// The blocks that have ended since the last call of [`Self::admit`]. For each block, the index
+    /// of its launch.
     ended: Vec<usize>,
     /// Number of unsuccessful polls of memory since a thread last made progress, or since the last
     /// call of [`Self::rest`].
@@ -295,9 +295,9 @@ impl Engine<'_> {
         Ok(())
     }
 
-    /// For each block that has ended, starts the next block of the same launch, so that each grid
-    /// keeps a running block. Then starts further blocks until the limit of resident threads is
-    /// reached.
+    /// Starts waiting blocks. First, each block that has ended is replaced by the next block of the
+    /// same launch, so that every grid always has a running block. Then further blocks start until
+    /// the limit of resident threads is reached.
     fn admit(&mut self) -> Result<(), GridError> {
         for launch in std::mem::take(&mut self.ended) {
             if let Some(block) = self.waiting.take_of(launch) {

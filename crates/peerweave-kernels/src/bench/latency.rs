@@ -38,7 +38,8 @@ pub fn bench_g(ctx: &Context, from: SymSlice<u64>, pe: u32, iterations: u32, res
     }
 }
 
-/// Lends the block's dynamic shared memory to its first thread, which starts bulk copies.
+/// Lends the block's dynamic shared memory to the context of the block's first thread. That thread
+/// then starts bulk copies.
 #[inline(always)]
 fn lend(ctx: &Context) {
     if gpu::thread_rank() == 0 {

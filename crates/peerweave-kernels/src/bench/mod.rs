@@ -21,7 +21,7 @@ use peerweave_device::prelude::*;
 /// Number of repetitions that are not measured, before the clock starts.
 pub const WARM_UP: u32 = 20;
 
-/// The clock of a measurement, which starts after the warm-up.
+/// The clock of a measurement. The clock starts after the warm-up.
 struct Clock {
     started: u64,
     iterations: u32,
@@ -33,8 +33,8 @@ impl Clock {
         Self { started: 0, iterations }
     }
 
-    /// Starts the clock if the warm-up has ended. Each thread must call this method at the start of
-    /// each repetition, with the index of the repetition.
+    /// Starts the clock if `repetition` is the first repetition after the warm-up. Each thread must
+    /// call this method at the start of each repetition.
     #[inline(always)]
     fn tick(&mut self, repetition: u32) {
         if repetition == WARM_UP {

@@ -1,4 +1,5 @@
-//! Time of a round trip between two PEs. The PEs take turns to put elements with a signal.
+//! Measures the time of a round trip between two PEs. One PE puts elements and a signal to the
+//! other PE, which waits for the signal and then does the same.
 
 use super::{Clock, WARM_UP};
 use peerweave_device::prelude::*;
@@ -21,7 +22,7 @@ pub struct PingPong {
 
 macro_rules! ping_pong {
     ($threads:tt: $name:ident, $put_signal:ident, $wait:ident, $words:literal, $calls:expr) => {
-        #[doc = concat!("Measures a round trip: two PEs take turns to put elements with a signal. On each PE, ", $words, " makes the calls.")]
+        #[doc = concat!("Measures a round trip between two PEs. A PE puts elements and a signal to the other PE, which then answers in the same way. On each PE, ", $words, " makes the calls.")]
         ///
         /// # Errors
         /// Fails if the other PE does not answer before the deadline.

@@ -26,7 +26,7 @@ macro_rules! atomic {
 }
 
 atomic!(bench_atomic, atomic_fetch_add, "with acquire and release order");
-atomic!(bench_atomic_relaxed, atomic_fetch_add_relaxed, "in relaxed order");
+atomic!(bench_atomic_relaxed, atomic_fetch_add_relaxed, "with relaxed order");
 
 macro_rules! barrier {
     ($name:ident, $call:ident, $words:literal, $calls:expr) => {

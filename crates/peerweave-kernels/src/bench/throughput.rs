@@ -2,14 +2,14 @@
 //! Either all threads of the block copy vectors, or one thread of each warp starts bulk copies.
 //!
 //! The kernels have no warm-up, because blocks are not equally fast. To warm up, launch a kernel
-//! twice. Block `b` writes its start time and the time at which its accesses were complete, on the
-//! device's clock, to `result[2 * b]` and `result[2 * b + 1]`. The total time of the transfers is
-//! from the first start time to the last end time.
+//! twice. Block `b` writes two times of the device's clock: its start time to `result[2 * b]`, and
+//! its end time, at which its accesses were complete, to `result[2 * b + 1]`. The transfers take
+//! the time from the first start time to the last end time.
 
 use peerweave_device::prelude::*;
 
-/// Writes the start time of this block, which is `began`, and the current time as the end time of
-/// this block.
+/// Writes two times of this block to `result`: the start time, which is `began`, and the end time,
+/// which is the current time.
 #[inline(always)]
 fn write(result: DeviceSlice<u64>, began: u64) {
     gpu::sync_threads();
@@ -74,8 +74,7 @@ pub fn bench_get_bandwidth(
     write(result, began);
 }
 
-/// Returns the part of `of` that this warp transfers, if the warps of a block divide `of` among
-/// themselves.
+/// Divides `of` among the warps of this block, and returns the part of this warp.
 #[inline(always)]
 fn share(of: SymSlice<u64>) -> SymSlice<u64> {
     let each = divided(of.len(), gpu::block_threads().div_ceil(gpu::WARP_SIZE));

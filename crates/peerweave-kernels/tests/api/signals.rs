@@ -168,7 +168,7 @@ fn put_before_signal(ctx: &Context, element: SymSlice<u32>, data: SymSlice<u32>,
 }
 
 #[test]
-fn put_signal_over_a_network_releases_earlier_puts() {
+fn put_signal_over_a_network_arrives_after_earlier_puts() {
     for seed in 0..100 {
         let mut job = job(seed).machines_of(1);
         let (element, data, signal) = (job.alloc::<u32>(1), job.alloc::<u32>(5), job.alloc::<u64>(1));

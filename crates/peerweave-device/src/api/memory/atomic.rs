@@ -55,7 +55,7 @@ fn acquired<T>(value: T, strong: bool) -> T {
 /// Implements operations that change the bits of an element and return its previous value.
 macro_rules! fetching {
     ($bound:ident: $($(#[$doc:meta])* $strong:ident, $relaxed:ident($($argument:ident),*) = $operation:ident, $network:ident;)*) => {$(
-        fetching!(@ $bound, $(#[$doc])* "Acquire for the load of the previous value, and release for the store of the new value.", AcqRel true, $strong($($argument),*) = $operation, $network);
+        fetching!(@ $bound, $(#[$doc])* "Acquire and release: the read of the previous value acquires, and the write of the new value releases.", AcqRel true, $strong($($argument),*) = $operation, $network);
         fetching!(@ $bound, $(#[$doc])* "Orders nothing.", Relaxed false, $relaxed($($argument),*) = $operation, $network);
     )*};
     (@ $bound:ident, $(#[$doc:meta])* $order_doc:literal, $order:ident $is_strong:literal, $name:ident($($argument:ident),*) = $operation:ident,
@@ -178,7 +178,7 @@ impl Context {
         atomic_fetch_inc,
         atomic_inc,
         true,
-        "Acquire for the load of the previous value, and release for the store of the new value.",
+        "Acquire and release: the read of the previous value acquires, and the write of the new value releases.",
         "Release."
     );
     adding!(
@@ -200,20 +200,24 @@ impl Context {
     }
 
     fetching! { KernelInteger:
-        /// Replaces the first element of `of` on `pe` by the element's bitwise AND with `value`.
+        /// Replaces the first element of `of` on `pe` by the bitwise AND of the element and
+        /// `value`.
         atomic_fetch_and, atomic_fetch_and_relaxed(value) = fetch_and, network_fetch_and;
-        /// Replaces the first element of `of` on `pe` by the element's bitwise OR with `value`.
+        /// Replaces the first element of `of` on `pe` by the bitwise OR of the element and `value`.
         atomic_fetch_or, atomic_fetch_or_relaxed(value) = fetch_or, network_fetch_or;
-        /// Replaces the first element of `of` on `pe` by the element's bitwise XOR with `value`.
+        /// Replaces the first element of `of` on `pe` by the bitwise XOR of the element and
+        /// `value`.
         atomic_fetch_xor, atomic_fetch_xor_relaxed(value) = fetch_xor, network_fetch_xor;
     }
 
     reducing! {
-        /// Replaces the first element of `of` on `pe` by the element's bitwise AND with `value`.
+        /// Replaces the first element of `of` on `pe` by the bitwise AND of the element and
+        /// `value`.
         atomic_and, atomic_and_relaxed = and, network_and;
-        /// Replaces the first element of `of` on `pe` by the element's bitwise OR with `value`.
+        /// Replaces the first element of `of` on `pe` by the bitwise OR of the element and `value`.
         atomic_or, atomic_or_relaxed = or, network_or;
-        /// Replaces the first element of `of` on `pe` by the element's bitwise XOR with `value`.
+        /// Replaces the first element of `of` on `pe` by the bitwise XOR of the element and
+        /// `value`.
         atomic_xor, atomic_xor_relaxed = xor, network_xor;
     }
 

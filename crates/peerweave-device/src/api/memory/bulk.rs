@@ -27,7 +27,7 @@ pub(crate) struct Lent {
 
 /// Number of bytes before the buffers: two barriers, and padding that aligns the buffers.
 const HEADER: u32 = 128;
-/// Granularity of the size of a buffer, in bytes.
+/// The size of a buffer is a multiple of this number of bytes.
 const GRAIN: u32 = 128;
 
 impl Lent {
@@ -39,14 +39,15 @@ impl Lent {
         self.half != 0
     }
 
-    /// Returns the parities of the barriers' phases, for a function that copies with a separate
-    /// context of this thread.
+    /// Returns the parities of the current phases of both barriers. A function with a separate
+    /// context of this thread may use the barriers, and then returns the new parities.
     #[inline(always)]
     pub(crate) fn parity(&self) -> u32 {
         self.parity
     }
 
-    /// Sets the parities of the barriers' phases to a value that [`Self::parity`] has returned.
+    /// Sets the parities of the current phases of both barriers. `parity` is a value that
+    /// [`Self::parity`] has returned.
     #[inline(always)]
     pub(crate) fn set_parity(&mut self, parity: u32) {
         self.parity = parity;
@@ -185,8 +186,8 @@ impl Context {
         outcome
     }
 
-    /// Copies shared memory to global memory. When the call returns, stores may be outstanding and
-    /// may still read the source.
+    /// Starts a copy of shared memory to global memory. When the call returns, the copy unit may
+    /// still read the source and write the target.
     ///
     /// # Safety
     /// [`bulk::AVAILABLE`] is true. `from` is shared memory of this block and `to` is global

@@ -73,16 +73,17 @@ fn fits<S: Scope>(bytes: usize, piece: usize) -> bool {
     bytes <= S::size() * piece
 }
 
-/// Returns the offset of this thread's piece; `None` if this thread has no piece. `bytes` satisfies
-/// [`fits`], so the offset fits in 32 bits.
+/// Divides `bytes` bytes into pieces of `piece` bytes, one for each thread. Returns the offset of
+/// this thread's piece; `None` if no bytes are left for this thread. [`fits`] must be true for the
+/// arguments, so the offset fits in 32 bits.
 #[inline(always)]
 fn own<S: Scope>(bytes: usize, piece: usize) -> Option<usize> {
     let skip = S::rank() as u32 * piece as u32;
     (skip < bytes as u32).then_some(skip as usize)
 }
 
-/// Copies the vectors with indices `start + k * step` for each `k` below `N`. All loads precede the
-/// first store.
+/// Copies `N` vectors: vector `start + k * step` for each `k` below `N`. Loads all vectors before
+/// it stores the first vector.
 ///
 /// # Safety
 /// As for [`copy`], for vectors with these indices.
@@ -154,7 +155,8 @@ unsafe fn pieces<S: Scope, A: Side, B: Side, P: Piece>(to: *mut u8, from: *const
     }
 }
 
-/// Copies a few bytes, in the largest integers that the alignments and the length permit.
+/// Copies a few bytes. Each access reads or writes an integer of up to 8 bytes: the largest size
+/// that divides both addresses and the length.
 ///
 /// # Safety
 /// As for [`copy`].
@@ -175,10 +177,11 @@ unsafe fn few<S: Scope, A: Side, B: Side>(to: *mut u8, from: *const u8, bytes: u
     }
 }
 
-/// Reads a vector of 16 bytes by loads of integers of type `P`.
+/// Reads 16 bytes, and returns them as a vector. Each load reads one integer of type `P`.
 ///
 /// # Safety
-/// `from` points to 16 bytes that accesses of kind `A` can read, aligned to the size of `P`.
+/// `from` points to 16 bytes that accesses of kind `A` can read. `from` is aligned to the size of
+/// `P`.
 #[inline(always)]
 unsafe fn gather<A: Side, P: Piece + Into<u64>>(from: *const u8) -> Vector {
     let per_half = 8 / size_of::<P>();
@@ -193,11 +196,11 @@ unsafe fn gather<A: Side, P: Piece + Into<u64>>(from: *const u8) -> Vector {
     vector
 }
 
-/// Writes a vector of 16 bytes by stores of integers of type `P`. `cut` converts the low bytes of a
-/// word to such an integer.
+/// Writes a vector of 16 bytes. Each store writes one integer of type `P`. `cut` returns the low
+/// bytes of a 64-bit word as such an integer.
 ///
 /// # Safety
-/// `to` points to 16 bytes that accesses of kind `B` can write, aligned to the size of `P`.
+/// `to` points to 16 bytes that accesses of kind `B` can write. `to` is aligned to the size of `P`.
 #[inline(always)]
 unsafe fn scatter<B: Side, P: Piece>(to: *mut u8, vector: Vector, cut: impl Fn(u64) -> P) {
     let per_half = 8 / size_of::<P>();
@@ -209,10 +212,11 @@ unsafe fn scatter<B: Side, P: Piece>(to: *mut u8, vector: Vector, cut: impl Fn(u
     }
 }
 
-/// Implements [`copy`] if an address or the length is not a multiple of 16 bytes. Copies a head up
-/// to the first aligned vector of the far side, then whole vectors, then a tail. This is a separate
-/// function that needs few registers, because a kernel with large blocks must not call a function
-/// that needs more registers than the kernel itself.
+/// Implements [`copy`] if an address or the length is not a multiple of 16 bytes. First copies the
+/// bytes before the first aligned vector of the far side, then whole vectors, and last the
+/// remaining bytes. This is a separate function, and needs few registers. The reason is that a
+/// kernel with large blocks must not call a function that needs more registers than the kernel
+/// itself.
 ///
 /// # Safety
 /// As for [`copy`].

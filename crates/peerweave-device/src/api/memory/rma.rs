@@ -30,10 +30,10 @@ fn bulk_pays<S: Scope>(far: Far, bytes: usize) -> bool {
     }
 }
 
-/// Returns whether the first thread of the scope can start a bulk copy for all threads. `can`
-/// states whether this thread can start the copy. If the result is true, earlier accesses of every
-/// thread are ordered before the accesses of the copy unit. For a scope of one thread, the function
-/// that starts the copy orders the accesses.
+/// Returns the value of `can` on the first thread of the scope. `can` states whether a thread can
+/// start a bulk copy. If the result is true, the first thread can start the copy for all threads:
+/// earlier accesses of every thread are ordered before the accesses of the copy unit. For a scope
+/// of one thread, this function orders nothing, because the function that starts the copy does so.
 #[inline(always)]
 fn agree_on_bulk<S: Scope, const GLOBAL: bool>(can: bool) -> bool {
     if S::ALONE {
@@ -100,9 +100,10 @@ impl Context {
         }
     }
 
-    /// Waits after a put by the copy unit. Does nothing if `nbi` is true. In a scope of one thread,
-    /// waits until the source has been read. In a warp or a block, the first thread waits until all
-    /// data has been written, because any thread of the scope may fence or signal next.
+    /// Waits for a put that the copy unit carries out. If `nbi` is true, does not wait. In a scope
+    /// of one thread, waits until the copy unit has read the source. In a warp or a block, only the
+    /// first thread calls this method. It waits until all data has been written, because another
+    /// thread of the scope may fence or signal next.
     #[inline(always)]
     fn leave_put<S: Scope, const GLOBAL: bool>(&self, nbi: bool) {
         if nbi {
@@ -331,11 +332,12 @@ fn strided(len: usize, step: usize) -> usize {
     if step == 0 { 0 } else { len.div_ceil(step) }
 }
 
-/// Copies `count` elements with the strides `steps` (target, source), with eight loads in flight
-/// for each thread.
+/// Copies `count` elements at strides. `steps` contains the stride of the target, and then the
+/// stride of the source. Each thread has up to eight loads in flight.
 ///
 /// # Safety
-/// On both sides the elements at `index * step`, for every index below `count`, are accessible.
+/// For every `index` below `count`, this thread can write element `index * steps.0` of `to`, and
+/// can read element `index * steps.1` of `from`.
 #[inline(always)]
 unsafe fn stride<T: Plain, S: Scope, A: value::Side, B: value::Side>(
     to: *mut T,
@@ -394,9 +396,9 @@ macro_rules! scoped {
 
             #[doc = concat!("Starts to copy the elements of `from` to `to` on `pe`. Called by ", $words, ".")]
             /// If the lengths of `to` and `from` differ, copies as many elements as the shorter
-            /// length. Returns the number of copied elements. The source can be reused once either
-            /// the first thread or all threads of the scope have called [`Self::flush`] or
-            /// [`Self::quiet`].
+            /// length. Returns the number of copied elements. The source can be reused after a call
+            /// of [`Self::flush`] or [`Self::quiet`] by the first thread of the scope. All threads
+            /// of the scope may make that call.
             #[inline(always)]
             pub fn $put_nbi<T: Plain>(&self, to: SymSlice<T>, from: impl Source<T>, pe: u32) -> usize {
                 self.put_any::<T, $scope, _>(to, &from, pe, true)
@@ -404,8 +406,9 @@ macro_rules! scoped {
 
             #[doc = concat!("Starts to copy the elements of `from` on `pe` to `to`. Called by ", $words, ".")]
             /// If the lengths of `to` and `from` differ, copies as many elements as the shorter
-            /// length. Returns the number of copied elements. The elements have arrived once either
-            /// the first thread or all threads of the scope have called [`Self::quiet`].
+            /// length. Returns the number of copied elements. The elements have arrived after a
+            /// call of [`Self::quiet`] by the first thread of the scope. All threads of the scope
+            /// may make that call.
             #[inline(always)]
             pub fn $get_nbi<T: Plain>(&self, mut to: impl Target<T>, from: SymSlice<T>, pe: u32) -> usize {
                 self.get_any::<T, $scope, _>(&mut to, from, pe, true)
@@ -436,9 +439,8 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Copies `count` elements at strides: element `i * from_step` of `from` to element `i * to_step` of `to` on `pe`. Called by ", $words, ".")]
-            /// If `from` or `to` is too short for `count` strided elements, copies only as many
-            /// elements as both views contain at their strides. If `to_step` or `from_step` is 0,
-            /// copies nothing.
+            /// If one of the views ends before `count` elements have been copied, the copy ends
+            /// there. If `to_step` or `from_step` is 0, copies nothing.
             #[inline(always)]
             pub fn $iput<T: Plain>(
                 &self,
@@ -453,9 +455,8 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Copies `count` elements at strides: element `i * from_step` of `from` on `pe` to element `i * to_step` of `to`. Called by ", $words, ".")]
-            /// If `from` or `to` is too short for `count` strided elements, copies only as many
-            /// elements as both views contain at their strides. If `to_step` or `from_step` is 0,
-            /// copies nothing.
+            /// If one of the views ends before `count` elements have been copied, the copy ends
+            /// there. If `to_step` or `from_step` is 0, copies nothing.
             #[inline(always)]
             pub fn $iget<T: Plain>(
                 &self,

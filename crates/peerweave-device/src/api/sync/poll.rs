@@ -1,4 +1,4 @@
-//! Waits for kernels that implement their own protocols on symmetric memory.
+//! Methods by which a kernel waits, if the kernel implements its own protocol on symmetric memory.
 
 use crate::api::report::Report;
 use crate::api::{Context, Failed};
@@ -45,9 +45,10 @@ impl Context {
         until(&mut pause, look).map_err(|kind| self.fail(kind, Report { pe: missing(), ..Report::of(operation) }))
     }
 
-    /// Returns the pause between two polls of a wait for the PE that `missing` returns. The pause
-    /// fails if that PE has left the job, but only after one more unsuccessful poll. The reason is
-    /// that the PE may have satisfied the condition before the PE left.
+    /// Returns the pause that a wait makes between two polls. `missing` returns the PE for which
+    /// the thread waits. If that PE has left the job, the wait polls once more, because the PE may
+    /// have satisfied the condition before it left. If this poll is unsuccessful too, the pause
+    /// fails.
     #[cfg(not(target_arch = "nvptx64"))]
     fn unless_gone<'a>(&'a self, missing: &'a impl Fn() -> u32) -> impl Pause<Error = FailureKind> + 'a {
         let (mut spin, mut last) = (self.spin(), None);
@@ -62,8 +63,9 @@ impl Context {
         })
     }
 
-    /// Returns a word of the context's table of PEs that have left the job; 0 if the context has no
-    /// table. Word 0 is not 0 if any PE has left. The words after it have one bit for each PE.
+    /// The context may have a table of the PEs that have left the job. Returns word `index` of this
+    /// table; 0 if there is no table. Word 0 is not 0 if any PE has left the job. The words after
+    /// it have one bit for each PE of the job.
     #[cfg(not(target_arch = "nvptx64"))]
     #[inline]
     fn gone_word(&self, index: usize) -> u64 {
@@ -91,9 +93,9 @@ impl Context {
     }
 
     /// Like [`Self::poll`], but called by all threads of a block. Only threads that pass `true` as
-    /// `polls` call `look`. All threads return together: when `look` has returned a value on each
-    /// polling thread, or when a wait has failed. Writes that one thread has acquired are visible
-    /// to all threads of the block.
+    /// `polls` call `look`; the other threads only wait for them. The call returns when `look` has
+    /// returned a value on each polling thread, or when the wait of a thread has failed. Writes
+    /// that one thread has acquired are visible to all threads of the block.
     ///
     /// # Errors
     /// [`Failed`] on all threads of the block, if the wait of any thread fails.

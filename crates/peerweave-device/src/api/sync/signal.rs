@@ -103,8 +103,8 @@ impl Context {
         self.signal_wait_until_from(signal, compare, value, KernelStatus::NONE)
     }
 
-    /// Like [`Self::signal_wait_until`], for a signal that `pe` sends. If the wait fails, the
-    /// report names `pe`.
+    /// Like [`Self::signal_wait_until`], but the caller states that `pe` sends the signal. If the
+    /// wait fails, the report names `pe`.
     ///
     /// # Errors
     /// As for [`Self::signal_wait_until`].
@@ -127,7 +127,8 @@ impl Context {
         put_signal::test(self.signal_word(signal), compare, value)
     }
 
-    /// Implements the waits of a scope: the first thread of the scope waits. If that wait fails,
+    /// Waits for a signal in a call that all threads of a scope make. The first thread of the scope
+    /// waits for the signal, and the other threads wait for the first thread. If the wait fails,
     /// the call fails on all threads of the scope.
     #[inline(always)]
     fn signal_wait_by<S: Scope>(&self, signal: SymSlice<u64>, compare: Compare, value: u64, pe: u32) -> Result<(), Failed> {
@@ -218,9 +219,9 @@ macro_rules! scoped {
 
             #[doc = concat!("Starts to copy the elements of `from` to `to` on `pe`. Changes the first element of `signal` on `pe` after the copy. Called by ", $words, ".")]
             /// If the lengths of `to` and `from` differ, copies as many elements as the shorter
-            /// length. Returns the number of copied elements. The source can be reused once either
-            /// the first thread or all threads of the scope have called [`Self::flush`] or
-            /// [`Self::quiet`].
+            /// length. Returns the number of copied elements. The source can be reused after a call
+            /// of [`Self::flush`] or [`Self::quiet`] by the first thread of the scope. All threads
+            /// of the scope may make that call.
             ///
             /// # Ordering
             /// A waiter that acquires the signal sees the elements.
@@ -244,7 +245,7 @@ scoped!(Thread, "this thread": put_signal, put_signal_nbi);
 scoped!(Warp, "all threads of the warp": put_signal_warp, put_signal_nbi_warp);
 scoped!(Block, "all threads of the block": put_signal_block, put_signal_nbi_block);
 
-/// Declares the waits for a warp and for a block.
+/// Declares the methods by which all threads of a warp or of a block wait for a signal.
 macro_rules! waits {
     ($scope:ident, $words:literal: $wait:ident, $wait_from:ident) => {
         impl Context {

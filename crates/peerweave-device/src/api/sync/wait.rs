@@ -1,8 +1,9 @@
-//! Waits for elements of this PE's own symmetric memory that peers change: for one element, or for
-//! any, all or some of several elements.
+//! Methods by which a kernel waits until peers have changed elements of this PE's own symmetric
+//! memory. A kernel can wait for one element, or for any, all or some of several elements.
 //!
-//! The waits use the loops of [`crate::put_signal`]. A wait acquires: writes that the writer of the
-//! element has released are visible after the wait. A wait fails at the context's deadline.
+//! The methods use the loops of [`crate::put_signal`]. A wait has acquire order: writes that the
+//! writer of the element has released are visible after the wait. A wait fails at the context's
+//! deadline.
 
 use crate::api::bits::{KernelAtomic, KernelInteger};
 use crate::api::report::Report;
@@ -27,8 +28,9 @@ impl Context {
         T::from_bits(unsafe { <<T as KernelAtomic>::Bits as Access<Sys>>::load_acquire(element.cast_const().cast()) })
     }
 
-    /// Returns a [`Watch`], whose methods wait for and test the elements of `of` that are not
-    /// excluded. `value` returns the value with which the element at an index is compared.
+    /// Returns a [`Watch`] for the elements of `of` that are not excluded. Its methods test these
+    /// elements or wait for them. `value` takes the index of an element, and returns the value with
+    /// which the element is compared.
     #[inline(always)]
     fn watch<'a, T: KernelInteger, V: Fn(usize) -> T + 'a, X: Fn(usize) -> bool>(
         &'a self,
@@ -242,5 +244,5 @@ macro_rules! several {
 
 several!(T, |_index, value| value, "`value`":
     wait_until_any, wait_until_all, wait_until_some, test_any, test_all, test_some);
-several!(&[T], |index, values| values[index], "the value at its index in `values`":
+several!(&[T], |index, values| values[index], "the value in `values` at the same index":
     wait_until_any_vector, wait_until_all_vector, wait_until_some_vector, test_any_vector, test_all_vector, test_some_vector);

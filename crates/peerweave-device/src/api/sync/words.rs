@@ -1,6 +1,6 @@
-//! Waits for integers whose size, signedness and values are known only when the kernel runs. These
-//! waits are for kernels that implement the waits of the host API. Kernels of applications know the
-//! type of their elements, and use the waits of `wait.rs`.
+//! Methods by which a kernel waits for integers, if the type of the integers is known only when the
+//! kernel runs. Kernels that implement the waits of the host API use these methods. Kernels of
+//! applications know the type of their elements, and use the methods in `wait.rs`.
 
 use crate::api::report::Report;
 use crate::api::views::address;
@@ -20,7 +20,7 @@ pub struct AwaitedWords<V, X> {
     pub size: u32,
     /// The sign bit of signed integers ([`Compare::sign_bit`]); 0 for unsigned integers.
     pub sign: u64,
-    /// The comparison of each integer with the value that `value` returns for the integer.
+    /// The comparison. Each integer is compared with the value that `value` returns for its index.
     pub compare: Compare,
     /// Function that returns the value with which the integer at an index is compared.
     pub value: V,
@@ -91,9 +91,8 @@ impl Context {
         self.fail(kind, Report { expected, found, pe: KernelStatus::NONE, ..Report::of(operation) })
     }
 
-    /// Waits until the comparison has been true for every integer that is not excluded. Returns the
-    /// bits of the non-excluded integer with the highest index; `None` if all integers are
-    /// excluded.
+    /// Waits for every integer that is not excluded, until its comparison has been true once.
+    /// Returns the bits of the last of these integers; `None` if all integers are excluded.
     ///
     /// # Ordering
     /// Acquire, for each integer.
@@ -110,8 +109,9 @@ impl Context {
     }
 
     /// Waits until the comparison is true for an integer that is not excluded. Returns the index of
-    /// the first such integer at or after `start`, or else of the first such integer before
-    /// `start`. Returns `None` immediately if all integers are excluded.
+    /// this integer. If there are several such integers, searches from `start` to the end and then
+    /// from 0, and returns the first index found. Returns `None` immediately if all integers are
+    /// excluded.
     ///
     /// # Ordering
     /// Acquire, for the integer at the returned index.

@@ -28,21 +28,20 @@ use peerweave_types::{FailureKind, KernelContext, KernelOp, KernelTeam, Plain, S
 /// Size of a vector in bytes.
 const VECTOR: usize = 16;
 
-/// The result of [`give_each`]: success or failure, and the value of [`Lent::parity`] after the
-/// call.
+/// The result of [`give_each`]: success or failure, and the new value of [`Lent::parity`].
 struct Given {
     outcome: Result<(), Failed>,
     parity: u32,
 }
 
-/// Puts `bytes` bytes to offset `to` of every member. The source for rank `r` is at offset `from +
-/// r * stride`. Puts over the network may be outstanding when the function returns. Each rank
-/// begins with itself and continues with the next rank, so that not all ranks store to the same
-/// member at the same time.
+/// Puts `bytes` bytes to every member, at offset `to` in the member's heap. The bytes for rank `r`
+/// are in this PE's heap, at offset `from + r * stride`. When the function returns, puts over the
+/// network may be outstanding. Each rank first puts to itself, and then to the next ranks in order,
+/// so that not all ranks put to the same member at the same time.
 ///
 /// # Safety
-/// `raw`, `pes`, `bases` and `lent` are from one context of this thread. Both ranges (target,
-/// source) lie in every member's heap, for all ranks.
+/// `raw`, `pes`, `bases` and `lent` are from one context of this thread. The target range, and the
+/// source ranges for all ranks, lie in every member's heap.
 #[inline(never)]
 #[expect(clippy::too_many_arguments, reason = "the parameters stay in registers; a struct of the parameters would be in memory")]
 unsafe fn give_each<S: Scope>(
@@ -285,8 +284,8 @@ const fn per_vector<T>() -> usize {
     VECTOR / size_of::<T>()
 }
 
-/// Returns the number of whole vectors in `count` elements; 0 if vectors are not aligned at both
-/// offsets.
+/// Returns the number of whole vectors in `count` elements. Returns 0 if `to` or `from` is not
+/// aligned to vectors, or if an element does not fit evenly in a vector.
 #[inline(always)]
 fn vectors<T>(to: SymOffset, from: SymOffset, count: usize) -> usize {
     let aligned = ((to.0 | from.0) as usize).is_multiple_of(VECTOR) && VECTOR.is_multiple_of(size_of::<T>());
@@ -294,9 +293,9 @@ fn vectors<T>(to: SymOffset, from: SymOffset, count: usize) -> usize {
 }
 
 impl Context {
-    /// Puts `count` elements to `to` on every member of the team. The source for rank `r` starts at
-    /// element `r * stride` of `from`. As for [`give_each`], puts over the network may be
-    /// outstanding when the call returns.
+    /// Puts `count` elements to `to` on every member of the team. The elements for rank `r` start
+    /// at element `r * stride` of `from`. When the call returns, puts over the network may be
+    /// outstanding.
     #[inline(always)]
     fn give<T: Plain, S: Scope>(
         &self,
@@ -443,7 +442,7 @@ macro_rules! scoped {
         impl Context {
             #[doc = concat!("Copies `from` on the member with rank `root` to `to` on every member. Called by ", $words, ".")]
             /// Every member makes this call from the block with the same index. The member `root`
-            /// may overwrite `to` on members that have not yet made this call. If the lengths of
+            /// may overwrite `to` on other members before they make this call. If the lengths of
             /// `to` and `from` differ, the shorter length is used.
             ///
             /// # Errors

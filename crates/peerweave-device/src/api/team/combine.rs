@@ -152,7 +152,8 @@ reducible!(u64 as u64, u64, 2, |w| w, |v| v, |x| x, |y| y);
 reducible!(f32 as f32, u32, 4, |w| w, |v| v, |x| x.to_bits(), |y| f32::from_bits(y));
 reducible!(f64 as f64, u64, 2, |w| w, |v| v, |x| x.to_bits(), |y| f64::from_bits(y));
 
-/// Implements [`Reducible`] for 16-bit floats, with functions that convert two values at a time.
+/// Implements [`Reducible`] for a 16-bit float. `$values` and `$pair` are functions that convert
+/// two values at a time.
 macro_rules! reducible_pairs {
     ($t:ty, $values:ident, $pair:ident) => {
         impl Reducible for $t {

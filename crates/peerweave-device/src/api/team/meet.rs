@@ -1,19 +1,20 @@
 //! Synchronisation of a team: every member waits until all members have arrived.
 //!
 //! The protocol is [`crate::barrier`]. In the heap of each member, every rank has a signal line: a
-//! word in a separate line of memory. A rank announces its arrival to each member by writing the
-//! rank's signal line in that member's heap, and polls only its own heap. The announcement is a
-//! store if the member is mapped, and a signal over the network if not. The threads of a scope
-//! divide the members among themselves.
+//! word in a separate line of memory. A rank announces its arrival to a member by a write to its
+//! own signal line in that member's heap. If the member is mapped, this write is a store. Otherwise
+//! it is a signal over the network. A rank polls only its own heap. The threads of a scope divide
+//! the members among themselves.
 //!
 //! Block `b` of each member synchronises with block `b` of the other members. Each block index has
-//! a slot: separate signal lines and a separate epoch. The epoch is in memory of this device that
-//! exists longer than the kernel.
+//! a slot: separate signal lines and a separate epoch. The epoch is in memory of this device, and
+//! stays there when the kernel has ended.
 //!
-//! Kernels call barriers and collectives in many places. So a barrier inlines only the common case,
-//! in which each thread synchronises with at most one other member. All other steps are functions
-//! that are not inlined: the first lookup ([`arrange`]), several members for each thread or
-//! unmapped members ([`exchange_several`]), collectives ([`exchange_apart`]), and reports.
+//! Kernels call barriers and collectives in many places. So only the common case of a barrier is
+//! inlined. In this case, each thread synchronises with at most one other member. All other steps
+//! are functions that are not inlined. [`arrange`] looks up the addresses of a team.
+//! [`exchange_several`] handles unmapped members, and several members for each thread.
+//! [`exchange_apart`] handles collectives.
 //!
 //! Invariant: all threads of the scope read the same epoch, after the first `sync` of the scope.
 //! One thread writes the next epoch after the second `sync` and before the last `sync`.
@@ -30,22 +31,26 @@ use crate::word::Words;
 use crate::{Word as _, flag, word};
 use peerweave_types::{FailureKind, KernelContext, KernelOp, KernelTeam, SignalOp};
 
-/// The addresses that a thread needs to synchronise. These addresses are used if each thread of the
-/// scope synchronises with at most one other member, and all members are mapped. The addresses are
-/// cached, because a lookup takes half as long as the barrier's messages.
+/// The addresses with which a thread synchronises with another member of a team. These addresses
+/// are used if all members are mapped, and each thread of the scope synchronises with at most one
+/// other member. The addresses are cached, because a lookup takes half as long as the barrier's
+/// messages.
 #[derive(Clone, Copy)]
 pub(crate) struct Meeting {
-    /// The team and the scope, encoded by [`key`]; `u32::MAX` if nothing is cached.
+    /// The team and the scope to which the addresses belong, encoded by [`key`]. `u32::MAX` if no
+    /// addresses are cached.
     key: u32,
-    /// Rank of the only member with which this thread synchronises; [`Self::SEVERAL`] if the
-    /// addresses of the members are not cached, and the thread must look them up.
+    /// Rank of the member with which this thread synchronises. [`Self::SEVERAL`] if there can be
+    /// several such members or unmapped members. In this case, the thread looks up the addresses in
+    /// each synchronisation.
     rank: u32,
-    /// Address of the epoch of this block's slot, in memory of this device.
+    /// Address of the epoch of this block. The epoch is in memory of this device.
     epoch: u64,
-    /// Address of this PE's word in the heap of the member `rank`; 0 if this thread synchronises
-    /// with no member.
+    /// Address of the word by which this PE announces its arrival. The word is in the heap of the
+    /// member `rank`. 0 if this thread synchronises with no member.
     theirs: u64,
-    /// Address of the word of the member `rank` in this PE's heap.
+    /// Address of the word by which the member `rank` announces its arrival. The word is in this
+    /// PE's heap.
     mine: u64,
 }
 
@@ -66,7 +71,7 @@ pub(super) trait Order: Copy {
     const COMPLETES: bool;
     /// Whether the synchronisation makes earlier writes of every member visible.
     const ORDERS: bool;
-    /// Whether the exchange of arrivals is a function that is not inlined.
+    /// Whether the code that exchanges arrivals is not inlined.
     const APART: bool;
 }
 
@@ -147,8 +152,8 @@ impl Context {
         }
     }
 
-    /// Announces the arrival of this PE to all members, and waits for their arrivals. All threads
-    /// of the scope call this method, after they have synchronised.
+    /// Announces the arrival of this PE to all members, and waits until all members have arrived.
+    /// The threads of the scope first synchronise, and then all of them call this method.
     #[inline(always)]
     fn exchange<S: Scope, O: Order>(&self, of: (KernelTeam, KernelOp), meeting: Meeting) -> Result<(), Failed> {
         let (raw, pes, bases) = self.parts();
@@ -172,13 +177,13 @@ impl Context {
         if O::ORDERS { self.exchange_one::<S, true>(of, meeting) } else { self.exchange_one::<S, false>(of, meeting) }
     }
 
-    /// Announces the arrival of this PE to the one member that is assigned to this thread, and
-    /// waits for that member. If no member is assigned, this thread only synchronises with the
-    /// other threads of the scope.
+    /// Announces the arrival of this PE to the member with the rank [`Meeting::rank`], and waits
+    /// until that member has arrived. If no member is assigned to this thread, the thread only
+    /// synchronises with the other threads of the scope.
     ///
-    /// The epoch is advanced before the wait, so that the store of the epoch completes during the
-    /// wait and not in the next fence. If the wait fails, the epoch is restored, so that the caller
-    /// can repeat the synchronisation in the same epoch.
+    /// The new epoch is stored before the wait, so that the store completes during the wait and
+    /// does not delay the next fence. If the wait fails, the old epoch is stored again, so that the
+    /// caller can repeat the synchronisation in the same epoch.
     #[inline(always)]
     fn exchange_one<S: Scope, const ORDERS: bool>(&self, of: (KernelTeam, KernelOp), meeting: Meeting) -> Result<(), Failed> {
         let before = epoch_of(meeting.epoch);
@@ -206,9 +211,9 @@ impl Context {
     }
 }
 
-/// Returns the addresses that this thread needs to synchronise with a team. Fails if the team does
-/// not exist, if this PE is not a member, or if the index of this block is not less than the team's
-/// number of slots.
+/// Looks up the addresses with which this thread synchronises with the other members of a team.
+/// Fails if the team does not exist, if this PE is not a member, or if the index of this block is
+/// not less than the team's number of slots.
 ///
 /// # Safety
 /// `raw`, `pes` and `bases` are from one context of this thread.
@@ -246,8 +251,8 @@ unsafe fn arrange<S: Scope>(
     Ok(meeting)
 }
 
-/// Calls [`Context::exchange_one`] for a collective. This function is not inlined, so that a
-/// collective needs less code.
+/// Calls [`Context::exchange_one`], for a collective. This function is not inlined, so that the
+/// code of a collective is smaller.
 ///
 /// # Safety
 /// `raw`, `pes` and `bases` are from one context of this thread, and the addresses are from
@@ -267,8 +272,8 @@ unsafe fn exchange_apart<S: Scope>(
     context.exchange_one::<S, true>(of, Meeting { key: key::<S>(of.0), rank, epoch, theirs, mine })
 }
 
-/// Like [`Context::exchange_one`], but each thread synchronises with any number of members, which
-/// need not be mapped.
+/// Like [`Context::exchange_one`], but a thread can synchronise with any number of members, and
+/// these members need not be mapped.
 ///
 /// # Safety
 /// `raw`, `pes` and `bases` are from one context of this thread. [`arrange`] has succeeded for this
@@ -331,8 +336,9 @@ unsafe fn exchange_several<S: Scope, const ORDERS: bool>(
     agree::<S>(outcome, epoch_address, before)
 }
 
-/// Writes `epoch` to this PE's signal line in the heap of the member with this rank, by a store or
-/// by a signal over the network. `line` is the offset of the line. Orders nothing.
+/// Writes `epoch` to this PE's signal line in the heap of the member with the rank `rank`. `line`
+/// is the offset of the line. If the member is mapped, the write is a store. Otherwise it is a
+/// signal over the network. Orders nothing.
 #[inline(always)]
 fn post(context: &Context, members: &Team, rank: u32, line: u64, epoch: u64) {
     match members.mapped_base(context, rank) {
@@ -347,7 +353,7 @@ fn post(context: &Context, members: &Team, rank: u32, line: u64, epoch: u64) {
 }
 
 /// Ends a synchronisation. If `outcome` is an error on any thread of the scope, returns an error on
-/// all threads, and writes `before` to the epoch at address `epoch`.
+/// all threads. In this case, `before`, the old epoch, is written to the address `epoch` again.
 #[inline(always)]
 fn agree<S: Scope>(outcome: Result<(), Failed>, epoch: u64, before: u64) -> Result<(), Failed> {
     if !S::any(outcome.is_err()) {
@@ -359,9 +365,9 @@ fn agree<S: Scope>(outcome: Result<(), Failed>, epoch: u64, before: u64) -> Resu
     outcome.and(Err(Failed::new(FailureKind::Aborted)))
 }
 
-/// Writes the report of a failed synchronisation, and returns the error. The report names the
-/// member `rank` as missing. The type parameter makes the compiler generate the function in the
-/// kernel's crate.
+/// Reports that a synchronisation has failed, and returns the error. The report names the member
+/// with the rank `rank` as missing. The type parameter makes the compiler generate the function in
+/// the kernel's crate.
 ///
 /// # Safety
 /// `raw` satisfies the safety conditions of [`Context::enter`]. The team exists and has a member
@@ -388,8 +394,8 @@ unsafe fn missing<Here>(
     Failed::new(kind)
 }
 
-/// This PE's signal lines in the heaps of other members: one line for each of `len` members. `post`
-/// writes an epoch to the line at an index, by a store or over the network.
+/// This PE's signal lines in the heaps of `len` other members: one line in each of these heaps.
+/// `post` writes an epoch to the line with a given index.
 struct Lines<F> {
     len: usize,
     post: F,
@@ -423,8 +429,8 @@ fn wait<const ORDERS: bool, Ws: Words>(words: &Ws, epoch: u64, context: &Context
     if ORDERS { barrier::wait(words, epoch, &mut spin) } else { barrier::wait_relaxed(words, epoch, &mut spin) }
 }
 
-/// Returns the epoch at the address `at`, which counts the synchronisations of a block index. The
-/// epoch lies in memory of this device that only kernels access.
+/// Returns the epoch at the address `at`. An epoch counts the synchronisations of the blocks with
+/// one index. It is in memory of this device, which only kernels access.
 #[inline(always)]
 fn epoch_of(at: u64) -> u64 {
     // SAFETY: the address is from the team's table, and the host keeps the epochs allocated while
@@ -432,7 +438,7 @@ fn epoch_of(at: u64) -> u64 {
     unsafe { <u64 as Access<Gpu>>::load_relaxed(address(at)) }
 }
 
-/// Writes `epoch` to the address `at`, from which [`epoch_of`] reads.
+/// Writes an epoch to the address `at`. [`epoch_of`] reads the epoch.
 #[inline(always)]
 fn count(at: u64, epoch: u64) {
     // SAFETY: as in `epoch_of`.

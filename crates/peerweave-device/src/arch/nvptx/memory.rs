@@ -1,5 +1,5 @@
-//! Fences, and strong loads and stores (as PTX defines strong) of global memory. The loads and
-//! stores access words of 32 or 64 bits, or lines of 128 bits.
+//! Fences, and strong loads and stores of global memory. PTX defines which operations are strong.
+//! The loads and stores access words of 32 or 64 bits, or lines of 128 bits.
 
 use crate::arch::{Access, Cta, Fence, Gpu, Sys};
 use core::arch::asm;

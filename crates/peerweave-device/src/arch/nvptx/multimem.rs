@@ -10,8 +10,8 @@ pub const AVAILABLE: bool = cfg!(target_feature = "sm_90");
 
 pub use crate::arch::ops::multimem::{Bf16x8, F16x8, F32x4, Multimem, MultimemBits, MultimemOrd};
 
-/// Implements a load by one instruction. Architectures before sm_90 have no such instruction. On
-/// these architectures the load traps.
+/// Implements a method that loads one value from a multicast address, by one instruction.
+/// Architectures before sm_90 have no such instruction. On these architectures the method traps.
 macro_rules! load_scalar {
     ($name:ident, $text:literal, $class:ident) => {
         /// # Safety
@@ -37,8 +37,9 @@ macro_rules! load_scalar {
     };
 }
 
-/// Implements a write by one instruction. Architectures before sm_90 have no such instruction. On
-/// these architectures the write does nothing.
+/// Implements a method that writes one value to a multicast address, by one instruction.
+/// Architectures before sm_90 have no such instruction. On these architectures the method does
+/// nothing.
 macro_rules! write_scalar {
     ($name:ident, $text:literal, $class:ident) => {
         /// # Safety

@@ -171,7 +171,8 @@ pub unsafe fn load_constant_u32(from: *const u32) -> u32 {
     value
 }
 
-/// Returns the pointer advanced by `bytes` bytes. The compiler does not move the addition.
+/// Returns the pointer that is `bytes` bytes after `pointer`. The compiler does not move this
+/// addition to another place.
 #[inline(always)]
 pub fn advance(pointer: *mut u8, bytes: usize) -> *mut u8 {
     let sum: u64;

@@ -1,5 +1,5 @@
-//! Read-modify-writes of words of global memory: `atom` for operations that return the old value,
-//! `red` for operations that return nothing.
+//! Read-modify-write operations on words in global memory. Operations that return the old value are
+//! `atom` instructions. Operations that return nothing are `red` instructions.
 
 use crate::arch::ops::{for_each_reach_and_order, for_each_reach_and_reduce_order};
 use crate::arch::{AcqRel, Acquire, Cta, FloatAdd, Gpu, Reduce, Relaxed, Release, Rmw, Sys};
