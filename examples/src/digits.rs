@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn split_uses_every_image_once_and_depends_on_the_seed() {
+    fn train_test_split_uses_every_image_once() {
         let digits = Digits::embedded().unwrap();
         let split = digits.split(1).unwrap();
         assert_eq!((split.train.len(), split.test.len()), (TRAIN, 357));

@@ -110,9 +110,9 @@ pub fn compile(toolchain: &Toolchain, request: &Request) -> Result<(String, Vec<
     Ok((text, sources(&folder, &request.package)))
 }
 
-/// Returns the target feature of `rustc` that selects the PTX version for the architecture `sm`.
-/// `peerweave-device` needs PTX 8.4 for 128-bit atomics, which requires a driver of CUDA 12.4 or
-/// newer. Architectures from sm_100 on need PTX 8.6.
+/// Returns the target feature of `rustc` that selects a PTX version for the architecture `sm`.
+/// Architectures from sm_100 on need PTX 8.6. Older architectures use PTX 8.4, which
+/// `peerweave-device` needs for 128-bit atomics. PTX 8.4 requires a driver of CUDA 12.4 or newer.
 fn ptx_version(sm: u32) -> &'static str {
     match sm {
         ..100 => "ptx84",
@@ -120,8 +120,9 @@ fn ptx_version(sm: u32) -> &'static str {
     }
 }
 
-/// Runs a build, and waits until it ends or exceeds the time limit. The output is redirected to a
-/// file, because a child process that survives the build could keep a pipe open.
+/// Runs a build, and waits until the build ends or exceeds the time limit. The output goes to the
+/// file `log`, not to a pipe. The reason is that a process that the build started may outlive the
+/// build, and could keep a pipe open.
 fn run(mut command: Command, log: &Path, toolchain: &Toolchain) -> Result<(), Problem> {
     let problem = |what: String| Problem(format!("{} ({}): {what}", toolchain.rustc.display(), toolchain.version));
     let file = fs::File::create(log).map_err(|error| problem(format!("cannot create {}: {error}", log.display())))?;
@@ -152,8 +153,8 @@ fn run(mut command: Command, log: &Path, toolchain: &Toolchain) -> Result<(), Pr
     }
 }
 
-/// Returns the source files of the package and of its path dependencies, from Cargo's dep-info
-/// file; empty if that file cannot be read.
+/// Returns the source files of the package and of its path dependencies. Cargo's dep-info file
+/// lists these files. Returns an empty list if the dep-info file cannot be read.
 fn sources(folder: &Path, package: &str) -> Vec<PathBuf> {
     let name = format!("lib{}.d", package.replace('-', "_"));
     let Ok(text) = fs::read_to_string(folder.join(TARGET).join("release").join(name)) else { return Vec::new() };

@@ -1,5 +1,5 @@
-//! Finds the kernels and the undefined functions of a PTX text, and corrects directives in the
-//! compiler's PTX.
+//! Finds the kernels and the undefined functions in a PTX text. Also corrects directives in the PTX
+//! that the compiler has generated.
 
 /// Returns the names of the kernels that a PTX text defines, in the order in which they appear.
 ///
@@ -22,9 +22,9 @@ pub fn undefined(text: &str) -> Vec<&str> {
     declared.filter_map(|line| name_after(line, ".func")).collect()
 }
 
-/// The start of a comment in the compiler's PTX. `#[kernel(max_threads = N)]` generates this
-/// comment, which states a kernel's limit of threads per block. [`finish`] reads and removes the
-/// comment.
+/// The text with which a comment in the compiler's PTX begins. `#[kernel(max_threads = N)]`
+/// generates this comment, which states the maximum number of threads in a block of the kernel.
+/// [`finish`] reads and removes the comment.
 const BOUND: &str = "// peerweave.max_threads ";
 
 /// Completes the compiler's PTX. Adds the directive `.maxntid` to each entry that requests a limit

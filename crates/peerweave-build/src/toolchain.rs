@@ -1,4 +1,5 @@
-//! Finds a `rustc` that can compile for GPUs and has `core` for GPUs, precompiled or as sources.
+//! Finds a `rustc` that can compile kernels for GPUs. The compiler must have `core` for GPUs,
+//! either precompiled or as source code.
 
 use crate::{Problem, TARGET};
 use std::env;

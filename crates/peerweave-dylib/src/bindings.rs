@@ -43,7 +43,7 @@ impl Symbol {
     /// Returns the address of the function `name` in `library`.
     ///
     /// # Errors
-    /// [`MissingSymbol`], at every call, if the library lacks the function.
+    /// [`MissingSymbol`] if the library lacks the function. Every call then returns this error.
     #[doc(hidden)]
     #[inline]
     pub fn get(&self, library: &Library, name: &'static CStr, since: &'static str) -> Result<NonNull<c_void>, MissingSymbol> {

@@ -11,11 +11,11 @@ use std::sync::Arc;
 /// The visibility of a library's symbols.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Visibility {
-    /// Only lookups through the library's own handle find the symbols. This visibility is
-    /// sufficient for a library without plug-ins.
+    /// Only users of the library's handle find its symbols; other libraries do not. This visibility
+    /// is sufficient for a library without plug-ins.
     Local,
     /// Libraries that are loaded later find the symbols too. This visibility is necessary for a
-    /// library whose plug-ins use symbols of the library.
+    /// library whose plug-ins use the library's symbols.
     Global,
 }
 

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn user_packages_follow_venv_and_precede_system_packages() {
+    fn user_packages_are_searched_after_venv_and_before_system() {
         let root = tempfile::tempdir().expect("a temporary directory is created");
         let user = package_directory(root.path(), "home/.local/lib/python3.12/site-packages");
         let found = |prefix: &str| {

@@ -35,7 +35,7 @@ impl<A> Loaded<A> {
 /// The loaded libraries of one product.
 #[derive(Debug)]
 pub struct Registry<A: 'static> {
-    /// Common start of the file names of the product's libraries, such as `libnccl.so`.
+    /// The text with which the file names of the product's libraries begin, such as `libnccl.so`.
     stem: &'static str,
     /// Name of the crate that uses the libraries, for error messages.
     user: &'static str,
@@ -48,9 +48,10 @@ pub struct Registry<A: 'static> {
 }
 
 impl<A> Registry<A> {
-    /// Creates an empty registry for the crate `user`, which supports libraries from version
-    /// `oldest` on. `stem` is the common start of the libraries' file names. If several of these
-    /// files are mapped in a process, a warning is logged that ends with `hazard`.
+    /// Creates an empty registry for the crate `user`. The crate supports libraries from version
+    /// `oldest` on. The file names of the libraries begin with `stem`. If several such files are
+    /// mapped in a process, a warning is logged. The warning ends with `hazard`, which states the
+    /// consequence.
     pub const fn new(stem: &'static str, user: &'static str, oldest: Version, hazard: &'static str) -> Self {
         Self { stem, user, oldest, hazard, loaded: Mutex::new(Vec::new()) }
     }

@@ -139,11 +139,11 @@ impl Search {
     /// environment variable. This function is for tests, and for programs with their own settings.
     ///
     /// # Safety
-    /// This function obtains the values of the overriding variable and of `PATH`, `PYTHONPATH`,
-    /// `VIRTUAL_ENV`, `CONDA_PREFIX` and `HOME`. The file that the overriding variable names must
-    /// be the library that this search is for. Running the file's initialisers must be sound. The
-    /// same must hold for every file with one of the library's names in the directories that the
-    /// other five values determine.
+    /// The values that `variable` returns determine which files may be loaded. The overriding
+    /// variable names one file. `PATH`, `PYTHONPATH`, `VIRTUAL_ENV`, `CONDA_PREFIX` and `HOME`
+    /// determine directories, in which every file with one of the library's names may be loaded.
+    /// Each of these files must be the library that this search is for, and running its
+    /// initialisers must be sound.
     ///
     /// # Errors
     /// As for [`open`](Self::open).
@@ -242,7 +242,8 @@ mod tests {
         .in_wheels(&["vendor/lib"])
         .in_directories(&["/nowhere/at/all"]);
 
-    /// Runs a search with `variable` in place of the environment.
+    /// Runs a search. Instead of the environment, `variable` provides the values of the environment
+    /// variables.
     fn open_with(search: &Search, variable: &dyn Fn(&str) -> Option<OsString>) -> Result<Library, LoadError> {
         // SAFETY: the variables lead to empty directories and to copies of the system's math
         // library.

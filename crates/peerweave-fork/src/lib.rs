@@ -11,12 +11,12 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The count of this process: 0 in the process that created the first guard, and in a process that
-/// was forked afterwards the parent's count plus 1.
+/// The count of this process. The process that creates the first guard has the count 0. From then
+/// on, a forked process has the count of its parent plus 1.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// Distinguishes the process that created the guard from processes that were forked from that
-/// process.
+/// A guard that detects forks. A guard belongs to the process that created it. In a process that
+/// was forked from that process, the guard reports the fork.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ForkGuard(u32);
 
@@ -92,7 +92,7 @@ mod tests {
                 // SAFETY: this process created the child, and the pointer is to a live integer.
                 assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
                 assert_eq!(status, 0, "the child did not detect the fork");
-                assert!(!guard.is_forked(), "the parent's guard reports a fork");
+                assert!(!guard.is_forked(), "the guard reported a fork in the parent, expected only in the child");
             }
         }
     }

@@ -86,9 +86,9 @@ pub enum LinkError {
         /// Description of valid values.
         expected: &'static str,
     },
-    /// nvJitLink did not return within the time limit. The thread that calls nvJitLink is still
-    /// blocked, so later links also return this error. The same error is returned if this thread
-    /// could not be started.
+    /// nvJitLink did not return within the time limit, or the thread that calls nvJitLink could not
+    /// be started. After a timeout, this thread is still blocked, so later links also return this
+    /// error.
     #[error("{what} did not return within {waited:?}: restart the process to link again")]
     Stuck {
         /// Name and path of the library.

@@ -91,7 +91,7 @@ fn ptx_newer_than_the_linker_is_a_version_mismatch() {
 
 /// nvJitLink does not report undefined functions after it has refused PTX of a newer version.
 #[test]
-fn undefined_function_is_an_error_after_newer_ptx_was_refused() {
+fn undefined_function_is_reported_even_after_a_failed_link() {
     let link = |ptx: &str| Linker::new(HOPPER).cache(None).ptx("kernel", ptx).link();
     link(&PTX.replace(".version 7.8", ".version 19.9")).expect_err("the link fails, because no linker supports PTX 19.9");
     let error = link(PTX).expect_err("the link fails, because no input defines `twice`");
@@ -138,7 +138,7 @@ fn code_of_a_different_architecture_is_a_version_mismatch() {
 /// sm_90a. A link on another thread would then wait forever. nvJitLink 13.0 and older accept such
 /// code.
 #[test]
-fn link_succeeds_after_another_threads_cubin_was_refused() {
+fn link_succeeds_after_a_refused_cubin_on_another_thread() {
     let hopper_alone = HOPPER.with_suffix('a');
     let other = Nvrtc::load().expect("NVRTC is installed").compile(&twice().option("-rdc=true"), Target::Cubin(hopper_alone));
     let cubin = other.expect("the source compiles").image;

@@ -45,8 +45,8 @@ pub(crate) type BootstrapKey = (&'static str, u64);
 pub(crate) struct Arguments {
     /// The kind of bootstrap: a rendezvous, an id, MPI or a launcher.
     pub(crate) bootstrap: &'static str,
-    /// The number of this PE and the number of PEs, if the caller specifies them. `None` for MPI
-    /// and for a launcher.
+    /// The number of this PE, and the number of PEs in the job. `None` for MPI and for a launcher,
+    /// because these determine both numbers themselves.
     pub(crate) place: Option<(u32, u32)>,
     /// Number that identifies the rendezvous, id or communicator; 0 for a launcher.
     pub(crate) identity: u64,
@@ -64,7 +64,7 @@ impl Arguments {
 pub(crate) enum ProcessState {
     /// NVSHMEM was not started.
     Idle,
-    /// A thread is initialising NVSHMEM with this kind of bootstrap.
+    /// A thread is initialising NVSHMEM. The field identifies the bootstrap of this initialisation.
     Starting(BootstrapKey),
     /// NVSHMEM is running.
     Live(Arc<Running>),
@@ -236,6 +236,6 @@ pub struct Info {
     pub settings: Settings,
     /// Number of symmetric memory allocations that have not been freed.
     pub allocations: usize,
-    /// Total size on this PE of the allocations that have not been freed, in bytes.
+    /// Number of bytes of symmetric memory that this PE has allocated and not freed.
     pub allocated_bytes: usize,
 }

@@ -62,7 +62,7 @@ fn threads_may_make_setup_calls_in_the_same_order_on_all_pes() {
 }
 
 #[test]
-fn setup_call_completes_after_a_waiting_thread_timed_out() {
+fn setup_call_completes_although_another_thread_timed_out() {
     fakes().run_many(2, |child| {
         let here = start_within(&child, SHORT);
         let first = if child.rank == 0 {
@@ -129,7 +129,7 @@ fn split_succeeds_after_some_pes_created_a_team_by_id() {
 }
 
 #[test]
-fn team_splits_after_a_restart_use_new_rendezvous_keys() {
+fn team_split_succeeds_after_nvshmem_is_started_again() {
     fakes().run_many(2, |child| {
         let meeting = rendezvous(&child, DEADLINE);
         for life in 0..2 {
@@ -170,7 +170,7 @@ fn second_start_with_a_different_id_is_refused() {
 }
 
 #[test]
-fn two_threads_that_create_ids_restore_the_environment() {
+fn environment_is_restored_after_two_threads_create_ids() {
     fakes().env_remove("NVSHMEM_DEBUG").env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmemx_get_uniqueid=200").run(|| {
         std::thread::scope(|scope| {
             for after in [0, 100] {
@@ -199,7 +199,7 @@ fn pes_that_allocate_different_types_get_an_error() {
 }
 
 #[test]
-fn split_after_the_other_pe_timed_out_does_not_enter_nvshmem() {
+fn late_split_does_not_call_nvshmem_after_other_pe_timed_out() {
     fakes().run_many(2, |child| {
         child.meet("started");
         let meeting = rendezvous(&child, SHORT);

@@ -59,7 +59,7 @@ fn host_quiet_completes_puts_of_the_host() {
 }
 
 #[test]
-fn barrier_all_completes_nbi_puts_of_streams() {
+fn barrier_all_completes_nbi_puts_enqueued_on_a_stream() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_NBI_DELAY_MS", "10000").run_many(2, |child| {
         let here = start(&child);
         let (target, source) = (here.context.alloc_zeroed::<u64>(8), here.context.alloc::<u64>(8));

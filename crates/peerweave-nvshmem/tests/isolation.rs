@@ -85,7 +85,7 @@ fn alloc_zeroed_fills_memory_while_default_stream_is_busy() {
 }
 
 #[test]
-fn alloc_zeroed_without_rendezvous_waits_for_zeros_on_all_pes() {
+fn alloc_zeroed_returns_only_after_zeros_are_on_all_pes() {
     fakes().env("PEERWEAVE_FAKE_CUDA_LOG", "").run_many(2, |child| {
         if child.rank == 0 {
             child.put_file("id", &Context::unique_id(&settings(DEADLINE)).expect("the id is created").to_bytes());
@@ -112,7 +112,7 @@ fn alloc_zeroed_without_rendezvous_waits_for_zeros_on_all_pes() {
 }
 
 #[test]
-fn copy_does_not_wait_for_later_work_of_other_threads() {
+fn copy_does_not_wait_for_work_enqueued_after_the_copy_began() {
     fakes().run_many(1, |child| {
         let here = start_within(&child, SHORT);
         let hold = Hold::new(&here);
@@ -146,7 +146,7 @@ fn copy_does_not_wait_for_later_work_of_other_threads() {
 }
 
 #[test]
-fn nvshmem_start_on_a_busy_device_times_out() {
+fn nvshmem_start_times_out_while_the_device_is_busy() {
     fakes().run_many(1, |child| {
         let meeting = rendezvous(&child, DEADLINE);
         let gpu = device(0);
@@ -323,7 +323,7 @@ fn broken_launcher_plugin_is_an_error_before_start() {
 }
 
 #[test]
-fn quiet_returns_an_earlier_error_of_the_device() {
+fn blocking_quiet_reports_an_earlier_device_error() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let memory = here.context.alloc::<u32>(8).expect("the memory is allocated");
@@ -381,7 +381,7 @@ fn allocation_size_that_overflows_is_refused() {
 }
 
 #[test]
-fn setup_call_is_not_made_after_one_pe_timed_out() {
+fn nvshmem_is_not_called_for_a_split_after_one_pe_timed_out() {
     const PATIENCE: Duration = Duration::from_secs(4);
     fakes().run_many(3, |child| {
         child.meet("started");

@@ -269,7 +269,7 @@ fn free_of_memory_that_a_graph_uses_is_refused() {
 }
 
 #[test]
-fn multicast_addresses_require_team_and_memory_of_one_context() {
+fn multicast_address_for_a_team_of_another_context_is_refused() {
     fakes().env_remove("PEERWEAVE_MULTICAST").env("PEERWEAVE_FAKE_NVSHMEM_MULTICAST", "1").run_many(1, |child| {
         let meeting = rendezvous(&child, DEADLINE);
         let start = || Context::from_rendezvous(&meeting, &device(0), settings(DEADLINE)).expect("NVSHMEM starts");

@@ -85,7 +85,7 @@ fn registration_of_borrowed_memory_is_refused() {
 }
 
 #[test]
-fn failed_copy_does_not_read_the_callers_slice_later() {
+fn callers_slice_is_not_read_after_a_copy_has_failed() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let count = 1 << 22;
@@ -129,7 +129,7 @@ fn dropped_registration_does_not_change_current_context() {
 }
 
 #[test]
-fn capture_begun_during_a_put_is_invalidated() {
+fn capture_that_begins_during_a_put_is_invalidated() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let (target, source) = (here.context.alloc_zeroed::<u64>(16), here.context.alloc_zeroed::<u64>(16));
@@ -215,7 +215,7 @@ enum Freed {
 }
 
 #[test]
-fn free_waits_for_the_stream_that_waits_for_an_nbi_put() {
+fn free_waits_for_streams_that_still_wait_for_nbi_puts() {
     for (by_barrier, which) in [(false, Freed::Source), (true, Freed::Source), (false, Freed::Target), (true, Freed::Word)] {
         fakes().run_many(1, move |child| {
             let here = start(&child);
@@ -285,7 +285,7 @@ fn captured_quiet_and_barrier_fail_while_nbi_puts_are_pending() {
 }
 
 #[test]
-fn nbi_transfers_stay_pending_if_flush_is_unsupported() {
+fn unsupported_flush_leaves_nbi_transfers_pending() {
     let old = Fakes::new().cuda().nvshmem_of("3.4.5").env("PEERWEAVE_MULTICAST", "off");
     old.env("PEERWEAVE_FAKE_NVSHMEM_NBI_DELAY_MS", "5000").run_many(1, |child| {
         let here = start(&child);

@@ -220,7 +220,7 @@ fn collectives_of_several_threads_run_one_at_a_time() {
 }
 
 #[test]
-fn captured_collective_makes_the_host_wait_for_earlier_work() {
+fn host_waits_for_earlier_work_before_a_collective_is_captured() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let hold = Hold::new(&here);
@@ -278,7 +278,7 @@ fn collective_on_the_per_thread_default_stream_is_refused() {
 }
 
 #[test]
-fn call_times_out_while_another_thread_is_in_a_team_call() {
+fn barrier_times_out_while_another_thread_is_in_a_setup_call() {
     fakes().run_many(2, |child| {
         let here = start_within(&child, SHORT);
         let allocate = || {

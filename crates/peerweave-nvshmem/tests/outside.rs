@@ -14,7 +14,7 @@ use peerweave_nvshmem::{MisuseKind, NvshmemError};
 const A_WHILE: Duration = Duration::from_secs(1);
 
 #[test]
-fn network_registration_ends_after_the_stream_completes() {
+fn memory_stays_registered_until_its_stream_completes() {
     fakes().run_many(2, |child| {
         let here = by_network(&child);
         let hold = Hold::new(&here);
@@ -40,7 +40,7 @@ fn network_registration_ends_after_the_stream_completes() {
 }
 
 #[test]
-fn memory_that_cannot_be_symmetric_is_refused_before_mapping() {
+fn unsuitable_memory_is_refused_before_nvshmem_maps_it() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let all = mapped(&here, 2);
@@ -102,7 +102,7 @@ fn oversized_allocation_is_refused_and_the_heap_stays_usable() {
 }
 
 #[test]
-fn put_succeeds_if_its_registration_is_dropped_during_the_call() {
+fn put_succeeds_if_registration_is_dropped_during_the_put() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_fence=4000").run_many(2, |child| {
         let here = by_network(&child);
         let hold = Hold::new(&here);

@@ -50,7 +50,7 @@ fn start_error_for_a_missing_library_lists_every_tried_path() {
 }
 
 #[test]
-fn error_on_other_pes_names_the_pe_without_the_library() {
+fn error_names_the_pe_on_which_the_library_is_missing() {
     fakes().run_many(3, |child| {
         if child.rank == 1 {
             set("PEERWEAVE_NVSHMEM_PATH", "/nowhere/at/all");
@@ -139,7 +139,7 @@ fn error_for_different_settings_shows_both_values() {
 }
 
 #[test]
-fn error_names_pes_on_one_gpu_and_a_later_start_succeeds() {
+fn start_succeeds_after_two_pes_no_longer_share_a_gpu() {
     fakes().run_many(3, |child| {
         let rendezvous = rendezvous(&child, DEADLINE);
         let shared = [0, 1, 0][child.rank];
@@ -317,7 +317,7 @@ fn launcher_bootstrap_without_a_launcher_is_an_error() {
 }
 
 #[test]
-fn job_of_a_launcher_starts_without_a_rendezvous() {
+fn nvshmem_starts_by_a_launcher_without_a_rendezvous() {
     let place = tempfile::tempdir().expect("the directory is created");
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_DIR", place.path()).env("PMI_SIZE", "2").run_many(2, |child| {
         set("PMI_RANK", &child.rank.to_string());
@@ -434,7 +434,7 @@ fn unique_id_is_not_requested_again_after_a_failure() {
 }
 
 #[test]
-fn start_that_fails_after_connecting_the_pes_is_an_error() {
+fn nvshmem_failure_after_pes_are_connected_is_an_error() {
     fakes().run_many(2, |child| {
         let gives_up = settings(DEADLINE).variable("NVSHMEM_MAX_TEAMS", "many");
         let error = start_error(&child, child.rank, gives_up.clone());
@@ -531,7 +531,7 @@ fn unknown_bootstrap_is_refused_before_nvshmem_is_called() {
 }
 
 #[test]
-fn disabled_multicast_stays_disabled_in_a_start_by_unique_id() {
+fn multicast_stays_disabled_if_nvshmem_is_started_by_an_id() {
     let fakes = fakes().env("PEERWEAVE_FAKE_NVSHMEM_MULTICAST", "1").env_remove("NVSHMEM_DISABLE_NVLS");
     fakes.run_many(1, |_| {
         // NVSHMEM reads its settings in this call, and only once.
@@ -566,7 +566,7 @@ fn settings_changed_after_the_first_start_are_refused() {
 }
 
 #[test]
-fn settings_may_change_after_a_refused_start() {
+fn start_with_new_settings_succeeds_after_a_refused_start() {
     fakes().run_many(2, |child| {
         let meeting = rendezvous(&child, DEADLINE);
         let begin = |settings| Context::from_rendezvous(&meeting, &device(child.rank), settings);

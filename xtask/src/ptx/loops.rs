@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_and_unlisted_kernels_are_faults() {
+    fn kernel_missing_in_the_ptx_or_in_both_lists_is_a_fault() {
         let renamed = kernels(8).replace(".entry pipeline(", ".entry conveyor(");
         let faults = check(&renamed, OLD).faults;
         assert_eq!(faults.len(), 2);

@@ -184,13 +184,13 @@ mod tests {
     }
 
     #[test]
-    fn missing_test_cited_across_a_line_break_is_reported() {
+    fn citation_of_a_missing_test_over_two_lines_is_reported() {
         let found = faults("// Would be caught by the test\n// `threads_share_two_words`.\n");
         assert_eq!(found, ["crates/a/src/lib.rs:1: cites the test threads_share_two_words, which does not exist"]);
     }
 
     #[test]
-    fn citation_of_a_ci_step_that_skips_the_crate_is_reported() {
+    fn cited_ci_step_that_skips_the_crate_is_reported() {
         assert_eq!(
             faults("// (under ThreadSanitizer)\n"),
             ["crates/a/src/lib.rs:1: cites ThreadSanitizer, but .ci/run has no step sanitizer"]

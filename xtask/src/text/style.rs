@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn long_test_name_is_a_fault_and_long_function_name_is_not() {
+    fn only_names_of_tests_are_limited_in_length() {
         let name = "word_".repeat(13);
         assert_eq!(found("a.rs", &format!("#[test]\nfn {name}() {{}}\n")).len(), 1);
         assert_eq!(found("a.rs", &format!("#[test]\n#[cfg(unix)]\nfn {name}() {{}}\n")).len(), 1);
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn idiom_is_found_over_two_lines_and_not_inside_words() {
+    fn idiom_is_found_across_a_line_break_but_not_inside_a_word() {
         assert_eq!(found("a.rs", concat!("// It waits for\n// ", "ever.\n")), [concat!("a.rs:1: `for ", "ever`: forever")]);
         assert_eq!(found("a.md", concat!("He", "ars it.\n")).len(), 1);
         assert_eq!(found("a.rs", "// It recommends forever.\n"), [""; 0]);

@@ -161,9 +161,9 @@ impl Cache {
         Ok((result, log, false))
     }
 
-    /// Locks the computation of a result until the returned file is dropped. Returns `None` after
-    /// [`LONGEST_TURN`], or if the file system cannot lock files. Several processes may then
-    /// compute the same result.
+    /// Acquires the lock for computing the result for `key`. Dropping the returned file releases
+    /// the lock. Returns `None` if the lock is not free within [`LONGEST_TURN`], or if the file
+    /// system cannot lock files. In these cases, several processes may compute the same result.
     fn turn(&self, key: &Key) -> Option<File> {
         let path = self.directory.join(format!("{}.lock", key.file_name()));
         let file = OpenOptions::new().write(true).create(true).truncate(false).open(path).ok()?;
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn concurrent_writers_and_readers_see_complete_results() {
+    fn readers_never_see_a_partially_written_cache_file() {
         let (_directory, cache) = cache();
         let results: Vec<Vec<u8>> = (0..4_u8).map(|byte| vec![byte; 100_000]).collect();
         std::thread::scope(|scope| {

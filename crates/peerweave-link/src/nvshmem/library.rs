@@ -121,10 +121,10 @@ impl DeviceLibrary {
         self.part_linker(arch, ptx, &used_by(ptx)?)
     }
 
-    /// Returns the linker for `ptx`, a part of a crate's PTX. `used` must contain the wrappers of
-    /// NVSHMEM's device functions that the crate's whole PTX calls; [`used_by`](super::used_by)
-    /// returns these wrappers. All parts are linked with the same wrappers, so the wrappers are
-    /// compiled once and cached.
+    /// Returns the linker for `ptx`, which is one part of a crate's PTX. `used` must contain the
+    /// wrappers of NVSHMEM's device functions that all parts together call. To obtain these
+    /// wrappers, pass the crate's whole PTX to [`used_by`](super::used_by). All parts are linked
+    /// with the same wrappers, so the wrappers are compiled once and cached.
     ///
     /// # Errors
     /// The errors of [`Nvrtc::load`] and [`CudaHeaders::find`].

@@ -8,9 +8,9 @@ use peerweave_device::types::{FailureKind, KernelContext, KernelOp, KernelStatus
 /// The text of `peerweave.cuh`, without the assertions that [`peerweave_cuh`] adds.
 pub const PEERWEAVE_CUH: &str = include_str!("../../include/peerweave.cuh");
 
-/// The definition of a macro that expands to a constant: the offset of a field in a struct. NVRTC
-/// 13.1 and older have no `__builtin_offsetof`. Every NVRTC has `__INTADDR__`, an older form of the
-/// same builtin.
+/// C++ text that defines the macro `PEERWEAVE_OFFSET`. The macro expands to the offset of a field
+/// in a struct, which is a constant. NVRTC 13.1 and older have no `__builtin_offsetof`. Every NVRTC
+/// has `__INTADDR__`, an older form of the same builtin.
 const OFFSET: &str = "
 #ifdef __CUDACC_RTC__
 #define PEERWEAVE_OFFSET(type, field) __INTADDR__(&(((type*)0)->field))

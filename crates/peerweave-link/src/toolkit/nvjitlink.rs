@@ -5,8 +5,9 @@
 //! nvJitLink 13.5 does not release a recursive lock after it has refused a cubin of a different
 //! architecture. Any other thread would then wait for the lock forever.
 //!
-//! After nvJitLink (seen in 13.3 to 13.5) has refused PTX of a newer version, it no longer reports
-//! undefined functions. So each cubin that it links afterwards is searched for undefined symbols.
+//! nvJitLink has a second fault, seen in versions 13.3 to 13.5. After it has refused PTX of a newer
+//! version, it no longer reports undefined functions. This crate therefore searches each cubin that
+//! is linked after such a refusal for undefined symbols.
 
 use std::borrow::Cow;
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
@@ -134,9 +135,9 @@ struct Loaded {
 /// busy machine.
 const LONGEST_LINK: Duration = Duration::from_secs(300);
 
-/// Runs a closure on the thread that passes inputs to nvJitLink, and returns the closure's result.
-/// Returns `None` if the closure has not returned within [`LONGEST_LINK`], or if the thread could
-/// not be started.
+/// Runs a closure on a separate thread, and returns the closure's result. Only this thread passes
+/// inputs to nvJitLink. Returns `None` if the closure has not returned within [`LONGEST_LINK`], or
+/// if the thread could not be started.
 fn on_the_linkers_thread<R: Send + 'static>(run: impl FnOnce() -> R + Send + 'static) -> Option<R> {
     type Job = Box<dyn FnOnce() + Send>;
     static JOBS: OnceLock<Mutex<Sender<Job>>> = OnceLock::new();
@@ -207,8 +208,8 @@ impl NvJitLink {
         Ok(Self(Arc::new(Loaded { api, version, has_refused_ptx: AtomicBool::new(false) })))
     }
 
-    /// Returns the version of nvJitLink, which equals the version of the CUDA release that contains
-    /// this nvJitLink.
+    /// Returns the version of nvJitLink. The CUDA release that contains this nvJitLink has the same
+    /// version.
     pub fn version(&self) -> Version {
         self.0.version
     }
@@ -301,8 +302,9 @@ fn undefined_symbols(cubin: &[u8]) -> Vec<String> {
     names.filter(is_missing).map(str::to_owned).collect()
 }
 
-/// Returns an error if an input is a cubin for an incompatible architecture. nvJitLink would not
-/// release a lock after such an input, as the documentation of this module describes.
+/// Returns an error if `input` is a cubin for an incompatible architecture. Such a cubin must not
+/// be passed to nvJitLink, because nvJitLink would not release a lock afterwards. The documentation
+/// of this module describes this fault.
 fn check_arch(arch: Arch, input: &Input<'_>) -> Result<(), LinkError> {
     let Some(found) = (input.kind == InputKind::Cubin).then(|| arch_of_cubin(&input.bytes)).flatten() else { return Ok(()) };
     if found.major == arch.major && found.minor <= arch.minor {
@@ -398,8 +400,8 @@ impl Session<'_> {
         self.inputs.iter().map(|(_, name, _)| name.to_string_lossy()).collect::<Vec<_>>().join(", ")
     }
 
-    /// Returns the error of an undefined function, which nvJitLink did not report, if `cubin` uses
-    /// such a function.
+    /// Returns an error if `cubin` uses an undefined function. This check is needed because
+    /// nvJitLink does not always report undefined functions.
     fn check_defined(&self, cubin: &[u8]) -> Result<(), LinkError> {
         let undefined = undefined_symbols(cubin);
         if undefined.is_empty() {

@@ -179,8 +179,8 @@ impl Nvrtc {
         Ok(Self { api, version })
     }
 
-    /// Returns the version of NVRTC, which equals the version of the CUDA release that contains
-    /// this NVRTC.
+    /// Returns the version of NVRTC. The CUDA release that contains this NVRTC has the same
+    /// version.
     pub fn version(&self) -> Version {
         self.version
     }
@@ -313,9 +313,9 @@ impl Nvrtc {
     }
 }
 
-/// Loads NVRTC's library of built-in functions from the directory of NVRTC. NVRTC opens that
-/// library by its file name at each compilation. For the wheel of NVRTC 13.0, the dynamic linker
-/// does not search that directory. But the linker finds a library that is already loaded. If this
+/// Loads NVRTC's library of built-in functions from the directory of NVRTC. At each compilation,
+/// NVRTC opens that library by its file name. If NVRTC is from the wheel of NVRTC 13.0, the dynamic
+/// linker does not search that directory, but it finds a library that is already loaded. If this
 /// function cannot load the library, later compilations report the missing library.
 fn load_builtins(compiler: &Library, version: Version) {
     let name = format!("libnvrtc-builtins.so.{}.{}", version.major, version.minor);

@@ -25,15 +25,17 @@ use crate::error::{Disagree, NvshmemError, OtherCall, Timeout};
 pub(crate) enum Members<'a> {
     /// All PEs.
     World,
-    /// The PEs of a team in rank order, and a number that identifies the team on every member.
+    /// The members of a team. The first field lists the PEs in rank order. The second field is a
+    /// number that identifies the team, and is the same on every member.
     Team(&'a [Pe], u64),
 }
 
-/// Takes part in a collective call and returns the acquired gate, which is the lock for calls of
-/// NVSHMEM. If the PEs have a rendezvous and this function succeeds, all other members have
-/// acquired their gates too.
+/// Prepares a collective call on this PE, and returns the acquired gate. The gate is the lock for
+/// calls of NVSHMEM. If the PEs have a rendezvous, this function succeeds only after all other
+/// members have acquired their gates.
 ///
-/// `arguments` are this PE's arguments. `able` is an error if this PE cannot make the call.
+/// `arguments` are this PE's arguments. `able` is `Ok` if this PE can make the call. If not, `able`
+/// is the error that prevents the call.
 pub(crate) fn arrive<'a>(
     comm: &'a Comm,
     call: &'static str,
@@ -78,8 +80,9 @@ pub(crate) fn arrive<'a>(
 /// The text that a PE sends to the other PEs when the PE has acquired the gate.
 const ENTERED: &str = "ready to call NVSHMEM, after all PEs agreed on the arguments";
 
-/// Compares `arguments` with those of all PEs if the PEs have a rendezvous. `able` is an error if
-/// this PE cannot make the call.
+/// If the PEs have a rendezvous, checks that all PEs can make the call and have equal `arguments`.
+/// Without a rendezvous, returns `able`. `able` is `Ok` if this PE can make the call. If not,
+/// `able` is the error that prevents the call.
 pub(crate) fn compare(
     comm: &Comm,
     call: &'static str,
@@ -107,7 +110,9 @@ fn round(
     let arguments_of = |text: &str| text.strip_prefix(call).map_or(text, str::trim_start).to_owned();
     let disagree = |pe, theirs| Disagree { call, pe, theirs, ours: arguments.to_owned() }.into();
     agreed.map(drop).map_err(|disagreement| match disagreement {
-        Disagreement::Own => unreachable!("bug in peerweave-nvshmem: this PE reported no failure, but `agree` returned one"),
+        Disagreement::Own => {
+            unreachable!("bug in peerweave-nvshmem: `agree` returned a failure of this PE, but this PE reported no failure")
+        }
         Disagreement::Failed { pe, reason } => disagree(pe, OtherCall::Failed(reason)),
         Disagreement::Diverged { one, one_has, other, other_has } => {
             // At least one of the two reported calls differs from this PE's call.
@@ -131,14 +136,14 @@ pub(crate) fn split_outcome<T>(result: Result<T, NvshmemError>) -> (Option<T>, R
     }
 }
 
-/// Identifies a counter of collective calls. The counter has the same value on every PE that takes
-/// part in these calls.
+/// Identifies a counter in this process. The counter counts collective calls, so its value is the
+/// same on all PEs that make these calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Counter {
-    /// The counter of allocations of symmetric memory.
+    /// Counts the allocations of symmetric memory.
     Allocations,
-    /// The counter of a team's setup calls. The `u64` identifies the team.
+    /// Counts the setup calls of one team. The field identifies this team.
     Calls(u64),
-    /// The counter of the teams that are split from a parent team. The `u64` identifies the parent.
+    /// Counts the teams that are split from one parent team. The field identifies the parent team.
     Children(u64),
 }

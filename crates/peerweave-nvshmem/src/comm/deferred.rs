@@ -16,9 +16,9 @@ use crate::comm::Comm;
 use crate::comm::streams::Streams;
 use crate::error::{DeadState, NvshmemError};
 
-/// A value that NVSHMEM uses, or that this crate needs for NVSHMEM. After the last handle is
-/// dropped, a thread of `peerweave-driver` drops the value, because its destructor may panic, wait
-/// or call NVSHMEM.
+/// A counted handle to a value that NVSHMEM uses, or that this crate needs for NVSHMEM. After the
+/// last handle is dropped, a thread of `peerweave-driver` drops the value. The reason is that the
+/// destructor of the value may panic, wait or call NVSHMEM.
 #[derive(Clone)]
 pub(crate) struct Held(Arc<Value>);
 
@@ -46,8 +46,8 @@ impl Drop for Value {
     }
 }
 
-/// A local call of NVSHMEM that does not wait for other PEs, and the values that must live until
-/// the call is made.
+/// A call of NVSHMEM for a destructor, which is made immediately or later. The call does not wait
+/// for other PEs. This struct also contains the values that must live until the call is made.
 pub(crate) struct DeferredCall {
     pub(crate) call: &'static str,
     pub(crate) run: fn(&Comm, usize) -> Result<(), NvshmemError>,
@@ -61,9 +61,9 @@ pub(crate) struct DeferredCall {
 #[derive(Default)]
 pub(crate) struct Deferred {
     calls: Mutex<Vec<DeferredCall>>,
-    /// Whether the list may contain calls. A destructor sets this value after it has added its call
-    /// to the list, and before it tries to acquire the gate. The gate's lock makes the value
-    /// visible to the next thread that acquires the gate.
+    /// Set while `calls` may be non-empty. A destructor first adds its call to `calls`, then sets
+    /// this flag, and then tries to acquire the gate. The gate's lock makes the flag visible to the
+    /// next thread that acquires the gate.
     any: AtomicBool,
 }
 
@@ -92,8 +92,9 @@ impl fmt::Debug for DeferredCall {
 }
 
 impl DeferredCall {
-    /// Makes the call. The calling thread holds the gate, which is the lock for calls of NVSHMEM.
-    /// If the call fails, leaks the value in `held`, because NVSHMEM may still use it.
+    /// Makes the call. The calling thread must hold the gate, which is the lock for calls of
+    /// NVSHMEM. If the call fails, leaks the value in `held`, because NVSHMEM may still use this
+    /// value.
     fn make(self, comm: &Comm) {
         if let Err(error) = (self.run)(comm, self.address) {
             tracing::warn!(%error, "NVSHMEM may still use the memory or module at {:#x}, so the resource is leaked", self.address);
@@ -124,8 +125,8 @@ impl Comm {
         }
     }
 
-    /// Makes all deferred calls whose streams are idle. The calling thread holds the gate, which is
-    /// the lock for calls of NVSHMEM.
+    /// Makes the deferred calls whose streams are idle. All other deferred calls stay in the list.
+    /// The calling thread must hold the gate, which is the lock for calls of NVSHMEM.
     #[cold]
     pub(crate) fn run_deferred(&self) {
         let deferred = self.deferred.take();

@@ -15,15 +15,15 @@ use super::streams::wait_all;
 use crate::error::NvshmemError;
 use crate::sys::nvshmem_team_t;
 
-/// Work in flight, and two tokens. NVSHMEM cannot be finalised while a graph or a module owns a
-/// clone of a token.
+/// Work in flight on the device. Two fields are tokens. While a captured graph or a module owns a
+/// clone of a token, NVSHMEM cannot be finalised.
 #[derive(Default)]
 pub(crate) struct InFlight {
     /// All streams that were passed to NVSHMEM.
     pub(crate) used: Arc<Streams>,
-    /// The collective order that all predefined teams and all setup calls share. The order is
-    /// shared because NVSHMEM implements a collective of all PEs partly by collectives of the node
-    /// team and the same-index team.
+    /// The order of the collectives of all predefined teams, and of all setup calls. They share one
+    /// order, because NVSHMEM implements a collective of all PEs partly by collectives of the node
+    /// team and of the same-index team.
     world_order: Arc<Order>,
     /// Collective order of each team that the program created. The key is the team's handle.
     orders: Mutex<HashMap<nvshmem_team_t, Arc<Order>>>,
@@ -31,9 +31,11 @@ pub(crate) struct InFlight {
     pub(crate) pending: Pending,
     /// Whether the host has sent data over a network since the host's last quiet.
     pub(crate) sent: AtomicBool,
-    /// A token that prevents finalising. Every captured graph that calls NVSHMEM owns a clone.
+    /// A token. Every captured graph that calls NVSHMEM owns a clone. While a clone exists, NVSHMEM
+    /// cannot be finalised.
     pub(crate) captured: Arc<()>,
-    /// A token that prevents finalising. Every module that has NVSHMEM's state owns a clone.
+    /// A token. The guard of every module that has NVSHMEM's state owns a clone. While a clone
+    /// exists, NVSHMEM cannot be finalised.
     pub(crate) modules: Arc<()>,
 }
 
@@ -63,9 +65,10 @@ impl InFlight {
 }
 
 impl Comm {
-    /// Waits for all recorded work on the device. NVSHMEM waits for the whole device when it
-    /// creates and destroys teams. A timeout inside NVSHMEM would make NVSHMEM unusable, but a
-    /// timeout here is only an error.
+    /// Waits for the work on all streams that have been used with this context. Callers wait before
+    /// a call in which NVSHMEM waits for the whole device, such as the creation of a team. A
+    /// timeout of this wait is only an error, but a timeout inside NVSHMEM would make NVSHMEM
+    /// unusable.
     pub(crate) fn drain(&self, call: &'static str) -> Result<(), NvshmemError> {
         wait_all(call, self, &self.enqueued.used)?;
         self.enqueued.orders().iter().try_for_each(|order| order.drain(call, self).map(drop))
@@ -89,9 +92,10 @@ impl Comm {
         Ok(wait(&self.side, Instant::now()).map(drop)?)
     }
 
-    /// Returns the result of `alone`, which returns whether a value has no other owner. While the
-    /// result is `false` and captured graphs exist, repeats this check for at most 2 s. The reason
-    /// is that a graph drops its values some time after the graph is destroyed.
+    /// Returns the last result of `alone`. `alone` returns whether a value has no other owner.
+    /// While the result is `false` and captured graphs exist, this function calls `alone` again,
+    /// for at most 2 s. The reason is that a graph drops its values some time after the graph is
+    /// destroyed.
     pub(crate) fn unused_after_graphs(&self, alone: impl Fn() -> bool) -> bool {
         const LONGEST: Duration = Duration::from_secs(2);
         if alone() {
@@ -107,17 +111,18 @@ impl Comm {
     }
 }
 
-/// Returns whether `value` is the only handle. If so, writes made through dropped handles are
-/// visible to the caller. The value must have no `Weak` handles.
+/// Returns whether `value` is the only handle. If the result is `true`, the caller sees all writes
+/// that were made through other handles before these handles were dropped. No `Weak` handle may
+/// exist.
 pub(crate) fn is_alone<T>(value: &Arc<T>) -> bool {
     let is_alone = Arc::strong_count(value) == 1;
     fence(Ordering::Acquire);
     is_alone
 }
 
-/// Runs a function of cudarc without losing a recorded error. cudarc records errors of destructors
-/// in the context, and `run` would return and clear such an error. This function therefore removes
-/// the error before `run` and restores the error after `run`.
+/// Calls `run`, which calls cudarc, and preserves an error that cudarc has recorded. cudarc records
+/// errors of destructors in the context, and `run` would return and clear such an error. This
+/// function therefore removes the error before `run`, and restores the error after `run`.
 pub(crate) fn with_error_preserved<R>(context: &CudaContext, run: impl FnOnce() -> R) -> R {
     let earlier = context.check_err();
     let result = run();

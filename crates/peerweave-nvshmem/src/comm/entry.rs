@@ -101,8 +101,9 @@ impl Comm {
         function(self.nvshmem.raw_api(), self.nvshmem.raw_families()).map_err(|missing| self.missing(call, &missing))
     }
 
-    /// Acquires the [gate](Gate) and makes the context current in this thread. Not generic, so that
-    /// the function is compiled once.
+    /// Acquires the [gate](Gate), and makes the device's context current in this thread. This
+    /// function is not part of the generic function [`issue`](Self::issue), so that it is compiled
+    /// only once.
     #[inline(never)]
     fn enter_bound(&self, call: &'static str) -> Result<Inside<'_>, NvshmemError> {
         let inside = self.enter(call)?;
@@ -157,8 +158,9 @@ impl Comm {
     }
 }
 
-/// A guard that exists while a thread finalises NVSHMEM. Dropping the guard allows other calls
-/// again. If NVSHMEM has ended, these calls return an error.
+/// A guard that exists while a thread finalises NVSHMEM. During that time, all other calls of
+/// NVSHMEM are refused. After the guard has been dropped, other calls are possible again, unless
+/// NVSHMEM has been finalised.
 pub(crate) struct Finalizing<'a>(&'a Comm);
 
 impl Drop for Finalizing<'_> {
@@ -167,11 +169,11 @@ impl Drop for Finalizing<'_> {
     }
 }
 
-/// The acquired [gate](Gate), for several calls that wait. While the value lives, no other thread
-/// can call NVSHMEM.
+/// The acquired [gate](Gate). One thread uses this value to make several calls of NVSHMEM that wait
+/// for other PEs or for the device. While this value exists, no other thread can call NVSHMEM.
 pub(crate) struct Entered<'a> {
     comm: &'a Comm,
-    /// The guard of the gate; `None` after a call that did not return by the deadline.
+    /// The guard of the gate. `None` after a call that timed out or panicked.
     inside: Option<Sent>,
 }
 

@@ -118,8 +118,8 @@ pub(crate) enum NoAnswer {
 }
 
 impl Worker {
-    /// Starts the worker thread. After this value is dropped, the thread ends when its current call
-    /// has returned.
+    /// Starts the worker thread. Dropping the returned value ends the thread, but only after the
+    /// current call of the thread has returned.
     pub(crate) fn start() -> std::io::Result<Self> {
         let (jobs, todo) = channel::<Job>();
         std::thread::Builder::new().name("peerweave-nvshmem".into()).spawn(move || {
@@ -135,8 +135,9 @@ impl Worker {
         Ok(Self { jobs: Mutex::new(jobs) })
     }
 
-    /// Runs `call` on the worker thread, and waits at most `limit` for the result. Returns the
-    /// result and `inside`. After a timeout, the worker thread drops `inside` when `call` returns.
+    /// Runs `call` on the worker thread, and waits for the result for at most `limit`. On success,
+    /// returns the result, and gives `inside` back. After a timeout, the worker thread keeps
+    /// `inside`, and drops it when `call` returns.
     pub(crate) fn run<R: Send + 'static, I: Send + 'static>(
         &self,
         inside: I,

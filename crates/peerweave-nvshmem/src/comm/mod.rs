@@ -62,11 +62,11 @@ pub(crate) struct Comm {
     pub(crate) enqueued: InFlight,
     pub(crate) deferred: Deferred,
     counts: Mutex<HashMap<Counter, u64>>,
-    /// Locked by the thread that makes a collective setup call. The lock is held from the
-    /// comparison of the PEs' arguments until the call has returned.
+    /// The lock for collective setup calls. Before the PEs compare their arguments, the calling
+    /// thread acquires this lock. The thread holds the lock until the setup call has returned.
     setup: Mutex<()>,
-    /// A token that exists as long as this value. Declared last, so the token is dropped after all
-    /// other fields, including the rendezvous.
+    /// A token. Once the token has been dropped, all other fields have been dropped too, including
+    /// the rendezvous. The reason is that the token is the last field.
     pub(crate) alive: Arc<()>,
 }
 
@@ -115,10 +115,10 @@ impl Comm {
         *count
     }
 
-    /// Waits until this thread may make a collective setup call. Only one thread at a time compares
-    /// its arguments with those of the other PEs and makes such a call. The comparisons of two
-    /// calls therefore do not interleave, and NVSHMEM never waits for PEs that make a different
-    /// call.
+    /// Waits until this thread may make a collective setup call. Only one thread of the process
+    /// makes such a call at a time. The call includes the comparison of the arguments with those of
+    /// the other PEs. The comparisons of two calls therefore do not interleave, and NVSHMEM never
+    /// waits for PEs that make a different call.
     pub(crate) fn setup_turn(&self, call: &'static str) -> Result<MutexGuard<'_, ()>, NvshmemError> {
         self.check_usable(call)?;
         take(&self.setup, call, self)

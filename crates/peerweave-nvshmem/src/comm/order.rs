@@ -33,8 +33,8 @@ pub(crate) struct Turn<'a> {
     _last: MutexGuard<'a, Option<Arc<CudaStream>>>,
 }
 
-/// Acquires a lock within the context's deadline. Another thread may hold the lock during a call
-/// that waits for other PEs.
+/// Acquires `lock`. Returns an error if the lock is not free by the context's deadline. The wait
+/// can be long, because another thread may hold the lock during a call that waits for other PEs.
 pub(crate) fn take<'a, T>(lock: &'a Mutex<T>, call: &'static str, comm: &Comm) -> Result<MutexGuard<'a, T>, NvshmemError> {
     let try_take = || match lock.try_lock() {
         Ok(taken) => Some(taken),
@@ -53,7 +53,8 @@ pub(crate) fn take<'a, T>(lock: &'a Mutex<T>, call: &'static str, comm: &Comm) -
 }
 
 impl Order {
-    /// Makes the stream's next work wait for the team's last collective (invariant [O1]).
+    /// Ensures that the next work on `stream` starts after the team's last collective has completed
+    /// (invariant [O1]). Returns the right to enqueue the team's next collective.
     pub(crate) fn follow(
         &self,
         call: &'static str,
@@ -93,7 +94,7 @@ impl Order {
     }
 }
 
-/// Returns whether both handles are the same stream of the driver. The default stream can have
+/// Returns whether both handles refer to the same stream of the driver. The default stream can have
 /// several handles.
 fn same(one: &Arc<CudaStream>, other: &Arc<CudaStream>) -> bool {
     Arc::ptr_eq(one, other) || one.cu_stream() == other.cu_stream() && one.context() == other.context()

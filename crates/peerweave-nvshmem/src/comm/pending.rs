@@ -1,9 +1,9 @@
 //! Incomplete transfers on NVSHMEM's own streams (`nbi`), and the memory that they use.
 //!
-//! A quiet or a barrier on a stream makes that stream wait for NVSHMEM's own streams. NVSHMEM then
-//! treats the transfers as complete: a later quiet on the host, or inside a free, does not wait for
-//! the transfers. This crate therefore waits for that stream before it frees the memory of the
-//! transfers.
+//! A quiet or a barrier on a stream makes this stream wait for NVSHMEM's own streams. From then on,
+//! NVSHMEM treats the transfers as complete, even while this stream is still waiting. A later quiet
+//! of the host does not wait for these transfers, and neither does the quiet inside a free. This
+//! crate therefore waits for the stream before it frees the memory of the transfers.
 //!
 //! # Invariant
 //! - **\[N1\]** The memory of an incomplete `nbi` transfer is in this list, or is recorded as used
@@ -22,17 +22,18 @@ use crate::error::{MisuseKind, NvshmemError};
 #[derive(Default)]
 pub(crate) struct Pending {
     open: Mutex<Open>,
-    /// The streams that wait for transfers that were removed from the list.
+    /// The streams on which a quiet or a barrier waits for transfers. These transfers are no longer
+    /// in the list.
     taken: peerweave_driver::Streams,
 }
 
-/// The memory that incomplete transfers use. For each allocation, this value contains the list of
-/// the streams that use the allocation. A stream that waits for the transfers is added to all of
-/// these lists.
+/// The list of the memory that incomplete transfers use. Each element represents one allocation,
+/// and lists the streams that use this allocation. A stream that waits for the transfers is added
+/// to every element.
 pub(crate) struct Open {
     memory: Vec<Arc<Streams>>,
-    /// Number of times that the list was emptied, plus 1. Memory is in the list if its
-    /// [`Streams::pending`] equals this number.
+    /// 1 plus the number of times that the list was emptied. If the [`Streams::pending`] of an
+    /// allocation equals this number, the allocation is in the list.
     emptied: u64,
 }
 
@@ -52,8 +53,8 @@ impl Open {
         }
     }
 
-    /// Empties the list. The caller has ensured that NVSHMEM has completed the transfers, or that a
-    /// stream waits for them.
+    /// Empties the list. Before this call, NVSHMEM must have completed the listed transfers, or a
+    /// stream must wait for these transfers.
     pub(crate) fn empty(&mut self) {
         self.emptied += 1;
         self.memory.clear();
@@ -98,8 +99,9 @@ impl Pending {
         if self.lock().memory.is_empty() { Ok(()) } else { Err(outside(call)) }
     }
 
-    /// Waits for the streams that wait for transfers. Then calls `quiet`, which completes the
-    /// listed transfers, and empties the list.
+    /// Completes all transfers. First waits for the streams on which an earlier quiet or barrier
+    /// waits for transfers. Then calls `quiet`, which must complete the transfers in the list. Then
+    /// empties the list.
     pub(crate) fn complete(
         &self,
         call: &'static str,
@@ -114,9 +116,9 @@ impl Pending {
     }
 }
 
-/// Returns the error for a stream that is being captured and should wait for transfers on NVSHMEM's
-/// own streams. NVSHMEM would make the graph wait for a stream outside of the graph, and end the
-/// process.
+/// Returns the error for a wait on a stream that is being captured. The wait is for transfers on
+/// NVSHMEM's own streams, which are outside of the graph. NVSHMEM would try to make the graph wait
+/// for these streams, and would end the process.
 fn outside(call: &'static str) -> NvshmemError {
     let why = "transfers on NVSHMEM's own streams are pending, and a graph cannot wait for these transfers; call quiet_blocking before capturing";
     NvshmemError::misuse(call, MisuseKind::Context { why })

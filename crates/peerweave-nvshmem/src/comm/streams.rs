@@ -32,18 +32,19 @@ pub(crate) fn wait_all(call: &'static str, comm: &Comm, streams: &peerweave_driv
     streams.all().iter().try_for_each(|stream| pass_until(call, comm, stream, start, deadline))
 }
 
-/// The streams that use a resource. An idle stream may be removed from the list if only the list
-/// has a handle to the stream.
+/// The list of the streams that use a resource. A stream may be removed from the list if the stream
+/// is idle and the list has the only handle to the stream.
 pub(crate) struct Streams {
     known: peerweave_driver::Streams,
-    /// If the resource is memory: the value that `Open::emptied` (in `pending.rs`) had when the
-    /// memory was last added to the list of incomplete transfers; 0 if it never was.
+    /// The value of `Open::emptied` (in `pending.rs`) at the time when this resource was last added
+    /// to the list of incomplete transfers; 0 if the resource was never added. Only memory is added
+    /// to that list.
     pub(crate) pending: AtomicU64,
 }
 
 impl Streams {
-    /// Creates an empty list. A stream recorded here is also recorded among all streams of the
-    /// context.
+    /// Creates an empty list. A stream that is added to this list is also added to the list of all
+    /// streams of the context.
     pub(crate) fn new(comm: &Comm) -> Self {
         Self { known: peerweave_driver::Streams::within(&comm.enqueued.used), pending: AtomicU64::new(0) }
     }

@@ -36,8 +36,9 @@ pub enum PreflightError {
         /// UUID of the GPU.
         uuid: String,
     },
-    /// NVSHMEM was initialised, and reported that another PE uses the same GPU as this PE. Half of
-    /// NVSHMEM's calls would end the process, so this crate has finalised NVSHMEM.
+    /// Another PE uses the same GPU as this PE. NVSHMEM reported this only after NVSHMEM was
+    /// initialised. Half of NVSHMEM's calls would now end the process, so this crate has finalised
+    /// NVSHMEM.
     #[error(
         "{pe} shares device {device} with another PE: NVSHMEM needs one GPU for each PE; choose the device by the PE's index on its machine"
     )]
@@ -75,11 +76,12 @@ pub enum PreflightError {
         /// The reason why `pe` cannot take part.
         reason: String,
     },
-    /// This machine has no network interface that matches the request in the settings or the
-    /// environment.
+    /// The settings or the environment select network interfaces by name, but no interface of this
+    /// machine has a matching name.
     #[error("no network interface of this machine matches `{asked}`, expected one of {there}")]
     Interface {
-        /// The value that requests the interface, from the settings or the environment.
+        /// The value that selects the network interfaces. The value comes from the settings or from
+        /// the environment.
         asked: String,
         /// Names of the network interfaces that this machine has.
         there: String,

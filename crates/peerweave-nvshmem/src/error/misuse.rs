@@ -117,9 +117,11 @@ pub enum MisuseKind {
     /// Two buffers of the call overlap, and the call writes at least one of the two.
     #[error("{read} and {written} overlap at {address:#x}, expected separate memory")]
     Overlap {
-        /// Name of one argument, usually the argument that the call reads.
+        /// Name of the first of the two buffers. The call reads this buffer, unless this is the
+        /// signal word or the target of a get.
         read: &'static str,
-        /// Name of the other argument, usually the argument that the call writes.
+        /// Name of the second of the two buffers. The call writes this buffer, unless this is the
+        /// source of a get.
         written: &'static str,
         /// The first address that is in both buffers.
         address: u64,
@@ -138,7 +140,8 @@ pub enum MisuseKind {
     AlreadyInitialized {
         /// Name of the argument that differs.
         what: &'static str,
-        /// The value with which NVSHMEM runs, or that NVSHMEM has read.
+        /// The current value of this argument: the value with which NVSHMEM runs, or the value that
+        /// NVSHMEM has read.
         found: String,
         /// The value that this call requests.
         asked: String,

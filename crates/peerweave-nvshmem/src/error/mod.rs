@@ -158,8 +158,8 @@ impl From<CudaError> for NvshmemError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub struct Failure {
-    /// Name of the NVSHMEM function. If `detail` says that NVSHMEM was not called, this function
-    /// was not called.
+    /// Name of the NVSHMEM function that failed. If `detail` says that NVSHMEM was not called, this
+    /// is the function that the call would have used.
     pub call: &'static str,
     /// The status code. `None` if there is no error code, for example because the function returned
     /// a null pointer, or because NVSHMEM was not called.
@@ -275,7 +275,7 @@ pub struct Timeout {
     pub call: &'static str,
     /// Duration of the wait.
     pub waited: Duration,
-    /// This PE, or `None` if its number was not known to the call.
+    /// The number of this PE. `None` if the number was not known when the wait timed out.
     pub pe: Option<Pe>,
     /// The PEs that had not arrived when the wait timed out; empty if they are unknown.
     pub missing: Vec<Pe>,
@@ -302,7 +302,8 @@ fn list(pes: &[Pe]) -> String {
     pes.iter().map(Pe::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// The error for a collective call on which the PEs do not agree.
+/// The error for a collective call that failed because PEs made different calls, or because a PE
+/// could not make the call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {pe} {theirs}; this PE called with `{ours}`, expected the same call on all PEs")]
 #[non_exhaustive]
@@ -317,12 +318,13 @@ pub struct Disagree {
     pub ours: String,
 }
 
-/// The call that the other PE in a [`Disagree`] made, or the reason why that PE made no call.
+/// The behaviour of the PE that a [`Disagree`] error names: the call that this PE made, or the
+/// reason why this PE made no call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OtherCall {
-    /// The PE called with these arguments. If the PE called a different function, the text starts
-    /// with the name of that function.
+    /// The PE made a call with these arguments. If the PE called a different function, the text
+    /// starts with the name of that function.
     #[error("called with `{0}`")]
     Made(String),
     /// The PE could not make the call, for this reason.

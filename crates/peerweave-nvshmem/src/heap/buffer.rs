@@ -116,8 +116,9 @@ impl<T: Element> SymmetricBuffer<T> {
         copy_to_host(call, &comm.side, self, deadline).map_err(|error| late(error, comm, call, start))
     }
 
-    /// Waits within the deadline until `stream` has completed its work. The copy that follows runs
-    /// on the context's `side` stream, which has no other work.
+    /// Prepares a copy of `count` elements between the host and this buffer. Checks the arguments,
+    /// and waits within the context's deadline until `stream` has completed its work. The copy that
+    /// follows runs on a private stream of the context, which has no other work.
     fn arrive(&self, call: &'static str, stream: &Arc<CudaStream>, count: usize) -> Result<&Comm, NvshmemError> {
         let comm = &self.allocation.comm;
         comm.check_usable(call)?;
@@ -153,8 +154,8 @@ impl<T: Element> SymmetricBuffer<T> {
 }
 
 impl<T: Element> SymmetricBuffer<T> {
-    /// Returns a handle to the same memory as elements of type `U`. If the last bytes are too few
-    /// for an element of type `U`, the handle does not include these bytes.
+    /// Returns a handle to the same memory, as elements of type `U`. If the length in bytes is not
+    /// a multiple of the size of `U`, the handle excludes the remaining bytes at the end.
     ///
     /// # Errors
     /// [`MisuseKind::Value`] if the address is not aligned for `U`.

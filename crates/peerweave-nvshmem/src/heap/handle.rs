@@ -1,8 +1,10 @@
-//! Counted handles of symmetric memory. Freeing uses the count to detect other handles.
+//! Counted handles to symmetric memory. Memory can be freed only if the caller's handle is the only
+//! handle.
 //!
-//! Invariant: a handle is cloned from a handle, or created by the call that allocates. If the count
-//! is 1, only the owner of the single handle can create a further handle. The count of an `Arc` is
-//! not sufficient, because a `Weak` can be upgraded at any time.
+//! Invariant: the call that allocates creates the first handle. Every other handle is a clone of an
+//! existing handle. If the count is 1, only the owner of the single handle can therefore create a
+//! further handle. The count of an `Arc` would not be sufficient, because a `Weak` can be upgraded
+//! at any time.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -17,8 +19,9 @@ use super::allocation::Allocation;
 pub(crate) struct Count(AtomicUsize);
 
 impl Count {
-    /// Returns whether at most `handles` handles exist. If so, writes made through dropped handles,
-    /// such as a recorded stream, are visible to the caller.
+    /// Returns whether at most `handles` handles exist. If the result is `true`, the caller sees
+    /// all writes that were made through other handles before these handles were dropped. An
+    /// example of such a write is the record of a stream that uses the memory.
     pub(crate) fn is_at_most(&self, handles: usize) -> bool {
         self.0.load(Ordering::Acquire) <= handles
     }
@@ -28,16 +31,16 @@ impl Count {
 pub(crate) struct Handle(Arc<Allocation>);
 
 impl Handle {
-    /// Creates a handle. The caller must borrow a handle of the same memory, unless the memory is
-    /// new.
+    /// Creates a handle. Unless the memory is new, the caller must hold another handle to the same
+    /// memory during this call.
     pub(crate) fn new(allocation: &Arc<Allocation>) -> Self {
         // No ordering is needed, because the caller has a handle or the memory is new.
         allocation.handles.0.fetch_add(1, Ordering::Relaxed);
         Self(Arc::clone(allocation))
     }
 
-    /// Returns a new handle for an owner that keeps the memory allocated. The handle is in a
-    /// separate `Arc`: after this `Arc` is dropped, its `Weak` handles cannot be upgraded.
+    /// Returns a new handle that keeps the memory allocated. The handle is in an `Arc` of its own.
+    /// Once all clones of this `Arc` have been dropped, no `Weak` can restore the handle.
     pub(crate) fn keep(&self) -> Keep {
         Arc::new(self.clone())
     }

@@ -13,8 +13,8 @@ use crate::library::Settings;
 /// Limits of the heap that follow from the settings.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Whether the heap has a fixed size. Such a heap refuses a request that is too large, and
-    /// stays usable.
+    /// Whether the heap has a fixed size. If a request is too large for such a heap, NVSHMEM
+    /// refuses the request, and the heap stays usable.
     pub(crate) fixed: bool,
     /// Step by which the heap grows, in bytes.
     pub(crate) step: u64,
@@ -23,9 +23,11 @@ pub(crate) struct Limits {
 
 impl Limits {
     pub(crate) fn of(settings: &Settings) -> Self {
-        /// Minimum step in bytes: the granularity of mapped device memory.
+        /// The smallest step in bytes by which the heap can grow: the granularity of mapped device
+        /// memory.
         const LEAST_STEP: u64 = 2 << 20;
-        /// Maximum step in bytes: NVSHMEM's constant `NVSHMEMI_MAX_HANDLE_LENGTH`.
+        /// The largest step in bytes by which the heap can grow: NVSHMEM's constant
+        /// `NVSHMEMI_MAX_HANDLE_LENGTH`.
         const MOST_STEP: u64 = 1 << 31;
         let bytes = |name, default| settings.bytes(name).unwrap_or(default);
         let step = bytes("NVSHMEM_CUMEM_GRANULARITY", 512 << 20).clamp(LEAST_STEP, MOST_STEP);
@@ -64,8 +66,9 @@ impl Heap {
         Ok(())
     }
 
-    /// Checks that the heap has enough reserved addresses. The heap uses these addresses for its
-    /// own memory and for memory that was made symmetric.
+    /// Checks that `bytes` bytes fit into the address range that NVSHMEM has reserved. NVSHMEM uses
+    /// this range for the heap's own memory, and for memory from outside of the heap that was made
+    /// symmetric.
     pub(crate) fn check_addresses(&self, call: &'static str, bytes: usize) -> Result<(), NvshmemError> {
         let Limits { fixed, most_bytes, .. } = self.limits;
         let held: u64 = self.allocations().iter().map(|allocation| allocation.bytes() as u64).sum();

@@ -90,10 +90,10 @@ impl Heap {
         Registration(registered)
     }
 
-    /// Checks that the hardware that makes a transfer can access `local`, which is this PE's memory
-    /// in the transfer. A copy engine can access all memory of the machine. A network can access
-    /// only symmetric or registered memory. Returns the registration that the transfer needs, or
-    /// `None`.
+    /// Checks that the hardware can access `local` in a transfer. `local` is the memory of this PE
+    /// that the transfer reads or writes. A copy engine can access all memory of the machine, but a
+    /// network can access only symmetric or registered memory. Returns the registration that the
+    /// transfer needs, or `None`.
     pub(crate) fn check_reach(
         &self,
         call: &'static str,
@@ -117,8 +117,9 @@ impl Heap {
         }
     }
 
-    /// Returns for each PE whether its heap is mapped in this process. The first call queries
-    /// NVSHMEM with `symmetric`, any address of the heap. Later calls return the same result.
+    /// Returns, for each PE, whether this process has mapped the heap of that PE. The first call
+    /// queries NVSHMEM, and later calls return the same result. The query needs an address in the
+    /// heap: `symmetric` is any such address.
     pub(crate) fn mapped(&self, symmetric: u64) -> Result<&Vec<bool>, NvshmemError> {
         if let Some(known) = self.mapped.get() {
             return Ok(known);

@@ -11,9 +11,9 @@ use crate::comm::deferred::{DeferredCall, Held};
 use crate::comm::streams::Streams;
 use crate::error::NvshmemError;
 
-/// The registration of memory that this PE uses over a network, as the source of puts or the target
-/// of gets. Once this value has been dropped and the streams that use the memory have completed,
-/// the memory is unregistered.
+/// A registration of this PE's memory for transfers over a network. Puts can read this memory, and
+/// gets can write this memory. The memory is unregistered once this value has been dropped and the
+/// streams that use the memory have completed.
 pub struct Registration(pub(super) Arc<Registered>);
 
 impl Registration {
@@ -40,7 +40,7 @@ pub(crate) struct Registered {
     held: Held,
 }
 
-/// A registration in the heap's list of registered memory.
+/// An element of the heap's list of registered memory.
 pub(super) struct Record {
     pub(super) address: u64,
     pub(super) bytes: usize,

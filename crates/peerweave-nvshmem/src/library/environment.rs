@@ -20,7 +20,8 @@ unsafe extern "C" {
     safe static environ: AtomicPtr<*const c_char>;
 }
 
-/// A list of variables that is or was installed, including the terminating null.
+/// A list of environment variables in C's form, with the terminating null pointer. The list is the
+/// environment of the process, or was in the past.
 struct List(&'static [*const c_char]);
 
 // SAFETY: the threads share the addresses of strings that are never changed or freed, so no
@@ -28,8 +29,8 @@ struct List(&'static [*const c_char]);
 // this.
 unsafe impl Send for List {}
 
-/// All lists of variables that were ever installed, and the texts of these variables. Locked while
-/// the environment is changed.
+/// Every list of variables that this module has made, and the texts of the variables in these
+/// lists. A thread locks this value while it changes the environment.
 struct Made {
     texts: BTreeSet<&'static CStr>,
     lists: Vec<List>,

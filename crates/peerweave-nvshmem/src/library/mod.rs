@@ -59,7 +59,8 @@ const SEARCH: Search = unsafe { Search::new(PRODUCT, "PEERWEAVE_NVSHMEM_PATH", &
         "/opt/conda/lib",
     ]);
 
-/// Guard with which a forked child of the process that first loaded NVSHMEM is detected.
+/// The fork guard of the process that first loaded NVSHMEM. In a forked child of this process, the
+/// guard reports the fork.
 static FIRST: OnceLock<ForkGuard> = OnceLock::new();
 
 /// A loaded NVSHMEM host library. The library stays loaded until the process ends.
@@ -218,9 +219,9 @@ impl Nvshmem {
     }
 
     /// Checks the plug-ins that an initialisation by an id needs. The bootstrap plug-in must be in
-    /// the library's directory, in a version that the library can load. The transport plug-in may
-    /// be missing: NVSHMEM then uses only NVLink. A transport plug-in of a wrong version is an
-    /// error.
+    /// the library's directory, and must have a version that the library can load. The transport
+    /// plug-in may be missing: NVSHMEM then uses only NVLink. If a transport plug-in is installed,
+    /// it must have the version that the library loads.
     ///
     /// `remote_transport` is the value that `NVSHMEM_REMOTE_TRANSPORT` will have, such as `ibrc` or
     /// `none`.
@@ -250,9 +251,9 @@ impl Nvshmem {
         self.0.path.parent().filter(|directory| directory.is_absolute())
     }
 
-    /// Checks that the installed plug-in for the network transport `remote_transport` has the
-    /// version that the library loads. Succeeds if no such plug-in is installed, because NVSHMEM
-    /// then uses only NVLink.
+    /// Checks the installed plug-in for the network transport `remote_transport`. This plug-in must
+    /// have the version that the library loads. If no such plug-in is installed, the check
+    /// succeeds, because NVSHMEM then uses only NVLink.
     pub(crate) fn check_transport(self, remote_transport: &str) -> Result<(), NvshmemError> {
         let Some(directory) = self.plugins() else { return Ok(()) };
         if remote_transport != "none" && !remote_transport.is_empty() {
@@ -374,8 +375,8 @@ impl Status {
     }
 }
 
-/// Returns the number after `.so.` in the file names of the transport plug-ins that NVSHMEM of
-/// version `version` loads. Returns `None` if this number is unknown.
+/// Returns the version of the transport plug-ins that NVSHMEM `version` loads. In the file name of
+/// a plug-in, this number follows `.so.`. Returns `None` if the number is unknown.
 fn transport_abi(version: Version) -> Option<u32> {
     match (version.major, version.minor) {
         (3, 3 | 4) => Some(3),
@@ -449,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn transport_plugin_of_unknown_nvshmem_version_is_not_checked() {
+    fn transport_plugin_is_not_checked_for_unknown_nvshmem_version() {
         let directory = tempfile::tempdir().expect("the temporary directory is created");
         let version = Version::new(3, 7, 0);
         assert!(check_plugin(directory.path(), "nvshmem_transport_ibrc", transport_abi(version), version).is_ok());

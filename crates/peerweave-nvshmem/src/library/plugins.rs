@@ -19,8 +19,8 @@ pub(crate) fn of_mpi() -> Option<(&'static str, &'static str)> {
     Some(("nvshmem_bootstrap_mpi", "NVSHMEM_BOOTSTRAP_MPI_PLUGIN"))
 }
 
-/// Returns the plug-in for the bootstrap that the settings select. Returns `None` for a value that
-/// only NVSHMEM interprets.
+/// Returns the plug-in for the bootstrap that the settings select. Returns `None` if this crate
+/// does not know the selected value; only NVSHMEM then interprets the value.
 ///
 /// # Errors
 /// [`MisuseKind::Text`] for bootstraps that no launcher provides. With such a bootstrap, NVSHMEM
@@ -45,11 +45,11 @@ pub(crate) fn of_launcher(settings: &Settings) -> Result<Option<(&'static str, &
     })
 }
 
-/// Loads the plug-in in the library's directory as NVSHMEM does, with all functions resolved
-/// immediately.
+/// Checks that the plug-in in the library's directory can be loaded. Like NVSHMEM, resolves all
+/// functions of the plug-in immediately.
 ///
-/// A plug-in that is not in this directory may be elsewhere, so the absence of the plug-in is not
-/// an error. A plug-in that an environment variable selects is not checked.
+/// If this directory does not contain the plug-in, the check succeeds, because the plug-in may be
+/// elsewhere. A plug-in that an environment variable selects is not checked.
 ///
 /// # Errors
 /// [`NvshmemError::Plugin`] with the dynamic linker's message.
@@ -84,8 +84,9 @@ fn open(_path: &Path) -> Result<(), String> {
 }
 
 /// Loads a plug-in and resolves all its functions immediately. The plug-in stays loaded, because
-/// NVSHMEM loads it next. `peerweave-dylib` is not used, because `peerweave-dylib` resolves
-/// functions lazily. A plug-in for a different version of PMIx would then seem to load.
+/// NVSHMEM loads it next. The crate `peerweave-dylib` is not used here, because it resolves
+/// functions only when they are called. A plug-in for a different version of PMIx would then seem
+/// to load.
 #[cfg(unix)]
 fn open(path: &Path) -> Result<(), String> {
     use std::ffi::{CStr, CString};

@@ -179,7 +179,8 @@ impl Settings {
         bytes_of(&self.effective(name)?)
     }
 
-    /// Returns whether a Boolean variable that NVSHMEM will read is true.
+    /// Returns whether a Boolean variable is true in these settings. If these settings do not set
+    /// the variable, uses its value in the environment.
     pub(crate) fn is_on(&self, name: &str) -> bool {
         let off = |text: &str| matches!(text.trim().to_ascii_lowercase().as_str(), "" | "0" | "n" | "no" | "f" | "false");
         self.effective(name).is_some_and(|text| !off(&text))
@@ -193,8 +194,8 @@ impl Settings {
         }
     }
 
-    /// Sets a variable to the result of `value`, unless these settings or the environment already
-    /// set the variable.
+    /// Sets a variable to the value that `value` returns. Changes nothing if these settings or the
+    /// environment already set the variable, or if `value` returns `None`.
     pub(crate) fn or(self, name: &str, value: impl FnOnce() -> Option<String>) -> Self {
         match self.effective(name) {
             Some(_) => self,
@@ -205,9 +206,9 @@ impl Settings {
         }
     }
 
-    /// Returns the settings that must be equal on every PE, as one line that the PEs compare.
-    /// Variables that concern only one process or one machine are omitted. A number with a unit,
-    /// such as `1G`, is converted to a number of bytes.
+    /// Returns one line of text with the settings that must be equal on every PE. The PEs compare
+    /// this line. Variables that concern only one process or one machine are omitted. A number with
+    /// a unit, such as `1G`, is written as a number of bytes.
     pub(crate) fn symmetric_part(&self) -> String {
         let one = |(name, text): (&String, &String)| {
             let value = bytes_of(text).map_or_else(|| text.escape_debug().to_string(), |bytes| bytes.to_string());
@@ -305,8 +306,9 @@ fn bytes_of(text: &str) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
-/// Locked while the environment is changed and while NVSHMEM reads the environment. A thread holds
-/// the lock for at most the deadline of its NVSHMEM call.
+/// The lock for changes of the environment. A thread holds the lock while it changes the
+/// environment, while NVSHMEM reads the environment, and while the thread restores the environment.
+/// The deadline of the NVSHMEM call limits this time.
 static CHANGING: Mutex<()> = Mutex::new(());
 
 /// The settings that NVSHMEM has read. NVSHMEM reads its settings only once in a process.

@@ -171,8 +171,9 @@ impl Context {
         self.heap.release(&allocation, &mut entered)
     }
 
-    /// Returns an error if the memory is in use. `allocation` is the caller's only handle. If no
-    /// other handle exists now, no handle can be created later.
+    /// Returns an error if the memory is still in use. `allocation` must be the caller's only
+    /// handle. If this function succeeds, no other handle exists. No further handle can then be
+    /// created, because handles are created only from existing handles.
     fn may_free(&self, call: &'static str, allocation: &Handle) -> Result<(), NvshmemError> {
         if !Arc::ptr_eq(&allocation.comm, &self.comm) {
             return Err(NvshmemError::misuse(call, MisuseKind::WrongContext { what: "the buffer" }));
@@ -185,9 +186,9 @@ impl Context {
     }
 }
 
-/// Returns an error if `usable` is an error on this PE. If the PEs have a rendezvous, also returns
-/// an error if `usable` is an error on a different PE, or if only some PEs received memory. Marks
-/// NVSHMEM as unusable before returning an error.
+/// Checks that an allocation has succeeded. Returns an error if `usable` is an error on this PE. If
+/// the PEs have a rendezvous, also returns an error if `usable` is an error on any other PE, or if
+/// only some PEs received memory. Each of these errors makes NVSHMEM unusable.
 pub(super) fn check_all_allocated(
     comm: &Comm,
     call: &'static str,

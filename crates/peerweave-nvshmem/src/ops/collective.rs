@@ -75,9 +75,9 @@ impl Team {
     /// team has arrived, and the puts that these PEs made before the barrier are visible.
     ///
     /// The barrier also completes transfers over a network. `stream` first waits for NVSHMEM's own
-    /// streams. `stream` then runs a kernel that completes this PE's network transfers before this
-    /// PE arrives (`nvshmemi_transfer_quiet` on all queues of the device, in NVSHMEM's
-    /// `barrier.cuh`).
+    /// streams, and then runs a kernel. Before this PE arrives at the barrier, the kernel completes
+    /// this PE's network transfers on all queues of the device (`nvshmemi_transfer_quiet` in
+    /// NVSHMEM's `barrier.cuh`).
     ///
     /// Network transfers that the host makes with [`put_blocking`](Context::put_blocking) use a
     /// different queue, which this barrier does not complete.
@@ -113,12 +113,12 @@ impl Team {
         enqueue.call_status(|api, _| unsafe { api.nvshmemx_team_sync_on_stream(team, stream.cu_stream()) })
     }
 
-    /// Waits within the context's deadline until every PE of the team has made this call. The puts
-    /// that these PEs made earlier are then visible, with the exception below. Puts that a host
-    /// made without a stream are visible too, even over a network.
+    /// Waits within the context's deadline until every PE of the team has made this call.
+    /// Afterwards, the puts that these PEs made earlier are visible. These include puts that a host
+    /// made without a stream, even over a network.
     ///
-    /// Exception: the call does not wait for puts that were enqueued on a stream other than
-    /// [`Context::stream`].
+    /// Exception: puts that were enqueued on a stream other than [`Context::stream`] may not be
+    /// visible, because this call does not wait for such puts.
     ///
     /// # Collective
     /// All PEs of the team must make this call.

@@ -29,18 +29,19 @@ pub(crate) struct Enqueue<'a> {
     capturing: bool,
     keeps: Vec<Keep>,
     team: Option<&'a Team>,
-    /// The effect of the call on transfers on NVSHMEM's own streams.
+    /// The effect of this call on the `nbi` transfers, which run on NVSHMEM's own streams.
     left: NbiEffect<'a>,
-    /// The registration that the transfer needs. This value is kept until NVSHMEM has enqueued the
-    /// call. After that, the recorded stream keeps the memory registered.
+    /// The registration of this PE's memory, if the transfer needs one. This handle keeps the
+    /// memory registered until NVSHMEM has enqueued the transfer. From then on, the memory stays
+    /// registered until the stream has completed its work.
     registered: Option<Arc<Registered>>,
 }
 
-/// The effect of a call on transfers on NVSHMEM's own streams.
+/// The effect of a call on the `nbi` transfers, which run on NVSHMEM's own streams.
 enum NbiEffect<'a> {
     Nothing,
-    /// The call starts a transfer. The three elements are the stream lists of the two buffers and
-    /// of the signal.
+    /// The call starts an `nbi` transfer, which uses two buffers and, in some calls, a signal word.
+    /// For each of these three, the array contains the list of the streams that use the memory.
     Transfer([Option<&'a Arc<Streams>>; 3]),
     /// The call makes its stream wait for all transfers on NVSHMEM's own streams.
     WaitsForAll,
@@ -69,31 +70,33 @@ impl<'a> Enqueue<'a> {
         Ok(buffer.address())
     }
 
-    /// Declares that the call starts a transfer on NVSHMEM's own streams, between the buffers `one`
-    /// and `other`.
+    /// Notes that the call will start an `nbi` transfer between the buffers `one` and `other`. Such
+    /// a transfer runs on NVSHMEM's own streams.
     pub(crate) fn starts_nbi<T>(&mut self, one: &'a SymmetricBuffer<T>, other: &'a SymmetricBuffer<T>) {
         self.left = NbiEffect::Transfer([Some(&one.allocation.streams), Some(&other.allocation.streams), None]);
     }
 
-    /// Declares that a signal to `word` follows the transfer that the call starts on NVSHMEM's own
-    /// streams.
+    /// Notes that a signal to `word` will follow the `nbi` transfer of this call.
+    /// [`starts_nbi`](Self::starts_nbi) must have been called before.
     pub(crate) fn starts_nbi_signal(&mut self, word: &'a SymmetricBuffer<u64>) {
         if let NbiEffect::Transfer([.., signal]) = &mut self.left {
             *signal = Some(&word.allocation.streams);
         }
     }
 
-    /// Declares that the call makes its stream wait for NVSHMEM's own streams.
+    /// Notes that the call will make its stream wait for all `nbi` transfers, which run on
+    /// NVSHMEM's own streams. Returns an error if the stream is being captured and transfers are
+    /// incomplete.
     pub(crate) fn waits_for_nbi(&mut self) -> Result<(), NvshmemError> {
         self.left = NbiEffect::WaitsForAll;
         // This check is made before the team's order is changed.
         if self.capturing { self.comm.enqueued.pending.check_capture(self.call) } else { Ok(()) }
     }
 
-    /// Checks that the hardware can access this PE's memory in a transfer. If the memory must be
-    /// registered, keeps the registration until the stream has completed its work, or as long as
-    /// the captured graph exists. In a transfer to this PE, also checks that source and target do
-    /// not overlap.
+    /// Checks that the hardware can access this PE's memory in a transfer. If the transfer needs a
+    /// registration of this memory, the registration is kept until the stream has completed its
+    /// work. In a capture, the registration is kept as long as the graph exists. If both buffers
+    /// are on this PE, also checks that source and target do not overlap.
     pub(crate) fn reach(
         &mut self,
         heap: &Heap,
@@ -159,8 +162,8 @@ impl<'a> Enqueue<'a> {
         Ok(team.handle())
     }
 
-    /// Makes the prepared call. If the stream is being captured, first passes the owners of the
-    /// call's memory to the graph.
+    /// Makes the prepared call. If the stream is being captured, the graph first gets handles to
+    /// the call's memory. The memory then lives as long as the graph.
     #[inline]
     pub(crate) fn call(
         self,
@@ -169,8 +172,8 @@ impl<'a> Enqueue<'a> {
         self.call_status(|api, families| function(api, families).map(|()| 0))
     }
 
-    /// Makes the prepared call as [`call`](Self::call) does, for a function that returns a status
-    /// code.
+    /// Makes the prepared call, like [`call`](Self::call). `function` returns a status code of
+    /// NVSHMEM. A code other than success is returned as an error.
     ///
     /// Only this short wrapper is generic. [`run`](Self::run), which does the work, is compiled
     /// once.

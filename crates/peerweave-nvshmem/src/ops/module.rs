@@ -24,8 +24,8 @@ pub struct ModuleGuard {
     comm: Arc<Comm>,
     module: Kind,
     held: Held,
-    /// While this token exists, NVSHMEM cannot be finalised. If NVSHMEM were finalised before the
-    /// guard is dropped, the next start of NVSHMEM would write its state into the module.
+    /// A token that prevents finalising NVSHMEM while this guard exists. If NVSHMEM were finalised
+    /// earlier, the next start of NVSHMEM would write NVSHMEM's state into the module.
     _counted: Arc<()>,
 }
 
@@ -87,9 +87,9 @@ impl Context {
     }
 
     /// Waits for the default stream and for every stream that has been used with this context. Then
-    /// calls NVSHMEM by `tell`. NVSHMEM copies on the default stream and waits for the whole
-    /// device. A timeout before `tell` is only an error, but a timeout inside NVSHMEM makes the
-    /// context unusable.
+    /// calls `tell`, which calls NVSHMEM. In this call, NVSHMEM copies data on the default stream,
+    /// and waits for the whole device. A timeout before this call is only an error, but a timeout
+    /// inside NVSHMEM makes the context unusable.
     fn init_with(
         &self,
         call: &'static str,

@@ -16,12 +16,12 @@ use crate::ops::allocate::check_all_allocated;
 use crate::{SymmetricBuffer, Version};
 
 impl Context {
-    /// Makes existing memory symmetric. Every PE passes its own memory, and gets a buffer that
-    /// represents the memory that all PEs passed.
+    /// Makes existing memory symmetric. Every PE passes its own memory. The returned buffer
+    /// represents the memory of all PEs.
     ///
-    /// NVSHMEM accepts only memory from CUDA's virtual memory management whose handle can be shared
-    /// with other processes. The memory must be one whole mapping. Unless the heap has a fixed
-    /// size, the length of the mapping must be a multiple of the heap's step
+    /// NVSHMEM accepts only memory from CUDA's virtual memory management. It must be possible to
+    /// share the memory's handle with other processes. The memory must be one whole mapping. Unless
+    /// the heap has a fixed size, the length of the mapping must be a multiple of the heap's step
     /// ([`Settings::heap_step_bytes`](crate::Settings::heap_step_bytes)). The memory stays
     /// allocated until the returned buffer has been freed.
     ///

@@ -21,7 +21,8 @@ use crate::ops::enqueue::{Enqueue, by_width, check_apart, check_context, check_l
 use crate::sys::{CType, Families};
 use crate::{SymmetricBuffer, sys};
 
-/// Checks that a buffer of `len` elements contains `count` elements at the distance `stride`.
+/// Checks that a buffer of `len` elements has room for `count` elements at the indices 0, `stride`,
+/// 2 * `stride`, and so on.
 fn span(call: &'static str, what: &'static str, stride: usize, count: usize, len: usize) -> Result<(), NvshmemError> {
     if stride == 0 {
         let what = if what == "the target" { "the target's stride" } else { "the source's stride" };
@@ -256,9 +257,9 @@ impl Context {
         })
     }
 
-    /// Checks that every element is in range, and that the remote memory is mapped in this process.
-    /// In a transfer to this PE, also checks that source and target do not overlap. Returns the PE,
-    /// and the strides for NVSHMEM.
+    /// Checks a strided transfer. Every element must be inside its buffer, and the memory of the
+    /// other PE must be mapped in this process. In a transfer to this PE, source and target must
+    /// not overlap. Returns the number of the other PE, and the strides for NVSHMEM.
     pub(crate) fn check_strided<T: Element>(
         &self,
         call: &'static str,

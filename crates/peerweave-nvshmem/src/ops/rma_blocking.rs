@@ -19,8 +19,8 @@ use crate::ops::enqueue::{by_width, check_context, check_len, check_pair, pointe
 use crate::ops::rma::one_at_least;
 use crate::{SymmetricBuffer, sys};
 
-/// Calls the macro `$call` with the unsigned integer type that has the size of `$T`. NVSHMEM's
-/// functions take and return elements by value as such integers.
+/// Calls the macro `$call` with the unsigned integer type that has the same size as `$T`. Single
+/// elements are passed to NVSHMEM's functions, and returned by them, as such integers.
 macro_rules! by_bits {
     ($T:ty, $call:ident) => {
         match size_of::<$T>() {
@@ -132,8 +132,9 @@ impl Context {
         self.comm.check_device_errors()
     }
 
-    /// Checks a transfer of a single value: the PE and the element exist, and the memory of the PE
-    /// is mapped in this process. Returns the address and the PE.
+    /// Checks a transfer of a single value. The PE and the element must exist, and the memory of
+    /// the PE must be mapped in this process. Returns the address of the element, and the number of
+    /// the PE.
     fn check_value<T: Element>(
         &self,
         call: &'static str,
@@ -275,8 +276,9 @@ impl Context {
         self.comm.check_device_errors()
     }
 
-    /// Checks a transfer without a stream. Returns the remote address, the local address, the
-    /// number of bytes and the PE. Returns `None` for zero elements.
+    /// Checks a put or a get that uses no stream. Returns the address of the remote memory, the
+    /// address of the local memory, the number of bytes, and the number of the PE. Returns `None`
+    /// if the transfer has no elements.
     fn blocking<T: Element>(
         &self,
         call: &'static str,

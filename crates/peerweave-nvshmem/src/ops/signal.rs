@@ -18,8 +18,8 @@ use crate::error::NvshmemError;
 use crate::ops::enqueue::{Enqueue, check_apart, check_context, check_len, pointer};
 use crate::ops::rma::one_at_least;
 
-/// A signal, which updates a word on another PE. The signal of a put updates the word after the
-/// data of the put has arrived.
+/// A signal: the update of one word in the memory of a PE. If a put sends the signal, the word is
+/// updated after the data of the put has arrived.
 #[derive(Clone, Debug)]
 pub struct Signal<'a> {
     /// Buffer whose first element is the signal word.
@@ -30,7 +30,7 @@ pub struct Signal<'a> {
     pub op: SignalOp,
 }
 
-const NO_CAPTURE: &str = "the stream is being captured, and NVSHMEM may read the value of a SignalOp::Set from memory that does not outlive the call; use SignalOp::Add";
+const NO_CAPTURE: &str = "the stream is being captured, and a graph cannot contain SignalOp::Set, because the value that NVSHMEM would read may be lost when the call returns; use SignalOp::Add";
 
 impl Context {
     /// Writes `source` to `target` on the PE `pe` and then signals that PE, in stream order. When
@@ -122,8 +122,8 @@ impl Context {
         })
     }
 
-    /// Checks target and signal of a put with a signal. Returns the address of the target, the
-    /// address of the signal word, the number of bytes and the PE.
+    /// Checks the arguments of a put that also sends a signal. Returns the address of the target,
+    /// the address of the signal word, the number of bytes, and the number of the PE.
     fn check_put_signal<T: Element>(
         &self,
         call: &'static str,
@@ -168,11 +168,12 @@ impl Context {
     /// Makes `stream` wait until the first element of this PE's `word` satisfies the comparison
     /// `condition` with `value`. The numbers are compared as unsigned numbers.
     ///
-    /// If the device's streams can wait without a kernel, NVSHMEM uses such waits for
-    /// [`Compare::Eq`] and [`Compare::Ge`]. These waits compare `Ge` cyclically: a word that is
-    /// 2^63 or more above `value` may not satisfy the comparison. If the word can have such a value
-    /// (for example all bits set), use [`Compare::Gt`]. A wait never ends too early. A kernel makes
-    /// all other comparisons, and all comparisons for [`wait_until`](Self::wait_until).
+    /// On some devices, a stream can wait without a kernel. There, NVSHMEM uses such waits for
+    /// [`Compare::Eq`] and [`Compare::Ge`]. A wait without a kernel compares `Ge` cyclically: a
+    /// word that is 2^63 or more above `value` may not satisfy the comparison. If the word can have
+    /// such a value (for example all bits set), use [`Compare::Gt`]. A wait never ends too early. A
+    /// kernel makes all other comparisons, and all comparisons for
+    /// [`wait_until`](Self::wait_until).
     ///
     /// # Errors
     /// Returns the same errors as [`signal`](Self::signal).
@@ -218,8 +219,9 @@ impl Context {
     }
 
     /// Completes the puts and gets that this PE enqueued earlier on `stream`, in stream order. Also
-    /// completes pending transfers on NVSHMEM's own streams (`nbi`). Does not complete a transfer
-    /// for which a different stream already waits because of an earlier quiet or barrier.
+    /// completes pending `nbi` transfers, which run on NVSHMEM's own streams. Exception: an earlier
+    /// quiet or barrier on a different stream makes that stream wait for the `nbi` transfers that
+    /// were pending then. This call does not complete these transfers.
     ///
     /// # Errors
     /// [`MisuseKind::Device`] if `stream` belongs to another device. [`NvshmemError::Dead`] if

@@ -21,22 +21,24 @@ use crate::sys::{self, nvshmemx_init_attr_t};
 pub(super) enum Bootstrapping {
     /// A start by an id: the id, the number of this PE, and the number of PEs.
     Id(UniqueId, u32, u32),
-    /// A start by MPI: the address of the communicator, as a number because another thread uses it.
+    /// A start by MPI. The field is the address of the communicator. The address is stored as a
+    /// number, so that it can be sent to another thread.
     Mpi(usize),
     /// A start by the launcher of the job.
     Launcher,
 }
 
-/// An initialisation in progress. Dropping this value sets the [`ProcessState`]: a running context,
-/// or the reason why NVSHMEM cannot be started again. If NVSHMEM was not called, dropping this
-/// value restores the previous state.
+/// An initialisation in progress. Dropping this value sets the [`ProcessState`]. After a success,
+/// the new state contains the running context. After a failure inside NVSHMEM, the new state
+/// contains the reason why NVSHMEM cannot be started again. If NVSHMEM was not called, the new
+/// state is the state before this initialisation.
 pub(super) struct Start {
     call: &'static str,
     outcome: Option<ProcessState>,
 }
 
 pub(super) enum Begun {
-    /// A new handle to the running context, which has the same arguments.
+    /// NVSHMEM already runs with the same arguments. The field is a new handle to its context.
     Running(Context),
     Start(Start),
     /// This process cannot start NVSHMEM. Other PEs may be waiting for this PE at the rendezvous,
@@ -45,12 +47,12 @@ pub(super) enum Begun {
 }
 
 impl Start {
-    /// Begins an initialisation. If this process cannot start NVSHMEM, returns the reason as
-    /// [`Begun::Refused`], so that the caller sends it to other PEs.
+    /// Begins an initialisation. If this process cannot start NVSHMEM, returns [`Begun::Refused`]
+    /// with the reason. The caller then sends this reason to the other PEs.
     ///
     /// # Errors
-    /// Returns the reason as an error if it must not be sent to other PEs. This is the case in a
-    /// forked child, and if this process already uses NVSHMEM with the same bootstrap.
+    /// Returns an error if the other PEs must not receive the reason. This is the case in a forked
+    /// child, and if this process already uses NVSHMEM with the same bootstrap.
     pub(super) fn begin(call: &'static str, arguments: &Arguments) -> Result<Begun, NvshmemError> {
         // In a forked child, the lock may be held by a thread that exists only in the parent.
         let forked = Nvshmem::is_forked();
@@ -181,7 +183,8 @@ fn busy(call: &'static str, why: &'static str) -> NvshmemError {
     NvshmemError::misuse(call, MisuseKind::Context { why })
 }
 
-/// Returns an error with the first argument in which two initialisations differ.
+/// Checks that two initialisations have the same arguments. If not, the error names the first
+/// argument that differs.
 fn same(call: &'static str, running: &Arguments, asked: &Arguments) -> Result<(), NvshmemError> {
     let differ = |what, found: String, asked: String| {
         Err(NvshmemError::misuse(call, MisuseKind::AlreadyInitialized { what, found, asked }))
@@ -254,7 +257,8 @@ fn began_key(life: u64, pe: Pe) -> String {
     format!("peerweave-nvshmem/{life:016x}/began/{}", pe.get())
 }
 
-/// Returns the PEs that have not reported to the rendezvous that they are starting NVSHMEM.
+/// Returns the PEs that have not begun to start NVSHMEM. A PE that begins reports this to the
+/// rendezvous.
 fn missing(world: &Rendezvous, life: u64) -> Vec<Pe> {
     let pes = (0..world.n_pes()).map(Pe::new);
     pes.filter(|pe| matches!(world.try_get(&began_key(life, *pe)), Ok(None))).collect()

@@ -139,7 +139,7 @@ impl Context {
 }
 
 /// A guard that exists during [`Context::finalize`]. Dropping the guard sets the [`ProcessState`].
-/// If NVSHMEM was not finalised, this is the state before the call.
+/// If NVSHMEM was not finalised, the new state is the state before the call of `finalize`.
 struct Ending(Option<ProcessState>);
 
 impl Drop for Ending {

@@ -21,12 +21,12 @@ use crate::comm::enqueued::with_error_preserved;
 use crate::error::{MisuseKind, NvshmemError, PreflightError};
 use crate::library::{Nvshmem, Settings, Status, plugins};
 
-/// Upper bound of the memory that NVSHMEM uses in `/dev/shm` at its start, in bytes. NVSHMEM uses a
-/// page for each PE of the machine.
+/// Upper bound of the number of bytes that NVSHMEM uses in `/dev/shm` when NVSHMEM starts. NVSHMEM
+/// uses one page for each PE on the machine.
 #[cfg(target_os = "linux")]
 const SHARED_MEMORY_BYTES: u64 = 1 << 20;
 
-/// The lowest supported major number of the compute capability.
+/// Major number of the oldest compute capability that NVSHMEM supports.
 const OLDEST_GENERATION: i32 = 7;
 
 /// The data that a PE sends to the other PEs before the PEs start NVSHMEM.
@@ -43,7 +43,8 @@ impl StartInfo {
         format!("ok\t{}\t{}\t{}", self.version, self.uuid, self.settings)
     }
 
-    /// Parses a line that another PE sent. The error is the reason why that PE cannot start.
+    /// Parses a line that another PE sent. If that PE reported that it cannot start, returns its
+    /// reason as the error. Also returns an error if the line is invalid.
     pub(crate) fn from_text(text: &str) -> Result<Self, String> {
         if let Some(reason) = text.strip_prefix("error\t") {
             return Err(reason.to_owned());
@@ -63,7 +64,7 @@ pub(crate) enum BootstrapKind {
     Launcher,
 }
 
-/// Checks this process and its machine. Returns the data of this PE for the other PEs.
+/// Checks this process and its machine. Returns the data that this PE will send to the other PEs.
 pub(crate) fn local(
     nvshmem: Nvshmem,
     context: &Arc<CudaContext>,
@@ -92,8 +93,8 @@ pub(crate) fn local(
     Ok(StartInfo { version: nvshmem.version(), uuid: uuid_of(context)?, settings: settings.symmetric_part() })
 }
 
-/// Checks that the library has the functions that every PE needs after the start. If a PE detected
-/// a missing function only later, the other PEs would wait for that PE inside NVSHMEM.
+/// Checks that the library has the functions that every PE needs. If a PE detected a missing
+/// function only after the start, the other PEs would wait for that PE inside NVSHMEM.
 fn functions(nvshmem: Nvshmem) -> Result<(), NvshmemError> {
     const NEEDED: [&str; 12] = [
         "nvshmemx_get_uniqueid",
@@ -208,9 +209,9 @@ pub(crate) fn together(own: Pe, cards: &[Result<StartInfo, String>]) -> Result<(
     }
 }
 
-/// Checks whether this PE can access the GPU of each other PE directly. If not, logs a warning, and
-/// also returns an error if the settings disable the network. GPUs that are not visible to this
-/// process are not checked.
+/// Checks whether this PE can directly access the GPUs of all other PEs. If this PE cannot access a
+/// GPU, logs a warning, because transfers to that GPU will use the network. If the settings disable
+/// the network, returns an error. GPUs that are not visible to this process are not checked.
 pub(crate) fn reachable(
     own: Pe,
     cards: &[Result<StartInfo, String>],

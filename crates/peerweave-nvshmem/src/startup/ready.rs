@@ -32,8 +32,8 @@ pub(super) fn start_worker(call: &'static str) -> Result<Worker, NvshmemError> {
     })
 }
 
-/// The resources of this process that an initialisation needs. The resources are acquired before
-/// this PE reports to the other PEs that this PE is ready.
+/// The resources that this process needs for an initialisation. This PE acquires the resources
+/// before it reports to the other PEs that it is ready.
 pub(super) struct Ready {
     pub(super) nvshmem: Nvshmem,
     pub(super) worker: Worker,
@@ -88,8 +88,9 @@ pub(super) fn make_id(
     }
 }
 
-/// Whether the creation of an id has failed. NVSHMEM 3.4.5 has then freed its plug-in, and may free
-/// the plug-in again at the next attempt.
+/// Whether an attempt to create an id has failed in this process. After such a failure, NVSHMEM is
+/// not called again: NVSHMEM 3.4.5 has already freed its plug-in, and a second attempt may free the
+/// plug-in again.
 static ID_FAILED: AtomicBool = AtomicBool::new(false);
 
 pub(super) fn can_still_start(call: &'static str) -> Result<(), NvshmemError> {

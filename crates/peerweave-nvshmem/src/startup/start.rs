@@ -1,7 +1,7 @@
 //! Starts NVSHMEM by a rendezvous, an id, MPI or a launcher.
 //!
-//! Invariant: while NVSHMEM runs, this module does not initialise NVSHMEM again. An attempt to
-//! initialise NVSHMEM during an initialisation, or after a failed initialisation, is an error.
+//! Invariant: this module does not initialise NVSHMEM while NVSHMEM runs, while another thread
+//! initialises NVSHMEM, or after an initialisation has failed inside NVSHMEM.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -134,17 +134,17 @@ impl Context {
         make_id(CALL, nvshmem, settings, &start_worker(CALL)?)
     }
 
-    /// Starts NVSHMEM on this PE, which has the number `pe` in a job of `n_pes` PEs. The caller
-    /// distributes the id to all PEs.
+    /// Starts NVSHMEM in this process, which becomes the PE `pe` of a job with `n_pes` PEs. The
+    /// caller must have sent the id to all PEs.
     ///
     /// # Collective
     /// All `n_pes` PEs must make this call with the same id.
     ///
     /// # Errors
     /// [`MisuseKind::Pe`] if `pe` is not less than `n_pes`. Other errors are the same as for
-    /// [`from_rendezvous`](Self::from_rendezvous), with an exception: missing PEs, different
-    /// libraries and shared GPUs are not detected before NVSHMEM is called. In these cases, the
-    /// call may time out.
+    /// [`from_rendezvous`](Self::from_rendezvous), with one exception: before NVSHMEM is called,
+    /// this call does not detect missing PEs, different libraries or shared GPUs. In these cases,
+    /// the call may time out.
     pub fn from_unique_id(
         id: UniqueId,
         pe: Pe,

@@ -84,8 +84,8 @@ peerweave_dylib::bindings! {
         "3.3.24" fn nvshmem_team_n_pes(team: nvshmem_team_t) -> c_int;
         /// Returns a team's options.
         "3.3.24" fn nvshmem_team_get_config(team: nvshmem_team_t, config: *mut nvshmem_team_config_t);
-        /// Returns the rank in `target` of the PE with rank `rank` in `source`, or -1 if the PE is
-        /// not a member of `target`.
+        /// Converts `rank`, which is the rank of a PE in the team `source`, to the rank of this PE
+        /// in the team `target`. Returns -1 if the PE is not a member of `target`.
         "3.3.24" fn nvshmem_team_translate_pe(source: nvshmem_team_t, rank: c_int, target: nvshmem_team_t) -> c_int;
         /// Creates a team of `count` PEs: every `stride`-th PE from `start`. All PEs of the parent
         /// must make this call.
@@ -132,8 +132,8 @@ peerweave_dylib::bindings! {
         "3.3.24" fn nvshmem_quiet();
         /// Orders earlier puts before later puts to the same PE.
         "3.3.24" fn nvshmem_fence();
-        /// Completes this PE's earlier transfers on the stream and its `nbi` transfers, in stream
-        /// order.
+        /// Completes the earlier transfers of this PE on `stream`, and all its `nbi` transfers. The
+        /// call takes effect in stream order.
         "3.3.24" fn nvshmemx_quiet_on_stream(stream: CUstream);
         /// Waits until the sources of earlier puts may be overwritten.
         "3.8.0" fn nvshmemx_flush();
@@ -182,8 +182,8 @@ peerweave_dylib::bindings! {
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Starts a write of bytes to a PE and the signal that follows it, in stream order. A quiet
-        /// completes both.
+        /// Starts a write of bytes to a PE, in stream order. A signal to this PE follows the write.
+        /// A quiet completes the write and the signal.
         "3.3.24" fn nvshmemx_putmem_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
@@ -233,8 +233,8 @@ peerweave_dylib::bindings! {
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Starts a write of 8-bit elements to a PE and the signal that follows it, in stream
-        /// order. A quiet completes both.
+        /// Starts a write of 8-bit elements to a PE, in stream order. A signal to this PE follows
+        /// the write. A quiet completes the write and the signal.
         "3.3.24" fn nvshmemx_put8_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
@@ -284,8 +284,8 @@ peerweave_dylib::bindings! {
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Starts a write of 16-bit elements to a PE and the signal that follows it, in stream
-        /// order. A quiet completes both.
+        /// Starts a write of 16-bit elements to a PE, in stream order. A signal to this PE follows
+        /// the write. A quiet completes the write and the signal.
         "3.3.24" fn nvshmemx_put16_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
@@ -335,8 +335,8 @@ peerweave_dylib::bindings! {
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Starts a write of 32-bit elements to a PE and the signal that follows it, in stream
-        /// order. A quiet completes both.
+        /// Starts a write of 32-bit elements to a PE, in stream order. A signal to this PE follows
+        /// the write. A quiet completes the write and the signal.
         "3.3.24" fn nvshmemx_put32_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
@@ -386,8 +386,8 @@ peerweave_dylib::bindings! {
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Starts a write of 64-bit elements to a PE and the signal that follows it, in stream
-        /// order. A quiet completes both.
+        /// Starts a write of 64-bit elements to a PE, in stream order. A signal to this PE follows
+        /// the write. A quiet completes the write and the signal.
         "3.3.24" fn nvshmemx_put64_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
@@ -441,8 +441,8 @@ peerweave_dylib::bindings! {
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Starts a write of 128-bit elements to a PE and the signal that follows it, in stream
-        /// order. A quiet completes both.
+        /// Starts a write of 128-bit elements to a PE, in stream order. A signal to this PE follows
+        /// the write. A quiet completes the write and the signal.
         "3.3.24" fn nvshmemx_put128_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
@@ -450,18 +450,19 @@ peerweave_dylib::bindings! {
 
         // Collectives by bytes.
 
-        /// Sends a part of `bytes` bytes to each PE of a team, and receives such a part from each
-        /// PE.
+        /// Exchanges data among the PEs of a team. Each PE sends `bytes` bytes to every PE, and
+        /// receives `bytes` bytes from every PE.
         "3.3.24" fn nvshmem_alltoallmem(team: nvshmem_team_t, target: *mut c_void, source: *const c_void, bytes: usize) -> c_int;
-        /// Sends a part of `bytes` bytes to each PE of a team, and receives such a part from each
-        /// PE, in stream order.
+        /// Exchanges data among the PEs of a team, in stream order. Each PE sends `bytes` bytes to
+        /// every PE, and receives `bytes` bytes from every PE.
         "3.3.24" fn nvshmemx_alltoallmem_on_stream(
             team: nvshmem_team_t, target: *mut c_void, source: *const c_void, bytes: usize, stream: CUstream,
         ) -> c_int;
-        /// Concatenates `bytes` bytes of each PE of a team, on every PE of the team.
+        /// Concatenates data from all PEs of a team, `bytes` bytes from each PE. Every PE of the
+        /// team receives the result.
         "3.3.24" fn nvshmem_fcollectmem(team: nvshmem_team_t, target: *mut c_void, source: *const c_void, bytes: usize) -> c_int;
-        /// Concatenates `bytes` bytes of each PE of a team, on every PE of the team, in stream
-        /// order.
+        /// Concatenates data from all PEs of a team, `bytes` bytes from each PE, in stream order.
+        /// Every PE of the team receives the result.
         "3.3.24" fn nvshmemx_fcollectmem_on_stream(
             team: nvshmem_team_t, target: *mut c_void, source: *const c_void, bytes: usize, stream: CUstream,
         ) -> c_int;
@@ -484,13 +485,13 @@ peerweave_dylib::bindings! {
         "3.3.24" fn nvshmemx_culibrary_init(library: CUlibrary) -> c_int;
         /// Removes NVSHMEM's state from a CUDA library.
         "3.3.24" fn nvshmemx_culibrary_finalize(library: CUlibrary) -> c_int;
-        /// Begins a region in which transfers may be batched.
+        /// Begins a region of the program in which NVSHMEM may batch transfers.
         "3.8.0" fn nvshmemx_region_start(
             handle: *mut nvshmemx_region_handle_t, attributes: *const nvshmemx_region_attrs_t,
         ) -> c_int;
-        /// Ends a region in which transfers may be batched.
+        /// Ends a region of the program in which NVSHMEM may batch transfers.
         "3.8.0" fn nvshmemx_region_stop(handle: nvshmemx_region_handle_t) -> c_int;
-        /// Returns whether a region is active.
+        /// Stores in `active` whether a region for batched transfers has begun and not ended.
         "3.8.0" fn nvshmemx_region_is_active(hints: u32, active: *mut c_int) -> c_int;
         /// Creates queue pairs for kernels.
         "3.6.5" fn nvshmemx_qp_create(count: c_int, handles: *mut *mut nvshmemx_qp_handle_t) -> c_int;

@@ -1,8 +1,9 @@
 //! NVSHMEM's typed functions: one function for each C type, in 71 families with 1,344 functions.
 //!
-//! A family is a prefix, a suffix and a set of types. The functions of a family differ only in the
-//! types to which their pointers point, and pointers have one calling convention. For a function
-//! that takes or returns an element by value ([`ByValue`]), the caller states the function's type.
+//! The functions of a family have the same name except for the part that states the type. The
+//! functions differ only in the types to which their pointers point, so one type of Rust function
+//! represents all of them. Functions that take or return an element by value are an exception: for
+//! these, the caller converts an address ([`ByValue`]) to the function's type.
 //!
 //! Invariant: the functions of a family have the type that the method of [`Families`] for this
 //! family returns.
@@ -15,8 +16,8 @@ use peerweave_dylib::{Library, MissingSymbol, Symbol, SymbolInfo};
 
 use super::types::nvshmem_team_t;
 
-/// A C type. The name of each variant, in lower case, is the part of NVSHMEM's function names that
-/// states the type, such as `float` in `nvshmem_float_put`.
+/// A C type for which NVSHMEM has typed functions. The name of each variant, in lower case, occurs
+/// in the names of these functions, such as `float` in `nvshmem_float_put`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the vendor's names of C types")]
 #[repr(usize)]
@@ -173,7 +174,7 @@ macro_rules! families {
                 /// # Errors
                 /// Returns the same errors as [`Family::address`].
                 #[inline]
-                #[allow(clippy::useless_transmute, reason = "some of the function types are `ByValue`, which is an address")]
+                #[allow(clippy::useless_transmute, reason = "for a family of type `ByValue`, the transmute changes nothing")]
                 pub fn $name(&self, kind: CType) -> Result<$Function, MissingSymbol> {
                     let address = self.$name.address(&self.library, kind)?;
                     // SAFETY: the address is that of the function with this name. Its arguments and
@@ -322,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn function_of_an_unsupported_type_is_missing() {
+    fn function_for_a_type_that_the_family_lacks_is_an_error() {
         let families = families();
         let missing = families.and_reduce_on_stream(CType::Float).expect_err("bitwise operations exist only for integers");
         assert_eq!(missing.name, "");

@@ -5,8 +5,9 @@ use std::mem::offset_of;
 use super::types::*;
 use crate::Version;
 
-/// The size of a struct, or the offset of a field. The tuple contains `size X` or `offset X.f`,
-/// the first version whose header declares the struct or field, and the number of bytes.
+/// The size of a struct, or the offset of a field of a struct. The tuple has three elements: the
+/// text `size X` or `offset X.f`, the first version of NVSHMEM whose headers declare the struct or
+/// the field, and the size or offset in bytes.
 pub type Fact = (&'static str, Version, i64);
 
 /// Returns the sizes of all declared structs, and the offsets of their fields.
@@ -29,7 +30,8 @@ pub fn facts() -> Vec<Fact> {
     all
 }
 
-/// The first version of NVSHMEM whose headers declare regions (`nvshmemx_region_attrs_t`).
+/// The first version of NVSHMEM whose headers declare `nvshmemx_region_attrs_t`. This struct is for
+/// regions in which transfers may be batched.
 const HEADER_OF_REGIONS: Version = Version::new(3, 8, 0);
 
 #[cfg(test)]

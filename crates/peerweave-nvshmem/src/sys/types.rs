@@ -82,8 +82,8 @@ pub struct nvshmemx_init_attr_t {
 pub const INIT_LAYOUT_2: Version = Version::new(3, 6, 5);
 
 impl nvshmemx_init_attr_t {
-    /// Returns attributes in which no value is set, in the layout that a library of version
-    /// `library` reads.
+    /// Returns attributes without any value set. The attributes have the layout that NVSHMEM of
+    /// version `library` reads.
     pub const fn unset(library: Version) -> Self {
         let layout = if library.at_least(INIT_LAYOUT_2) { 2 } else { 1 };
         // In layout 1 the bytes of the device are padding, which must be zero.

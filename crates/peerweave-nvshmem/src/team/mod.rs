@@ -92,8 +92,8 @@ struct Core {
     rank: Rank,
     /// Number that identifies the team, the same on every member.
     identity: u64,
-    /// Whether the team was created by an id. NVSHMEM's own split does not support such a team as
-    /// parent.
+    /// Whether the team was created by an id. NVSHMEM's own split function cannot split such a
+    /// team.
     by_id: bool,
     /// Order of the team's collectives. All handles of the team share this order.
     order: Arc<Order>,

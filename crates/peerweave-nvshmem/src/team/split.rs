@@ -147,9 +147,9 @@ impl Team {
         Ok((made(row, row_identity)?, made(column, column_identity)?))
     }
 
-    /// Creates, by an id, a team of the PEs that have the ranks `ranks` in this team. This function
-    /// is used for negative strides. It is also used if this team was created by an id, because
-    /// NVSHMEM's own split of such a team reads beyond NVSHMEM's tables.
+    /// Creates a team from the members of this team that have the ranks `ranks`. NVSHMEM creates
+    /// this team by an id, not by a split. There are two reasons: NVSHMEM's split does not support
+    /// negative strides, and it reads beyond NVSHMEM's tables if this team was created by an id.
     fn part(
         &self,
         call: &'static str,
@@ -196,8 +196,8 @@ impl Team {
         Self::of_handle(comm, entered, handle, TeamKind::Made, identity, true)
     }
 
-    /// Returns the team for the handle that NVSHMEM created. Returns `None` if this PE is not a
-    /// member.
+    /// Converts `handle`, which NVSHMEM returned for the new team, to a [`Team`]. Returns `None` if
+    /// this PE is not a member of the new team.
     fn made(
         &self,
         call: &'static str,
@@ -216,8 +216,8 @@ impl Team {
         }
     }
 
-    /// Returns a number that identifies the next team that is split from this team. The number is
-    /// the same on every member.
+    /// Returns a number for the next team that will be split from this team. The number identifies
+    /// the new team, and is the same on every member of this team.
     fn child(&self, salt: u64) -> u64 {
         let count = self.comm.count(Counter::Children(self.core.identity));
         mix(mix(mix(self.core.identity, CHILD), count), salt)
