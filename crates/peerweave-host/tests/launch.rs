@@ -129,12 +129,12 @@ fn kernel_error_contains_the_seed_from_the_options() {
     let outcomes = on_threads(1, &seeded, |world| -> Result<()> {
         let (stream, signal) = (world.stream()?, world.alloc_zeroed::<u64>(1)?);
         let error = stream.launch(&panics_in::KERNEL, 2, 64, (1, 40))?.wait_within(Duration::from_secs(60)).unwrap_err();
-        assert!(error.to_string().ends_with("; PEERWEAVE_KERNEL_SEED=41 repeats this order of the kernel's threads"), "{error}");
+        assert!(error.to_string().ends_with("; to run the kernel's threads in this order again, set PEERWEAVE_KERNEL_SEED=41"), "{error}");
         // The error of an operation in a kernel contains the seed too.
         let stream = world.stream()?;
         let ticket = stream.launch(&waits_for_pe_1::KERNEL, 1, 1, (&signal,))?;
         let error = ticket.wait_within(Duration::from_secs(60)).unwrap_err();
-        assert!(error.to_string().ends_with("; PEERWEAVE_KERNEL_SEED=41 repeats this order of the kernel's threads"), "{error}");
+        assert!(error.to_string().ends_with("; to run the kernel's threads in this order again, set PEERWEAVE_KERNEL_SEED=41"), "{error}");
         drop(stream);
         Ok(())
     });
