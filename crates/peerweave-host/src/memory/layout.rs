@@ -272,10 +272,10 @@ unsafe impl Send for Segments {}
 unsafe impl Sync for Segments {}
 
 impl Segments {
-    /// # Safety [L1]: `base` is the start of a mapping. The mapping has `layout.total_bytes()`
-    /// bytes and is aligned to `layout.align()`. The mapping was zero before its first use. It
-    /// outlives this value, all copies of this value, and every [`TeamBlock`] that these values
-    /// return.
+    /// # Safety
+    /// [L1]: `base` is the start of a mapping. The mapping has `layout.total_bytes()` bytes and is
+    /// aligned to `layout.align()`. The mapping was zero before its first use. It outlives this
+    /// value, all copies of this value, and every [`TeamBlock`] that these values return.
     pub(crate) unsafe fn new(base: *mut u8, layout: Layout) -> Self {
         Self { base, layout }
     }

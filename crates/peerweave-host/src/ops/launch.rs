@@ -172,7 +172,7 @@ fn failure(kernel: &'static str, report: Option<Report>, grid: Option<GridError>
         }
     };
     if seed != 0 {
-        failure.message.push_str(&format!("; to run the kernel's threads in this order again, set PEERWEAVE_KERNEL_SEED={seed}"));
+        failure.message.push_str(&format!("; to repeat this order of the threads, set PEERWEAVE_KERNEL_SEED={seed}"));
     }
     Error::Kernel(Box::new(failure))
 }

@@ -35,7 +35,8 @@ fn copy(to: *mut u8, from: *const u8, bytes: usize) {
 impl Shared {
     /// Runs an operation that waits for no PE.
     ///
-    /// # Errors [`Error::Peer`] if the target PE has died or left. Only some calls check this: see
+    /// # Errors
+    /// [`Error::Peer`] if the target PE has died or left. Only some calls check this: see
     /// `sync/target.rs`.
     #[inline]
     pub(crate) fn run_one_sided(&self, op: &Op) -> Result<Outcome, Error> {

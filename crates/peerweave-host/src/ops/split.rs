@@ -130,9 +130,10 @@ impl Shared {
     /// Computes the new team of this rank from the requests of all ranks. Returns `None` if this
     /// rank joins no new team.
     ///
-    /// # Errors A new team needs a slot that is free on all of its members. If one of the new teams
-    /// has no such slot, this function returns an error on every rank of the parent team. All ranks
-    /// return the same error, because all ranks see the same requests.
+    /// # Errors
+    /// A new team needs a slot that is free on all of its members. If one of the new teams has no
+    /// such slot, this function returns an error on every rank of the parent team. All ranks return
+    /// the same error, because all ranks see the same requests.
     fn wanted_team(
         &self,
         parent: &TeamState,

@@ -50,8 +50,8 @@ mod phase {
     pub(super) const CANCELLED: u64 = 6;
     /// Phase of a call that failed because no slot is free on all members.
     pub(super) const FULL: u64 = 7;
-    /// Phase of a call that another member has ended at its own deadline. The state word names a PE
-    /// that had not arrived by then.
+    /// Phase of a call that another member has ended, because a PE did not arrive before the
+    /// deadline or was lost. The state word names that PE.
     pub(super) const LATE: u64 = 8;
     /// Phase of a call that failed because another PE passed a different list. The state word names
     /// this other PE. The member stays in this phase until it has read the other PE's list.

@@ -225,7 +225,7 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// Publishes that this rank has completed `phase` phases of the operation.
+    /// Publishes that this rank has completed the first `phase` phases of the operation.
     #[inline]
     fn complete(&self, phase: u32) {
         flag::post(&self.words(self.team.rank).progress.word, progress(self.epoch, phase, 0));
@@ -236,8 +236,8 @@ impl<'a> Step<'a> {
         flag::post(&self.words(self.team.rank).progress.word, progress(self.epoch, LAST_PHASE, FAILED));
     }
 
-    /// Publishes that this rank has completed `phase` phases of the operation, and waits until all
-    /// ranks have completed these phases.
+    /// Publishes that this rank has completed the first `phase` phases of the operation. Then waits
+    /// until all ranks have completed these phases.
     ///
     /// If the progress word of a rank has a later epoch, the rank has completed every phase of this
     /// operation. At the end of a team, the word can even belong to the next team in the same slot,

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn wait_whose_time_budget_is_spent_stops_without_an_error() {
+    fn wait_stops_without_an_error_after_its_time_budget() {
         let mut waiter = Waiter::new(None, true, Limit::Budget(Duration::from_millis(1)));
         let gone = || panic!("liveness was checked within a millisecond");
         assert!(matches!(expired(&mut waiter, gone, &Default::default()), Stop::BudgetSpent));

@@ -290,10 +290,10 @@ impl Run<'_> {
 
     /// Returns the data that a rank fetches together with the entry of another rank. In an
     /// all-reduce with operands of at most one cache line, the rank also fetches the operand from
-    /// the staging area. The all-reduce then takes 0.75 to 0.9 times as long. A gather or a
-    /// broadcast does not use this fetch: between distant processors, it would take up to 1.2 times
-    /// as long. The reason is that a rank with less work would fetch the operand before the other
-    /// rank has written it.
+    /// the staging area. The all-reduce then takes 0.75 to 0.9 of its time without this fetch. A
+    /// gather or a broadcast does not use this fetch. Between distant processors, the collective
+    /// would take up to 1.2 times as long. The reason is that a rank with less work would fetch the
+    /// operand before the other rank has written it.
     #[inline]
     fn fetched_with_entry(&self, algorithm: Algorithm) -> With {
         let is_line = algorithm == Algorithm::Staged && self.op.count * self.element_bytes() <= line::BYTES;
