@@ -37,8 +37,9 @@ struct Inner {
     shared: Arc<Shared>,
     /// Whether a thread is running an operation of this stream.
     busy: AtomicBool,
-    /// Whether an operation may be queued or running on the thread of the stream. Also `true` while
-    /// `synchronize` must return a failure. Changed only while `queue` is locked.
+    /// `false` only if `synchronize` has nothing to do: no operation is queued, none is running on
+    /// the thread of the stream, and no failure has to be returned. Changed only while `queue` is
+    /// locked.
     pending: AtomicBool,
     queue: Mutex<Jobs>,
     changed: Condvar,
@@ -223,7 +224,7 @@ unsafe impl StreamBackend for HostStream {
     }
 }
 
-/// The end of the queue at which a job is added.
+/// Where a job is added to the queue: at the front or at the back.
 #[derive(Clone, Copy)]
 enum End {
     Front,
@@ -330,8 +331,9 @@ impl Inner {
         true
     }
 
-    /// Runs one job. `earlier` is the earlier failure of the stream, if any. Returns a new failure,
-    /// if any.
+    /// Runs one job of the queue. `earlier` is the failure of an earlier job of this stream, if
+    /// any. Because of this failure, the job may be skipped. Returns the failure of this job.
+    /// Returns `None` if the job succeeds or is skipped.
     fn run(&self, job: Job, earlier: Option<Failure>) -> Option<Failure> {
         let deadline = Limit::Deadline(self.shared.peers.deadline);
         match job {
@@ -382,14 +384,15 @@ impl Inner {
     }
 }
 
-/// Returns the remaining time of a wait. Returns `None` if the limit of the wait has passed.
+/// Returns the remaining time of a wait that started at `started` and may take the time `within`.
+/// Returns `None` if no time remains.
 fn left(started: Instant, within: Duration) -> Option<Duration> {
     within.checked_sub(started.elapsed()).filter(|rest| !rest.is_zero())
 }
 
-/// Returns the time for which a wait for a stream or a ticket continues after its time limit
-/// `within` has passed. If the wait must end, returns the timeout error. The caller must hold no
-/// lock of a queue.
+/// Decides whether a wait for a stream or a ticket continues after its time limit. `within` is the
+/// time limit, which has passed. Returns the time for which the wait continues, or the timeout
+/// error if the wait must end. The caller must hold no lock of a queue.
 fn extension(shared: &Shared, call: &'static str, started: Instant, within: Duration) -> Result<Duration, Error> {
     let waited = started.elapsed();
     let missing = shared.teams.missing(&shared.peers);
@@ -410,8 +413,9 @@ fn extension(shared: &Shared, call: &'static str, started: Instant, within: Dura
     Err(Timeout { running, ..Timeout::new(call, team, waited, missing) }.into())
 }
 
-/// Waits until `slot` has a value, and returns a copy of the value. If the time limit `within`
-/// passes first, returns the error of [`extension`]. `changed` is notified when the value is set.
+/// Waits until `slot` has a value, and returns a copy of the value. The thread that sets the value
+/// notifies `changed`. If the time limit `within` passes first, [`extension`] decides whether the
+/// wait continues, and returns the error if it does not.
 fn wait_for<T: Clone>(
     slot: &Mutex<Option<T>>,
     changed: &Condvar,
@@ -494,7 +498,8 @@ impl HostEvent {
         Self { shared, state: Mutex::new(None), changed: Condvar::new() }
     }
 
-    /// Returns whether the stream has passed the event without an earlier failure.
+    /// Returns whether the stream has passed the event, and no operation before the event has
+    /// failed.
     fn has_succeeded(&self) -> bool {
         matches!(&*lock(&self.state), Some((_, Ok(()))))
     }
@@ -505,9 +510,8 @@ impl HostEvent {
         lock(&self.state).as_ref().map(|(at, _)| *at)
     }
 
-    /// Waits until the stream has passed the event. Returns the failure of an earlier operation of
-    /// the stream, if any. Returns a timeout error if the stream has not passed the event after the
-    /// time `within`.
+    /// Waits until the stream has passed the event. Fails if an operation before the event has
+    /// failed, or if the stream has not passed the event after the time `within`.
     fn passed_within(&self, within: Duration) -> Result<(), Failure> {
         wait_for(&self.state, &self.changed, &self.shared, "wait_event", within).map_err(Failure::new)?.1
     }

@@ -117,7 +117,7 @@ fn finalize_timeout_names_the_running_call() {
 }
 
 #[test]
-fn wait_with_a_limit_returns_at_the_limit() {
+fn wait_with_its_own_time_limit_returns_at_that_limit() {
     with_deadline(1, HostOptions::DEADLINE, |world| {
         let (stream, word) = (world.stream().unwrap(), world.alloc_zeroed::<u64>(1).unwrap());
         let ticket = world.team().wait_until(&stream, &word.signal(0).unwrap(), Compare::Eq, 1).unwrap();
@@ -139,7 +139,7 @@ fn wait_with_a_limit_returns_at_the_limit() {
 }
 
 #[test]
-fn error_of_a_timed_out_wait_shows_the_word_and_its_value() {
+fn timeout_of_a_wait_shows_the_awaited_word_and_its_value() {
     with_deadline(1, SHORT, |world| {
         let (team, words) = (world.team(), world.alloc_zeroed::<i32>(3).unwrap());
         words.copy_from(&[-7, 9, -8]).unwrap();

@@ -70,7 +70,7 @@ fn address(word: &AtomicU64) -> u64 {
 }
 
 #[test]
-fn launches_run_in_stream_order() {
+fn operations_of_a_stream_run_in_the_order_of_the_calls() {
     alone(|world| -> Result<()> {
         let stream = world.stream()?;
         let words = world.alloc_zeroed::<u64>(1)?;
@@ -129,12 +129,12 @@ fn kernel_error_contains_the_seed_from_the_options() {
     let outcomes = on_threads(1, &seeded, |world| -> Result<()> {
         let (stream, signal) = (world.stream()?, world.alloc_zeroed::<u64>(1)?);
         let error = stream.launch(&panics_in::KERNEL, 2, 64, (1, 40))?.wait_within(Duration::from_secs(60)).unwrap_err();
-        assert!(error.to_string().ends_with("; PEERWEAVE_KERNEL_SEED=41 repeats this order of the kernel's threads"), "{error}");
+        assert!(error.to_string().ends_with("; to repeat this order of the threads, set PEERWEAVE_KERNEL_SEED=41"), "{error}");
         // The error of an operation in a kernel contains the seed too.
         let stream = world.stream()?;
         let ticket = stream.launch(&waits_for_pe_1::KERNEL, 1, 1, (&signal,))?;
         let error = ticket.wait_within(Duration::from_secs(60)).unwrap_err();
-        assert!(error.to_string().ends_with("; PEERWEAVE_KERNEL_SEED=41 repeats this order of the kernel's threads"), "{error}");
+        assert!(error.to_string().ends_with("; to repeat this order of the threads, set PEERWEAVE_KERNEL_SEED=41"), "{error}");
         drop(stream);
         Ok(())
     });
@@ -142,7 +142,7 @@ fn kernel_error_contains_the_seed_from_the_options() {
 }
 
 #[test]
-fn error_of_a_kernel_that_puts_to_an_invalid_pe_blames_no_pe() {
+fn error_of_a_put_to_an_invalid_pe_blames_no_pe() {
     alone(|world| -> Result<()> {
         let (stream, words) = (world.stream()?, world.alloc_zeroed::<u64>(1)?);
         let error = stream.launch(&puts_to_pe_5::KERNEL, 1, 1, (&words,))?.wait().unwrap_err();
@@ -337,7 +337,7 @@ fn kernel_communicates_only_with_members_of_the_team() {
 }
 
 #[test]
-fn new_team_does_not_see_state_of_destroyed_teams() {
+fn kernels_of_a_new_team_are_unaffected_by_destroyed_teams() {
     let outcomes = on_threads(3, &options(Duration::from_secs(60)), |world| -> Result<()> {
         let (stream, word) = (world.stream()?, world.alloc_zeroed::<u64>(1)?);
         let (sum, mine) = (world.alloc_zeroed::<u32>(5)?, world.alloc::<u32>(5)?);

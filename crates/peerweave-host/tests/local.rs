@@ -46,7 +46,7 @@ fn data_is_copied_between_symmetric_memory_and_buffers() {
 }
 
 #[test]
-fn elements_of_every_size_are_put_and_got() {
+fn put_and_get_transfer_elements_of_every_size() {
     on_threads(2, &HostOptions::default(), |world| {
         let (team, stream) = (world.team(), world.stream().unwrap());
         let (bytes, halves) = (world.alloc_zeroed::<u8>(3).unwrap(), world.alloc_zeroed::<bf16>(3).unwrap());

@@ -45,7 +45,7 @@ fn strided_splits_with_different_shapes_are_a_mismatch() {
 }
 
 #[test]
-fn different_split_calls_or_row_lengths_are_a_mismatch() {
+fn splits_with_different_calls_or_arguments_are_a_mismatch() {
     differ("split_2d with x_range 1, into rows", "split_2d with x_range 2, into rows", |world, odd| {
         world.team().split_2d(if odd { 1 } else { 2 }).map(drop)
     });
@@ -109,7 +109,7 @@ fn next_barrier_is_a_mismatch(team: &Team) {
 }
 
 #[test]
-fn barrier_fails_after_small_broadcasts_with_different_roots() {
+fn small_broadcasts_with_different_roots_fail_the_next_barrier() {
     on_threads(3, &HostOptions::default(), |world| {
         let (team, me) = (world.team(), world.my_pe().get());
         for count in [1, 6, 7, 16] {

@@ -9,7 +9,7 @@ use std::time::Duration;
 const AHEAD: usize = 3;
 
 #[test]
-fn root_completes_three_small_broadcasts_before_others_call() {
+fn root_of_small_broadcasts_can_be_three_broadcasts_ahead() {
     let (is_ahead, is_over) = (Barrier::new(2), Barrier::new(2));
     on_threads(2, &HostOptions::default(), |world| {
         let team = world.team();
@@ -34,7 +34,7 @@ fn root_completes_three_small_broadcasts_before_others_call() {
 }
 
 #[test]
-fn small_broadcasts_of_a_root_that_has_left_are_received() {
+fn ranks_receive_small_broadcasts_of_a_root_that_has_left() {
     let has_left = Barrier::new(2);
     on_threads(2, &HostOptions::default(), |world| {
         world.team().barrier_blocking().unwrap();
@@ -59,7 +59,7 @@ fn small_broadcasts_of_a_root_that_has_left_are_received() {
 }
 
 #[test]
-fn error_of_a_waiting_broadcast_root_names_the_missing_rank() {
+fn timeout_of_a_broadcast_root_names_the_missing_rank() {
     let mut options = HostOptions::default();
     options.deadline = Duration::from_millis(500);
     let is_over = Barrier::new(3);

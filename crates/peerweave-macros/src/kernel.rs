@@ -12,16 +12,17 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use syn::{Error, FnArg, ItemFn, Result, ReturnType, Safety, Type, parse2};
 
-/// Environment variable with the name of the package whose kernels get entry points.
-/// `peerweave-build` sets the variable for the Cargo process that compiles for the GPU.
+/// Environment variable that contains the name of a package. Only the kernels of this package get
+/// entry points. `peerweave-build` sets the variable for the Cargo process that compiles the
+/// package for the GPU.
 const PACKAGE: &str = "PEERWEAVE_PTX_PACKAGE";
 
 /// Name of the file that `peerweave-build` writes to `OUT_DIR`. The file contains an expression for
 /// the crate's PTX.
 const EMBEDDED: &str = "peerweave_ptx.rs";
 
-/// Whether this compilation has generated the call of `kernel_preamble!`. The PTX of a crate must
-/// contain the preamble exactly once.
+/// Whether the macro has already generated a call of `kernel_preamble!` in this compilation. The
+/// PTX of a crate must contain the preamble exactly once.
 static PREAMBLE: AtomicBool = AtomicBool::new(false);
 
 pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenStream> {
@@ -200,7 +201,7 @@ impl Signature {
                     unsafe fn host(context: *const ::peerweave_device::types::KernelContext, (#(#names,)*): (#(#types,)*)) {
                         // SAFETY: the caller promises a valid context.
                         let Ok(context) = (unsafe { ::peerweave_device::prelude::Context::enter(context) }) else {
-                            panic!("the launch wrote a context of a different version, expected the version of this crate's peerweave-device")
+                            panic!("the kernel context has a different version, expected the version of this crate's peerweave-device")
                         };
                         #call
                     }
@@ -276,8 +277,9 @@ impl Signature {
         }
     }
 
-    /// Generates the call of the kernel's function. The call ignores the result of the function,
-    /// because a failure is already written to the context's status.
+    /// Generates code that calls the kernel's function. The code ignores the result of the
+    /// function: when the function fails, it has already written the failure to the context's
+    /// status.
     fn call(&self, function: &ItemFn, names: &[syn::Ident]) -> TokenStream {
         let name = &function.sig.ident;
         let context = self.has_context.then(|| quote!(&context,));
@@ -301,8 +303,8 @@ fn is_context(ty: &Type) -> bool {
     reference.mutability.is_none() && path.path.segments.last().is_some_and(|segment| segment.ident == "Context")
 }
 
-/// Generates the expression for the `PtxImage` of the crate: the file that the build script has
-/// written, or an image without PTX.
+/// Generates an expression of type `PtxImage`. If the build script has written the crate's PTX to a
+/// file, the expression includes this file. If not, the expression is an image without PTX.
 fn image() -> TokenStream {
     let embedded = env::var_os("OUT_DIR").is_some_and(|out| Path::new(&out).join(EMBEDDED).is_file());
     if embedded {

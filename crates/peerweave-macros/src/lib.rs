@@ -72,8 +72,8 @@ pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
     kernel::expand(attribute.into(), item.into()).unwrap_or_else(syn::Error::into_compile_error).into()
 }
 
-/// Adds the name of a symbol to a declaration of shared memory. `peerweave_device::shared_array!`
-/// calls this macro.
+/// Chooses a unique symbol for a declaration of shared memory, and adds the symbol to the
+/// declaration. Only `peerweave_device::shared_array!` calls this macro.
 #[doc(hidden)]
 #[proc_macro]
 pub fn name_shared_array(declaration: TokenStream) -> TokenStream {

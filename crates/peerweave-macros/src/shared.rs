@@ -1,9 +1,9 @@
-//! Implements `name_shared_array!`, which generates the symbol of a declaration of shared memory. A
-//! declaration gets the same symbol in every build.
+//! Implements `name_shared_array!`, which generates a symbol (a name in PTX) for each declaration
+//! of shared memory. A declaration gets the same symbol in every build.
 //!
-//! A symbol contains the number of the declaration among the declarations with the same name. The
-//! compiler expands the macros of a crate in a fixed order, so this number is the same in every
-//! build.
+//! If several declarations have the same name, they are numbered, and the symbol contains the
+//! number. The compiler expands the macros of a crate in a fixed order, so a declaration has the
+//! same number in every build.
 
 use proc_macro2::{TokenStream, TokenTree};
 use quote::quote;
@@ -12,7 +12,8 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use syn::parse::{ParseStream, Parser};
 use syn::{Ident, Token};
 
-/// For each name, the number of declarations of shared memory that this compilation has expanded.
+/// For each name of a shared array, how many declarations with this name the current compilation
+/// has expanded so far.
 static NUMBERS: LazyLock<Mutex<HashMap<String, u32>>> = LazyLock::new(Mutex::default);
 
 /// Expands the tokens `$crate, NAME, [type; length]` to a call of `shared_array_named!` with the
@@ -64,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_memory_symbol_ends_with_name_and_declaration_number() {
+    fn symbol_of_shared_memory_ends_with_its_name_and_number() {
         let first = expanded("there, TILE, [f32; 4]");
         let moved = expanded("\n\n\n        there, TILE, [f32; 4]");
         let other = expanded("there, ROW, [f32; 4]");

@@ -59,9 +59,9 @@ impl Compare {
         self.holds(word ^ sign, value ^ sign)
     }
 
-    /// Returns a mask of the sign bit of a signed integer type, and 0 for any other type. If this
-    /// bit is inverted in two elements, comparing the results as unsigned numbers gives the order
-    /// of the elements.
+    /// Returns a mask with the sign bit of the integer type `dtype`. Returns 0 if the type is not a
+    /// signed integer. To compare two elements, invert the masked bit in both elements, and compare
+    /// the results as unsigned numbers.
     #[inline]
     pub const fn sign_bit(dtype: DType) -> u64 {
         match dtype {

@@ -73,7 +73,7 @@ pub mod names {
 
     /// Name and expected value of each variable by which a launcher describes the position of a PE.
     pub const OF_LAUNCHERS: [(&str, &str); 10] = [
-        (job::PE, "PE of this process"),
+        (job::PE, "number of this PE, from 0"),
         (job::N_PES, "number of PEs"),
         (job::LOCAL_PE, "index of this PE on its machine"),
         (job::LOCAL_N_PES, "number of PEs on this machine"),
@@ -115,7 +115,8 @@ impl Request {
     }
 }
 
-/// Settings found in the environment; `None` for variables that are not set.
+/// The settings that the environment variables contain. A field is `None` if its variable is not
+/// set.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Settings {
     pub(crate) backend: Option<Request>,
@@ -180,8 +181,9 @@ impl Settings {
     }
 }
 
-/// Prefixes of the variables for the compilation of kernels and for tests. Programs do not read
-/// these variables, but setting one causes no warning.
+/// Prefixes of variables that programs do not read. Peerweave uses these variables to compile
+/// kernels and in tests. Unlike other variables that are not read, these variables cause no
+/// warning.
 const NOT_FOR_PROGRAMS: [&str; 4] = ["PEERWEAVE_PTX", "PEERWEAVE_FAKE_", "PEERWEAVE_TEST_", "PEERWEAVE_KILLS"];
 
 /// Minimum similarity, from 0 to 1, at which the warning about an unknown variable suggests a known

@@ -148,7 +148,7 @@ impl Host {
             None => end_process(aborted.code),
         };
         if let Err(error) = rendezvous.when_aborted(end) {
-            tracing::warn!(%error, "an abort of the job will end this PE only at its next wait");
+            tracing::warn!(%error, "this PE cannot be notified of an abort; if the job is aborted, this PE ends only at its next wait");
         }
         // After this barrier, the control words of all PEs are filled in.
         let met = rendezvous.barrier_within("peerweave-host", left()).map_err(setup);
@@ -191,8 +191,8 @@ impl Host {
             .inspect_err(|error| withdraw(&mapping, me, error, None))
     }
 
-    /// Completes a join after the control words of all PEs are filled in. `threads` is the state
-    /// that PEs share if PEs are threads, and `None` if PEs are processes.
+    /// Completes the join of this PE. All PEs have already filled in their control words. If PEs
+    /// are threads, `threads` is the state that they share. `None` if PEs are processes.
     fn new(
         me: usize,
         mapping: Arc<Mapping>,
@@ -233,7 +233,7 @@ impl Host {
 }
 
 impl Shared {
-    /// Returns the state of the PE `me`, which has not joined the job yet.
+    /// Returns the initial state of the PE `me`. The PE has not joined the job yet.
     fn alone(
         me: usize,
         mapping: Arc<Mapping>,

@@ -30,12 +30,12 @@ const CALL: &str = "shrink";
 /// no time would be left if the PEs agree just before the deadline of this PE.
 const SET_UP: Duration = Duration::from_secs(2);
 
-/// Maximum time for which this PE waits to learn whether a lost PE has ended or has withdrawn from
-/// the new job.
+/// If a PE is lost while the new job is set up, this PE waits until it detects that the lost PE has
+/// ended or has withdrawn. This is the maximum time of that wait.
 const NOTICE: Duration = Duration::from_secs(1);
 
-/// The memory of new jobs whose PEs are threads. The key is the number of the attempt in which the
-/// threads agreed on the new job.
+/// The memory of new jobs, if PEs are threads. The key is the number of an attempt: the attempt in
+/// which the threads agreed on the new job.
 #[derive(Debug, Default)]
 pub(super) struct NextMemory(Mutex<HashMap<u64, Prepared>>);
 
@@ -67,8 +67,8 @@ impl NextMemory {
 }
 
 impl Host {
-    /// Creates the backend of a new job, whose members are the PEs that have not died and not left.
-    /// Collective over these PEs.
+    /// Creates the backend of this PE in a new job. The members of the new job are the PEs that
+    /// have neither died nor left. Collective over these PEs.
     pub(super) fn shrink_to_survivors(&self) -> Result<Shrunk, Error> {
         let peers = &self.shared.peers;
         peers.check_abort()?;

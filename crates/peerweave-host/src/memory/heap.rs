@@ -17,7 +17,7 @@ pub(crate) struct HeapMap {
     allocated: BTreeMap<u64, u64>,
     start: u64,
     end: u64,
-    /// End of the highest range that was ever in use.
+    /// Highest end of any range that was ever in use.
     highest: u64,
 }
 
@@ -69,8 +69,8 @@ impl HeapMap {
         Some(bytes)
     }
 
-    /// Records that memory up to the offset `end` is in use. Returns the highest end that earlier
-    /// calls have recorded.
+    /// Records that a range of memory is in use that ends at the offset `end`. Returns the highest
+    /// end that earlier calls have recorded.
     pub(crate) fn note_use(&mut self, end: u64) -> u64 {
         let before = self.highest;
         self.highest = before.max(end);

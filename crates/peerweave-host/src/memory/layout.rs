@@ -15,8 +15,8 @@ use peerweave_bootstrap::survivors::{MAX_SURVIVORS, SurvivorWords};
 use peerweave_types::{HeapGeometry, KernelContext, Pe, SymOffset, TeamEntry};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Maximum number of thread blocks of one PE's kernels that may synchronize in one team at the same
-/// time.
+/// Maximum number of thread blocks that may synchronize in one team at the same time. The limit
+/// applies to the kernels of each PE separately.
 pub(crate) const KERNEL_SLOTS: u32 = 64;
 
 /// Maximum number of teams that a PE can belong to at the same time, including the world.
@@ -34,8 +34,8 @@ pub(crate) const STAGE_BYTES: usize = 256 << 10;
 pub(crate) const ENTRY_LINES: usize = 4;
 const _: () = assert!(ENTRY_LINES.is_power_of_two());
 
-/// Maximum length, in bytes, of a sent message, or of a fragment, that is copied into one mailbox
-/// slot.
+/// Maximum number of bytes that are copied into one mailbox slot. These bytes are a whole message,
+/// or a fragment of a longer message.
 pub(crate) const EAGER_BYTES: usize = 8 << 10;
 
 /// Number of slots of a mailbox. A sender can be ahead of the receiver by this number of messages
@@ -44,7 +44,8 @@ pub(crate) const MAILBOX_SLOTS: usize = 4;
 
 const PAGE: usize = 4096;
 
-/// Offset, within the page of a PE, of the words by which surviving PEs agree on a new job.
+/// Offset of the PE's `SurvivorWords` in its page. By these words, PEs agree on a new job after a
+/// failure.
 const SURVIVORS: usize = 1024;
 const _: () = assert!(size_of::<PePage>() <= SURVIVORS && SURVIVORS + size_of::<SurvivorWords>() <= PAGE);
 const _: () = assert!(SURVIVORS.is_multiple_of(align_of::<SurvivorWords>()));
@@ -60,7 +61,8 @@ pub(crate) mod state {
     pub(crate) const FINALIZED: u64 = 2;
     /// The PE has dropped its world without finalize, or its finalize has failed.
     pub(crate) const LEFT: u64 = 3;
-    /// The PE has started to leave. If its process ends now, the PE counts as left, not as dead.
+    /// The PE has begun to leave, but has not published [`LEFT`] yet. If its process ends now,
+    /// other PEs treat the PE as one that left, not as one that died.
     pub(crate) const LEAVING: u64 = 4;
 }
 
@@ -82,24 +84,25 @@ pub(crate) struct PePage {
     pub(crate) processor: AtomicU64,
     /// The failure word of the PE, or 0 if the PE has not failed. See `sync/root_cause.rs`.
     pub(crate) failure: AtomicU64,
-    /// The content of a random word in the memory of the PE's process. The address of that word is
-    /// in `probe_at`. Other PEs read the word at that address and compare it with `probe`, to check
-    /// that they read the memory of that process.
+    /// A random number that the PE's process also stores in its private memory, at the address
+    /// `probe_at`. Other PEs read the number there and compare it with `probe`. So they check that
+    /// they read the memory of that process.
     pub(crate) probe: AtomicU64,
     pub(crate) probe_at: AtomicU64,
     /// The abort of the job. Used only in the page of PE 0. See `sync/abort.rs`.
     pub(crate) abort: AtomicU64,
 }
 
-/// The words of a PE's call of `team_of`, which creates a team of listed members. See
-/// `ops/team_of.rs`. The list of members follows the words, with room for all PEs.
+/// The words by which a PE publishes its call of `team_of`: see `ops/team_of.rs`. In memory, the
+/// list of the new team's members follows these words. The list has room for all PEs of the job.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub(crate) struct TeamCallWords {
-    /// Number and phase of this PE's call of `team_of`, and the PE to which the phase refers.
+    /// The state of the call: its number, its phase, and a PE. In the phases of a failure, this is
+    /// the PE that the error names.
     pub(crate) state: AtomicU64,
-    /// Slot of the new team, and the last epoch that any member has used in the slot. The leader of
-    /// the call writes this word.
+    /// The decision of the leader, which writes this word: the slot of the new team, and an epoch.
+    /// The epoch is the highest that any member has used in this slot.
     pub(crate) decision: AtomicU64,
     /// Number of members.
     pub(crate) size: AtomicU64,
@@ -125,8 +128,8 @@ pub(crate) struct TeamWords {
     pub(crate) entry: [Line; ENTRY_LINES],
     /// Progress of this rank in the operation that it has entered. See `sync/step.rs`.
     pub(crate) progress: LoneWord,
-    /// If not 0, this rank has failed and runs no more operations of the team. See
-    /// `sync/root_cause.rs`.
+    /// The failure word of this rank for the team: see `sync/root_cause.rs`. If the word is not 0,
+    /// this rank runs no more operations of the team.
     pub(crate) failure: LoneWord,
     /// For each entry line, the full parameters of the call. Ranks compare the parameters if the
     /// signatures of two calls differ.
@@ -144,8 +147,8 @@ pub(crate) struct CallWords {
 }
 
 /// The words of a mailbox slot, as described at [`peerweave_device::mailbox::Slot`]. The payload
-/// contains the kind of memory, the address and the length of the message, and the element type and
-/// count of the whole transfer.
+/// describes the message in the slot by its kind of memory, its address and its length. The payload
+/// also contains the element type and the element count of the whole transfer.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub(crate) struct MailSlot {
@@ -154,7 +157,7 @@ pub(crate) struct MailSlot {
     pub(crate) answer: LoneWord,
 }
 
-/// The offsets of the parts of a segment, in bytes.
+/// Where the control words and the heap are in a segment. All offsets and sizes are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(crate) n_pes: usize,
@@ -162,7 +165,7 @@ pub(crate) struct Layout {
     /// Offset of the block of the first team slot.
     team_blocks: usize,
     team_block_bytes: usize,
-    /// Offset, in the block of a team, of the lines by which kernels synchronize.
+    /// Offset of the lines by which kernels synchronize, from the start of a team's block.
     kernel_lines: usize,
     heap_start: usize,
     stride: usize,
@@ -209,8 +212,8 @@ impl Layout {
         self.stride as u64
     }
 
-    /// Returns the offset, in every segment, of the lines by which kernels synchronize in the team
-    /// of the slot `slot`.
+    /// Returns the offset of the synchronization lines of the team in slot `slot`. Kernels
+    /// synchronize by these lines. The offset is the same in every segment.
     pub(crate) fn kernel_lines(&self, slot: usize) -> SymOffset {
         assert!(slot < MAX_TEAMS, "the team slot is {slot}, expected less than {MAX_TEAMS}");
         SymOffset((self.team_blocks + self.team_block_bytes * slot + self.kernel_lines) as u64)
@@ -243,8 +246,8 @@ impl TeamBlock {
         unsafe { &*self.0.cast::<TeamWords>() }
     }
 
-    /// Returns one of the two staging areas of the member, selected by the lowest bit of `parity`.
-    /// A staging area has [`STAGE_BYTES`] bytes and is aligned to a page.
+    /// Returns one of the member's two staging areas. The lowest bit of `parity` selects the area.
+    /// Each area has [`STAGE_BYTES`] bytes and is aligned to a page.
     #[inline]
     pub(crate) fn stage(&self, parity: usize) -> *mut u8 {
         let words = const { size_of::<TeamWords>().next_multiple_of(PAGE) };
@@ -270,8 +273,8 @@ unsafe impl Sync for Segments {}
 
 impl Segments {
     /// # Safety
-    /// [L1]: `base` is the start of a mapping of `layout.total_bytes()` bytes, aligned to
-    /// `layout.align()`. The mapping was zero before its first use. The mapping outlives this
+    /// [L1]: `base` is the start of a mapping. The mapping has `layout.total_bytes()` bytes and is
+    /// aligned to `layout.align()`. The mapping was zero before its first use. It outlives this
     /// value, all copies of this value, and every [`TeamBlock`] that these values return.
     pub(crate) unsafe fn new(base: *mut u8, layout: Layout) -> Self {
         Self { base, layout }
@@ -331,7 +334,7 @@ impl Segments {
         TeamBlock(self.team_block(pe, slot))
     }
 
-    /// Returns the words of a PE in the team of the slot `slot`.
+    /// Returns the control words that a PE has as a member of the team in slot `slot`.
     pub(crate) fn team_words(&self, pe: usize, slot: usize) -> &TeamWords {
         // SAFETY: [L1] the words are inside the mapping (asserted) and aligned to a page. Zeros are
         // a valid `TeamWords`, and [L2] all of it is atomic.
@@ -346,8 +349,8 @@ impl Segments {
         unsafe { &*self.mail_at(pe, slot, from, index).cast::<MailSlot>() }
     }
 
-    /// Returns the [`EAGER_BYTES`] bytes for the message in the slot that [`Segments::mail`]
-    /// returns.
+    /// Returns the address at which a mailbox slot stores the bytes of its message. There is room
+    /// for [`EAGER_BYTES`] bytes. [`Segments::mail`] describes the arguments.
     pub(crate) fn mail_bytes(&self, pe: usize, slot: usize, from: usize, index: usize) -> *mut u8 {
         self.mail_at(pe, slot, from, index).wrapping_add(size_of::<MailSlot>())
     }
@@ -384,8 +387,8 @@ impl Segments {
         self.at(pe, 0)
     }
 
-    /// Sets lines in the segment of `pe` to zero: the lines by which kernels synchronize in the
-    /// team of the slot `slot`.
+    /// Zeroes the synchronization lines of the team in slot `slot`, in the segment of `pe`. Kernels
+    /// synchronize by these lines.
     pub(crate) fn reset_kernel_lines(&self, pe: usize, slot: usize, team_size: usize) {
         let start = self.layout.kernel_lines(slot).0 as usize;
         for line in 0..team_size * KERNEL_SLOTS as usize {

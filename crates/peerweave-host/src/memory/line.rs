@@ -75,7 +75,8 @@ impl Line {
         Some(Entry { signature: word(0), payload: [word(2), word(4), word(6)] })
     }
 
-    /// Resets the line before a team that uses the line starts.
+    /// Resets the line for a new team. The line may contain entries of an earlier team in the same
+    /// slot.
     pub(crate) fn reset(&self) {
         self.words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
     }

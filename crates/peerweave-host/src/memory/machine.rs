@@ -13,12 +13,13 @@ pub(crate) fn memory_bytes() -> u64 {
     meminfo("MemTotal:").unwrap_or(1 << 33)
 }
 
-/// Requests for fewer bytes than this are allowed without asking the system how much memory is
+/// Requests for fewer bytes are always allowed. The system is then not asked how much memory is
 /// available.
 const SMALL: usize = 64 << 20;
 
-/// Returns the number of bytes that can be allocated now. The number is only as exact as necessary
-/// to decide about a request of `request` bytes. For a small request, returns `u64::MAX`.
+/// Returns the number of bytes that can be allocated now, so that the caller can decide whether to
+/// allow a request of `request` bytes. For a small request, returns `u64::MAX` without asking the
+/// system.
 pub(crate) fn available_bytes(request: usize) -> u64 {
     if request < SMALL {
         return u64::MAX;
@@ -33,15 +34,16 @@ fn meminfo(name: &str) -> Option<u64> {
     line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// Returns the number of bytes that this process may still use under the limits of its control
-/// groups.
+/// Returns how many more bytes this process may use. The limits of its control groups (cgroups)
+/// determine this number.
 fn cgroup_available() -> Option<u64> {
     available_in(Path::new("/sys/fs/cgroup"), &fs::read_to_string("/proc/self/cgroup").ok()?)
 }
 
-/// Returns the number of bytes that may still be used under the limits of `groups`, a text in the
-/// format of `/proc/self/cgroup`. The limit of a group applies to all groups below it. A container
-/// possibly does not show the groups under their full names, but it shows the outermost group.
+/// Returns how many more bytes a process of some control groups may use. `groups` lists the groups
+/// in the format of `/proc/self/cgroup`, and `mount` is the directory of the cgroup file system.
+/// The limit of a group also applies to the groups inside it. In a container, some groups may be
+/// missing in `mount`, but the outermost group is there.
 fn available_in(mount: &Path, groups: &str) -> Option<u64> {
     let lines = groups.lines().filter_map(|line| {
         let (_, line) = line.split_once(':')?;

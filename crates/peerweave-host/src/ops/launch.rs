@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Time for which a grid may continue after the deadline of a wait in the grid. During this time,
-/// the threads of the grid detect the failure and return.
+/// Time for which a grid of threads may continue after the deadline of a wait in its kernel. During
+/// this time, the other threads of the grid detect the failure and return.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// Interval at which a waiting kernel checks that the other PEs are alive.
@@ -27,14 +27,15 @@ const LIVENESS_PERIOD: Duration = Duration::from_millis(5);
 pub(crate) struct Kernels {
     seed: u64,
     launched: AtomicU64,
-    /// The epochs (counts of completed synchronizations in kernels) of each team slot.
+    /// For each team slot, the epochs of the team in the slot. An epoch is a number of completed
+    /// synchronizations.
     epochs: Box<[Epochs]>,
     /// Start times of the kernels that streams are running.
     on_streams: Mutex<Vec<Instant>>,
 }
 
-/// A kernel that a stream is running. The value lives until the stream has completed the ticket of
-/// the kernel.
+/// Marks a kernel as running on a stream. The stream drops this value after it has completed the
+/// ticket of the kernel.
 #[derive(Debug)]
 pub(crate) struct OnStream<'a> {
     kernels: &'a Kernels,
@@ -63,16 +64,16 @@ impl Kernels {
         self.on_streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records that a stream starts to run a kernel, until the returned value is dropped.
+    /// Records that a stream runs a kernel from now on. The kernel counts as running until the
+    /// returned value is dropped.
     pub(crate) fn start_on_stream(&self) -> OnStream<'_> {
         let started = Instant::now();
         self.on_streams().push(started);
         OnStream { kernels: self, started }
     }
 
-    /// Returns whether a stream is running a kernel that has not exceeded its time limit and
-    /// started at or before the time `before`. Such a kernel will soon end by itself and report its
-    /// result.
+    /// Returns whether a stream is running a kernel that has started at or before the time `before`
+    /// and has not exceeded its time limit. The result of such a kernel is expected soon.
     pub(crate) fn will_report(&self, before: Instant, deadline: Duration) -> bool {
         let longest = deadline.saturating_add(GRACE + COMPLETION_GRACE);
         self.on_streams().iter().any(|started| *started <= before && started.elapsed() < longest)
@@ -83,8 +84,8 @@ impl Kernels {
         self.epochs[slot].iter().for_each(|epoch| epoch.store(0, Ordering::Relaxed));
     }
 
-    /// Returns the seed of the next launch on PE `me`. Each launch has a different seed, unless the
-    /// seed of the options is 0.
+    /// Returns the seed of the next launch on PE `me`. If the seed in the options is 0, the result
+    /// is 0. Otherwise, each launch has a different seed.
     fn next_seed(&self, me: usize) -> u64 {
         let number = self.launched.fetch_add(1, Ordering::Relaxed);
         if self.seed == 0 { 0 } else { self.seed.wrapping_add((me as u64) << 32).wrapping_add(number).max(1) }
@@ -151,9 +152,9 @@ impl Shared {
     }
 }
 
-/// Returns the error of a failed kernel. The error describes the report of the operation that
-/// failed in the kernel, or the error `grid` if the kernel has made no report. If `seed` is not 0,
-/// the message contains the seed, so that a user can repeat the failure.
+/// Returns the error of a failed kernel. If the kernel has made a `report`, the error describes the
+/// operation that the report names. Otherwise, the error describes `grid`. If `seed` is not 0, the
+/// message contains the seed, so that a user can repeat the failure.
 fn failure(kernel: &'static str, report: Option<Report>, grid: Option<GridError>, seed: u64) -> Error {
     let mut failure = match (report, grid) {
         (Some(report), _) => KernelFailure {
@@ -171,7 +172,7 @@ fn failure(kernel: &'static str, report: Option<Report>, grid: Option<GridError>
         }
     };
     if seed != 0 {
-        failure.message.push_str(&format!("; PEERWEAVE_KERNEL_SEED={seed} repeats this order of the kernel's threads"));
+        failure.message.push_str(&format!("; to repeat this order of the threads, set PEERWEAVE_KERNEL_SEED={seed}"));
     }
     Error::Kernel(Box::new(failure))
 }

@@ -27,22 +27,24 @@ use std::collections::VecDeque;
 use crate::sync::wait::{Limit, Stop};
 
 /// An operation that was started. While the task runs on the thread of the caller, it borrows the
-/// operation.
+/// description of the operation from the caller.
 #[derive(Debug)]
 pub(crate) enum Task<'a> {
     Collective(CollectiveTask<'a>),
     Transfers(Transfers),
     Wait(Cow<'a, WaitUntil>),
     Launch(Cow<'a, Launch>),
-    /// First: transfers, which are sends and receives. Second: the operations that run one by one
-    /// after the transfers. Third: the first failure of a transfer or an operation.
+    /// A group of operations. The first field has the sends and receives, which run at the same
+    /// time. The second field has all other operations, which run one by one after the sends and
+    /// receives. The third field is the first failure in the group, if any.
     Group(Transfers, VecDeque<Task<'a>>, Option<Error>),
     /// An operation that waits for no PE.
     OneSided(Cow<'a, Op>),
 }
 
 impl<'a> Task<'a> {
-    /// Starts an operation, which gets its position in the order of the operations of its team.
+    /// Starts an operation. A collective, a send or a receive then has its position in the order of
+    /// its team's operations.
     #[inline]
     pub(crate) fn start(shared: &'a Shared, op: &'a Op) -> Result<Self, Error> {
         Ok(match op {
@@ -128,8 +130,9 @@ impl<'a> Task<'a> {
         outcome.map_err(|stop| shared.peers.record_stop(stop))
     }
 
-    /// Ends the task without running the operation, because of the earlier failure `because`. The
-    /// peers do not know of the failure, so the team of the operation fails too.
+    /// Ends the task without running the operation. `because` is an earlier failure, for example of
+    /// the stream. The peers still wait for the operation of this PE, so the team of the operation
+    /// fails too.
     pub(crate) fn skip(&mut self, shared: &Shared, because: &Error) {
         match self {
             Self::Collective(task) => task.skip(shared, because),
@@ -143,8 +146,8 @@ impl<'a> Task<'a> {
     }
 }
 
-/// Returns whether the operation may wait for other PEs, or is ordered with other operations of its
-/// team.
+/// Returns whether the operation may wait for other PEs, or has a position in the order of its
+/// team's operations.
 #[inline]
 pub(crate) fn waits(op: &Op) -> bool {
     matches!(op, Op::Collective(_) | Op::PointToPoint(_) | Op::Group(_) | Op::Wait(_) | Op::Launch(_))
@@ -156,8 +159,8 @@ pub(crate) fn run(shared: &Shared, op: &Op) -> Result<Outcome, Error> {
     if waits(op) { run_waiting(shared, op) } else { shared.run_one_sided(op) }
 }
 
-/// Runs an operation that may wait. This function is separate, so that operations that do not wait
-/// need not save registers.
+/// Runs an operation that may wait for other PEs. This function is separate from [`run`], so that
+/// [`run`] need not save registers for operations that do not wait.
 #[inline(never)]
 fn run_waiting(shared: &Shared, op: &Op) -> Result<Outcome, Error> {
     let limit = Limit::Deadline(shared.peers.deadline);

@@ -36,7 +36,8 @@ impl Shared {
     /// Runs an operation that waits for no PE.
     ///
     /// # Errors
-    /// [`Error::Peer`] if the operation checks its target and the target has died or left.
+    /// [`Error::Peer`] if the target PE has died or left. Only some calls check this: see
+    /// `sync/target.rs`.
     #[inline]
     pub(crate) fn run_one_sided(&self, op: &Op) -> Result<Outcome, Error> {
         if target::check_is_due() { self.run_checked(op) } else { self.access::<false>(op) }
@@ -50,7 +51,8 @@ impl Shared {
         self.access::<true>(op)
     }
 
-    /// Returns an error if a target PE of the operation has died or left.
+    /// Returns an error if the target PE of the operation has died or left. A `quiet` has all PEs
+    /// as targets and fails only if a PE has died.
     fn check_target_of(&self, op: &Op) -> Result<(), Error> {
         let pe = match op {
             Op::Put(put) => put.pe,

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Location of a message. Stored in the first word of the payload of a slot.
+/// Values that say where a message is. The first word of a slot's payload has one of these values.
 mod place {
     /// The message is in the slot itself.
     pub(super) const SLOT: u64 = 0;
@@ -33,19 +33,20 @@ mod place {
     pub(super) const PRIVATE: u64 = 2;
 }
 
-/// A send or receive in progress. Its channel consists of all sends, or all receives, between this
-/// rank and one peer in one team.
+/// One send or receive that was started. Each transfer belongs to a channel. The sends of this rank
+/// to one peer in one team are a channel, and the receives from that peer are another channel.
 #[derive(Debug)]
 struct Transfer {
     op: PointToPoint,
     team: Arc<TeamState>,
-    /// Position of the operation among the operations of its channel, from 0.
+    /// Position of the transfer among all transfers of its channel, counted from 0.
     turn: u64,
     state: State,
-    /// Number of messages that earlier operations of the channel had sent or received at the last
-    /// poll of this operation. Used only while this operation is queued.
+    /// Used only while this transfer is queued. Number of messages that the channel had transferred
+    /// when this transfer was last polled. If the number has grown since then, an earlier transfer
+    /// has made progress.
     messages_seen: u64,
-    /// Whether the receiver has refused a fragment of this message. Used only by a send.
+    /// Used only by a send: whether the receiver has refused a fragment of the message.
     refused: bool,
 }
 
@@ -157,8 +158,8 @@ impl Transfers {
         }
     }
 
-    /// Ends the transfers that are not done. Their channels then have different states on the two
-    /// ranks, so their teams fail.
+    /// Ends all transfers that are not done, because of the failure `because`. The peers still
+    /// expect these transfers, so the teams of the transfers fail.
     #[cold]
     pub(crate) fn skip(&mut self, shared: &Shared, because: &Error) {
         for transfer in self.all.iter_mut().filter(|transfer| !transfer.is_done()) {
@@ -172,8 +173,8 @@ impl Transfers {
         self.all.iter().filter(|transfer| !transfer.is_done())
     }
 
-    /// Returns an error if a peer can no longer participate. The error names the member of the team
-    /// that failed first.
+    /// Returns an error if the peer of a pending transfer can no longer participate. The error
+    /// names the member of the team that failed first.
     fn check_peers(&self, shared: &Shared) -> Result<(), Error> {
         for transfer in self.pending() {
             let team = &transfer.team;
@@ -225,8 +226,8 @@ impl Transfer {
         channel(&self.team, &self.op)
     }
 
-    /// Returns the error for the failure of `pe`. The error names the PE that caused the failure,
-    /// which may be `pe` itself.
+    /// Returns the error of this transfer after `pe` has failed. The error names the PE whose
+    /// failure came first. This may be `pe` or another PE.
     fn error(&self, shared: &Shared, pe: usize, cause: PeerCause) -> Error {
         let word = shared.peers.segments.team_words(pe, self.team.slot).failure.word.load(Ordering::Acquire);
         shared.peers.peer_error(self.call(), self.team.name(), pe, cause, word)
@@ -236,7 +237,8 @@ impl Transfer {
         self.op.count * self.op.dtype.size_bytes()
     }
 
-    /// Returns the mailbox slot of a message, and the address of the bytes of the slot.
+    /// Returns the mailbox slot of message `number`, and the address at which the slot stores the
+    /// bytes of a message.
     fn slot<'a>(&self, shared: &'a Shared, number: u64) -> (Slot<'a, AtomicU64>, *mut u8) {
         let (at, from) = match self.op.direction {
             Direction::Send => (self.peer_pe(), self.team.rank),
@@ -248,8 +250,8 @@ impl Transfer {
         (slot, segments.mail_bytes(at, self.team.slot, from, index))
     }
 
-    /// Withdraws the message of this transfer, if the receiver has not answered the message. The
-    /// slot of the message is not used again, because the team has failed.
+    /// Withdraws the offered message of this transfer, if the receiver has not answered it yet. The
+    /// team has failed, so the mailbox slot of the message is not used again.
     fn withdraw(&self, shared: &Shared) {
         if let State::Offered { number } = self.state {
             self.slot(shared, number).0.withdraw();

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 /// consequences of the kept failures.
 const KEPT_FAILURES: usize = 64;
 
-/// The failure of an operation in a queue. Operations that are skipped because of the failure share
-/// its `reported` flag.
+/// The failure of a queued operation. Later operations that are skipped because of this failure get
+/// failures with the same `reported` flag.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
     pub(crate) error: Error,
@@ -25,8 +25,9 @@ impl Failure {
         Self { error, reported: Arc::default() }
     }
 
-    /// Creates the failure of an operation that did not run because of this failure. `error` is the
-    /// error of that operation.
+    /// Creates the failure of a later operation that did not run because of this failure. `error`
+    /// is the error of the later operation. If a call returns one of the two failures, both count
+    /// as reported.
     pub(crate) fn followed_by(&self, error: Error) -> Self {
         Self { error, reported: Arc::clone(&self.reported) }
     }
@@ -44,8 +45,8 @@ impl Failure {
 
 /// One queue of operations.
 pub(crate) trait Queue: fmt::Debug + Send + Sync {
-    /// Returns the call that the queue is running, or will run next. Returns `None` if the queue is
-    /// empty.
+    /// Returns the name of the call that the queue is running or will run next. Returns `None` if
+    /// the queue is empty.
     fn pending_call(&self) -> Option<&'static str>;
 }
 
@@ -71,7 +72,8 @@ impl Queues {
         all.push(queue);
     }
 
-    /// Records the failure of an operation whose ticket may have been dropped.
+    /// Records the failure of an operation, so that a later call can return it. This is necessary
+    /// because the program may have dropped the ticket of the operation.
     pub(crate) fn note(&self, failure: Failure) {
         let mut unreported = lock(&self.unreported);
         unreported.retain(|failure| !failure.is_reported());
@@ -80,14 +82,15 @@ impl Queues {
         }
     }
 
-    /// Removes all failures, and returns the first failure that no call has returned.
+    /// Removes all recorded failures. Returns the error of the first failure that no call has
+    /// returned yet.
     pub(crate) fn take_unreported(&self) -> Option<Error> {
         let all = std::mem::take(&mut *lock(&self.unreported));
         all.into_iter().find(|failure| !failure.is_reported()).map(|failure| failure.report())
     }
 
-    /// Returns a call that one of the queues is running or will run. Returns `None` if all queues
-    /// are empty.
+    /// Returns the name of a call that one of the queues is running or will run next. Returns
+    /// `None` if all queues are empty.
     pub(crate) fn pending_call(&self) -> Option<&'static str> {
         let all: Vec<_> = lock(&self.all).iter().filter_map(Weak::upgrade).collect();
         all.iter().find_map(|queue| queue.pending_call())

@@ -17,7 +17,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Time that an operation may take to complete its ticket after its own deadline has passed.
+/// Grace time for the ticket of an operation. When the deadline of an operation has passed, the
+/// operation may take this much longer to complete its ticket.
 pub(crate) const COMPLETION_GRACE: Duration = Duration::from_millis(200);
 
 /// The state of the backend of one PE.
@@ -78,8 +79,8 @@ impl Shared {
         }
     }
 
-    /// Publishes that this PE leaves the job. Has no effect if the PE has finalized before, or in a
-    /// forked child.
+    /// Makes this PE leave the job. Has no effect if the PE has already finalized, or if this
+    /// process is a forked child.
     pub(crate) fn leave(&self) {
         if !self.guard.is_forked() {
             let rendezvous = self.rendezvous.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -96,12 +97,12 @@ pub(crate) fn on_a_device() -> ! {
     panic!("peerweave-core bug: an operation of the host backend uses device memory")
 }
 
-/// Publishes, in the [`PePage`] of a PE of this process, that the PE leaves, and leaves the
-/// rendezvous.
+/// Makes a PE of this process leave the job: leaves the rendezvous, and publishes in the PE's
+/// [`PePage`] that the PE has left.
 ///
-/// Other PEs act only on the published state `LEFT`. The PE leaves the rendezvous before it
-/// publishes `LEFT`. So a launcher that runs the rendezvous server sees this PE leave before it
-/// sees PEs that leave because of this PE. The launcher then names this PE.
+/// Other PEs treat this PE as gone only when the page contains `LEFT`. The PE leaves the rendezvous
+/// before it publishes `LEFT`. So if other PEs leave because of this PE, the rendezvous server sees
+/// this PE leave first, and the launcher names this PE.
 pub(crate) fn leave(page: &PePage, rendezvous: Option<Arc<Rendezvous>>) {
     if page.state.compare_exchange(state::ALIVE, state::LEAVING, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
         if let (Some(rendezvous), Some(pe)) = (&rendezvous, root_cause::pe_of(page.failure.load(Ordering::Relaxed))) {

@@ -131,9 +131,9 @@ impl Shared {
     /// rank joins no new team.
     ///
     /// # Errors
-    /// Every rank of the parent returns an error if, for any new team, no slot is free on all
-    /// members of the new team. All ranks return the same error, because all ranks see the same
-    /// requests.
+    /// A new team needs a slot that is free on all of its members. If one of the new teams has no
+    /// such slot, this function returns an error on every rank of the parent team. All ranks return
+    /// the same error, because all ranks see the same requests.
     fn wanted_team(
         &self,
         parent: &TeamState,

@@ -28,8 +28,8 @@ const CALL: &str = "team_of";
 /// Maximum number of PEs of a list that an error shows.
 const SHOWN: usize = 16;
 
-/// Maximum time for which a PE keeps its list unchanged for PEs that read the list for a mismatch
-/// error.
+/// Maximum time for which a PE keeps its published list unchanged after a mismatch. During this
+/// time, other PEs read the list for their mismatch errors.
 const READ_WITHIN: Duration = Duration::from_millis(100);
 
 /// Phases of a call. A phase is the low byte of [`TeamCallWords::state`].
@@ -40,26 +40,26 @@ mod phase {
     pub(super) const WAITING: u64 = 1;
     /// The leader has chosen a slot and asks the member to take the slot.
     pub(super) const ASKED: u64 = 2;
-    /// The member has taken the slot and reset its words of the slot.
+    /// The member has taken the slot, and has reset its own control words in the slot.
     pub(super) const TAKEN: u64 = 3;
     /// The slot is no longer free on the member.
     pub(super) const REFUSED: u64 = 4;
     /// The team is created.
     pub(super) const MADE: u64 = 5;
-    /// The leader has withdrawn its choice of a slot, and the member tries again.
+    /// The leader no longer uses the slot that it had chosen. All members try again.
     pub(super) const CANCELLED: u64 = 6;
     /// Phase of a call that failed because no slot is free on all members.
     pub(super) const FULL: u64 = 7;
-    /// Phase of a call that another member has ended, because the PE that the state word names did
-    /// not arrive before that member's deadline.
+    /// Phase of a call that another member has ended, because a PE did not arrive before the
+    /// deadline or was lost. The state word names that PE.
     pub(super) const LATE: u64 = 8;
-    /// Phase of a call that failed because the PE that the state word names passed a different
-    /// list. The member keeps this phase until it has read that list.
+    /// Phase of a call that failed because another PE passed a different list. The state word names
+    /// this other PE. The member stays in this phase until it has read the other PE's list.
     pub(super) const MISMATCH: u64 = 9;
 }
 
-/// A value that differs from every state word. It stands for a member that does not yet wait with
-/// the same list.
+/// A value that no state word has. The leader records this value for a member that does not yet
+/// wait with the same list.
 const UNSEEN: u64 = u64::MAX;
 
 /// Returns the state word of call `number` in the given phase. `pe` is the PE that the state names.
@@ -111,8 +111,8 @@ impl Shared {
         Ok(TeamRecord { id, members: members.to_vec() })
     }
 
-    /// Waits until no other thread of this PE runs `team_of`. Returns the held lock, which contains
-    /// the number of these calls.
+    /// Waits until no other thread of this PE runs `team_of`, and returns the lock for such calls.
+    /// The lock contains the number of attempts that this PE has made so far.
     fn one_at_a_time<'a>(&'a self, waiter: &mut Waiter<'_>) -> Result<MutexGuard<'a, u64>, Stop> {
         let look = || match self.team_calls.try_lock() {
             Ok(calls) => Some(calls),
@@ -142,8 +142,9 @@ impl<'a> TeamCall<'a> {
         self.members.iter().copied().filter(move |&pe| pe != me)
     }
 
-    /// Waits until all PEs that report an earlier list of this PE in an error have read that list.
-    /// Waits at most [`READ_WITHIN`], because the system may have suspended one of these PEs.
+    /// Waits until no PE needs the list of this PE's previous call any more. After a mismatch,
+    /// other PEs read this list for their errors. Waits at most [`READ_WITHIN`], because the system
+    /// may have suspended one of these PEs.
     fn wait_for_readers(&self) {
         let me = self.shared.peers.me;
         let reads = |pe: usize| {
@@ -156,7 +157,8 @@ impl<'a> TeamCall<'a> {
         }
     }
 
-    /// Publishes the list of this call, and the slots that are free on this PE.
+    /// Publishes the list of members of this call, and the team slots that are free on this PE.
+    /// From then on, the call waits for the other members.
     fn publish(&self) {
         let (words, members) = (self.mine(), self.shared.peers.segments.team_call_members(self.shared.peers.me));
         let (free, last_epochs) = self.shared.teams.free_slots();
@@ -182,8 +184,8 @@ impl<'a> TeamCall<'a> {
         self.words(pe).state.compare_exchange(seen, next, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Returns the state word and the list of members of a PE's call, if that call waits for other
-    /// members.
+    /// Reads the current `team_of` call of a PE. Returns its state word and its list of members.
+    /// Returns `None` if the call does not wait for other members.
     fn waiting(&self, pe: usize) -> Option<(u64, Vec<usize>)> {
         let words = self.words(pe);
         let seen = words.state.load(Ordering::Acquire);
@@ -353,8 +355,8 @@ impl<'a> TeamCall<'a> {
         if phase_of(seen) == phase::CANCELLED { Ok(None) } else { Err(self.ended(seen).into()) }
     }
 
-    /// Returns the error of a call of this PE that another member has ended. `seen` is the state
-    /// word.
+    /// Returns the error of this call, which another member has ended. `seen` is the state word,
+    /// which tells the reason.
     fn ended(&self, seen: u64) -> Error {
         match phase_of(seen) {
             phase::FULL => no_slot(),
@@ -363,7 +365,7 @@ impl<'a> TeamCall<'a> {
         }
     }
 
-    /// Withdraws the call, so that the leader no longer finds this PE waiting.
+    /// Withdraws this call after a failure, so that the leader cannot create the team with this PE.
     fn give_up(&self) {
         let me = self.shared.peers.me;
         for phase in [phase::WAITING, phase::ASKED] {
@@ -378,8 +380,8 @@ impl<'a> TeamCall<'a> {
     // ---- failures ----
 
     /// Returns an error if a member has died, has left or shrinks its job. Also returns an error if
-    /// a member waits with a different list that contains this PE. That member and this PE would
-    /// wait for each other until the deadline.
+    /// a member waits with a different list, and this PE is in that list: without the error, that
+    /// member and this PE would wait for each other until the deadline.
     fn check(&self) -> Result<(), Error> {
         self.check_lost()?;
         let me = self.shared.peers.me;
@@ -415,8 +417,8 @@ impl<'a> TeamCall<'a> {
         }
     }
 
-    /// Ends the calls of other members that wait with this list. `reason` is the new phase of these
-    /// calls, and `named` is the PE that their state words name.
+    /// Ends the `team_of` calls of the other members, if they wait with the same list as this call.
+    /// The new state words of these calls have the phase `reason` and name the PE `named`.
     fn end_others(&self, reason: u64, named: usize) {
         for pe in self.others() {
             if let Some(seen) = self.waits_with_me(pe) {
@@ -450,8 +452,8 @@ impl<'a> TeamCall<'a> {
         Error::Mismatch(Box::new(Mismatch { team: self.team(), pe: Pe::new(pe as u32), mine, theirs }))
     }
 
-    /// Returns the team that the errors of this call name: the world, because the new team has no
-    /// number yet.
+    /// Returns the name of the team for errors of this call. This is the world, because the new
+    /// team has no number yet.
     fn team(&self) -> TeamName {
         TeamName { id: TeamId::WORLD, size: self.shared.n_pes() }
     }

@@ -1,32 +1,34 @@
-//! The sizes and numbers of ranks at which operations change their algorithm. The sizes of staging
-//! areas and mailboxes are in `memory/layout.rs`.
+//! Limits at which operations change their algorithm. A limit is a size or a number of ranks. The
+//! sizes of staging areas and mailboxes are in `memory/layout.rs`.
 //!
 //! All sizes are in bytes. The values were measured on the machines of `bench-results/`.
 //! Correctness does not depend on them.
 
-/// Returns the maximum size of operands that each rank copies to its staging area when it enters a
-/// collective. Such a collective takes one synchronization instead of two. The size is limited
-/// because every rank reads the operands of every other rank.
+/// Returns the maximum size of a small operand. Each rank copies a small operand to its staging
+/// area when it enters a collective, so the collective takes one synchronization instead of two.
+/// Every rank then reads the operands of every other rank, so this takes too long for larger
+/// operands.
 pub(crate) fn staged_limit(n_ranks: usize) -> usize {
     if n_ranks <= 2 { 2048 } else { 4096 }
 }
 
-/// Minimum number of ranks at which an all-reduce in rounds divides the reduction among the ranks.
-/// Dividing the reduction takes one more synchronization per block. In smaller teams every rank
-/// reduces all elements.
+/// Minimum number of ranks for which an all-reduce in rounds divides each block among the ranks.
+/// Each rank then reduces one share of the block, and one more synchronization per block is
+/// necessary. In smaller teams, every rank reduces all elements.
 pub(crate) const SHARED_REDUCTION_RANKS: usize = 4;
 
-/// Minimum number of bytes that all ranks together read and write in a collective whose stores
-/// bypass the caches.
+/// Minimum size of a collective whose stores bypass the caches. The size is the number of bytes
+/// that all ranks together read and write.
 pub(crate) const STREAMING_FOOTPRINT: usize = 40 << 20;
 
 /// Minimum size of a single put or get that bypasses the caches.
 pub(crate) const STREAMING_COPY: usize = 16 << 20;
 
-/// Maximum size of a team whose ranks read each other's private buffers even if all ranks need the
-/// same bytes.
+/// Maximum number of ranks in a team whose ranks read each other's private buffers, even in
+/// collectives in which all ranks need the same bytes. Larger teams use staging areas for such
+/// collectives.
 pub(crate) const CROSS_MEMORY_RANKS: usize = 3;
 
-/// Size of the blocks in which memory of another process is read. A block must fit into the private
-/// cache of the processor.
+/// Reads of another process's private memory are divided into blocks of this size. A block must fit
+/// into the private cache of a processor core.
 pub(crate) const CROSS_MEMORY_BLOCK: usize = 128 << 10;

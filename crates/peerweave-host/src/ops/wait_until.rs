@@ -65,8 +65,8 @@ impl Shared {
     }
 }
 
-/// Returns the outcome of the wait, if the condition of `wait` is true now. `load` reads the word
-/// at an index with acquire order.
+/// Tests the condition of `wait` once. Returns the outcome of the wait if the condition is true,
+/// and `None` if not. `load` reads the word at an index, with acquire order.
 #[inline]
 fn look_at(wait: &WaitUntil, load: impl Fn(usize) -> u64) -> Option<Outcome> {
     let look = |i: usize| Some(load(i)).filter(|&seen| wait.holds(i, seen));

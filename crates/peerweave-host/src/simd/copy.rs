@@ -235,8 +235,8 @@ impl Kernel for Zero {
     }
 }
 
-/// Copies `count` elements. In source and destination, consecutive elements have the given
-/// distances in bytes.
+/// Copies `count` elements. `src_stride_bytes` is the distance between consecutive elements in the
+/// source, and `dst_stride_bytes` the distance in the destination.
 ///
 /// # Safety
 /// As for [`super::copy_strided`].

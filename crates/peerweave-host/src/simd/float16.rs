@@ -68,8 +68,9 @@ pub(super) fn widen_bf16(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
-/// Converts f32 to bfloat16, rounding to nearest, ties to even. The carry of the rounding can turn
-/// a NaN into another value, except for the canonical NaN of [`super::number::Number::canonical`].
+/// Converts f32 to bfloat16, rounding to nearest, ties to even. If `value` is a NaN, it must be the
+/// canonical NaN ([`super::number::Number::canonical`]). The rounding could turn another NaN into a
+/// number.
 #[inline(always)]
 pub(super) fn narrow_bf16(value: f32) -> u16 {
     let bits = value.to_bits();

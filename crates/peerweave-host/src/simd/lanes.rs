@@ -63,19 +63,22 @@ pub(super) unsafe trait Storage: Copy + 'static {
     type Values32: Lanes<Lane = Self::Value>;
     /// The values of `Raw64`.
     type Values64: Lanes<Lane = Self::Value>;
-    /// One or more registers that hold the values of the elements stored in one register `V`.
+    /// Registers for the values of as many elements as one register `V` stores. If a value is
+    /// larger than its element, this type is several registers.
     type Registers<V: Vector>: Copy;
 
-    /// Returns the value of the element whose bits are the low bits of `word`.
+    /// Converts the low bits of `word`, which are the bits of one element, to a value for
+    /// arithmetic.
     fn value_of_word(word: u64) -> Self::Value;
 
     /// Returns the value of an element.
     fn value(self) -> Self::Value;
 
-    /// Converts a value to an element, with the rounding of [`Storage::encode`].
+    /// Converts one value to an element. Rounds like [`Storage::encode`].
     fn of_value(value: Self::Value) -> Self;
 
-    /// Returns the values of the elements of a register.
+    /// Converts the elements of one register from the form in which memory stores them to values
+    /// for arithmetic.
     ///
     /// # Safety
     /// The processor has the instruction set `A`.

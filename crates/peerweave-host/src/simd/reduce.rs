@@ -19,10 +19,10 @@ pub(crate) enum Stores {
     /// Ordinary stores: the lines stay in the caches of this core. Best for data that is read soon,
     /// or that fits in the caches.
     Cached,
-    /// Non-temporal stores: the lines go to memory without being read first. Best for data that
-    /// exceeds every cache. Non-temporal stores are used only if all outputs of a reduction have
-    /// the same alignment. Buffers at the same heap offset on several PEs have the same alignment.
-    /// If the alignments differ, stores are ordinary.
+    /// Non-temporal stores: the processor writes cache lines to memory without reading them first.
+    /// Best for data that exceeds every cache. If the outputs of a reduction have different
+    /// alignments, the reduction uses ordinary stores instead. Buffers at the same heap offset on
+    /// several PEs have the same alignment.
     Streaming,
 }
 
@@ -197,7 +197,8 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
     // inherit the instruction set of the function that contains it, so it is not inlined. A loop
     // over registers can make the compiler vectorise across the registers, with gathers.
 
-    /// Returns the state of the reduction after the first input.
+    /// Returns the intermediate state of a reduction to which only the first input has contributed.
+    /// `vector` contains elements of that input.
     ///
     /// # Safety
     /// As required by [R1].
@@ -226,7 +227,8 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
         state_of::<A, S>(sums)
     }
 
-    /// Returns the result of the reduction from the state after the last input.
+    /// Returns the result of a reduction. `state` is the intermediate state to which all inputs
+    /// have contributed.
     ///
     /// # Safety
     /// As required by [R1].
@@ -241,10 +243,10 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
     }
 }
 
-/// The state of a reduction between two inputs. The state consists of registers, not lanes. If
-/// lanes live from one input to the next, the compiler may split them into vectors of 16 bytes.
-/// Whether it does depends on the other code in the codegen unit. `cargo xtask vectors` checks that
-/// registers are not split.
+/// The intermediate state of a reduction, which lives from one input to the next. The state is
+/// stored as vector registers. If it were stored as arrays of lanes, the compiler could split them
+/// into vectors of 16 bytes, depending on other code in the codegen unit. `cargo xtask vectors`
+/// checks that the compiler does not split the registers.
 type State<A, S> = <S as Storage>::Registers<<A as Arch>::Vector>;
 
 #[inline(always)]
@@ -428,7 +430,8 @@ unsafe fn load_element<S: Storage>(from: *const u8) -> S {
 
 /// The operation of a reduction over values of type `V`.
 trait Op<V: Copy>: Copy {
-    /// Returns the state after the first input. `scalar` is the scalar of that input.
+    /// Returns the intermediate state of a reduction to which only the first input has contributed.
+    /// `value` is an element of that input, and `scalar` is its scalar.
     #[inline(always)]
     fn first(self, value: V, scalar: V) -> V {
         let _ = scalar;

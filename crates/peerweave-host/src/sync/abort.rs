@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 /// The location of the abort word of the job.
 #[derive(Clone, Debug)]
 pub(crate) enum JobAbort {
-    /// PEs are threads of this process, which share this word.
+    /// PEs are threads of this process. They share this abort word.
     OfThreads(AbortWord),
     /// PEs are processes. The word is in the page of PE 0.
     OfProcesses,
@@ -33,9 +33,9 @@ fn claim(segments: &Segments, by: Pe, code: u8) -> (Pe, u8) {
     }
 }
 
-/// Ends this process, because the rendezvous has reported the abort of the job. The abort word
-/// determines the exit code, because two aborts can reach the word and the rendezvous in different
-/// orders.
+/// Ends this process after the rendezvous has reported an abort of the job by the PE `by`. The exit
+/// code is that of the first abort in the abort word. It may differ from `code`: if two PEs abort
+/// the job, the rendezvous may report one abort first while the abort word contains the other.
 pub(crate) fn end_notified(segments: &Segments, by: Pe, code: u8) -> ! {
     end_process(claim(segments, by, code).1)
 }
@@ -51,8 +51,9 @@ impl Peers {
         }
     }
 
-    /// Returns the error of calls after an abort of the job. Returns `None` if the job was not
-    /// aborted. If the job was aborted and PEs are processes, ends this process.
+    /// Checks whether the job was aborted. Returns `None` if not. If the job was aborted and PEs
+    /// are threads, returns the error that calls return from then on. If PEs are processes, ends
+    /// this process instead.
     pub(crate) fn abort_error(&self) -> Option<Error> {
         match &self.job_abort {
             JobAbort::OfThreads(word) => word.error(),

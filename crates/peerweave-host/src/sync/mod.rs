@@ -1,4 +1,5 @@
-//! Synchronization of the ranks of a team, waits of a PE, and detection of the state of other PEs.
+//! How PEs synchronize with each other, wait for each other, and detect that another PE has died,
+//! left or failed.
 
 pub(crate) mod abort;
 pub(crate) mod liveness;

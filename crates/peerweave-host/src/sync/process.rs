@@ -68,7 +68,8 @@ impl Identity {
         page.probe_at.store(self.probe_at, Ordering::Relaxed);
     }
 
-    /// Returns the process ID of `other`, for use in this process, whose identity is `self`.
+    /// Returns the process ID by which this process can refer to the process `other`. `self` is the
+    /// identity of this process.
     ///
     /// # Errors
     /// The reason why the process ID may belong to another process.

@@ -14,8 +14,8 @@ use peerweave_types::Pe;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Maximum time for which this PE waits to see the end of a process that another PE has reported as
-/// ended.
+/// Maximum time for which this PE waits until it detects that a PE has ended. Another PE has
+/// already named the ended PE in a failure word.
 const PROCESS_END: Duration = Duration::from_millis(200);
 /// Like [`PROCESS_END`], but for a process whose memory could not be read. The operating system
 /// first unmaps the memory, which takes long if it is large, and then closes the files of the
@@ -46,11 +46,12 @@ pub(crate) fn pe_of(word: u64) -> Option<Pe> {
 }
 
 impl Peers {
-    /// Records a failure of this PE in its page, and returns the failure word.
+    /// Records the failure `error` of this PE: writes the failure word into the page of this PE.
+    /// Returns the word.
     ///
-    /// The page keeps an earlier failure word that names another PE, if that PE has died or left.
-    /// Later failures then follow from that failure. Otherwise, the new word replaces the earlier
-    /// word.
+    /// If the page already contains a failure word, there are two cases. If the earlier word names
+    /// another PE, and that PE has died or left, the page keeps the earlier word: the new failure
+    /// is a consequence of the earlier failure. Otherwise, the new word replaces the earlier word.
     pub(crate) fn record_failure(&self, error: &Error) -> u64 {
         let word = encode(error, self.me);
         let failure = &self.segments.page(self.me).failure;
@@ -62,9 +63,9 @@ impl Peers {
         word
     }
 
-    /// Records the failure `error` if another PE caused the failure, and returns `error`. An
-    /// operation that fails calls this function. So PEs that later find this PE gone report the PE
-    /// that caused the failure. After an abort of the job, returns the abort instead.
+    /// Records the failure of an operation if another PE caused the failure. Returns `error`, or
+    /// the error of the abort if the job was aborted. If other PEs later find this PE gone, they
+    /// name the recorded PE as the cause.
     #[cold]
     pub(crate) fn record_outcome(&self, error: Error) -> Error {
         if let Some(aborted) = self.abort_error() {
@@ -80,8 +81,8 @@ impl Peers {
         error
     }
 
-    /// Like [`Peers::record_outcome`], but for the error in `stop`. If `stop` is a spent time
-    /// budget, returns `stop` unchanged.
+    /// Like [`Peers::record_outcome`], but for the error that `stop` contains. If `stop` is
+    /// [`Stop::BudgetSpent`], nothing has failed, and this function returns `stop` unchanged.
     #[cold]
     pub(crate) fn record_stop(&self, stop: Stop) -> Stop {
         match stop {
@@ -90,8 +91,9 @@ impl Peers {
         }
     }
 
-    /// Returns the error for a peer that has left, died or failed. The error names the PE whose
-    /// failure came first. `team_word` is the failure word of `pe` in the team, or 0.
+    /// Returns the error of a call that needs `pe`, after `pe` has left, died or failed. The error
+    /// names the PE whose failure came first. `team_word` is the failure word that `pe` has written
+    /// for the team, or 0.
     pub(crate) fn peer_error(&self, call: &'static str, team: TeamName, pe: usize, cause: PeerCause, team_word: u64) -> Error {
         if let Some(aborted) = self.abort_error() {
             return aborted;
@@ -100,9 +102,10 @@ impl Peers {
         Error::Peer { call, team, pe: Pe::new(pe as u32), cause }
     }
 
-    /// Follows failure words from `pe`, which failed with `cause`, to the PE that failed first.
-    /// `word` is the failure word of `pe` in a team, or `None`. A process that died may have
-    /// recorded the failure of another PE before. So the words of a dead PE are followed too.
+    /// Finds the PE that failed first. Starts at `pe`, which failed with `cause`, and follows the
+    /// failure words from PE to PE. `word` is the failure word that `pe` has written for a team, or
+    /// `None`. Words of dead PEs are followed too, because a PE may have recorded the failure of
+    /// another PE before it died.
     fn root_cause(&self, pe: usize, cause: PeerCause, mut word: Option<u64>) -> (usize, PeerCause) {
         // If memory cannot be read, it belongs to a process that is ending, because the kernel
         // unmaps the memory first.
@@ -151,9 +154,9 @@ impl Peers {
         }
     }
 
-    /// Returns the PE and the cause for an error, if a team's operation that needs `peer` can no
-    /// longer succeed. If any member has died, returns that member. Otherwise, returns `peer` if it
-    /// has left or failed.
+    /// Checks whether an operation of a team can still succeed. The operation needs `peer`. If any
+    /// other member has died, returns that member and the cause. Otherwise, if `peer` has left or
+    /// failed, returns `peer` and the cause. Otherwise, returns `None`.
     pub(crate) fn unavailable(&self, members: &[usize], slot: usize, peer: usize) -> Option<(usize, PeerCause)> {
         let mut others = members.iter().copied().filter(|&pe| pe != self.me);
         if let Some(dead) = others.find(|&pe| self.liveness.gone(pe) == Some(PeerCause::Died)) {
@@ -166,8 +169,9 @@ impl Peers {
         failed.then_some((peer, PeerCause::Failed))
     }
 
-    /// Returns an error if a signal can no longer arrive. Any PE may send the signal. So a wait
-    /// ends when a PE has died, when a PE has called shrink, or when all other PEs have left.
+    /// Returns an error if this PE must not wait for a signal any longer. Any PE of the job may be
+    /// the sender. So this function returns an error if another PE has died or has called shrink,
+    /// or if all other PEs have left.
     pub(crate) fn check_signallers(&self, call: &'static str) -> Result<(), Error> {
         self.check_abort()?;
         let team = TeamName { id: TeamId::WORLD, size: self.n_pes() };

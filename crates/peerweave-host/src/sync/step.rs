@@ -20,8 +20,9 @@ use std::time::Duration;
 const FAILED: u64 = 1;
 const LAST_PHASE: u32 = 0xff_ffff;
 
-/// Maximum number of bytes of a staging area that a rank takes into its cache before it writes
-/// them. The number is small, because a processor requests only a few cache lines at a time.
+/// Maximum number of bytes that a rank takes into its cache in advance, for the next operation. The
+/// bytes belong to the rank's own staging area. The number is small, because a processor requests
+/// only a few cache lines at a time.
 const OWNED_BYTES: usize = 1024;
 
 /// Returns the index of the entry line that an operation uses. `epoch` is the number of the
@@ -35,7 +36,8 @@ fn progress(epoch: u32, phase: u32, status: u64) -> u64 {
     u64::from(epoch) << 32 | u64::from(phase) << 8 | status
 }
 
-/// Returns the progress word of a rank that has not entered any operation after `epoch`.
+/// Returns the progress word of a rank that has completed the operation with the epoch `epoch` and
+/// has not entered the next operation.
 pub(crate) fn progress_before_next(epoch: u32) -> u64 {
     progress(epoch, LAST_PHASE, 0)
 }
@@ -64,7 +66,7 @@ impl<'a> Step<'a> {
         self.team.blocks[rank].words()
     }
 
-    /// Returns the index, 0 or 1, of the staging area that the operation uses.
+    /// Returns the index, 0 or 1, of the staging area that the operation uses on every rank.
     #[inline]
     pub(crate) fn parity(&self) -> usize {
         (self.epoch & 1) as usize
@@ -95,10 +97,10 @@ impl<'a> Step<'a> {
         self.words(self.team.rank).entry[self.line()].publish(self.epoch, entry);
     }
 
-    /// Waits until every rank has entered the operation that is `behind` epochs before this
-    /// operation. Then this rank may enter this operation. Returns at once if this rank already
-    /// knows that all ranks have entered that earlier operation, for example because it waited for
-    /// all ranks in its last operation.
+    /// Waits until this rank may enter this operation: until every rank has entered the operation
+    /// that was issued `behind` operations earlier. Returns at once if this rank already knows that
+    /// all ranks have entered the earlier operation. For example, this rank knows this if it has
+    /// waited for all ranks in its last operation.
     #[inline]
     pub(crate) fn wait_to_enter(&self, behind: u32, limit: Limit) -> Result<(), Stop> {
         if self.epoch.wrapping_sub(self.team.entered_by_all()) <= behind {
@@ -107,8 +109,8 @@ impl<'a> Step<'a> {
         self.wait_for_ranks(behind, limit)
     }
 
-    /// Waits until every rank has entered the operation that is `behind` epochs before this
-    /// operation. Records the last operation that every rank has entered.
+    /// Waits until every rank has entered the operation that was issued `behind` operations before
+    /// this operation. Also records the last operation that every rank has entered.
     #[inline(never)]
     fn wait_for_ranks(&self, behind: u32, limit: Limit) -> Result<(), Stop> {
         let entered = |rank: usize, behind: u32| {
@@ -127,30 +129,30 @@ impl<'a> Step<'a> {
         Ok(())
     }
 
-    /// Takes the entry line of this rank's next operation into the cache of this processor, for
-    /// writing.
+    /// Requests the entry line of this rank's next operation for the cache of this processor. The
+    /// processor may then write the line without further communication.
     ///
-    /// The other ranks have copies of the line since they read its previous entry. A store must
-    /// wait until these copies are invalidated, and a reader waits for the store. So the best time
-    /// to request the line is when the entries of this operation have arrived and before their
-    /// operands are used. With this function and [`Step::own_next_stage`], a broadcast of 64 B
-    /// between two PEs took 170 ns instead of 340 ns. In this broadcast, every rank waited for
-    /// every other rank.
+    /// Other ranks have read the previous entry of the line, so their processors have copies of the
+    /// line. A store to the line waits until these copies are invalidated. A rank that waits for
+    /// the new entry waits for the store too. So this rank requests the line early: when the
+    /// entries of this operation have arrived, and before it uses their operands. With this
+    /// function and [`Step::own_next_stage`], a broadcast of 64 B between two PEs took 170 ns
+    /// instead of 340 ns. In this broadcast, every rank waited for every other rank.
     #[inline]
     pub(crate) fn own_next_entry(&self) {
         self.words(self.team.rank).entry[line_of(self.epoch.wrapping_add(1))].own();
     }
 
-    /// Takes the cache line for the operand of the next small broadcast into the cache of this
-    /// processor, like [`Step::own_next_entry`].
+    /// Like [`Step::own_next_entry`], but requests the cache line after the entry line. If the next
+    /// operation is a small broadcast, this cache line contains its operand.
     #[inline]
     pub(crate) fn own_next_operand(&self) {
         line::own(self.words(self.team.rank).entry[line_of(self.epoch.wrapping_add(1))].operand());
     }
 
-    /// Takes a part of this rank's next staging area into the cache of this processor, like
-    /// [`Step::own_next_entry`]. The part has `bytes` bytes at `offset`. This helps if the next
-    /// operation has operands of the same sizes. Takes at most [`OWNED_BYTES`] bytes.
+    /// Like [`Step::own_next_entry`], but requests `bytes` bytes at `offset` in the staging area of
+    /// this rank's next operation. Requests at most [`OWNED_BYTES`] bytes. This helps if the next
+    /// operation has operands of the same sizes.
     #[inline]
     pub(crate) fn own_next_stage(&self, offset: usize, bytes: usize) {
         let first = self.stage(self.team.rank, self.parity() ^ 1).wrapping_add(offset);
@@ -159,8 +161,9 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// Waits until `rank` has entered the operation, and returns the entry of `rank`. The caller
-    /// passes the same waiter for all ranks, so that the limit applies to all waits together.
+    /// Waits until `rank` has entered the operation. Returns the entry that `rank` has published.
+    /// The caller passes the same waiter for all ranks, so that the limit applies to all waits
+    /// together.
     #[inline]
     pub(crate) fn entry(&self, rank: usize, with: With, waiter: &mut Option<Waiter<'a>>, limit: Limit) -> Result<Entry, Stop> {
         let stage = self.stage(rank, self.parity());
@@ -172,8 +175,8 @@ impl<'a> Step<'a> {
         })
     }
 
-    /// Waits until `rank` has entered the operation, and returns the signature of the call of
-    /// `rank`.
+    /// Waits until `rank` has entered the operation. Returns the signature that `rank` has
+    /// published for its call.
     #[inline]
     pub(crate) fn entry_signature(&self, rank: usize, waiter: &mut Option<Waiter<'a>>, limit: Limit) -> Result<u64, Stop> {
         self.entered(rank, waiter, limit, |line| line.read_signature(self.epoch))
@@ -192,8 +195,8 @@ impl<'a> Step<'a> {
         self.wait(rank, waiter, limit, || read(awaited), |rank| !line(rank).has(self.epoch))
     }
 
-    /// Waits until `look` returns a value for `rank`. `misses` returns whether a given rank is
-    /// missing, for the error of a timeout.
+    /// Waits for `rank` until `look` returns a value, and returns this value. The error of a
+    /// timeout names every rank for which `misses` returns `true`.
     ///
     /// The code calls `look` in only one place, so that the compiler inlines `look`. The time of
     /// `look` is a part of the latency of every operation.
@@ -222,23 +225,23 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// Publishes that this rank has completed `phase` phases of the operation.
+    /// Publishes that this rank has completed the first `phase` phases of the operation.
     #[inline]
     fn complete(&self, phase: u32) {
         flag::post(&self.words(self.team.rank).progress.word, progress(self.epoch, phase, 0));
     }
 
-    /// Publishes that this rank has failed, so that no rank waits for this rank.
+    /// Publishes that this rank has failed, so that other ranks stop waiting for this rank.
     pub(crate) fn publish_failure(&self) {
         flag::post(&self.words(self.team.rank).progress.word, progress(self.epoch, LAST_PHASE, FAILED));
     }
 
-    /// Publishes that this rank has completed `phase` phases of the operation, and waits until all
-    /// ranks have completed these phases.
+    /// Publishes that this rank has completed the first `phase` phases of the operation. Then waits
+    /// until all ranks have completed these phases.
     ///
     /// If the progress word of a rank has a later epoch, the rank has completed every phase of this
-    /// epoch. This can happen when the team ends, because the next team in the same slot continues
-    /// the count of epochs.
+    /// operation. At the end of a team, the word can even belong to the next team in the same slot,
+    /// because that team continues to count the epochs.
     #[inline]
     pub(crate) fn sync(&self, phase: u32) -> Result<(), Stop> {
         self.complete(phase);
@@ -255,8 +258,8 @@ impl<'a> Step<'a> {
         Ok(())
     }
 
-    /// Returns the error for the failure of `rank`. The error names the PE that caused the failure,
-    /// which may be the PE of `rank` itself.
+    /// Returns the error of this rank's call after `rank` has failed. The error names the PE whose
+    /// failure came first. This may be the PE of `rank` or another PE.
     pub(crate) fn peer_error(&self, rank: usize, cause: PeerCause) -> Error {
         self.error_of_pe(self.team.members[rank], cause)
     }

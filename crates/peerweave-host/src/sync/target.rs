@@ -33,15 +33,16 @@ pub(crate) fn check_is_due() -> bool {
     })
 }
 
-/// Restarts the count of calls, after a check that has found no failure.
+/// Restarts the count of calls until the next check of a target. Called after a check that has
+/// found no failure.
 pub(crate) fn checked() {
     CALLS_LEFT.with(|left| left.set(CALLS_PER_CHECK));
 }
 
 impl Peers {
     /// Returns an error if PE `target` has died or left. The error names the PE whose failure came
-    /// first. After an error, all later calls of this thread are checked too, until a check
-    /// succeeds.
+    /// first. After an error, every later one-sided call of this thread checks its target, until a
+    /// check finds no failure.
     #[cold]
     pub(crate) fn check_target(&self, call: &'static str, target: usize) -> Result<(), Error> {
         match self.liveness.gone(target).filter(|_| target != self.me) {

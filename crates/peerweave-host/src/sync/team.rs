@@ -28,14 +28,15 @@ pub(crate) struct TeamState {
     pub(crate) rank: usize,
     /// Epoch (number in the team) of the operation that was issued last.
     issued: AtomicU32,
-    /// Epoch (number in the team) of the operation that was completed last.
+    /// Epoch (number in the team) of the operation that ended last.
     completed: AtomicU32,
-    /// Epoch of the last operation that, as this rank knows, every rank has entered.
+    /// Epoch of an operation that every rank has entered: the latest operation for which this rank
+    /// knows this.
     entered_by_all: AtomicU32,
-    /// Digest of the small broadcasts since the last operation that was not a small broadcast. The
-    /// root of a small broadcast does not wait, so it does not notice if another rank calls a
-    /// different operation. The digest is a part of the signatures of later calls, so the ranks'
-    /// signatures then differ.
+    /// Digest of the small broadcasts that this rank has called since its last other operation. The
+    /// root of a small broadcast does not wait, so it does not detect that another rank has called
+    /// a different operation. Such ranks have different digests. The digest is a part of the
+    /// signature of every later call, so the ranks detect the difference in a later call.
     history: AtomicU64,
     /// The failure of the team on this PE, if the team has failed. After a failure, the team runs
     /// no collectives on this PE.
@@ -57,16 +58,17 @@ pub(crate) struct Channels {
 pub(crate) struct Channel {
     /// Number of operations issued.
     pub(crate) issued: AtomicU64,
-    /// Number of operations that have ended. The operation whose position equals this number may
-    /// run.
+    /// Number of operations that have ended. If this number is `n`, the operation at position `n`
+    /// may run. Positions start at 0.
     pub(crate) ended: AtomicU64,
-    /// Number of messages that were published or read in the mailbox. Only the running operation of
-    /// the channel changes this number.
+    /// Number of messages that this rank has published in the mailbox (if it sends) or has read
+    /// from the mailbox (if it receives). Only the running operation of the channel changes this
+    /// number.
     pub(crate) messages: AtomicU64,
 }
 
-/// A reference to a team during an operation. The world is borrowed, so that operations of the
-/// world do not change a reference count.
+/// A reference that an operation holds to its team. The team of all PEs is borrowed, so that its
+/// operations change no reference count.
 #[derive(Debug)]
 pub(crate) enum TeamRef<'a> {
     Borrowed(&'a Arc<TeamState>),
@@ -164,8 +166,8 @@ impl TeamState {
         self.completed.store(epoch, Ordering::Release);
     }
 
-    /// Returns the epoch of the last operation that, as this rank knows, every rank has entered.
-    /// Only the running operation of the team calls this function.
+    /// Returns the epoch of an operation that every rank has entered: the latest operation for
+    /// which this rank knows this. Only the running operation of the team calls this function.
     #[inline]
     pub(crate) fn entered_by_all(&self) -> u32 {
         self.entered_by_all.load(Ordering::Relaxed)
@@ -177,9 +179,9 @@ impl TeamState {
         self.entered_by_all.store(epoch, Ordering::Relaxed);
     }
 
-    /// Returns a digest of the small broadcasts since the last operation that was not a small
-    /// broadcast, or 0 if there are none. The digest is a part of the next call's signature. If
-    /// ranks have called different small broadcasts, they detect this in the next call in which
+    /// Returns a digest of the small broadcasts that this rank has called since its last other
+    /// operation. Returns 0 if there are none. The digest is a part of the next call's signature.
+    /// If ranks have called different small broadcasts, they detect this in the next call in which
     /// they wait for each other.
     #[inline]
     pub(crate) fn history(&self) -> u64 {
@@ -192,8 +194,8 @@ impl TeamState {
         self.history.store(history, Ordering::Relaxed);
     }
 
-    /// Returns the failure because of which the team runs no collectives any more. Returns `None`
-    /// if the team has not failed.
+    /// Returns the failure of the team on this PE. After a failure, the team runs no collectives on
+    /// this PE. Returns `None` if the team has not failed.
     #[inline]
     pub(crate) fn failure(&self) -> Option<&Error> {
         self.failure.get()
@@ -211,7 +213,8 @@ impl TeamState {
         Error::Poisoned { call, team: self.name(), because: Arc::new(failure.clone()) }
     }
 
-    /// Ends the collectives of the team on this PE, and publishes the failure to the other members.
+    /// Records that the team has failed on this PE, and publishes the failure to the other members.
+    /// Later collectives of the team then fail on this PE.
     #[cold]
     pub(crate) fn fail(&self, peers: &Peers, error: &Error) {
         if self.failure.set(error.clone()).is_ok() {
@@ -278,8 +281,9 @@ impl Teams {
         }
     }
 
-    /// Returns a word in which the bit of each free slot is set. Also returns, for each slot, the
-    /// last epoch of the previous team in the slot.
+    /// Returns the free slots as a word with one bit for each slot. The bit is set if the slot is
+    /// free. Also returns a list with one epoch for each slot. This is the last epoch of the
+    /// previous team in the slot.
     pub(crate) fn free_slots(&self) -> (u64, Vec<u32>) {
         let slots = self.read();
         let free = slots.states.iter().enumerate().skip(1).filter(|(_, slot)| matches!(slot, Slot::Free));
@@ -308,7 +312,8 @@ impl Teams {
         std::iter::once(&self.world).chain(made).for_each(each);
     }
 
-    /// Ends the collectives of all teams on this PE, and publishes the failure to their members.
+    /// Records that all teams have failed on this PE, and publishes the failure to the members of
+    /// these teams.
     pub(crate) fn fail(&self, peers: &Peers, error: &Error) {
         self.for_each(|team| team.fail(peers, error));
     }

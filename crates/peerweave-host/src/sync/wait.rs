@@ -54,12 +54,12 @@ pub(crate) enum Stop {
 }
 
 impl Stop {
-    /// Returns the error of a stopped operation, whose limit must have been a deadline, not a time
-    /// budget.
+    /// Returns the error of a stopped operation. The limit of the operation must have been a
+    /// deadline, not a time budget.
     pub(crate) fn into_error(self) -> Error {
         match self {
             Self::Failed(error) => *error,
-            Self::BudgetSpent => unreachable!("the wait had a budget, expected a deadline"),
+            Self::BudgetSpent => unreachable!("the wait had a time budget, expected a deadline"),
         }
     }
 }
@@ -92,8 +92,8 @@ struct Slow {
 }
 
 impl<'a> Waiter<'a> {
-    /// Starts a wait. Without `peers`, the waiter does not check for an abort of the job, nor for
-    /// other PEs on its processor.
+    /// Starts a wait. If `peers` is `None`, the waiter does not detect an abort of the job, and
+    /// does not check whether another PE uses its processor.
     #[inline]
     pub(crate) fn new(peers: Option<&'a Peers>, oversubscribed: bool, limit: Limit) -> Self {
         let shared = oversubscribed || peers.is_some_and(Peers::shared_my_processor);
@@ -121,7 +121,8 @@ impl<'a> Waiter<'a> {
         }
     }
 
-    /// Pauses between two polls. `gone` and `timeout` are those of [`Waiter::until`].
+    /// Pauses between two polls of the caller. [`Waiter::until`] describes the arguments. Returns
+    /// an error if the wait must end.
     #[inline]
     pub(crate) fn pause(
         &mut self,
@@ -136,7 +137,8 @@ impl<'a> Waiter<'a> {
         self.pause_slowly(gone, timeout)
     }
 
-    /// Restarts the time limit of the wait after progress.
+    /// Restarts the time limit of the wait. The caller has seen progress, so the full time is
+    /// available again.
     pub(crate) fn progressed(&mut self) {
         if let Some(slow) = &mut self.slow {
             slow.since = Instant::now();
@@ -228,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn wait_whose_time_budget_is_spent_stops_without_an_error() {
+    fn wait_stops_without_an_error_after_its_time_budget() {
         let mut waiter = Waiter::new(None, true, Limit::Budget(Duration::from_millis(1)));
         let gone = || panic!("liveness was checked within a millisecond");
         assert!(matches!(expired(&mut waiter, gone, &Default::default()), Stop::BudgetSpent));

@@ -45,12 +45,13 @@ pub struct KernelContext {
     pub abort: u64,
     /// Maximum duration of a wait, in nanoseconds of the device's global timer.
     pub deadline_ns: u64,
-    /// Address of the heap's multicast mapping, through which one store writes to the heaps of all
-    /// PEs; 0 if there is no such mapping.
+    /// Address of a multicast mapping of the symmetric heap, or 0 if there is no such mapping. One
+    /// store to the mapping writes to the heaps of all PEs.
     pub multicast: u64,
-    /// Address of the table of PEs that have left the job; 0 if there is no table. The first word
-    /// of the table is the number of these PEs. The next words have one bit for each PE of the job.
-    /// A bit is set if its PE has left. Only kernels that run on the host read the table.
+    /// Address of a table that shows which PEs have left the job; 0 if there is no table. The first
+    /// word is the number of PEs that have left. The next words have one bit for each PE of the
+    /// job. The bit of a PE is set if the PE has left. Only kernels that run on the host read the
+    /// table.
     pub gone: u64,
 }
 
@@ -170,7 +171,8 @@ pub struct KernelStatus {
     pub block: u32,
     /// Linear index, in its block, of the thread that failed first.
     pub thread: u32,
-    /// 1 from the moment when a thread has started to write the report; otherwise 0.
+    /// 1 if a thread has started to write the report, and the host has not cleared the report
+    /// since; otherwise 0.
     pub claimed: u32,
     /// Unused; 0.
     pub reserved: u32,
@@ -188,8 +190,8 @@ impl KernelStatus {
     }
 }
 
-/// Declares an enum, whose values kernels write as 32-bit numbers that start at 1, and a function
-/// that converts a number to a value.
+/// Declares an enum for failure reports. Its values have 32-bit numbers from 1 on, and kernels
+/// write these numbers. The enum has a function that converts a number back to a value.
 macro_rules! numbered {
     ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $number:literal, $text:literal;)* }) => {
         $(#[$doc])*
@@ -204,8 +206,8 @@ macro_rules! numbered {
             /// All values.
             pub const ALL: &'static [Self] = &[$(Self::$variant),*];
 
-            /// Returns the value with a number that a kernel has written. Returns `None` if no
-            /// value has this number.
+            /// Converts a number that a kernel has written to a value of this enum. Returns `None`
+            /// if no value has this number.
             pub const fn from_number(number: u32) -> Option<Self> {
                 match number {
                     $($number => Some(Self::$variant),)*
@@ -300,7 +302,7 @@ numbered! {
         BulkCopy = 23, "bulk copy";
         /// An access of a kernel to its own PE's symmetric memory through a view.
         Local = 24, "access to local memory";
-        /// The operation `exit`, by which the kernel reports a failure.
+        /// The operation `exit`, which a kernel calls to report a failure of its own.
         Exit = 25, "exit";
         /// The collective kernel `all_reduce`.
         AllReduce = 26, "all_reduce";
@@ -336,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn failure_kind_and_operation_numbers_convert_to_enum_values() {
+    fn numbers_convert_back_to_failure_kinds_and_operations() {
         for kind in FailureKind::ALL {
             assert_eq!(FailureKind::from_number(*kind as u32), Some(*kind));
         }

@@ -42,8 +42,9 @@ impl Purpose {
     }
 }
 
-/// Returns the parameters of an allocation on which all PEs must agree, encoded in one word: bytes,
-/// element type, alignment, zeroed.
+/// Encodes the parameters of an allocation in one word, so that PEs can compare them. The
+/// parameters are the number of bytes, the element type, the alignment, and whether the memory is
+/// zeroed.
 pub(crate) fn allocation_detail(request: &Allocation) -> u64 {
     let align = u64::from(request.align.trailing_zeros());
     let bytes = (request.bytes as u64).min((1 << ALLOCATE_DTYPE_SHIFT) - 1);
@@ -51,8 +52,9 @@ pub(crate) fn allocation_detail(request: &Allocation) -> u64 {
     bytes | dtype << ALLOCATE_DTYPE_SHIFT | align << ALLOCATE_ALIGN_SHIFT | u64::from(request.zeroed) << 63
 }
 
-/// Bit position of the element type in the word that encodes an allocation. The lower bits contain
-/// the number of bytes, at most 2^48 - 1. Larger requests exceed the address space, so they fail.
+/// Position of the element type's lowest bit in the word that encodes an allocation. The bits below
+/// contain the number of bytes, or 2^48 - 1 for a larger request. Such a request fails anyway,
+/// because it exceeds the address space.
 const ALLOCATE_DTYPE_SHIFT: u32 = 48;
 const ALLOCATE_ALIGN_SHIFT: u32 = 56;
 
@@ -100,7 +102,8 @@ fn split(detail: u64) -> SplitCall {
     }
 }
 
-/// Flag in word 0 of a call: the reduction uses a function of the caller.
+/// Flag in word 0 of the call words. The flag is set if a function of the program reduces the
+/// elements.
 const BY_FUNCTION: u64 = 1 << 31;
 
 /// Returns a digest of the words of a call. Each word enters the digest by a one-to-one function,
@@ -118,7 +121,7 @@ pub(super) fn signature([what, root, count, detail, history]: &CallWords) -> u64
 pub(super) type CallWords = [u64; 5];
 
 impl Run<'_> {
-    /// Returns the parameters of this rank's call on which all ranks must agree.
+    /// Returns the words of this rank's call. All ranks must have the same words.
     #[inline]
     pub(super) fn call_words(&self) -> CallWords {
         let op = self.op;
@@ -134,7 +137,8 @@ impl Run<'_> {
         self.shared.compare_calls || algorithm == Algorithm::Large || self.purpose != Purpose::User
     }
 
-    /// Publishes the parameters of this rank's call, for ranks that compare all parameters.
+    /// Publishes the parameters of this rank's call. Other ranks read these parameters if they
+    /// compare calls in full.
     #[inline]
     pub(super) fn publish_call(&self, call: &CallWords) {
         let words = &self.step.words(self.me).call[self.step.line()].words;
@@ -178,7 +182,8 @@ impl Run<'_> {
     }
 }
 
-/// Suffixes of the descriptions of two calls, if only the small broadcasts before the calls differ.
+/// Suffixes for the descriptions of two calls in a mismatch error. They are added if the calls are
+/// equal, but the small broadcasts before the calls differ.
 const AFTER_BROADCASTS: &str = " after the small broadcasts that this PE has called";
 const AFTER_OTHER_BROADCASTS: &str = " after different small broadcasts";
 

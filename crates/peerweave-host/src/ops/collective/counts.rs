@@ -14,16 +14,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const COLUMNS: usize = 4;
 
-/// Maximum number of words of a table that is stored without a heap allocation: the size for 8
-/// ranks.
+/// Maximum number of words that a table of counts stores without a heap allocation. A table for 8
+/// ranks has this size.
 const WORDS: usize = 8 * 8 * COLUMNS;
 
-/// Number of words before the counts. These words are the codes of the send buffer and the receive
-/// buffer, as described at [`Run::code`].
+/// Number of words that precede the counts of a rank in its staging area. These words are the codes
+/// of the rank's send buffer and receive buffer, as described at [`Run::code`].
 const CODES: usize = 2;
 
-/// For each pair of ranks, the number of elements that the first rank sends to the second rank, and
-/// their offsets in the buffers.
+/// The counts of all ranks: how many elements each rank sends to each other rank, and the offsets
+/// of these elements in the buffers.
 #[derive(Debug)]
 pub(super) struct Counts {
     n: usize,
@@ -80,7 +80,8 @@ pub(super) fn balance(me: usize, counts: &VectorCounts) -> u64 {
     })
 }
 
-/// Returns a digest of a count. For one pair of ranks, different counts have different digests.
+/// Returns a digest of the number of elements that rank `from` sends to rank `to`. For the same two
+/// ranks, different counts have different digests.
 #[inline]
 fn digest(from: usize, to: usize, count: usize) -> u64 {
     let pair = ((from as u64) << 32 | to as u64).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -89,8 +90,8 @@ fn digest(from: usize, to: usize, count: usize) -> u64 {
 }
 
 impl Run<'_> {
-    /// Returns the number of bytes that the counts take in a staging area, rounded up to cache
-    /// lines.
+    /// Returns the size of one rank's counts in its staging area, in bytes. The size is rounded up
+    /// to whole cache lines.
     #[inline]
     pub(super) fn counts_bytes(&self) -> usize {
         ((CODES + self.n * COLUMNS) * size_of::<u64>()).next_multiple_of(64)
@@ -105,8 +106,8 @@ impl Run<'_> {
         unsafe { &*at }
     }
 
-    /// Writes the counts of this rank and the codes of its buffers to the staging area of this
-    /// rank.
+    /// Writes the counts of this rank to the staging area of this rank, after the codes of its two
+    /// buffers.
     pub(super) fn publish_counts(&self, counts: &VectorCounts) {
         for (index, code) in [self.code(self.op.send), self.code(self.op.recv)].into_iter().enumerate() {
             self.count_word(self.me, index).store(code, Ordering::Relaxed);
@@ -120,8 +121,8 @@ impl Run<'_> {
         }
     }
 
-    /// Returns the codes of the send buffer and the receive buffer of `rank`, which must have
-    /// published its counts.
+    /// Returns two codes of `rank`: the code of its send buffer and the code of its receive buffer.
+    /// `rank` must have published its counts, because the codes precede the counts.
     pub(super) fn codes(&self, rank: usize) -> [u64; CODES] {
         std::array::from_fn(|index| self.count_word(rank, index).load(Ordering::Relaxed))
     }

@@ -16,8 +16,8 @@ use peerweave_core::backend::CollectiveKind as Kind;
 use peerweave_types::SymOffset;
 use std::ops::Range;
 
-/// The addresses of the buffers of all ranks in this process. An address is null if the rank has no
-/// such buffer.
+/// The buffers of all ranks, as addresses that are valid in this process. An address is null if the
+/// rank has no such buffer.
 struct Buffers {
     send: PerRank<*mut u8>,
     recv: PerRank<*mut u8>,
@@ -44,8 +44,9 @@ impl Run<'_> {
         }
     }
 
-    /// Runs the rest of the collective after all ranks have entered. `phases_done` is the number of
-    /// synchronizations of all ranks that this collective has already executed.
+    /// Runs the rest of the collective. All ranks have entered. `phases_done` is the number of
+    /// phases that this collective has already completed. Each phase ends with a synchronization of
+    /// all ranks.
     pub(super) fn direct(&self, entries: &[Entry], counts: Option<&Counts>, phases_done: u32) -> Result<(), Stop> {
         let buffers = self.buffers(entries);
         // Some ranks may work in place while others do not, but all ranks must choose the same
@@ -72,8 +73,9 @@ impl Run<'_> {
         self.step.sync(phases_done + 1)
     }
 
-    /// Returns the kind of stores for a collective in which all ranks together access
-    /// `bytes_of_all` bytes. Stores bypass the caches if these bytes do not fit in the caches.
+    /// Returns whether the stores of a collective use the caches or bypass them. `bytes_of_all` is
+    /// the number of bytes that all ranks together access. If these bytes do not fit in the caches,
+    /// stores bypass the caches.
     fn stores(&self, bytes_of_all: usize) -> Stores {
         if bytes_of_all >= tuning::STREAMING_FOOTPRINT { Stores::Streaming } else { Stores::Cached }
     }
@@ -137,8 +139,8 @@ impl Run<'_> {
         self.reduce(&inputs, &[buffers.recv[self.me]], self.op.count, stores);
     }
 
-    /// Runs a broadcast: the root writes the first share of the result of every other rank, and
-    /// each rank reads the rest.
+    /// Runs a broadcast. The root writes the first share of the elements into the results of the
+    /// other ranks. Each other rank reads the remaining elements from the root.
     fn direct_broadcast(&self, buffers: &Buffers) {
         let size = self.element_bytes();
         let root = self.op.root.index();
@@ -160,8 +162,9 @@ impl Run<'_> {
         }
     }
 
-    /// Runs a gather or an all-gather: each rank writes its operand, which is in its own cache, to
-    /// the buffers of the ranks that gather the operands.
+    /// Runs a gather or an all-gather. Each rank writes its operand into the result buffer of the
+    /// root, or of all ranks. A rank writes its own operand, because the operand is probably in its
+    /// own cache.
     fn direct_gather(&self, buffers: &Buffers) {
         let bytes = self.op.count * self.element_bytes();
         let stores = self.stores(bytes * self.n * (self.n + 1));
@@ -191,8 +194,9 @@ impl Run<'_> {
         }
     }
 
-    /// Runs an all-to-all in place: exchanges the two parts of each pair of ranks. Each rank of a
-    /// pair exchanges one half of the elements.
+    /// Runs an all-to-all in place. Two ranks exchange the part that the first rank sends to the
+    /// second and the part that the second rank sends to the first. Each of the two ranks does this
+    /// for one half of the elements.
     fn direct_exchange(&self, buffers: &Buffers) {
         let size = self.element_bytes();
         let bytes = self.op.count * size;
@@ -214,8 +218,8 @@ impl Run<'_> {
         }
     }
 
-    /// Runs a collective with parts of different lengths: each rank writes its parts to the ranks
-    /// that receive them.
+    /// Runs a collective whose parts have different lengths. Each rank writes the parts that it
+    /// sends directly into the buffers of the receiving ranks.
     fn direct_vector(&self, buffers: &Buffers, counts: &Counts) {
         let size = self.element_bytes();
         let stores = self.stores(counts.total() * size * 2);

@@ -22,8 +22,8 @@ pub(super) fn combine(function: &dyn Combine, inputs: &[Input], outputs: &[*mut 
     combine_in_order(function, inputs.len(), count, read, write);
 }
 
-/// Runs a collective that calls a function of the caller. A panic of the function becomes an error,
-/// so that the other ranks of the team are notified.
+/// Runs a collective that calls a reduction function of the program. If the function panics,
+/// returns an error. The other ranks are then notified of the failure.
 pub(super) fn catching(call: &'static str, run: impl FnOnce() -> Result<(), Stop>) -> Result<(), Stop> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| Err(function_panicked(call, &*panic).into()))
 }

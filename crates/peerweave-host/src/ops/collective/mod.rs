@@ -72,15 +72,16 @@ pub(crate) struct CollectiveTask<'a> {
     norm: Option<Box<Norm>>,
 }
 
-/// The position of a collective in the order of the operations of its team, and the call for which
-/// the collective runs.
+/// A collective's position among the operations of its team, and the reason why the collective
+/// runs.
 #[derive(Debug)]
 struct Turn {
     epoch: u32,
     /// Whether this rank has published its entry.
     entered: bool,
     purpose: Purpose,
-    /// Additional parameter on which all ranks must agree. The meaning depends on `purpose`.
+    /// One more parameter of the call. All ranks must pass the same value. The meaning of the value
+    /// depends on `purpose`.
     detail: u64,
 }
 
@@ -101,7 +102,8 @@ impl<'a> CollectiveTask<'a> {
         Ok(Self::start_internal(team, Cow::Borrowed(op), Purpose::User, 0))
     }
 
-    /// Starts a collective for the call `purpose`, such as a split of the team.
+    /// Starts a collective. `purpose` is the reason for the collective, such as a split of the
+    /// team.
     #[inline]
     pub(crate) fn start_internal(team: TeamRef<'a>, op: Cow<'a, Collective>, purpose: Purpose, detail: u64) -> Self {
         Self { turn: Turn::issue(&team, purpose, detail), team, op, norm: None }
@@ -136,7 +138,7 @@ impl<'a> CollectiveTask<'a> {
 }
 
 impl Turn {
-    /// Creates the turn of a collective, with the next epoch of the team.
+    /// Creates a turn. The turn takes the next position among the operations of the team.
     #[inline]
     fn issue(team: &TeamState, purpose: Purpose, detail: u64) -> Self {
         Self { epoch: team.issue_epoch(), entered: false, purpose, detail }
@@ -174,8 +176,9 @@ impl Turn {
     }
 }
 
-/// Guard that is dropped only if an operation panics. Then it ends the operation, because later
-/// operations of the team wait for that end.
+/// Guard against a panic in an operation. The guard is dropped only after a panic, and then ends
+/// the operation as failed. Without the guard, later operations of the team would wait for this
+/// operation.
 struct EndOnPanic<'a>(&'a Step<'a>);
 
 impl Drop for EndOnPanic<'_> {
@@ -205,12 +208,13 @@ fn wait_for_turn(shared: &Shared, step: &Step<'_>, limit: Limit) -> Result<(), S
     stop
 }
 
-/// Ends the collectives of the team on this rank after a failure, and publishes the failure.
+/// Records that an operation of the team has failed on this rank, and publishes the failure to the
+/// other ranks. Later collectives of the team then fail on this rank.
 ///
-/// A mismatch leaves the team usable, because all ranks have detected it and no rank has changed
-/// any data. After the first failure, the progress word is not changed any more. Otherwise, in a
-/// later epoch, the word would claim that this rank had completed the phases of the operation in
-/// which it failed.
+/// After a mismatch of calls, the team stays usable: all ranks have detected the mismatch, and no
+/// rank has changed any data. Only the first failure changes the progress word. If a later failure
+/// stored a later epoch in this word, the word would claim that this rank has completed the
+/// operation that failed first.
 #[cold]
 fn fail(step: &Step<'_>, error: &Error) {
     if !matches!(error, Error::Mismatch(_)) && step.team.failure().is_none() {
@@ -240,7 +244,7 @@ enum Algorithm {
     /// The collective has no operands.
     Arrival,
     InLine,
-    /// A small broadcast, whose operand is in the cache line behind the entry line of the root.
+    /// A small broadcast. The operand is in the cache line that follows the entry line of the root.
     BehindLine,
     Staged,
     Large,
@@ -251,10 +255,10 @@ enum Algorithm {
 }
 
 impl Algorithm {
-    /// Returns a number `d` of operations. A rank may enter an operation only after every rank has
-    /// entered the operation that was issued `d` operations earlier. A new entry overwrites the
-    /// entry of `ENTRY_LINES` operations earlier. A staging area is used again by every second
-    /// operation.
+    /// Returns by how many operations a rank may be ahead of the other ranks. If the result is `d`,
+    /// a rank may enter an operation only after every rank has entered the operation that was
+    /// issued `d` operations earlier. There are two reasons for a limit: an entry line is used
+    /// again after `ENTRY_LINES` operations, and a staging area after two operations.
     #[inline]
     fn behind(self) -> u32 {
         match self {
@@ -284,20 +288,21 @@ impl Run<'_> {
         }
     }
 
-    /// Returns which data is fetched together with the entry of another rank. In an all-reduce
-    /// whose operand is a single cache line of the staging area, this data is the operand. The
-    /// fetch reduces the time of the all-reduce to 0.75 to 0.9 of the time without the fetch. With
-    /// this fetch, a gather or a broadcast between distant processors would take up to 1.2 times as
-    /// long. In these collectives, a rank with less work would fetch the line before the owner of
-    /// the line has written it.
+    /// Returns the data that a rank fetches together with the entry of another rank. In an
+    /// all-reduce with operands of at most one cache line, the rank also fetches the operand from
+    /// the staging area. The all-reduce then takes 0.75 to 0.9 of its time without this fetch. A
+    /// gather or a broadcast does not use this fetch. Between distant processors, the collective
+    /// would take up to 1.2 times as long. The reason is that a rank with less work would fetch the
+    /// operand before the other rank has written it.
     #[inline]
     fn fetched_with_entry(&self, algorithm: Algorithm) -> With {
         let is_line = algorithm == Algorithm::Staged && self.op.count * self.element_bytes() <= line::BYTES;
         if is_line && self.op.kind == CollectiveKind::AllReduce { With::StagedLine } else { With::Nothing }
     }
 
-    /// Takes the cache lines of this rank's next operand into the cache, as described at
-    /// [`Step::own_next_stage`]. This helps only if the next operand has the same size.
+    /// Prepares the cache for the next collective: requests the cache lines to which this rank will
+    /// then copy its operand, as described at [`Step::own_next_stage`]. This helps only if the next
+    /// operand has the same size.
     #[inline]
     fn own_next_operand(&self, algorithm: Algorithm) {
         if algorithm == Algorithm::Staged {
@@ -325,8 +330,8 @@ impl Run<'_> {
         }
     }
 
-    /// Runs a collective with a rare property, for example that the caller passed a function that
-    /// reduces. This function is separate, so that the code for other collectives stays short.
+    /// Runs a collective with a rare option, for example a reduction function of the program. This
+    /// function is separate from [`Run::run`], so that the code for other collectives stays short.
     #[inline(never)]
     fn run_special(&self, entered: &mut bool, limit: Limit) -> Result<(), Stop> {
         match self.op.function() {
@@ -406,7 +411,8 @@ impl Run<'_> {
         entry
     }
 
-    /// Waits for the entries of all ranks, which contain no operands, and compares the calls.
+    /// Waits until all ranks have published their entries, and compares their calls. The entries
+    /// contain no operands, so this function reads only the signatures.
     #[inline]
     fn all_entered(&self, signature: u64, limit: Limit) -> Result<(), Stop> {
         let mut agreed = !self.compares_in_full(Algorithm::Arrival);
@@ -418,8 +424,10 @@ impl Run<'_> {
         self.agree(agreed, signature)
     }
 
-    /// Records that every rank has entered. Returns an error if calls differ. `agreed` is `true` if
-    /// the calls are known to be the same. `signature` is the signature of this rank's call.
+    /// Records that every rank has entered the operation. Returns an error if the calls of two
+    /// ranks differ. If `agreed` is `true`, the caller has already found that all calls are the
+    /// same. If not, this function compares the full parameters. `signature` is the signature of
+    /// this rank's call.
     #[inline]
     fn agree(&self, agreed: bool, signature: u64) -> Result<(), Stop> {
         let outcome = if agreed { Ok(()) } else { self.compare_calls() };
@@ -429,9 +437,9 @@ impl Run<'_> {
         outcome
     }
 
-    /// Waits for the entries of all ranks and compares their calls with the call of this rank. A
-    /// rank does not read its own line, because that read would wait until the store has reached
-    /// the cache.
+    /// Waits for the entries of all ranks, and compares the calls of these ranks with the call of
+    /// this rank. The entry of this rank is `mine`. This function does not read it from shared
+    /// memory, because that read would wait until the store of the entry has reached the cache.
     #[inline]
     fn entries(&self, algorithm: Algorithm, mine: Entry, entries: &mut PerRank<Entry>, limit: Limit) -> Result<(), Stop> {
         let mut agreed = !self.compares_in_full(algorithm);
@@ -450,9 +458,9 @@ impl Run<'_> {
         self.agree(agreed, mine.signature)
     }
 
-    /// Waits for the entries of all ranks, and computes the result of this rank. Only the entry of
-    /// the root contains an operand. So this function reads only the signatures in the entries of
-    /// the other ranks, unlike [`Run::entries`].
+    /// Waits for the entries of all ranks, compares their calls, and computes the result of this
+    /// rank. Only the root has an operand. So this function reads the whole entry of the root, and
+    /// only the signatures of the other ranks.
     #[inline]
     fn take_from_root(&self, algorithm: Algorithm, mine: Entry, limit: Limit) -> Result<(), Stop> {
         let root = self.op.root.index();
@@ -477,9 +485,10 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Runs a collective whose entries contain the codes of the buffers instead of the operands.
-    /// All ranks have entered. `phases_done` is the number of synchronizations of all ranks that
-    /// this collective has already executed.
+    /// Runs the rest of a collective with large operands: the entries contain the codes of the
+    /// buffers, not the operands. All ranks have entered. `phases_done` is the number of phases
+    /// that this collective has already completed. Each phase ends with a synchronization of all
+    /// ranks.
     fn large(&self, entries: &[Entry], counts: Option<&Counts>, phases_done: u32) -> Result<(), Stop> {
         if entries.iter().all(|entry| is_symmetric(entry.payload[0]) && is_symmetric(entry.payload[1])) {
             self.direct(entries, counts, phases_done)
@@ -520,17 +529,18 @@ impl Run<'_> {
 
 /// Code of a buffer that the rank did not pass, as described at [`Run::code`].
 const NO_BUFFER: u64 = u64::MAX;
-/// Flag in the code of a private buffer. The other bits of the code are the address of the buffer
-/// in the process of the buffer's owner.
+/// Flag that marks the code of a private buffer. The other bits of the code are an address. The
+/// address is valid in the process of the rank that owns the buffer.
 const PRIVATE: u64 = 1 << 63;
 
-/// Returns whether `code` identifies a symmetric buffer, which other ranks can access directly.
-/// Also returns `true` for [`NO_BUFFER`].
+/// Returns whether `code` identifies a symmetric buffer. Other ranks can access such a buffer
+/// directly. Also returns `true` if `code` is [`NO_BUFFER`].
 fn is_symmetric(code: u64) -> bool {
     code == NO_BUFFER || code & PRIVATE == 0
 }
 
-/// Whether no rank, some ranks or all ranks passed the same buffer as operand and result.
+/// How many ranks work in place: none, some or all. A rank works in place if it passed the same
+/// buffer as operand and as result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum InPlace {
     None,

@@ -35,8 +35,8 @@ pub(super) unsafe fn copy_part(to: *mut u8, from: *const u8, len: usize) {
 }
 
 impl Run<'_> {
-    /// Copies the elements `block` of each part of this rank's operand to `to`, without gaps
-    /// between the parts.
+    /// Packs one block of this rank's operand: copies the elements with the indices `block` from
+    /// each part of the operand. The copies of the parts follow each other at `to` without gaps.
     #[inline]
     pub(super) fn pack(&self, to: *mut u8, block: Range<usize>) {
         let Some(send) = self.op.send else { return };
@@ -96,11 +96,12 @@ impl Run<'_> {
         self.consume(&inputs, 0..self.op.count);
     }
 
-    /// Returns the address of this rank's operand in the buffer of the caller. Reading the packed
-    /// copy of the operand instead would take longer, because that read waits until the stores of
-    /// the copy have reached the cache. An in-place result overwrites no element of the operand
-    /// that is still to be read. Returns `None` if there is no operand, if the packed copy has a
-    /// different layout, or if the caller passed a function that reduces.
+    /// Returns the address of this rank's operand in the buffer that the program passed. The caller
+    /// reads the operand there and not from the packed copy: a read of the copy would wait until
+    /// the stores of the copy have reached the cache. In place, the result overwrites no element of
+    /// the operand that is still to be read. Returns `None` if the caller must read the packed
+    /// copy. This is the case if there is no operand, if the copy has a different layout, or if the
+    /// program passed a function that reduces.
     #[inline]
     fn own_operand(&self) -> Option<*const u8> {
         let lies_apart = self.op.kind == Kind::AllToAllStrided || self.op.function().is_some();
@@ -129,8 +130,8 @@ impl Run<'_> {
         unsafe { copy_part(self.shared.address(recv), first.wrapping_add(part * len), len) };
     }
 
-    /// Computes the elements `block` (of each part) of the result of this rank from the packed
-    /// operands.
+    /// Computes one block of this rank's result from the packed operands. If the result has parts,
+    /// `block` selects the elements of each part.
     #[inline]
     fn consume(&self, inputs: &[Input], block: Range<usize>) {
         let size = self.element_bytes();
@@ -175,9 +176,10 @@ impl Run<'_> {
         }
     }
 
-    /// Runs the rest of the collective block by block through the staging areas, after all ranks
-    /// have entered. `phases_done` is the number of synchronizations of all ranks that this
-    /// collective has already executed.
+    /// Runs the rest of the collective in rounds. Each round passes one block of every operand
+    /// through the staging areas. All ranks have entered. `phases_done` is the number of phases
+    /// that this collective has already completed. Each phase ends with a synchronization of all
+    /// ranks.
     pub(super) fn in_rounds(&self, entries: &[Entry], counts: Option<&Counts>, phases_done: u32) -> Result<(), Stop> {
         let fitting = STAGE_BYTES / self.element_bytes() / self.parts();
         let block_len = if fitting < 16 { fitting } else { fitting / 16 * 16 };
@@ -219,8 +221,9 @@ impl Run<'_> {
         self.step.sync(phase + 1)
     }
 
-    /// Reduces this rank's share of the packed operands of all ranks. Stores the result in the
-    /// staging areas of all ranks, where it replaces the operands.
+    /// Reduces one share of the elements: each rank reduces a different share. The inputs are the
+    /// packed operands of all ranks. The result replaces this share of the operands in the staging
+    /// areas of all ranks.
     fn reduce_share(&self, inputs: &[Input], block_len: usize) {
         let size = self.element_bytes();
         let mine = share(block_len, self.n, self.me, size);

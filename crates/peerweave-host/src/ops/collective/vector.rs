@@ -21,8 +21,8 @@ use crate::simd;
 use crate::sync::wait::Stop;
 use peerweave_core::backend::{CollectiveKind, VectorCounts};
 
-/// The memory in which a rank passes its parts to the other ranks. The lowest bits of the last word
-/// of the entry encode this value.
+/// The memory in which a rank passes its parts to the other ranks. The entry of the rank encodes
+/// this choice in the lowest bits of its last word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 enum Slots {
@@ -32,12 +32,12 @@ enum Slots {
     None = 2,
 }
 
-/// Mask of the bits of an entry's last word that contain a [`Slots`] value. The other bits contain
-/// the balance of the counts, modulo 2^62.
+/// Mask for the last word of an entry. The bits in the mask contain a [`Slots`] value. The other
+/// bits contain the balance of the rank's counts, modulo 2^62.
 const SLOTS: u64 = 3;
 const SLOTS_BITS: u32 = 2;
 
-/// Number of bytes of an entry's payload that are available for slots.
+/// Number of bytes in an entry's payload that all slots together may use.
 const LINE_BYTES: usize = PAYLOAD_BYTES - size_of::<u64>();
 
 impl Slots {
@@ -69,9 +69,9 @@ impl Run<'_> {
         self.op.counts.as_ref().expect("peerweave-core bug: the collective has no counts")
     }
 
-    /// Returns the entry of this rank. If each part that this rank sends fits in a slot, as
-    /// described at [`Slots`], also copies the parts to the slots. Otherwise, publishes the counts
-    /// of this rank.
+    /// Creates the entry of this rank, which the caller publishes. If the parts that this rank
+    /// sends fit in slots (see [`Slots`]), copies the parts to the slots. Otherwise, writes the
+    /// counts of this rank to its staging area.
     #[inline]
     pub(super) fn vector_entry(&self, signature: u64) -> Entry {
         let (counts, size) = (self.vector_counts(), self.element_bytes());
@@ -107,7 +107,7 @@ impl Run<'_> {
         self.step.stage(rank, self.step.parity()).wrapping_add(self.counts_bytes())
     }
 
-    /// Runs the rest of the collective, after all ranks have entered.
+    /// Runs the rest of the collective. All ranks have published their entries.
     #[inline]
     pub(super) fn vector(&self, entries: &mut [Entry]) -> Result<(), Stop> {
         let (mut balance, mut slots) = (0u64, 0);
@@ -149,17 +149,17 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Returns whether the collective is an all-to-all-v in place. In this case, results may
-    /// overwrite parts of the operand that this rank has not read yet. In other collectives, the
-    /// part that this rank sends to itself need not be packed.
+    /// Returns whether the collective is an all-to-all-v in place. Its results may overwrite parts
+    /// of the operand that this rank has not read yet, so this rank also packs the part that it
+    /// sends to itself. In other collectives, this part need not be packed.
     #[inline]
     pub(super) fn overwrites_operand(&self) -> bool {
         self.op.kind == CollectiveKind::AllToAllV && self.op.send == self.op.recv
     }
 
-    /// Takes the slots of the next operation into the cache, as described at
-    /// [`Step::own_next_stage`](crate::sync::step::Step::own_next_stage). This helps only if the
-    /// next operation has the same counts.
+    /// Prepares the cache for the next operation: requests the slots that this rank will then
+    /// write, as described at [`Step::own_next_stage`](crate::sync::step::Step::own_next_stage).
+    /// This helps only if the next operation has the same counts.
     #[inline]
     fn own_next_slots(&self, slots: Slots, counts: &VectorCounts) {
         if slots != Slots::Staged {
@@ -171,8 +171,9 @@ impl Run<'_> {
         }
     }
 
-    /// Runs the rest of the collective if the parts of a rank do not fit in slots, or if the counts
-    /// of two ranks disagree.
+    /// Runs the rest of the collective without slots. This is necessary if the parts of any rank do
+    /// not fit in slots. If the counts of two ranks disagree, returns an error that describes the
+    /// disagreement.
     #[cold]
     fn vector_without_slots(&self, entries: &mut [Entry]) -> Result<(), Stop> {
         // Calls are compared in full, because ranks access buffers that other ranks name.

@@ -16,7 +16,8 @@ use std::time::Duration;
 pub(crate) struct Region {
     base: *mut u8,
     bytes: usize,
-    /// Guard that detects a forked child, which does not have the mapping.
+    /// Detects whether this process is a forked child of the process that created the mapping. A
+    /// forked child does not have the mapping.
     guard: ForkGuard,
 }
 

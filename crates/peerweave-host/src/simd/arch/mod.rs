@@ -228,7 +228,7 @@ pub(crate) struct Isa(Level);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-#[allow(dead_code, reason = "each architecture uses only some of these levels")]
+#[allow(dead_code, reason = "a build creates only the levels of its own architecture")]
 enum Level {
     Portable = 1,
     Sse2,
@@ -340,7 +340,7 @@ impl Isa {
             #[cfg(any(test, miri, not(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))))]
             // SAFETY: as above.
             Level::Portable => unsafe { portable::Portable::enter(kernel) },
-            #[allow(unreachable_patterns, reason = "not reached: by [I1], this build has code for the level of every `Isa`")]
+            #[allow(unreachable_patterns, reason = "by [I1], one of the arms above handles every level that an `Isa` can have")]
             _ => unreachable!("this build has no code for {}", self.name()),
         }
     }
