@@ -129,10 +129,10 @@ impl Pipe {
 #[derive(Default)]
 pub(super) struct Outbox {
     queue: VecDeque<Arc<[u8]>>,
-    /// Number of bytes of the first element of `queue` that have already been sent.
+    /// Number of bytes that have already been sent from the first buffer in the queue.
     sent_len_bytes: usize,
-    /// Number of bytes that were pushed since the queue was last empty. Does not include bytes that
-    /// other connections share.
+    /// Total length of the buffers that were pushed since the queue was last empty. Buffers that
+    /// other connections share are not counted.
     own_len_bytes: usize,
 }
 
