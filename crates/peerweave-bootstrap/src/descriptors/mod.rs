@@ -139,8 +139,8 @@ impl Rendezvous {
     }
 }
 
-/// One call of [`Rendezvous::share_descriptor`] or [`Rendezvous::exchange_descriptors`] on one
-/// member.
+/// A call that this PE makes: [`Rendezvous::share_descriptor`] or
+/// [`Rendezvous::exchange_descriptors`].
 struct Call<'a> {
     rendezvous: &'a Rendezvous,
     name: &'static str,

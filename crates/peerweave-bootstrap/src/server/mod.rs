@@ -124,7 +124,8 @@ pub struct Server {
 
 enum Command {
     ReportLost(Pe, String),
-    /// Requests an answer, which the server's thread sends after it has handled all earlier events.
+    /// Asks the server's thread for an answer. The thread answers after it has handled all earlier
+    /// events.
     Sync(Sender<()>),
     End {
         linger: Duration,
@@ -244,8 +245,8 @@ impl Server {
         self.shared.board().aborted().map(|(pe, code)| (Pe::new(pe), code))
     }
 
-    /// Waits up to 200 ms until the server's thread has handled the events from before this call,
-    /// and has written its answers to the sockets.
+    /// Waits until the server's thread has handled the events from before this call, and has
+    /// written its answers to the sockets. Waits for at most 200 ms.
     pub(crate) fn sync(&self) {
         let (answer, answered) = mpsc::channel();
         self.command(Command::Sync(answer));

@@ -280,7 +280,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn forget_last_sets_the_pointer_to_the_last_stream_to_null() {
+    fn forget_last_clears_the_pointer_to_the_last_stream() {
         let streams = Streams::new();
         streams.last.store(std::ptr::dangling_mut(), Ordering::Relaxed);
         assert!(streams.forget_last());

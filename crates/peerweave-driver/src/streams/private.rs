@@ -75,7 +75,7 @@ impl Deref for PrivateStream {
     type Target = Arc<CudaStream>;
 
     fn deref(&self) -> &Arc<CudaStream> {
-        self.stream.as_ref().expect("the stream is taken only in `drop`")
+        self.stream.as_ref().expect("the stream exists until `drop`")
     }
 }
 

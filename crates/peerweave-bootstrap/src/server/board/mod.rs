@@ -114,7 +114,7 @@ impl Board {
         }
     }
 
-    /// Returns the first loss of a PE, if any.
+    /// Returns the first loss of a PE, or the end of the server. Returns `None` before that.
     pub(crate) fn first_loss(&self) -> Option<&Fault> {
         self.broken.as_ref()
     }
