@@ -52,7 +52,8 @@ impl fmt::Display for Launcher {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Served {
-    /// The launcher or another process runs the server. This process lives as long as the job.
+    /// The launcher or another separate process runs the server. That process lives as long as the
+    /// job.
     ByLauncher,
     /// PE 0 runs the server, inside its [`Rendezvous`](crate::Rendezvous).
     ByPe0,

@@ -205,8 +205,8 @@ pub(crate) fn is_time_over(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
-/// Returns the time until the deadline, which is never zero, because a zero time limit of a socket
-/// means no limit. Returns an error of kind `TimedOut` if the deadline has passed.
+/// Returns the time until the deadline. The result is never zero, because a zero time limit of a
+/// socket would mean no limit. Returns an error of kind `TimedOut` if the deadline has passed.
 fn time_left(deadline: Instant) -> io::Result<Duration> {
     match deadline.saturating_duration_since(Instant::now()) {
         Duration::ZERO => Err(io::ErrorKind::TimedOut.into()),
@@ -268,8 +268,9 @@ pub(crate) fn may_speak(socket: &(impl std::os::fd::AsFd + ?Sized)) -> io::Resul
     Ok(trusted.then_some(peer.pid.unsigned_abs()))
 }
 
-/// Returns the credentials of the peer. Uses `libc`, because `rustix` reads the process ID into a
-/// type that cannot be 0, and the kernel does report 0 across PID namespaces.
+/// Returns the credentials of the peer. The kernel reports the process ID 0 for a peer in another
+/// PID namespace. So this function uses `libc`, because the type of process IDs in `rustix` cannot
+/// contain 0.
 #[cfg(target_os = "linux")]
 fn peer_credentials(socket: std::os::fd::BorrowedFd<'_>) -> io::Result<libc::ucred> {
     use std::os::fd::AsRawFd;

@@ -187,8 +187,8 @@ impl Connection {
         self.send(frame, deadline);
     }
 
-    /// Waits for the outcome of a request that has been sent, until `deadline` and up to [`GRACE`]
-    /// longer.
+    /// Waits until `deadline` for the outcome of a request that has been sent. At the deadline,
+    /// waits up to [`GRACE`] longer for the list of missing PEs.
     pub(crate) fn wait(&self, request: u64, deadline: Instant) -> Answer {
         self.wait_with(request, deadline, GRACE)
     }

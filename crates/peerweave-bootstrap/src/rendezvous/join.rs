@@ -3,8 +3,8 @@
 //!
 //! [`super`] sends the requests. [`super::siblings`] finds the process of each PE.
 //!
-//! Invariant: every function of this module returns by the deadline of the join, or at most a short
-//! time later. The server needs this time to name missing PEs.
+//! Invariant: every function of this module returns by the deadline of the join, or a short time
+//! later. The server may need the additional time to name missing PEs.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -77,7 +77,7 @@ pub(crate) type Ended<'a> = &'a mut dyn FnMut(&[Pe]) -> Vec<(Pe, String)>;
 pub(super) enum Watched<'a> {
     /// No process is watched.
     Nothing,
-    /// Processes that the same agent of torchrun started are watched.
+    /// This module watches the processes that the agent of torchrun started on this machine.
     #[cfg(target_os = "linux")]
     Siblings(Siblings),
     /// The caller watches the processes.

@@ -2,9 +2,10 @@
 //! [`board`] interprets the frames.
 //!
 //! Invariants:
-//! - [1] A connection that has not joined stores at most [`HELLO_FRAME_LEN_BYTES`] bytes for at
-//!   most [`ServerOptions::hello_within`]. The number of such connections is at most
-//!   [`ServerOptions::max_unidentified`] plus the number of missing PEs.
+//! - [1] For each connection that has not joined, the server stores at most
+//!   [`HELLO_FRAME_LEN_BYTES`] bytes, for at most [`ServerOptions::hello_within`]. The number of
+//!   such connections is at most [`ServerOptions::max_unidentified`] plus the number of missing
+//!   PEs.
 //! - [2] No connection delays another connection.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -41,8 +41,8 @@ impl Acceptor {
         }
     }
 
-    /// Accepts the next connection. Returns the connection with the process ID of the peer, if the
-    /// system reports the ID. Returns `None` for a connection of another user, which is closed.
+    /// Accepts the next connection. Returns the connection, and the process ID of the peer if the
+    /// system reports it. Closes a connection of another user, and returns `None` for it.
     pub(super) fn accept(&self) -> io::Result<Option<(Pipe, Option<u32>)>> {
         match self {
             #[cfg(target_os = "linux")]

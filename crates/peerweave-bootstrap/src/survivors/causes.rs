@@ -1,5 +1,5 @@
-//! Finds the members that caused a failed attempt to agree on a new job. A PE whose attempt fails
-//! withdraws from the attempt, and names the PE that caused the failure.
+//! After a failed attempt to agree on a new job, finds the members that caused the failure. A PE
+//! whose attempt fails withdraws from the attempt, and names the PE that caused the failure.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -62,9 +62,9 @@ impl Survivors<'_> {
     }
 
     /// Withdraws this PE from the attempt that led to `decision`. Then waits, for at most `limit`,
-    /// until all other members have ended or given up. Returns the other members. They are probably
-    /// stopped. Use this function after a failure that names no PE, for example if a server does
-    /// not answer.
+    /// until every other member has ended or given up. Returns the members that have done neither.
+    /// These members are probably stopped. Use this function after a failure that names no PE, for
+    /// example if a server does not answer.
     fn remaining(&self, decision: &Decision, limit: Duration) -> Vec<Pe> {
         self.withdraw(decision, None);
         let until = Instant::now() + limit;

@@ -251,7 +251,7 @@ pub enum Disagreement<E> {
     Late {
         /// Time for which this PE waited.
         waited: Duration,
-        /// The PEs that had not arrived or were not ready at the deadline, in ascending order.
+        /// The PEs that kept this PE waiting, in ascending order.
         missing: Vec<Pe>,
     },
     /// Another PE has ended, has withdrawn from the agreement, or is a member of a new job without
@@ -551,7 +551,7 @@ impl<'a> Survivors<'a> {
     ///
     /// # Errors
     /// [`Disagreement::Late`] names the members that were not ready by the deadline.
-    /// [`Disagreement::Left`] names a member that has ended or given up.
+    /// [`Disagreement::Left`] names a member that ended or gave up before it was ready.
     pub fn commit(&self, decision: &Decision, until: Instant) -> Result<(), Disagreement<std::convert::Infallible>> {
         let (start, own) = (Instant::now(), self.own());
         own.enter(decision.attempt, phase::READY);

@@ -197,8 +197,8 @@ impl LoadedKernel {
         unsafe { self.launch_into(stream, config, arguments, is_captured.then_some(keep)) }
     }
 
-    /// Like [`launch`](Self::launch), for a caller that knows whether the stream is being captured.
-    /// `keep` must be `Some` if the stream is being captured.
+    /// Like [`launch`](Self::launch), but the caller already knows whether the stream is being
+    /// captured. If the stream is being captured, `keep` must be `Some`.
     ///
     /// # Errors
     /// As for [`launch`](Self::launch).

@@ -2,8 +2,8 @@
 //!
 //! Each declaration states the first version of CUDA whose driver has the function.
 //!
-//! Invariant: a result of the driver, by value or through a pointer, is never declared as an
-//! enumeration, because a newer driver may return further values.
+//! Invariant: no result of the driver is declared as an enumeration, neither a returned value nor a
+//! value behind a pointer. A newer driver may return further values.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 

@@ -16,8 +16,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 static CLOSED: AtomicBool = AtomicBool::new(false);
 
-/// Number of [`BeforeExit`] values that exist now: each is held by a thread that may call the
-/// driver.
+/// Number of [`BeforeExit`] values that exist now. Each thread that may call the driver holds such
+/// a value.
 static INSIDE: AtomicUsize = AtomicUsize::new(0);
 
 /// ID of the process that registered the exit handler. A forked child inherits the handler and a

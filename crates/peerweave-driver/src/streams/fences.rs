@@ -14,9 +14,8 @@ pub(crate) fn light() {
     compiler_fence(Ordering::SeqCst);
 }
 
-/// Executes the heavy fence: makes every thread of the process execute a fence, which takes
-/// microseconds. Returns `false`, without ordering anything, if the operating system has no such
-/// fence.
+/// Executes the heavy fence: makes every thread of the process execute a fence. This call takes
+/// microseconds. If the operating system has no such fence, orders nothing and returns `false`.
 #[cfg(all(target_os = "linux", not(miri)))]
 pub(crate) fn heavy() -> bool {
     use rustix::thread::{MembarrierCommand, membarrier};

@@ -61,8 +61,8 @@ pub struct Streams {
 #[derive(Default)]
 struct Known {
     streams: BTreeMap<Key, Arc<Noted>>,
-    /// If the list has at least this length, recording a new stream removes unused streams.
-    /// [`Streams::MANY`] is a lower bound.
+    /// Recording a new stream removes unused streams if the list has at least this length and at
+    /// least the length [`Streams::MANY`].
     look_at: usize,
 }
 

@@ -1,10 +1,11 @@
 //! Streams that a library creates for its own use.
 //!
 //! This module does not use cudarc's `new_stream`. The first `new_stream` in a context waits for
-//! all work of the device, without a deadline (`cuCtxSynchronize`). cudarc then starts to order
-//! streams by events. This module does not use cudarc's `fork` either. cudarc counts a forked
-//! stream as the first stream, but `fork` does not wait. The user's next stream could then use
-//! memory that the default stream is still filling.
+//! all work of the device, without a deadline (`cuCtxSynchronize`). From then on, cudarc orders
+//! streams by events. This module does not use cudarc's `fork` either. `fork` does not wait, but
+//! cudarc counts the forked stream as the first stream of the context. The user's next `new_stream`
+//! would then not wait either. The new stream could use memory that the default stream is still
+//! filling.
 //!
 //! Invariant: the driver's stream is destroyed once, when no handle to the stream remains.
 

@@ -88,9 +88,9 @@ pub(crate) struct Board {
     broken: Option<Fault>,
     /// The first PE that aborted the job, and the exit code that this PE requested.
     aborted: Option<(u32, u8)>,
-    /// Of the PEs that have left, the PE that had entered the fewest rounds. The first value is the
-    /// number of rounds that this PE entered, and the second value is the PE. Rounds with this
-    /// number or a higher number cannot complete, because this PE does not enter them.
+    /// Of the PEs that have left, the PE that had entered the fewest rounds. The first value is its
+    /// number of rounds, and the second value is the PE. Rounds with this number or a higher number
+    /// cannot complete, because that PE does not enter them.
     first_left: Option<(u64, u32)>,
 }
 
@@ -216,8 +216,8 @@ impl Board {
         }
     }
 
-    /// Handles the end of the connection of a joined PE. Returns the loss, if the PE had not left
-    /// or been lost before.
+    /// Handles the end of the connection of a joined PE. Returns the loss of this PE. Returns
+    /// `None` if the PE had already left or had already been lost.
     pub(crate) fn closed(&mut self, pe: u32, out: &mut Vec<Action>) -> Option<Fault> {
         if !matches!(self.members[pe as usize].seat, Seat::Taken(_)) {
             return None;
