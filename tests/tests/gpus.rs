@@ -40,7 +40,7 @@ fn every_collective_on(hosts: &[&str], shape: &str, types: &[DType], passes: usi
 }
 
 #[test]
-fn waits_compare_values_by_their_type_and_wait_any_is_fair() {
+fn wait_compares_values_by_type_and_wait_any_is_fair() {
     Fakes::new().cuda().run(|| {
         common::pes_that_may_fail(2, options(), |gpu| {
             let backend = Cuda::new(gpu.expect("the GPU is set up")).expect("the backend starts");
@@ -170,7 +170,7 @@ fn collectives_of_teams_on_several_hosts_are_correct() {
 }
 
 #[test]
-fn reduce_functions_and_strided_calls_are_correct_across_hosts() {
+fn reduction_functions_and_strided_calls_work_across_hosts() {
     with_nccl().run(|| {
         common::pes_on(&["a", "b", "a"], options(), |gpu| {
             let backend = Cuda::new(gpu.expect("the GPU is set up")).expect("the backend starts");

@@ -33,8 +33,8 @@ pub enum Members<'a> {
 pub struct Failure {
     /// The error message.
     pub reason: String,
-    /// Whether another PE caused this failure. If several PEs failed in one call of [`agree`], the
-    /// error names a PE whose failure no other PE caused, if there is such a PE.
+    /// Whether another PE caused this failure. If several PEs fail in the same round of [`agree`],
+    /// the error names a PE that failed by itself, if there is such a PE.
     pub is_consequence: bool,
 }
 
@@ -62,8 +62,8 @@ pub enum Disagreement {
         other_has: String,
     },
     /// The rendezvous failed. If the PEs passed different labels with [`Members::All`], all PEs get
-    /// [`BootstrapError::Mismatch`]. After any other error, the PEs may have reached different
-    /// decisions, and other PEs may not know the outcome of this PE.
+    /// [`BootstrapError::Mismatch`]. After any other error, the round may have succeeded on other
+    /// PEs, and other PEs may not have received the outcome of this PE.
     Rendezvous(BootstrapError),
 }
 
@@ -80,8 +80,9 @@ const CONSEQUENCE: u8 = 3;
 /// PE.
 ///
 /// # Collective
-/// All members. Waits until all members have arrived. The [`deadline`](Rendezvous::deadline) of the
-/// rendezvous limits the wait, or, with [`Members::Some`], the wait for each member.
+/// All members. Waits until all members have arrived. With [`Members::All`], the
+/// [`deadline`](Rendezvous::deadline) of the rendezvous limits the whole wait. With
+/// [`Members::Some`], it limits the wait for each member.
 ///
 /// # Errors
 /// [`Disagreement::Own`] if `outcome` is a failure. The other members are notified of the failure.
@@ -125,9 +126,10 @@ pub fn give_up(rendezvous: &Rendezvous, key: &str, label: &str, reason: &str) {
     let _ = rendezvous.put(&key_of(key, label, rendezvous.pe()), &encode("", Err(&failure)));
 }
 
-/// Removes the data that this PE stored in a call of [`agree`] with [`Members::Some`], `key` and
-/// `label`. Call this function after all members have read the data. If the rendezvous fails, this
-/// function ignores the error, and the data stays in the store.
+/// Removes the data that this PE stored in a call of [`agree`] with [`Members::Some`]. `key` and
+/// `label` are the key and the label of that call. Call this function after all members have read
+/// the data. If the rendezvous fails, this function ignores the error, and the data stays in the
+/// store.
 pub fn forget(rendezvous: &Rendezvous, key: &str, label: &str) {
     let _ = rendezvous.remove(&key_of(key, label, rendezvous.pe()));
 }
@@ -211,8 +213,8 @@ fn encode(call: &str, outcome: Result<&[u8], &Failure>) -> Vec<u8> {
     statement
 }
 
-/// The report that a PE sends in a round: the description of its call, and either its blob or its
-/// failure.
+/// The decoded report of a PE in a round. The first element describes the PE's call. The second
+/// element is the PE's blob or its failure.
 type Statement<'a> = (&'a str, Result<&'a [u8], Received<'a>>);
 
 /// A [`Failure`] that was received from another PE.
@@ -241,7 +243,7 @@ mod tests {
     use super::*;
     use crate::{Options, Server};
 
-    /// Runs `body` on `n` threads, each of which is a PE.
+    /// Runs `body` on `n` threads and returns the results. Each thread is one PE of a new job.
     fn pes<T: Send>(n: u32, body: impl Fn(Rendezvous) -> T + Sync) -> Vec<T> {
         let (_server, jobs) = Server::on_this_machine(n).expect("the server starts");
         std::thread::scope(|scope| {

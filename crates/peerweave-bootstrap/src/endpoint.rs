@@ -9,8 +9,7 @@ use std::str::FromStr;
 use crate::error::BootstrapError;
 use crate::token::fill_random;
 
-/// Maximum length in bytes of the name of an abstract Unix socket. This limit is below the limit of
-/// Linux, which is 107 bytes.
+/// Maximum length of the name of an abstract Unix socket, in bytes. Linux would allow 107 bytes.
 pub const MAX_NAME_LEN_BYTES: usize = 100;
 
 /// The address of a rendezvous.

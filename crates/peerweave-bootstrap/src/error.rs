@@ -1,7 +1,7 @@
-//! Errors of the rendezvous and of launchers' environments.
+//! Errors of the rendezvous, and of reading the environment variables that launchers set.
 //!
-//! Invariant: every error names the call that failed or the invalid value. The error of an expired
-//! wait names the missing PEs.
+//! Invariant: every error names the call that failed or the invalid value. If a wait times out, the
+//! error names the missing PEs.
 
 use std::fmt;
 use std::io;
@@ -121,7 +121,8 @@ pub enum BootstrapError {
         /// Name of the argument that is too long, or "the data stored by the server" if the
         /// server's memory is full.
         what: &'static str,
-        /// Length in bytes. If the server's memory is full: size that the stored data would have.
+        /// Length of the argument in bytes. If the server's memory is full, the total size that the
+        /// stored data would have.
         len_bytes: u64,
         /// The limit in bytes.
         limit_bytes: u64,
@@ -176,12 +177,13 @@ pub enum Loss {
     /// The PE has called [`leave`](crate::Rendezvous::leave), but a call of another PE still needs
     /// the PE that left.
     Left,
-    /// The PE left or disconnected because of the PEs in `missing`. Either the wait of the PE for
-    /// `missing` had timed out, or the PE had passed the only PE in `missing` to
+    /// The PE left or disconnected because of the PEs in `missing`. Either a wait for these PEs had
+    /// timed out, or the PE had passed one PE to
     /// [`report_root_cause`](crate::Rendezvous::report_root_cause).
     GaveUp {
-        /// The PEs for which the lost PE had waited, in ascending order, or the one PE that the
-        /// lost PE had passed to `report_root_cause`.
+        /// The PEs because of which the lost PE gave up, in ascending order. If no wait of the lost
+        /// PE had timed out, this list has one element: the PE that the lost PE had passed to
+        /// `report_root_cause`.
         missing: Vec<Pe>,
     },
     /// The launcher reported that the PE's process has ended. The value is the launcher's message.

@@ -5,11 +5,12 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-/// Maximum time for writing the buffered data of standard output. Another thread may hold the lock
-/// of standard output.
+/// Time limit for writing the buffered data of standard output. The limit is needed because another
+/// thread may hold the lock of standard output.
 const FLUSH: Duration = Duration::from_millis(100);
 
-/// Ends this process with the exit status `code`, from any thread, within about 100 ms.
+/// Ends this process within about 100 ms, with the exit status `code`. Any thread may call this
+/// function.
 ///
 /// Runs no destructors of Rust values or C++ objects, and no functions that have been registered
 /// with `atexit`. Such code could wait for threads that are still running. Writes the data that

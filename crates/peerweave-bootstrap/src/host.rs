@@ -41,7 +41,8 @@ impl Host {
         Self::of(id.as_deref())
     }
 
-    /// Returns the host of a process that runs on this machine and has `NCCL_HOSTID` set to `id`.
+    /// Returns the host of a process that runs on this machine and whose variable `NCCL_HOSTID` is
+    /// `id`.
     pub fn named(id: &str) -> Self {
         Self::of(Some(id))
     }
@@ -56,7 +57,7 @@ impl Host {
         Self { identity: [1, 2].map(|salt| fingerprint(&text, salt)), name: id.map_or(name, str::to_owned) }
     }
 
-    /// Returns a hash of the host's identity. Two different hosts have the same hash only by
+    /// Returns a hash of the host's identity. Different hosts have different hashes, except by
     /// chance.
     pub fn number(&self) -> u64 {
         self.identity[0]
@@ -69,7 +70,7 @@ impl Host {
     }
 
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
-        /// Maximum number of bytes of a host's name that PEs exchange.
+        /// Maximum length of a host's name in this encoding, in bytes. A longer name is truncated.
         const LONGEST: usize = 64;
         let name = self.name.bytes().take(LONGEST);
         self.identity.iter().flat_map(|word| word.to_le_bytes()).chain(name).collect()

@@ -52,9 +52,10 @@ impl fmt::Display for Launcher {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Served {
-    /// The launcher, or another process that lives as long as the job.
+    /// The launcher or another separate process runs the server. That process lives as long as the
+    /// job.
     ByLauncher,
-    /// PE 0, inside its [`Rendezvous`](crate::Rendezvous).
+    /// PE 0 runs the server, inside its [`Rendezvous`](crate::Rendezvous).
     ByPe0,
 }
 

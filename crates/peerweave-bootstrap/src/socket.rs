@@ -24,8 +24,8 @@ pub(crate) enum Listener {
 pub(crate) struct Bound {
     /// The address at which other PEs reach the listener.
     pub(crate) told: Endpoint,
-    /// The address at which the listening process itself reaches the listener. This address does
-    /// not depend on name resolution.
+    /// The address at which the listening process reaches its own listener. This address does not
+    /// depend on name resolution.
     pub(crate) here: Endpoint,
 }
 
@@ -37,11 +37,11 @@ pub(crate) enum Stream {
 }
 
 impl Listener {
-    /// Binds a listening socket. Returns the socket with its address, in which port 0 is replaced
-    /// by the chosen port.
+    /// Binds a listening socket. Returns the socket and its addresses. If the endpoint has port 0,
+    /// the addresses have the port that the system chose.
     ///
-    /// `interface` is the address to bind instead of the endpoint's host. The address for other PEs
-    /// still has the endpoint's host.
+    /// If `interface` is `Some`, the socket is bound to this IP address instead of the endpoint's
+    /// host. The address for other PEs still has the endpoint's host.
     pub(crate) fn bind(endpoint: &Endpoint, interface: Option<net::IpAddr>) -> Result<(Self, Bound), BootstrapError> {
         let failed = |error: &io::Error| BootstrapError::io_at("bind", endpoint, error);
         match endpoint {
@@ -205,8 +205,8 @@ pub(crate) fn is_time_over(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
-/// Returns the time until the deadline, which is never zero, because a zero time limit of a socket
-/// means no limit. Returns an error of kind `TimedOut` if the deadline has passed.
+/// Returns the time until the deadline. The result is never zero, because a zero time limit of a
+/// socket would mean no limit. Returns an error of kind `TimedOut` if the deadline has passed.
 fn time_left(deadline: Instant) -> io::Result<Duration> {
     match deadline.saturating_duration_since(Instant::now()) {
         Duration::ZERO => Err(io::ErrorKind::TimedOut.into()),
@@ -256,8 +256,8 @@ pub(crate) fn connect_unix(name: &str, deadline: Instant) -> io::Result<unix::Un
     }
 }
 
-/// Returns the process ID of the peer of a Unix connection. Returns `None` for a peer of another
-/// user, except the superuser.
+/// Returns the process ID of the peer of a Unix connection. Returns `None` if the peer belongs to a
+/// user who is neither this user nor the superuser.
 ///
 /// The kernel reports the process that called connect or listen (`SO_PEERCRED`). The process ID 0
 /// means a process of another PID namespace.
@@ -268,8 +268,9 @@ pub(crate) fn may_speak(socket: &(impl std::os::fd::AsFd + ?Sized)) -> io::Resul
     Ok(trusted.then_some(peer.pid.unsigned_abs()))
 }
 
-/// Returns the credentials of the peer. Uses `libc`, because `rustix` reads the process ID into a
-/// type that cannot be 0, and the kernel does report 0 across PID namespaces.
+/// Returns the credentials of the peer. The kernel reports the process ID 0 for a peer in another
+/// PID namespace. So this function uses `libc`, because the type of process IDs in `rustix` cannot
+/// contain 0.
 #[cfg(target_os = "linux")]
 fn peer_credentials(socket: std::os::fd::BorrowedFd<'_>) -> io::Result<libc::ucred> {
     use std::os::fd::AsRawFd;

@@ -46,17 +46,17 @@ fn warnings_of(test: &str) -> usize {
 }
 
 #[test]
-fn token_from_public_values_causes_one_warning_over_tcp() {
+fn public_token_causes_exactly_one_warning_for_a_tcp_server() {
     if std::env::var_os(COPY).is_some() {
         return (0..2).for_each(|_| join_and_leave(&unused_address()));
     }
-    assert_eq!(warnings_of("token_from_public_values_causes_one_warning_over_tcp"), 1);
+    assert_eq!(warnings_of("public_token_causes_exactly_one_warning_for_a_tcp_server"), 1);
 }
 
 #[test]
-fn token_from_public_values_causes_no_warning_over_unix_socket() {
+fn public_token_causes_no_warning_for_a_unix_socket_server() {
     if std::env::var_os(COPY).is_some() {
         return join_and_leave(&Endpoint::random_unix().expect("the system provides random numbers"));
     }
-    assert_eq!(warnings_of("token_from_public_values_causes_no_warning_over_unix_socket"), 0);
+    assert_eq!(warnings_of("public_token_causes_no_warning_for_a_unix_socket_server"), 0);
 }

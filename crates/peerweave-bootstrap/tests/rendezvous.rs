@@ -208,7 +208,7 @@ fn get_of_a_missing_key_times_out() {
 }
 
 #[test]
-fn zero_deadline_times_out_and_huge_deadline_does_not_overflow() {
+fn zero_deadline_times_out_and_maximum_deadline_is_accepted() {
     let options = ServerOptions { hello_within: Duration::MAX, ..ServerOptions::default() };
     let party = Party::with(2, Endpoint::random_unix().unwrap(), options);
     let error = party.join(0, Duration::ZERO).unwrap_err();
@@ -241,7 +241,7 @@ fn exchange_error_names_the_lost_pe() {
 }
 
 #[test]
-fn after_a_pe_leaves_only_calls_that_need_this_pe_fail() {
+fn only_calls_that_need_the_departed_pe_fail() {
     let party = Party::new(3);
     party.run(0..3, |rendezvous| {
         if rendezvous.pe() == Pe::new(1) {
@@ -343,7 +343,7 @@ fn full_server_refuses_data_and_stays_usable() {
 }
 
 #[test]
-fn join_twice_or_with_wrong_token_or_pe_count_is_refused() {
+fn second_join_wrong_token_and_wrong_pe_count_are_refused() {
     let party = Party::new(2);
     party.run(0..2, |rendezvous| {
         if rendezvous.pe() == Pe::new(0) {
@@ -402,7 +402,7 @@ fn run_jobs<T: Send>(
 }
 
 #[test]
-fn pe_0_serves_until_all_leave_and_can_serve_again() {
+fn each_server_of_pe_0_runs_until_all_pes_have_left() {
     let endpoint = Endpoint::random_unix().unwrap();
     for _ in 0..3 {
         run_jobs(served_by_pe_0(4, endpoint.clone()), LONG, |joined| {

@@ -73,7 +73,7 @@ fn survivors_agree_on_members_in_the_old_order() {
 }
 
 #[test]
-fn pe_that_ends_during_the_wait_is_not_a_member() {
+fn pe_that_ends_during_an_agreement_is_not_a_member() {
     let old = Old::new(4, &[2]);
     let decisions = thread::scope(|scope| {
         let others = scope.spawn(|| old.pes(&[1, 3], |survivors| agree(survivors, soon(20_000))));

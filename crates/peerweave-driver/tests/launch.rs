@@ -227,7 +227,7 @@ fn invalid_images_and_kernel_names_return_typed_errors() {
 }
 
 #[test]
-fn kernel_launches_if_driver_reports_no_parameters() {
+fn launch_succeeds_if_driver_lacks_the_parameter_query() {
     Fakes::new().cuda().without("cuFuncGetParamInfo").without("cuFuncLoad").run(|| {
         let (context, stream) = device();
         let kernel = loaded(&context);

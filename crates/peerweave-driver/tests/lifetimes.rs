@@ -27,7 +27,7 @@ fn retire_flag(context: &Arc<CudaContext>, stream: &Arc<CudaStream>) -> Arc<Atom
 }
 
 #[test]
-fn memory_dropped_during_capture_waits_for_earlier_work() {
+fn value_retired_during_a_capture_is_freed_after_earlier_work() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         block(&stream);
@@ -266,7 +266,7 @@ fn slice_outlives_the_work_of_two_reading_streams() {
 }
 
 #[test]
-fn slice_outlives_work_of_a_stream_of_a_second_context_object() {
+fn slice_outlives_work_on_a_stream_of_another_context_object() {
     Fakes::new().cuda().run(|| {
         // Two cudarc objects for one context of the driver. Neither knows how many streams the
         // other has created.
@@ -306,7 +306,7 @@ fn default_stream_slice_is_freed_after_work_of_other_streams() {
 }
 
 #[test]
-fn stream_of_a_slice_does_not_wait_for_write_on_other_stream() {
+fn own_stream_does_not_wait_for_a_write_on_another_stream() {
     Fakes::new().cuda().run(|| {
         let (context, own) = device();
         let other = context.new_stream().expect("the stream is created");
@@ -322,7 +322,7 @@ fn stream_of_a_slice_does_not_wait_for_write_on_other_stream() {
 }
 
 #[test]
-fn error_recorded_in_a_context_does_not_prevent_stream_waits() {
+fn streams_can_wait_for_each_other_after_a_context_error() {
     Fakes::new().cuda().run(|| {
         let (context, own) = device();
         let other = context.new_stream().expect("the stream is created");

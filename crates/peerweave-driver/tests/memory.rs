@@ -200,7 +200,7 @@ fn captured_graph_keeps_used_memory_allocated() {
 }
 
 #[test]
-fn values_that_a_graph_cannot_keep_are_dropped() {
+fn values_are_dropped_if_no_graph_can_own_them() {
     Fakes::new().cuda().without("cuUserObjectCreate").run(|| {
         let (_, stream) = device();
         let value: peerweave_driver::Keep = Arc::new(1);

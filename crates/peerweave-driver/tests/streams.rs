@@ -86,7 +86,7 @@ fn idle_streams_in_several_lists_are_removed_from_each_list() {
 }
 
 #[test]
-fn recording_a_stream_keeps_the_current_context() {
+fn current_context_is_unchanged_after_a_stream_is_recorded() {
     Fakes::new().cuda().run(|| {
         let (here, elsewhere) = (context(0).expect("the device exists"), context(1).expect("the device exists"));
         let streams = Streams::new();

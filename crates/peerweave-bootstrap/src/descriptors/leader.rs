@@ -24,7 +24,7 @@ use crate::error::BootstrapError;
 use crate::socket::{Listener, may_speak};
 use crate::token::Token;
 
-/// Number of unidentified connections that the leader keeps, in addition to one for each member. An
+/// The leader keeps at most this number of unidentified connections, plus one for each member. An
 /// unidentified connection has not sent a valid hello. If there are more such connections, the
 /// leader drops the oldest.
 const MAX_UNIDENTIFIED: usize = 32;
@@ -37,7 +37,7 @@ const MAX_ACCEPTS: usize = 32;
 /// Time within which a connection must send its hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The kind of a call that passes descriptors, with the descriptor of the leader.
+/// The kind of a call that passes descriptors. Each kind contains the leader's own descriptor.
 #[derive(Clone, Copy)]
 pub(super) enum Transfer<'fd> {
     /// The leader sends its descriptor to all other members.
@@ -53,8 +53,8 @@ struct Unidentified {
     until: Instant,
 }
 
-/// A member that has connected. The list of connected members does not contain the leader. So the
-/// index of a member in this list is its index in the call minus 1.
+/// A connected member. The leader keeps a list of all members except itself. So the index of a
+/// member in this list is its index in the call minus 1.
 struct Member {
     stream: UnixStream,
     fd: Option<OwnedFd>,

@@ -139,8 +139,8 @@ impl Rendezvous {
     }
 }
 
-/// One call of [`Rendezvous::share_descriptor`] or [`Rendezvous::exchange_descriptors`] on one
-/// member.
+/// A call that this PE makes: [`Rendezvous::share_descriptor`] or
+/// [`Rendezvous::exchange_descriptors`].
 struct Call<'a> {
     rendezvous: &'a Rendezvous,
     name: &'static str,
@@ -233,7 +233,8 @@ impl<'a> Call<'a> {
     }
 
     /// Parses the value that is stored under the key of the call. Returns the leader's address and
-    /// the token, or the failure of a member as an error.
+    /// the token if the value contains them. If the value reports the failure of a member, returns
+    /// that failure as an error.
     fn parse_address(&self, value: &[u8]) -> Result<(String, Token), BootstrapError> {
         let value = str::from_utf8(value).map_err(|_| self.wrong("place"))?;
         match value.strip_prefix(FAILED) {
@@ -257,7 +258,8 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Connects to the leader and sends a hello, with the descriptor if `fd` is `Some`.
+    /// Connects to the leader and sends a hello. If `fd` is `Some`, the same message contains this
+    /// descriptor.
     fn connect(&self, name: &str, token: &Token, fd: Option<BorrowedFd<'_>>) -> io::Result<UnixStream> {
         let stream = connect_unix(name, self.deadline)?;
         let mut hello = MAGIC.to_vec();

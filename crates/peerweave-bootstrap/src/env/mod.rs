@@ -74,16 +74,16 @@ struct Place {
     n_machines: u32,
     /// Text that distinguishes this job from all other jobs of this user.
     identity: String,
-    /// Address of PE 0 for a job on several machines. If the launcher did not set the address: the
-    /// variable that should contain it, and the expected form.
+    /// The rendezvous address of a job on several machines. If the launcher provided no address,
+    /// contains the name of the variable to set, and the expected form of its value.
     across: Result<Endpoint, (&'static str, &'static str)>,
 }
 
 impl Job {
     /// Reads the job, and the position of this PE in the job, from the environment of this process.
     ///
-    /// If several launchers have set variables, this function uses the variables of the first such
-    /// launcher in this order: Peerweave, torchrun, Open MPI, MPICH, Slurm. See [`names`].
+    /// If several launchers have set variables, only one of them is used: the first in the order
+    /// Peerweave, torchrun, Open MPI, MPICH, Slurm. See [`names`].
     ///
     /// If only variables of an unsupported or incomplete environment are set
     /// ([`names::NOT_UNDERSTOOD`]), the result is a job of one PE, as without a launcher. This is
@@ -121,9 +121,9 @@ impl Job {
         Ok(job)
     }
 
-    /// Returns the variables with which a launcher starts the process of this PE. From these
-    /// variables, [`from_vars`](Self::from_vars) reads the same position of the PE. The launcher of
-    /// the resulting job is [`Launcher::Peerweave`].
+    /// Returns the environment variables for the process of this PE. A launcher sets these
+    /// variables when it starts the process. [`from_vars`](Self::from_vars) then reads the same
+    /// position of the PE from them. The launcher of the resulting job is [`Launcher::Peerweave`].
     ///
     /// The value of `PEERWEAVE_TOKEN` is a secret. Pass the variable in the environment, never on a
     /// command line.
@@ -222,8 +222,8 @@ fn read(vars: &dyn Vars) -> Result<Job, BootstrapError> {
     })
 }
 
-/// Returns the first variable of [`names::NOT_UNDERSTOOD`] that is set, with the name of a launcher
-/// that sets it.
+/// Searches [`names::NOT_UNDERSTOOD`] for a variable that is set. Returns the first such variable,
+/// and the name of a launcher that sets this variable.
 fn not_understood(vars: &dyn Vars) -> Option<(&'static str, &'static str)> {
     let vars = Reader(vars);
     // A batch script is not a PE, but Slurm sets its index to 0.
@@ -234,17 +234,17 @@ fn not_understood(vars: &dyn Vars) -> Option<(&'static str, &'static str)> {
 const TOKEN_EXPECTED: &str = "64 hexadecimal digits";
 const TOKEN_REQUIRED: &str = "64 hexadecimal digits, because PEERWEAVE_REQUIRE_TOKEN is 1";
 
-/// Derives the address of the rendezvous of a job on one machine, which is the same on all PEs. The
-/// name of the socket contains the user ID, which distinguishes users, and a hash of `identity`,
-/// which distinguishes the jobs of one user.
+/// Derives the rendezvous address for a job on one machine. All PEs of the job derive the same
+/// address, the name of an abstract Unix socket. The name contains the user ID, which distinguishes
+/// users, and a hash of `identity`, which distinguishes the jobs of one user.
 #[cfg(target_os = "linux")]
 fn local_endpoint(identity: &str) -> Endpoint {
     let user = rustix::process::geteuid().as_raw();
     Endpoint::Unix(format!("peerweave-{user}-{:016x}", fingerprint(identity, 0)))
 }
 
-/// Derives the address of the rendezvous of a job on one machine, which is the same on all PEs.
-/// Uses a port of the loopback interface, because this system has no abstract sockets.
+/// Derives the rendezvous address for a job on one machine. All PEs of the job derive the same
+/// address, a port of the loopback interface. This system has no abstract Unix sockets.
 #[cfg(not(target_os = "linux"))]
 fn local_endpoint(identity: &str) -> Endpoint {
     Endpoint::Tcp("127.0.0.1".to_owned(), derived_port(identity))

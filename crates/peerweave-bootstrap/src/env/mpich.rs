@@ -1,9 +1,10 @@
-//! The variables of `mpiexec` of MPICH (Hydra) and Intel MPI, and of other PMI-1 launchers.
+//! Reads the variables of PMI-1 launchers, for example `mpiexec` of MPICH (Hydra) or Intel MPI.
 //!
-//! The PMI connection is not used, because it belongs to the program's MPI library, if any. The
-//! environment contains the index of the PE and the number of PEs in the job. MPICH also sets the
-//! index of the PE and the number of PEs on this machine. The process that started the PEs on this
-//! machine serves as the identity of the job.
+//! This module does not use the PMI connection, because that connection belongs to the program's
+//! MPI library, if there is one. The environment contains the index of the PE and the number of PEs
+//! in the job. MPICH also sets the index of the PE on this machine, and the number of PEs on this
+//! machine. The identity of the job is derived from the process that started the PEs on this
+//! machine.
 //!
 //! Invariant: if a number of PEs is missing, the error names the variable to set. A number of PEs
 //! is never guessed.
@@ -63,9 +64,9 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
 }
 
 /// Returns whether `srun` set the PMI variables. If so, Slurm's variables are used instead, because
-/// they have the same numbering and more information. Inside a Slurm allocation, MPICH's Hydra
-/// starts one Slurm task on each machine. So the PMI numbers that Hydra sets differ from Slurm's
-/// numbers.
+/// they have the same numbering and more information. Otherwise, MPICH's Hydra may have set the PMI
+/// variables inside a Slurm allocation. Hydra starts one Slurm task on each machine, so its PMI
+/// numbers differ from Slurm's numbers.
 fn is_slurms(vars: &Reader<'_>) -> bool {
     let same = |name, other: &[&str]| {
         let value = vars.text(name);

@@ -49,8 +49,8 @@ pub const GROUP_RANK: &str = "GROUP_RANK";
 pub const GROUP_WORLD_SIZE: &str = "GROUP_WORLD_SIZE";
 /// torchrun: name or address of the host on which PE 0 runs.
 pub const MASTER_ADDR: &str = "MASTER_ADDR";
-/// torchrun: port that torchrun itself uses on the host on which PE 0 runs. Peerweave uses the next
-/// port.
+/// torchrun: a port on the host of PE 0. torchrun itself uses this port, and Peerweave uses the
+/// next port.
 pub const MASTER_PORT: &str = "MASTER_PORT";
 /// torchrun: identifier of the job.
 pub const TORCHELASTIC_RUN_ID: &str = "TORCHELASTIC_RUN_ID";
@@ -85,10 +85,10 @@ pub const PMI_LOCAL_RANK: &str = "PMI_LOCAL_RANK";
 /// Other PMI-1 launchers: number of PEs on this machine.
 pub const PMI_LOCAL_SIZE: &str = "PMI_LOCAL_SIZE";
 
-/// Variables from which the position of a PE cannot be read, each with the name of a launcher that
-/// sets it. Either the launcher is unsupported, or its other variables are needed too. If only such
-/// variables are set, [`Job::from_env`](crate::Job::from_env) returns a job of one PE and logs a
-/// warning.
+/// Variables that are not enough to read the position of a PE, each with the name of a launcher
+/// that sets the variable. Either Peerweave does not support the launcher, or the launcher's other
+/// variables are needed too. If no other variables of launchers are set,
+/// [`Job::from_env`](crate::Job::from_env) returns a job of one PE and logs a warning.
 pub const NOT_UNDERSTOOD: [(&str, &str); 10] = [
     (RANK, "torchrun (which also sets WORLD_SIZE)"),
     (WORLD_SIZE, "torchrun (which also sets RANK)"),

@@ -1,8 +1,10 @@
-//! Finds the process that set a variable for this process, by reading `/proc`. The process that is
-//! found is the launcher, even if shells and wrappers run between the launcher and this process.
+//! Finds the launcher that set an environment variable of this process. Reads `/proc` for this
+//! purpose. The result is the launcher even if shells and wrappers run between the launcher and
+//! this process.
 //!
 //! Invariant: if a launcher set a variable for several processes, all these processes find the same
-//! launcher. The only exception is a process that has set the variable itself.
+//! launcher. The only exception: a process that has set the variable itself may find another
+//! process.
 
 use std::fs;
 
@@ -11,9 +13,9 @@ use crate::process::{Process, parent_and_start};
 /// Maximum number of ancestors to examine.
 const MAX_GENERATIONS: usize = 64;
 
-/// Returns the process ID and the start time of the nearest ancestor without `name` in its
-/// environment. If every ancestor has `name`, returns the process ID and the start time of the most
-/// distant ancestor.
+/// Returns the process ID and the start time of an ancestor as text. This ancestor is the nearest
+/// one without the variable `name` in its environment. If every ancestor has this variable, it is
+/// the most distant ancestor.
 pub(super) fn of_variable(name: &str) -> Option<String> {
     let (process, _) = ancestor_without(name)?;
     Some(format!("{} {}", process.pid, process.started))

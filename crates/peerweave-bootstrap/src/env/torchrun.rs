@@ -1,8 +1,8 @@
 //! The variables of `torchrun`, and of other launchers that set the variables of PyTorch's
 //! `env://`.
 //!
-//! Invariant: Peerweave uses the port after `MASTER_PORT` on `MASTER_ADDR`, because torchrun's
-//! store uses `MASTER_PORT`.
+//! Invariant: Peerweave does not use the port `MASTER_PORT` on `MASTER_ADDR`, because torchrun's
+//! store uses this port. Peerweave uses the next port.
 
 use super::{Place, Reader, names};
 use crate::endpoint::Endpoint;

@@ -1,8 +1,8 @@
 //! Identifies the processes of this machine, and detects whether they have ended. Other crates of
 //! Peerweave use this module too.
 //!
-//! - `stat.rs`: what `/proc` shows of a process
-//! - `watch.rs`: a process that is watched, by a descriptor or by its process ID
+//! - `stat.rs`: the information about a process that `/proc` contains
+//! - `watch.rs`: detects the end of a process, by a descriptor or by its process ID
 //! - `namespace.rs`: whether two processes are in the same PID namespace
 
 mod namespace;

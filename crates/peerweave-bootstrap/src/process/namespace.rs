@@ -3,8 +3,8 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-/// Returns a digest of the PID namespace of this process and of the boot of the machine. Returns 0
-/// if the system does not report the namespace.
+/// Returns a digest that identifies the PID namespace of this process and the current boot of the
+/// machine. Returns 0 if the system does not report the namespace.
 ///
 /// If two processes get the same digest, and the digest is not 0, every process ID means the same
 /// process in both.

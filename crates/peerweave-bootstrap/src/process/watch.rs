@@ -36,9 +36,10 @@ struct Numbered {
 }
 
 impl Watch {
-    /// Starts to watch the process of PE `pe`. The caller guarantees that the process was alive
-    /// shortly before, when it joined, and that `pid` is valid in this process: both processes have
-    /// the same [`pid_namespace`](super::pid_namespace).
+    /// Starts to watch the process `pid` of PE `pe`. The caller guarantees that the process was
+    /// alive shortly before, when the PE joined. The process must have the same
+    /// [`pid_namespace`](super::pid_namespace) as this process, because otherwise `pid` would mean
+    /// another process.
     pub fn of(pe: usize, pid: Pid) -> Self {
         let process = Numbered { pid, started: started(pid) };
         Self(match pidfd_open(pid, PidfdFlags::empty()) {

@@ -26,8 +26,8 @@ pub const HELLO_FRAME_LEN_BYTES: usize = 4 + 1 + MAGIC.len() + 2 + 4 + 4 + 4 + T
 
 /// Number of the request to join. This request completes when all PEs have joined.
 pub const JOIN_REQUEST: u64 = 0;
-/// Flag in the request number of a collective call. The other bits contain the number of this call
-/// among the collective calls of the PE, from 0.
+/// Flag in the request number of a collective call. The other bits count the collective calls of
+/// the PE, starting at 0.
 pub const ROUND_BIT: u64 = 1 << 63;
 
 /// The first frame of a connection, which identifies the PE.
@@ -82,13 +82,13 @@ pub enum Fault {
         /// The launcher's message.
         why: String,
     },
-    /// A PE left or disconnected because of other PEs. Either its wait for these PEs had timed out,
-    /// or the PE had named one PE as the cause.
+    /// A PE left or disconnected because of other PEs. Either a wait for the other PEs had timed
+    /// out, or the PE had named one other PE as the cause.
     GaveUp {
         /// The PE that left.
         pe: u32,
-        /// The PEs for which `pe` had waited, in ascending order, or the one PE that `pe` had
-        /// named.
+        /// The PEs because of which `pe` gave up, in ascending order. If no wait of `pe` had timed
+        /// out, this list has one element: the PE that `pe` had named as the cause.
         missing: Vec<u32>,
     },
     /// Two PEs made different calls.
@@ -114,7 +114,8 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// Converts a fault that is the loss of a PE to [`Loss`].
+    /// Returns the reason why a PE is lost. Call this function only for a fault that is the loss of
+    /// a PE.
     pub(crate) fn loss(&self) -> Loss {
         match self {
             Self::Left { .. } => Loss::Left,

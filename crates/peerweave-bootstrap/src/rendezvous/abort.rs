@@ -25,7 +25,8 @@ pub struct Aborted {
     pub code: u8,
 }
 
-/// Maximum time for which a PE that ends the job waits for the server to notify all PEs.
+/// Time limit for notifying all PEs of an abort. Also the duration of the sleep in
+/// `yield_to_abort`.
 const NOTIFIED: Duration = Duration::from_secs(1);
 
 /// Time limit of a single wait for the end of the job. The wait is repeated.
@@ -92,9 +93,10 @@ impl Rendezvous {
         Ok(())
     }
 
-    /// Sleeps for a second if the job was aborted and [`when_aborted`](Self::when_aborted) is in
-    /// use. In this time the registered function can end this process. Without the sleep, a caller
-    /// could first get the loss of a PE that ended because of the abort.
+    /// Sleeps for a second if the job was aborted and this PE has called
+    /// [`when_aborted`](Self::when_aborted). During the sleep, the function that was passed to
+    /// `when_aborted` can end this process. Without the sleep, the caller could first get an error
+    /// about another PE that has ended because of the abort.
     pub(super) fn yield_to_abort(&self) {
         if let Link::Joined { connection, .. } = &self.link
             && self.watched.load(Ordering::Acquire)

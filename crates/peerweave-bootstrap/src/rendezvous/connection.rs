@@ -43,7 +43,8 @@ pub(crate) enum Closed {
     Broken(BootstrapError),
 }
 
-/// The reason why [`Connection::wait_for_abort`] returned although no PE has ended the job.
+/// The reason why [`Connection::wait_for_abort`] returned an error, before any PE has ended the
+/// job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotAborted {
     Late,
@@ -186,14 +187,15 @@ impl Connection {
         self.send(frame, deadline);
     }
 
-    /// Waits for the outcome of a request that has been sent, until `deadline` and up to [`GRACE`]
-    /// longer.
+    /// Waits until `deadline` for the outcome of a request that has been sent. At the deadline,
+    /// waits up to [`GRACE`] longer for the list of missing PEs.
     pub(crate) fn wait(&self, request: u64, deadline: Instant) -> Answer {
         self.wait_with(request, deadline, GRACE)
     }
 
-    /// Waits until `deadline`, then cancels the request and waits up to `grace` for the list of
-    /// missing PEs.
+    /// Waits until `deadline` for the outcome of a request. If there is no outcome by then, and
+    /// `grace` is not zero, cancels the request. Then waits up to `grace` for the list of missing
+    /// PEs.
     fn wait_with(&self, request: u64, deadline: Instant, grace: Duration) -> Answer {
         if let Some(answer) = self.wait_until(request, deadline) {
             return answer;
@@ -391,7 +393,8 @@ fn is_gone(error: &io::Error) -> bool {
     matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected | UnexpectedEof)
 }
 
-/// Returns whether a further attempt to connect would fail with the same error.
+/// Returns whether a further attempt to connect would be useless, because it would fail with the
+/// same error.
 fn is_final(error: &io::Error) -> bool {
     use io::ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
     matches!(error.kind(), InvalidInput | PermissionDenied | Unsupported)

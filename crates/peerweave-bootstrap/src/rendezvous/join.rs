@@ -1,10 +1,10 @@
-//! Joining a job: starts the server of PE 0, connects, and watches the processes of PEs that have
-//! not joined.
+//! Joins a job: starts the server of PE 0, connects to the server, and watches the processes of PEs
+//! that have not joined.
 //!
 //! [`super`] sends the requests. [`super::siblings`] finds the process of each PE.
 //!
-//! Invariant: every function of this module returns by the deadline of the join, plus the time that
-//! the server needs to name missing PEs.
+//! Invariant: every function of this module returns by the deadline of the join, or a short time
+//! later. The server may need the additional time to name missing PEs.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -25,8 +25,8 @@ use crate::proto::{Hello, JOIN_REQUEST};
 use crate::server::{Server, ServerOptions};
 use crate::socket::is_loopback_only;
 
-/// Interval at which the PE that runs the server checks for processes that ended before they
-/// joined.
+/// Interval between two checks for processes that ended before they joined. The PE that runs the
+/// server makes these checks.
 const LOOK_AT_SIBLINGS: Duration = Duration::from_millis(10);
 
 /// Maximum time for which binding the server's address is retried. An earlier run of this job may
@@ -69,15 +69,15 @@ pub(super) fn serve(
     }
 }
 
-/// Function that receives the awaited PEs and returns those that will not join, each with the
-/// reason.
+/// Function that finds PEs that will not join. The argument is the list of PEs that have not joined
+/// yet. The result contains the PEs that will not join, each with the reason.
 pub(crate) type Ended<'a> = &'a mut dyn FnMut(&[Pe]) -> Vec<(Pe, String)>;
 
 /// The method of watching the processes of PEs that have not joined.
 pub(super) enum Watched<'a> {
     /// No process is watched.
     Nothing,
-    /// Processes that the same agent of torchrun started are watched.
+    /// This module watches the processes that the agent of torchrun started on this machine.
     #[cfg(target_os = "linux")]
     Siblings(Siblings),
     /// The caller watches the processes.
@@ -154,8 +154,9 @@ pub(super) fn connect(
     }
 }
 
-/// Returns the time to sleep before the next attempt: an eighth of the elapsed time, from 200 µs to
-/// 50 ms. The first pauses are short, because all PEs start at about the same time.
+/// Returns the pause before the next attempt. The pause is an eighth of the time since `start`, but
+/// at least 200 µs and at most 50 ms. The first pauses are short, because all PEs start at about
+/// the same time.
 pub(super) fn pause(start: Instant) -> Duration {
     (start.elapsed() / 8).clamp(Duration::from_micros(200), Duration::from_millis(50))
 }

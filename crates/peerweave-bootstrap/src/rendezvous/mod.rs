@@ -96,13 +96,15 @@ pub struct Rendezvous {
     pub(crate) descriptor_calls: Mutex<HashMap<Vec<Pe>, DescriptorCalls>>,
 }
 
-/// State of the calls that pass descriptors among one list of members.
+/// State of this PE's calls of `share_descriptor` and `exchange_descriptors` for one list of
+/// members.
 #[cfg(target_os = "linux")]
 #[derive(Debug, Default)]
 pub(crate) struct DescriptorCalls {
     /// Number of calls that this PE has made with this list of members.
     pub(crate) count: u64,
-    /// Key of a failed call, which members may still have to read. The next call removes the key.
+    /// Key that a failed call left in the key-value store, because other members may still have to
+    /// read its value. The next call for the same members removes the key.
     pub(crate) stale_key: Option<String>,
 }
 
@@ -166,9 +168,9 @@ impl Rendezvous {
         Self::join_watching(job, server, Watched::siblings_of(job), (start, deadline), &options)
     }
 
-    /// Joins a job. If this PE is PE 0, it passes the `server` that it has started. `ended`
-    /// receives the awaited PEs and returns those that will not join. `until` is the deadline of
-    /// the join, and `deadline` the maximum time for each later call.
+    /// Joins a job. PE 0 has started a server and passes it as `server`. `ended` receives the PEs
+    /// that have not joined yet, and returns those that will not join. `until` is the deadline of
+    /// the join. `deadline` is the maximum time for each later call.
     pub(crate) fn join_served(
         job: &Job,
         server: Option<Server>,
@@ -335,11 +337,10 @@ impl Rendezvous {
         pids.into_iter().map(|blob| read(blob).map_err(wrong)).collect()
     }
 
-    /// Returns the PEs that are known to be lost, in the order in which they were lost. Does not
-    /// wait for an answer, because the server reports each loss without a request. If the job has
-    /// been aborted and this PE has called [`when_aborted`](Self::when_aborted), this call may
-    /// sleep for a second. In this second, the function passed to `when_aborted` can end this
-    /// process.
+    /// Returns the PEs that are known to be lost, in the order in which they were lost. Sends no
+    /// request, because the server reports each loss to every PE. If the job has been aborted and
+    /// this PE has called [`when_aborted`](Self::when_aborted), this call may sleep for a second.
+    /// In this second, the function passed to `when_aborted` can end this process.
     ///
     /// Call this function regularly while the PE waits for peers outside of this crate, for example
     /// on shared memory. A PE that called [`leave`](Self::leave) is not lost.
@@ -379,8 +380,9 @@ impl Rendezvous {
         self.check_by(Instant::now() + self.deadline)
     }
 
-    /// Like [`check`](Self::check), but waits for the server's answer for at most the argument
-    /// `deadline`. The [`deadline`](Self::deadline) of the rendezvous also limits this wait.
+    /// Like [`check`](Self::check), but with a time limit for the server's answer. The limit is the
+    /// argument `deadline`, or the [`deadline`](Self::deadline) of the rendezvous if that is
+    /// shorter.
     ///
     /// # Errors
     /// As for [`check`](Self::check), and [`BootstrapError::Timeout`] if the server has not

@@ -6,9 +6,9 @@
 //! process. [`super::join`] uses its reports.
 //!
 //! Invariants:
-//! - [1] A process belongs to rank `n` if its initial environment contains this rank, and the same
-//!   variables [`IDENTITY`] as the environment of this process. In addition, this user runs the
-//!   process in this PID namespace.
+//! - [1] A process belongs to rank `n` if its initial environment names the rank `n` and has the
+//!   same values of the variables [`IDENTITY`] as the environment of this process. In addition,
+//!   both processes have the same user and the same PID namespace.
 //! - [2] A rank is reported as ended only if three conditions are true. First, the agent that
 //!   started this PE also started a process of the rank that ran this program. Second, every
 //!   observed process of the rank has ended. Third, two searches of all processes, at least
@@ -28,11 +28,11 @@ use crate::env::starter::{agent_of_variable, value};
 use crate::job::{Job, Launcher, Served};
 use crate::process::{Process, parent_of};
 
-/// Time for which a rank must have no process before the rank is reported as ended. In this time
-/// the agent may start another process of the rank.
+/// Delay between the end of a rank's last process and the report that the rank has ended. During
+/// this delay, the agent may start another process for the rank.
 const GRACE: Duration = Duration::from_millis(500);
-/// Minimum interval between two checks. The first value applies during the first [`AT_FIRST`] of
-/// the watch, and the second value applies after that time.
+/// Minimum interval between two checks. The first value applies in the first phase of the watch,
+/// which lasts [`AT_FIRST`]. The second value applies later.
 const LOOK_EVERY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(100));
 /// Duration of the first phase of the watch, in which the checks are more frequent.
 const AT_FIRST: Duration = Duration::from_secs(2);
@@ -62,7 +62,7 @@ pub(crate) struct Siblings {
 #[derive(Debug, Default)]
 struct Rank {
     members: Vec<Process>,
-    /// Whether a process of the rank was seen while it ran the same program as this process.
+    /// Whether at least one observed process of the rank ran the same program as this process.
     ran: bool,
     gone_since: Option<Instant>,
     is_over: bool,
@@ -117,8 +117,8 @@ impl Siblings {
         awaited.into_iter().filter_map(|rank| self.judge(rank, now).map(|what| (rank, what))).collect()
     }
 
-    /// Checks whether the processes of a rank have ended. Returns a message when the rank is to be
-    /// reported as ended.
+    /// Checks whether all processes of a rank have ended. If the rank must be reported as ended,
+    /// returns the message for the report.
     fn judge(&mut self, index: u32, now: Instant) -> Option<String> {
         let rank = &mut self.ranks[index as usize];
         if rank.is_over || !rank.ran || rank.members.len() >= MAX_MEMBERS || rank.members.iter().any(|member| member.lives()) {
@@ -198,7 +198,7 @@ fn children(pid: i32) -> Vec<i32> {
     numbers(Path::new("/proc")).filter(|&child| parent_of(child) == Some(pid)).collect()
 }
 
-/// Returns the numbers among the names of the entries of a directory.
+/// Finds the entries of a directory whose names are numbers, and returns these numbers.
 fn numbers(directory: &Path) -> impl Iterator<Item = i32> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())

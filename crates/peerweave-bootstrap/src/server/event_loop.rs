@@ -21,10 +21,11 @@ use crate::socket::Listener;
 
 const LISTENER: PollToken = PollToken(0);
 pub(super) const WAKER: PollToken = PollToken(1);
-/// Number of the first connection. Connection `n` has poll token `2 * n`, and its process has poll
-/// token `2 * n + 1`.
+/// Number of the first connection. Connection `n` has the poll token `2 * n`. The process of its
+/// peer has the poll token `2 * n + 1`.
 const FIRST_LINK: Link = 1;
-/// Time for which the peer of a closing connection may still read its last answers.
+/// Maximum time for which a closing connection stays open, so that the peer can read its last
+/// answers.
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Pause before the next attempt to accept a connection when the process has no free descriptor.
 const NO_DESCRIPTORS: Duration = Duration::from_millis(10);
@@ -57,8 +58,8 @@ pub(super) struct EventLoop {
     /// Whether connections may still be pending after the last iteration of the loop. Pending
     /// connections cause no new event.
     more_to_accept: bool,
-    /// Connections with data that was not read in the last iteration of the loop. This data causes
-    /// no new event.
+    /// Connections whose data was not completely read in the last iteration of the loop. The rest
+    /// of the data causes no new event.
     unfinished: Vec<Link>,
     scratch: Box<[u8]>,
 }
@@ -380,8 +381,8 @@ impl EventLoop {
         tracing::debug!(why, "the rendezvous server dropped a connection");
     }
 
-    /// Executes the actions that [`super::board`] returned, and their consequences. If a connection
-    /// fails during an action, its PE is lost, which causes further actions.
+    /// Executes actions that [`super::board`] returned. If a connection fails during an action, its
+    /// PE is lost. This loss causes further actions, which are executed too.
     fn perform(&mut self, mut out: Vec<Action>) {
         let mut touched: Vec<Link> = Vec::new();
         while !out.is_empty() {

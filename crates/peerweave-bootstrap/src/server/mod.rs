@@ -2,9 +2,10 @@
 //! [`board`] interprets the frames.
 //!
 //! Invariants:
-//! - [1] A connection that has not joined stores at most [`HELLO_FRAME_LEN_BYTES`] bytes for at
-//!   most [`ServerOptions::hello_within`]. The number of such connections is at most
-//!   [`ServerOptions::max_unidentified`] plus the number of missing PEs.
+//! - [1] For each connection that has not joined, the server stores at most
+//!   [`HELLO_FRAME_LEN_BYTES`] bytes, for at most [`ServerOptions::hello_within`]. The number of
+//!   such connections is at most [`ServerOptions::max_unidentified`] plus the number of missing
+//!   PEs.
 //! - [2] No connection delays another connection.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -124,7 +125,8 @@ pub struct Server {
 
 enum Command {
     ReportLost(Pe, String),
-    /// Requests an answer, which the server's thread sends after it has handled all earlier events.
+    /// Asks the server's thread for an answer. The thread answers after it has handled all earlier
+    /// events.
     Sync(Sender<()>),
     End {
         linger: Duration,
@@ -244,8 +246,8 @@ impl Server {
         self.shared.board().aborted().map(|(pe, code)| (Pe::new(pe), code))
     }
 
-    /// Waits up to 200 ms until the server's thread has handled the events from before this call,
-    /// and has written its answers to the sockets.
+    /// Waits until the server's thread has handled the events from before this call, and has
+    /// written its answers to the sockets. Waits for at most 200 ms.
     pub(crate) fn sync(&self) {
         let (answer, answered) = mpsc::channel();
         self.command(Command::Sync(answer));

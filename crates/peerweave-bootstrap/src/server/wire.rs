@@ -41,8 +41,8 @@ impl Acceptor {
         }
     }
 
-    /// Accepts the next connection. Returns the connection with the process ID of the peer, if the
-    /// system reports the ID. Returns `None` for a connection of another user, which is closed.
+    /// Accepts the next connection. Returns the connection, and the process ID of the peer if the
+    /// system reports it. Closes a connection of another user, and returns `None` for it.
     pub(super) fn accept(&self) -> io::Result<Option<(Pipe, Option<u32>)>> {
         match self {
             #[cfg(target_os = "linux")]
@@ -129,10 +129,10 @@ impl Pipe {
 #[derive(Default)]
 pub(super) struct Outbox {
     queue: VecDeque<Arc<[u8]>>,
-    /// Number of bytes of the first element of `queue` that have already been sent.
+    /// Number of bytes that have already been sent from the first buffer in the queue.
     sent_len_bytes: usize,
-    /// Number of bytes that were pushed since the queue was last empty. Does not include bytes that
-    /// other connections share.
+    /// Total length of the buffers that were pushed since the queue was last empty. Buffers that
+    /// other connections share are not counted.
     own_len_bytes: usize,
 }
 

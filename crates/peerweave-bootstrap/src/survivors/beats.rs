@@ -1,8 +1,8 @@
 //! Detects PEs that are stopped, for example by a signal. During an agreement each PE increments a
 //! counter, and the other PEs read the counter.
 //!
-//! If one PE is stopped, all PEs of an agreement fail, but at different places and times. The
-//! counters distinguish the stopped PE from PEs that wait for it.
+//! If one PE is stopped, the agreement fails on all PEs, but at different places and times. The
+//! counters show which PE is stopped, and which PEs only wait for the stopped PE.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
@@ -10,16 +10,16 @@ use std::time::{Duration, Instant};
 
 use super::SurvivorWords;
 
-/// Pause between two increments of the counter while another thread of the PE works.
+/// Pause between two increments of this PE's counter in `Survivors::beating`.
 pub(super) const PAUSE: Duration = Duration::from_millis(1);
 
-/// Time without an increment after which a participating PE is considered stopped. A running PE
-/// increments its counter every millisecond, or less often if its processor is busy.
+/// Time after which a participating PE with an unchanged counter is considered stopped. A running
+/// PE increments its counter every millisecond, or less often if its processor is busy.
 const SILENCE: Duration = Duration::from_secs(1);
 
 type Words<'a> = dyn Fn(usize) -> &'a SurvivorWords + Sync + 'a;
 
-/// The last time at which this PE saw each PE run.
+/// For each PE, the last known counter and the time at which this PE last saw the counter change.
 pub(super) struct Beats {
     start: Instant,
     seen: Mutex<Vec<Seen>>,
@@ -55,8 +55,8 @@ impl Beats {
         self.last(pe).is_some()
     }
 
-    /// Returns whether a participating PE is considered stopped: its counter has not changed for
-    /// [`SILENCE`], or for half of the age of this [`Beats`] if that time is shorter.
+    /// Returns whether a participating PE is considered stopped. The counter of a stopped PE has
+    /// not changed for [`SILENCE`] or for half of the age of this [`Beats`], whichever is shorter.
     pub(super) fn has_stopped(&self, pe: usize) -> bool {
         self.last(pe).unwrap_or(self.start).elapsed() > SILENCE.min(self.start.elapsed() / 2)
     }

@@ -1,5 +1,5 @@
-//! Finds the members that caused an attempt to agree on a new job to fail. A PE whose attempt fails
-//! withdraws from the attempt, and names the PE that caused its failure.
+//! After a failed attempt to agree on a new job, finds the members that caused the failure. A PE
+//! whose attempt fails withdraws from the attempt, and names the PE that caused the failure.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,12 +9,13 @@ use peerweave_types::Pe;
 use super::{Decision, LONGEST_PAUSE, Survivors};
 
 impl Survivors<'_> {
-    /// Returns the members that caused the failure of the attempt that led to `decision`. The list
-    /// is empty if the error that this PE got already names the cause, or if the cause is unknown.
+    /// Returns the members because of which the attempt that led to `decision` failed. This PE has
+    /// got an error for that attempt. The list is empty if the error already names the cause, or if
+    /// the cause is unknown.
     ///
-    /// `named` is the PE that the error names. `is_lost` is whether the error says that the PE
-    /// `named` has ended or has given up. `limit` is the maximum time to wait for members that have
-    /// neither ended nor given up. If `named` is `None` and no member has stopped, this call also
+    /// `named` is the PE that the error names. `is_lost` is whether the error says that this named
+    /// PE has ended or has given up. This call waits for at most `limit` for members that have
+    /// neither ended nor given up. If `named` is `None` and no member is stopped, this call also
     /// withdraws this PE from the attempt.
     pub fn causes(&self, decision: &Decision, named: Option<Pe>, is_lost: bool, limit: Duration) -> Vec<Pe> {
         let stopped = self.stopped(decision);
@@ -27,8 +28,8 @@ impl Survivors<'_> {
         cause.into_iter().collect()
     }
 
-    /// Returns the members that still participate in the attempt that led to `decision`, but that
-    /// are stopped according to their counters.
+    /// Returns the stopped members that still participate in the attempt that led to `decision`. A
+    /// member counts as stopped if its counter no longer changes.
     fn stopped(&self, decision: &Decision) -> Vec<Pe> {
         self.beat();
         let is_stopped =
@@ -36,10 +37,11 @@ impl Survivors<'_> {
         decision.members.iter().copied().filter(is_stopped).collect()
     }
 
-    /// Returns the member that caused a failure. The search starts at `gone`, a member that seems
-    /// to have ended. From each member that has given up, the search goes to the PE that this
-    /// member named. Returns the first reached PE that neither ends nor gives up within `limit`.
-    /// Returns `None` if that PE is this PE, or if a reached PE has ended or has named no PE.
+    /// Searches for the member that caused a failure. The search starts at `gone`, a member that
+    /// seems to have ended or given up. If a member has given up, the search continues at the PE
+    /// that this member named as the cause. The result is the first PE on this path that neither
+    /// ends nor gives up within `limit`. The result is `None` if that PE is the calling PE, or if a
+    /// PE on the path has ended or has named no PE.
     fn reason_of(&self, decision: &Decision, gone: Pe, limit: Duration) -> Option<Pe> {
         let until = Instant::now() + limit;
         let mut gone = gone;
@@ -59,9 +61,10 @@ impl Survivors<'_> {
         None
     }
 
-    /// Withdraws this PE from the attempt that led to `decision`. Returns the members that neither
-    /// end nor give up within `limit`, because such members are probably stopped. Use this function
-    /// after a failure that names no PE, for example if a server does not answer.
+    /// Withdraws this PE from the attempt that led to `decision`. Then waits, for at most `limit`,
+    /// until every other member has ended or given up. Returns the members that have done neither.
+    /// These members are probably stopped. Use this function after a failure that names no PE, for
+    /// example if a server does not answer.
     fn remaining(&self, decision: &Decision, limit: Duration) -> Vec<Pe> {
         self.withdraw(decision, None);
         let until = Instant::now() + limit;

@@ -1,8 +1,8 @@
 //! After a failure, the surviving PEs of one machine agree on a new job and join it.
 //!
-//! The agreement uses memory that all PEs of the old job share, with one [`SurvivorWords`] for each
-//! PE. So it needs no server, and PE 0 may be among the dead PEs. The caller provides the memory,
-//! and a function that returns whether a PE has ended.
+//! The agreement uses memory that all PEs of the old job share. In this memory, each PE has its own
+//! [`SurvivorWords`]. So the agreement needs no server, and PE 0 may be among the dead PEs. The
+//! caller provides the memory, and a function that returns whether a PE has ended.
 //!
 //! Each attempt to agree has a number. A participating PE writes the number of its attempt into its
 //! [`SurvivorWords`]. The first PE that has not ended is the leader. When all other PEs that have
@@ -67,19 +67,19 @@ mod phase {
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct SurvivorWords {
-    /// Number of the attempt, shifted left by 8 bits, and the phase in the low byte.
+    /// The phase of this PE in the low byte, and the number of the attempt in the other bits.
     state: AtomicU64,
-    /// 1 plus the number of the PE that caused this PE to withdraw; 0 if no PE caused it. Written
-    /// before `state`.
+    /// Number of the PE that this PE named as the cause when it withdrew, plus 1. 0 if this PE
+    /// named no cause. Written before `state`.
     blamed: AtomicU64,
     /// Counter that a participating PE increments. A changing counter shows other PEs that the PE
     /// runs.
     beat: AtomicU64,
-    /// Number of the attempt for which this PE has published a decision. 0 while the PE writes a
-    /// decision.
+    /// Number of the attempt in which this PE published its latest decision. 0 if there is no
+    /// decision, and while this PE writes a decision.
     decided: AtomicU64,
-    /// The ticket of the decision. `members` contains the rest of the decision: one bit for each
-    /// member.
+    /// The ticket of the decision that this PE has published. The members of the decision are in
+    /// the field `members`, one bit for each PE.
     ticket: [AtomicU64; TICKET_WORDS],
     members: [AtomicU64; MAX_SURVIVORS / 64],
 }
@@ -124,8 +124,9 @@ impl SurvivorWords {
         self.enter(attempt, phase::WITHDRAWN);
     }
 
-    /// Returns the PE that was named as the cause when the PE of these words withdrew. The caller
-    /// must have read `state` before.
+    /// Returns the PE that the owner of these words named as the cause when it withdrew. Returns
+    /// `None` if the owner named no PE. The caller must have read `state` first, because the owner
+    /// writes `state` last.
     fn blamed(&self) -> Option<Pe> {
         Some(Pe::new(u32::try_from(self.blamed.load(Ordering::Acquire).checked_sub(1)?).ok()?))
     }
@@ -163,7 +164,8 @@ impl SurvivorWords {
 pub struct Ticket([u64; TICKET_WORDS]);
 
 impl Ticket {
-    /// A ticket without an address, for PEs that are threads of one process and need no server.
+    /// A ticket without an address. PEs that are threads of one process use this ticket, because
+    /// they need no server.
     pub const NONE: Self = Self([0; TICKET_WORDS]);
 
     /// Creates a random ticket.
@@ -186,8 +188,8 @@ impl Ticket {
         (Endpoint::Unix(format!("peerweave-{name}")), Token::from_bytes(token))
     }
 
-    /// Creates a random ticket, and starts a server for a job of `n_pes` PEs with the ticket's
-    /// address and token. For a job of one PE, starts no server.
+    /// Creates a random ticket. If `n_pes` is greater than 1, also starts a server at the ticket's
+    /// address, for a job of `n_pes` PEs that know the ticket's token.
     ///
     /// # Errors
     /// As for [`Self::random`] and [`Server::bind`].
@@ -213,7 +215,7 @@ impl std::fmt::Debug for Ticket {
     }
 }
 
-/// The new job on which its members have agreed.
+/// A new job on which some PEs of the old job have agreed. These PEs are its members.
 #[derive(Clone, Debug)]
 pub struct Decision {
     attempt: u64,
@@ -229,8 +231,8 @@ impl Decision {
         self.attempt
     }
 
-    /// Returns the number that the PE `old` of the old job has in the new job. Returns `None` if
-    /// the PE is not a member of the new job.
+    /// Converts the PE number `old` of the old job to a PE number of the new job. Returns `None` if
+    /// that PE is not a member of the new job.
     pub fn new_pe(&self, old: Pe) -> Option<Pe> {
         self.members.binary_search(&old).ok().map(|at| Pe::new(at as u32))
     }
@@ -249,17 +251,17 @@ pub enum Disagreement<E> {
     Late {
         /// Time for which this PE waited.
         waited: Duration,
-        /// The PEs for which this PE waited in vain, in ascending order.
+        /// The PEs that kept this PE waiting, in ascending order.
         missing: Vec<Pe>,
     },
-    /// The PE in this value has ended, no longer participates in the agreement, or is a member of a
-    /// new job to which this PE does not belong.
+    /// Another PE has ended, has withdrawn from the agreement, or is a member of a new job without
+    /// this PE. The value is that other PE.
     Left(Pe),
     /// The function `lead` or the function `check` returned this error.
     Failed(E),
 }
 
-/// The next step of this PE, according to the [`SurvivorWords`] of all PEs.
+/// The next step of this PE in an attempt. The step follows from the [`SurvivorWords`] of all PEs.
 enum Look {
     Decided(Decision),
     /// This PE is the leader, and these PEs participate.
@@ -267,7 +269,8 @@ enum Look {
     Wait,
 }
 
-/// The handle with which one PE of the old job agrees with the other PEs on a new job.
+/// A handle of one PE of the old job. The PE uses the handle to agree on a new job with the other
+/// PEs.
 pub struct Survivors<'a> {
     me: Pe,
     n_pes: usize,
@@ -277,13 +280,12 @@ pub struct Survivors<'a> {
 }
 
 impl<'a> Survivors<'a> {
-    /// Creates the handle with which PE `me` agrees with the other PEs. The old job has `n_pes`
-    /// PEs.
+    /// Creates the handle of PE `me` of the old job. The old job has `n_pes` PEs.
     ///
-    /// `words` returns the words that belong to a PE. `has_ended` returns whether a PE has ended or
-    /// has left the old job. Such a PE no longer writes its words. `has_ended` must not return
-    /// `true` for a PE that continues. After a PE has ended, `has_ended` may return `false` for
-    /// some time.
+    /// `words(i)` returns the [`SurvivorWords`] of PE `i`. `has_ended(i)` returns whether PE `i`
+    /// has ended or has left the old job. Such a PE no longer writes its words. `has_ended` must
+    /// not return `true` for a PE that continues. After a PE has ended, `has_ended` may return
+    /// `false` for some time.
     ///
     /// # Panics
     /// If the job has more than [`MAX_SURVIVORS`] PEs.
@@ -306,8 +308,8 @@ impl<'a> Survivors<'a> {
         self.beats.beat(self.me.index(), self.words);
     }
 
-    /// Runs `work` and returns its result. While `work` runs, another thread increments this PE's
-    /// counter. So members that wait for this PE do not consider this PE stopped.
+    /// Runs `work` and returns its result. During `work`, another thread increments the counter of
+    /// this PE. So the members that wait for this PE see that it is not stopped.
     pub fn beating<T>(&self, work: impl FnOnce() -> T) -> T {
         let (beats, me, words) = (&self.beats, self.me.index(), self.words);
         let (done, ends) = mpsc::channel::<()>();
@@ -327,10 +329,10 @@ impl<'a> Survivors<'a> {
         (self.words)(self.me.index())
     }
 
-    /// Agrees on a new job with the other PEs that have not ended. Only the leader, which is one of
-    /// these PEs, calls `lead` with the number of the attempt and the members. `lead` prepares the
-    /// new job and returns the ticket of the new job. While a PE waits, it calls `check`
-    /// repeatedly. If `check` returns an error, this function returns that error.
+    /// Agrees on a new job with the other PEs that have not ended. One of these PEs is the leader.
+    /// Only the leader calls `lead`, with the number of the attempt and the members. `lead`
+    /// prepares the new job and returns its ticket. Each waiting PE calls `check` repeatedly. If
+    /// `lead` or `check` returns an error, this function returns that error.
     ///
     /// # Collective
     /// All PEs of the old job that have not ended.
@@ -397,7 +399,8 @@ impl<'a> Survivors<'a> {
         Disagreement::Failed(error)
     }
 
-    /// Returns the highest attempt in which any PE participates, but at least `attempt`.
+    /// Returns the number of the highest attempt in which a PE participates. If this number is
+    /// lower than `attempt`, returns `attempt`.
     fn highest_attempt(&self, attempt: u64) -> u64 {
         let of = |pe: usize| {
             let state = (self.words)(pe).state.load(Ordering::Acquire);
@@ -406,8 +409,8 @@ impl<'a> Survivors<'a> {
         (0..self.n_pes).map(of).fold(attempt, u64::max)
     }
 
-    /// Looks for the decision of an attempt. Returns a PE as an error if that PE has already joined
-    /// a new job.
+    /// Returns the next step of this PE in `attempt`. If a PE has already joined a new job, returns
+    /// that PE as an error.
     fn look(&self, attempt: u64) -> Result<Look, Pe> {
         for pe in 0..self.n_pes {
             let words = (self.words)(pe);
@@ -431,8 +434,8 @@ impl<'a> Survivors<'a> {
         Ok(Look::Wait)
     }
 
-    /// Returns the PEs that participate in an attempt, if all PEs that have not ended participate.
-    /// Returns `None` if one of them does not participate.
+    /// Returns this PE and all other PEs that have not ended, if all these other PEs participate in
+    /// `attempt`. Returns `None` if one of them does not participate.
     fn others_arrived(&self, attempt: u64) -> Option<Vec<Pe>> {
         let mut members = Vec::new();
         for pe in 0..self.n_pes {
@@ -449,8 +452,8 @@ impl<'a> Survivors<'a> {
         Some(members)
     }
 
-    /// Returns the PEs for which this PE has waited in vain in attempts from `first` to `last`, in
-    /// ascending order.
+    /// Returns the PEs to report as missing after the attempts from `first` to `last` have timed
+    /// out, in ascending order.
     fn missing(&self, first: u64, last: u64) -> Vec<Pe> {
         let words = |pe: usize| (self.words)(pe);
         let others = || (0..self.n_pes).filter(|&pe| pe != self.me.index() && !(self.has_ended)(pe));
@@ -479,9 +482,9 @@ impl<'a> Survivors<'a> {
         missing.into_iter().map(|pe| Pe::new(pe as u32)).collect()
     }
 
-    /// Joins the rendezvous of the new job, and waits for the other members, at most until `until`.
-    /// The first member passes, as `server`, the server that it has started. Other members pass
-    /// `None`. `deadline` is the maximum time for each later call on the rendezvous.
+    /// Joins the rendezvous of the new job. Waits for the other members until the time `until`. The
+    /// first member has started a server and passes it as `server`. Other members pass `None`.
+    /// `deadline` is the maximum time for each later call on the rendezvous.
     ///
     /// # Collective
     /// All members.
@@ -539,16 +542,16 @@ impl<'a> Survivors<'a> {
         ![phase::ARRIVED, phase::READY, phase::DONE].into_iter().any(at)
     }
 
-    /// Waits until all members are ready to join the new job, and records that this PE has joined
+    /// Waits until all members are ready to join the new job. Then records that this PE has joined
     /// the new job. Use this function if the last step of joining may succeed on some members and
-    /// fail on others. Returns an error if a member ended or gave up before that member was ready.
+    /// fail on others.
     ///
     /// # Collective
     /// All members.
     ///
     /// # Errors
     /// [`Disagreement::Late`] names the members that were not ready by the deadline.
-    /// [`Disagreement::Left`] names a member that has ended or given up.
+    /// [`Disagreement::Left`] names a member that ended or gave up before it was ready.
     pub fn commit(&self, decision: &Decision, until: Instant) -> Result<(), Disagreement<std::convert::Infallible>> {
         let (start, own) = (Instant::now(), self.own());
         own.enter(decision.attempt, phase::READY);
@@ -581,7 +584,7 @@ impl<'a> Survivors<'a> {
         }
     }
 
-    /// Records that this PE no longer participates in the attempt that led to `decision`. If
+    /// Withdraws this PE from the attempt that led to `decision`. Other PEs see the withdrawal. If
     /// `because` is `Some`, also records that PE as the cause.
     pub fn withdraw(&self, decision: &Decision, because: Option<Pe>) {
         self.own().withdraw(decision.attempt, because);

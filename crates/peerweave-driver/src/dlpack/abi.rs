@@ -88,8 +88,8 @@ pub struct DLPackVersion {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct DLTensor {
-    /// Address in the memory of `device`, to which `byte_offset` is added. Null for a tensor
-    /// without elements.
+    /// Base address in the memory of `device`. The first element is at this address plus
+    /// `byte_offset`. Null for a tensor without elements.
     pub data: *mut c_void,
     /// The device that holds the memory.
     pub device: DLDevice,

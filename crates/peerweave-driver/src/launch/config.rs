@@ -22,9 +22,9 @@ pub struct LaunchConfig {
     /// Whether all blocks must be resident at once. A kernel whose blocks wait for each other needs
     /// this option. If the grid has more blocks than can be resident, the launch is refused.
     pub cooperative: bool,
-    /// Whether the kernel may start before the previous kernel in the stream has ended. Such a
-    /// kernel must execute `griddepcontrol.wait` before it reads data that the previous kernel
-    /// writes. Below compute capability 9.0, this option has no effect.
+    /// Whether the kernel may start before the previous kernel in the stream has ended. With this
+    /// option, the kernel must execute `griddepcontrol.wait` before it reads data that the previous
+    /// kernel writes. Below compute capability 9.0, this option has no effect.
     pub programmatic: bool,
 }
 

@@ -22,7 +22,8 @@ use crate::library::bind;
 use crate::library::launch_error::LaunchError;
 use crate::{CudaCode, Driver, DriverError, Keep, is_capturing, keep_in_graph, refuse_capture_begun, refuse_per_thread};
 
-/// Maximum shared memory per block, in bytes, for which the driver's limit need not be raised.
+/// Shared memory per block, in bytes, that the driver allows by default. A kernel that needs more
+/// must raise its limit.
 const SHARED_BYTES: u32 = 48 << 10;
 /// Number of the attribute `CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK`. The next three constants are
 /// the numbers of `..._SHARED_SIZE_BYTES`, `..._NUM_REGS` and `..._MAX_DYNAMIC_SHARED_SIZE_BYTES`.
@@ -173,10 +174,11 @@ impl LoadedKernel {
     /// at the owner of the memory, for example by [`Streams::note`](crate::Streams::note).
     ///
     /// # Errors
-    /// Errors before anything is enqueued: [`LaunchError::Count`], [`LaunchError::Argument`],
-    /// [`LaunchError::Shape`], [`LaunchError::NotResident`], [`DriverError::WrongDevice`],
-    /// [`DriverError::PerThreadStream`]. The driver can return an error for the launch itself.
-    /// [`DriverError::CaptureBegun`] if another thread began to capture the stream during the call.
+    /// These errors are returned before anything is enqueued: [`LaunchError::Count`],
+    /// [`LaunchError::Argument`], [`LaunchError::Shape`], [`LaunchError::NotResident`],
+    /// [`DriverError::WrongDevice`], [`DriverError::PerThreadStream`]. The driver can also return
+    /// an error for the launch itself. [`DriverError::CaptureBegun`] if another thread began to
+    /// capture the stream during the call.
     ///
     /// # Safety
     /// The kernel's accesses with these arguments are sound. The memory to which the arguments
@@ -195,8 +197,8 @@ impl LoadedKernel {
         unsafe { self.launch_into(stream, config, arguments, is_captured.then_some(keep)) }
     }
 
-    /// Like [`launch`](Self::launch), for a caller that knows whether the stream is being captured.
-    /// `keep` must be `Some` if the stream is being captured.
+    /// Like [`launch`](Self::launch), but the caller already knows whether the stream is being
+    /// captured. If the stream is being captured, `keep` must be `Some`.
     ///
     /// # Errors
     /// As for [`launch`](Self::launch).
@@ -356,8 +358,8 @@ impl LoadedKernel {
 
 /// Returns the parameters of a kernel; `None` if the driver does not report them.
 fn parameters(api: &LaunchApi, function: CUfunction) -> Result<Option<Vec<Parameter>>, DriverError> {
-    /// Upper bound of the number of parameters. The parameters of a kernel have at most 32764 bytes
-    /// in total.
+    /// Upper bound for the number of parameters of a kernel. All parameters together have at most
+    /// 32764 bytes, and each parameter has at least one byte.
     const MOST: usize = 32764;
     let mut all = Vec::new();
     for index in 0..=MOST {

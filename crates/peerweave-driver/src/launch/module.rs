@@ -52,9 +52,9 @@ impl Module {
     /// Loads an image in a context. If the image is PTX, the driver compiles the image during this
     /// call.
     ///
-    /// [`kernel`](Self::kernel) loads a kernel before the first launch of the kernel. A first
-    /// launch that must load the kernel may wait for running kernels. Such a kernel may in turn
-    /// wait for this PE, which would be a deadlock.
+    /// [`kernel`](Self::kernel) loads a kernel before the first launch of that kernel. If the first
+    /// launch had to load the kernel, the launch could wait for kernels that are running. A running
+    /// kernel may in turn wait for this PE, which would be a deadlock.
     ///
     /// # Errors
     /// [`LaunchError::Image`] with the driver's log if the driver refuses the image, or another
@@ -136,8 +136,8 @@ impl Module {
         }
     }
 
-    /// Returns the driver's handle of the module. The handle is valid while a clone of this
-    /// [`Module`], or the owner that [`keep`](Self::keep) returns, lives.
+    /// Returns the driver's handle of the module. The handle is valid as long as a clone of this
+    /// [`Module`] or an owner from [`keep`](Self::keep) lives.
     pub fn raw(&self) -> CUmodule {
         self.0.module.0
     }

@@ -2,8 +2,8 @@
 //!
 //! Each declaration states the first version of CUDA whose driver has the function.
 //!
-//! Invariant: a result of the driver, by value or through a pointer, is never declared as an
-//! enumeration, because a newer driver may return further values.
+//! Invariant: no result of the driver is declared as an enumeration, neither a returned value nor a
+//! value behind a pointer. A newer driver may return further values.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -88,8 +88,8 @@ peerweave_dylib::bindings! {
         "10.0" fn cuLaunchHostFunc(stream: CUstream, function: CUhostFn, data: *mut c_void) -> CudaCode;
         /// Returns whether a stream is being captured.
         "10.0" fn cuStreamIsCapturing(stream: CUstream, status: *mut c_uint) -> CudaCode;
-        /// Sets the calls that this thread may make while streams are being captured, and returns
-        /// the previous mode.
+        /// Sets the capture mode of this thread, and returns the previous mode. The mode determines
+        /// which calls the thread may make while streams are being captured.
         "10.1" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) -> CudaCode;
         /// Returns the graph that a stream is being captured into.
         "11.3" fn cuStreamGetCaptureInfo_v2(
@@ -114,11 +114,12 @@ peerweave_dylib::bindings! {
         ) -> CudaCode;
         /// Releases references to a user object.
         "11.3" fn cuUserObjectRelease(object: CUuserObject, count: c_uint) -> CudaCode;
-        /// Adds references to a user object to a graph, or moves the caller's references to the
-        /// graph.
+        /// Makes a graph hold references to a user object. The references are either new or moved
+        /// from the caller to the graph.
         "11.3" fn cuGraphRetainUserObject(graph: CUgraph, object: CUuserObject, count: c_uint, flags: c_uint) -> CudaCode;
 
-        /// Returns the minimum or the recommended granularity of physical memory, in bytes.
+        /// Returns the granularity for allocations of physical memory, in bytes. The caller selects
+        /// the minimum or the recommended granularity.
         "10.2" fn cuMemGetAllocationGranularity(
             granularity: *mut usize, properties: *const CUmemAllocationProp, which: CUmemAllocationGranularity_flags,
         ) -> CudaCode;
@@ -152,8 +153,8 @@ peerweave_dylib::bindings! {
         "10.2" fn cuMemImportFromShareableHandle(
             handle: *mut CUmemGenericAllocationHandle, shareable: *mut c_void, kind: CUmemAllocationHandleType,
         ) -> CudaCode;
-        /// Returns the properties of physical memory. `properties` points to space for a
-        /// `CUmemAllocationProp` whose enumerations are declared as integers.
+        /// Returns the properties of physical memory. The result has the layout of
+        /// `CUmemAllocationProp`, but this crate reads its enumerations as integers.
         "10.2" fn cuMemGetAllocationPropertiesFromHandle(
             properties: *mut c_void, handle: CUmemGenericAllocationHandle,
         ) -> CudaCode;
@@ -188,8 +189,8 @@ peerweave_dylib::bindings! {
         ) -> CudaCode;
         /// Unbinds a device's memory from a multicast object.
         "12.1" fn cuMulticastUnbind(handle: CUmemGenericAllocationHandle, device: CUdevice, offset: usize, bytes: usize) -> CudaCode;
-        /// Returns the minimum or the recommended granularity, in bytes, of memory that is bound to
-        /// a multicast object.
+        /// Returns the granularity for binding memory to a multicast object, in bytes. The caller
+        /// selects the minimum or the recommended granularity.
         "12.1" fn cuMulticastGetGranularity(
             granularity: *mut usize, properties: *const CUmulticastObjectProp, which: CUmulticastGranularity_flags,
         ) -> CudaCode;

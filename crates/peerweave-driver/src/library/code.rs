@@ -56,7 +56,8 @@ impl From<CUresult> for CudaCode {
     }
 }
 
-/// Formats the code as the driver's name for the code, or as a number if the driver has no name.
+/// Formats the code as the name that the driver has for the code. If the driver has no such name,
+/// formats the code as a number.
 impl fmt::Display for CudaCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&crate::library::describe(*self).0)

@@ -65,11 +65,11 @@ pub(crate) fn is_current(context: &CudaContext) -> bool {
     matches!(code, Ok(Ok(CudaCode::SUCCESS))) && current == context.cu_ctx()
 }
 
-/// Runs a function that may make another context current, then restores the previous context. The
-/// previous context is also restored if the function panics.
+/// Calls `run`, which may make another context current. Then makes the previous context current
+/// again, even if `run` panics.
 ///
-/// Destructors use this function, because a value can be dropped in the middle of code that relies
-/// on the current context. Costs two driver calls.
+/// Destructors use this function, because code that relies on the current context may drop a value.
+/// Costs two driver calls.
 pub fn with_context_kept<R>(run: impl FnOnce() -> R) -> R {
     struct Before(&'static Api, CUcontext);
     impl Drop for Before {

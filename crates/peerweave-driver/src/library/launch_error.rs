@@ -32,8 +32,8 @@ pub enum LaunchError {
         /// Number of parameters that the kernel has.
         expected: usize,
     },
-    /// An argument and the kernel's parameter with the same index have different lengths or
-    /// offsets.
+    /// The length or the offset of an argument differs from that of the kernel's parameter with the
+    /// same index.
     #[error(
         "launch of {kernel}: argument {index} has {found_bytes} bytes at offset {found_offset}, expected {expected_bytes} bytes at offset {expected_offset}"
     )]

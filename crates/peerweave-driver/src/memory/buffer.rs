@@ -1,8 +1,8 @@
-//! Traits for device memory, through which communication calls access the buffers of any owner.
+//! Traits for device memory. Communication calls use these traits to access buffers of any owner.
 //!
-//! This module neither allocates nor copies. Invariant: an [`Access`] lives until the work that
-//! uses its address is enqueued. From then on the buffer's owner keeps the memory allocated until
-//! the stream has completed that work.
+//! This module neither allocates nor copies memory. Invariant: an [`Access`] lives until the work
+//! that uses its address is enqueued. From then on, the buffer's owner keeps the memory allocated
+//! until the stream has completed that work.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -20,9 +20,9 @@ use crate::{DEADLINE, DriverError, Keep, deadline_after, join, wait, wait_until}
 
 /// The address of a buffer, for work that is about to be enqueued on one stream.
 ///
-/// Drop the access after enqueuing the work. If the buffer is one of cudarc's, dropping the access
-/// makes cudarc record that the stream uses the buffer. A user of the buffer cannot leak the
-/// access, because only the library that enqueues the work holds the access.
+/// Drop the access after enqueuing the work. If the buffer is a slice of cudarc, dropping the
+/// access makes cudarc record that the stream uses the slice. Only the library that enqueues the
+/// work holds the access. So the callers of that library cannot leak the access.
 ///
 /// The access is not `Send`, because each thread has a different per-thread stream:
 ///
@@ -34,10 +34,11 @@ use crate::{DEADLINE, DriverError, Keep, deadline_after, join, wait, wait_until}
 pub struct Access<'a> {
     address: CUdeviceptr,
     guard: Option<SyncOnDrop<'a>>,
-    /// The stream in whose order cudarc frees the slice, and the stream on which the work is
-    /// enqueued. `None` for memory that is not a slice of cudarc.
+    /// For a slice of cudarc: the slice's own stream, and the stream on which the work is enqueued.
+    /// cudarc frees the slice in the order of its own stream. `None` for other memory.
     streams: Option<(Arc<CudaStream>, &'a Arc<CudaStream>)>,
-    /// Whether dropping the access makes the first stream of `streams` wait for the second stream.
+    /// Whether dropping the access always makes the slice's own stream wait for the work. If
+    /// `false`, the stream waits only if cudarc could not record the work.
     joins: bool,
     /// Makes the type `!Send`, so that the thread that enqueues the work also drops the access.
     /// Each thread has a different per-thread stream.
@@ -45,19 +46,20 @@ pub struct Access<'a> {
 }
 
 impl<'a> Access<'a> {
-    /// Creates an access to memory whose owner need not be notified when the work is enqueued.
+    /// Creates an access to the memory at `address`. Use this function only if the owner of the
+    /// memory need not be notified when work is enqueued.
     #[inline]
     pub fn new(address: CUdeviceptr) -> Self {
         Self { address, guard: None, streams: None, joins: false, _this_thread: PhantomData }
     }
 
-    /// Creates an access that lets work read a slice of cudarc. The access contains cudarc's guard.
-    /// `own` is the slice's own stream. `stream` is the stream on which the work is enqueued. `ask`
-    /// calls cudarc's `device_ptr`.
+    /// Creates an access for work that reads a slice of cudarc. `own` is the slice's own stream.
+    /// `stream` is the stream on which the work is enqueued. `ask` calls cudarc's `device_ptr`,
+    /// which returns the address and a guard. The access contains the guard.
     ///
-    /// The guard alone does not keep the memory allocated. cudarc records all reads of a slice in
-    /// one event, and ignores events in a context that has only one stream. So dropping this access
-    /// makes `own` wait for the work.
+    /// The guard alone does not keep the memory allocated until the work has ended. cudarc records
+    /// all reads of a slice in one event, and ignores events in a context that has only one stream.
+    /// So dropping this access makes `own` wait for the work.
     ///
     /// # Errors
     /// [`DriverError::OwnerCapturing`] and [`DriverError::Timeout`], as described at
@@ -71,8 +73,9 @@ impl<'a> Access<'a> {
         Self::after("DeviceBuffer::read", is_shared, is_shared, own, stream, ask)
     }
 
-    /// Like [`reading`](Self::reading), for work that writes to the slice. If cudarc's event for
-    /// writes already makes `own` wait, dropping the access adds no second wait.
+    /// Like [`reading`](Self::reading), but for work that writes to the slice. cudarc records the
+    /// write in an event. If this event already makes `own` wait for the work, dropping the access
+    /// adds no second wait.
     ///
     /// # Errors
     /// As for [`reading`](Self::reading).
@@ -129,9 +132,10 @@ impl<'a> Access<'a> {
     }
 }
 
-/// Returns whether work on `stream` must be ordered with `own`, in whose order cudarc frees the
-/// memory. Returns `false` if the caller has disabled cudarc's event tracking. Disabling event
-/// tracking is `unsafe`, and the caller must then order the work.
+/// Returns whether work on `stream` must be ordered with the slice's own stream `own`. cudarc frees
+/// the slice in the order of `own`. Returns `false` if `own` and `stream` are the same stream, or
+/// if the caller has disabled cudarc's event tracking. Disabling event tracking is `unsafe`, and
+/// the caller must then order the work.
 fn is_shared(own: &CudaStream, stream: &CudaStream) -> bool {
     let is_other = own.cu_stream() != stream.cu_stream() || own.context().cu_ctx() != stream.context().cu_ctx();
     is_other && own.context().is_event_tracking()
@@ -157,10 +161,10 @@ impl Drop for Access<'_> {
     }
 }
 
-/// Runs a function of cudarc that does not report its success. cudarc does nothing if an earlier
-/// error is recorded in a context. So this function removes the recorded errors before the call and
-/// restores them after the call. Returns the result of `run`, and `true` if `run` recorded no new
-/// error.
+/// Calls `run`, which runs a function of cudarc that does not report errors. cudarc does nothing if
+/// an earlier error is recorded in a context. So this function removes the recorded errors of both
+/// contexts before the call, and restores them after the call. Returns the result of `run`, and
+/// `true` if the call recorded no new error.
 fn with_errors_aside<R>(own: &CudaStream, stream: &CudaStream, run: impl FnOnce() -> R) -> (R, bool) {
     let contexts = [own.context(), stream.context()];
     let earlier = contexts.map(|context| context.check_err());
@@ -186,13 +190,13 @@ fn follow(call: &'static str, waiter: &Arc<CudaStream>, other: &Arc<CudaStream>)
     if wait(other, deadline_after(DEADLINE))? { Ok(()) } else { Err(DriverError::Timeout { call, waited: start.elapsed() }) }
 }
 
-/// Makes `own`, the stream in whose order cudarc frees a slice, wait for the work on `stream`. If
-/// another thread has begun to capture `own` since the access was created, this thread waits until
-/// the capture or the work ends.
+/// Makes the stream `own` wait for the work on `stream`. cudarc frees the slice in the order of
+/// `own`. Another thread may have begun to capture `own` since the access was created. In this
+/// case, this thread waits until the capture or the work ends.
 ///
-/// Aborts the process if neither the capture nor the work ends within `longest`. The slice's owner
-/// may free the memory when this function returns, and the work would then access memory of another
-/// owner.
+/// Aborts the process if neither the capture nor the work ends within `longest`. After this
+/// function returns, the slice's owner may free the memory. Work that has not ended could then
+/// access memory of another owner.
 fn hold_back(own: &Arc<CudaStream>, stream: &Arc<CudaStream>, longest: Duration) {
     let held = wait_until(deadline_after(longest), || {
         let cannot_wait = |stream| !matches!(cannot_be_asked(stream), Ok(false));
@@ -239,8 +243,8 @@ impl fmt::Debug for Access<'_> {
 /// An implementation guarantees:
 /// - **\[D1\]** the access that [`read`](Self::read) returns has the address of at least `len`
 ///   allocated elements on the device with ordinal [`device`](Self::device);
-/// - **\[D2\]** the memory stays allocated until all work that was enqueued on the stream while the
-///   access lived is complete;
+/// - **\[D2\]** if work is enqueued on the stream while the access lives, the memory stays
+///   allocated until that work is complete;
 /// - **\[D3\]** if [`keep`](Self::keep) returns a value, the memory stays allocated while that
 ///   value lives, and `keep` returns the same address as `read`.
 pub unsafe trait DeviceBuffer<T> {
@@ -266,17 +270,18 @@ pub unsafe trait DeviceBuffer<T> {
     /// Returns the reason why work on `stream` cannot use the memory. After an error, enqueue no
     /// work that uses the memory. A slice of cudarc returns [`DriverError::OwnerCapturing`] while
     /// the slice's own stream is being captured. If `stream` cannot wait for the slice's own
-    /// stream, this call waits for the slice's own stream instead. This call returns
-    /// [`DriverError::Timeout`] if that stream is still busy after [`DEADLINE`].
+    /// stream, the calling thread waits instead. If the slice's own stream is still busy after
+    /// [`DEADLINE`], this call returns [`DriverError::Timeout`].
     ///
     /// Another thread may begin to capture the slice's own stream while the access lives. In this
     /// case, dropping the access waits until the capture or the work ends. If neither the capture
     /// nor the work ends within [`DEADLINE`], dropping the access aborts the process.
     fn read<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError>;
 
-    /// Returns the address, and an owner that keeps the memory allocated even after the work of one
-    /// call has completed. Captured graphs, registrations and windows need such an owner. Returns
-    /// `None` for borrowed memory, which cannot be used for these purposes.
+    /// Returns the address and an owner. The memory stays allocated while this owner or a clone of
+    /// it lives. Captured graphs, registrations and windows hold such an owner, because they use
+    /// the memory longer than one call does. Returns `None` for borrowed memory, which cannot be
+    /// used for these purposes.
     fn keep(&self) -> Option<(CUdeviceptr, Keep)>;
 }
 

@@ -119,9 +119,8 @@ pub fn copy_to_host<T: Element>(
     Ok(ManuallyDrop::into_inner(values))
 }
 
-/// Waits until the stream has completed its work. Returns [`DriverError::Timeout`] at the deadline.
-/// Callers call this function before they copy pageable memory, because the driver's copy has no
-/// deadline.
+/// Waits until the stream is idle. Returns [`DriverError::Timeout`] at the deadline. Call this
+/// function before a copy of pageable memory, because the driver's copy has no deadline.
 fn pass(call: &'static str, stream: &Arc<CudaStream>, start: Instant, deadline: Instant) -> Result<(), DriverError> {
     if wait(stream, deadline)? { Ok(()) } else { Err(DriverError::Timeout { call, waited: start.elapsed() }) }
 }

@@ -30,9 +30,9 @@ const NOT_CAPTURING: u32 = 0;
 /// invalidated capture.
 const CAPTURING: u32 = 1;
 
-/// Returns whether work that is enqueued on the stream now would be captured into a graph instead
-/// of being executed. For a default or a per-thread stream, also makes the stream's context
-/// current.
+/// Returns whether the stream is being captured into a graph. Work that is enqueued on such a
+/// stream is not executed, but becomes part of the graph. For a default stream or a per-thread
+/// stream, this call makes the stream's context current.
 ///
 /// # Errors
 /// An error of the driver, or [`CudaError`] if an earlier error has invalidated the capture.
@@ -50,11 +50,12 @@ pub fn is_capturing(stream: &CudaStream) -> Result<bool, DriverError> {
     Ok(means_capturing(status)?)
 }
 
-/// Returns an error if another thread has begun to capture the stream during a call in which
-/// [`is_capturing`] returned `false`. Call this function after enqueuing the work.
+/// Returns an error if another thread began to capture the stream while the caller enqueued work.
+/// Before enqueuing the work, the caller has called [`is_capturing`], which returned `false`. Call
+/// this function after enqueuing the work.
 ///
-/// The work may be part of the new graph, and a replay would use memory that the graph does not
-/// keep alive. So this function invalidates the capture.
+/// The work may be part of the new graph. A replay of that graph would use memory that the graph
+/// does not keep alive. So this function invalidates the capture.
 ///
 /// # Errors
 /// [`DriverError::CaptureBegun`] if a capture has begun, or an error of [`is_capturing`].
@@ -163,12 +164,11 @@ fn capture(stream: &CudaStream) -> Result<(u64, CUgraph), DriverError> {
     Ok((id, graph))
 }
 
-/// Passes ownership of the values `kept` to the graph into which the stream is being captured. The
-/// values live until that graph, and all executable graphs instantiated from that graph, have been
-/// destroyed.
+/// Passes ownership of `kept` to the graph into which the stream is being captured. The values live
+/// until this graph and all its executable graphs have been destroyed. Then a thread of this crate
+/// drops the values.
 ///
-/// When these graphs have been destroyed, a thread of this crate drops the values. This function
-/// requires CUDA 11.3.
+/// This function requires CUDA 11.3.
 ///
 /// # Errors
 /// `CUDA_ERROR_ILLEGAL_STATE` if the stream is not being captured. [`DriverError::Missing`] if the
@@ -201,10 +201,11 @@ pub fn keep_in_graph(stream: &Arc<CudaStream>, kept: Vec<Keep>) -> Result<(), Dr
     Ok(())
 }
 
-/// Called by the driver when the last reference to a user object is released, on any thread.
+/// Passes the values of a user object to a thread of this crate, which drops them. The driver calls
+/// this function, on any thread, when the last reference to the user object is released.
 ///
 /// # Safety
-/// `kept` is a box of `Vec<Keep>` that `keep_in_graph` passed to a user object, and only this call
+/// `kept` is the box of a `Vec<Keep>` that `keep_in_graph` passed to the user object. No other code
 /// releases the box.
 unsafe extern "C" fn release(kept: *mut c_void) {
     // SAFETY: the pointer is the box that `keep_in_graph` passed, and this is its only release.

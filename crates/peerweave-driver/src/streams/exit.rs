@@ -1,11 +1,10 @@
-//! The end of the process: when the driver shuts down, no thread of this library may be inside the
-//! driver.
+//! Keeps background threads out of the driver while the driver shuts down at the end of the
+//! process.
 //!
-//! The driver shuts down in a function that runs when the process exits, while other threads
-//! continue. A thread that is inside a call of the driver at that time may access memory that was
-//! freed. So background threads enter a gate ([`BeforeExit`]) before they call the driver. A
-//! function that runs before the driver's shutdown closes the gate and waits until these threads
-//! have left.
+//! The driver shuts down in an exit handler of the process, while other threads continue. A thread
+//! that is inside a call of the driver at that time may access freed memory. So background threads
+//! enter a gate ([`BeforeExit`]) before they call the driver. A function that runs before the
+//! driver's shutdown closes the gate and waits until these threads have left.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -17,12 +16,13 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 static CLOSED: AtomicBool = AtomicBool::new(false);
 
-/// Number of [`BeforeExit`] values that exist now: each is held by a thread that may call the
-/// driver.
+/// Number of [`BeforeExit`] values that exist now. Each thread that may call the driver holds such
+/// a value.
 static INSIDE: AtomicUsize = AtomicUsize::new(0);
 
-/// ID of the process that registered the exit handler. A forked process inherits a copy of
-/// [`INSIDE`], but must not wait for the threads of its parent.
+/// ID of the process that registered the exit handler. A forked child inherits the handler and a
+/// copy of [`INSIDE`], but must not wait for the threads of its parent. So the handler compares
+/// this ID with the ID of its own process.
 static OF_PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// Permission for a background thread to call the driver. An exiting process waits until the

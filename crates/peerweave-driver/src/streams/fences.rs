@@ -1,9 +1,9 @@
 //! A pair of asymmetric memory fences. Every call of [`Streams::note`](super::Streams::note)
 //! executes the light fence. The thread that removes streams from a list executes the heavy fence.
 //!
-//! Invariant: for each pair of a light and a heavy fence, one of two orders is guaranteed. Either
-//! the accesses before the light fence are visible after the heavy fence, or the accesses before
-//! the heavy fence are visible after the light fence.
+//! Invariant: for each execution of the light fence and each execution of the heavy fence, one of
+//! two orders is guaranteed. Either the accesses before the light fence are visible after the heavy
+//! fence, or the accesses before the heavy fence are visible after the light fence.
 
 use std::sync::atomic::{Ordering, compiler_fence};
 
@@ -14,9 +14,8 @@ pub(crate) fn light() {
     compiler_fence(Ordering::SeqCst);
 }
 
-/// Executes the heavy fence: makes every thread of the process execute a fence, which takes
-/// microseconds. Returns `false`, without ordering anything, if the operating system has no such
-/// fence.
+/// Executes the heavy fence: makes every thread of the process execute a fence. This call takes
+/// microseconds. If the operating system has no such fence, orders nothing and returns `false`.
 #[cfg(all(target_os = "linux", not(miri)))]
 pub(crate) fn heavy() -> bool {
     use rustix::thread::{MembarrierCommand, membarrier};

@@ -3,9 +3,9 @@
 //!
 //! The driver's `cuMemFree` waits until the whole device is idle. During this wait, no thread of
 //! the process can launch a kernel, create an event or allocate on that device (observed on H200).
-//! If a collective is running on the device, and a peer in the collective waits for this process's
-//! next launch, the processes deadlock. Memory that is freed in the order of a separate, idle
-//! stream is released immediately.
+//! This wait can cause a deadlock: a collective may be running on the device, and a peer in the
+//! collective may wait for the next launch of this process. So this module frees memory in the
+//! order of a separate, idle stream, which releases the memory immediately.
 
 use std::cell::RefCell;
 use std::sync::Arc;

@@ -7,8 +7,8 @@ use crate::cudarc::driver::sys::CUevent;
 use crate::library::bind;
 use crate::{CudaError, Driver, DriverError};
 
-/// Makes the stream `waiter` wait, on the device, for the work that is now pending on the stream
-/// `other`. The calling thread does not wait. Makes the context of `waiter` current.
+/// Makes the stream `waiter` wait for the work that is now pending on the stream `other`. Only the
+/// device waits, not the calling thread. Makes the context of `waiter` current.
 ///
 /// Unlike cudarc's function `join`, this function works if a destructor has recorded an error in
 /// the context.

@@ -22,8 +22,8 @@ use crate::library::with_context_kept;
 const LAST_OF_EVERY_CONTEXT: usize = 2;
 const PER_THREAD: usize = 2;
 
-/// Returns whether every context has a stream with this handle, so that the thread's current
-/// context determines the stream.
+/// Returns whether every context has a stream with this handle. If so, the handle refers to the
+/// stream of the thread's current context.
 pub(crate) fn is_of_every_context(stream: &CudaStream) -> bool {
     stream.cu_stream().addr() <= LAST_OF_EVERY_CONTEXT
 }
@@ -34,8 +34,8 @@ pub fn is_per_thread(stream: &CudaStream) -> bool {
     stream.cu_stream().addr() == PER_THREAD
 }
 
-/// Returns an error if the stream is the per-thread stream. The thread that later frees memory
-/// cannot wait for the work on another thread's per-thread stream.
+/// Returns an error if the stream is the per-thread stream. Another thread frees the memory later,
+/// and that thread cannot wait for work on this thread's per-thread stream.
 ///
 /// # Errors
 /// [`DriverError::PerThreadStream`] for the per-thread stream.
@@ -50,8 +50,8 @@ pub fn refuse_per_thread(call: &'static str, stream: &CudaStream) -> Result<(), 
 /// long-lived memory can be used on any number of streams.
 #[derive(Default)]
 pub struct Streams {
-    /// The list of a larger range of memory, which contains the memory of this list. A stream is
-    /// recorded in the outer list first. `None` for an outermost list.
+    /// The list for a larger range of memory. That range contains the memory of this list. A stream
+    /// is recorded in the outer list first, then in this list. `None` for an outermost list.
     outer: Option<Arc<Streams>>,
     known: Mutex<Known>,
     /// Address of the last recorded stream. The address is only compared, never dereferenced.
@@ -61,24 +61,27 @@ pub struct Streams {
 #[derive(Default)]
 struct Known {
     streams: BTreeMap<Key, Arc<Noted>>,
-    /// When the list has this length, the next recording of a new stream removes unused streams.
+    /// Recording a new stream removes unused streams if the list has at least this length and at
+    /// least the length [`Streams::MANY`].
     look_at: usize,
 }
 
-/// A stream that is recorded in a list. Nested lists that contain the stream share this value. So
-/// the number of handles to this value shows whether a nested list contains the stream.
+/// A stream that is recorded in a list. If nested lists contain the stream too, all these lists
+/// share this value. So the number of handles to this value shows whether a nested list contains
+/// the stream.
 struct Noted {
     held: Arc<Held>,
 }
 
-/// The single handle to a stream, which all lists share. So the number of the stream's handles
-/// shows whether other code has a handle.
+/// The handle through which the lists refer to a stream. All lists share this one handle. So the
+/// number of the stream's handles shows whether other code has a handle.
 struct Held {
     stream: Arc<CudaStream>,
 }
 
-/// The handle of each created stream ([`Key::Made`]) that is recorded in a list. The key is the
-/// address of cudarc's `CudaStream`. An entry is removed when its handle is dropped.
+/// The shared handles ([`Held`]) of all created streams ([`Key::Made`]) that are recorded in a
+/// list. The key is the address of cudarc's `CudaStream`. When the last reference to a [`Held`] is
+/// dropped, its entry is removed.
 static HELD: Mutex<BTreeMap<usize, Weak<Held>>> = Mutex::new(BTreeMap::new());
 
 impl Held {
@@ -110,12 +113,13 @@ impl Drop for Held {
 /// Identity of a stream in a list.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Key {
-    /// A created stream, identified by the address of cudarc's `CudaStream`. Two values with the
-    /// same driver handle are recorded separately, because work may be enqueued through one value
-    /// after the other value is dropped.
+    /// A created stream, identified by the address of cudarc's `CudaStream`. Two `CudaStream`
+    /// values with the same driver handle are recorded separately, because work may be enqueued
+    /// through one value after the other value is dropped.
     Made(usize),
-    /// A stream that every context has, identified by context and handle. cudarc returns a new
-    /// `CudaStream` for such a stream each time.
+    /// A default or per-thread stream, identified by its context and its handle. The address of a
+    /// `CudaStream` cannot identify such a stream, because cudarc returns a new `CudaStream` each
+    /// time.
     OfContext(usize, usize),
 }
 
@@ -129,7 +133,7 @@ impl Key {
 }
 
 impl Streams {
-    /// Length up to which no streams are removed from a list.
+    /// Minimum length at which a list removes unused streams. A shorter list keeps all its streams.
     const MANY: usize = 32;
 
     /// Creates an empty list.
@@ -194,11 +198,11 @@ impl Streams {
         noted
     }
 
-    /// Clears `last`, so that the next call of `note` searches the list. Then executes the heavy
-    /// fence. After this call, the caller may count the handles of streams. For each thread that
-    /// calls `note` concurrently, the fences guarantee one of two results. Either the count
-    /// includes the handle of that thread, or that thread finds `last` cleared. Returns `false` if
-    /// the operating system has no heavy fence. In this case, the caller must remove no stream.
+    /// Clears `last`, then executes the heavy fence. After this call, the caller may count the
+    /// handles of streams. The fences guarantee one of two results for each thread that calls
+    /// `note` concurrently. Either the count includes the handle of that thread, or that thread
+    /// finds `last` cleared and searches the list. Returns `false` if the operating system has no
+    /// heavy fence. In this case, the caller must not remove any stream.
     fn forget_last(&self) -> bool {
         self.last.store(std::ptr::null_mut(), Ordering::Relaxed);
         fences::heavy()
@@ -210,9 +214,9 @@ impl Streams {
         known.streams.values().map(|noted| Arc::clone(&noted.held.stream)).collect()
     }
 
-    /// Waits until all work that is now enqueued on the recorded streams is complete. Returns a
-    /// stream whose work is not complete by the deadline; `None` if all work is complete. A stream
-    /// that is being captured is not complete.
+    /// Waits until all work that is now enqueued on the recorded streams is complete. Returns
+    /// `None` if all this work is complete. Otherwise returns a stream whose work is not complete
+    /// by the deadline. While a stream is being captured, its work counts as incomplete.
     ///
     /// # Errors
     /// The error of work that failed on a stream. [`DriverError::PerThreadStream`] for a per-thread
@@ -234,8 +238,8 @@ impl Streams {
 }
 
 impl Known {
-    /// Removes and returns idle streams on which no more work can be enqueued. `outermost` means
-    /// that the list has no outer list.
+    /// Removes and returns the idle streams on which no more work can be enqueued. `outermost` is
+    /// whether this list has no outer list.
     fn let_go(&mut self, outermost: bool) -> Vec<Arc<Noted>> {
         // Another handle may enqueue work at any time, in particular between recording and
         // enqueuing. In addition, a stream must stay in this list while a nested list contains it.
@@ -250,8 +254,8 @@ impl Known {
     }
 }
 
-/// Returns whether only the lists have a handle to the stream. Ignores the handle with which
-/// `private.rs` keeps a dropped stream until the stream is destroyed.
+/// Returns whether only the lists have a handle to the stream. `private.rs` keeps a handle to a
+/// dropped private stream until the stream is destroyed. That handle is not counted.
 fn is_ours_alone(stream: &Arc<CudaStream>) -> bool {
     let is_alone = Arc::strong_count(stream) == 1 + usize::from(private::is_left(stream));
     // Makes work that was enqueued through dropped handles visible to the next query.
@@ -276,7 +280,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn forget_last_sets_the_pointer_to_the_last_stream_to_null() {
+    fn forget_last_clears_the_pointer_to_the_last_stream() {
         let streams = Streams::new();
         streams.last.store(std::ptr::dangling_mut(), Ordering::Relaxed);
         assert!(streams.forget_last());

@@ -1,10 +1,11 @@
 //! Streams that a library creates for its own use.
 //!
 //! This module does not use cudarc's `new_stream`. The first `new_stream` in a context waits for
-//! all work of the device, without a deadline (`cuCtxSynchronize`). cudarc then starts to order
-//! streams by events. This module does not use cudarc's `fork` either. cudarc counts a forked
-//! stream as the first stream, but `fork` does not wait. The user's next stream could then use
-//! memory that the default stream is still filling.
+//! all work of the device, without a deadline (`cuCtxSynchronize`). From then on, cudarc orders
+//! streams by events. This module does not use cudarc's `fork` either. `fork` does not wait, but
+//! cudarc counts the forked stream as the first stream of the context. The user's next `new_stream`
+//! would then not wait either. The new stream could use memory that the default stream is still
+//! filling.
 //!
 //! Invariant: the driver's stream is destroyed once, when no handle to the stream remains.
 
@@ -28,8 +29,9 @@ pub struct PrivateStream {
     stream: Option<Arc<CudaStream>>,
 }
 
-/// All private streams, with the driver's handle as the key. The value is `Some` for a dropped
-/// stream to which other code still has handles.
+/// All private streams. The key is the driver's handle of the stream. The value is `None` while the
+/// owner has the stream. After the owner has dropped the stream, the value is a handle to the
+/// stream until the stream is destroyed.
 static MADE: Mutex<BTreeMap<usize, Option<Arc<CudaStream>>>> = Mutex::new(BTreeMap::new());
 
 fn made() -> MutexGuard<'static, BTreeMap<usize, Option<Arc<CudaStream>>>> {
@@ -42,8 +44,8 @@ pub(crate) fn is_private(stream: &CudaStream) -> bool {
     made().contains_key(&stream.cu_stream().addr())
 }
 
-/// Returns whether the owner has dropped this private stream while other code still has handles. In
-/// this case, this module has one handle too.
+/// Returns whether the owner has dropped this private stream, but other code still has handles to
+/// the stream. In this case, this module has one handle too.
 pub(crate) fn is_left(stream: &CudaStream) -> bool {
     matches!(made().get(&stream.cu_stream().addr()), Some(Some(_)))
 }
@@ -74,7 +76,7 @@ impl Deref for PrivateStream {
     type Target = Arc<CudaStream>;
 
     fn deref(&self) -> &Arc<CudaStream> {
-        self.stream.as_ref().expect("the stream is taken only in `drop`")
+        self.stream.as_ref().expect("the stream exists until `drop`")
     }
 }
 
@@ -86,8 +88,8 @@ impl Drop for PrivateStream {
     }
 }
 
-/// Destroys dropped streams to which no other code has a handle. Their pending work is still
-/// executed.
+/// Destroys each private stream that its owner has dropped, if no other code has a handle to the
+/// stream. The driver still executes the pending work of a destroyed stream.
 pub(crate) fn sweep() {
     let mut last = Vec::new();
     made().retain(|_, left| match left.take().map(Arc::try_unwrap) {

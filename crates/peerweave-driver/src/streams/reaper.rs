@@ -88,7 +88,8 @@ impl Drop for Pending {
 
 /// Interval at which busy streams are queried again.
 const ASK_AGAIN: Duration = Duration::from_millis(1);
-/// Time without retired values after which a reaper thread destroys its streams for freeing memory.
+/// If a reaper thread gets no retired value for this time, it destroys its streams for freeing
+/// memory.
 const IDLE: Duration = Duration::from_secs(1);
 
 /// The channel to the reaper thread of each device. The key `None` is for values without a device.
@@ -236,8 +237,8 @@ impl Entry {
         }
     }
 
-    /// Leaks the function, the events and their streams, because the state of the streams is
-    /// unknown.
+    /// Leaks this entry: the function, the events and their streams. Call this function if the
+    /// driver cannot report whether the streams have completed.
     fn leak(self) {
         std::mem::forget((self.context, self.events));
     }

@@ -47,7 +47,7 @@ pub fn wait_until<E>(deadline: Instant, mut ready: impl FnMut() -> Result<bool, 
 ///
 /// Polls the driver, so a stream that never completes does not block the caller beyond the
 /// deadline. During the wait, other threads may capture other streams. For a per-thread stream,
-/// waits for the calling thread's own stream.
+/// waits for the per-thread stream of the calling thread.
 ///
 /// # Errors
 /// Errors of the pending work or of the driver's query. [`DriverError::Capturing`] if the stream is
@@ -59,8 +59,8 @@ pub fn wait(stream: &Arc<CudaStream>, deadline: Instant) -> Result<bool, DriverE
     })
 }
 
-/// Like [`wait`], but returns no error while another thread captures the stream. During the
-/// capture, earlier work on the stream counts as incomplete, because the stream cannot be queried.
+/// Like [`wait`], but returns no error if the stream is being captured. Until the capture ends, the
+/// work on the stream counts as pending, because the stream cannot be queried.
 ///
 /// # Errors
 /// Errors of the pending work or of the driver's query.

@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn test_with_a_body_that_no_child_reaches_fails() {
+    fn test_fails_if_no_child_reaches_its_body() {
         let run = || {
             if child().is_none() {
                 Fakes::new().run(|| ());

@@ -287,7 +287,7 @@ fn global_exit_ends_all_pes_with_the_given_status() {
 }
 
 #[test]
-fn shared_gpu_is_refused_unless_a_test_allows_sharing() {
+fn two_pes_on_one_gpu_are_refused_unless_a_setting_allows_it() {
     fakes().run_many(2, |me| {
         use_device(3);
         let id = shared_id(&me, "id");

@@ -274,7 +274,7 @@ fn nvshmem_can_start_again_after_finalize() {
 }
 
 #[test]
-fn atomics_have_no_effect_unless_a_setting_enables_atomics() {
+fn atomics_have_an_effect_only_if_a_setting_enables_them() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_ATOMICS", "1").run_many(2, |me| {
         init(&me);
         let word = symmetric(&[0_i64, 0]);

@@ -31,8 +31,8 @@ pub(crate) enum Action {
     Close(Link),
 }
 
-/// Maximum number of collective calls by which a PE can be ahead of another PE. A PE is ahead only
-/// if some of its calls have timed out.
+/// Maximum number of collective calls by which a PE can be ahead of another PE. A PE gets ahead if
+/// its calls time out before the other PE has made them.
 const MAX_OPEN_ROUNDS: usize = 1024;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,8 +50,8 @@ struct Member {
     /// The PEs that were missing when the most recent request of this PE timed out. The next
     /// request of this PE clears the list.
     in_vain: Vec<u32>,
-    /// The PE that is reported as the cause if the connection of this PE closes. `None` if this PE
-    /// has named no cause.
+    /// The PE that this PE has named as the cause. That PE is reported as the cause if the
+    /// connection of this PE closes. `None` if this PE has named no cause.
     blames: Option<u32>,
 }
 
@@ -75,20 +75,22 @@ pub(crate) struct Board {
     rounds: VecDeque<Round>,
     first_round: u64,
     store: HashMap<String, Vec<u8>>,
-    /// Number of bytes in `store` and in the blobs of `rounds`.
+    /// Total number of bytes in the key-value store and in the blobs of open rounds (collective
+    /// calls).
     stored_len_bytes: usize,
     limit_bytes: usize,
     /// The PEs that wait for each key, with their request numbers.
     awaited: HashMap<String, Vec<(u32, u64)>>,
     /// PEs that wait for the join to complete.
     joining: Vec<u32>,
-    /// The first loss of a PE; `None` while no PE is lost. All later waits fail with this fault.
+    /// The first loss of a PE, or the end of the server. `None` before that. All later waits fail
+    /// with this fault.
     broken: Option<Fault>,
     /// The first PE that aborted the job, and the exit code that this PE requested.
     aborted: Option<(u32, u8)>,
-    /// Of the PEs that have left, the PE that had entered the fewest rounds: the number of rounds,
-    /// and the PE. Rounds with this number or a higher number cannot complete, because this PE does
-    /// not enter them.
+    /// Of the PEs that have left, the PE that had entered the fewest rounds. The first value is its
+    /// number of rounds, and the second value is the PE. Rounds with this number or a higher number
+    /// cannot complete, because that PE does not enter them.
     first_left: Option<(u64, u32)>,
 }
 
@@ -112,7 +114,7 @@ impl Board {
         }
     }
 
-    /// Returns the first loss of a PE, if any.
+    /// Returns the first loss of a PE, or the end of the server. Returns `None` before that.
     pub(crate) fn first_loss(&self) -> Option<&Fault> {
         self.broken.as_ref()
     }
@@ -214,8 +216,8 @@ impl Board {
         }
     }
 
-    /// Handles the end of the connection of a joined PE. Returns the loss, if the PE had not left
-    /// or been lost before.
+    /// Handles the end of the connection of a joined PE. Returns the loss of this PE. Returns
+    /// `None` if the PE had already left or had already been lost.
     pub(crate) fn closed(&mut self, pe: u32, out: &mut Vec<Action>) -> Option<Fault> {
         if !matches!(self.members[pe as usize].seat, Seat::Taken(_)) {
             return None;
@@ -314,8 +316,8 @@ impl Board {
         Ok(())
     }
 
-    /// Returns a fault if the round with this number can never complete, because a PE is lost, or
-    /// has left before it entered this round.
+    /// Returns a fault if the round with this number can never complete. The reason is that a PE is
+    /// lost, that a PE left before it entered this round, or that the server is stopping.
     fn hopeless(&self, number: u64) -> Option<Fault> {
         let left = || self.first_left.filter(|(entered, _)| *entered <= number).map(|(_, pe)| Fault::Left { pe });
         self.broken.clone().or_else(left)
@@ -456,9 +458,10 @@ impl Board {
         }
     }
 
-    /// Marks a PE as lost and fails all waits. All PEs get the first loss, because later losses
-    /// follow from it. If the PE's own wait had timed out, the reported cause is the PEs for which
-    /// the PE had waited. If the PE had named another PE as the cause, that other PE is reported.
+    /// Marks a PE as lost and fails all waits. The waits fail with the first loss of the job,
+    /// because later losses follow from it. If the last wait of the lost PE had timed out, the
+    /// reported cause is the PEs for which this wait had waited. Otherwise, if the lost PE had
+    /// named a PE as the cause, that PE is reported.
     fn lose(&mut self, pe: u32, fault: Fault, out: &mut Vec<Action>) {
         let members = &mut self.members;
         let mut missing = std::mem::take(&mut members[pe as usize].in_vain);
