@@ -76,7 +76,7 @@ pub trait Work<T: Sample>: Sized {
         for<'m> &'m M: StreamSource<T> + StreamDest<T> + MaybeSource<T, Argument = &'m M> + MaybeDest<T, Argument = &'m M>;
 }
 
-/// Reductions, which are compiled for every numeric type.
+/// The group of reductions. Their calls are compiled for every numeric type.
 pub enum Reducing {}
 
 /// The group of operations that only move elements. Their calls are compiled for one type of each

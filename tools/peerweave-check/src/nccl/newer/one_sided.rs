@@ -6,7 +6,7 @@
 //! host before a rank waits for signals of other ranks.
 //!
 //! NCCL before 2.31 has only one signal and one context. NCCL creates both in the first one-sided
-//! call, which all ranks must make.
+//! call, so all ranks must make this call.
 
 use peerweave_nccl::{Communicator, Config, NcclMem, Rank, Signal, SignalWait, Switch, Version, Window, WindowKind};
 use peerweave_types::{F8E4M3, F8E5M2, bf16, f16};
