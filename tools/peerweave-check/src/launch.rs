@@ -31,13 +31,13 @@ pub(crate) fn end_after(longest: Duration) {
 /// The exit status and the selected output of a PE that has ended.
 pub(crate) struct Ended {
     pub(crate) status: ExitStatus,
-    /// The lines of the PE's output for which `keeps` of [`processes`] returned `true`.
+    /// The lines of the PE's output that the caller of [`processes`] asked to keep.
     pub(crate) kept: Vec<String>,
 }
 
-/// Starts this program once for each PE with the same arguments, and waits for all PEs, at most for
-/// `limit`. Returns the lines of output for which `keeps` returns `true`, and prints all other
-/// lines.
+/// Starts this program again for each PE, with the arguments of this process. Waits for all PEs,
+/// but at most for `limit`. Returns the lines of output for which `keeps` returns `true`, and
+/// prints all other lines.
 pub(crate) fn processes(n_pes: u32, limit: Duration, keeps: fn(&str) -> bool) -> Result<Vec<Ended>, Failure> {
     let (_server, jobs) = Server::on_this_machine(n_pes)?;
     let program = std::env::current_exe()?;

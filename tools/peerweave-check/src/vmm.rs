@@ -34,8 +34,9 @@ const WAIT: Duration = Duration::from_secs(20);
 /// Time after which the parent process ends all PEs.
 const WHOLE_RUN: Duration = Duration::from_secs(240);
 const MIB: usize = 1 << 20;
-/// Maximum decrease of free device memory in the second pass of rounds, in bytes: one allocation of
-/// the driver itself. A leak would cause a larger decrease, because each round would leak.
+/// Maximum decrease of free device memory in the second pass of rounds, in bytes. One allocation by
+/// the driver itself may decrease the free memory this much. A leak would cause a larger decrease,
+/// because each round would leak.
 const MOST_KEPT: i64 = 2 << 20;
 
 /// The options of `check vmm`. The command uses no multicast objects.
@@ -58,8 +59,8 @@ pub(crate) struct Arguments {
     /// contains FELL BACK and the reason
     #[arg(long)]
     fabric: bool,
-    /// Number N of rounds that allocate memory, and of rounds that map memory. The number of heaps
-    /// to create is N / 50, but at least 2
+    /// Number N of rounds that allocate memory. The number of rounds that map memory is also N, and
+    /// the number of heaps to create is N / 50, but at least 2
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
 }
@@ -156,7 +157,7 @@ fn processes(n_pes: u32, plan: &Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The state shared by all steps of a PE.
+/// What all steps of a PE use, such as the PE's rendezvous and its stream.
 struct Pes {
     rendezvous: Arc<Rendezvous>,
     context: Arc<CudaContext>,
@@ -206,7 +207,7 @@ fn walk(job: &Job, plan: &Arguments, steps: &mut Steps) -> Result<(), Failure> {
         return steps.time("death of one PE", || killed(&pes));
     }
     let before = steady(&pes)?;
-    steps.time("transfers between all PEs, and growth", || exchange_and_grow(&pes))?;
+    steps.time("transfers between all PEs, growth of the heap", || exchange_and_grow(&pes))?;
     let after_heap = steady(&pes)?;
     // A driver keeps the page tables and the memory of streams for the largest number that existed
     // at the same time. So each kind of round runs twice: the memory kept by the first pass is
@@ -299,7 +300,7 @@ fn all_to_all(pes: &Pes, heap: &SymmetricHeap, round: u32, len: usize) -> Result
             compare(
                 &found,
                 &words(from, pe.get(), round, len),
-                &format!("the elements of PE {from}, read from the memory of {pe}"),
+                &format!("the elements that PE {from} put into the memory of {pe}"),
             )?;
         }
     }

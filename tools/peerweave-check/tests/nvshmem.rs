@@ -94,7 +94,7 @@ fn errors_name_the_pe_that_lacks_nvshmem_plugins() {
 }
 
 #[test]
-fn processes_of_a_launcher_become_pes() {
+fn processes_started_by_a_launcher_become_pes_of_its_job() {
     fakes().run(|| {
         let outputs = launch(3, &["nvshmem", "--only", "mistakes"]);
         for (pe, out) in outputs.iter().enumerate() {

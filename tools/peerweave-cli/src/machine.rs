@@ -36,7 +36,7 @@ pub struct NumaNode {
 }
 
 impl NumaNode {
-    /// Returns the number of the node and its CPUs as text.
+    /// Returns the node as text: its number and its CPUs.
     pub fn text(&self) -> String {
         format!("{}: CPUs {}", self.node, self.cpus)
     }

@@ -8,7 +8,8 @@ fn main() -> ExitCode {
     peerweave_cli::main()
 }
 
-/// Fails with a message: the command starts PEs as processes, which is supported only on Linux.
+/// The entry point on systems other than Linux: prints an error and returns an exit code. The
+/// command starts PEs as processes, which Peerweave supports only on Linux.
 #[cfg(not(target_os = "linux"))]
 fn main() -> ExitCode {
     eprintln!("peerweave: the command needs Linux; elsewhere, run PEs as threads of a program with `on_threads`");

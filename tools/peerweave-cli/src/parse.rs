@@ -5,8 +5,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Parses a number of bytes: digits, an optional suffix `K`, `M`, `G` or `T` (powers of 1024,
-/// either case), then optionally `B` or `iB`.
+/// Parses a number of bytes: digits, then an optional suffix, then optionally `B` or `iB`. The
+/// suffixes `K`, `M`, `G` and `T`, in upper or lower case, are powers of 1024.
 ///
 /// # Errors
 /// The text is not valid. The message quotes the text and describes the expected form.

@@ -153,7 +153,7 @@ fn window_option_registers_buffers_as_windows() {
         let output = Machine::with_gpus().run(&options, &[]);
         let lines = table(&output);
         assert_eq!((lines.len(), lines[0][8].as_str(), lines[0][12].as_str()), (1, "0", "0"), "{op}");
-        assert!(text(&output.stdout).contains("buffers: NCCL's allocator, registered as windows"), "{op}");
+        assert!(text(&output.stdout).contains("buffers: memory of NCCL's allocator, registered as windows"), "{op}");
     }
     // If buffers cannot be registered, the command fails instead of measuring without windows.
     let options = ["bench", "all-reduce", "--backend", "nccl", "--window", "-n", "2", "-e", "8"];

@@ -75,7 +75,7 @@ fn register() {
 }
 
 #[test]
-fn stores_and_loads_by_kernels_move_every_word() {
+fn each_transfer_method_copies_every_word() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(3);
         register();
@@ -150,7 +150,7 @@ fn pair_without_access_is_refused_and_other_pairs_are_measured() {
 }
 
 #[test]
-fn large_source_is_filled_by_device_copies() {
+fn most_of_a_large_source_is_filled_by_copies_on_the_device() {
     Fakes::new().cuda().run(|| {
         let probe = Probe::new(&contexts(2), 33 << 20, soon()).expect("room");
         let log = std::fs::read_to_string(std::env::var("PEERWEAVE_FAKE_CUDA_LOG").expect("the harness sets it"));

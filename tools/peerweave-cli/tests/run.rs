@@ -349,7 +349,7 @@ fn signals_are_forwarded_to_every_pe() {
 }
 
 #[test]
-fn unhandled_signal_sets_the_exit_code_of_the_job() {
+fn signal_that_no_pe_handles_sets_the_exit_code_of_the_job() {
     let mut child = job(2, &[], "echo ready; exec sleep 30").stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     read_until_ready(child.stdout.as_mut().unwrap(), 2);
     kill(15, child.id() as i32);
@@ -490,7 +490,7 @@ fn pes_inherit_no_open_file_of_the_launcher() {
 }
 
 #[test]
-fn failures_to_start_have_messages_and_exit_codes() {
+fn start_failure_has_a_message_and_an_exit_code() {
     let start = |arguments: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
         command.env_remove("PEERWEAVE_PE").arg("run").args(arguments).output().unwrap()

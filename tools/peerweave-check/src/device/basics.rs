@@ -16,7 +16,7 @@ pub(crate) fn run(gpu: &Gpu, table: &mut Rows) {
         Ok(gpu.barrier("basics loaded")?)
     });
     table.check("a kernel writes memory of its own PE", || local(gpu));
-    table.check("each PE puts to and signals the next PE, 100 launches", || around(gpu));
+    table.check("each PE sends a put and a signal to the next PE in 100 launches", || around(gpu));
     table.check("1000 barriers in one kernel", || meet(gpu, 1000));
     table.check("wrong arguments are refused before the launch", || refused(gpu));
     table.check("a graph of barriers is replayed 10 times", || replayed(gpu));

@@ -1,7 +1,7 @@
 //! Measurements inside kernels: PE 0 communicates with PE 1, and the other PEs wait. The CUDA
 //! program `tools/peer-bench/one_sided.cu` makes the same measurements without Peerweave, and
-//! `nvshmem_one_sided.cu` makes them with NVSHMEM. If a block may have several sizes, the row has
-//! the shortest time.
+//! `nvshmem_one_sided.cu` makes them with NVSHMEM. If several block sizes are measured, the row
+//! shows the shortest time.
 
 use peerweave_cuda::{Gpu, LaunchConfig, Local, Stream};
 use peerweave_device::launch::Kernel;
@@ -70,7 +70,7 @@ fn copies(bench: &Bench<'_>) -> Outcome {
     let (to, from) = (bench.gpu.alloc::<u64>(4096)?, bench.gpu.alloc::<u64>(4096)?);
     if bench.is_first() {
         println!(
-            "times in us; each row: bytes: put and fence by one thread, warp, block, bulk copy | get by one thread, warp, block, bulk copy | with shared memory: put by one warp, block, get by one warp, block"
+            "times in us; each row: bytes: put and fence by a thread, a warp, a block, a bulk copy | get by a thread, a warp, a block, a bulk copy | with shared memory: put by a warp, a block; get by a warp, a block"
         );
         let puts: [&Copy; 3] = [&bench_put_thread::KERNEL, &bench_put_warp::KERNEL, &bench_put_block::KERNEL];
         let gets: [&Copy; 3] = [&bench_get_thread::KERNEL, &bench_get_warp::KERNEL, &bench_get_block::KERNEL];
@@ -182,7 +182,7 @@ fn bandwidth(bench: &Bench<'_>) -> Outcome {
     if bench.is_first() {
         let iterations = if bench.network { 2 } else { 20 };
         println!(
-            "bandwidth for {} MiB in GB/s; each row: number of blocks: put, get by 1024 threads per block | put, get by bulk copies of 4 warps per block",
+            "bandwidth in GB/s for transfers of {} MiB; each row: number of blocks: put and get by 1024 threads of each block | put and get by bulk copies of 4 warps of each block",
             BANDWIDTH_BYTES >> 20
         );
         for blocks in [16, 32, 132] {

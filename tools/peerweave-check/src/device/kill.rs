@@ -30,7 +30,7 @@ pub(crate) fn run(gpu: &Gpu, table: &mut Rows, victim: u32) {
         stream.launch(&wait_for_ever::KERNEL, 1, 32, (signal.slice(), victim))?;
         let error = stream.wait().err().ok_or("the wait succeeded, expected an error because the PE is dead")?;
         println!("{}: the wait failed after {:.0} ms: {error}", gpu.pe(), start.elapsed().as_secs_f64() * 1e3);
-        same("the PE that the error of the wait names", error.pe().map(|pe| pe.get()), Some(victim))?;
+        same("the PE that the error names", error.pe().map(|pe| pe.get()), Some(victim))?;
         same("the wait ended within twice the deadline", start.elapsed() <= 2 * gpu.deadline(), true)?;
         same("the error says that a PE is lost", matches!(error, CudaError::PeLost { .. }), true)?;
         let again = stream.launch(&wait_for_ever::KERNEL, 1, 32, (signal.slice(), victim)).err();

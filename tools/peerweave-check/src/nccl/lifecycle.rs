@@ -27,8 +27,8 @@ const LENGTH: usize = 1 << 20;
 /// them.
 type Check = fn(Nccl, &[Arc<CudaContext>], &Config) -> Result<(), String>;
 
-/// The result and duration of one step with blocking or non-blocking communicators, shown as a row
-/// of the table.
+/// One row of the table: the result and the duration of one step. The step uses either blocking or
+/// non-blocking communicators.
 struct Row {
     what: &'static str,
     mode: &'static str,
@@ -57,10 +57,10 @@ pub(crate) fn all(nccl: Nccl, contexts: &[Arc<CudaContext>]) -> Result<usize, St
         if contexts.len() > 1 {
             step("a first call that other ranks do not make", unconnected);
             step("an expired wait aborts only one communicator", expires);
-            step("expired AbortAll wait aborts all communicators", expires_for_all);
+            step("expiry with AbortAll aborts all communicators", expires_for_all);
             step("the watchdog aborts stuck work", late_work);
             step("the waiting thread aborts stuck work", left_alone);
-            step("a thread that does not wait aborts stuck work", aborted_by_another);
+            step("another thread aborts stuck work", aborted_by_another);
         }
         step("a communicator after finalize", after_the_end);
     }
@@ -153,8 +153,8 @@ fn unconnected(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Re
     works(nccl, contexts, config)
 }
 
-/// Runs one all-reduce on all ranks, which connects the ranks. Afterwards, a collective call that
-/// only one rank makes blocks on the device, not on the host.
+/// Runs one all-reduce on all ranks, because the first collective connects the ranks. If only one
+/// rank makes a later collective call, the call blocks on the device, not on the host.
 fn together(members: &[Member]) -> Result<(), String> {
     let ones = |member: &Member| DeviceMemory::from_slice(&member.stream, &vec![1.0f32; LENGTH]).map_err(text);
     let mut buffers = members.iter().map(ones).collect::<Result<Vec<_>, _>>()?;
@@ -186,8 +186,8 @@ fn is_late(error: &NcclError) -> bool {
     names && error.to_string().contains("all_reduce")
 }
 
-/// Checks that a wait that reaches its deadline aborts the communicator on which it was called, on
-/// all ranks of this process. Other communicators must stay usable.
+/// Checks a wait that reaches its deadline. The wait must abort its communicator on all ranks of
+/// this process. Other communicators must stay usable.
 fn expires(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
     let (members, others) = (make(nccl, contexts, config)?, make(nccl, contexts, config)?);
     together(&members)?;
@@ -230,8 +230,8 @@ fn expires_for_all(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -
     works(nccl, contexts, config)
 }
 
-/// Checks that the watchdog aborts stuck work at the deadline of the work although no thread waits
-/// for the work. The stream must then become idle.
+/// Checks that the watchdog aborts stuck work when the deadline of the work has passed, even if no
+/// thread waits. The stream must then become idle.
 fn late_work(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
     let members = make(nccl, contexts, config)?;
     together(&members)?;

@@ -43,8 +43,8 @@ use crate::{Failure, launch};
 /// The options of `check nccl`. Without --processes or --rank, one process drives all GPUs.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Number of elements of the longest call for each collective and type, except for a few longer
-    /// calls with float elements
+    /// Number of elements of the longest call of each collective and type; a few additional calls
+    /// with float elements are longer
     #[arg(long, default_value_t = 1003, value_parser = at_least_one)]
     count: usize,
     /// Start N processes, one for each rank, which connect through a rendezvous
@@ -112,7 +112,7 @@ fn check_ranks(arguments: &Arguments) {
 }
 
 impl Arguments {
-    /// Returns a builder of communicators, with the settings that the options select.
+    /// Returns a builder of communicators. The builder has the settings that the options select.
     fn builder(&self, nccl: Nccl) -> CommunicatorBuilder {
         // Blocking communicators are the default, and most programs use them.
         let config = if self.non_blocking { Config::new().blocking(Switch::Off) } else { Config::new() };
@@ -378,7 +378,7 @@ fn after_a_death(member: &Member, killed: usize, early: bool, named: bool) -> Re
     }
     comm.set_deadline(DEADLINE);
     let fewer = comm.shrink(&[Rank::new(killed as u32)], ShrinkMode::Abort)?;
-    println!("{} has become {} of a communicator of {} ranks", comm.rank(), fewer.rank(), fewer.n_ranks());
+    println!("{} is now {} in the new communicator, which has {} ranks", comm.rank(), fewer.rank(), fewer.n_ranks());
     // The stuck all-reduce may still block the stream of the failed communicator.
     let stream = comm.context().new_stream().map_err(peerweave_driver::CudaError::of("cuStreamCreate"))?;
     sum_of_ranks(&[Member { comm: fewer.clone(), stream }])?;

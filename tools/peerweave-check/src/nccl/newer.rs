@@ -46,7 +46,7 @@ const END_OF_PART: Duration = Duration::from_secs(40);
 /// Time after which the process is ended, because some of NCCL's waits have no deadline.
 const WHOLE_RUN: Duration = Duration::from_secs(200);
 
-/// The message of an error because of which a part of this check ended early.
+/// The message of an error. The error has ended a part of this check early.
 pub(crate) struct Failed(String);
 
 impl<E: Display> From<E> for Failed {
@@ -153,7 +153,7 @@ pub(crate) struct Part<'a> {
     notes: RefCell<Vec<String>>,
 }
 
-/// Runs the parts of the check that `which` names, with a thread for each GPU. Returns the number
+/// Runs the parts of the check that `which` names. Each GPU has its own thread. Returns the number
 /// of passed checks.
 pub(crate) fn in_threads(nccl: Nccl, contexts: &[Arc<CudaContext>], which: &str) -> Result<usize, String> {
     let board = Arc::default();
@@ -180,8 +180,8 @@ pub(crate) fn in_threads(nccl: Nccl, contexts: &[Arc<CudaContext>], which: &str)
     })
 }
 
-/// Runs the parts of the check that `which` names, on one rank: this process. Returns the number of
-/// passed checks.
+/// Runs the parts of the check that `which` names. This process is one rank of the check. Returns
+/// the number of passed checks.
 pub(crate) fn in_process(
     nccl: Nccl,
     context: &Arc<CudaContext>,
@@ -296,7 +296,7 @@ impl Member {
     }
 }
 
-/// Returns the message that a part or check was not run because the library lacks a function.
+/// Returns a message about a part or check that was not run, because the library lacks `function`.
 fn not_run(name: &str, function: &str) -> String {
     let since =
         Nccl::FUNCTIONS.iter().find(|known| known.name == function).map_or("newer than the loaded library", |known| known.since);
@@ -416,7 +416,7 @@ impl Part<'_> {
         Ok(comm.wait(&self.stream, DEADLINE)?)
     }
 
-    /// Checks that a communicator works, by a short all-reduce and by an all-reduce that is long
+    /// Checks that a communicator works. Runs a short all-reduce, and an all-reduce that is long
     /// enough for all channels.
     fn computes(&self, comm: &Communicator, what: &str) -> Outcome {
         let n = comm.n_ranks();

@@ -58,7 +58,7 @@ pub(crate) fn run(job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Fail
     let bytes: Vec<usize> = report.leaked.iter().map(|leak| leak.bytes).collect();
     let in_order = report.leaked.windows(2).all(|pair| pair[0].allocation < pair[1].allocation);
     if bytes != LEFT || !in_order || report.other_handles != 0 {
-        return Err(format!("finalize reported {report:?}, expected leaked allocations of {LEFT:?} bytes in this order").into());
+        return Err(format!("finalize reported {report:?}, expected leaked allocations with {LEFT:?} bytes in this order").into());
     }
 
     // Handles of the first context are dead, and do not refer to the second context.
@@ -85,8 +85,8 @@ pub(crate) fn run(job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Fail
 /// allocation.
 const LEFT: [usize; 6] = [100, 200, 300, 400, 64, 64];
 
-/// Drops buffers and teams in a different order on each PE, while work on them is pending. Returns
-/// a buffer that [`run`] keeps after it has dropped the context.
+/// Drops buffers and teams in a different order on each PE, while work that uses them is pending.
+/// Returns a buffer. [`run`] drops the context while this buffer still exists.
 fn dropped_in_different_orders(checks: &mut Checks<'_>) -> Result<peerweave_nvshmem::SymmetricBuffer<u32>, Failure> {
     let (context, stream, next) = (checks.context, Arc::clone(&checks.stream), checks.next());
     let mut parked = Vec::new();
@@ -125,7 +125,7 @@ fn dropped_in_different_orders(checks: &mut Checks<'_>) -> Result<peerweave_nvsh
     let error = if checks.pe() == 0 { context.free(apart).err() } else { context.free(orphan.clone()).err() };
     if checks.n() > 1 {
         let told = matches!(&error, Some(NvshmemError::Disagree(_) | NvshmemError::Misuse(_)));
-        checks.check("free of different allocations on different PEs", told, || format!("{error:?}"));
+        checks.check("PEs that free different allocations", told, || format!("{error:?}"));
     } else {
         checks.check("freeing", error.is_none(), || format!("{error:?}"));
         drop(context.alloc::<u8>(64)?);

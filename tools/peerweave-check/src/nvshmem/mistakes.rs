@@ -107,7 +107,7 @@ fn ranges(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &Symmet
     checks.refused("elements that are not aligned", odd.cast::<f64>(), |kind| matches!(kind, MisuseKind::Value { .. }));
     // A length of 0 is allowed.
     checks.check(
-        "transfer of no elements",
+        "put of 0 elements",
         context.put(&none, &none, next, &stream).is_ok() && none.to_vec(&stream)?.is_empty(),
         || "a put of 0 elements failed, or the empty slice has elements".to_owned(),
     );
@@ -143,10 +143,10 @@ fn collectives(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>) -> Result
     let world = context.world();
     let (low, high, half) = (buffer.slice(0..5)?, buffer.slice(3..8)?, buffer.slice(0..4)?);
     let integers = buffer.cast::<u32>()?;
-    checks.refused("a sum onto a part of its source", world.reduce(&low, &high, ReduceOp::Sum, &stream), |kind| {
+    checks.refused("a sum whose target overlaps its source", world.reduce(&low, &high, ReduceOp::Sum, &stream), |kind| {
         matches!(kind, MisuseKind::Overlap { .. })
     });
-    checks.refused("a broadcast onto a part of its source", world.broadcast(&low, &low, Rank::new(0), &stream), |kind| {
+    checks.refused("a broadcast whose target overlaps its source", world.broadcast(&low, &low, Rank::new(0), &stream), |kind| {
         matches!(kind, MisuseKind::Overlap { .. })
     });
     for (op, result) in [
@@ -174,8 +174,8 @@ fn collectives(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>) -> Result
     Ok(())
 }
 
-/// Checks that calls that a graph cannot contain are refused during a capture, and that the capture
-/// stays valid. One of these calls borrows memory, which a graph could not keep alive.
+/// Checks calls that a graph cannot contain. During a capture these calls must be refused, and the
+/// capture must stay valid. One of these calls borrows memory, which a graph could not keep alive.
 fn captures(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &SymmetricBuffer<u64>) -> Result<(), Failure> {
     let (context, stream, next) = (checks.context, Arc::clone(&checks.stream), checks.next());
     let borrowed = stream.alloc_zeros::<f32>(8)?;
@@ -237,8 +237,8 @@ fn devices(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>) -> Result<(),
     Ok(())
 }
 
-/// Checks allocation, alignment, zeroing, freeing memory that is in use, and sizes that differ
-/// among PEs.
+/// Checks allocation: alignment, zeroed memory, and sizes that differ among PEs. Also checks an
+/// attempt to free memory that is in use.
 fn memory(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let (context, stream) = (checks.context, Arc::clone(&checks.stream));
     let zeros = context.alloc_zeroed::<u32>(1003)?;
@@ -274,7 +274,7 @@ fn memory(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let refused = context.free(shared);
     match second {
         Some(second) => {
-            checks.refused("free of memory that has another handle", refused, |kind| matches!(kind, MisuseKind::InUse { .. }));
+            checks.refused("freeing memory that has another handle", refused, |kind| matches!(kind, MisuseKind::InUse { .. }));
             drop(second);
         }
         None => checks.check("disagree", matches!(refused, Err(NvshmemError::Disagree(_))), || format!("{refused:?}")),
@@ -344,12 +344,12 @@ fn starts(checks: &mut Checks<'_>) -> Result<(), Failure> {
         matches!(kind, MisuseKind::Text { .. })
     });
     checks.check("current", Context::current().is_some_and(|current| current.pe() == context.pe()), || {
-        "no context of this PE is current".to_owned()
+        "Context::current does not return the context of this PE".to_owned()
     });
     Ok(())
 }
 
-/// Checks that calls of functions that the library lacks return an error.
+/// Checks calls of functions that the library lacks. These calls must return an error.
 fn absent(checks: &mut Checks<'_>, words: &SymmetricBuffer<u64>) -> Result<(), Failure> {
     let context = checks.context;
     let flushed = [context.flush(&checks.stream), context.flush_blocking()];

@@ -16,8 +16,8 @@ pub(crate) fn run(checks: &mut Checks<'_>) -> Result<(), Failure> {
     threads(checks)
 }
 
-/// Enqueues a sum on one stream, a broadcast of the sum on another stream, and barriers between
-/// them, without waits on the host.
+/// Enqueues a sum on one stream and a broadcast of the sum on another stream. Barriers are enqueued
+/// between the two calls. The host does not wait between the calls.
 fn two_streams(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let (context, n) = (checks.context, checks.n());
     let streams = [context.device().new_stream()?, context.device().new_stream()?];
@@ -59,8 +59,8 @@ fn two_streams(checks: &mut Checks<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Runs threads that each enqueue collectives of the same team on their own stream. All threads
-/// make the same call, because the order of the threads differs among the PEs.
+/// Runs several threads. Each thread enqueues collectives of the same team on its own stream. All
+/// threads make the same calls, because the order of the threads differs among the PEs.
 fn threads(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let context = checks.context;
     let next = Pe::new((checks.pe() + 1) % checks.n());

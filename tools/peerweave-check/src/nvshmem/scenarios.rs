@@ -86,8 +86,9 @@ impl<'a> Checks<'a> {
         self.check("refused", right, || format!("{what}: found {error:?}, expected a misuse error"));
     }
 
-    /// Prints, on PE 0, a table of passed and failed checks of all PEs for each operation. Returns
-    /// the number of passed checks of this PE, or an error if a check of this PE failed.
+    /// Prints a table on PE 0. For each operation, the table shows the numbers of passed and failed
+    /// checks, summed over all PEs. Returns the number of passed checks of this PE, or an error if
+    /// a check of this PE failed.
     pub(crate) fn finish(self) -> Result<usize, Failure> {
         let table =
             self.counts.iter().map(|(name, (right, wrong))| format!("{name}={right}/{wrong}")).collect::<Vec<_>>().join("\n");
@@ -242,14 +243,15 @@ fn moves<T: Sample>(checks: &mut Checks<'_>) -> Result<(), Failure> {
 }
 
 /// Waits until the stream is idle. Call this function before calls that take no stream, because
-/// they do not wait for earlier work in the stream.
+/// such calls do not wait for earlier work in the stream.
 fn stream_is_idle(context: &Context, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
     let idle = peerweave_driver::wait(stream, std::time::Instant::now() + context.deadline())?;
     assert!(idle, "the stream was busy for longer than the deadline");
     Ok(())
 }
 
-/// Checks signals without data, with every comparison, from several PEs.
+/// Checks signals without data. Every PE signals every PE, and then waits for its signals with each
+/// kind of comparison.
 fn signals(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let (context, stream, n) = (checks.context, Arc::clone(&checks.stream), checks.n());
     let word = context.alloc_zeroed::<u64>(1)?;
@@ -279,7 +281,7 @@ fn signals(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let fetched = word.to_vec(&stream)?[0];
     // The first read does not wait for the stream, so it may precede the update.
     checks.check("signal", (found == 5 || found == sum) && fetched == 5, || {
-        format!("the signal word is {found} in the first read and {fetched} in the second read, expected 5 in the second")
+        format!("the first read returned {found}, expected 5 or {sum}; the second read returned {fetched}, expected 5")
     });
     checks.world.barrier_blocking()?;
     context.free(word)?;
@@ -464,7 +466,8 @@ fn collect<T: Reduce>(checks: &mut Checks<'_>, team: &Team, pool: &Pool) -> Resu
     Ok(())
 }
 
-/// Checks a put and a sum in a graph that is replayed, and calls that a graph cannot contain.
+/// Replays a graph that contains a put and a sum, and checks the results. Also checks that a graph
+/// cannot contain a nonblocking put.
 fn graphs(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let (context, stream, next, previous, n) =
         (checks.context, Arc::clone(&checks.stream), checks.next(), checks.previous(), checks.n());
@@ -495,7 +498,7 @@ fn graphs(checks: &mut Checks<'_>) -> Result<(), Failure> {
     }
     // Memory that a graph uses is not freed while the graph lives.
     let refused = context.free(sum.clone());
-    checks.refused("free of memory that has another handle", refused, |kind| matches!(kind, MisuseKind::InUse { .. }));
+    checks.refused("freeing memory that has another handle", refused, |kind| matches!(kind, MisuseKind::InUse { .. }));
     let second = target.clone();
     drop((target, graph));
     // Waits until a thread of the driver has dropped the graph's reference, and a thread of

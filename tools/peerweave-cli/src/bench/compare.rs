@@ -106,8 +106,8 @@ impl Comparison {
         &self.lines
     }
 
-    /// Adds contenders that other processes have measured after this comparison, and the records of
-    /// these contenders.
+    /// Adds contenders and their records. Other processes have measured these contenders after this
+    /// comparison.
     pub fn add(&mut self, contenders: Contenders, records: &[Compared]) {
         for (name, _) in &contenders.present {
             let of_row =

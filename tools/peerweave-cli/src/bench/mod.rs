@@ -109,8 +109,8 @@ pub(crate) fn run_comparison(args: &BenchArgs) -> Result<Result<Comparison, u8>,
     supervised(&launch, &config, rendezvous)
 }
 
-/// Runs the PEs of a comparison, and PyTorch if it is a contender. Returns values as
-/// [`run_comparison`] does.
+/// Runs the PEs of a comparison, and PyTorch if it is a contender. The returned values have the
+/// same meaning as for [`run_comparison`].
 fn supervised(launch: &Launch, config: &Config, rendezvous: JobRendezvous) -> Result<Result<Comparison, u8>, (u8, String)> {
     let has_torch = config.compare.contains(&Contender::Torch);
     let mut reporter = compare::Reporter { rendezvous, comparison: Comparison::new(config), is_printed: !has_torch };

@@ -61,8 +61,8 @@ pub(super) fn add(all: &mut Vec<Series>, name: &str, point: (f64, f64, f64)) {
     }
 }
 
-/// Draws two panels, bus bandwidth and time against size, with a line for each series. Returns the
-/// picture as SVG.
+/// Draws two panels: bus bandwidth against size, and time against size. Each panel has a line for
+/// each series. Returns the picture as SVG.
 ///
 /// # Errors
 /// [`PlotError`] if there are fewer than two sizes, or if the drawing library fails.

@@ -10,7 +10,7 @@ use peerweave_bootstrap::Rendezvous;
 
 use super::Failure;
 
-/// Lets one PE use barriers, and agree with the other PEs on numbers and errors.
+/// Lets one PE wait for the other PEs in barriers, and agree with them on numbers and errors.
 pub(crate) struct Agreement<'a> {
     rendezvous: &'a Rendezvous,
     so_far: Cell<u64>,
@@ -36,7 +36,7 @@ impl<'a> Agreement<'a> {
         Ok(self.rendezvous.barrier(&self.next())?)
     }
 
-    /// Returns the largest of the values that the PEs pass.
+    /// Every PE passes a value. Returns the largest of these values on every PE.
     pub(crate) fn largest(&self, mine: u64) -> Result<u64, Failure> {
         let all = self.rendezvous.exchange(&self.next(), &mine.to_le_bytes())?;
         let all = all.iter().map(|blob| blob.as_slice().try_into().map(u64::from_le_bytes)).collect::<Result<Vec<_>, _>>()?;

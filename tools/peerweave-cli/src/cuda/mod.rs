@@ -38,8 +38,8 @@ pub(crate) const NO_DRIVER: &str =
 #[cfg(not(feature = "cuda"))]
 pub(crate) const NOT_BUILT_IN: &str = "this command was built without support for GPUs; build it with `--features cuda`";
 
-/// Returns the collective of the portable API for an operation whose algorithm a route table
-/// selects; `None` for other operations.
+/// Returns the collective of the portable API that an operation of `bench` calls. Returns `None` if
+/// no route table selects the algorithm of the operation.
 #[cfg(feature = "cuda")]
 pub(crate) fn collective_kind(op: BenchOp) -> Option<peerweave::cuda::CollectiveKind> {
     use peerweave::cuda::CollectiveKind as Kind;

@@ -83,8 +83,8 @@ pub(crate) struct Session<'a> {
     pub(crate) site: &'a Site<'a>,
 }
 
-/// The buffers for all cases of one element type, and the windows of these buffers if they are
-/// registered.
+/// The buffers for all cases of one element type. If the buffers are registered, also their
+/// windows.
 pub(crate) struct Memory<T: Sample> {
     send: DeviceMemory<T>,
     recv: DeviceMemory<T>,

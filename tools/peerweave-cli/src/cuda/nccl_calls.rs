@@ -10,7 +10,7 @@ use crate::workload::geometry::{self, Placement, View};
 use crate::workload::op::BenchOp;
 use crate::workload::pattern::{Sample, scalar};
 
-/// Reduction of an operation, in the form that NCCL's calls take.
+/// The reduction that an NCCL call performs, if any.
 pub(crate) enum Operation<T> {
     /// No reduction.
     None,
@@ -20,8 +20,8 @@ pub(crate) enum Operation<T> {
     Scaled(PreMulSum<T>),
 }
 
-/// Returns the reduction of a case. Creates the reduction for this communicator if NCCL has no
-/// built-in reduction.
+/// Returns the reduction of a case. If NCCL has no built-in reduction for the case, creates one for
+/// this communicator.
 pub(super) fn operation<T: Sample>(
     communicator: &Communicator,
     redop: Option<ReduceOp>,

@@ -131,7 +131,7 @@ impl<'a> Session<'a> {
 }
 
 impl Session<'_> {
-    /// Records one of the two events of the session on the stream.
+    /// Records one of the session's two events on the stream.
     fn mark(&self, event: usize) -> Result<(), Failure> {
         Ok(self.events[event].record(self.site.stream).map_err(CudaError::of("cuEventRecord"))?)
     }

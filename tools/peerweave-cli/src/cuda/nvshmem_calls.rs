@@ -119,7 +119,7 @@ pub(crate) struct Calls<'a, T> {
     pub(super) recv: Memory<T>,
     /// Symmetric memory that one-sided operations access on the other PE.
     pub(super) target: SymmetricBuffer<T>,
-    /// Symmetric word that is the signal, or that the operation changes.
+    /// Symmetric word that serves as the signal, or whose value the operation changes.
     pub(super) word: SymmetricBuffer<u64>,
     /// Number of calls until now. The number is the same on every PE: a PE that makes no calls
     /// counts the calls of PE 0.

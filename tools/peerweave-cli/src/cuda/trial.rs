@@ -21,8 +21,8 @@ use crate::workload::geometry::{self, GUARD, Part, Placement, View};
 use crate::workload::op::BenchOp;
 use crate::workload::pattern::{PERIOD, Sample, poison, tile};
 
-/// Number of calls in the run that estimates the time of a call, and minimum number of calls in a
-/// batch.
+/// Number of calls in the trial run, which estimates the time of a call. Also the minimum number of
+/// calls in a batch.
 const FEWEST_CALLS: u64 = 3;
 
 /// One PE of the measurement: its configuration, stream and agreement with the other PEs.
@@ -71,12 +71,12 @@ pub(crate) trait Trial<T: Sample> {
     /// Waits in a barrier, then launches the graph `launches` times, or makes `launches` calls if
     /// there is no graph. Returns the time of the launches in seconds.
     fn timed(&mut self, graph: Option<&CudaGraph>, launches: u64) -> Result<f64, Failure>;
-    /// Writes the memory of the result and of the guard elements behind the result, and the memory
-    /// of the input if the input has separate memory.
+    /// Writes `result` to the memory of the result and of the guard elements behind the result.
+    /// Writes `input` to the memory of the input, if the input has separate memory.
     fn write(&mut self, result: &[T], input: Option<&[T]>) -> Result<(), Failure>;
     /// Returns the elements of the result, followed by the guard elements behind the result.
     fn read(&self) -> Result<Vec<T>, Failure>;
-    /// Initializes the words that peers change, before the first call.
+    /// Before the first call, initializes the words that peers change.
     fn prepare_words(&mut self) -> Result<(), Failure> {
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! The environment variables: which launcher has set them, and the values of Peerweave's variables.
+//! Describes the environment variables for the report of `info`: the launcher that has set them,
+//! the backend that they select, and the values of Peerweave's variables.
 
 use std::fmt;
 

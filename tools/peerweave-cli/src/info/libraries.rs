@@ -20,7 +20,7 @@ pub(crate) struct Library {
     pub devices: Option<usize>,
     /// Paths of other copies of this library that are mapped in this process; normally empty.
     pub others: Vec<String>,
-    /// The reason why the library was not found, with every path tried.
+    /// If the library was not found: the reason, and every path that was tried.
     pub why: Vec<String>,
 }
 
@@ -38,8 +38,8 @@ pub(crate) struct Function {
 pub(crate) struct Multicast {
     /// Whether multicast objects are allowed. False if an environment variable disables them.
     pub allowed: bool,
-    /// The reason, which names the variable that disables multicast objects; `None` if they are
-    /// allowed.
+    /// The reason why multicast objects are not allowed. The reason names the variable that
+    /// disables them. `None` if they are allowed.
     pub why: Option<String>,
 }
 

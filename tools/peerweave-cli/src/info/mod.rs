@@ -76,7 +76,8 @@ pub fn main(args: &InfoArgs) -> u8 {
     exit::OK
 }
 
-/// Formats the report as text: a heading per part, then `name  value  (reason)`.
+/// Formats the report as text. Each part has a heading. The lines of a part have the form
+/// `name  value  (reason)`.
 fn text(info: &Info) -> String {
     let mut out = format!("peerweave {}\n", info.version);
     let mut part = |heading: &str, lines: Vec<(String, String)>| {

@@ -17,8 +17,9 @@ pub(super) fn multicast() -> Multicast {
     Multicast { allowed: false, why: Some(NOT_BUILT_IN.to_owned()) }
 }
 
-/// Returns no GPUs, with the reason. The reason says whether NVIDIA's kernel module is loaded,
-/// because a machine with this module has GPUs.
+/// Returns a description without GPUs, with the reason why this command cannot look for GPUs. The
+/// reason says whether NVIDIA's kernel module is loaded, because a machine with this module has
+/// GPUs.
 pub(super) fn peers() -> Peers {
     let loaded = Path::new("/proc/driver/nvidia/version").exists();
     let driver = if loaded { "NVIDIA's driver is loaded on this machine, but " } else { "" };

@@ -32,7 +32,7 @@ pub(crate) struct Pair {
 }
 
 impl Peers {
-    /// Returns a description without GPUs, with the reason why there are none.
+    /// Returns a description without GPUs. `why` is the reason why there are no GPUs to report.
     pub(crate) fn none(why: String) -> Self {
         Self { missing: Some(why), gpus: Vec::new(), pairs: Vec::new() }
     }

@@ -128,7 +128,7 @@ fn attach(status: &str, scope: Option<String>) -> Finding {
     Finding { available, why: why + filter }
 }
 
-/// Directories of this process's control group, for both versions of the interface.
+/// Directories of this process's control group (cgroup), in both versions of the cgroup interface.
 struct Group {
     directories: Vec<String>,
 }

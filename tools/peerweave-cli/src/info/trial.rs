@@ -1,5 +1,5 @@
-//! Starts two PEs that pass a barrier and exit. This trial shows whether PEs can connect, which
-//! settings alone do not show.
+//! Starts two PEs that pass a barrier and exit. This trial shows whether PEs can connect. The
+//! settings alone do not show this.
 
 use std::time::Duration;
 
@@ -67,7 +67,7 @@ impl Trial {
             "private buffers",
             match self.private_buffers.as_deref() {
                 Some("CrossMemoryAttach") => {
-                    "read from the other process (cross-memory attach; the two PEs tested it)".to_owned()
+                    "read from the memory of the other process (cross-memory attach, which the two PEs have tested)".to_owned()
                 }
                 Some("Staged") => "copied through shared memory (cross-memory attach was refused or is disabled)".to_owned(),
                 Some(other) => other.to_owned(),

@@ -30,13 +30,14 @@ pub(super) struct Guard {
     pub(super) pid: Option<Pid>,
 }
 
-/// The socket of the guard, for the process of a PE between fork and exec.
+/// The guard's socket in the process of a PE. The process uses the socket between fork and exec.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry(RawFd);
 
 impl Entry {
-    /// Adds the process group that this process leads. Allocates nothing and takes no lock. Ignores
-    /// a failure: the launcher logs the failure when the launcher removes the group.
+    /// Tells the guard to watch the process group that this process leads. Allocates nothing and
+    /// takes no lock. Ignores a failure, because the launcher logs the failure when the launcher
+    /// removes the group.
     ///
     /// # Safety
     /// The [`Guard`] must not have been stopped before this process was forked.
@@ -55,8 +56,8 @@ impl Entry {
 }
 
 impl Guard {
-    /// Starts the guard. Only logs a failure, because the kernel kills the PEs themselves even
-    /// without a guard.
+    /// Starts the guard. A failure is only logged: even without a guard, the kernel kills the PEs
+    /// if the launcher dies.
     pub(super) fn start() -> Self {
         let started = UnixStream::pair().and_then(|(socket, input)| {
             let this = std::env::current_exe()?;

@@ -37,7 +37,7 @@ pub struct Launch {
     pub args: Vec<OsString>,
     /// Number of processes to start on this machine.
     pub n_local: usize,
-    /// Index of the PE that the first process becomes.
+    /// Index of the first PE on this machine.
     pub first_pe: usize,
     /// Number of PEs of the whole job.
     pub n_pes: usize,
@@ -77,7 +77,7 @@ pub enum Stdin {
     Nothing,
 }
 
-/// The output stream of a PE from which a line was read.
+/// The stream to which a PE has written a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// A PE's standard output.
@@ -95,7 +95,8 @@ pub trait Observer {
     /// launcher detects the exit of the PE. Returns the PE that was lost first, if known.
     fn failed(&mut self, pe: usize, why: &str) -> Option<usize>;
 
-    /// Returns the PE that ended the job by `World::abort`, and its code, if known.
+    /// Returns the PE that ended the job by `World::abort`, and the code that this PE passed.
+    /// Returns `None` if no abort is known.
     fn aborted(&self) -> Option<(usize, u8)> {
         None
     }
@@ -129,7 +130,8 @@ pub enum LaunchError {
 }
 
 impl LaunchError {
-    /// Returns a function that adds the description of a step to an error.
+    /// Returns a function that turns an error of the system into a [`LaunchError`]. `what` is the
+    /// failed step.
     pub(crate) fn system(what: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::System { what, source }
     }

@@ -79,7 +79,7 @@ impl Output {
         self.lost
     }
 
-    /// Returns the streams with queued data, which must be polled.
+    /// Returns the streams that have queued data. The launcher must poll these streams.
     pub(super) fn waits_for(&self) -> impl Iterator<Item = Target> + '_ {
         self.queues.iter().filter_map(|queue| queue.pieces.front().map(|(target, _)| *target))
     }

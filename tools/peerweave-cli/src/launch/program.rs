@@ -61,7 +61,8 @@ fn places(directories: &[PathBuf], alike: &[String]) -> String {
 /// Finds the program called `name`. `beside` is the directory of this command.
 ///
 /// # Errors
-/// [`ProgramError`], with the directories searched.
+/// [`ProgramError`] if the program was not found or cannot be executed. If the program was not
+/// found, the error has the directories searched.
 pub fn find(name: &OsStr, path: Option<&OsStr>, beside: Option<&Path>) -> Result<PathBuf, ProgramError> {
     if name.as_bytes().contains(&b'/') {
         let path = PathBuf::from(name);

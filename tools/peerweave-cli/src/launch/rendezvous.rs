@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn token_is_random_on_one_machine_and_derived_on_several() {
+    fn token_is_random_only_if_the_job_has_one_machine() {
         let endpoint: Endpoint = "tcp:10.0.0.1:29500".parse().unwrap();
         let token = |n_machines, vars: &[(&str, &str)]| {
             let var = |name: &str| vars.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned());

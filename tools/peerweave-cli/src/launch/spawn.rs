@@ -69,8 +69,8 @@ pub(super) fn spawn(launch: &Launch, local: usize, guard: Option<&Guard>, stream
     })
 }
 
-/// Adds, to an error about too many open files, the limit and the number of files that a job of
-/// `n_local` PEs on this machine needs. Returns other errors unchanged.
+/// Adds two numbers to an error about too many open files: the limit, and the number of files that
+/// a job with `n_local` PEs on this machine needs. Returns other errors unchanged.
 fn explained(error: io::Error, n_local: usize) -> io::Error {
     if Errno::from_io_error(&error) != Some(Errno::MFILE) {
         return error;

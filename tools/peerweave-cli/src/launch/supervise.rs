@@ -29,15 +29,15 @@ use super::{Launch, LaunchError, Observer, OnFailure, Source, Stdin};
 const GRACE: Duration = Duration::from_millis(2500);
 /// Time between SIGTERM and SIGKILL.
 const TERM_TO_KILL: Duration = Duration::from_millis(1500);
-/// Time that the launcher waits for the exit of the PE that was lost first. Afterwards, the error
-/// message names the PE whose exit the launcher saw first.
+/// Maximum time that the launcher waits for the exit of the PE that was lost first. If this PE is
+/// still running afterwards, the error message names the PE whose exit the launcher saw first.
 const FIRST_TO_END: Duration = Duration::from_secs(1);
 /// If the same signal arrives twice within this time, it counts as one signal. For example, the
 /// command `timeout` sends a signal both to its child and to the process group of its child.
 const SAME_WISH: Duration = Duration::from_millis(100);
 /// Time for which output of the PEs' descendants is read after all PEs have ended.
 const DRAIN: Duration = Duration::from_millis(250);
-/// Maximum time for which the reader of a failed job's output may stall.
+/// If a job has failed, the launcher waits at most this time for a slow reader of the job's output.
 const FLUSH: Duration = Duration::from_millis(400);
 /// Time from the end of a PE until a message names the PEs for which the launcher still waits.
 const WAITING: Duration = Duration::from_secs(5);
@@ -77,8 +77,8 @@ struct Pe {
 }
 
 /// A failure that has not been reported yet. `first` is the PE that the rendezvous lost first, and
-/// `failed` is the PE whose exit the launcher saw first. The message names `first` if that PE fails
-/// too, and otherwise `failed`.
+/// `failed` is the PE whose exit the launcher saw first. If `first` fails too, the message names
+/// `first`. Otherwise the message names `failed`.
 #[derive(Clone, Copy)]
 struct Suspicion {
     failed: usize,
@@ -101,7 +101,7 @@ struct Job {
     /// Whether an abort of the job was reported.
     abort_reported: bool,
     stopped_by: Option<(i32, Instant)>,
-    /// Time of the next check for PEs that still run although another PE has ended.
+    /// Time at which the launcher next checks whether PEs still run although another PE has ended.
     waiting_at: Option<Instant>,
     /// Whether a message has named the PEs that still run.
     waiting_reported: bool,
@@ -508,7 +508,7 @@ impl Job {
         }
     }
 
-    /// Waits until the killed PEs have ended, at most until `until`.
+    /// Waits until all killed PEs have ended. Stops waiting at the time `until`.
     fn reap_until_gone(&mut self, until: Instant) {
         while self.pes.iter().any(|pe| pe.running) && Instant::now() < until {
             match wait(WaitOptions::NOHANG) {

@@ -19,7 +19,8 @@ pub(super) struct Ping {
     pub(super) mine: u64,
     /// Address of the flag that the peer waits for.
     pub(super) theirs: u64,
-    /// Address of the word that gets the number of the round in which the flag did not arrive.
+    /// Address of the word that reports an error. If the flag does not arrive in a round, the
+    /// kernel stores the number of this round in the word.
     pub(super) failed: u64,
     /// Whether this side sends the first flag.
     pub(super) is_first: bool,
@@ -61,8 +62,8 @@ impl Kernels {
     /// Enqueues the kernel of one side of a ping-pong.
     ///
     /// # Safety
-    /// The device may access the three words until the kernel has ended. Until then, only this
-    /// kernel and the peer's kernel use these words.
+    /// The device may access the words at the three addresses of `ping` until the kernel has ended.
+    /// Until then, only this kernel and the peer's kernel use these words.
     pub(super) unsafe fn ping(&self, stream: &Arc<CudaStream>, ping: &Ping) -> Result<(), VmmError> {
         let Ping { mine, theirs, failed, is_first, rounds, most_looks } = *ping;
         let arguments = (mine, theirs, u32::from(is_first), rounds, most_looks, failed);

@@ -5,9 +5,9 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::report::{Report, Table};
 
-/// Width and height of a heat map in pixels. `HEAD` is the height of the header above all heat
-/// maps.
+/// Width and height of a heat map, in pixels.
 const MAP: u32 = 430;
+/// Height of the header above all heat maps, in pixels.
 const HEAD: u32 = 70;
 
 /// Returns an SVG picture with a heat map of each table. Two heat maps are side by side.

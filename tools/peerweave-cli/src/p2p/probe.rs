@@ -338,8 +338,8 @@ impl Station {
         Err(VmmError::Timeout { call, waited: start.elapsed(), missing: Vec::new() })
     }
 
-    /// Fills the source. The host writes different words to the start and to the end of the source,
-    /// which are compared after a transfer. The device fills the rest with copies of the start.
+    /// Fills the source. The words at its start and at its end are compared after a transfer, so
+    /// the host writes different words there. The device fills the rest with copies of the start.
     fn fill(&self, deadline: Instant) -> Result<(), VmmError> {
         let memory: MappedMemory<u64> = self.source.memory(self.context.ordinal())?;
         let write = |range: Range<usize>| {
@@ -374,14 +374,14 @@ fn wrong_value(call: &'static str, what: &'static str, value: impl std::fmt::Dis
     Misuse::Value { call, what, value: value.to_string(), expected: expected.to_owned() }.into()
 }
 
-/// Returns the ranges of words at the start and at the end of a source that are compared. In a
-/// short source the two ranges overlap.
+/// Returns two ranges of words, one at the start and one at the end of a source. Only these words
+/// are compared. In a short source the two ranges overlap.
 fn ends(len: usize) -> [Range<usize>; 2] {
     [0..COMPARED_WORDS.min(len), len.saturating_sub(COMPARED_WORDS)..len]
 }
 
-/// Allocates memory on the device with index `at`, and gives access to this device and to all
-/// devices with peer access. Adds an error to `no_access` for each device without access.
+/// Allocates memory on the device with index `at`. This device and all devices with peer access get
+/// access to the memory. For each device without access, adds an error to `no_access`.
 fn shared(
     contexts: &[Arc<CudaContext>],
     at: usize,

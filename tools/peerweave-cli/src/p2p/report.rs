@@ -31,7 +31,7 @@ pub(crate) struct Gpu {
 pub(crate) struct Table {
     pub(crate) title: String,
     pub(crate) unit: &'static str,
-    /// `rows[from][to]` is the value of GPU `from` and GPU `to`; `None` on the diagonal.
+    /// `rows[from][to]` is the value of the pair (GPU `from`, GPU `to`); `None` on the diagonal.
     pub(crate) rows: Vec<Vec<Option<f64>>>,
 }
 

@@ -27,7 +27,8 @@ pub struct Setting<'a, M> {
     pub world: &'a World,
     /// The stream, if stream-ordered calls are timed.
     pub stream: Option<&'a Stream>,
-    /// Whether the closure waits for its stream-ordered calls; otherwise the caller waits.
+    /// Whether a closure of type [`Calls`] waits until its stream-ordered calls are complete. If
+    /// `false`, the caller of the closure waits.
     pub waits: bool,
     /// Whether puts and gets are completed by one quiet at the end of a batch.
     pub nbi: bool,
@@ -39,7 +40,7 @@ pub struct Setting<'a, M> {
     pub recv: M,
 }
 
-/// What one-sided operations need in addition to [`Setting`].
+/// Additional arguments of one-sided operations: a symmetric word, and a counter of wrong words.
 pub struct Words<'a> {
     /// The symmetric word that operations use as a signal or as a counter.
     pub word: &'a Symmetric<u64>,
@@ -355,7 +356,7 @@ where
     }
 }
 
-/// Creates a closure that repeats a call, and then completes all calls by one quiet.
+/// Creates a closure that makes a call repeatedly. At the end, one quiet completes all these calls.
 macro_rules! calls_and_quiet {
     ($setting:expr, |$queue:ident| $queued:expr, $blocking:expr) => {
         match $setting.stream {
@@ -376,7 +377,8 @@ macro_rules! calls_and_quiet {
     };
 }
 
-/// Returns the calls of PE 0 for an operation that a quiet at the end of the batch completes.
+/// Returns the calls of a one-sided operation of PE 0. One quiet at the end of each batch completes
+/// the calls.
 fn one_sided_nbi<'a, T, M>(setting: &'a Setting<'a, M>, target: &'a Symmetric<T>, word: &'a Symmetric<u64>) -> Calls<'a>
 where
     T: Sample,

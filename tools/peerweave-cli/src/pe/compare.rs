@@ -212,7 +212,7 @@ impl Libraries {
     }
 }
 
-/// Returns bytes that identify a GPU among those of the machine.
+/// Returns the UUID of a GPU as bytes. Any two GPUs of the machine have different UUIDs.
 fn device_of(context: &Arc<CudaContext>) -> Result<Vec<u8>, Failure> {
     let uuid = context.uuid().map_err(CudaError::of("cuDeviceGetUuid"))?;
     Ok(uuid.bytes.iter().map(|byte| *byte as u8).collect())

@@ -17,7 +17,7 @@ use crate::workload::op::{BenchOp, ROUNDS_LATE};
 use crate::workload::pattern::G_DUE;
 use crate::workload::record::monotonic_ns;
 
-/// Minimum duration of the run that estimates the time of a call.
+/// Minimum duration of the trial run, which estimates the time of a call.
 const TRIAL: Duration = Duration::from_millis(2);
 const FEWEST_CALLS: u64 = 3;
 const MOST_CALLS: u64 = 1 << 30;
@@ -156,7 +156,7 @@ impl Bench<'_> {
         }
     }
 
-    /// Initializes the words that peers change, before the first call.
+    /// Before the first call, initializes the words that peers change.
     fn prepare_words(&self) -> Result<()> {
         let team = self.world.team();
         team.barrier_blocking()?;
@@ -167,8 +167,8 @@ impl Bench<'_> {
         team.barrier_blocking()
     }
 
-    /// Fills inputs and overwrites results with a value that no result has. No PE reads a peer's
-    /// memory before the barrier of the next call.
+    /// Fills the inputs. Overwrites the results with a value that no result has. The next call
+    /// begins with a barrier, and no PE reads a peer's memory before this barrier.
     fn prepare(&self, round: u64) -> Result<()> {
         let view = self.view();
         if !view.op.has_size() {

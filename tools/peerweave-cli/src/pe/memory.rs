@@ -93,9 +93,9 @@ fn differences<T: Sample>(found: &[T], due: &[T]) -> u64 {
     std::iter::zip(found, due).map(|(found, due)| u64::from(found.bits64() != due.bits64())).sum()
 }
 
-/// Splits a part into ranges that do not cross the end of the tile, which has `period` elements.
-/// For each range, calls `piece` with its index in the buffer, its index in the tile and its
-/// length.
+/// Splits a part of a buffer into ranges that do not cross the end of the tile. The tile has
+/// `period` elements. For each range, calls `piece` with three numbers: the start of the range in
+/// the buffer, the start of the range in the tile, and the length.
 fn pieces(part: &Part, period: usize, mut piece: impl FnMut(usize, usize, usize) -> Result<()>) -> Result<()> {
     let mut done = 0;
     while done < part.len {
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn almost_all_elements_of_a_missing_result_count_as_wrong() {
+    fn unwritten_result_has_almost_only_wrong_elements() {
         let tile = moved_tile::<u8>(1, 0);
         let buffer = Buffer::<u8>::zeroed(4 * PERIOD);
         spoil(&buffer, 0..buffer.len()).unwrap();

@@ -1,5 +1,5 @@
-//! Owns the memory of a case, with its element type. This is the part of a measurement that is
-//! compiled for each element type.
+//! Owns the memory of one case. The code of this module is generic over the element type, so it is
+//! compiled for several types. The code in `measure.rs` is compiled only once.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -19,7 +19,7 @@ pub struct Buffers<T, M> {
     pub send: M,
     /// Memory of results.
     pub recv: M,
-    /// Memory that the other PE accesses in one-sided operations.
+    /// Symmetric memory that one-sided operations access on the other PE.
     pub target: Symmetric<T>,
     /// Word that operations use as a signal or as a counter.
     pub word: Symmetric<u64>,
@@ -32,7 +32,7 @@ pub enum Side {
     Send,
     /// Memory of results.
     Recv,
-    /// Memory that the other PE accesses in one-sided operations.
+    /// Symmetric memory that one-sided operations access on the other PE.
     Target,
 }
 
@@ -67,7 +67,8 @@ pub trait Operands {
     fn element_bytes(&self) -> usize;
 }
 
-/// A group of operations whose calls are compiled for the same element types.
+/// A group of operations. The calls of all operations of a group are compiled for the same element
+/// types.
 pub trait Work<T: Sample>: Sized {
     /// Returns the calls to be timed.
     fn calls<'a, M>(operands: &'a Typed<'a, T, M, Self>, wrong: &'a Cell<u64>) -> Calls<'a>
@@ -75,10 +76,11 @@ pub trait Work<T: Sample>: Sized {
         for<'m> &'m M: StreamSource<T> + StreamDest<T> + MaybeSource<T, Argument = &'m M> + MaybeDest<T, Argument = &'m M>;
 }
 
-/// Reductions, which are compiled for every numeric type.
+/// The group of reductions. Their calls are compiled for every numeric type.
 pub enum Reducing {}
 
-/// Operations that only move elements, which are compiled for one type of each size.
+/// The group of operations that only move elements. Their calls are compiled for one type of each
+/// element size.
 pub enum Moving {}
 
 macro_rules! work {
@@ -97,7 +99,7 @@ macro_rules! work {
 work!(Reducing, Scalar, |operands, _wrong| {
     calls::reducing(
         &operands.setting,
-        operands.redop.expect("the plan gives a reduction to every case of an operation that reduces"),
+        operands.redop.expect("if the operation reduces elements, every case of the plan has a reduction"),
     )
 });
 work!(Moving, , |operands, wrong| match operands.setting.view.op.is_one_sided() {
@@ -109,7 +111,7 @@ work!(Moving, , |operands, wrong| match operands.setting.view.op.is_one_sided() 
 pub struct Typed<'a, T, M, W> {
     setting: Setting<'a, M>,
     buffers: &'a Buffers<T, M>,
-    /// The elements of the target that this case uses.
+    /// The range of [`Buffers::target`] that this case uses.
     target: Symmetric<T>,
     redop: Option<ReduceOp>,
     work: PhantomData<W>,

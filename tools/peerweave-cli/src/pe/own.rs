@@ -25,7 +25,7 @@ pub(super) struct Own<'a, T: Sample, W> {
     site: &'a Site<'a>,
     world: &'a World,
     queue: &'a Stream,
-    /// The collective and the method that the user named, if any; `None` if the operation has only
+    /// The collective, and its method if the user has named one. `None` if the operation has only
     /// one method.
     route: Option<(CollectiveKind, Option<Method>)>,
     subject: Subject,
@@ -37,7 +37,8 @@ pub(super) struct Own<'a, T: Sample, W> {
 }
 
 impl<'a, T: Sample, W: Work<T>> Own<'a, T, W> {
-    /// Prepares the out-of-place form of a case. `queue` is the stream of `site`.
+    /// Prepares the measurement of a case, out of place. The argument `queue` is the same stream as
+    /// the stream of the argument `site`.
     pub(super) fn new(
         site: &'a Site<'a>,
         world: &'a World,

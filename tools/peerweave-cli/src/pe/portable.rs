@@ -56,7 +56,7 @@ fn run(world: World, config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// Returns a text that explains how the backend carries out the call of a case, and why.
+/// Returns a text about one case: how the backend carries out the call, and why.
 #[cfg(feature = "cuda")]
 fn explained(world: &World, config: &Config, case: &Case) -> Result<String> {
     use crate::cuda;

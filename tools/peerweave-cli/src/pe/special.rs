@@ -47,7 +47,8 @@ pub(super) fn run(world: &World, stream: Option<&Stream>, config: &Config, case:
     }
 }
 
-/// Implements the methods of [`Operands`] that are trivial for operations that are not one-sided.
+/// Implements the methods of [`Operands`] whose code is the same for all operations in this module.
+/// These operations have no target memory.
 macro_rules! without_target {
     ($element:ty) => {
         fn view(&self) -> &View {
@@ -77,8 +78,8 @@ fn wrong<T: Sample>(found: &[T], due: impl Iterator<Item = T>) -> u64 {
 
 // ---- all-reduce, residual and RMSNorm ----
 
-/// Absolute value of every sum of the check of all-reduce with RMSNorm. A power of four makes the
-/// norm of a row exact.
+/// In the check of all-reduce with RMSNorm, every sum is plus or minus this value. Because the
+/// value is a power of four, the norm of a row is exact.
 const SUM: f64 = 64.0;
 
 struct Norm<'a, T, M> {
@@ -196,7 +197,7 @@ const WEIGHTS: [f32; TOP_K] = [0.5, 0.25];
 
 struct Experts<'a, T> {
     stream: &'a Stream,
-    /// Whether each combine is followed by a wait for its end.
+    /// Whether the PE waits after each combine until the combine is complete.
     waits: bool,
     view: View,
     hidden: usize,
@@ -360,7 +361,8 @@ impl Operands for Locks<'_> {
 
     fn rewrite(&self, _: Side) {}
 
-    /// Increments a counter under the lock on every PE. Returns the number of lost increments.
+    /// Every PE increments a counter on PE 0 repeatedly, and holds the lock for each increment.
+    /// PE 0 returns the number of lost increments. The other PEs return 0.
     fn count_wrong(&self, _: Side, _: &Part, _: u64) -> Result<u64> {
         let (team, zero) = (self.world.team(), Rank::new(0));
         for _ in 0..TURNS {

@@ -65,7 +65,8 @@ fn start(args: &RunArgs) -> Result<u8, (u8, String)> {
     Ok(ending.exit_code())
 }
 
-/// Returns the machines of the job, from the command line.
+/// Returns where the PEs of the job run, as the command line says: on this machine or on several
+/// machines.
 fn place(args: &RunArgs) -> Result<Place, String> {
     if args.node_rank >= args.nnodes {
         return Err(format!("--node-rank is {}, expected less than {} (--nnodes)", args.node_rank, args.nnodes));

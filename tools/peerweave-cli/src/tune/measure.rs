@@ -100,7 +100,7 @@ fn words(args: &TuneArgs, op: BenchOp, n_pes: usize) -> Result<BenchArgs, (u8, S
     Ok(bench)
 }
 
-/// Returns the median times of a comparison, in the form that the route table is computed from.
+/// Returns the median times of a comparison. The route table is computed from these times.
 fn timings_of(op: BenchOp, comparison: &Comparison) -> Vec<Timing> {
     let Some(kind) = cuda::collective_kind(op) else { return Vec::new() };
     let method_of = |contender: &str| match contender {

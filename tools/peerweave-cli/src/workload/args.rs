@@ -18,8 +18,8 @@ pub struct BenchArgs {
     /// Operation to measure
     #[arg(value_enum)]
     pub op: BenchOp,
-    /// Number of PEs; default: the number of CPUs that this process may use, or the minimum for OP
-    /// if that minimum is larger
+    /// Number of PEs; default: the number of CPUs that this process may use, but at least the
+    /// number of PEs that OP needs
     #[arg(short, long, visible_aliases = ["np", "nproc-per-node"], value_name = "N", value_parser = parse_pes)]
     pub n: Option<usize>,
     /// Smallest size in bytes of the larger buffer of a PE
@@ -91,7 +91,7 @@ pub struct BenchArgs {
     /// --backend nccl
     #[arg(long)]
     pub window: bool,
-    /// Use nonblocking (nbi) puts and gets, completed by a quiet at the end of each batch; for p
+    /// Use nonblocking (nbi) puts and gets; a quiet at the end of each batch completes them. For p
     /// and put-strided: one quiet at the end of each batch instead of one after each call
     #[arg(long)]
     pub nbi: bool,
@@ -178,7 +178,8 @@ pub enum BackendName {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Contender {
-    /// The portable API on GPUs, with this method, or with the method of the route table if `None`.
+    /// The portable API on GPUs, with the named method. If `None`, `PEERWEAVE_ROUTE` or the route
+    /// table selects the method.
     Own(Option<String>),
     /// NCCL, with buffers of its allocator.
     Nccl,

@@ -165,7 +165,7 @@ fn check_nvshmem(args: &BenchArgs, redops: &[ReduceOp]) -> Result<(), String> {
         (private && !puts_and_gets && op != BenchOp::PingPong, format!("--buffers private is not supported by {}", op.name())),
         (
             args.graph.is_some() && matches!(op, BenchOp::P | BenchOp::G | BenchOp::PingPong),
-            format!("--graph is not supported by {}, whose value changes from call to call", op.name()),
+            format!("--graph is not supported by {}, because a graph cannot replay its calls", op.name()),
         ),
     ] {
         if given {

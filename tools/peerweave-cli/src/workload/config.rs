@@ -90,8 +90,8 @@ impl Case {
 }
 
 impl Config {
-    /// Returns the configuration of one call by `n_pes` processes on the host backend, without
-    /// sizes and element types, and without a check of the results.
+    /// Returns the configuration of one call on the host backend, with `n_pes` processes. There are
+    /// no sizes and no element types, and results are not checked.
     pub(crate) fn of_one_call(op: BenchOp, n_pes: usize) -> Self {
         Self {
             op,
@@ -241,7 +241,7 @@ impl Config {
     /// Returns a description of the memory that is passed to the calls.
     pub fn buffers_name(&self) -> &'static str {
         match (self.backend, self.buffers) {
-            (BackendName::Nccl, Buffers::Symmetric) if self.window => "NCCL's allocator, registered as windows",
+            (BackendName::Nccl, Buffers::Symmetric) if self.window => "memory of NCCL's allocator, registered as windows",
             (BackendName::Nccl, Buffers::Symmetric) => "NCCL's allocator",
             (BackendName::Nccl, Buffers::Private) => "device memory",
             (BackendName::Nvshmem, Buffers::Private) => "device memory",
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn number_of_batches_is_1_by_default_with_the_iters_option() {
+    fn number_of_batches_defaults_to_1_if_iters_is_given() {
         let fixed = config(&["put", "-n", "2", "--iters", "20"]).unwrap();
         assert_eq!((fixed.iters, fixed.batches, fixed.warmup), (Some(20), 1, 5));
         assert_eq!(config(&["put", "-n", "2", "--iters", "20", "--batches", "3"]).unwrap().batches, 3);

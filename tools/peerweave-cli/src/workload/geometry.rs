@@ -19,16 +19,16 @@ pub enum Placement {
     InPlace,
 }
 
-/// A range of a buffer that contains elements of a [`Tile`].
+/// A range of a buffer. The range contains elements of a [`Tile`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Part {
-    /// Index in the buffer of the part's first element.
+    /// Index of the part's first element, counted from the start of the buffer.
     pub at: usize,
     /// Number of elements.
     pub len: usize,
     /// The tile that contains the elements.
     pub of: Tile,
-    /// Index in the tile of the part's first element.
+    /// Index of the part's first element, counted from the start of the tile.
     pub from: usize,
 }
 
@@ -37,15 +37,17 @@ pub struct Part {
 pub enum Tile {
     /// The input of the rank with this index.
     Input(usize),
-    /// The input of the rank with this index, with every other element unwritten.
+    /// The input of the rank with this index, but only the elements at even indices. The elements
+    /// at odd indices are unwritten.
     EveryOther(usize),
     /// The reduction of all inputs.
     Reduced,
-    /// The reduction of the inputs of the first ranks. The value is the number of these ranks.
+    /// The reduction of the inputs of the first N ranks. This variant contains N.
     Prefix(usize),
 }
 
-/// An operation, its counts, and the rank and placement for which lengths and values are computed.
+/// Describes an operation on one rank. The lengths and the values of the rank's buffers are
+/// computed from this description.
 #[derive(Clone, Copy, Debug)]
 pub struct View {
     /// Operation to measure.
@@ -102,7 +104,7 @@ pub fn input(view: &View) -> Part {
     Part { at, len: send, of: Tile::Input(view.rank), from: 0 }
 }
 
-/// Returns the parts that this rank's result must have after the call.
+/// Returns the expected result of this rank after the call, as parts of the buffer.
 pub fn results(view: &View) -> Vec<Part> {
     let View { op, counts: Counts { param, recv, .. }, n_pes, rank, root, .. } = *view;
     let whole = |of| vec![Part { at: 0, len: recv, of, from: 0 }];

@@ -45,7 +45,8 @@ pub enum BenchOp {
     AllToAllStrided,
     /// All-reduce, addition of a residual, and RMSNorm; rows have up to 1024 elements
     RmsNorm,
-    /// Mixture of experts: dispatch and combine; rows have up to 1024 elements and 2 experts each
+    /// Mixture of experts: dispatch and combine; each row has up to 1024 elements and goes to 2
+    /// experts
     Moe,
     /// Every PE acquires and releases the same lock
     Lock,
@@ -211,8 +212,8 @@ impl BenchOp {
         )
     }
 
-    /// Returns whether one quiet can complete several calls: calls of a nonblocking form, or calls
-    /// of `p` and `put-strided`.
+    /// Returns whether one quiet can complete several calls. This is true for operations with a
+    /// nonblocking form, and for `p` and `put-strided`.
     pub const fn has_nbi(self) -> bool {
         matches!(self, Self::Put | Self::Get | Self::PutSignal | Self::PutStrided | Self::P)
     }
@@ -278,8 +279,9 @@ impl BenchOp {
         }
     }
 
-    /// Returns the number of elements in the printed size: the elements of the larger buffer of a
-    /// PE or, if a stride skips elements, the elements that are moved.
+    /// Returns the number of elements from which the printed size is computed. These are the
+    /// elements of the larger buffer of a PE or, if a stride skips elements, the elements that are
+    /// moved.
     pub fn size_count(self, counts: Counts) -> usize {
         match self {
             Self::PutStrided => counts.param,
@@ -312,17 +314,17 @@ impl BenchOp {
     }
 }
 
-/// Returns the number of elements of a row of `rms-norm` and `moe`: `count`, but at most 1024,
-/// rounded down to whole pieces of 16 bytes and at least one piece.
+/// Returns the length of a row of `rms-norm` and `moe`, in elements. The length is `count`, but at
+/// most 1024. It is rounded down to a multiple of 16 bytes, but is at least 16 bytes.
 pub fn row_len(count: usize, element_bytes: usize) -> usize {
     let line = 16 / element_bytes;
     (count.min(1024) / line).max(1) * line
 }
 
-/// Returns the number of elements that a rank sends in an all-to-all-v to the rank at this distance
-/// on the ring: `param` for even distances, a third less for odd distances. Any two ranks send each
-/// other the same number of elements, as the in-place form requires. So each rank sends in total as
-/// many elements as it receives.
+/// Returns the number of elements that a rank sends to another rank in an all-to-all-v. `distance`
+/// is the distance between the two ranks on the ring. The number is `param` for even distances, and
+/// a third less for odd distances. Any two ranks send each other the same number of elements, as
+/// the in-place form requires. So each rank sends in total as many elements as it receives.
 pub fn vector_count(param: usize, distance: usize, n_pes: usize) -> usize {
     if distance.min(n_pes - distance).is_multiple_of(2) { param } else { param - param / 3 }
 }

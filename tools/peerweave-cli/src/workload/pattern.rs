@@ -19,7 +19,8 @@ use super::geometry::Tile;
 /// Number of elements after which inputs repeat; a prime.
 pub const PERIOD: usize = 4093;
 
-/// Value that `g` must return. The memory of PE 1 contains this value from the start.
+/// Value that the operation `g` must return. The memory of PE 1 contains this value before the
+/// first call.
 pub const G_DUE: u64 = 0x0123_4567_89ab_cdef;
 
 /// An element type whose bits can be set and read.
@@ -64,8 +65,8 @@ pub fn scalar<T: Sample>(rank: usize) -> T {
     T::from_bits64(encode(T::DTYPE, Value::Whole(1 + (rank % 2) as i64)))
 }
 
-/// Returns the elements of the tile `of` in round `round`, for an operation of `n_pes` ranks:
-/// [`PERIOD`] elements, or twice as many for [`Tile::EveryOther`].
+/// Returns the elements of the tile `of` in round `round`. The operation has `n_pes` ranks. The
+/// result has [`PERIOD`] elements, or twice as many for [`Tile::EveryOther`].
 pub fn tile<T: Sample>(of: Tile, redop: Option<ReduceOp>, n_pes: usize, round: u64) -> Vec<T> {
     match (of, redop) {
         (Tile::Input(rank), None) => moved_tile(rank, round),
@@ -92,7 +93,8 @@ pub fn input_tile<T: Sample>(redop: ReduceOp, n_pes: usize, rank: usize, round: 
     (0..PERIOD).map(|i| T::from_bits64(encode(T::DTYPE, input(T::DTYPE, redop, n_pes, rank, round, i)))).collect()
 }
 
-/// Returns the result of the reduction over the first `ranks` of `n_pes` ranks in round `round`.
+/// Returns the reduction of the inputs of the first `ranks` ranks in round `round`. The operation
+/// has `n_pes` ranks.
 pub fn reduced_tile<T: Sample>(redop: ReduceOp, n_pes: usize, ranks: usize, round: u64) -> Vec<T> {
     (0..PERIOD)
         .map(|i| {
@@ -110,7 +112,7 @@ pub fn poison<T: Sample>() -> T {
 /// The value of an element before its conversion to the element type.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Value {
-    /// The bits of an integer; the type uses the low bits.
+    /// The bits of an integer. Small element types use only the low bits.
     Bits(u64),
     /// An integer that the type represents.
     Whole(i64),
@@ -139,8 +141,8 @@ fn encode(dtype: DType, value: Value) -> u64 {
     }
 }
 
-/// Returns a limit for integers: the type represents all integers up to the limit exactly. Sums
-/// that must not overflow stay below the limit.
+/// Returns a limit: the type represents every integer from 0 to the limit exactly. Inputs whose sum
+/// must not overflow are chosen by this limit.
 fn whole_limit(dtype: DType) -> i64 {
     match dtype {
         DType::I8 => i8::MAX.into(),
@@ -273,7 +275,8 @@ pub fn hash(a: u64, b: u64, c: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// Reduces in the given order in f32 (f64 for double), rounding to the type after every step.
+    /// Reduces the inputs in the given order. Computes in f64, and rounds to the element type after
+    /// every step.
     fn step_by_step(dtype: DType, redop: ReduceOp, n: usize, order: &[usize], round: u64, i: usize) -> u64 {
         let round_to_type = |float: f64| match dtype {
             DType::F16 => f16::from_f64(float).to_f64(),
@@ -345,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn integer_reductions_wrap_and_respect_the_sign() {
+    fn integer_reductions_follow_the_signedness_of_the_type() {
         let reduce = |dtype, redop, words: &[u64]| {
             let Value::Bits(bits) = reduce_integers(dtype, redop, words) else { panic!() };
             bits

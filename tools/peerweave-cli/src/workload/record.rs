@@ -15,13 +15,13 @@ use super::geometry::Placement;
 pub enum Record {
     /// A PE has passed its first barrier.
     Ready(Ready),
-    /// A PE has measured one line of the table, in place or out of place.
+    /// A PE has measured one line of the table in one form (in place or out of place).
     Measured(Measured),
     /// A note to print before a line of the table.
     Note(Note),
     /// The contenders of a comparison that can be measured.
     Contenders(Contenders),
-    /// A PE has measured one contender of one line of a comparison.
+    /// In a comparison, a PE has measured one contender for one line.
     Compared(Compared),
 }
 

@@ -203,7 +203,7 @@ fn forms(
 
 /// Runs one group of three calls: two calls with different options, and one call without options.
 fn several_in_a_group(part: &Part<'_>, comm: &Communicator) -> Outcome {
-    part.step("several configurations in a group");
+    part.step("a group of calls with different configurations");
     let (n, rank, stream, len) = (comm.n_ranks(), comm.rank().index(), &part.stream, 10_000);
     let fresh = || DeviceMemory::from_slice(stream, &pattern::<f32>(rank, len));
     let (mut first, mut second, mut third) = (fresh()?, fresh()?, fresh()?);
@@ -267,7 +267,7 @@ fn tell(part: &Part<'_>) -> Outcome {
         ("more CTAs than the communicator allows", CollConfig::new().max_ctas(1000)),
         ("ring, forced", CollConfig::new().algorithms("ring")),
         ("a list of the algorithms tree and ring", CollConfig::new().algorithms("tree,ring")),
-        ("a list of algorithms with only an unknown name", CollConfig::new().algorithms("nonsense")),
+        ("the name of an unknown algorithm", CollConfig::new().algorithms("nonsense")),
     ] {
         part.step(what);
         let comm = part.communicator(&Config::new())?;

@@ -1,5 +1,5 @@
-//! Checks device communicators: creates and destroys device communicators on every rank, in the
-//! struct layout of each version that the library accepts.
+//! Checks device communicators. Every rank creates and destroys device communicators, in the struct
+//! layout of each NCCL version that the library accepts.
 //!
 //! No kernel runs. NCCL must accept the requirements in the layouts that `peerweave-nccl` defines,
 //! and the device communicator must have the expected version, rank and size. The checks create no

@@ -1,5 +1,5 @@
-//! Checks communicators created from other communicators: by split, by shrink, by grow, and by
-//! split or shrink of a revoked communicator.
+//! Checks communicators that are created from other communicators, by split, shrink or grow. Also
+//! checks split and shrink of a revoked communicator.
 //!
 //! The death of a rank is checked elsewhere, by the option `--kill` of `check nccl`.
 
@@ -143,7 +143,7 @@ fn after(part: &Part<'_>, comm: &Communicator) -> Outcome {
 /// revoking the communicator.
 pub(super) fn revoke_stuck(part: &Part<'_>) -> Outcome {
     if part.ranks() < 2 {
-        part.note("not run: a call that cannot complete needs two GPUs");
+        part.note("not run: the check of a call that cannot complete needs two GPUs");
         return Ok(());
     }
     let comm = part.communicator(&Config::new())?;
@@ -159,7 +159,7 @@ pub(super) fn revoke_stuck(part: &Part<'_>) -> Outcome {
     part.step("revoke");
     comm.revoke()?;
     let idle = peerweave_driver::wait(&part.stream, Instant::now() + super::DEADLINE)?;
-    part.check(idle, || "the stream was still busy at the deadline after revoke, expected an idle stream".to_owned());
+    part.check(idle, || "after revoke, the stream was still busy at the deadline, expected an idle stream".to_owned());
     part.meet()?;
     after(part, &comm)?;
     if part.is_since("a new communicator after a stuck call", Version::new(2, 28, 7)) {

@@ -30,7 +30,7 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
     part.refused("registering a window that is not aligned", Window::register(&comm, &odd, WindowKind::SYMMETRIC), is_misuse);
     let nothing = memory.slice(0..0)?;
     part.refused("registering a window without elements", Window::register(&comm, &nothing, WindowKind::SYMMETRIC), is_misuse);
-    part.refused("len_of of a rank that does not exist", registered.len_of(Rank::new(comm.n_ranks() as u32)), is_misuse);
+    part.refused("len_of for a rank that does not exist", registered.len_of(Rank::new(comm.n_ranks() as u32)), is_misuse);
     if part.has("misuse of puts", "ncclPutSignal") {
         puts(part, &comm, &other, &memory, &registered);
     }

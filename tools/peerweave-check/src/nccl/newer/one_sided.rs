@@ -6,7 +6,7 @@
 //! host before a rank waits for signals of other ranks.
 //!
 //! NCCL before 2.31 has only one signal and one context. NCCL creates both in the first one-sided
-//! call, which all ranks must make.
+//! call, so all ranks must make this call.
 
 use peerweave_nccl::{Communicator, Config, NcclMem, Rank, Signal, SignalWait, Switch, Version, Window, WindowKind};
 use peerweave_types::{F8E4M3, F8E5M2, bf16, f16};
@@ -29,8 +29,8 @@ fn made(part: &Part<'_>) -> Result<(Communicator, u32, u32), super::Failed> {
     Ok((part.communicator(&Config::new())?, 1, 1))
 }
 
-/// Memory of a rank into which all ranks can put: first the elements that the rank sends, then the
-/// elements that the rank receives.
+/// Memory of a rank that all ranks can write, because it is registered as a window. The first half
+/// contains the elements that the rank sends. The second half receives elements.
 struct Room<T> {
     memory: NcclMem<T>,
     window: Window<T>,
@@ -153,9 +153,9 @@ fn ring<T: Sample>(part: &Part<'_>, comm: &Communicator, half: usize) -> Outcome
     Ok(room.window.deregister(&part.stream, super::DEADLINE)?)
 }
 
-/// Checks that signals are counted. Each rank sends three puts with a signal and two signals
-/// without data to the next rank, and waits for five signals from the previous rank in three calls.
-/// Also checks a put from a rank to itself.
+/// Checks that signals are counted. Each rank sends five signals to the next rank: three with a
+/// put, and two without data. Each rank waits for the five signals of the previous rank in three
+/// calls. Also checks a put from a rank to itself.
 fn counted(part: &Part<'_>, comm: &Communicator, signal: Signal) -> Outcome {
     const LEN: usize = 300;
     part.step(&format!("counting received signals of {signal:?}"));
@@ -213,8 +213,8 @@ fn both_ways(part: &Part<'_>, comm: &Communicator, signals: u32, contexts: u32) 
     Ok(room.window.deregister(stream, super::DEADLINE)?)
 }
 
-/// Checks a group that contains puts to both neighbours in the ring and the wait for the puts of
-/// both neighbours.
+/// Checks a group of calls. The group contains puts to both neighbours in the ring, and the wait
+/// for the puts of both neighbours.
 fn groups(part: &Part<'_>, comm: &Communicator) -> Outcome {
     const LEN: usize = 5000;
     let ((next, before), stream, signal) = (next_and_before(comm), &part.stream, Signal::default());
@@ -244,8 +244,9 @@ fn groups(part: &Part<'_>, comm: &Communicator) -> Outcome {
     Ok(room.window.deregister(stream, super::DEADLINE)?)
 }
 
-/// Captures a put and the wait for the put of the previous rank into a graph, and launches the
-/// graph repeatedly. One put between the launches is made without the graph.
+/// Captures two calls into a graph: a put to the next rank, and the wait for the put of the
+/// previous rank. Launches the graph three times. Between two of the launches, makes the same two
+/// calls once without the graph.
 ///
 /// There is only one put before each wait, because inside a graph NCCL does not complete a second
 /// put until the receiver has waited for the first.

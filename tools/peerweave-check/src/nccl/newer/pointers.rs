@@ -46,7 +46,7 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
     let mine = DeviceMemory::from_slice(stream, &vec![0u32; LEN])?;
     for peer in 0..n {
         for offset in [0, 1, LEN / 2, LEN - 1] {
-            part.step(&format!("reading from rank {peer} from index {offset} on"));
+            part.step(&format!("reading the elements of rank {peer}, from index {offset} to the end"));
             let address = registered.peer_pointer(Rank::new(peer as u32), offset)?;
             let reached = team.and_then(|team| team.index_of(Rank::new(peer as u32)));
             part.check(address.is_some() == reached.is_some(), || {
@@ -63,7 +63,9 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
             // not written. The other memory belongs to this function.
             unsafe { copy(part, stream, mine.address(), address, len) }?;
             let found = mine.slice(0..len)?.to_vec(stream)?;
-            part.same(&found, &moved::<u32>(peer, LEN)[offset..], || format!("elements of rank {peer} from index {offset} on"));
+            part.same(&found, &moved::<u32>(peer, LEN)[offset..], || {
+                format!("elements of rank {peer}, from index {offset} to the end")
+            });
         }
         part.step(&format!("writing to rank {peer}"));
         let place = LEN + rank * (LEN / n);

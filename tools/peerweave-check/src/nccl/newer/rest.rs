@@ -1,5 +1,5 @@
-//! Checks the properties of a communicator, its options, and suspension, which frees the memory of
-//! a communicator until the communicator is resumed.
+//! Checks the properties and the options of communicators. Also checks suspension, which frees the
+//! memory of a communicator until the communicator is resumed.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use peerweave_nccl::{
 
 use super::{Outcome, Part};
 
-/// Time after a suspend within which the driver must report the freed memory as free.
+/// After a suspend, the driver must report the freed memory as free within this time.
 const COUNTED: Duration = Duration::from_secs(2);
 
 pub(super) fn properties(part: &Part<'_>) -> Outcome {
@@ -67,7 +67,7 @@ pub(super) fn options(part: &Part<'_>) -> Outcome {
         ("resources shared with split communicators", unsafe { Config::new().split_share(Switch::On) }),
         // SAFETY: no communicator is created from a communicator with this option.
         ("resources shared with shrunk communicators", unsafe { Config::new().shrink_share(Switch::On) }),
-        ("reductions in the network disabled", Config::new().collnet_enable(Switch::Off)),
+        ("CollNet (reductions in the network) disabled", Config::new().collnet_enable(Switch::Off)),
         ("efficiency", Config::new().cta_policy(CtaPolicy::Efficiency)),
         ("zero CTAs", Config::new().cta_policy(CtaPolicy::Zero)),
         ("few CTAs", Config::new().min_ctas(1).max_ctas(2)),
@@ -178,7 +178,7 @@ fn rests(part: &Part<'_>, comm: &Communicator) {
     let call = comm.all_reduce_in_place(&part.stream, &mut values, ReduceOp::Sum);
     part.refused("all_reduce while suspended", call, suspended);
     let group = part.nccl().group(|group| group.all_reduce_in_place(comm, &part.stream, &mut values, ReduceOp::Sum));
-    part.refused("a group while suspended", group, suspended);
+    part.refused("a group of calls while suspended", group, suspended);
     part.refused("split while suspended", comm.split(Some(0), 0), suspended);
     if comm.n_ranks() > 1 && comm.rank() == Rank::new(0) {
         part.refused("shrink while suspended", comm.shrink(&[Rank::new(1)], ShrinkMode::Default), suspended);

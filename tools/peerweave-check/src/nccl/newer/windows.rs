@@ -17,8 +17,8 @@ const MIB: usize = 1 << 20;
 /// relevant alignment, and an odd index.
 const STARTS: [usize; 3] = [0, 1024, 3];
 
-/// If the checks of one size take longer than this time, larger sizes are skipped. A GPU is much
-/// faster, but a fake library may not be.
+/// If the checks of one size take longer than this time, larger sizes are skipped. GPUs are much
+/// faster; this time limits checks with a fake library.
 const SLOW: Duration = Duration::from_secs(3);
 
 pub(super) fn all(part: &Part<'_>) -> Outcome {
@@ -52,8 +52,8 @@ pub(super) fn window<T: Sample>(comm: &Communicator, memory: &NcclMem<T>, kind: 
     Window::register(comm, memory, kind)?.ok_or_else(|| Failed("NCCL did not create a window".to_owned()))
 }
 
-/// Checks windows of one element type with each of `sizes`, in bytes. Returns `false` if NCCL does
-/// not create windows.
+/// Checks windows of one element type. `sizes` are the sizes to check, in bytes. Returns `false` if
+/// NCCL does not create windows.
 fn of_type<T: Sample>(part: &Part<'_>, comm: &Communicator, sizes: &[usize]) -> Result<bool, Failed> {
     part.step(&format!("windows of elements of type {}", T::DTYPE));
     let most = sizes.iter().max().map_or(0, |bytes| bytes / size_of::<T>());
