@@ -46,7 +46,7 @@ impl Context {
     }
 
     /// Returns the pause that a wait makes between two polls. `missing` returns the PE for which
-    /// the thread waits. If that PE has left the job, the wait polls once more, because the PE may
+    /// the thread waits. If that PE has left the job, the wait polls again, because the PE may
     /// have satisfied the condition before it left. If this poll is unsuccessful too, the pause
     /// fails.
     #[cfg(not(target_arch = "nvptx64"))]
