@@ -246,7 +246,7 @@ pub enum ProtocolError {
         /// The byte that encodes the kind.
         kind: u8,
     },
-    /// A hello does not start with [`MAGIC`](crate::proto::MAGIC).
+    /// A hello does not start with [`MAGIC`](crate::wire::proto::MAGIC).
     #[error("a hello does not start with the magic bytes of the protocol")]
     Magic,
     /// A hello has a protocol version that differs from the protocol version of this crate.

@@ -48,30 +48,25 @@ struct Readme;
 pub mod agree;
 #[cfg(target_os = "linux")]
 mod descriptors;
-mod endpoint;
-pub mod env;
 mod error;
 mod exit;
-mod host;
-pub mod interface;
 mod job;
 mod limits;
 #[cfg(target_os = "linux")]
 pub mod process;
-pub mod proto;
 mod rendezvous;
 mod server;
-mod socket;
 pub mod survivors;
-mod token;
+mod wire;
 
-pub use endpoint::{Endpoint, MAX_NAME_LEN_BYTES};
-pub use env::warn_of_public_token;
 pub use error::{BootstrapError, Loss, Refusal};
 pub use exit::end_process;
-pub use host::{Host, Hosts};
-pub use job::{Job, Launcher, Served};
+pub use job::endpoint::{Endpoint, MAX_NAME_LEN_BYTES};
+pub use job::env::warn_of_public_token;
+pub use job::host::{Host, Hosts};
+pub use job::token::{TOKEN_LEN_BYTES, Token, fill_random};
+pub use job::{Job, Launcher, Served, env, interface};
 pub use peerweave_types::Pe;
 pub use rendezvous::{Aborted, Options, Rendezvous};
 pub use server::{Server, ServerOptions, ServerState};
-pub use token::{TOKEN_LEN_BYTES, Token, fill_random};
+pub use wire::proto;

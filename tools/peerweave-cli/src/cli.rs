@@ -7,7 +7,7 @@ use std::ffi::OsString;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::exit;
+use crate::console::exit;
 use crate::info::InfoArgs;
 use crate::p2p::P2pArgs;
 use crate::run::args::RunArgs;

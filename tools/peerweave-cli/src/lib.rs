@@ -8,15 +8,12 @@
 
 pub mod bench;
 pub mod cli;
+pub mod console;
 mod cuda;
-pub mod exit;
 pub mod info;
 pub mod launch;
-pub mod logging;
 pub mod machine;
-mod output;
 pub mod p2p;
-pub mod parse;
 pub mod pe;
 pub mod run;
 pub mod tune;
@@ -25,6 +22,7 @@ pub mod workload;
 use std::process::ExitCode;
 
 use crate::cli::{Cli, Command};
+use crate::console::{exit, logging, output};
 
 /// Runs the command and returns its exit code.
 pub fn main() -> ExitCode {

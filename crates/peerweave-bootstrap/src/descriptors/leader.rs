@@ -19,10 +19,10 @@ use rustix::io::Errno;
 
 use super::message::{PER_MESSAGE, receive, send};
 use super::{CHECK_INTERVAL, Call, DESCRIPTORS, HELLO_LEN_BYTES, MAGIC, MISSING, descriptor_limit, wait};
-use crate::endpoint::Endpoint;
 use crate::error::BootstrapError;
-use crate::socket::{Listener, may_speak};
-use crate::token::Token;
+use crate::job::endpoint::Endpoint;
+use crate::job::token::Token;
+use crate::wire::socket::{Listener, may_speak};
 
 /// The leader keeps at most this number of unidentified connections, plus one for each member. An
 /// unidentified connection has not sent a valid hello. If there are more such connections, the

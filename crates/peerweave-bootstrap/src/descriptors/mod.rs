@@ -24,10 +24,10 @@ use peerweave_types::Pe;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::error::BootstrapError;
-use crate::proto::{MAX_PES, ProtocolError, cut};
+use crate::job::token::{TOKEN_LEN_BYTES, Token, fingerprint};
 use crate::rendezvous::Rendezvous;
-use crate::socket::connect_unix;
-use crate::token::{TOKEN_LEN_BYTES, Token, fingerprint};
+use crate::wire::proto::{MAX_PES, ProtocolError, cut};
+use crate::wire::socket::connect_unix;
 
 mod leader;
 mod message;

@@ -14,7 +14,7 @@ use peerweave_types::Pe;
 use super::connection::NotAborted;
 use super::{Link, Rendezvous};
 use crate::error::BootstrapError;
-use crate::proto::Frame;
+use crate::wire::proto::Frame;
 
 /// An abort of the job: the PE that ended the job, and the exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,10 +15,10 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::endpoint::Endpoint;
 use crate::error::BootstrapError;
-use crate::proto::{self, Fault, Frame, Hello, JOIN_REQUEST, ProtocolError, ROUND_BIT};
-use crate::socket::{Stream, is_time_over};
+use crate::job::endpoint::Endpoint;
+use crate::wire::proto::{self, Fault, Frame, Hello, JOIN_REQUEST, ProtocolError, ROUND_BIT};
+use crate::wire::socket::{Stream, is_time_over};
 
 /// Outcome of a request.
 #[derive(Debug)]

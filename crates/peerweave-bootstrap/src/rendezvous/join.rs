@@ -16,14 +16,14 @@ use peerweave_types::Pe;
 use super::connection::{Answer, Attempt, Connection};
 #[cfg(target_os = "linux")]
 use super::siblings::Siblings;
-use crate::endpoint::Endpoint;
-use crate::env::warn_of_public_token;
 use crate::error::{BootstrapError, Loss};
-use crate::interface;
+use crate::job::endpoint::Endpoint;
+use crate::job::env::warn_of_public_token;
+use crate::job::interface;
 use crate::job::{Job, Served};
-use crate::proto::{Hello, JOIN_REQUEST};
 use crate::server::{Server, ServerOptions};
-use crate::socket::is_loopback_only;
+use crate::wire::proto::{Hello, JOIN_REQUEST};
+use crate::wire::socket::is_loopback_only;
 
 /// Interval between two checks for processes that ended before they joined. The PE that runs the
 /// server makes these checks.

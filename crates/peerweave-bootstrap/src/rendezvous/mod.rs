@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 
 use peerweave_types::Pe;
 
-use crate::endpoint::Endpoint;
 use crate::error::{BootstrapError, Loss};
-use crate::host::{Host, Hosts};
+use crate::job::endpoint::Endpoint;
+use crate::job::host::{Host, Hosts};
 use crate::job::{Job, Served};
-use crate::proto::{Collective, Fault, Frame, JOIN_REQUEST, MAX_BLOB_LEN_BYTES, MAX_KEY_LEN_BYTES, ProtocolError};
 use crate::server::{Server, ServerOptions};
+use crate::wire::proto::{Collective, Fault, Frame, JOIN_REQUEST, MAX_BLOB_LEN_BYTES, MAX_KEY_LEN_BYTES, ProtocolError};
 
 mod abort;
 mod connection;

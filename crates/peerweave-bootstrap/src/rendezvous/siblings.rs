@@ -23,8 +23,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::env::names;
-use crate::env::starter::{agent_of_variable, value};
+use crate::job::env::names;
+use crate::job::env::starter::{agent_of_variable, value};
 use crate::job::{Job, Launcher, Served};
 use crate::process::{Process, parent_of};
 

@@ -9,7 +9,7 @@ use super::LEAVE_TIMEOUT;
 use super::connection::Answer;
 use super::{Link, Rendezvous, check_len};
 use crate::error::BootstrapError;
-use crate::proto::{Frame, MAX_BLOB_LEN_BYTES, MAX_KEY_LEN_BYTES};
+use crate::wire::proto::{Frame, MAX_BLOB_LEN_BYTES, MAX_KEY_LEN_BYTES};
 
 impl Rendezvous {
     /// Stores a value under a key. Replaces the existing value, if there is one.

@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 use mio::{Events, Interest, Poll, Token as PollToken};
 
 use crate::error::Refusal;
-use crate::proto::{self, Frame, HELLO_FRAME_LEN_BYTES, ProtocolError};
 use crate::server::board::{Action, Link};
 use crate::server::wire::{Acceptor, Connection, Phase};
 use crate::server::{Command, Inbox, ServerOptions, Shared};
-use crate::socket::Listener;
+use crate::wire::proto::{self, Frame, HELLO_FRAME_LEN_BYTES, ProtocolError};
+use crate::wire::socket::Listener;
 
 const LISTENER: PollToken = PollToken(0);
 pub(super) const WAKER: PollToken = PollToken(1);

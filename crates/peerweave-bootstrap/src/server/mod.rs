@@ -17,12 +17,12 @@ use std::time::Duration;
 use mio::{Poll, Waker};
 use peerweave_types::Pe;
 
-use crate::endpoint::Endpoint;
 use crate::error::{BootstrapError, Loss};
 use crate::job::Job;
-use crate::proto::MAX_PES;
-use crate::socket::{Bound, Listener};
-use crate::token::Token;
+use crate::job::endpoint::Endpoint;
+use crate::job::token::Token;
+use crate::wire::proto::MAX_PES;
+use crate::wire::socket::{Bound, Listener};
 
 mod board;
 mod event_loop;
@@ -32,7 +32,7 @@ use board::{Board, Seat};
 use event_loop::{EventLoop, WAKER};
 
 #[cfg(doc)]
-use crate::proto::HELLO_FRAME_LEN_BYTES;
+use crate::wire::proto::HELLO_FRAME_LEN_BYTES;
 
 /// Options for a [`Server`].
 ///

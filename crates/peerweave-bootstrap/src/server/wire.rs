@@ -12,7 +12,7 @@ use std::time::Instant;
 use mio::event::Source;
 use mio::{Interest, Registry, Token as PollToken, net};
 
-use crate::socket::{self, Listener};
+use crate::wire::socket::{self, Listener};
 
 pub(super) enum Acceptor {
     #[cfg(target_os = "linux")]

@@ -32,12 +32,12 @@ use std::time::{Duration, Instant};
 use peerweave_types::Pe;
 
 use self::beats::Beats;
-use crate::endpoint::Endpoint;
 use crate::error::BootstrapError;
+use crate::job::endpoint::Endpoint;
+use crate::job::token::{TOKEN_LEN_BYTES, Token, fill_random};
 use crate::job::{Job, Served};
 use crate::rendezvous::Rendezvous;
 use crate::server::{Server, ServerOptions};
-use crate::token::{TOKEN_LEN_BYTES, Token, fill_random};
 
 /// Maximum number of PEs in the old job.
 pub const MAX_SURVIVORS: usize = 4096;

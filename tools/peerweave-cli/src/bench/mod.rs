@@ -25,12 +25,12 @@ use std::time::SystemTime;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::console::exit;
+use crate::console::output::{check_writable, print_line, tell, write_file};
 use crate::cuda;
-use crate::exit;
 use crate::launch::rendezvous::{JobRendezvous, Place, refuse_inside_a_job};
 use crate::launch::{self, Launch, Observer, OnFailure, Output, Source, Stdin, Target};
 use crate::machine::Machine;
-use crate::output::{check_writable, print_line, tell, write_file};
 use crate::workload::args::{BackendName, BenchArgs, Contender};
 use crate::workload::config::Config;
 use crate::workload::record::{Record, monotonic_ns};

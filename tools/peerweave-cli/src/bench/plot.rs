@@ -5,7 +5,7 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use super::report::{Cell, Row};
-use crate::parse::format_size;
+use crate::console::parse::format_size;
 use crate::workload::config::Config;
 
 const SIZE: (u32, u32) = (900, 1000);

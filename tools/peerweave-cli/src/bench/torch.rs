@@ -7,7 +7,7 @@ use std::time::Duration;
 use peerweave_types::{DType, ReduceOp};
 use serde_json::json;
 
-use crate::exit;
+use crate::console::exit;
 use crate::launch::{self, Ending, Launch, Observer, OnFailure, Output, Source, Stdin};
 use crate::workload::config::Config;
 use crate::workload::op::BenchOp;

@@ -15,9 +15,9 @@ mod trial;
 use clap::Args;
 use serde::Serialize;
 
-use crate::exit;
+use crate::console::exit;
+use crate::console::output::{print_line, tell};
 use crate::machine::{Machine, NumaNode};
-use crate::output::{print_line, tell};
 use environment::{Backend, Launcher, Variable};
 use libraries::{Library, Multicast};
 use peers::Peers;

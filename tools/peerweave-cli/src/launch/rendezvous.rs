@@ -11,7 +11,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use peerweave_bootstrap::env::names;
 use peerweave_bootstrap::{BootstrapError, Endpoint, Loss, Pe, Server, ServerOptions, Token, warn_of_public_token};
 
-use crate::exit;
+use crate::console::exit;
 
 /// The machines of the job.
 #[derive(Clone, Debug, PartialEq, Eq)]

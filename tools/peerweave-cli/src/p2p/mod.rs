@@ -13,9 +13,9 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::exit;
-use crate::output::{check_writable, print_line, tell, write_file};
-use crate::parse::{format_size, parse_duration, parse_picture, parse_size};
+use crate::console::exit;
+use crate::console::output::{check_writable, print_line, tell, write_file};
+use crate::console::parse::{format_size, parse_duration, parse_picture, parse_size};
 
 #[cfg(feature = "cuda")]
 mod kernels;

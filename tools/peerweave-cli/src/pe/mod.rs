@@ -23,9 +23,9 @@ mod own;
 mod portable;
 mod special;
 
+use crate::console::exit;
+use crate::console::output::tell;
 use crate::cuda::{self, Failure};
-use crate::exit;
-use crate::output::tell;
 use crate::workload::args::BackendName;
 use crate::workload::config::Config;
 

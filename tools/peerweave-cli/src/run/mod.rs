@@ -9,11 +9,11 @@ mod tag;
 
 use peerweave_bootstrap::Endpoint;
 
-use crate::exit;
+use crate::console::exit;
+use crate::console::output::tell;
+use crate::console::parse::default_pes;
 use crate::launch::rendezvous::{JobRendezvous, Place, refuse_inside_a_job};
 use crate::launch::{self, Launch, Stdin, program};
-use crate::output::tell;
-use crate::parse::default_pes;
 
 use args::RunArgs;
 use tag::Tagger;

@@ -6,9 +6,9 @@ use peerweave::cuda::{Method, RouteTable, Timing};
 use super::TuneArgs;
 use crate::bench::compare::Comparison;
 use crate::bench::{self, now};
+use crate::console::exit;
+use crate::console::output::{check_writable, print_line, write_file};
 use crate::cuda;
-use crate::exit;
-use crate::output::{check_writable, print_line, write_file};
 use crate::workload::args::BenchArgs;
 use crate::workload::op::BenchOp;
 

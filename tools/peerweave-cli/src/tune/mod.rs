@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::output::tell;
-use crate::parse::{parse_duration, parse_pes, parse_size};
+use crate::console::output::tell;
+use crate::console::parse::{parse_duration, parse_pes, parse_size};
 use crate::workload::op::BenchOp;
 
 #[cfg(feature = "cuda")]
@@ -83,5 +83,5 @@ fn start(args: &TuneArgs) -> Result<u8, (u8, String)> {
 
 #[cfg(not(feature = "cuda"))]
 fn start(_: &TuneArgs) -> Result<u8, (u8, String)> {
-    Err((crate::exit::USAGE, crate::cuda::NOT_BUILT_IN.to_owned()))
+    Err((crate::console::exit::USAGE, crate::cuda::NOT_BUILT_IN.to_owned()))
 }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::binding::Bind;
 use super::op::BenchOp;
-use crate::parse::{parse_duration, parse_pes, parse_picture, parse_size};
+use crate::console::parse::{parse_duration, parse_pes, parse_picture, parse_size};
 
 /// The arguments of `peerweave bench`.
 #[derive(Args, Clone, Debug)]

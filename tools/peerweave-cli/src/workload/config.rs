@@ -11,7 +11,7 @@ use super::backends::{check_backend, clock, has_reduction, has_type, is_compared
 use super::binding::Bind;
 use super::geometry::Placement;
 use super::op::{BenchOp, Counts};
-use crate::parse::{default_pes, format_size};
+use crate::console::parse::{default_pes, format_size};
 
 /// Configuration of a measurement, shared by the command and every PE.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]

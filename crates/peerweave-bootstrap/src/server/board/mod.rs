@@ -16,8 +16,8 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use crate::error::Refusal;
-use crate::proto::{self, Collective, Fault, Frame, Hello, JOIN_REQUEST, ProtocolError, ROUND_BIT};
-use crate::token::Token;
+use crate::job::token::Token;
+use crate::wire::proto::{self, Collective, Fault, Frame, Hello, JOIN_REQUEST, ProtocolError, ROUND_BIT};
 
 /// Number of a connection, assigned by the server.
 pub(crate) type Link = u64;

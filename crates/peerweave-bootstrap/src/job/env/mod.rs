@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use peerweave_types::Pe;
 
-use crate::endpoint::Endpoint;
 use crate::error::BootstrapError;
+use crate::job::endpoint::Endpoint;
+use crate::job::token::{Token, fingerprint};
 use crate::job::{Job, Launcher, Served};
 use crate::limits::MAX_PES;
-use crate::token::{Token, fingerprint};
 
 pub mod names;
 
@@ -318,7 +318,7 @@ impl Reader<'_> {
     }
 
     fn endpoint(&self) -> Result<Option<Endpoint>, BootstrapError> {
-        self.parse(names::RENDEZVOUS, crate::endpoint::EXPECTED)
+        self.parse(names::RENDEZVOUS, crate::job::endpoint::EXPECTED)
     }
 
     fn interface(&self) -> Option<String> {

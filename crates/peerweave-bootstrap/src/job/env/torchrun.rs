@@ -5,9 +5,9 @@
 //! store uses this port. Peerweave uses the next port.
 
 use super::{Place, Reader, names};
-use crate::endpoint::Endpoint;
 use crate::error::BootstrapError;
 use crate::job::Launcher;
+use crate::job::endpoint::Endpoint;
 
 pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
     // `RANK` and `WORLD_SIZE` are common words. If only one of them is set, the launcher is

@@ -12,7 +12,7 @@ use std::time::Duration;
 /// The text is not valid. The message quotes the text and describes the expected form.
 ///
 /// ```
-/// use peerweave_cli::parse::parse_size;
+/// use peerweave_cli::console::parse::parse_size;
 ///
 /// assert_eq!(parse_size("64M"), Ok(64 << 20));
 /// assert!(parse_size("64X").is_err());
@@ -55,7 +55,7 @@ pub fn format_size(bytes: usize) -> String {
 /// refused, because a limit of zero would stop the job at once.
 ///
 /// ```
-/// use peerweave_cli::parse::parse_duration;
+/// use peerweave_cli::console::parse::parse_duration;
 /// use std::time::Duration;
 ///
 /// assert_eq!(parse_duration("1.5"), Ok(Duration::from_millis(1500)));

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::Path;
 
-use crate::exit;
+use crate::console::exit;
 
 /// Prints a line of the result. Exits the process if the line cannot be written. As in other
 /// commands, there is no message if the reader has closed the pipe.

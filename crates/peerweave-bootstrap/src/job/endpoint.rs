@@ -7,7 +7,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::error::BootstrapError;
-use crate::token::fill_random;
+use crate::job::token::fill_random;
 
 /// Maximum length of the name of an abstract Unix socket, in bytes. Linux would allow 107 bytes.
 pub const MAX_NAME_LEN_BYTES: usize = 100;

@@ -1,6 +1,6 @@
 //! The position of this process in its job, as read from a launcher's environment.
 //!
-//! [`crate::env`] parses and writes the variables.
+//! [`crate::job::env`] parses and writes the variables.
 //!
 //! [`Job::check`] checks this invariant before a job is used: `pe < n_pes`, `local_pe < local_n_pes
 //! <= n_pes`, and `machine < n_machines <= n_pes`. A job of several PEs has a rendezvous.
@@ -9,10 +9,10 @@ use std::fmt;
 
 use peerweave_types::Pe;
 
-use crate::endpoint::Endpoint;
 use crate::error::BootstrapError;
+use crate::job::endpoint::Endpoint;
+use crate::job::token::Token;
 use crate::limits::MAX_PES;
-use crate::token::Token;
 
 /// The launcher that started a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -107,7 +107,7 @@ pub struct Job {
     /// The process that runs the rendezvous server.
     pub served: Served,
     /// Name or address of the network interface to use, from `PEERWEAVE_INTERFACE`. See
-    /// [`crate::interface`].
+    /// [`crate::job::interface`].
     pub interface: Option<String>,
 }
 

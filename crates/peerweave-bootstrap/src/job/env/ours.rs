@@ -36,7 +36,7 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Job>, BootstrapError> {
     let token = vars.parse(names::TOKEN, TOKEN_EXPECTED)?;
     if n_pes > 1 {
         if rendezvous.is_none() {
-            return Err(vars.wrong(names::RENDEZVOUS, crate::endpoint::EXPECTED));
+            return Err(vars.wrong(names::RENDEZVOUS, crate::job::endpoint::EXPECTED));
         }
         if token.is_none() {
             return Err(vars.wrong(names::TOKEN, TOKEN_EXPECTED));

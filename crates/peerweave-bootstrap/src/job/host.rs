@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use peerweave_types::Pe;
 
-use crate::token::fingerprint;
+use crate::job::token::fingerprint;
 
 /// Name of the variable by which NCCL identifies a host.
 const HOST_ID: &str = "NCCL_HOSTID";

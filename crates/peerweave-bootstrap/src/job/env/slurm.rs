@@ -8,9 +8,9 @@
 //! only some of the machines of the job.
 
 use super::{Place, Reader, derived_port, names};
-use crate::endpoint::Endpoint;
 use crate::error::BootstrapError;
 use crate::job::Launcher;
+use crate::job::endpoint::Endpoint;
 use crate::limits::MAX_PES;
 
 pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {

@@ -5,8 +5,8 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use crate::env::names;
 use crate::error::BootstrapError;
+use crate::job::env::names;
 
 /// An address of a network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use super::{
     Collective, Fault, Frame, HELLO_FRAME_LEN_BYTES, Hello, MAGIC, MAX_BLOB_LEN_BYTES, MAX_DETAIL_LEN_BYTES, MAX_FRAME_LEN_BYTES,
     MAX_KEY_LEN_BYTES, MAX_PES, ProtocolError, ROUND_BIT, Refusal, VERSION,
 };
-use crate::token::Token;
+use crate::job::token::Token;
 
 /// Appends the encoding of a frame without its length prefix.
 pub(super) fn encode(frame: &Frame, out: &mut Vec<u8>) {

@@ -11,7 +11,7 @@
 use peerweave_types::Pe;
 
 use crate::error::Loss;
-use crate::token::{TOKEN_LEN_BYTES, Token};
+use crate::job::token::{TOKEN_LEN_BYTES, Token};
 
 mod codec;
 

@@ -1,7 +1,7 @@
 //! Listens, connects, and reads the credentials of peers, for abstract Unix sockets and TCP.
 //!
-//! The protocol is in [`crate::proto`]. Invariants: no socket has a name in a file system. No call
-//! blocks past its deadline. A connection to a Unix socket of another user is never returned.
+//! The protocol is in [`crate::wire::proto`]. Invariants: no socket has a name in a file system. No
+//! call blocks past its deadline. A connection to a Unix socket of another user is never returned.
 
 use std::io::{self, Read};
 use std::net::{self, SocketAddr, ToSocketAddrs};
@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 #[cfg(target_os = "linux")]
 use std::os::unix::net as unix;
 
-use crate::endpoint::Endpoint;
 use crate::error::BootstrapError;
+use crate::job::endpoint::Endpoint;
 
 /// A listening socket.
 pub(crate) enum Listener {
