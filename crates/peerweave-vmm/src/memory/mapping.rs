@@ -62,8 +62,8 @@ pub(crate) struct Inner {
     context: Arc<CudaContext>,
     rights: Mutex<BTreeMap<usize, Rights>>,
     streams: Arc<Streams>,
-    /// Whether no stream has used this mapping. This flag is needed because `streams` may also
-    /// contain streams of other memory.
+    /// Whether no stream has used this mapping. `streams` does not say so, because `streams` may
+    /// also contain streams that used only other memory.
     is_unused: AtomicBool,
 }
 
@@ -207,8 +207,8 @@ impl Mapping {
         keep_of(&self.inner)
     }
 
-    /// Records that no stream has used the mapping. The mapping is then unmapped without a wait for
-    /// the streams in `streams`, because they may have used only other memory.
+    /// Records that no stream has used the mapping. The memory can then be unmapped at once,
+    /// because the streams in `streams` have used only other memory.
     pub(crate) fn unused(&self) {
         self.inner.is_unused.store(true, Ordering::Release);
     }
@@ -218,9 +218,9 @@ impl Mapping {
     }
 }
 
-/// Returns an `Arc` that contains a new handle to the mapping. [`Mapping::allow`] counts this
-/// handle. A `Weak` of the returned `Arc` can be upgraded only while the new handle lives and is
-/// counted.
+/// Returns an `Arc` that contains a new handle to the mapping. While the `Arc` lives,
+/// [`Mapping::allow`] counts the new handle. Only during that time, a `Weak` of the `Arc` can be
+/// upgraded.
 fn keep_of(inner: &Arc<Inner>) -> Keep {
     Arc::new(Arc::clone(inner))
 }

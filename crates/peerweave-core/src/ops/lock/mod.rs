@@ -106,8 +106,9 @@ enum Mode {
     TakeOver,
 }
 
-/// How much longer a PE waits after its wait for the lock has failed, for example at the deadline.
-/// The PE waits longer only if the holder has already chosen this PE as the next holder.
+/// The additional time that a PE waits after its wait for the lock has failed, for example at the
+/// deadline. The PE waits for this time only if the holder has already chosen this PE as the next
+/// holder.
 const GRACE: Duration = Duration::from_millis(100);
 
 impl World {
@@ -200,8 +201,8 @@ impl Lock {
     ///
     /// # Collective
     /// As for [`Symmetric::release`](crate::Symmetric::release). A PE that holds the lock cannot
-    /// make the call, because the guard borrows the lock. If the other PEs make the call, their
-    /// calls fail at the deadline, with an error that names the holder.
+    /// make the call, because the guard borrows the lock. If the other PEs make the call while a PE
+    /// holds the lock, their calls fail at the deadline, with an error that names the holder.
     ///
     /// # Errors
     /// As for [`Symmetric::release`](crate::Symmetric::release).
