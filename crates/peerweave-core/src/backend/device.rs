@@ -100,7 +100,7 @@ struct KeptList {
     home: Weak<KeptPool>,
 }
 
-/// A pool of empty lists. Each [`Kept`] takes a list from the pool, and stores memory owners in the
+/// A pool of empty lists. A [`Kept`] takes a list from the pool, and stores memory owners in the
 /// list.
 #[derive(Debug)]
 pub(crate) struct KeptPool(Mutex<Vec<Arc<KeptList>>>);

@@ -107,7 +107,7 @@ impl Mapping {
         // Another handle may pass the memory to a stream at any time.
         let may_be_in_use = Arc::strong_count(&self.inner) > 1 || !self.inner.streams.is_empty();
         if let Some(device) = devices.iter().find(|device| may_be_in_use && known.get(device).is_some_and(|has| *has > rights)) {
-            let value = format!("{rights:?} for device {device}, which has {:?}", known[device]);
+            let value = format!("{rights:?} for device {device}, whose present rights are {:?}", known[device]);
             let expected = "at least the present rights, because other handles or streams use the memory".into();
             return Err(Misuse::Value { call, what: "rights", value, expected }.into());
         }

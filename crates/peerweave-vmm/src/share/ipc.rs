@@ -138,8 +138,8 @@ impl IpcMemory {
         &self.inner.context
     }
 
-    /// Records that no stream has used the memory. The memory can then be freed at once, because the
-    /// streams in `streams` have used only other memory.
+    /// Records that no stream has used the memory. The memory can then be freed at once, because
+    /// the streams in `streams` have used only other memory.
     pub(crate) fn unused(&self) {
         self.inner.is_unused.store(true, Ordering::Release);
     }
@@ -264,8 +264,8 @@ impl IpcPeerMemory {
         Arc::clone(&self.inner.closing)
     }
 
-    /// Records that no stream has used the memory. The memory can then be closed at once, because the
-    /// streams in `streams` have used only other memory.
+    /// Records that no stream has used the memory. The memory can then be closed at once, because
+    /// the streams in `streams` have used only other memory.
     pub(crate) fn unused(&self) {
         self.inner.is_unused.store(true, Ordering::Release);
     }
