@@ -62,8 +62,8 @@ pub(crate) fn positive(call: &'static str, argument: &'static str, value: usize)
     if value > 0 { Ok(()) } else { Err(wrong_value(call, argument, value, "a number above 0")) }
 }
 
-/// Returns the size in bytes of an allocation of `elements` elements. Fails if the size or the
-/// alignment `align` is invalid.
+/// Returns the size of an allocation in bytes. The allocation has `elements` elements. Fails if the
+/// size or the alignment `align` is invalid.
 pub(crate) fn allocation(
     call: &'static str,
     elements: usize,

@@ -24,8 +24,8 @@ pub(crate) fn run(shared: &Shared, prepared: Prepared<'_>) -> Result<Outcome> {
     unsafe { shared.backend.run(prepared.op(), &|| prepared.keep()) }
 }
 
-/// Like [`run`], but discards the outcome. To keep the memory alive, the backend calls `keep`, and
-/// does not use the owners in `prepared`.
+/// Like [`run`], but discards the outcome. If the memory must stay alive after the call, the
+/// backend gets the owners from `keep`, not from `prepared`.
 pub(crate) fn run_kept(shared: &Shared, prepared: &Prepared<'_>, keep: &dyn Fn() -> Keep) -> Result<()> {
     // SAFETY: [C1]: as in `run`; `keep` returns clones of the owners that the caller has.
     unsafe { shared.backend.run(prepared.op(), keep) }.map(drop)
@@ -47,10 +47,10 @@ fn failed(error: Error) -> Error {
     error
 }
 
-/// Enqueues an operation of a team, and returns the operation's ticket. `decode` converts the
-/// outcome to the result of the ticket. The stream only has to hold the owners that `prepared`
-/// names, because the arguments of stream-ordered calls own their memory (`StreamSource`,
-/// `StreamDest`).
+/// Enqueues an operation of a team, and returns the ticket of the operation. `decode` converts the
+/// outcome to the result of the ticket. The stream holds the owners that `prepared` names. These
+/// owners keep all memory of the operation alive, because the arguments of stream-ordered calls
+/// (`StreamSource`, `StreamDest`) own their memory.
 #[inline(always)]
 pub(crate) fn submit<R>(
     call: &'static str,
@@ -71,8 +71,8 @@ pub(crate) fn submit_on<R>(stream: &Stream, prepared: &Prepared<'_>, decode: fn(
     Ok(Ticket::new(submitted, &stream.shared, decode))
 }
 
-/// Like [`submit_on`], but returns no ticket. The stream gets the owners of the memory from `keep`,
-/// not from `prepared`.
+/// Like [`submit_on`], but returns no ticket. To keep the memory alive, the stream holds the owners
+/// that `keep` returns, not the owners in `prepared`.
 #[inline(always)]
 pub(crate) fn enqueue(stream: &Stream, prepared: &Prepared<'_>, keep: &dyn Fn() -> Keep) -> Result<Submitted> {
     // SAFETY: [C1]: the memory belongs to owners that the caller has. `keep` returns clones of
@@ -81,8 +81,8 @@ pub(crate) fn enqueue(stream: &Stream, prepared: &Prepared<'_>, keep: &dyn Fn() 
     unsafe { stream.inner.submit(prepared.op(), keep) }
 }
 
-/// Enqueues the launch of a kernel. Other operations have a [`Prepared`], which names the owners of
-/// their memory. A launch has none, so the caller guarantees that the memory is valid.
+/// Enqueues the launch of a kernel. For other operations, a [`Prepared`] names the owners of the
+/// memory. A launch has no [`Prepared`], so the caller guarantees that the memory is valid.
 ///
 /// # Safety
 /// The memory to which the arguments of `op` refer is valid while the value that `keep` returned

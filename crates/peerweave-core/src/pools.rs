@@ -1,5 +1,5 @@
-//! Pools of values that one call creates and later calls reuse, so that a repeated call allocates
-//! nothing.
+//! Pools of values. One call creates a value, and later calls reuse the value, so a repeated call
+//! allocates nothing.
 //!
 //! A value in a pool is free while only the pool has a handle to it. Operations hold handles to
 //! values in use.
@@ -16,8 +16,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A pool of values in `Arc`s. A value is free if only the pool has a handle to the value. A later
-/// call fills a free value, and uses it again.
+/// A pool of values in `Arc`s. A value is free if only the pool has a handle to the value. Calls
+/// reuse free values, and create a new value only if no value is free.
 #[derive(Debug)]
 pub(crate) struct Pool<T>(Mutex<Vec<Arc<T>>>);
 
@@ -46,8 +46,8 @@ impl<T> Pool<T> {
         value
     }
 
-    /// Returns `value` in an `Arc`. If the pool has an `Arc` that no other caller uses, the call
-    /// reuses that `Arc`.
+    /// Stores `value` in an `Arc`, and returns the `Arc`. If the pool has an `Arc` that no other
+    /// caller uses, the call reuses that `Arc`.
     pub(crate) fn share(&self, value: T) -> Arc<T> {
         let value = Cell::new(Some(value));
         let take = || value.take().expect("`take_or` calls only one of the two closures");
@@ -56,8 +56,8 @@ impl<T> Pool<T> {
 }
 
 impl<T: Default> Pool<T> {
-    /// Calls `fill` with a value that no other caller uses, and returns the value. The value is the
-    /// default value, or a value that an earlier call has filled.
+    /// Returns a value that no other caller uses, after `fill` has changed the value. Before that,
+    /// the value is the default value, or a value that an earlier call has filled.
     pub(crate) fn take(&self, fill: impl Fn(&mut T)) -> Arc<T> {
         let new = || {
             let mut value = T::default();
@@ -77,11 +77,13 @@ pub(crate) type Range = (u8, u64, u64, bool);
 pub(crate) struct Pools {
     /// The counts of collectives whose parts have different lengths.
     pub(crate) counts: Pool<VectorCounts>,
-    /// The strides of strided all-to-alls, and the parameters of all-reduces with RMSNorm.
+    /// Parameters that only some collectives have: the strides of strided all-to-alls, and the
+    /// parameters of RMSNorm in all-reduces.
     pub(crate) specials: Pool<Special>,
-    /// The lists of the operations in groups.
+    /// The lists that contain the operations of groups.
     groups: Pool<Vec<Op>>,
-    /// The lists of memory owners for groups, for all-reduces with RMSNorm and for launches.
+    /// The lists that contain the memory owners of groups, of all-reduces with RMSNorm, and of
+    /// launches.
     kept: Arc<KeptPool>,
     ranges: Mutex<Vec<Range>>,
 }
@@ -95,7 +97,8 @@ impl Pools {
         members
     }
 
-    /// Returns `members`, the operations of a group, in an `Arc` from the pool.
+    /// Moves `members` into an `Arc` from the pool, and returns the `Arc`. `members` contains the
+    /// operations of a group.
     pub(crate) fn group(&self, members: Vec<Op>) -> Arc<Vec<Op>> {
         self.groups.share(members)
     }

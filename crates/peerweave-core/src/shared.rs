@@ -94,7 +94,8 @@ impl Shared {
         }
     }
 
-    /// Checks that the world has neither ended nor been aborted, and that this process created it.
+    /// Checks that the world has neither ended nor been aborted, and that this process created the
+    /// world.
     #[inline]
     pub(crate) fn usable(&self, call: &'static str) -> Result<()> {
         if self.end.load(Ordering::Acquire) != end::NONE || self.aborted.is_set() || self.is_forked() {
@@ -228,7 +229,7 @@ impl Shared {
         }
     }
 
-    /// Returns the start of one of the non-empty allocations; `None` if there is no such
+    /// Returns the start of any allocation of more than 0 bytes; `None` if there is no such
     /// allocation.
     pub(crate) fn any_allocation(&self) -> Option<SymOffset> {
         self.allocations().places.keys().next().copied().map(SymOffset)

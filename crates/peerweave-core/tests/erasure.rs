@@ -140,7 +140,7 @@ fn all_to_all_v_counts_reach_the_backend_without_a_copy() {
 }
 
 #[test]
-fn parts_of_vector_collectives_become_all_to_all_v_counts() {
+fn parts_reach_the_backend_as_counts_of_an_all_to_all_v() {
     let s = Scene::new();
     let two = s.y.slice(..2).unwrap();
     let parts = Arc::new(Parts::new([1, 2, 3], [5, 3, 0]));
@@ -299,7 +299,7 @@ fn atomic_operands_are_passed_to_the_backend_as_bits() {
 }
 
 #[test]
-fn group_becomes_one_operation_in_the_order_of_the_calls() {
+fn group_becomes_one_operation_that_keeps_the_call_order() {
     let s = Scene::new();
     let mut into = [0.0f32; 2];
     s.team
@@ -438,7 +438,7 @@ proptest! {
     /// A range of a range names the same elements as a slice of a slice. If the slice is out of
     /// bounds, the range is an error.
     #[test]
-    fn symmetric_slice_of_a_slice_equals_a_nested_rust_slice(a in 0usize..20, b in 0usize..20, c in 0usize..20, d in 0usize..20) {
+    fn nested_slices_contain_the_same_elements_as_rust_slices(a in 0usize..20, b in 0usize..20, c in 0usize..20, d in 0usize..20) {
         let world = World::new(Noop::new(0, 1)).unwrap();
         let x = world.alloc_zeroed::<u8>(16).unwrap();
         x.copy_from(&std::array::from_fn::<u8, 16, _>(|i| i as u8)).unwrap();

@@ -143,7 +143,7 @@ fn out_of_memory_error_of_alloc_lock_names_alloc_lock() {
 }
 
 #[test]
-fn lock_uses_one_allocation_and_release_frees_that_allocation() {
+fn lock_consists_of_one_allocation_that_its_release_frees() {
     let (noop, world, lock) = scene();
     assert!(matches!(noop.take_calls()[..], [Call::Allocate(_)]));
     lock.release().unwrap();

@@ -74,7 +74,7 @@ const TABLE: &[(&str, Wrong)] = &[
         s.x.slice(..5)?.cast::<u64>().map(drop)
     }),
     (
-        "cast: `self` is at offset 4 for elements aligned to 8 bytes, expected a multiple of the alignment of the new elements",
+        "cast: `self` is memory at offset 4, for elements that are aligned to 8 bytes, expected a multiple of the alignment of the new elements",
         |s| s.x.slice(1..5)?.cast::<u64>().map(drop),
     ),
     (

@@ -78,7 +78,7 @@ fn local_memory_of_a_shrunk_world_stays_accessible() {
 }
 
 #[test]
-fn failed_shrink_keeps_the_world_usable_and_can_be_retried() {
+fn world_stays_usable_after_a_shrink_that_timed_out() {
     let noop = Noop::new(0, 3);
     let old = world(&noop);
     let team = TeamName { id: TeamId::WORLD, size: 3 };

@@ -113,7 +113,7 @@ fn handles_can_be_dropped_while_operations_are_queued() {
 }
 
 #[test]
-fn queued_put_p_holds_its_value_but_queued_get_g_reads_later() {
+fn p_takes_its_value_at_the_call_but_g_reads_when_it_runs() {
     let (noop, world) = held();
     let (team, stream) = (world.team(), world.stream().unwrap());
     let x = world.alloc_zeroed::<peerweave_core::bf16>(3).unwrap();
@@ -193,7 +193,7 @@ fn ticket_can_be_awaited_on_another_thread() {
 }
 
 #[test]
-fn later_tickets_and_one_synchronize_return_the_failure() {
+fn failure_is_returned_by_later_tickets_and_once_by_synchronize() {
     let (noop, world) = held();
     let (team, stream) = (world.team(), world.stream().unwrap());
     let failing = team.barrier(&stream).unwrap();

@@ -55,7 +55,7 @@ fn symmetric_at_refuses_ranges_outside_of_live_allocations() {
 }
 
 #[test]
-fn handle_from_symmetric_at_can_release_a_dropped_buffer() {
+fn new_handle_can_release_a_buffer_whose_handles_were_dropped() {
     let world = world();
     let x = world.alloc_zeroed::<i32>(5).unwrap();
     x.store(4, 9).unwrap();
@@ -98,7 +98,7 @@ fn signal_update_outlives_the_signal_handle() {
 }
 
 #[test]
-fn reference_to_one_element_is_a_buffer_of_length_one() {
+fn reference_to_one_element_acts_as_a_buffer_of_length_one() {
     let world = world();
     let (team, x) = (world.team(), world.alloc_zeroed::<f32>(1).unwrap());
     let (mine, mut back) = (1.5f32, 0.0);

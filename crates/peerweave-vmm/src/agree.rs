@@ -2,8 +2,7 @@
 //! module converts the errors of the exchange to [`VmmError`].
 //!
 //! [`peerweave_bootstrap::agree`] implements the exchange. Invariant: after
-//! [`Disagreement::Known`], every PE undoes the call, so no PE waits for another PE until the
-//! deadline.
+//! [`Disagreement::Known`], every PE undoes the call, so no PE has to wait for the deadline.
 
 use peerweave_bootstrap::agree::{self, Failure, Members};
 use peerweave_bootstrap::{BootstrapError, Rendezvous};

@@ -16,8 +16,8 @@ use peerweave_types::Pe;
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum VmmError {
-    /// An argument is invalid, or the call is not permitted in the present state of the object on
-    /// which it is made. In either case, the caller has a bug.
+    /// An argument is invalid, or the present state of an object does not permit the call. In
+    /// either case, the caller has a bug.
     #[error(transparent)]
     Misuse(#[from] Misuse),
     /// The driver, the device or the machine does not support a feature.
@@ -101,8 +101,7 @@ impl std::fmt::Display for PeerCause {
     }
 }
 
-/// An invalid argument, or a call that is not permitted in the present state of the object on which
-/// it is made.
+/// A misuse: an argument is invalid, or the present state of an object does not permit the call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Misuse {
@@ -128,7 +127,8 @@ pub enum Misuse {
         start: usize,
         /// One past the last index of the range.
         end: usize,
-        /// Length of the memory or other object to which the range refers, in `unit`.
+        /// Length of the memory, reservation, multicast object or signal pad to which the range
+        /// refers. `unit` is the unit of the length.
         len: usize,
         /// Unit of the indices and of the length: "bytes", "elements" or "signals".
         unit: &'static str,
@@ -243,8 +243,8 @@ impl VmmError {
         }
     }
 
-    /// Returns whether another PE was lost or did not arrive. Such a PE does not take part in later
-    /// exchanges of the call.
+    /// Returns whether the error says that a PE was lost or did not arrive. Such a PE does not take
+    /// part in later exchanges of the call.
     pub(crate) fn is_loss(&self) -> bool {
         matches!(self, Self::Timeout { .. } | Self::Peer { cause: PeerCause::Lost(_), .. })
     }

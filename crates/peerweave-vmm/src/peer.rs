@@ -197,7 +197,8 @@ pub fn check_pair(from: &Arc<CudaContext>, to: &Arc<CudaContext>, deadline: Inst
     compare(found, &get, "read")
 }
 
-/// Returns new memory of the context's device, mapped with read and write access for `devices`.
+/// Allocates memory on the device of `context`, and maps the memory. The devices in `devices` get
+/// read and write access to the mapping.
 fn scratch(context: &Arc<CudaContext>, devices: &[usize]) -> Result<Mapping, VmmError> {
     let granularity = Granularity::of_device(context.ordinal(), Exportable::NOWHERE)?;
     let bytes = granularity.recommended;
@@ -207,7 +208,7 @@ fn scratch(context: &Arc<CudaContext>, devices: &[usize]) -> Result<Mapping, Vmm
     Ok(mapping)
 }
 
-/// Returns `len` pseudo-random words of the splitmix64 generator.
+/// Returns `len` pseudo-random words, which a splitmix64 generator computes from `seed`.
 pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u64> {
     (0..len).map(|index| pattern_word(seed, index)).collect()
 }

@@ -1,4 +1,5 @@
-//! Structs of the driver as plain data, and the conversion of the driver's codes to errors.
+//! The driver's structs, declared as plain data, and the conversion of the driver's codes to
+//! errors.
 //!
 //! The structs are declared here because cudarc's declarations depend on the CUDA version for which
 //! a program is built. The driver's structs do not depend on this version. Invariant: each struct

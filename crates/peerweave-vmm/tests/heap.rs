@@ -92,7 +92,7 @@ fn whole_life(me: &Me, options: HeapOptions, transport: HeapTransport) {
 }
 
 #[test]
-fn pes_on_threads_share_heap_memory_and_leak_none() {
+fn pes_on_threads_share_heap_memory_without_leaks() {
     Fakes::new().cuda().run(|| {
         for n in [1, 2, 5] {
             threads(n, |me| {
@@ -105,7 +105,7 @@ fn pes_on_threads_share_heap_memory_and_leak_none() {
 }
 
 #[test]
-fn pes_in_processes_share_heap_memory_and_leak_none() {
+fn pes_in_processes_share_heap_memory_without_leaks() {
     Fakes::new().cuda().run_many(4, |child| {
         let me = process(&child);
         whole_life(&me, options(), HeapTransport::FileDescriptor);
@@ -142,7 +142,7 @@ fn ipc_memory_is_freed_if_heap_creation_fails_on_one_pe() {
 }
 
 #[test]
-fn free_refuses_heap_memory_with_a_second_owner() {
+fn free_refuses_heap_memory_while_a_keep_value_exists() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let heap = heap(&me, options());
@@ -497,7 +497,7 @@ fn error_of_check_peers_names_the_pes_of_the_broken_path() {
 }
 
 #[test]
-fn pe_killed_with_mapped_memory_is_an_error_on_other_pes() {
+fn killed_pe_with_mapped_memory_is_an_error_on_other_pes() {
     let outputs = Fakes::new().cuda().run_with_victims(3, &[2], |child| one_is_killed(&child));
     if let [.., killed] = &outputs[..] {
         use std::os::unix::process::ExitStatusExt;

@@ -278,7 +278,7 @@ fn missing_driver_function_is_named_in_the_error() {
 }
 
 #[test]
-fn missing_driver_error_lists_the_tried_paths() {
+fn missing_driver_error_lists_the_paths_that_were_tried() {
     Fakes::new().run(|| {
         let error = peerweave_vmm::PeerMatrix::look().expect_err("no driver is installed");
         assert!(matches!(error, VmmError::Driver(DriverError::Load(_))), "{error}");
@@ -365,7 +365,7 @@ fn ipc_memory_that_another_process_may_have_open_is_leaked() {
 }
 
 #[test]
-fn memory_used_by_address_is_freed_when_the_stream_completes() {
+fn memory_is_freed_when_streams_that_got_its_address_complete() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         let stream = context.new_stream().expect("the stream is created");

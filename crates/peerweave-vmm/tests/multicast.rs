@@ -229,7 +229,7 @@ fn heap(me: &Me) {
 }
 
 #[test]
-fn heap_has_multicast_addresses_if_pes_are_threads_or_processes() {
+fn heap_has_multicast_addresses_for_threads_and_for_processes() {
     Fakes::new().cuda().run(|| {
         threads(3, |me| heap(&me));
         Calls::now().assert_balanced("three threads");
@@ -243,7 +243,7 @@ fn heap_has_multicast_addresses_if_pes_are_threads_or_processes() {
 }
 
 #[test]
-fn disabled_multicast_calls_do_not_reach_the_driver() {
+fn multicast_calls_do_not_reach_the_driver_if_disabled() {
     for (variable, value) in [("PEERWEAVE_MULTICAST", "off"), ("NCCL_NVLS_ENABLE", "0"), ("NVSHMEM_DISABLE_NVLS", "1")] {
         Fakes::new().cuda().env(variable, value).env("FORBIDS", variable).run(|| {
             let forbids = std::env::var("FORBIDS").expect("the variable is set above");
@@ -508,7 +508,7 @@ fn multicast_calls_refuse_invalid_arguments() {
         // Device 0 has a gap, where an access would fault.
         let gap = team.clone().bound(vec![first, second]).map(drop);
         assert!(
-            matches!(&gap, Err(error) if error.to_string().contains(&format!("at byte {step} there is no binding to memory of device 0"))),
+            matches!(&gap, Err(error) if error.to_string().contains(&format!("no memory of device 0 is bound to byte {step}"))),
             "{gap:?}"
         );
         drain_retired();

@@ -54,16 +54,16 @@ fn multicast_object_with_a_gap_in_its_bindings_is_refused() {
         // Both ranges have bindings, but the caller does not pass them and could drop them at any
         // time.
         let kept = [0, 1].map(|at| team.bind(&ours[at], 0, 0, bytes).expect("the range is unbound"));
-        assert!(gap(team.clone().bound(vec![])).contains("at byte 0 there is no binding to memory of device 0"));
+        assert!(gap(team.clone().bound(vec![])).contains("no memory of device 0 is bound to byte 0"));
         let [first, second] = kept;
-        assert!(gap(team.clone().bound(vec![first])).contains("at byte 0 there is no binding to memory of device 1"));
+        assert!(gap(team.clone().bound(vec![first])).contains("no memory of device 1 is bound to byte 0"));
         drop(second);
         drain_retired();
         // Pieces in any order cover the object, but not if the middle piece is missing.
         let piece = |device: usize, at: usize, len: usize| team.bind(&ours[device], at, at, len).expect("the range is unbound");
         let mut pieces = vec![piece(1, 0, bytes), piece(0, 2 * step, bytes - 2 * step), piece(0, 0, step), piece(0, step, step)];
         let middle = pieces.pop();
-        assert!(gap(team.clone().bound(pieces)).contains(&format!("at byte {step} there is no binding to memory of device 0")));
+        assert!(gap(team.clone().bound(pieces)).contains(&format!("no memory of device 0 is bound to byte {step}")));
         drain_retired();
         let pieces = vec![
             piece(0, 2 * step, bytes - 2 * step),
@@ -79,7 +79,7 @@ fn multicast_object_with_a_gap_in_its_bindings_is_refused() {
 }
 
 #[test]
-fn pe_that_times_out_in_bound_with_leaves_its_memory_bound() {
+fn memory_stays_bound_on_a_pe_whose_bound_with_call_timed_out() {
     Fakes::new().cuda().run(|| {
         let (has_failed, is_over) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
         threads_within(2, Duration::from_secs(5), |me| {
@@ -113,7 +113,7 @@ fn pe_that_times_out_in_bound_with_leaves_its_memory_bound() {
 }
 
 #[test]
-fn timeout_of_heap_multicast_leaves_the_memory_bound() {
+fn memory_stays_bound_if_heap_multicast_times_out() {
     Fakes::new().cuda().run(|| {
         let is_over = std::sync::Barrier::new(2);
         let ends = threads_within(2, Duration::from_secs(5), |me| {
@@ -324,7 +324,7 @@ fn pes_on_one_device_create_no_multicast_object() {
 }
 
 #[test]
-fn chunk_stays_bound_if_multicast_of_a_later_chunk_times_out() {
+fn bound_chunk_stays_bound_if_a_later_chunk_times_out() {
     Fakes::new().cuda().run(|| {
         let is_over = std::sync::Barrier::new(2);
         threads_within(2, Duration::from_secs(5), |me| {

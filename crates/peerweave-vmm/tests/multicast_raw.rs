@@ -128,7 +128,7 @@ fn memory_stays_bound_and_allocated_after_a_failed_unbind() {
 }
 
 #[test]
-fn multicast_object_with_a_mapping_is_not_unbound() {
+fn unbind_refuses_a_multicast_object_that_is_mapped() {
     Fakes::new().cuda().run(|| {
         let contexts = [context(0)];
         let team = team(&contexts, 2 * MIB);

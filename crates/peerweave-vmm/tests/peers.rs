@@ -45,7 +45,7 @@ fn pair_check_error_names_devices_without_peer_access() {
 }
 
 #[test]
-fn pair_check_error_names_the_devices_that_lose_data() {
+fn pair_check_error_names_both_devices_if_data_is_lost() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_BROKEN_PEER", "0-1").run(|| {
         let contexts = contexts(2);
         assert!(peer::pair(0, 1).expect("the fake driver is loaded").access, "the driver must report peer access");

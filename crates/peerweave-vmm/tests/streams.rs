@@ -137,7 +137,7 @@ fn drop_elsewhere<T: Send>(kept: T) -> bool {
 }
 
 #[test]
-fn memory_used_on_a_foreign_per_thread_stream_stays_mapped() {
+fn memory_stays_mapped_after_use_on_a_per_thread_stream() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         let (mapping, view) = mapped(&context);
@@ -269,7 +269,7 @@ fn free_succeeds_if_the_current_capture_does_not_use_the_memory() {
 }
 
 #[test]
-fn error_recorded_in_the_context_does_not_fail_heap_calls() {
+fn heap_calls_succeed_after_the_context_has_recorded_an_error() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let theirs = || Err::<(), _>(CudarcError(CUresult::CUDA_ERROR_NOT_FOUND));

@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn get_mut_needs_the_only_handle_and_into_vec_the_whole_memory() {
+    fn get_mut_fails_for_shared_memory_and_into_vec_for_a_range() {
         let mut buffer = Buffer::from(vec![1.0f64; 4]);
         buffer.get_mut().unwrap()[1] = 2.0;
         let mut range = buffer.slice(1..3).unwrap();

@@ -44,8 +44,8 @@ impl<T> Reduction<T> {
     }
 }
 
-/// Converts a `ReduceOp` to a reduction without a scalar. Every call rejects a
-/// `ReduceOp::PreMulSum` that has been converted like this: use [`Reduction::pre_mul_sum`].
+/// Converts a `ReduceOp` to a reduction without a scalar. `ReduceOp::PreMulSum` needs a scalar, so
+/// every call rejects a converted `PreMulSum`: use [`Reduction::pre_mul_sum`] instead.
 impl<T> From<ReduceOp> for Reduction<T> {
     #[inline]
     fn from(op: ReduceOp) -> Self {

@@ -16,8 +16,8 @@ mod sealed {
     }
 }
 
-/// The scale of a quantised result: one scale for all rows, or memory for the scale of each row.
-/// The type of the [`OutputScale`] is erased.
+/// An [`OutputScale`] whose type is erased: the scale of a quantised result. The scale is one
+/// number for all rows, or memory for the scale of each row.
 pub(crate) enum ErasedScale<'a> {
     Static(f32),
     Rows(Span<'a>),

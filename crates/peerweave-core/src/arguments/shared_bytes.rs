@@ -65,23 +65,23 @@ pub(crate) unsafe fn write(from: *const u8, to: *mut u8, bytes: usize) {
     (head + words * WORD..bytes).for_each(byte);
 }
 
-/// The source of a [`copy`], which determines how the source is read.
+/// The source of a [`copy`]. Each variant says how the copy reads the source.
 #[derive(Clone, Copy)]
 pub(crate) enum Reading {
     /// Shared memory, read atomically.
     Shared(*mut u8),
-    /// Memory that the caller passed to an operation. If the caller has borrowed the memory as
-    /// `&[T]`, it must not be accessed through an atomic. The copy therefore uses volatile reads.
-    /// If another thread changes the memory during the copy, these reads return a mixture of old
-    /// and new bytes.
+    /// Memory that the caller passed to an operation. The caller may have borrowed the memory as
+    /// `&[T]`, so the copy must not use atomic operations. The copy uses volatile reads instead. If
+    /// another thread changes the memory during the copy, these reads return a mixture of old and
+    /// new bytes.
     Named(*const u8),
 }
 
 /// Copies `bytes` bytes to shared memory. If the ranges overlap, the result is unspecified.
 ///
 /// # Safety
-/// `from` is valid for reads of `bytes` bytes, by the accesses that its variant describes. `to` is
-/// valid for atomic writes of `bytes` bytes.
+/// `from` is valid for reads of `bytes` bytes. Its variant in [`Reading`] says how the bytes are
+/// read. `to` is valid for atomic writes of `bytes` bytes.
 pub(crate) unsafe fn copy(from: Reading, to: *mut u8, bytes: usize) {
     let mut stage = [0u8; 1024];
     let mut done = 0;

@@ -21,7 +21,7 @@ pub(crate) struct Span<'a> {
     /// The length of the memory, in elements.
     pub(crate) len: usize,
     pub(crate) dtype: DType,
-    /// The number of values of `dtype` in one element.
+    /// The number of values in one element. The type of the values is `dtype`.
     pub(crate) parts: usize,
     pub(crate) owner: Owner<'a>,
 }
@@ -71,8 +71,8 @@ impl Span<'_> {
 /// The owner that keeps the memory of an argument alive.
 #[derive(Clone, Copy)]
 pub(crate) enum Owner<'a> {
-    /// The memory belongs to the caller of a blocking form. The caller lends the memory until the
-    /// call returns. This variant also fills the unused places in a list of owners.
+    /// The caller of a blocking form lends the memory until the call returns. This variant also
+    /// fills the unused places in a list of owners.
     Caller,
     Region(&'a Arc<Region>),
     Memory(&'a Arc<Memory>),

@@ -478,7 +478,7 @@ pub(crate) struct Remote<'a> {
     /// The length of the memory, in elements.
     pub(crate) len: usize,
     pub(crate) dtype: DType,
-    /// The number of values of `dtype` in one element.
+    /// The number of values in one element. The type of the values is `dtype`.
     pub(crate) parts: usize,
     pub(crate) region: &'a Arc<Region>,
 }

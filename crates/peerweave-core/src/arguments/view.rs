@@ -131,7 +131,7 @@ impl<T: Element> Symmetric<T> {
         }
         let (offset, align) = (self.offset().0, align_of::<U>());
         if !offset.is_multiple_of(align as u64) {
-            let found = format!("at offset {offset} for elements aligned to {align} bytes");
+            let found = format!("memory at offset {offset}, for elements that are aligned to {align} bytes");
             return Err(bounds::wrong_value(CALL, "self", found, "a multiple of the alignment of the new elements"));
         }
         Ok(self.retyped(bytes / size))

@@ -72,9 +72,9 @@ impl Caps {
         all
     }
 
-    /// Returns how the backend computes the reduction `op` of elements of type `dtype` in the
-    /// collective `kind`. Returns `None` if `op` is not defined for `dtype`, if the backend does
-    /// not support the combination, or if `kind` does not reduce.
+    /// Returns how the backend computes the reduction `op` in the collective `kind`, for elements
+    /// of type `dtype`. Returns `None` if `op` is not defined for `dtype`, if the backend does not
+    /// support the combination, or if `kind` does not reduce.
     ///
     /// ```
     /// use peerweave::backend::CollectiveKind;
@@ -94,7 +94,7 @@ impl Caps {
     }
 }
 
-/// How a backend computes one reduction of one element type in one collective.
+/// How a backend computes one combination of reduction, element type and collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReductionCaps {
@@ -170,7 +170,8 @@ pub enum PrivateBuffers {
     /// The backend copies buffers through memory that the source PE and the target PE can access.
     /// This needs one more copy than a direct transfer.
     Staged,
-    /// The operating system copies a buffer directly from the memory of the process that owns it.
+    /// The operating system copies the data directly from the memory of the process that owns the
+    /// buffer (cross-memory attach).
     CrossMemoryAttach,
     /// Ordinary buffers are not supported: operations on ordinary buffers return an error.
     Refused,

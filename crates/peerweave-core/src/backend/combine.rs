@@ -40,8 +40,8 @@ pub fn combine_in_order(
     }
 }
 
-/// Returns the error of `call` for a panic of the function that combines elements. `payload` is the
-/// payload of the panic.
+/// Converts a panic to the error of `call`. The function that combines elements has panicked with
+/// `payload`.
 pub fn function_panicked(call: &'static str, payload: &(dyn Any + Send)) -> Error {
     let text = payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str));
     let message = text.unwrap_or("the panic has no message");

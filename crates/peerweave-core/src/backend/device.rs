@@ -32,8 +32,8 @@ pub trait DeviceOwner: Any + Send + Sync + fmt::Debug {
 }
 
 /// A value that keeps the memory of an operation alive. Neither creating nor dropping the value
-/// allocates memory. Dropping the value is not collective and does not block. The drop frees only
-/// memory of which the value was the last owner.
+/// allocates memory. Dropping the value is not collective and does not block. The drop frees
+/// memory only if no other owner of the memory is left.
 ///
 /// The value may be dropped on any thread. If no handle of the world is left, the drop also
 /// releases the backend.
@@ -46,7 +46,7 @@ enum Owners {
     Many(Kept),
 }
 
-/// A handle to an owner of memory. The memory stays allocated at least until the handle is dropped.
+/// A handle to an owner of memory. While the handle exists, the memory stays allocated.
 #[derive(Clone, Debug)]
 #[allow(dead_code, reason = "the fields are never read: dropping them releases the owner of the memory")]
 pub(crate) enum Held {
@@ -100,7 +100,8 @@ struct KeptList {
     home: Weak<KeptPool>,
 }
 
-/// A pool of empty lists. Later [`Kept`] values reuse these lists for memory owners.
+/// A pool of empty lists. A [`Kept`] takes a list from the pool, and stores memory owners in the
+/// list.
 #[derive(Debug)]
 pub(crate) struct KeptPool(Mutex<Vec<Arc<KeptList>>>);
 

@@ -80,7 +80,7 @@ pub enum Error {
         call: &'static str,
         /// The number of bytes that the call requested.
         requested_bytes: usize,
-        /// The number of bytes that are available in the resource `what`.
+        /// The number of bytes that were available.
         available_bytes: usize,
         /// The name of the resource that has run out, such as the symmetric heap.
         what: &'static str,
@@ -145,9 +145,10 @@ impl Error {
         }
     }
 
-    /// Converts an error of the setup of a new job, for a backend that shrinks a world. The result
-    /// is an error of `call` on `team`, with the PE numbers of the old job. `old` converts PE
-    /// numbers of the new job to PE numbers of the old job.
+    /// Converts an error for a backend that shrinks a world. The error occurred while the new job
+    /// was set up, and contains PE numbers of the new job. The result is an error of `call` on
+    /// `team`, with PE numbers of the old job. `old` converts PE numbers of the new job to PE
+    /// numbers of the old job.
     pub fn renumbered(self, call: &'static str, team: TeamName, old: impl Fn(&[Pe]) -> Vec<Pe>) -> Self {
         let one = |pe: Pe| old(&[pe]).first().copied().unwrap_or(pe);
         match self {

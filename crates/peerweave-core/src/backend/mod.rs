@@ -185,9 +185,9 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
         None
     }
 
-    /// Records that a call of this PE fails with `error`, and returns `error`. An earlier call of
-    /// [`Backend::lost`] returned this error. If this PE ends because of the error, other PEs can
-    /// then name the original failure.
+    /// Records the error with which a call of this PE fails, and returns this error.
+    /// [`Backend::lost`] has returned the error before. If this PE then ends because of the error,
+    /// other PEs can name the original failure.
     fn record_loss(&self, error: Error) -> Error {
         error
     }
@@ -235,7 +235,7 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// [`Error::Timeout`], which names the PEs that have neither made this call nor ended. After a
     /// timeout, the call can be made again.
     fn shrink(&self) -> Result<Shrunk, Error> {
-        let why = "the PEs that remain have no shared memory, which they need to agree on the new world";
+        let why = "the remaining PEs need shared memory to agree on the new world, but have none";
         Err(Error::Unsupported { call: "shrink", backend: self.name(), why })
     }
 
@@ -361,8 +361,8 @@ pub struct JobShape {
 }
 
 /// The number by which a backend names a team. The team of all PEs is [`TeamId::WORLD`]. A backend
-/// that communicates does not soon reuse the number of a destroyed team. A late call for the
-/// destroyed team therefore does not reach another team.
+/// that communicates does not soon reuse the number of a destroyed team. A call that arrives late
+/// therefore does not reach another team.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TeamId(pub u32);
 
@@ -371,8 +371,8 @@ impl TeamId {
     pub const WORLD: Self = Self(0);
 }
 
-/// A new team: the backend returns this description, from which the core creates a
-/// [`Team`](crate::Team).
+/// A description of a new team, which the backend returns. From this description, the core creates
+/// a [`Team`](crate::Team).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TeamRecord {
     /// The number of the team.
@@ -386,7 +386,8 @@ pub struct TeamRecord {
 pub struct Shrunk {
     /// The backend of the new world.
     pub backend: Arc<dyn Backend>,
-    /// For each PE of the new backend, its number in the old backend. The numbers are ascending.
+    /// The old number of each PE of the new backend: the number that the PE had in the old backend.
+    /// The numbers are ascending.
     pub former: Vec<Pe>,
 }
 
@@ -399,7 +400,8 @@ pub struct SplitPart {
     pub key: i64,
 }
 
-/// A call that splits a team, and those arguments that must be the same on all ranks.
+/// A call that splits a team. The variants contain only the arguments that must be the same on all
+/// ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SplitCall {
@@ -462,7 +464,8 @@ pub struct Allocation {
     /// The minimum alignment in bytes, a power of two. Every allocation is aligned to at least 64
     /// bytes.
     pub align: usize,
-    /// Whether the backend sets this PE's memory to zero before the call returns on any PE.
+    /// Whether the memory is set to zero. If so, the memory of every PE is zero before the call
+    /// returns on any PE.
     pub zeroed: bool,
 }
 

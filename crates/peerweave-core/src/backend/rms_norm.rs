@@ -4,9 +4,9 @@ use super::Place;
 use peerweave_types::{DType, F8E4M3, bf16, f16};
 use std::fmt;
 
-/// The parameters that
-/// [`CollectiveKind::AllReduceRmsNorm`](super::CollectiveKind::AllReduceRmsNorm) has in addition to
-/// the parameters of an all-reduce. The input consists of rows.
+/// The parameters of RMSNorm in an all-reduce with RMSNorm
+/// ([`CollectiveKind::AllReduceRmsNorm`](super::CollectiveKind::AllReduceRmsNorm)). The operation
+/// also has the parameters of an all-reduce. The input consists of rows.
 ///
 /// `x = sum + residual` replaces the residual, where `sum` is the sum of the inputs of all ranks.
 /// The result is `y = x · weight / √(mean(x²) + epsilon)`, where the mean is taken over a row.
@@ -73,8 +73,9 @@ impl RmsNorm {
     /// The maximum number of elements in a row.
     pub const MOST_HIDDEN: usize = (1 << 24) - 1;
 
-    /// Encodes the parameters that must be the same on all ranks as one integer, for
-    /// [`CollectiveShape::detail`](super::CollectiveShape::detail).
+    /// Encodes parameters as one integer, for
+    /// [`CollectiveShape::detail`](super::CollectiveShape::detail). The integer contains the
+    /// parameters that must be the same on all ranks.
     pub fn detail(&self) -> u64 {
         let output = match &self.quantization {
             None => 0,

@@ -46,8 +46,8 @@ pub(crate) use vector::for_each_rank;
 
 /// An operation whose arguments have been checked, and the owners of the operation's memory.
 pub(crate) struct Prepared<'a> {
-    /// The operation. Dropping an `Op` takes a function call. The destructor therefore drops the
-    /// operation only if the operation owns memory. This check takes a few instructions.
+    /// The operation. The destructor drops the operation only if the operation owns memory. The
+    /// check for this takes a few instructions, whereas dropping an `Op` takes a function call.
     op: ManuallyDrop<Op>,
     /// The owners that keep the memory of the operation alive.
     owners: [Owner<'a>; 3],
@@ -75,7 +75,8 @@ impl<'a> Prepared<'a> {
         (self.take_op(), self.owners.map(Owner::hold))
     }
 
-    /// Takes the operation out of this value, and leaves a quiet, which owns no memory.
+    /// Returns the operation. A quiet takes its place in this value, because a quiet owns no
+    /// memory.
     fn take_op(&mut self) -> Op {
         ManuallyDrop::into_inner(mem::replace(&mut self.op, ManuallyDrop::new(Op::Quiet)))
     }
@@ -111,8 +112,8 @@ pub(crate) fn team(call: &'static str, team: &Team) -> Result<()> {
     if team.inner.is_destroyed() { Err(misuse(call, MisuseKind::TeamDestroyed)) } else { Ok(()) }
 }
 
-/// Checks that a group belongs to the team on which the group call was made. `theirs` is the team
-/// of the group.
+/// Checks that a group belongs to the team `mine`, on which the group call was made. `theirs` is
+/// the team of the group.
 pub(crate) fn same_team(call: &'static str, mine: &Team, theirs: &Team) -> Result<()> {
     if Arc::ptr_eq(&mine.inner, &theirs.inner) { Ok(()) } else { Err(misuse(call, MisuseKind::ForeignGroup)) }
 }

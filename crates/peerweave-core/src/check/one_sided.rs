@@ -228,7 +228,7 @@ pub(crate) fn get_element<'a>(
 
 /// The words of a wait or test, and the condition on these words.
 pub(crate) struct Awaited<'a> {
-    /// The name that error messages use for the parameter with the words.
+    /// The name of the parameter that contains the words, for error messages.
     pub(crate) name: &'static str,
     pub(crate) words: Remote<'a>,
     pub(crate) exclude: Option<&'a [bool]>,

@@ -20,8 +20,8 @@ fn parts_in(call: &'static str, of: &Team, name: &'static str, parts: &Parts, le
     Ok(parts.counts[of_rank.index()])
 }
 
-/// The parts that this rank sends, or the parts that this rank receives, with their counts and
-/// offsets.
+/// The lengths and offsets of the parts that this rank sends, or of the parts that this rank
+/// receives.
 #[derive(Clone, Copy)]
 enum Side<'a> {
     /// The parts that the caller passed.

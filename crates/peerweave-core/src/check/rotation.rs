@@ -29,9 +29,9 @@ pub(super) fn start(count: usize) -> usize {
 mod tests {
     use super::*;
 
-    /// Makes `calls` calls of `start(count)`. After each of these calls, calls [`start`] for each
-    /// of `others`. Returns the longest distance between two calls of `start(count)` that return
-    /// the same index, counted in such calls.
+    /// Calls `start(count)` `calls` times. After each of these calls, calls [`start`] for each of
+    /// `others`. For each index, counts the calls of `start(count)` from one result with this index
+    /// to the next. Returns the largest of these numbers.
     fn longest_gap(count: usize, calls: usize, others: &[usize]) -> usize {
         let (mut last, mut longest) = (vec![0; count], 0);
         for call in 1..=calls {
@@ -44,7 +44,7 @@ mod tests {
     }
 
     #[test]
-    fn each_of_n_words_comes_first_at_least_once_in_3n_waits() {
+    fn each_of_n_words_comes_first_within_3n_waits() {
         assert_eq!((start(0), start(1)), (0, 0));
         for count in [1, 2, 3, 8, 64, 1000] {
             assert!(longest_gap(count, 10 * count, &[]) <= 3 * count, "{count} words");
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn each_word_comes_first_even_if_other_waits_run_in_between() {
+    fn each_word_comes_first_even_between_waits_for_other_words() {
         for others in [&[2][..], &[2, 2], &[3, 5, 8], &[64; 7]] {
             for count in [2, 3, 8, 64] {
                 let longest = longest_gap(count, 100 * count, others);

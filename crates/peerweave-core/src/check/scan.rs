@@ -59,8 +59,8 @@ fn element(call: &'static str, bytes: usize) -> Result<()> {
     Err(wrong_value(call, "the element type", format_args!("a type of {bytes} bytes"), "a type of at most 512 bytes"))
 }
 
-/// Checks that the backend supports reductions by a function that the caller passes. Returns the
-/// function as a parameter of the operation.
+/// Checks that the backend supports reductions by a function of the caller. Returns the parameters
+/// of the operation, which contain the function.
 fn function(call: &'static str, shared: &Shared, function: Arc<Special>) -> Result<CollectiveExtras> {
     element(call, function.element_bytes())?;
     if !shared.backend.caps().reduce_functions {

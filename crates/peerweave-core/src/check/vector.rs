@@ -92,8 +92,8 @@ pub(super) fn apart(call: &'static str, what: &'static str, offsets: &[usize], c
     Ok(())
 }
 
-/// Converts counts and offsets from elements to values. An element consists of `parts` values.
-/// [`counts`] has checked the counts in elements.
+/// Multiplies counts and offsets by `parts`, the number of values in an element. The results are in
+/// values instead of elements. [`counts`] has checked the counts in elements.
 pub(super) fn of_parts(of: &Team, counts: &VectorCounts, parts: usize) -> Arc<VectorCounts> {
     of.inner.shared.pools.counts.take(|free| {
         for (list, counts) in [

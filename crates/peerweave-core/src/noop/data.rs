@@ -1,5 +1,5 @@
-//! Runs those operations of the no-op backend that need no other PE. The operations use the memory
-//! of the simulated PEs.
+//! Runs operations of the no-op backend that need no other PE. The operations use the memory of the
+//! simulated PEs.
 #![allow(unsafe_code)]
 
 use super::Noop;
@@ -285,7 +285,7 @@ fn signal(noop: &Noop, pe: Pe, at: SymOffset, value: u64, op: SignalOp) {
     }
 }
 
-/// Returns the bits of the word at index `index` of a wait, zero-extended.
+/// Returns the bits of the word with index `index` in the wait `op`, zero-extended to 64 bits.
 fn awaited(noop: &Noop, op: &WaitUntil, index: usize) -> u64 {
     let size = op.dtype.size_bytes();
     let at = noop.at(noop.job.my_pe, op.at.plus((index * size) as u64), size);

@@ -103,7 +103,8 @@ struct State {
     live: BTreeMap<u64, u64>,
     /// The members of each team, by team number; `None` for numbers that no team has.
     teams: Vec<Option<Vec<Pe>>>,
-    /// The members of the team that the next split creates; `None` for the members of the parent.
+    /// The members of the team that the next split creates. If `None`, the new team has the same
+    /// members as the team that is split.
     next_members: Option<Vec<Pe>>,
     /// The PEs that the next shrink keeps; `None` for all PEs.
     survivors: Option<Vec<Pe>>,
@@ -205,8 +206,9 @@ impl Noop {
         std::mem::take(&mut self.state().calls)
     }
 
-    /// Sets the members, in rank order, of the team that the next split creates. By default, the
-    /// new team has all members of its parent, because the simulated PEs pass no colors.
+    /// Sets the members of the team that the next split creates, in rank order. By default, the new
+    /// team has all members of its parent. The backend cannot compute the members, because the
+    /// other PEs are only simulated and pass no colors.
     pub fn next_split_gives(&self, members: impl IntoIterator<Item = u32>) {
         self.state().next_members = Some(members.into_iter().map(Pe::new).collect());
     }
@@ -217,8 +219,8 @@ impl Noop {
         self.state().survivors = Some(pes.into_iter().map(Pe::new).collect());
     }
 
-    /// Makes the next operation fail with `error`. The creation of a team from a list of PEs also
-    /// counts as an operation here, and so does a shrink of the world.
+    /// Makes the next operation fail with `error`. Two other calls also count as operations here:
+    /// the creation of a team from a list of PEs, and a shrink of the world.
     pub fn fail_next(&self, error: Error) {
         self.state().fail_next = Some(error);
     }
@@ -328,7 +330,8 @@ impl Noop {
         }
     }
 
-    /// Returns the way to read the `bytes` bytes at `place`. An operation only reads these bytes.
+    /// Returns the source of a copy: the `bytes` bytes at `place`. The variant says how the copy
+    /// reads these bytes.
     fn reading(&self, place: Place, bytes: usize) -> Reading {
         match place {
             Place::Symmetric(at) => Reading::Shared(self.at(self.job.my_pe, at, bytes)),

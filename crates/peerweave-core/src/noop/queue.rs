@@ -197,8 +197,9 @@ impl NoopStream {
         result.map(Submitted::Complete)
     }
 
-    /// Adds an operation to the queue, or an event if `mark` is `true`. If the operation can run at
-    /// once, or the event is complete at once, adds nothing and returns `None`.
+    /// Adds an entry to the queue: an event if `mark` is `true`, otherwise the operation that
+    /// `work` returns. If the operation can run at once, or the event is already complete, adds
+    /// nothing and returns `None`.
     fn enter(&self, work: impl FnOnce() -> Option<(Op, Keep)>, mark: bool) -> Option<Arc<Done>> {
         let queue = &self.backend.queue;
         let hold = queue.hold.load(Ordering::Relaxed) && !mark;

@@ -64,8 +64,8 @@ impl LaunchShape {
     }
 }
 
-/// An argument of a launch for a parameter of type `P`: a `P` itself, `&Symmetric<T>` for a
-/// `SymSlice<T>`, or `&Team` for a `KernelTeam`.
+/// An argument of a launch, for a kernel parameter of type `P`. The argument is a `P`, a
+/// `&Symmetric<T>` if `P` is `SymSlice<T>`, or a `&Team` if `P` is `KernelTeam`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be passed to a kernel's parameter of type `{P}`",
     note = "pass a value of the parameter's own type, `&Symmetric<T>` for a `SymSlice<T>`, or `&Team` for a `KernelTeam`"
@@ -104,9 +104,9 @@ impl<P: KernelArg> LaunchArg<P> for P {}
 impl<P: KernelArg> sealed::Argument<P> for P {
     #[allow(private_interfaces, reason = "the trait is sealed, so only this crate calls its methods")]
     fn bind(&self, name: &'static str, shared: &Arc<Shared>, held: &mut Kept) -> Result<P> {
-        /// Visits the memory views in an argument. Adds the owners of the memory to `held`. If the
-        /// memory of a view is not allocated, stores the offset and the size of the first such view
-        /// in `outside`.
+        /// A visitor that adds the owners of the memory views in an argument to `held`. If a view
+        /// refers to memory that is not allocated, the visitor stores the offset and the size of
+        /// the first such view in `outside`.
         struct Look<'a> {
             shared: &'a Arc<Shared>,
             held: &'a mut Kept,
@@ -131,7 +131,7 @@ impl<P: KernelArg> sealed::Argument<P> for P {
         match look.outside {
             Some((offset, bytes)) => {
                 let found = format!("a view of {bytes} bytes at symmetric offset {offset}");
-                let expected = "a view of one allocation that belongs to this world and was not released";
+                let expected = "a view that lies within one live allocation of this world";
                 Err(misuse(CALL, MisuseKind::Value { argument: name, found, expected }))
             }
             None => Ok(*self),

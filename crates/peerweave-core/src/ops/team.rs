@@ -14,9 +14,9 @@ impl World {
     /// The team exists until the world ends.
     ///
     /// # Collective
-    /// The first call on each PE is collective: all PEs of the job must make the first call. All
-    /// PEs must make this call and the other collective calls of [`World::team`] in the same order.
-    /// Later calls are local.
+    /// The first call on each PE is collective: every PE of the job must make a first call. This
+    /// first call counts as a collective call of [`World::team`]. All PEs must make the collective
+    /// calls of that team in the same order. Later calls are local.
     ///
     /// # Errors
     /// As for [`Team::split`].

@@ -226,8 +226,9 @@ pub(crate) mod decode {
         crate::arguments::buffer::element_from_bytes(word(outcome).to_ne_bytes())
     }
 
-    /// Returns the first index that the outcome of a wait or test contains. Returns `None` if the
-    /// caller excluded every word, or if the call is a test that no word satisfies.
+    /// Returns the first index in the outcome of a wait or test. Returns `None` if the outcome
+    /// contains no index: either all words are excluded, or the call is a test and no word
+    /// satisfies the comparison.
     pub(crate) fn first(outcome: Outcome) -> Option<usize> {
         match outcome {
             Outcome::Indices(indices) => indices.first().copied(),

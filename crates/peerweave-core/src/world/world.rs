@@ -24,8 +24,9 @@ pub struct World {
     pub(crate) shared: Arc<Shared>,
     team: Team,
     pub(crate) local_team: Mutex<Option<Team>>,
-    /// For each PE of this world, its number in the previous world, which [`World::shrink`]
-    /// replaced by this world. If there was no previous world, the number in this world.
+    /// The old number of each PE of this world: the number that the PE had in the previous world,
+    /// which [`World::shrink`] replaced by this world. If there was no previous world, the number
+    /// in this world.
     former: Vec<Pe>,
 }
 

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn adjacent_ranges_merge_and_distant_ranges_do_not() {
+    fn only_adjacent_ranges_are_merged() {
         let mut ranges = Ranges::default();
         ranges.add(0, 4096);
         ranges.add(4096, 4096);
@@ -141,7 +141,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn allocators_with_equal_calls_return_equal_offsets(
+        fn equal_sequences_of_calls_return_equal_offsets(
             calls in proptest::collection::vec((0u64..20_000, 0u32..12, any::<prop::sample::Index>(), any::<bool>()), 1..120)
         ) {
             let mut one = Ranges::default();

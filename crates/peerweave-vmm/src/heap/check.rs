@@ -118,7 +118,8 @@ fn broken_path<T>(waited: Result<T, VmmError>, from: Pe, to: Pe, direction: &str
     })
 }
 
-/// Returns the range of words that the PE `of` writes in the test buffer of each PE.
+/// Returns a range of words in the test buffer. PE `of` writes these words in the test buffer of
+/// each PE.
 fn slot(of: Pe) -> std::ops::Range<usize> {
     of.index() * WORDS..(of.index() + 1) * WORDS
 }
@@ -135,8 +136,8 @@ fn compare(found: &[u64], from: Pe, to: Pe, direction: &str) -> Result<(), VmmEr
     compare_with(found, (from, to), (from, to), direction)
 }
 
-/// Compares `found` with the expected data: the data that PE `pattern.0` writes for PE `pattern.1`.
-/// The error names the two PEs in `blamed`, between which the tested path lies.
+/// Compares `found` with the data that PE `pattern.0` writes for PE `pattern.1`. If the data
+/// differs, the error names the two PEs in `blamed`. The tested path lies between these two PEs.
 fn compare_with(found: &[u64], pattern: (Pe, Pe), blamed: (Pe, Pe), direction: &str) -> Result<(), VmmError> {
     let expected = |at| pattern_word(seed(pattern.0, pattern.1), at);
     match found.iter().enumerate().find(|(at, word)| **word != expected(*at)) {

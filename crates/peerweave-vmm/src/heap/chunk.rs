@@ -39,10 +39,10 @@ pub enum HeapTransport {
 }
 
 impl HeapTransport {
-    /// Returns the handle types with which memory is created for this transport. `file_descriptor`
-    /// says whether file descriptors are supported. If so, they are requested for every transport
-    /// except legacy IPC, because of multicast: an object that is exported as a file descriptor
-    /// accepts only memory with this handle type.
+    /// Returns the handle types that are requested when memory is created for this transport.
+    /// `file_descriptor` says whether file descriptors are supported. If so, they are requested for
+    /// every transport except legacy IPC. The reason is multicast: an object that is exported as a
+    /// file descriptor accepts only memory with this handle type.
     pub(crate) fn exportable(self, file_descriptor: bool) -> Exportable {
         Exportable { file_descriptor: file_descriptor && self != Self::Ipc, fabric: self == Self::Fabric }
     }
@@ -99,7 +99,8 @@ enum Part {
     Mapped(Mapping),
     /// Memory of this PE, exported by legacy IPC.
     Mine(IpcMemory),
-    /// Memory of another PE that is a thread of this process. The transport is legacy IPC.
+    /// Memory of another PE that is a thread of this process. This PE uses the memory's address
+    /// directly, although the transport is legacy IPC.
     Found {
         _memory: Arc<IpcMemory>,
     },
@@ -146,9 +147,9 @@ impl Layout {
         Ok(Made { own: Own::Physical(memory), _entry: entry, fd, blob })
     }
 
-    /// Maps the memory of the members (all PEs of this machine) for a chunk. The memory of each
-    /// member is mapped at offset `start` of the member's segment. `blobs` has one element for
-    /// every PE of the job. `fds` has one element for every member.
+    /// Creates a chunk: maps the memory of all PEs of this machine (the members). The memory of
+    /// each member is mapped at offset `start` of the segment of that member. `blobs` has one
+    /// element for every PE of the job. `fds` has one element for every member.
     ///
     /// After an error, the returned chunk has the memory that was mapped before the error.
     pub(crate) fn join(
@@ -202,7 +203,7 @@ impl Layout {
         Ok(())
     }
 
-    /// Returns the physical memory of another PE for one chunk.
+    /// Returns the physical memory that the other PE `pe` has allocated for a chunk.
     fn peers_memory(
         &self,
         call: &str,
@@ -306,14 +307,15 @@ impl Made {
 }
 
 impl Chunk {
-    /// Records that callers may use the chunk on streams from now on.
+    /// Records that streams may use the chunk from now on.
     pub(crate) fn mark_used(mut self) -> Self {
         self.is_given_out = true;
         self
     }
 
-    /// Starts to close the memory of other PEs. The results are stored later, in the cells that
-    /// this call returns.
+    /// Drops the memory of other PEs. Memory that was opened by legacy IPC is closed later. For
+    /// each such memory, the returned list has a cell. The cell gets the result when the memory has
+    /// been closed.
     pub(crate) fn close_peers(&mut self) -> Vec<Arc<Closing>> {
         let (mine, others): (Vec<Part>, Vec<Part>) = self.parts.drain(..).partition(|part| matches!(part, Part::Mine(_)));
         self.parts = mine;
@@ -357,7 +359,7 @@ impl Drop for Chunk {
 }
 
 impl Part {
-    /// Marks the memory as never used by any stream.
+    /// Records that no stream has used the memory.
     fn unused(&self) {
         match self {
             Self::Mapped(mapping) => mapping.unused(),

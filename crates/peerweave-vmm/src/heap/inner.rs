@@ -52,20 +52,20 @@ pub(crate) struct HeapInner {
     /// State of the collective calls. A collective call keeps the lock until it returns.
     state: Mutex<State>,
     ledger: Mutex<BTreeMap<u64, Leak>>,
-    /// While this field lives, the heap has not been released. Other code checks this by a weak
-    /// reference. The field is declared last, so it is dropped after all other fields, including
-    /// the rendezvous.
+    /// This value exists until the heap is released. Other code has a weak reference to this value,
+    /// to check whether the heap has been released. The field is declared last, so it is dropped
+    /// after all other fields, including the rendezvous.
     pub(super) alive: Arc<()>,
 }
 
-/// The state that collective calls change.
+/// The data that the collective calls of a heap read and change, for example the allocated ranges.
 #[derive(Default)]
 pub(super) struct State {
     pub(super) ranges: Ranges,
     pub(super) history: History,
     /// Number of successful collective calls.
     pub(super) calls: u64,
-    /// Size of each segment in bytes, without gaps.
+    /// Size of each segment in bytes, without the gaps between chunks.
     pub(super) total: u64,
     /// Offset of the next chunk in every segment.
     end: u64,
@@ -152,8 +152,8 @@ impl Around {
         whole.then_some(Self { random, machine, process, granularity, total_bytes, vmm, file_descriptor, fabric, refusal })
     }
 
-    /// Returns the random number that identifies the heap. PE 0 has sent this number. `blobs`
-    /// contains the data that each PE has sent. Returns 0 on all PEs if the data of PE 0 is
+    /// Returns the random number that identifies the heap. `blobs` contains the data that each PE
+    /// has sent. The number is in the data of PE 0. Returns 0 on all PEs if the data of PE 0 is
     /// invalid.
     pub(super) fn id(blobs: &[Vec<u8>]) -> u64 {
         blobs.first().and_then(|blob| Reader(blob).number()).unwrap_or(0)
@@ -412,8 +412,8 @@ impl HeapInner {
         self.wait_for_room(start, len);
     }
 
-    /// Waits until the addresses of a dropped chunk are free in all segments, so that the next
-    /// chunk can be mapped there.
+    /// Waits until the addresses of a dropped chunk are free in the segments of all PEs of this
+    /// machine. The next chunk can then be mapped to these addresses.
     fn wait_for_room(&self, start: u64, len: usize) {
         let Layout { reservation, stride, members, .. } = &self.layout;
         let Some(reservation) = reservation else { return };
@@ -423,7 +423,7 @@ impl HeapInner {
             if !reservation.wait_for_room(start..start.saturating_add(len), until) {
                 tracing::warn!(
                     place,
-                    "the addresses of a chunk whose creation failed are still mapped, so the next chunk cannot be mapped to them"
+                    "the addresses of a chunk that could not be created are still mapped: the next chunk cannot be mapped there"
                 );
             }
         }
@@ -501,13 +501,13 @@ pub(super) fn label(id: u64, calls: u64, what: &str) -> String {
     format!("peerweave-vmm/{id:016x}/{calls}/{what}")
 }
 
-/// Waits until this process has closed the memory of other PEs. Returns an error if closing failed,
-/// or if closing is not complete by `until`. After an error, the PEs that own the memory must not
-/// free the memory.
+/// Waits until this process has closed the memory of other PEs. Fails if closing fails, or if
+/// closing is not complete at `until`. After an error, the PEs that own this memory must not free
+/// the memory.
 pub(super) fn wait_for_closings(call: &str, closings: &[Arc<Closing>], until: Instant) -> Result<(), VmmError> {
     let start = Instant::now();
     if !wait_until(until, || Ok::<_, VmmError>(closings.iter().all(|closing| closing.get().is_some())))? {
-        let call = format!("{call}: closing peers' memory");
+        let call = format!("{call}: closing the memory of other PEs");
         return Err(VmmError::Timeout { call, waited: start.elapsed(), missing: Vec::new() });
     }
     closings.iter().filter_map(|closing| closing.get().cloned()).collect()
@@ -597,7 +597,7 @@ mod tests {
     }
 
     #[test]
-    fn data_sent_before_heap_creation_decodes_unchanged() {
+    fn encoded_heap_creation_data_decodes_to_the_same_values() {
         for (fabric, refusal) in [(true, ""), (false, "refused")] {
             let blob = around(7, true, false, fabric).encode();
             let read = Around::decode(&blob).expect("the blob is complete");

@@ -282,7 +282,7 @@ impl SymmetricHeap {
         len: usize,
         alignment_bytes: usize,
     ) -> Result<SymmetricMemory<T>, VmmError> {
-        /// Alignment of every segment in bytes.
+        /// Maximum alignment of an allocation, in bytes. Every segment has this alignment.
         const MAX_ALIGNMENT_BYTES: usize = 2 << 20;
         let name = std::any::type_name::<T>();
         let history = state.history.get();
@@ -397,7 +397,7 @@ impl SymmetricHeap {
     /// Frees a signal pad, like [`free`](Self::free).
     ///
     /// # Collective
-    /// All PEs of the job call this function, each with its pad of the same allocation.
+    /// All PEs of the job call this function. Each PE passes its own handle to the same pad.
     ///
     /// # Errors
     /// The errors of [`free`](Self::free).
@@ -492,7 +492,7 @@ impl SymmetricHeap {
         Ok(())
     }
 
-    /// Returns a closure that returns whether the heap has been released. The heap is released once
+    /// Returns a closure that checks whether the heap has been released. The heap is released once
     /// the heap and all handles to its memory have been dropped, and the streams that used the
     /// memory have completed. From then on, the heap no longer keeps the rendezvous alive.
     pub fn gone(&self) -> impl Fn() -> bool + Send + Sync + use<> {
@@ -560,7 +560,7 @@ impl SymmetricHeap {
         self.inner.with_chunks(|chunks| chunks.iter().filter_map(|chunk| Some((chunk.start, chunk.own.clone()?))).collect())
     }
 
-    /// Runs `body` under the heap's lock. `body` implements a collective call of another module. If
+    /// Locks the heap, and runs `body`, which implements a collective call of another module. If
     /// the PEs may have reached different outcomes, the heap refuses every later call.
     pub(crate) fn collectively<R>(
         &self,

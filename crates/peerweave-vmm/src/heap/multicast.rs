@@ -101,8 +101,8 @@ struct Rounds<'a> {
 }
 
 impl Rounds<'_> {
-    /// Reports to the other PEs whether this PE's step succeeded. Returns the result of the step if
-    /// all PEs succeeded.
+    /// Exchanges the outcomes of a step with the other PEs. Returns this PE's result if the step
+    /// succeeded on all PEs.
     fn agree<R>(&self, what: &str, done: Result<R, VmmError>) -> Result<R, Disagreement> {
         let label = format!("peerweave-vmm/multicast/{:016x}/{what}", self.inner.id);
         let outcome = done.as_ref().map(|_| Vec::new()).map_err(Clone::clone);

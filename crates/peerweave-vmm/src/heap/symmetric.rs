@@ -50,7 +50,7 @@ impl Block {
         &self.streams
     }
 
-    /// Marks the range as returned to the allocator, so that dropping the block reports no leak.
+    /// Records that the allocator has the range again. Dropping the block then reports no leak.
     pub(crate) fn forget(&self) {
         self.freed.store(true, Ordering::Release);
     }
@@ -92,8 +92,8 @@ impl<T> SymmetricMemory<T> {
     }
 
     /// Returns whether the allocation has no other handle. A weak reference from
-    /// [`keep`](peerweave_driver::DeviceBuffer::keep) also counts as a handle, because it could
-    /// become a handle.
+    /// [`keep`](peerweave_driver::DeviceBuffer::keep) also counts as a handle, because it can be
+    /// upgraded to a handle.
     pub(crate) fn is_only_handle(&mut self) -> bool {
         Arc::get_mut(&mut self.block).is_some()
     }
@@ -114,8 +114,8 @@ impl<T> SymmetricMemory<T> {
         SymOffset(self.block.offset + self.start_bytes())
     }
 
-    /// Returns a handle to a part of the memory on every PE. The indices in `range` are indices of
-    /// elements.
+    /// Returns a handle to the elements whose indices are in `range`. The new handle, like this
+    /// handle, refers to the memory of every PE.
     ///
     /// # Errors
     /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange) if the range exceeds the memory.

@@ -1,4 +1,5 @@
-//! The device buffer traits for all memory types of this crate, and copies in stream order.
+//! Implementations of the device buffer traits for all memory types of this crate, and
+//! stream-ordered copies.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -163,7 +164,7 @@ pub(crate) fn bytes_of<T>(call: &'static str, count: usize) -> Result<usize, Vmm
     Ok(bytes.ok_or(DriverError::TooLarge { call, count, element_bytes: size_of::<T>() })?)
 }
 
-/// Returns the error for an argument `what` that has an invalid value.
+/// Returns the error for an invalid value of the argument `what`.
 pub(crate) fn wrong_value(call: &'static str, what: &'static str, value: impl ToString, expected: &str) -> VmmError {
     Misuse::Value { call, what, value: value.to_string(), expected: expected.to_owned() }.into()
 }

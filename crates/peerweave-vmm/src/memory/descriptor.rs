@@ -43,8 +43,9 @@ pub(crate) fn own(number: i32) -> Result<Descriptor, VmmError> {
     Err(VmmError::Unsupported { feature: "memory that can be exported as a file descriptor", needs, found })
 }
 
-/// Checks that this process can open `count` more descriptors. The check is needed before an
-/// exchange: if no descriptor is free, connections fail, and the other PEs seem to be missing.
+/// Checks that this process can open `count` more descriptors. Callers make this check before an
+/// exchange. Without free descriptors, connections would fail during the exchange, and the other
+/// PEs would seem to be missing.
 pub(crate) fn check_room(fd: &Descriptor, count: usize) -> Result<(), VmmError> {
     #[cfg(unix)]
     {

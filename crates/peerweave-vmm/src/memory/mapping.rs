@@ -62,8 +62,8 @@ pub(crate) struct Inner {
     context: Arc<CudaContext>,
     rights: Mutex<BTreeMap<usize, Rights>>,
     streams: Arc<Streams>,
-    /// Whether no stream has used this mapping. This flag is needed because `streams` may also
-    /// contain streams of other memory.
+    /// Whether no stream has used this mapping. `streams` does not say so, because `streams` may
+    /// also contain streams that used only other memory.
     is_unused: AtomicBool,
 }
 
@@ -107,7 +107,7 @@ impl Mapping {
         // Another handle may pass the memory to a stream at any time.
         let may_be_in_use = Arc::strong_count(&self.inner) > 1 || !self.inner.streams.is_empty();
         if let Some(device) = devices.iter().find(|device| may_be_in_use && known.get(device).is_some_and(|has| *has > rights)) {
-            let value = format!("{rights:?} for device {device}, which has {:?}", known[device]);
+            let value = format!("{rights:?} for device {device}, whose present rights are {:?}", known[device]);
             let expected = "at least the present rights, because other handles or streams use the memory".into();
             return Err(Misuse::Value { call, what: "rights", value, expected }.into());
         }
@@ -207,8 +207,8 @@ impl Mapping {
         keep_of(&self.inner)
     }
 
-    /// Records that no stream has used the mapping. The mapping is then unmapped without a wait for
-    /// the streams in `streams`, because they may have used only other memory.
+    /// Records that no stream has used the mapping. The memory can then be unmapped at once,
+    /// because the streams in `streams` have used only other memory.
     pub(crate) fn unused(&self) {
         self.inner.is_unused.store(true, Ordering::Release);
     }
@@ -218,9 +218,9 @@ impl Mapping {
     }
 }
 
-/// Returns an `Arc` that contains a new handle to the mapping. [`Mapping::allow`] counts this
-/// handle. A `Weak` of the returned `Arc` can be upgraded only while the new handle lives and is
-/// counted.
+/// Returns an `Arc` that contains a new handle to the mapping. While the `Arc` lives,
+/// [`Mapping::allow`] counts the new handle. Only during that time, a `Weak` of the `Arc` can be
+/// upgraded.
 fn keep_of(inner: &Arc<Inner>) -> Keep {
     Arc::new(Arc::clone(inner))
 }

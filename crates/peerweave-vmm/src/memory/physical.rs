@@ -59,8 +59,8 @@ pub struct Granularity {
 }
 
 impl Granularity {
-    /// Returns the granularity of memory that is allocated on a device and can be exported by the
-    /// handle types in `exportable`.
+    /// Returns the granularity for memory on a device. The memory can be exported by the handle
+    /// types in `exportable`.
     ///
     /// # Errors
     /// [`VmmError::Unsupported`] if the device lacks virtual memory management.

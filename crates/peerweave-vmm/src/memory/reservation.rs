@@ -129,7 +129,8 @@ impl Reservation {
     }
 }
 
-/// A part of a reservation that a mapping occupies. Dropping the value makes the part free again.
+/// The addresses of a reservation that a mapping occupies. Dropping the value makes these addresses
+/// free again.
 pub(crate) struct Place {
     reservation: Arc<Inner>,
     start: usize,

@@ -46,9 +46,9 @@ impl Drop for Place {
 }
 
 impl Team {
-    /// Binds the `bytes` bytes of `memory` that start at `memory_offset`. Binds them to the range
-    /// of the multicast object that starts at `offset`. `offset`, `memory_offset` and `bytes` must
-    /// be multiples of the granularity.
+    /// Binds a part of `memory` to a range of the multicast object. The part has `bytes` bytes, and
+    /// starts at `memory_offset`. The range has the same length, and starts at `offset`. `offset`,
+    /// `memory_offset` and `bytes` must be multiples of the granularity.
     ///
     /// # Errors
     /// [`MulticastDisabled`](super::MulticastDisabled) if multicast is disabled in this process.
@@ -192,7 +192,8 @@ impl Team {
         }
     }
 
-    /// Occupies a range of the object on `device`, which this process must have added.
+    /// Marks a range of the object as occupied on `device`. Fails if this process has not added
+    /// `device` to the object.
     fn place_on(&self, call: &'static str, device: usize, offset: usize, bytes: usize) -> Result<Place, VmmError> {
         self.check_added(call, device)?;
         let range = self.object.occupy(call, device, offset, bytes)?;
@@ -220,7 +221,7 @@ impl Team {
         self.check_exportable(call, memory)?;
         let Some(device) = memory.device().filter(|device| self.devices.contains(device)) else {
             let value = memory.device().map_or("imported memory".into(), |device| format!("memory of device {device}"));
-            let expected = format!("memory that this process created on a device that it added ({:?})", self.devices);
+            let expected = format!("memory that this process created on one of the devices {:?}, which it added", self.devices);
             return Err(wrong_value(call, "memory", value, &expected));
         };
         self.place_on(call, device, offset, bytes)

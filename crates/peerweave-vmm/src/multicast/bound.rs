@@ -130,11 +130,11 @@ impl Team {
         }
         for device in self.devices.iter() {
             if let Some(gap) = first_gap(bindings, *device, self.properties().bytes) {
-                let found = format!("at byte {gap} there is no binding to memory");
+                let found = format!("byte {gap}");
                 return Err(wrong_value(
                     call,
                     "the bound memory",
-                    format!("incomplete: {found} of device {device}"),
+                    format!("incomplete: no memory of device {device} is bound to {found}"),
                     "memory that is bound to every byte of the multicast object",
                 ));
             }

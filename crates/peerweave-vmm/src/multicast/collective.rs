@@ -94,8 +94,9 @@ pub(crate) fn create_together(
     Ok(added.map_err(Disagreement::Known)?.into_team(Some(members.into())))
 }
 
-/// The multicast object that the first member creates, and a file descriptor of the object. The
-/// other members import the object with the descriptor. `None` if there are no other members.
+/// A multicast object that the first member has created, and a file descriptor of the object. The
+/// other members import the object with the descriptor. The descriptor is `None` if there are no
+/// other members.
 type Begun = (Building, Option<Descriptor>);
 
 /// Checks that this PE can take part in creating the object. Returns the PCI address of this PE's
@@ -150,8 +151,8 @@ fn read_statement(statement: &[u8]) -> Option<(Vec<Pe>, &str)> {
 /// A PE and the text that this PE sent to the other PEs.
 type Said<'a> = (Pe, &'a str);
 
-/// Checks the lists of members that the PEs passed: all members of a list must have passed the same
-/// list. Calls `check` for every two members of a list, with the texts that these two members sent.
+/// Checks the lists of members that the PEs passed. All members of a list must have passed the same
+/// list. Calls `check` for every two members of a list, with the texts that these members sent.
 fn check_members(
     call: &str,
     statements: &[Vec<u8>],

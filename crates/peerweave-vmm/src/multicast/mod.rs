@@ -234,9 +234,9 @@ fn unsupported(found: String) -> VmmError {
     }
 }
 
-/// Converts the error for a missing multicast function to the error for a driver that is too old.
-/// Other errors stay as they are. A driver may lack the functions although it reports a version
-/// that has them.
+/// If `error` says that a multicast function is missing, returns the error for a driver that is too
+/// old. Returns other errors unchanged. A driver may lack the functions although it reports a
+/// version that has them.
 fn too_old(error: VmmError) -> VmmError {
     match error {
         VmmError::Driver(DriverError::Missing(missing)) => unsupported(missing.to_string()),

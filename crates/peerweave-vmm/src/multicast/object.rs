@@ -33,16 +33,16 @@ pub(super) struct Object {
     id: MulticastId,
     granularity: MulticastGranularity,
     context: Arc<CudaContext>,
-    /// The ranges to which memory is bound. The key is the device and the start of a range. The
-    /// value is the end of the range, in bytes.
+    /// The ranges to which memory is bound. A key contains a device and the start of a range. The
+    /// value is the end of that range. The starts and the ends are in bytes.
     bound: Mutex<BTreeMap<(usize, usize), usize>>,
 }
 
 /// The identity of a multicast object, which is the same in all processes. The id is a random
 /// number that [`Building::create`] generates.
 ///
-/// The id is sent together with the descriptor or the fabric handle. PEs compare their ids to
-/// detect that they have different objects.
+/// The id is sent together with the descriptor or the fabric handle. PEs compare the ids of their
+/// objects to check that all PEs have the same object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MulticastId(pub [u8; 16]);
 
@@ -72,7 +72,8 @@ pub enum SharedMulticast {
         fd: Descriptor,
         /// Properties with which the object was created.
         properties: MulticastProperties,
-        /// Id of the object. PEs compare their ids to detect that they have different objects.
+        /// Id of the object. PEs compare the ids of their objects to check that all PEs have the
+        /// same object.
         id: MulticastId,
     },
     /// A fabric handle, which a process in the same NVLink domain can import.
@@ -81,7 +82,8 @@ pub enum SharedMulticast {
         handle: FabricHandle,
         /// Properties with which the object was created.
         properties: MulticastProperties,
-        /// Id of the object. PEs compare their ids to detect that they have different objects.
+        /// Id of the object. PEs compare the ids of their objects to check that all PEs have the
+        /// same object.
         id: MulticastId,
     },
 }
@@ -252,7 +254,8 @@ impl Building {
         }
     }
 
-    /// Converts this value to the team. The caller has checked that all devices are added.
+    /// Converts this value to a [`Team`]. The caller has checked that all devices of the team are
+    /// added.
     pub(super) fn into_team(self, members: Option<Arc<[Pe]>>) -> Team {
         Team { object: self.object, devices: self.devices.into(), members }
     }
@@ -332,8 +335,8 @@ impl Object {
         self.granularity
     }
 
-    /// Occupies a range of the object on `device` for a binding. Fails if a part of the range is
-    /// already occupied.
+    /// Marks a range of the object as occupied by a binding on `device`. Fails if a part of the
+    /// range is already occupied on `device`.
     pub(super) fn occupy(&self, call: &'static str, device: usize, start: usize, bytes: usize) -> Result<Range<usize>, Misuse> {
         let range = range_of(call, start, bytes, self.properties.bytes)?;
         aligned(call, "offset", start, self.granularity.minimum)?;

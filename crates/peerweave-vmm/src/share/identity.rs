@@ -1,4 +1,5 @@
-//! Identity of this process, with which PEs detect that they are threads of one process.
+//! The identity of this process. PEs compare their identities to detect that they are threads of
+//! one process.
 //!
 //! Invariant: two PEs with the same process identity share an address space and the registry below.
 

@@ -45,14 +45,14 @@ struct Inner {
     /// Whether another process may have the memory open.
     lent: AtomicBool,
     streams: Arc<Streams>,
-    /// Whether no stream has used this memory. This flag is needed because `streams` may also
-    /// contain streams of other memory.
+    /// Whether no stream has used this memory. `streams` does not say so, because `streams` may
+    /// also contain streams that used only other memory.
     is_unused: AtomicBool,
 }
 
 impl IpcMemory {
-    /// Unit of the driver's allocator, in bytes. If the length of an allocation is a multiple of
-    /// this unit, the allocation shares no unit with other data.
+    /// Unit in which the driver allocates memory, in bytes. If the length of an allocation is a
+    /// multiple of this unit, the units of the allocation contain no other data.
     pub const STEP_BYTES: usize = 2 << 20;
 
     /// Allocates `bytes` bytes of memory on the device of `context`.
@@ -138,8 +138,8 @@ impl IpcMemory {
         &self.inner.context
     }
 
-    /// Records that no stream has used the memory. The memory is then freed without a wait for the
-    /// streams in `streams`, because they may have used only other memory.
+    /// Records that no stream has used the memory. The memory can then be freed at once, because
+    /// the streams in `streams` have used only other memory.
     pub(crate) fn unused(&self) {
         self.inner.is_unused.store(true, Ordering::Release);
     }
@@ -264,8 +264,8 @@ impl IpcPeerMemory {
         Arc::clone(&self.inner.closing)
     }
 
-    /// Records that no stream has used the memory. The memory is then closed without a wait for the
-    /// streams in `streams`, because they may have used only other memory.
+    /// Records that no stream has used the memory. The memory can then be closed at once, because
+    /// the streams in `streams` have used only other memory.
     pub(crate) fn unused(&self) {
         self.inner.is_unused.store(true, Ordering::Release);
     }

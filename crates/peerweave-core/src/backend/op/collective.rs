@@ -102,8 +102,8 @@ impl CollectiveKind {
         matches!(self, Self::Reduce | Self::Broadcast | Self::Gather | Self::Scatter | Self::GatherV | Self::ScatterV)
     }
 
-    /// Returns whether the parts of the buffers, one for each rank, may have different lengths.
-    /// [`Collective::counts`] then contains the lengths.
+    /// Returns whether the lengths of the parts in the buffers may differ between ranks. If so,
+    /// [`Collective::counts`] contains these lengths.
     pub const fn has_counts(self) -> bool {
         matches!(self, Self::AllToAllV | Self::AllGatherV | Self::GatherV | Self::ScatterV)
     }
@@ -132,7 +132,8 @@ pub struct Collective {
     pub dtype: DType,
     /// The reduction; `Sum` for collectives that do not reduce.
     pub op: ReduceOp,
-    /// The bits of the scalar by which this PE's elements are multiplied, for `PreMulSum`.
+    /// For `PreMulSum`, the bits of the scalar that multiplies this PE's elements; 0 for other
+    /// reductions.
     pub scalar: u64,
     /// The rank of the root; rank 0 if the collective has no root.
     pub root: Rank,
@@ -254,7 +255,7 @@ pub struct CollectiveShape {
     pub op: ReduceOp,
     pub root: Rank,
     pub count: usize,
-    /// The parameters of RMSNorm as one integer, which [`RmsNorm::detail`] returns; 0 for
+    /// The parameters of RMSNorm, which [`RmsNorm::detail`] has encoded as one integer; 0 for
     /// collectives without RMSNorm.
     pub detail: u64,
 }
@@ -286,8 +287,9 @@ impl fmt::Display for CollectiveShape {
 /// The parts that a rank sends and receives in an all-to-all-v: their lengths (counts) and offsets,
 /// in elements. Each list has one entry per rank of the team.
 ///
-/// For all-gather-v, gather-v and scatter-v, backends get the counts of an all-to-all-v that moves
-/// the same parts. In an all-gather-v, a rank sends the same part to every rank.
+/// Backends also get counts for all-gather-v, gather-v and scatter-v. These are the counts of an
+/// all-to-all-v that moves the same parts. In an all-gather-v, a rank sends the same part to every
+/// rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names of the fields need no explanation")]
 pub struct VectorCounts {

@@ -89,17 +89,17 @@ pub enum Op {
     Atomic(Atomic),
     /// A launch of a kernel on a grid of thread blocks.
     Launch(Launch),
-    /// A fence, which orders this PE's puts, signals and atomics. A target that sees an operation
-    /// issued after the fence also sees the operations on that target that were issued before the
-    /// fence.
+    /// A fence, which orders this PE's puts, signals and atomics. If a target sees an operation
+    /// that was issued after the fence, the target also sees all operations on this target that
+    /// were issued before the fence.
     Fence,
     /// A quiet, which waits until this PE's earlier puts, gets, signals and atomics are complete.
     Quiet,
 }
 
 impl Op {
-    /// Returns whether the operation owns memory of this process that must be freed. Returns
-    /// `false` for puts and other operations that may take only nanoseconds.
+    /// Returns whether the operation owns memory of this process, so that the operation must be
+    /// dropped. Returns `false` for puts and for other operations that may take only nanoseconds.
     #[inline(always)]
     pub(crate) fn owns_memory(&self) -> bool {
         match self {

@@ -19,7 +19,7 @@ pub struct PointToPoint {
     pub dtype: DType,
     /// The number of elements.
     pub count: usize,
-    /// The memory of this PE that is sent, or that receives the data.
+    /// The memory of this PE: the data of a send, or the destination of a receive.
     pub at: Place,
 }
 

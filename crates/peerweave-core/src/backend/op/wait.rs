@@ -1,4 +1,4 @@
-//! Operations that wait for memory words of this PE, or test these words, as plain data.
+//! Wait operations and test operations on memory words of this PE, as plain data.
 
 use crate::backend::error::AwaitedWord;
 use peerweave_types::{Compare, DType, SymOffset};
@@ -15,7 +15,7 @@ pub struct WaitUntil {
     pub dtype: DType,
     /// For each word, whether the word is ignored. `None` if no word is ignored.
     pub exclude: Option<Arc<[bool]>>,
-    /// The comparison of each word with its value in `values`.
+    /// How each word is compared with its value in `values`.
     pub compare: Compare,
     /// The values with which the words are compared.
     pub values: WaitValues,
@@ -48,8 +48,8 @@ impl WaitUntil {
         }
     }
 
-    /// Returns whether the word at `index` satisfies the comparison. `word` is the bits of that
-    /// word, zero-extended.
+    /// Returns whether the word at `index` satisfies the comparison. `word` contains the bits of
+    /// that word, zero-extended to 64 bits.
     #[inline]
     pub fn holds(&self, index: usize, word: u64) -> bool {
         self.compare.holds_as(self.dtype, word, self.value(index))
@@ -69,8 +69,8 @@ impl WaitUntil {
         words.filter(|&(i, found)| !self.holds(i, found)).map(|(i, found)| self.awaited(i, found)).next()
     }
 
-    /// Returns a description of the word at `index`, for the error of this wait. `found` is the
-    /// bits of that word, zero-extended.
+    /// Returns a description of the word at `index`, for the error of this wait. `found` contains
+    /// the bits of that word, zero-extended to 64 bits.
     pub fn awaited(&self, index: usize, found: u64) -> AwaitedWord {
         AwaitedWord {
             index: (self.count > 1).then_some(index),
@@ -82,8 +82,8 @@ impl WaitUntil {
         }
     }
 
-    /// Returns the name of the call that waits for this condition. If `mode` is [`WaitMode::Test`],
-    /// the result is also the name of a wait, not of a test.
+    /// Returns the name of the call that waits for this condition, such as `wait_until_all`. If
+    /// `mode` is [`WaitMode::Test`], the result is the name of the wait for the same condition.
     pub fn call_name(&self) -> &'static str {
         match (self.until, &self.values) {
             (Until::All, WaitValues::Same(_)) if self.count == 1 => "wait_until",

@@ -1,5 +1,5 @@
-//! Exchanges of the lengths of parts among the ranks. Before an exchange, a rank knows only the
-//! lengths of the parts that it sends.
+//! Calls that exchange the lengths of parts among the ranks. Before an exchange, a rank knows only
+//! the lengths of the parts that it sends.
 
 use crate::arguments::Parts;
 use crate::arguments::span::{borrowed, borrowed_mut};
@@ -16,8 +16,9 @@ fn counts(words: &[u64]) -> Vec<usize> {
     words.iter().map(|&word| usize::try_from(word).unwrap_or(usize::MAX)).collect()
 }
 
-/// Exchanges of the lengths of parts, before a collective whose parts have different lengths. Each
-/// rank passes the lengths of the parts that it sends. The exchanges run on the calling thread.
+/// Calls that exchange the lengths of parts, before a collective whose parts have different
+/// lengths. Each rank passes the lengths of the parts that it sends. The calls run on the calling
+/// thread.
 impl Team {
     /// Exchanges the lengths of the parts of a later all-to-all-v. In the all-to-all-v, this rank
     /// sends `send_counts[r]` elements to rank `r`. Returns the counts of the elements that this

@@ -54,8 +54,8 @@ impl Group {
 pub struct BlockingGroup<'env> {
     team: Team,
     ops: Vec<Op>,
-    /// The owners of the group's memory. If the group fails before its work has ended, the owners
-    /// keep the memory allocated.
+    /// The owners of the memory that the operations of the group use. If the group fails before its
+    /// work has ended, the owners keep the memory allocated.
     held: Kept,
     refused: Option<Error>,
     /// Ties the group to `'env`, the lifetime for which the group borrows the memory of its

@@ -390,7 +390,8 @@ impl Team {
     /// - a list whose length is not the number of ranks,
     /// - a part that is not inside its buffer,
     /// - parts of `recv` that overlap,
-    /// - different numbers of elements that this rank sends to itself and receives from itself,
+    /// - a number of elements that this rank sends to itself and that differs from the number of
+    ///   elements that this rank receives from itself,
     /// - buffers that overlap, belong to another world or have been released.
     #[inline]
     pub fn all_to_all_v<T: Element>(

@@ -106,8 +106,9 @@ enum Mode {
     TakeOver,
 }
 
-/// How much longer a PE waits after its wait for the lock has failed, for example at the deadline.
-/// The PE waits longer only if the holder has already chosen this PE as the next holder.
+/// The additional time that a PE waits after its wait for the lock has failed, for example at the
+/// deadline. The PE waits for this time only if the holder has already chosen this PE as the next
+/// holder.
 const GRACE: Duration = Duration::from_millis(100);
 
 impl World {
@@ -200,8 +201,8 @@ impl Lock {
     ///
     /// # Collective
     /// As for [`Symmetric::release`](crate::Symmetric::release). A PE that holds the lock cannot
-    /// make the call, because the guard borrows the lock. If the other PEs make the call, their
-    /// calls fail at the deadline, with an error that names the holder.
+    /// make the call, because the guard borrows the lock. If the other PEs make the call while a PE
+    /// holds the lock, their calls fail at the deadline, with an error that names the holder.
     ///
     /// # Errors
     /// As for [`Symmetric::release`](crate::Symmetric::release).
@@ -230,10 +231,10 @@ impl Lock {
         Ok(taken?.map(|taken_from| LockGuard { lock: self, taken_from }))
     }
 
-    /// Acquires the lock. The caller has entered the gate (see `gate.rs`), so no other thread of
-    /// this PE acquires the lock now. Returns `Ok(None)` if `mode` is [`Mode::Try`] and this PE may
-    /// not take the lock now. Otherwise returns `Ok(Some(from))`: `from` is the PE from which the
-    /// lock was taken over, or `None` if the lock was not taken over.
+    /// Acquires the lock, and returns `Ok(Some(from))`. `from` is the PE from which the lock was
+    /// taken over, or `None` if the lock was not taken over. Returns `Ok(None)` if `mode` is
+    /// [`Mode::Try`] and this PE may not take the lock now. The caller has entered the gate (see
+    /// `gate.rs`), so no other thread of this PE acquires the lock now.
     fn take(&self, call: &'static str, mode: Mode, start: Instant, end: Instant) -> Result<Option<Option<Pe>>> {
         if self.words.change(call, State::Free, State::Held(self.me))? {
             return Ok(Some(None));
@@ -275,10 +276,10 @@ impl Lock {
         self.look(call, Mode::Wait, true)?.map_or(Err(failed), |from| Ok(Some(from)))
     }
 
-    /// Acquires the lock if this PE may take the lock now. In that case, returns `Ok(Ok(from))`:
-    /// `from` is the PE from which the lock was taken over, or `None` if the lock was not taken
-    /// over. Otherwise returns `Ok(Err(state))` with the state of the lock. If `is_check` is true,
-    /// also checks whether the PE that the state names is alive.
+    /// Acquires the lock if this PE may take the lock now, and returns `Ok(Ok(from))`. `from` is
+    /// the PE from which the lock was taken over, or `None` if the lock was not taken over. If this
+    /// PE may not take the lock now, returns `Ok(Err(state))` with the state of the lock. If
+    /// `is_check` is true, also checks whether the PE that the state names is alive.
     fn look(&self, call: &'static str, mode: Mode, is_check: bool) -> Result<std::result::Result<Option<Pe>, State>> {
         let state = self.words.state(call)?;
         let from = match state {

@@ -76,8 +76,7 @@ mod waiting {
 pub(super) struct Words {
     memory: Symmetric<u64>,
     team: Team,
-    /// The PE whose copy of the words all PEs use. This rank is a rank of `team`, which contains
-    /// all PEs.
+    /// The rank of the PE whose copy of the words all PEs use. `team` contains all PEs.
     home: Rank,
 }
 
@@ -198,8 +197,8 @@ impl Words {
         self.load(call, Self::place(pe)).map(|word| word == waiting::GAVE_UP)
     }
 
-    /// Makes the earlier one-sided operations of this thread visible to other PEs before later
-    /// changes of the words.
+    /// Makes the earlier one-sided operations of this thread visible to other PEs. Later changes of
+    /// the words become visible only after these operations.
     pub(super) fn publish(&self, call: &'static str) -> Result<()> {
         fence(Ordering::SeqCst);
         let shared = &*self.team.inner.shared;

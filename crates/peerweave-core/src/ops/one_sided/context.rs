@@ -98,9 +98,9 @@ impl Context {
         &self.stream
     }
 
-    /// Orders the puts, signals and atomics of this context. A target that sees an operation issued
-    /// after the fence also sees the operations on that target that were issued before the fence.
-    /// The fence does not complete any operation.
+    /// Orders the puts, signals and atomics of this context. If a target sees an operation that was
+    /// issued after the fence, the target also sees all operations on this target that were issued
+    /// before the fence. The fence does not complete any operation.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) after finalize; errors of the backend.

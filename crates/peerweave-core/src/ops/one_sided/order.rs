@@ -6,9 +6,9 @@ use crate::world::world::World;
 use crate::{Result, call, check};
 
 impl World {
-    /// Orders the puts, signals and atomics of this PE. A target that sees an operation issued
-    /// after the fence also sees the operations on that target that were issued before the fence.
-    /// The fence does not complete any operation.
+    /// Orders the puts, signals and atomics of this PE. If a target sees an operation that was
+    /// issued after the fence, the target also sees all operations on this target that were issued
+    /// before the fence. The fence does not complete any operation.
     ///
     /// # Ordering
     /// The fence runs after earlier operations of `stream`.

@@ -1,5 +1,5 @@
-//! Puts and gets: one PE moves the data, and the target PE makes no call. Signals are in
-//! `signal.rs`, atomics in `atomic.rs`.
+//! Puts and gets, which transfer data to or from the memory of a target PE. The target PE makes no
+//! call. Signals are in `signal.rs`, atomics in `atomic.rs`.
 //!
 //! The caller describes the memory of the target PE by a [`Symmetric`] handle. A put or get
 //! accesses the elements that this handle has on the target PE.

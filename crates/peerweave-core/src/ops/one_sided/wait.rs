@@ -1,5 +1,6 @@
-//! Calls that wait for memory words of this PE, or test these words, and compare all words with the
-//! same value. `wait_vector.rs` contains the calls that compare each word with a separate value.
+//! Calls that wait for memory words of this PE, and calls that test these words. The calls compare
+//! all words with the same value. `wait_vector.rs` contains the calls that compare each word with a
+//! separate value.
 
 use crate::arguments::WaitWord;
 use crate::arguments::symmetric::Symmetric;
@@ -230,7 +231,7 @@ impl Team {
             .map(decode::indices)
     }
 
-    /// Returns whether all words in `words` that are not excluded satisfy the comparison with
+    /// Returns whether all words in `words`, except for excluded words, satisfy the comparison with
     /// `value` now. The result is `true` if all words are excluded. The test runs on the calling
     /// thread.
     ///

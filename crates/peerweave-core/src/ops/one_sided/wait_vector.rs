@@ -1,5 +1,5 @@
-//! Calls that wait for memory words of this PE, or test these words, and compare each word with a
-//! separate value.
+//! Calls that wait for memory words of this PE, and calls that test these words. The calls compare
+//! each word with a separate value.
 
 use crate::arguments::symmetric::Symmetric;
 use crate::backend::{Until, WaitMode, WaitValues};
