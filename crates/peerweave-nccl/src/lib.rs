@@ -15,7 +15,7 @@
 //!   └─ NcclError      misuse, missing features, NCCL errors, expired deadlines, lost peers
 //! ```
 #![doc = include_str!("../README.md")]
-#![allow(clippy::result_large_err, reason = "a test checks that an `NcclError` has at most 96 bytes")]
+#![allow(clippy::result_large_err, reason = "an `NcclError` has at most 96 bytes, which a test checks")]
 
 mod comm;
 mod config;
@@ -37,7 +37,7 @@ pub mod sys;
     unreachable_pub,
     non_camel_case_types,
     non_snake_case,
-    reason = "all items of the module are public with the feature `raw`"
+    reason = "the feature `raw` makes all items of this module public"
 )]
 mod sys;
 

@@ -120,8 +120,8 @@ fn send_and_receive_of_different_lengths_are_refused() {
                 group.all_to_all_v(one, first, &four, &[2, 2], &mut six_of_one, &[2, 4])?;
                 group.all_to_all_v(two, second, &six, &[4, 2], &mut eight, &[6, 2])
             },
-            "all_to_all_v: rank 1 calls all_to_all_v with 4 elements to rank 0 and 6 elements from rank 0, \
-             but rank 0 in the same group calls all_to_all_v with 2 elements to rank 1 and 4 elements from rank 1",
+            "all_to_all_v: rank 1 calls all_to_all_v, which sends 4 elements to rank 0 and receives 6 elements from rank 0, \
+             but rank 0 in the same group calls all_to_all_v, which sends 2 elements to rank 1 and receives 4 elements from rank 1",
         );
         refused(
             &all,
@@ -129,15 +129,15 @@ fn send_and_receive_of_different_lengths_are_refused() {
                 group.all_gather_v(one, first, &four, &mut six_of_one, &[4, 2])?;
                 group.all_gather_v(two, second, &six, &mut eight, &[2, 6])
             },
-            "all_gather_v: rank 1 calls all_gather_v with (rank, number of elements) [(0, 2), (1, 6)], \
-             but rank 0 in the same group calls all_gather_v with (rank, number of elements) [(0, 4), (1, 2)]",
+            "all_gather_v: rank 1 calls all_gather_v with these (rank, number of elements) pairs: [(0, 2), (1, 6)], \
+             but rank 0 in the same group calls all_gather_v with these (rank, number of elements) pairs: [(0, 4), (1, 2)]",
         );
         assert_eq!((one.sequence(), two.sequence()), (0, 0));
     });
 }
 
 #[test]
-fn only_calls_that_nccl_matches_with_each_other_are_compared() {
+fn group_compares_only_calls_that_nccl_matches() {
     fakes(2).run(|| {
         let all = all(2);
         let ((one, first), (two, second)) = (&all[0], &all[1]);
@@ -224,7 +224,7 @@ fn wait_fails_early_if_the_thread_omitted_a_rank_from_a_group() {
 }
 
 #[test]
-fn error_of_a_blocked_call_names_the_rank_the_thread_omitted() {
+fn error_of_a_blocked_call_names_the_rank_its_thread_omitted() {
     // The first collective waits inside NCCL until all ranks have joined.
     fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").run(|| {
         let all = all(2);
@@ -242,7 +242,7 @@ fn error_of_a_blocked_call_names_the_rank_the_thread_omitted() {
 }
 
 #[test]
-fn rank_of_another_thread_is_not_reported_as_omitted() {
+fn late_rank_of_another_thread_does_not_count_as_omitted() {
     fakes(2).run(|| {
         ranks(2, &Config::new(), |comm, stream| {
             sum(&comm, &stream).expect("both ranks join");

@@ -313,7 +313,7 @@ fn launch_event_of_another_context_is_refused() {
         let beside = context_beside(comm.context());
         let what = "all_reduce_in_place: the launch completion event";
         for (event, why) in [
-            (event(&beside), ": the context differs from the communicator's context, expected the primary context for both"),
+            (event(&beside), ": the context is not the communicator's context; use the primary context of the device for both"),
             (event(&device(1)), " is on device 1, expected device 0"),
         ] {
             let config = CollConfig::new().launch_completion_event(event);

@@ -106,7 +106,7 @@ fn asynchronous_error_of_nccl_ends_a_wait_before_the_deadline() {
 }
 
 #[test]
-fn blocking_communicator_survives_a_failed_call() {
+fn blocking_communicator_stays_usable_after_a_failed_call() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclAllGather:2=4").run(|| {
         let config = Config::new().blocking(Switch::On);
         let comm = Communicator::builder()

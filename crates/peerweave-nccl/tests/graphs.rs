@@ -21,7 +21,7 @@ use peerweave_nccl::{
 const SHORT: Duration = Duration::from_millis(100);
 
 #[test]
-fn refused_captured_group_adds_no_call_to_the_graph() {
+fn group_refused_during_a_capture_adds_no_call_to_the_graph() {
     fakes(1).run(|| {
         let ((comm, stream), (other, beside)) = (alone(), alone());
         let (mut values, mut more) = (floats(&stream, &[1.0]), floats(&beside, &[1.0]));
@@ -58,7 +58,7 @@ fn slice_that_would_make_the_stream_join_a_capture_is_refused() {
         let error = comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect_err("the stream would join the capture");
         assert_eq!(
             error.to_string(),
-            "all_reduce_in_place: the events of a borrowed slice made the stream part of a capture; pass a DeviceMemory or a Raw instead of a borrowed slice"
+            "all_reduce_in_place: the stream joined a capture by waiting for an event of a borrowed slice; pass a DeviceMemory or a Raw instead of a borrowed slice"
         );
         assert_eq!(counted("collectives"), before, "nothing was captured");
         comm.abort(DEADLINE).expect("the communicator ends");
@@ -414,7 +414,7 @@ fn refused_meanwhile(
 const NCCL_IS_HELD_UP: &str = "cuStreamIsCapturing:2=400ms";
 
 #[test]
-fn capture_begun_during_a_call_on_borrowed_memory_fails() {
+fn call_on_borrowed_memory_fails_if_a_capture_begins_meanwhile() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let values = floats(&stream, &[1.0; 4]);
@@ -430,7 +430,7 @@ fn capture_begun_during_a_call_on_borrowed_memory_fails() {
 }
 
 #[test]
-fn capture_that_begins_during_a_call_yields_no_graph() {
+fn call_invalidates_a_capture_begun_meanwhile() {
     fakes(1).run(|| {
         // If NCCL's query is delayed, the call is captured. If the query after NCCL's query is
         // delayed, the call is not captured and runs.
@@ -443,7 +443,7 @@ fn capture_that_begins_during_a_call_yields_no_graph() {
 }
 
 #[test]
-fn capture_begun_during_a_non_blocking_call_yields_no_graph() {
+fn non_blocking_call_invalidates_a_capture_begun_meanwhile() {
     fakes(1).run(|| {
         refused_meanwhile(Switch::Off, NCCL_IS_HELD_UP, |comm, stream, values| {
             comm.all_reduce_in_place(stream, values, ReduceOp::Sum)
@@ -452,7 +452,7 @@ fn capture_begun_during_a_non_blocking_call_yields_no_graph() {
 }
 
 #[test]
-fn capture_begun_during_a_call_with_a_config_yields_no_graph() {
+fn configured_call_invalidates_a_capture_begun_meanwhile() {
     fakes(1).run(|| {
         // Before it calls NCCL, the slow path queries the stream one time more than the fast path.
         refused_meanwhile(Switch::On, "cuStreamIsCapturing:3=400ms", |comm, stream, values| {
@@ -462,7 +462,7 @@ fn capture_begun_during_a_call_with_a_config_yields_no_graph() {
 }
 
 #[test]
-fn capture_that_begins_during_a_group_yields_no_graph() {
+fn group_invalidates_a_capture_begun_meanwhile() {
     fakes(1).run(|| {
         refused_meanwhile(Switch::On, "cuStreamIsCapturing:3=400ms", |comm, stream, values| {
             comm.nccl().group(|group| group.all_reduce_in_place(comm, stream, values, ReduceOp::Sum))

@@ -69,7 +69,7 @@ fn revoke_concurrent_with_finalize_or_abort_is_safe() {
 }
 
 #[test]
-fn revoked_state_survives_a_failed_call() {
+fn communicator_stays_revoked_after_a_failed_call() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0; 4]);

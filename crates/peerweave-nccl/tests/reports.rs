@@ -62,7 +62,7 @@ fn ranks_report_their_last_calls_to_each_other() {
 }
 
 #[test]
-fn rank_late_for_one_call_is_not_missing_in_the_next_call() {
+fn outdated_report_of_a_rank_does_not_make_the_rank_missing() {
     // The second all-reduce never completes, even when all ranks arrive.
     fakes(2).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce:2").run_many(2, |child| {
         let (comm, rendezvous, stream) = join(&child);
@@ -133,7 +133,7 @@ fn creation_error_names_a_rank_that_has_died() {
 }
 
 #[test]
-fn lost_rank_is_named_if_nccl_detects_it_before_the_rendezvous() {
+fn error_names_a_lost_rank_that_nccl_detects_first() {
     // NCCL loses its connection to the dead rank before the rendezvous detects the loss.
     let fakes = fakes(2).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclCommInitRankConfig:1=6");
     fakes.run_many(2, |child| die_while_others_create_the_communicator(&child, DEADLINE));

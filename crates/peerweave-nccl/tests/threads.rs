@@ -39,7 +39,7 @@ fn threads_share_a_communicator() {
 }
 
 #[test]
-fn queries_of_several_threads_never_overlap_a_call() {
+fn queries_and_calls_of_several_threads_never_overlap() {
     // The fake ends the process if two threads call it on one non-blocking communicator at the same
     // time.
     fakes(1).run(|| {

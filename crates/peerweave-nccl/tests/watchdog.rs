@@ -105,7 +105,7 @@ fn stuck_group_aborts_all_ranks_of_the_thread_at_the_deadline() {
 }
 
 #[test]
-fn abort_of_one_rank_ends_a_blocked_group_that_has_the_rank() {
+fn abort_of_one_rank_ends_the_blocked_group_of_the_rank() {
     connecting(3).run(|| {
         let nccl = Nccl::load().expect("the fake library is found");
         let (id, contexts) = (nccl.unique_id().expect("an id is created"), contexts(3));

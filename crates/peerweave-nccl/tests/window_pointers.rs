@@ -70,7 +70,7 @@ fn window_address_by_rank_equals_address_by_team_index() {
 }
 
 #[test]
-fn nonexistent_ranks_and_offsets_are_misuse() {
+fn invalid_rank_or_offset_of_a_window_address_is_misuse() {
     fakes_of("2.32.3").run(|| {
         with_windows(|_, _, window| {
             for error in [

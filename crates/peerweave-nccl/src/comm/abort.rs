@@ -32,9 +32,9 @@ const ABORT_GRACE: Duration = Duration::from_millis(500);
 /// NCCL from freeing the communicator.
 const ABORT_WITH_GRAPHS: Duration = Duration::from_millis(200);
 
-/// Time after the start of an abort within which NCCL's threads stop launching work. If captured
-/// graphs exist, NCCL does not report the end of the abort. An aborted call then waits for this
-/// time instead.
+/// Time for which an aborted call waits if captured graphs exist. NCCL does not report the end of
+/// the abort in this case. Within this time after the start of the abort, NCCL's threads stop
+/// launching work.
 const LAUNCH_WITH_GRAPHS: Duration = Duration::from_secs(2);
 
 impl Abort {
@@ -141,8 +141,8 @@ fn abort_one(inner: &Arc<Inner>) -> Result<(), NcclError> {
     aborted
 }
 
-/// Aborts and frees handles of communicators that are still being created. Returns whether NCCL has
-/// aborted all handles within `limit`.
+/// Aborts and frees communicators that are still being created, given their handles. Returns
+/// whether NCCL has aborted all of them within `limit`.
 pub(crate) fn abort_handles(nccl: Nccl, handles: Vec<(Handle, Arc<CudaContext>)>, limit: Duration) -> bool {
     let start = Instant::now();
     let aborts: Vec<_> = handles

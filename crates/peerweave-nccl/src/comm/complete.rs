@@ -22,9 +22,9 @@ use crate::member::state::{Allowed, Inside, State};
 use crate::sys::{Api, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t};
 
 impl Inner {
-    /// Completes a call for which NCCL returned `code`. Waits if the code is `ncclInProgress`. When
-    /// this function returns, NCCL has finished the call, or the communicator has been aborted
-    /// ([C2] of `membership.rs`).
+    /// Waits until NCCL has finished a call for which NCCL returned `code`. The wait is necessary
+    /// if the code is `ncclInProgress`. If NCCL does not finish, the communicator is aborted before
+    /// this function returns ([C2] of `membership.rs`).
     #[inline]
     pub(crate) fn complete(
         self: &Arc<Self>,
@@ -51,9 +51,9 @@ impl Inner {
         self.complete(call, self.started(code), inside)
     }
 
-    /// Converts the result of a call that is not issued on a stream. On a non-blocking
-    /// communicator, success becomes `ncclInProgress`. See
-    /// [`complete_started`](Self::complete_started).
+    /// Returns the code to use instead of `code`, which NCCL returned for a call without a stream.
+    /// On a non-blocking communicator, success becomes `ncclInProgress`.
+    /// [`complete_started`](Self::complete_started) documents the reason.
     pub(crate) fn started(&self, code: ncclResult_t) -> ncclResult_t {
         let may_go_on = !self.blocking && code == ncclResult_t::ncclSuccess;
         if may_go_on { ncclResult_t::ncclInProgress } else { code }
@@ -147,7 +147,8 @@ const IN_A_ROW: u32 = 50;
 /// thread sleeps between queries.
 const YIELDS: Duration = Duration::from_millis(1);
 
-/// Like [`complete_all`], but cheaper if NCCL finishes within microseconds and without an error.
+/// Waits like [`complete_all`]. If NCCL finishes without an error within microseconds, this
+/// function is cheaper than `complete_all`.
 fn complete_group(call: &'static str, inside: Entered<'_>, deadline: Duration) -> Result<(), NcclError> {
     if is_done_soon(&inside) { Ok(()) } else { complete_all(call, inside.into_vec(), deadline) }
 }
@@ -190,7 +191,7 @@ fn yield_until(deadline: Instant, mut ready: impl FnMut() -> bool) -> bool {
 
 /// Waits until NCCL has finished its work on the host for the communicators in `members`. If the
 /// work of a communicator is not finished by the deadline, aborts the communicator. So NCCL
-/// launches nothing later ([C2] of `membership.rs`).
+/// launches no work after this function has returned ([C2] of `membership.rs`).
 #[cold]
 pub(crate) fn complete_all(
     call: &'static str,
@@ -278,9 +279,9 @@ pub(crate) fn complete_all(
     }
 }
 
-/// Marks this thread as possibly blocked in NCCL, in the lock of each communicator in `inside`.
-/// Fails if another thread has aborted or finalized one of the communicators. After a failure no
-/// mark remains, so the other thread waits until this thread has released the locks.
+/// Marks this thread as possibly blocked in NCCL. Each communicator in `inside` stores this mark in
+/// its lock. Fails if another thread has aborted or finalized one of the communicators. After a
+/// failure no mark remains, so the other thread waits until this thread has released the locks.
 #[inline]
 pub(crate) fn enter_blocking_all(call: &'static str, inside: &[(&Arc<Inner>, Inside<'_>)]) -> Result<(), NcclError> {
     /// Number of the last group that contained several communicators. Groups are numbered from 1.
@@ -371,7 +372,7 @@ fn end_badly(
     // The aborting thread waits for this thread to leave the gates.
     drop(inside);
     if is_partial && let Err(error) = abort_together(&inners, ABORT_LIMIT) {
-        tracing::error!(%error, "could not abort the communicators of a group, after only some of its calls were issued");
+        tracing::error!(%error, "could not abort the communicators of a group of which NCCL has received only some calls");
     }
     inners.iter().filter(|inner| inner.gate.is_closed()).for_each(|inner| Abort::wait(inner));
     ended.map_err(|error| inners.first().map_or_else(|| error.clone(), |inner| root_cause(inner, error.clone())))

@@ -23,8 +23,8 @@ use crate::member::spans;
 use crate::member::state::{Allowed, State};
 use crate::sys::{self, ncclResult_t};
 
-/// Maximum time for which a call waits until the driver has released the resources of destroyed
-/// graphs.
+/// Maximum time for which [`no_graphs`] waits. The driver may release the resources of a graph only
+/// some time after the graph was destroyed.
 const GRAPH_RELEASE_LIMIT: Duration = Duration::from_secs(2);
 
 impl Communicator {
@@ -61,15 +61,16 @@ impl Communicator {
         Self::finalize_all(vec![self], deadline)
     }
 
-    /// Ends several memberships of this process, each as [`finalize`](Self::finalize) does.
+    /// Finalizes several ranks of this process together. Each rank ends as in
+    /// [`finalize`](Self::finalize).
     ///
     /// # Collective
     /// As for [`finalize`](Self::finalize).
     ///
     /// # Errors
     /// As for [`finalize`](Self::finalize). Returns the first error. If captured graphs use one of
-    /// the communicators when the call starts, no membership is ended. After an error for one
-    /// membership, this call still ends the other memberships.
+    /// the communicators when the call starts, no communicator is ended. After an error for one
+    /// communicator, this call still ends the other communicators.
     pub fn finalize_all(communicators: Vec<Self>, deadline: Duration) -> Result<(), NcclError> {
         const CALL: &str = "finalize";
         let (start, deadline) = (Instant::now(), bounded(deadline));
@@ -224,8 +225,9 @@ impl Communicator {
         })
     }
 
-    /// Suspends or resumes the communicator by calling `function`. Changes the state from `from` to
-    /// `to` before another thread can acquire the communicator's lock.
+    /// Suspends or resumes the communicator. `function` makes the call of NCCL. If this call
+    /// succeeds, the communicator's state changes from `from` to `to`. No other thread can enqueue
+    /// work during the call.
     fn change(
         &self,
         call: &'static str,
@@ -340,8 +342,9 @@ fn revoke_concurrently(inner: &Arc<Inner>, call: &'static str) -> Result<(), Ncc
     if inner.gate.is_closed() { result.and(Err(inner.dead(call, inner.gate.state()))) } else { result }
 }
 
-/// Records the revocation, and returns the previous state. Fails if the communicator is already
-/// revoked or closed, so only the first caller makes NCCL revoke.
+/// Sets the communicator's state to revoked, and returns the previous state. Fails if the
+/// communicator is already revoked, finalized or aborted. So only the first caller makes NCCL
+/// revoke the communicator.
 fn revoked(inner: &Inner, call: &'static str) -> Result<State, NcclError> {
     match inner.gate.set(State::Revoked) {
         Ok(State::Revoked) => Err(inner.dead(call, State::Revoked)),

@@ -19,12 +19,12 @@ use crate::member::threads::this_thread;
 /// group.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Minimum waiting time before a rank of this process counts as omitted from a group, even if the
-/// deadline is short. Until then, another thread may still issue the call of the rank.
+/// Minimum time for which a thread has waited before it reports an omitted rank, even if the
+/// deadline is short. Within this time, another thread may still issue the call of the rank.
 const AT_LEAST: Duration = Duration::from_millis(500);
 
-/// Waiting time after which a rank of this process counts as omitted from a group at the latest.
-/// Applies only if the waiting thread has issued the call for at least two of its ranks.
+/// Maximum time for which a thread waits before it reports an omitted rank. Applies only if the
+/// waiting thread has issued the call for at least two of its ranks.
 const LEFT_OUT_AFTER: Duration = Duration::from_secs(1);
 
 /// Returns the other ranks that the communicator of `inner` has in this process. Leaves out ranks
@@ -35,8 +35,8 @@ fn siblings(inner: &Arc<Inner>) -> Vec<Arc<Inner>> {
     all
 }
 
-/// Returns `inner`, and the other ranks that its communicator has in this process. Leaves out ranks
-/// that have been finalized or aborted.
+/// Returns all ranks that the communicator of `inner` has in this process, including `inner`
+/// itself. Leaves out other ranks that have been finalized or aborted.
 pub(crate) fn of_process(inner: &Arc<Inner>) -> Vec<Arc<Inner>> {
     let mut all = siblings(inner);
     all.push(Arc::clone(inner));
@@ -61,7 +61,7 @@ pub(crate) struct LeftOut {
     thread: u64,
     /// Time of the next check for omitted ranks.
     next: Instant,
-    /// Waiting time after which a rank counts as omitted. If the thread has issued the call for
+    /// Waiting time before an omitted rank is reported. If the thread has issued the call for
     /// several ranks, the waiting time is at most [`LEFT_OUT_AFTER`].
     patience: Duration,
 }
@@ -73,7 +73,8 @@ impl LeftOut {
         Self::by_thread(this_thread(), deadline)
     }
 
-    /// Like [`new`](Self::new), for a wait of the thread with this number.
+    /// Creates the check like [`new`](Self::new), but for a wait of the thread with the number
+    /// `thread`.
     pub(crate) fn by_thread(thread: u64, deadline: Duration) -> Self {
         Self { thread, next: Instant::now() + LOOK_EVERY, patience: (deadline / 2).max(AT_LEAST) }
     }

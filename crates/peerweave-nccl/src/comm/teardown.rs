@@ -22,8 +22,8 @@ use crate::{Nccl, Timeout};
 /// Time limit for which the process waits at exit for communicators that are being ended.
 pub(crate) const EXIT_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Number of running background threads, for all kinds of [`Work`]. The bit [`CLOSED`] is set when
-/// no further thread may start.
+/// Number of running background threads of all kinds ([`Work`]). If the bit [`CLOSED`] is set, no
+/// further thread may start.
 static ENDING: AtomicUsize = AtomicUsize::new(0);
 
 /// Number of running background threads that end a whole communicator.
@@ -88,7 +88,7 @@ fn teardown_later(inner: &Inner, state: State) {
     }
 }
 
-/// Values needed to end a communicator that is not used any more.
+/// The parts of a communicator that are needed to end it, after its last use.
 pub(super) struct Teardown {
     nccl: Nccl,
     handle: Handle,
@@ -208,14 +208,14 @@ pub(crate) fn no_thread_error(call: &'static str) -> NcclError {
     )
 }
 
-/// Registers a function that runs at process exit. Has no effect if `registered` was already used.
-/// The function waits for the threads that end communicators, and prevents the start of new
-/// threads. NCCL, its CUDA runtime and the driver free their state at exit, and a thread inside
-/// these libraries would use freed state.
+/// Registers a function that runs at process exit. The function waits for the threads that end
+/// communicators, and prevents the start of new threads. Each value of `registered` allows one
+/// registration. NCCL, its CUDA runtime and the driver free their state at exit, and a thread
+/// inside these libraries would use freed state.
 ///
 /// Exit functions run in reverse order of registration. The CUDA runtime registers its exit
-/// function when the first communicator is created. So `wait_at_exit` is called again, after the
-/// first communicator was created.
+/// function when the first communicator is created. So this crate registers its function again
+/// after that. The function then runs before the runtime's exit function.
 fn wait_at_exit(registered: &Once) {
     registered.call_once(|| {
         // SAFETY: the function lives as long as the process, and does not panic.
@@ -225,8 +225,8 @@ fn wait_at_exit(registered: &Once) {
     });
 }
 
-/// Registers the exit function of [`wait_at_exit`] again. Called after a communicator was created.
-/// Only the first call has an effect.
+/// Calls [`wait_at_exit`] once more, after the first communicator was created. Later calls of this
+/// function have no effect.
 pub(super) fn created() {
     static REGISTERED: Once = Once::new();
     wait_at_exit(&REGISTERED);
@@ -274,7 +274,7 @@ pub(super) fn spawn_background<R: Send + 'static>(work: Work, run: impl FnOnce()
     std::thread::Builder::new().name(work.name().to_owned()).spawn(body).ok().map(|_| receiver)
 }
 
-/// Frees a resource of a communicator, for a destructor. `work` frees the resource, and runs while
+/// Runs `work`, which frees a resource of a communicator. Called by destructors. `work` runs while
 /// the communicator's lock is held. If the lock becomes free within `patience`, `work` runs on this
 /// thread. If the lock stays busy, `work` runs on a background thread. If the communicator was
 /// freed, `work` does not run.

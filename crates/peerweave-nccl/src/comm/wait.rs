@@ -44,16 +44,18 @@ const ASK_EVERY: Duration = Duration::from_millis(2);
 
 /// Interval at which a waiter queries the rendezvous for lost ranks.
 const WATCH_EVERY: Duration = Duration::from_millis(50);
-/// Time limit of one query of the rendezvous for lost ranks. The response usually takes less than
-/// 0.1 ms.
+/// Time limit of one query that asks the rendezvous for lost ranks. The rendezvous usually responds
+/// within 0.1 ms.
 const WATCH_PATIENCE: Duration = Duration::from_millis(20);
 
-/// Time for which a wait continues after the rendezvous has reported a lost rank. The lost rank may
-/// have joined some work before the loss. Such work can still complete within this time.
+/// Time for which a wait continues after the rendezvous has reported a lost rank. If the lost rank
+/// had already joined the work that this rank waits for, the work can still complete within this
+/// time.
 const LAST_WORK: Duration = Duration::from_millis(500);
 
-/// Maximum time for which a rank waits for the other ranks to publish their last calls. Also the
-/// time limit of a query of the rendezvous after a failure or a timeout.
+/// Time limit of the exchange after a failed wait. A rank waits at most this long until the other
+/// ranks have published their last calls. A query that asks the rendezvous for lost ranks has the
+/// same limit.
 const REPORTS: Duration = Duration::from_millis(500);
 
 impl Communicator {
@@ -169,8 +171,8 @@ impl Communicator {
 
 /// The reason why a wait ends before its deadline.
 enum Stop {
-    /// It is unknown whether the work has failed: the query failed, or another thread has ended the
-    /// work.
+    /// It is unknown whether the work has failed, because the query failed or another thread has
+    /// ended the work.
     Unasked(NcclError),
     /// The work has failed.
     Failed(NcclError),
@@ -183,9 +185,9 @@ fn is_about_asking(code: CudaCode) -> bool {
     matches!(code.0, 1 | 3 | 4 | 200 | 201 | 400 | 401) || (900..=908).contains(&code.0)
 }
 
-/// Fails if the communicator is neither live nor suspended, or if NCCL reports an asynchronous
-/// error. Revoking or aborting a communicator ends its work. The stream then looks complete,
-/// although the work failed.
+/// Checks that the work of the communicator has not failed. Fails if the communicator is neither
+/// live nor suspended, or if NCCL reports an asynchronous error. A query of the stream is not
+/// sufficient: after a revocation or an abort, the stream looks complete although the work failed.
 ///
 /// On a non-blocking communicator, only the thread that holds the lock may query NCCL. If another
 /// thread still holds the lock after `patience`, this function succeeds without a query. The thread
@@ -233,7 +235,8 @@ fn reported(inner: &Inner, rendezvous: &Rendezvous, rank: Rank) -> Result<Option
 /// until the deadline.
 #[derive(Default)]
 pub(crate) struct Watch {
-    /// Time of the next query of the rendezvous, measured from the start of the wait.
+    /// Time at which the rendezvous is queried next, counted from the start of the wait. `None`
+    /// before the first check.
     next: Option<Duration>,
     /// The lost ranks, and the time at which the rendezvous reported the loss.
     gone: Option<(Vec<Rank>, Instant)>,
@@ -241,8 +244,8 @@ pub(crate) struct Watch {
 
 impl Watch {
     /// Queries the rendezvous if the next query is due. Fails when [`LAST_WORK`] has passed since
-    /// the rendezvous reported a lost rank. The lost rank may have joined some work before the
-    /// loss. Such work can still complete within this time.
+    /// the rendezvous reported a lost rank. If the lost rank had already joined the work that this
+    /// rank waits for, the work can still complete within this time.
     pub(crate) fn look(&mut self, inner: &Arc<Inner>, waited: Duration) -> Result<(), NcclError> {
         if let Some((ranks, since)) = &mut self.gone {
             if since.elapsed() < LAST_WORK {
@@ -265,8 +268,9 @@ impl Watch {
         waited >= *self.next.get_or_insert(WATCH_EVERY)
     }
 
-    /// Records the lost ranks reported by the rendezvous, and the duration of the query. A slow
-    /// server is queried less often, so that queries take at most a tenth of the waiting time.
+    /// Stores `gone`, the lost ranks that the rendezvous has reported. Sets the time of the next
+    /// query from `took`, the duration of this query. A slow server is queried less often, so that
+    /// queries take at most a tenth of the waiting time.
     fn answered(&mut self, waited: Duration, took: Duration, gone: Vec<Rank>) {
         self.next = Some(waited + took * 10 + WATCH_EVERY);
         self.gone = (!gone.is_empty()).then(|| (gone, Instant::now()));
@@ -365,9 +369,9 @@ impl PeerReports {
         }
     }
 
-    /// Adds `known`, the reports of the other ranks of this process. These reports are available
-    /// without the rendezvous. A rank counts as missing if the number of its last call is below
-    /// `sequence`.
+    /// Adds the reports in `known`, which come from other ranks of this process. A report in
+    /// `known` replaces a report of the same rank from the rendezvous. The rank counts as missing
+    /// if the number of its last call is below `sequence`.
     fn with(mut self, known: Vec<RankReport>, sequence: u64) -> Self {
         for report in known {
             self.missing.retain(|rank| *rank != report.rank);

@@ -27,8 +27,8 @@ use crate::library::error::NcclError;
 use crate::member::membership::{self, Inner};
 use crate::member::state::Gate;
 
-/// Divisor of the shortest deadline among all communicators. The quotient, limited to
-/// [`BETWEEN_LOOKS`], is the interval between two inspections by the watchdog.
+/// Number of inspections within the shortest deadline of all communicators. The resulting interval
+/// between two inspections is limited to [`BETWEEN_LOOKS`].
 const LOOKS: u32 = 8;
 /// Minimum and maximum interval between inspections.
 const BETWEEN_LOOKS: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(100)];
@@ -40,7 +40,7 @@ const INSPECT_EVERY: Duration = Duration::from_millis(50);
 #[derive(Default)]
 struct Thread {
     is_running: bool,
-    /// Number of calls of `watch`. After each of these calls, the thread inspects all
+    /// Number of calls of [`watch`]. After such a call, the watchdog's thread inspects all
     /// communicators.
     changes: u64,
 }
@@ -58,12 +58,12 @@ pub(crate) fn is_looking() -> bool {
     LOOKING.load(Ordering::Acquire) != 0
 }
 
-/// A running inspection of communicators by the watchdog. Must be dropped after the handles of the
-/// inspected communicators.
+/// A running inspection of communicators by the watchdog. Drop the handles of the inspected
+/// communicators before this value.
 struct Look(BeforeExit);
 
 impl Look {
-    /// Begins an inspection. Returns `None` if the process is ending.
+    /// Begins an inspection of communicators. Returns `None` if the process is ending.
     fn begin() -> Option<Self> {
         let inside = BeforeExit::enter()?;
         LOOKING.fetch_add(1, Ordering::AcqRel);

@@ -15,19 +15,19 @@ use peerweave_driver::{CudaCode, CudaStream, is_capturing, relaxed};
 
 use crate::member::membership::{Inner, set_current};
 
-/// Divisor of the work deadline: work is first checked after an eighth of its deadline.
+/// The watchdog first checks work after the work deadline divided by this number.
 const PART: u32 = 8;
 
 /// Flag `CU_EVENT_DISABLE_TIMING` of the driver. Events without timing have the lowest cost.
 const DISABLE_TIMING: u32 = 2;
 
-/// State of a check by the watchdog: whether the enqueued work of one communicator completes in
-/// time.
+/// State of the check of one communicator by the watchdog. The check finds out whether the enqueued
+/// work of the communicator completes in time.
 #[derive(Default)]
 pub(crate) struct Work {
     /// Number of the last call that is known to be complete.
     done: u64,
-    /// Time at which the watchdog first observed a call with a number above `done`.
+    /// Time since which the watchdog has observed calls that are not known to be complete.
     since: Option<Instant>,
     marks: Option<Marks>,
     /// Whether the late work was reported.
@@ -37,12 +37,11 @@ pub(crate) struct Work {
 /// One event for each stream, recorded after all work that the communicator had enqueued in the
 /// stream.
 struct Marks {
-    /// Number of the call that was issued last before the events were recorded.
+    /// Number of the last call before the events were recorded.
     sequence: u64,
-    /// The events that the streams have not reached.
+    /// The events that their streams have not reached yet.
     pending: Vec<Mark>,
-    /// Whether an event was recorded in every stream. No event is recorded in a stream that is
-    /// being captured.
+    /// Whether every stream got an event. A stream that is being captured gets no event.
     is_complete: bool,
 }
 

@@ -33,8 +33,8 @@ pub enum CtaPolicy {
 pub enum GraphUsage {
     /// No collective is captured.
     Never,
-    /// Collectives are captured into only one graph at a time. No other collectives are launched
-    /// concurrently with this graph.
+    /// Collectives are captured into only one graph at a time. While this graph runs, no other
+    /// collectives are launched.
     One,
     /// Collectives are captured into several graphs, or some collectives are captured and others
     /// are launched directly. This is NCCL's default.
@@ -78,13 +78,13 @@ pub enum NvlsHostMode {
     Disable,
 }
 
-/// An option that NCCL represents as a number.
+/// The type of an option with named values. NCCL represents each value as a number.
 pub(crate) trait Choice: Copy {
     /// Returns NCCL's number for this value.
     fn number(self) -> c_int;
 
-    /// Returns the version that introduced this value, or `None` if the version that introduced the
-    /// option also introduced this value.
+    /// Returns the version of NCCL that introduced this value. Returns `None` if this value is as
+    /// old as the option.
     fn since(self) -> Option<Version> {
         None
     }

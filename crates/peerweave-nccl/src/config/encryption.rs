@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn short_encryption_key_is_refused_and_keys_are_not_logged() {
+    fn error_for_an_invalid_key_does_not_contain_the_key() {
         let config = EncryptionConfig::PreSharedKey("secret".into());
         assert_eq!(format!("{config:?}"), "PreSharedKey(..)");
         for key in ["", "a key of 31 bytes: 1 too short.", "a\0b, and long enough to be a key that is used"] {

@@ -1,4 +1,4 @@
-//! Options of communicators, of single calls, and of encryption.
+//! Options of communicators and of single calls, and the settings of encryption.
 
 pub(crate) mod choices;
 pub(crate) mod encryption;

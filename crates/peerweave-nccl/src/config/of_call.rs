@@ -252,8 +252,9 @@ impl RawCollConfig {
         &raw const self.raw
     }
 
-    /// Returns the event that NCCL records. The event must be kept alive until NCCL has recorded
-    /// it. If the collective was captured, the event must live as long as the graph.
+    /// Returns the event that NCCL records after the launch of the collective. The event must live
+    /// until NCCL has recorded the event. If the collective was captured, the event must live as
+    /// long as the graph.
     pub(crate) fn event(&self) -> Option<&Arc<CudaEvent>> {
         self.event.as_ref()
     }
@@ -272,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn call_config_struct_has_the_size_of_its_nccl_version() {
+    fn call_config_struct_size_depends_on_the_nccl_version() {
         for (version, len_bytes, code) in
             [("2.31.0", 64, 23100), ("2.31.2", 64, 23102), ("2.32.3", 72, 23203), ("2.40.1", 72, 23203)]
         {

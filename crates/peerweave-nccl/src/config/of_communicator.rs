@@ -314,8 +314,8 @@ unsafe impl Send for RawConfig {}
 unsafe impl Sync for RawConfig {}
 
 impl RawConfig {
-    /// Returns the pointer to pass to NCCL. NCCL reads the struct only during the call. NCCL stores
-    /// pointers to the names, which live until the process ends.
+    /// Returns the pointer to pass to NCCL. NCCL reads the struct only during the call. NCCL also
+    /// stores pointers to the texts in the struct. These texts live until the process ends.
     pub(crate) fn as_mut_ptr(&mut self) -> *mut ncclConfig_t {
         &raw mut self.0
     }

@@ -137,7 +137,7 @@ impl DeviceCommRequirements {
     }
 
     setters! {
-        /// Sets the version of the device communicator's layout.
+        /// Sets the version of NCCL that determines the layout of the device communicator.
         layout: DeviceCommLayout;
         /// Sets whether kernels use multimem instructions on the ranks of the LSA team. If on, NCCL
         /// creates a multicast object. Creating the device communicator then fails if multicast
@@ -286,11 +286,11 @@ impl DeviceCommRequirements {
         Ok((RawRequirements::new(raw, &self.buffers, &teams), len_bytes))
     }
 
-    /// Returns three values. The first is the version to write to NCCL's structs. The second is the
-    /// size of the device communicator in bytes, or `None` if NCCL must report the size. The third
-    /// states whether NCCL must use the layout of the loaded library.
+    /// Returns three values: the version to write to NCCL's structs, the size of the device
+    /// communicator in bytes, and whether NCCL must use the layout of the loaded library. The size
+    /// is `None` if NCCL must report the size.
     fn version_of(&self, found: &Found<'_>) -> Result<(Version, Option<usize>, bool), NcclError> {
-        const WHAT: &str = "a query of the size of a device communicator";
+        const WHAT: &str = "the query for the size of a device communicator";
         let newest = found.version.min(sys::HEADER);
         match self.layout {
             DeviceCommLayout::Library if found.version.at_least(RUNTIME_SINCE) => Ok((newest, None, true)),

@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn valid_raw_team_round_trips_and_invalid_raw_team_is_refused() {
+    fn only_valid_raw_teams_are_converted() {
         let raw = ncclTeam_t { nRanks: 2, rank: 1, stride: 4 };
         let team = DeviceTeam::from_raw(raw, Rank::new(6)).expect("the struct is valid");
         assert_eq!(team.to_raw("test", Rank::new(6), 7).expect("the team belongs to this communicator"), raw);

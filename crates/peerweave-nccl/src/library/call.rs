@@ -31,7 +31,8 @@ impl Call {
     /// Number of bits that an encoded call occupies in a 64-bit integer.
     pub(crate) const BITS: u32 = 8;
 
-    /// Returns whether every rank of a communicator must make the call, in the same order.
+    /// Returns whether the call is a collective that transfers data, such as an all-reduce. Every
+    /// rank must make such calls in the same order.
     #[inline]
     pub(crate) const fn is_collective(self) -> bool {
         use Call::*;
@@ -61,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn call_name_is_decoded_from_the_low_bits() {
+    fn call_name_is_decoded_from_the_low_8_bits() {
         assert_eq!(Call::AllReduce.name(), "all_reduce");
         assert_eq!(Call::Grow.name(), "grow");
         assert_eq!(Call::name_of(7 << Call::BITS | Call::Recv as u64), "recv");

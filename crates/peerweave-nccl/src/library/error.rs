@@ -129,8 +129,8 @@ impl NcclError {
         nccl.not_forked(call).err().unwrap_or_else(|| nccl.failure(call, sys::ncclResult_t(code.into().get()), None))
     }
 
-    /// Sets the name of the call in the error. So a call can return an error that was created for a
-    /// different call.
+    /// Replaces the name of the call in the error with `name`. So a call can return an error that a
+    /// different call has created. Applies only to the variants `Misuse`, `Timeout` and `PeerLost`.
     pub(crate) fn of_call(mut self, name: &'static str) -> Self {
         match &mut self {
             Self::Misuse(Misuse { call, .. }) => *call = name,
@@ -355,7 +355,7 @@ pub struct Timeout {
     /// Ranks that are known not to have issued the call. The list is empty if no such rank is
     /// known.
     pub missing: Vec<Rank>,
-    /// Reports that other ranks have published, each with the last call of the reporting rank.
+    /// The reports that other ranks have published. A report contains the last call of one rank.
     pub reports: Vec<RankReport>,
 }
 
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn failure_message_contains_the_call_the_code_and_last_error() {
+    fn failure_message_contains_call_code_and_last_error() {
         let error = NcclError::from(Failure {
             call: "ncclAllReduce",
             code: ResultCode::INVALID_USAGE,

@@ -49,8 +49,8 @@ const SEARCH: Search = unsafe { Search::new(PRODUCT, "PEERWEAVE_NCCL_PATH", &["l
         "/opt/conda/lib",
     ]);
 
-/// Identifies the process in which the first NCCL library was loaded. Forked processes inherit this
-/// value.
+/// The process in which the first NCCL library was loaded: a guard that detects forks, and the
+/// process ID. Forked processes inherit this value.
 static FIRST: OnceLock<(ForkGuard, u32)> = OnceLock::new();
 
 /// An NCCL library. The library stays loaded until the process ends.
@@ -229,8 +229,8 @@ impl Nccl {
         Ok(UniqueId::from_raw(id))
     }
 
-    /// Calls a function of NCCL that belongs to no communicator. Every result code except success
-    /// is an error.
+    /// Calls an NCCL function that takes no communicator. Returns an error for every result code
+    /// except success.
     ///
     /// # Errors
     /// [`NcclError::Nccl`], [`NcclError::Unsupported`], [`NcclError::Forked`].
@@ -310,7 +310,7 @@ impl Nccl {
 
     #[cold]
     pub(crate) fn unsupported_function(self, missing: &MissingSymbol) -> NcclError {
-        let since = missing.since.parse().expect("the version in every binding is valid");
+        let since = missing.since.parse().expect("the version of every declared NCCL function is valid");
         self.unsupported(missing.name, since)
     }
 
@@ -419,9 +419,8 @@ fn version_of(api: &Api, path: &Arc<Path>) -> Result<Version, NcclError> {
     // SAFETY: the function writes one int.
     let result = unsafe { api.ncclGetVersion(&raw mut code) };
     match result {
-        Ok(ncclResult_t::ncclSuccess) => {
-            version_from_code(code).ok_or_else(|| unusable("peerweave-nccl (ncclGetVersion returned an unknown version)", OLDEST))
-        }
+        Ok(ncclResult_t::ncclSuccess) => version_from_code(code)
+            .ok_or_else(|| unusable("peerweave-nccl (ncclGetVersion returned a number that encodes no version)", OLDEST)),
         Ok(_) => Err(unusable("peerweave-nccl (ncclGetVersion returned an error)", OLDEST)),
         Err(missing) => Err(unusable(missing.name, OLDEST)),
     }

@@ -125,13 +125,13 @@ pub enum MisuseKind {
     /// or differ in length, element type, root or reduction. No call in the group was issued.
     #[error("{rank} calls {found}, but {other} in the same group calls {expected}")]
     Disagreement {
-        /// A rank in the group. The call of this rank does not match the call of `other`.
+        /// One of the two ranks whose calls do not match.
         rank: Rank,
-        /// The call that `rank` issues.
+        /// The call of the rank in the field `rank`.
         found: Box<str>,
-        /// Another rank in the group. The call of `rank` does not match the call of this rank.
+        /// The other of the two ranks whose calls do not match.
         other: Rank,
-        /// The call that `other` issues.
+        /// The call of the rank in the field `other`.
         expected: Box<str>,
     },
     /// A thread with several ranks waits for a collective that the thread has not issued for all of

@@ -1,5 +1,5 @@
-//! Run-time parameters of NCCL (requires NCCL 2.30.3), and a function that makes NCCL read the
-//! variables of its log again.
+//! Run-time parameters of NCCL (requires NCCL 2.30.3). Also has a function that makes NCCL read the
+//! environment variables for its log again.
 //!
 //! This module only reads parameters. A program can set parameters only by environment variables,
 //! before NCCL is first used.

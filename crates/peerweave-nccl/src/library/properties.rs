@@ -136,9 +136,10 @@ impl CommProperties {
         self.raw.deviceApiSupport != 0
     }
 
-    /// Returns whether the hardware supports multimem instructions between the ranks that kernels
-    /// access by loads and stores. [`multicast_switch`](peerweave_driver::multicast_switch) returns
-    /// whether this process allows multicast.
+    /// Returns whether the hardware supports multimem instructions among the ranks of an LSA team.
+    /// These ranks access each other by loads and stores.
+    /// [`multicast_switch`](peerweave_driver::multicast_switch) returns whether this process allows
+    /// multicast.
     pub fn multimem(&self) -> bool {
         self.raw.multimemSupport != 0
     }
@@ -255,7 +256,8 @@ fn empty(version: Version) -> Option<Filled> {
     Some(filled)
 }
 
-/// Converts the values filled by NCCL to the newest layout. Fields that the version lacks are 0.
+/// Converts the struct that NCCL has filled to the newest layout. Fields that NCCL's version
+/// `version` lacks are 0.
 fn parsed(filled: &Filled, version: Version) -> ncclCommProperties_t {
     let mut raw = filled.raw;
     if ncclCommProperties_t::len_bytes(version).is_none() {

@@ -13,7 +13,8 @@ use peerweave_driver::{CudaCode, CudaStream, is_capturing, refuse_capture_begun}
 use crate::library::error::NcclError;
 use crate::member::membership::Inner;
 
-/// Largest handle value of the default stream. The driver uses 0 and 1 for the default stream.
+/// Largest stream handle that stands for the default stream. The driver uses the handles 0 and 1
+/// for the default stream.
 const DEFAULT: usize = 1;
 
 /// The driver's status `CU_STREAM_CAPTURE_STATUS_NONE`: the stream is not being captured.

@@ -12,7 +12,7 @@ use crate::member::state::{Allowed, Inside};
 
 /// Communicators whose locks this thread has acquired. Each communicator occurs once.
 pub(crate) enum Entered<'a> {
-    /// The common case of one communicator. This form needs no allocated list.
+    /// Exactly one communicator, which is the common case. This variant allocates no list.
     One([(&'a Arc<Inner>, Inside<'a>); 1]),
     Many(Vec<(&'a Arc<Inner>, Inside<'a>)>),
 }

@@ -80,16 +80,18 @@ pub(crate) struct Inner {
     pub(crate) identity: u64,
     pub(crate) blocking: bool,
     deadline_ms: AtomicU64,
-    /// The [`Call`] that was issued last, in the low bits, and the number of this call in the high
-    /// bits.
+    /// The last issued call. The low bits have its name (as a [`Call`]), and the high bits have its
+    /// number.
     last: AtomicU64,
     /// Number of issued collectives.
     collectives: AtomicU64,
     /// Number of issued sends and receives.
     transfers: AtomicU64,
-    /// Number of sends and receives whose matching call was in the same group.
+    /// Number of issued sends and receives that are paired. The matching call of a paired send or
+    /// receive was in the same group.
     paired: AtomicU64,
-    /// Number of the thread that created the communicator or issued the last call (`threads.rs`).
+    /// Number (from `threads.rs`) of the thread that issued the last call. Before the first call,
+    /// the number of the thread that created the communicator.
     last_thread: AtomicU64,
     /// Number of children created from the communicator.
     pub(crate) children: AtomicU64,
@@ -106,9 +108,9 @@ pub(crate) struct Inner {
     deferred: Mutex<Vec<Keep>>,
     pub(crate) is_freed: Arc<AtomicBool>,
     work_deadline_ms: AtomicU64,
-    /// Number of the group in which a thread may be blocked, if the group has several
-    /// communicators. All communicators of the group store the same number. The number is 0 if no
-    /// thread may be blocked in such a group.
+    /// Number of a group that has several communicators, if a thread may be blocked in this group.
+    /// All communicators of the group store the same number. The number is 0 if there is no such
+    /// group.
     pub(crate) group: AtomicU64,
     /// The reason why the watchdog or a timed-out wait has aborted the communicator.
     pub(crate) abort_reason: OnceLock<NcclError>,
@@ -159,8 +161,8 @@ thread_local! {
     static HAS_CONTEXT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Largest handle of a predefined stream. The handles of predefined streams are the same in every
-/// context: 0 and 1 for the default stream, and 2 for the per-thread stream.
+/// Largest handle of the driver's predefined streams. These handles are the same in every context:
+/// 0 and 1 stand for the default stream, and 2 stands for the per-thread stream.
 pub(super) const OF_EVERY_CONTEXT: usize = 2;
 
 /// Number of communicators that this process has created.
@@ -181,9 +183,9 @@ pub(crate) fn all() -> Vec<Arc<Inner>> {
     ALL.lock().unwrap_or_else(PoisonError::into_inner).iter().filter_map(Weak::upgrade).collect()
 }
 
-/// Like [`all`], but waits at most 100 ms for the lock of the list. Returns `None` if another
-/// thread still holds the lock. Used at process exit, because a thread that holds the lock may have
-/// been stopped.
+/// Returns the same list as [`all`], but waits at most about 100 ms for the lock of the list.
+/// Returns `None` if another thread still holds the lock. Used at process exit: a thread that was
+/// stopped at exit may never release the lock.
 pub(crate) fn all_if_free() -> Option<Vec<Arc<Inner>>> {
     if MADE_BY.load(Ordering::Relaxed) != std::process::id() {
         return Some(Vec::new());
@@ -311,19 +313,21 @@ impl Inner {
         self.collectives.load(Ordering::Relaxed)
     }
 
-    /// Returns whether the matching call of every issued send and receive was in the same group.
+    /// Returns whether all issued sends and receives are paired. A send is paired if its matching
+    /// receive was in the same group, and a receive is paired if its matching send was.
     pub(crate) fn transfers_are_paired(&self) -> bool {
         self.transfers.load(Ordering::Relaxed) == self.paired.load(Ordering::Relaxed)
     }
 
-    /// Adds `transfers` to the number of sends and receives whose matching call is in the same
-    /// group. The caller holds the communicator's lock, and issues these sends and receives later.
+    /// Adds `transfers` to the number of paired sends and receives. The matching call of a paired
+    /// send or receive is in the same group. The caller holds the communicator's lock, and issues
+    /// these sends and receives later.
     pub(crate) fn count_paired(&self, transfers: u64) {
         self.paired.fetch_add(transfers, Ordering::Relaxed);
     }
 
-    /// Returns the number ([`this_thread`]) of the thread that created the communicator or issued
-    /// the last call.
+    /// Returns the number ([`this_thread`]) of the thread that issued the last call. Before the
+    /// first call, returns the number of the thread that created the communicator.
     pub(crate) fn last_thread(&self) -> u64 {
         self.last_thread.load(Ordering::Relaxed)
     }
@@ -434,8 +438,8 @@ impl Inner {
     }
 
     /// Returns the state that NCCL reports for the communicator. The caller holds the
-    /// communicator's lock exclusively. On a blocking communicator, the caller may instead hold the
-    /// lock as a reader.
+    /// communicator's lock (the gate) exclusively. On a blocking communicator, it is sufficient
+    /// that the caller holds the lock as a reader.
     ///
     /// The query, `ncclCommGetAsyncError`, has side effects. On a non-blocking communicator, a
     /// query that returns success frees NCCL's internal job of the last group (2.26.2 and later).
@@ -492,10 +496,10 @@ impl Inner {
         self.is_capturing(stream)
     }
 
-    /// Returns whether [`check_call`](Self::check_call) can be omitted, because it would succeed
-    /// and have no effect. This requires that the process is not forked, the communicator is live,
-    /// [`bind_for`](Self::bind_for) would do nothing, and [`check_stream`](Self::check_stream)
-    /// would succeed.
+    /// Returns whether [`check_call`](Self::check_call) would succeed and have no effect, so that
+    /// the caller can omit it. This is the case if the process is not forked, the communicator is
+    /// live, [`bind_for`](Self::bind_for) would do nothing, and
+    /// [`check_stream`](Self::check_stream) would succeed.
     #[inline]
     fn is_common_case(&self, stream: &CudaStream) -> bool {
         let thread_is_bound = stream.cu_stream().addr() > OF_EVERY_CONTEXT && HAS_CONTEXT.get();
@@ -530,7 +534,7 @@ impl Inner {
             true if context.cu_ctx() == self.cu_context.0 => return Ok(()),
             true => MisuseKind::Combination {
                 what,
-                why: "the context differs from the communicator's context, expected the primary context for both",
+                why: "the context is not the communicator's context; use the primary context of the device for both",
             },
             false => MisuseKind::Device { what, found, expected },
         };

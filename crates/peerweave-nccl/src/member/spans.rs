@@ -14,16 +14,15 @@ pub(crate) fn of(inner: &Inner, call: &'static str) -> EnteredSpan {
     tracing::trace_span!("nccl", call, communicator = inner.name.number, rank = inner.rank.get()).entered()
 }
 
-/// Like [`of`], enters the span of a call, but only if a `tracing` subscriber records the level
-/// TRACE. Returns `None` in other cases, at the cost of one load. Used for calls that take only
-/// nanoseconds.
+/// Enters the same span as [`of`], but only if a `tracing` subscriber records the level TRACE.
+/// Otherwise returns `None`, at the cost of one load. Used for calls that take only nanoseconds.
 #[inline]
 pub(crate) fn if_enabled(inner: &Inner, call: &'static str) -> Option<EnteredSpan> {
     is_enabled().then(|| of(inner, call))
 }
 
-/// Like [`of_many`], enters the span of a group of calls, but only if a `tracing` subscriber
-/// records the level TRACE. Used for calls that take only nanoseconds.
+/// Enters the same span as [`of_many`], but only if a `tracing` subscriber records the level TRACE.
+/// Otherwise returns `None`. Used for calls that take only nanoseconds.
 #[inline]
 pub(crate) fn of_many_if_enabled(call: &'static str, members: usize) -> Option<EnteredSpan> {
     is_enabled().then(|| of_many(call, members))
@@ -34,8 +33,8 @@ fn is_enabled() -> bool {
     tracing::level_filters::LevelFilter::current() >= tracing::level_filters::LevelFilter::TRACE
 }
 
-/// Enters the span of a call for several ranks of this thread. `members` is the number of ranks.
-/// The ranks need not have communicators yet.
+/// Enters the span of a call that this thread makes for several ranks. `members` is the number of
+/// these ranks. Also usable before the communicators of the ranks exist.
 pub(crate) fn of_many(call: &'static str, members: usize) -> EnteredSpan {
     tracing::trace_span!("nccl", call, members).entered()
 }

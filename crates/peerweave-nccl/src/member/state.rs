@@ -90,9 +90,10 @@ impl Allowed {
     pub(crate) const LIVE: Self = Self(State::Live.bit());
     /// The only state in which a communicator may be resumed: suspended.
     pub(crate) const SUSPENDED: Self = Self(State::Suspended.bit());
-    /// States in which children may be created: live and revoked.
+    /// States in which a communicator can be split, or shrunk with `ShrinkMode::Default`: live and
+    /// revoked.
     pub(crate) const SPLIT: Self = Self(State::Live.bit() | State::Revoked.bit());
-    /// States in which a communicator without the lost ranks may be created: live, revoked and
+    /// States in which a communicator can be shrunk with `ShrinkMode::Abort`: live, revoked and
     /// failed.
     pub(crate) const SHRINK: Self = Self(Self::SPLIT.0 | State::Failed.bit());
     /// States of a communicator that has been neither finalized nor aborted.
@@ -112,25 +113,25 @@ pub(crate) enum Refused {
     Busy,
 }
 
-/// Value of the mode bits of a free gate.
+/// Mode of a gate that has no owner.
 const FREE: u64 = 0;
 /// Mode of an owner that is not blocked in NCCL. Such an owner soon leaves the gate, even without
 /// an abort.
 const BRIEF: u64 = 1;
 /// Mode of an owner that may be blocked in NCCL.
 const BLOCKING: u64 = 2;
-/// Mask of the bits of the mode.
+/// Mask that selects the mode in `Gate::owner`.
 const MODE_MASK: u64 = 3;
-/// Increment of the count of acquisitions. The count is in `Gate::owner`, in the bits above the
-/// mode. The increment is added when the owner leaves the gate.
+/// One acquisition of the gate, as a number to add to `Gate::owner`. The bits above the mode count
+/// the acquisitions. The owner adds this number when it leaves the gate.
 const ACQUISITION: u64 = 4;
 
-/// Mask of the bits of the state.
+/// Mask that selects the state in `Gate::word`.
 const STATE_MASK: u64 = 0b111;
-/// Increment of the count of readers. The count has 24 bits, which are enough for all threads of a
-/// process.
+/// One reader that is not blocked in NCCL, as a number to add to `Gate::word`. The count of these
+/// readers has 24 bits, which are enough for all threads of a process.
 const READER: u64 = 1 << 8;
-/// Increment of the count of readers that may be blocked in NCCL.
+/// One reader that may be blocked in NCCL, as a number to add to `Gate::word`.
 const BLOCKING_READER: u64 = 1 << 32;
 
 /// Divisor that determines how long a waiter sleeps. The time that the waiter has waited so far is
@@ -143,8 +144,8 @@ const STARVING_AFTER: Duration = Duration::from_millis(5);
 /// Minimum and maximum duration of one sleep of a waiter.
 const SLEEP_BOUNDS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
 
-/// Maximum time that [`Gate::drain`] counts as waiting time between two consecutive checks. If more
-/// time has passed, the system has suspended this thread or the process. The excess does not count.
+/// Maximum time between two checks that [`Gate::drain`] counts as waiting time. If more time has
+/// passed, the system has suspended this thread or the process, and the rest does not count.
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
 /// Executes a sequentially consistent fence in builds for the model checker loom. Does nothing in
@@ -174,15 +175,17 @@ fn with_state(word: u64, state: State) -> u64 {
 /// The gate of one communicator.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
-    /// Mode of the owner, and number of acquisitions of the gate. A thread that acquires the free
-    /// gate becomes the owner. The number makes the value different for each acquisition. Only the
-    /// owner writes this value, so a plain store suffices to leave the gate.
+    /// Mode of the owner (low bits), and number of acquisitions of the gate (high bits). A thread
+    /// that acquires the free gate becomes the owner. The number distinguishes the acquisitions.
+    /// While the gate has an owner, only the owner writes this value. So the owner leaves the gate
+    /// with a plain store.
     owner: AtomicU64,
     /// Number of threads that wait for the gate.
     waiting: AtomicU32,
     /// Number of starving waiters, which have waited for at least [`STARVING_AFTER`].
     starving: AtomicU32,
-    /// State, number of readers, and number of readers that may be blocked in NCCL.
+    /// State of the communicator, and two counts: the readers that are not blocked in NCCL, and the
+    /// readers that may be blocked in NCCL.
     word: AtomicU64,
     sleepers: Mutex<()>,
     left: Condvar,
@@ -214,24 +217,25 @@ impl Drop for Starvation<'_> {
 #[derive(Debug)]
 pub(crate) struct Reader<'a>(&'a Gate);
 
-/// Kind of the threads that are still inside a closed gate.
+/// The threads that are still inside a closed gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Occupancy {
     /// No thread is inside the gate.
     Empty,
-    /// At least one thread inside the gate will leave without an abort.
+    /// At least one thread inside the gate is not marked as possibly blocked in NCCL. This thread
+    /// leaves the gate even without an abort.
     Brief,
     /// Every thread inside the gate is marked as possibly blocked in NCCL.
     Stuck,
 }
 
 impl Gate {
-    /// Number that [`stuck_in`](Self::stuck_in) returns if only readers are marked as possibly
-    /// blocked in NCCL. If the owner has this mark, `stuck_in` returns a different number.
+    /// Result of [`stuck_in`](Self::stuck_in) if only readers are marked as possibly blocked in
+    /// NCCL. If the owner has this mark, `stuck_in` never returns this number.
     pub(crate) const READER: u64 = BRIEF;
 
-    /// Enters exclusively. If another thread has entered exclusively, waits for at most `patience`.
-    /// Calls `patience` only in this case.
+    /// Enters the gate exclusively. If the gate cannot be acquired immediately, calls `patience`,
+    /// and waits for at most the returned duration.
     #[inline]
     pub(crate) fn enter(&self, allowed: Allowed, patience: impl FnOnce() -> Duration) -> Result<Inside<'_>, Refused> {
         match self.try_lock_fairly(BRIEF) {
@@ -259,7 +263,8 @@ impl Gate {
         if self.starving.load(Relaxed) == 0 { self.take(mode) } else { None }
     }
 
-    /// Acquires the gate with this mode. Returns `None` if the gate is not free.
+    /// Makes this thread the owner of the gate, with the mode `mode`. Returns `None` if the gate is
+    /// not free.
     #[inline]
     fn take(&self, mode: u64) -> Option<Inside<'_>> {
         // The exchange synchronises with the release by the previous owner. So the effects of one
@@ -321,10 +326,10 @@ impl Gate {
         self.state().is_closed()
     }
 
-    /// Returns a number if a thread inside the gate is marked as possibly blocked in NCCL, or
-    /// `None` if no thread has this mark. If the owner has the mark, the number identifies this
-    /// acquisition of the gate. If only readers have the mark, the number is
-    /// [`READER`](Self::READER). The query adds no cost to the marked thread.
+    /// Returns `None` if no thread inside the gate is marked as possibly blocked in NCCL. If the
+    /// owner has this mark, returns a number that identifies its acquisition of the gate. If only
+    /// readers have the mark, returns [`READER`](Self::READER). The query adds no cost to the
+    /// marked thread.
     pub(crate) fn stuck_in(&self) -> Option<u64> {
         let (owner, word) = (self.owner.load(Acquire), self.word.load(Acquire));
         let reader = (word >= BLOCKING_READER).then_some(Self::READER);
@@ -358,8 +363,8 @@ impl Gate {
     }
 
     /// Closes the gate like [`close`](Self::close), but only if the state is `from`. If the state
-    /// differs, returns the current state as the error, because a reader may have changed the state
-    /// and may still be inside NCCL.
+    /// differs, returns the current state as the error. In this case a reader may have changed the
+    /// state, and may still be inside NCCL.
     pub(crate) fn close_from(&self, from: State, state: State) -> Result<(), State> {
         debug_assert!(state.is_closed());
         self.change(from, state)
@@ -369,8 +374,8 @@ impl Gate {
     /// inside are marked as possibly blocked in NCCL. Returns whether no thread is inside.
     ///
     /// Waits without a limit for threads that are not marked as possibly blocked in NCCL ([G3] of
-    /// this module). Time in which the system suspends the whole process, or this thread, does not
-    /// count towards `grace`: a thread inside could not leave in that time.
+    /// this module). If the system suspends this thread or the whole process, that time does not
+    /// count towards `grace`.
     pub(crate) fn drain(&self, grace: Duration) -> bool {
         let (mut waited, mut looked_at) = (Duration::ZERO, Instant::now());
         loop {
@@ -389,9 +394,9 @@ impl Gate {
         }
     }
 
-    /// Returns what kind of threads are inside the closed gate. The owner and the readers are
-    /// loaded separately. This is sufficient, because a thread that enters between the two loads
-    /// finds the gate closed and does not use the handle.
+    /// Returns which threads are inside the closed gate. The owner and the readers are loaded
+    /// separately. This is sufficient, because a thread that enters between the two loads finds the
+    /// gate closed and does not use the handle.
     fn occupancy(&self) -> Occupancy {
         fenced();
         let (owner, word) = (self.owner.load(SeqCst), self.word.load(SeqCst));
@@ -406,8 +411,9 @@ impl Gate {
 }
 
 impl<'a> Inside<'a> {
-    /// Returns the number of this acquisition: the value of `owner` without the mode. While this
-    /// thread is inside the gate, no other thread writes `owner`.
+    /// Returns the number that identifies this acquisition of the gate. The number is the value of
+    /// `owner` without the mode. While this thread is inside the gate, no other thread writes
+    /// `owner`.
     #[inline]
     fn acquisition(&self) -> u64 {
         self.0.owner.load(Relaxed) & !MODE_MASK
@@ -439,10 +445,9 @@ impl<'a> Inside<'a> {
         Ok(())
     }
 
-    /// Removes the mark that [`enter_blocking`](Self::enter_blocking) has set. Called after the
-    /// call of NCCL has returned. The caller may then read the state while another thread closes
-    /// the gate. Either the caller reads the closed state, or the other thread waits until the
-    /// caller has left the gate.
+    /// Removes the mark that [`enter_blocking`](Self::enter_blocking) has set. Called after NCCL
+    /// has returned. If the caller then reads an open state, a thread that closes the gate later
+    /// waits until the caller has left the gate.
     pub(crate) fn leave_blocking(&self) {
         self.0.owner.store(self.acquisition() | BRIEF, SeqCst);
         fenced();
@@ -469,8 +474,8 @@ impl Gate {
 }
 
 impl Reader<'_> {
-    /// Runs `call` while this reader is marked as possibly blocked in NCCL. If the gate is closed,
-    /// does not run `call` and returns the state as the error.
+    /// Marks this reader as possibly blocked in NCCL, runs `call`, and removes the mark. If the
+    /// gate is closed, returns the state as the error and does not run `call`.
     pub(crate) fn enter_blocking<R>(&self, call: impl FnOnce() -> R) -> Result<R, State> {
         let before = self.0.word.fetch_add(BLOCKING_READER - READER, AcqRel);
         let result = if state_of(before).is_closed() { Err(state_of(before)) } else { Ok(call()) };

@@ -221,8 +221,8 @@ fn inside<T>(call: &'static str, len: usize, offset: usize) -> Result<usize, Ncc
     Err(NcclError::misuse(call, MisuseKind::Value { what: "the offset", found, expected }))
 }
 
-/// Converts an index in a team to NCCL's type. Also returns the communicator rank of the team
-/// member with this index. Fails if there is no team, or if the team has no such member.
+/// Converts `index`, an index in `team`, to NCCL's type. Also returns the communicator rank of the
+/// team member with this index. Fails if there is no team, or if the team has no such member.
 fn member(call: &'static str, what: &'static str, team: Option<DeviceTeam>, index: usize) -> Result<(c_int, Rank), NcclError> {
     let found = c_int::try_from(index).ok().zip(team.and_then(|team| team.rank_of(index)));
     found.ok_or_else(|| {

@@ -100,8 +100,8 @@ pub(super) fn unregister(
     }
 }
 
-/// Waits until every rank has called this function. Before the return, each rank also completes its
-/// earlier work on `stream`, and its work on all streams that may use the registered memory.
+/// Waits until every rank has called this function and has completed its earlier work. This work is
+/// the work on `stream`, and the work on all streams that may use the registered memory.
 pub(super) fn meet(
     call: &'static str,
     communicator: &Communicator,

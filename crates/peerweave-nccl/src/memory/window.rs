@@ -40,8 +40,8 @@ const LENGTHS_DIFFER: Version = Version::new(2, 30, 7);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WindowKind {
     flags: c_int,
-    /// The newest flag in `flags`: the version that introduced the flag, and the flag's name.
-    /// `None` if every version that has windows has all flags.
+    /// For the newest flag in `flags`: the version that introduced the flag, and the flag's name.
+    /// `None` if `flags` has only flags that every version with windows supports.
     since: Option<(Version, &'static str)>,
 }
 
@@ -297,8 +297,8 @@ impl<T: Element> Window<T> {
         registered.give_back(CALL, deadline_after(deadline))
     }
 
-    /// Returns the registration that the clones of this window share. Fails if a clone, a recorded
-    /// call or a captured graph still uses the window.
+    /// Consumes the window, and returns its registration. Fails if a clone, a recorded call or a
+    /// captured graph still uses the window.
     fn only_handle(self, call: &'static str) -> Result<Registered, NcclError> {
         let why = "a clone, a recorded call or a captured graph still uses the window; drop all users of the window first";
         Arc::into_inner(self.inner).ok_or_else(|| NcclError::misuse(call, MisuseKind::Context { why }))
@@ -369,8 +369,8 @@ impl<T> fmt::Debug for Window<T> {
     }
 }
 
-/// Calls `each` once for each communicator, all within one group of NCCL. Waits until NCCL has
-/// finished the group on the host.
+/// Calls `each` once for each communicator, within one group of NCCL. Waits until NCCL has finished
+/// the group on the host.
 fn together(
     call: &'static str,
     communicators: &[&Communicator],

@@ -87,14 +87,14 @@ pub(crate) struct Operand {
     len_bytes: u64,
 }
 
-/// Index in [`Holds::guards`] at which the guard of the read buffer is stored.
+/// Index in [`Holds::guards`] for the buffer that the call reads.
 const READ: usize = 0;
-/// Index in [`Holds::guards`] at which the guard of the written buffer is stored.
+/// Index in [`Holds::guards`] for the buffer that the call writes.
 const WRITTEN: usize = 1;
 
 impl<'c, 'a> CallBuilder<'c, 'a> {
-    /// Creates the builder of one call. `capturing` is the result of
-    /// [`begin_call`](Inner::begin_call).
+    /// Starts the checks of one call. `capturing` states whether the stream is being captured:
+    /// [`begin_call`](Inner::begin_call) returns this value.
     #[inline]
     pub(crate) fn new(
         call: Call,
@@ -107,7 +107,7 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
         Self { call, inner, stream, capturing, holds, operations }
     }
 
-    /// Records the operations of the call, at the end of its checks.
+    /// Stores the operations of the call. Called when all checks of the call have succeeded.
     #[inline(always)]
     pub(crate) fn prepared(&mut self, operations: Operations) -> Prepared {
         // The previous value is empty. Forgetting the previous value saves the time of dropping it.
@@ -119,7 +119,7 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
     #[inline]
     pub(crate) fn moved<T: Element>(&self) -> Checked<ncclDataType_t> {
         const {
-            assert!(T::PARTS == 1, "NCCL has no element type that consists of several values; pass a buffer of the single values")
+            assert!(T::PARTS == 1, "NCCL has no type for elements that consist of several values; pass a buffer of single values")
         };
         Ok(data_type(self.call.name(), self.inner.nccl, T::DTYPE, false)?)
     }
@@ -129,7 +129,7 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
     #[inline]
     pub(crate) fn reduced<T: Element>(&mut self, op: &impl Reduction<T>) -> Checked<(ncclDataType_t, ncclRedOp_t)> {
         const {
-            assert!(T::PARTS == 1, "NCCL has no element type that consists of several values; pass a buffer of the single values")
+            assert!(T::PARTS == 1, "NCCL has no type for elements that consist of several values; pass a buffer of single values")
         };
         let data_type = data_type(self.call.name(), self.inner.nccl, T::DTYPE, true)?;
         let (op, made) = op.resolve();
@@ -141,7 +141,7 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
         Ok((data_type, op))
     }
 
-    /// Keeps a reduction or a window alive for the call.
+    /// Makes the call keep `owner` alive, which is a reduction or a window.
     pub(crate) fn own(&mut self, owner: Keep) {
         self.holds.owner = Some(owner);
     }
@@ -165,8 +165,8 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
         if found == expected { Ok(()) } else { Err(wrong()) }
     }
 
-    /// Returns the total number of elements if each rank has `count` elements. On overflow, returns
-    /// `usize::MAX`, which is not the length of any buffer.
+    /// Returns `count` times the number of ranks. On overflow, returns `usize::MAX`, which is not
+    /// the length of any buffer.
     #[inline]
     pub(crate) fn of_all(&self, count: usize) -> usize {
         count.saturating_mul(self.inner.n_ranks)
@@ -223,8 +223,8 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
         Ok(Operand { address, len_bytes })
     }
 
-    /// Returns the address of the buffer. Also stores `access` in [`Holds::guards`] at index
-    /// `which`, if the owner of the buffer must be notified when `access` is dropped.
+    /// Returns the address of the buffer to which `access` belongs. If the owner of the buffer must
+    /// be notified when `access` is dropped, stores `access` in [`Holds::guards`] at index `which`.
     #[inline(always)]
     fn borrow(&mut self, which: usize, access: Access<'a>) -> u64 {
         let address = access.address();
@@ -238,8 +238,8 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
         address
     }
 
-    /// Checks, after all buffers were acquired, that the buffers do not overlap. Also checks that
-    /// acquiring the buffers did not make the stream part of a capture.
+    /// Makes the last checks of a call, after its buffers were acquired. Fails if the buffers
+    /// overlap. Also fails if the stream has joined a capture because of an acquired buffer.
     #[inline(always)]
     pub(crate) fn finish(&mut self, send: Option<Operand>, recv: Option<Operand>) -> Checked<()> {
         if let (Some(send), Some(recv)) = (send, recv) {
@@ -263,8 +263,9 @@ fn misuse(call: Call, kind: MisuseKind) -> Box<NcclError> {
     Box::new(NcclError::misuse(call.name(), kind))
 }
 
-/// Returns the address of a buffer for a captured call. Adds the buffer's owner to the list of
-/// owners that the graph keeps alive. Fails if the buffer is only borrowed (`kept` is `None`).
+/// Returns the address of a buffer that a captured call uses. `kept` contains this address and the
+/// buffer's owner. Adds the owner to the list of owners that the graph keeps alive. Fails if `kept`
+/// is `None`, because the buffer is only borrowed.
 #[cold]
 fn kept(call: Call, holds: &mut Holds<'_>, kept: Option<(u64, Keep)>) -> Checked<u64> {
     let Some((address, keep)) = kept else {
@@ -275,8 +276,8 @@ fn kept(call: Call, holds: &mut Holds<'_>, kept: Option<(u64, Keep)>) -> Checked
     Ok(address)
 }
 
-/// Finishes the checks of a call in two cases: the stream is being captured, or a buffer has a
-/// guard. Fails if the stream joined a capture when a buffer was acquired.
+/// Finishes the checks of a call whose stream is being captured, or whose buffers have guards.
+/// Fails if the stream has joined a capture because of an acquired buffer.
 #[inline(never)]
 fn finish_guarded(call: Call, inner: &Inner, stream: &CudaStream, holds: &mut Holds<'_>) -> Checked<()> {
     if holds.guards.iter().all(Option::is_none) {
@@ -287,6 +288,6 @@ fn finish_guarded(call: Call, inner: &Inner, stream: &CudaStream, holds: &mut Ho
     if !inner.is_capturing(stream)? {
         return Ok(());
     }
-    let why = "the events of a borrowed slice made the stream part of a capture; pass a DeviceMemory or a Raw instead of a borrowed slice";
+    let why = "the stream joined a capture by waiting for an event of a borrowed slice; pass a DeviceMemory or a Raw instead of a borrowed slice";
     Err(misuse(call, MisuseKind::Context { why }))
 }

@@ -12,8 +12,8 @@ use crate::library::error::NcclError;
 use crate::member::membership::Inner;
 
 /// Resources of a call. The call keeps its resources alive until the call is issued. If the call is
-/// captured, the graph then keeps the owners in `keeps` alive. The value is filled in place,
-/// because the value is large and mostly empty.
+/// captured, the graph then keeps the owners in `keeps` alive. This struct is large and mostly
+/// empty, so it is filled in place instead of being moved.
 #[derive(Default)]
 pub(crate) struct Holds<'a> {
     /// Guards of the call's two buffers: first the read buffer, then the written buffer. A buffer
@@ -45,8 +45,8 @@ impl Holds<'_> {
         self.guards.iter().all(Option::is_none) && self.keeps.capacity() == 0 && self.owner.is_none()
     }
 
-    /// Records that the call is captured. If there is an owner, adds the owner to `keeps`.
-    /// Otherwise adds an empty placeholder, because a non-empty list marks a captured call.
+    /// Marks the call as captured by adding an element to `keeps`. The element is `owner`, or an
+    /// empty placeholder if `owner` is `None`.
     pub(super) fn set_captured(&mut self) {
         self.keeps.push(self.owner.clone().unwrap_or_else(|| Arc::new(())));
     }

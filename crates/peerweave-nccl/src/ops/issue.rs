@@ -118,7 +118,8 @@ impl<'a> Request<'a> {
     }
 
     /// Fails if a capture of the stream began or ended during the call. Called after NCCL was
-    /// called. If a capture ended, the call's resources are leaked.
+    /// called. If a capture ended, leaks the resources of the call, because the work of the call
+    /// may still use the resources.
     pub(crate) fn is_captured_as_before(&self, inner: &Inner) -> Result<(), NcclError> {
         let Some(holds) = self.holds.as_ref().filter(|holds| holds.is_captured()) else {
             return inner.not_captured_meanwhile(self.call.name(), self.stream);
@@ -140,7 +141,8 @@ impl<'a> Request<'a> {
         keep_call(inner, self.stream, &holds.keeps)
     }
 
-    /// Sets the configuration of the call, if there is one.
+    /// Converts `config` and stores it as the configuration of the call. Does nothing if `config`
+    /// is `None`.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] for options that the library does not support.
@@ -155,7 +157,7 @@ impl<'a> Request<'a> {
         Ok(())
     }
 
-    /// Makes the NCCL calls of this request, on the communicator `inner`.
+    /// Makes the NCCL calls of this request on the communicator to which `inner` belongs.
     ///
     /// # Safety
     /// This thread is inside the communicator's gate (it holds the lock).

@@ -12,7 +12,7 @@ use crate::sys::{
     Api, CUstream, ncclCollConfig_t, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclWaitSignalDesc_t, ncclWindow_t,
 };
 
-/// Kind of an operation of NCCL, with its reduction, root or peer.
+/// Kind of an NCCL operation. The fields of a variant are the reduction, the root or the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     AllReduce(ncclRedOp_t),

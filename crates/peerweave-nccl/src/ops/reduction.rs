@@ -54,8 +54,9 @@ mod sealed {
 
     /// Converts a reduction to the number by which NCCL identifies the reduction in a call.
     pub trait Resolve<T> {
-        /// Returns NCCL's number for the reduction, or `None` if NCCL lacks the reduction. Also
-        /// returns the object that owns the number, or `None` for a predefined reduction.
+        /// Returns NCCL's number for the reduction, or `None` if NCCL lacks the reduction. For a
+        /// [`PreMulSum`](super::PreMulSum), also returns the reduction that NCCL has created. The
+        /// number is valid as long as this reduction exists.
         fn resolve(&self) -> (Option<crate::sys::ncclRedOp_t>, Option<&Arc<super::Made>>);
     }
 }
@@ -179,7 +180,7 @@ impl<T: Element> PreMulSum<T> {
         let inner = &communicator.inner;
         let _span = spans::of(inner, call);
         const {
-            assert!(T::PARTS == 1, "NCCL has no element type that consists of several values; pass a buffer of the single values")
+            assert!(T::PARTS == 1, "NCCL has no type for elements that consist of several values; pass a buffer of single values")
         };
         let data_type = data_type(call, inner.nccl, T::DTYPE, true)?;
         let on_device = memory.as_ref().map(|memory| std::ptr::with_exposed_provenance_mut::<c_void>(memory.address() as usize));

@@ -25,12 +25,12 @@ impl<'a> CallBuilder<'_, 'a> {
     /// as both addresses. NCCL does not read from the send address on those ranks. However, NCCL
     /// checks whether both addresses are registered or in windows, and selects the algorithm
     /// accordingly. If the results of this check differ between ranks, the ranks use different
-    /// algorithms. The collective then never completes (broadcast in 2.28.9), or transfers no data
-    /// (scatter without CTAs in 2.32.3).
+    /// algorithms. In 2.28.9 a broadcast then never completes. In 2.32.3 a scatter with
+    /// [`CtaPolicy::Zero`](crate::CtaPolicy::Zero) then transfers no data.
     // `inline(always)`, so that the operation is written in place and not copied. Copies would take
     // most of a call's time.
     #[inline(always)]
-    #[allow(clippy::too_many_arguments, reason = "the arguments describe one call of NCCL")]
+    #[allow(clippy::too_many_arguments, reason = "the function takes all arguments of one NCCL call")]
     fn one<T: Element>(
         &mut self,
         kind: Kind,
@@ -53,7 +53,7 @@ impl<'a> CallBuilder<'_, 'a> {
     /// Records one operation that sends from and receives into the same buffer. The sent data
     /// starts at element `send` of the buffer. The received data starts at element `recv`.
     #[inline(always)]
-    #[allow(clippy::too_many_arguments, reason = "the arguments describe one call of NCCL")]
+    #[allow(clippy::too_many_arguments, reason = "the function takes all arguments of one NCCL call")]
     fn in_place<T: Element>(
         &mut self,
         kind: Kind,
@@ -402,8 +402,9 @@ impl<'a> CallBuilder<'_, 'a> {
         }
     }
 
-    /// Checks that there is one count for each rank, and that the sum of the counts is the length
-    /// of the buffer.
+    /// Fails unless `counts` has one count for each rank. Also fails unless the sum of the counts
+    /// is `len`, the length of the buffer. `what` and `buffer` name the counts and the buffer in
+    /// errors.
     fn counts(&self, [what, buffer]: [&'static str; 2], counts: &[usize], len: usize) -> Checked<()> {
         if counts.len() != self.inner.n_ranks {
             let (found, expected) = (counts.len(), self.inner.n_ranks);

@@ -279,8 +279,9 @@ impl CommunicatorBuilder {
 /// process dies, NCCL detects the closed connection before the rendezvous detects the lost PE.
 const NOTICED: Duration = Duration::from_millis(500);
 
-/// Waits until the rendezvous reports lost PEs, and returns its error, which names these PEs. Waits
-/// for at most about [`NOTICED`]. If the rendezvous reports no lost PE, returns `error`.
+/// Waits until the rendezvous reports lost PEs, but for at most about [`NOTICED`]. Returns the
+/// error of the rendezvous, which names the lost PEs. If the rendezvous reports no lost PE, returns
+/// `error`.
 fn who_is_gone(call: &'static str, rendezvous: &Rendezvous, error: NcclError) -> NcclError {
     let mut lost = None;
     let _ = wait_until(Instant::now() + NOTICED, || {
@@ -291,5 +292,5 @@ fn who_is_gone(call: &'static str, rendezvous: &Rendezvous, error: NcclError) ->
 }
 
 fn only(mut made: Vec<Communicator>) -> Communicator {
-    made.pop().expect("one rank yields one communicator")
+    made.pop().expect("the list has one communicator for each rank")
 }

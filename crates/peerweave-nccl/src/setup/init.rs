@@ -110,8 +110,8 @@ pub(crate) fn init(call: &'static str, joining: JoinRequest<'_>) -> Result<Vec<C
     })
 }
 
-/// Sets the mode of a configuration to blocking if the configuration sets no mode. Returns the
-/// configuration, and whether its mode is blocking.
+/// Returns `config`, and whether its communicators are blocking. If `config` does not set
+/// [`Config::blocking`], this function switches the option on.
 pub(crate) fn with_mode(config: Config) -> (Config, bool) {
     match config.blocking_set() {
         None => (config.blocking(Switch::On), true),
@@ -296,8 +296,8 @@ fn late(call: &'static str, began: Instant, communicator: Option<Arc<Communicato
     Timeout { call, sequence: None, waited: began.elapsed(), communicator, missing: Vec::new(), reports: Vec::new() }.into()
 }
 
-/// Maximum time for which a failed creation of communicators waits for NCCL to finish with the
-/// parents.
+/// If communicators cannot be created from their parents: maximum time to wait until NCCL has
+/// finished its work on the parents.
 const PARENTS_LIMIT: Duration = Duration::from_secs(1);
 
 /// Returns the handle in a slot, or `None` if NCCL has not stored a handle yet.

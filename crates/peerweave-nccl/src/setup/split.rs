@@ -113,7 +113,8 @@ impl Communicator {
     /// does not exist or is repeated; [`NcclError::Unsupported`]; [`NcclError::Timeout`] at
     /// [`deadline`](Self::deadline); [`NcclError::Dead`]; errors that NCCL returns.
     pub fn shrink(&self, excluded: &[Rank], mode: ShrinkMode) -> Result<Self, NcclError> {
-        Self::shrink_all(&[self], excluded, mode, None).map(|mut made| made.pop().expect("one rank yields one communicator"))
+        Self::shrink_all(&[self], excluded, mode, None)
+            .map(|mut made| made.pop().expect("the list has one communicator for each rank"))
     }
 
     /// Shrinks like [`shrink`](Self::shrink), but for several ranks of this thread, and optionally
@@ -239,8 +240,8 @@ pub(crate) fn nothing_made(call: &'static str) -> NcclError {
 }
 
 /// Creates one child communicator for each parent. `start` calls NCCL for one parent. `identity`
-/// computes the identity of a child. Its arguments are the index of the parent, and a hash of the
-/// parent's identity, the call, and the number of the child.
+/// computes the identity of a child from two arguments: the index of the parent, and a hash. The
+/// hash is computed from the parent's identity, the call, and the number of the child.
 fn children(
     call: &'static str,
     counted: Call,

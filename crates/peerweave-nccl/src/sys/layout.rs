@@ -54,8 +54,8 @@ pub(crate) trait Versioned {
     }
 }
 
-/// Declares how a struct has grown. For each version that changed the struct, lists the fields that
-/// this version appended.
+/// Declares which fields of a struct each version of NCCL has added. NCCL appends new fields at the
+/// end of the struct.
 macro_rules! history {
     ($Struct:ident as $name:literal { $(($major:literal, $minor:literal, $patch:literal) $($field:ident)+;)+ }) => {
         impl Versioned for $Struct {

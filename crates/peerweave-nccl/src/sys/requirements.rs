@@ -92,7 +92,7 @@ pub struct ncclLsaBarrierHandle_t {
 pub struct ncclGinBarrierHandle_t {
     /// Index of the first signal that the barriers use.
     pub signal0: u32,
-    /// In NCCL 2.29 and earlier, handle of the buffer that the barriers use. NCCL 2.30.3 and later
+    /// Handle of the buffer that the barriers use in NCCL 2.29 and earlier. NCCL 2.30.3 and later
     /// do not use this field.
     pub unused: u32,
 }
@@ -110,7 +110,7 @@ pub struct ncclLLA2AHandle_t {
 /// A resource that a device communicator requires. The struct is an element of a linked list.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-#[allow(missing_docs, reason = "NCCL's functions whose names end in CreateRequirement fill the fields")]
+#[allow(missing_docs, reason = "NCCL's header documents the fields")]
 pub struct ncclDevResourceRequirements_t {
     pub next: *mut ncclDevResourceRequirements_t,
     pub bufferSize: usize,

@@ -46,7 +46,7 @@ macro_rules! numbers {
         impl $Name {
             $($(#[$value_attribute])* pub const $value: Self = Self($number);)*
 
-            /// NCCL's names for the values that this crate knows, with the numbers of the values.
+            /// The values that this crate knows: NCCL's name and the number of each value.
             pub const NAMES: &'static [(&'static str, i64)] = &[$((stringify!($value), $number as i64)),*];
 
             /// Returns NCCL's name for this value, or `None` if this crate does not know the value.

@@ -88,7 +88,7 @@ fn abort_during_enter_shared_is_safe() {
 /// The abort in this test does not wait for a thread that is marked as possibly blocked in NCCL.
 /// The abort waits only for other threads inside the gate.
 #[test]
-fn abort_without_a_wait_during_leave_blocking_is_safe() {
+fn abort_during_leave_blocking_is_safe() {
     loom::model(|| {
         let shared = Arc::new(Guarded::default());
         let theirs = Arc::clone(&shared);
@@ -143,8 +143,8 @@ fn abort_during_a_state_change_is_safe() {
     check_abort_during_revoke(|gate| gate.change(gate.state(), State::Revoked).is_ok());
 }
 
-/// A thread that finalizes the communicator does not wait for a reader that is blocked in a
-/// revocation. This is safe: the revocation first changes the state, and finalizing then fails.
+/// A revocation first changes the state, and then calls NCCL as a reader. A finalizing thread does
+/// not wait for this reader. This is safe, because the finalization fails if the state has changed.
 #[test]
 fn finalize_during_revoke_is_safe() {
     loom::model(|| {
@@ -174,7 +174,7 @@ fn finalize_during_revoke_is_safe() {
 }
 
 #[test]
-fn calls_exclude_each_other_and_see_writes_of_earlier_calls() {
+fn call_inside_the_gate_sees_all_writes_of_earlier_calls() {
     struct Counted(Gate, UnsafeCell<u32>);
     // SAFETY: the gate synchronises the shared cell. The model checker watches the cell, so this
     // test checks that.

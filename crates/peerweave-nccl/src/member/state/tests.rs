@@ -152,7 +152,7 @@ fn waiter_is_notified_when_the_gate_closes() {
 }
 
 #[test]
-fn drain_waits_only_for_callers_that_are_not_blocked() {
+fn drain_ignores_its_limit_for_a_thread_that_is_not_blocked() {
     let gate = Gate::default();
     let inside = gate.enter(Allowed::LIVE, || LONG).expect("no thread is inside the gate");
     inside.enter_blocking().expect("the gate is open");
@@ -169,7 +169,7 @@ fn drain_waits_only_for_callers_that_are_not_blocked() {
 }
 
 #[test]
-fn drain_does_not_wait_for_a_blocked_reader() {
+fn drain_returns_false_if_a_reader_is_blocked() {
     let gate = Gate::default();
     let reader = gate.enter_shared(Allowed::OPEN).expect("the gate is open");
     let drained = reader.enter_blocking(|| {

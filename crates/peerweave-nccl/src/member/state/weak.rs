@@ -13,7 +13,7 @@ use super::*;
 use std::cell::UnsafeCell;
 use std::sync::Arc;
 
-/// Number of runs of each test with one seed of Miri.
+/// Number of times that each test repeats its scenario, for one seed of Miri.
 const ROUNDS: usize = 3;
 
 /// A gate, and a flag that represents the value that the gate guards. The flag is true once the
@@ -103,7 +103,7 @@ fn abort_during_revoke_is_safe() {
 }
 
 #[test]
-fn abort_without_a_wait_during_leave_blocking_is_safe() {
+fn abort_during_leave_blocking_is_safe() {
     against_an_abort(Duration::ZERO, |shared| {
         if let Ok(inside) = shared.0.enter(Allowed::LIVE, || Duration::ZERO)
             && inside.enter_blocking().is_ok()
@@ -117,7 +117,7 @@ fn abort_without_a_wait_during_leave_blocking_is_safe() {
 }
 
 #[test]
-fn calls_exclude_each_other_and_see_writes_of_earlier_calls() {
+fn call_inside_the_gate_sees_all_writes_of_earlier_calls() {
     struct Counted(Gate, UnsafeCell<u32>);
     // SAFETY: the gate synchronises the shared cell. Miri watches the cell, so this test checks
     // that.

@@ -60,11 +60,11 @@ pub(crate) fn check<'a, 'env: 'a>(calls: impl Iterator<Item = Recorded<'a, 'env>
 /// the same group.
 struct Member<'a> {
     inner: &'a Arc<Inner>,
-    /// Number of this rank's collectives. The initial value is the number of collectives that were
-    /// issued before this group. The function `collectives` then counts the collectives of the
-    /// group.
+    /// Number of this rank's collectives. Initially, only collectives that were issued before this
+    /// group count. The function `collectives` then adds the collectives of the group.
     collectives: u64,
-    /// Number of sends and receives of this communicator whose matching call is in this group.
+    /// Number of paired sends and receives of this rank in the group. The matching call of a paired
+    /// send or receive is in the same group.
     paired: u64,
 }
 
@@ -88,7 +88,8 @@ fn collectives<'a, 'env: 'a>(calls: impl Iterator<Item = Recorded<'a, 'env>>, ra
     Ok(())
 }
 
-/// Checks that two ranks issue the same collective.
+/// Fails unless two ranks issue the same collective with matching arguments. Each parameter of this
+/// function has the communicator and the call of one rank.
 fn agree((one, expected): Recorded<'_, '_>, (other, found): Recorded<'_, '_>) -> Result<(), NcclError> {
     let agrees = match (&expected.operations, &found.operations) {
         (Operations::One(one), Operations::One(other)) => one.matches(other),
@@ -111,8 +112,8 @@ fn disagreement(call: Call, inner: &Inner, found: Box<str>, other: &Inner, expec
     NcclError::misuse(call.name(), MisuseKind::Disagreement { rank: inner.rank, found, other: other.rank, expected })
 }
 
-/// Returns whether two byte counts are equal: the bytes that rank `from` sends to rank `to`, and
-/// the bytes that `to` receives from `from`.
+/// Returns whether rank `from` sends as many bytes to rank `to` as `to` receives from `from`.
+/// `sends` contains the operations of `from`, and `receives` contains the operations of `to`.
 fn transposed(sends: &[Operation], from: Rank, receives: &[Operation], to: Rank) -> bool {
     let sent = sends.iter().find(|part| part.kind == Kind::Send(to.get() as i32)).map_or(0, Operation::len_bytes);
     let received = receives.iter().find(|part| part.kind == Kind::Recv(from.get() as i32)).map_or(0, Operation::len_bytes);
@@ -177,8 +178,8 @@ impl Operation {
         self.count as u64 * self.element_bytes as u64
     }
 
-    /// Returns whether the operations of two ranks match. The kind, count, element type, reduction
-    /// and root must be equal. All reductions that the program has created count as equal.
+    /// Returns whether the operations of two ranks match: kind, count, element type, reduction and
+    /// root must be equal. The reductions also match if the program has created both reductions.
     fn matches(&self, other: &Self) -> bool {
         let same_data = (self.count, self.data_type) == (other.count, other.data_type);
         let same_reduction = match (self.reduction(), other.reduction()) {
@@ -212,7 +213,7 @@ fn is_predefined(op: ncclRedOp_t) -> bool {
 }
 
 /// A call, formatted for an error message. For an all-to-all with a separate length for each rank,
-/// the message has only the lengths for the given rank.
+/// the message contains only the lengths of the transfers with the rank in the last field.
 struct Shown<'a>(Call, &'a Operations, Rank);
 
 impl fmt::Display for Shown<'_> {
@@ -232,11 +233,11 @@ impl fmt::Display for Shown<'_> {
             Operations::Many(operations) if *call == Call::AllToAllV => {
                 let count = |kind| operations.iter().find(|part| part.kind == kind).map_or(0, |part| part.count);
                 let (sent, received) = (count(Kind::Send(peer.get() as i32)), count(Kind::Recv(peer.get() as i32)));
-                write!(f, " with {sent} elements to {peer} and {received} elements from {peer}")?;
+                write!(f, ", which sends {sent} elements to {peer} and receives {received} elements from {peer}")?;
             }
             Operations::Many(operations) => {
                 let counts: Vec<_> = operations.iter().filter_map(|part| Some((part.root()?, part.count))).collect();
-                write!(f, " with (rank, number of elements) {counts:?}")?;
+                write!(f, " with these (rank, number of elements) pairs: {counts:?}")?;
             }
             Operations::Put(_) | Operations::Wait(_) => {}
         }

@@ -84,7 +84,8 @@ impl Member<'_> {
     }
 }
 
-/// First version of NCCL that queues broadcasts like sends, so that broadcasts cannot be simulated.
+/// First version of NCCL that cannot simulate broadcasts. This version and later versions queue
+/// broadcasts in the same way as sends.
 const BROADCASTS_ARE_SENT: Version = Version::new(2, 29, 2);
 
 /// Guard that removes the calls of a nested group if its closure fails or panics. Calls that were

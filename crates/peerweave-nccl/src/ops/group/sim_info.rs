@@ -23,8 +23,8 @@ impl SimInfo {
         empty(version).ok_or_else(|| nccl.unsupported("SimInfo (ncclSimInfo_t)", Version::new(2, 22, 3)))
     }
 
-    /// Converts the struct filled by NCCL. The time of the struct is in microseconds, and is
-    /// negative or NaN if NCCL has no estimate.
+    /// Converts a struct that NCCL has filled. The struct's `estimatedTime` is in microseconds. If
+    /// NCCL has no estimate, `estimatedTime` is negative or NaN.
     pub(crate) fn of(raw: &ncclSimInfo_t) -> Self {
         let microseconds = f64::from(raw.estimatedTime);
         Self { estimated_time: Duration::try_from_secs_f64(microseconds / 1e6).ok() }
