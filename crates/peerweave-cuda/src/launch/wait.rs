@@ -105,8 +105,8 @@ impl Inner {
 
 /// Returns the loss that caused the other losses. Starts at the first loss in the list. If its PE
 /// gave up because of another lost PE, continues with the loss of that other PE. The result may be
-/// a PE that gave up, with a list of the PEs for which it waited. This function removes this PE,
-/// `me`, from that list, because this PE was late but is not lost.
+/// the loss of a PE that gave up. Such a loss lists the PEs that were missing. This function
+/// removes this PE, `me`, from the list, because this PE was late but is not lost.
 fn first_loss(losses: &[(Pe, Loss)], me: Pe) -> Option<(Pe, Loss)> {
     let mut found = losses.first()?;
     for _ in losses {

@@ -36,7 +36,7 @@ const LOOK: Duration = Duration::from_millis(100);
 const LATE: Duration = Duration::from_secs(1);
 /// Maximum time between the deadline and the error of a communicator that could not be created. In
 /// this time, `peerweave-nccl` asks the rendezvous for lost PEs. If NCCL creates the communicator
-/// in this time, `peerweave-nccl` ends the communicator.
+/// too late, `peerweave-nccl` ends it.
 const GIVEN_UP: Duration = Duration::from_secs(5);
 
 /// The communicators of NCCL that one PE uses, or the reason why it does not use NCCL. The choice

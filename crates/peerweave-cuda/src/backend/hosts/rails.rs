@@ -265,9 +265,9 @@ impl Enqueue<'_> {
         Ok(())
     }
 
-    /// Enqueues an all_gather. A part has `part` bytes. First, the ranks of each rail exchange
-    /// their parts: the ranks at the same position within their hosts. Then the ranks of each host
-    /// exchange the received parts.
+    /// Enqueues an all_gather. A part has `part` bytes. A rail consists of the ranks at the same
+    /// position within their hosts. First, the ranks of each rail exchange their parts. Then the
+    /// ranks of each host exchange the received parts.
     pub(super) fn all_gather_by_rails(
         &mut self,
         team: &TeamOf,

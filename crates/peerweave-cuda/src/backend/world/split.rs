@@ -27,8 +27,8 @@ pub(super) fn path_of(parent: &str, calls: u64, color: u64) -> String {
     format!("{:016x}", teams::digest((parent, calls, color)))
 }
 
-/// Names that are used while a call creates a team: the names of the call, of the team in errors of
-/// the call, and of the new team.
+/// Three names of a call that creates a team: the name of the call itself, the name of the team
+/// that its errors mention, and the name of the new team.
 pub(super) struct Made {
     pub(super) call: &'static str,
     /// The team that the errors of the call name.
