@@ -83,7 +83,8 @@ pub enum CudaError {
     NoPtx {
         /// Name of the kernel.
         kernel: &'static str,
-        /// The requested variant, and the reason why the build has no PTX, if known.
+        /// The requested PTX variant. Also the reason why the build has no such PTX, if the reason
+        /// is known.
         reason: NoVariant,
     },
     /// The route table cannot be used.

@@ -33,7 +33,8 @@ struct Part {
     free: u64,
     color: Option<u64>,
     key: i64,
-    /// An id for a new team of NVSHMEM. The new team uses the id that its first member has sent.
+    /// An id that this PE suggests for a new team of NVSHMEM. The new team uses the suggestion of
+    /// its first member.
     id: u64,
     /// The call of this PE as text, with the arguments that must be the same on all PEs.
     call: String,
@@ -60,16 +61,16 @@ impl Part {
     }
 }
 
-/// A function that exchanges bytes in a step of a split. It takes the name of the step and the
-/// bytes of this PE. It returns the bytes of all PEs of the split.
+/// A function that exchanges bytes among the PEs of a split. It takes a name that identifies the
+/// exchange, and the bytes of this PE. It returns the bytes of all PEs.
 pub(crate) type Exchange<'a> = dyn Fn(&str, &[u8]) -> Result<Vec<Vec<u8>>, CudaError> + 'a;
 
-/// The PEs that split into teams, and the function by which they exchange bytes.
+/// The PEs that a split divides into teams, and the function by which they exchange bytes.
 pub(crate) struct Parent<'a> {
     /// The PEs that take part in the split, in the order of their ranks.
     pub(crate) pes: &'a [Pe],
-    /// Exchanges bytes among the PEs, and returns the bytes of each PE in the order of `pes`. Each
-    /// step of a split passes a different name.
+    /// Exchanges bytes among the PEs, and returns the bytes of each PE in the order of `pes`. A
+    /// split calls this function several times, each time with a different name.
     pub(crate) exchange: &'a Exchange<'a>,
 }
 

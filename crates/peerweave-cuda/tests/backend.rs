@@ -188,7 +188,7 @@ fn wait_for_words_returns_the_indices_of_satisfied_words() {
 }
 
 #[test]
-fn teams_created_by_splits_communicate_and_reuse_team_numbers() {
+fn split_creates_working_teams_that_reuse_team_numbers() {
     fakes().run(|| {
         worlds(3, options(), |world| {
             let color = world.my_pe().get() / 2;
@@ -422,7 +422,7 @@ fn collectives_with_a_single_pe_copy_the_operand() {
 }
 
 #[test]
-fn events_order_streams_and_measure_time() {
+fn events_can_order_two_streams_and_measure_time() {
     fakes().run(|| {
         worlds(1, options(), |world| {
             let (team, me) = (world.team(), Rank::new(0));
@@ -487,7 +487,7 @@ fn job_without_a_launcher_uses_one_gpu() {
 }
 
 #[test]
-fn join_uses_the_chosen_device_and_refuses_a_missing_device() {
+fn join_uses_the_chosen_device_or_fails_if_it_is_missing() {
     fakes().run(|| {
         common::register();
         let mut options = peerweave_cuda::CudaOptions::default();

@@ -94,7 +94,7 @@ const CASES: &[Case] = &[
 ];
 
 #[test]
-fn graph_launches_of_collectives_alternate_with_queued_calls() {
+fn collectives_are_correct_if_graphs_and_calls_alternate() {
     Fakes::new().cuda().run(|| {
         let options = GpuOptions::new(4 << 20).deadline(Duration::from_secs(60)).slots(4);
         common::worlds(N as u32, options, |world| {

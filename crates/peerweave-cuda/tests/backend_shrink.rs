@@ -178,7 +178,7 @@ fn shrink_error_names_the_missing_pe_at_the_deadline() {
 }
 
 #[test]
-fn wait_for_a_pe_that_called_shrink_fails_before_the_deadline() {
+fn wait_fails_early_if_another_pe_has_called_shrink() {
     common::fakes().run(|| {
         on_threads(2, 60, |world| {
             let words = world.alloc_zeroed::<u64>(1).unwrap();

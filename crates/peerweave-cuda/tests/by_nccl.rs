@@ -275,7 +275,7 @@ fn disabled_nccl_is_not_loaded() {
 }
 
 #[test]
-fn graphs_with_nccl_calls_can_alternate_with_queued_calls() {
+fn nccl_calls_in_graphs_and_on_streams_can_alternate() {
     fakes().run(|| {
         worlds(2, options, |world| {
             let (cuda, me) = (cuda(world), world.my_pe().get());

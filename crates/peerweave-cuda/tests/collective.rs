@@ -167,7 +167,7 @@ fn all_reduce_of_a_team_sums_only_the_inputs_of_members() {
 }
 
 #[test]
-fn all_reduce_error_names_a_missing_pe_and_recovery_works() {
+fn all_reduce_works_after_recovery_from_a_missing_pe_error() {
     fakes().run(|| {
         pes(2, options().deadline(Duration::from_secs(3)), |gpu| {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");
@@ -310,7 +310,7 @@ fn bytes_of(rank: u32, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn broadcast_gather_and_scatter_move_parts_of_any_length() {
+fn collectives_with_a_root_support_parts_of_any_length() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");

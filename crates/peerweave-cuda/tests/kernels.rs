@@ -52,7 +52,7 @@ fn block_barriers_synchronize_all_threads_of_a_block() {
 }
 
 #[test]
-fn kernel_error_names_a_missing_pe_and_recovery_resets_barriers() {
+fn recovery_after_a_missing_pe_error_makes_barriers_work() {
     fakes().run(|| {
         let short = options().deadline(Duration::from_secs(3));
         pes(2, short, |gpu| {
@@ -78,7 +78,7 @@ fn kernel_error_names_a_missing_pe_and_recovery_resets_barriers() {
 }
 
 #[test]
-fn kernels_that_wait_for_a_killed_pe_fail_and_name_the_pe() {
+fn kernel_wait_error_names_the_killed_pe() {
     let _ = fakes().run_with_victims(3, &[2], |child| one_is_killed(&child));
 }
 

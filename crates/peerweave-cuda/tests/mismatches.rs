@@ -50,7 +50,7 @@ fn split_strided_calls_with_different_shapes_mismatch() {
 }
 
 #[test]
-fn different_split_functions_or_x_range_values_mismatch() {
+fn splits_by_different_functions_or_x_ranges_mismatch() {
     Fakes::new().cuda().run(|| {
         differ("split_2d with x_range 1, into rows", "split_2d with x_range 2, into rows", |world, odd| {
             world.team().split_2d(if odd { 1 } else { 2 }).map(drop)
@@ -81,7 +81,7 @@ fn allocations_of_different_types_or_lengths_mismatch() {
 }
 
 #[test]
-fn split_of_a_team_compares_only_the_calls_of_team_members() {
+fn split_of_a_team_ignores_the_calls_of_other_pes() {
     Fakes::new().cuda().run(|| {
         common::worlds(4, options(), |world| {
             let me = world.my_pe().get();

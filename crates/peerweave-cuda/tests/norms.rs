@@ -76,7 +76,7 @@ impl Operands {
 }
 
 #[test]
-fn fused_rms_norm_equals_all_reduce_then_norm_bit_for_bit() {
+fn fused_and_separate_rms_norm_results_have_the_same_bits() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");
@@ -158,7 +158,7 @@ fn rms_norm_row_scales_are_correct_over_several_launches() {
 }
 
 #[test]
-fn graph_launches_of_rms_norm_alternate_with_queued_calls() {
+fn rms_norm_is_correct_if_graph_launches_and_calls_alternate() {
     fakes().run(|| {
         pes(2, options(), |gpu| {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");

@@ -173,7 +173,7 @@ fn teams_in_nvshmems_heap_can_be_split_and_destroyed() {
 }
 
 #[test]
-fn kernel_error_names_the_missing_pe_on_nvshmems_heap() {
+fn on_nvshmems_heap_kernel_error_names_the_missing_pe() {
     fakes().run_many(2, |child| {
         let short = options(Transport::Nvshmem(settings())).deadline(Duration::from_secs(3));
         let gpu = common::process(&child, short);

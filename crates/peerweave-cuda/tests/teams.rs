@@ -123,7 +123,7 @@ fn split_without_a_free_team_number_fails_on_all_pes() {
 }
 
 #[test]
-fn split_with_different_shapes_fails_on_all_pes() {
+fn split_strided_fails_on_all_pes_if_the_shapes_differ() {
     fakes().run(|| {
         pes(2, options(), |gpu| {
             let shape = TeamShape { start: 0, stride: 1, size: 1 + gpu.pe().get() };

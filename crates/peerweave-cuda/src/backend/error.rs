@@ -71,9 +71,9 @@ pub(crate) fn portable(call: &'static str, team: TeamName, error: CudaError) -> 
     }
 }
 
-/// Converts an error to the portable error of `call`, which sets up a job of `n_pes` PEs. The
-/// portable error names a PE that was lost, is missing or has made a different call. If the call
-/// failed on another PE, the portable error contains the message of that PE.
+/// Converts an error to the portable error of `call`. The call sets up a job of `n_pes` PEs. If a
+/// PE was lost, is missing or has made a different call, the portable error names this PE. If the
+/// call failed on another PE, the portable error contains the message of that PE.
 pub(crate) fn of_set_up(call: &'static str, n_pes: usize, error: impl Into<CudaError>) -> Error {
     let error = error.into();
     let is_named = match &error {
@@ -114,7 +114,7 @@ pub(crate) fn unsupported(call: &'static str, why: &'static str) -> Error {
     Error::Unsupported { call, backend: NAME, why }
 }
 
-/// Returns the error of a call that needs the GPU of a world that has been finalized.
+/// Returns the error of a call that was made after finalize, although the call needs the GPU.
 pub(crate) fn finalized(call: &'static str) -> Error {
     Misuse { call, kind: MisuseKind::Finalized }.into()
 }

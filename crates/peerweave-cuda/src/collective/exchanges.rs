@@ -32,8 +32,8 @@ impl Collectives {
         unsafe { self.exchange(CALL, Exchange::AllGather, stream, send, recv, bytes) }
     }
 
-    /// Checks the operands of a rank that gets the parts of all ranks in `recv`, in an all_gather
-    /// or a gather. Returns whether `send` is this rank's part of `recv`.
+    /// Checks the operands of an all_gather, or of a gather on the root. In both calls, `recv` gets
+    /// the parts of all ranks. Returns whether `send` is this rank's part of `recv`.
     pub(super) fn check_gather(&self, call: &'static str, send: u64, recv: u64, bytes: u64) -> Result<bool, CudaError> {
         let ranks = u64::from(self.staging.limits.ranks);
         let is_own = recv.checked_add(bytes.saturating_mul(u64::from(self.rank.get()))) == Some(send);
@@ -64,7 +64,7 @@ impl Collectives {
         unsafe { self.exchange(CALL, Exchange::AllToAll, stream, send, recv, bytes) }
     }
 
-    /// Enqueues an all_gather or an all_to_all, as `exchange` selects.
+    /// Enqueues an all_gather or an all_to_all. The argument `exchange` selects one of them.
     ///
     /// # Safety
     /// As for [`all_gather`](Self::all_gather) or [`all_to_all`](Self::all_to_all).

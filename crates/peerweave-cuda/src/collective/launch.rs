@@ -78,7 +78,7 @@ impl Collectives {
     /// # Safety
     /// As for [`all_reduce`](Self::all_reduce), for the operands of the call. After the context,
     /// the kernel takes `call` as an argument, and also `second` if it is not `None`.
-    #[expect(clippy::too_many_arguments, reason = "a launch needs all these values")]
+    #[expect(clippy::too_many_arguments, reason = "a launch needs all these arguments")]
     pub(super) unsafe fn enqueue_with<A: KernelArg>(
         &self,
         name: &'static str,

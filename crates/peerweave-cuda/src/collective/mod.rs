@@ -189,10 +189,10 @@ impl Collectives {
         Ok(made_here)
     }
 
-    /// Sets up the collectives of a team in memory that all PEs have already allocated, so only the
-    /// members call this function. The function exchanges no data, so all members must pass the
-    /// same `options` and `sentinel`. No member may call a collective before this function has
-    /// returned on all members.
+    /// Sets up the collectives of a team in the symmetric memory `room`, which already exists. So
+    /// only the members call this function. The function exchanges no data, so all members must
+    /// pass the same `options` and `sentinel`. No member may call a collective before this function
+    /// has returned on all members.
     ///
     /// # Errors
     /// As for [`new`](Self::new).
@@ -253,8 +253,9 @@ impl Collectives {
         self.explain_with(query, &Libraries { nccl: Err(Unfit::Off) }, "")
     }
 
-    /// Like [`explain`](Self::explain), but the team can also use NCCL if `libraries` says so.
-    /// `unavailable` is the reason why NCCL cannot be used, and is empty if NCCL can be used.
+    /// Like [`explain`](Self::explain), but considers NCCL too. `libraries` tells whether the team
+    /// can use NCCL. `unavailable` is the reason why NCCL cannot be used, and is empty if NCCL can
+    /// be used.
     pub(crate) fn explain_with(&self, query: &Query, libraries: &Libraries, unavailable: &str) -> Explanation {
         self.routes.explain(query, &self.staging.limits, libraries, unavailable)
     }

@@ -48,7 +48,7 @@ pub struct RmsNormCall {
 pub enum RmsNormOutput {
     /// The result has the element type of the input.
     Same,
-    /// The call divides the result by one scale, and converts it to `F8E4M3` or `I8`.
+    /// The call divides the result by one scale, and converts the quotients to `F8E4M3` or `I8`.
     Scaled {
         /// The element type of the result: `F8E4M3` or `I8`.
         dtype: DType,
@@ -56,7 +56,7 @@ pub enum RmsNormOutput {
         scale: f32,
     },
     /// The call computes a scale for each row of the result, divides the row by this scale, and
-    /// converts it to `F8E4M3` or `I8`.
+    /// converts the quotients to `F8E4M3` or `I8`.
     RowScaled {
         /// The element type of the result: `F8E4M3` or `I8`.
         dtype: DType,
@@ -116,8 +116,8 @@ impl RmsNormCall {
         Ok(row_bytes / LINE)
     }
 
-    /// Returns the two arguments of a kernel that handles `rows` rows. The first of these rows is
-    /// row `first` of the call.
+    /// Returns the two arguments of a kernel that handles `rows` rows of the call, starting at row
+    /// `first`.
     fn part(&self, common: &Call, first: u64, rows: u64, row_lines: u64) -> (Call, Norm) {
         let skipped = first * self.row_bytes();
         let (output, inverse_scale, scales) = match self.quantization {

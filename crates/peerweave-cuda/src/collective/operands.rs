@@ -37,8 +37,8 @@ impl Operands {
         Ok(Self::new(send, recv, count, dtype, op, 0))
     }
 
-    /// Returns whether the plain kernels can run the call: whether the reduction is the sum, and
-    /// the operands are whole 16-byte lines.
+    /// Returns whether the call is plain: its reduction is `Sum`, and its operands are whole
+    /// 16-byte lines. Plain calls have their own kernels.
     pub(super) fn are_plain(&self) -> bool {
         let bytes = self.count * self.dtype.size_bytes() as u64;
         self.op == ReduceOp::Sum && (self.send | self.recv | bytes).is_multiple_of(LINE_BYTES as u64)
@@ -68,7 +68,7 @@ impl Operands {
     }
 }
 
-/// Checks the alignment and the overlap of two operands. Each operand is given by its address and
+/// Checks that two operands are aligned and do not overlap. An operand is a pair: its address, and
 /// its number of parts. A part has `count` elements of `size` bytes. Returns the length of a part
 /// in bytes.
 pub(super) fn check_parts(call: &'static str, operands: [(u64, u64); 2], count: u64, size: u64) -> Result<u64, CudaError> {

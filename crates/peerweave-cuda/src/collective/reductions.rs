@@ -88,7 +88,7 @@ impl Collectives {
     ///
     /// # Safety
     /// As for [`all_reduce`](Self::all_reduce).
-    #[expect(clippy::too_many_arguments, reason = "the arguments are the root and all arguments of all_reduce")]
+    #[expect(clippy::too_many_arguments, reason = "the function takes all arguments of all_reduce, and also a root")]
     pub unsafe fn reduce(
         &self,
         stream: &Arc<CudaStream>,
@@ -113,7 +113,7 @@ impl Collectives {
     ///
     /// # Safety
     /// As for [`reduce`](Self::reduce).
-    #[expect(clippy::too_many_arguments, reason = "the arguments are the root and all arguments of all_reduce")]
+    #[expect(clippy::too_many_arguments, reason = "the function takes all arguments of all_reduce, and also a root")]
     pub unsafe fn reduce_scaled(
         &self,
         stream: &Arc<CudaStream>,
@@ -170,7 +170,7 @@ impl Collectives {
     ///
     /// # Safety
     /// As for [`all_reduce`](Self::all_reduce).
-    #[expect(clippy::too_many_arguments, reason = "the arguments are the route and all arguments of all_reduce")]
+    #[expect(clippy::too_many_arguments, reason = "the function takes all arguments of all_reduce, and also a route")]
     pub unsafe fn all_reduce_by(
         &self,
         route: Route,
@@ -203,7 +203,7 @@ impl Collectives {
         let fits = route::holds(route.algorithm, lines, limits);
         if !fits || route.blocks == 0 || route.blocks > limits.max_blocks || !route.threads.is_multiple_of(32) {
             let expected = format!(
-                "a route for {lines} lines of 16 bytes with 1 to {} blocks and a multiple of 32 threads, within {limits:?}",
+                "a route for {lines} lines of 16 bytes, with 1 to {} blocks and a multiple of 32 threads; the limits are {limits:?}",
                 limits.max_blocks
             );
             return Err(misuse(name, "route", format!("{route:?}"), &expected));

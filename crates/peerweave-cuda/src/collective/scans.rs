@@ -31,7 +31,7 @@ impl Collectives {
     ///
     /// # Safety
     /// As for [`all_reduce`](Self::all_reduce).
-    #[expect(clippy::too_many_arguments, reason = "the arguments are the scalar and all arguments of all_reduce")]
+    #[expect(clippy::too_many_arguments, reason = "the function takes all arguments of all_reduce, and also a scalar")]
     pub unsafe fn scan(
         &self,
         stream: &Arc<CudaStream>,
@@ -55,7 +55,7 @@ impl Collectives {
     ///
     /// # Safety
     /// As for [`scan`](Self::scan).
-    #[expect(clippy::too_many_arguments, reason = "the arguments are the scalar and all arguments of all_reduce")]
+    #[expect(clippy::too_many_arguments, reason = "the function takes all arguments of all_reduce, and also a scalar")]
     pub unsafe fn exclusive_scan(
         &self,
         stream: &Arc<CudaStream>,

@@ -27,7 +27,8 @@ pub(crate) struct Room {
     pub(crate) start: usize,
 }
 
-/// The staging memory of one team, with the constant arguments of the kernels that use this memory.
+/// The staging memory of one team. Also has templates for the arguments of the kernels that use
+/// this memory.
 pub(super) struct Staging {
     room: Room,
     /// Counters in this device's memory. First the counter of launches, then one counter for each
@@ -67,8 +68,8 @@ fn channel_bytes(options: &CollectivesOptions, ranks: usize) -> u64 {
     of_most * (MAX_RANKS / ranks.next_power_of_two().clamp(2, MAX_RANKS)) as u64
 }
 
-/// Returns the size in bytes of a slot, for rings that carry messages. A kernel for messages has
-/// half as many rings as a kernel for reductions, so its slots are twice as large.
+/// Returns the size in bytes of a slot in the rings for messages. A kernel for messages has half as
+/// many rings as a kernel for reductions, so its slots are twice as large.
 fn transfer_slot_bytes(options: &CollectivesOptions) -> u64 {
     2 * options.slot_bytes
 }
@@ -189,8 +190,9 @@ impl Staging {
     }
 }
 
-/// Returns a copy of the kernel argument `banks` for a part of the staging areas and of the
-/// counters. The part begins at `offset` in each area, and at index `counter` in the counters.
+/// Returns a copy of the kernel argument `banks` that refers to a different part of each staging
+/// area, such as the channels. This part begins at byte `offset` of the area. Its counters begin at
+/// index `counter`.
 fn part_of(banks: &Call, offset: u64, counter: usize, bank_bytes: u64) -> Call {
     let areas = banks.areas.map(|area| area + offset);
     Call { areas, counter: banks.counter + 8 * counter as u64, bank_bytes, ..*banks }

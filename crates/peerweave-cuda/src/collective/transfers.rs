@@ -38,13 +38,14 @@ pub enum Message {
 }
 
 impl Message {
-    /// Creates the message of `bytes` bytes at address `at` that this rank sends to rank `to`.
+    /// Creates a message that this rank sends to rank `to`. The message has `bytes` bytes, which
+    /// are at address `at` of this rank's device.
     pub(crate) fn send(to: usize, at: u64, bytes: usize) -> Self {
         Self::Send { to: Rank::new(to as u32), at, bytes: bytes as u64 }
     }
 
-    /// Creates the message of `bytes` bytes that this rank receives from rank `from` at address
-    /// `at`.
+    /// Creates a message that this rank receives from rank `from`. The message has `bytes` bytes,
+    /// and is written to address `at` of this rank's device.
     pub(crate) fn receive(from: usize, at: u64, bytes: usize) -> Self {
         Self::Receive { from: Rank::new(from as u32), at, bytes: bytes as u64 }
     }
@@ -108,10 +109,10 @@ impl Collectives {
         (peer.recv, peer.recv_bytes) = (at, bytes);
     }
 
-    /// Sets the fields of `peer` for direct messages. A direct message consists of whole 16-byte
-    /// lines. Its sender stores it directly in the receiver's result buffer. The receiver decides
-    /// whether it offers this buffer. This rank offers its buffer if other ranks can access the
-    /// buffer, and if the result does not replace a message that this rank sends.
+    /// Sets the fields of `peer` that concern direct messages. The sender of a direct message
+    /// stores it in the receiver's result buffer, if the receiver offers this buffer. A direct
+    /// message consists of whole 16-byte lines. This rank offers its buffer if other ranks can
+    /// access the buffer, and if the result does not overwrite a message that this rank sends.
     fn offer(&self, peer: &mut Transfer, in_place: bool) -> Result<(), CudaError> {
         // The sender and the receiver know the length, so they set the same fields.
         let is_whole = |bytes: u64| u64::from(bytes > 0 && bytes.is_multiple_of(LINE_BYTES as u64));
@@ -234,7 +235,7 @@ impl Collectives {
         };
         if !own("to").eq(own("from")) {
             let [sent, received] = ["to", "from"].map(|way| own(way).collect::<Vec<u64>>());
-            let value = format!("sends of lengths {sent:?} and receives of lengths {received:?}");
+            let value = format!("sends of {sent:?} bytes and receives of {received:?} bytes");
             return Err(misuse(CALL, "the list of messages from this rank to itself", value, "equal lengths"));
         }
         // Wave `n` contains message number `n` to each rank, and message number `n` from each rank.

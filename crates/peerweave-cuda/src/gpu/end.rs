@@ -22,9 +22,9 @@ const LOOK: Duration = Duration::from_micros(200);
 /// the maximum time for which [`Gpu::end`] waits until modules are unloaded.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// A guard for the drop of a GPU. Other threads may hold the heap of the GPU and NVSHMEM's context
-/// for a short time after the GPU is dropped. The drop of the guard waits until all threads have
-/// released them, for at most [`PATIENCE`].
+/// A guard that is dropped together with a GPU. Other threads may hold the heap of the GPU and
+/// NVSHMEM's context for a short time after the GPU is dropped. When the guard is dropped, it waits
+/// until all threads have released the heap and the context, for at most [`PATIENCE`].
 pub(crate) struct Gone(Vec<Question>);
 
 impl Gone {

@@ -34,7 +34,7 @@ struct Crate {
     parts: Parts<'static>,
     /// The loaded module of each part; `None` for a part that is not loaded.
     modules: Vec<Mutex<Option<Loaded>>>,
-    /// The wrappers of NVSHMEM's functions that the crate calls. `None` if the crate is not linked
+    /// The wrapper functions by which the crate calls NVSHMEM. `None` if the crate is not linked
     /// with NVSHMEM.
     wrappers: Option<Vec<&'static Function>>,
 }

@@ -1,8 +1,8 @@
 //! Splits the PTX of a crate into parts, which the driver compiles separately.
 //!
 //! The driver compiles about half a megabyte of PTX per second, and an application uses few kernels
-//! of a large crate. So each part has one kernel, with the functions and variables that this kernel
-//! uses.
+//! of a large crate. So a part normally has one kernel, with the functions and variables that this
+//! kernel uses.
 //!
 //! Each module has its own copy of its variables. Invariant: kernels that use the same variable are
 //! in the same part. Constants that the compiler generated are copied into each part instead.
@@ -42,12 +42,13 @@ enum Kind {
     Function,
     /// A variable of the module. Kernels may write the variable.
     Variable,
-    /// A constant, or a variable that is in the shared memory of a block.
+    /// A constant. Also a variable in the shared memory of a block, because each part may have its
+    /// own copy of such a variable.
     Constant,
 }
 
-/// Prefixes of the names that compilers generate for constants. rustc generates the names of
-/// allocations, and LLVM the names of tables.
+/// Prefixes of the names of generated constants. rustc names the constants that it allocates, and
+/// LLVM names the tables that it creates.
 const CONSTANTS: [&str; 4] = ["anon_$_", "alloc_", "__unnamed_", "switch_$_table"];
 
 impl<'a> Parts<'a> {
@@ -85,8 +86,8 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// Returns one flag for each piece of the text. The flag is set if a part with the kernels
-    /// `entries` must contain the piece.
+    /// Returns one flag for each piece of the text. The flag is set if the kernels `entries` need
+    /// the piece. `entries` has the indices of these kernels in `pieces`.
     fn reached(&self, entries: &[usize]) -> Vec<bool> {
         let mut reached: Vec<bool> = self.pieces.iter().map(|piece| piece.kind == Kind::Whole).collect();
         let mut open = entries.to_vec();

@@ -34,8 +34,8 @@ pub(crate) struct Teams {
 }
 
 impl Teams {
-    /// Maximum number of teams besides the team of all PEs. A split exchanges one bit for each
-    /// number, as a `u64`.
+    /// Maximum number of teams besides the team of all PEs. In a split, each PE sends a `u64` with
+    /// one bit for each team number, so 64 numbers are possible.
     pub(crate) const MOST: u32 = 63;
 
     pub(crate) fn new(n_teams: u32) -> Self {

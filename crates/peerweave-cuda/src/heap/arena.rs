@@ -52,7 +52,7 @@ pub(crate) struct Lease {
     /// The reference count of this `Arc` is the number of handles of the range: this lease, and the
     /// handles that [`Self::keep`] has returned.
     handles: Arc<()>,
-    /// A clone of [`Arena::kept`].
+    /// A clone of [`Arena::kept`], which counts this lease as a user of the arena.
     kept: Arc<()>,
     freed: bool,
 }
@@ -96,9 +96,9 @@ impl Arena {
         Ok(self.whole.multicast_address(&self.context.world())?.unwrap_or(0))
     }
 
-    /// Frees the arena and finalises NVSHMEM. All PEs must call this function. If the process has
-    /// no other handle of NVSHMEM, NVSHMEM ends, and this function returns a function that checks
-    /// whether all threads have released NVSHMEM's context.
+    /// Frees the arena, and drops this handle of NVSHMEM. All PEs must call this function. If the
+    /// process has no other handle of NVSHMEM, this call finalises NVSHMEM, and the result is a
+    /// function. It checks whether all threads have released NVSHMEM's context.
     pub(super) fn finalize(self) -> Result<Option<Question>, CudaError> {
         let Self { context, whole, kept, .. } = self;
         // If a graph still uses a range after this wait, `free` returns an error.
@@ -163,7 +163,7 @@ impl Arena {
             }
         });
         // No PE may write to the memory before it is zero on all PEs.
-        self.agree(&mut ranges, ALLOC, "filling of the allocated memory with zeros", zeroed)
+        self.agree(&mut ranges, ALLOC, "zero-filling of the allocated memory", zeroed)
     }
 
     /// Frees a range on every PE, after the work that uses the range has completed. All PEs must
@@ -171,7 +171,7 @@ impl Arena {
     pub(super) fn end(&self, mut lease: Lease) -> Result<(), CudaError> {
         let mut ranges = self.ranges();
         let outcome = lease.drain(self.context.deadline());
-        self.agree(&mut ranges, FREE, &format!("freeing of the memory at offset {}", lease.offset), outcome)?;
+        self.agree(&mut ranges, FREE, &format!("release of the memory at offset {}", lease.offset), outcome)?;
         lease.freed = true;
         ranges.taken.remove(&lease.offset);
         Ok(())

@@ -96,9 +96,9 @@ impl Heap {
         }
     }
 
-    /// Returns the table entry for the heap of `pe`. Kernels of this device access the heap by this
-    /// entry. If `network` is true and the heap is NVSHMEM's heap, kernels access the memory of
-    /// every other PE through NVSHMEM's device library.
+    /// Returns the table entry by which kernels of this device access the heap of `pe`. `node_pe`
+    /// is stored in the entry. If `network` is true, kernels access NVSHMEM's heap on all other PEs
+    /// through NVSHMEM's device library.
     pub(crate) fn entry(&self, me: Pe, pe: Pe, node_pe: u32, network: bool) -> Result<PeerEntry, CudaError> {
         let base = match self {
             Self::Vmm(heap, _) => heap.members().contains(&pe).then(|| heap.address_of(pe, 0)).transpose()?,
@@ -171,14 +171,14 @@ impl Heap {
     }
 
     /// Ends the heap and its remaining allocations. All PEs must call this function. If this call
-    /// finalises NVSHMEM, it returns a function that checks whether all threads have released
+    /// finalises NVSHMEM, the result is a function. It checks whether all threads have released
     /// NVSHMEM's context.
     pub(crate) fn end(self) -> Result<Option<Question>, CudaError> {
         match self {
             Self::Vmm(heap, mapping) => {
                 drop(mapping);
                 let report = heap.finalize()?;
-                tracing::debug!(leaks = report.leaks.len(), "finalized the heap of a GPU");
+                tracing::debug!(leaks = report.leaks.len(), "the heap of a GPU has been finalized");
                 Ok(None)
             }
             Self::Nvshmem(arena) => arena.finalize(),

@@ -67,8 +67,9 @@ impl Gpu {
 }
 
 impl Inner {
-    /// Returns the lost PE that caused the other losses, with its loss. If the first lost PE gave
-    /// up because of another lost PE, this is the other PE. Returns `None` if no PE is lost.
+    /// Returns the PE whose loss caused the other losses, and the cause of its loss. This is the
+    /// first lost PE, unless that PE gave up because of another lost PE. Returns `None` if no PE is
+    /// lost.
     pub(crate) fn lost(&self) -> Option<(Pe, Loss)> {
         first_loss(&self.rendezvous.losses(), self.rendezvous.pe())
     }
@@ -85,9 +86,9 @@ impl Inner {
         Err(error)
     }
 
-    /// Returns a lost PE that may be the cause of a kernel's failure, with its loss. Returns `None`
-    /// if there is no such PE. Waits for up to [`NOTICE`], because the notice of a loss may arrive
-    /// after the failure.
+    /// Returns a lost PE that may be the cause of a kernel's failure, and the cause of its loss.
+    /// Returns `None` if there is no such PE. Waits for up to [`NOTICE`], because the notice of a
+    /// loss may arrive after the failure.
     fn death_that_caused(&self, failure: &KernelFailure) -> Option<(Pe, Loss)> {
         if !matches!(failure.kind, Some(FailureKind::Deadline | FailureKind::Aborted)) {
             return None;
@@ -103,8 +104,9 @@ impl Inner {
 }
 
 /// Returns the loss that caused the other losses. Starts at the first loss in the list. If its PE
-/// gave up because of another lost PE, continues with the loss of that other PE. Removes `me`, this
-/// PE, from the PEs that the result names as missing, because this PE was late but is not lost.
+/// gave up because of another lost PE, continues with the loss of that other PE. The result may be
+/// the loss of a PE that gave up. Such a loss lists the PEs that were missing. This function
+/// removes this PE, `me`, from the list, because this PE was late but is not lost.
 fn first_loss(losses: &[(Pe, Loss)], me: Pe) -> Option<(Pe, Loss)> {
     let mut found = losses.first()?;
     for _ in losses {
@@ -125,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loss_that_made_other_pes_give_up_is_returned() {
+    fn first_loss_returns_the_loss_that_caused_the_others() {
         let [a, b, c, me] = [0, 1, 2, 3].map(Pe::new);
         let gave_up = |missing: &[Pe]| Loss::GaveUp { missing: missing.to_vec() };
         assert_eq!(first_loss(&[], me), None);

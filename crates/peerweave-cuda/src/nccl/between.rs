@@ -37,8 +37,8 @@ struct Link {
     other: Option<Pe>,
 }
 
-/// The communicators by which one PE exchanges messages with other hosts, or the reason why there
-/// are no communicators. The choice is the same on all PEs.
+/// The communicators by which one PE exchanges messages with other hosts. If the PE has none, the
+/// reason for that. Either all PEs have communicators, or none of them has any.
 #[derive(Default)]
 pub(crate) struct Between {
     links: Box<[Link]>,
@@ -92,8 +92,8 @@ impl Between {
         Ok(between)
     }
 
-    /// Returns whether this PE has communicators, so that it can exchange messages with other
-    /// hosts.
+    /// Returns whether this PE can exchange messages with other hosts, because it has
+    /// communicators.
     pub(crate) fn is_ready(&self) -> bool {
         !self.links.is_empty()
     }

@@ -31,12 +31,12 @@ use crate::route::{Libraries, Unfit};
 /// Interval at which a thread checks for lost PEs. The check is needed because some work has no
 /// thread that waits for it.
 const LOOK: Duration = Duration::from_millis(100);
-/// Time from the deadline until late work of NCCL is aborted. Before the abort, waits reach their
-/// deadline and can name the missing PEs.
+/// Time between the deadline and the abort of NCCL's late work. A wait that reaches its deadline
+/// can name the missing PEs only before the abort.
 const LATE: Duration = Duration::from_secs(1);
-/// A failed creation of a communicator returns its error at most this time after the deadline. In
-/// this time, the creation asks the rendezvous for lost PEs. It also ends the communicator if NCCL
-/// has created it after the deadline.
+/// Maximum time between the deadline and the error of a communicator that could not be created. In
+/// this time, `peerweave-nccl` asks the rendezvous for lost PEs. If NCCL creates the communicator
+/// too late, `peerweave-nccl` ends it.
 const GIVEN_UP: Duration = Duration::from_secs(5);
 
 /// The communicators of NCCL that one PE uses, or the reason why it does not use NCCL. The choice
@@ -210,8 +210,9 @@ fn agreed(rendezvous: &Rendezvous, label: &str, failed: Option<String>, within: 
     Ok(first.map(|(pe, text)| format!("PE {pe}: {}", String::from_utf8_lossy(text))))
 }
 
-/// Returns the time limit of [`agreed`]. The limit exceeds the deadline: a PE whose step fails at
-/// once waits in `agreed`, while another PE may wait in NCCL until the deadline.
+/// Returns the time limit of [`agreed`]. The limit is longer than the deadline. Reason: if a step
+/// fails at once on this PE, this PE calls `agreed` at once. Another PE may first wait in NCCL
+/// until the deadline.
 fn limit(gpu: &Gpu) -> Duration {
     gpu.rendezvous().deadline().max(gpu.deadline()) + GIVEN_UP
 }

@@ -48,8 +48,8 @@ pub(super) const ROUTED: [CollectiveKind; 8] = [
     CollectiveKind::Scatter,
 ];
 
-/// Returns the operation that has the name `name` in route tables. The name is from a row that
-/// chooses a library. Returns `None` if no library can carry out the operation.
+/// Returns the operation for the name `name` in a route-table row that chooses a library. Returns
+/// `None` if no library can carry out an operation with this name.
 pub(super) fn library_kind(name: &str) -> Option<CollectiveKind> {
     ROUTED.into_iter().find(|kind| kind.name() == name)
 }
@@ -132,8 +132,7 @@ pub(crate) enum Because {
     Threshold(usize, u64),
     /// The size of the team's staging memory determined the choice.
     Staging,
-    /// A route-table row that chooses a library determined the choice. The field is the index of
-    /// the row.
+    /// The choice comes from a route-table row for a library. The field is the index of the row.
     Library(usize),
     /// The caller chose the method.
     Forced(Method),
@@ -160,7 +159,7 @@ pub(crate) struct Libraries {
     pub(crate) nccl: Result<(), Unfit>,
 }
 
-/// The decision how a call is carried out, with its reason.
+/// The provider and the method that carry out a call, and the reason for this choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Decision {
     pub(crate) provider: Provider,
@@ -168,13 +167,14 @@ pub(crate) struct Decision {
     /// carries out the call.
     pub(crate) own: OwnPath,
     pub(crate) because: Because,
-    /// A requested choice that cannot be used: the row or the caller that requested it, and the
-    /// reason. `None` if every request is fulfilled.
+    /// A requested method that cannot be used. The first value tells whether a row or the caller
+    /// requested the method. The second value is the reason why it cannot be used. `None` if every
+    /// request is fulfilled.
     pub(crate) refused: Option<(Because, Unfit)>,
 }
 
 impl Routes {
-    /// Returns the decision how a call of a team is carried out.
+    /// Decides how a call of a team is carried out.
     pub(crate) fn decide(&self, query: &Query, limits: &Limits, libraries: &Libraries) -> Decision {
         let (own, because, refused) = self.own(query, limits);
         let decision = Decision { provider: Provider::Own, own, because, refused };
@@ -283,8 +283,9 @@ impl Routes {
         (OwnPath::Lines { route: parts(bytes.min(most_part_bytes(limits)), limits), launches }, because, refused)
     }
 
-    /// Returns three values for an all_gather or an all_to_all: the method, the reason for this
-    /// method, and the caller's request if it cannot be fulfilled. A part has `bytes` bytes.
+    /// Returns three values for an all_gather or an all_to_all whose parts have `bytes` bytes: the
+    /// method, the reason for this method, and the caller's request. The third value is `None`
+    /// unless the request cannot be fulfilled.
     pub(crate) fn exchange(
         &self,
         kind: CollectiveKind,
@@ -309,8 +310,9 @@ impl Routes {
         (path, because, refused)
     }
 
-    /// Returns whether the root of a broadcast of `bytes` bytes sends a different part to each
-    /// rank, which forwards the part. Also returns the threshold from which this is done, in bytes.
+    /// Returns whether a broadcast of `bytes` bytes is scattered: the root sends a different part
+    /// to each rank, and each rank forwards its part. Also returns the smallest size of a scattered
+    /// broadcast, in bytes.
     pub(crate) fn is_scattered(&self, bytes: u64, limits: &Limits) -> (bool, u64) {
         let from = self.table.thresholds.broadcast_scattered_from;
         (limits.ranks > 2 && bytes >= from, from)
@@ -439,8 +441,8 @@ mod tests {
         }
     }
 
-    /// Tests sizes in the rows of the built-in table `sm_90`: the sizes at which Peerweave's
-    /// kernels take at least 1.03 times as long as NCCL on 2 H200.
+    /// The built-in table `sm_90` chooses NCCL for the sizes at which Peerweave's kernels take at
+    /// least 1.03 times as long as NCCL on 2 H200.
     #[test]
     fn nccl_carries_out_only_the_calls_in_its_route_table_rows() {
         use CollectiveKind::{AllReduce, AllToAll, Reduce, Scatter};

@@ -128,17 +128,17 @@ fn path(own: OwnPath) -> (String, Option<Route>) {
         OwnPath::Copy => return ("a copy".to_owned(), None),
         OwnPath::Barrier => return ("Peerweave's kernel, barrier".to_owned(), None),
         OwnPath::Norm => {
-            return ("Peerweave's kernel with RMSNorm, with a launch shape that depends on the rows".to_owned(), None);
+            return ("Peerweave's kernel with RMSNorm; the number of rows determines the launch shape".to_owned(), None);
         }
         OwnPath::Unsupported => return ("not supported".to_owned(), None),
         OwnPath::Reduction(route) => format!("Peerweave's kernel, {}, {}", name_of(route.algorithm), shape(route)),
         OwnPath::Lines { route, launches: 1 } => format!("Peerweave's kernel, 16-byte lines, {}", shape(route)),
         OwnPath::Lines { route, launches } => {
-            format!("Peerweave's kernels, 16-byte lines in {launches} launches, {}", shape(route))
+            format!("{launches} launches of Peerweave's kernel, 16-byte lines, {}", shape(route))
         }
         OwnPath::Messages(route) => format!("Peerweave's kernel, messages, {}", shape(route)),
         OwnPath::Scattered(route) => {
-            format!("Peerweave's kernels, the root scatters parts and each rank forwards its part, {}", shape(route))
+            format!("Peerweave's kernels (the root scatters parts, and each rank forwards its part), {}", shape(route))
         }
     };
     let (OwnPath::Reduction(route) | OwnPath::Lines { route, .. } | OwnPath::Messages(route) | OwnPath::Scattered(route)) = own

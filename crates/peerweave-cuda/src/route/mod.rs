@@ -101,23 +101,23 @@ pub(crate) fn by_lines(bytes: u64, limits: &Limits) -> bool {
     bytes <= limits.channel_bytes
 }
 
-/// Returns the number of pairs of blocks that transfer each message through rings. If a single
-/// block does the work of a pair, returns the number of such blocks. The number is the same for all
-/// messages, so the sender and the receiver divide a message into the same chunks.
+/// Returns the number of pairs of blocks that transfer a message through rings. In some kernels,
+/// one block does the work of a pair: the result is then the number of blocks. The number is the
+/// same for all messages, so the sender and the receiver divide a message into the same chunks.
 pub(crate) fn ring_pairs(max_blocks: u32) -> u32 {
     (max_blocks / 2).clamp(1, 128)
 }
 
-/// Returns the route of launches that send messages through rings. If `is_combined` is true, each
-/// block both pushes and copies chunks. Otherwise, blocks work in pairs: one block pushes, and the
-/// other block copies.
+/// Returns the route of a kernel that sends messages through rings. If `is_combined` is true, each
+/// block both sends and receives chunks. Otherwise, blocks work in pairs: one block sends, and the
+/// other block receives.
 pub(crate) fn ring(limits: &Limits, is_combined: bool) -> Route {
     let pairs = ring_pairs(limits.max_blocks);
     if is_combined { Route::new(Algorithm::Chunked, pairs, 512) } else { Route::new(Algorithm::Chunked, 2 * pairs, 256) }
 }
 
-/// Returns the number of 16-byte lines in each chunk of a message through rings. The message has
-/// `bytes` bytes. The number is at most `slot_lines`.
+/// Returns the length of a chunk in 16-byte lines, at most `slot_lines`. A message of `bytes` bytes
+/// is sent through rings in chunks of this length.
 pub(crate) fn chunk_lines(bytes: u64, slot_lines: u64, limits: &Limits) -> u64 {
     lines_of(bytes).div_ceil(u64::from(ring_pairs(limits.max_blocks))).clamp(1, slot_lines)
 }

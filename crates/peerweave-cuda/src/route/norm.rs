@@ -25,8 +25,8 @@ pub(crate) struct NormRoute {
 /// sizes for all_reduce.
 const NORM_IN_ONE_STEP: [u64; 3] = [2 * MIB, 128 * KIB, 64 * KIB];
 
-/// Returns the route of an all_reduce with RMSNorm of `rows` rows. Each row has `row_lines` 16-byte
-/// lines.
+/// Returns the route of an all_reduce with RMSNorm. The call has `rows` rows. Each row has
+/// `row_lines` 16-byte lines.
 pub(crate) fn norm(rows: u64, row_lines: u64, limits: &Limits) -> NormRoute {
     if limits.ranks == 1 {
         return norm_by(rms_norm::Algorithm::None, rows, row_lines, limits);

@@ -38,8 +38,8 @@ pub(super) struct Thresholds {
     /// ended. The blocks of a larger call would occupy SMs that blocks of the previous kernel still
     /// need.
     pub(super) programmatic_up_to: u64,
-    /// Total size of all parts up to which all_gather and all_to_all push lines of 16 bytes, if the
-    /// banks have room. Longer parts are sent as messages.
+    /// Maximum size for which all_gather and all_to_all push lines of 16 bytes, if the banks have
+    /// room. Larger calls send their parts as messages. The size is the total size of all parts.
     pub(super) parts_by_lines_up_to: u64,
     /// Size from which a broadcast to more than one rank is scattered: the root sends a different
     /// part to each rank, and each rank sends its part to the other ranks.

@@ -138,8 +138,8 @@ fn least(kind: CollectiveKind, size: u64, timings: &[Timing], of: impl Fn(Method
     times.map(|timing| timing.us).min_by(f64::total_cmp)
 }
 
-/// Returns the rows that choose NCCL for an operation: one row for each run of consecutive measured
-/// sizes at which NCCL is faster.
+/// Returns the rows that choose NCCL for an operation. If NCCL is faster at several consecutive
+/// measured sizes, one row covers all of them.
 fn library_rows(kind: CollectiveKind, ranks: u32, timings: &[Timing]) -> Vec<LibraryRow> {
     let all = sizes(timings.iter().filter(|timing| timing.kind == kind));
     let is_faster = |size: &u64| {
@@ -157,9 +157,9 @@ fn library_rows(kind: CollectiveKind, ranks: u32, timings: &[Timing]) -> Vec<Lib
     runs.map(row).collect()
 }
 
-/// Returns the total size of all parts, in bytes, up to which [`Method::Lines`] is faster than
-/// [`Method::Messages`], for all_gather and all_to_all together. Returns `None` if these methods
-/// were not measured.
+/// Returns the largest size at which [`Method::Lines`] is faster than [`Method::Messages`]. The
+/// result applies to all_gather and all_to_all together. A size is the total size of all parts in
+/// bytes. Returns `None` if these methods were not measured.
 fn lines_up_to(timings: &[Timing]) -> Option<u64> {
     let kinds = [CollectiveKind::AllGather, CollectiveKind::AllToAll];
     let both = |kind, size| {
@@ -192,7 +192,8 @@ mod tests {
     }
 
     /// Returns timings of all_reduce. The fastest of Peerweave's algorithms is one-shot up to 16
-    /// KiB, two-shot at 64 KiB, and the ring above. NCCL is clearly faster only at 256 KiB.
+    /// KiB, two-shot at 64 KiB, and the ring at larger sizes. NCCL is clearly faster only at 256
+    /// KiB.
     fn timings() -> Vec<Timing> {
         let kind = CollectiveKind::AllReduce;
         let mut all = Vec::new();
@@ -262,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn tuned_threshold_is_the_largest_size_with_faster_lines() {
+    fn tuned_threshold_is_the_last_size_at_which_lines_are_faster() {
         let mut all = Vec::new();
         for (kind, factor) in [(CollectiveKind::AllGather, 1.0), (CollectiveKind::AllToAll, 0.8)] {
             for (size, lines, messages) in [(MIB, 4.0, 6.0), (4 * MIB, 9.0, 10.0), (16 * MIB, 40.0, 30.0)] {

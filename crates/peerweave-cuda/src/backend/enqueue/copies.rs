@@ -7,9 +7,9 @@ use super::Enqueue;
 use crate::backend::error::driver;
 
 impl Enqueue<'_> {
-    /// Calls `enqueue`, which calls a function of the CUDA driver to enqueue work on the
-    /// operation's stream. The context of the stream must be current. `name` is the name of the
-    /// driver's function, for errors.
+    /// Calls the closure `enqueue`, and converts its errors. The closure enqueues work on the
+    /// operation's stream by a function of the CUDA driver. `name` is the name of this function,
+    /// for errors. The context of the stream must be current.
     pub(crate) fn drive(
         &self,
         name: &'static str,

@@ -50,8 +50,8 @@ impl Enqueue<'_> {
         keep
     }
 
-    /// Converts the result of enqueueing a collective. If the collective was enqueued, returns the
-    /// location of its outcome. Otherwise, returns the error of the portable API.
+    /// Converts `enqueued`, which tells whether a collective was enqueued. If it was enqueued,
+    /// returns the location of its outcome. Otherwise, returns the error of the portable API.
     pub(crate) fn enqueued(&self, team: &TeamOf, enqueued: Result<(), CudaError>) -> Result<Source, Error> {
         match enqueued {
             Ok(()) => Ok(Source::Kernel),

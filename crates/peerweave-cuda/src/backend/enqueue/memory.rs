@@ -12,9 +12,9 @@ use crate::backend::error::{driver, unsupported};
 use crate::backend::resources::{Copier, Pinned, Slot, Staged, class_of};
 
 impl Enqueue<'_> {
-    /// During a capture, makes the graph keep a range of symmetric memory allocated. Outside of a
-    /// capture, does nothing, because the release of symmetric memory waits for the work of every
-    /// stream, and each stream keeps the heap alive.
+    /// During a capture, makes the graph keep a range of symmetric memory allocated. Does nothing
+    /// outside of a capture: each stream keeps the heap alive, and symmetric memory is released
+    /// only after the work of every stream.
     pub(crate) fn note(&mut self, at: SymOffset, bytes: usize) {
         if self.capturing
             && let Some(block) = self.gpu.0.allocation(at, bytes as u64)
@@ -44,7 +44,8 @@ impl Enqueue<'_> {
         }
     }
 
-    /// Returns a view of symmetric memory whose range `peerweave-core` has checked.
+    /// Returns a view of `len` elements at offset `at` of symmetric memory. `peerweave-core` has
+    /// checked this range.
     pub(crate) fn view<T>(&self, at: SymOffset, len: usize) -> SymSlice<T> {
         // SAFETY: `peerweave-core` has checked that the elements are aligned and lie in one live
         // allocation; the queue holds the owner of the allocation.
@@ -98,9 +99,9 @@ impl Enqueue<'_> {
         Ok((staged.address(), Some(staged)))
     }
 
-    /// Enqueues the copy of a result from pinned memory to the caller's memory. If the [`Copier`]
-    /// is the calling thread, stores the pinned memory in `results`, and the calling thread copies
-    /// later.
+    /// Copies a result from pinned memory to the caller's memory, or prepares the copy. If the
+    /// [`Copier`] is the stream, enqueues the copy. If it is the calling thread, stores the pinned
+    /// memory in `results`, so that this thread copies after the operation has ended.
     pub(crate) fn written(&mut self, staged: Option<Staged>) -> Result<(), Error> {
         match (staged, self.copier) {
             (None, _) => {}

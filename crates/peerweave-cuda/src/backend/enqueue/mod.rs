@@ -1,5 +1,5 @@
-//! One operation that is being enqueued on a CUDA stream: its memory, its copies, its kernels, and
-//! the location of its outcome.
+//! Enqueues the parts of one operation on a CUDA stream: memory, copies and kernels. Also
+//! determines where the outcome of the operation is stored.
 //!
 //! Invariant: the resources that the stream's work uses stay alive until the stream has completed
 //! the work. For each resource, either its use is recorded with the stream, or the caller of

@@ -50,7 +50,8 @@ pub(crate) enum Source {
     Wait(Slot, Wait),
 }
 
-/// A wait for words in symmetric memory: the properties that are needed to read its outcome.
+/// The properties of a wait for words in symmetric memory. They are needed to read the outcome of
+/// the wait.
 #[derive(Debug)]
 pub(crate) struct Wait {
     pub(crate) until: Until,

@@ -1,5 +1,5 @@
-//! Loads and launches kernels that combine operands. The operands are in this PE's memory, where
-//! this PE has gathered them.
+//! Loads and launches kernels that combine the operands of several ranks. This PE has already
+//! gathered these operands in its own memory.
 
 use peerweave_collectives::LINE_BYTES;
 use peerweave_collectives::combine::{self, Combine};

@@ -117,8 +117,8 @@ impl Enqueue<'_> {
         Ok(Source::Hosts)
     }
 
-    /// Enqueues an all_gather of parts of `part` bytes among the members of a team on several
-    /// hosts.
+    /// Enqueues an all_gather in a team whose members are on several hosts. Each part has `part`
+    /// bytes.
     pub(crate) fn all_gather_between(
         &mut self,
         team: &TeamOf,
@@ -140,8 +140,8 @@ impl Enqueue<'_> {
         self.messages_between(team, span, &messages)
     }
 
-    /// Enqueues an all_to_all of parts of `part` bytes among the members of a team on several
-    /// hosts.
+    /// Enqueues an all_to_all in a team whose members are on several hosts. Each part has `part`
+    /// bytes.
     pub(crate) fn all_to_all_between(
         &mut self,
         team: &TeamOf,

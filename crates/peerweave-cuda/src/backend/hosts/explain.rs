@@ -38,9 +38,9 @@ pub(crate) fn how(span: &Span, query: &Query) -> &'static str {
     }
 }
 
-/// Adapts the capabilities of float reductions that first combine the operands within each host.
-/// For these reductions, the order of the operands is unspecified, and partial results are rounded
-/// to the element type.
+/// Changes the capabilities for a job on several hosts. Float reductions that first combine the
+/// operands within each host have an unspecified order of operands, and round partial results to
+/// the element type.
 pub(crate) fn describe(reductions: &mut [ReductionCaps]) {
     use CollectiveKind::{AllReduce, Reduce, ReduceScatter};
     let is_by_host = |caps: &ReductionCaps| matches!(caps.kind, AllReduce | Reduce | ReduceScatter) && !caps.dtype.is_integer();

@@ -40,8 +40,8 @@ impl Enqueue<'_> {
         self.enqueued(team, enqueued).map(drop)
     }
 
-    /// Enqueues an all_reduce of little data. The ranks of each host reduce their operands. Then
-    /// every rank receives the results of all hosts and combines them.
+    /// Enqueues a small all_reduce. The ranks of each host reduce their operands. Then every rank
+    /// receives the results of all hosts and combines them.
     pub(super) fn all_reduce_by_hosts(
         &mut self,
         team: &TeamOf,
@@ -72,9 +72,9 @@ impl Enqueue<'_> {
         self.combine(reduction, operands, to, count, team.members.len(), 0)
     }
 
-    /// Enqueues an all_reduce of much data by `rails` rails. A rail consists of the ranks at the
-    /// same position within their hosts, and each rail reduces one part of the data.
-    #[expect(clippy::too_many_arguments, reason = "the arguments are a reduction and its operands")]
+    /// Enqueues a large all_reduce. Each rail reduces one part of the data. A rail consists of the
+    /// ranks at the same position within their hosts. `rails` is the number of rails.
+    #[expect(clippy::too_many_arguments, reason = "a reduction needs all these arguments")]
     pub(super) fn all_reduce_by_rails(
         &mut self,
         team: &TeamOf,
@@ -165,7 +165,7 @@ impl Enqueue<'_> {
 
     /// Enqueues a reduce to the root of a team on several hosts. One rank of each host gets the
     /// reduction of the host's operands, and sends it to the root. The root combines these results.
-    #[expect(clippy::too_many_arguments, reason = "the arguments are a reduction and its operands")]
+    #[expect(clippy::too_many_arguments, reason = "a reduction needs all these arguments")]
     pub(super) fn reduce_by_hosts(
         &mut self,
         team: &TeamOf,
@@ -215,10 +215,11 @@ impl Enqueue<'_> {
         Ok(())
     }
 
-    /// Enqueues a reduce_scatter of parts of `part` elements by rails. A rail consists of the ranks
-    /// at the same position within their hosts. For the parts of its rail, each rank combines the
-    /// operands of its host. Then the ranks of each rail exchange these partial results.
-    #[expect(clippy::too_many_arguments, reason = "the arguments are a reduction and its operands")]
+    /// Enqueues a reduce_scatter. A part has `part` elements. A rail consists of the ranks at the
+    /// same position within their hosts. First, each rank combines the operands of its host, but
+    /// only the parts that belong to ranks of its rail. Then the ranks of each rail exchange these
+    /// partial results, and combine them.
+    #[expect(clippy::too_many_arguments, reason = "a reduction needs all these arguments")]
     pub(super) fn reduce_scatter_by_rails(
         &mut self,
         team: &TeamOf,
@@ -264,9 +265,9 @@ impl Enqueue<'_> {
         Ok(())
     }
 
-    /// Enqueues an all_gather of parts of `part` bytes by rails. A rail consists of the ranks at
-    /// the same position within their hosts. The ranks of each rail exchange their parts, and then
-    /// the ranks of each host exchange the received parts.
+    /// Enqueues an all_gather. A part has `part` bytes. A rail consists of the ranks at the same
+    /// position within their hosts. First, the ranks of each rail exchange their parts. Then the
+    /// ranks of each host exchange the received parts.
     pub(super) fn all_gather_by_rails(
         &mut self,
         team: &TeamOf,

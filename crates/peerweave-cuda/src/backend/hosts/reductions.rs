@@ -13,8 +13,9 @@ use crate::backend::teams::{Span, TeamOf};
 use crate::collective::Message;
 
 impl Enqueue<'_> {
-    /// Enqueues a reduction or a scan of a team on several hosts. The operand of this rank is at
-    /// `from`. If this rank gets a result, `to` is the address of the result.
+    /// Enqueues a reduction or a scan. The members of the team are on several hosts. `from` is the
+    /// address of this rank's operand. If this rank gets a result, `to` is the address of the
+    /// result.
     pub(crate) fn reduce_between(
         &mut self,
         team: &TeamOf,
@@ -97,8 +98,8 @@ impl Enqueue<'_> {
         Ok(Source::Hosts)
     }
 
-    /// Enqueues a reduce_scatter. Rank `r` receives part `r` of every rank's operand, in pieces,
-    /// and combines the received parts.
+    /// Enqueues a reduce_scatter. Rank `r` receives part `r` of every rank's operand, and combines
+    /// these parts. Long parts are divided into pieces.
     fn reduce_scatter_between(
         &mut self,
         team: &TeamOf,
@@ -121,10 +122,10 @@ impl Enqueue<'_> {
         Ok(())
     }
 
-    /// Enqueues an exchange in which rank `r` receives the elements `range(r)` of every rank's
-    /// operand. This rank gathers the received elements at `gathered`, combines them, and writes
-    /// the result to `to`.
-    #[expect(clippy::too_many_arguments, reason = "the arguments are a reduction and its operands")]
+    /// Enqueues an exchange and a reduction. Rank `r` receives the elements `range(r)` of every
+    /// rank's operand. This rank receives its elements at address `gathered`, combines them, and
+    /// writes the result to address `to`.
+    #[expect(clippy::too_many_arguments, reason = "a reduction needs all these arguments")]
     fn reduce_ranges(
         &mut self,
         team: &TeamOf,

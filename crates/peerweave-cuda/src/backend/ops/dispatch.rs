@@ -67,9 +67,9 @@ impl Enqueue<'_> {
         }
     }
 
-    /// Records a call or a message that the caller is about to enqueue: passes the records of this
-    /// PE to `write`. Other ranks compare their calls with this record. During a capture, ends the
-    /// comparison of the team's calls instead. The caller holds the lock `order` of the team.
+    /// Records a call or a message that the caller is about to enqueue, so that other ranks can
+    /// compare their calls with it. `write` writes the record. During a capture, records nothing,
+    /// and ends the comparison of the team's calls. The caller holds the lock `order` of the team.
     pub(super) fn compared(&self, team: &TeamOf, write: impl FnOnce(&Calls)) {
         match &self.state.calls {
             Some(calls) if team.members.len() > 1 && self.capturing => calls.end(team),

@@ -35,8 +35,8 @@ struct Combination {
 }
 
 impl Combination {
-    /// Combines the operands, each `bytes` bytes long, by the caller's function. Stores the error
-    /// if the function panics.
+    /// Calls the caller's function to combine the operands. Each operand has `bytes` bytes. If the
+    /// function panics, stores an error.
     fn run(&self, bytes: usize) {
         let Special::Function(function) = &*self.special else {
             unreachable!("peerweave-cuda bug: the operation has no function")

@@ -1,7 +1,8 @@
 //! Slots: words in pinned memory to which kernels of this backend write their outcome.
 //!
-//! Invariant: the pool reuses a slot only after the slot was dropped. An operation in flight owns
-//! its slots. So no kernel writes to the slot of a later operation.
+//! Invariant: an operation in flight owns its slots, and the pool reuses a slot only after its
+//! owner has dropped the slot. So a kernel never writes to a slot that already belongs to a later
+//! operation.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};

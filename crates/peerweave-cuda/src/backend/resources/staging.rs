@@ -71,14 +71,14 @@ impl Staged {
     }
 
     /// Returns the number of whole 32-bit words in the caller's memory. Also returns the address of
-    /// the words if it is aligned.
+    /// the first word, or `None` if this address is not aligned.
     fn words(&self) -> (usize, Option<*mut u32>) {
         let at = self.caller().cast::<u32>();
         (self.bytes() / size_of::<u32>(), at.is_aligned().then_some(at))
     }
 
-    /// Returns a range of bytes in the caller's memory. These bytes belong to the 32-bit word
-    /// `word` of the pinned memory.
+    /// Returns the bytes that the 32-bit word `word` contains, as a range of offsets in the
+    /// caller's memory. The last word may be incomplete.
     fn bytes_of(&self, word: usize) -> std::ops::Range<usize> {
         word * size_of::<u32>()..self.bytes().min((word + 1) * size_of::<u32>())
     }
@@ -136,7 +136,8 @@ impl Staged {
     /// # Safety
     /// The requirements of [`fill`](Self::fill) hold until the stream has run the copy.
     pub(crate) unsafe fn enqueue_fill(&self, stream: &Arc<CudaStream>) -> Result<(), DriverError> {
-        /// Calls [`Staged::fill`] for the [`Pinned`] to which `data` points, and drops this handle.
+        /// Calls [`Staged::fill`] for the [`Pinned`] to which `data` points. Then drops the handle
+        /// that `data` represents.
         ///
         /// # Safety
         /// `data` is from `Arc::into_raw` of a [`Pinned`]. The [`Pinned`] stores the address of
@@ -154,8 +155,8 @@ impl Staged {
     /// # Safety
     /// The requirements of [`empty`](Self::empty) hold until the stream has run the copy.
     pub(crate) unsafe fn enqueue_empty(&self, stream: &Arc<CudaStream>) -> Result<(), DriverError> {
-        /// Calls [`Staged::empty`] for the [`Pinned`] to which `data` points, and drops this
-        /// handle.
+        /// Calls [`Staged::empty`] for the [`Pinned`] to which `data` points. Then drops the handle
+        /// that `data` represents.
         ///
         /// # Safety
         /// `data` is from `Arc::into_raw` of a [`Pinned`]. The [`Pinned`] stores the address of
@@ -168,9 +169,9 @@ impl Staged {
         unsafe { self.enqueue(stream, run) }
     }
 
-    /// Enqueues a call of `run`. This function copies between the caller's memory and the pinned
-    /// memory, and then drops its handle of the pinned memory. The queue has another handle, so the
-    /// thread of the driver does not free the pinned memory.
+    /// Enqueues a call of the host function `run`. It copies between the caller's memory and the
+    /// pinned memory, and then drops its handle of the pinned memory. The queue has another handle,
+    /// so the driver's thread, which calls `run`, does not free the pinned memory.
     ///
     /// # Safety
     /// `run` takes over a raw handle of the pinned memory. The caller's memory stays valid for
@@ -190,8 +191,9 @@ impl Staged {
 /// Enqueues a call of the host function `run` on a stream that is not being captured.
 ///
 /// # Safety
-/// Running the function once with `data` must be sound until the stream has passed the call. The
-/// function must not call the driver. If `launch_host` fails, the function does not run.
+/// The caller must ensure that `run(data)` is sound at any time until the stream has passed the
+/// call. The stream calls `run` once. `run` must not call the driver. If `launch_host` fails, `run`
+/// is not called.
 unsafe fn launch_host(
     stream: &Arc<CudaStream>,
     run: unsafe extern "C" fn(*mut c_void),

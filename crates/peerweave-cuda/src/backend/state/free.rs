@@ -1,4 +1,4 @@
-//! Free streams, free pinned memory and empty lists, which later operations reuse.
+//! Keeps unused resources for later operations: streams, pinned memory and lists.
 
 use std::sync::Arc;
 
@@ -13,7 +13,8 @@ use crate::backend::resources::{self, Pinned, Recorded, Staged, class_of};
 use crate::collective::Message;
 use crate::gpu::Gpu;
 
-/// Two lists of an operation: its messages, and the pinned memory of its results.
+/// Two lists that one operation uses: a list of its messages, and a list of the pinned memory for
+/// its results.
 pub(crate) type Lists = (Vec<Message>, Vec<Staged>);
 
 /// A stream for one blocking operation at a time. The event marks the end of the operation.
@@ -63,7 +64,7 @@ impl State {
         Ok(lane)
     }
 
-    /// Makes a stream whose work has ended available to later blocking operations.
+    /// Makes a stream available to later blocking operations. The work in the stream has ended.
     pub(crate) fn give_back(&self, lane: Lane) {
         lock(&self.idle).push(lane);
     }

@@ -129,7 +129,7 @@ pub(crate) struct State {
     /// Pool of pinned memory. An operation uses pinned memory in place of host memory of the
     /// caller.
     pinned: Pieces<Pinned>,
-    /// Empty lists for later operations that consist of messages.
+    /// Empty lists that later operations use. Only operations that consist of messages need lists.
     lists: Mutex<Vec<Lists>>,
     /// Pool of temporary device memory of operations.
     pub(crate) scratch: Pieces<DeviceMemory<u8>>,
@@ -300,8 +300,8 @@ impl State {
         lock(&self.allocations).values().for_each(|memory| memory.note(stream));
     }
 
-    /// Drops all teams, all streams of this backend that have no work, and the memory of operations
-    /// and collectives. Called by finalize.
+    /// Drops what this PE keeps for later operations: the teams, the streams without work, the
+    /// pools of temporary memory, and the staging memory of collectives. Called by finalize.
     pub(crate) fn drop_streams(&self) {
         lock(&self.idle).clear();
         self.teams.clear();

@@ -59,8 +59,8 @@ impl State {
         self.record(Timeout::new(call, team, waited, missing).into())
     }
 
-    /// Aborts work of NCCL that still runs after the caller has waited for `waited`. Returns the
-    /// error with the reason.
+    /// Aborts NCCL's work. The caller has waited for this work for the time `waited`, and the work
+    /// still runs. Returns the error with the reason.
     pub(crate) fn nccl_is_late(&self, call: &'static str, team: TeamName, waited: Duration) -> Error {
         // The missing ranks must be determined before the abort ends the work.
         let error = self.nccl_failure(call, team, waited);

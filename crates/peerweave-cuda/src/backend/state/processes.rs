@@ -6,8 +6,8 @@ use peerweave_bootstrap::process::{Pid, Watch, pid_namespace};
 
 use crate::error::CudaError;
 
-/// One watch for the process of each other PE. A watch shows whether its process has ended. There
-/// is no watch for a process that this process cannot observe.
+/// A set of watches, one for the process of each other PE. A watch shows whether the watched
+/// process has ended. There is no watch for a process that this process cannot observe.
 pub(crate) struct Processes {
     /// For each PE, the [`Watch`] that shows whether the process of the PE has ended. `None` for
     /// this process. Also `None` for a process in another PID namespace: only the rendezvous

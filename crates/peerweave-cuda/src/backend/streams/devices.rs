@@ -56,8 +56,8 @@ pub fn on_device<T: Element>(buffer: &impl DeviceBuffer<T>) -> Result<OnDevice<T
     Ok(unsafe { OnDevice::from_raw(address, buffer.len(), buffer.device() as u32, Arc::new(Kept(keep))) })
 }
 
-/// The owner of a slice of cudarc. The slice has its own stream, which orders the uses of the
-/// slice.
+/// Owns a slice of cudarc that operations use. The slice has its own stream, which orders the uses
+/// of the slice.
 struct Slice<T> {
     slice: Arc<CudaSlice<T>>,
 }

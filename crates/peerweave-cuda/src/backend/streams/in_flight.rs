@@ -23,8 +23,8 @@ pub(super) struct InFlight {
     ask_at: usize,
     /// Number of bytes that the operations in flight use from the pools of temporary memory.
     pub(super) held_bytes: usize,
-    /// Tickets of completed operations, to which no other handle exists. Later operations reuse
-    /// these tickets.
+    /// Unused tickets, which later operations reuse. The operations of these tickets are complete,
+    /// and no other handle of these tickets exists.
     free: Vec<Arc<Ticket>>,
     /// The first failure of an operation since the last synchronisation of the stream.
     pub(super) failed: Option<Error>,
@@ -109,8 +109,9 @@ impl InFlight {
         (0..count).for_each(|_| self.pop());
     }
 
-    /// Creates the ticket of an operation that was just enqueued, and records the ticket's event
-    /// after the operation. If the event cannot be recorded, returns `made` with the error.
+    /// Creates the ticket of the operation `made`, which was just enqueued, and records the
+    /// ticket's event after the operation. If the event cannot be recorded, returns `made` and the
+    /// error.
     pub(super) fn ticket(
         &mut self,
         state: &Arc<State>,
@@ -163,8 +164,7 @@ pub(super) fn team_of(state: &State, op: &Op) -> TeamName {
     }
 }
 
-/// Returns whether an operation is of a kind that PEs record. PEs compare these records with each
-/// other.
+/// Returns whether PEs record operations of this kind, so that they can compare the records.
 pub(super) fn is_compared(op: &Op) -> bool {
     matches!(op, Op::Collective(_) | Op::PointToPoint(_) | Op::Group(_))
 }

@@ -11,15 +11,14 @@ use crate::backend::error::driver;
 use crate::backend::resources::Recorded;
 use crate::backend::state::{GRACE, State};
 
-/// The ticket of an operation that was enqueued in a stream. It stores the outcome once it is
-/// known.
+/// The ticket of an operation that was enqueued in a stream. Stores the outcome of the operation
+/// once the outcome is known.
 #[derive(Debug)]
 pub(super) struct Ticket {
     pub(super) state: Arc<State>,
     pub(super) call: &'static str,
     pub(super) team: TeamName,
-    /// Whether the operation is of a kind that PEs record. PEs compare these records with each
-    /// other.
+    /// Whether PEs record operations of this kind, so that they can compare the records.
     pub(super) is_compared: bool,
     pub(super) event: Recorded,
     pub(super) source: Source,

@@ -61,13 +61,13 @@ impl Calls {
         Ok(Self { pages, me: rendezvous.pe().index(), teams })
     }
 
-    /// Returns the index of the words for the agreement of the surviving PEs on a new job. These
-    /// words follow the calls of all teams.
+    /// Returns the index of the words by which the surviving PEs agree on a new job. These words
+    /// follow the records of all teams.
     const fn survivors_at(teams: usize) -> usize {
         (teams * TEAM_WORDS).next_multiple_of(8)
     }
 
-    /// Returns the words of one PE for the agreement of the surviving PEs on a new job.
+    /// Returns the words of PE `pe` by which the surviving PEs agree on a new job.
     pub(crate) fn survivors(&self, pe: usize) -> &SurvivorWords {
         self.pages[pe].survivors(Self::survivors_at(self.teams))
     }
@@ -132,8 +132,8 @@ impl Calls {
         self.word(self.me, team.number(), 2).store(1, Ordering::Release);
     }
 
-    /// Returns a recorded call of a PE, and the hash of all calls up to and including this call.
-    /// Returns `None` if the record was overwritten.
+    /// Returns call number `number` that PE `pe` has recorded for a team. Also returns the hash of
+    /// all calls up to and including this call. Returns `None` if the record was overwritten.
     fn read(&self, pe: usize, team: KernelTeam, number: u64) -> Option<(Words, u64)> {
         let (word, at) = (|index| self.word(pe, team, index), Self::at(number));
         let is_it = |order| word(at).load(order) == number + 1;
@@ -175,10 +175,11 @@ impl Calls {
     }
 }
 
-/// Compares the first `both` entries of two logs. A log keeps only its last `kept` entries. Returns
-/// the first pair of kept entries that differ. `read` takes the number of an entry. It returns the
-/// entry of each log, and with it the hash of all entries up to and including this entry. It
-/// returns `None` if the entry was overwritten.
+/// Compares the first `both` entries of two logs, and returns the first pair of entries that
+/// differ. A log keeps only its last `kept` entries, so this function compares older entries only
+/// by their hash. `read` takes the number of an entry. For each log, it returns the entry and the
+/// hash of all entries up to and including this entry. It returns `None` if the entry was
+/// overwritten.
 pub(super) fn first_difference<W: PartialEq>(
     both: u64,
     kept: u64,

@@ -41,15 +41,16 @@ pub(crate) struct MessageRecord {
 }
 
 impl MessageRecord {
-    /// Returns one word that encodes the length, the type and the collective of the message.
+    /// Returns a word that encodes three properties of the message: its number of elements, its
+    /// element type, and the collective to which it belongs.
     fn word(&self) -> u64 {
         let collective = self.collective.map_or(NO_COLLECTIVE, |kind| kind as u64);
         (self.count as u64) << 16 | collective << 8 | self.dtype as u64
     }
 }
 
-/// The number in [`MessageRecord::word`] of a message that belongs to no collective, but to a send
-/// or a receive.
+/// The number in [`MessageRecord::word`] that stands for "no collective". The message then belongs
+/// to a send or a receive.
 const NO_COLLECTIVE: u64 = 0xff;
 
 /// Returns the description of the message that `word` encodes. Rank `me` sends the message to rank
@@ -76,14 +77,14 @@ const fn channel(direction: Direction, peer: usize) -> usize {
     (sends * MAX_RANKS + peer) * CHANNEL_WORDS
 }
 
-/// Returns the index of the first word that records message `number`. The index counts the words of
-/// the message's channel.
+/// Returns the index of the first word that records message `number` of a channel. Index 0 is the
+/// first word of the channel.
 const fn at(number: u64) -> usize {
     1 + 2 * (number % MESSAGES) as usize
 }
 
 impl Calls {
-    /// Deletes the message records of an earlier team with the same number.
+    /// Deletes the message records of an earlier team that had the number of `team`.
     pub(super) fn begin_messages(&self, team: &TeamOf) {
         for peer in 0..MAX_RANKS {
             for direction in [Direction::Send, Direction::Receive] {
@@ -109,9 +110,10 @@ impl Calls {
         word(0).store(number + 1, Ordering::Release);
     }
 
-    /// Returns the word in which a PE has recorded message `number` of a channel. Also returns the
-    /// hash of all messages of the channel, up to and including this message. Returns `None` if the
-    /// record was overwritten.
+    /// Returns two words that PE `pe` has recorded for message `number` of a channel. The first
+    /// word describes the message (see [`MessageRecord::word`]). The second word is the hash of all
+    /// messages of the channel up to and including this message. Returns `None` if the record was
+    /// overwritten.
     fn read_message(&self, pe: usize, team: &TeamOf, channel: usize, number: u64) -> Option<(u64, u64)> {
         let word = |index| self.message_word(pe, team.number(), channel + index);
         let found = [0, 1].map(|index| word(at(number) + index).load(Ordering::Relaxed));
@@ -120,9 +122,9 @@ impl Calls {
         (word(0).load(Ordering::Relaxed) < number + MESSAGES).then_some((found[0], found[1]))
     }
 
-    /// Returns the first member whose recorded messages to or from this PE differ from the records
-    /// of this PE. Also returns two descriptions of the first different message: the record of this
-    /// PE, and the record of the member.
+    /// Compares the recorded messages between this PE and each other member. Returns the first
+    /// member whose records differ from the records of this PE. Also returns two descriptions of
+    /// the first different message: the record of this PE, and the record of the member.
     pub(super) fn different_message(&self, team: &TeamOf) -> Option<(Pe, String, String)> {
         let others = team.members.iter().enumerate().filter(|(rank, _)| *rank != team.me && *rank < MAX_RANKS);
         others.filter(|(_, pe)| self.can_compare(team, pe.index())).find_map(|(rank, pe)| {

@@ -96,8 +96,8 @@ impl TeamOf {
         number(self.id)
     }
 
-    /// Takes the [`Team`] out of this value and returns it, so that the caller can destroy the
-    /// team's entry in the team table of kernels.
+    /// Takes the [`Team`] out of this value and returns the [`Team`]. The caller can then destroy
+    /// it, which frees its entry in the team table that kernels read.
     pub(crate) fn take_entry(&self) -> Option<Team> {
         lock(&self.team).take()
     }
@@ -116,9 +116,9 @@ pub(crate) fn number(team: TeamId) -> KernelTeam {
     KernelTeam::new(team.0 & 0xff)
 }
 
-/// Returns the id of the team with the number `number` in the team table of kernels. `count` is the
-/// number of teams that its members have created, including this team. The count distinguishes
-/// teams that reuse a number.
+/// Returns the id of a team. `number` is the team's number in the team table that kernels read. A
+/// later team can reuse this number, so the id also contains `count`: the number of teams that the
+/// members have created, including this team.
 pub(crate) fn id(number: KernelTeam, count: u32) -> TeamId {
     TeamId(number.index() | (count << 8))
 }

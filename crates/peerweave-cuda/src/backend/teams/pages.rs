@@ -72,7 +72,7 @@ impl Pages {
 }
 
 impl Pages {
-    /// Returns the words for the agreement of the surviving PEs on a new job. They start at word
+    /// Returns the words by which the surviving PEs agree on a new job. They start at index
     /// `index`, which must be a multiple of 8.
     pub(super) fn survivors(&self, index: usize) -> &SurvivorWords {
         let end = index + size_of::<SurvivorWords>() / size_of::<u64>();

@@ -18,8 +18,8 @@ impl Pages {
         Err(unsupported(call, "jobs of several PEs with GPUs need Linux"))
     }
 
-    /// Never runs, because no [`Pages`] value exists. On Linux, this function returns the words for
-    /// the agreement of the surviving PEs on a new job.
+    /// Never runs, because no [`Pages`] value exists. On Linux, returns the words by which the
+    /// surviving PEs agree on a new job.
     pub(super) fn survivors(&self, _index: usize) -> &SurvivorWords {
         match *self {}
     }

@@ -4,7 +4,8 @@ use peerweave_types::{Pe, Rank};
 
 use crate::collective::Collectives;
 
-/// The members of a team on several hosts, grouped by host, and the position of this PE among them.
+/// The members of a team, grouped by host. The team has members on several hosts. Also has the
+/// position of this PE.
 pub(crate) struct Span {
     /// The ranks of each host in ascending order. The hosts are in the order of their first ranks.
     hosts: Box<[Box<[usize]>]>,
@@ -73,8 +74,9 @@ impl Span {
         self.hosts[host][position]
     }
 
-    /// For each other host, returns the index of the host and the rank that has the same position
-    /// on that host as this PE on its own host. Every host must have a rank at this position.
+    /// Returns the other ranks of this PE's rail: the ranks that have the same position on their
+    /// hosts as this PE on its host. Also returns the index of each rank's host. Every host must
+    /// have a rank at this position.
     pub(crate) fn rail(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         self.others().map(|(host, ranks)| (host, ranks[self.place]))
     }

@@ -15,8 +15,8 @@ use crate::backend::state::State;
 use crate::backend::teams::TeamOf;
 use crate::error::CudaError;
 
-/// Pause of a PE before it asks the rendezvous again for the value that a member stores. The PE
-/// asks again only if a PE outside the team has been lost.
+/// Pause of a PE between two requests for a member's value in the rendezvous. A PE repeats the
+/// request only if a PE outside the team has been lost.
 const ASK_AGAIN: Duration = Duration::from_millis(1);
 
 impl State {
@@ -130,8 +130,8 @@ fn value_of(rendezvous: &Rendezvous, team: &TeamOf, key: &str, rank: usize) -> R
     }
 }
 
-/// Returns a closure that exchanges bytes among the members by [`exchange`]. The closure takes the
-/// name of a step, and appends this name to `label`.
+/// Returns a closure that exchanges bytes among the members by [`exchange`]. The closure takes a
+/// name and the bytes of this PE. The label of the exchange is `label`, followed by this name.
 pub(super) fn exchange_of<'a>(
     rendezvous: &'a Rendezvous,
     team: &'a TeamOf,

@@ -30,14 +30,13 @@ const CALL: &str = "team_of";
 /// Maximum number of PEs that an error message shows if it contains a list of members.
 const SHOWN: usize = 16;
 
-/// The shortest and the longest pause of a PE before it reads the values of the members from the
-/// rendezvous again.
+/// The shortest and the longest pause between two reads of the members' values from the rendezvous.
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
 
 /// A value that a PE stores in the rendezvous: a list of PEs and a number. The value is a call or a
 /// refusal. In a call, the list has the members of the new team, and the number is random and
-/// identifies the call. In a refusal, the number is the PE that has passed a different list, and
-/// the list is that PE's list.
+/// identifies the call. In a refusal, the number is the number of a PE that has passed a different
+/// list, and the list is the list of this PE.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Listed {
     number: u64,
@@ -177,9 +176,9 @@ impl State {
         }
     }
 
-    /// Stores a refusal for the call of PE `pe`, because its list `theirs` differs from the list
-    /// `mine` of this PE. Also removes the call of this PE, and stores a refusal for each member
-    /// that waits for this call.
+    /// Ends two calls that cannot complete because their lists differ: the call `mine` of this PE,
+    /// and the call `theirs` of PE `pe`. Removes `mine` from the rendezvous. Stores a refusal for
+    /// `pe`, and a refusal for each member that waits for `mine`.
     fn refuse(&self, rendezvous: &Rendezvous, mine: &Listed, pe: Pe, theirs: &Listed) -> Result<(), BootstrapError> {
         let me = self.job.my_pe;
         rendezvous.remove(&call_key(me))?;
@@ -188,7 +187,7 @@ impl State {
         self.spread(rendezvous, mine, &Listed { number: pe.get().into(), members: theirs.members.clone() })
     }
 
-    /// Stores `refusal` for all members that wait for this PE's call, because the call cannot
+    /// Stores `refusal` for the members that wait for the call `mine` of this PE. The call cannot
     /// complete.
     fn spread(&self, rendezvous: &Rendezvous, mine: &Listed, refusal: &Listed) -> Result<(), BootstrapError> {
         let others = mine.members.iter().copied().filter(|pe| *pe != self.job.my_pe && u64::from(pe.get()) != refusal.number);

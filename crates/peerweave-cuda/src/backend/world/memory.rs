@@ -25,8 +25,8 @@ pub(super) fn teams_memory(
     routes: &Arc<Routes>,
     max_blocks: Option<u32>,
 ) -> Result<TeamsMemory, CudaError> {
-    /// Converts the error of a full heap to `None`. The result is the same on all PEs, because the
-    /// heaps of all PEs have the same allocations.
+    /// Returns `None` instead of an error if the heap has no room. The result is the same on all
+    /// PEs, because the heaps of all PEs have the same allocations.
     fn room<T>(made: Result<T, CudaError>) -> Result<Option<T>, CudaError> {
         match made {
             Err(CudaError::Vmm(VmmError::Misuse(Misuse::Exhausted { .. }))) => Ok(None),
@@ -57,8 +57,8 @@ pub(super) fn options_of_world(heap_bytes: u64) -> CollectivesOptions {
 }
 
 /// Returns the options for the staging memory of each of `teams` teams. The team of all PEs is not
-/// one of these teams. Together, the teams use at most an eighth of the heap. They use more only if
-/// their minimum staging memory is larger.
+/// one of these teams. The staging memory of all these teams together takes at most an eighth of
+/// the heap, unless even the smallest possible staging memory takes more.
 pub(super) fn options_of_others(heap_bytes: u64, teams: u64) -> CollectivesOptions {
     const KIB: u64 = 1 << 10;
     let share = heap_bytes / 8 / teams.max(1);

@@ -41,7 +41,7 @@ impl Cuda {
         if state.calls.is_none() && state.job.n_pes > 1 {
             return Err(unsupported(
                 CALL,
-                "the survivors need host memory that all PEs share, which jobs on several machines or on NVSHMEM's heap do not have",
+                "the survivors need host memory that all PEs share; jobs on several machines or on NVSHMEM's heap have no such memory",
             ));
         }
         let words = |pe: usize| state.calls.as_ref().map_or(&alone, |calls| calls.survivors(pe));
@@ -132,8 +132,9 @@ impl Cuda {
         Self::with(gpu, &self.options)
     }
 
-    /// Converts an error in the set-up of the new job. The result names PEs by their numbers in the
-    /// old job. If other PEs caused the error, the result is [`Error::Timeout`] with these PEs.
+    /// Converts an error that occurred during the set-up of the new job. The result names PEs by
+    /// their numbers in the old job. If other PEs caused the error, the result is an
+    /// [`Error::Timeout`] that names these PEs.
     fn root_cause_of(&self, survivors: &Survivors<'_>, decision: &Decision, started: Instant, error: Error) -> Error {
         let team = self.state.world();
         let error = error.renumbered(CALL, team, |pes| decision.old_pes(pes));

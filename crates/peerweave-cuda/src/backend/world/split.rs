@@ -10,8 +10,8 @@ use crate::error::CudaError;
 use crate::gpu::Gpu;
 use crate::team::{Exchange, Parent, Team};
 
-/// Parses the bytes that a rank sends in a split: the number of teams that have been created, as
-/// far as the rank knows, and a random sentinel for staging memory.
+/// Parses the bytes that a rank sends in a split. Returns two values: the number of created teams
+/// that the rank knows, and a random sentinel for staging memory.
 fn split_attached(attached: &[u8]) -> (u32, [u64; 2]) {
     let word = |at: usize| {
         attached.get(at..at + 8).map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().expect("eight bytes fit the array")))
@@ -19,16 +19,16 @@ fn split_attached(attached: &[u8]) -> (u32, [u64; 2]) {
     (word(0) as u32, [word(4), word(12)])
 }
 
-/// Returns the name of a new team for exchanges through the rendezvous. A split of the team with
-/// the name `parent` creates the new team for the color `color`. `calls` is the number of calls
-/// that the members of the parent team made together before the split. All returned names have the
-/// same length.
+/// Returns the name that a new team uses in exchanges through the rendezvous. The name depends on
+/// the name `parent` of the team that is split, and on the color `color` of the new team. It also
+/// depends on `calls`, the number of calls that the members of the parent team made together before
+/// the split. All returned names have the same length.
 pub(super) fn path_of(parent: &str, calls: u64, color: u64) -> String {
     format!("{:016x}", teams::digest((parent, calls, color)))
 }
 
-/// A call that creates a team: the name of the call, the team that its errors name, and the name of
-/// the new team.
+/// Three names of a call that creates a team: the name of the call itself, the name of the team
+/// that its errors mention, and the name of the new team.
 pub(super) struct Made {
     pub(super) call: &'static str,
     /// The team that the errors of the call name.
@@ -60,10 +60,10 @@ impl Cuda {
         Ok(made)
     }
 
-    /// Splits the team `parent`. The ranks of this team have already agreed on the call. `attached`
-    /// contains the bytes that each rank sent together with the agreement (see [`split_attached`]).
-    /// `splits` is the number of teams that have been created, as far as this PE knows.
-    #[expect(clippy::too_many_arguments, reason = "the two callers have these values in separate variables")]
+    /// Splits the team `parent`. All ranks of this team have already checked that they make the
+    /// same call. In this check, each rank sent bytes, which are in `attached` (see
+    /// [`split_attached`]). `splits` becomes the new number of created teams.
+    #[expect(clippy::too_many_arguments, reason = "both callers have these arguments in separate variables")]
     pub(super) fn split_parent(
         &self,
         gpu: &Gpu,
