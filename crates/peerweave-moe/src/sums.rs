@@ -14,7 +14,7 @@ const MOST: usize = 8;
 
 /// An element type of the results of experts, with its conversions to and from `f32`.
 pub(crate) trait Class {
-    /// The bits of an element.
+    /// The type that holds the bits of an element.
     #[cfg(not(target_arch = "nvptx64"))]
     type Bits: Copy;
 

@@ -63,9 +63,9 @@ pub const fn index(number: u64, capacity: usize) -> usize {
 }
 
 impl<W: Word> Slot<'_, W> {
-    /// Returns whether the slot is free for message `number`. The slot is free if the receiver has
-    /// answered the previous message in this slot. In this case, returns that answer; otherwise,
-    /// returns `None`. If there is no previous message, returns [`Answer::Accepted`].
+    /// Returns the receiver's answer to the previous message in this slot. The slot is then free
+    /// for message `number`. Returns `None` if the receiver has not answered the previous message,
+    /// so that the slot is not free. Returns [`Answer::Accepted`] if there is no previous message.
     ///
     /// # Ordering
     /// As for [`Slot::answered`].

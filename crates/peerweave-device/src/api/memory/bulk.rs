@@ -39,8 +39,9 @@ impl Lent {
         self.half != 0
     }
 
-    /// Returns the parities of the current phases of both barriers. A function with a separate
-    /// context of this thread may use the barriers, and then returns the new parities.
+    /// Returns the parities of the current phases of both barriers. A function that is not inlined
+    /// takes these parities as an argument, because it has a separate context. It may use the
+    /// barriers, and then returns the new parities.
     #[inline(always)]
     pub(crate) fn parity(&self) -> u32 {
         self.parity
