@@ -143,7 +143,7 @@ pub struct Moe<T, Y> {
     types: PhantomData<fn(T) -> Y>,
 }
 
-/// The symmetric memory of an exchange, of which [`Exchange`] has views.
+/// The symmetric memory of an exchange. [`Exchange`] has views of this memory.
 #[derive(Debug)]
 struct Memory {
     inbox: Symmetric<u128>,

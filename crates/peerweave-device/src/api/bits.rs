@@ -42,7 +42,7 @@ pub trait KernelAdd: Scalar + Plain {
 /// An element type that kernels access atomically: `i32`, `u32`, `i64`, `u64`, `f32` and `f64`.
 /// Other crates cannot implement this trait.
 pub trait KernelAtomic: AtomicElement + KernelAdd {
-    /// The word that contains the bits of the element.
+    /// The type of the word that contains the bits of an element.
     #[doc(hidden)]
     type Bits: Bits;
     #[doc(hidden)]

@@ -40,8 +40,8 @@ pub struct Slot<'a, W> {
     pub number: &'a W,
     /// The words of the message, at least one. Written by the sender.
     pub payload: &'a [W],
-    /// Word with the number of the last message in this slot that the receiver has answered. Bit 63
-    /// is set if the receiver has refused the message. Written by the receiver.
+    /// The word that contains the number of the last answered message in this slot. Bit 63 is set
+    /// if the receiver has refused that message. Written by the receiver.
     pub answer: &'a W,
 }
 

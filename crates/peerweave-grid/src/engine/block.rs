@@ -25,9 +25,9 @@ pub(crate) enum Place {
     Returned,
 }
 
-/// What happens after a thread has arrived at a barrier or a warp operation. `Waits`: the thread
-/// must wait for other threads. `Complete`: all threads have arrived. The value lists the threads
-/// that can continue, including the thread itself.
+/// The outcome when a thread arrives at a barrier or a warp operation. `Waits`: the thread must
+/// wait for other threads. `Complete`: all threads have arrived. The value of `Complete` lists the
+/// threads that can continue, including the thread that arrived last.
 pub(crate) enum Arrival {
     Waits,
     Complete(Vec<u32>),

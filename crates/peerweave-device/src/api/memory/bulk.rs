@@ -135,8 +135,8 @@ impl Context {
     /// stores may be outstanding.
     ///
     /// # Errors
-    /// If the copy unit has not loaded a chunk before the context's deadline, or if another wait of
-    /// this PE has failed.
+    /// If the copy unit (TMA) has not loaded a chunk before the context's deadline, or if another
+    /// wait of this PE has failed.
     ///
     /// # Safety
     /// [`Self::can_bulk`] is true for the arguments. Both ranges are accessible global memory of
@@ -187,8 +187,8 @@ impl Context {
         outcome
     }
 
-    /// Starts a copy of shared memory to global memory. When the call returns, the copy unit may
-    /// still read the source and write the target.
+    /// Starts a copy of shared memory to global memory. When the call returns, the copy unit (TMA)
+    /// may still read the source and write the target.
     ///
     /// # Safety
     /// [`bulk::AVAILABLE`] is true. `from` is shared memory of this block and `to` is global

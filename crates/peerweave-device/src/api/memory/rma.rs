@@ -3,8 +3,8 @@
 //!
 //! All puts have one implementation, and all gets have one. Both are generic over the scope. The
 //! public methods select the scope. A mapped peer is accessed by vector loads and stores. If the
-//! kernel has lent shared memory to its context and the copy is long enough, the copy unit is used
-//! instead.
+//! kernel has lent shared memory to its context and the copy is long enough, bulk copies (TMA) are
+//! used instead.
 
 use super::copy::{self, Far};
 use crate::api::context::Reach;
@@ -57,7 +57,7 @@ fn agree_on_bulk<S: Scope, const GLOBAL: bool>(can: bool) -> bool {
 
 impl Context {
     /// Copies `bytes` bytes to a mapped peer. If `nbi` is true and the source is shared memory, the
-    /// copy unit may still read the source after the call.
+    /// copy unit (TMA) may still read the source after the call.
     ///
     /// # Safety
     /// `from` is readable for `bytes` bytes, and is global memory if `GLOBAL` is true. `to` points
