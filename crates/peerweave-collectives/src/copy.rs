@@ -15,9 +15,9 @@ pub(crate) fn each(n: u64, load: impl Fn(u64) -> Vector, store: impl Fn(u64, Vec
 /// Neighbouring blocks handle neighbouring indices.
 #[derive(Clone, Copy)]
 pub(crate) struct Share {
-    /// Index of this block among the blocks that divide the range.
+    /// Index of this block among the blocks that divide the range of indices.
     pub(crate) index: u64,
-    /// Number of blocks that divide the range.
+    /// Number of blocks that divide the range of indices.
     pub(crate) of: u64,
 }
 

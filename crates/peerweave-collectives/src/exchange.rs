@@ -21,8 +21,8 @@ pub enum Exchange {
     AllToAll,
 }
 
-/// Runs an all_gather or an all_to_all. `lines` is the number of 16-byte lines of a part. In each
-/// bank of a staging area, the part of rank `r` starts at line `r * lines`.
+/// Runs an all_gather or an all_to_all. A bank of a staging area has one part from each rank, in
+/// rank order. If a part has `n` lines of 16 bytes, the part from rank `r` starts at line `r * n`.
 #[inline(always)]
 fn run<const W: usize, const MORE: bool, const EACH: bool, const WHOLE: bool>(ctx: &Context, call: &Call) -> Result<(), Failed> {
     if !call.begin() {

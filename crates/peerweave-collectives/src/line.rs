@@ -98,9 +98,9 @@ impl<const WHOLE: bool> Operand<WHOLE> {
     }
 }
 
-/// Like [`gather`], but elements of one byte are read as words of 4 bytes if the address and `n`
-/// are multiples of 4. This is often possible, because most operands that are read as bytes consist
-/// of elements of a larger type.
+/// Like [`gather`], but reads elements of one byte as words of 4 bytes if the address and `n` are
+/// multiples of 4. Most operands that are passed as bytes have elements of a larger type, and often
+/// satisfy this condition.
 ///
 /// # Safety
 /// As for [`gather`]: this thread can read `n` elements at `from`, at most one line.
@@ -190,9 +190,9 @@ impl Lines {
         Self(address)
     }
 
-    /// Returns the lines that have the same offset in another staging area as these lines have in
-    /// their staging area. `area` is the address of the area that contains these lines. `other` is
-    /// the address of the other area.
+    /// Returns the corresponding lines in another staging area: the lines at the same offset.
+    /// `area` is the address of the area that contains the lines of `self`. `other` is the address
+    /// of the other area.
     ///
     /// # Safety
     /// As for [`Self::at`], for the lines in the other area.

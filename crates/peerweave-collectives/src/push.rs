@@ -8,9 +8,9 @@ use crate::wait::{bank, position};
 use peerweave_device::gpu::Vector;
 use peerweave_device::prelude::*;
 
-/// Pushes `lines` lines to the other ranks by [`push_lines`], and then counts the launch. The lines
-/// are written to the bank that this launch uses, from line `region` of the bank on. Returns the
-/// lines of this bank in this rank's own area.
+/// Pushes `lines` lines to the other ranks by [`push_lines`], and then counts the launch. Writes
+/// these lines to the bank that this launch uses, starting at line `region` of the bank. Returns
+/// the lines of the same bank in this rank's own area.
 ///
 /// # Safety
 /// The counter of the call meets the requirements of [`epoch::read`]. The banks of the areas have

@@ -148,8 +148,9 @@ pub(crate) fn outgoing<T: Class, const PLAIN: bool>(op: u32, scalar: u64, line: 
     }
 }
 
-/// Combines the first `ranks` lines in order, and returns the result. If `state` is not `None`, it
-/// is the reduction of the lines of all earlier ranks, and the reduction starts from it.
+/// Combines the first `ranks` lines in order, and returns the result. `state` is either `None` or
+/// the reduction of the lines of all earlier ranks. In the latter case, the reduction starts from
+/// `state`.
 #[inline(always)]
 fn fold<T: Class, const W: usize>(
     lines: &[Vector; W],
@@ -186,9 +187,9 @@ fn fold_bits<T: Class, const W: usize>(
     T::unpack(bits)
 }
 
-/// Reduces the first `ranks` lines in order, and returns the result. If `state` is not `None`, it
-/// is the reduction of the lines of all earlier ranks, and the reduction starts from it. `op`
-/// selects the reduction. If `PLAIN` is true, the reduction is always the sum.
+/// Reduces the first `ranks` lines in order, and returns the result. `state` is either `None` or
+/// the reduction of the lines of all earlier ranks. In the latter case, the reduction starts from
+/// `state`. `op` selects the reduction. If `PLAIN` is true, the reduction is always the sum.
 #[inline(always)]
 pub(crate) fn fold_lines<T: Class, const W: usize, const PLAIN: bool>(
     op: u32,

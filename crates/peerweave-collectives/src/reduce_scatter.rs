@@ -11,8 +11,8 @@ use crate::wait::{Row, await_sum, await_two_rows, position, put_back};
 use peerweave_device::prelude::*;
 use peerweave_types::{KernelOp, bf16, f16};
 
-/// Runs a reduce_scatter. `lines` is the number of 16-byte lines of a part. In each bank of a
-/// staging area, the part that rank `r` sends starts at line `r * lines`.
+/// Runs a reduce_scatter. A bank of a staging area has one part from each rank, in rank order. If a
+/// part has `n` lines of 16 bytes, the part from rank `r` starts at line `r * n`.
 #[inline(always)]
 fn run<T: Class, const W: usize, const MORE: bool, const PLAIN: bool>(ctx: &Context, call: &Call) -> Result<(), Failed> {
     if !call.begin() {

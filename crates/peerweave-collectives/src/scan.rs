@@ -15,8 +15,8 @@ use crate::wait::{Row, await_lines, position, put_back};
 use peerweave_device::prelude::*;
 use peerweave_types::{KernelOp, bf16, f16};
 
-/// Runs a scan or an exclusive scan. `lines` is the number of 16-byte lines of an input. In each
-/// bank of a staging area, the input of rank `r` starts at line `r * lines`.
+/// Runs a scan or an exclusive scan. A bank of a staging area has the inputs of the ranks, in rank
+/// order. If an input has `n` lines of 16 bytes, the input of rank `r` starts at line `r * n`.
 #[inline(always)]
 fn run<T: Class, const W: usize, const MORE: bool>(ctx: &Context, call: &Call) -> Result<(), Failed> {
     if !call.begin() {

@@ -36,7 +36,8 @@ impl Row {
         Self { first: self.first + step, ..self }
     }
 
-    /// Returns the index in `lines` of the line of rank `rank`.
+    /// Returns the index of the line that belongs to rank `rank`. The index counts from the start
+    /// of `lines`.
     #[inline(always)]
     fn at(self, rank: u32) -> u64 {
         self.first + u64::from(rank) * self.stride
@@ -83,8 +84,8 @@ pub(crate) fn await_sum<T: Class, const W: usize, const MORE: bool, const PLAIN:
     Ok(finish::<T, PLAIN>(call.op, row.ranks, state))
 }
 
-/// Waits until one group of lines of a row has arrived, and returns these lines: the lines of `W`
-/// ranks, from rank `base` on.
+/// Waits until one group of lines of a row has arrived, and returns these lines. The group has the
+/// lines of ranks `base` to `base + W - 1`.
 ///
 /// Each poll reads `W` lines without a branch between the loads. If there are fewer ranks, the poll
 /// reads the last rank's line again. The poll also reads this rank's own line, which no rank
@@ -181,8 +182,8 @@ pub(crate) fn put_back<const W: usize, const MORE: bool>(call: &Call, row: Row) 
     }
 }
 
-/// Returns the lines of one bank in the staging area of the rank `k` places after this rank. The
-/// bank is the one that the launch with the epoch `epoch` uses.
+/// Returns the lines of a bank in the staging area of the rank `k` places after this rank. The
+/// launch with the epoch `epoch` uses this bank.
 ///
 /// # Safety
 /// The staging areas of the call have two banks of [`Call::bank_bytes`] bytes.

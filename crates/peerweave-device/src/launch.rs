@@ -78,7 +78,7 @@ impl<A> fmt::Debug for Kernel<A> {
 /// ```
 #[derive(Debug)]
 pub struct PtxImage {
-    /// The compiled variants; empty if the build found no toolchain.
+    /// The compiled variants of the PTX; empty if the build found no toolchain.
     pub variants: &'static [PtxVariant],
     /// The reason why the build has no PTX, and the packages that must be installed; empty if the
     /// build has PTX.

@@ -57,7 +57,7 @@
 //! ```
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch, link_llvm_intrinsics))]
-#![cfg_attr(target_arch = "nvptx64", allow(internal_features, reason = "arch/nvptx calls LLVM intrinsics, such as barriers"))]
+#![cfg_attr(target_arch = "nvptx64", allow(internal_features, reason = "barriers in arch/nvptx are intrinsics of LLVM"))]
 #![deny(unsafe_code)]
 
 #[cfg(not(target_arch = "nvptx64"))]

@@ -111,7 +111,7 @@ fn barrier_synchronises_ranks_across_epoch_wraparound() {
 }
 
 #[test]
-fn timed_out_barrier_lists_missing_ranks_and_can_resume() {
+fn timed_out_barrier_can_resume_after_missing_ranks_arrive() {
     let words = words(4 * 4, 0);
     let arrive = |rank: usize| barrier::announce(&word::from_fn(4, |target| &words[target * 4 + rank]), 1);
     let mine = &words[..4];

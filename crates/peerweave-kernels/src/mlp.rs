@@ -18,7 +18,7 @@ pub const TILE: usize = 32;
 /// tiles of `a` and `b`, and computes this number of elements of the product.
 const OWN: usize = TILE * TILE / THREADS as usize;
 
-/// Number of rows of a tile that a block handles in one step, in which each thread handles one
+/// Number of rows of a tile that a block handles in one step. In each step, each thread handles one
 /// element.
 const STEP: usize = TILE / OWN;
 

@@ -12,11 +12,10 @@ pub(crate) struct Words {
 }
 
 impl Words {
-    /// Converts an error that a kernel of an exchange has caused. The converted error names `call`
-    /// instead of the kernel, and has a message that explains the kernel's exit code. If `call` is
-    /// `None`, the error keeps the name of the kernel. If `error` reports an operation that was
-    /// skipped because such a kernel failed, returns the converted error of that kernel. Returns
-    /// other errors unchanged.
+    /// Converts an error that a kernel of an exchange has caused. In the converted error, `call`
+    /// replaces the name of the kernel, and a message explains the kernel's exit code. If `call` is
+    /// `None`, the name of the kernel stays. If an operation was skipped because such a kernel had
+    /// failed, converts the error of that kernel. Returns other errors unchanged.
     pub(crate) fn explain(self, call: Option<&'static str>, error: Error) -> Error {
         match error {
             Error::Skipped { because, .. } if is_of_an_exchange(&because) => self.explain(call, Error::clone(&because)),

@@ -57,8 +57,8 @@ pub struct Exchange {
     /// the index of the expert among the experts of this rank, or [`NOTHING`]. The upper half holds
     /// the bits of the weight.
     pub entries: SymSlice<u64>,
-    /// For each entry of each rank: the row of this rank that holds the token of the entry for the
-    /// expert of the entry. [`NOTHING`] if the expert is not on this rank.
+    /// For each entry of each rank, the index of a row on this rank. The row holds the entry's
+    /// token for the entry's expert. [`NOTHING`] if the expert is not on this rank.
     pub places: SymSlice<u32>,
     /// For each entry of this rank: the rank that has the expert of the entry. [`NOTHING`] if the
     /// entry has no expert.

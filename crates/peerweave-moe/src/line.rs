@@ -313,13 +313,14 @@ pub(crate) struct Rows {
     streams: bool,
 }
 
-/// Minimum number of bytes for which writes of tokens on the host bypass the caches. The number
-/// counts the tokens that all ranks together write in one call.
+/// On the host, writes of tokens bypass the caches if a call writes at least this number of bytes.
+/// The number counts the tokens that all ranks together write in the call.
 const STREAMING_BYTES: u64 = 16 << 20;
 
 impl Rows {
-    /// Returns the rows that a call reads or writes. `all` is the number of rows that all ranks
-    /// together write in this call.
+    /// Creates a view of rows: the tokens in `tokens`, and the scales in `scales`. `all` is the
+    /// number of rows that all ranks together write in the current call. On the host, this number
+    /// determines whether the writes bypass the caches.
     #[inline(always)]
     pub(crate) fn new(ctx: &Context, exchange: &Exchange, tokens: SymSlice<u128>, scales: SymSlice<u128>, all: u64) -> Self {
         Self {
@@ -338,8 +339,8 @@ impl Rows {
         self.token_lines.saturating_sub(batch.first).min(batch.count as u64) as usize
     }
 
-    /// Returns the index of the first line of a batch that holds scales. The index counts the lines
-    /// of scales of all rows. `row` is the row of the batch. The batch must be consecutive
+    /// Returns the index of the first line of scales in a batch. The index counts the lines of
+    /// scales of all rows. `row` is the row of the batch. The batch must be consecutive
     /// ([`Batch::is_piece`]).
     #[inline(always)]
     fn first_scale(self, row: u64, batch: Batch) -> u64 {

@@ -143,7 +143,7 @@ pub struct Moe<T, Y> {
     types: PhantomData<fn(T) -> Y>,
 }
 
-/// The symmetric memory of an exchange, of which [`Exchange`] has views.
+/// The symmetric memory of an exchange. [`Exchange`] has views of this memory.
 #[derive(Debug)]
 struct Memory {
     inbox: Symmetric<u128>,
@@ -262,8 +262,8 @@ impl<T: Element, Y: Output> Moe<T, Y> {
     /// [`Misuse`] if all PEs pass the same shape, but the shape does not fit the team or the types.
     /// [`Error::Mismatch`](peerweave_core::Error::Mismatch) on all PEs if the shapes, the sizes of
     /// the types or the sizes of the teams differ between PEs, or if only some PEs pass a wrong
-    /// value. Also the errors of the allocation of symmetric memory and of the barrier, which
-    /// follow these checks.
+    /// value. After these checks, the function allocates symmetric memory and calls a barrier. It
+    /// also returns the errors of these two operations.
     pub fn new(world: &World, team: &Team, stream: &Stream, shape: Shape) -> Result<Self> {
         let ranks = team.size();
         // The PEs agree even if this PE has found a wrong value, so that no other PE waits for it.

@@ -52,7 +52,8 @@ impl Shape {
         self
     }
 
-    /// Returns the maximum number of rows that each of `ranks` ranks can receive in one dispatch.
+    /// Returns the maximum number of rows that one rank can receive in one dispatch. The team has
+    /// `ranks` ranks.
     pub fn max_rows(&self, ranks: usize) -> usize {
         ranks * self.max_tokens * self.top_k.min(self.experts.checked_div(ranks).unwrap_or(0))
     }
@@ -77,10 +78,10 @@ impl Shape {
             return wrong("top_k", self.top_k, "at most the number of experts, because the experts of a token are distinct");
         }
         if self.hidden == 0 || !self.hidden.saturating_mul(token_bytes).is_multiple_of(LINE) {
-            return wrong("hidden", self.hidden, "at least 1 element, and a multiple of 16 bytes in each token");
+            return wrong("hidden", self.hidden, "at least 1 element, and a token size that is a multiple of 16 bytes");
         }
         if !self.hidden.saturating_mul(result_bytes).is_multiple_of(LINE) {
-            return wrong("hidden", self.hidden, "a number of elements that takes a multiple of 16 bytes in each result");
+            return wrong("hidden", self.hidden, "a result size that is a multiple of 16 bytes");
         }
         if !self.scales.saturating_mul(size_of::<f32>()).is_multiple_of(LINE) {
             return wrong("scales", self.scales, "a multiple of 4 scales");
@@ -102,7 +103,7 @@ impl Shape {
             return wrong("hidden", self.hidden, "fewer than 2^31 - 1 lines of 16 bytes in a token or a result");
         }
         if is_too_long(self.scales, size_of::<f32>()) {
-            return wrong("scales", self.scales, "fewer than 2^31 - 1 lines of 16 bytes of scales");
+            return wrong("scales", self.scales, "scales that fill fewer than 2^31 - 1 lines of 16 bytes");
         }
         Ok(())
     }

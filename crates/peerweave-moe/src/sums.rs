@@ -14,7 +14,7 @@ const MOST: usize = 8;
 
 /// An element type of the results of experts, with its conversions to and from `f32`.
 pub(crate) trait Class {
-    /// The bits of an element.
+    /// The type that holds the bits of an element.
     #[cfg(not(target_arch = "nvptx64"))]
     type Bits: Copy;
 
@@ -136,7 +136,8 @@ impl Class for Float32 {
     }
 }
 
-/// The sums of the elements of a batch.
+/// One sum in `f32` for each element of a batch of lines. Corresponding elements of several batches
+/// are added up.
 pub(crate) struct Sums<C> {
     /// One sum for each element of each line. If the batch is consecutive ([`Batch::is_piece`]),
     /// the sums of all lines follow each other without gaps.

@@ -82,7 +82,7 @@ fn expert_count_not_divisible_by_ranks_is_misuse() {
 }
 
 #[test]
-fn invalid_calls_return_misuse_and_keep_the_exchange_usable() {
+fn exchange_is_usable_after_calls_that_return_misuse() {
     let world = World::from_env().unwrap();
     let stream = world.stream().unwrap();
     let mut all = Exchange::new(&world, &stream).unwrap();

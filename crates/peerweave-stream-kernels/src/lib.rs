@@ -32,17 +32,17 @@ pub const OUTCOME_BITS: usize = 2;
 
 /// The conditions for which [`stream_wait()`] can wait.
 pub mod until {
-    /// Condition: all awaited words that are not excluded satisfy the comparison. To word 1 of the
-    /// outcome, the kernel writes the value of the non-excluded word with the highest index; 0 if
+    /// Condition: all awaited words that are not excluded satisfy the comparison. The kernel writes
+    /// one value to word 1 of the outcome: the non-excluded word with the highest index, or 0 if
     /// all words are excluded.
     pub const ALL: u32 = 0;
     /// Condition: at least one awaited word that is not excluded satisfies the comparison, or all
-    /// words are excluded. To word 1 of the outcome, the kernel writes 1 plus the index of a
-    /// non-excluded word that satisfies the comparison; 0 if there is no such word.
+    /// words are excluded. The kernel writes one value to word 1 of the outcome: 1 plus the index
+    /// of a non-excluded word that satisfies the comparison, or 0 if there is no such word.
     pub const ANY: u32 = 1;
-    /// The same condition as [`ANY`]. In addition, the kernel writes bits to the outcome, which
-    /// start at word [`OUTCOME_BITS`](super::OUTCOME_BITS). Each awaited word has one bit. The bit
-    /// is 1 if the word is not excluded and satisfies the comparison.
+    /// The same condition as [`ANY`]. In addition, the kernel writes one bit for each awaited word
+    /// to the outcome. The bits start at word [`OUTCOME_BITS`](super::OUTCOME_BITS). A bit is 1 if
+    /// its word is not excluded and satisfies the comparison.
     pub const SOME: u32 = 2;
 }
 
@@ -91,8 +91,8 @@ pub fn stream_signal(ctx: &Context, word: SymSlice<u64>, value: u64, add: u32, p
     ctx.signal_op(word, value, if add == 0 { SignalOp::Set } else { SignalOp::Add }, pe);
 }
 
-/// Returns whether awaited word `index` is excluded: whether bit `index` of `exclude` exists and is
-/// 1.
+/// Returns whether the awaited word with the index `index` is excluded. The word is excluded if bit
+/// `index` of `exclude` is 1. Bits after the end of `exclude` count as 0.
 #[inline(always)]
 fn is_excluded(exclude: DeviceSlice<u64>, index: usize) -> bool {
     index / 64 < exclude.len() && exclude.read(index / 64) >> (index % 64) & 1 != 0

@@ -101,9 +101,9 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
         area + (u64::from(gpu::block_idx().x) * MAX_RANKS as u64 + u64::from(rank)) * FLAG_BYTES
     }
 
-    /// Returns the address at which the chunk that rank `rank` pushes to this block in round
-    /// `round` is stored. `area` is the address of the receiver's staging area. If `is_result` is
-    /// true, the chunk is a part of the result, otherwise a part of an input.
+    /// Returns the address at which a chunk is stored in the receiver's staging area. Rank `rank`
+    /// pushes the chunk to this block in round `round`. `area` is the address of the staging area.
+    /// If `is_result` is true, the chunk is a part of the result, otherwise a part of an input.
     #[inline(always)]
     fn slot(&self, area: u64, round: u64, rank: u32, is_result: bool) -> u64 {
         let slot = (u64::from(gpu::block_idx().x) * SLOTS + (self.before + round) % SLOTS) * 2 + u64::from(is_result);
@@ -191,7 +191,8 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
         }
     }
 
-    /// Copies the chunks that the other ranks have reduced from the ring to the result.
+    /// Copies the reduced chunks of a round from this rank's ring to the result. The other ranks
+    /// have reduced and pushed these chunks.
     #[inline(always)]
     fn copy<T: Class>(&self, round: u64) {
         let call = self.call;

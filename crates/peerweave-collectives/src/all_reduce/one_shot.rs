@@ -11,8 +11,8 @@ use crate::wait::{Row, await_sum, position, put_back};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
-/// Runs the one-shot kernel of all_reduce. `lines` is the number of lines of an input. In each bank
-/// of a staging area, the input of rank `r` starts at line `r * lines`.
+/// Runs the one-shot kernel of all_reduce. A bank of a staging area has the inputs of the ranks, in
+/// rank order. If an input has `n` lines of 16 bytes, the input of rank `r` starts at line `r * n`.
 #[inline(always)]
 pub(super) fn run<T: Class, const W: usize, const MORE: bool, const PLAIN: bool>(
     ctx: &Context,

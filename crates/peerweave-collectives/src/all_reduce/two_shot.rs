@@ -45,8 +45,9 @@ impl<const PLAIN: bool> Thread<'_, PLAIN> {
         outgoing::<T, PLAIN>(self.call.op, self.call.scalar, self.send.read::<T>(line))
     }
 
-    /// Returns the [`Row`] that this rank reduces to line `index` of its part. The row has one line
-    /// of each rank's input.
+    /// Returns the [`Row`] in which line `index` of the bank is the line from rank 0. The lines of
+    /// consecutive ranks are one part apart. A bank has the parts of the input, followed by the
+    /// reduced parts from line [`Self::results`] on.
     #[inline(always)]
     fn inputs(&self, index: u64) -> Row {
         Row { lines: self.banks, first: index, stride: self.part, ranks: self.call.ranks }
@@ -79,9 +80,10 @@ impl<const PLAIN: bool> Thread<'_, PLAIN> {
         }
     }
 
-    /// Reduces lines of this rank's part, and pushes the reduced lines. Reduces only lines of this
-    /// thread, starts at line `index`, and takes two lines at a time. An odd last line is not
-    /// reduced. Returns the index of this thread's first line that was not reduced.
+    /// Reduces lines of this rank's part, and pushes the reduced lines. This thread handles its own
+    /// lines from line `index` on, two lines at a time. If the number of these lines is odd, the
+    /// last line is not reduced. Returns the index of this thread's first line that was not
+    /// reduced.
     #[inline(always)]
     fn reduce_lines<T: Class, const W: usize>(&self, mut index: u64) -> Result<u64, Failed> {
         let part = u64::from(self.call.rank) * self.part;
@@ -99,8 +101,8 @@ impl<const PLAIN: bool> Thread<'_, PLAIN> {
         Ok(index)
     }
 
-    /// Writes reduced lines that have arrived from other ranks to the result. `lines` has one line
-    /// for each rank: line `index` of the part that the rank has reduced.
+    /// Writes reduced lines of the other ranks to the result. `lines` has one line from each rank:
+    /// rank `r` has reduced line `index` of part `r`.
     #[inline(always)]
     fn copy_line<T: Class, const W: usize>(&self, index: u64, lines: &[Vector; W]) {
         for (rank, value) in (0..).zip(lines) {
@@ -110,9 +112,10 @@ impl<const PLAIN: bool> Thread<'_, PLAIN> {
         }
     }
 
-    /// Copies the parts that the other ranks have reduced to the result. Copies only lines of this
-    /// thread, starts at line `index` of each part, and takes two lines at a time. An odd last line
-    /// is not copied. Returns the index of this thread's first line that was not copied.
+    /// Copies reduced lines, which the other ranks have pushed, to the result. This thread handles
+    /// its own lines of each part from line `index` on, two lines at a time. Stops before an odd
+    /// last line, and at the end of the last part, which may be shorter than the other parts.
+    /// Returns the index of this thread's first line that was not copied.
     #[inline(always)]
     fn copy_lines<T: Class, const W: usize>(&self, mut index: u64) -> Result<u64, Failed> {
         let end = self.lines.saturating_sub(u64::from(self.call.ranks - 1) * self.part);

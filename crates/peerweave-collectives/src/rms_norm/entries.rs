@@ -9,7 +9,7 @@ use peerweave_types::{bf16, f16};
 
 macro_rules! entries {
     ($($name:ident: $algorithm:ident::<$t:ty, $w:literal, $more:literal>;)*) => {$(
-        #[doc = concat!("all_reduce, residual and RMSNorm of `", stringify!($t), "`, algorithm `", stringify!($algorithm), "`. The kernel's name ends with the maximum number of ranks.")]
+        #[doc = concat!("Carries out an all_reduce, adds the residual, and computes RMSNorm, for `", stringify!($t), "`, algorithm `", stringify!($algorithm), "`. The kernel's name ends with the maximum number of ranks.")]
         #[kernel(max_threads = 512, unchecked, ptx = crate::PTX)]
         pub fn $name(ctx: &Context, call: Call, norm: Norm) -> Result<(), Failed> {
             $algorithm::run::<$t, $w, $more>(ctx, &call, &norm)
@@ -19,7 +19,7 @@ macro_rules! entries {
 
 macro_rules! plain_entries {
     ($($name:ident: $t:ty;)*) => {$(
-        #[doc = concat!("Residual and RMSNorm of `", stringify!($t), "`, without communication.")]
+        #[doc = concat!("Adds the residual and computes RMSNorm, for `", stringify!($t), "`, without communication.")]
         #[kernel(max_threads = 512, unchecked, ptx = crate::PTX)]
         pub fn $name(_ctx: &Context, call: Call, norm: Norm) -> Result<(), Failed> {
             plain::run::<$t>(&call, &norm)

@@ -118,9 +118,9 @@ pub struct Norm {
     pub reserved: u32,
 }
 
-/// Lower bound of the largest absolute value from which the quantisation scale of a row is
-/// computed. If the largest absolute value of the row is smaller, this bound replaces it. So the
-/// scale of a row of zeros is not 0.
+/// Smallest absolute value from which the quantisation scale of a row is computed. The scale is
+/// computed from the largest absolute value in the row. If that value is smaller than this
+/// constant, this constant replaces it. So the scale of a row of zeros is not 0.
 pub const SMALLEST_SCALED: f32 = 1.0 / 512.0;
 
 /// Returns the number of 16-byte lines in the part of a row that each rank reduces with

@@ -9,8 +9,8 @@ use crate::wait::{Row, await_sum, bank, put_back};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
-/// Runs the one-shot kernel of RMSNorm. `lines` is the number of 16-byte lines of an input. In each
-/// bank of a staging area, the input of rank `r` starts at line `r * lines`.
+/// Runs the one-shot kernel of RMSNorm. A bank of a staging area has the inputs of the ranks, in
+/// rank order. If an input has `n` lines of 16 bytes, the input of rank `r` starts at line `r * n`.
 #[inline(always)]
 pub(super) fn run<T: Real, const W: usize, const MORE: bool>(ctx: &Context, call: &Call, norm: &Norm) -> Result<(), Failed> {
     if !call.begin() {

@@ -90,7 +90,8 @@ pub(super) fn threads() -> (u64, u64) {
     (u64::from(gpu::thread_idx().x), u64::from(gpu::block_dim().x))
 }
 
-/// Calls `with` with the index of each row that this block handles, until a call returns `false`.
+/// Calls `with` for each row that this block handles, and passes the index of the row. Stops when
+/// `with` returns `false`.
 #[inline(always)]
 pub(super) fn each_row(norm: &Norm, mut with: impl FnMut(u64) -> bool) {
     let mut row = u64::from(gpu::block_idx().x);

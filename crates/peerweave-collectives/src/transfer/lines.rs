@@ -29,8 +29,8 @@ pub const fn channels_bytes(ranks: u32, channel_bytes: u64) -> u64 {
     ACK_BYTES + 2 * ranks as u64 * channel_bytes
 }
 
-/// For messages sent as lines: number of bytes at the start of a staging area that must be zero
-/// before the first launch. The rest of the area must be filled with the sentinel
+/// For messages sent as lines: length in bytes of the first part of a staging area. Before the
+/// first launch, this part must be zero, and the rest of the area must be filled with the sentinel
 /// ([`Call::sentinel`]).
 pub const CHANNELS_ZEROS: u64 = ACK_BYTES;
 

@@ -60,14 +60,15 @@ pub struct Transfer {
     pub send_chunk: u64,
     /// For [`Form::Ring`]: number of 16-byte lines in each chunk of the message from the peer.
     pub recv_chunk: u64,
-    /// For [`Form::Ring`]: 1 if the peer's kernel tells this rank's kernel whether to store the
-    /// message directly in the peer's `recv`. This rank's kernel waits for that answer before it
-    /// sends. The peer must set `recv_is_offered` to 1 for the same message. The length of the
-    /// message must be a multiple of [`LINE_BYTES`](crate::LINE_BYTES).
+    /// For [`Form::Ring`]: 1 if the peer may offer its `recv` for the message to the peer. Before
+    /// it sends, this rank's kernel waits until the peer's kernel has either offered `recv` or
+    /// refused. If `recv` is offered, this rank's kernel stores the message directly in `recv`. The
+    /// peer must set `recv_is_offered` to 1 for the same message. The length of the message must be
+    /// a multiple of [`LINE_BYTES`](crate::LINE_BYTES).
     pub send_is_offered: u64,
-    /// For [`Form::Ring`]: 1 if this rank's kernel tells the peer's kernel whether to store the
-    /// message directly in `recv`. [`is_direct`](Self::is_direct) determines the answer. The peer
-    /// must set `send_is_offered` to 1 for the same message.
+    /// For [`Form::Ring`]: 1 if this rank's kernel tells the peer's kernel whether `recv` is
+    /// offered. [`is_direct`](Self::is_direct) determines whether it is. The peer must set
+    /// `send_is_offered` to 1 for the same message.
     pub recv_is_offered: u64,
 }
 

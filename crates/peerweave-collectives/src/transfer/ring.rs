@@ -69,7 +69,8 @@ enum Count {
     /// Number of messages to a given rank for which [`Transfer::send_is_offered`] was 1. The first
     /// block of the pair keeps this count.
     FirstOffers,
-    /// The same number as [`Self::FirstOffers`]. The second block of the pair keeps this count.
+    /// Number of messages to a given rank for which [`Transfer::send_is_offered`] was 1, like
+    /// [`Self::FirstOffers`]. The second block of the pair keeps this count.
     SecondOffers,
     /// Number of messages from a given rank for which [`Transfer::recv_is_offered`] was 1. The
     /// second block of the pair keeps this count.
@@ -141,7 +142,8 @@ struct Block<'a, const W: usize, const WHOLE: bool> {
 }
 
 impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
-    /// Returns the description of a message of `bytes` bytes at `address`, for this block.
+    /// Returns the description of a message for this block. The message has `bytes` bytes, and
+    /// starts at `address`.
     ///
     /// # Safety
     /// As for [`Operand::new`], with `bytes` elements of one byte.
@@ -153,8 +155,9 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         Message { operand, lines, chunk, first: self.index, step, at_once }
     }
 
-    /// Returns an upper bound of the number of ranks. If `W` is 2, the bound is a constant, so that
-    /// loops over ranks are unrolled. A rank that does not exist sends and gets no message.
+    /// Returns the number of ranks. If `W` is 2, the result is always 2, so that the compiler
+    /// unrolls loops over ranks. If there is only one rank, the second rank does not exist, and
+    /// sends and gets no message.
     #[inline(always)]
     fn ranks(&self) -> u32 {
         if W == 2 { 2 } else { self.call.ranks }
@@ -203,9 +206,9 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         unsafe { <u64 as Access<Sys>>::load_relaxed(word) }
     }
 
-    /// Reads the offers of the other ranks, and sets `accepted`. This block must have seen the flag
-    /// *open* of each rank to which it pushes an offered message. The offers of other ranks have no
-    /// effect, because this block pushes nothing to those ranks.
+    /// Reads the offers of the other ranks, and sets `accepted`. If this block pushes an offered
+    /// message to a rank, this block must have seen that rank's flag *open*. If this block pushes
+    /// nothing to a rank, that rank's offer has no effect.
     #[inline(always)]
     fn accept_offers(&self) {
         let mut accepted = 0;
@@ -216,8 +219,8 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         self.accepted.set(accepted);
     }
 
-    /// Returns the address at which the chunk that rank `rank` sends to this block in round `round`
-    /// is stored. `area` is the address of the receiver's staging area.
+    /// Returns the address at which a chunk is stored in the receiver's staging area. Rank `rank`
+    /// sends the chunk to this block in round `round`. `area` is the address of the staging area.
     #[inline(always)]
     fn slot(&self, area: u64, round: u64, rank: u32) -> u64 {
         let slot = self.index * SLOTS + round % SLOTS;
@@ -350,8 +353,8 @@ unsafe fn seen(flag: *mut u64) -> u64 {
     unsafe { <u64 as Access<Sys>>::load_acquire(flag) }
 }
 
-/// Sends and receives the messages of one launch through rings, for up to `W` ranks. With `WHOLE`,
-/// all addresses and lengths are multiples of [`LINE_BYTES`].
+/// Sends and receives the messages of one launch through rings. The launch has up to `W` ranks. If
+/// `WHOLE` is true, all addresses and lengths are multiples of [`LINE_BYTES`].
 #[inline(always)]
 fn run<const W: usize, const WHOLE: bool>(ctx: &Context, call: &Call, transfers: &Transfers) -> Result<(), Failed> {
     gpu::start_next_kernel();

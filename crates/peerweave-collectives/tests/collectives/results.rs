@@ -111,7 +111,7 @@ fn chunked_all_reduce_into_symmetric_memory_is_correct() {
 }
 
 #[test]
-fn barrier_works_between_calls_and_reports_a_missing_rank() {
+fn barrier_completes_or_its_error_names_the_missing_rank() {
     let given = Given { blocks: 1, ..Given::default() };
     for ranks in RANKS {
         let mut world = World::new(ranks, 3);

@@ -42,7 +42,7 @@ pub trait KernelAdd: Scalar + Plain {
 /// An element type that kernels access atomically: `i32`, `u32`, `i64`, `u64`, `f32` and `f64`.
 /// Other crates cannot implement this trait.
 pub trait KernelAtomic: AtomicElement + KernelAdd {
-    /// The word that contains the bits of the element.
+    /// The type of the word that contains the bits of an element.
     #[doc(hidden)]
     type Bits: Bits;
     #[doc(hidden)]
@@ -54,8 +54,8 @@ pub trait KernelAtomic: AtomicElement + KernelAdd {
 /// An integer type for elements that kernels wait for and combine bitwise: `i32`, `u32`, `i64` and
 /// `u64`. Other crates cannot implement this trait.
 pub trait KernelInteger: KernelAtomic + AtomicInteger {
-    /// Returns whether the comparison `compare` of `word` with `value` is true. Both are compared
-    /// as numbers of this type.
+    /// Compares `word` with `value` by `compare`, as numbers of this type. Returns whether the
+    /// comparison is true.
     #[doc(hidden)]
     fn holds(compare: Compare, word: Self, value: Self) -> bool;
     /// Converts the number to 64 bits for a failure report. A number of a signed type is

@@ -33,7 +33,8 @@ pub struct Function {
     pub body: &'static str,
 }
 
-/// A Rust type that the table contains. The trait gives the name of the corresponding type in C++.
+/// A Rust type that occurs in the table of wrappers. The trait gives the name of the corresponding
+/// type in C++.
 #[cfg(not(target_arch = "nvptx64"))]
 pub(crate) trait InCpp {
     const NAME: &'static str;

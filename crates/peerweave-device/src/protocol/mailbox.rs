@@ -40,8 +40,8 @@ pub struct Slot<'a, W> {
     pub number: &'a W,
     /// The words of the message, at least one. Written by the sender.
     pub payload: &'a [W],
-    /// Word with the number of the last message in this slot that the receiver has answered. Bit 63
-    /// is set if the receiver has refused the message. Written by the receiver.
+    /// The word that contains the number of the last answered message in this slot. Bit 63 is set
+    /// if the receiver has refused that message. Written by the receiver.
     pub answer: &'a W,
 }
 
@@ -63,9 +63,9 @@ pub const fn index(number: u64, capacity: usize) -> usize {
 }
 
 impl<W: Word> Slot<'_, W> {
-    /// Returns whether the slot is free for message `number`. The slot is free if the receiver has
-    /// answered the previous message in this slot. In this case, returns that answer; otherwise,
-    /// returns `None`. If there is no previous message, returns [`Answer::Accepted`].
+    /// Returns the receiver's answer to the previous message in this slot. The slot is then free
+    /// for message `number`. Returns `None` if the receiver has not answered the previous message,
+    /// so that the slot is not free. Returns [`Answer::Accepted`] if there is no previous message.
     ///
     /// # Ordering
     /// As for [`Slot::answered`].

@@ -25,9 +25,9 @@ pub(crate) enum Place {
     Returned,
 }
 
-/// What happens after a thread has arrived at a barrier or a warp operation. `Waits`: the thread
-/// must wait for other threads. `Complete`: all threads have arrived. The value lists the threads
-/// that can continue, including the thread itself.
+/// The outcome when a thread arrives at a barrier or a warp operation. `Waits`: the thread must
+/// wait for other threads. `Complete`: all threads have arrived. The value of `Complete` lists the
+/// threads that can continue, including the thread that arrived last.
 pub(crate) enum Arrival {
     Waits,
     Complete(Vec<u32>),
@@ -248,7 +248,7 @@ struct SharedMemory {
 impl SharedMemory {
     fn new(bytes: usize, align: usize, fill: u8) -> Self {
         let layout = Layout::from_size_align(bytes, align)
-            .expect("the layout is valid, because the size is that of a Rust array or was checked at the launch");
+            .expect("the size is the size of a Rust array, or the launch has checked the size");
         if bytes == 0 {
             // An aligned address that is never accessed.
             return Self { at: NonNull::new(std::ptr::without_provenance_mut(align)).expect("an alignment is never 0"), layout };

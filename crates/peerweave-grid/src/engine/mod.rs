@@ -43,7 +43,7 @@ pub(crate) struct Current {
     budget: Cell<u32>,
 }
 
-/// The state of a run that its threads access.
+/// The part of a run's state that the kernel threads access.
 struct Run {
     slots: RefCell<Vec<Slot>>,
     schedule: RefCell<Schedule>,
@@ -180,7 +180,7 @@ fn slot_of(number: u32) -> (usize, u32) {
     ((number >> 10) as usize, number & 1023)
 }
 
-/// The blocks of each launch that have not started.
+/// For each launch, the blocks that have not started.
 struct Waiting {
     /// For each launch: the index of the block that starts next, and the number of all blocks.
     next: Vec<(u64, u64)>,

@@ -59,7 +59,7 @@ fn alone() {}
 macro_rules! latency {
     ($threads:tt, $lend:ident, $memory:literal, $words:literal, $calls:expr, $sync:expr;
         $put:ident = $put_call:ident, $get:ident = $get_call:ident) => {
-        #[doc = concat!("Measures the latency of a put of all elements by ", $words, ", and of the `quiet` that follows, by the first thread of the block. ", $memory)]
+        #[doc = concat!("Measures the latency of a put and of the `quiet` that follows. The put copies all elements, and is called by ", $words, ". The first thread of the block calls `quiet`. ", $memory)]
         #[kernel(max_threads = $threads)]
         pub fn $put(ctx: &Context, to: SymSlice<u64>, from: SymSlice<u64>, pe: u32, iterations: u32, result: DeviceSlice<u64>) {
             $lend(ctx);
@@ -78,7 +78,7 @@ macro_rules! latency {
             clock.write(result);
         }
 
-        #[doc = concat!("Measures the latency of a get of all elements by ", $words, ". ", $memory)]
+        #[doc = concat!("Measures the latency of a get. The get copies all elements, and is called by ", $words, ". ", $memory)]
         #[kernel(max_threads = $threads)]
         pub fn $get(ctx: &Context, to: SymSlice<u64>, from: SymSlice<u64>, pe: u32, iterations: u32, result: DeviceSlice<u64>) {
             $lend(ctx);

@@ -1,15 +1,15 @@
 //! Bandwidth of puts and gets. Every block transfers its part of the elements `iterations` times.
 //! Either all threads of the block copy vectors, or one thread of each warp starts bulk copies.
 //!
-//! The kernels have no warm-up, because blocks are not equally fast. To warm up, launch a kernel
-//! twice. Block `b` writes two times of the device's clock: its start time to `result[2 * b]`, and
-//! its end time, at which its accesses were complete, to `result[2 * b + 1]`. The transfers take
-//! the time from the first start time to the last end time.
+//! The kernels have no warm-up, because a fast block would be measured while slow blocks still warm
+//! up. To warm up, launch a kernel twice. Block `b` writes its start time to `result[2 * b]`, and
+//! its end time to `result[2 * b + 1]`. Its accesses were complete at its end time. The transfers
+//! take the time from the first start time to the last end time.
 
 use peerweave_device::prelude::*;
 
-/// Writes two times of this block to `result`: the start time, which is `began`, and the end time,
-/// which is the current time.
+/// Writes the start time and the end time of this block to `result`. `began` is the start time, and
+/// the current time is the end time.
 #[inline(always)]
 fn write(result: DeviceSlice<u64>, began: u64) {
     gpu::sync_threads();

@@ -39,8 +39,9 @@ impl Lent {
         self.half != 0
     }
 
-    /// Returns the parities of the current phases of both barriers. A function with a separate
-    /// context of this thread may use the barriers, and then returns the new parities.
+    /// Returns the parities of the current phases of both barriers. A function that is not inlined
+    /// takes these parities as an argument, because it has a separate context. It may use the
+    /// barriers, and then returns the new parities.
     #[inline(always)]
     pub(crate) fn parity(&self) -> u32 {
         self.parity
@@ -134,8 +135,8 @@ impl Context {
     /// stores may be outstanding.
     ///
     /// # Errors
-    /// If the copy unit has not loaded a chunk before the context's deadline, or if another wait of
-    /// this PE has failed.
+    /// If the copy unit (TMA) has not loaded a chunk before the context's deadline, or if another
+    /// wait of this PE has failed.
     ///
     /// # Safety
     /// [`Self::can_bulk`] is true for the arguments. Both ranges are accessible global memory of
@@ -186,8 +187,8 @@ impl Context {
         outcome
     }
 
-    /// Starts a copy of shared memory to global memory. When the call returns, the copy unit may
-    /// still read the source and write the target.
+    /// Starts a copy of shared memory to global memory. When the call returns, the copy unit (TMA)
+    /// may still read the source and write the target.
     ///
     /// # Safety
     /// [`bulk::AVAILABLE`] is true. `from` is shared memory of this block and `to` is global

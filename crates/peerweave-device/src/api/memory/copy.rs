@@ -12,8 +12,9 @@ use crate::gpu::{self, Piece, Vector};
 /// Size of a vector in bytes.
 const VECTOR: usize = 16;
 
-/// Whether the target (`To`) or the source (`From`) of a copy is in a peer's memory. If the
-/// alignments of target and source differ, the peer's memory is accessed by whole vectors.
+/// States whether the target (`To`) or the source (`From`) of a copy is in a peer's memory. If
+/// target and source have different alignments, the copy accesses the peer's memory by whole
+/// vectors.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Far {
     To,

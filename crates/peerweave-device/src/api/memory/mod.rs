@@ -1,4 +1,4 @@
-//! Transfers: put and get, atomic operations, multicast, and copies by the copy unit of an SM.
+//! Transfers: put and get, atomic operations, multicast, and bulk copies (TMA).
 
 mod atomic;
 pub(super) mod bulk;

@@ -3,8 +3,8 @@
 //!
 //! All puts have one implementation, and all gets have one. Both are generic over the scope. The
 //! public methods select the scope. A mapped peer is accessed by vector loads and stores. If the
-//! kernel has lent shared memory to its context and the copy is long enough, the copy unit is used
-//! instead.
+//! kernel has lent shared memory to its context and the copy is long enough, bulk copies (TMA) are
+//! used instead.
 
 use super::copy::{self, Far};
 use crate::api::context::Reach;
@@ -16,9 +16,10 @@ use crate::api::{Context, Failed, network};
 use crate::gpu::bulk;
 use peerweave_types::{FailureKind, KernelOp, Plain, SymSlice};
 
-/// Returns whether the copy unit copies `bytes` bytes faster than the threads of a scope, as
-/// measured on H200. Every thread of a block executes this function for every put and get of the
-/// block. So the cheap comparison of the length precedes the read of the block size.
+/// Returns whether bulk copies (TMA) of `bytes` bytes are faster than copies by the threads of the
+/// scope. The limits were measured on H200. Every thread of a block executes this function for
+/// every put and get of the block. So the cheap comparison of the length precedes the read of the
+/// block size.
 #[inline(always)]
 fn bulk_pays<S: Scope>(far: Far, bytes: usize) -> bool {
     match (S::KIND, far) {
@@ -30,10 +31,11 @@ fn bulk_pays<S: Scope>(far: Far, bytes: usize) -> bool {
     }
 }
 
-/// Returns the value of `can` on the first thread of the scope. `can` states whether a thread can
-/// start a bulk copy. If the result is true, the first thread can start the copy for all threads:
-/// earlier accesses of every thread are ordered before the accesses of the copy unit. For a scope
-/// of one thread, this function orders nothing, because the function that starts the copy does so.
+/// `can` states whether the calling thread can start a bulk copy (TMA). Returns the value of `can`
+/// on the first thread of the scope. If the result is true, the first thread can start the copy for
+/// all threads: earlier accesses of every thread are ordered before the copy. In a scope of one
+/// thread, this function orders nothing, because the function that starts the copy orders these
+/// accesses.
 #[inline(always)]
 fn agree_on_bulk<S: Scope, const GLOBAL: bool>(can: bool) -> bool {
     if S::ALONE {
@@ -55,7 +57,7 @@ fn agree_on_bulk<S: Scope, const GLOBAL: bool>(can: bool) -> bool {
 
 impl Context {
     /// Copies `bytes` bytes to a mapped peer. If `nbi` is true and the source is shared memory, the
-    /// copy unit may still read the source after the call.
+    /// copy unit (TMA) may still read the source after the call.
     ///
     /// # Safety
     /// `from` is readable for `bytes` bytes, and is global memory if `GLOBAL` is true. `to` points
@@ -100,10 +102,10 @@ impl Context {
         }
     }
 
-    /// Waits for a put that the copy unit carries out. If `nbi` is true, does not wait. In a scope
-    /// of one thread, waits until the copy unit has read the source. In a warp or a block, only the
-    /// first thread calls this method. It waits until all data has been written, because another
-    /// thread of the scope may fence or signal next.
+    /// Ends a put that uses bulk copies (TMA). If `nbi` is true, returns immediately. Otherwise, a
+    /// scope of one thread waits until the source has been read. In a warp or a block, only the
+    /// first thread calls this method. That thread waits until all data has been written, because
+    /// another thread of the scope may fence or signal next.
     #[inline(always)]
     fn leave_put<S: Scope, const GLOBAL: bool>(&self, nbi: bool) {
         if nbi {
@@ -146,7 +148,8 @@ impl Context {
         }
     }
 
-    /// Implements every form of put. Returns the number of copied elements.
+    /// Implements all methods that put contiguous elements, for every scope. Returns the number of
+    /// copied elements.
     #[inline(always)]
     fn put_any<T: Plain, S: Scope, X: Source<T>>(&self, to: SymSlice<T>, from: &X, pe: u32, nbi: bool) -> usize {
         let count = to.len().min(from.count());
@@ -173,7 +176,8 @@ impl Context {
         count
     }
 
-    /// Implements every form of get. Returns the number of copied elements.
+    /// Implements all methods that get contiguous elements, for every scope. Returns the number of
+    /// copied elements.
     #[inline(always)]
     fn get_any<T: Plain, S: Scope, X: Target<T>>(&self, to: &mut X, from: SymSlice<T>, pe: u32, nbi: bool) -> usize {
         let count = from.len().min(to.count());
@@ -250,7 +254,7 @@ impl Context {
         }
     }
 
-    /// Implements every form of strided put.
+    /// Implements all methods that put elements at strides, for every scope.
     #[inline(always)]
     fn iput_any<T: Plain, S: Scope, X: Source<T>>(
         &self,
@@ -287,7 +291,7 @@ impl Context {
         S::sync();
     }
 
-    /// Implements every form of strided get.
+    /// Implements all methods that get elements at strides, for every scope.
     #[inline(always)]
     fn iget_any<T: Plain, S: Scope, X: Target<T>>(
         &self,

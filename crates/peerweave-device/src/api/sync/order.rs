@@ -6,8 +6,8 @@ use crate::gpu::{Fence, Sys};
 use peerweave_types::KernelContext;
 
 impl Context {
-    /// Returns whether this PE can reach other PEs over the network. If the result is true, calls
-    /// over the network may be outstanding.
+    /// Returns whether this PE can reach other PEs over the network. If the result is false, no
+    /// call over the network is outstanding.
     #[inline(always)]
     pub(crate) fn has_network(&self) -> bool {
         network::available() && self.raw().capabilities & KernelContext::CAN_NETWORK != 0

@@ -88,8 +88,8 @@ impl Context {
         self.signal_word(signal).load_acquire()
     }
 
-    /// Waits until the comparison `compare` of this PE's own signal word with `value` is true. The
-    /// signal word is the first element of `signal`. Returns the value of the word.
+    /// Compares this PE's own signal word with `value` by `compare`, and waits until the comparison
+    /// is true. The signal word is the first element of `signal`. Returns the value of the word.
     ///
     /// # Ordering
     /// Acquire: puts that precede the signal are visible after the call.
@@ -117,8 +117,8 @@ impl Context {
         })
     }
 
-    /// Reads this PE's own signal word once. Returns the word if the comparison `compare` of the
-    /// word with `value` is true; `None` otherwise.
+    /// Reads this PE's own signal word once, and compares the word with `value` by `compare`.
+    /// Returns the word if the comparison is true; `None` otherwise.
     ///
     /// # Ordering
     /// Acquire, if the result is not `None`.
@@ -140,7 +140,8 @@ impl Context {
         if failed && outcome.is_ok() { Err(Failed::new(FailureKind::Aborted)) } else { outcome }
     }
 
-    /// Implements every form of put with signal. Returns the number of copied elements.
+    /// Implements all methods that put elements with a signal, for every scope. Returns the number
+    /// of copied elements.
     #[inline(always)]
     fn put_signal_any<T: Plain, S: Scope, X: Source<T>>(
         &self,

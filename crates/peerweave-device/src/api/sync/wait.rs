@@ -63,7 +63,8 @@ impl Context {
         self.fail(kind, report)
     }
 
-    /// Waits until the comparison `compare` of the first element of `of` with `value` is true.
+    /// Compares the first element of `of` with `value` by `compare`, and waits until the comparison
+    /// is true.
     ///
     /// # Ordering
     /// Acquire: writes that the element's writer has released are visible after the wait.
@@ -80,8 +81,8 @@ impl Context {
         until(&mut self.spin(), look).map_err(|kind| self.fail_wait(kind, KernelOp::WaitUntil, of, 0, value))
     }
 
-    /// Reads the first element of `of` once. Returns whether the comparison `compare` of the
-    /// element with `value` is true.
+    /// Reads the first element of `of` once, and compares the element with `value` by `compare`.
+    /// Returns whether the comparison is true.
     ///
     /// # Ordering
     /// Acquire, if the result is true.

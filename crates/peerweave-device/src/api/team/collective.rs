@@ -43,7 +43,7 @@ struct Given {
 /// `raw`, `pes`, `bases` and `lent` are from one context of this thread. The target range, and the
 /// source ranges for all ranks, lie in every member's heap.
 #[inline(never)]
-#[expect(clippy::too_many_arguments, reason = "the parameters stay in registers; a struct of the parameters would be in memory")]
+#[expect(clippy::too_many_arguments, reason = "separate parameters stay in registers; a struct would be placed in memory")]
 unsafe fn give_each<S: Scope>(
     raw: *const KernelContext,
     pes: Pes,
@@ -94,7 +94,7 @@ unsafe fn give_each<S: Scope>(
 /// `raw`, `pes` and `bases` are from one context of this thread, and all members are mapped. Every
 /// member's heap has `count` elements at both offsets (target, source).
 #[inline(never)]
-#[expect(clippy::too_many_arguments, reason = "the parameters stay in registers; a struct of the parameters would be in memory")]
+#[expect(clippy::too_many_arguments, reason = "separate parameters stay in registers; a struct would be placed in memory")]
 unsafe fn combine_near<T: Reducible, C: Combine<T>>(
     raw: *const KernelContext,
     pes: Pes,
@@ -194,7 +194,7 @@ unsafe fn reach_all<Here>(
 /// the network.
 #[cold]
 #[inline(never)]
-#[expect(clippy::too_many_arguments, reason = "the parameters stay in registers; a struct of the parameters would be in memory")]
+#[expect(clippy::too_many_arguments, reason = "separate parameters stay in registers; a struct would be placed in memory")]
 unsafe fn combine_far<T: Reducible, C: Combine<T>>(
     raw: *const KernelContext,
     pes: Pes,
@@ -488,8 +488,8 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Combines the members' `from` element by element, and writes the result to `to` on every member. Called by ", $words, ".")]
-            /// Every member makes this call from the block with the same index. No `to` is
-            /// overwritten before all members have made this call. If the lengths of `to` and
+            /// Every member makes this call from the block with the same index. A member's `to` is
+            /// overwritten only after all members have made this call. If the lengths of `to` and
             /// `from` differ, the shorter length is used. `to` and `from` may be the same slice.
             ///
             /// # Errors
@@ -508,8 +508,8 @@ macro_rules! scoped {
             #[doc = concat!("Combines the members' `from` element by element, and writes part `i` of the result to `to` on the member with rank `i`. Called by ", $words, ".")]
             /// Every member makes this call from the block with the same index. A member's `to` is
             /// overwritten only after all members have made this call. `from` should be
-            /// `team_n_pes` times as long as `to`. If `from` is shorter, the part for each member
-            /// is shortened equally. `to` must not overlap `from`.
+            /// `team_n_pes` times as long as `to`. If `from` is shorter, each member gets a shorter
+            /// part, and all parts have the same length. `to` must not overlap `from`.
             ///
             /// # Errors
             /// As for [`Self::barrier`].

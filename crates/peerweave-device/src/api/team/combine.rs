@@ -18,7 +18,7 @@ pub trait Reducible: Element + peerweave_types::Plain {
     /// The type of intermediate results: `f32` for 16-bit floats, and the type itself for all other
     /// types.
     type Wide: Copy;
-    /// All elements of one 16-byte vector, each converted to [`Self::Wide`].
+    /// The type that holds all elements of one 16-byte vector, each converted to [`Self::Wide`].
     #[doc(hidden)]
     type Lanes: Copy;
     #[doc(hidden)]

@@ -40,9 +40,9 @@ pub(crate) struct Meeting {
     /// The team and the scope to which the addresses belong, encoded by [`key`]. `u32::MAX` if no
     /// addresses are cached.
     key: u32,
-    /// Rank of the member with which this thread synchronises. [`Self::SEVERAL`] if there can be
-    /// several such members or unmapped members. In this case, the thread looks up the addresses in
-    /// each synchronisation.
+    /// Rank of the member with which this thread synchronises. [`Self::SEVERAL`] if there may be
+    /// several such members, or if a member may be unmapped. In this case, the thread looks up the
+    /// addresses in each synchronisation.
     rank: u32,
     /// Address of the epoch of this block. The epoch is in memory of this device.
     epoch: u64,
@@ -71,7 +71,7 @@ pub(super) trait Order: Copy {
     const COMPLETES: bool;
     /// Whether the synchronisation makes earlier writes of every member visible.
     const ORDERS: bool;
-    /// Whether the code that exchanges arrivals is not inlined.
+    /// Whether a separate function, which is not inlined, exchanges the arrivals.
     const APART: bool;
 }
 
@@ -352,8 +352,8 @@ fn post(context: &Context, members: &Team, rank: u32, line: u64, epoch: u64) {
     }
 }
 
-/// Ends a synchronisation. If `outcome` is an error on any thread of the scope, returns an error on
-/// all threads. In this case, `before`, the old epoch, is written to the address `epoch` again.
+/// Ends a synchronisation. If `outcome` is an error on any thread of the scope, writes the old
+/// epoch `before` to the address `epoch` again, and returns an error on all threads.
 #[inline(always)]
 fn agree<S: Scope>(outcome: Result<(), Failed>, epoch: u64, before: u64) -> Result<(), Failed> {
     if !S::any(outcome.is_err()) {
@@ -429,8 +429,9 @@ fn wait<const ORDERS: bool, Ws: Words>(words: &Ws, epoch: u64, context: &Context
     if ORDERS { barrier::wait(words, epoch, &mut spin) } else { barrier::wait_relaxed(words, epoch, &mut spin) }
 }
 
-/// Returns the epoch at the address `at`. An epoch counts the synchronisations of the blocks with
-/// one index. It is in memory of this device, which only kernels access.
+/// Returns the epoch at the address `at`. There is one epoch for each block index. Each epoch
+/// counts the synchronisations of the blocks with its index. The epochs are in memory of this
+/// device, which only kernels access.
 #[inline(always)]
 fn epoch_of(at: u64) -> u64 {
     // SAFETY: the address is from the team's table, and the host keeps the epochs allocated while

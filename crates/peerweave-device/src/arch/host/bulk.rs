@@ -1,5 +1,5 @@
-//! Stubs of the functions for bulk copies. The host has no copy unit, so the threads copy the bytes
-//! themselves.
+//! Stubs of the functions for bulk copies. The host has no copy unit (TMA), so the threads copy the
+//! bytes themselves.
 
 /// Whether bulk copies are available: always false on the host. Functions whose documentation says
 /// "never called" must not be called on the host.
@@ -38,10 +38,10 @@ pub unsafe fn init(_barrier: u32) {}
 /// This function must not be called.
 pub unsafe fn invalidate(_barrier: u32) {}
 
-/// Orders nothing, because the host has no copy unit.
+/// Orders nothing, because the host has no bulk copies.
 pub fn fence_shared() {}
 
-/// Orders nothing, because the host has no copy unit.
+/// Orders nothing, because the host has no bulk copies.
 pub fn fence_global() {}
 
 /// Never called, because the host has no bulk copies.

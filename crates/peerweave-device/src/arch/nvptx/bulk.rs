@@ -184,8 +184,8 @@ pub fn commit() {
     }
 }
 
-/// Waits until the copy unit has read the sources of all groups of this thread, except the newest
-/// `PENDING` groups. After the call, the shared memory of these groups can be reused.
+/// Waits until the sources of this thread's groups of bulk stores have been read, except for the
+/// newest `PENDING` groups. After the call, the shared memory of these sources can be reused.
 #[inline(always)]
 pub fn wait_read<const PENDING: usize>() {
     #[cfg(target_feature = "sm_90")]

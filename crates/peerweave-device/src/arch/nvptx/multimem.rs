@@ -106,7 +106,7 @@ scalar_bits!(i64, reg64, "and.b64", "or.b64", "xor.b64");
 scalar!(f32, reg32, "st.relaxed.sys.global.f32", "add.f32", "red.relaxed.sys.global.add.f32");
 scalar!(f64, reg64, "st.relaxed.sys.global.f64", "add.f64", "red.relaxed.sys.global.add.f64");
 
-/// Implements a load by one instruction that fills four registers.
+/// Implements a method that loads four registers from a multicast address, by one instruction.
 macro_rules! load_vector {
     ($name:ident, $text:literal) => {
         /// # Safety
@@ -132,7 +132,7 @@ macro_rules! load_vector {
     };
 }
 
-/// Implements a write by one instruction that reads four registers.
+/// Implements a method that writes four registers to a multicast address, by one instruction.
 macro_rules! write_vector {
     ($name:ident, $text:literal) => {
         /// # Safety
