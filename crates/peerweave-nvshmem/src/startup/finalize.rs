@@ -138,8 +138,8 @@ impl Context {
     }
 }
 
-/// A guard that exists during [`Context::finalize`]. Dropping the guard sets the [`ProcessState`].
-/// If NVSHMEM was not finalised, the new state is the state before the call of `finalize`.
+/// A guard that exists during [`Context::finalize`]. Dropping the guard stores its value as the new
+/// [`ProcessState`]. If NVSHMEM was not finalised, this value is the state before the call.
 struct Ending(Option<ProcessState>);
 
 impl Drop for Ending {
