@@ -85,7 +85,7 @@ impl Team {
         }
         let last = i64::from(start) + i64::from(stride) * i64::from(count - 1);
         if last < 0 {
-            return value("the last member", last, "a rank of at least 0 (this rank is start + stride * (count - 1))");
+            return value("the rank of the last member", last, "at least 0 (this rank is start + stride * (count - 1))");
         }
         // The first rank can be the highest only if the stride is negative or there is one rank.
         let highest = last.max(start.into());
