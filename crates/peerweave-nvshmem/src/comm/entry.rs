@@ -69,7 +69,9 @@ impl Comm {
         if self.entry.ending.load(Ordering::Relaxed) && call != END {
             return Err(NvshmemError::misuse(
                 call,
-                MisuseKind::Context { why: "another thread is finalising NVSHMEM; this call can succeed only if finalising fails" },
+                MisuseKind::Context {
+                    why: "another thread is finalising NVSHMEM; this call can succeed only if finalising fails",
+                },
             ));
         }
         if self.deferred.is_any() {

@@ -73,7 +73,9 @@ impl Context {
             if !matches!(&*life, ProcessState::Live(_)) {
                 return Err(NvshmemError::misuse(
                     CALL,
-                    MisuseKind::Context { why: "another thread is finalising NVSHMEM; this call can succeed only if finalising fails" },
+                    MisuseKind::Context {
+                        why: "another thread is finalising NVSHMEM; this call can succeed only if finalising fails",
+                    },
                 ));
             }
             *life = ProcessState::Ending(Arc::clone(&running));
