@@ -388,7 +388,7 @@ mod tests {
         assert_eq!(reduction::<i8>("test", ReduceOp::Xor).expect("NVSHMEM has bitwise operations on integers"), CType::Int8);
         for op in [ReduceOp::Avg, ReduceOp::PreMulSum, ReduceOp::And] {
             let error = reduction::<f32>("test", op).expect_err("NVSHMEM lacks the reduction");
-            assert!(error.to_string().contains("is not supported by NVSHMEM"), "{error}");
+            assert!(error.to_string().contains("NVSHMEM does not support the reduction"), "{error}");
         }
     }
 }
