@@ -120,9 +120,9 @@ fn ptx_version(sm: u32) -> &'static str {
     }
 }
 
-/// Runs a build, and waits until the build ends or exceeds the time limit. The output goes to the
-/// file `log`, not to a pipe. The reason is that a process that the build started may outlive the
-/// build, and could keep a pipe open.
+/// Runs a build, and waits until the build ends or exceeds the time limit. The output of the build
+/// goes to the file `log`. A pipe would not be suitable, because a process that the build started
+/// may outlive the build, and could keep the pipe open.
 fn run(mut command: Command, log: &Path, toolchain: &Toolchain) -> Result<(), Problem> {
     let problem = |what: String| Problem(format!("{} ({}): {what}", toolchain.rustc.display(), toolchain.version));
     let file = fs::File::create(log).map_err(|error| problem(format!("cannot create {}: {error}", log.display())))?;

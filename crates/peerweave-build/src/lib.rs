@@ -258,7 +258,7 @@ pub fn committed(folder: &str) {
     let read = read_committed(&folder).unwrap_or_else(|error| panic!("cannot read {}: {error}", folder.display()));
     let none = || {
         Problem(format!(
-            "{} contains no PTX: the PTX folder of the crate has no file with a name such as mapped-sm_90.ptx",
+            "the crate {} contains no PTX: its PTX folder has no file with a name such as mapped-sm_90.ptx",
             variable("CARGO_PKG_NAME")
         ))
     };
@@ -266,8 +266,8 @@ pub fn committed(folder: &str) {
     embed::write(&PathBuf::from(variable("OUT_DIR")), &outcome);
 }
 
-/// Reads the PTX files in a folder. Returns each variant with its text, in ascending order of the
-/// variants. Ignores files whose names are not names of variants.
+/// Reads the PTX files in a folder. The name of a PTX file states its [`Variant`]; files with other
+/// names are ignored. Returns each variant together with the text of its file, sorted by variant.
 ///
 /// # Errors
 /// Returns the I/O error if the folder or a PTX file cannot be read.

@@ -27,10 +27,10 @@ pub fn undefined(text: &str) -> Vec<&str> {
 /// [`finish`] reads and removes the comment.
 const BOUND: &str = "// peerweave.max_threads ";
 
-/// Completes the compiler's PTX. Adds the directive `.maxntid` to each entry that requests a limit
-/// of threads per block, so that the assembler limits registers accordingly. Removes `.visible`
-/// from functions that are not entries, so that the assembler can inline them or limit their
-/// registers.
+/// Completes the PTX that the compiler wrote. Adds the directive `.maxntid` to each kernel entry
+/// that requests a limit of threads per block. The assembler then limits registers accordingly.
+/// Removes `.visible` from functions that are not entries. The assembler can then inline these
+/// functions or limit their registers.
 pub(crate) fn finish(text: &str) -> String {
     let asked: Vec<(&str, &str)> = text.lines().filter_map(|line| line.trim().strip_prefix(BOUND)?.split_once(' ')).collect();
     let mut bound = None;

@@ -82,17 +82,17 @@ impl Toolchain {
         } else if library.join(TARGET).join("lib").is_dir() {
             Core::Compiled
         } else {
-            return Err(format!("({version}) has neither the sources of core nor a precompiled core for {TARGET}"));
+            return Err(format!("is {version}, but has neither the sources of core nor a precompiled core for {TARGET}"));
         };
         if ask(rustc, &["--print", "target-cpus", "--target", TARGET]).is_err() {
-            return Err(format!("({version}) was built without the code generator for GPUs"));
+            return Err(format!("is {version}, but lacks the code generator for GPUs"));
         }
         Ok(Self { rustc: rustc.to_path_buf(), sysroot, version, core })
     }
 }
 
-/// Removes the variables of the running Cargo and of its compiler from the environment of
-/// `command`. These variables would affect the compiler or the second Cargo that `command` starts.
+/// Removes the variables that belong to the running Cargo and its compiler from the environment of
+/// `command`. The command is a compiler or the second Cargo, and these variables would affect it.
 pub(crate) fn clean(command: &mut Command) {
     for (name, _) in env::vars_os() {
         let Some(name) = name.to_str() else { continue };
@@ -203,7 +203,7 @@ mod tests {
         let problem = Toolchain::choose(&[rustc]).unwrap_err().to_string();
         std::fs::remove_dir_all(&folder).unwrap();
         assert!(
-            problem.contains("(rustc 1.0) has neither the sources of core nor a precompiled core for nvptx64-nvidia-cuda"),
+            problem.contains("is rustc 1.0, but has neither the sources of core nor a precompiled core for nvptx64-nvidia-cuda"),
             "{problem}"
         );
     }

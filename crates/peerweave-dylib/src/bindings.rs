@@ -40,10 +40,12 @@ impl Symbol {
         Self(AtomicPtr::new(ptr::null_mut()))
     }
 
-    /// Returns the address of the function `name` in `library`.
+    /// Returns the address of the function `name` in `library`. The first successful call looks up
+    /// the address, and later calls return the same address.
     ///
     /// # Errors
-    /// [`MissingSymbol`] if the library lacks the function. Every call then returns this error.
+    /// [`MissingSymbol`] if the library lacks the function. All later calls then return this error,
+    /// too.
     #[doc(hidden)]
     #[inline]
     pub fn get(&self, library: &Library, name: &'static CStr, since: &'static str) -> Result<NonNull<c_void>, MissingSymbol> {
@@ -108,7 +110,7 @@ macro_rules! bindings {
             $( $name: $crate::Symbol, )*
         }
 
-        #[allow(dead_code, non_snake_case, clippy::too_many_arguments, reason = "the vendor's library defines the names and signatures")]
+        #[allow(dead_code, non_snake_case, clippy::too_many_arguments, reason = "the vendor chose the names and parameters, and a crate need not call every function")]
         impl $Api {
             /// All declared functions, each with the version that introduced it.
             $visibility const SYMBOLS: &'static [$crate::SymbolInfo] =
@@ -220,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn absent_bound_functions_are_listed_as_missing() {
+    fn declared_functions_that_the_library_lacks_are_listed() {
         let missing: Vec<_> = math().missing().iter().map(|symbol| (symbol.name, symbol.since)).collect();
         assert_eq!(missing, [("no_such_function", "C42")]);
         assert_eq!(Math::SYMBOLS.len(), 3);

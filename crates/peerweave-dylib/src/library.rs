@@ -81,8 +81,8 @@ impl Library {
     }
 }
 
-/// Returns the message of the dynamic linker, without the prefix that `libloading` adds and without
-/// the file name at the start.
+/// Returns the dynamic linker's message. Removes the prefix that `libloading` adds, and the file
+/// name at the start of the message.
 fn words_of(error: &libloading::Error, file: &Path) -> String {
     use std::error::Error as _;
     let words = error.source().map_or_else(|| error.to_string(), |source| source.to_string());
@@ -122,8 +122,8 @@ mod os {
         NonNull::new(unsafe { libc::dlsym(handle.as_ptr(), name.as_ptr()) })
     }
 
-    /// The first fields of `struct link_map` in `<link.h>`, with which the dynamic linker describes
-    /// a loaded library.
+    /// The first fields of `struct link_map` in `<link.h>`. The dynamic linker keeps one such
+    /// struct for each loaded library.
     #[cfg(target_os = "linux")]
     #[repr(C)]
     struct LinkMap {

@@ -39,10 +39,11 @@ pub(crate) fn site_packages(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<
     found
 }
 
-/// Returns the installation prefixes of the first file named `interpreter` in `PATH`. The first
-/// prefix is that of the file. If the file is a symbolic link, for example in a virtual
-/// environment, the second prefix is that of the link's target. After each `/usr`, the list also
-/// contains `/usr/local`.
+/// Searches `PATH` for a file named `interpreter`, and returns the installation prefixes of the
+/// first such file. For example, the prefix of `/usr/bin/python3` is `/usr`. The list first
+/// contains the prefix of the file itself. If the file is a symbolic link, as in a virtual
+/// environment, the prefix of the link's target follows. After each `/usr`, the list also contains
+/// `/usr/local`.
 fn prefixes(path: &OsString, interpreter: &str) -> Vec<PathBuf> {
     let Some(found) = std::env::split_paths(path).map(|directory| directory.join(interpreter)).find(|file| file.is_file()) else {
         return Vec::new();

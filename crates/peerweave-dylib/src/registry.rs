@@ -19,7 +19,8 @@ pub struct Loaded<A> {
     pub version: Version,
     /// Path of the mapped file.
     pub path: Arc<Path>,
-    /// Other files of the product that were mapped in the process when this library was loaded.
+    /// Paths of other library files of the same product. The process had mapped these files when
+    /// this library was loaded.
     pub others: Vec<PathBuf>,
 }
 
@@ -37,28 +38,28 @@ impl<A> Loaded<A> {
 pub struct Registry<A: 'static> {
     /// The text with which the file names of the product's libraries begin, such as `libnccl.so`.
     stem: &'static str,
-    /// Name of the crate that uses the libraries, for error messages.
+    /// Name of the crate that owns this registry. Error messages contain the name.
     user: &'static str,
-    /// The oldest version that the crate supports.
+    /// The oldest library version that the crate `user` supports.
     oldest: Version,
-    /// Consequence of a second library of this product in the process. A warning states the
-    /// consequence.
+    /// What can go wrong if the process has a second library of this product. A warning contains
+    /// this text.
     hazard: &'static str,
     loaded: Mutex<Vec<&'static Loaded<A>>>,
 }
 
 impl<A> Registry<A> {
-    /// Creates an empty registry for the crate `user`. The crate supports libraries from version
-    /// `oldest` on. The file names of the libraries begin with `stem`. If several such files are
-    /// mapped in a process, a warning is logged. The warning ends with `hazard`, which states the
-    /// consequence.
+    /// Creates an empty registry. `user` is the name of the crate that loads the libraries, and
+    /// `oldest` is the oldest library version that this crate supports. The file names of the
+    /// libraries begin with `stem`. If a process has mapped several such files, a warning is
+    /// logged. The warning ends with `hazard`, which states what can go wrong.
     pub const fn new(stem: &'static str, user: &'static str, oldest: Version, hazard: &'static str) -> Self {
         Self { stem, user, oldest, hazard, loaded: Mutex::new(Vec::new()) }
     }
 
-    /// Returns the [`Loaded`] value of a library. At the first call for the library's file, creates
-    /// the value with the functions and the version that `read` returns. This first call also logs
-    /// a warning for each other file of the product that is mapped in this process.
+    /// Returns the [`Loaded`] value of a library. The first call for a library file creates this
+    /// value from the functions and the version that `read` returns. The first call also logs a
+    /// warning for each other library file of the product that is mapped in this process.
     ///
     /// # Errors
     /// Returns [`Unsupported`] for a version that is too old, or the error of `read`.
@@ -138,7 +139,7 @@ mod tests {
         let first =
             registry.adopt(library(), |library| Ok::<_, Unsupported>((library, OLDEST))).expect("version 2.0.0 is supported");
         let again = registry
-            .adopt::<Unsupported>(library(), |_| unreachable!("`read` is not called for a file in the registry"))
+            .adopt::<Unsupported>(library(), |_| unreachable!("`read` is called only for a file that is not yet in the registry"))
             .expect("the file is in the registry");
         assert!(std::ptr::eq(first, again));
         assert_eq!((first.version, first.others.len()), (OLDEST, 0));

@@ -9,8 +9,8 @@ use crate::{Attempt, Library, LoadError, SearchScope, Visibility, python};
 /// A search for a library.
 ///
 /// Places are searched in this order:
-/// 1. The environment variable, which names a file or a directory. If the variable is set, no other
-///    place is searched.
+/// 1. The environment variable that was passed to [`new`](Self::new). It names a file or a
+///    directory. If the variable is set, no other place is searched.
 /// 2. The wheels of the active Python environment.
 /// 3. The dynamic linker's path.
 /// 4. Well-known directories.
@@ -18,10 +18,11 @@ use crate::{Attempt, Library, LoadError, SearchScope, Visibility, python};
 /// In each place, the file names are tried in the order in which they were passed to
 /// [`new`](Self::new).
 ///
-/// Loading a library runs its initialisers. Creating a search chooses the file names, so creating a
-/// search is `unsafe`. Using a search is safe. The user who runs the program chose the file,
-/// through the variable, the Python environment or the system. That user is responsible for the
-/// file, as for the program itself. Safe code cannot load a file of its own choice:
+/// Loading a library runs its initialisers, so the file must be trusted. The code that creates a
+/// search chooses the file names, so creating a search is `unsafe`. Using a search is safe: the
+/// variable, the Python environment or the system then determines the file. The user who runs the
+/// program is responsible for these, as for the program itself. Safe code cannot load a file of its
+/// own choice:
 ///
 /// ```compile_fail,E0133
 /// use peerweave_dylib::{Search, Visibility};
@@ -64,8 +65,9 @@ impl Search {
         Self { product, variable: Some(variable), file_names, mark: None, wheel_directories: &[], system_directories: &[] }
     }
 
-    /// Creates a search without an overriding variable. Use this function for a library that other
-    /// code in the process also loads, if this search and the other code must load the same file.
+    /// Creates a search that no environment variable overrides. Use this function if other code in
+    /// the process loads the same library, and both must load the same file. A variable would
+    /// change the result of only this search.
     ///
     /// # Panics
     /// As for [`new`](Self::new).
@@ -242,8 +244,7 @@ mod tests {
         .in_wheels(&["vendor/lib"])
         .in_directories(&["/nowhere/at/all"]);
 
-    /// Runs a search. Instead of the environment, `variable` provides the values of the environment
-    /// variables.
+    /// Runs a search in which the environment variables have the values that `variable` returns.
     fn open_with(search: &Search, variable: &dyn Fn(&str) -> Option<OsString>) -> Result<Library, LoadError> {
         // SAFETY: the variables lead to empty directories and to copies of the system's math
         // library.

@@ -1,12 +1,12 @@
-//! Detects whether a process was forked from the process that created a value, such as a mapping or
-//! a loaded library.
+//! Detects forks: whether the current process was forked from the process that created a value.
+//! Examples of such values are mappings and loaded libraries.
 //!
 //! The owner of the value decides what a forked process may do with the value. A process created by
 //! a direct `clone` system call is not detected, because the C library's fork handler does not run.
 //!
-//! Each process has a count. The count is 0 in the process that first calls [`ForkGuard::new`].
-//! From this call on, a forked process has the count of its parent plus 1. Invariant: the counts of
-//! a process and of its descendants differ.
+//! Implementation: each process has a count. The count is 0 in the process that first calls
+//! [`ForkGuard::new`]. From this call on, a forked process has the count of its parent plus 1.
+//! Invariant: the counts of a process and of its descendants differ.
 #![doc = include_str!("../README.md")]
 
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// on, a forked process has the count of its parent plus 1.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// A guard that detects forks. A guard belongs to the process that created it. In a process that
-/// was forked from that process, the guard reports the fork.
+/// A guard that detects forks. A guard belongs to the process that created it. In every process
+/// that was forked from that process, [`is_forked`](Self::is_forked) returns `true`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ForkGuard(u32);
 

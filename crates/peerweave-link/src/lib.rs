@@ -29,7 +29,7 @@ pub use peerweave_dylib::{LoadError, MissingSymbol, Version};
 pub use source::{PEERWEAVE_CUH, Source, peerweave_cuh};
 pub use toolkit::{Compiled, CudaHeaders, Input, InputKind, NvJitLink, Nvrtc, Target};
 
-/// Checks at compile time that these types are `Send` and `Sync`.
+/// Compile-time check: each type in this block is `Send` and `Sync`.
 const _: () = {
     const fn shared<T: Send + Sync>() {}
     shared::<Nvrtc>();

@@ -46,7 +46,7 @@ pub(crate) struct Arguments {
     /// The kind of bootstrap: a rendezvous, an id, MPI or a launcher.
     pub(crate) bootstrap: &'static str,
     /// The number of this PE, and the number of PEs in the job. `None` for MPI and for a launcher,
-    /// because these determine both numbers themselves.
+    /// because MPI or the launcher determines both numbers.
     pub(crate) place: Option<(u32, u32)>,
     /// Number that identifies the rendezvous, id or communicator; 0 for a launcher.
     pub(crate) identity: u64,
@@ -68,7 +68,8 @@ pub(crate) enum ProcessState {
     Starting(BootstrapKey),
     /// NVSHMEM is running.
     Live(Arc<Running>),
-    /// A thread has passed the last handle to `finalize`, which has not returned.
+    /// A thread is finalising NVSHMEM: it has passed the last handle to `finalize`, and this call
+    /// has not returned.
     Ending(Arc<Running>),
     /// NVSHMEM cannot be started again.
     Over(DeadState),
@@ -100,8 +101,8 @@ impl Context {
     }
 
     /// Returns a closure that reports whether the context has been released. The closure returns
-    /// `true` once every handle to this context, to its memory and to its teams has been dropped.
-    /// These include handles that background threads own. The context then no longer keeps the
+    /// `true` once all handles to this context, to its memory and to its teams have been dropped.
+    /// Background threads may own some of these handles. A released context no longer keeps the
     /// rendezvous alive.
     ///
     /// A context that has not been [finalised](Self::finalize) is not released before the process

@@ -12,7 +12,7 @@
 //!  NvshmemError      misuse, missing features, unsuitable machines, errors of NVSHMEM, expired deadlines, lost peers
 //! ```
 #![doc = include_str!("../README.md")]
-#![allow(clippy::result_large_err, reason = "a test limits the error to 104 bytes")]
+#![allow(clippy::result_large_err, reason = "a test ensures that the error type has at most 104 bytes")]
 
 mod comm;
 mod context;

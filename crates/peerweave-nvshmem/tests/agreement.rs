@@ -62,7 +62,7 @@ fn threads_may_make_setup_calls_in_the_same_order_on_all_pes() {
 }
 
 #[test]
-fn setup_call_completes_although_another_thread_timed_out() {
+fn timeout_of_one_thread_does_not_end_setup_call_of_another() {
     fakes().run_many(2, |child| {
         let here = start_within(&child, SHORT);
         let first = if child.rank == 0 {
@@ -199,7 +199,7 @@ fn pes_that_allocate_different_types_get_an_error() {
 }
 
 #[test]
-fn late_split_does_not_call_nvshmem_after_other_pe_timed_out() {
+fn split_after_another_pe_timed_out_does_not_call_nvshmem() {
     fakes().run_many(2, |child| {
         child.meet("started");
         let meeting = rendezvous(&child, SHORT);

@@ -124,11 +124,11 @@ fn split_with_ranks_outside_the_team_is_refused() {
         let split = |start, stride, count| {
             misuse(here.context.world().split_strided(start, stride, count, TeamConfig::default()).map(drop))
         };
-        assert!(matches!(split(1, -1, 3), MisuseKind::Value { what: "the last member", found: -1, .. }));
+        assert!(matches!(split(1, -1, 3), MisuseKind::Value { what: "the rank of the last member", found: -1, .. }));
         assert!(matches!(split(2, -1, 2), MisuseKind::Rank { what: "the start", found: 2, ranks: 2 }));
         assert!(matches!(split(0, 1, 3), MisuseKind::Rank { what: "the last member", found: 2, ranks: 2 }));
         assert!(matches!(split(0, 0, 1), MisuseKind::Value { what: "the stride", found: 0, .. }));
-        assert!(matches!(split(0, i32::MIN, u32::MAX), MisuseKind::Value { what: "the last member", .. }));
+        assert!(matches!(split(0, i32::MIN, u32::MAX), MisuseKind::Value { what: "the rank of the last member", .. }));
         assert!(matches!(split(0, 1, 0), MisuseKind::Value { what: "the count", .. }));
         here.end();
     });

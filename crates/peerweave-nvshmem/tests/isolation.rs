@@ -23,7 +23,7 @@ fn leave_an_error(here: &Arc<peerweave_driver::CudaContext>) {
 }
 
 #[test]
-fn error_recorded_by_other_code_does_not_fail_calls() {
+fn calls_succeed_although_other_code_recorded_an_error() {
     fakes().run_many(2, |child| {
         let meeting = rendezvous(&child, DEADLINE);
         let gpu = device(child.rank);
@@ -381,7 +381,7 @@ fn allocation_size_that_overflows_is_refused() {
 }
 
 #[test]
-fn nvshmem_is_not_called_for_a_split_after_one_pe_timed_out() {
+fn split_does_not_call_nvshmem_if_one_pe_has_timed_out() {
     const PATIENCE: Duration = Duration::from_secs(4);
     fakes().run_many(3, |child| {
         child.meet("started");

@@ -49,7 +49,7 @@ unsafe impl<B: DeviceBuffer<u32>> DeviceBuffer<u32> for Counted<B> {
 }
 
 #[test]
-fn memory_is_not_dropped_while_registration_is_stuck() {
+fn memory_stays_alive_while_nvshmem_is_stuck_registering_it() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_STUCK", "nvshmemx_buffer_register_symmetric").run_many(1, |child| {
         let here = start_within(&child, SHORT);
         let memory = Counted { memory: mapped(&here, 1), owner: Arc::default() };
@@ -123,7 +123,7 @@ fn signal_fetch_does_not_wait_for_the_default_stream() {
 }
 
 #[test]
-fn calls_during_a_capture_of_another_thread_succeed() {
+fn calls_succeed_while_another_thread_captures_a_stream() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let captured = here.new_stream();

@@ -63,7 +63,7 @@ fn imports_in_tests_and_documentation_are_ignored() {
 }
 
 #[test]
-fn import_of_a_reexport_counts_as_use_of_the_inner_module() {
+fn import_through_a_reexport_counts_for_the_inner_module() {
     let sources = [ROOT, ("ops/mod.rs", "use crate::List;"), ("heap/mod.rs", "mod list;"), ("heap/list.rs", "")];
     assert_eq!(faults(TABLE, &sources), [""; 0]);
 }

@@ -97,7 +97,7 @@ fn unsafe_impl_without_a_safety_comment_is_a_fault() {
 }
 
 #[test]
-fn safety_comment_of_send_must_name_data_lock_and_test() {
+fn safety_comment_of_a_send_impl_must_name_data_lock_and_test() {
     let item = |argument: &str| format!("// SAFETY: {argument}\nunsafe impl<T: Send> Send for a::X<T> {{}}");
     assert_eq!(faults(&item("it is fine.")), [(2, Lacks::Shared)]);
     assert_eq!(faults(&item("shared: the mapping.")), [(2, Lacks::Synchronised)]);
@@ -107,7 +107,7 @@ fn safety_comment_of_send_must_name_data_lock_and_test() {
 }
 
 #[test]
-fn safety_comment_as_above_is_accepted_only_for_the_same_type() {
+fn safety_comment_may_refer_only_to_an_impl_of_the_same_type() {
     let source = "// SAFETY: shared: the mapping, synchronised by its lock; test `two_threads_write`.
 unsafe impl Send for X {}
 // SAFETY: as for Send.

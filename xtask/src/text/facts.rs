@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn citation_of_a_missing_test_over_two_lines_is_reported() {
+    fn two_line_citation_of_a_missing_test_is_reported() {
         let found = faults("// Would be caught by the test\n// `threads_share_two_words`.\n");
         assert_eq!(found, ["crates/a/src/lib.rs:1: cites the test threads_share_two_words, which does not exist"]);
     }

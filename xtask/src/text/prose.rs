@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_string_literals_of_several_words() {
+    fn string_literals_of_several_words_are_found_as_messages() {
         let text = concat!(
             "fn f<'a>(x: &'a str) {\n",
             "    // \"not a message at all\"\n",

@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn wide_comment_is_a_fault_and_wide_code_is_not() {
+    fn only_comments_are_limited_in_width() {
         let wide = "word ".repeat(21);
         assert_eq!(found("a.rs", &format!("// {wide}\n")), ["a.rs:1: comment of 108 columns, expected at most 100"]);
         assert_eq!(found("a.rs", &format!("let code = \"{wide}\";\n")), [""; 0]);

@@ -96,7 +96,10 @@ impl DeviceLibrary {
         Err(LinkError::VersionMismatch {
             what: format!("NVSHMEM's device library {}", self.archive.display()),
             found: format!("{:#}", self.version),
-            expected: format!("{}.x with x at most {}, because NVSHMEM's host library is {host}", host.major, host.minor),
+            expected: format!(
+                "version {}.x with x at most {}, because NVSHMEM's host library has version {host}",
+                host.major, host.minor
+            ),
         })
     }
 

@@ -1,6 +1,6 @@
-//! Generates the wrappers of NVSHMEM's device functions in C++. The wrappers, and their
-//! declarations in kernels, are generated from the same table:
-//! `peerweave_device::network::FUNCTIONS`.
+//! Generates wrappers in C++ for NVSHMEM's device functions. The wrappers are generated from the
+//! table `peerweave_device::network::FUNCTIONS`. The declarations that kernels use are generated
+//! from the same table.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -10,11 +10,12 @@ use peerweave_device::network::{FUNCTIONS, Function};
 use crate::error::LinkError;
 use crate::{CudaHeaders, Source};
 
-/// Text that precedes NVSHMEM's headers. NVRTC has no standard library, so the text declares the
-/// names of the standard library that NVSHMEM's headers before 3.8 need. The text also redefines
-/// `uint64_t`. CCCL declares that type as `unsigned long long`, but the archive was compiled with
-/// `unsigned long`. Without the redefinition, functions with parameters of that type would not be
-/// found. All CUDA headers that declare `uint64_t` must precede the redefinition.
+/// Text that precedes NVSHMEM's headers. NVRTC has no standard library, but NVSHMEM's headers
+/// before 3.8 need names of the standard library. This text therefore declares these names. The
+/// text also redefines `uint64_t`: CCCL declares it as `unsigned long long`, but NVSHMEM's archive
+/// was compiled with `unsigned long`. Without the redefinition, the linker would not find functions
+/// with parameters of type `uint64_t`. All CUDA headers that declare `uint64_t` must precede the
+/// redefinition.
 const PRELUDE: &str = "
 #include <cuda/std/type_traits>
 #include <cuda/std/cstdint>

@@ -1,8 +1,8 @@
-//! Computes the digest of all inputs that determine a compiled or linked result.
+//! Computes the digest of the inputs of a compilation or a link.
 //!
-//! Invariant: the digest covers four values of each input, in this order: the length of the input's
-//! kind, the kind, the length of the input, and the input itself. Different lists of inputs
-//! therefore never encode to the same bytes.
+//! Each input consists of a kind and a value. Invariant: for each input, the digest covers the
+//! length of the kind, the kind, the length of the value, and the value, in this order. Different
+//! lists of inputs therefore never encode to the same bytes.
 
 use std::path::Path;
 use std::time::UNIX_EPOCH;

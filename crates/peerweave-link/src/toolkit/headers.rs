@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn cuda_include_variable_replaces_all_search_directories() {
+    fn only_directories_in_the_cuda_include_variable_are_searched() {
         let root = tempfile::tempdir().expect("a temporary directory can be created");
         let empty = root.path().join("empty");
         let error = CudaHeaders::find_with(Path::new("/nowhere/lib/libnvrtc.so"), &|name| {

@@ -1,13 +1,15 @@
 //! Loads and calls nvJitLink, NVIDIA's library for linking device code.
 //!
-//! Invariants: a function that creates a handle also destroys the handle, on all paths. Only one
-//! thread of the process passes inputs to the library. The second invariant is needed because
-//! nvJitLink 13.5 does not release a recursive lock after it has refused a cubin of a different
-//! architecture. Any other thread would then wait for the lock forever.
+//! Invariants: on all paths, a function that creates a handle also destroys the handle. Only one
+//! thread of the process passes inputs to nvJitLink.
+//!
+//! The second invariant avoids a fault of nvJitLink 13.5. After it has refused a cubin for a
+//! different architecture, it does not release a recursive lock. Any other thread would then wait
+//! for the lock forever.
 //!
 //! nvJitLink has a second fault, seen in versions 13.3 to 13.5. After it has refused PTX of a newer
-//! version, it no longer reports undefined functions. This crate therefore searches each cubin that
-//! is linked after such a refusal for undefined symbols.
+//! version, it no longer reports undefined functions. From such a refusal on, this crate therefore
+//! searches each linked cubin for undefined symbols.
 
 use std::borrow::Cow;
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
@@ -135,9 +137,9 @@ struct Loaded {
 /// busy machine.
 const LONGEST_LINK: Duration = Duration::from_secs(300);
 
-/// Runs a closure on a separate thread, and returns the closure's result. Only this thread passes
-/// inputs to nvJitLink. Returns `None` if the closure has not returned within [`LONGEST_LINK`], or
-/// if the thread could not be started.
+/// Runs a closure on the only thread that passes inputs to nvJitLink. Waits for the closure's
+/// result and returns it. Returns `None` if the closure has not returned within [`LONGEST_LINK`],
+/// or if the thread could not be started.
 fn on_the_linkers_thread<R: Send + 'static>(run: impl FnOnce() -> R + Send + 'static) -> Option<R> {
     type Job = Box<dyn FnOnce() + Send>;
     static JOBS: OnceLock<Mutex<Sender<Job>>> = OnceLock::new();
@@ -302,9 +304,9 @@ fn undefined_symbols(cubin: &[u8]) -> Vec<String> {
     names.filter(is_missing).map(str::to_owned).collect()
 }
 
-/// Returns an error if `input` is a cubin for an incompatible architecture. Such a cubin must not
-/// be passed to nvJitLink, because nvJitLink would not release a lock afterwards. The documentation
-/// of this module describes this fault.
+/// Returns an error if `input` is a cubin for an incompatible architecture. nvJitLink must not
+/// receive such a cubin, because nvJitLink would then not release a lock. The documentation of this
+/// module describes this fault.
 fn check_arch(arch: Arch, input: &Input<'_>) -> Result<(), LinkError> {
     let Some(found) = (input.kind == InputKind::Cubin).then(|| arch_of_cubin(&input.bytes)).flatten() else { return Ok(()) };
     if found.major == arch.major && found.minor <= arch.minor {
@@ -373,19 +375,19 @@ impl Session<'_> {
             OUTDATED => LinkError::VersionMismatch {
                 what: format!("nvJitLink at {}", self.linker.api.library().path().display()),
                 found: format!("{version:#}"),
-                expected: format!("a version at least as new as the compiler of {names}: {log}"),
+                expected: format!("the version of the compiler that made {names}, or a newer version: {log}"),
             },
             _ if log.contains("Unsupported .version") => {
                 self.linker.has_refused_ptx.store(true, Ordering::Relaxed);
                 LinkError::VersionMismatch {
                     what: format!("nvJitLink at {}", self.linker.api.library().path().display()),
                     found: format!("{version:#}"),
-                    expected: format!("a version that supports the PTX of {names}: {log}"),
+                    expected: format!("a version that supports the PTX version of {names}: {log}"),
                 }
             }
             ARCH_MISMATCH => LinkError::VersionMismatch {
                 what: format!("one of the inputs {names}"),
-                found: "for another architecture".to_string(),
+                found: "code for another architecture".to_string(),
                 expected: format!("code for {arch}: {log}"),
             },
             UNRECOGNIZED_ARCH | UNSUPPORTED_ARCH => unknown_arch(),

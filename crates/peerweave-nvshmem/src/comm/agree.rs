@@ -30,8 +30,9 @@ pub(crate) enum Members<'a> {
     Team(&'a [Pe], u64),
 }
 
-/// Prepares a collective call on this PE, and returns the acquired gate. The gate is the lock for
-/// calls of NVSHMEM. If the PEs have a rendezvous, this function succeeds only after all other
+/// Prepares a collective call on this PE. Acquires the gate, which is the lock for calls of
+/// NVSHMEM, and returns the acquired gate. If the PEs have a rendezvous, this function first checks
+/// that all members make the same call with equal arguments. It then succeeds only after all other
 /// members have acquired their gates.
 ///
 /// `arguments` are this PE's arguments. `able` is `Ok` if this PE can make the call. If not, `able`
@@ -77,12 +78,13 @@ pub(crate) fn arrive<'a>(
     }
 }
 
-/// The text that a PE sends to the other PEs when the PE has acquired the gate.
-const ENTERED: &str = "ready to call NVSHMEM, after all PEs agreed on the arguments";
+/// A PE that has acquired the gate sends this text to the other PEs.
+const ENTERED: &str = "ready to call NVSHMEM; all PEs passed equal arguments";
 
-/// If the PEs have a rendezvous, checks that all PEs can make the call and have equal `arguments`.
-/// Without a rendezvous, returns `able`. `able` is `Ok` if this PE can make the call. If not,
-/// `able` is the error that prevents the call.
+/// Compares a collective call among the PEs if the PEs have a rendezvous. Returns an error unless
+/// all PEs can make the call and have equal `arguments`. Without a rendezvous, returns `able`.
+///
+/// `able` is `Ok` if this PE can make the call. If not, `able` is the error that prevents the call.
 pub(crate) fn compare(
     comm: &Comm,
     call: &'static str,
@@ -136,8 +138,8 @@ pub(crate) fn split_outcome<T>(result: Result<T, NvshmemError>) -> (Option<T>, R
     }
 }
 
-/// Identifies a counter in this process. The counter counts collective calls, so its value is the
-/// same on all PEs that make these calls.
+/// Identifies one of this process's counters. Each counter counts collective calls, so its value is
+/// the same on all PEs that make these calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Counter {
     /// Counts the allocations of symmetric memory.

@@ -1,7 +1,7 @@
-//! Calls of NVSHMEM that destructors make. A destructor must not wait for a stream, or for the
+//! Calls of NVSHMEM that destructors make. A destructor must wait neither for a stream nor for the
 //! gate, which is the lock for calls of NVSHMEM. If the gate is free and the streams are idle, the
-//! destructor makes its call immediately. If not, a thread that acquires the gate later makes the
-//! call.
+//! destructor makes its call immediately. If not, the call is stored, and a thread that acquires
+//! the gate later makes the call.
 //!
 //! Invariants: a resource that NVSHMEM may still use is never released before NVSHMEM has been
 //! finalised. No destructor of the user runs while the gate is held.
@@ -16,8 +16,8 @@ use crate::comm::Comm;
 use crate::comm::streams::Streams;
 use crate::error::{DeadState, NvshmemError};
 
-/// A counted handle to a value that NVSHMEM uses, or that this crate needs for NVSHMEM. After the
-/// last handle is dropped, a thread of `peerweave-driver` drops the value. The reason is that the
+/// A counted handle to a value that must live as long as NVSHMEM needs the value. After the last
+/// handle has been dropped, a thread of `peerweave-driver` drops the value. The reason is that the
 /// destructor of the value may panic, wait or call NVSHMEM.
 #[derive(Clone)]
 pub(crate) struct Held(Arc<Value>);
@@ -46,8 +46,9 @@ impl Drop for Value {
     }
 }
 
-/// A call of NVSHMEM for a destructor, which is made immediately or later. The call does not wait
-/// for other PEs. This struct also contains the values that must live until the call is made.
+/// A call of NVSHMEM that a destructor has requested. The call is made immediately or later, and
+/// does not wait for other PEs. This struct also contains the values that must live until the call
+/// is made.
 pub(crate) struct DeferredCall {
     pub(crate) call: &'static str,
     pub(crate) run: fn(&Comm, usize) -> Result<(), NvshmemError>,
@@ -57,7 +58,7 @@ pub(crate) struct DeferredCall {
     pub(crate) held: Held,
 }
 
-/// Calls of destructors that could not be made immediately.
+/// The list of the NVSHMEM calls that destructors have requested but could not make immediately.
 #[derive(Default)]
 pub(crate) struct Deferred {
     calls: Mutex<Vec<DeferredCall>>,
@@ -105,9 +106,9 @@ impl DeferredCall {
 
 impl Comm {
     /// Makes the call immediately if the gate is free and the call's streams are idle. Otherwise
-    /// keeps the call for a thread that acquires the gate later. Makes no call if NVSHMEM has been
-    /// finalised. If NVSHMEM is unusable for a different reason, also leaks the value in `held`.
-    /// Never waits, and does not change the thread's current context.
+    /// stores the call, and a thread that acquires the gate later makes it. If NVSHMEM has been
+    /// finalised, makes no call. If NVSHMEM is unusable for a different reason, makes no call and
+    /// leaks the value in `held`. Never waits, and does not change the thread's current context.
     pub(crate) fn defer(&self, deferred: DeferredCall) {
         let call = deferred.call;
         match self.dead_state() {

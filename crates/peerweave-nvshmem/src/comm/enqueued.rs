@@ -1,5 +1,5 @@
-//! Work in flight on the device: streams, the collective order of teams, transfers on NVSHMEM's own
-//! streams, and captured graphs.
+//! Work in flight on the device: the streams in use, the order of each team's collectives, pending
+//! transfers on NVSHMEM's own streams, and captured graphs.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
@@ -15,8 +15,8 @@ use super::streams::wait_all;
 use crate::error::NvshmemError;
 use crate::sys::nvshmem_team_t;
 
-/// Work in flight on the device. Two fields are tokens. While a captured graph or a module owns a
-/// clone of a token, NVSHMEM cannot be finalised.
+/// Work in flight on the device. The fields `captured` and `modules` are tokens. While a captured
+/// graph or the guard of a module owns a clone of a token, NVSHMEM cannot be finalised.
 #[derive(Default)]
 pub(crate) struct InFlight {
     /// All streams that were passed to NVSHMEM.
@@ -34,13 +34,14 @@ pub(crate) struct InFlight {
     /// A token. Every captured graph that calls NVSHMEM owns a clone. While a clone exists, NVSHMEM
     /// cannot be finalised.
     pub(crate) captured: Arc<()>,
-    /// A token. The guard of every module that has NVSHMEM's state owns a clone. While a clone
-    /// exists, NVSHMEM cannot be finalised.
+    /// A token. The guard of each initialised module owns a clone. While a clone exists, NVSHMEM
+    /// cannot be finalised.
     pub(crate) modules: Arc<()>,
 }
 
 impl InFlight {
-    /// Returns the [order](Order) of the collectives of a team that the program created.
+    /// Returns the [order](Order) that the collectives of `team` follow. The program created
+    /// `team`; predefined teams use [`world_order`](Self::world_order).
     pub(crate) fn order(&self, team: nvshmem_team_t) -> Arc<Order> {
         let mut orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(orders.entry(team).or_default())
@@ -92,10 +93,10 @@ impl Comm {
         Ok(wait(&self.side, Instant::now()).map(drop)?)
     }
 
-    /// Returns the last result of `alone`. `alone` returns whether a value has no other owner.
-    /// While the result is `false` and captured graphs exist, this function calls `alone` again,
-    /// for at most 2 s. The reason is that a graph drops its values some time after the graph is
-    /// destroyed.
+    /// Calls `alone` until it returns `true`, for at most 2 s, and returns the last result. `alone`
+    /// returns whether a value has no other owner. If no captured graph exists any more, the
+    /// repeated calls end earlier. They are necessary because a graph drops its values some time
+    /// after the graph is destroyed.
     pub(crate) fn unused_after_graphs(&self, alone: impl Fn() -> bool) -> bool {
         const LONGEST: Duration = Duration::from_secs(2);
         if alone() {
@@ -111,18 +112,19 @@ impl Comm {
     }
 }
 
-/// Returns whether `value` is the only handle. If the result is `true`, the caller sees all writes
-/// that were made through other handles before these handles were dropped. No `Weak` handle may
-/// exist.
+/// Returns whether `value` is the only handle to its data. If the result is `true`, the caller sees
+/// all writes that were made through other handles before these handles were dropped. The caller
+/// must ensure that no `Weak` handle exists.
 pub(crate) fn is_alone<T>(value: &Arc<T>) -> bool {
     let is_alone = Arc::strong_count(value) == 1;
     fence(Ordering::Acquire);
     is_alone
 }
 
-/// Calls `run`, which calls cudarc, and preserves an error that cudarc has recorded. cudarc records
-/// errors of destructors in the context, and `run` would return and clear such an error. This
-/// function therefore removes the error before `run`, and restores the error after `run`.
+/// Calls `run`, which calls cudarc, and keeps an error that cudarc has recorded earlier. cudarc
+/// records the errors of destructors in the context. `run` would return such an error, and clear
+/// it. This function therefore removes the error before it calls `run`, and restores the error
+/// afterwards.
 pub(crate) fn with_error_preserved<R>(context: &CudaContext, run: impl FnOnce() -> R) -> R {
     let earlier = context.check_err();
     let result = run();

@@ -69,7 +69,9 @@ impl Comm {
         if self.entry.ending.load(Ordering::Relaxed) && call != END {
             return Err(NvshmemError::misuse(
                 call,
-                MisuseKind::Context { why: "another thread is finalising NVSHMEM; call again only if finalising fails" },
+                MisuseKind::Context {
+                    why: "another thread is finalising NVSHMEM; this call can succeed only if finalising fails",
+                },
             ));
         }
         if self.deferred.is_any() {
@@ -116,8 +118,8 @@ impl Comm {
         self.nvshmem.unsupported_function(call, missing)
     }
 
-    /// Does the same as [`issue`](Self::issue), and also returns an error if the function's status
-    /// code is not success.
+    /// Calls a function like [`issue`](Self::issue). Also returns an error if the status code of
+    /// the function is not success.
     #[inline]
     pub(crate) fn issue_status(
         &self,
@@ -128,8 +130,8 @@ impl Comm {
         self.nvshmem.check(call, code)
     }
 
-    /// Calls a function of NVSHMEM that waits for other PEs or for the device, with the context's
-    /// deadline. See invariant [C2] of `comm`.
+    /// Calls a function of NVSHMEM that waits for other PEs or for the device. The context's
+    /// deadline limits the wait. See invariant [C2] of `comm`.
     pub(crate) fn block<R: Send + 'static>(
         &self,
         call: &'static str,
@@ -178,8 +180,8 @@ pub(crate) struct Entered<'a> {
 }
 
 impl Entered<'_> {
-    /// Calls a function of NVSHMEM that waits for other PEs or for the device, with the context's
-    /// deadline. See invariant [C2] of `comm`.
+    /// Calls a function of NVSHMEM that waits for other PEs or for the device. The context's
+    /// deadline limits the wait. See invariant [C2] of `comm`.
     pub(crate) fn block<R: Send + 'static>(
         &mut self,
         call: &'static str,

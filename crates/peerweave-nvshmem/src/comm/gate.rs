@@ -102,7 +102,7 @@ impl Drop for Sent {
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The thread that makes the calls of NVSHMEM that wait for other PEs or for the device.
+/// The thread for calls of NVSHMEM that wait for other PEs or for the device.
 #[derive(Debug)]
 pub(crate) struct Worker {
     jobs: Mutex<Sender<Job>>,

@@ -65,8 +65,8 @@ pub(crate) struct Comm {
     /// The lock for collective setup calls. Before the PEs compare their arguments, the calling
     /// thread acquires this lock. The thread holds the lock until the setup call has returned.
     setup: Mutex<()>,
-    /// A token. Once the token has been dropped, all other fields have been dropped too, including
-    /// the rendezvous. The reason is that the token is the last field.
+    /// A token that is dropped last, because it is the last field. Once the token has been dropped,
+    /// all other fields have been dropped too, including the rendezvous.
     pub(crate) alive: Arc<()>,
 }
 
@@ -106,8 +106,8 @@ impl Comm {
         }
     }
 
-    /// Adds 1 to a counter, and returns the new value. The value is the same on all PEs that take
-    /// part in the counted calls.
+    /// Adds 1 to the counter `what`, and returns the new value. All PEs that take part in the
+    /// counted calls get the same value.
     pub(crate) fn count(&self, what: Counter) -> u64 {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         let count = counts.entry(what).or_default();
@@ -116,9 +116,9 @@ impl Comm {
     }
 
     /// Waits until this thread may make a collective setup call. Only one thread of the process
-    /// makes such a call at a time. The call includes the comparison of the arguments with those of
-    /// the other PEs. The comparisons of two calls therefore do not interleave, and NVSHMEM never
-    /// waits for PEs that make a different call.
+    /// makes such a call at a time. The PEs compare the arguments of the call during the call.
+    /// Comparisons of two calls therefore never interleave, and NVSHMEM never waits for PEs that
+    /// make a different call.
     pub(crate) fn setup_turn(&self, call: &'static str) -> Result<MutexGuard<'_, ()>, NvshmemError> {
         self.check_usable(call)?;
         take(&self.setup, call, self)

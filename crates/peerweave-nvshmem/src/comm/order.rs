@@ -26,8 +26,8 @@ use crate::error::{MisuseKind, NvshmemError};
 #[derive(Debug, Default)]
 pub(crate) struct Order(Mutex<Option<Arc<CudaStream>>>);
 
-/// The right to enqueue the team's next collective. Dropping the value passes the right to the next
-/// thread.
+/// The right to enqueue the team's next collective. Only one thread has this right at a time.
+/// Dropping the value lets another thread acquire the right.
 #[derive(Debug)]
 pub(crate) struct Turn<'a> {
     _last: MutexGuard<'a, Option<Arc<CudaStream>>>,
@@ -53,7 +53,7 @@ pub(crate) fn take<'a, T>(lock: &'a Mutex<T>, call: &'static str, comm: &Comm) -
 }
 
 impl Order {
-    /// Ensures that the next work on `stream` starts after the team's last collective has completed
+    /// Makes later work on `stream` start only after the team's last collective has completed
     /// (invariant [O1]). Returns the right to enqueue the team's next collective.
     pub(crate) fn follow(
         &self,
@@ -82,8 +82,9 @@ impl Order {
         Ok(Turn { _last: last })
     }
 
-    /// Waits within the context's deadline until the team's last collective is complete. Used for
-    /// collectives that NVSHMEM runs on its own stream, and for setup calls.
+    /// Waits within the context's deadline until the team's last collective is complete. Returns
+    /// the right to enqueue the team's next collective. This function is for setup calls, and for
+    /// collectives that NVSHMEM runs on its own stream.
     pub(crate) fn drain(&self, call: &'static str, comm: &Comm) -> Result<Turn<'_>, NvshmemError> {
         let mut last = take(&self.0, call, comm)?;
         if let Some(stream) = &*last {

@@ -1,13 +1,14 @@
-//! Incomplete transfers on NVSHMEM's own streams (`nbi`), and the memory that they use.
+//! Incomplete `nbi` transfers, which run on NVSHMEM's own streams, and the memory that these
+//! transfers use.
 //!
 //! A quiet or a barrier on a stream makes this stream wait for NVSHMEM's own streams. From then on,
-//! NVSHMEM treats the transfers as complete, even while this stream is still waiting. A later quiet
-//! of the host does not wait for these transfers, and neither does the quiet inside a free. This
+//! NVSHMEM treats the transfers as complete, although this stream may still be waiting. A later
+//! quiet of the host does not wait for these transfers. A free does not wait for them either. This
 //! crate therefore waits for the stream before it frees the memory of the transfers.
 //!
 //! # Invariant
-//! - **\[N1\]** The memory of an incomplete `nbi` transfer is in this list, or is recorded as used
-//!   by a stream that waits for the transfer.
+//! - **\[N1\]** The memory of an incomplete `nbi` transfer is in the list of this module, or is
+//!   recorded as used by a stream that waits for the transfer.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,18 +23,18 @@ use crate::error::{MisuseKind, NvshmemError};
 #[derive(Default)]
 pub(crate) struct Pending {
     open: Mutex<Open>,
-    /// The streams on which a quiet or a barrier waits for transfers. These transfers are no longer
-    /// in the list.
+    /// The streams that wait for transfers because of a quiet or a barrier. These transfers are no
+    /// longer in the list `open`.
     taken: peerweave_driver::Streams,
 }
 
-/// The list of the memory that incomplete transfers use. Each element represents one allocation,
-/// and lists the streams that use this allocation. A stream that waits for the transfers is added
-/// to every element.
+/// The list of the memory that incomplete transfers use. Each element represents one allocation: it
+/// is the list of the streams that use this allocation. If a stream waits for the transfers, the
+/// stream is added to every element.
 pub(crate) struct Open {
     memory: Vec<Arc<Streams>>,
-    /// 1 plus the number of times that the list was emptied. If the [`Streams::pending`] of an
-    /// allocation equals this number, the allocation is in the list.
+    /// The number of times that the list was emptied, plus 1. An allocation is in the list if its
+    /// [`Streams::pending`] equals this number.
     emptied: u64,
 }
 
@@ -53,8 +54,8 @@ impl Open {
         }
     }
 
-    /// Empties the list. Before this call, NVSHMEM must have completed the listed transfers, or a
-    /// stream must wait for these transfers.
+    /// Empties the list. The caller ensures that NVSHMEM has completed the listed transfers, or
+    /// that a stream waits for these transfers.
     pub(crate) fn empty(&mut self) {
         self.emptied += 1;
         self.memory.clear();
@@ -99,9 +100,9 @@ impl Pending {
         if self.lock().memory.is_empty() { Ok(()) } else { Err(outside(call)) }
     }
 
-    /// Completes all transfers. First waits for the streams on which an earlier quiet or barrier
-    /// waits for transfers. Then calls `quiet`, which must complete the transfers in the list. Then
-    /// empties the list.
+    /// Completes all transfers. First waits for the streams that wait for transfers because of an
+    /// earlier quiet or barrier. Then calls `quiet`, which must complete the transfers in the list.
+    /// Then empties the list.
     pub(crate) fn complete(
         &self,
         call: &'static str,
@@ -116,9 +117,9 @@ impl Pending {
     }
 }
 
-/// Returns the error for a wait on a stream that is being captured. The wait is for transfers on
-/// NVSHMEM's own streams, which are outside of the graph. NVSHMEM would try to make the graph wait
-/// for these streams, and would end the process.
+/// Returns the error of a call that would make a captured graph wait for transfers on NVSHMEM's own
+/// streams. These streams are outside of the graph. NVSHMEM would try to add the wait to the graph,
+/// and would end the process.
 fn outside(call: &'static str) -> NvshmemError {
     let why = "transfers on NVSHMEM's own streams are pending, and a graph cannot wait for these transfers; call quiet_blocking before capturing";
     NvshmemError::misuse(call, MisuseKind::Context { why })

@@ -36,15 +36,15 @@ pub(crate) fn wait_all(call: &'static str, comm: &Comm, streams: &peerweave_driv
 /// is idle and the list has the only handle to the stream.
 pub(crate) struct Streams {
     known: peerweave_driver::Streams,
-    /// The value of `Open::emptied` (in `pending.rs`) at the time when this resource was last added
-    /// to the list of incomplete transfers; 0 if the resource was never added. Only memory is added
-    /// to that list.
+    /// The value that `Open::emptied` (in `pending.rs`) had when this resource was last added to
+    /// the list of incomplete transfers. 0 if the resource was never added; only memory is added to
+    /// that list.
     pub(crate) pending: AtomicU64,
 }
 
 impl Streams {
-    /// Creates an empty list. A stream that is added to this list is also added to the list of all
-    /// streams of the context.
+    /// Creates an empty list of streams. A stream that is added to this list is also added to the
+    /// context's list of all streams in use.
     pub(crate) fn new(comm: &Comm) -> Self {
         Self { known: peerweave_driver::Streams::within(&comm.enqueued.used), pending: AtomicU64::new(0) }
     }

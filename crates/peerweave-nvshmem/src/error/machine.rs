@@ -6,7 +6,7 @@ use peerweave_types::Pe;
 
 use crate::Version;
 
-/// The error for a plug-in that the NVSHMEM library needs, and that is missing or cannot be loaded.
+/// The error for a plug-in that NVSHMEM needs. The plug-in is missing or cannot be loaded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("NVSHMEM {version} needs the plug-in {plugin} in the directory {}; {found}", directory.display())]
 #[non_exhaustive]

@@ -117,17 +117,17 @@ pub enum MisuseKind {
     /// Two buffers of the call overlap, and the call writes at least one of the two.
     #[error("{read} and {written} overlap at {address:#x}, expected separate memory")]
     Overlap {
-        /// Name of the first of the two buffers. The call reads this buffer, unless this is the
-        /// signal word or the target of a get.
+        /// Name of the first buffer. The call reads this buffer, with two exceptions: the target of
+        /// a get, and a signal word.
         read: &'static str,
-        /// Name of the second of the two buffers. The call writes this buffer, unless this is the
-        /// source of a get.
+        /// Name of the second buffer. The call writes this buffer, with one exception: the source
+        /// of a get.
         written: &'static str,
         /// The first address that is in both buffers.
         address: u64,
     },
     /// NVSHMEM does not support this reduction for the element type.
-    #[error("the reduction `{op}` of {} elements is not supported by NVSHMEM", dtype.rust_name())]
+    #[error("NVSHMEM does not support the reduction `{op}` for elements of type {}", dtype.rust_name())]
     Reduction {
         /// The reduction.
         op: peerweave_types::ReduceOp,
@@ -140,8 +140,8 @@ pub enum MisuseKind {
     AlreadyInitialized {
         /// Name of the argument that differs.
         what: &'static str,
-        /// The current value of this argument: the value with which NVSHMEM runs, or the value that
-        /// NVSHMEM has read.
+        /// The current value of this argument. NVSHMEM runs with this value, or has already read
+        /// this value.
         found: String,
         /// The value that this call requests.
         asked: String,

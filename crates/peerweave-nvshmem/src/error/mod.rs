@@ -340,7 +340,7 @@ mod tests {
     fn reduction_error_names_the_rust_type_of_the_elements() {
         use peerweave_types::{DType, ReduceOp};
         let kind = MisuseKind::Reduction { op: ReduceOp::And, dtype: DType::F32 };
-        assert_eq!(kind.to_string(), "the reduction `and` of f32 elements is not supported by NVSHMEM");
+        assert_eq!(kind.to_string(), "NVSHMEM does not support the reduction `and` for elements of type f32");
     }
 
     #[test]

@@ -39,8 +39,9 @@ impl Handle {
         Self(Arc::clone(allocation))
     }
 
-    /// Returns a new handle that keeps the memory allocated. The handle is in an `Arc` of its own.
-    /// Once all clones of this `Arc` have been dropped, no `Weak` can restore the handle.
+    /// Returns a new handle in an `Arc` of its own. The handle keeps the memory allocated. After
+    /// all clones of this `Arc` have been dropped, a `Weak` of this `Arc` cannot restore the
+    /// handle.
     pub(crate) fn keep(&self) -> Keep {
         Arc::new(self.clone())
     }

@@ -37,7 +37,8 @@ pub(crate) struct Heap {
     freed: Mutex<(u64, u64)>,
     /// Memory that this PE has registered for its network transfers.
     registered: Mutex<Vec<Record>>,
-    /// For each PE, whether its memory is mapped in this process. Set by the first query.
+    /// One value for each PE: whether this process has mapped the memory of that PE. The first
+    /// query sets all values.
     mapped: OnceLock<Vec<bool>>,
 }
 

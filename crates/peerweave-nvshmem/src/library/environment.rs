@@ -20,8 +20,8 @@ unsafe extern "C" {
     safe static environ: AtomicPtr<*const c_char>;
 }
 
-/// A list of environment variables in C's form, with the terminating null pointer. The list is the
-/// environment of the process, or was in the past.
+/// A list of environment variables in C's form, with the terminating null pointer. Such a list is
+/// the current environment of the process, or an earlier one.
 struct List(&'static [*const c_char]);
 
 // SAFETY: the threads share the addresses of strings that are never changed or freed, so no
@@ -64,8 +64,8 @@ pub(crate) fn change(changes: &[(String, Option<OsString>)]) {
 }
 
 impl Made {
-    /// Returns a null-terminated list of `variables`. If an equal list was made earlier, returns
-    /// that list. A list is never freed.
+    /// Returns a list of `variables` in C's form, terminated by null. If this module has made an
+    /// equal list earlier, returns that list. A list is never freed.
     fn list(&mut self, variables: impl Iterator<Item = (OsString, OsString)>) -> *mut *const c_char {
         let mut list: Vec<*const c_char> = variables.filter_map(|(name, value)| self.text(name, value)).collect();
         list.push(std::ptr::null());
@@ -120,7 +120,7 @@ mod tests {
         (name.to_owned(), None)
     }
 
-    /// Returns the addresses of the strings of an installed list.
+    /// Returns the pointers to `NAME=value` strings that a list in C's form contains.
     fn walk(list: *const *const c_char) -> Vec<*const c_char> {
         // SAFETY: a list of environment variables is terminated by null.
         (0..).map(|index| unsafe { *list.add(index) }).take_while(|text| !text.is_null()).collect()

@@ -211,8 +211,8 @@ impl Nvshmem {
         &self.0.functions.api
     }
 
-    /// Returns NVSHMEM's typed functions. Calling these functions is unsafe for the same reason as
-    /// for the functions that [`api`](Self::api) returns.
+    /// Returns NVSHMEM's typed functions. Calling these functions is unsafe, because this crate
+    /// checks neither whether the process was forked nor whether another thread is inside NVSHMEM.
     #[cfg(feature = "raw")]
     pub fn families(self) -> &'static Families {
         &self.0.functions.families
@@ -234,8 +234,8 @@ impl Nvshmem {
         self.check_transport(remote_transport)
     }
 
-    /// Checks the bootstrap plug-in for an initialisation by an id with `settings`. Does not check
-    /// the transport plug-in.
+    /// Checks the bootstrap plug-in that an initialisation by an id needs. If `settings` select a
+    /// different plug-in, that plug-in is not checked. The transport plug-in is not checked either.
     pub(crate) fn check_id_plugin(self, settings: &Settings) -> Result<(), NvshmemError> {
         let (stem, variable) = plugins::OF_IDS;
         // A plug-in that its own variable selects may have any name, so such a plug-in is not
@@ -375,8 +375,8 @@ impl Status {
     }
 }
 
-/// Returns the version of the transport plug-ins that NVSHMEM `version` loads. In the file name of
-/// a plug-in, this number follows `.so.`. Returns `None` if the number is unknown.
+/// Returns the version number of the transport plug-ins that NVSHMEM `version` loads. In the file
+/// name of such a plug-in, this number follows `.so.`. Returns `None` if the number is unknown.
 fn transport_abi(version: Version) -> Option<u32> {
     match (version.major, version.minor) {
         (3, 3 | 4) => Some(3),
@@ -403,7 +403,7 @@ fn check_plugin(directory: &Path, stem: &str, abi: Option<u32>, version: Version
     }
     let found = match names_of(directory, stem).as_slice() {
         [] => "no file of this plug-in was found".to_owned(),
-        others => format!("{} was found, which has a different version", others.join(", ")),
+        others => format!("only files of a different version were found: {}", others.join(", ")),
     };
     Err(PluginError { plugin, directory: directory.to_path_buf(), found, version }.into())
 }
@@ -444,7 +444,10 @@ mod tests {
         );
         touch(directory.path(), "nvshmem_bootstrap_uid.so.2");
         let error = check().expect_err("the plug-in has another version");
-        assert!(error.to_string().contains("nvshmem_bootstrap_uid.so.2 was found, which has a different version"), "{error}");
+        assert!(
+            error.to_string().contains("only files of a different version were found: nvshmem_bootstrap_uid.so.2"),
+            "{error}"
+        );
         touch(directory.path(), "nvshmem_bootstrap_uid.so.3");
         assert!(check().is_ok());
     }

@@ -19,12 +19,13 @@ pub(crate) fn of_mpi() -> Option<(&'static str, &'static str)> {
     Some(("nvshmem_bootstrap_mpi", "NVSHMEM_BOOTSTRAP_MPI_PLUGIN"))
 }
 
-/// Returns the plug-in for the bootstrap that the settings select. Returns `None` if this crate
-/// does not know the selected value; only NVSHMEM then interprets the value.
+/// Returns the plug-in for the bootstrap that the settings select: its file name without suffix,
+/// and the variable that selects a different plug-in. Returns `None` if this crate does not know
+/// the selected bootstrap. Only NVSHMEM then interprets the setting.
 ///
 /// # Errors
-/// [`MisuseKind::Text`] for bootstraps that no launcher provides. With such a bootstrap, NVSHMEM
-/// would fail, and could not be started again.
+/// [`MisuseKind::Text`] if no launcher provides the selected bootstrap. NVSHMEM would then fail,
+/// and could not be started again.
 pub(crate) fn of_launcher(settings: &Settings) -> Result<Option<(&'static str, &'static str)>, NvshmemError> {
     let set = |name| settings.effective(name).filter(|value| !value.is_empty()).map(|value| value.to_ascii_uppercase());
     Ok(match set("NVSHMEM_BOOTSTRAP").as_deref().unwrap_or("PMI") {
@@ -83,10 +84,11 @@ fn open(_path: &Path) -> Result<(), String> {
     Err("plug-ins can be loaded on Linux only".to_owned())
 }
 
-/// Loads a plug-in and resolves all its functions immediately. The plug-in stays loaded, because
-/// NVSHMEM loads it next. The crate `peerweave-dylib` is not used here, because it resolves
-/// functions only when they are called. A plug-in for a different version of PMIx would then seem
-/// to load.
+/// Loads a plug-in, and immediately resolves all functions that the plug-in needs. The plug-in
+/// stays loaded, because NVSHMEM loads it next.
+///
+/// The crate `peerweave-dylib` is not used here, because it resolves functions only at their first
+/// call. With that crate, a plug-in for a different version of PMIx would seem to load.
 #[cfg(unix)]
 fn open(path: &Path) -> Result<(), String> {
     use std::ffi::{CStr, CString};

@@ -131,7 +131,7 @@ impl Settings {
         /// Sets the path of the log file. NVSHMEM replaces `%h` in the path by the host name, and
         /// `%p` by the process ID.
         debug_file "NVSHMEM_DEBUG_FILE";
-        /// Sets the NVTX ranges that NVSHMEM marks for a profiler: `off`, `common`, `all` and
+        /// Selects the NVTX ranges that NVSHMEM reports to profilers: `off`, `common`, `all` or
         /// others.
         nvtx "NVSHMEM_NVTX";
         /// Sets the InfiniBand adapters to use.
@@ -167,8 +167,8 @@ impl Settings {
         self.deadline.unwrap_or(Duration::from_secs(60))
     }
 
-    /// Returns the value of a variable that NVSHMEM will read: from these settings or the
-    /// environment.
+    /// Returns the value that NVSHMEM will read for the variable `name`. A value in these settings
+    /// has priority over a value in the environment.
     pub(crate) fn effective(&self, name: &str) -> Option<String> {
         self.variables.get(name).cloned().or_else(|| std::env::var(name).ok())
     }
@@ -186,7 +186,8 @@ impl Settings {
         self.effective(name).is_some_and(|text| !off(&text))
     }
 
-    /// Returns whether a variable has a value that is not empty, even if the value is not UTF-8.
+    /// Returns whether the variable `name` has a value that is not empty. A value in these settings
+    /// has priority over a value in the environment. The value need not be UTF-8.
     pub(crate) fn names(&self, name: &str) -> bool {
         match self.variables.get(name) {
             Some(value) => !value.is_empty(),
@@ -194,8 +195,8 @@ impl Settings {
         }
     }
 
-    /// Sets a variable to the value that `value` returns. Changes nothing if these settings or the
-    /// environment already set the variable, or if `value` returns `None`.
+    /// Sets the variable `name` to the value that `value` returns. Changes nothing if the variable
+    /// is already set, in these settings or in the environment, or if `value` returns `None`.
     pub(crate) fn or(self, name: &str, value: impl FnOnce() -> Option<String>) -> Self {
         match self.effective(name) {
             Some(_) => self,
@@ -217,8 +218,9 @@ impl Settings {
         self.all_effective().iter().filter(|(name, _)| !is_local(name)).map(one).collect::<Vec<_>>().join(" ")
     }
 
-    /// Returns all variables that NVSHMEM reads once per process. The variables of the bootstrap by
-    /// an id are omitted, because the plug-in reads these variables at each bootstrap.
+    /// Returns the variables that NVSHMEM reads only once per process, with their values. The
+    /// variables for the bootstrap by an id are omitted, because the plug-in reads them at each
+    /// bootstrap.
     fn all_effective(&self) -> BTreeMap<String, String> {
         let known = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).chain(self.variables.keys().cloned());
         let read = known.filter(|name| name.starts_with("NVSHMEM_") && !name.starts_with("NVSHMEM_BOOTSTRAP_UID_"));
@@ -237,7 +239,8 @@ impl Settings {
         Err(NvshmemError::misuse(call, MisuseKind::AlreadyInitialized { what, found, asked }))
     }
 
-    /// Disables multicast in NVSHMEM if multicast is disabled in this process.
+    /// Disables multicast in these settings if `peerweave_driver::multicast_switch` disables
+    /// multicast in this process.
     pub(crate) fn with_switch(self) -> Self {
         match peerweave_driver::multicast_switch() {
             Ok(()) => self,
@@ -261,8 +264,8 @@ impl Settings {
         Ok(())
     }
 
-    /// Sets the variables in the environment until [`Environment::restore`]. Until then, another
-    /// thread that calls this function waits.
+    /// Sets the variables in the environment. [`Environment::restore`] restores the previous
+    /// values. Until then, other threads that call this function wait.
     pub(crate) fn apply(&self) -> Environment {
         let alone = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
         READ.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| self.all_effective());
@@ -306,15 +309,17 @@ fn bytes_of(text: &str) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
-/// The lock for changes of the environment. A thread holds the lock while it changes the
-/// environment, while NVSHMEM reads the environment, and while the thread restores the environment.
-/// The deadline of the NVSHMEM call limits this time.
+/// The lock for changes of the environment. A thread acquires the lock before it changes the
+/// environment, and holds the lock until it has restored the environment. In between, NVSHMEM reads
+/// the environment during a call. The deadline of this call limits the time for which the lock is
+/// held.
 static CHANGING: Mutex<()> = Mutex::new(());
 
 /// The settings that NVSHMEM has read. NVSHMEM reads its settings only once in a process.
 static READ: Mutex<Option<BTreeMap<String, String>>> = Mutex::new(None);
 
-/// The previous values of changed variables.
+/// The previous values of the environment variables that [`Settings::apply`] has changed. Dropping
+/// this value restores these variables.
 #[must_use = "dropping this value restores the environment"]
 pub(crate) struct Environment {
     former: Vec<(String, Option<OsString>)>,
@@ -322,7 +327,7 @@ pub(crate) struct Environment {
 }
 
 impl Environment {
-    /// Restores the variables, as dropping the value does.
+    /// Restores the previous values of the variables, by dropping this value.
     pub(crate) fn restore(self) {}
 
     /// Leaves the changed variables set, because NVSHMEM may still be reading the variables.

@@ -172,8 +172,8 @@ impl Context {
     }
 
     /// Returns an error if the memory is still in use. `allocation` must be the caller's only
-    /// handle. If this function succeeds, no other handle exists. No further handle can then be
-    /// created, because handles are created only from existing handles.
+    /// handle to the memory. After a success, no other handle exists. No further handle can appear,
+    /// because handles are created only from existing handles.
     fn may_free(&self, call: &'static str, allocation: &Handle) -> Result<(), NvshmemError> {
         if !Arc::ptr_eq(&allocation.comm, &self.comm) {
             return Err(NvshmemError::misuse(call, MisuseKind::WrongContext { what: "the buffer" }));
@@ -186,9 +186,9 @@ impl Context {
     }
 }
 
-/// Checks that an allocation has succeeded. Returns an error if `usable` is an error on this PE. If
-/// the PEs have a rendezvous, also returns an error if `usable` is an error on any other PE, or if
-/// only some PEs received memory. Each of these errors makes NVSHMEM unusable.
+/// Checks that an allocation has succeeded. `usable` is the result of this PE; if it is an error,
+/// this error is returned. If the PEs have a rendezvous, also returns an error if another PE has an
+/// error, or if only some PEs received memory. Each of these errors makes NVSHMEM unusable.
 pub(super) fn check_all_allocated(
     comm: &Comm,
     call: &'static str,

@@ -114,11 +114,11 @@ impl Team {
     }
 
     /// Waits within the context's deadline until every PE of the team has made this call.
-    /// Afterwards, the puts that these PEs made earlier are visible. These include puts that a host
-    /// made without a stream, even over a network.
+    /// Afterwards, the earlier puts of these PEs are visible. These include puts that a host made
+    /// without a stream, even if these puts use a network.
     ///
-    /// Exception: puts that were enqueued on a stream other than [`Context::stream`] may not be
-    /// visible, because this call does not wait for such puts.
+    /// Exception: this call does not wait for puts that were enqueued on a stream other than
+    /// [`Context::stream`]. Such puts may not be visible.
     ///
     /// # Collective
     /// All PEs of the team must make this call.
@@ -154,8 +154,8 @@ impl Team {
         self.blocking("nvshmemx_team_sync_on_stream", Self::sync)
     }
 
-    /// Runs a call on the context's own stream and waits for the stream. Fails if the caller is
-    /// capturing that stream.
+    /// Calls `enqueue` with the context's own stream, and waits until this stream has completed its
+    /// work. Returns an error if the caller is capturing this stream.
     fn blocking(
         &self,
         call: &'static str,
@@ -338,7 +338,8 @@ impl Team {
     }
 
     /// Makes the checks that all collectives have in common. Returns the prepared call, the team's
-    /// handle, the target's address and the source's address. Returns `None` for zero elements.
+    /// handle, the target's address and the source's address. Returns `None` if a buffer has no
+    /// elements.
     #[allow(clippy::type_complexity, reason = "the two callers destructure the result immediately")]
     fn begin<'a, T: Element>(
         &'a self,
@@ -387,7 +388,7 @@ mod tests {
         assert_eq!(reduction::<i8>("test", ReduceOp::Xor).expect("NVSHMEM has bitwise operations on integers"), CType::Int8);
         for op in [ReduceOp::Avg, ReduceOp::PreMulSum, ReduceOp::And] {
             let error = reduction::<f32>("test", op).expect_err("NVSHMEM lacks the reduction");
-            assert!(error.to_string().contains("is not supported by NVSHMEM"), "{error}");
+            assert!(error.to_string().contains("NVSHMEM does not support the reduction"), "{error}");
         }
     }
 }

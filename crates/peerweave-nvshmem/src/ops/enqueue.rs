@@ -40,8 +40,9 @@ pub(crate) struct Enqueue<'a> {
 /// The effect of a call on the `nbi` transfers, which run on NVSHMEM's own streams.
 enum NbiEffect<'a> {
     Nothing,
-    /// The call starts an `nbi` transfer, which uses two buffers and, in some calls, a signal word.
-    /// For each of these three, the array contains the list of the streams that use the memory.
+    /// The call starts an `nbi` transfer. The array has one element for each of the two buffers,
+    /// and one for the signal word: the list of the streams that use this memory. The last element
+    /// is `None` if the transfer has no signal word.
     Transfer([Option<&'a Arc<Streams>>; 3]),
     /// The call makes its stream wait for all transfers on NVSHMEM's own streams.
     WaitsForAll,
@@ -70,21 +71,21 @@ impl<'a> Enqueue<'a> {
         Ok(buffer.address())
     }
 
-    /// Notes that the call will start an `nbi` transfer between the buffers `one` and `other`. Such
-    /// a transfer runs on NVSHMEM's own streams.
+    /// Records that the call will start an `nbi` transfer between the buffers `one` and `other`.
+    /// Such a transfer runs on NVSHMEM's own streams.
     pub(crate) fn starts_nbi<T>(&mut self, one: &'a SymmetricBuffer<T>, other: &'a SymmetricBuffer<T>) {
         self.left = NbiEffect::Transfer([Some(&one.allocation.streams), Some(&other.allocation.streams), None]);
     }
 
-    /// Notes that a signal to `word` will follow the `nbi` transfer of this call.
-    /// [`starts_nbi`](Self::starts_nbi) must have been called before.
+    /// Records that a signal to `word` will follow the `nbi` transfer of this call. The caller must
+    /// have called [`starts_nbi`](Self::starts_nbi) before.
     pub(crate) fn starts_nbi_signal(&mut self, word: &'a SymmetricBuffer<u64>) {
         if let NbiEffect::Transfer([.., signal]) = &mut self.left {
             *signal = Some(&word.allocation.streams);
         }
     }
 
-    /// Notes that the call will make its stream wait for all `nbi` transfers, which run on
+    /// Records that the call will make its stream wait for all `nbi` transfers, which run on
     /// NVSHMEM's own streams. Returns an error if the stream is being captured and transfers are
     /// incomplete.
     pub(crate) fn waits_for_nbi(&mut self) -> Result<(), NvshmemError> {
@@ -117,15 +118,15 @@ impl<'a> Enqueue<'a> {
         Ok(())
     }
 
-    /// Adds memory of this PE that the call reads. Returns the [`Access`], which has the address of
-    /// the memory.
+    /// Adds the buffer that the call will read, which is memory of this PE. Returns the [`Access`],
+    /// which has the address of the memory.
     pub(crate) fn source<T>(&mut self, what: &'static str, buffer: &'a impl DeviceBuffer<T>) -> Result<Access<'a>, NvshmemError> {
         self.check_device(what, buffer)?;
         if self.capturing { self.owned(buffer) } else { Ok(buffer.read(self.stream)?) }
     }
 
-    /// Adds memory of this PE that the call writes. Returns the [`Access`], which has the address
-    /// of the memory.
+    /// Adds the buffer that the call will write, which is memory of this PE. Returns the
+    /// [`Access`], which has the address of the memory.
     pub(crate) fn target<T>(
         &mut self,
         what: &'static str,

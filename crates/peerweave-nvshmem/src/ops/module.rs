@@ -24,12 +24,14 @@ pub struct ModuleGuard {
     comm: Arc<Comm>,
     module: Kind,
     held: Held,
-    /// A token that prevents finalising NVSHMEM while this guard exists. If NVSHMEM were finalised
-    /// earlier, the next start of NVSHMEM would write NVSHMEM's state into the module.
+    /// A token. While this guard exists, the token prevents finalising NVSHMEM. Without it, NVSHMEM
+    /// could be finalised and started again, and the new start would write NVSHMEM's state into the
+    /// module.
     _counted: Arc<()>,
 }
 
-/// The kind of the driver's handle, and the address of the handle. Any thread may use the handle.
+/// The driver's handle of a module or of a CUDA library. The number is the address of the handle,
+/// so any thread may use the value.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Module(usize),
@@ -88,8 +90,8 @@ impl Context {
 
     /// Waits for the default stream and for every stream that has been used with this context. Then
     /// calls `tell`, which calls NVSHMEM. In this call, NVSHMEM copies data on the default stream,
-    /// and waits for the whole device. A timeout before this call is only an error, but a timeout
-    /// inside NVSHMEM makes the context unusable.
+    /// and waits for the whole device. If the first wait times out, this function only returns an
+    /// error. A timeout inside NVSHMEM makes the context unusable.
     fn init_with(
         &self,
         call: &'static str,

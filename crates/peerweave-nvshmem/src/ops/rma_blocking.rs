@@ -19,8 +19,8 @@ use crate::ops::enqueue::{by_width, check_context, check_len, check_pair, pointe
 use crate::ops::rma::one_at_least;
 use crate::{SymmetricBuffer, sys};
 
-/// Calls the macro `$call` with the unsigned integer type that has the same size as `$T`. Single
-/// elements are passed to NVSHMEM's functions, and returned by them, as such integers.
+/// Calls the macro `$call` with an unsigned integer type: the type that has the same size as `$T`.
+/// NVSHMEM's functions take and return single elements as such integers.
 macro_rules! by_bits {
     ($T:ty, $call:ident) => {
         match size_of::<$T>() {

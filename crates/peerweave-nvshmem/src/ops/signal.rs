@@ -143,7 +143,8 @@ impl Context {
         Ok((remote, word, bytes, to))
     }
 
-    /// Updates a word on the PE `pe` as `signal` specifies, without a put, in stream order.
+    /// Updates a word on the PE `pe`, in stream order. `signal` specifies the word and the update.
+    /// The call sends no other data.
     ///
     /// # Errors
     /// [`MisuseKind::Pe`] if the job has no PE `pe`. [`MisuseKind::Length`] if the signal's buffer
@@ -168,12 +169,11 @@ impl Context {
     /// Makes `stream` wait until the first element of this PE's `word` satisfies the comparison
     /// `condition` with `value`. The numbers are compared as unsigned numbers.
     ///
-    /// On some devices, a stream can wait without a kernel. There, NVSHMEM uses such waits for
-    /// [`Compare::Eq`] and [`Compare::Ge`]. A wait without a kernel compares `Ge` cyclically: a
-    /// word that is 2^63 or more above `value` may not satisfy the comparison. If the word can have
-    /// such a value (for example all bits set), use [`Compare::Gt`]. A wait never ends too early. A
-    /// kernel makes all other comparisons, and all comparisons for
-    /// [`wait_until`](Self::wait_until).
+    /// A stream waits with or without a kernel. On some devices, NVSHMEM waits without a kernel for
+    /// [`Compare::Eq`] and [`Compare::Ge`]. Such a wait compares `Ge` cyclically: a word that is
+    /// 2^63 or more above `value` may not satisfy the comparison. If the word can have such a value
+    /// (for example all bits set), use [`Compare::Gt`]. A wait never ends too early. In all other
+    /// cases, and always for [`wait_until`](Self::wait_until), a kernel makes the comparison.
     ///
     /// # Errors
     /// Returns the same errors as [`signal`](Self::signal).
@@ -219,9 +219,10 @@ impl Context {
     }
 
     /// Completes the puts and gets that this PE enqueued earlier on `stream`, in stream order. Also
-    /// completes pending `nbi` transfers, which run on NVSHMEM's own streams. Exception: an earlier
-    /// quiet or barrier on a different stream makes that stream wait for the `nbi` transfers that
-    /// were pending then. This call does not complete these transfers.
+    /// completes pending `nbi` transfers, which run on NVSHMEM's own streams.
+    ///
+    /// Exception: an earlier quiet or barrier may already have made a different stream wait for
+    /// `nbi` transfers. This call does not complete these transfers.
     ///
     /// # Errors
     /// [`MisuseKind::Device`] if `stream` belongs to another device. [`NvshmemError::Dead`] if

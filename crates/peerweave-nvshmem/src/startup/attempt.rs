@@ -47,12 +47,13 @@ pub(super) enum Begun {
 }
 
 impl Start {
-    /// Begins an initialisation. If this process cannot start NVSHMEM, returns [`Begun::Refused`]
-    /// with the reason. The caller then sends this reason to the other PEs.
+    /// Begins an initialisation. If this process cannot start NVSHMEM, returns the reason in
+    /// [`Begun::Refused`] or as an error. The caller must send the reason in [`Begun::Refused`] to
+    /// the other PEs.
     ///
     /// # Errors
-    /// Returns an error if the other PEs must not receive the reason. This is the case in a forked
-    /// child, and if this process already uses NVSHMEM with the same bootstrap.
+    /// Returns an error if the other PEs must not receive the reason: in a forked child, and if
+    /// this process already uses NVSHMEM with the same bootstrap.
     pub(super) fn begin(call: &'static str, arguments: &Arguments) -> Result<Begun, NvshmemError> {
         // In a forked child, the lock may be held by a thread that exists only in the parent.
         let forked = Nvshmem::is_forked();
@@ -249,7 +250,11 @@ fn call_init(nvshmem: Nvshmem, bootstrap: &Bootstrapping, device: usize) -> Resu
     let (pe, n_pes) = nvshmem.code("nvshmem_my_pe", |api| unsafe { Ok((api.nvshmem_my_pe()?, api.nvshmem_n_pes()?)) })?;
     match (u32::try_from(pe), u32::try_from(n_pes)) {
         (Ok(pe), Ok(n_pes)) if pe < n_pes => Ok((pe, n_pes)),
-        _ => Err(nvshmem.failure("nvshmem_my_pe", None, format!("NVSHMEM reported PE {pe} of {n_pes}"))),
+        _ => Err(nvshmem.failure(
+            "nvshmem_my_pe",
+            None,
+            format!("NVSHMEM reported invalid numbers: this process is PE {pe} of {n_pes}"),
+        )),
     }
 }
 
@@ -257,8 +262,8 @@ fn began_key(life: u64, pe: Pe) -> String {
     format!("peerweave-nvshmem/{life:016x}/began/{}", pe.get())
 }
 
-/// Returns the PEs that have not begun to start NVSHMEM. A PE that begins reports this to the
-/// rendezvous.
+/// Returns the PEs that have not begun to start NVSHMEM. When a PE begins, it stores a value at the
+/// rendezvous, so this function queries these values.
 fn missing(world: &Rendezvous, life: u64) -> Vec<Pe> {
     let pes = (0..world.n_pes()).map(Pe::new);
     pes.filter(|pe| matches!(world.try_get(&began_key(life, *pe)), Ok(None))).collect()

@@ -73,7 +73,9 @@ impl Context {
             if !matches!(&*life, ProcessState::Live(_)) {
                 return Err(NvshmemError::misuse(
                     CALL,
-                    MisuseKind::Context { why: "another thread is finalising NVSHMEM; call again only if finalising fails" },
+                    MisuseKind::Context {
+                        why: "another thread is finalising NVSHMEM; this call can succeed only if finalising fails",
+                    },
                 ));
             }
             *life = ProcessState::Ending(Arc::clone(&running));
@@ -138,8 +140,8 @@ impl Context {
     }
 }
 
-/// A guard that exists during [`Context::finalize`]. Dropping the guard sets the [`ProcessState`].
-/// If NVSHMEM was not finalised, the new state is the state before the call of `finalize`.
+/// A guard that exists during [`Context::finalize`]. Dropping the guard stores its value as the new
+/// [`ProcessState`]. If NVSHMEM was not finalised, this value is the state before the call.
 struct Ending(Option<ProcessState>);
 
 impl Drop for Ending {

@@ -1,5 +1,5 @@
-//! Start and end of NVSHMEM: initialisation by a rendezvous, an id, MPI or a launcher, checks of
-//! the machine, and the report of finalize.
+//! Starts and ends NVSHMEM. A start uses a rendezvous, an id, MPI or a launcher, and first checks
+//! the machine. The end reports memory that was not freed.
 
 mod attempt;
 pub(crate) mod finalize;

@@ -43,8 +43,9 @@ impl StartInfo {
         format!("ok\t{}\t{}\t{}", self.version, self.uuid, self.settings)
     }
 
-    /// Parses a line that another PE sent. If that PE reported that it cannot start, returns its
-    /// reason as the error. Also returns an error if the line is invalid.
+    /// Parses a line that another PE sent. The line contains the data of that PE, or the reason why
+    /// that PE cannot start. Returns such a reason as the error. Also returns an error if the line
+    /// is invalid.
     pub(crate) fn from_text(text: &str) -> Result<Self, String> {
         if let Some(reason) = text.strip_prefix("error\t") {
             return Err(reason.to_owned());
@@ -129,8 +130,8 @@ fn generation(context: &CudaContext) -> Result<(), NvshmemError> {
     Err(PreflightError::OldGpu { device, major, minor }.into())
 }
 
-/// Returns an error if other code has initialised NVSHMEM. NVSHMEM counts initialisations, so a
-/// second initialisation would succeed with the PEs of the first initialisation.
+/// Returns an error if other code has initialised NVSHMEM. NVSHMEM only counts initialisations: a
+/// second initialisation would succeed, but would keep the PEs of the first initialisation.
 fn check_not_initialized(nvshmem: Nvshmem) -> Result<(), NvshmemError> {
     match nvshmem.status()? {
         // `Bootstrapped` is refused too: NVSHMEM would reuse the PEs that are already connected.
@@ -249,7 +250,7 @@ pub(crate) fn reachable(
                 pe = pe.get(),
                 device,
                 peer,
-                "the GPUs cannot access each other directly; all transfers between them use the network"
+                "the GPUs of this PE and of another PE cannot access each other directly; all transfers between them use the network"
             );
             if remote_transport == "none" {
                 return Err(PreflightError::Unreachable { pe, device }.into());

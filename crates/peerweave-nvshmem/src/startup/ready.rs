@@ -32,8 +32,8 @@ pub(super) fn start_worker(call: &'static str) -> Result<Worker, NvshmemError> {
     })
 }
 
-/// The resources that this process needs for an initialisation. This PE acquires the resources
-/// before it reports to the other PEs that it is ready.
+/// The resources that this process needs to start NVSHMEM. This PE acquires all of them before it
+/// reports to the other PEs that it is ready.
 pub(super) struct Ready {
     pub(super) nvshmem: Nvshmem,
     pub(super) worker: Worker,
@@ -88,9 +88,9 @@ pub(super) fn make_id(
     }
 }
 
-/// Whether an attempt to create an id has failed in this process. After such a failure, NVSHMEM is
-/// not called again: NVSHMEM 3.4.5 has already freed its plug-in, and a second attempt may free the
-/// plug-in again.
+/// Whether an attempt to create an id has failed in this process. If so, NVSHMEM is not called
+/// again. The reason is that NVSHMEM 3.4.5 frees its plug-in when the attempt fails, and that a
+/// second attempt may free the plug-in again.
 static ID_FAILED: AtomicBool = AtomicBool::new(false);
 
 pub(super) fn can_still_start(call: &'static str) -> Result<(), NvshmemError> {

@@ -102,9 +102,9 @@ impl Context {
             }
         }
         let Some(id) = id else {
-            return Err(PreflightError::Peer { pe: Pe::new(0), reason: "this PE sent no id".to_owned() }.into());
+            return Err(PreflightError::Peer { pe: Pe::new(0), reason: "the PE sent no id".to_owned() }.into());
         };
-        let start = start.expect("a PE that cannot start NVSHMEM has already returned its error");
+        let start = start.expect("this PE can start NVSHMEM, because otherwise it would already have returned an error");
         start.run(ready, inside, Bootstrapping::Id(id, pe.get(), n_pes), device, arguments, Some(rendezvous))
     }
 

@@ -1,4 +1,5 @@
-//! The outcome that PEs exchange after their checks, immediately before they call NVSHMEM.
+//! The result of each PE's checks. The PEs exchange these results immediately before they call
+//! NVSHMEM.
 
 use super::unique_id::UniqueId;
 

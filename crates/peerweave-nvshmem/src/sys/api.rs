@@ -1,7 +1,7 @@
 //! NVSHMEM's untyped functions, each with the first library version that exports it.
 //!
-//! These functions check no arguments. Functions that launch co-resident kernels are not declared,
-//! because they take a kernel of the CUDA runtime.
+//! These functions check no arguments. Functions that launch kernels with co-resident blocks are
+//! not declared, because they accept only kernels of the CUDA runtime API.
 
 use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
 
@@ -31,11 +31,11 @@ peerweave_dylib::bindings! {
         "3.3.24" fn nvshmemx_hostlib_finalize();
         /// Creates an id. Loads the plug-in for ids and opens a socket.
         "3.3.24" fn nvshmemx_get_uniqueid(id: *mut nvshmemx_uniqueid_t) -> c_int;
-        /// Fills in the arguments of the bootstrap by an id.
+        /// Fills in the initialisation attributes for a bootstrap by an id.
         "3.3.24" fn nvshmemx_set_attr_uniqueid_args(
             rank: c_int, n_ranks: c_int, id: *const nvshmemx_uniqueid_t, attr: *mut nvshmemx_init_attr_t,
         ) -> c_int;
-        /// Fills in the arguments of the bootstrap by MPI.
+        /// Fills in the initialisation attributes for a bootstrap by MPI.
         "3.3.24" fn nvshmemx_set_attr_mpi_comm_args(mpi_comm: *mut c_void, attr: *mut nvshmemx_init_attr_t) -> c_int;
         /// Returns the supported thread level of OpenSHMEM.
         "3.3.24" fn nvshmem_query_thread(provided: *mut c_int);
@@ -84,8 +84,8 @@ peerweave_dylib::bindings! {
         "3.3.24" fn nvshmem_team_n_pes(team: nvshmem_team_t) -> c_int;
         /// Returns a team's options.
         "3.3.24" fn nvshmem_team_get_config(team: nvshmem_team_t, config: *mut nvshmem_team_config_t);
-        /// Converts `rank`, which is the rank of a PE in the team `source`, to the rank of this PE
-        /// in the team `target`. Returns -1 if the PE is not a member of `target`.
+        /// Takes the rank of a PE in the team `source`, and returns the rank of the same PE in the
+        /// team `target`. Returns -1 if the PE is not a member of `target`.
         "3.3.24" fn nvshmem_team_translate_pe(source: nvshmem_team_t, rank: c_int, target: nvshmem_team_t) -> c_int;
         /// Creates a team of `count` PEs: every `stride`-th PE from `start`. All PEs of the parent
         /// must make this call.

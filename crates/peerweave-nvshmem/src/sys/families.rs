@@ -1,12 +1,13 @@
-//! NVSHMEM's typed functions: one function for each C type, in 71 families with 1,344 functions.
+//! NVSHMEM's typed functions: 1,344 functions in 71 families. A family has one function for each C
+//! type that it supports.
 //!
-//! The functions of a family have the same name except for the part that states the type. The
-//! functions differ only in the types to which their pointers point, so one type of Rust function
+//! The names of the functions in a family differ only in the part that states the type. Their
+//! signatures differ only in the types to which pointers point, so one Rust function type
 //! represents all of them. Functions that take or return an element by value are an exception: for
 //! these, the caller converts an address ([`ByValue`]) to the function's type.
 //!
-//! Invariant: the functions of a family have the type that the method of [`Families`] for this
-//! family returns.
+//! Invariant: [`Families`] has one method for each family. The function type that this method
+//! returns is the type of the family's functions.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::NonNull;
@@ -19,7 +20,7 @@ use super::types::nvshmem_team_t;
 /// A C type for which NVSHMEM has typed functions. The name of each variant, in lower case, occurs
 /// in the names of these functions, such as `float` in `nvshmem_float_put`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the vendor's names of C types")]
+#[allow(missing_docs, reason = "each variant has NVSHMEM's name for the C type")]
 #[repr(usize)]
 pub enum CType {
     Bfloat16,
@@ -104,7 +105,7 @@ impl Family {
         Self { names, symbols: [const { Symbol::unknown() }; N_TYPES], since }
     }
 
-    /// Returns the address of the function for the type `kind`.
+    /// Returns the address of the family's function for the C type `kind`.
     ///
     /// # Errors
     /// `MissingSymbol` if the library lacks the function. The name in this error is empty if the
@@ -174,7 +175,7 @@ macro_rules! families {
                 /// # Errors
                 /// Returns the same errors as [`Family::address`].
                 #[inline]
-                #[allow(clippy::useless_transmute, reason = "for a family of type `ByValue`, the transmute changes nothing")]
+                #[allow(clippy::useless_transmute, reason = "for `ByValue`, both types of the transmute are the same")]
                 pub fn $name(&self, kind: CType) -> Result<$Function, MissingSymbol> {
                     let address = self.$name.address(&self.library, kind)?;
                     // SAFETY: the address is that of the function with this name. Its arguments and
@@ -211,8 +212,8 @@ pub type BroadcastOnStream = unsafe extern "C" fn(nvshmem_team_t, *mut c_void, *
 pub type WaitVectorOnStream = unsafe extern "C" fn(*mut c_void, usize, *const c_int, c_int, *mut c_void, CUstream);
 /// A function with the arguments: target, PE.
 pub type Increment = unsafe extern "C" fn(*mut c_void, c_int);
-/// Address of a function that takes or returns an element by value. The caller converts the address
-/// to a function pointer.
+/// Address of a function that takes or returns an element by value. The function's type depends on
+/// the element type, so the caller converts the address to a function pointer.
 pub type ByValue = NonNull<c_void>;
 
 families! {

@@ -30,8 +30,8 @@ pub fn facts() -> Vec<Fact> {
     all
 }
 
-/// The first version of NVSHMEM whose headers declare `nvshmemx_region_attrs_t`. This struct is for
-/// regions in which transfers may be batched.
+/// The first version of NVSHMEM whose headers declare `nvshmemx_region_attrs_t`. The struct has the
+/// attributes of a region of the program in which NVSHMEM may batch transfers.
 const HEADER_OF_REGIONS: Version = Version::new(3, 8, 0);
 
 #[cfg(test)]

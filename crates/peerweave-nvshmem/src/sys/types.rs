@@ -37,7 +37,7 @@ impl nvshmemx_uniqueid_t {
     pub const EMPTY: Self = Self { version: version_word(1, size_of::<Self>()), internal: [0; 124] };
 }
 
-/// Description of this process for a bootstrap by an id.
+/// Arguments with which this process takes part in a bootstrap by an id.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct nvshmemx_uniqueid_args_t {
@@ -198,9 +198,9 @@ constants! {
     /// NVSHMEM is initialised. Several PEs share a GPU, and all calls are supported.
     NVSHMEM_STATUS_FULL_MPG: c_int = 4;
 
-    /// Bit of the mask for a team configuration: the number of contexts is set.
+    /// Mask bit: the caller has set the number of contexts in the team configuration.
     NVSHMEM_TEAM_CONFIG_MASK_NUM_CONTEXTS: c_long = 1;
-    /// Bit of the mask for a team configuration: the id is set.
+    /// Mask bit: the caller has set the id in the team configuration.
     NVSHMEM_TEAM_CONFIG_MASK_UNIQUEID: c_long = 2;
 
     /// The call succeeded.

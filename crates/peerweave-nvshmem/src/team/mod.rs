@@ -191,7 +191,7 @@ impl Team {
         Self::of_handle(comm, &mut entered, handle, kind, mix(mix(SEED, PREDEFINED), handle as u64), false)
     }
 
-    /// Returns the team with NVSHMEM's handle `handle`, of which this PE is a member. Queries
+    /// Returns the team that has the handle `handle` in NVSHMEM. This PE must be a member. Queries
     /// NVSHMEM for all members of the team.
     fn of_handle(
         comm: &Arc<Comm>,
@@ -419,8 +419,8 @@ impl Context {
         Team::predefined(&self.comm, TeamKind::Node)
     }
 
-    /// Returns the team of the PEs whose index on their machine is the same as the index of this PE
-    /// on this machine.
+    /// Returns the team of the PEs that have the same index on their machine as this PE. For
+    /// example, the first PEs of all machines form a team.
     ///
     /// # Errors
     /// [`NvshmemError::Dead`] if NVSHMEM is unusable.

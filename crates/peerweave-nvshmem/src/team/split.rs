@@ -85,7 +85,7 @@ impl Team {
         }
         let last = i64::from(start) + i64::from(stride) * i64::from(count - 1);
         if last < 0 {
-            return value("the last member", last, "a rank of at least 0 (this rank is start + stride * (count - 1))");
+            return value("the rank of the last member", last, "at least 0 (this rank is start + stride * (count - 1))");
         }
         // The first rank can be the highest only if the stride is negative or there is one rank.
         let highest = last.max(start.into());
@@ -142,7 +142,7 @@ impl Team {
         self.comm.nvshmem.check(CALL, code)?;
         let mut made = |handle, identity| {
             let team = self.made(CALL, &mut entered, handle, true, identity)?;
-            Ok::<_, NvshmemError>(team.expect("`made` returns `None` only if this PE is not a member"))
+            Ok::<_, NvshmemError>(team.expect("this PE is a member of its row and of its column, so `made` returns a team"))
         };
         Ok((made(row, row_identity)?, made(column, column_identity)?))
     }
@@ -216,8 +216,8 @@ impl Team {
         }
     }
 
-    /// Returns a number for the next team that will be split from this team. The number identifies
-    /// the new team, and is the same on every member of this team.
+    /// Returns a number that identifies the next team that will be split from this team. All
+    /// members of this team get the same number.
     fn child(&self, salt: u64) -> u64 {
         let count = self.comm.count(Counter::Children(self.core.identity));
         mix(mix(mix(self.core.identity, CHILD), count), salt)
