@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Time for which a grid of threads may continue after the deadline of a wait in its kernel. During
-/// this time, the other threads of the grid detect the failure and return.
+/// Grace time for a grid after the deadline of a wait in its kernel. During this time, the threads
+/// of the grid detect the failure and return. A grid that continues longer is stopped.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// Interval at which a waiting kernel checks that the other PEs are alive.

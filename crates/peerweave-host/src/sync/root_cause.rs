@@ -14,8 +14,8 @@ use peerweave_types::Pe;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Maximum time for which this PE waits until it detects that a PE has ended. Another PE has
-/// already named the ended PE in a failure word.
+/// A failure word can name a PE whose end this PE has not detected yet. This PE then waits until it
+/// detects the end. This is the maximum time of that wait.
 const PROCESS_END: Duration = Duration::from_millis(200);
 /// Like [`PROCESS_END`], but for a process whose memory could not be read. The operating system
 /// first unmaps the memory, which takes long if it is large, and then closes the files of the
@@ -63,9 +63,9 @@ impl Peers {
         word
     }
 
-    /// Records the failure of an operation if another PE caused the failure. Returns `error`, or
-    /// the error of the abort if the job was aborted. If other PEs later find this PE gone, they
-    /// name the recorded PE as the cause.
+    /// Records the failure of an operation if another PE caused the failure. If other PEs later
+    /// detect that this PE is gone, they name the recorded PE as the cause. Returns `error`. If the
+    /// job was aborted, returns the error of the abort instead.
     #[cold]
     pub(crate) fn record_outcome(&self, error: Error) -> Error {
         if let Some(aborted) = self.abort_error() {

@@ -53,8 +53,9 @@ impl Run<'_> {
     }
 }
 
-/// Returns the digest of the small broadcasts after one more small broadcast. `signature` is the
-/// signature of that broadcast, which already includes the digest of the earlier small broadcasts.
+/// Returns the new digest of the small broadcasts after a further small broadcast. `signature` is
+/// the signature of the further broadcast. This signature already contains the digest of the
+/// earlier small broadcasts.
 #[inline]
 pub(super) fn history_after(signature: u64) -> u64 {
     signature.rotate_left(17).wrapping_mul(0xc2b2_ae3d_27d4_eb4f)

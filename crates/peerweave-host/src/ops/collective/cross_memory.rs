@@ -1,5 +1,5 @@
-//! Collectives on private buffers that the operating system reads from the other processes. This
-//! saves one copy compared with the staging areas.
+//! Collectives on private buffers. Each rank reads the private buffers of other processes through
+//! the operating system. Compared with staging areas, this saves one copy.
 //!
 //! Peers only *read* private memory. No rank writes to another process. A rank that failed may have
 //! freed its buffer. A late read then fails or returns bytes that are discarded, but a late write

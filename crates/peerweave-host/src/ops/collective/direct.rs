@@ -194,9 +194,9 @@ impl Run<'_> {
         }
     }
 
-    /// Runs an all-to-all in place. Two ranks exchange the part that the first rank sends to the
-    /// second and the part that the second rank sends to the first. Each of the two ranks does this
-    /// for one half of the elements.
+    /// Runs an all-to-all in place. Every two ranks swap two parts: the part from the first rank to
+    /// the second, and the part from the second rank to the first. Each of the two ranks swaps one
+    /// half of the elements.
     fn direct_exchange(&self, buffers: &Buffers) {
         let size = self.element_bytes();
         let bytes = self.op.count * size;
