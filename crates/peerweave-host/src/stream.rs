@@ -417,8 +417,8 @@ fn extension(shared: &Shared, call: &'static str, started: Instant, within: Dura
 }
 
 /// Waits until `slot` has a value, and returns a copy of the value. The thread that sets the value
-/// notifies `changed`. If the time limit `within` passes first, [`extension`] decides whether the
-/// wait continues, and returns the error if it does not.
+/// must notify `changed`. `within` is the time limit. When the time limit has passed, this function
+/// calls [`extension`], which extends the wait or returns the error that ends it.
 fn wait_for<T: Clone>(
     slot: &Mutex<Option<T>>,
     changed: &Condvar,

@@ -29,8 +29,9 @@ pub(crate) const MAX_TEAMS: usize = 64;
 /// the round. The size is small enough that the areas of all ranks stay in the shared cache.
 pub(crate) const STAGE_BYTES: usize = 256 << 10;
 
-/// Number of entry lines of a rank, as described in `line.rs`. The root of small broadcasts can be
-/// ahead of the other ranks by at most `ENTRY_LINES - 1` operations.
+/// Number of entry lines of a rank (see `line.rs`). Each operation uses the next line in turn. The
+/// root of a small broadcast does not wait for the other ranks, but it can be at most `ENTRY_LINES
+/// - 1` operations ahead of them.
 pub(crate) const ENTRY_LINES: usize = 4;
 const _: () = assert!(ENTRY_LINES.is_power_of_two());
 

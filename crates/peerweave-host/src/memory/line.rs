@@ -90,8 +90,8 @@ impl Line {
         whole.then_some(u64::from(halves[0]) | u64::from(halves[1]) << 32)
     }
 
-    /// Returns whether an entry was published under `epoch` or a later epoch. The epoch of the last
-    /// published entry must be less than `epoch + 2 * ENTRY_LINES`.
+    /// Returns whether the last published entry of this line has the epoch `epoch` or a later
+    /// epoch. Its epoch must be less than `epoch + 2 * ENTRY_LINES`.
     #[inline]
     pub(crate) fn has_reached(&self, epoch: u32) -> bool {
         sealed::has_reached(&self.words[0], epoch, 2 * ENTRY_LINES as u32)

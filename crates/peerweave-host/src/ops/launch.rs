@@ -152,9 +152,10 @@ impl Shared {
     }
 }
 
-/// Returns the error of a failed kernel. If the kernel has made a `report`, the error describes the
-/// operation that the report names. Otherwise, the error describes `grid`. If `seed` is not 0, the
-/// message contains the seed, so that a user can repeat the failure.
+/// Returns the error of a failed kernel. If the kernel has written a failure report, the error
+/// describes the operation that `report` names. Otherwise, the error contains the text of the grid
+/// error `grid`. If `seed` is not 0, the message contains the seed, so that a user can repeat the
+/// failure.
 fn failure(kernel: &'static str, report: Option<Report>, grid: Option<GridError>, seed: u64) -> Error {
     let mut failure = match (report, grid) {
         (Some(report), _) => KernelFailure {

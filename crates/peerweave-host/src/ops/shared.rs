@@ -42,8 +42,9 @@ pub(crate) struct Shared {
     /// The rendezvous of the job. The rendezvous stays open until finalize, so that the launcher
     /// and the other PEs see that this PE is alive.
     pub(crate) rendezvous: Mutex<Option<Arc<Rendezvous>>>,
-    /// The rendezvous of the launcher's job. `Some` only in a world that was created by shrinking
-    /// the launcher's world. The open rendezvous shows the launcher that the process continues.
+    /// The rendezvous of the launcher's job, if this world is the result of a shrink of that job.
+    /// Otherwise `None`. As long as the rendezvous is open, the launcher knows that this process
+    /// continues.
     pub(crate) launcher: Mutex<Option<Arc<Rendezvous>>>,
     /// The mapped memory of the job. This is the last field of the struct, so the memory stays
     /// mapped until all other fields are dropped.

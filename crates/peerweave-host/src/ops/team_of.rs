@@ -366,7 +366,8 @@ impl<'a> TeamCall<'a> {
         }
     }
 
-    /// Withdraws this call after a failure, so that the leader cannot create the team with this PE.
+    /// Withdraws this call after a failure. From then on, the leader cannot create a team that
+    /// includes this PE.
     fn give_up(&self) {
         let me = self.shared.peers.me;
         for phase in [phase::WAITING, phase::ASKED] {

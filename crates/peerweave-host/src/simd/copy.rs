@@ -32,7 +32,7 @@ const STRING_ZERO_BYTES: usize = 1 << 20;
 /// size of a cache line is a multiple of this number.
 const LINE_BYTES: usize = 64;
 
-/// Copies at most [`INLINE_BYTES`] bytes with up to four words. The words may overlap each other.
+/// Copies at most [`INLINE_BYTES`] bytes, as at most four words. The words may overlap.
 ///
 /// # Safety
 /// As for [`super::copy()`], and `bytes` is at most [`INLINE_BYTES`].

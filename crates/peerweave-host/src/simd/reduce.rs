@@ -340,7 +340,7 @@ struct Erased<'a> {
 }
 
 impl Erased<'_> {
-    /// Runs the operation `op` on elements stored as `S`.
+    /// Reduces the inputs by the operation `op`. `S` is the type of the elements in memory.
     ///
     /// # Safety
     /// As for [`reduce`], for elements that have the size of `S`.

@@ -98,10 +98,10 @@ impl<'a> Step<'a> {
         self.words(self.team.rank).entry[self.line()].publish(self.epoch, entry);
     }
 
-    /// Waits until this rank may enter this operation: until every rank has entered the operation
-    /// that was issued `behind` operations earlier. Returns at once if this rank already knows that
-    /// all ranks have entered the earlier operation. For example, this rank knows this if it has
-    /// waited for all ranks in its last operation.
+    /// Waits until this rank may enter this operation. Before that, every rank must have entered
+    /// the earlier operation that was issued `behind` operations before this one. If this rank
+    /// already knows that this is the case, the function returns at once. For example, a rank that
+    /// has waited for all ranks in its last operation knows it.
     #[inline]
     pub(crate) fn wait_to_enter(&self, behind: u32, limit: Limit) -> Result<(), Stop> {
         if self.epoch.wrapping_sub(self.team.entered_by_all()) <= behind {
@@ -241,8 +241,8 @@ impl<'a> Step<'a> {
     /// until all ranks have completed these phases.
     ///
     /// If the progress word of a rank has a later epoch, the rank has completed every phase of this
-    /// operation. At the end of a team, the word can even belong to the next team in the same slot,
-    /// because that team continues to count the epochs.
+    /// operation. The word may even belong to the next team in the same slot: that team continues
+    /// the count of epochs, so its epochs are later.
     #[inline]
     pub(crate) fn sync(&self, phase: u32) -> Result<(), Stop> {
         self.complete(phase);

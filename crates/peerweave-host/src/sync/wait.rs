@@ -102,9 +102,9 @@ impl<'a> Waiter<'a> {
         Self { peers, spins: if shared { SPINS_SHARED } else { SPINS }, oversubscribed, limit, slow: None }
     }
 
-    /// Waits until `look` returns a value. `gone` is called at intervals, and returns an error if
-    /// an awaited PE has died or left. `timeout` returns the error for a deadline that has passed.
-    /// The argument of `timeout` is the time waited.
+    /// Polls `look` until it returns a value. At intervals, also calls `gone`, which returns an
+    /// error if an awaited PE has died or left. If the deadline passes, calls `timeout` with the
+    /// time waited, and returns its error.
     #[inline]
     pub(crate) fn until<T>(
         &mut self,

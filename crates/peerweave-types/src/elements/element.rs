@@ -272,9 +272,9 @@ atomic! {
 pub mod derived {
     use crate::DType;
 
-    /// Returns the [`DType`] of the values that represent a struct in a transfer. This is the type
-    /// of the fields if all fields have the same type. If the types differ, it is the unsigned
-    /// integer type of `align` bytes, the struct's alignment, but at most `U64`.
+    /// Returns the [`DType`] of the values that represent a struct in a transfer. If all fields
+    /// have the same type, the result is this type. Otherwise, the result is an unsigned integer
+    /// type of `align` bytes, but at most `U64`. `align` is the alignment of the struct.
     pub const fn dtype(fields: &[DType], align: usize) -> DType {
         if is_uniform(fields) {
             return fields[0];

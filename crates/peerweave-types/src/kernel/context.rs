@@ -48,10 +48,9 @@ pub struct KernelContext {
     /// Address of a multicast mapping of the symmetric heap, or 0 if there is no such mapping. One
     /// store to the mapping writes to the heaps of all PEs.
     pub multicast: u64,
-    /// Address of a table that shows which PEs have left the job; 0 if there is no table. The first
-    /// word is the number of PEs that have left. The next words have one bit for each PE of the
-    /// job. The bit of a PE is set if the PE has left. Only kernels that run on the host read the
-    /// table.
+    /// Address of the table of PEs that have left the job, or 0 if there is no table. The first
+    /// word is the number of PEs that have left. The other words contain one bit for each PE of the
+    /// job. The bit is set if the PE has left. Only kernels that run on the host read the table.
     pub gone: u64,
 }
 

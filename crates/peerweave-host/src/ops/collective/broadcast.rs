@@ -21,8 +21,9 @@ use crate::sync::wait::{Limit, Stop};
 use peerweave_core::backend::CollectiveKind;
 
 impl Run<'_> {
-    /// Returns whether the collective is a broadcast of at most [`line::BYTES`] bytes, and was
-    /// called by the program, not by the backend itself.
+    /// Returns whether the collective is a small broadcast. Small means at most one cache line
+    /// ([`line::BYTES`] bytes). Broadcasts that the backend runs as a part of other calls do not
+    /// count.
     #[inline]
     pub(super) fn is_small_broadcast(&self) -> bool {
         self.op.kind == CollectiveKind::Broadcast

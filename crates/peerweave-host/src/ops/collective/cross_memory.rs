@@ -20,10 +20,11 @@ use peerweave_core::backend::{Collective, CollectiveKind as Kind};
 use peerweave_types::SymOffset;
 use std::ops::Range;
 
-/// Returns whether a collective of `n` ranks uses this algorithm. An all-to-all in place does not,
-/// because a rank would have to write to the memory of its peers. A reduce does not, because only
-/// the root would do work. All-reduce, reduce-scatter, broadcast and all-gather use it only in
-/// small teams. In larger teams, staging areas are faster, because the areas stay in a cache.
+/// Returns whether a collective of `n` ranks reads private buffers of other processes. An
+/// all-to-all in place does not, because a rank would have to write to the memory of its peers. A
+/// reduce does not, because only the root would do work. All-reduce, reduce-scatter, broadcast and
+/// all-gather do so only in small teams. In larger teams, staging areas are faster, because they
+/// stay in a cache.
 pub(super) fn serves(op: &Collective, in_place: InPlace, n: usize) -> bool {
     match op.kind {
         Kind::AllReduce | Kind::AllReduceRmsNorm | Kind::ReduceScatter | Kind::Broadcast | Kind::AllGather => {

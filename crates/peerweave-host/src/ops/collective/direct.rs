@@ -73,15 +73,15 @@ impl Run<'_> {
         self.step.sync(phases_done + 1)
     }
 
-    /// Returns whether the stores of a collective use the caches or bypass them. `bytes_of_all` is
-    /// the number of bytes that all ranks together access. If these bytes do not fit in the caches,
-    /// stores bypass the caches.
+    /// Chooses the kind of stores for a collective. `bytes_of_all` is the number of bytes that all
+    /// ranks together access. If these bytes do not fit in the caches, the stores bypass the
+    /// caches.
     fn stores(&self, bytes_of_all: usize) -> Stores {
         if bytes_of_all >= tuning::STREAMING_FOOTPRINT { Stores::Streaming } else { Stores::Cached }
     }
 
-    /// Returns the other ranks, starting after this rank, so that ranks do not all start with the
-    /// same rank.
+    /// Returns all ranks except this rank. The first item is the next rank after this rank, so each
+    /// rank starts at a different rank.
     fn others_from_here(&self) -> impl Iterator<Item = usize> + use<> {
         let (me, n) = (self.me, self.n);
         (1..n).map(move |distance| (me + distance) % n)

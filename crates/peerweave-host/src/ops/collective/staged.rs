@@ -8,8 +8,8 @@
 //!
 //! Reuse of staging areas: round `i` uses area `i & 1`. A rank packs round `i + 2` after it has
 //! seen that every rank has packed round `i + 1`. Each rank packs round `i + 1` only after it has
-//! consumed round `i`. The operation ends with one more synchronization, because the next operation
-//! may pack into either area when it enters.
+//! consumed round `i`. The operation ends with one more synchronization. Without it, the next
+//! operation could pack into an area that a rank is still reading.
 
 use super::counts::Counts;
 use super::direct::share;
