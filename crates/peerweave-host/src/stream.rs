@@ -55,7 +55,10 @@ struct Jobs {
     failed: Option<Failure>,
 }
 
-#[allow(clippy::large_enum_variant, reason = "almost every job is a `Run`, and a box for it would cost one more allocation")]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "almost all jobs are `Run`, and a box would cost one more allocation for each of them"
+)]
 enum Job {
     Run { call: &'static str, task: Task<'static>, done: Arc<Completion>, keep: Keep },
     Record(Arc<HostEvent>),
@@ -331,9 +334,9 @@ impl Inner {
         true
     }
 
-    /// Runs one job of the queue. `earlier` is the failure of an earlier job of this stream, if
-    /// any. Because of this failure, the job may be skipped. Returns the failure of this job.
-    /// Returns `None` if the job succeeds or is skipped.
+    /// Runs one job of the queue. Returns the failure of the job. Returns `None` if the job
+    /// succeeds or is skipped. `earlier` is the failure of an earlier job of this stream, if there
+    /// is one. Such a failure may cause a skip.
     fn run(&self, job: Job, earlier: Option<Failure>) -> Option<Failure> {
         let deadline = Limit::Deadline(self.shared.peers.deadline);
         match job {
@@ -414,8 +417,8 @@ fn extension(shared: &Shared, call: &'static str, started: Instant, within: Dura
 }
 
 /// Waits until `slot` has a value, and returns a copy of the value. The thread that sets the value
-/// notifies `changed`. If the time limit `within` passes first, [`extension`] decides whether the
-/// wait continues, and returns the error if it does not.
+/// must notify `changed`. `within` is the time limit. When the time limit has passed, this function
+/// calls [`extension`], which extends the wait or returns the error that ends it.
 fn wait_for<T: Clone>(
     slot: &Mutex<Option<T>>,
     changed: &Condvar,

@@ -69,7 +69,7 @@ fn finalize_returns_the_failure_of_a_pending_operation() {
 }
 
 #[test]
-fn finalize_does_not_return_an_already_returned_failure() {
+fn finalize_omits_failures_that_another_call_has_returned() {
     with_deadline(1, SHORT, |world| {
         let ticket = wait_in_vain(&world);
         assert!(matches!(ticket.wait_within(HostOptions::DEADLINE), Err(Error::Timeout(_))));

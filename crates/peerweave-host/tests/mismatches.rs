@@ -96,8 +96,8 @@ fn mismatch<R>(result: Result<R>) -> Mismatch {
 #[track_caller]
 fn next_barrier_is_a_mismatch(team: &Team) {
     let barrier = mismatch(team.barrier_blocking());
-    assert_eq!(barrier.mine, "barrier after the small broadcasts that this PE has called");
-    assert_eq!(barrier.theirs, "barrier after different small broadcasts");
+    assert_eq!(barrier.mine, "barrier (the earlier small broadcasts of the two PEs differ)");
+    assert_eq!(barrier.theirs, "barrier (the earlier small broadcasts of this PE are different)");
     for round in 0..10 {
         let mut sum = [1u32; 20];
         team.all_reduce_in_place_blocking(&mut sum, ReduceOp::Sum).unwrap();
@@ -124,7 +124,7 @@ fn small_broadcasts_with_different_roots_fail_the_next_barrier() {
 }
 
 #[test]
-fn broadcast_fails_on_a_rank_whose_count_differs_from_the_root() {
+fn broadcast_fails_only_on_the_rank_with_a_different_count() {
     on_threads(3, &HostOptions::default(), |world| {
         let (team, me) = (world.team(), world.my_pe().get());
         for (count, odd) in [(3, 4), (16, 15), (16, 17), (16, 100_000)] {
@@ -147,7 +147,7 @@ fn broadcast_fails_on_a_rank_whose_count_differs_from_the_root() {
 }
 
 #[test]
-fn mismatch_if_one_rank_broadcasts_and_others_call_barrier() {
+fn broadcast_on_one_rank_and_barrier_on_others_is_a_mismatch() {
     on_threads(3, &HostOptions::default(), |world| {
         let (team, me) = (world.team(), world.my_pe().get());
         for root in [0, 1] {

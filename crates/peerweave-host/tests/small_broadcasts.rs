@@ -9,7 +9,7 @@ use std::time::Duration;
 const AHEAD: usize = 3;
 
 #[test]
-fn root_of_small_broadcasts_can_be_three_broadcasts_ahead() {
+fn root_can_be_three_small_broadcasts_ahead_of_other_ranks() {
     let (is_ahead, is_over) = (Barrier::new(2), Barrier::new(2));
     on_threads(2, &HostOptions::default(), |world| {
         let team = world.team();

@@ -34,7 +34,7 @@ fn spins_end(name: &str, spin: impl Fn(&World, &Symmetric<u64>) -> Result<()> + 
 }
 
 #[test]
-fn spinning_on_a_lock_of_a_pe_that_left_ends_with_an_error() {
+fn spin_on_a_lock_word_of_a_pe_that_left_returns_an_error() {
     spins_end("compare and swap", |world, word| {
         world.team().atomic_compare_swap_blocking(word, 0, 0u64, 1, Rank::new(1)).map(|old| assert_eq!(old, 1))
     });
@@ -46,7 +46,7 @@ fn spinning_on_a_lock_of_a_pe_that_left_ends_with_an_error() {
 }
 
 #[test]
-fn puts_to_and_gets_from_a_pe_that_left_fail() {
+fn put_or_get_fails_if_the_target_pe_has_left() {
     const GONE: Rank = Rank::new(1);
     spins_end("put", |world, word| world.team().put_blocking(&[3u64], word, GONE));
     spins_end("p", |world, word| world.team().p_blocking(word, 0, 3, GONE));
@@ -78,7 +78,7 @@ fn calls_to_live_pes_succeed_after_a_pe_has_left() {
 }
 
 #[test]
-fn testing_a_word_fails_after_all_other_pes_have_left() {
+fn test_of_a_signal_word_fails_once_all_other_pes_have_left() {
     on_threads(2, &HostOptions::default(), |world| {
         let word = world.alloc_zeroed::<u64>(1).unwrap();
         world.team().barrier_blocking().unwrap();

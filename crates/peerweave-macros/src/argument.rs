@@ -61,8 +61,8 @@ pub(crate) fn expand(item: TokenStream) -> Result<TokenStream> {
     })
 }
 
-/// Returns whether `#[repr(C)]` or `#[repr(transparent)]` fixes the layout of the struct. `derive`
-/// is the name of the derived trait, for errors.
+/// Returns whether the struct has the attribute `#[repr(C)]` or `#[repr(transparent)]`, which fixes
+/// its layout. `derive` is the name of the derived trait, for error messages.
 ///
 /// # Errors
 /// If the struct is packed.

@@ -17,8 +17,8 @@ use syn::{Error, FnArg, ItemFn, Result, ReturnType, Safety, Type, parse2};
 /// package for the GPU.
 const PACKAGE: &str = "PEERWEAVE_PTX_PACKAGE";
 
-/// Name of the file that `peerweave-build` writes to `OUT_DIR`. The file contains an expression for
-/// the crate's PTX.
+/// Name of the file with the crate's PTX. `peerweave-build` writes this file to `OUT_DIR`. Its
+/// content is a Rust expression of type `PtxImage`.
 const EMBEDDED: &str = "peerweave_ptx.rs";
 
 /// Whether the macro has already generated a call of `kernel_preamble!` in this compilation. The
@@ -193,7 +193,8 @@ impl Signature {
             #[cfg(not(target_arch = "nvptx64"))]
             #[allow(unsafe_code, unused_variables, private_interfaces, clippy::all)]
             impl #name {
-                /// The description of the kernel. A launch takes this constant.
+                /// The description of the kernel, which is passed to the function that launches the
+                /// kernel.
                 pub const KERNEL: ::peerweave_device::launch::Kernel<(#(#types,)*)> = {
                     #declaration
                     /// # Safety

@@ -12,8 +12,8 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use syn::parse::{ParseStream, Parser};
 use syn::{Ident, Token};
 
-/// For each name of a shared array, how many declarations with this name the current compilation
-/// has expanded so far.
+/// Number of shared arrays with the same name that the macro has expanded so far in this
+/// compilation. The key is the name.
 static NUMBERS: LazyLock<Mutex<HashMap<String, u32>>> = LazyLock::new(Mutex::default);
 
 /// Expands the tokens `$crate, NAME, [type; length]` to a call of `shared_array_named!` with the

@@ -59,9 +59,9 @@ impl Compare {
         self.holds(word ^ sign, value ^ sign)
     }
 
-    /// Returns a mask with the sign bit of the integer type `dtype`. Returns 0 if the type is not a
-    /// signed integer. To compare two elements, invert the masked bit in both elements, and compare
-    /// the results as unsigned numbers.
+    /// Returns a word in which only the sign bit of the integer type `dtype` is set. Returns 0 if
+    /// the type is not a signed integer. To compare two signed elements, combine each with this
+    /// word by exclusive or, and compare the results as unsigned numbers.
     #[inline]
     pub const fn sign_bit(dtype: DType) -> u64 {
         match dtype {

@@ -33,7 +33,7 @@ pub struct BackendChoice {
     /// The chosen backend.
     pub backend: BackendKind,
     /// The reason for the choice, as a clause, such as "PEERWEAVE_BACKEND=host" or "this process
-    /// sees 4 GPUs for 4 PEs of the machine".
+    /// sees 4 GPUs, and the machine has 4 PEs".
     pub why: String,
 }
 
@@ -94,7 +94,7 @@ pub(crate) fn decide(
     let found = match gpus() {
         None if request == Request::Cuda => {
             let (argument, found) = (names::BACKEND, "\"cuda\"".to_owned());
-            let expected = "host or auto: this build of `peerweave` has no feature `cuda`";
+            let expected = "host or auto, because this build of `peerweave` lacks the feature `cuda`";
             return Err(Misuse { call: "World::from_env", kind: MisuseKind::Value { argument, found, expected } }.into());
         }
         None => return choice(BackendKind::Host, "this build has no feature `cuda`".to_owned()),
@@ -108,7 +108,7 @@ pub(crate) fn decide(
         Ok(found) => {
             let (gpus, all_pes, variable) = (count(found, "GPU"), count(pes, "PE"), names::BACKEND);
             if found >= pes {
-                return choice(BackendKind::Cuda, format!("this process sees {gpus} for {all_pes} of the machine"));
+                return choice(BackendKind::Cuda, format!("this process sees {gpus}, and the machine has {all_pes}"));
             }
             let why = format!(
                 "this process sees {gpus}, and the machine has {all_pes}; set {variable}=cuda to use the GPUs nevertheless"
@@ -130,12 +130,12 @@ mod tests {
     #[test]
     fn auto_backend_is_cuda_if_there_is_a_gpu_for_each_pe() {
         let cuda = choose(Request::Auto, Some(Ok(4)), 4);
-        assert_eq!(cuda.to_string(), "cuda: this process sees 4 GPUs for 4 PEs of the machine");
+        assert_eq!(cuda.to_string(), "cuda: this process sees 4 GPUs, and the machine has 4 PEs");
         let host = choose(Request::Auto, Some(Ok(2)), 4);
         assert_eq!(host.backend, BackendKind::Host);
         assert!(host.why.contains("2 GPUs") && host.why.contains("4 PEs"), "{host}");
         let cuda = choose(Request::Auto, Some(Ok(1)), 1);
-        assert_eq!(cuda.to_string(), "cuda: this process sees 1 GPU for 1 PE of the machine");
+        assert_eq!(cuda.to_string(), "cuda: this process sees 1 GPU, and the machine has 1 PE");
         let host = choose(Request::Auto, Some(Err("libcuda.so.1 was not found".into())), 1);
         assert_eq!(host.to_string(), "host: there is no GPU: libcuda.so.1 was not found");
         let host = choose(Request::Auto, None, 1);
@@ -154,7 +154,7 @@ mod tests {
         assert!(error.misuse().is_some());
         assert_eq!(
             error.to_string(),
-            "World::from_env: `PEERWEAVE_BACKEND` is \"cuda\", expected host or auto: this build of `peerweave` has no feature `cuda`"
+            "World::from_env: `PEERWEAVE_BACKEND` is \"cuda\", expected host or auto, because this build of `peerweave` lacks the feature `cuda`"
         );
     }
 }

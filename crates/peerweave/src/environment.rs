@@ -45,7 +45,8 @@ pub mod names {
     /// `debug`.
     pub const LOG: &str = "PEERWEAVE_LOG";
 
-    /// Name and expected value of each variable for which this module has a constant.
+    /// The variables for which this module has a constant. Each item has the name of a variable and
+    /// a description of the expected value.
     pub const ALL: [(&str, &str); 10] = [
         (BACKEND, "auto, host or cuda"),
         (DEADLINE, "seconds above 0 and below 2^64, such as 60 or 0.5"),
@@ -59,7 +60,8 @@ pub mod names {
         (LOG, "a tracing filter"),
     ];
 
-    /// Name and expected value of each variable that the GPU crates read.
+    /// The variables that the GPU crates read. Each item has the name of a variable and a
+    /// description of the expected value.
     pub const OF_GPUS: [(&str, &str); 8] = [
         ("PEERWEAVE_NCCL_PATH", "path of libnccl or its directory"),
         ("PEERWEAVE_NVSHMEM_PATH", "path of libnvshmem_host or its directory"),
@@ -71,7 +73,8 @@ pub mod names {
         ("PEERWEAVE_MULTICAST", "off disables multicast objects"),
     ];
 
-    /// Name and expected value of each variable by which a launcher describes the position of a PE.
+    /// The variables with which launchers describe the position of a PE in the job. Each item has
+    /// the name of a variable and a description of the expected value.
     pub const OF_LAUNCHERS: [(&str, &str); 10] = [
         (job::PE, "number of this PE, from 0"),
         (job::N_PES, "number of PEs"),
@@ -115,8 +118,8 @@ impl Request {
     }
 }
 
-/// The settings that the environment variables contain. A field is `None` if its variable is not
-/// set.
+/// The values of Peerweave's environment variables, as settings. A field is `None` if its variable
+/// is not set.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Settings {
     pub(crate) backend: Option<Request>,
@@ -181,8 +184,8 @@ impl Settings {
     }
 }
 
-/// Prefixes of variables that programs do not read. Peerweave uses these variables to compile
-/// kernels and in tests. Unlike other variables that are not read, these variables cause no
+/// Prefixes of variables for builds and tests of Peerweave. Programs do not read these variables,
+/// but their presence causes no warning. Other unread variables with Peerweave's prefix cause a
 /// warning.
 const NOT_FOR_PROGRAMS: [&str; 4] = ["PEERWEAVE_PTX", "PEERWEAVE_FAKE_", "PEERWEAVE_TEST_", "PEERWEAVE_KILLS"];
 

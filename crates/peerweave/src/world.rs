@@ -134,9 +134,9 @@ pub struct WorldBuilder {
 }
 
 impl WorldBuilder {
-    /// Sets a backend that the caller created. The other settings of this builder and the
-    /// environment are then ignored. A backend has already joined its job, and can serve only one
-    /// world, so each world needs a separate backend.
+    /// Sets the backend of the world. The caller has created this backend, and the backend has
+    /// already joined its job. So the other settings of this builder and the environment are
+    /// ignored. A backend can serve only one world.
     #[must_use]
     pub fn backend(mut self, backend: Arc<dyn Backend>) -> Self {
         self.backend = Some(backend);
@@ -192,10 +192,9 @@ impl WorldBuilder {
         self
     }
 
-    /// Sets the ordinal of this PE's device among the devices that this process sees. Default: the
-    /// PE with index `i` on its machine uses device `i` of the devices that its process sees. If
-    /// the process sees only one device, the PE uses that device. The host backend ignores this
-    /// setting.
+    /// Sets the GPU of this PE. `ordinal` is the number of the GPU among the GPUs that this process
+    /// sees. Default: the PE with index `i` on its machine uses GPU `i`. If the process sees only
+    /// one GPU, the PE uses that GPU. The host backend ignores this setting.
     #[must_use]
     pub fn device(mut self, ordinal: usize) -> Self {
         self.device = Some(ordinal);
@@ -250,8 +249,9 @@ impl WorldBuilder {
         peerweave_host::on_threads(n_pes, &self.host_options(&Settings::from_env()?), |world| program(World::from(world)))
     }
 
-    /// Returns the options for the host backend. A setting that the builder lacks is taken from the
-    /// environment. If the environment lacks the setting too, the default applies.
+    /// Returns the options for the host backend. If a setting is not in this builder, the
+    /// environment determines the value. If the setting is not in the environment either, the
+    /// default applies.
     fn host_options(&self, settings: &Settings) -> HostOptions {
         let mut options = HostOptions::default();
         options.deadline = self.deadline.or(settings.deadline).unwrap_or(options.deadline);

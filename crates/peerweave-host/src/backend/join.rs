@@ -106,8 +106,8 @@ impl Host {
         Self::new(0, mapping, options, None, None, until)
     }
 
-    /// Creates the memory of a job whose PEs have joined a rendezvous, and the backend of this PE.
-    /// Collective over the PEs of the rendezvous.
+    /// Creates the memory of a job, and the backend of this PE. The PEs of the job are processes
+    /// that have joined `rendezvous`. All these PEs must call this function.
     pub(super) fn meet(
         call: &'static str,
         rendezvous: Arc<Rendezvous>,
@@ -178,8 +178,8 @@ impl Host {
         Ok((0..n_pes).map(host).collect())
     }
 
-    /// Creates the backend of a PE that is a thread, on memory that all PEs of the job share.
-    /// Collective over the PEs.
+    /// Creates the backend of PE `me` in a job whose PEs are threads. `mapping` is the memory that
+    /// all PEs of the job share. All PEs of the job must call this function.
     pub(super) fn of_thread(
         me: usize,
         mapping: Arc<Mapping>,
@@ -260,7 +260,10 @@ impl Shared {
         caps.private_buffers = match &readable {
             Ok(()) => PrivateBuffers::CrossMemoryAttach,
             Err(why) => {
-                tracing::debug!(why, "private buffers are copied through staging areas");
+                tracing::debug!(
+                    why,
+                    "this PE does not read the private memory of other PEs; private buffers are copied through staging areas"
+                );
                 PrivateBuffers::Staged
             }
         };
@@ -295,8 +298,8 @@ const THREADS: &str = "the PEs are threads of one process";
 /// [`Host::join`].
 const JOIN: &str = "World::from_env";
 
-/// Returns the time `within` from now. If the clock cannot represent that time, returns the time a
-/// year from now.
+/// Returns the point in time that is `within` after now. If the clock cannot represent this point,
+/// returns the point one year after now.
 pub(super) fn deadline_after(within: Duration) -> Instant {
     let now = Instant::now();
     now.checked_add(within).unwrap_or(now + Duration::from_secs(365 * 86_400))

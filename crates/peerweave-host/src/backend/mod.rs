@@ -34,8 +34,8 @@ use std::time::{Duration, Instant};
 pub struct Host {
     pub(crate) shared: Arc<Shared>,
     options: HostOptions,
-    /// If PEs are threads: the memory of the new job that they create when they shrink this job.
-    /// `None` if PEs are processes.
+    /// The memory of the new job, if the PEs shrink this job. Used only if PEs are threads. `None`
+    /// if PEs are processes.
     next: Option<Arc<NextMemory>>,
 }
 

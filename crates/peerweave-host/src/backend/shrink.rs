@@ -30,12 +30,12 @@ const CALL: &str = "shrink";
 /// no time would be left if the PEs agree just before the deadline of this PE.
 const SET_UP: Duration = Duration::from_secs(2);
 
-/// If a PE is lost while the new job is set up, this PE waits until it detects that the lost PE has
-/// ended or has withdrawn. This is the maximum time of that wait.
+/// Maximum time that this PE waits after a PE was lost during the setup of the new job. The wait
+/// ends earlier if this PE detects that the lost PE has ended or has withdrawn.
 const NOTICE: Duration = Duration::from_secs(1);
 
-/// The memory of new jobs, if PEs are threads. The key is the number of an attempt: the attempt in
-/// which the threads agreed on the new job.
+/// The memory of new jobs, if PEs are threads. The PEs agree on a new job in one or more attempts.
+/// The key is the number of the successful attempt.
 #[derive(Debug, Default)]
 pub(super) struct NextMemory(Mutex<HashMap<u64, Prepared>>);
 
@@ -159,8 +159,8 @@ impl Host {
         Ok(made)
     }
 
-    /// Converts an error of the new job. The result names the PEs that caused the error, by their
-    /// numbers in the old job.
+    /// Converts an error that occurred in the new job. The result names the PEs that caused the
+    /// error, by their PE numbers in the old job.
     fn root_cause_of(&self, survivors: &Survivors<'_>, decision: &Decision, started: Instant, error: Error) -> Error {
         let team = self.shared.teams.world().name();
         let error = error.renumbered(CALL, team, |pes| decision.old_pes(pes));

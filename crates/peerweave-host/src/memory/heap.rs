@@ -17,14 +17,14 @@ pub(crate) struct HeapMap {
     allocated: BTreeMap<u64, u64>,
     start: u64,
     end: u64,
-    /// Highest end of any range that was ever in use.
+    /// Highest end offset of all ranges that were in use at any time.
     highest: u64,
 }
 
 impl HeapMap {
-    /// Creates a heap in which all of `start..end` is free. If `start` is not a multiple of a
-    /// requested alignment, the allocation starts at a higher offset, and the range before the
-    /// allocation stays free.
+    /// Creates a heap whose free range is `start..end`. `start` may have any alignment: an
+    /// allocation with a larger alignment starts at a higher offset, and the range before it stays
+    /// free.
     pub(crate) fn new(start: u64, end: u64) -> Self {
         Self { free: BTreeMap::from([(start, end - start)]), allocated: BTreeMap::new(), start, end, highest: start }
     }
@@ -69,8 +69,8 @@ impl HeapMap {
         Some(bytes)
     }
 
-    /// Records that a range of memory is in use that ends at the offset `end`. Returns the highest
-    /// end that earlier calls have recorded.
+    /// Records the end of a range that is now in use, as an offset. Returns the highest end that
+    /// earlier calls have recorded.
     pub(crate) fn note_use(&mut self, end: u64) -> u64 {
         let before = self.highest;
         self.highest = before.max(end);

@@ -29,8 +29,9 @@ pub(crate) const MAX_TEAMS: usize = 64;
 /// the round. The size is small enough that the areas of all ranks stay in the shared cache.
 pub(crate) const STAGE_BYTES: usize = 256 << 10;
 
-/// Number of entry lines of a rank, as described in `line.rs`. The root of small broadcasts can be
-/// ahead of the other ranks by at most `ENTRY_LINES - 1` operations.
+/// Number of entry lines of a rank (see `line.rs`). Each operation uses the next line in turn. The
+/// root of a small broadcast does not wait for the other ranks, but it can be at most `ENTRY_LINES
+/// - 1` operations ahead of them.
 pub(crate) const ENTRY_LINES: usize = 4;
 const _: () = assert!(ENTRY_LINES.is_power_of_two());
 
@@ -84,9 +85,9 @@ pub(crate) struct PePage {
     pub(crate) processor: AtomicU64,
     /// The failure word of the PE, or 0 if the PE has not failed. See `sync/root_cause.rs`.
     pub(crate) failure: AtomicU64,
-    /// A random number that the PE's process also stores in its private memory, at the address
-    /// `probe_at`. Other PEs read the number there and compare it with `probe`. So they check that
-    /// they read the memory of that process.
+    /// A random number. The PE's process stores the same number in its private memory, at the
+    /// address `probe_at`. Another PE reads that address and compares the result with `probe`. If
+    /// the two numbers are equal, the other PE reads the memory of the right process.
     pub(crate) probe: AtomicU64,
     pub(crate) probe_at: AtomicU64,
     /// The abort of the job. Used only in the page of PE 0. See `sync/abort.rs`.
@@ -101,8 +102,8 @@ pub(crate) struct TeamCallWords {
     /// The state of the call: its number, its phase, and a PE. In the phases of a failure, this is
     /// the PE that the error names.
     pub(crate) state: AtomicU64,
-    /// The decision of the leader, which writes this word: the slot of the new team, and an epoch.
-    /// The epoch is the highest that any member has used in this slot.
+    /// The decision of the leader: the slot of the new team, and an epoch. The epoch is the highest
+    /// that any member has used in this slot. Only the leader writes this word.
     pub(crate) decision: AtomicU64,
     /// Number of members.
     pub(crate) size: AtomicU64,
@@ -310,7 +311,8 @@ impl Segments {
         unsafe { &*self.at(pe, PAGE).cast::<TeamCallWords>() }
     }
 
-    /// Returns the words for the list of members of a PE's call of `team_of`.
+    /// Returns the list of members in the `team_of` call of a PE. The slice has room for all PEs of
+    /// the job.
     pub(crate) fn team_call_members(&self, pe: usize) -> &[AtomicU32] {
         let at = self.at(pe, PAGE + size_of::<TeamCallWords>()).cast::<AtomicU32>();
         // SAFETY: [L1] the `n_pes` words are inside the mapping, before the blocks of teams. They
@@ -334,15 +336,15 @@ impl Segments {
         TeamBlock(self.team_block(pe, slot))
     }
 
-    /// Returns the control words that a PE has as a member of the team in slot `slot`.
+    /// Returns the control words of PE `pe` for the team in slot `slot`.
     pub(crate) fn team_words(&self, pe: usize, slot: usize) -> &TeamWords {
         // SAFETY: [L1] the words are inside the mapping (asserted) and aligned to a page. Zeros are
         // a valid `TeamWords`, and [L2] all of it is atomic.
         unsafe { &*self.team_block(pe, slot).cast::<TeamWords>() }
     }
 
-    /// Returns message slot `index` of a mailbox: the mailbox in which `pe` receives messages from
-    /// rank `from`, in the team of team slot `slot`.
+    /// Returns message slot `index` of one mailbox. PE `pe` receives messages of rank `from` in
+    /// this mailbox. `slot` is the slot of the team.
     pub(crate) fn mail(&self, pe: usize, slot: usize, from: usize, index: usize) -> &MailSlot {
         // SAFETY: as for `team_words`. The slot is inside the mapping, because `from < n_pes`, and
         // aligned, because all sizes are multiples of 128.

@@ -32,9 +32,9 @@ pub(crate) struct Entry {
     pub(crate) payload: [u64; 3],
 }
 
-/// An entry line in shared memory, and the next cache line. Hardware prefetchers fetch these two
-/// cache lines together. So the next cache line contains only the operand of a small broadcast,
-/// which other ranks read together with the entry.
+/// An entry line in shared memory, and the cache line after it. Hardware prefetchers fetch these
+/// two cache lines together. So the second cache line contains only the operand of a small
+/// broadcast: other ranks read this operand together with the entry.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub(crate) struct Line {
@@ -90,8 +90,8 @@ impl Line {
         whole.then_some(u64::from(halves[0]) | u64::from(halves[1]) << 32)
     }
 
-    /// Returns whether an entry was published under `epoch` or a later epoch. The epoch of the last
-    /// published entry must be less than `epoch + 2 * ENTRY_LINES`.
+    /// Returns whether the last published entry of this line has the epoch `epoch` or a later
+    /// epoch. Its epoch must be less than `epoch + 2 * ENTRY_LINES`.
     #[inline]
     pub(crate) fn has_reached(&self, epoch: u32) -> bool {
         sealed::has_reached(&self.words[0], epoch, 2 * ENTRY_LINES as u32)
@@ -159,8 +159,9 @@ pub(crate) fn fetch(line: *const u8) {
     let _ = line;
 }
 
-/// Writes a line with one store, from registers. Assembling the line in memory would take longer. A
-/// load of the whole line would have to wait until the stores of its words have reached the cache.
+/// Assembles a line in registers, and writes the line with one store. Assembling the line in memory
+/// would take longer: a load of the whole line would wait until the stores of its words have
+/// reached the cache.
 ///
 /// Uses the registers 16 and 17, which SSE code cannot name. If the upper half of a register below
 /// 16 stayed in use, SSE code of the caller would run slowly until the next `vzeroupper`. The
@@ -243,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_exchange_complete_entries_over_many_epochs() {
+    fn entries_that_another_thread_publishes_are_read_completely() {
         let lines = [[line(), line()], [line(), line()]];
         std::thread::scope(|scope| {
             for me in 0..2usize {

@@ -17,9 +17,9 @@ pub(crate) fn memory_bytes() -> u64 {
 /// available.
 const SMALL: usize = 64 << 20;
 
-/// Returns the number of bytes that can be allocated now, so that the caller can decide whether to
-/// allow a request of `request` bytes. For a small request, returns `u64::MAX` without asking the
-/// system.
+/// Returns the number of bytes that can be allocated now. The caller compares the result with the
+/// size of a request. `request` is this size: if it is small, the result is `u64::MAX`, and the
+/// system is not asked.
 pub(crate) fn available_bytes(request: usize) -> u64 {
     if request < SMALL {
         return u64::MAX;

@@ -1,5 +1,5 @@
-//! The memory of all segments is one range. Each PE has one segment. PEs that are processes map the
-//! range, and PEs that are threads share the range.
+//! The memory of a job: one range with one segment for each PE. If PEs are processes, each process
+//! maps the range. If PEs are threads, they share one mapping.
 //!
 //! `layout.rs` describes the content.
 

@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Time for which a grid of threads may continue after the deadline of a wait in its kernel. During
-/// this time, the other threads of the grid detect the failure and return.
+/// Grace time for a grid after the deadline of a wait in its kernel. During this time, the threads
+/// of the grid detect the failure and return. A grid that continues longer is stopped.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// Interval at which a waiting kernel checks that the other PEs are alive.
@@ -152,9 +152,10 @@ impl Shared {
     }
 }
 
-/// Returns the error of a failed kernel. If the kernel has made a `report`, the error describes the
-/// operation that the report names. Otherwise, the error describes `grid`. If `seed` is not 0, the
-/// message contains the seed, so that a user can repeat the failure.
+/// Returns the error of a failed kernel. If the kernel has written a failure report, the error
+/// describes the operation that `report` names. Otherwise, the error contains the text of the grid
+/// error `grid`. If `seed` is not 0, the message contains the seed, so that a user can repeat the
+/// failure.
 fn failure(kernel: &'static str, report: Option<Report>, grid: Option<GridError>, seed: u64) -> Error {
     let mut failure = match (report, grid) {
         (Some(report), _) => KernelFailure {

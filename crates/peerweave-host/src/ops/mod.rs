@@ -26,8 +26,8 @@ use std::collections::VecDeque;
 
 use crate::sync::wait::{Limit, Stop};
 
-/// An operation that was started. While the task runs on the thread of the caller, it borrows the
-/// description of the operation from the caller.
+/// An operation that was started. On the thread of the caller, a task borrows the description of
+/// the operation. [`Task::into_owned`] makes the task independent of the caller.
 #[derive(Debug)]
 pub(crate) enum Task<'a> {
     Collective(CollectiveTask<'a>),
@@ -43,8 +43,8 @@ pub(crate) enum Task<'a> {
 }
 
 impl<'a> Task<'a> {
-    /// Starts an operation. A collective, a send or a receive then has its position in the order of
-    /// its team's operations.
+    /// Starts an operation. If the operation is a collective, a send or a receive, its position in
+    /// the order of the team's operations is fixed from now on.
     #[inline]
     pub(crate) fn start(shared: &'a Shared, op: &'a Op) -> Result<Self, Error> {
         Ok(match op {
@@ -130,9 +130,9 @@ impl<'a> Task<'a> {
         outcome.map_err(|stop| shared.peers.record_stop(stop))
     }
 
-    /// Ends the task without running the operation. `because` is an earlier failure, for example of
-    /// the stream. The peers still wait for the operation of this PE, so the team of the operation
-    /// fails too.
+    /// Ends the task without running the operation. `because` is the reason: the failure of an
+    /// earlier operation, for example in the same stream. Other PEs may wait for this PE in the
+    /// operation, so the team of the operation fails too.
     pub(crate) fn skip(&mut self, shared: &Shared, because: &Error) {
         match self {
             Self::Collective(task) => task.skip(shared, because),
@@ -146,8 +146,8 @@ impl<'a> Task<'a> {
     }
 }
 
-/// Returns whether the operation may wait for other PEs, or has a position in the order of its
-/// team's operations.
+/// Returns whether the operation may wait for other PEs. Also returns `true` for every operation
+/// that has a position in the order of its team's operations.
 #[inline]
 pub(crate) fn waits(op: &Op) -> bool {
     matches!(op, Op::Collective(_) | Op::PointToPoint(_) | Op::Group(_) | Op::Wait(_) | Op::Launch(_))

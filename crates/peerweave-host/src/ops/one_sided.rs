@@ -51,8 +51,8 @@ impl Shared {
         self.access::<true>(op)
     }
 
-    /// Returns an error if the target PE of the operation has died or left. A `quiet` has all PEs
-    /// as targets and fails only if a PE has died.
+    /// Returns an error if the target PE of the operation has died or left. `quiet` is an
+    /// exception: its targets are all PEs of the job, and only the death of a PE is an error.
     fn check_target_of(&self, op: &Op) -> Result<(), Error> {
         let pe = match op {
             Op::Put(put) => put.pe,
@@ -68,9 +68,9 @@ impl Shared {
         self.peers.check_target(op.call_name(), pe.index())
     }
 
-    /// Runs an operation. `CHECKED` is `true` if the caller has already checked that no target PE
-    /// has died or left. The target of a long transfer is always checked, because the check takes
-    /// little time compared with the transfer.
+    /// Runs an operation. If `CHECKED` is `true`, the caller has already checked that the target PE
+    /// is alive. If `CHECKED` is `false`, this function checks the target only if the transfer is
+    /// long, because the check then takes little time compared with the transfer.
     #[inline]
     fn access<const CHECKED: bool>(&self, op: &Op) -> Result<Outcome, Error> {
         match op {

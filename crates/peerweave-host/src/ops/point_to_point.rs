@@ -42,9 +42,9 @@ struct Transfer {
     /// Position of the transfer among all transfers of its channel, counted from 0.
     turn: u64,
     state: State,
-    /// Used only while this transfer is queued. Number of messages that the channel had transferred
-    /// when this transfer was last polled. If the number has grown since then, an earlier transfer
-    /// has made progress.
+    /// Number of messages that the channel had transferred at the last poll of this transfer. Used
+    /// only while this transfer is queued: if the number has grown since that poll, an earlier
+    /// transfer of the channel has made progress.
     messages_seen: u64,
     /// Used only by a send: whether the receiver has refused a fragment of the message.
     refused: bool,

@@ -15,7 +15,8 @@ const KEPT_FAILURES: usize = 64;
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
     pub(crate) error: Error,
-    /// Whether a ticket, an event or a stream has returned the failure.
+    /// Whether any call on a ticket, an event or a stream has already returned this failure to the
+    /// program.
     reported: Arc<AtomicBool>,
 }
 
@@ -25,9 +26,9 @@ impl Failure {
         Self { error, reported: Arc::default() }
     }
 
-    /// Creates the failure of a later operation that did not run because of this failure. `error`
-    /// is the error of the later operation. If a call returns one of the two failures, both count
-    /// as reported.
+    /// Creates the failure of a later operation. That operation was skipped because of this
+    /// failure, and `error` is its error. The two failures share one `reported` flag: if a call
+    /// returns one of them, both count as reported.
     pub(crate) fn followed_by(&self, error: Error) -> Self {
         Self { error, reported: Arc::clone(&self.reported) }
     }

@@ -42,10 +42,12 @@ pub(crate) struct Shared {
     /// The rendezvous of the job. The rendezvous stays open until finalize, so that the launcher
     /// and the other PEs see that this PE is alive.
     pub(crate) rendezvous: Mutex<Option<Arc<Rendezvous>>>,
-    /// The rendezvous of the launcher's job. `Some` only in a world that was created by shrinking
-    /// the launcher's world. The open rendezvous shows the launcher that the process continues.
+    /// The rendezvous of the launcher's job, if this world is the result of a shrink of that job.
+    /// Otherwise `None`. As long as the rendezvous is open, the launcher knows that this process
+    /// continues.
     pub(crate) launcher: Mutex<Option<Arc<Rendezvous>>>,
-    /// The last field, so that the memory is unmapped last.
+    /// The mapped memory of the job. This is the last field of the struct, so the memory stays
+    /// mapped until all other fields are dropped.
     pub(crate) _mapping: Arc<Mapping>,
 }
 
@@ -70,8 +72,8 @@ impl Shared {
         self.peers.segments.symmetric(self.peers.me, at)
     }
 
-    /// Publishes that this PE has finalized. Has no effect if the PE has left before, or in a
-    /// forked child.
+    /// Publishes that this PE has finalized. Does nothing if the PE has already left the job, or if
+    /// this process is a forked child.
     pub(crate) fn finalized(&self) {
         if !self.guard.is_forked() {
             let page = self.peers.segments.page(self.peers.me);

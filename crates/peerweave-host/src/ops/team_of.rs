@@ -50,16 +50,16 @@ mod phase {
     pub(super) const CANCELLED: u64 = 6;
     /// Phase of a call that failed because no slot is free on all members.
     pub(super) const FULL: u64 = 7;
-    /// Phase of a call that another member has ended, because a PE did not arrive before the
-    /// deadline or was lost. The state word names that PE.
+    /// Phase of a call that another member has ended. The reason is a PE that did not arrive before
+    /// the deadline, or that was lost. The state word names this PE.
     pub(super) const LATE: u64 = 8;
     /// Phase of a call that failed because another PE passed a different list. The state word names
     /// this other PE. The member stays in this phase until it has read the other PE's list.
     pub(super) const MISMATCH: u64 = 9;
 }
 
-/// A value that no state word has. The leader records this value for a member that does not yet
-/// wait with the same list.
+/// The leader's placeholder for the state word of a member that does not yet wait with the same
+/// list. No state word has this value.
 const UNSEEN: u64 = u64::MAX;
 
 /// Returns the state word of call `number` in the given phase. `pe` is the PE that the state names.
@@ -111,8 +111,9 @@ impl Shared {
         Ok(TeamRecord { id, members: members.to_vec() })
     }
 
-    /// Waits until no other thread of this PE runs `team_of`, and returns the lock for such calls.
-    /// The lock contains the number of attempts that this PE has made so far.
+    /// Waits until no other thread of this PE runs `team_of`, and returns the lock that allows only
+    /// one such call at a time. The value in the lock is the number of attempts that this PE has
+    /// made so far.
     fn one_at_a_time<'a>(&'a self, waiter: &mut Waiter<'_>) -> Result<MutexGuard<'a, u64>, Stop> {
         let look = || match self.team_calls.try_lock() {
             Ok(calls) => Some(calls),
@@ -184,8 +185,8 @@ impl<'a> TeamCall<'a> {
         self.words(pe).state.compare_exchange(seen, next, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Reads the current `team_of` call of a PE. Returns its state word and its list of members.
-    /// Returns `None` if the call does not wait for other members.
+    /// Returns the state word and the list of members of PE `pe`'s current `team_of` call. Returns
+    /// `None` if that call is not in the phase in which it waits for other members.
     fn waiting(&self, pe: usize) -> Option<(u64, Vec<usize>)> {
         let words = self.words(pe);
         let seen = words.state.load(Ordering::Acquire);
@@ -365,7 +366,8 @@ impl<'a> TeamCall<'a> {
         }
     }
 
-    /// Withdraws this call after a failure, so that the leader cannot create the team with this PE.
+    /// Withdraws this call after a failure. From then on, the leader cannot create a team that
+    /// includes this PE.
     fn give_up(&self) {
         let me = self.shared.peers.me;
         for phase in [phase::WAITING, phase::ASKED] {
@@ -380,8 +382,8 @@ impl<'a> TeamCall<'a> {
     // ---- failures ----
 
     /// Returns an error if a member has died, has left or shrinks its job. Also returns an error if
-    /// a member waits with a different list, and this PE is in that list: without the error, that
-    /// member and this PE would wait for each other until the deadline.
+    /// a member waits with a different list that includes this PE. Otherwise, that member and this
+    /// PE would wait for each other until the deadline.
     fn check(&self) -> Result<(), Error> {
         self.check_lost()?;
         let me = self.shared.peers.me;
@@ -417,8 +419,8 @@ impl<'a> TeamCall<'a> {
         }
     }
 
-    /// Ends the `team_of` calls of the other members, if they wait with the same list as this call.
-    /// The new state words of these calls have the phase `reason` and name the PE `named`.
+    /// Ends the `team_of` calls of those other members that wait with the same list as this call.
+    /// The state words of the ended calls then contain the phase `reason` and the PE `named`.
     fn end_others(&self, reason: u64, named: usize) {
         for pe in self.others() {
             if let Some(seen) = self.waits_with_me(pe) {
@@ -427,8 +429,8 @@ impl<'a> TeamCall<'a> {
         }
     }
 
-    /// Returns the error for an expired deadline. Also ends the calls of other waiting members with
-    /// the same error, because this PE no longer participates.
+    /// Returns the error for an expired deadline. Also ends the calls of the other waiting members:
+    /// they fail with the same error, because this PE no longer participates.
     fn timeout(&self, waited: Duration) -> Error {
         let missing: Vec<usize> = self.others().filter(|&pe| self.waits_with_me(pe).is_none()).collect();
         // If all members have arrived, the leader was stopped.

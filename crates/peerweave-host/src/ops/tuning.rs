@@ -4,17 +4,17 @@
 //! All sizes are in bytes. The values were measured on the machines of `bench-results/`.
 //! Correctness does not depend on them.
 
-/// Returns the maximum size of a small operand. Each rank copies a small operand to its staging
-/// area when it enters a collective, so the collective takes one synchronization instead of two.
-/// Every rank then reads the operands of every other rank, so this takes too long for larger
-/// operands.
+/// Returns the maximum size of a small operand, in bytes. When a rank enters a collective, it
+/// copies a small operand to its staging area. So the collective takes one synchronization instead
+/// of two. For larger operands, this method is slower, because every rank reads the operands of all
+/// other ranks.
 pub(crate) fn staged_limit(n_ranks: usize) -> usize {
     if n_ranks <= 2 { 2048 } else { 4096 }
 }
 
-/// Minimum number of ranks for which an all-reduce in rounds divides each block among the ranks.
-/// Each rank then reduces one share of the block, and one more synchronization per block is
-/// necessary. In smaller teams, every rank reduces all elements.
+/// Minimum number of ranks in a team that divides the work of an all-reduce in rounds. Each rank
+/// then reduces one share of every block. The cost is one more synchronization per block. In
+/// smaller teams, every rank reduces all elements.
 pub(crate) const SHARED_REDUCTION_RANKS: usize = 4;
 
 /// Minimum size of a collective whose stores bypass the caches. The size is the number of bytes
@@ -24,9 +24,8 @@ pub(crate) const STREAMING_FOOTPRINT: usize = 40 << 20;
 /// Minimum size of a single put or get that bypasses the caches.
 pub(crate) const STREAMING_COPY: usize = 16 << 20;
 
-/// Maximum number of ranks in a team whose ranks read each other's private buffers, even in
-/// collectives in which all ranks need the same bytes. Larger teams use staging areas for such
-/// collectives.
+/// Maximum number of ranks for collectives in which all ranks need the same bytes, and read these
+/// bytes from each other's private buffers. Larger teams use staging areas for such collectives.
 pub(crate) const CROSS_MEMORY_RANKS: usize = 3;
 
 /// Reads of another process's private memory are divided into blocks of this size. A block must fit

@@ -53,7 +53,8 @@ impl Shared {
         }
     }
 
-    /// Returns the word at an index. `A` is the atomic integer type with the size of the word.
+    /// Returns the word at position `index` among the words of `wait`. `A` is the atomic integer
+    /// type that has the size of the word.
     #[inline]
     fn awaited<A>(&self, wait: &WaitUntil, index: usize) -> &A {
         debug_assert_eq!(size_of::<A>(), wait.dtype.size_bytes());

@@ -5,8 +5,8 @@
 //! file instead. Invariant: the integer arithmetic and the instructions return the same bits for
 //! every input, except for the payload of a NaN. [`super::number`] removes this payload.
 
-/// Bits of 2^16 as an f32. A value of this magnitude or a larger one becomes infinity as a
-/// binary16.
+/// Bits of 2^16 as an f32. A conversion to binary16 turns a value of at least this magnitude into
+/// infinity.
 const F16_OVERFLOW: u32 = (127 + 16) << 23;
 /// Bits of 2^-14 as an f32. 2^-14 is the least normal binary16.
 const F16_LEAST_NORMAL: u32 = (127 - 14) << 23;
@@ -45,7 +45,7 @@ pub(super) fn narrow(value: f32) -> u16 {
 }
 
 /// Applies [`widen`] to all elements of a register. Not inlined, because inlining would enlarge
-/// dozens of functions that few processors run.
+/// dozens of functions. Few processors run these functions.
 #[inline(never)]
 pub(super) fn widen_all(from: &[u16], into: &mut [f32]) {
     for (value, &bits) in into.iter_mut().zip(from) {

@@ -1,5 +1,5 @@
-//! The content of a vector register: elements as they are stored in memory, and the values of these
-//! elements in the type that arithmetic uses.
+//! The content of a vector register, in two forms: the elements as memory stores them, and the
+//! values for arithmetic. For example, arithmetic converts binary16 elements to `f32` values.
 //!
 //! This module accesses no memory. Its arrays are values, which the compiler keeps in registers.
 //! Invariant: the value of an element does not depend on its lane or on the number of lanes. So the
@@ -51,11 +51,11 @@ impl<T: Copy, const N: usize> Lanes for [T; N] {
 pub(super) unsafe trait Storage: Copy + 'static {
     /// The type in which arithmetic on these elements is done, such as `f32` for binary16.
     type Value: super::number::Number;
-    /// Elements of a register of 16 bytes.
+    /// The content of a 16-byte register, as an array of elements.
     type Raw16: Lanes<Lane = Self>;
-    /// Elements of a register of 32 bytes.
+    /// The content of a 32-byte register, as an array of elements.
     type Raw32: Lanes<Lane = Self>;
-    /// Elements of a register of 64 bytes.
+    /// The content of a 64-byte register, as an array of elements.
     type Raw64: Lanes<Lane = Self>;
     /// The values of `Raw16`.
     type Values16: Lanes<Lane = Self::Value>;
@@ -63,12 +63,12 @@ pub(super) unsafe trait Storage: Copy + 'static {
     type Values32: Lanes<Lane = Self::Value>;
     /// The values of `Raw64`.
     type Values64: Lanes<Lane = Self::Value>;
-    /// Registers for the values of as many elements as one register `V` stores. If a value is
-    /// larger than its element, this type is several registers.
+    /// The registers that hold the values of one register's elements. `V` is the type of a
+    /// register. If a value is larger than its element, the values need several registers.
     type Registers<V: Vector>: Copy;
 
-    /// Converts the low bits of `word`, which are the bits of one element, to a value for
-    /// arithmetic.
+    /// Converts the bits of one element to a value for arithmetic. The bits are the low bits of
+    /// `word`.
     fn value_of_word(word: u64) -> Self::Value;
 
     /// Returns the value of an element.
@@ -77,8 +77,8 @@ pub(super) unsafe trait Storage: Copy + 'static {
     /// Converts one value to an element. Rounds like [`Storage::encode`].
     fn of_value(value: Self::Value) -> Self;
 
-    /// Converts the elements of one register from the form in which memory stores them to values
-    /// for arithmetic.
+    /// Converts the elements of one register to values for arithmetic. The argument `raw` has the
+    /// elements as memory stores them.
     ///
     /// # Safety
     /// The processor has the instruction set `A`.

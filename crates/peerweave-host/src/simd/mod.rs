@@ -87,9 +87,8 @@ pub(crate) unsafe fn copy_streaming(dst: *mut u8, src: *const u8, bytes: usize) 
     unsafe { Isa::best().enter(copy::CopyStreaming { dst, src, bytes }) };
 }
 
-/// Copies `count` elements of `element_bytes` bytes. In the destination, element `i` is `i *
-/// dst_stride_elements` elements after the first element. In the source, element `i` is `i *
-/// src_stride_elements` elements after the first element.
+/// Copies `count` elements of `element_bytes` bytes each. The strides are the distances between
+/// consecutive elements in the destination and in the source. A stride is a number of elements.
 ///
 /// # Safety
 /// As for [`copy()`], for every element.

@@ -1,5 +1,5 @@
-//! The arithmetic of one lane. Consists of scalar formulas without branches, which the compiler
-//! vectorises.
+//! The arithmetic of one lane, as scalar formulas without branches. The compiler vectorises these
+//! formulas.
 //!
 //! This module does not depend on the instruction set. Invariant: equal operands have results with
 //! equal bits on every processor. So `least` and `greatest` define the cases that IEEE 754 leaves

@@ -172,8 +172,8 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
         }
     }
 
-    /// Reduces `bytes` bytes, less than a vector, at the byte offset `at`. The unused lanes are
-    /// zero.
+    /// Reduces `bytes` bytes at the byte offset `at`. `bytes` is less than the size of a vector.
+    /// The unused lanes of the vector are zero.
     ///
     /// # Safety
     /// [R1], and [R2] for `bytes` bytes from `at`. `bytes` is less than the size of a vector.
@@ -197,8 +197,8 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
     // inherit the instruction set of the function that contains it, so it is not inlined. A loop
     // over registers can make the compiler vectorise across the registers, with gathers.
 
-    /// Returns the intermediate state of a reduction to which only the first input has contributed.
-    /// `vector` contains elements of that input.
+    /// Returns the intermediate state of a reduction after the first input. `vector` contains
+    /// elements of the first input, and `scalar` is the scalar of this input.
     ///
     /// # Safety
     /// As required by [R1].
@@ -212,7 +212,8 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
         state_of::<A, S>(values)
     }
 
-    /// Returns the state of the reduction after a further input.
+    /// Adds one more input to the reduction, and returns the new intermediate state. `vector`
+    /// contains elements of this input.
     ///
     /// # Safety
     /// As required by [R1].
@@ -227,8 +228,7 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
         state_of::<A, S>(sums)
     }
 
-    /// Returns the result of a reduction. `state` is the intermediate state to which all inputs
-    /// have contributed.
+    /// Returns the result of a reduction. `state` is the intermediate state after the last input.
     ///
     /// # Safety
     /// As required by [R1].
@@ -243,10 +243,10 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
     }
 }
 
-/// The intermediate state of a reduction, which lives from one input to the next. The state is
-/// stored as vector registers. If it were stored as arrays of lanes, the compiler could split them
-/// into vectors of 16 bytes, depending on other code in the codegen unit. `cargo xtask vectors`
-/// checks that the compiler does not split the registers.
+/// The intermediate state of a reduction between two inputs. The state consists of vector
+/// registers, not of arrays of lanes. The compiler could split arrays of lanes into vectors of 16
+/// bytes, depending on other code in the codegen unit. `cargo xtask vectors` checks that the
+/// compiler does not split the registers.
 type State<A, S> = <S as Storage>::Registers<<A as Arch>::Vector>;
 
 #[inline(always)]
@@ -340,7 +340,7 @@ struct Erased<'a> {
 }
 
 impl Erased<'_> {
-    /// Runs the operation `op` on elements stored as `S`.
+    /// Reduces the inputs by the operation `op`. `S` is the type of the elements in memory.
     ///
     /// # Safety
     /// As for [`reduce`], for elements that have the size of `S`.
@@ -374,8 +374,8 @@ impl Erased<'_> {
         }
     }
 
-    /// Runs an operation whose result depends on whether the elements are signed: `Min`, `Max` or
-    /// `Avg`.
+    /// Runs `Min`, `Max` or `Avg`. The results of these operations differ between signed and
+    /// unsigned elements.
     ///
     /// # Safety
     /// As for [`reduce`], for elements that have the size of `S`.
@@ -393,7 +393,7 @@ impl Erased<'_> {
     }
 }
 
-/// Reduces one element, without a vector. The result has the same bits as that of [`Reduce`],
+/// Reduces one element with scalar code. The result has the same bits as a result of [`Reduce`],
 /// because both apply the same operation to the same values.
 ///
 /// # Safety
@@ -430,18 +430,19 @@ unsafe fn load_element<S: Storage>(from: *const u8) -> S {
 
 /// The operation of a reduction over values of type `V`.
 trait Op<V: Copy>: Copy {
-    /// Returns the intermediate state of a reduction to which only the first input has contributed.
-    /// `value` is an element of that input, and `scalar` is its scalar.
+    /// Returns the intermediate state of a reduction after the first input. `value` is an element
+    /// of the first input, and `scalar` is the scalar of this input.
     #[inline(always)]
     fn first(self, value: V, scalar: V) -> V {
         let _ = scalar;
         value
     }
 
-    /// Returns the state after a further input.
+    /// Adds one more input to the reduction, and returns the new intermediate state. `value` is an
+    /// element of this input.
     fn next(self, state: V, value: V, scalar: V) -> V;
 
-    /// Returns the result from the state after the last input.
+    /// Returns the result of the reduction. `state` is the intermediate state after the last input.
     fn last(self, state: V) -> V;
 }
 
@@ -534,10 +535,10 @@ macro_rules! bitwise {
 }
 
 bitwise!(
-    /// Bitwise AND for any integer type, computed on bytes.
+    /// Bitwise AND. The code treats elements of any integer type as bytes.
     And, &;
-    /// Bitwise OR for any integer type, computed on bytes.
+    /// Bitwise OR. The code treats elements of any integer type as bytes.
     Or, |;
-    /// Bitwise XOR for any integer type, computed on bytes.
+    /// Bitwise XOR. The code treats elements of any integer type as bytes.
     Xor, ^;
 );

@@ -33,9 +33,9 @@ fn claim(segments: &Segments, by: Pe, code: u8) -> (Pe, u8) {
     }
 }
 
-/// Ends this process after the rendezvous has reported an abort of the job by the PE `by`. The exit
-/// code is that of the first abort in the abort word. It may differ from `code`: if two PEs abort
-/// the job, the rendezvous may report one abort first while the abort word contains the other.
+/// Ends this process after the rendezvous has reported that PE `by` has aborted the job. The abort
+/// word determines the exit code. This code may differ from `code`: if two PEs abort the job, the
+/// rendezvous may first report one abort, while the abort word contains the other.
 pub(crate) fn end_notified(segments: &Segments, by: Pe, code: u8) -> ! {
     end_process(claim(segments, by, code).1)
 }
@@ -51,9 +51,9 @@ impl Peers {
         }
     }
 
-    /// Checks whether the job was aborted. Returns `None` if not. If the job was aborted and PEs
-    /// are threads, returns the error that calls return from then on. If PEs are processes, ends
-    /// this process instead.
+    /// Returns `None` if the job was not aborted. If the job was aborted, there are two cases. If
+    /// PEs are threads, returns the error that all later calls return. If PEs are processes, ends
+    /// this process.
     pub(crate) fn abort_error(&self) -> Option<Error> {
         match &self.job_abort {
             JobAbort::OfThreads(word) => word.error(),

@@ -92,7 +92,8 @@ impl Liveness {
 }
 
 impl Reports {
-    /// Returns whether the rendezvous has reported that a PE ended without leaving the job.
+    /// Returns whether the rendezvous has reported PE `pe` as lost. A lost PE has ended, but did
+    /// not leave the job.
     fn has_lost(&self, pe: usize) -> bool {
         let mut lost = self.lost.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some(rendezvous) = self.rendezvous.as_ref().and_then(Weak::upgrade) {

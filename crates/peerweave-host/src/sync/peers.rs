@@ -45,8 +45,8 @@ impl Peers {
         Waiter::new(Some(self), self.oversubscribed, limit)
     }
 
-    /// Returns whether another PE used the same processor as this PE, as the last call of
-    /// [`Peers::shares_my_processor`] has found.
+    /// Returns the result of the last call of [`Peers::shares_my_processor`]: whether another PE
+    /// used the same processor as this PE.
     #[inline]
     pub(crate) fn shared_my_processor(&self) -> bool {
         self.shared_processor.load(Ordering::Relaxed)

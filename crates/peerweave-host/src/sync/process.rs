@@ -17,9 +17,9 @@ pub(crate) struct Identity {
     /// Digest of the PID namespace and of the boot of the machine. 0 if the system does not report
     /// the namespace.
     namespace: u64,
-    /// A random word other than 0.
+    /// A random word that identifies the process. The word is not 0.
     probe: u64,
-    /// Address of the random word in the process.
+    /// Address, in the process, at which the process stores the random word `probe`.
     probe_at: u64,
 }
 
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn process_id_of_another_namespace_is_not_used() {
+    fn process_id_from_another_pid_namespace_is_refused() {
         let own = Identity::own();
         let other = Identity { namespace: own.namespace ^ 2, ..own };
         assert_eq!(own.number_of(&other), Err(Unreachable::OtherNamespace));

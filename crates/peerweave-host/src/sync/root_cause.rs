@@ -14,8 +14,8 @@ use peerweave_types::Pe;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Maximum time for which this PE waits until it detects that a PE has ended. Another PE has
-/// already named the ended PE in a failure word.
+/// A failure word can name a PE whose end this PE has not detected yet. This PE then waits until it
+/// detects the end. This is the maximum time of that wait.
 const PROCESS_END: Duration = Duration::from_millis(200);
 /// Like [`PROCESS_END`], but for a process whose memory could not be read. The operating system
 /// first unmaps the memory, which takes long if it is large, and then closes the files of the
@@ -63,9 +63,9 @@ impl Peers {
         word
     }
 
-    /// Records the failure of an operation if another PE caused the failure. Returns `error`, or
-    /// the error of the abort if the job was aborted. If other PEs later find this PE gone, they
-    /// name the recorded PE as the cause.
+    /// Records the failure of an operation if another PE caused the failure. If other PEs later
+    /// detect that this PE is gone, they name the recorded PE as the cause. Returns `error`. If the
+    /// job was aborted, returns the error of the abort instead.
     #[cold]
     pub(crate) fn record_outcome(&self, error: Error) -> Error {
         if let Some(aborted) = self.abort_error() {
@@ -91,9 +91,9 @@ impl Peers {
         }
     }
 
-    /// Returns the error of a call that needs `pe`, after `pe` has left, died or failed. The error
-    /// names the PE whose failure came first. `team_word` is the failure word that `pe` has written
-    /// for the team, or 0.
+    /// Returns the error of a call that cannot succeed, because the call needs the PE `pe`, which
+    /// has left, died or failed. The error names the PE whose failure came first. `team_word` is
+    /// the failure word that `pe` has written for the team. It is 0 if `pe` has written none.
     pub(crate) fn peer_error(&self, call: &'static str, team: TeamName, pe: usize, cause: PeerCause, team_word: u64) -> Error {
         if let Some(aborted) = self.abort_error() {
             return aborted;
@@ -102,10 +102,10 @@ impl Peers {
         Error::Peer { call, team, pe: Pe::new(pe as u32), cause }
     }
 
-    /// Finds the PE that failed first. Starts at `pe`, which failed with `cause`, and follows the
-    /// failure words from PE to PE. `word` is the failure word that `pe` has written for a team, or
-    /// `None`. Words of dead PEs are followed too, because a PE may have recorded the failure of
-    /// another PE before it died.
+    /// Finds the PE that failed first. The search starts at `pe`, which failed with `cause`, and
+    /// follows the failure words from PE to PE. `word` is the failure word that `pe` has written
+    /// for a team. The search also follows the words of PEs that have died, because such a PE may
+    /// have recorded the failure of another PE before its own death.
     fn root_cause(&self, pe: usize, cause: PeerCause, mut word: Option<u64>) -> (usize, PeerCause) {
         // If memory cannot be read, it belongs to a process that is ending, because the kernel
         // unmaps the memory first.
@@ -199,9 +199,9 @@ impl Peers {
         }
     }
 
-    /// Waits up to `limit` until a PE has died or left, and returns whether the PE has died or
-    /// left. Returns `false` at once for this PE. The wait is necessary because the operating
-    /// system unmaps the memory of a process before it reports that the process has ended.
+    /// Waits at most `limit` until the PE `pe` has died or left. Returns whether it has died or
+    /// left. If `pe` is this PE, returns `false` at once. The wait is necessary because the
+    /// operating system unmaps the memory of a process before it reports the end of the process.
     fn is_gone_within(&self, pe: usize, limit: Duration) -> bool {
         let end = Instant::now() + limit;
         loop {

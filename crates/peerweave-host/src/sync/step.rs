@@ -2,9 +2,10 @@
 //! enters, and then its progress in phases.
 //!
 //! This module moves no data. The progress word of a rank has three parts. The parts are the epoch
-//! (32 bits), the number of completed phases of the operation (24 bits), and a flag for failure of
-//! the rank (8 bits). The whole progress word follows the protocol of [`peerweave_device::flag`]:
-//! only the rank to which the word belongs writes it, and the value only grows, modulo 2^64.
+//! (32 bits), the number of completed phases of the operation (24 bits), and a flag (8 bits) that
+//! is set if the rank has failed. The whole progress word follows the protocol of
+//! [`peerweave_device::flag`]: only the rank to which the word belongs writes it, and the value
+//! only grows, modulo 2^64.
 
 use crate::memory::layout::{ENTRY_LINES, TeamWords};
 use crate::memory::line::{self, Entry, Line};
@@ -46,8 +47,8 @@ pub(crate) fn progress_before_next(epoch: u32) -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum With {
     Nothing,
-    /// The first cache line of the staging area of the rank. Without this early fetch, the line
-    /// would be requested only after the entry has arrived.
+    /// The first cache line of the rank's staging area. This line and the entry are requested at
+    /// the same time, so the request need not wait for the arrival of the entry.
     StagedLine,
 }
 
@@ -97,10 +98,10 @@ impl<'a> Step<'a> {
         self.words(self.team.rank).entry[self.line()].publish(self.epoch, entry);
     }
 
-    /// Waits until this rank may enter this operation: until every rank has entered the operation
-    /// that was issued `behind` operations earlier. Returns at once if this rank already knows that
-    /// all ranks have entered the earlier operation. For example, this rank knows this if it has
-    /// waited for all ranks in its last operation.
+    /// Waits until this rank may enter this operation. Before that, every rank must have entered
+    /// the earlier operation that was issued `behind` operations before this one. If this rank
+    /// already knows that this is the case, the function returns at once. For example, a rank that
+    /// has waited for all ranks in its last operation knows it.
     #[inline]
     pub(crate) fn wait_to_enter(&self, behind: u32, limit: Limit) -> Result<(), Stop> {
         if self.epoch.wrapping_sub(self.team.entered_by_all()) <= behind {
@@ -162,8 +163,8 @@ impl<'a> Step<'a> {
     }
 
     /// Waits until `rank` has entered the operation. Returns the entry that `rank` has published.
-    /// The caller passes the same waiter for all ranks, so that the limit applies to all waits
-    /// together.
+    /// The caller passes the same `waiter` for all ranks, so `limit` applies to the total time of
+    /// these waits.
     #[inline]
     pub(crate) fn entry(&self, rank: usize, with: With, waiter: &mut Option<Waiter<'a>>, limit: Limit) -> Result<Entry, Stop> {
         let stage = self.stage(rank, self.parity());
@@ -240,8 +241,8 @@ impl<'a> Step<'a> {
     /// until all ranks have completed these phases.
     ///
     /// If the progress word of a rank has a later epoch, the rank has completed every phase of this
-    /// operation. At the end of a team, the word can even belong to the next team in the same slot,
-    /// because that team continues to count the epochs.
+    /// operation. The word may even belong to the next team in the same slot: that team continues
+    /// the count of epochs, so its epochs are later.
     #[inline]
     pub(crate) fn sync(&self, phase: u32) -> Result<(), Stop> {
         self.complete(phase);

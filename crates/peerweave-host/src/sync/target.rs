@@ -54,9 +54,9 @@ impl Peers {
         }
     }
 
-    /// Returns an error if a PE has died. `quiet`, which completes the operations on all PEs, calls
-    /// this function. A PE that left is not a failure, because other PEs may continue without that
-    /// PE.
+    /// Returns an error if any PE of the job has died. `quiet` calls this function, because `quiet`
+    /// completes the operations on all PEs. A PE that left causes no error: other PEs may continue
+    /// without that PE.
     #[cold]
     pub(crate) fn check_targets(&self, call: &'static str) -> Result<(), Error> {
         let died = |&pe: &usize| pe != self.me && self.liveness.gone(pe) == Some(PeerCause::Died);

@@ -30,8 +30,7 @@ pub(crate) struct TeamState {
     issued: AtomicU32,
     /// Epoch (number in the team) of the operation that ended last.
     completed: AtomicU32,
-    /// Epoch of an operation that every rank has entered: the latest operation for which this rank
-    /// knows this.
+    /// Epoch of the latest operation that every rank has entered, as far as this rank knows.
     entered_by_all: AtomicU32,
     /// Digest of the small broadcasts that this rank has called since its last other operation. The
     /// root of a small broadcast does not wait, so it does not detect that another rank has called
@@ -166,8 +165,8 @@ impl TeamState {
         self.completed.store(epoch, Ordering::Release);
     }
 
-    /// Returns the epoch of an operation that every rank has entered: the latest operation for
-    /// which this rank knows this. Only the running operation of the team calls this function.
+    /// Returns the epoch of the latest operation that every rank has entered, as far as this rank
+    /// knows. Only the running operation of the team calls this function.
     #[inline]
     pub(crate) fn entered_by_all(&self) -> u32 {
         self.entered_by_all.load(Ordering::Relaxed)
@@ -179,10 +178,10 @@ impl TeamState {
         self.entered_by_all.store(epoch, Ordering::Relaxed);
     }
 
-    /// Returns a digest of the small broadcasts that this rank has called since its last other
-    /// operation. Returns 0 if there are none. The digest is a part of the next call's signature.
-    /// If ranks have called different small broadcasts, they detect this in the next call in which
-    /// they wait for each other.
+    /// Returns a digest of this rank's latest small broadcasts. The digest covers the small
+    /// broadcasts after the last operation of another kind. Returns 0 if there are none. The digest
+    /// is a part of the next call's signature. So if ranks have called different small broadcasts,
+    /// the next call in which the ranks wait for each other detects the difference.
     #[inline]
     pub(crate) fn history(&self) -> u64 {
         self.history.load(Ordering::Relaxed)

@@ -19,9 +19,10 @@ const SPINS_PER_CLOCK: u32 = 200;
 /// Number of yields between two readings of the clock, if there are fewer processors than PEs.
 const YIELDS_PER_CLOCK: u32 = 16;
 /// Time for which a waiter spins before it sleeps, if there are at least as many processors as PEs.
-/// The time is longer than a time slice. A waiter does not yield, because another process may then
-/// use its processor for a whole time slice. Only if another PE runs on the same processor, the
-/// waiter yields: see [`Peers::shares_my_processor`].
+/// The time is longer than a time slice. During this time, a waiter does not yield its processor,
+/// because another process could then use the processor for a whole time slice. There is one
+/// exception: the waiter yields if another PE runs on the same processor (see
+/// [`Peers::shares_my_processor`]).
 const SPIN_TIME: Duration = Duration::from_millis(10);
 /// Time for which a waiter yields before it sleeps, if there are fewer processors than PEs. A
 /// sleeping waiter detects a change about 50 µs late, while a yielding waiter keeps its processor
@@ -82,7 +83,8 @@ pub(crate) struct Waiter<'a> {
     slow: Option<Slow>,
 }
 
-/// State of a wait that has read the clock.
+/// The state of a wait from its first reading of the clock on. The first polls of a wait do not
+/// read the clock.
 #[derive(Debug)]
 struct Slow {
     since: Instant,
@@ -100,9 +102,9 @@ impl<'a> Waiter<'a> {
         Self { peers, spins: if shared { SPINS_SHARED } else { SPINS }, oversubscribed, limit, slow: None }
     }
 
-    /// Waits until `look` returns a value. `gone` is called at intervals, and returns an error if
-    /// an awaited PE has died or left. `timeout` returns the error for a deadline that has passed.
-    /// The argument of `timeout` is the time waited.
+    /// Polls `look` until it returns a value. At intervals, also calls `gone`, which returns an
+    /// error if an awaited PE has died or left. If the deadline passes, calls `timeout` with the
+    /// time waited, and returns its error.
     #[inline]
     pub(crate) fn until<T>(
         &mut self,

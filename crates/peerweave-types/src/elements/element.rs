@@ -63,9 +63,9 @@ pub unsafe trait Element: Copy + PartialEq + Send + Sync + Debug + 'static {
     }
 }
 
-/// An element type whose single value `x` can be passed as a buffer of one element: `&x` as a
-/// source, `&mut x` as a destination. Arrays do not implement this trait, because `&x` of an array
-/// is already a buffer of the array's elements.
+/// An element type of which a single value `x` can be a buffer of one element: `&x` is a source,
+/// and `&mut x` is a destination. Arrays do not implement this trait: if `x` is an array, `&x` is
+/// already a buffer of the array's elements.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be passed as a single element",
     note = "arrays are buffers of their own elements, so `&x` is a buffer of one element only if `x` is not an array: pass a slice, such as `std::slice::from_ref(&x)`"
@@ -272,9 +272,9 @@ atomic! {
 pub mod derived {
     use crate::DType;
 
-    /// Returns the [`DType`] of the values that represent a struct in a transfer. This is the type
-    /// of the fields if all fields have the same type. If the types differ, it is the unsigned
-    /// integer type of `align` bytes, the struct's alignment, but at most `U64`.
+    /// Returns the [`DType`] of the values that represent a struct in a transfer. If all fields
+    /// have the same type, the result is this type. Otherwise, the result is an unsigned integer
+    /// type of `align` bytes, but at most `U64`. `align` is the alignment of the struct.
     pub const fn dtype(fields: &[DType], align: usize) -> DType {
         if is_uniform(fields) {
             return fields[0];
@@ -306,7 +306,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scalars_convert_to_zero_extended_words_and_back() {
+    fn scalar_converted_to_a_word_and_back_has_the_same_value() {
         assert_eq!(i8::from_word((-3i8).to_word()), -3);
         assert_eq!(i32::from_word(i32::MIN.to_word()), i32::MIN);
         assert_eq!(u64::from_word(u64::MAX.to_word()), u64::MAX);

@@ -21,8 +21,8 @@ pub enum ReduceOp {
     /// The sum divided by the number of PEs in the team. For integers, the quotient is rounded
     /// toward zero.
     Avg = 4,
-    /// A sum of products: each PE multiplies its elements by a scalar that it passes, and the
-    /// products of all PEs are added.
+    /// A sum of products. Each PE passes a scalar and multiplies its own elements by the scalar.
+    /// The products of all PEs are then added.
     PreMulSum = 5,
     /// Bitwise and, which is defined only for integers.
     And = 6,

@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_team_shapes_do_not_fit_the_parent_team() {
+    fn fits_is_false_for_invalid_team_shapes() {
         assert!(!TeamShape { start: 0, stride: 1, size: 0 }.fits(4));
         assert!(!TeamShape { start: 0, stride: 0, size: 2 }.fits(4));
         assert!(TeamShape { start: 3, stride: 0, size: 1 }.fits(4));

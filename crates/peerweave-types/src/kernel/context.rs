@@ -48,10 +48,9 @@ pub struct KernelContext {
     /// Address of a multicast mapping of the symmetric heap, or 0 if there is no such mapping. One
     /// store to the mapping writes to the heaps of all PEs.
     pub multicast: u64,
-    /// Address of a table that shows which PEs have left the job; 0 if there is no table. The first
-    /// word is the number of PEs that have left. The next words have one bit for each PE of the
-    /// job. The bit of a PE is set if the PE has left. Only kernels that run on the host read the
-    /// table.
+    /// Address of the table of PEs that have left the job, or 0 if there is no table. The first
+    /// word is the number of PEs that have left. The other words contain one bit for each PE of the
+    /// job. The bit is set if the PE has left. Only kernels that run on the host read the table.
     pub gone: u64,
 }
 
@@ -132,14 +131,15 @@ impl TeamEntry {
     /// The value of [`Self::nvshmem_team`] if NVSHMEM does not know the team.
     pub const NO_HANDLE: i32 = -1;
 
-    /// Returns the size, in bytes, of all signal lines that a team of `size` ranks with `slots`
-    /// slots has in a member's heap.
+    /// Returns the total size, in bytes, of a team's signal lines in the heap of one member. The
+    /// team has `size` ranks and `slots` slots.
     #[inline]
     pub const fn sync_bytes(size: u32, slots: u32) -> u64 {
         size as u64 * slots as u64 * KernelContext::SIGNAL_LINE_BYTES
     }
 
-    /// Returns the offset, in a member's heap, of the signal line that `rank` writes for `slot`.
+    /// Returns the offset of one signal line of the team. The offset is the same in the heap of
+    /// every member. `rank` writes this line to synchronize in slot `slot`.
     #[inline]
     pub const fn line(&self, slot: u32, rank: u32) -> SymOffset {
         SymOffset(self.sync.0 + (slot as u64 * self.size as u64 + rank as u64) * KernelContext::SIGNAL_LINE_BYTES)
@@ -171,8 +171,8 @@ pub struct KernelStatus {
     pub block: u32,
     /// Linear index, in its block, of the thread that failed first.
     pub thread: u32,
-    /// 1 if a thread has started to write the report, and the host has not cleared the report
-    /// since; otherwise 0.
+    /// Whether a report exists: 0 means no. A thread sets this field to 1 when it starts to write
+    /// the report. The host sets the field to 0 when it clears the report.
     pub claimed: u32,
     /// Unused; 0.
     pub reserved: u32,
@@ -234,7 +234,8 @@ numbered! {
         /// The operation stopped waiting, because the host or a failed thread of this PE set the
         /// abort word.
         Aborted = 2, "aborted";
-        /// The kernel can access the PE neither by loads and stores nor through NVSHMEM.
+        /// The kernel has no access to the memory of the PE: the memory is not mapped, and NVSHMEM
+        /// is not available for the PE.
         Unreachable = 3, "PE is not reachable";
         /// The operation names a PE, a team or a member that does not exist.
         NoSuchPeer = 4, "no such PE or team";
@@ -298,9 +299,9 @@ numbered! {
         Reduce = 21, "reduce";
         /// The operation `reducescatter`.
         ReduceScatter = 22, "reducescatter";
-        /// A bulk copy through shared memory.
+        /// The bulk copy of a kernel, which moves data through the shared memory of a thread block.
         BulkCopy = 23, "bulk copy";
-        /// An access of a kernel to its own PE's symmetric memory through a view.
+        /// A load or a store, through a view, in the symmetric memory of the kernel's own PE.
         Local = 24, "access to local memory";
         /// The operation `exit`, which a kernel calls to report a failure of its own.
         Exit = 25, "exit";
@@ -338,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_convert_back_to_failure_kinds_and_operations() {
+    fn from_number_returns_each_failure_kind_and_each_operation() {
         for kind in FailureKind::ALL {
             assert_eq!(FailureKind::from_number(*kind as u32), Some(*kind));
         }

@@ -112,16 +112,18 @@ impl KernelTeam {
     }
 }
 
-/// A visitor of the memory and the teams to which a kernel's arguments refer. The visit takes place
-/// before the launch is enqueued.
+/// A visitor of a kernel's arguments. The visitor is called once for each memory range and each
+/// team in the arguments, before the launch is enqueued.
 pub trait ArgVisitor {
-    /// Visits a memory range of `bytes` bytes that lies at `offset` in every PE's symmetric heap.
+    /// Visits a memory range of `bytes` bytes in symmetric memory. The range lies at `offset` in
+    /// every PE's heap.
     fn symmetric(&mut self, offset: SymOffset, bytes: u64);
 
     /// Visits a memory range of `bytes` bytes at an address that the device can access.
     fn device(&mut self, address: u64, bytes: u64);
 
-    /// Visits a team that is an argument, or that an argument contains. By default, does nothing.
+    /// Visits a team in the arguments: an argument of type [`KernelTeam`], or a field of an
+    /// argument. By default, does nothing.
     fn team(&mut self, team: KernelTeam) {
         let _ = team;
     }
@@ -279,7 +281,7 @@ tuple_args!(A0 0, A1 1, A2 2, A3 3, A4 4, A5 5, A6 6, A7 7, A8 8, A9 9, A10 10, 
 mod tests {
     use super::*;
 
-    /// A visitor that records the memory ranges it visits, and their number.
+    /// A visitor for tests. The fields are the visited memory ranges and their number.
     #[derive(Default)]
     struct Seen([(bool, u64, u64); 4], usize);
 

@@ -8,8 +8,9 @@ use peerweave_types::{DType, Pe, Rank, ReduceOp, TeamShape};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-/// The call for which a collective runs. `User` is a collective that the program has called. The
-/// backend itself runs the other collectives, which never match collectives of the program.
+/// The call that needs a collective. `User` means that the program has called the collective. With
+/// every other value, the backend runs the collective as a part of another call, such as a split.
+/// Ranks whose purposes differ have a mismatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub(crate) enum Purpose {
@@ -52,9 +53,9 @@ pub(crate) fn allocation_detail(request: &Allocation) -> u64 {
     bytes | dtype << ALLOCATE_DTYPE_SHIFT | align << ALLOCATE_ALIGN_SHIFT | u64::from(request.zeroed) << 63
 }
 
-/// Position of the element type's lowest bit in the word that encodes an allocation. The bits below
-/// contain the number of bytes, or 2^48 - 1 for a larger request. Such a request fails anyway,
-/// because it exceeds the address space.
+/// Position of the element type in the word that encodes an allocation: the number of the type's
+/// lowest bit. The lower bits contain the number of bytes, or 2^48 - 1 if the request is larger.
+/// Such a large request fails anyway, because it exceeds the address space.
 const ALLOCATE_DTYPE_SHIFT: u32 = 48;
 const ALLOCATE_ALIGN_SHIFT: u32 = 56;
 
@@ -67,9 +68,10 @@ fn allocation(detail: u64) -> Allocation {
     }
 }
 
-/// Returns the arguments of a split on which all ranks must agree, and the step of the split,
-/// encoded in one word. The first step exchanges the requests of the ranks (`claimed` is `false`).
-/// The second step checks whether all ranks have reserved a team slot (`claimed` is `true`).
+/// Encodes a step of a split in one word. The word contains the number of the step and the
+/// arguments of the split. All ranks must have the same word. `claimed` is `false` in the first
+/// step, which exchanges the requests of the ranks. `claimed` is `true` in the second step, which
+/// checks whether all ranks have reserved a team slot.
 ///
 /// A job has at most 4096 PEs. So in a strided split, the first rank of the new team takes 12 bits
 /// of the word, and the number of ranks 13 bits. A new team of one rank needs no stride, so ranks
@@ -102,12 +104,12 @@ fn split(detail: u64) -> SplitCall {
     }
 }
 
-/// Flag in word 0 of the call words. The flag is set if a function of the program reduces the
-/// elements.
+/// Flag in word 0 of the words that describe a call. The flag is set if the call reduces elements
+/// with a function that the program has passed.
 const BY_FUNCTION: u64 = 1 << 31;
 
-/// Returns a digest of the words of a call. Each word enters the digest by a one-to-one function,
-/// so calls that differ in only one word have different digests.
+/// Returns a digest of the words of a call. If two calls differ in exactly one word, their digests
+/// differ, because each word is mixed into the digest by a one-to-one function.
 #[inline]
 pub(super) fn signature([what, root, count, detail, history]: &CallWords) -> u64 {
     (what ^ root << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15)
@@ -182,10 +184,11 @@ impl Run<'_> {
     }
 }
 
-/// Suffixes for the descriptions of two calls in a mismatch error. They are added if the calls are
-/// equal, but the small broadcasts before the calls differ.
-const AFTER_BROADCASTS: &str = " after the small broadcasts that this PE has called";
-const AFTER_OTHER_BROADCASTS: &str = " after different small broadcasts";
+/// Suffix of the description of this PE's call in a mismatch error. The suffix is added if both
+/// calls have the same parameters, but the small broadcasts before the calls differ. The next
+/// constant is the suffix for the call of the other PE.
+const AFTER_BROADCASTS: &str = " (the earlier small broadcasts of the two PEs differ)";
+const AFTER_OTHER_BROADCASTS: &str = " (the earlier small broadcasts of this PE are different)";
 
 /// Converts a mismatch of calls to an error.
 pub(super) fn mismatch(mismatch: Mismatch) -> Stop {
@@ -209,7 +212,7 @@ fn describe([what, root, count, detail, _]: CallWords) -> String {
     let known = (CollectiveKind::from_u8(kind), DType::from_u8(dtype), ReduceOp::from_u8(op));
     let (Some(kind), Some(dtype), Some(op)) = known else { return format!("an unknown operation ({what:#x})") };
     let described = CollectiveShape { kind, dtype, op, root: Rank::new(root as u32), count: count as usize, detail }.to_string();
-    if what & BY_FUNCTION == 0 { described } else { described.replacen(" by sum", " by a function", 1) }
+    if what & BY_FUNCTION == 0 { described } else { described.replacen(" by sum", " by a reduction function", 1) }
 }
 
 #[cfg(test)]
@@ -222,6 +225,6 @@ mod tests {
         assert_eq!(describe(words), "reduce of 17 elements of f32 by max with root 3");
         assert_eq!(describe([CollectiveKind::Barrier as u64, 0, 0, 0, 0]), "barrier");
         let words = [CollectiveKind::Scan as u64 | (DType::U8 as u64) << 8 | BY_FUNCTION, 0, 2, 0, 0];
-        assert_eq!(describe(words), "scan of 2 elements of u8 by a function");
+        assert_eq!(describe(words), "scan of 2 elements of u8 by a reduction function");
     }
 }

@@ -21,8 +21,9 @@ use crate::sync::wait::{Limit, Stop};
 use peerweave_core::backend::CollectiveKind;
 
 impl Run<'_> {
-    /// Returns whether the collective is a broadcast of at most [`line::BYTES`] bytes, and was
-    /// called by the program, not by the backend itself.
+    /// Returns whether the collective is a small broadcast. Small means at most one cache line
+    /// ([`line::BYTES`] bytes). Broadcasts that the backend runs as a part of other calls do not
+    /// count.
     #[inline]
     pub(super) fn is_small_broadcast(&self) -> bool {
         self.op.kind == CollectiveKind::Broadcast
@@ -53,8 +54,9 @@ impl Run<'_> {
     }
 }
 
-/// Returns the digest of the small broadcasts after one more small broadcast. `signature` is the
-/// signature of that broadcast, which already includes the digest of the earlier small broadcasts.
+/// Returns the new digest of the small broadcasts after a further small broadcast. `signature` is
+/// the signature of the further broadcast. This signature already contains the digest of the
+/// earlier small broadcasts.
 #[inline]
 pub(super) fn history_after(signature: u64) -> u64 {
     signature.rotate_left(17).wrapping_mul(0xc2b2_ae3d_27d4_eb4f)

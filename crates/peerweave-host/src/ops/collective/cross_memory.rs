@@ -1,5 +1,5 @@
-//! Collectives on private buffers that the operating system reads from the other processes. This
-//! saves one copy compared with the staging areas.
+//! Collectives on private buffers. Each rank reads the private buffers of other processes through
+//! the operating system. Compared with staging areas, this saves one copy.
 //!
 //! Peers only *read* private memory. No rank writes to another process. A rank that failed may have
 //! freed its buffer. A late read then fails or returns bytes that are discarded, but a late write
@@ -20,10 +20,11 @@ use peerweave_core::backend::{Collective, CollectiveKind as Kind};
 use peerweave_types::SymOffset;
 use std::ops::Range;
 
-/// Returns whether a collective of `n` ranks uses this algorithm. An all-to-all in place does not,
-/// because a rank would have to write to the memory of its peers. A reduce does not, because only
-/// the root would do work. All-reduce, reduce-scatter, broadcast and all-gather use it only in
-/// small teams. In larger teams, staging areas are faster, because the areas stay in a cache.
+/// Returns whether a collective of `n` ranks reads private buffers of other processes. An
+/// all-to-all in place does not, because a rank would have to write to the memory of its peers. A
+/// reduce does not, because only the root would do work. All-reduce, reduce-scatter, broadcast and
+/// all-gather do so only in small teams. In larger teams, staging areas are faster, because they
+/// stay in a cache.
 pub(super) fn serves(op: &Collective, in_place: InPlace, n: usize) -> bool {
     match op.kind {
         Kind::AllReduce | Kind::AllReduceRmsNorm | Kind::ReduceScatter | Kind::Broadcast | Kind::AllGather => {

@@ -73,15 +73,15 @@ impl Run<'_> {
         self.step.sync(phases_done + 1)
     }
 
-    /// Returns whether the stores of a collective use the caches or bypass them. `bytes_of_all` is
-    /// the number of bytes that all ranks together access. If these bytes do not fit in the caches,
-    /// stores bypass the caches.
+    /// Chooses the kind of stores for a collective. `bytes_of_all` is the number of bytes that all
+    /// ranks together access. If these bytes do not fit in the caches, the stores bypass the
+    /// caches.
     fn stores(&self, bytes_of_all: usize) -> Stores {
         if bytes_of_all >= tuning::STREAMING_FOOTPRINT { Stores::Streaming } else { Stores::Cached }
     }
 
-    /// Returns the other ranks, starting after this rank, so that ranks do not all start with the
-    /// same rank.
+    /// Returns all ranks except this rank. The first item is the next rank after this rank, so each
+    /// rank starts at a different rank.
     fn others_from_here(&self) -> impl Iterator<Item = usize> + use<> {
         let (me, n) = (self.me, self.n);
         (1..n).map(move |distance| (me + distance) % n)
@@ -194,9 +194,9 @@ impl Run<'_> {
         }
     }
 
-    /// Runs an all-to-all in place. Two ranks exchange the part that the first rank sends to the
-    /// second and the part that the second rank sends to the first. Each of the two ranks does this
-    /// for one half of the elements.
+    /// Runs an all-to-all in place. Every two ranks swap two parts: the part from the first rank to
+    /// the second, and the part from the second rank to the first. Each of the two ranks swaps one
+    /// half of the elements.
     fn direct_exchange(&self, buffers: &Buffers) {
         let size = self.element_bytes();
         let bytes = self.op.count * size;

@@ -86,8 +86,8 @@ struct Turn {
 }
 
 impl<'a> CollectiveTask<'a> {
-    /// Starts a collective by taking the next epoch of the team. The caller must then call
-    /// [`Self::drive`] until the collective ends, or call [`Self::skip`].
+    /// Starts a collective: gives the collective the next epoch of the team. The caller must then
+    /// call [`Self::drive`] until the collective ends, or call [`Self::skip`] once.
     ///
     /// # Errors
     /// If the team does not exist.
@@ -102,8 +102,8 @@ impl<'a> CollectiveTask<'a> {
         Ok(Self::start_internal(team, Cow::Borrowed(op), Purpose::User, 0))
     }
 
-    /// Starts a collective. `purpose` is the reason for the collective, such as a split of the
-    /// team.
+    /// Starts a collective of the backend or of the program. `purpose` says which call needs the
+    /// collective, such as a split of the team.
     #[inline]
     pub(crate) fn start_internal(team: TeamRef<'a>, op: Cow<'a, Collective>, purpose: Purpose, detail: u64) -> Self {
         Self { turn: Turn::issue(&team, purpose, detail), team, op, norm: None }
@@ -127,7 +127,8 @@ impl<'a> CollectiveTask<'a> {
         Ok(())
     }
 
-    /// Ends the collective without running it, because of the failure `because`.
+    /// Ends the collective as failed. The collective does not run. `because` is the earlier failure
+    /// that is the reason.
     pub(crate) fn skip(&mut self, shared: &Shared, because: &Error) {
         let step = Step { peers: &shared.peers, team: &self.team, call: "skip", epoch: self.turn.epoch };
         if step.team.may_run(step.epoch) || wait_for_turn(shared, &step, Limit::Deadline(shared.peers.deadline)).is_ok() {
@@ -138,7 +139,7 @@ impl<'a> CollectiveTask<'a> {
 }
 
 impl Turn {
-    /// Creates a turn. The turn takes the next position among the operations of the team.
+    /// Gives a new collective the next position among the operations of the team.
     #[inline]
     fn issue(team: &TeamState, purpose: Purpose, detail: u64) -> Self {
         Self { epoch: team.issue_epoch(), entered: false, purpose, detail }
@@ -212,9 +213,9 @@ fn wait_for_turn(shared: &Shared, step: &Step<'_>, limit: Limit) -> Result<(), S
 /// other ranks. Later collectives of the team then fail on this rank.
 ///
 /// After a mismatch of calls, the team stays usable: all ranks have detected the mismatch, and no
-/// rank has changed any data. Only the first failure changes the progress word. If a later failure
-/// stored a later epoch in this word, the word would claim that this rank has completed the
-/// operation that failed first.
+/// rank has changed any data. Only the first failure changes the progress word. A later failure
+/// would store a later epoch in this word. The word would then say that this rank has completed the
+/// operation that failed first, which is false.
 #[cold]
 fn fail(step: &Step<'_>, error: &Error) {
     if !matches!(error, Error::Mismatch(_)) && step.team.failure().is_none() {
@@ -244,7 +245,8 @@ enum Algorithm {
     /// The collective has no operands.
     Arrival,
     InLine,
-    /// A small broadcast. The operand is in the cache line that follows the entry line of the root.
+    /// The collective is a small broadcast. The operand is in the cache line after the entry line
+    /// of the root.
     BehindLine,
     Staged,
     Large,
@@ -291,8 +293,8 @@ impl Run<'_> {
     /// Returns the data that a rank fetches together with the entry of another rank. In an
     /// all-reduce with operands of at most one cache line, the rank also fetches the operand from
     /// the staging area. The all-reduce then takes 0.75 to 0.9 of its time without this fetch. A
-    /// gather or a broadcast does not use this fetch. Between distant processors, the collective
-    /// would take up to 1.2 times as long. The reason is that a rank with less work would fetch the
+    /// gather or a broadcast does not use this fetch, because between distant processors the fetch
+    /// would make the collective up to 1.2 times slower: a rank with little work would fetch the
     /// operand before the other rank has written it.
     #[inline]
     fn fetched_with_entry(&self, algorithm: Algorithm) -> With {
@@ -424,10 +426,10 @@ impl Run<'_> {
         self.agree(agreed, signature)
     }
 
-    /// Records that every rank has entered the operation. Returns an error if the calls of two
-    /// ranks differ. If `agreed` is `true`, the caller has already found that all calls are the
-    /// same. If not, this function compares the full parameters. `signature` is the signature of
-    /// this rank's call.
+    /// Records that every rank has entered the operation. If `agreed` is `true`, the caller has
+    /// already compared the calls of all ranks, and they are the same. If `agreed` is `false`, this
+    /// function compares the full parameters, and returns an error if two calls differ. `signature`
+    /// is the signature of this rank's call.
     #[inline]
     fn agree(&self, agreed: bool, signature: u64) -> Result<(), Stop> {
         let outcome = if agreed { Ok(()) } else { self.compare_calls() };
@@ -438,8 +440,9 @@ impl Run<'_> {
     }
 
     /// Waits for the entries of all ranks, and compares the calls of these ranks with the call of
-    /// this rank. The entry of this rank is `mine`. This function does not read it from shared
-    /// memory, because that read would wait until the store of the entry has reached the cache.
+    /// this rank. `mine` is the entry of this rank. This function uses `mine` instead of reading
+    /// this entry from shared memory, because the read would wait until the store of the entry has
+    /// reached the cache.
     #[inline]
     fn entries(&self, algorithm: Algorithm, mine: Entry, entries: &mut PerRank<Entry>, limit: Limit) -> Result<(), Stop> {
         let mut agreed = !self.compares_in_full(algorithm);
@@ -458,9 +461,10 @@ impl Run<'_> {
         self.agree(agreed, mine.signature)
     }
 
-    /// Waits for the entries of all ranks, compares their calls, and computes the result of this
-    /// rank. Only the root has an operand. So this function reads the whole entry of the root, and
-    /// only the signatures of the other ranks.
+    /// Runs the rest of a collective in which only the root has an operand. Waits for the entries
+    /// of all ranks, compares the calls, and computes the result of this rank. From the entry of
+    /// the root, this function reads all words. From the other entries, it reads only the
+    /// signatures.
     #[inline]
     fn take_from_root(&self, algorithm: Algorithm, mine: Entry, limit: Limit) -> Result<(), Stop> {
         let root = self.op.root.index();

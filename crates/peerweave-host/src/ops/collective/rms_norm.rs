@@ -5,13 +5,14 @@ use crate::ops::shared::Shared;
 use crate::simd;
 use peerweave_core::backend::{Collective, NormScale, Place, Quantization, RmsNorm};
 
-/// The norm that is computed after the reduction of an all-reduce with RMSNorm.
+/// The second half of an all-reduce with RMSNorm: the norm. Each rank computes the norm after the
+/// reduction.
 #[derive(Debug)]
 pub(super) struct Norm {
     /// The original call, whose result is the norm.
     op: Collective,
-    /// Memory for the sum of the all-reduce, if the result is quantized. In this case, the types of
-    /// the sum and of the result differ.
+    /// Memory for the sum of the all-reduce. Used only if the result is quantized, because the sum
+    /// then has a different type than the result.
     sum: Vec<u64>,
 }
 

@@ -8,8 +8,8 @@
 //!
 //! Reuse of staging areas: round `i` uses area `i & 1`. A rank packs round `i + 2` after it has
 //! seen that every rank has packed round `i + 1`. Each rank packs round `i + 1` only after it has
-//! consumed round `i`. The operation ends with one more synchronization, because the next operation
-//! may pack into either area when it enters.
+//! consumed round `i`. The operation ends with one more synchronization. Without it, the next
+//! operation could pack into an area that a rank is still reading.
 
 use super::counts::Counts;
 use super::direct::share;
@@ -96,12 +96,12 @@ impl Run<'_> {
         self.consume(&inputs, 0..self.op.count);
     }
 
-    /// Returns the address of this rank's operand in the buffer that the program passed. The caller
-    /// reads the operand there and not from the packed copy: a read of the copy would wait until
-    /// the stores of the copy have reached the cache. In place, the result overwrites no element of
-    /// the operand that is still to be read. Returns `None` if the caller must read the packed
-    /// copy. This is the case if there is no operand, if the copy has a different layout, or if the
-    /// program passed a function that reduces.
+    /// Returns the address of this rank's operand in the program's buffer. The caller reads this
+    /// operand instead of the packed copy, because a read of the copy would wait until the stores
+    /// of the copy have reached the cache. This is correct even if the collective works in place:
+    /// the result overwrites an element only after the element has been read. Returns `None` if the
+    /// caller must read the packed copy. There are three such cases: the collective has no operand,
+    /// the copy has a different layout, or the program has passed a reduction function.
     #[inline]
     fn own_operand(&self) -> Option<*const u8> {
         let lies_apart = self.op.kind == Kind::AllToAllStrided || self.op.function().is_some();
@@ -221,8 +221,8 @@ impl Run<'_> {
         self.step.sync(phase + 1)
     }
 
-    /// Reduces one share of the elements: each rank reduces a different share. The inputs are the
-    /// packed operands of all ranks. The result replaces this share of the operands in the staging
+    /// Reduces this rank's share of the elements. Each rank reduces a different share. The inputs
+    /// are the packed operands of all ranks. The result overwrites the same share in the staging
     /// areas of all ranks.
     fn reduce_share(&self, inputs: &[Input], block_len: usize) {
         let size = self.element_bytes();

@@ -37,7 +37,8 @@ enum Slots {
 const SLOTS: u64 = 3;
 const SLOTS_BITS: u32 = 2;
 
-/// Number of bytes in an entry's payload that all slots together may use.
+/// Total size of all slots in an entry, in bytes. The rest of the entry's payload is one word of
+/// other data.
 const LINE_BYTES: usize = PAYLOAD_BYTES - size_of::<u64>();
 
 impl Slots {
@@ -69,9 +70,9 @@ impl Run<'_> {
         self.op.counts.as_ref().expect("peerweave-core bug: the collective has no counts")
     }
 
-    /// Creates the entry of this rank, which the caller publishes. If the parts that this rank
-    /// sends fit in slots (see [`Slots`]), copies the parts to the slots. Otherwise, writes the
-    /// counts of this rank to its staging area.
+    /// Creates the entry of this rank. The caller then publishes the entry. If the parts that this
+    /// rank sends fit in slots (see [`Slots`]), this function copies the parts to the slots.
+    /// Otherwise, it writes the counts of this rank to its staging area.
     #[inline]
     pub(super) fn vector_entry(&self, signature: u64) -> Entry {
         let (counts, size) = (self.vector_counts(), self.element_bytes());
@@ -149,17 +150,17 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Returns whether the collective is an all-to-all-v in place. Its results may overwrite parts
-    /// of the operand that this rank has not read yet, so this rank also packs the part that it
-    /// sends to itself. In other collectives, this part need not be packed.
+    /// Returns whether the collective is an all-to-all-v in place. In this case, results may
+    /// overwrite parts of the operand that this rank has not read yet. So this rank must also pack
+    /// the part that it sends to itself. In other cases, it need not pack this part.
     #[inline]
     pub(super) fn overwrites_operand(&self) -> bool {
         self.op.kind == CollectiveKind::AllToAllV && self.op.send == self.op.recv
     }
 
-    /// Prepares the cache for the next operation: requests the slots that this rank will then
-    /// write, as described at [`Step::own_next_stage`](crate::sync::step::Step::own_next_stage).
-    /// This helps only if the next operation has the same counts.
+    /// Prepares the cache of this processor for the next operation: requests the cache lines of the
+    /// slots that this rank will write in that operation. This helps only if the next operation has
+    /// the same counts. See [`Step::own_next_stage`](crate::sync::step::Step::own_next_stage).
     #[inline]
     fn own_next_slots(&self, slots: Slots, counts: &VectorCounts) {
         if slots != Slots::Staged {

@@ -11,7 +11,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-/// A mapped memory file, which was initially zero.
+/// A memory file that this process has mapped. All bytes of the file were initially zero.
 #[derive(Debug)]
 pub(crate) struct Region {
     base: *mut u8,
@@ -125,8 +125,8 @@ impl Drop for Region {
     }
 }
 
-/// Returns the error for a mapping that the limits of this process do not allow. The error names
-/// the setting to change.
+/// Returns the error for a failed mapping of `bytes` bytes. The error contains this process's limit
+/// for mapped memory, and names the setting that makes the heap smaller.
 fn too_large(bytes: usize, what: &str, error: &io::Error) -> io::Error {
     let limit = rustix::process::getrlimit(rustix::process::Resource::As).current;
     let limit = limit.map_or(String::new(), |limit| format!(" (this process may map at most {limit} bytes, see ulimit -v)"));

@@ -12,7 +12,8 @@ pub(crate) unsafe fn read(_pid: u64, _from: u64, _to: *mut u8, _bytes: usize) ->
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// Returns the reason why memory of other processes cannot be read.
+/// Always returns an error, because this platform cannot read the memory of other processes. The
+/// error contains this reason.
 pub(crate) fn probe(_pid: u64, _from: u64, _expected: u64) -> Result<(), String> {
     Err("this system has no cross-memory attach".to_owned())
 }

@@ -30,7 +30,7 @@ pub(super) mod word {
     pub(in super::super) use super::x86_64::word::*;
 }
 
-/// A register of 16 bytes that every processor of this architecture has.
+/// The type of a 16-byte register. Every processor of this architecture has such registers.
 #[cfg(all(target_arch = "aarch64", target_endian = "little", not(miri)))]
 pub(super) use self::aarch64::Quad as Basic;
 #[cfg(any(miri, not(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))))]
@@ -124,9 +124,11 @@ pub(super) unsafe trait Vector: Copy {
 pub(super) unsafe trait Arch: Copy + 'static {
     /// The vector register.
     type Vector: Vector;
-    /// The elements of a register, as they are stored in memory.
+    /// The content of a register, as an array of elements. The elements have the form in which
+    /// memory stores them.
     type Raw<S: Storage>: Lanes<Lane = S>;
-    /// The values of the elements of a register.
+    /// The content of a register, as an array of values for arithmetic. Each value is one converted
+    /// element.
     type Values<S: Storage>: Lanes<Lane = S::Value>;
 
     /// Runs `kernel` in a function that is compiled for this instruction set.
@@ -214,7 +216,8 @@ pub(super) trait Kernel {
     /// Runs the code for the instruction set `A`.
     ///
     /// # Safety
-    /// [`Arch::enter`] of `A` is the caller, and the requirements of the kernel's fields are met.
+    /// Only [`Arch::enter`] of `A` calls this function. The requirements of the kernel's fields are
+    /// met.
     unsafe fn run<A: Arch>(self);
 }
 
@@ -228,7 +231,7 @@ pub(crate) struct Isa(Level);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-#[allow(dead_code, reason = "a build creates only the levels of its own architecture")]
+#[allow(dead_code, reason = "each build uses only the variants of its own architecture")]
 enum Level {
     Portable = 1,
     Sse2,
@@ -340,7 +343,10 @@ impl Isa {
             #[cfg(any(test, miri, not(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))))]
             // SAFETY: as above.
             Level::Portable => unsafe { portable::Portable::enter(kernel) },
-            #[allow(unreachable_patterns, reason = "by [I1], one of the arms above handles every level that an `Isa` can have")]
+            #[allow(
+                unreachable_patterns,
+                reason = "the arms above handle every level that an `Isa` can have, so this arm never runs"
+            )]
             _ => unreachable!("this build has no code for {}", self.name()),
         }
     }

@@ -39,7 +39,7 @@ unsafe fn store_bytes<const N: usize>(bytes: [u8; N], to: *mut u8) {
 }
 
 /// Reads and writes of 1, 2, 4 or 8 bytes.
-#[allow(dead_code, reason = "on an architecture that has its own file, the module `word` of that file is used instead")]
+#[allow(dead_code, reason = "architectures with their own file use the module `word` of that file instead")]
 pub(crate) mod word {
     macro_rules! word {
         ($($t:ty: $load:ident $store:ident),*) => {$(

@@ -65,7 +65,7 @@ fn short_copies_are_correct_at_several_alignments() {
 }
 
 #[test]
-fn copies_near_the_thresholds_of_rep_movsb_are_complete() {
+fn copies_are_correct_at_lengths_around_rep_movsb_thresholds() {
     let mut random = Random(5);
     let borders: &[usize] = if FEW {
         &[257]

@@ -177,7 +177,7 @@ fn average_of_hundreds_of_inputs_is_exact() {
 }
 
 #[test]
-fn min_and_max_order_zeros_and_ignore_nans() {
+fn min_and_max_ignore_nans_and_order_minus_zero_below_zero() {
     let zeros = |a: f32, b: f32| [(a.to_le_bytes().to_vec(), 0), (b.to_le_bytes().to_vec(), 0)];
     for (op, a, b, expected) in [
         (ReduceOp::Min, 0.0, -0.0, -0.0f32),

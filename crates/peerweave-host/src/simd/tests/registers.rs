@@ -22,7 +22,7 @@ fn assert_clean(what: &dyn std::fmt::Display, work: impl FnOnce()) {
 }
 
 #[test]
-fn kernels_zero_the_upper_halves_of_vector_registers() {
+fn upper_halves_of_registers_are_zero_after_simd_functions() {
     if !is_observable() {
         println!("not run: this processor does not report which upper halves are in use");
         return;
