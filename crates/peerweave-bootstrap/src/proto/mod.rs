@@ -142,7 +142,7 @@ pub enum Frame {
     /// Client: enters a collective call. Answered by `Done`. In an exchange, one `Part` for each PE
     /// precedes `Done`.
     Enter {
-        /// Number of the collective call, combined with [`ROUND_BIT`].
+        /// Number of the request: the number of the collective call, with [`ROUND_BIT`] set.
         request: u64,
         /// Kind of the collective call.
         collective: Collective,
@@ -211,7 +211,7 @@ pub enum Frame {
     },
     /// Server: the blob of one PE in an exchange. The parts are sent in the order of the PEs.
     Part {
-        /// Number of the collective call, combined with [`ROUND_BIT`].
+        /// Number of the request: the number of the collective call, with [`ROUND_BIT`] set.
         request: u64,
         /// The blob.
         blob: Vec<u8>,
