@@ -34,14 +34,14 @@ fn copies(how: &&str) -> bool {
 }
 
 #[test]
-fn error_names_a_pe_that_died_during_puts_gets_and_quiets() {
+fn error_names_a_pe_that_died_during_put_get_or_quiet() {
     for how in contexts::REPEATED.into_iter().filter(copies) {
         let _ = Fakes::new().cuda().run_with_victims(3, &[2], |child| one_is_killed(&child, how));
     }
 }
 
 #[test]
-fn error_names_a_pe_that_died_during_signals_atomics_and_waits() {
+fn error_names_a_pe_that_died_during_signal_atomic_or_wait() {
     for how in contexts::REPEATED.into_iter().filter(|how| !copies(how)) {
         let _ = Fakes::new().cuda().run_with_victims(3, &[2], |child| one_is_killed(&child, how));
     }
@@ -116,7 +116,7 @@ fn errors_name_a_pe_killed_while_data_is_moved() {
 }
 
 #[test]
-fn errors_name_a_pe_killed_during_waits_and_collective_calls() {
+fn errors_name_a_pe_killed_during_a_wait_or_collective_call() {
     let names = [
         "alloc:4096",
         "barrier",

@@ -66,7 +66,7 @@ fn all_reduce_with_norm_across_hosts_equals_separate_steps() {
 }
 
 #[test]
-fn all_reduce_with_norm_of_unsupported_rows_is_refused() {
+fn unsupported_rows_in_all_reduce_with_norm_are_refused() {
     Fakes::new().cuda().run(|| {
         on_gpus(2, |world| {
             let team = world.team();

@@ -40,7 +40,7 @@ fn every_collective_on(hosts: &[&str], shape: &str, types: &[DType], passes: usi
 }
 
 #[test]
-fn wait_compares_values_by_type_and_wait_any_is_fair() {
+fn typed_wait_calls_are_correct_and_wait_any_is_fair() {
     Fakes::new().cuda().run(|| {
         common::pes_that_may_fail(2, options(), |gpu| {
             let backend = Cuda::new(gpu.expect("the GPU is set up")).expect("the backend starts");
@@ -63,7 +63,7 @@ fn on_gpus(n_pes: u32, program: impl Fn(peerweave::World) + Sync) {
 }
 
 #[test]
-fn operations_and_quiets_of_contexts_are_independent() {
+fn contexts_have_independent_operations_and_quiet_calls() {
     Fakes::new().cuda().run(|| {
         on_gpus(2, |world| {
             contexts::all_operations(&world);
@@ -152,7 +152,7 @@ fn collectives_of_two_hosts_are_correct_with_every_type() {
 }
 
 #[test]
-fn collectives_of_two_hosts_with_2_pes_and_1_pe_are_correct() {
+fn collectives_of_hosts_with_unequal_pe_counts_are_correct() {
     with_nccl().run(|| every_collective_on(&["a", "a", "b"], "world", &[DType::F32, DType::BF16, DType::I16], 1, 7));
 }
 

@@ -21,7 +21,7 @@ fn moe_with_random_routing_matches_the_reference() {
 }
 
 #[test]
-fn moe_combine_adds_results_of_every_type_in_f32() {
+fn moe_combine_of_every_type_adds_in_f32() {
     on_all(|world| {
         let case = Case::new(2 * world.n_pes(), 4, 16, 5, 0, Routing::Random);
         exchange::<f32, f32>(world, &case, 3)?;

@@ -22,8 +22,8 @@ pub enum Members<'a> {
     Some {
         /// The participating PEs. Every participating PE must pass the same PEs in the same order.
         pes: &'a [Pe],
-        /// Name of the collective call. Every participating PE must pass the same name. A different
-        /// collective call on this rendezvous must have a different name.
+        /// Name of the collective call. All participating PEs must pass the same name. Different
+        /// collective calls on this rendezvous must have different names.
         key: &'a str,
     },
 }
@@ -34,7 +34,7 @@ pub struct Failure {
     /// The error message.
     pub reason: String,
     /// Whether another PE caused this failure. If several PEs fail in the same round of [`agree`],
-    /// the error names a PE that failed by itself, if there is such a PE.
+    /// the error names a PE whose failure no other PE caused, if there is such a PE.
     pub is_consequence: bool,
 }
 
@@ -117,10 +117,10 @@ pub fn agree(
     decide(&pes, &answers)
 }
 
-/// Notifies the other members of a round with [`Members::Some`] that this PE will not call
-/// [`agree`]. `key` and `label` are the key and the label of the round. The calls of the other
-/// members fail with `reason`. If the rendezvous fails, this function ignores the error, and the
-/// other members time out.
+/// Notifies the other members that this PE will not call [`agree`] for a particular round. The
+/// round has [`Members::Some`], and `key` and `label` identify it. The calls of the other members
+/// fail with `reason`. If the rendezvous fails, this function ignores the error, and the other
+/// members time out.
 pub fn give_up(rendezvous: &Rendezvous, key: &str, label: &str, reason: &str) {
     let failure = Failure { reason: reason.to_owned(), is_consequence: true };
     let _ = rendezvous.put(&key_of(key, label, rendezvous.pe()), &encode("", Err(&failure)));
@@ -213,8 +213,8 @@ fn encode(call: &str, outcome: Result<&[u8], &Failure>) -> Vec<u8> {
     statement
 }
 
-/// The decoded report of a PE in a round. The first element describes the PE's call. The second
-/// element is the PE's blob or its failure.
+/// The decoded report of one PE in a round: a description of the PE's call, and the PE's blob or
+/// its failure.
 type Statement<'a> = (&'a str, Result<&'a [u8], Received<'a>>);
 
 /// A [`Failure`] that was received from another PE.

@@ -177,12 +177,12 @@ pub enum Loss {
     /// The PE has called [`leave`](crate::Rendezvous::leave), but a call of another PE still needs
     /// the PE that left.
     Left,
-    /// The PE left or disconnected because of the PEs in `missing`. Either a wait for these PEs had
-    /// timed out, or the PE had passed one PE to
-    /// [`report_root_cause`](crate::Rendezvous::report_root_cause).
+    /// The PE gave up because of the PEs in `missing`, and left or disconnected. Either a wait for
+    /// these PEs had timed out, or the PE had called
+    /// [`report_root_cause`](crate::Rendezvous::report_root_cause) with one PE.
     GaveUp {
-        /// The PEs because of which the lost PE gave up, in ascending order. If no wait of the lost
-        /// PE had timed out, this list has one element: the PE that the lost PE had passed to
+        /// The PEs that caused the lost PE to give up, in ascending order. If no wait of the lost
+        /// PE had timed out, this list contains one PE: the PE that the lost PE had passed to
         /// `report_root_cause`.
         missing: Vec<Pe>,
     },

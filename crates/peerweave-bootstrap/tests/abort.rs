@@ -79,7 +79,7 @@ fn abort_by_pe_0_arrives_before_the_server_of_pe_0_ends() {
 }
 
 #[test]
-fn abort_callback_is_dropped_and_not_called_if_the_pe_leaves() {
+fn abort_callback_is_not_called_if_the_pe_leaves_the_job() {
     let party = Party::new(2);
     let ended = party.run(0..2, |rendezvous| {
         let (rendezvous, aborted) = watched(rendezvous);

@@ -402,7 +402,7 @@ fn run_jobs<T: Send>(
 }
 
 #[test]
-fn each_server_of_pe_0_runs_until_all_pes_have_left() {
+fn server_of_pe_0_runs_until_all_pes_have_left() {
     let endpoint = Endpoint::random_unix().unwrap();
     for _ in 0..3 {
         run_jobs(served_by_pe_0(4, endpoint.clone()), LONG, |joined| {
@@ -469,7 +469,7 @@ fn missing_pe_0_is_named_by_all_other_pes() {
 }
 
 #[test]
-fn join_timeout_of_pe_0_ends_the_join_of_all_pes() {
+fn join_of_every_pe_fails_if_the_join_of_pe_0_times_out() {
     let mut jobs = served_by_pe_0(4, Endpoint::random_unix().unwrap());
     jobs.pop();
     let serving = jobs.remove(0);

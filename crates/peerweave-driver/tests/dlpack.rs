@@ -272,7 +272,7 @@ fn unsupported_tensor_is_refused_and_the_deleter_is_called() {
 }
 
 #[test]
-fn tensor_of_unknown_dlpack_version_is_refused_and_deleted() {
+fn unknown_dlpack_version_is_refused_and_deleter_is_called() {
     Fakes::new().cuda().run(|| {
         let (made, deleted) = Made::floats(&[1.0; 4], &[4]);
         // SAFETY: the struct is valid, ours, and its deleter may be called anywhere.

@@ -27,7 +27,7 @@ fn retire_flag(context: &Arc<CudaContext>, stream: &Arc<CudaStream>) -> Arc<Atom
 }
 
 #[test]
-fn value_retired_during_a_capture_is_freed_after_earlier_work() {
+fn retired_value_is_freed_after_work_that_precedes_a_capture() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         block(&stream);
@@ -43,7 +43,7 @@ fn value_retired_during_a_capture_is_freed_after_earlier_work() {
 }
 
 #[test]
-fn capture_of_a_stream_delays_freeing_default_stream_memory() {
+fn default_stream_memory_is_freed_only_after_the_capture() {
     Fakes::new().cuda().run(|| {
         let (context, _) = device();
         let blocking = blocking_stream(&context);
@@ -322,7 +322,7 @@ fn own_stream_does_not_wait_for_a_write_on_another_stream() {
 }
 
 #[test]
-fn streams_can_wait_for_each_other_after_a_context_error() {
+fn stream_waits_for_another_after_a_recorded_context_error() {
     Fakes::new().cuda().run(|| {
         let (context, own) = device();
         let other = context.new_stream().expect("the stream is created");
@@ -476,7 +476,7 @@ fn freeing_thread_uses_one_stream_and_releases_the_context() {
 }
 
 #[test]
-fn slice_of_a_private_stream_outlives_writes_of_another_stream() {
+fn private_stream_slice_is_freed_after_another_streams_write() {
     Fakes::new().cuda().run(|| {
         let context = context(0).expect("the device exists");
         let (own, other) = (

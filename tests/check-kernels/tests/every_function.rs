@@ -72,12 +72,12 @@ for_each_rma!(rma);
 for_each_bulk!(rma);
 
 #[test]
-fn shuffles_votes_and_barriers_of_a_block_are_correct() {
+fn shuffle_vote_and_barrier_functions_of_a_block_are_correct() {
     check(&warp::check_warp::KERNEL, 2, |_, result| (result,));
 }
 
 #[test]
-fn queries_and_polls_of_a_kernel_return_correct_results() {
+fn query_and_poll_functions_of_kernels_are_correct() {
     check(&context::check_context::KERNEL, 1, |job, result| (KernelTeam::WORLD, job.alloc::<u64>(context::WORDS), result));
 }
 
@@ -136,7 +136,7 @@ macro_rules! collectives {
 for_each_collective!(collectives);
 
 #[test]
-fn consecutive_numbers_are_converted_to_different_test_values() {
+fn test_values_of_consecutive_numbers_differ() {
     use peerweave_check_kernels::Sample;
     for number in 0..200u64 {
         assert_ne!(u8::of(number), u8::of(number + 1));

@@ -28,8 +28,8 @@ use crate::wire::socket::{Listener, may_speak};
 /// unidentified connection has not sent a valid hello. If there are more such connections, the
 /// leader drops the oldest.
 const MAX_UNIDENTIFIED: usize = 32;
-/// Maximum time for which the leader waits until this process can open a descriptor again. Another
-/// thread may close a descriptor during that time.
+/// Maximum time for which the leader waits for a free descriptor of this process. Another thread
+/// may close a descriptor during that time.
 const DESCRIPTOR_WAIT: Duration = Duration::from_secs(1);
 /// Maximum number of connections that the leader accepts before it checks the members and the
 /// deadline again.
@@ -37,7 +37,8 @@ const MAX_ACCEPTS: usize = 32;
 /// Time within which a connection must send its hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The kind of a call that passes descriptors. Each kind contains the leader's own descriptor.
+/// The kind of a call that passes descriptors. The value in each kind is the leader's own
+/// descriptor.
 #[derive(Clone, Copy)]
 pub(super) enum Transfer<'fd> {
     /// The leader sends its descriptor to all other members.
@@ -53,8 +54,8 @@ struct Unidentified {
     until: Instant,
 }
 
-/// A connected member. The leader keeps a list of all members except itself. So the index of a
-/// member in this list is its index in the call minus 1.
+/// A connected member. The leader's list of members lacks the first member, which is the leader
+/// itself. So the index of a member in this list is its index in the call minus 1.
 struct Member {
     stream: UnixStream,
     fd: Option<OwnedFd>,
@@ -180,8 +181,8 @@ impl Call<'_> {
 
     /// Reads the hellos of unidentified connections, and records the members that have sent a
     /// complete hello. A connection without a complete hello stays unidentified until its time
-    /// limit. Returns `false` if this process could not receive a descriptor that a member sent,
-    /// because the process had no free descriptor.
+    /// limit. Returns `false` if a member sent a descriptor, but this process had no free
+    /// descriptor to receive it.
     fn read_hellos(
         &self,
         unidentified: &mut Vec<Unidentified>,
@@ -222,7 +223,7 @@ impl Call<'_> {
                 _ => {
                     tracing::debug!(
                         call = self.name,
-                        "dropped a connection that sent no valid hello, or whose member is already connected"
+                        "dropped a connection, because it sent no valid hello, or because its member is already connected"
                     )
                 }
             }
@@ -269,8 +270,9 @@ fn send_descriptors(connected: &mut [Option<Member>], transfer: Transfer<'_>) ->
     Ok(progress.iter().all(|sent| *sent == Some(n_fds)))
 }
 
-/// Sends the pending descriptors to a member without blocking. Returns the total number of
-/// descriptors sent to the member.
+/// Sends the pending descriptors to a member without blocking. Returns the number of descriptors
+/// that this call and earlier calls have sent to the member. If the member has died, returns the
+/// total number of descriptors.
 fn send_outstanding(member: &Member, fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
     let mut sent = member.sent;
     for chunk in fds[sent..].chunks(PER_MESSAGE) {

@@ -41,12 +41,13 @@ const HELLO_LEN_BYTES: usize = MAGIC.len() + TOKEN_LEN_BYTES + 4;
 const DESCRIPTORS: u8 = 1;
 /// First byte of the message that lists the members that did not connect by the deadline.
 const MISSING: u8 = 2;
-/// First character of the value that a failed member stores instead of the leader's address. The
-/// index of the failed PE and its error message follow.
+/// First character of a value that reports a failure. A failed member stores such a value instead
+/// of the leader's address. The index of the failed PE and its error message follow.
 const FAILED: char = '!';
 /// Interval at which a waiting member checks for lost PEs.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
-/// Time after the deadline for which a member still waits for the leader's list of missing members.
+/// Additional time for which a member waits after the deadline. In this time, the member can still
+/// receive the leader's list of missing members.
 const GRACE: Duration = Duration::from_secs(1);
 
 impl Rendezvous {
@@ -82,8 +83,8 @@ impl Rendezvous {
         self.share_descriptor_within(members, fd, self.deadline())
     }
 
-    /// Like [`share_descriptor`](Self::share_descriptor), but waits for at most `within`, if
-    /// `within` is shorter than [`deadline`](Self::deadline).
+    /// Like [`share_descriptor`](Self::share_descriptor), but with the time limit `within`. If
+    /// [`deadline`](Self::deadline) is shorter, the limit is `deadline`.
     ///
     /// # Errors
     /// As for [`share_descriptor`](Self::share_descriptor).
@@ -101,8 +102,8 @@ impl Rendezvous {
             expected: expected.to_owned(),
         };
         match (call.leads(), fd) {
-            (true, None) => Err(misuse("none", "a descriptor, because the first member must pass a descriptor")),
-            (false, Some(_)) => Err(misuse("a descriptor", "none, because only the first member passes a descriptor")),
+            (true, None) => Err(misuse("none", "a descriptor, because this PE is the first member")),
+            (false, Some(_)) => Err(misuse("a descriptor", "none, because this PE is not the first member")),
             (true, Some(fd)) => {
                 call.lead(Transfer::Share(fd.as_fd()))?;
                 Ok(fd)
@@ -170,7 +171,11 @@ impl<'a> Call<'a> {
                 call: name,
                 what: "members",
                 value: format!("{:?}", members.iter().map(|pe| pe.get()).collect::<Vec<_>>()),
-                expected: format!("distinct PEs below {n_pes}, including {me}", n_pes = rendezvous.n_pes(), me = rendezvous.pe()),
+                expected: format!(
+                    "distinct PEs with numbers below {n_pes}, including this PE ({me})",
+                    n_pes = rendezvous.n_pes(),
+                    me = rendezvous.pe()
+                ),
             });
         };
         let (number, stale_key) = {
@@ -272,8 +277,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Receives the leader's answer, until `n_fds` descriptors or a list of missing members have
-    /// arrived.
+    /// Receives the leader's answer: either `n_fds` descriptors, or a list of missing members.
     fn receive_answer(&self, stream: &UnixStream, n_fds: usize) -> io::Result<Answer> {
         let mut sent = Answer { fds: Vec::with_capacity(n_fds), missing: None };
         while sent.fds.len() < n_fds {

@@ -41,8 +41,8 @@ impl Host {
         Self::of(id.as_deref())
     }
 
-    /// Returns the host of a process that runs on this machine and whose variable `NCCL_HOSTID` is
-    /// `id`.
+    /// Returns the host of a process on this machine. `id` is the value of `NCCL_HOSTID` in that
+    /// process.
     pub fn named(id: &str) -> Self {
         Self::of(Some(id))
     }

@@ -120,8 +120,8 @@ pub fn fill_random(bytes: &mut [u8]) -> Result<(), BootstrapError> {
 }
 
 /// Returns a 64-bit hash of `text` (FNV-1a, then the finaliser of splitmix64). The hash is the same
-/// in every build, because PEs of one job may be different binaries. Hashes of the standard library
-/// can change between versions.
+/// in every build. This is necessary because the PEs of one job may be different binaries. Hashes
+/// of the standard library can change between versions.
 pub(crate) fn fingerprint(text: &str, salt: u64) -> u64 {
     let seed = 0xcbf2_9ce4_8422_2325 ^ salt.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let hash = text.bytes().fold(seed, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));

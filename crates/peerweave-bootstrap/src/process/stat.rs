@@ -59,8 +59,8 @@ pub(crate) fn parent_of(pid: i32) -> Option<i32> {
     Stat::of(pid).map(|stat| stat.parent)
 }
 
-/// Returns two values: the process ID of the parent of process `pid`, and the [`Process`] that has
-/// the process ID `pid`. Does not check whether that process has ended.
+/// Returns the process ID of the parent of the process `pid`, and the process `pid` itself as a
+/// [`Process`]. Does not check whether the process has ended.
 pub(crate) fn parent_and_start(pid: i32) -> Option<(i32, Process)> {
     Stat::of(pid).map(|stat| (stat.parent, Process { pid, started: stat.started }))
 }

@@ -72,8 +72,8 @@ impl Watch {
 }
 
 impl Numbered {
-    /// Returns whether the process has ended. Returns `None` if that is unknown, because another
-    /// process may have the same process ID.
+    /// Returns whether the process has ended. Returns `None` if this cannot be determined, because
+    /// the process ID may now belong to another process.
     fn has_ended(&self) -> Option<bool> {
         if rustix::process::test_kill_process(self.pid) == Err(Errno::SRCH) {
             return Some(true);

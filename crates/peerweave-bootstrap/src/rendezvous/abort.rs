@@ -63,8 +63,8 @@ impl Rendezvous {
     }
 
     /// Calls `then` on a separate thread when a PE has ended the job by [`abort`](Self::abort). If
-    /// this PE's membership in the job ends first, the thread ends without calling `then`. A job of
-    /// one PE starts no thread.
+    /// this PE leaves the job first, or if its connection closes first, the thread ends without
+    /// calling `then`. A job of one PE starts no thread.
     ///
     /// # Errors
     /// [`BootstrapError::Io`] if the thread cannot be started. [`BootstrapError::Forked`] in a
@@ -96,7 +96,7 @@ impl Rendezvous {
     /// Sleeps for a second if the job was aborted and this PE has called
     /// [`when_aborted`](Self::when_aborted). During the sleep, the function that was passed to
     /// `when_aborted` can end this process. Without the sleep, the caller could first get an error
-    /// about another PE that has ended because of the abort.
+    /// that reports another PE as lost, although that PE has ended because of the abort.
     pub(super) fn yield_to_abort(&self) {
         if let Link::Joined { connection, .. } = &self.link
             && self.watched.load(Ordering::Acquire)

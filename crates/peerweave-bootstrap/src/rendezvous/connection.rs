@@ -43,8 +43,7 @@ pub(crate) enum Closed {
     Broken(BootstrapError),
 }
 
-/// The reason why [`Connection::wait_for_abort`] returned an error, before any PE has ended the
-/// job.
+/// The reason why [`Connection::wait_for_abort`] returned although no PE has ended the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotAborted {
     Late,
@@ -62,8 +61,8 @@ pub(crate) struct Connection {
 struct State {
     slots: HashMap<u64, Slot>,
     closed: Option<Closed>,
-    /// Lost PEs that the server reported without a request, in the order of the reports. If the
-    /// server dies, these losses may be the cause.
+    /// Losses of PEs, in the order in which the server reported them. The server reports a loss
+    /// without a request. If the server dies, these losses may be the cause.
     lost: Vec<Fault>,
     /// The PE that has ended the job, with its exit code.
     aborted: Option<(u32, u8)>,
@@ -90,7 +89,8 @@ pub(crate) enum Attempt {
     Again(io::Error),
 }
 
-/// Maximum time after a deadline for which this PE waits for the server to name the missing PEs.
+/// Additional time for which this PE waits after a deadline. In this time, the server can still
+/// name the missing PEs.
 const GRACE: Duration = Duration::from_secs(1);
 
 impl Connection {
@@ -193,9 +193,9 @@ impl Connection {
         self.wait_with(request, deadline, GRACE)
     }
 
-    /// Waits until `deadline` for the outcome of a request. If there is no outcome by then, and
-    /// `grace` is not zero, cancels the request. Then waits up to `grace` for the list of missing
-    /// PEs.
+    /// Waits until `deadline` for the outcome of a request. If there is no outcome by then, cancels
+    /// the request, and waits up to `grace` for the list of missing PEs. If `grace` is zero,
+    /// neither cancels the request nor waits longer.
     fn wait_with(&self, request: u64, deadline: Instant, grace: Duration) -> Answer {
         if let Some(answer) = self.wait_until(request, deadline) {
             return answer;
@@ -253,8 +253,8 @@ impl Connection {
         self.stream.shut_down();
     }
 
-    /// Waits until `look` returns a value, or until the time `until`. Reads frames unless another
-    /// thread is reading.
+    /// Waits until `look` returns a value, but at most until the time `until`. During the wait,
+    /// reads frames unless another thread is reading.
     fn read_until<T>(&self, until: Instant, mut look: impl FnMut(&mut State) -> Option<T>) -> Option<T> {
         let mut state = self.lock();
         loop {

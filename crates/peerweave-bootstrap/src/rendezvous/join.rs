@@ -25,8 +25,8 @@ use crate::server::{Server, ServerOptions};
 use crate::wire::proto::{Hello, JOIN_REQUEST};
 use crate::wire::socket::is_loopback_only;
 
-/// Interval between two checks for processes that ended before they joined. The PE that runs the
-/// server makes these checks.
+/// Interval between two checks whether a process has ended before its PE joined. The PE that runs
+/// the server makes these checks.
 const LOOK_AT_SIBLINGS: Duration = Duration::from_millis(10);
 
 /// Maximum time for which binding the server's address is retried. An earlier run of this job may
@@ -73,11 +73,11 @@ pub(super) fn serve(
 /// yet. The result contains the PEs that will not join, each with the reason.
 pub(crate) type Ended<'a> = &'a mut dyn FnMut(&[Pe]) -> Vec<(Pe, String)>;
 
-/// The method of watching the processes of PEs that have not joined.
+/// The code that watches the processes of the PEs that have not joined.
 pub(super) enum Watched<'a> {
     /// No process is watched.
     Nothing,
-    /// This module watches the processes that the agent of torchrun started on this machine.
+    /// This crate watches the processes that the agent of torchrun started on this machine.
     #[cfg(target_os = "linux")]
     Siblings(Siblings),
     /// The caller watches the processes.
@@ -142,12 +142,12 @@ pub(super) fn connect(
         if left.is_zero() {
             // If PE 0 runs the server, PE 0 is the missing PE.
             let missing = if job.served == Served::ByPe0 { vec![Pe::new(0)] } else { Vec::new() };
-            let call = format!("join: connect to {endpoint} ({error})");
+            let call = format!("join: connect to {endpoint} (last error: {error})");
             return Err(BootstrapError::Timeout { call, waited: start.elapsed(), missing });
         }
         // The server does not run yet, so no other PE can report the end of PE 0.
         if let Some((pe, why)) = watched.ended(&[Pe::new(0)]).pop() {
-            let call = format!("join: connect to {endpoint} ({error})");
+            let call = format!("join: connect to {endpoint} (last error: {error})");
             return Err(BootstrapError::PeLost { call, pe, cause: Loss::Reported(why) });
         }
         thread::sleep(pause(start).min(left));

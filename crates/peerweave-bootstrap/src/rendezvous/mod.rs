@@ -87,9 +87,9 @@ pub struct Rendezvous {
     pid: u32,
     /// Whether `when_aborted` has started a thread that waits for an abort of the job.
     watched: AtomicBool,
-    /// The connection to the server, or the store of a job of one PE. Declared before `server`, so
-    /// that the connection is dropped first. The server of PE 0 then detects that PE 0 has left
-    /// before the server stops.
+    /// The connection to the server, or the store of a job of one PE. This field is declared before
+    /// `server`, so it is dropped first. The server of PE 0 can then detect that PE 0 has left.
+    /// Only after that, the server is stopped.
     link: Link,
     server: Option<Server>,
     #[cfg(target_os = "linux")]
@@ -103,8 +103,8 @@ pub struct Rendezvous {
 pub(crate) struct DescriptorCalls {
     /// Number of calls that this PE has made with this list of members.
     pub(crate) count: u64,
-    /// Key that a failed call left in the key-value store, because other members may still have to
-    /// read its value. The next call for the same members removes the key.
+    /// Key of a failed call, which stays in the key-value store, because other members may still
+    /// have to read its value. The next call with the same members removes the key.
     pub(crate) stale_key: Option<String>,
 }
 
@@ -537,8 +537,8 @@ impl fmt::Debug for Rendezvous {
 /// Maximum time limit of a call. A longer limit could not be added to the present time.
 const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// Time limit for notifying the server that this PE leaves. The server only needs to read the
-/// frame.
+/// Time limit for notifying the server that this PE leaves. The limit can be short, because the
+/// server only needs to read one frame.
 const LEAVE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Time for which the server of PE 0 continues to run after a failed join. PEs that start a little

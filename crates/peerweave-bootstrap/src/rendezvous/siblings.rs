@@ -10,10 +10,11 @@
 //!   same values of the variables [`IDENTITY`] as the environment of this process. In addition,
 //!   both processes have the same user and the same PID namespace.
 //! - [2] A rank is reported as ended only if three conditions are true. First, the agent that
-//!   started this PE also started a process of the rank that ran this program. Second, every
-//!   observed process of the rank has ended. Third, two searches of all processes, at least
-//!   [`GRACE`] apart, have found no live process of the rank. So a shell that replaces itself by
-//!   `exec`, a helper, a fork, and a program that continues in its child are not reported.
+//!   started this PE also started a process of the rank, and that process ran this program. Second,
+//!   every observed process of the rank has ended. Third, two searches of all processes, at least
+//!   [`GRACE`] apart, have found no live process of the rank. So these processes are not reported:
+//!   a shell that replaces itself by `exec`, a helper, a fork, and a program that continues in its
+//!   child.
 //! - [3] A process is identified by its process ID and start time, because process IDs are reused.
 //! - [4] A process that cannot be read, or was never observed, is not reported.
 
@@ -117,8 +118,8 @@ impl Siblings {
         awaited.into_iter().filter_map(|rank| self.judge(rank, now).map(|what| (rank, what))).collect()
     }
 
-    /// Checks whether all processes of a rank have ended. If the rank must be reported as ended,
-    /// returns the message for the report.
+    /// Checks whether all processes of a rank have ended. Returns the message of the report if the
+    /// rank must now be reported as ended, otherwise `None`.
     fn judge(&mut self, index: u32, now: Instant) -> Option<String> {
         let rank = &mut self.ranks[index as usize];
         if rank.is_over || !rank.ran || rank.members.len() >= MAX_MEMBERS || rank.members.iter().any(|member| member.lives()) {
@@ -179,8 +180,8 @@ impl Siblings {
 }
 
 impl Rank {
-    /// Returns whether the rank ran this program and has a live process. For such a rank, no search
-    /// for processes is necessary.
+    /// Returns whether the rank ran this program and still has a live process. If so, no search for
+    /// its processes is necessary.
     fn is_known_to_live(&self) -> bool {
         self.ran && self.members.iter().any(|member| member.lives())
     }

@@ -21,13 +21,14 @@ use crate::wire::socket::Listener;
 
 const LISTENER: PollToken = PollToken(0);
 pub(super) const WAKER: PollToken = PollToken(1);
-/// Number of the first connection. Connection `n` has the poll token `2 * n`. The process of its
-/// peer has the poll token `2 * n + 1`.
+/// Number of the first connection. Connection `n` uses two poll tokens: `2 * n` for its socket, and
+/// `2 * n + 1` for the process of its peer.
 const FIRST_LINK: Link = 1;
 /// Maximum time for which a closing connection stays open, so that the peer can read its last
 /// answers.
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
-/// Pause before the next attempt to accept a connection when the process has no free descriptor.
+/// Pause after an attempt to accept a connection has failed because the process has no free
+/// descriptor.
 const NO_DESCRIPTORS: Duration = Duration::from_millis(10);
 /// Maximum number of connections accepted in one iteration of the loop, before the PEs, the
 /// commands and the clock are checked again.
@@ -55,8 +56,8 @@ pub(super) struct EventLoop {
     /// Connections that are closing, in the order of their deadlines.
     leaving: VecDeque<Link>,
     retry_accept_at: Option<Instant>,
-    /// Whether connections may still be pending after the last iteration of the loop. Pending
-    /// connections cause no new event.
+    /// Whether connections may still be waiting to be accepted after the last iteration of the
+    /// loop. These connections cause no new event.
     more_to_accept: bool,
     /// Connections whose data was not completely read in the last iteration of the loop. The rest
     /// of the data causes no new event.
@@ -139,8 +140,8 @@ impl EventLoop {
         self.shared.ended.store(true, Ordering::Release);
     }
 
-    /// Returns the time for which the loop may sleep: until the next deadline. Returns `None` if
-    /// there is no deadline.
+    /// Returns the maximum time for which the loop may sleep without missing a deadline. Returns
+    /// `None` if there is no deadline.
     fn sleep(&mut self) -> Option<Duration> {
         if self.more_to_accept || !self.unfinished.is_empty() {
             return Some(Duration::ZERO);
@@ -449,8 +450,8 @@ impl EventLoop {
         }
     }
 
-    /// Executes commands. If a command stops the server, returns the time for which PEs may read
-    /// their answers.
+    /// Executes the commands that have arrived. If a command stops the server, returns the time for
+    /// which the server then waits until the PEs have read their answers.
     fn run_commands(&mut self) -> Option<Duration> {
         let mut end = None;
         let mut out = Vec::new();

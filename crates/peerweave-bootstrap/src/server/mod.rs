@@ -230,9 +230,9 @@ impl Server {
     /// Returns the PE that was lost first, and the reason why the PE is lost. Returns `None` while
     /// no PE is lost.
     ///
-    /// Events from before this call are handled first. For example, if the connection of one PE
-    /// closed before the process of another PE ended, the PE whose connection closed was lost
-    /// first. Waits for the server's thread for up to 200 ms.
+    /// Events from before this call are handled first. For example, suppose that the connection of
+    /// one PE closed, and that the process of another PE ended later. In this case, the PE whose
+    /// connection closed was lost first. Waits for the server's thread for up to 200 ms.
     pub fn first_loss(&self) -> Option<(Pe, Loss)> {
         self.sync();
         self.shared.board().first_loss().and_then(|fault| Some((Pe::new(fault.pe()?), fault.loss())))

@@ -9,12 +9,12 @@ use peerweave_types::Pe;
 use super::{Decision, LONGEST_PAUSE, Survivors};
 
 impl Survivors<'_> {
-    /// Returns the members because of which the attempt that led to `decision` failed. This PE has
-    /// got an error for that attempt. The list is empty if the error already names the cause, or if
-    /// the cause is unknown.
+    /// Returns the members that caused the failure of an attempt: the attempt that led to
+    /// `decision` and then failed with an error on this PE. The list is empty if the error already
+    /// names the cause, or if the cause is unknown.
     ///
-    /// `named` is the PE that the error names. `is_lost` is whether the error says that this named
-    /// PE has ended or has given up. This call waits for at most `limit` for members that have
+    /// `named` is the PE that the error names. `is_lost` is `true` if the error says that the PE
+    /// `named` has ended or has given up. This call waits for at most `limit` for members that have
     /// neither ended nor given up. If `named` is `None` and no member is stopped, this call also
     /// withdraws this PE from the attempt.
     pub fn causes(&self, decision: &Decision, named: Option<Pe>, is_lost: bool, limit: Duration) -> Vec<Pe> {
@@ -37,11 +37,11 @@ impl Survivors<'_> {
         decision.members.iter().copied().filter(is_stopped).collect()
     }
 
-    /// Searches for the member that caused a failure. The search starts at `gone`, a member that
-    /// seems to have ended or given up. If a member has given up, the search continues at the PE
-    /// that this member named as the cause. The result is the first PE on this path that neither
-    /// ends nor gives up within `limit`. The result is `None` if that PE is the calling PE, or if a
-    /// PE on the path has ended or has named no PE.
+    /// Searches for the member that caused a failure. The search starts at the member `gone`, which
+    /// seems to have ended or given up. From a member that has given up, the search goes to the PE
+    /// that this member named as the cause. The search ends at the first PE that neither ends nor
+    /// gives up within `limit`, and returns that PE. Returns `None` if that PE is the calling PE.
+    /// Also returns `None` if a PE on the way has ended or has named no PE.
     fn reason_of(&self, decision: &Decision, gone: Pe, limit: Duration) -> Option<Pe> {
         let until = Instant::now() + limit;
         let mut gone = gone;

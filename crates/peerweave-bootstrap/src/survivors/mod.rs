@@ -69,8 +69,8 @@ mod phase {
 pub struct SurvivorWords {
     /// The phase of this PE in the low byte, and the number of the attempt in the other bits.
     state: AtomicU64,
-    /// Number of the PE that this PE named as the cause when it withdrew, plus 1. 0 if this PE
-    /// named no cause. Written before `state`.
+    /// The PE that this PE named as the cause when it withdrew: the number of that PE plus 1, or 0
+    /// if this PE named no cause. Written before `state`.
     blamed: AtomicU64,
     /// Counter that a participating PE increments. A changing counter shows other PEs that the PE
     /// runs.
@@ -215,7 +215,7 @@ impl std::fmt::Debug for Ticket {
     }
 }
 
-/// A new job on which some PEs of the old job have agreed. These PEs are its members.
+/// The result of an agreement: a new job and its members. Each member is a PE of the old job.
 #[derive(Clone, Debug)]
 pub struct Decision {
     attempt: u64,
@@ -247,7 +247,7 @@ impl Decision {
 /// The reason why the PEs could not agree.
 #[derive(Debug)]
 pub enum Disagreement<E> {
-    /// The deadline passed while this PE was waiting for PEs that had not ended.
+    /// At the deadline, this PE was still waiting for PEs that had not ended.
     Late {
         /// Time for which this PE waited.
         waited: Duration,
@@ -330,9 +330,10 @@ impl<'a> Survivors<'a> {
     }
 
     /// Agrees on a new job with the other PEs that have not ended. One of these PEs is the leader.
-    /// Only the leader calls `lead`, with the number of the attempt and the members. `lead`
-    /// prepares the new job and returns its ticket. Each waiting PE calls `check` repeatedly. If
-    /// `lead` or `check` returns an error, this function returns that error.
+    /// On the leader, this function calls `lead` with two arguments: the number of the attempt, and
+    /// the members. `lead` prepares the new job and returns its ticket. On each waiting PE, this
+    /// function calls `check` repeatedly. If `lead` or `check` returns an error, this function
+    /// returns that error.
     ///
     /// # Collective
     /// All PEs of the old job that have not ended.
@@ -399,8 +400,8 @@ impl<'a> Survivors<'a> {
         Disagreement::Failed(error)
     }
 
-    /// Returns the number of the highest attempt in which a PE participates. If this number is
-    /// lower than `attempt`, returns `attempt`.
+    /// Returns the number of the highest attempt in which any PE of the old job participates. If
+    /// this number is lower than `attempt`, returns `attempt`.
     fn highest_attempt(&self, attempt: u64) -> u64 {
         let of = |pe: usize| {
             let state = (self.words)(pe).state.load(Ordering::Acquire);
@@ -409,8 +410,8 @@ impl<'a> Survivors<'a> {
         (0..self.n_pes).map(of).fold(attempt, u64::max)
     }
 
-    /// Returns the next step of this PE in `attempt`. If a PE has already joined a new job, returns
-    /// that PE as an error.
+    /// Returns what this PE must do next in `attempt`. Returns an error if a PE of the old job has
+    /// already joined a new job. The error is that PE.
     fn look(&self, attempt: u64) -> Result<Look, Pe> {
         for pe in 0..self.n_pes {
             let words = (self.words)(pe);
@@ -434,8 +435,8 @@ impl<'a> Survivors<'a> {
         Ok(Look::Wait)
     }
 
-    /// Returns this PE and all other PEs that have not ended, if all these other PEs participate in
-    /// `attempt`. Returns `None` if one of them does not participate.
+    /// Returns the PEs that can be members of the new job: this PE, and all other PEs that have not
+    /// ended. Returns `None` if one of these other PEs does not participate in `attempt`.
     fn others_arrived(&self, attempt: u64) -> Option<Vec<Pe>> {
         let mut members = Vec::new();
         for pe in 0..self.n_pes {
@@ -452,8 +453,8 @@ impl<'a> Survivors<'a> {
         Some(members)
     }
 
-    /// Returns the PEs to report as missing after the attempts from `first` to `last` have timed
-    /// out, in ascending order.
+    /// Returns the PEs to report as missing, in ascending order. The attempts from `first` to
+    /// `last` have timed out.
     fn missing(&self, first: u64, last: u64) -> Vec<Pe> {
         let words = |pe: usize| (self.words)(pe);
         let others = || (0..self.n_pes).filter(|&pe| pe != self.me.index() && !(self.has_ended)(pe));
@@ -505,7 +506,7 @@ impl<'a> Survivors<'a> {
             call: "Survivors::join",
             what: "decision",
             value: format!("{:?}", decision.members),
-            expected: format!("a list of members that contains {}", self.me),
+            expected: format!("a list of members that contains this PE ({})", self.me),
         })?;
         let job = Job { served: Served::ByPe0, ..Job::on_one_machine(me.get(), n_pes, endpoint, token) };
         let mut ended = |awaited: &[Pe]| -> Vec<(Pe, String)> {
@@ -531,8 +532,8 @@ impl<'a> Survivors<'a> {
         !decision.members.iter().all(|pe| self.participates(decision, pe.index()))
     }
 
-    /// Returns whether a PE of the old job has neither ended nor given up the attempt that led to a
-    /// decision.
+    /// Returns whether the PE `old` of the old job still participates: it has not ended, and it has
+    /// not given up the attempt that led to `decision`.
     fn participates(&self, decision: &Decision, old: usize) -> bool {
         !(self.has_ended)(old) && !self.has_given_up(decision, old)
     }

@@ -61,7 +61,7 @@ impl Listener {
                         // Behind a network address translation, no interface of the machine has the
                         // address by which other machines reach it.
                         io::ErrorKind::AddrNotAvailable => {
-                            tracing::warn!(%endpoint, "no interface of this machine has the address of the host; the server listens on all interfaces");
+                            tracing::warn!(%endpoint, "no interface of this machine has the address of the endpoint's host; the server listens on all interfaces instead");
                             net::TcpListener::bind((net::Ipv4Addr::UNSPECIFIED, *port))
                         }
                         _ => Err(error),
@@ -200,7 +200,7 @@ pub(crate) fn is_loopback_only(host: &str) -> bool {
     addresses.is_ok_and(|addresses| addresses.map(|address| address.ip().is_loopback()).reduce(|a, b| a && b) == Some(true))
 }
 
-/// Returns whether an error of a socket means that its time limit has passed.
+/// Returns whether this error of a socket means that the time limit of the operation has passed.
 pub(crate) fn is_time_over(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
@@ -259,8 +259,8 @@ pub(crate) fn connect_unix(name: &str, deadline: Instant) -> io::Result<unix::Un
 /// Returns the process ID of the peer of a Unix connection. Returns `None` if the peer belongs to a
 /// user who is neither this user nor the superuser.
 ///
-/// The kernel reports the process that called connect or listen (`SO_PEERCRED`). The process ID 0
-/// means a process of another PID namespace.
+/// The process ID is that of the process that called connect or listen (`SO_PEERCRED`). The process
+/// ID 0 means a process in another PID namespace.
 #[cfg(target_os = "linux")]
 pub(crate) fn may_speak(socket: &(impl std::os::fd::AsFd + ?Sized)) -> io::Result<Option<u32>> {
     let peer = peer_credentials(socket.as_fd())?;

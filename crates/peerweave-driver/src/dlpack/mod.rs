@@ -106,8 +106,8 @@ impl<T: Element> DlpackTensor<T> {
         unsafe { Self::take(CALL, &dl_tensor, flags & DLPACK_FLAG_BITMASK_READ_ONLY != 0, owned) }
     }
 
-    /// Imports the tensor of the DLPack struct that `owned` holds. `tensor` is a copy of the
-    /// [`DLTensor`] in that struct, not of the elements.
+    /// Imports the tensor from the DLPack struct that `owned` holds. `tensor` is a copy of the
+    /// struct's [`DLTensor`], not a copy of the elements.
     ///
     /// # Safety
     /// As for [`from_managed`](Self::from_managed), for the struct that `owned` holds.

@@ -73,8 +73,8 @@ impl RawAttribute {
     /// Number of the attribute `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
     pub(super) const PROGRAMMATIC: c_uint = 6;
 
-    /// Returns the launch attribute with the number `id`. Its value is the integer 1, which enables
-    /// the option of this attribute.
+    /// Returns a launch attribute. `id` is the number of the attribute. The value of the attribute
+    /// is the integer 1, which enables the option.
     pub(super) fn on(id: c_uint) -> Self {
         let mut value = [0; 8];
         // The driver reads the integer from the first bytes of the value. All machines with CUDA

@@ -2,7 +2,8 @@
 //!
 //! A launch first checks the shape and the arguments. For a cooperative grid, the launch also
 //! checks that all blocks can be resident at once. If the stream is being captured, the launch
-//! makes the graph keep the owners of the memory. The last step enqueues the kernel.
+//! passes the owners of the memory to the graph, and the graph keeps them alive. Finally, the
+//! launch enqueues the kernel.
 
 use std::ffi::{c_int, c_void};
 use std::fmt;
@@ -22,8 +23,8 @@ use crate::library::bind;
 use crate::library::launch_error::LaunchError;
 use crate::{CudaCode, Driver, DriverError, Keep, is_capturing, keep_in_graph, refuse_capture_begun, refuse_per_thread};
 
-/// Shared memory per block, in bytes, that the driver allows by default. A kernel that needs more
-/// must raise its limit.
+/// Shared memory per block, in bytes, that the driver allows by default. For a kernel that needs
+/// more, this crate raises the limit.
 const SHARED_BYTES: u32 = 48 << 10;
 /// Number of the attribute `CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK`. The next three constants are
 /// the numbers of `..._SHARED_SIZE_BYTES`, `..._NUM_REGS` and `..._MAX_DYNAMIC_SHARED_SIZE_BYTES`.
@@ -146,7 +147,7 @@ impl LoadedKernel {
     }
 
     /// Returns the number of blocks that can be resident at once on an idle device. Each block has
-    /// the shape `block`, and `shared_bytes` bytes of dynamic shared memory.
+    /// the shape `block` and uses `shared_bytes` bytes of dynamic shared memory.
     ///
     /// # Errors
     /// [`LaunchError::Shape`] for an invalid shape, or an error of the driver.

@@ -85,8 +85,8 @@ impl MappedWords {
         unsafe { self.0.host.0.add(index).as_ref() }
     }
 
-    /// Returns the host address of the byte with index `at`. Panics if the range of `bytes` bytes
-    /// from `at` is not within the words.
+    /// Returns the host address of the byte at the byte offset `at`. Panics if the `bytes` bytes
+    /// from this offset on are not within the words.
     fn range(&self, at: usize, bytes: usize) -> *mut u8 {
         let len = self.0.len * size_of::<u32>();
         assert!(
@@ -97,8 +97,8 @@ impl MappedWords {
         self.0.host.0.as_ptr().cast::<u8>().wrapping_add(at)
     }
 
-    /// Copies `into.len()` bytes from the words to `into`, starting at the byte with index `at` of
-    /// the words.
+    /// Copies `into.len()` bytes of the words to `into`. `at` is the byte offset of the first
+    /// copied byte.
     ///
     /// # Panics
     /// If the range is not within the words.
@@ -112,7 +112,7 @@ impl MappedWords {
         unsafe { from.copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
     }
 
-    /// Copies the bytes `from` to the words, starting at the byte with index `at` of the words.
+    /// Copies the bytes `from` into the words. `at` is the byte offset of the first written byte.
     ///
     /// # Panics
     /// As for [`read_bytes`](Self::read_bytes).

@@ -1,4 +1,5 @@
-//! The driver's functions that cudarc lacks, or for which cudarc panics if the driver is too old.
+//! The functions of the driver that this crate declares itself, because cudarc lacks them, or
+//! because cudarc panics if the driver is too old.
 //!
 //! Each declaration states the first version of CUDA whose driver has the function.
 //!
@@ -53,8 +54,8 @@ peerweave_dylib::bindings! {
         "3.2" fn cuMemFree_v2(address: CUdeviceptr) -> CudaCode;
         /// Returns the free and the total memory of the current device, in bytes.
         "3.2" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> CudaCode;
-        /// Frees memory in stream order without waiting for the device. Also frees memory of
-        /// `cuMemAlloc`.
+        /// Frees memory in stream order without waiting for the device. Can also free memory that
+        /// `cuMemAlloc` allocated.
         "11.2" fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) -> CudaCode;
         /// Returns the start and the length of an allocation.
         "3.2" fn cuMemGetAddressRange_v2(base: *mut CUdeviceptr, bytes: *mut usize, address: CUdeviceptr) -> CudaCode;

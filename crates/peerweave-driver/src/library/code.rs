@@ -14,7 +14,7 @@ use crate::cudarc::driver::sys::CUresult;
 /// The constants are the codes that this project uses; the driver has more.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
-#[must_use = "the result may be an error"]
+#[must_use = "this result code may be an error"]
 pub struct CudaCode(pub u32);
 
 macro_rules! codes {

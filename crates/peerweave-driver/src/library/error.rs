@@ -1,4 +1,4 @@
-//! Errors of the driver, with the call that failed.
+//! The errors of this crate. An error of a driver call names the call.
 
 use std::fmt;
 
@@ -91,7 +91,8 @@ pub enum DriverError {
     WrongDevice {
         /// Name of the call that returned this error.
         call: &'static str,
-        /// Ordinal of the memory's device. In a launch: ordinal of the stream's device.
+        /// Ordinal of the device of the memory. For a kernel launch, ordinal of the device of the
+        /// stream.
         found: usize,
         /// Ordinal of the expected device.
         expected: usize,
@@ -115,7 +116,7 @@ pub enum DriverError {
     /// Another thread began to capture the stream while the call enqueued work that must not be
     /// captured. The capture was invalidated.
     #[error(
-        "{call}: another thread began to capture the stream during the call; the capture was invalidated, because the graph would not keep the memory alive"
+        "{call}: another thread began to capture the stream during the call; the capture was invalidated, because its graph would not keep alive the memory that this call uses"
     )]
     CaptureBegun {
         /// Name of the call that returned this error.

@@ -30,7 +30,7 @@ use crate::{DEADLINE, DriverError, Keep, deadline_after, join, wait, wait_until}
 /// fn sent<T: Send>() {}
 /// sent::<peerweave_driver::Access<'static>>();
 /// ```
-#[must_use = "enqueue the work that uses the address while this value lives"]
+#[must_use = "this value must live until the work that uses the address has been enqueued"]
 pub struct Access<'a> {
     address: CUdeviceptr,
     guard: Option<SyncOnDrop<'a>>,
@@ -38,7 +38,7 @@ pub struct Access<'a> {
     /// cudarc frees the slice in the order of its own stream. `None` for other memory.
     streams: Option<(Arc<CudaStream>, &'a Arc<CudaStream>)>,
     /// Whether dropping the access always makes the slice's own stream wait for the work. If
-    /// `false`, the stream waits only if cudarc could not record the work.
+    /// `false`, the stream waits only if cudarc could not record that the work uses the slice.
     joins: bool,
     /// Makes the type `!Send`, so that the thread that enqueues the work also drops the access.
     /// Each thread has a different per-thread stream.
@@ -124,18 +124,18 @@ impl<'a> Access<'a> {
         self.address
     }
 
-    /// Returns whether this access contains a guard of cudarc. In this case, cudarc must be
-    /// notified when the work is enqueued. Dropping the access notifies cudarc.
+    /// Returns whether this access contains a guard of cudarc. If so, cudarc must be notified after
+    /// the work has been enqueued. Dropping the access notifies cudarc.
     #[inline]
     pub fn is_guarded(&self) -> bool {
         self.guard.is_some()
     }
 }
 
-/// Returns whether work on `stream` must be ordered with the slice's own stream `own`. cudarc frees
-/// the slice in the order of `own`. Returns `false` if `own` and `stream` are the same stream, or
-/// if the caller has disabled cudarc's event tracking. Disabling event tracking is `unsafe`, and
-/// the caller must then order the work.
+/// Returns whether work on `stream` must be ordered with `own`, the slice's own stream. cudarc
+/// frees the slice in the order of `own`. Returns `false` if `own` and `stream` are the same
+/// stream. Also returns `false` if the caller has disabled cudarc's event tracking. Disabling event
+/// tracking is `unsafe`, and the caller must then order the work.
 fn is_shared(own: &CudaStream, stream: &CudaStream) -> bool {
     let is_other = own.cu_stream() != stream.cu_stream() || own.context().cu_ctx() != stream.context().cu_ctx();
     is_other && own.context().is_event_tracking()
@@ -161,10 +161,12 @@ impl Drop for Access<'_> {
     }
 }
 
-/// Calls `run`, which runs a function of cudarc that does not report errors. cudarc does nothing if
-/// an earlier error is recorded in a context. So this function removes the recorded errors of both
-/// contexts before the call, and restores them after the call. Returns the result of `run`, and
-/// `true` if the call recorded no new error.
+/// Calls `run` and returns its result. Also returns `true` if the call recorded no new error in the
+/// two contexts.
+///
+/// `run` calls a function of cudarc that returns no errors, but records them in a context. cudarc
+/// does nothing if an earlier error is recorded in a context. So this function removes the recorded
+/// errors of both contexts before the call, and restores them after the call.
 fn with_errors_aside<R>(own: &CudaStream, stream: &CudaStream, run: impl FnOnce() -> R) -> (R, bool) {
     let contexts = [own.context(), stream.context()];
     let earlier = contexts.map(|context| context.check_err());
@@ -194,9 +196,9 @@ fn follow(call: &'static str, waiter: &Arc<CudaStream>, other: &Arc<CudaStream>)
 /// `own`. Another thread may have begun to capture `own` since the access was created. In this
 /// case, this thread waits until the capture or the work ends.
 ///
-/// Aborts the process if neither the capture nor the work ends within `longest`. After this
-/// function returns, the slice's owner may free the memory. Work that has not ended could then
-/// access memory of another owner.
+/// Aborts the process if neither the capture nor the work ends within `longest`. If this function
+/// returned instead, the slice's owner could free the memory, and the work could access memory of
+/// another owner.
 fn hold_back(own: &Arc<CudaStream>, stream: &Arc<CudaStream>, longest: Duration) {
     let held = wait_until(deadline_after(longest), || {
         let cannot_wait = |stream| !matches!(cannot_be_asked(stream), Ok(false));

@@ -1,7 +1,8 @@
-//! Copies data between the host and device buffers, with a deadline. Checks each copy first.
+//! Copies data from the host to device buffers, and from device buffers to the host. Each copy is
+//! checked first, and its wait for the stream has a deadline.
 //!
-//! Copies between devices are in other crates. Invariant: the host memory of a copy is owned by
-//! this crate and outlives the copy. The memory is leaked if the copy may still be executed.
+//! Other crates copy data between devices. Invariant: the host memory of a copy is owned by this
+//! crate and outlives the copy. If the copy may not have ended, this memory is leaked.
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;

@@ -65,8 +65,8 @@ impl<T: Element> DeviceMemory<T> {
     ///
     /// # Errors
     /// [`DriverError::TooLarge`] if the length in bytes overflows. `CUDA_ERROR_OUT_OF_MEMORY` if
-    /// the device has not enough memory, even after waiting for at most a second for dropped memory
-    /// to be freed.
+    /// the device has not enough memory. Before it returns this error, the call waits for at most a
+    /// second until dropped memory has been freed, and tries again.
     pub fn alloc(context: &Arc<CudaContext>, len: usize) -> Result<Self, DriverError> {
         let api = Driver::get()?.api();
         let bytes = len

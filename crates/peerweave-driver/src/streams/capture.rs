@@ -79,8 +79,8 @@ fn invalidate(call: &'static str, stream: &CudaStream) -> DriverError {
 /// three cases:
 /// - The stream is being captured.
 /// - The capture was invalidated, and the thread that began the capture has not ended it.
-/// - The stream is the default stream, and a stream for which the default stream waits is being
-///   captured.
+/// - The stream is the default stream, and a stream is being captured that is ordered with the
+///   default stream.
 ///
 /// # Errors
 /// As for [`is_capturing`](is_capturing#errors), except in the cases above.

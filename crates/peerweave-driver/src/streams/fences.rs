@@ -14,8 +14,9 @@ pub(crate) fn light() {
     compiler_fence(Ordering::SeqCst);
 }
 
-/// Executes the heavy fence: makes every thread of the process execute a fence. This call takes
-/// microseconds. If the operating system has no such fence, orders nothing and returns `false`.
+/// Executes the heavy fence: every running thread of the process executes a memory fence. This call
+/// takes microseconds. If the operating system has no function for this purpose, this call orders
+/// nothing and returns `false`.
 #[cfg(all(target_os = "linux", not(miri)))]
 pub(crate) fn heavy() -> bool {
     use rustix::thread::{MembarrierCommand, membarrier};

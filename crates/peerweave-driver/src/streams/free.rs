@@ -84,8 +84,8 @@ pub unsafe fn free(context: &Arc<CudaContext>, address: CUdeviceptr) -> Result<(
     Ok(CudaError::check("cuMemFree_v2", code)?)
 }
 
-/// Returns this thread's stream for freeing memory in the context, which must be current. Creates
-/// the stream if necessary. Returns `None` if the creation fails.
+/// Returns this thread's stream for freeing memory of the context `context`. This context must be
+/// current. Creates the stream if necessary. Returns `None` if the creation fails.
 fn stream(api: &Api, context: &Arc<CudaContext>) -> Option<CUstream> {
     /// The flag `CU_STREAM_NON_BLOCKING`: the stream is not ordered with the default stream.
     const NON_BLOCKING: u32 = 1;

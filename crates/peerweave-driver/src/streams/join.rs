@@ -1,6 +1,7 @@
-//! Makes one stream wait for another on the device.
+//! Makes one stream wait for another stream on the device.
 //!
-//! Captured streams are not handled: a caller checks [`is_capturing`](crate::is_capturing) first.
+//! Streams that are being captured are not handled. A caller first checks
+//! [`is_capturing`](crate::is_capturing).
 
 use crate::cudarc::driver::CudaStream;
 use crate::cudarc::driver::sys::CUevent;

@@ -22,8 +22,9 @@ use crate::library::with_context_kept;
 const LAST_OF_EVERY_CONTEXT: usize = 2;
 const PER_THREAD: usize = 2;
 
-/// Returns whether every context has a stream with this handle. If so, the handle refers to the
-/// stream of the thread's current context.
+/// Returns whether the handle of this stream is valid in every context: the handle of the default
+/// stream or of the per-thread stream. Such a handle refers to the stream of the thread's current
+/// context.
 pub(crate) fn is_of_every_context(stream: &CudaStream) -> bool {
     stream.cu_stream().addr() <= LAST_OF_EVERY_CONTEXT
 }
@@ -34,8 +35,9 @@ pub fn is_per_thread(stream: &CudaStream) -> bool {
     stream.cu_stream().addr() == PER_THREAD
 }
 
-/// Returns an error if the stream is the per-thread stream. Another thread frees the memory later,
-/// and that thread cannot wait for work on this thread's per-thread stream.
+/// Returns an error if the stream is the per-thread stream. The memory that the stream uses is
+/// later freed by another thread. That thread cannot wait for work on this thread's per-thread
+/// stream.
 ///
 /// # Errors
 /// [`DriverError::PerThreadStream`] for the per-thread stream.
@@ -61,27 +63,27 @@ pub struct Streams {
 #[derive(Default)]
 struct Known {
     streams: BTreeMap<Key, Arc<Noted>>,
-    /// Recording a new stream removes unused streams if the list has at least this length and at
-    /// least the length [`Streams::MANY`].
+    /// Recording a new stream also removes unused streams if the list is long enough. The minimum
+    /// length is this value or [`Streams::MANY`], whichever is greater.
     look_at: usize,
 }
 
-/// A stream that is recorded in a list. If nested lists contain the stream too, all these lists
-/// share this value. So the number of handles to this value shows whether a nested list contains
-/// the stream.
+/// A stream that is recorded in a list. All nested lists that contain the same stream share this
+/// value. So the number of handles to this value shows whether a nested list contains the stream.
 struct Noted {
     held: Arc<Held>,
 }
 
-/// The handle through which the lists refer to a stream. All lists share this one handle. So the
-/// number of the stream's handles shows whether other code has a handle.
+/// The handle that the lists use for a stream. For a created stream ([`Key::Made`]), all lists
+/// share one handle. So the number of handles of a created stream shows whether other code has a
+/// handle too.
 struct Held {
     stream: Arc<CudaStream>,
 }
 
-/// The shared handles ([`Held`]) of all created streams ([`Key::Made`]) that are recorded in a
-/// list. The key is the address of cudarc's `CudaStream`. When the last reference to a [`Held`] is
-/// dropped, its entry is removed.
+/// The shared handles of all created streams ([`Key::Made`]) in all lists. The key is the address
+/// of cudarc's `CudaStream`. When the last reference to a [`Held`] is dropped, its entry is
+/// removed.
 static HELD: Mutex<BTreeMap<usize, Weak<Held>>> = Mutex::new(BTreeMap::new());
 
 impl Held {
@@ -141,8 +143,8 @@ impl Streams {
         Self::default()
     }
 
-    /// Creates an empty list for a part of the memory to which the list `outer` belongs. Streams
-    /// that are recorded in the new list are also recorded in `outer`.
+    /// Creates an empty list inside the list `outer`. The memory of the new list is a part of the
+    /// memory of `outer`. Streams that are recorded in the new list are also recorded in `outer`.
     pub fn within(outer: &Arc<Self>) -> Self {
         Self { outer: Some(Arc::clone(outer)), ..Self::default() }
     }
@@ -238,8 +240,8 @@ impl Streams {
 }
 
 impl Known {
-    /// Removes and returns the idle streams on which no more work can be enqueued. `outermost` is
-    /// whether this list has no outer list.
+    /// Removes the idle streams on which no more work can be enqueued, and returns them.
+    /// `outermost` is `true` if this list has no outer list.
     fn let_go(&mut self, outermost: bool) -> Vec<Arc<Noted>> {
         // Another handle may enqueue work at any time, in particular between recording and
         // enqueuing. In addition, a stream must stay in this list while a nested list contains it.
@@ -254,8 +256,8 @@ impl Known {
     }
 }
 
-/// Returns whether only the lists have a handle to the stream. `private.rs` keeps a handle to a
-/// dropped private stream until the stream is destroyed. That handle is not counted.
+/// Returns whether no code other than the lists has a handle to the stream. One handle is not
+/// counted: `private.rs` keeps a handle to a dropped private stream until the stream is destroyed.
 fn is_ours_alone(stream: &Arc<CudaStream>) -> bool {
     let is_alone = Arc::strong_count(stream) == 1 + usize::from(private::is_left(stream));
     // Makes work that was enqueued through dropped handles visible to the next query.

@@ -1,11 +1,11 @@
 //! Streams that a library creates for its own use.
 //!
-//! This module does not use cudarc's `new_stream`. The first `new_stream` in a context waits for
-//! all work of the device, without a deadline (`cuCtxSynchronize`). From then on, cudarc orders
-//! streams by events. This module does not use cudarc's `fork` either. `fork` does not wait, but
-//! cudarc counts the forked stream as the first stream of the context. The user's next `new_stream`
-//! would then not wait either. The new stream could use memory that the default stream is still
-//! filling.
+//! This module does not use cudarc's `new_stream`, because the first `new_stream` in a context
+//! waits for all work of the device, without a deadline (`cuCtxSynchronize`). After this wait,
+//! cudarc orders streams by events. This module does not use cudarc's `fork` either. `fork` does
+//! not wait, but cudarc counts the forked stream as the first stream of the context. So a later
+//! `new_stream` of the user would not wait, because it would not be the first. The user's new
+//! stream could then use memory that the default stream is still filling.
 //!
 //! Invariant: the driver's stream is destroyed once, when no handle to the stream remains.
 
@@ -29,9 +29,9 @@ pub struct PrivateStream {
     stream: Option<Arc<CudaStream>>,
 }
 
-/// All private streams. The key is the driver's handle of the stream. The value is `None` while the
-/// owner has the stream. After the owner has dropped the stream, the value is a handle to the
-/// stream until the stream is destroyed.
+/// All private streams. The key is the driver's handle of a stream. The value is `None` as long as
+/// the owner has the stream. After the owner has dropped the stream, the value is a handle that
+/// keeps the stream until the stream is destroyed.
 static MADE: Mutex<BTreeMap<usize, Option<Arc<CudaStream>>>> = Mutex::new(BTreeMap::new());
 
 fn made() -> MutexGuard<'static, BTreeMap<usize, Option<Arc<CudaStream>>>> {
@@ -76,7 +76,7 @@ impl Deref for PrivateStream {
     type Target = Arc<CudaStream>;
 
     fn deref(&self) -> &Arc<CudaStream> {
-        self.stream.as_ref().expect("the stream exists until `drop`")
+        self.stream.as_ref().expect("only `drop` takes the stream")
     }
 }
 

@@ -70,7 +70,8 @@ unsafe impl Send for Event {}
 /// leaked. Includes the values of all devices.
 static PENDING: AtomicUsize = AtomicUsize::new(0);
 
-/// Guard that counts one value in [`PENDING`] while the guard lives.
+/// Counts one value in [`PENDING`]. Creating this guard increments the number, and dropping it
+/// decrements the number.
 struct Pending;
 
 impl Pending {
@@ -329,9 +330,9 @@ pub fn drain_retired(deadline: Instant) -> bool {
     wait_until::<std::convert::Infallible>(deadline, || Ok(PENDING.load(Ordering::Acquire) == 0)).unwrap_or(false)
 }
 
-/// Calls `allocate`. If `ran_out` returns `true` for the error of `allocate`, waits until all
-/// values passed to [`retire`] have been freed, for at most a second. Then calls `allocate` again.
-/// Do not call this function from a function that is passed to `retire`.
+/// Calls `allocate`. If the call fails and `ran_out` returns `true` for the error, waits for at
+/// most a second until all values passed to [`retire`] have been freed. Then calls `allocate`
+/// again. Do not call this function from a function that is passed to `retire`.
 ///
 /// # Errors
 /// Returns the last error of `allocate`.

@@ -81,7 +81,7 @@ fn allocation_beyond_the_free_memory_is_out_of_memory() {
 }
 
 #[test]
-fn copy_spans_adjacent_mappings() {
+fn one_copy_can_span_adjacent_mappings() {
     fakes().run(|| {
         let _context = CudaContext::new(0).unwrap();
         let base = reserve(4 * PIECE);

@@ -185,7 +185,7 @@ fn non_blocking_communicator_reports_noop_calls_as_in_progress() {
 }
 
 #[test]
-fn newest_nccl_version_has_all_but_two_declared_functions() {
+fn only_two_declared_functions_are_missing_in_newest_nccl() {
     fakes().run(|| {
         let names = include_str!("../since.txt").lines().filter(|line| !line.starts_with('#'));
         let missing: Vec<_> = names.filter_map(|line| line.split(' ').next()).filter(|name| !has(name)).collect();
@@ -282,7 +282,7 @@ fn log_contains_every_nccl_call_with_arguments() {
 }
 
 #[test]
-fn all_reduce_config_is_validated_and_its_event_is_recorded() {
+fn valid_all_reduce_config_records_event_invalid_is_refused() {
     fakes().run(|| {
         ranks(1, |_, comm, stream| {
             let (data, mut event) = (buffer(&[1]), 0);

@@ -35,7 +35,7 @@ fn abort_ends_a_wait_for_a_missing_rank() {
 }
 
 #[test]
-fn ranks_with_different_counts_hang_until_the_abort() {
+fn all_reduce_with_different_counts_hangs_until_the_abort() {
     fakes().run(|| {
         ranks(2, |rank, comm, stream| {
             let data = buffer(&[1, 2]);
@@ -267,7 +267,7 @@ fn second_destroy_of_a_communicator_ends_the_process() {
 }
 
 #[test]
-fn destroy_of_a_captured_communicator_ends_the_process() {
+fn destroy_of_a_communicator_in_a_graph_ends_the_process() {
     if child().is_some() {
         ranks(1, |_, comm, stream| {
             let (data, mut graph) = (buffer(&[1]), 0);
@@ -278,5 +278,5 @@ fn destroy_of_a_captured_communicator_ends_the_process() {
         });
         return;
     }
-    ends_loudly("destroy_of_a_captured_communicator_ends_the_process", "captured graphs still hold");
+    ends_loudly("destroy_of_a_communicator_in_a_graph_ends_the_process", "captured graphs still hold");
 }

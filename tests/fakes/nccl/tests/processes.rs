@@ -25,7 +25,7 @@ fn join(me: &Child) -> (Handle, Handle) {
 }
 
 #[test]
-fn ranks_in_several_processes_can_reduce_send_and_split() {
+fn reduce_send_and_split_work_across_processes() {
     fakes().run_many(3, |me| {
         let rank = me.rank as i32;
         let (comm, stream) = join(&me);

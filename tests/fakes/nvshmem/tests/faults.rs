@@ -332,7 +332,7 @@ fn nvshmem_accepts_struct_layout_2_since_version_3_6_5() {
 }
 
 #[test]
-fn initialisation_works_with_a_launcher_but_not_with_mpi() {
+fn launcher_initialisation_succeeds_mpi_initialisation_fails() {
     fakes().run_many(1, |_| {
         use_device(0);
         let mut attr = attr(2);
@@ -356,7 +356,7 @@ fn initialisation_works_with_a_launcher_but_not_with_mpi() {
 }
 
 #[test]
-fn calls_for_modules_regions_and_queue_pairs_are_simulated() {
+fn module_region_and_queue_pair_calls_are_simulated() {
     fakes().run_many(1, |me| {
         init(&me);
         assert_eq!(nvshmemx_cumodule_init(0x1000), 7, "the driver does not know the module");

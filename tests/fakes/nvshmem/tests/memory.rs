@@ -82,7 +82,7 @@ fn peer_pointers_access_the_same_symmetric_memory() {
 }
 
 #[test]
-fn unmapped_peers_have_no_pointer_and_still_receive_data() {
+fn put_to_a_peer_without_a_pointer_delivers_data() {
     let apart = fakes().env("PEERWEAVE_FAKE_CUDA_NO_PEER", "0-1,1-0");
     apart.run_many(2, |me| {
         init(&me);
@@ -188,7 +188,7 @@ fn stream_wait_ends_when_the_words_satisfy_the_condition() {
 }
 
 #[test]
-fn stream_signal_wait_compares_cyclically() {
+fn comparison_of_a_signal_wait_on_a_stream_is_cyclic() {
     fakes().run_many(1, |me| {
         let stream = init(&me);
         let word = symmetric(&[0_u64]);

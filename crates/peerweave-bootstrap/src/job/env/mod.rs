@@ -75,7 +75,7 @@ struct Place {
     /// Text that distinguishes this job from all other jobs of this user.
     identity: String,
     /// The rendezvous address of a job on several machines. If the launcher provided no address,
-    /// contains the name of the variable to set, and the expected form of its value.
+    /// the error contains the name of the variable to set, and the expected form of its value.
     across: Result<Endpoint, (&'static str, &'static str)>,
 }
 
@@ -122,8 +122,9 @@ impl Job {
     }
 
     /// Returns the environment variables for the process of this PE. A launcher sets these
-    /// variables when it starts the process. [`from_vars`](Self::from_vars) then reads the same
-    /// position of the PE from them. The launcher of the resulting job is [`Launcher::Peerweave`].
+    /// variables when it starts the process. From these variables, [`from_vars`](Self::from_vars)
+    /// reads a job in which the PE has the same position. The launcher of that job is
+    /// [`Launcher::Peerweave`].
     ///
     /// The value of `PEERWEAVE_TOKEN` is a secret. Pass the variable in the environment, never on a
     /// command line.
@@ -244,7 +245,7 @@ fn local_endpoint(identity: &str) -> Endpoint {
 }
 
 /// Derives the rendezvous address for a job on one machine. All PEs of the job derive the same
-/// address, a port of the loopback interface. This system has no abstract Unix sockets.
+/// address: a port of the loopback interface, because this system has no abstract Unix sockets.
 #[cfg(not(target_os = "linux"))]
 fn local_endpoint(identity: &str) -> Endpoint {
     Endpoint::Tcp("127.0.0.1".to_owned(), derived_port(identity))
@@ -313,7 +314,7 @@ impl Reader<'_> {
         let i = self.required(index, 0, MAX_PES - 1)?;
         match i < n {
             true => Ok((i, n)),
-            false => Err(self.wrong(index, format!("less than {n} (the value of {count})"))),
+            false => Err(self.wrong(index, format!("less than {n}, because {count} is {n}"))),
         }
     }
 

@@ -59,14 +59,17 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
         machine,
         n_machines,
         identity: format!("pmi {starter} {n_pes}"),
-        across: Err((names::RENDEZVOUS, "tcp:HOST:PORT on the machine of PE 0, because this launcher provides no host")),
+        across: Err((
+            names::RENDEZVOUS,
+            "tcp:HOST:PORT, where HOST is the machine of PE 0, because this launcher provides no host name",
+        )),
     }))
 }
 
-/// Returns whether `srun` set the PMI variables. If so, Slurm's variables are used instead, because
-/// they have the same numbering and more information. Otherwise, MPICH's Hydra may have set the PMI
-/// variables inside a Slurm allocation. Hydra starts one Slurm task on each machine, so its PMI
-/// numbers differ from Slurm's numbers.
+/// Returns whether Slurm's `srun` set the PMI variables. If so, Slurm's variables are used instead,
+/// because they have the same numbering and contain more information. MPICH's Hydra can also set
+/// the PMI variables inside a Slurm allocation. Hydra starts one Slurm task on each machine, so its
+/// PMI numbers differ from Slurm's numbers.
 fn is_slurms(vars: &Reader<'_>) -> bool {
     let same = |name, other: &[&str]| {
         let value = vars.text(name);

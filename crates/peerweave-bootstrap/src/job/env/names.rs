@@ -85,15 +85,15 @@ pub const PMI_LOCAL_RANK: &str = "PMI_LOCAL_RANK";
 /// Other PMI-1 launchers: number of PEs on this machine.
 pub const PMI_LOCAL_SIZE: &str = "PMI_LOCAL_SIZE";
 
-/// Variables that are not enough to read the position of a PE, each with the name of a launcher
-/// that sets the variable. Either Peerweave does not support the launcher, or the launcher's other
+/// Variables that do not suffice to read the position of a PE. Each variable has the name of a
+/// launcher that sets it. Either Peerweave does not support this launcher, or this launcher's other
 /// variables are needed too. If no other variables of launchers are set,
 /// [`Job::from_env`](crate::Job::from_env) returns a job of one PE and logs a warning.
 pub const NOT_UNDERSTOOD: [(&str, &str); 10] = [
-    (RANK, "torchrun (which also sets WORLD_SIZE)"),
-    (WORLD_SIZE, "torchrun (which also sets RANK)"),
-    (PMI_SIZE, "MPICH (which also sets PMI_RANK)"),
-    (SLURM_PROCID, "Slurm's srun (which also sets SLURM_STEP_ID)"),
+    (RANK, "torchrun (which sets both RANK and WORLD_SIZE)"),
+    (WORLD_SIZE, "torchrun (which sets both WORLD_SIZE and RANK)"),
+    (PMI_SIZE, "MPICH (which sets both PMI_SIZE and PMI_RANK)"),
+    (SLURM_PROCID, "Slurm's srun (which sets both SLURM_PROCID and SLURM_STEP_ID)"),
     ("MV2_COMM_WORLD_RANK", "MVAPICH2"),
     ("MPT_MPI_RANK", "HPE MPT"),
     ("JSM_NAMESPACE_RANK", "IBM's jsrun"),
@@ -102,8 +102,8 @@ pub const NOT_UNDERSTOOD: [(&str, &str); 10] = [
     ("PALS_RANKID", "Cray's PALS"),
 ];
 
-/// Slurm: index of this PE in its step. An `salloc` shell has no such index, so it is not a PE. A
-/// batch script has index 0, but it is not a PE either, because it is not part of an ordinary step.
+/// Slurm: index of this PE in its step. An `salloc` shell has no such index and is not a PE. A
+/// batch script has the index 0, but is not a PE, because it is not part of an ordinary step.
 pub const SLURM_PROCID: &str = "SLURM_PROCID";
 /// Slurm: number of PEs in the step.
 pub const SLURM_STEP_NUM_TASKS: &str = "SLURM_STEP_NUM_TASKS";

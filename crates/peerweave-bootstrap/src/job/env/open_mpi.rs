@@ -20,7 +20,12 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
         (true, _) => (names::OMPI_COMM_WORLD_RANK, names::OMPI_COMM_WORLD_SIZE),
         (_, true) if vars.is_set(names::OMPI_COMM_WORLD_SIZE) => (names::PMIX_RANK, names::OMPI_COMM_WORLD_SIZE),
         (_, true) if vars.is_set(names::N_PES) => (names::PMIX_RANK, names::N_PES),
-        (_, true) => return Err(vars.wrong(names::N_PES, "the number of PEs in the job, which the PMIx launcher did not set")),
+        (_, true) => {
+            return Err(vars.wrong(
+                names::N_PES,
+                "the number of PEs in the job, because the PMIx launcher has set no variable with this number",
+            ));
+        }
         _ => return Ok(None),
     };
     let (pe, n_pes) = vars.index_of(index, count)?;
@@ -29,7 +34,7 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
         && !vars.is_set(names::SLURM_PROCID)
         && other != pe
     {
-        return Err(vars.wrong(names::PMIX_RANK, format!("{pe} (the value of {index})")));
+        return Err(vars.wrong(names::PMIX_RANK, format!("{pe}, because {index} is {pe}")));
     }
     let local_n_pes = match vars.number(names::OMPI_COMM_WORLD_LOCAL_SIZE, 1, n_pes)? {
         Some(local_n_pes) => local_n_pes,
@@ -74,6 +79,9 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
         machine,
         n_machines,
         identity: format!("pmix {job:?} {n_pes}"),
-        across: Err((names::RENDEZVOUS, "tcp:HOST:PORT on the machine of PE 0, because this launcher provides no host")),
+        across: Err((
+            names::RENDEZVOUS,
+            "tcp:HOST:PORT, where HOST is the machine of PE 0, because this launcher provides no host name",
+        )),
     }))
 }

@@ -50,7 +50,9 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
         }
     };
     if local_pe >= local_n_pes {
-        return Err(vars.wrong(names::SLURM_LOCALID, format!("less than {local_n_pes} (the number of PEs on machine {machine})")));
+        return Err(
+            vars.wrong(names::SLURM_LOCALID, format!("less than {local_n_pes}, because machine {machine} has {local_n_pes} PEs"))
+        );
     }
 
     let Some(job) = vars.text(names::SLURM_JOB_ID) else {

@@ -1,10 +1,9 @@
-//! Finds the launcher that set an environment variable of this process. Reads `/proc` for this
-//! purpose. The result is the launcher even if shells and wrappers run between the launcher and
-//! this process.
+//! Finds the launcher that set an environment variable of this process. The launcher is found even
+//! if shells and wrappers run between the launcher and this process. This module reads `/proc`.
 //!
 //! Invariant: if a launcher set a variable for several processes, all these processes find the same
-//! launcher. The only exception: a process that has set the variable itself may find another
-//! process.
+//! launcher. The only exception is a process that has set the variable itself. This process may
+//! find another process.
 
 use std::fs;
 
@@ -13,22 +12,22 @@ use crate::process::{Process, parent_and_start};
 /// Maximum number of ancestors to examine.
 const MAX_GENERATIONS: usize = 64;
 
-/// Returns the process ID and the start time of an ancestor as text. This ancestor is the nearest
-/// one without the variable `name` in its environment. If every ancestor has this variable, it is
-/// the most distant ancestor.
+/// Returns the process ID and the start time of an ancestor process as text. This ancestor is the
+/// nearest one that lacks the environment variable `name`. If every ancestor has the variable, this
+/// ancestor is the most distant one.
 pub(super) fn of_variable(name: &str) -> Option<String> {
     let (process, _) = ancestor_without(name)?;
     Some(format!("{} {}", process.pid, process.started))
 }
 
-/// Returns the nearest ancestor without `name` in its environment. Returns `None` if there is no
-/// such ancestor.
+/// Returns the nearest ancestor process that lacks the environment variable `name`. Returns `None`
+/// if there is no such ancestor.
 pub(crate) fn agent_of_variable(name: &str) -> Option<Process> {
     ancestor_without(name).and_then(|(process, lacks_it)| lacks_it.then_some(process))
 }
 
-/// Returns the nearest ancestor without `name` in its environment, and `true`. If every ancestor
-/// has `name`, returns the most distant ancestor and `false`.
+/// Returns the nearest ancestor process that lacks the environment variable `name`, and `true`. If
+/// every ancestor has the variable, returns the most distant ancestor and `false`.
 fn ancestor_without(name: &str) -> Option<(Process, bool)> {
     let mut pid = rustix::process::getppid()?.as_raw_nonzero().get();
     for _ in 0..MAX_GENERATIONS {
@@ -64,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn starter_of_an_unset_variable_is_the_parent_process() {
+    fn parent_process_is_found_if_no_process_sets_the_variable() {
         let parent = rustix::process::getppid().unwrap().as_raw_nonzero().get();
         let starter = of_variable("PEERWEAVE_NOBODY_SETS_THIS").unwrap();
         assert!(starter.starts_with(&format!("{parent} ")), "{starter}");

@@ -55,7 +55,7 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
         None => return Err(vars.wrong(names::LOCAL_RANK, format!("the index of PE {pe} on its machine"))),
     };
     if local_pe > pe {
-        return Err(vars.wrong(names::LOCAL_RANK, format!("at most {pe} (the value of {})", names::RANK)));
+        return Err(vars.wrong(names::LOCAL_RANK, format!("at most {pe}, because {} is {pe}", names::RANK)));
     }
     let (machine, n_machines) = match local_n_pes == n_pes {
         true => (0, 1),

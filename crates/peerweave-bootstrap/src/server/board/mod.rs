@@ -31,8 +31,8 @@ pub(crate) enum Action {
     Close(Link),
 }
 
-/// Maximum number of collective calls by which a PE can be ahead of another PE. A PE gets ahead if
-/// its calls time out before the other PE has made them.
+/// Maximum number of collective calls by which one PE can be ahead of another PE. A PE gets ahead
+/// if its calls time out before the other PE has made the same calls.
 const MAX_OPEN_ROUNDS: usize = 1024;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,8 +50,8 @@ struct Member {
     /// The PEs that were missing when the most recent request of this PE timed out. The next
     /// request of this PE clears the list.
     in_vain: Vec<u32>,
-    /// The PE that this PE has named as the cause. That PE is reported as the cause if the
-    /// connection of this PE closes. `None` if this PE has named no cause.
+    /// The PE that this PE has named as the cause. If the connection of this PE closes, the server
+    /// reports the named PE as the cause. `None` if this PE has named no cause.
     blames: Option<u32>,
 }
 
@@ -79,7 +79,7 @@ pub(crate) struct Board {
     /// calls).
     stored_len_bytes: usize,
     limit_bytes: usize,
-    /// The PEs that wait for each key, with their request numbers.
+    /// For each key, the requests that wait for its value: the PE, and the number of the request.
     awaited: HashMap<String, Vec<(u32, u64)>>,
     /// PEs that wait for the join to complete.
     joining: Vec<u32>,
@@ -88,9 +88,9 @@ pub(crate) struct Board {
     broken: Option<Fault>,
     /// The first PE that aborted the job, and the exit code that this PE requested.
     aborted: Option<(u32, u8)>,
-    /// Of the PEs that have left, the PE that had entered the fewest rounds. The first value is its
-    /// number of rounds, and the second value is the PE. Rounds with this number or a higher number
-    /// cannot complete, because that PE does not enter them.
+    /// Of all PEs that have left, the one that had entered the fewest rounds: the number of these
+    /// rounds, and the PE. Rounds with this number or a higher number cannot complete, because that
+    /// PE does not enter them.
     first_left: Option<(u64, u32)>,
 }
 
@@ -316,8 +316,8 @@ impl Board {
         Ok(())
     }
 
-    /// Returns a fault if the round with this number can never complete. The reason is that a PE is
-    /// lost, that a PE left before it entered this round, or that the server is stopping.
+    /// Returns a fault if the round with this number can never complete. There are three possible
+    /// reasons: a PE is lost, a PE left before it entered this round, or the server is stopping.
     fn hopeless(&self, number: u64) -> Option<Fault> {
         let left = || self.first_left.filter(|(entered, _)| *entered <= number).map(|(_, pe)| Fault::Left { pe });
         self.broken.clone().or_else(left)
@@ -341,8 +341,8 @@ impl Board {
     }
 
     /// Ends the open round (collective call) `rounds[at]` with a fault, and sends the fault to all
-    /// PEs that have entered the round. If a call caused the fault, also sends the fault to
-    /// `newcomer`, the PE that made the call.
+    /// PEs that have entered the round. Also sends the fault to `newcomer`. `newcomer` is the PE
+    /// whose call caused the fault, or `None` if no call caused the fault.
     fn fail_round(&mut self, at: usize, fault: Fault, newcomer: Option<u32>, out: &mut Vec<Action>) {
         let request = (self.first_round + at as u64) | ROUND_BIT;
         let round = &mut self.rounds[at];
@@ -460,8 +460,8 @@ impl Board {
 
     /// Marks a PE as lost and fails all waits. The waits fail with the first loss of the job,
     /// because later losses follow from it. If the last wait of the lost PE had timed out, the
-    /// reported cause is the PEs for which this wait had waited. Otherwise, if the lost PE had
-    /// named a PE as the cause, that PE is reported.
+    /// reported cause is the PEs that were missing in this wait. Otherwise, the reported cause is
+    /// the PE that the lost PE had named, if it had named a PE. Otherwise, the cause is `fault`.
     fn lose(&mut self, pe: u32, fault: Fault, out: &mut Vec<Action>) {
         let members = &mut self.members;
         let mut missing = std::mem::take(&mut members[pe as usize].in_vain);

@@ -20,8 +20,8 @@ pub use codec::decode;
 pub use crate::error::{ProtocolError, Refusal};
 pub use crate::limits::*;
 
-/// Length of a complete hello in bytes. From a connection that has not identified itself, the
-/// server reads no more bytes than this.
+/// Length of a complete hello in bytes. Also the maximum number of bytes that the server reads from
+/// a connection before the connection has identified itself.
 pub const HELLO_FRAME_LEN_BYTES: usize = 4 + 1 + MAGIC.len() + 2 + 4 + 4 + 4 + TOKEN_LEN_BYTES;
 
 /// Number of the request to join. This request completes when all PEs have joined.
@@ -87,8 +87,8 @@ pub enum Fault {
     GaveUp {
         /// The PE that left.
         pe: u32,
-        /// The PEs because of which `pe` gave up, in ascending order. If no wait of `pe` had timed
-        /// out, this list has one element: the PE that `pe` had named as the cause.
+        /// The PEs that caused `pe` to give up, in ascending order. If no wait of `pe` had timed
+        /// out, this list contains one PE: the PE that `pe` had named as the cause.
         missing: Vec<u32>,
     },
     /// Two PEs made different calls.
@@ -142,7 +142,7 @@ pub enum Frame {
     /// Client: enters a collective call. Answered by `Done`. In an exchange, one `Part` for each PE
     /// precedes `Done`.
     Enter {
-        /// Number of the collective call, combined with [`ROUND_BIT`].
+        /// Number of the request: the number of the collective call, with [`ROUND_BIT`] set.
         request: u64,
         /// Kind of the collective call.
         collective: Collective,
@@ -189,9 +189,10 @@ pub enum Frame {
         /// Number of the request to cancel.
         request: u64,
     },
-    /// Client: names another PE, which is reported as the cause if this connection closes.
+    /// Client: is about to end because of another PE, and names that PE. If this connection closes,
+    /// the server reports the named PE as the cause.
     Blame {
-        /// The PE that is reported as the cause if this connection closes.
+        /// The PE that the client names as the cause.
         pe: u32,
     },
     /// Client: ends the job. All PEs exit with this exit code. Answered by `Aborted`.
@@ -210,7 +211,7 @@ pub enum Frame {
     },
     /// Server: the blob of one PE in an exchange. The parts are sent in the order of the PEs.
     Part {
-        /// Number of the collective call, combined with [`ROUND_BIT`].
+        /// Number of the request: the number of the collective call, with [`ROUND_BIT`] set.
         request: u64,
         /// The blob.
         blob: Vec<u8>,

@@ -180,14 +180,14 @@ mod tests {
     use super::holds;
 
     #[test]
-    fn wait_value_geq_compares_cyclically() {
+    fn geq_comparison_of_a_value_wait_is_cyclic() {
         assert!(holds(5, 5, 8, 0));
         assert!(!holds(4, 5, 8, 0));
         assert!(holds(1, u64::from(u32::MAX), 4, 0));
     }
 
     #[test]
-    fn wait_value_nor_depends_on_the_word_width() {
+    fn nor_comparison_of_a_value_wait_depends_on_the_word_width() {
         assert!(!holds(0xffff_0000, 0x0000_ffff, 4, 3));
         assert!(holds(0xffff_0000, 0x0000_fffe, 4, 3));
     }
