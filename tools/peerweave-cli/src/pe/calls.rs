@@ -35,9 +35,9 @@ pub struct Setting<'a, M> {
     pub nbi: bool,
     /// The operation, its counts and this PE's rank.
     pub view: View,
-    /// Memory of the input; unused by the in-place form.
+    /// Memory of the input. Unused if input and result share one buffer, as in most in-place forms.
     pub send: M,
-    /// Memory of the result. In the in-place form, also memory of the input.
+    /// Memory of the result. Also memory of the input if input and result share one buffer.
     pub recv: M,
 }
 
