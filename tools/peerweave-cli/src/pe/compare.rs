@@ -33,8 +33,8 @@ use crate::workload::types::{with_moved_type, with_type_of};
 /// Maximum duration of each wait.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Evaluates an expression in which `$T` is the element type of `$dtype`. Panics for types that some
-/// contender cannot reduce.
+/// Evaluates an expression in which `$T` is the element type of `$dtype`. Panics for types that
+/// some contender cannot reduce.
 macro_rules! with_compared_type {
     ($dtype:expr, $T:ident => $call:expr) => {
         with_type_of!($dtype, $T => $call;
