@@ -1,4 +1,5 @@
-//! Starts this program again as each PE of a job, and waits for all PEs.
+//! Runs the PEs of a check: starts one process of this program for each PE, and waits for all of
+//! them.
 //!
 //! Invariant: no process outlives its launcher, and every wait has a limit.
 
@@ -10,7 +11,8 @@ use peerweave_bootstrap::Server;
 
 use crate::Failure;
 
-/// Variable that is set in the processes that [`processes`] starts.
+/// Environment variable that marks a process as a PE. [`processes`] sets it in the processes that
+/// it starts.
 const PE: &str = "PEERWEAVE_CHECK_PE";
 
 /// Returns whether this process is a PE that [`processes`] started.

@@ -7,7 +7,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// Starts a table with the names of its columns.
+    /// Creates a table without rows. `columns` are the names of the columns.
     pub(crate) fn new(columns: &[&str]) -> Self {
         Self { rows: vec![columns.iter().map(|&column| column.to_owned()).collect()] }
     }

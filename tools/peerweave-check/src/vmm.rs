@@ -34,8 +34,8 @@ const WAIT: Duration = Duration::from_secs(20);
 /// Time after which the parent process ends all PEs.
 const WHOLE_RUN: Duration = Duration::from_secs(240);
 const MIB: usize = 1 << 20;
-/// Maximum decrease of free device memory in the second pass of rounds, in bytes. One allocation by
-/// the driver itself may decrease the free memory this much. A leak would cause a larger decrease,
+/// Maximum number of bytes by which free device memory may decrease while the rounds run for the
+/// second time. One allocation by the driver itself may cost this much. A leak would cost more,
 /// because each round would leak.
 const MOST_KEPT: i64 = 2 << 20;
 
@@ -59,8 +59,8 @@ pub(crate) struct Arguments {
     /// contains FELL BACK and the reason
     #[arg(long)]
     fabric: bool,
-    /// Number N of rounds that allocate memory. The number of rounds that map memory is also N, and
-    /// the number of heaps to create is N / 50, but at least 2
+    /// Number N of rounds in each test for memory leaks: N rounds of allocations, N rounds of
+    /// mappings, and N / 50 (at least 2) creations of a heap
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
 }
@@ -157,7 +157,7 @@ fn processes(n_pes: u32, plan: &Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What all steps of a PE use, such as the PE's rendezvous and its stream.
+/// The state of one PE during the check: its rendezvous, its device and its stream.
 struct Pes {
     rendezvous: Arc<Rendezvous>,
     context: Arc<CudaContext>,
@@ -347,7 +347,7 @@ fn exchange_and_grow(pes: &Pes) -> Result<(), Failure> {
         for place in 0..pes.n {
             let expected = geometry.base + u64::from(place) * geometry.stride + 4096;
             if heap.address_of(Pe::new(place), 4096)? != expected {
-                return Err("address_of differs from base + stride * pe + offset of the heap's geometry".into());
+                return Err("address_of differs from base + stride * pe + offset, computed from the heap's geometry".into());
             }
         }
     }
@@ -484,9 +484,10 @@ fn killed(pes: &Pes) -> Result<(), Failure> {
     match heap.grow(1) {
         Err(VmmError::Misuse(Misuse::Broken { .. })) => {}
         other => {
-            return Err(
-                format!("grow after the death of a PE returned {other:?}, expected an error that the heap has failed").into()
-            );
+            return Err(format!(
+                "growing the heap after the death of a PE returned {other:?}, expected an error that the heap has failed"
+            )
+            .into());
         }
     }
     // The memory of the killed PE is still mapped in this process, and the mapping keeps it alive.

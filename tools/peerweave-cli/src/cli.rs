@@ -57,9 +57,9 @@ impl Cli {
     }
 }
 
-/// Replaces `-np`, which other launchers have as an option, with `--np`, because clap has no short
-/// options of two letters. Changes only the options of the subcommand, not the arguments of the
-/// program that is started.
+/// Replaces the option `-np` of other launchers with `--np`, because clap has no short options of
+/// two letters. Changes only the options of the subcommand, not the arguments of the program that
+/// is started.
 fn with_long_np(mut arguments: Vec<OsString>) -> Vec<OsString> {
     let command = Cli::command();
     let Some(command) = arguments.get(1).and_then(|name| command.find_subcommand(name)) else { return arguments };

@@ -12,6 +12,6 @@ fn main() -> ExitCode {
 /// command starts PEs as processes, which Peerweave supports only on Linux.
 #[cfg(not(target_os = "linux"))]
 fn main() -> ExitCode {
-    eprintln!("peerweave: the command needs Linux; elsewhere, run PEs as threads of a program with `on_threads`");
+    eprintln!("peerweave: this command needs Linux; on other systems, call `on_threads` in your program to run PEs as threads");
     ExitCode::from(125)
 }

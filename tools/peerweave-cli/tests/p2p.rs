@@ -64,7 +64,7 @@ fn pairs_are_measured_and_missing_measurements_are_named() {
 }
 
 #[test]
-fn transport_that_loses_data_makes_the_exit_code_1() {
+fn exit_code_is_1_if_the_transport_loses_data() {
     let fakes = Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_DEVICES", "2").env("PEERWEAVE_FAKE_CUDA_BROKEN_PEER", "0-1");
     fakes.run(|| {
         let output = peerweave(&["bench-p2p", "--bytes", "2M", "--iters", "1"]);

@@ -113,7 +113,7 @@ fn ping_pongs(bench: &Bench<'_>) -> Outcome {
     let (to, from, signal) = (bench.gpu.alloc::<u32>(8192)?, bench.gpu.alloc::<u32>(8192)?, bench.gpu.alloc::<u64>(1)?);
     let me = bench.gpu.pe().get();
     if bench.is_first() {
-        println!("put-signal ping-pong, full round trip in us; each row: bytes: by one thread, warp, block");
+        println!("put-signal ping-pong, full round trip in us; each row: bytes: by one thread, by one warp, by one block");
     }
     for bytes in [4, 16, 1024, 4096, 32768] {
         let mut row = Vec::new();

@@ -55,7 +55,7 @@ pub(crate) fn all(nccl: Nccl, contexts: &[Arc<CudaContext>]) -> Result<usize, St
         step("one thread creates all ranks from an id", by_id);
         step("a communicator that one rank never joins", missing_rank);
         if contexts.len() > 1 {
-            step("a first call that other ranks do not make", unconnected);
+            step("a first collective that only one rank calls", unconnected);
             step("an expired wait aborts only one communicator", expires);
             step("expiry with AbortAll aborts all communicators", expires_for_all);
             step("the watchdog aborts stuck work", late_work);
@@ -82,8 +82,8 @@ fn make(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<Ve
     )
 }
 
-/// Checks that `outcome` is an error for which `is` returns `true`, and that the time since `began`
-/// is between `least` and `least + LATE`.
+/// Checks an `outcome` that must be an error. The predicate `is` must accept the error. The time
+/// since `began` must be at least `least` and at most `least + LATE`.
 fn expect(
     what: &str,
     began: Instant,
@@ -132,8 +132,9 @@ fn missing_rank(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> R
     expect("init_rank", began, SHORT, outcome, |error| matches!(error, NcclError::Timeout(_)))
 }
 
-/// Calls the first collective on one rank only. NCCL connects the ranks in the first collective, so
-/// the call itself fails, at the latest at the deadline of the communicator.
+/// Calls the first collective on one rank only. This call must connect the ranks, so it cannot
+/// succeed without the other ranks. The call must return an error, at the latest at the deadline of
+/// the communicator.
 fn unconnected(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
     let members = make(nccl, contexts, config)?;
     let first = &members[0];
@@ -153,8 +154,8 @@ fn unconnected(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Re
     works(nccl, contexts, config)
 }
 
-/// Runs one all-reduce on all ranks, because the first collective connects the ranks. If only one
-/// rank makes a later collective call, the call blocks on the device, not on the host.
+/// Connects the ranks by one all-reduce on all ranks. A later collective that only one rank calls
+/// then blocks on the device, not on the host.
 fn together(members: &[Member]) -> Result<(), String> {
     let ones = |member: &Member| DeviceMemory::from_slice(&member.stream, &vec![1.0f32; LENGTH]).map_err(text);
     let mut buffers = members.iter().map(ones).collect::<Result<Vec<_>, _>>()?;
@@ -168,8 +169,8 @@ fn together(members: &[Member]) -> Result<(), String> {
     members.iter().try_for_each(|member| member.comm.wait(&member.stream, DEADLINE).map_err(text))
 }
 
-/// Enqueues an all-reduce on one rank only, so that the all-reduce cannot complete. Returns its
-/// buffer.
+/// Enqueues an all-reduce on one rank only, so that the all-reduce cannot complete. Returns the
+/// buffer that the all-reduce uses.
 fn stuck(member: &Member) -> Result<DeviceMemory<f32>, String> {
     let mut buffer = DeviceMemory::from_slice(&member.stream, &vec![1.0; LENGTH]).map_err(text)?;
     member.comm.all_reduce_in_place(&member.stream, &mut buffer, ReduceOp::Sum).map_err(text)?;

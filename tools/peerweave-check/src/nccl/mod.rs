@@ -43,8 +43,8 @@ use crate::{Failure, launch};
 /// The options of `check nccl`. Without --processes or --rank, one process drives all GPUs.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Number of elements of the longest call of each collective and type; a few additional calls
-    /// with float elements are longer
+    /// Number of elements in the longest call; each collective is called with this length for each
+    /// type. A few additional calls with float elements are longer
     #[arg(long, default_value_t = 1003, value_parser = at_least_one)]
     count: usize,
     /// Start N processes, one for each rank, which connect through a rendezvous
@@ -72,8 +72,8 @@ pub(crate) struct Arguments {
     /// Use non-blocking communicators
     #[arg(long)]
     non_blocking: bool,
-    /// Check operations that time out or are aborted, and the creation of a communicator that one
-    /// rank never joins; with blocking and with non-blocking communicators
+    /// Check two cases, with blocking and with non-blocking communicators: stuck calls that reach
+    /// their deadline or are aborted, and the creation of a communicator that one rank never joins
     #[arg(long, value_name = "yes|no", num_args = 0..=1, default_missing_value = "yes", default_value = "no",
         value_parser = |word: &str| yes_or_no(word), conflicts_with_all = ["processes", "rank", "kill"])]
     lifecycle: bool,
@@ -340,8 +340,9 @@ fn id(nccl: Nccl, rank: usize, file: &Path) -> Result<UniqueId, String> {
 /// Checks that the other ranks detect the death of rank `killed`: their next all-reduce returns an
 /// error. Then the other ranks shrink the communicator and continue without the dead rank.
 ///
-/// If `early`, the rank dies before the first collective, in which NCCL connects the ranks. If
-/// `named`, the error must name the rank that died.
+/// If `early` is true, the rank dies before the first collective. The other ranks are then not
+/// connected, because NCCL connects the ranks in the first collective. If `named` is true, the
+/// error must name the rank that died.
 fn after_a_death(member: &Member, killed: usize, early: bool, named: bool) -> Result<usize, NcclError> {
     let (comm, stream) = (&member.comm, &member.stream);
     if !early {
@@ -378,7 +379,7 @@ fn after_a_death(member: &Member, killed: usize, early: bool, named: bool) -> Re
     }
     comm.set_deadline(DEADLINE);
     let fewer = comm.shrink(&[Rank::new(killed as u32)], ShrinkMode::Abort)?;
-    println!("{} is now {} in the new communicator, which has {} ranks", comm.rank(), fewer.rank(), fewer.n_ranks());
+    println!("{} has become {} of a new communicator with {} ranks", comm.rank(), fewer.rank(), fewer.n_ranks());
     // The stuck all-reduce may still block the stream of the failed communicator.
     let stream = comm.context().new_stream().map_err(peerweave_driver::CudaError::of("cuStreamCreate"))?;
     sum_of_ranks(&[Member { comm: fewer.clone(), stream }])?;

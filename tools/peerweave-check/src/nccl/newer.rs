@@ -46,7 +46,7 @@ const END_OF_PART: Duration = Duration::from_secs(40);
 /// Time after which the process is ended, because some of NCCL's waits have no deadline.
 const WHOLE_RUN: Duration = Duration::from_secs(200);
 
-/// The message of an error. The error has ended a part of this check early.
+/// An error that ended a part of this check early. Contains the message of the error.
 pub(crate) struct Failed(String);
 
 impl<E: Display> From<E> for Failed {
@@ -207,7 +207,7 @@ fn watch(ranks: &[Member]) {
     std::thread::spawn(move || {
         std::thread::sleep(WHOLE_RUN);
         for (rank, step) in &steps {
-            println!("rank {rank} is in step {}", step.lock().unwrap_or_else(PoisonError::into_inner));
+            println!("rank {rank} was still running this step: {}", step.lock().unwrap_or_else(PoisonError::into_inner));
         }
         println!("FAILED timed out after {WHOLE_RUN:?}");
         let _ = std::io::stdout().flush();
@@ -271,17 +271,17 @@ impl Member {
             }
             Err(_) => part.failures.borrow_mut().push("this part of the check panicked".to_owned()),
         }
-        part.step("end of this part of the check");
+        part.step("the report on this part of the check");
         let mut report = vec![part.passed.get().to_string(), part.failures.borrow().len().to_string()];
         report.extend(part.failures.borrow().iter().take(8).map(|failure| format!("  rank {}: {failure}", self.rank)));
         if self.rank == 0 {
             report.extend(part.notes.borrow().iter().map(|note| format!("  {note}")));
         }
         let report = report.join("\n");
-        self.board.put(&format!("end of {name} {}", self.rank), report.as_bytes())?;
+        self.board.put(&format!("report on part {name} from rank {}", self.rank), report.as_bytes())?;
         let (mut passed, mut wrong, mut lines) = (0, 0, Vec::new());
         for rank in 0..self.ranks {
-            let report = self.board.get(&format!("end of {name} {rank}"), END_OF_PART)?;
+            let report = self.board.get(&format!("report on part {name} from rank {rank}"), END_OF_PART)?;
             let report = String::from_utf8_lossy(&report).into_owned();
             let mut words = report.split('\n');
             let mut number = || words.next().and_then(|word| word.parse::<usize>().ok()).unwrap_or(0);
@@ -289,14 +289,15 @@ impl Member {
             wrong += number();
             lines.extend(words.map(str::to_owned));
         }
-        let verdict = if wrong == 0 { "right".to_owned() } else { format!("right, {wrong} WRONG") };
+        let verdict = if wrong == 0 { "right".to_owned() } else { format!("right, and {wrong} checks WRONG") };
         self.say(&format!("{name}: {passed} checks {verdict} ({:.1} s)", began.elapsed().as_secs_f64()));
         lines.iter().for_each(|line| self.say(line));
         Ok((passed, wrong))
     }
 }
 
-/// Returns a message about a part or check that was not run, because the library lacks `function`.
+/// Returns the message that `name` was not run because the library lacks `function`. `name` is a
+/// part or a check.
 fn not_run(name: &str, function: &str) -> String {
     let since =
         Nccl::FUNCTIONS.iter().find(|known| known.name == function).map_or("newer than the loaded library", |known| known.since);
@@ -440,12 +441,12 @@ impl Part<'_> {
     }
 }
 
-/// Number of elements after which test values repeat. The number is prime. So a check detects
-/// swapped ranges whose lengths are powers of two.
+/// Number of elements after which test values repeat. The number is prime. So a check detects that
+/// two ranges were swapped, even if their lengths are powers of two.
 const PERIOD: usize = 101;
 
-/// Returns the element at `index` of the reduction input of `rank`, as an integer. Sums over
-/// sixteen ranks are exact in every type that the checks reduce.
+/// Returns one element of the input of `rank` for reductions, as an integer. Sums over sixteen
+/// ranks are exact in every type that the checks reduce.
 fn given(rank: usize, index: usize) -> i64 {
     let index = index % PERIOD;
     ((index * (2 * rank + 3) + index / 7 + rank) % 4) as i64
@@ -462,7 +463,7 @@ fn repeated<T: Sample>(places: std::ops::Range<usize>, value: impl Fn(usize) -> 
     values
 }
 
-/// Returns the input of `rank` for a reduction: `len` elements.
+/// Returns the first `len` elements of the input of `rank` for reductions.
 fn pattern<T: Sample>(rank: usize, len: usize) -> Vec<T> {
     repeated(0..len, |index| T::number(given(rank, index)))
 }
@@ -473,8 +474,8 @@ fn sums<T: Sample>(ranks: usize, places: std::ops::Range<usize>) -> Vec<T> {
     repeated(places, |index| T::number((0..ranks).map(|rank| given(rank, index)).sum()))
 }
 
-/// Returns `len` elements with arbitrary bits, as input of an operation that only moves data.
-/// Different seeds give different elements.
+/// Returns `len` elements with arbitrary bits. They are the input of operations that only move
+/// data. Different seeds give different elements.
 fn moved<T: Sample>(seed: usize, len: usize) -> Vec<T> {
     repeated(0..len, |index| T::pattern(seed * 31 + index % PERIOD * 7 + 1))
 }

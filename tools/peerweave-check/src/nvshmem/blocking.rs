@@ -1,5 +1,5 @@
-//! Checks calls that block the host until they are complete: single values, strided transfers,
-//! waits for several words with different values.
+//! Checks calls that return only when they are complete: puts and gets of single values, strided
+//! transfers, and waits for several words with different expected values.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use crate::Failure;
 use crate::nvshmem::oracle::{Reduce, Sample};
 use crate::nvshmem::scenarios::Checks;
 
-/// Number of elements of most transfers. The number is odd, so that the last elements do not fill a
-/// vector.
+/// Number of elements in most transfers. The number is odd, so that vector instructions cannot move
+/// all elements.
 const COUNT: usize = 301;
 
 pub(crate) fn run(checks: &mut Checks<'_>) -> Result<(), Failure> {
@@ -89,7 +89,7 @@ fn moved<T: Sample>(checks: &mut Checks<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Checks waits for several words, each of which has its own expected value.
+/// Checks waits for several words. Each word has its own expected value.
 fn each<T: AtomicInteger + Reduce>(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let (context, stream, next) = (checks.context, Arc::clone(&checks.stream), checks.next());
     let words = context.alloc_zeroed::<T>(4)?;

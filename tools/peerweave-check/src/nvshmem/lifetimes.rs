@@ -47,7 +47,8 @@ pub(crate) fn run(job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Fail
         Err(NvshmemError::Disagree(_)) => kept.is_none(),
         _ => false,
     };
-    let context = Context::current().ok_or("a refused finalize finalized NVSHMEM, expected it to keep running")?;
+    let context =
+        Context::current().ok_or("NVSHMEM has ended although finalize was refused, expected NVSHMEM to keep running")?;
     let mut checks = Checks::new(&context, rendezvous)?;
     checks.check("finalize with a live buffer", right, || format!("{refused:?}"));
     drop(kept);
@@ -148,10 +149,10 @@ fn counted(
 ) -> Result<(), Failure> {
     let context = checks.context;
     let again = start()?;
-    checks.check("handles of a context", again.pe() == context.pe(), || format!("{again:?}"));
+    checks.check("a second handle of a context", again.pe() == context.pe(), || format!("{again:?}"));
     let report = again.finalize()?;
-    checks.check("handles of a context", report.other_handles == 1, || format!("{report:?}"));
-    checks.check("handles of a context", context.status()? == Status::Initialized, || format!("{:?}", context.status()));
+    checks.check("a second handle of a context", report.other_handles == 1, || format!("{report:?}"));
+    checks.check("a second handle of a context", context.status()? == Status::Initialized, || format!("{:?}", context.status()));
     let other = Context::from_rendezvous(rendezvous, context.device(), settings().max_teams(9));
     checks.refused("a second start with other settings", other, |kind| {
         matches!(kind, MisuseKind::AlreadyInitialized { what: "the settings", .. })

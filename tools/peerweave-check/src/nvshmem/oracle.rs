@@ -9,8 +9,8 @@ use peerweave_types::{Element, F8E4M3, F8E5M2, Number, ReduceOp};
 
 /// An element type for which this module computes inputs of operations that only move data.
 pub(crate) trait Sample: Element + Default {
-    /// Returns the element for these eight bits. Different bits give different elements if the type
-    /// has enough values.
+    /// Returns an element that is computed from `bits`. Different bits give different elements if
+    /// the type has enough values.
     fn of_bits(bits: u8) -> Self;
 
     /// Returns the input of `pe` at `index`.

@@ -59,8 +59,8 @@ fn two_streams(checks: &mut Checks<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Runs several threads. Each thread enqueues collectives of the same team on its own stream. All
-/// threads make the same calls, because the order of the threads differs among the PEs.
+/// Runs several threads. Each thread enqueues collectives of the same team on its own stream. The
+/// order of the threads differs among the PEs, so all threads must make the same calls.
 fn threads(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let context = checks.context;
     let next = Pe::new((checks.pe() + 1) % checks.n());

@@ -14,8 +14,8 @@ use peerweave_types::{AtomicInteger, Compare, F8E4M3, F8E5M2, Pe, Rank, ReduceOp
 use crate::Failure;
 use crate::nvshmem::oracle::{Reduce, Sample};
 
-/// Number of elements of most transfers. The number is odd, so that the last elements do not fill a
-/// vector.
+/// Number of elements in most transfers. The number is odd, so that vector instructions cannot move
+/// all elements.
 const COUNT: usize = 1003;
 
 /// Counts the checks of one PE, and records the failed checks.
@@ -288,7 +288,7 @@ fn signals(checks: &mut Checks<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Checks waits and atomics for words of one type.
+/// Checks the wait functions and the atomic operations on words of type `T`.
 fn words<T: AtomicInteger + Reduce>(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let (context, stream, next) = (checks.context, Arc::clone(&checks.stream), checks.next());
     let words = context.alloc_zeroed::<T>(3)?;
@@ -369,7 +369,8 @@ fn teams(checks: &mut Checks<'_>) -> Result<Vec<Named>, Failure> {
     Ok(teams)
 }
 
-/// Symmetric memory that the checks of collectives use for elements of any type.
+/// Symmetric memory for the checks of collectives. The checks of all element types use the same
+/// memory.
 struct Pool {
     source: SymmetricBuffer<u64>,
     target: SymmetricBuffer<u64>,

@@ -57,8 +57,9 @@ impl Line {
         self.cells.iter().find(|cell| cell.contender == contender)?.p50_us
     }
 
-    /// Returns the median time of Peerweave's kernels divided by the shortest median time of the
-    /// other libraries; `None` if Peerweave or all other libraries have no time.
+    /// Returns a ratio: the median time of Peerweave's kernels, divided by the median time of the
+    /// fastest other library. Returns `None` if Peerweave has no time, or if no other library has a
+    /// time.
     pub fn ratio_to_best(&self) -> Option<f64> {
         let others = self.cells.iter().filter(|cell| !is_own(&cell.contender)).filter_map(|cell| cell.p50_us);
         let best = others.fold(f64::INFINITY, f64::min);
@@ -106,8 +107,8 @@ impl Comparison {
         &self.lines
     }
 
-    /// Adds contenders and their records. Other processes have measured these contenders after this
-    /// comparison.
+    /// Adds contenders that were measured later, in other processes. Also adds the records of these
+    /// contenders.
     pub fn add(&mut self, contenders: Contenders, records: &[Compared]) {
         for (name, _) in &contenders.present {
             let of_row =
@@ -130,7 +131,7 @@ impl Comparison {
         self.ready.first().map_or("?", |ready| &ready.compute)
     }
 
-    /// Returns the number of wrong elements of all cells.
+    /// Returns the number of wrong elements, summed over all lines and contenders.
     pub fn wrong(&self) -> u64 {
         self.lines.iter().flat_map(|line| &line.cells).filter_map(|cell| cell.wrong).sum()
     }
@@ -455,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn library_measured_in_separate_processes_has_a_column() {
+    fn results_from_separate_processes_have_a_table_column() {
         let (mut comparison, _) = filled();
         let one =
             |pe, row, us: f64| Compared { pe, row, contender: "torch".into(), iters: 1, batch_us: vec![us], wrong: Some(0) };

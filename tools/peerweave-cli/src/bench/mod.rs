@@ -96,8 +96,8 @@ fn config_of(args: &BenchArgs) -> Result<Config, (u8, String)> {
     Ok(config)
 }
 
-/// Runs a comparison of libraries and prints its lines. Returns the result. If a PE fails, returns
-/// the exit code of the job in the inner `Err`.
+/// Runs a comparison of libraries, prints its lines, and returns the result. If a PE fails, the
+/// outer result is `Ok` and the inner result is the exit code of the job, as `Err`.
 ///
 /// # Errors
 /// The exit code and a message if the comparison could not be started.
@@ -109,8 +109,8 @@ pub(crate) fn run_comparison(args: &BenchArgs) -> Result<Result<Comparison, u8>,
     supervised(&launch, &config, rendezvous)
 }
 
-/// Runs the PEs of a comparison, and PyTorch if it is a contender. The returned values have the
-/// same meaning as for [`run_comparison`].
+/// Runs the PEs of a comparison. If PyTorch is a contender, runs PyTorch afterwards. Returns the
+/// same values as [`run_comparison`].
 fn supervised(launch: &Launch, config: &Config, rendezvous: JobRendezvous) -> Result<Result<Comparison, u8>, (u8, String)> {
     let has_torch = config.compare.contains(&Contender::Torch);
     let mut reporter = compare::Reporter { rendezvous, comparison: Comparison::new(config), is_printed: !has_torch };

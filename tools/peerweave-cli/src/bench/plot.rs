@@ -202,16 +202,17 @@ fn panel<'a>(
     Ok(())
 }
 
-/// Returns the sizes to label on the axis: powers of two from `first` to `last`, about a dozen at
-/// most.
+/// Returns the sizes to label on the axis. The sizes are powers of two between `first` and `last`.
+/// There are at most about twelve.
 fn sizes_to_name(first: f64, last: f64) -> Vec<f64> {
     let step = ((last / first).log2() / 12.0).ceil().max(1.0) as usize;
     let (from, to) = (first.log2().ceil() as i32, last.log2().floor() as i32);
     (from..=to).step_by(step).map(|exponent| 2f64.powi(exponent)).collect()
 }
 
-/// Returns the values to label on the axis: 1, 2 and 5 times the powers of ten in the range. If the
-/// range contains many powers of ten, returns only the powers of ten.
+/// Returns the values between `low` and `high` to label on the axis: powers of ten, and 2 and 5
+/// times these powers. If the axis spans more than three powers of ten, returns only the powers of
+/// ten.
 fn values_to_name(low: f64, high: f64) -> Vec<f64> {
     let (from, to) = (low.log10().floor() as i32, high.log10().ceil() as i32);
     let steps: &[f64] = if to - from > 3 { &[1.0] } else { &[1.0, 2.0, 5.0] };

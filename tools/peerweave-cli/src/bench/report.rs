@@ -1,5 +1,5 @@
-//! Combines the measurements of the PEs: the slowest PE of each batch, the median of the batches,
-//! the sum of wrong elements.
+//! Combines the measurements of the PEs. The time of a batch is the time of the slowest PE, and the
+//! reported time is the median over the batches. The numbers of wrong elements are added.
 //!
 //! Invariant: a line of the table is complete when every PE has reported every placement
 //! (in place and out of place).
@@ -49,7 +49,7 @@ impl Row {
 
 /// The output to print after a record of a PE has arrived.
 #[derive(Debug, PartialEq)]
-#[allow(clippy::large_enum_variant, reason = "the receiver destructures the value immediately")]
+#[allow(clippy::large_enum_variant, reason = "the caller of `take` matches on each value at once and stores no value")]
 pub enum News {
     /// The record does not complete a line of the table.
     Nothing,
@@ -81,7 +81,7 @@ impl Collector {
         Self { config, cases, ready: Vec::new(), pending: Vec::new(), rows: Vec::new(), notes: Vec::new(), last: 0 }
     }
 
-    /// Returns the number of lines of the complete table.
+    /// Returns the number of lines that the table has at the end of the measurement.
     pub fn rows_planned(&self) -> usize {
         self.cases.len()
     }
@@ -101,7 +101,8 @@ impl Collector {
         self.rows.iter().flat_map(Row::cells).filter_map(|cell| cell.wrong).sum()
     }
 
-    /// Returns the mean of the bus bandwidths of all cells in GB/s, as nccl-tests reports it.
+    /// Returns the mean bus bandwidth in GB/s, as nccl-tests reports it. The mean is over all
+    /// lines, in place and out of place.
     pub fn average_bus_bw(&self) -> f64 {
         let cells: Vec<_> = self.rows.iter().flat_map(Row::cells).collect();
         if cells.is_empty() { 0.0 } else { cells.iter().map(|cell| cell.bus_bw).sum::<f64>() / cells.len() as f64 }
@@ -226,7 +227,7 @@ mod tests {
     use crate::workload::op::BenchOp;
 
     #[test]
-    fn reported_time_is_the_median_of_the_slowest_pe_per_batch() {
+    fn reported_time_is_the_median_of_batch_maxima_over_pes() {
         let mut collector = Collector::new(config(BenchOp::AllReduce, 2, &[1 << 20]));
         assert_eq!(collector.take(ready(1)), News::Nothing);
         assert_eq!(collector.take(ready(0)), News::AllReady);

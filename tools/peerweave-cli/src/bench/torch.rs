@@ -18,8 +18,9 @@ const NAME: &str = "torch";
 /// The Python interpreter, which is searched in `PATH`.
 const PYTHON: &str = "python3";
 
-/// Measures the cases of a comparison with PyTorch. Returns PyTorch as a contender with its
-/// records, or as an absent contender with the reason.
+/// Measures the cases of a comparison with PyTorch. Returns PyTorch as a contender, and its
+/// records. If PyTorch cannot be measured, the contender is absent with a reason, and there are no
+/// records.
 pub(super) fn measure(config: &Config, timeout: Option<Duration>) -> (Contenders, Vec<Compared>) {
     let absent =
         |why: String| (Contenders { present: Vec::new(), absent: vec![(NAME.to_owned(), why)], arch: String::new() }, Vec::new());
@@ -90,7 +91,8 @@ fn lacks(config: &Config) -> Option<&'static str> {
     }
 }
 
-/// Collects the records that the processes of PyTorch print, and the last line that is no record.
+/// Reads the output of the processes of PyTorch: collects the records, and keeps the last line that
+/// is not a record.
 #[derive(Default)]
 struct Records {
     contenders: Option<Contenders>,

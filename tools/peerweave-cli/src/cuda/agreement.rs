@@ -1,5 +1,5 @@
-//! Barriers and agreement on numbers among PEs with GPUs, through the rendezvous instead of the
-//! library under test.
+//! Barriers among PEs with GPUs, and agreement of these PEs on numbers. Both use the rendezvous,
+//! not the library under test.
 //!
 //! Invariant: every PE makes the same sequence of calls, so that the calls have the same names in
 //! the rendezvous on every PE.
@@ -10,7 +10,8 @@ use peerweave_bootstrap::Rendezvous;
 
 use super::Failure;
 
-/// Lets one PE wait for the other PEs in barriers, and agree with them on numbers and errors.
+/// Connects one PE to the other PEs of the measurement: for barriers, and for agreement on numbers
+/// and errors.
 pub(crate) struct Agreement<'a> {
     rendezvous: &'a Rendezvous,
     so_far: Cell<u64>,

@@ -38,8 +38,8 @@ pub(crate) const NO_DRIVER: &str =
 #[cfg(not(feature = "cuda"))]
 pub(crate) const NOT_BUILT_IN: &str = "this command was built without support for GPUs; build it with `--features cuda`";
 
-/// Returns the collective of the portable API that an operation of `bench` calls. Returns `None` if
-/// no route table selects the algorithm of the operation.
+/// Returns the collective of the portable API for an operation of `bench`. Returns `None` if the
+/// operation has only one algorithm, so that route tables do not apply.
 #[cfg(feature = "cuda")]
 pub(crate) fn collective_kind(op: BenchOp) -> Option<peerweave::cuda::CollectiveKind> {
     use peerweave::cuda::CollectiveKind as Kind;
@@ -86,13 +86,13 @@ pub(crate) fn check_methods(_: &Config) -> Result<(), String> {
     Err(NOT_BUILT_IN.to_owned())
 }
 
-/// Runs the PEs of this process with NCCL.
+/// Measures NCCL on all PEs of this process.
 #[cfg(feature = "cuda")]
 pub(crate) fn nccl_pe(config: &Config) -> Result<(), Failure> {
     nccl::run(config)
 }
 
-/// Runs the PE of this process with NVSHMEM.
+/// Measures NVSHMEM on the PE of this process.
 #[cfg(feature = "cuda")]
 pub(crate) fn nvshmem_pe(config: &Config) -> Result<(), Failure> {
     nvshmem::run(config)

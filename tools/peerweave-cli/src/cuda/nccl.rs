@@ -83,8 +83,8 @@ pub(crate) struct Session<'a> {
     pub(crate) site: &'a Site<'a>,
 }
 
-/// The buffers for all cases of one element type. If the buffers are registered, also their
-/// windows.
+/// The buffers for all cases of one element type. Also holds the windows of the buffers, if the
+/// buffers are registered.
 pub(crate) struct Memory<T: Sample> {
     send: DeviceMemory<T>,
     recv: DeviceMemory<T>,

@@ -42,7 +42,8 @@ pub(super) struct Setting<'a> {
     pub(super) view: View,
 }
 
-/// Enqueues one call. `recv` is the buffer of the result and, in place, of the input.
+/// Enqueues one call. `send` is the input, and `recv` is the result. If input and result share one
+/// buffer, this buffer is `recv`.
 pub(super) fn enqueue<T: Sample>(
     setting: &Setting<'_>,
     operation: &Operation<T>,

@@ -105,7 +105,7 @@ fn lengths(config: &Config, case: &Case) -> (usize, usize, usize) {
     (send, result + GUARD, if config.op.is_one_sided() { recv + GUARD } else { GUARD })
 }
 
-/// A context of NVSHMEM, and the PE that uses it for a measurement.
+/// The context of NVSHMEM on one PE, and the PE itself. Used for all measurements of the PE.
 pub(crate) struct Session<'a> {
     context: &'a Context,
     world: Team,

@@ -1,7 +1,7 @@
 //! Maps each operation of `bench` to its NVSHMEM call, and holds the memory that the calls use.
 //!
-//! Invariant: every PE has the same count of calls, because a PE that makes no calls counts the
-//! calls of the other PEs. So each PE knows the expected value of the word that the calls change.
+//! Invariant: all PEs count the same number of calls. A PE that makes no calls itself counts the
+//! calls of PE 0. So each PE knows the expected value of the word that the calls change.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use crate::workload::op::BenchOp;
 use crate::workload::pattern::G_DUE;
 use crate::workload::pattern::Sample;
 
-/// An element type that NVSHMEM can transfer. NVSHMEM can also reduce it, unless it is an 8-bit
-/// float; the plan contains no reduction of 8-bit floats.
+/// An element type that NVSHMEM can transfer. NVSHMEM reduces all of these types except 8-bit
+/// floats. The plan contains no reduction of 8-bit floats.
 pub(crate) trait Reduced: Sample {
     /// Calls [`Team::reduce`]. Panics for 8-bit floats.
     fn reduce(on: On<'_, Self>) -> Result<(), NvshmemError>;
@@ -51,7 +51,7 @@ macro_rules! not_reduced {
     ($($t:ty),*) => {$(
         impl Reduced for $t {
             fn reduce(on: On<'_, Self>) -> Result<(), NvshmemError> {
-                unreachable!("peerweave bug: {} of 8-bit floats, which no reduction accepts", on.op)
+                unreachable!("peerweave bug: the reduction {} was requested for 8-bit floats, but NVSHMEM does not reduce 8-bit floats", on.op)
             }
             fn reduce_scatter(on: On<'_, Self>) -> Result<(), NvshmemError> {
                 Self::reduce(on)
@@ -91,7 +91,8 @@ impl<T: Sample> Memory<T> {
         }
     }
 
-    /// Returns the symmetric memory, which collectives and nbi calls need.
+    /// Returns the symmetric memory. Panics for private memory, which collectives and nbi calls do
+    /// not support.
     fn symmetric(&self) -> &SymmetricBuffer<T> {
         match self {
             Self::Symmetric(buffer) => buffer,
@@ -119,10 +120,11 @@ pub(crate) struct Calls<'a, T> {
     pub(super) recv: Memory<T>,
     /// Symmetric memory that one-sided operations access on the other PE.
     pub(super) target: SymmetricBuffer<T>,
-    /// Symmetric word that serves as the signal, or whose value the operation changes.
+    /// Symmetric word of the operation: the target of signals, or the word that atomic operations
+    /// change.
     pub(super) word: SymmetricBuffer<u64>,
-    /// Number of calls until now. The number is the same on every PE: a PE that makes no calls
-    /// counts the calls of PE 0.
+    /// Number of calls so far. The number is the same on every PE, because a PE that makes no calls
+    /// itself counts the calls of PE 0.
     pub(super) made: u64,
     /// Number of received words that differed from the expected words.
     pub(super) wrong: u64,

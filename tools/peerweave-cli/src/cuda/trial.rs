@@ -1,5 +1,5 @@
-//! The measurement of one case on a GPU, the same for every contender: checks the result, times
-//! the calls, and checks the result again.
+//! Measures one case on a GPU, in the same way for every contender: checks the result, times the
+//! calls, and checks the result again.
 //!
 //! [`Trial::measure`] runs these stages for one contender. A comparison instead begins the
 //! trials of all contenders and alternates their batches.
@@ -63,8 +63,9 @@ pub(crate) trait Trial<T: Sample> {
     /// Enqueues `times` calls. Then enqueues the operation that completes the calls, if the library
     /// needs such an operation.
     fn enqueue(&mut self, times: u64) -> Result<(), Failure>;
-    /// Adds the calls of a launched graph to the number of calls made. A negative number subtracts
-    /// calls that were captured but not executed.
+    /// Corrects the number of calls made, after a graph was captured or launched. A launch adds the
+    /// calls of the graph. A capture subtracts them (negative `_calls`), because captured calls are
+    /// not executed.
     fn count(&mut self, _calls: i64) {}
     /// Waits until the stream has completed all enqueued work.
     fn finish(&self) -> Result<(), Failure>;
@@ -84,14 +85,13 @@ pub(crate) trait Trial<T: Sample> {
     fn wrong_words(&mut self) -> Result<u64, Failure> {
         Ok(0)
     }
-    /// Checks barriers with PEs that arrive late. Returns how many times this PE left a barrier
-    /// before a late PE had arrived.
+    /// Checks barriers in which one PE arrives late. Returns how many times this PE left a barrier
+    /// before the late PE had arrived.
     fn leavers(&mut self) -> Result<u64, Failure> {
         Ok(0)
     }
 
-    /// Runs all stages of the measurement: [`begin`](Self::begin), a number of batches, and
-    /// [`end`](Self::end).
+    /// Runs the whole measurement: [`begin`](Self::begin), all batches, and [`end`](Self::end).
     fn measure(&mut self) -> Result<Outcome, Failure> {
         let mut started = self.begin()?;
         for _ in 0..self.site().config.batches {
@@ -237,7 +237,8 @@ pub(crate) trait Trial<T: Sample> {
 }
 
 impl Subject {
-    /// Returns the expected elements of a part of a buffer, for inputs that were filled in `round`.
+    /// Returns the expected elements of a part of a buffer. The inputs of all ranks must be those
+    /// of round `round`.
     fn values<T: Sample>(&self, part: &Part, round: u64) -> impl Iterator<Item = T> + use<T> {
         let tile = tile(part.of, self.redop, self.view.n_pes, round);
         let from = part.from;

@@ -44,7 +44,7 @@ pub(crate) struct Multicast {
 }
 
 impl Multicast {
-    /// Returns the value that the report shows.
+    /// Returns the text that the report shows about multicast objects.
     pub(crate) fn text(&self) -> String {
         self.why.clone().unwrap_or_else(|| "multicast objects are allowed on devices that support multicast".to_owned())
     }

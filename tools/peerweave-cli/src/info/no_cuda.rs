@@ -12,16 +12,16 @@ pub(super) fn libraries() -> Vec<Library> {
     ["CUDA driver", "NCCL", "NVSHMEM"].map(|name| Library::absent(name, "not looked for", NOT_BUILT_IN)).into()
 }
 
-/// Returns that multicast objects are not allowed.
+/// Reports that multicast objects are not allowed, because this command was built without support
+/// for GPUs.
 pub(super) fn multicast() -> Multicast {
     Multicast { allowed: false, why: Some(NOT_BUILT_IN.to_owned()) }
 }
 
-/// Returns a description without GPUs, with the reason why this command cannot look for GPUs. The
-/// reason says whether NVIDIA's kernel module is loaded, because a machine with this module has
-/// GPUs.
+/// Reports no GPUs, because this command cannot look for GPUs. The reason also says whether
+/// NVIDIA's kernel module is loaded, because a machine with this module has GPUs.
 pub(super) fn peers() -> Peers {
     let loaded = Path::new("/proc/driver/nvidia/version").exists();
-    let driver = if loaded { "NVIDIA's driver is loaded on this machine, but " } else { "" };
+    let driver = if loaded { "NVIDIA's driver is loaded on this machine; " } else { "" };
     Peers::none(format!("{driver}{NOT_BUILT_IN}"))
 }

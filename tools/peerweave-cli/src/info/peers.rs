@@ -32,7 +32,8 @@ pub(crate) struct Pair {
 }
 
 impl Peers {
-    /// Returns a description without GPUs. `why` is the reason why there are no GPUs to report.
+    /// Returns the description of a machine without usable GPUs. `why` is the reason that is
+    /// reported.
     pub(crate) fn none(why: String) -> Self {
         Self { missing: Some(why), gpus: Vec::new(), pairs: Vec::new() }
     }

@@ -22,8 +22,8 @@ use rustix::net::{SendFlags, send};
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, kill_process_group, waitpid};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
-/// The launcher's end of the socket. When this end closes, for any reason, the guard kills the
-/// groups that it watches.
+/// The launcher's end of the socket to the guard process. When this end closes, for any reason, the
+/// guard process kills the process groups that it watches.
 #[derive(Debug)]
 pub(super) struct Guard {
     socket: Option<UnixStream>,
@@ -36,8 +36,8 @@ pub(super) struct Entry(RawFd);
 
 impl Entry {
     /// Tells the guard to watch the process group that this process leads. Allocates nothing and
-    /// takes no lock. Ignores a failure, because the launcher logs the failure when the launcher
-    /// removes the group.
+    /// takes no lock. Ignores write errors: the launcher writes to the same socket later, and logs
+    /// the error then.
     ///
     /// # Safety
     /// The [`Guard`] must not have been stopped before this process was forked.

@@ -7,7 +7,7 @@
 /// Maximum length in bytes of the text that the launcher shows.
 const MAX_BYTES: usize = 500;
 
-/// State of the parser: the part of the output to which the next line belongs.
+/// State of the parser: how the next line is interpreted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Part {
     /// Ordinary output: each line replaces the text that was stored before.
@@ -49,7 +49,8 @@ impl LastLine {
         }
     }
 
-    /// Returns the text; empty if nothing was printed.
+    /// Returns the last line, or the message of the last panic. The text is empty if nothing was
+    /// printed.
     pub(super) fn text(&self) -> String {
         String::from_utf8_lossy(&self.text).into_owned()
     }

@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_do_not_depend_on_the_size_of_the_reads() {
+    fn line_splitting_is_independent_of_chunk_sizes() {
         let text = b"one\n\nthree is longer\nrest";
         for piece in 1..=text.len() {
             let (mut lines, mut got) = (Lines::default(), Vec::new());

@@ -28,7 +28,8 @@ pub use ending::{Ending, Failure, Status};
 pub use output::{Output, Target};
 pub use supervise::supervise;
 
-/// Describes the processes that the launcher starts on this machine, and how it treats them.
+/// Describes the processes to start on this machine, their environment and streams, and the
+/// reaction to failures.
 #[derive(Debug)]
 pub struct Launch {
     /// The executable file.
@@ -88,7 +89,8 @@ pub enum Source {
 
 /// Receives the output of the PEs and their failures.
 pub trait Observer {
-    /// Handles a line of `pe`, without its line end. Text to print goes to `output`.
+    /// Handles one line of output that `pe` has written. `line` does not contain the line end. The
+    /// function adds text to print to `output`.
     fn line(&mut self, pe: usize, source: Source, line: &[u8], output: &mut Output);
 
     /// Notifies the peers that `pe` has failed. Called once for each PE that fails, when the
@@ -130,8 +132,8 @@ pub enum LaunchError {
 }
 
 impl LaunchError {
-    /// Returns a function that turns an error of the system into a [`LaunchError`]. `what` is the
-    /// failed step.
+    /// Returns a function for `map_err`, which creates a [`LaunchError`] from an error of the
+    /// operating system. `what` describes the step that failed.
     pub(crate) fn system(what: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::System { what, source }
     }

@@ -145,7 +145,7 @@ impl Output {
     }
 }
 
-/// Returns the descriptor of the launcher's stream.
+/// Returns the file descriptor of standard output or standard error, as `target` says.
 pub(super) fn fd_of(target: Target) -> BorrowedFd<'static> {
     match target {
         Target::Stdout => rustix::stdio::stdout(),

@@ -58,7 +58,8 @@ fn places(directories: &[PathBuf], alike: &[String]) -> String {
     text
 }
 
-/// Finds the program called `name`. `beside` is the directory of this command.
+/// Finds the program called `name`. `path` is the value of `PATH`, and `beside` is the directory of
+/// this command.
 ///
 /// # Errors
 /// [`ProgramError`] if the program was not found or cannot be executed. If the program was not
@@ -106,8 +107,8 @@ fn judge(path: &Path) -> Verdict {
     }
 }
 
-/// Returns programs in `directories` whose name contains `name` or is contained in `name`. Ignores
-/// case and separators.
+/// Returns the programs in `directories` that have a similar name. A name is similar if it contains
+/// `name`, or if `name` contains it. Ignores case and separators.
 fn alike(name: &str, directories: &[PathBuf]) -> Vec<String> {
     let plain = |name: &str| name.to_lowercase().replace(['_', ' '], "-");
     let wanted = plain(name);

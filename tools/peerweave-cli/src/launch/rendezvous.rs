@@ -41,7 +41,8 @@ fn bind(endpoint: &Endpoint, token: Token, n_pes: u32) -> Result<Server, Bootstr
     listen(Some(Ipv6Addr::UNSPECIFIED.into())).or_else(|_| listen(Some(Ipv4Addr::UNSPECIFIED.into()))).or(own)
 }
 
-/// Returns the secret in the environment, if it is set.
+/// Returns the secret of the job from the environment variable `PEERWEAVE_TOKEN`; `None` if the
+/// variable is not set.
 fn secret(var: &dyn Fn(&str) -> Option<String>) -> Result<Option<Token>, BootstrapError> {
     let Some(hex) = var(names::TOKEN).filter(|value| !value.trim().is_empty()) else { return Ok(None) };
     hex.trim().parse().map(Some).map_err(|_| BootstrapError::Environment {
@@ -51,9 +52,9 @@ fn secret(var: &dyn Fn(&str) -> Option<String>) -> Result<Option<Token>, Bootstr
     })
 }
 
-/// Returns the secret of the job: the secret in the environment, if set. Otherwise returns a random
-/// secret if this launcher starts all PEs, or a secret that all launchers derive from public
-/// values.
+/// Returns the secret of the job. A secret in the environment is used if there is one. Otherwise
+/// the secret is random if the job has one machine. For several machines, all launchers derive the
+/// same secret from public values.
 fn token_of(
     endpoint: &Endpoint,
     n_pes: usize,
@@ -85,8 +86,8 @@ pub struct JobRendezvous {
 }
 
 impl JobRendezvous {
-    /// Starts the server on the first machine; on other machines only computes the endpoint and the
-    /// token.
+    /// Creates the rendezvous of a job. On the first machine, starts the server. On other machines,
+    /// only computes the endpoint and the token.
     ///
     /// # Errors
     /// [`BootstrapError`] if the address is invalid or cannot be bound, or if `PEERWEAVE_TOKEN` is
@@ -165,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn server_listens_on_all_interfaces_if_none_has_the_address() {
+    fn server_listens_on_all_interfaces_if_its_address_is_not_local() {
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         // An address for documentation (RFC 5737): no interface has it.
         let place = Place::Machines { address: format!("192.0.2.1:{port}"), n_machines: 2, machine: 0 };

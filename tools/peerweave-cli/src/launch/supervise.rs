@@ -101,9 +101,10 @@ struct Job {
     /// Whether an abort of the job was reported.
     abort_reported: bool,
     stopped_by: Option<(i32, Instant)>,
-    /// Time at which the launcher next checks whether PEs still run although another PE has ended.
+    /// Time of the next check for PEs that still run after another PE has ended; `None` if no check
+    /// is planned.
     waiting_at: Option<Instant>,
-    /// Whether a message has named the PEs that still run.
+    /// Whether the message about PEs that still run has been printed. It is printed only once.
     waiting_reported: bool,
     term_at: Option<Instant>,
     kill_at: Option<Instant>,
@@ -543,8 +544,8 @@ impl Job {
     }
 }
 
-/// Returns the children of this process except the guard. After the PEs have ended, these children
-/// are orphans of the PEs.
+/// Returns the child processes of the launcher except the guard. After the PEs have ended, only
+/// orphans are left: processes that the PEs had started.
 fn orphans(guard: Option<Pid>) -> Vec<Pid> {
     let me = rustix::process::getpid().as_raw_nonzero();
     let mut pids = Vec::new();

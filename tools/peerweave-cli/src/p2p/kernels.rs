@@ -6,8 +6,8 @@ use peerweave_driver::launch::{Arguments, Image, LaunchConfig, LoadedKernel, Mod
 use peerweave_driver::{CudaContext, CudaStream};
 use peerweave_vmm::VmmError;
 
-/// The kernels that the probe launches, from one module. The module stays loaded until all streams
-/// in which its kernels were launched have completed.
+/// The kernels that the probe launches. They belong to one module. The module is unloaded only
+/// after all streams that ran its kernels have completed.
 pub(super) struct Kernels {
     copy: LoadedKernel,
     ping: LoadedKernel,
@@ -36,12 +36,13 @@ impl Kernels {
         Ok(Self { copy: module.kernel("peerweave_probe_copy")?, ping: module.kernel("peerweave_probe_ping")? })
     }
 
-    /// Enqueues a copy of `pieces` pieces of 16 bytes. `shape` is the number of blocks and the
-    /// number of threads of a block.
+    /// Enqueues a kernel that copies `pieces` times 16 bytes. `shape` is the number of blocks and
+    /// the number of threads of a block.
     ///
     /// # Safety
-    /// Both addresses point to `pieces` pieces, which the device may access until the kernel has
-    /// ended. Until then, no other work writes the pieces or reads the target.
+    /// Both addresses point to `pieces` times 16 bytes, which the device may access until the
+    /// kernel has ended. Until then, no other work writes the source or the target, or reads the
+    /// target.
     pub(super) unsafe fn copy(
         &self,
         stream: &Arc<CudaStream>,

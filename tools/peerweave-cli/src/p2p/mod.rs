@@ -97,5 +97,11 @@ fn measure(_: &P2pArgs) -> Result<Report, String> {
 /// Returns a line that describes the measurement: sizes and repetitions of copies, and versions of
 /// CUDA and Peerweave.
 fn asked(report: &Report) -> String {
-    format!("{} x {} each, CUDA {}, peerweave {}", report.iters, format_size(report.bytes), report.cuda, report.version)
+    format!(
+        "{} transfers of {} each, CUDA {}, peerweave {}",
+        report.iters,
+        format_size(report.bytes),
+        report.cuda,
+        report.version
+    )
 }

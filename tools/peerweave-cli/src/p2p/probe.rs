@@ -48,12 +48,12 @@ impl Method {
     }
 }
 
-/// Several devices with memory that the other devices can access, for measurements between these
-/// devices.
+/// Measures transfers and latencies between several devices. Each device has memory that the other
+/// devices can access.
 pub struct Probe {
     stations: Vec<Station>,
-    /// For each pair of devices without peer access: the error. The key is the index of the device
-    /// that lacks access, and the index of the device that has the memory.
+    /// The errors of the pairs of devices without peer access. A key has two indices: of the device
+    /// that lacks access, then of the device that owns the memory.
     no_access: BTreeMap<(usize, usize), VmmError>,
     /// Length of each source and target in bytes.
     bytes: usize,
@@ -90,14 +90,16 @@ impl Moved {
     }
 }
 
-/// Number of words of 8 bytes that are compared at each end of a target.
+/// Number of 8-byte words that are compared at the start of a target. The same number of words is
+/// compared at the end.
 const COMPARED_WORDS: usize = 1 << 17;
 /// Distance between two flags in bytes.
 const LINE_BYTES: u64 = 128;
 
 impl Probe {
-    /// Allocates a source and a target on each device, each of `bytes` rounded up to the largest
-    /// granularity. All devices with peer access can access this memory.
+    /// Allocates two memories on each device: a source and a target. The length of each is `bytes`,
+    /// rounded up to the largest granularity of the devices. All devices with peer access can
+    /// access this memory.
     ///
     /// # Errors
     /// Errors of the driver; [`VmmError::Timeout`] if a device has not filled its memory by the
@@ -220,14 +222,15 @@ impl Probe {
     /// [`VmmError::BrokenPeer`] if a flag does not arrive; otherwise the errors of
     /// [`bandwidth`](Self::bandwidth).
     pub fn latency(&self, one: usize, other: usize, rounds: u32, deadline: Instant) -> Result<f64, VmmError> {
-        /// Maximum number of reads of a flag: a few seconds, at half a microsecond each.
+        /// Maximum number of reads of a flag. One read takes about half a microsecond, so the limit
+        /// is a few seconds.
         const MOST_LOOKS: u32 = 8_000_000;
         let call = "Probe::latency";
         if one == other || one.max(other) >= self.stations.len() || rounds == 0 {
             return Err(wrong_value(
                 call,
                 "devices",
-                format!("{one} and {other}"),
+                format!("device {one} and device {other}"),
                 "two different devices of the probe and at least one round trip",
             ));
         }
@@ -328,7 +331,7 @@ impl Station {
         Ok(event)
     }
 
-    /// Waits until the stream has completed its work.
+    /// Waits until the stream has completed its work. The error at the deadline names `call`.
     fn wait(&self, call: &str, deadline: Instant) -> Result<(), VmmError> {
         let start = Instant::now();
         if peerweave_driver::wait(&self.stream, deadline)? {
@@ -365,7 +368,7 @@ fn seconds(start: &CudaEvent, end: &CudaEvent) -> Result<f64, VmmError> {
     Ok(f64::from(milliseconds) / 1e3)
 }
 
-/// Returns the word at `index` of the source with this seed.
+/// Returns the word at `index` of a source. Each source has its own `seed`.
 fn pattern_word(seed: u64, index: usize) -> u64 {
     (seed << 48 | index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }

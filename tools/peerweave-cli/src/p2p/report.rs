@@ -77,7 +77,7 @@ impl Report {
             }
         }
         if !self.everybody.is_empty() {
-            out += "\nevery GPU to the next GPU, all at once (GB/s)\n";
+            out += "\ntransfers from every GPU to the next GPU, all at once (GB/s)\n";
         }
         for everybody in &self.everybody {
             let least = everybody.gb_per_s.iter().copied().fold(f64::INFINITY, f64::min);

@@ -21,22 +21,23 @@ use crate::workload::pattern::{G_DUE, Sample, scalar};
 /// A closure that makes the given number of calls.
 pub type Calls<'a> = Box<dyn FnMut(u64) -> Result<()> + 'a>;
 
-/// What the calls of a collective or a transfer of elements need: world, stream and buffers.
+/// The arguments that all calls of a case share: world, stream and buffers. Used for collectives
+/// and for transfers of elements.
 pub struct Setting<'a, M> {
-    /// The world; calls use its team.
+    /// The world. All calls are made on the team of the world.
     pub world: &'a World,
     /// The stream, if stream-ordered calls are timed.
     pub stream: Option<&'a Stream>,
-    /// Whether a closure of type [`Calls`] waits until its stream-ordered calls are complete. If
-    /// `false`, the caller of the closure waits.
+    /// Whether a closure of type [`Calls`] waits for its stream-ordered calls. If `false`, the
+    /// caller of the closure must wait for them.
     pub waits: bool,
     /// Whether puts and gets are completed by one quiet at the end of a batch.
     pub nbi: bool,
     /// The operation, its counts and this PE's rank.
     pub view: View,
-    /// Memory of the input; unused by the in-place form.
+    /// Memory of the input. Unused if input and result share one buffer, as in most in-place forms.
     pub send: M,
-    /// Memory of the result. In the in-place form, also memory of the input.
+    /// Memory of the result. Also memory of the input if input and result share one buffer.
     pub recv: M,
 }
 
@@ -60,8 +61,8 @@ macro_rules! blocking {
     };
 }
 
-/// Creates a closure that repeats a call, in the stream-ordered form if there is a stream, and
-/// otherwise in the blocking form. If `waits` is true, the closure then waits for all calls.
+/// Creates a closure that repeats a call. If there is a stream, the closure enqueues the calls, and
+/// then waits for them if `waits` is true. Without a stream, the closure makes blocking calls.
 macro_rules! calls {
     ($setting:expr, |$queue:ident| $queued:expr, $blocking:expr) => {
         match $setting.stream {
@@ -135,7 +136,7 @@ where
     }
 }
 
-/// Returns the calls of an operation that moves elements.
+/// Returns the closure that makes the calls of an operation that only moves elements.
 pub fn moving<'a, T, M>(setting: &'a Setting<'a, M>) -> Calls<'a>
 where
     T: Sample,
@@ -377,8 +378,8 @@ macro_rules! calls_and_quiet {
     };
 }
 
-/// Returns the calls of a one-sided operation of PE 0. One quiet at the end of each batch completes
-/// the calls.
+/// Returns the closure that makes nonblocking one-sided calls on PE 0. One quiet at the end of each
+/// batch completes the calls.
 fn one_sided_nbi<'a, T, M>(setting: &'a Setting<'a, M>, target: &'a Symmetric<T>, word: &'a Symmetric<u64>) -> Calls<'a>
 where
     T: Sample,

@@ -33,8 +33,8 @@ use crate::workload::types::{with_moved_type, with_type_of};
 /// Maximum duration of each wait.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Evaluates an expression in which `$T` is the element type of `$dtype`, which must be a type that
-/// every contender can reduce.
+/// Evaluates an expression in which `$T` is the element type of `$dtype`. Panics for types that
+/// some contender cannot reduce.
 macro_rules! with_compared_type {
     ($dtype:expr, $T:ident => $call:expr) => {
         with_type_of!($dtype, $T => $call;
@@ -218,7 +218,8 @@ fn device_of(context: &Arc<CudaContext>) -> Result<Vec<u8>, Failure> {
     Ok(uuid.bytes.iter().map(|byte| *byte as u8).collect())
 }
 
-/// What this PE needs to measure the cases of one operation with all libraries.
+/// The state of this PE during a comparison: everything that the measurements of an operation
+/// share.
 struct Run<'a> {
     config: &'a Config,
     site: &'a Site<'a>,
@@ -281,8 +282,8 @@ impl Run<'_> {
         Query::new(kind, case.dtype, case.counts.param as u64).reduction(case.redop.unwrap_or(ReduceOp::Sum))
     }
 
-    /// Sends an explanation of the route (algorithm and launch shape) that the route table selects
-    /// for a case.
+    /// If the user asked for explanations, PE 0 sends one to the command. It says which route
+    /// (algorithm and launch shape) is used for a case.
     fn explain(&self, row: usize, case: &Case) -> Result<(), Failure> {
         if let Some(kind) = cuda::collective_kind(self.config.op).filter(|_| self.config.explain) {
             self.cuda.choose(kind, self.forced.get(kind));
@@ -327,8 +328,8 @@ fn bench_of<'b, T: Sample>(
     Ok(Some(Box::new(session.bench(memory, case, Placement::OutOfPlace)?)))
 }
 
-/// A contender of the comparison, in one case. `trial` is `None` if the contender does not support
-/// the call.
+/// One contender in the measurement of one case. `trial` is `None` if the contender does not
+/// support the call.
 struct Entry<'a, T> {
     name: String,
     trial: Option<Box<dyn Trial<T> + 'a>>,

@@ -22,7 +22,7 @@ const TRIAL: Duration = Duration::from_millis(2);
 const FEWEST_CALLS: u64 = 3;
 const MOST_CALLS: u64 = 1 << 30;
 
-/// Result of one PE for one case, in place or out of place.
+/// What one PE measured for one case, either in place or out of place.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
     /// Calls per batch.
@@ -96,8 +96,8 @@ impl Bench<'_> {
         Ok(Outcome { iters, batch_us, wrong: self.config.check.then_some(wrong + self.wrong.get()) })
     }
 
-    /// Returns the part of a call's time that is reported: half for a ping-pong, whose call is a
-    /// round trip.
+    /// Returns the factor between the time of a call and the reported time. The factor is one half
+    /// for a ping-pong, whose call is a round trip, and 1 for all other operations.
     fn share_of_a_call(&self) -> f64 {
         if self.view().op == BenchOp::PingPong { 0.5 } else { 1.0 }
     }
@@ -235,7 +235,7 @@ impl Bench<'_> {
         Ok(early)
     }
 
-    /// Returns which memory contains this PE's input.
+    /// Returns the memory that contains the input on this PE.
     fn input_side(&self) -> Side {
         match self.view().op {
             BenchOp::Get => Side::Target,
@@ -244,7 +244,7 @@ impl Bench<'_> {
         }
     }
 
-    /// Returns which memory contains this PE's result.
+    /// Returns the memory that contains the result on this PE.
     fn result_side(&self) -> Side {
         match self.view().op {
             BenchOp::Put | BenchOp::PutSignal | BenchOp::PutStrided | BenchOp::PingPong => Side::Target,

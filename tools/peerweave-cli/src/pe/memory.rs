@@ -54,8 +54,8 @@ memory!(
     Buffer, |memory| memory.as_ptr()
 );
 
-/// Fills `part` of a buffer with the elements of `tile`. If the part extends beyond the end of the
-/// tile, the tile repeats from its start.
+/// Fills a range of a buffer, given by `part`, with the elements of `tile`. If the range extends
+/// beyond the end of the tile, the tile repeats from its start.
 pub fn fill<T: Sample>(memory: &impl Memory<T>, part: &Part, tile: &[T]) -> Result<()> {
     pieces(part, tile.len(), |at, from, len| memory.range(at..at + len)?.set(&tile[from..from + len]))
 }
@@ -70,8 +70,9 @@ pub fn spoil<T: Sample>(memory: &impl Memory<T>, range: Range<usize>) -> Result<
     Ok(())
 }
 
-/// Counts the elements of `part` of a buffer that differ from the elements of `tile`. If the part
-/// extends beyond the end of the tile, the tile repeats from its start.
+/// Compares a range of a buffer, given by `part`, with the elements of `tile`. Returns the number
+/// of elements that differ. If the range extends beyond the end of the tile, the tile repeats from
+/// its start.
 pub fn count_wrong<T: Sample>(memory: &impl Memory<T>, part: &Part, tile: &[T]) -> Result<u64> {
     let (mut wrong, mut found) = (0, vec![T::default(); tile.len()]);
     pieces(part, tile.len(), |at, from, len| {

@@ -37,18 +37,20 @@ pub enum Side {
 }
 
 /// The memory and the calls of one case, in place or out of place. The trait hides the element
-/// type. So its methods pass the bits of an element, zero-extended to 64 bits.
+/// type. Therefore an element is passed as its bits, zero-extended to 64 bits.
 pub trait Operands {
     /// Returns the operation and its counts.
     fn view(&self) -> &View;
-    /// Returns the calls to be timed. The calls add to `wrong` the number of received words that
-    /// differed from the expected words.
+    /// Returns the calls to be timed. Some calls receive words. The number of wrong words among
+    /// them is added to `wrong`.
     fn calls<'a>(&'a self, wrong: &'a Cell<u64>) -> Calls<'a>;
-    /// Fills a part of a buffer with the elements of the tile `part.of`, for round `round`.
+    /// Fills a range of a buffer, given by `part`, with elements for round `round`. The field
+    /// `part.of` identifies these elements.
     fn fill(&self, side: Side, part: &Part, round: u64) -> Result<()>;
     /// Fills a range of a buffer with a value that no result has.
     fn spoil(&self, side: Side, range: Range<usize>) -> Result<()>;
-    /// Writes the elements of this case again without changing their values.
+    /// Rewrites the elements of this case without changing their values, so that the CPU cache of
+    /// this PE's core holds them as modified.
     fn rewrite(&self, side: Side);
     /// Counts the elements of a part of a buffer that differ from the elements of the tile
     /// `part.of` for round `round`.
@@ -67,8 +69,8 @@ pub trait Operands {
     fn element_bytes(&self) -> usize;
 }
 
-/// A group of operations. The calls of all operations of a group are compiled for the same element
-/// types.
+/// A group of operations ([`Reducing`] or [`Moving`]). All operations of a group are compiled for
+/// the same element types.
 pub trait Work<T: Sample>: Sized {
     /// Returns the calls to be timed.
     fn calls<'a, M>(operands: &'a Typed<'a, T, M, Self>, wrong: &'a Cell<u64>) -> Calls<'a>
@@ -76,11 +78,11 @@ pub trait Work<T: Sample>: Sized {
         for<'m> &'m M: StreamSource<T> + StreamDest<T> + MaybeSource<T, Argument = &'m M> + MaybeDest<T, Argument = &'m M>;
 }
 
-/// The group of reductions. Their calls are compiled for every numeric type.
+/// The operations that reduce. Their calls are compiled for every numeric type.
 pub enum Reducing {}
 
-/// The group of operations that only move elements. Their calls are compiled for one type of each
-/// element size.
+/// The operations that only move elements. Their calls are compiled for only one element type of
+/// each size.
 pub enum Moving {}
 
 macro_rules! work {
@@ -107,7 +109,8 @@ work!(Moving, , |operands, wrong| match operands.setting.view.op.is_one_sided() 
     false => calls::moving(&operands.setting),
 });
 
-/// [`Operands`] with elements of type `T`, memory of type `M` and calls of the group `W`.
+/// Implements [`Operands`]: elements of type `T`, memory of type `M`, and calls of the group `W`
+/// ([`Reducing`] or [`Moving`]).
 pub struct Typed<'a, T, M, W> {
     setting: Setting<'a, M>,
     buffers: &'a Buffers<T, M>,
@@ -118,7 +121,8 @@ pub struct Typed<'a, T, M, W> {
 }
 
 impl<'a, T: Sample, M: Memory<T>, W> Typed<'a, T, M, W> {
-    /// Takes the memory of one case, in place or out of place, from `buffers`.
+    /// Selects the memory of one case, in place or out of place. The memory is a range of each of
+    /// the `buffers`.
     ///
     /// # Errors
     /// The buffers are too short.

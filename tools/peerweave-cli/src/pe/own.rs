@@ -37,8 +37,8 @@ pub(super) struct Own<'a, T: Sample, W> {
 }
 
 impl<'a, T: Sample, W: Work<T>> Own<'a, T, W> {
-    /// Prepares the measurement of a case, out of place. The argument `queue` is the same stream as
-    /// the stream of the argument `site`.
+    /// Prepares the out-of-place measurement of a case. `queue` and the stream of `site` must be
+    /// the same stream.
     pub(super) fn new(
         site: &'a Site<'a>,
         world: &'a World,

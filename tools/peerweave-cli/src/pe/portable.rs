@@ -1,4 +1,4 @@
-//! PEs with the portable API, on the host or on GPUs.
+//! Runs PEs that measure the portable API, on the host or on GPUs.
 
 use peerweave::{Buffer, MaybeDest, MaybeSource, Result, Stream, StreamDest, StreamSource, Symmetric, World, on_threads};
 
@@ -77,7 +77,8 @@ fn explained(_: &World, _: &Config, _: &Case) -> Result<String> {
     Ok(crate::cuda::NOT_BUILT_IN.to_owned())
 }
 
-/// The cases with one element type, and what a PE needs to measure them.
+/// All cases that have the same element type. Also holds the world, the stream and the
+/// configuration for their measurement.
 struct Plan<'a> {
     world: &'a World,
     stream: Option<&'a Stream>,

@@ -47,7 +47,7 @@ pub(super) fn run(world: &World, stream: Option<&Stream>, config: &Config, case:
     }
 }
 
-/// Implements the methods of [`Operands`] whose code is the same for all operations in this module.
+/// Implements those methods of [`Operands`] that are the same for all operations of this module.
 /// These operations have no target memory.
 macro_rules! without_target {
     ($element:ty) => {
@@ -78,8 +78,8 @@ fn wrong<T: Sample>(found: &[T], due: impl Iterator<Item = T>) -> u64 {
 
 // ---- all-reduce, residual and RMSNorm ----
 
-/// In the check of all-reduce with RMSNorm, every sum is plus or minus this value. Because the
-/// value is a power of four, the norm of a row is exact.
+/// Absolute value of every sum in the check of all-reduce with RMSNorm. The value is a power of
+/// four, so the norm of a row is exact.
 const SUM: f64 = 64.0;
 
 struct Norm<'a, T, M> {

@@ -39,7 +39,7 @@ pub(super) fn run(args: &TuneArgs) -> Result<u8, (u8, String)> {
     let before = before.map_err(|error| (exit::LAUNCHER, format!("cannot read {}: {error}", args.output.display())))?;
     let name = args.output.display().to_string();
     let before = before.filter(|text| !text.trim().is_empty()).map(|text| RouteTable::parse(&name, &text)).transpose();
-    let before = before.map_err(|error| usage(format!("{error}, or remove the file")))?;
+    let before = before.map_err(|error| usage(format!("{error}; correct the file, or remove the file")))?;
     check_writable(&args.output)?;
     let mut timings = Vec::new();
     let (mut arch, mut device) = (String::new(), String::new());
@@ -70,7 +70,8 @@ pub(super) fn run(args: &TuneArgs) -> Result<u8, (u8, String)> {
     Ok(exit::OK)
 }
 
-/// Returns the arguments of `peerweave bench` that measure an operation for the route table.
+/// Returns the arguments of `peerweave bench` for one operation. The measurements of this run
+/// determine the rows of the route table for the operation.
 fn words(args: &TuneArgs, op: BenchOp, n_pes: usize) -> Result<BenchArgs, (u8, String)> {
     let methods = match op {
         BenchOp::AllReduce => "own:one_shot,own:two_shot,own:chunked,nccl",

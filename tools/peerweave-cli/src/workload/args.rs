@@ -49,8 +49,8 @@ pub struct BenchArgs {
     /// Approximate duration of a batch in milliseconds, if --iters is not given
     #[arg(long, value_name = "MS", default_value_t = 10, conflicts_with = "iters", value_parser = clap::value_parser!(u32).range(1..=60_000))]
     pub batch_ms: u32,
-    /// Number of batches, whose median is reported; default: 7, or 1 with --iters, or 25 with
-    /// --compare
+    /// Number of batches; the median of the batches is reported. Default: 25 with --compare,
+    /// otherwise 1 with --iters, otherwise 7
     #[arg(long, value_name = "B", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub batches: Option<u32>,
     /// Warm-up calls before the measurement

@@ -55,8 +55,8 @@ fn check_comparison(args: &BenchArgs) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns whether a comparison supports the operation for elements of a type: some contenders do
-/// not reduce 8-bit floats and 16-bit integers.
+/// Returns whether a comparison supports the operation for elements of type `dtype`. Reductions of
+/// 8-bit floats and 16-bit integers are not supported, because some contenders lack them.
 pub(super) fn is_compared(op: BenchOp, dtype: DType) -> bool {
     !op.reduces() || !matches!(dtype, DType::F8E4M3 | DType::F8E5M2 | DType::I16 | DType::U16)
 }
@@ -108,8 +108,8 @@ fn check_cuda(args: &BenchArgs) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns an error for options that NCCL does not support, or that this command does not support
-/// with NCCL.
+/// Returns an error for unsupported options of `--backend nccl`. NCCL lacks some operations and
+/// reductions, and this command does not support all options with NCCL.
 fn check_nccl(args: &BenchArgs, redops: &[ReduceOp]) -> Result<(), String> {
     let refuse = |what: &str| Err(format!("--backend nccl: {what}"));
     if args.op.is_one_sided() || args.op.is_synchronization() || args.op.is_portable_only() || args.op == BenchOp::AllGatherV {
@@ -129,8 +129,8 @@ fn check_nccl(args: &BenchArgs, redops: &[ReduceOp]) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns an error for options that NVSHMEM does not support, or that this command does not
-/// support with NVSHMEM.
+/// Returns an error for unsupported options of `--backend nvshmem`. NVSHMEM lacks some operations
+/// and reductions, and this command does not support all options with NVSHMEM.
 fn check_nvshmem(args: &BenchArgs, redops: &[ReduceOp]) -> Result<(), String> {
     let refuse = |what: &str| Err(format!("--backend nvshmem: {what}"));
     let op = args.op;

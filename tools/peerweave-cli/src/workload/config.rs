@@ -82,8 +82,8 @@ pub struct Case {
 }
 
 impl Case {
-    /// Returns the printed size in bytes: the size of the larger buffer of a PE or, if a stride
-    /// skips elements, the size of the elements that are moved.
+    /// Returns the printed size in bytes. Usually this is the size of the larger buffer of a PE. If
+    /// the call has strides, only the elements that are moved are counted.
     pub fn size_bytes(&self) -> usize {
         self.size_count * self.dtype.size_bytes()
     }
@@ -232,7 +232,8 @@ impl Config {
         }
     }
 
-    /// Returns the placements that are measured: out of place, and in place if it is measured too.
+    /// Returns the placements to measure: always out of place, then in place if
+    /// [`Self::has_in_place`] returns `true`.
     pub fn placements(&self) -> impl Iterator<Item = Placement> + use<> {
         let in_place = self.has_in_place().then_some(Placement::InPlace);
         std::iter::once(Placement::OutOfPlace).chain(in_place)
@@ -292,8 +293,8 @@ impl Config {
     }
 }
 
-/// Returns the contenders of the comparison that the options name: Peerweave's kernels first, and
-/// each contender once.
+/// Returns the contenders that the option `--compare` names, each of them once. Peerweave's kernels
+/// come first, even if the option does not name them. Returns no contenders without the option.
 fn contenders(args: &BenchArgs) -> Vec<Contender> {
     let mut all = Vec::new();
     let own = (!args.compare.is_empty()).then_some(Contender::Own(None));

@@ -6,7 +6,7 @@
 use super::op::{BenchOp, Counts, gathered_count, vector_count};
 use peerweave::{Parts, Rank};
 
-/// Number of elements behind a result that must stay unchanged.
+/// Number of guard elements. They follow the result in memory, and a call must not change them.
 pub const GUARD: usize = 64;
 
 /// Whether the input and the result of a call have separate buffers.
@@ -32,7 +32,7 @@ pub struct Part {
     pub from: usize,
 }
 
-/// Names a sequence of elements, whose values `pattern.rs` computes.
+/// Identifies a sequence of elements. The module `pattern.rs` computes their values.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Tile {
     /// The input of the rank with this index.
@@ -42,7 +42,8 @@ pub enum Tile {
     EveryOther(usize),
     /// The reduction of all inputs.
     Reduced,
-    /// The reduction of the inputs of the first N ranks. This variant contains N.
+    /// The reduction of the inputs of the first ranks, as in a scan. The field is the number of
+    /// these ranks.
     Prefix(usize),
 }
 
@@ -64,8 +65,8 @@ pub struct View {
     pub placement: Placement,
 }
 
-/// Returns the lengths of the input and the result of a rank, in elements. In place, the result
-/// also holds the input if the rank has one buffer for both ([`shares_buffer`]).
+/// Returns the length of the input and the length of the result on one rank, in elements. If input
+/// and result share one buffer ([`shares_buffer`]), the second length is the length of this buffer.
 pub fn lengths(view: &View) -> (usize, usize) {
     let Counts { param, send, recv } = view.counts;
     let own = gathered_count(param, view.rank);
@@ -81,15 +82,15 @@ pub fn lengths(view: &View) -> (usize, usize) {
     }
 }
 
-/// Returns whether the in-place form has one buffer for input and result on this rank: true except
-/// for ranks of gather and scatter that are not the root.
+/// Returns whether input and result share one buffer on this rank. In the in-place form they do,
+/// except on the non-root ranks of gather and scatter.
 pub fn shares_buffer(view: &View) -> bool {
     let at_root = matches!(view.op, BenchOp::Gather | BenchOp::Scatter | BenchOp::GatherV | BenchOp::ScatterV);
     view.placement == Placement::InPlace && (!at_root || view.rank == view.root)
 }
 
-/// Returns the part of a buffer that contains this rank's input. The part is in the buffer of the
-/// result if input and result share one buffer, otherwise in the buffer of the input.
+/// Returns where this rank's input is. If input and result share one buffer, the returned part is a
+/// range of that buffer. Otherwise it is a range of the buffer of the input.
 pub fn input(view: &View) -> Part {
     let Counts { param, send, .. } = view.counts;
     if matches!(view.op, BenchOp::AllGatherV | BenchOp::GatherV) {
@@ -104,7 +105,7 @@ pub fn input(view: &View) -> Part {
     Part { at, len: send, of: Tile::Input(view.rank), from: 0 }
 }
 
-/// Returns the expected result of this rank after the call, as parts of the buffer.
+/// Returns the expected contents of the result buffer of this rank after the call.
 pub fn results(view: &View) -> Vec<Part> {
     let View { op, counts: Counts { param, recv, .. }, n_pes, rank, root, .. } = *view;
     let whole = |of| vec![Part { at: 0, len: recv, of, from: 0 }];
@@ -169,18 +170,20 @@ fn gathered(param: usize, n_pes: usize) -> Vec<Part> {
     (0..n_pes).map(|from| Part { at: from * param, len: param, of: Tile::Input(from), from: 0 }).collect()
 }
 
-/// Returns the parts of the result of an all-gather-v, one for each rank. `param` is
-/// [`Counts::param`].
+/// Returns the offsets and the lengths of the parts that form the result of an all-gather-v. Each
+/// rank contributes one part. `param` is [`Counts::param`].
 pub fn gathered_parts(param: usize, n_pes: usize) -> Parts {
     Parts::packed((0..n_pes).map(|rank| gathered_count(param, rank)).collect::<Vec<_>>())
 }
 
-/// Returns the number of elements that `rank` sends to each rank in an all-to-all-v.
+/// Returns the number of elements that `rank` sends to each rank in an all-to-all-v. `param` is
+/// [`Counts::param`].
 pub fn vector_sends(param: usize, n_pes: usize, rank: usize) -> Vec<usize> {
     (0..n_pes).map(|to| vector_count(param, (to + n_pes - rank) % n_pes, n_pes)).collect()
 }
 
-/// Returns the number of elements that `rank` receives from each rank in an all-to-all-v.
+/// Returns the number of elements that `rank` receives from each rank in an all-to-all-v. `param`
+/// is [`Counts::param`].
 pub fn vector_receives(param: usize, n_pes: usize, rank: usize) -> Vec<usize> {
     (0..n_pes).map(|from| vector_count(param, (rank + n_pes - from) % n_pes, n_pes)).collect()
 }

@@ -8,9 +8,9 @@ use clap::ValueEnum;
 use peerweave_types::{DType, ReduceOp};
 use serde::{Deserialize, Serialize};
 
-/// Number of times that each PE arrives late when a barrier is checked. Once is not enough: a PE
-/// that leaves too early is not detected if the system suspends that PE until the late PE has
-/// arrived.
+/// Number of times that each PE arrives late when a barrier is checked. Once is not enough, because
+/// the system may suspend a PE that leaves the barrier too early. If the late PE arrives in the
+/// meantime, the error is not detected.
 pub(crate) const ROUNDS_LATE: usize = 8;
 
 /// An operation that `bench` can measure.
@@ -74,7 +74,8 @@ pub enum BenchOp {
     G,
     /// PE 0 adds to a word of PE 1 and gets the old value
     Atomics,
-    /// PE 0 and PE 1 take turns to put with a signal; the time is half a round trip
+    /// PE 0 and PE 1 alternately send a put with a signal to each other; the time is half a round
+    /// trip
     PingPong,
 }
 
@@ -182,8 +183,8 @@ impl BenchOp {
         !matches!((self, redop), (Self::Scan | Self::ExclusiveScan, ReduceOp::Avg))
     }
 
-    /// Returns whether `pe/special.rs` measures the operation, because the operation needs several
-    /// kinds of calls or other buffers than the input and the result.
+    /// Returns whether `pe/special.rs` measures the operation. Such an operation needs several
+    /// kinds of calls, or buffers in addition to the input and the result.
     pub const fn is_special(self) -> bool {
         matches!(self, Self::RmsNorm | Self::Moe | Self::Lock)
     }
@@ -238,7 +239,8 @@ impl BenchOp {
         if self.is_one_sided() { 2 } else { 1 }
     }
 
-    /// Returns the counts for `bytes`, the size of the larger buffer of a PE, as in nccl-tests.
+    /// Returns the element counts of a call, as in nccl-tests. `bytes` is the size of the larger
+    /// buffer of a PE.
     pub fn counts(self, bytes: usize, element_bytes: usize, n_pes: usize) -> Counts {
         let whole = (bytes / element_bytes).max(1);
         // A part of at least 16 bytes is rounded down to a multiple of 16 bytes.
@@ -279,9 +281,9 @@ impl BenchOp {
         }
     }
 
-    /// Returns the number of elements from which the printed size is computed. These are the
-    /// elements of the larger buffer of a PE or, if a stride skips elements, the elements that are
-    /// moved.
+    /// Returns the number of elements from which the printed size is computed. Usually these are
+    /// all elements of the larger buffer of a PE. If the call has strides, only the elements that
+    /// are moved are counted.
     pub fn size_count(self, counts: Counts) -> usize {
         match self {
             Self::PutStrided => counts.param,
@@ -314,8 +316,8 @@ impl BenchOp {
     }
 }
 
-/// Returns the length of a row of `rms-norm` and `moe`, in elements. The length is `count`, but at
-/// most 1024. It is rounded down to a multiple of 16 bytes, but is at least 16 bytes.
+/// Returns the length of a row of `rms-norm` and `moe`, in elements. The length is the smaller of
+/// `count` and 1024, rounded down to a multiple of 16 bytes. The minimum is 16 bytes.
 pub fn row_len(count: usize, element_bytes: usize) -> usize {
     let line = 16 / element_bytes;
     (count.min(1024) / line).max(1) * line

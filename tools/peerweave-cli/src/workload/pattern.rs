@@ -65,8 +65,9 @@ pub fn scalar<T: Sample>(rank: usize) -> T {
     T::from_bits64(encode(T::DTYPE, Value::Whole(1 + (rank % 2) as i64)))
 }
 
-/// Returns the elements of the tile `of` in round `round`. The operation has `n_pes` ranks. The
-/// result has [`PERIOD`] elements, or twice as many for [`Tile::EveryOther`].
+/// Returns the elements of a tile in round `round`. The argument `of` identifies the tile. The
+/// operation has `n_pes` ranks. The result has [`PERIOD`] elements, or twice as many for
+/// [`Tile::EveryOther`].
 pub fn tile<T: Sample>(of: Tile, redop: Option<ReduceOp>, n_pes: usize, round: u64) -> Vec<T> {
     match (of, redop) {
         (Tile::Input(rank), None) => moved_tile(rank, round),
@@ -114,9 +115,9 @@ pub fn poison<T: Sample>() -> T {
 enum Value {
     /// The bits of an integer. Small element types use only the low bits.
     Bits(u64),
-    /// An integer that the type represents.
+    /// An integer. The element type can represent it exactly.
     Whole(i64),
-    /// Any number that the type represents.
+    /// A number that need not be an integer. The element type is a float.
     Float(f64),
 }
 
@@ -137,7 +138,7 @@ fn encode(dtype: DType, value: Value) -> u64 {
         DType::BF16 => u64::from(bf16::from_f64(float).to_bits()),
         DType::F32 => u64::from((float as f32).to_bits()),
         DType::F64 => float.to_bits(),
-        _ => unreachable!("peerweave bug: reduction of {dtype}, which has no reductions"),
+        _ => unreachable!("peerweave bug: a reduction was requested for {dtype}, but this type has no reductions"),
     }
 }
 
@@ -397,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn element_created_from_bits_returns_the_same_bits() {
+    fn bits_are_unchanged_by_conversion_to_an_element() {
         assert_eq!(i8::from_bits64(0xfd).bits64(), 0xfd);
         assert_eq!(poison::<bf16>().bits64(), 0xa5a5);
         assert_eq!(F8E4M3::from_bits64(0x7f).bits64(), 0x7f);

@@ -36,7 +36,7 @@ pub struct Contenders {
     pub arch: String,
 }
 
-/// Measurement of one contender of a comparison by one PE.
+/// The measurement that one PE made for one contender of a comparison.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Compared {
     /// Index of the PE.

@@ -2,8 +2,8 @@
 
 use peerweave_types::DType;
 
-/// Evaluates an expression in which `$T` is the element type of `$dtype`. Panics for types that are
-/// not in the list.
+/// Evaluates an expression in which `$T` is the element type of `$dtype`. The macro is called with
+/// a list of element types, and panics if `$dtype` is not in this list.
 macro_rules! with_type_of {
     ($dtype:expr, $T:ident => $call:expr; $($number:ident $t:ty),*) => {
         match $dtype {
@@ -26,8 +26,8 @@ macro_rules! with_element_type {
     };
 }
 
-/// Evaluates an expression in which `$T` is the element type of `$dtype`, which must be a type that
-/// can be reduced.
+/// Evaluates an expression in which `$T` is the element type of `$dtype`. Panics for types without
+/// reductions (8-bit floats).
 macro_rules! with_number_type {
     ($dtype:expr, $T:ident => $call:expr) => {
         $crate::workload::types::with_type_of!($dtype, $T => $call;
@@ -44,8 +44,8 @@ macro_rules! with_moved_type {
     };
 }
 
-/// Evaluates an expression in which `$T` is the element type of `$dtype`, which must be a float of
-/// 16 or 32 bits.
+/// Evaluates an expression in which `$T` is the element type of `$dtype`. Panics unless `$dtype` is
+/// a float of 16 or 32 bits.
 macro_rules! with_float_type {
     ($dtype:expr, $T:ident => $call:expr) => {
         $crate::workload::types::with_type_of!($dtype, $T => $call; F16 ::peerweave_types::f16, BF16 ::peerweave_types::bf16, F32 f32)
@@ -56,8 +56,8 @@ macro_rules! with_float_type {
 pub(crate) use with_element_type;
 pub(crate) use {with_float_type, with_moved_type, with_number_type, with_type_of};
 
-/// Returns the type that replaces `dtype` in operations that only move elements: one type for each
-/// size. With fewer types the command compiles faster.
+/// Returns the type that replaces `dtype` in operations that only move elements. All types of the
+/// same size have the same replacement, so fewer types are compiled.
 pub(crate) fn moved_as(dtype: DType) -> DType {
     match dtype.size_bytes() {
         1 => DType::U8,

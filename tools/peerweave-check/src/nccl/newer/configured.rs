@@ -41,7 +41,7 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
     for (what, config) in &options {
         for grouped in [false, true] {
             for len in [5, 40_000] {
-                part.step(&format!("{what}, {len} elements{}", if grouped { ", grouped" } else { "" }));
+                part.step(&format!("calls with {len} elements: {what}{}", if grouped { ", grouped" } else { "" }));
                 forms(part, &comm, config, what, grouped, len, &mut send, &mut recv)?;
             }
         }
@@ -52,7 +52,7 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
     let windows = (window(&comm, &send, WindowKind::SYMMETRIC), window(&comm, &recv, WindowKind::SYMMETRIC));
     if windows.0.is_ok() && windows.1.is_ok() {
         for (what, config) in &options {
-            part.step(&format!("{what}, on windows"));
+            part.step(&format!("calls on windows: {what}"));
             forms(part, &comm, config, what, false, len, &mut send, &mut recv)?;
         }
     }
@@ -69,7 +69,7 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
 
 /// Runs each collective, in and out of place, with one configuration. Compares each result with the
 /// result that the host computes.
-#[allow(clippy::too_many_arguments, reason = "each caller varies several of these arguments")]
+#[allow(clippy::too_many_arguments, reason = "the two callers pass different configurations, lengths and buffers")]
 fn forms(
     part: &Part<'_>,
     comm: &Communicator,
@@ -109,7 +109,7 @@ fn forms(
             issue!($name($($argument),*))?;
             part.wait(comm)?;
             if let Some(expected) = expected {
-                part.same(&$to.to_vec(stream)?, &expected, || format!("{} of {len} elements with {what}", stringify!($name)));
+                part.same(&$to.to_vec(stream)?, &expected, || format!("{name} of {len} elements with {what}", name = stringify!($name)));
             }
         }};
     }
@@ -121,7 +121,7 @@ fn forms(
             issue!($name($($argument),*))?;
             part.wait(comm)?;
             if let Some(expected) = expected {
-                part.same(&$both.slice($range)?.to_vec(stream)?, &expected, || format!("{} of {len} elements with {what}", stringify!($name)));
+                part.same(&$both.slice($range)?.to_vec(stream)?, &expected, || format!("{name} of {len} elements with {what}", name = stringify!($name)));
             }
         }};
     }
@@ -193,7 +193,7 @@ fn forms(
     let given = if at_root { mine } else { moved(rank, len) };
     in_place!(gather_in_place, given, 0..n * len, at_root.then(gathered), |both| &mut both, Rank::new(root as u32));
     if what == NO_CTAS && len == WINDOWED {
-        part.note("not run: in-place scatter on windows with zero CTAs: NCCL 2.32.3 refuses the call on the root only, and the other ranks hang");
+        part.note("not run: in-place scatter on windows with zero CTAs, because NCCL 2.32.3 refuses the call only on the root, and the other ranks hang");
         return Ok(());
     }
     let (given, place) = if at_root { (row(root), own) } else { (zeros(), 0..len) };

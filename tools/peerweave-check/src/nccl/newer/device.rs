@@ -56,7 +56,7 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
     part.refused("the struct layout of a later version of NCCL", DeviceCommunicator::create(&comm, &later), |error| {
         !matches!(error, NcclError::Nccl(_))
     });
-    part.computes(&comm, "the communicator after device communicators were created from it")?;
+    part.computes(&comm, "a communicator from which device communicators were created")?;
     part.step("device communicators freed by finalize");
     let kept = make(part, &comm, DeviceCommLayout::Version(LAYOUTS[0]), LAYOUTS[0], 2)?;
     comm.finalize(super::DEADLINE)?;

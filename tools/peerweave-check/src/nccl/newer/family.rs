@@ -42,7 +42,7 @@ pub(super) fn shrink(part: &Part<'_>) -> Outcome {
 /// the ranks are in descending order of their old numbers. Checks the new communicator that
 /// contains this rank.
 fn halves(part: &Part<'_>, comm: &Communicator, what: &str) -> Outcome {
-    part.step(&format!("{what} into two halves"));
+    part.step(&format!("{what}: creating a communicator of each half"));
     let (n, rank) = (comm.n_ranks(), comm.rank().index());
     let half = comm.split(Some((rank % 2) as u32), -(rank as i32))?;
     let Some(half) = half else {
@@ -64,7 +64,9 @@ pub(super) fn grow(part: &Part<'_>) -> Outcome {
     let few = part.communicator_of(n - 1, &Config::new())?;
     if let Some(few) = &few {
         part.computes(few, "before grow")?;
-        part.refused("grow to the current number of ranks", few.grow(n - 1, None), |error| error.misuse_kind().is_some());
+        part.refused("growing a communicator to its current number of ranks", few.grow(n - 1, None), |error| {
+            error.misuse_kind().is_some()
+        });
     }
     part.meet()?;
     part.step("the id");
@@ -131,7 +133,7 @@ fn after(part: &Part<'_>, comm: &Communicator) -> Outcome {
     if n > 1 && comm.rank().index() + 1 < n {
         part.step("shrink after revoke");
         let fewer = comm.shrink(&[Rank::new((n - 1) as u32)], ShrinkMode::Default)?;
-        part.computes(&fewer, "shrunk after revoke")?;
+        part.computes(&fewer, "the communicator shrunk after its parent was revoked")?;
         fewer.finalize(super::DEADLINE)?;
     }
     part.meet()?;

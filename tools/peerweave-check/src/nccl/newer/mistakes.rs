@@ -139,7 +139,7 @@ fn nccls(part: &Part<'_>) -> Outcome {
         drop(registered);
         comm.abort(super::DEADLINE)?;
     }
-    part.step("registering memory of the CUDA driver as a window");
+    part.step("registering a window of memory from the CUDA driver");
     let comm = part.communicator(&Config::new())?;
     let memory = DeviceMemory::from_slice(stream, &vec![1.0f32; 1 << 20])?;
     let aligned = memory.address().is_multiple_of(4096);
@@ -149,8 +149,8 @@ fn nccls(part: &Part<'_>) -> Outcome {
         Err(NcclError::Nccl(_)) => true,
         Err(error) => !aligned && is_misuse(error),
     };
-    part.check(typed, || format!("registering memory of the CUDA driver as a window returned {made:?}"));
-    part.note(format!("registering memory of the CUDA driver as a window returned {made:?}"));
+    part.check(typed, || format!("registering a window of memory from the CUDA driver returned {made:?}"));
+    part.note(format!("registering a window of memory from the CUDA driver returned {made:?}"));
     part.meet()?;
     drop(made);
     Ok(comm.abort(super::DEADLINE)?)

@@ -135,7 +135,7 @@ fn ring<T: Sample>(part: &Part<'_>, comm: &Communicator, half: usize) -> Outcome
     for (round, (from, to, len)) in
         [(0, 0, 1), (0, 1, 1), (3, 5, 17), (1, 0, half - 1), (0, 0, half), (half - 1, half - 1, 1)].into_iter().enumerate()
     {
-        part.step(&format!("ring of {}: {len} elements from index {from} to index {to}", T::DTYPE));
+        part.step(&format!("puts in a ring, type {}: {len} elements from index {from} to index {to}", T::DTYPE));
         room.fill(part, comm.rank().index() + round)?;
         let source = room.memory.slice(from..from + len)?;
         comm.put_signal(&part.stream, &source, Rank::new(next as u32), &room.window, half + to, Signal::default())?;
@@ -158,7 +158,7 @@ fn ring<T: Sample>(part: &Part<'_>, comm: &Communicator, half: usize) -> Outcome
 /// calls. Also checks a put from a rank to itself.
 fn counted(part: &Part<'_>, comm: &Communicator, signal: Signal) -> Outcome {
     const LEN: usize = 300;
-    part.step(&format!("counting received signals of {signal:?}"));
+    part.step(&format!("the number of received signals, with {signal:?}"));
     let (next, before) = next_and_before(comm);
     let stream = &part.stream;
     let mut room = room::<u32>(part, comm, 3 * LEN)?;

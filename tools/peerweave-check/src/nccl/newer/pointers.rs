@@ -1,5 +1,5 @@
-//! Checks the addresses at which a rank can access the windows of other ranks: the CUDA driver
-//! copies from and to these addresses.
+//! Checks the functions that return addresses of the windows of other ranks. The CUDA driver copies
+//! from and to these addresses.
 //!
 //! Multicast is disabled, so `peerweave-nccl` must refuse a request for a multicast address before
 //! NCCL is called.

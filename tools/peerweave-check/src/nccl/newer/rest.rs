@@ -77,7 +77,7 @@ pub(super) fn options(part: &Part<'_>) -> Outcome {
         ("support for CUDA graphs disabled", Config::new().graph_usage(GraphUsage::Never)),
         ("support for a single CUDA graph", Config::new().graph_usage(GraphUsage::One)),
         (
-            "support for a single CUDA graph, stream ordering disabled",
+            "support for a single CUDA graph without stream ordering",
             Config::new().graph_usage(GraphUsage::One).graph_stream_ordering(Switch::Off),
         ),
         (NO_ONE_SIDED, Config::new().num_rma_ctx(0)),
@@ -163,7 +163,7 @@ pub(super) fn suspend(part: &Part<'_>) -> Outcome {
             window.deregister(&part.stream, super::DEADLINE)?;
         }
     }
-    part.computes(&comm, "a resumed communicator after a window was registered")?;
+    part.computes(&comm, "a resumed communicator on which a window was registered")?;
     part.step("finalize");
     Ok(comm.finalize(super::DEADLINE)?)
 }

@@ -17,8 +17,8 @@ const MIB: usize = 1 << 20;
 /// relevant alignment, and an odd index.
 const STARTS: [usize; 3] = [0, 1024, 3];
 
-/// If the checks of one size take longer than this time, larger sizes are skipped. GPUs are much
-/// faster; this time limits checks with a fake library.
+/// Time limit for the checks of one size. If they take longer, larger sizes are skipped. Only a
+/// fake library is this slow; GPUs are much faster.
 const SLOW: Duration = Duration::from_secs(3);
 
 pub(super) fn all(part: &Part<'_>) -> Outcome {
@@ -180,7 +180,9 @@ fn kinds(part: &Part<'_>, comm: &Communicator) -> Outcome {
         inside.copy_from(&part.stream, &pattern(comm.rank().index(), len))?;
         comm.all_reduce_in_place(&part.stream, &mut inside, ReduceOp::Sum)?;
         part.wait(comm)?;
-        part.same(&inside.to_vec(&part.stream)?, &sums(comm.n_ranks(), 0..len), || format!("all_reduce in {kind:?}"));
+        part.same(&inside.to_vec(&part.stream)?, &sums(comm.n_ranks(), 0..len), || {
+            format!("all_reduce on a window of kind {kind:?}")
+        });
         registered.deregister(&part.stream, super::DEADLINE)?;
     }
     // Earlier versions require the same length on every rank.
