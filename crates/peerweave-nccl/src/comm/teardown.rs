@@ -225,7 +225,7 @@ fn wait_at_exit(registered: &Once) {
     });
 }
 
-/// Calls [`wait_at_exit`] once more, after the first communicator was created. Later calls of this
+/// Calls [`wait_at_exit`] again, after the first communicator was created. Later calls of this
 /// function have no effect.
 pub(super) fn created() {
     static REGISTERED: Once = Once::new();

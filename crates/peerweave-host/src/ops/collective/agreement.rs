@@ -187,8 +187,8 @@ impl Run<'_> {
 /// Suffix of the description of this PE's call in a mismatch error. The suffix is added if both
 /// calls have the same parameters, but the small broadcasts before the calls differ. The next
 /// constant is the suffix for the call of the other PE.
-const AFTER_BROADCASTS: &str = " (the earlier small broadcasts of the two PEs differ)";
-const AFTER_OTHER_BROADCASTS: &str = " (the earlier small broadcasts of this PE are different)";
+const AFTER_BROADCASTS: &str = " after the small broadcasts of this PE";
+const AFTER_OTHER_BROADCASTS: &str = " after different small broadcasts";
 
 /// Converts a mismatch of calls to an error.
 pub(super) fn mismatch(mismatch: Mismatch) -> Stop {
