@@ -348,7 +348,7 @@ fn collectives_with_a_root_support_parts_of_any_length() {
 }
 
 #[test]
-fn messages_between_some_ranks_arrive_in_order() {
+fn messages_of_a_subset_of_ranks_arrive_in_order() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");

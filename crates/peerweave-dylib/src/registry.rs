@@ -136,8 +136,9 @@ mod tests {
     #[test]
     fn library_file_loaded_twice_is_registered_once() {
         let registry = registry();
-        let first =
-            registry.adopt(library(), |library| Ok::<_, Unsupported>((library, OLDEST))).expect("version 2.0.0 is supported");
+        let first = registry
+            .adopt(library(), |library| Ok::<_, Unsupported>((library, OLDEST)))
+            .expect("the registry accepts a library of version 2.0.0");
         let again = registry
             .adopt::<Unsupported>(library(), |_| unreachable!("`read` is called only for a file that is not yet in the registry"))
             .expect("the file is in the registry");

@@ -60,9 +60,9 @@ pub struct Transfer {
     pub send_chunk: u64,
     /// For [`Form::Ring`]: number of 16-byte lines in each chunk of the message from the peer.
     pub recv_chunk: u64,
-    /// For [`Form::Ring`]: 1 if the peer may offer its `recv` for the message to the peer. Before
-    /// it sends, this rank's kernel waits until the peer's kernel has either offered `recv` or
-    /// refused. If `recv` is offered, this rank's kernel stores the message directly in `recv`. The
+    /// For [`Form::Ring`]: 1 if the peer may offer its result buffer to this rank. Before this
+    /// rank's kernel sends the message, it waits until the peer's kernel has offered the buffer or
+    /// has refused. If the peer offers the buffer, this rank's kernel stores the message there. The
     /// peer must set `recv_is_offered` to 1 for the same message. The length of the message must be
     /// a multiple of [`LINE_BYTES`](crate::LINE_BYTES).
     pub send_is_offered: u64,

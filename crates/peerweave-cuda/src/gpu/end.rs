@@ -136,7 +136,7 @@ impl Inner {
         // Another thread unloads the modules. After this function, the process may end and shut
         // down the driver. No thread may call the driver during the shut-down.
         if !drain_retired(deadline_after(PATIENCE)) {
-            tracing::debug!("memory or modules of an ended GPU are still in use after {PATIENCE:?}");
+            tracing::debug!("memory or modules of a `Gpu` that was ended are still in use after {PATIENCE:?}");
         }
         worked.and(met).and(ended).and(let_go)
     }

@@ -3,8 +3,8 @@
 //! PEs agree on the first abort through one word, which the first abort sets. If PEs are processes,
 //! the word is in the page of PE 0, and a PE that finds the word set ends its process. The word is
 //! set before any process ends because of the abort. So a PE that first finds another PE gone, and
-//! then reads the word, detects the abort and does not report a death. The rendezvous notifies
-//! processes that are not waiting.
+//! then reads the word, detects the abort and does not report a death. Only PEs that wait for other
+//! PEs read the word. The rendezvous notifies the PEs that do not wait.
 
 use crate::memory::layout::Segments;
 use crate::sync::peers::Peers;

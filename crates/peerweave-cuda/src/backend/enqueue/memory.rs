@@ -35,9 +35,10 @@ impl Enqueue<'_> {
         Ok(slot)
     }
 
-    /// Keeps the slot of `source` until the enqueued operation has ended. Does nothing if `source`
-    /// has no slot. In a group, the caller calls this function for each operation except the last
-    /// one. The slot of the last operation contains the outcome of the group.
+    /// Keeps the pinned memory in which `source` stores its outcome until the enqueued operation
+    /// has ended. Does nothing if `source` has no such memory. In a group, the caller calls this
+    /// function for each operation except the last one. The outcome of the last operation is the
+    /// outcome of the group, which the caller keeps itself.
     pub(crate) fn hold(&mut self, source: Source) {
         if !matches!(source, Source::Copy | Source::Kernel | Source::Launch | Source::Nccl | Source::Hosts) {
             self.keep.push(Arc::new(source));
