@@ -190,7 +190,7 @@ fn invalid_launches_are_refused_before_anything_runs() {
         let error = stream.launch(&takes::KERNEL, 1, 1, (&bytes, &words, 1.5)).unwrap_err();
         assert_eq!(error.misuse(), Some(&MisuseKind::Released { argument: "args.1" }));
         let error = message(stream.launch(&takes::KERNEL, 1, 1, (&bytes, view, 1.5)));
-        assert!(error.starts_with("launch: `args.1` is a view of 64 bytes at offset "), "{error}");
+        assert!(error.starts_with("launch: `args.1` is a view of 64 bytes at symmetric offset "), "{error}");
         // SAFETY: the launch is refused, so the view is never passed to a kernel.
         let outside = unsafe { SymSlice::<u8>::from_raw(bytes.offset(), 65) };
         let error = message(stream.launch(&takes::KERNEL, 1, 1, (outside, &spare, 1.5)));
