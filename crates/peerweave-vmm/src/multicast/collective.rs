@@ -226,7 +226,7 @@ mod tests {
             "collective: the PEs disagree: PE 0 has members [Pe(0), Pe(1)], PE 1 has members [Pe(0), Pe(1), Pe(2)]"
         );
         assert!(message_of(&[statement(&[0, 1], "a"), statement(&[1], "b")]).contains("PE 1"));
-        assert!(message_of(&[statement(&[0, 7], "a")]).contains("no such PE"));
+        assert!(message_of(&[statement(&[0, 7], "a")]).contains("the job does not have this PE"));
         assert!(message_of(&[vec![9, 0, 0, 0, 1]]).contains("sent invalid data"));
         assert!(message_of(&[vec![0; 3]]).contains("sent invalid data"));
     }
