@@ -1,10 +1,11 @@
 // One-sided operations between two GPUs by NVSHMEM's device functions, in the rows of
-// `check device --part bench` and of one_sided.cu. A block has the fastest of 128, 256, 512 and 1024
-// threads. With NVSHMEM 3.8 or later and NVSHMEM_TMA_POLICY=ENABLE, the rows "lent" give NVSHMEM
+// `check device --part bench` and of one_sided.cu. A block has the fastest of 128, 256, 512 and
+// 1024 threads. With NVSHMEM 3.8 or later and NVSHMEM_TMA_POLICY=ENABLE, the rows "lent" give NVSHMEM
 // shared memory, so that it may make bulk copies.
 //
 // The program starts both PEs itself. N is the folder of NVSHMEM's wheel:
-//   nvcc -std=c++17 -O3 -arch=sm_90 -rdc=true -I N/include -o nvshmem_one_sided nvshmem_one_sided.cu
+//   nvcc -std=c++17 -O3 -arch=sm_90 -rdc=true -I N/include
+//     -o nvshmem_one_sided nvshmem_one_sided.cu
 //     N/lib/libnvshmem_device.a -Xlinker N/lib/libnvshmem_host.so.3 -lcuda
 //   NVSHMEM_DISABLE_NVLS=1 ./nvshmem_one_sided
 #include <cuda_runtime.h>
@@ -67,7 +68,8 @@ __device__ __forceinline__ void take_back(int bytes) {
 }
 
 // As in NVSHMEM's own latency tests: one thread makes non-blocking puts, groups make blocking puts,
-// and gets are followed by a quiet. Without a quiet, repeated gets would return data from the cache.
+// and gets are followed by a quiet. Without a quiet, repeated gets would return data from the
+// cache.
 template <int SCOPE> __global__ void __launch_bounds__(1024) put(char* to, const char* from, size_t bytes, int n, int lent, u64* ns) {
     lend(lent);
     u64 start = 0;

@@ -318,6 +318,18 @@ impl Reader<'_> {
         }
     }
 
+    /// Returns the index of this PE's machine and the number of machines, for launchers that set
+    /// neither. Peerweave's own variables determine both numbers if they are set. Otherwise, the
+    /// machines are assumed to have equal numbers of PEs and to be filled in order.
+    fn machine_of(&self, [pe, n_pes]: [u32; 2], [local_pe, local_n_pes]: [u32; 2]) -> Result<(u32, u32), BootstrapError> {
+        if local_n_pes == n_pes {
+            return Ok((0, 1));
+        }
+        let n_machines = self.number(names::N_MACHINES, 2, n_pes)?.unwrap_or(n_pes.div_ceil(local_n_pes).max(2));
+        let machine = self.number(names::MACHINE, 0, n_machines - 1)?;
+        Ok((machine.unwrap_or_else(|| (pe.saturating_sub(local_pe) / local_n_pes).min(n_machines - 1)), n_machines))
+    }
+
     fn endpoint(&self) -> Result<Option<Endpoint>, BootstrapError> {
         self.parse(names::RENDEZVOUS, crate::job::endpoint::EXPECTED)
     }

@@ -31,16 +31,7 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
         None if local_n_pes == n_pes => pe,
         None => return Err(vars.wrong(index, format!("the index of PE {pe} on its machine"))),
     };
-    // As for Open MPI, this code assumes machines with equal numbers of PEs that are filled in
-    // order, unless Peerweave's own variables are set.
-    let (machine, n_machines) = match local_n_pes == n_pes {
-        true => (0, 1),
-        false => {
-            let n_machines = vars.number(names::N_MACHINES, 2, n_pes)?.unwrap_or(n_pes.div_ceil(local_n_pes).max(2));
-            let machine = vars.number(names::MACHINE, 0, n_machines - 1)?;
-            (machine.unwrap_or_else(|| (pe.saturating_sub(local_pe) / local_n_pes).min(n_machines - 1)), n_machines)
-        }
-    };
+    let (machine, n_machines) = vars.machine_of([pe, n_pes], [local_pe, local_n_pes])?;
     // Each machine has a different starting process, so a job on several machines needs an explicit
     // address.
     let starter = if n_machines == 1 { vars.0.starter(names::PMI_RANK) } else { None };

@@ -55,17 +55,9 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
             None => return Err(vars.wrong(names::LOCAL_PE, format!("the index of PE {pe} on its machine"))),
         },
     };
-    // Open MPI sets neither the index nor the number of machines, and it may place PEs round-robin.
-    // Its NODE_RANK is an index on the machine. This code assumes Open MPI's default placement:
-    // machines with equal numbers of PEs, filled in order.
-    let (machine, n_machines) = match local_n_pes == n_pes {
-        true => (0, 1),
-        false => {
-            let n_machines = vars.number(names::N_MACHINES, 2, n_pes)?.unwrap_or(n_pes.div_ceil(local_n_pes).max(2));
-            let machine = vars.number(names::MACHINE, 0, n_machines - 1)?;
-            (machine.unwrap_or_else(|| (pe.saturating_sub(local_pe) / local_n_pes).min(n_machines - 1)), n_machines)
-        }
-    };
+    // Open MPI sets neither the index nor the number of machines. Its NODE_RANK is an index on the
+    // machine. Its default placement fills the machines in order, but it may place PEs round-robin.
+    let (machine, n_machines) = vars.machine_of([pe, n_pes], [local_pe, local_n_pes])?;
     let job = vars.text(names::PMIX_NAMESPACE).or_else(|| vars.text(names::OMPI_MCA_ESS_BASE_JOBID));
     let Some(job) = job.or_else(|| (n_pes == 1 || vars.is_set(names::RENDEZVOUS)).then(String::new)) else {
         return Err(vars.wrong(names::PMIX_NAMESPACE, "the identifier of the job"));
