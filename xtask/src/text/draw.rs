@@ -8,15 +8,15 @@ use std::fmt::Write as _;
 /// Number of doc comments, messages and names of tests in a sample.
 const SIZES: [usize; 3] = [40, 30, 30];
 
-/// Returns a sample as text: each doc comment with the line of code after it, each message, and
-/// each name of a test, with their places.
+/// Returns a sample as text: each doc comment with the line of code after it, each message with the
+/// line of code that contains it, and each name of a test, with their places.
 pub(crate) fn sample(files: &[File], seed: u64) -> String {
     let all = |texts: fn(&File) -> Vec<Block>| -> Vec<(&str, Block)> {
         files.iter().flat_map(|file| texts(file).into_iter().map(|block| (file.path.as_str(), block))).collect()
     };
     let kinds = [
         ("doc comments", all(prose::doc_comments)),
-        ("messages", all(prose::messages_as_written)),
+        ("messages", all(prose::messages_in_code)),
         ("names of tests", all(prose::test_names)),
     ];
     let mut random = Random(seed);

@@ -72,20 +72,48 @@ const SPACES: usize = 2;
 /// Returns the messages of a library or a command: the string literals of its source that consist
 /// of several words, without placeholders. Literals of unit tests, which end a file, are left out.
 pub(crate) fn messages(file: &File) -> Vec<Block> {
-    messages_as_written(file).into_iter().map(|block| Block { text: without_placeholders(&block.text), ..block }).collect()
+    let Some(source) = shipped_source(file) else { return Vec::new() };
+    let texts =
+        literals(source).into_iter().map(|(at, text)| Block { line: line_of(source, at), text: without_placeholders(text) });
+    texts.filter(|block| has_several_words(&block.text)).collect()
 }
 
-/// Like [`messages`], with the placeholders.
-pub(crate) fn messages_as_written(file: &File) -> Vec<Block> {
-    if !is_shipped(file) {
-        return Vec::new();
+/// Returns the messages of a library or a command with their placeholders, each with the line of
+/// code that contains it. A message at the start of its line has the line before it too. Assembly,
+/// reasons of lint attributes, and documentation that a macro puts together are left out.
+pub(crate) fn messages_in_code(file: &File) -> Vec<Block> {
+    let Some(source) = shipped_source(file) else { return Vec::new() };
+    let mut found = Vec::new();
+    for (at, text) in literals(source) {
+        let statement = source[..at].rfind([';', '{', '}']).map_or(0, |end| end + 1);
+        let before = &source[statement..at];
+        let is_message = !["asm!(", "reason =", "doc =", "concat!("].iter().any(|other| before.contains(other));
+        if is_message && has_several_words(&without_placeholders(text)) {
+            let line = line_of(source, at);
+            let code = |line: usize| source.lines().nth(line - 1).unwrap_or_default().trim();
+            let code = match code(line) {
+                own if own.starts_with('"') && line > 1 => format!("{} {own}", code(line - 1)),
+                own => own.to_owned(),
+            };
+            found.push(Block { line, text: format!("{text}\n    => {code}") });
+        }
     }
-    let source = file.text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
-    let texts = literals(source).into_iter().map(|(at, text)| {
-        let line = source[..at].matches('\n').count() + 1;
-        Block { line, text: text.to_owned() }
-    });
-    texts.filter(|block| without_placeholders(&block.text).matches(' ').count() >= SPACES).collect()
+    found
+}
+
+/// Returns the source of a library or a command without its unit tests, or `None` for other files.
+fn shipped_source(file: &File) -> Option<&str> {
+    is_shipped(file).then(|| file.text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default())
+}
+
+/// Returns the number of the line that contains the byte at `at`, counted from 1.
+fn line_of(source: &str, at: usize) -> usize {
+    source[..at].matches('\n').count() + 1
+}
+
+/// Returns whether a literal without its placeholders consists of several words.
+fn has_several_words(text: &str) -> bool {
+    text.matches(' ').count() >= SPACES
 }
 
 /// Returns whether a file is a source of a library or a command, without its tests.
@@ -234,6 +262,20 @@ mod tests {
         let expected = [(4, " is \\\"late\\\" by  s"), (5, "raw \"text\" of words")];
         assert_eq!(found("crates/a/src/lib.rs"), expected.map(|(line, text)| (line, text.to_owned())));
         assert_eq!(found("crates/a/tests/lib.rs"), []);
+    }
+
+    #[test]
+    fn drawn_message_includes_its_line_of_code() {
+        let text = concat!(
+            "fn f() {\n    g(\"{x} is too late\", x);\n    h(\n        \"{x} is too early\",\n    );\n    asm!(\n        \"add.u32 {a}, {b}, {c};\",\n    );\n}\n",
+            "#[expect(lint, reason = \"not a message\")]\nfn h() {}\n",
+            "#[doc = concat!(\"Part of a \", \"doc comment.\")]\nfn i() {}\n",
+        );
+        let file = File { path: "crates/a/src/lib.rs".to_owned(), text: text.to_owned() };
+        let found: Vec<_> = messages_in_code(&file).into_iter().map(|Block { line, text }| (line, text)).collect();
+        let expected =
+            [(2, "{x} is too late\n    => g(\"{x} is too late\", x);"), (4, "{x} is too early\n    => h( \"{x} is too early\",")];
+        assert_eq!(found, expected.map(|(line, text)| (line, text.to_owned())));
     }
 
     #[test]
