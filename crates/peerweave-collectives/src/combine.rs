@@ -6,8 +6,8 @@
 //! operands get the same bits. The arithmetic is the same as in the other kernels of this crate.
 
 use crate::line::Operand;
-use crate::reduce::{Class, finish, fold_lines, outgoing};
-use crate::wait::position;
+use crate::line::reduce::{Class, finish, fold_lines, outgoing};
+use crate::line::wait::position;
 use peerweave_device::prelude::*;
 use peerweave_types::{bf16, f16};
 

@@ -5,8 +5,8 @@
 
 use crate::Call;
 use crate::line::Operand;
-use crate::push::push_to_banks;
-use crate::wait::{Row, await_lines, await_two_rows, position, put_back};
+use crate::line::push::push_to_banks;
+use crate::line::wait::{Row, await_lines, await_two_rows, position, put_back};
 use peerweave_device::gpu::Vector;
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;

@@ -53,17 +53,13 @@ pub mod all_reduce;
 pub mod barrier;
 mod call;
 pub mod combine;
-mod copy;
 pub mod epoch;
 pub mod exchange;
 mod line;
-mod push;
-mod reduce;
 pub mod reduce_scatter;
 pub mod rms_norm;
 pub mod scan;
 pub mod transfer;
-mod wait;
 
 pub use call::{Algorithm, Call, MAX_RANKS, Results};
 

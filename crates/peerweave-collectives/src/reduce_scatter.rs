@@ -5,9 +5,9 @@
 
 use crate::Call;
 use crate::line::Operand;
-use crate::push::push_to_banks;
-use crate::reduce::{Class, outgoing, reduce};
-use crate::wait::{Row, await_sum, await_two_rows, position, put_back};
+use crate::line::push::push_to_banks;
+use crate::line::reduce::{Class, outgoing, reduce};
+use crate::line::wait::{Row, await_sum, await_two_rows, position, put_back};
 use peerweave_device::prelude::*;
 use peerweave_types::{KernelOp, bf16, f16};
 

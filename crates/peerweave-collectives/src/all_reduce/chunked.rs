@@ -47,10 +47,10 @@
 //! offer in a later launch. Before the current launch ends, it has seen the second flag of every
 //! other rank for the last round. Each rank reads the offer before it raises its second flag.
 
-use crate::copy::{each, load, one_by_one, store, two_by_two};
 use crate::epoch::pointer;
+use crate::line::copy::{each, load, one_by_one, store, two_by_two};
+use crate::line::reduce::{Class, outgoing, reduce};
 use crate::line::{LINE_BYTES, Operand};
-use crate::reduce::{Class, outgoing, reduce};
 use crate::{Call, MAX_RANKS};
 use peerweave_device::gpu::{Access, Gpu, Sys, Vector};
 use peerweave_device::prelude::*;

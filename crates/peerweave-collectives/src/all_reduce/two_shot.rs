@@ -10,10 +10,10 @@
 //! rank at a time, because loading two lines takes as long as loading one.
 
 use crate::Call;
+use crate::line::push::push_to_banks;
+use crate::line::reduce::{Class, outgoing, reduce};
+use crate::line::wait::{Row, await_lines, await_sum, await_two_rows, position, put_back};
 use crate::line::{Lines, Operand};
-use crate::push::push_to_banks;
-use crate::reduce::{Class, outgoing, reduce};
-use crate::wait::{Row, await_lines, await_sum, await_two_rows, position, put_back};
 use peerweave_device::gpu::Vector;
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;

@@ -5,7 +5,7 @@ use super::Norm;
 use super::row::{Operands, Real, added, each_index, each_row, normalise};
 use crate::Call;
 use crate::epoch;
-use crate::wait::{Row, await_sum, bank, put_back};
+use crate::line::wait::{Row, await_sum, bank, put_back};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 

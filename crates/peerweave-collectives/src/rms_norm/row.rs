@@ -3,8 +3,8 @@
 use super::{Norm, Output, SMALLEST_SCALED};
 use crate::Call;
 use crate::epoch::pointer;
+use crate::line::reduce::Class;
 use crate::line::{LINE_BYTES, Operand, per_line};
-use crate::reduce::Class;
 use peerweave_device::gpu::{self, Piece, Vector};
 use peerweave_device::prelude::*;
 use peerweave_types::{bf16, f16};

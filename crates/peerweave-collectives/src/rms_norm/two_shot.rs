@@ -7,7 +7,7 @@ use super::{Norm, part_lines};
 use crate::Call;
 use crate::epoch;
 use crate::line::has_arrived;
-use crate::wait::{Row, await_sum, bank, put_back};
+use crate::line::wait::{Row, await_sum, bank, put_back};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 

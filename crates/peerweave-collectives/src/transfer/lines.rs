@@ -11,9 +11,9 @@
 
 use super::{Transfers, operation};
 use crate::epoch::{self, pointer};
+use crate::line::push::push_lines;
+use crate::line::wait::position;
 use crate::line::{LINE_BYTES, Lines, Operand, has_arrived};
-use crate::push::push_lines;
-use crate::wait::position;
 use crate::{Call, MAX_RANKS};
 use peerweave_device::gpu::{Access, Sys};
 use peerweave_device::prelude::*;

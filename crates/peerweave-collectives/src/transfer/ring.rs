@@ -33,8 +33,8 @@
 //! wait for another rank's offer, because that rank may wait for these copies.
 
 use super::{Transfer, Transfers, operation};
-use crate::copy::{Share, each, each_of_share, load, one_by_one, one_by_one_of_share, store};
 use crate::epoch::pointer;
+use crate::line::copy::{Share, each, each_of_share, load, one_by_one, one_by_one_of_share, store};
 use crate::line::{LINE_BYTES, Operand};
 use crate::{Call, MAX_RANKS};
 use core::cell::Cell;

@@ -1,8 +1,7 @@
-//! Lines, the 16-byte units in which kernels move data. This module reads and writes lines in
-//! operands of any alignment and length, and in staging areas.
+//! Reads and writes lines in operands of any alignment and length, and in staging areas.
 
 use crate::epoch::pointer;
-use crate::reduce::{Class, FromBits};
+use crate::line::reduce::{Class, FromBits};
 use peerweave_device::gpu::{self, Piece, Vector};
 
 /// Size in bytes of a line, the unit in which the kernels move data.

@@ -4,7 +4,7 @@
 use crate::Call;
 use crate::epoch;
 use crate::line::Lines;
-use crate::wait::{bank, position};
+use crate::line::wait::{bank, position};
 use peerweave_device::gpu::Vector;
 use peerweave_device::prelude::*;
 

@@ -111,7 +111,7 @@ pub(crate) enum Fault {
     TestsUp { from: String, from_layer: u64, to: String, to_layer: u64 },
     #[error("{from} depends on {to}, directly or indirectly: {why}")]
     Reaches { from: &'static str, to: String, why: &'static str },
-    #[error("a rule names {name}, which is not a member of the workspace; correct the name in xtask/src/layers.rs")]
+    #[error("a rule names {name}, which is not a member of the workspace; correct the name in xtask/src/layers/mod.rs")]
     UnknownCrate { name: &'static str },
     #[error("{name} must be no_std: {found}")]
     NeedsStd { name: &'static str, found: &'static str },

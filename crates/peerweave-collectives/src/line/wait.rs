@@ -2,8 +2,8 @@
 //! area.
 
 use crate::Call;
+use crate::line::reduce::{Class, finish, fold_lines};
 use crate::line::{Lines, has_arrived};
-use crate::reduce::{Class, finish, fold_lines};
 use peerweave_device::gpu::{self, Vector};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
