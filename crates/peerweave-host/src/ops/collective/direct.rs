@@ -80,6 +80,14 @@ impl Run<'_> {
         if bytes_of_all >= tuning::STREAMING_FOOTPRINT { Stores::Streaming } else { Stores::Cached }
     }
 
+    /// Like [`Self::stores`], for a reduction of `inputs` to `outputs`. If an input is also an
+    /// output, the caches contain the lines of this output when they are written. A store that
+    /// bypasses the caches would have to remove these lines first.
+    fn reduction_stores(&self, inputs: &[Input], outputs: &[*mut u8], bytes_of_all: usize) -> Stores {
+        let in_place = outputs.iter().any(|output| inputs.iter().any(|input| std::ptr::eq(input.at, *output)));
+        if in_place { Stores::Cached } else { self.stores(bytes_of_all) }
+    }
+
     /// Returns all ranks except this rank. The first item is the next rank after this rank, so each
     /// rank starts at a different rank.
     fn others_from_here(&self) -> impl Iterator<Item = usize> + use<> {
@@ -112,7 +120,8 @@ impl Run<'_> {
             Kind::Reduce => [at(buffers.recv[self.op.root.index()])].into_iter().collect(),
             _ => buffers.recv.iter().map(|&recv| at(recv)).collect(),
         };
-        let stores = self.stores(self.op.count * size * (self.n + self.n.min(outputs.len() * self.n)));
+        let bytes_of_all = self.op.count * size * (self.n + self.n.min(outputs.len() * self.n));
+        let stores = self.reduction_stores(&inputs, &outputs, bytes_of_all);
         self.reduce(&inputs, &outputs, share.len(), stores);
     }
 
@@ -135,8 +144,9 @@ impl Run<'_> {
             .zip(&buffers.scalars)
             .map(|(&send, &scalar)| Input { at: send.wrapping_add(part), scalar })
             .collect();
-        let stores = self.stores(self.op.count * self.element_bytes() * self.n * (self.n + 1));
-        self.reduce(&inputs, &[buffers.recv[self.me]], self.op.count, stores);
+        let outputs = [buffers.recv[self.me]];
+        let bytes_of_all = self.op.count * self.element_bytes() * self.n * (self.n + 1);
+        self.reduce(&inputs, &outputs, self.op.count, self.reduction_stores(&inputs, &outputs, bytes_of_all));
     }
 
     /// Runs a broadcast. The root writes the first share of the elements into the results of the
