@@ -12,8 +12,8 @@ pub(super) const INLINE_BYTES: usize = 32;
 pub(super) const SHORT_BYTES: usize = 64;
 
 /// Minimum length, in bytes, from which a streaming copy uses the string instruction of the
-/// processor. Processors without a fast string instruction never use it. With this instruction, a
-/// copy of 64 MiB takes 2.1 ms instead of 3.1 ms.
+/// processor, if the processor copies fast by it. On Zen 5, a copy of 64 MiB then takes 2.1 ms
+/// instead of 3.1 ms.
 const HUGE_BYTES: usize = 32 << 20;
 
 /// Minimum length, in bytes, of a copy that uses string instructions. From this length, source and
@@ -173,8 +173,8 @@ impl Kernel for CopyStreaming {
         let vector = A::Vector::BYTES;
         // SAFETY: `at` never exceeds `bytes`, and `dst + at` is a multiple of 64 in the first loop.
         unsafe {
-            // For copies far larger than any cache, the string instruction of the processor is even
-            // faster. It does not read the destination either.
+            // For copies far larger than any cache, the string instruction of some processors is
+            // even faster. It does not read the destination either.
             let alike = (dst.addr() ^ src.addr()) & (LINE_BYTES - 1) == 0;
             if bytes >= HUGE_BYTES && alike && A::string_copy(dst, src, bytes) {
                 return;

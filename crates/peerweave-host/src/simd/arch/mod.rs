@@ -141,7 +141,7 @@ pub(super) unsafe trait Arch: Copy + 'static {
     fn fence_streaming();
 
     /// Copies with the string instruction of the processor. Returns `false`, and copies nothing, if
-    /// the processor has no fast string instruction.
+    /// vectors copy faster on this processor.
     ///
     /// # Safety
     /// As for [`super::copy()`].

@@ -11,10 +11,11 @@ use super::super::lanes::Storage;
 use super::{Arch, Kernel, Vector};
 use core::arch::asm;
 use core::arch::x86_64::{
-    __m128i, __m256i, __m512i, _mm_loadu_si128, _mm_storeu_si128, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_loadu_ps,
+    __cpuid, __m128i, __m256i, __m512i, _mm_loadu_si128, _mm_storeu_si128, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_loadu_ps,
     _mm256_loadu_si256, _mm256_storeu_ps, _mm256_storeu_si256, _mm512_cvtph_ps, _mm512_cvtps_ph, _mm512_loadu_ps,
     _mm512_storeu_ps,
 };
+use std::sync::OnceLock;
 
 /// Reads and writes of 1, 2, 4 or 8 bytes, each with one `mov` instruction.
 pub(crate) mod word {
@@ -245,6 +246,19 @@ fn has_fast_strings() -> bool {
     std::is_x86_feature_detected!("ermsb")
 }
 
+/// Returns whether `rep movsb` copies faster than loads and stores of vectors. This is so on AMD's
+/// processors. On Intel's, vectors are up to twice as fast up to 8 MiB, and streaming stores are 1.3
+/// to 1.7 times as fast above (measured on family 6, model 207).
+#[inline]
+fn has_fast_string_copy() -> bool {
+    static IS_FAST: OnceLock<bool> = OnceLock::new();
+    *IS_FAST.get_or_init(|| {
+        let leaf = __cpuid(0);
+        let vendor = [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes).concat();
+        has_fast_strings() && matches!(&vendor[..], b"AuthenticAMD" | b"HygonGenuine")
+    })
+}
+
 /// Implements the methods of [`Arch`] that use string instructions. These methods are the same for
 /// all vector widths.
 macro_rules! strings {
@@ -253,7 +267,7 @@ macro_rules! strings {
         /// As for [`Arch::string_copy`].
         #[inline(always)]
         unsafe fn string_copy(dst: *mut u8, src: *const u8, bytes: usize) -> bool {
-            let fast = has_fast_strings();
+            let fast = has_fast_string_copy();
             if fast {
                 // SAFETY: the ABI requires the direction flag to be clear. The instruction reads
                 // and writes exactly `bytes` bytes, which the caller guarantees to be valid.
