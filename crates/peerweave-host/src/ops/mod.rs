@@ -6,6 +6,7 @@
 //! started must be driven to its end, because later operations of its team wait for it.
 
 pub(crate) mod collective;
+mod copy;
 pub(crate) mod launch;
 mod one_sided;
 pub(crate) mod point_to_point;

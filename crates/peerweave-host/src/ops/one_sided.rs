@@ -23,13 +23,7 @@ fn copy(to: *mut u8, from: *const u8, bytes: usize) {
     // SAFETY: the core has checked that each range is in one live allocation or one buffer of the
     // caller, and that the ranges do not overlap. The callers below exclude a copy of a range onto
     // itself.
-    unsafe {
-        if bytes >= STREAMING_COPY {
-            simd::copy_streaming(to, from, bytes);
-        } else {
-            simd::copy(to, from, bytes);
-        }
-    }
+    unsafe { super::copy::copy(to, from, bytes) };
 }
 
 impl Shared {

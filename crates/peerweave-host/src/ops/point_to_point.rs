@@ -382,7 +382,7 @@ impl Transfer {
                     // SAFETY: the cores of the sender and of this rank have checked their ranges
                     // for the same count. A message of a rank to itself into the same bytes is
                     // excluded here. Other overlap is excluded by the core.
-                    unsafe { simd::copy(to, from, len) };
+                    unsafe { super::copy::copy(to, from, len) };
                 }
             }
             place::PRIVATE => {

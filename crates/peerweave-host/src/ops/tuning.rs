@@ -21,7 +21,7 @@ pub(crate) const SHARED_REDUCTION_RANKS: usize = 4;
 /// that all ranks together read and write.
 pub(crate) const STREAMING_FOOTPRINT: usize = 40 << 20;
 
-/// Minimum size of a single put or get that bypasses the caches.
+/// Minimum size of a single put, get or message that bypasses the caches.
 pub(crate) const STREAMING_COPY: usize = 16 << 20;
 
 /// Maximum number of ranks for collectives in which all ranks need the same bytes, and read these

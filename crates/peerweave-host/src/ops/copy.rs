@@ -1,0 +1,20 @@
+//! The copy of one message, put or get.
+
+use crate::ops::tuning::STREAMING_COPY;
+use crate::simd;
+
+/// Copies `bytes` bytes. A long copy bypasses the caches.
+///
+/// # Safety
+/// As for [`simd::copy()`].
+#[inline]
+pub(super) unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        if bytes >= STREAMING_COPY {
+            simd::copy_streaming(to, from, bytes);
+        } else {
+            simd::copy(to, from, bytes);
+        }
+    }
+}
