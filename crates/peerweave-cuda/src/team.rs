@@ -162,9 +162,9 @@ impl Gpu {
         let parts = parts.ok_or_else(|| {
             misuse(
                 call,
-                "the message of another PE",
-                "a message in an unknown format",
-                "a message from the same version of Peerweave",
+                "the data that another PE sent for this call",
+                "in an unknown format",
+                "data from the same version of Peerweave",
             )
         })?;
         if let Some(pe) = parts.iter().position(|part| part.call != own.call) {
@@ -199,8 +199,8 @@ impl Gpu {
         }))
     }
 
-    /// Sets the synchronisation lines of a new team on this PE to zero, and writes the team's entry
-    /// to the team table.
+    /// Sets up a new team on this PE. Sets the team's synchronisation lines to zero: members write
+    /// to these lines to synchronise. Then writes the team's entry to the team table.
     fn make(&self, number: u32, color: u64, parents: &[Pe], parts: &[Part]) -> Result<Arc<Members>, CudaError> {
         let inner = &*self.0;
         let mut ranks: Vec<usize> = (0..parts.len()).filter(|rank| parts[*rank].color == Some(color)).collect();

@@ -74,8 +74,9 @@ fn transfer_slot_bytes(options: &CollectivesOptions) -> u64 {
     2 * options.slot_bytes
 }
 
-/// Offsets in bytes inside a staging area: the start of the channels, the start of each set of
-/// rings, and the end. The offsets are the same for any number of ranks.
+/// Offsets in bytes inside a staging area, the memory to which other ranks push their data. The
+/// area begins with two banks. The channels for short messages follow, then the rings of
+/// reductions, and last the rings of messages. The offsets are the same for any number of ranks.
 struct Offsets {
     channels: u64,
     rings: u64,
@@ -95,8 +96,9 @@ impl Offsets {
 }
 
 impl Staging {
-    /// Creates the staging memory of a team of `members`, which include this PE, and fills it with
-    /// the sentinel and zeros. `room` has [`area_bytes`] bytes at the same offset on every member.
+    /// Creates the staging memory of a team in the symmetric memory `room`. Writes the sentinel
+    /// into all lines of this PE's staging area, and zeros into the rest of the area. `members`
+    /// must include this PE. `room` has [`area_bytes`] bytes at the same offset on every member.
     pub(super) fn new(
         gpu: &Gpu,
         members: &[Pe],
@@ -190,9 +192,9 @@ impl Staging {
     }
 }
 
-/// Returns a copy of the kernel argument `banks` that refers to a different part of each staging
-/// area, such as the channels. This part begins at byte `offset` of the area. Its counters begin at
-/// index `counter`.
+/// Returns the kernel argument for one part of the staging areas, such as the channels. The
+/// argument is a copy of `banks` with new addresses. The part begins `offset` bytes after the start
+/// of each area. The part's first counter has the index `counter` in the counters of the team.
 fn part_of(banks: &Call, offset: u64, counter: usize, bank_bytes: u64) -> Call {
     let areas = banks.areas.map(|area| area + offset);
     Call { areas, counter: banks.counter + 8 * counter as u64, bank_bytes, ..*banks }

@@ -56,8 +56,8 @@ impl Message {
         self.parts().1
     }
 
-    /// Returns a copy of this message with `peer` as the other rank. This is the receiver of a
-    /// send, or the sender of a receive.
+    /// Returns a copy of this message with `peer` as the other rank: as the receiver if this rank
+    /// sends the message, or as the sender if this rank receives the message.
     pub(crate) fn with_peer(self, peer: Rank) -> Self {
         match self {
             Self::Send { at, bytes, .. } => Self::Send { to: peer, at, bytes },
@@ -122,12 +122,13 @@ impl Collectives {
         Ok(())
     }
 
-    /// Enqueues the messages of a [`Wave`] in up to two launches. The first launch sends messages
-    /// that fit into a channel, as 16-byte lines. The second launch sends longer messages through
-    /// rings.
+    /// Enqueues the messages of a [`Wave`], which has at most one message to each rank and from
+    /// each rank. One launch sends all short messages, as 16-byte lines. A second launch sends all
+    /// longer messages, in chunks through rings of slots. A launch without messages is omitted.
     ///
     /// # Safety
-    /// The ranges are memory that this device can access until the stream has completed the call.
+    /// The ranges of all messages are memory that this device can access until the stream has
+    /// completed the call.
     pub(super) unsafe fn enqueue_wave(
         &self,
         name: &'static str,
@@ -236,7 +237,12 @@ impl Collectives {
         if !own("to").eq(own("from")) {
             let [sent, received] = ["to", "from"].map(|way| own(way).collect::<Vec<u64>>());
             let value = format!("sends of {sent:?} bytes and receives of {received:?} bytes");
-            return Err(misuse(CALL, "the list of messages from this rank to itself", value, "equal lengths"));
+            return Err(misuse(
+                CALL,
+                "the list of messages from this rank to itself",
+                value,
+                "a receive of the same length for each send, in the same order",
+            ));
         }
         // Wave `n` contains message number `n` to each rank, and message number `n` from each rank.
         for number in 0.. {

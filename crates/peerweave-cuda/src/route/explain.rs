@@ -90,10 +90,12 @@ impl Routes {
         let name = self.table.name();
         match because {
             Because::Only => "there is no other method".to_owned(),
-            Because::Row(row) => format!("of the row \"{row}\" of {name}"),
-            Because::Threshold(at, value) => format!("of \"threshold {} {}\" of {name}", Thresholds::NAMES[at], Bytes(value)),
+            Because::Row(row) => format!("the row \"{row}\" of {name} applies"),
+            Because::Threshold(at, value) => {
+                format!("the line \"threshold {} {}\" of {name} applies", Thresholds::NAMES[at], Bytes(value))
+            }
             Because::Staging => format!("the banks of the team have {} bytes", Bytes(limits.bank_bytes)),
-            Because::Library(at) => format!("of the row \"{}\" of {name}", self.table.libraries[at]),
+            Because::Library(at) => format!("the row \"{}\" of {name} applies", self.table.libraries[at]),
             Because::Forced(method) => format!("the caller chose {method}"),
         }
     }
@@ -168,11 +170,11 @@ mod tests {
         assert_eq!(
             explain(&routes, &query, Err(Unfit::Off)),
             "all_reduce of 512 bfloat16 (1K bytes) by 2 ranks: Peerweave's kernel, one_shot, 1 block of 64 threads; \
-             because of the row \"own all_reduce 1-2 8K one_shot 4x128\" of the built-in table sm_90"
+             because the row \"own all_reduce 1-2 8K one_shot 4x128\" of the built-in table sm_90 applies"
         );
         let query = Query::new(CollectiveKind::Scatter, DType::F32, 32 << 20);
         let text = explain(&routes, &query, Ok(()));
-        assert!(text.contains("(256M bytes) by 2 ranks: NCCL; because of the row \"nccl scatter 2 128M rest\""), "{text}");
+        assert!(text.contains("(256M bytes) by 2 ranks: NCCL; because the row \"nccl scatter 2 128M rest\""), "{text}");
         let text = explain(&routes, &query, Err(Unfit::Unavailable));
         assert!(text.contains("Peerweave's kernel, messages, 128 blocks of 256 threads"), "{text}");
         assert!(

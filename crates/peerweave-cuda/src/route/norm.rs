@@ -15,8 +15,8 @@ pub(crate) struct NormRoute {
     /// Maximum number of blocks in a launch. Each block handles whole rows.
     pub(crate) blocks: u32,
     pub(crate) threads: u32,
-    /// Maximum number of rows in a launch. 0 if the banks have no room for a row, or if rows are
-    /// too short for the algorithm.
+    /// Maximum number of rows in a launch. 0 if a row does not fit into a bank (a buffer in which a
+    /// rank receives data), or if rows are too short for the algorithm.
     pub(crate) rows: u64,
 }
 

@@ -129,7 +129,8 @@ pub(crate) struct State {
     /// Pool of pinned memory. An operation uses pinned memory in place of host memory of the
     /// caller.
     pinned: Pieces<Pinned>,
-    /// Empty lists that later operations use. Only operations that consist of messages need lists.
+    /// Pool of cleared lists, so that later operations reuse their allocations. Only operations
+    /// that consist of messages need lists.
     lists: Mutex<Vec<Lists>>,
     /// Pool of temporary device memory of operations.
     pub(crate) scratch: Pieces<DeviceMemory<u8>>,
@@ -300,8 +301,8 @@ impl State {
         lock(&self.allocations).values().for_each(|memory| memory.note(stream));
     }
 
-    /// Drops what this PE keeps for later operations: the teams, the streams without work, the
-    /// pools of temporary memory, and the staging memory of collectives. Called by finalize.
+    /// Drops the streams that the backend created for its own use. Also drops the teams, the pools
+    /// of temporary memory, and the staging memory of collectives. Called by finalize.
     pub(crate) fn drop_streams(&self) {
         lock(&self.idle).clear();
         self.teams.clear();

@@ -27,7 +27,8 @@ use crate::backend::lock::lock;
 use crate::collective::Collectives;
 use crate::team::Team;
 
-/// The collective kernels of a new team, whose members are on one host or on several hosts.
+/// The collective kernels of a new team. The variant depends on whether the team's members are on
+/// one host or on several hosts.
 pub(crate) enum Kernels {
     /// The kernels of a team on one host: this PE maps the memory of all members. `None` if the
     /// team has more than 8 members, or if the heap has no room for the staging memory.
