@@ -61,9 +61,10 @@ pub enum Disagreement {
         /// Description of the call that `other` made.
         other_has: String,
     },
-    /// The rendezvous failed. If the PEs passed different labels with [`Members::All`], all PEs get
-    /// [`BootstrapError::Mismatch`]. After any other error, the round may have succeeded on other
-    /// PEs, and other PEs may not have received the outcome of this PE.
+    /// The rendezvous failed, so this PE does not know the outcomes of the other PEs. With
+    /// [`Members::All`], if the PEs passed different labels, all PEs get
+    /// [`BootstrapError::Mismatch`]. After any other error, [`agree`] may have succeeded on other
+    /// PEs. Some PEs may also lack the `outcome` that this PE passed to [`agree`].
     Rendezvous(BootstrapError),
 }
 

@@ -12,8 +12,8 @@ use std::process::{Command, Stdio};
 pub enum Core {
     /// Source code, which is compiled together with the kernels.
     Sources,
-    /// Precompiled code, which lacks the functions that panics call. Kernels must therefore not
-    /// contain panics.
+    /// Precompiled code. The functions that implement a panic are missing, so kernels must not
+    /// contain code that can panic.
     Compiled,
 }
 

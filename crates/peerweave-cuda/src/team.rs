@@ -178,7 +178,9 @@ impl Gpu {
         let free = parts.iter().fold(u64::MAX, |bits, part| bits & part.free);
         if free == 0 {
             let most = inner.teams.numbers().len() - 1;
-            let expected = format!("at most {most} on any PE (GpuOptions::teams); destroy a team first (Team::destroy)");
+            let expected = format!(
+                "at most {most} (GpuOptions::teams), counted over all PEs of this call; destroy a team first (Team::destroy)"
+            );
             return Err(misuse(call, "the number of teams", most + 1, &expected));
         }
         let number = free.trailing_zeros();

@@ -37,8 +37,8 @@ const MAX_ACCEPTS: usize = 32;
 /// Time within which a connection must send its hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The kind of a call that passes descriptors. The value in each kind is the leader's own
-/// descriptor.
+/// The members that send a file descriptor in a call: only the leader, or all members. Each variant
+/// contains the file descriptor of the leader.
 #[derive(Clone, Copy)]
 pub(super) enum Transfer<'fd> {
     /// The leader sends its descriptor to all other members.

@@ -60,9 +60,10 @@ pub(super) fn area_bytes(options: &CollectivesOptions) -> u64 {
     end
 }
 
-/// Returns the size of a channel in bytes, for a team of `ranks` ranks. This is the maximum length
-/// of a message that is sent as 16-byte lines. All channels of a staging area together take half as
-/// many bytes as a bank.
+/// Returns the maximum length in bytes of a message that is sent as 16-byte lines, in a team of
+/// `ranks` ranks. For each sender, a staging area has a channel with room for two such messages.
+/// All channels of an area together take half as many bytes as a bank (a buffer in which a rank
+/// receives the data of a collective).
 fn channel_bytes(options: &CollectivesOptions, ranks: usize) -> u64 {
     let of_most = (options.bank_bytes / 32).next_multiple_of(128);
     of_most * (MAX_RANKS / ranks.next_power_of_two().clamp(2, MAX_RANKS)) as u64

@@ -109,10 +109,13 @@ impl Collectives {
         (peer.recv, peer.recv_bytes) = (at, bytes);
     }
 
-    /// Sets the fields of `peer` that concern direct messages. The sender of a direct message
-    /// stores it in the receiver's result buffer, if the receiver offers this buffer. A direct
-    /// message consists of whole 16-byte lines. This rank offers its buffer if other ranks can
-    /// access the buffer, and if the result does not overwrite a message that this rank sends.
+    /// Sets the fields of `peer` that concern direct messages. A direct message does not pass
+    /// through a ring: the sender stores the message in the receiver's result buffer. The message
+    /// must consist of whole 16-byte lines, and the receiver must offer the buffer.
+    ///
+    /// For the message from the peer, this rank is the receiver. This rank offers its result buffer
+    /// if the buffer is on this PE's heap, and if no received message overwrites a message that
+    /// this rank sends.
     fn offer(&self, peer: &mut Transfer, in_place: bool) -> Result<(), CudaError> {
         // The sender and the receiver know the length, so they set the same fields.
         let is_whole = |bytes: u64| u64::from(bytes > 0 && bytes.is_multiple_of(LINE_BYTES as u64));

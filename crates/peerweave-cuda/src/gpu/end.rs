@@ -1,9 +1,11 @@
-//! Ends a GPU: releases its memory and modules. Then waits until no thread of this process uses the
-//! rendezvous on behalf of the GPU.
+//! Ends a GPU: releases its memory and its modules, then waits for background threads of this
+//! process that still hold a handle of the rendezvous.
 //!
-//! Memory of the GPU owns handles of the rendezvous. Threads of other crates free this memory after
-//! the streams that used it have completed. [`Gone`] waits for these threads. Invariant: [`Gone`]
-//! is the last field of its struct. So all other fields have been dropped before the wait begins.
+//! Each allocation of the GPU contains a handle of the rendezvous. After an allocation is dropped,
+//! a background thread of another crate frees the memory, as soon as the streams that used the
+//! memory have completed. [`Gone`] waits until the heap and NVSHMEM's context are released.
+//! Invariant: [`Gone`] is the last field of [`Inner`], so all other fields are dropped before the
+//! wait begins.
 
 use std::fmt;
 use std::sync::Arc;

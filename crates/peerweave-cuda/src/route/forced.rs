@@ -15,11 +15,12 @@ use super::decide::ROUTED;
 pub enum Method {
     /// Peerweave's kernels, with the algorithm that the route table chooses.
     Own,
-    /// For all_reduce and reduce: Peerweave's kernels in which every rank sends all its elements to
-    /// every rank.
+    /// For all_reduce and reduce: Peerweave's kernels with one step. Every rank sends all its
+    /// elements to every rank, and reduces the elements of all ranks.
     OneShot,
-    /// For all_reduce and reduce: Peerweave's kernels in which every rank reduces one part of the
-    /// elements and sends its result.
+    /// For all_reduce and reduce: Peerweave's kernels with two steps. First, every rank reduces one
+    /// part of the elements of all ranks. Then, every rank sends its reduced part to the ranks that
+    /// need the result.
     TwoShot,
     /// For all_reduce, reduce and reduce_scatter: Peerweave's kernels that send data in chunks
     /// through rings.

@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn rms_norm_route_fits_the_banks_for_any_number_of_rows() {
+    fn rows_of_one_rms_norm_launch_fit_into_a_staging_bank() {
         use rms_norm::Algorithm::{None, OneShot, TwoShot};
         for ranks in 1..=8 {
             let limits = limits(ranks);

@@ -99,8 +99,8 @@ impl Calls {
         HEAD_WORDS + (number % CALLS) as usize * CALL_WORDS
     }
 
-    /// Starts the records of a new team: deletes the records of an earlier team with the same
-    /// number. No member of the new team may have made a call yet.
+    /// Starts the records of the new team `team`. Deletes the records that a destroyed team with
+    /// the same number has left. No member of the new team may have made a call yet.
     pub(crate) fn begin(&self, team: &TeamOf) {
         let word = |index| self.word(self.me, team.number(), index);
         word(1).store(0, Ordering::Relaxed);

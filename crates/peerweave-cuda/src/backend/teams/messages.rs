@@ -84,7 +84,8 @@ const fn at(number: u64) -> usize {
 }
 
 impl Calls {
-    /// Deletes the message records of an earlier team that had the number of `team`.
+    /// Deletes this PE's message records that are stored under the number of the new team `team`.
+    /// These records are from a destroyed team, which had the same number.
     pub(super) fn begin_messages(&self, team: &TeamOf) {
         for peer in 0..MAX_RANKS {
             for direction in [Direction::Send, Direction::Receive] {

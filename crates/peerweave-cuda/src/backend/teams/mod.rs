@@ -118,8 +118,8 @@ pub(crate) fn number(team: TeamId) -> KernelTeam {
 }
 
 /// Returns the id of a team. `number` is the team's number in the team table that kernels read. A
-/// later team can reuse this number, so the id also contains `count`: the number of teams that the
-/// members have created, including this team.
+/// later team can reuse this number. The id therefore also contains `count`, the value of
+/// [`State::splits`](crate::backend::state::State::splits) after the split that created the team.
 pub(crate) fn id(number: KernelTeam, count: u32) -> TeamId {
     TeamId(number.index() | (count << 8))
 }

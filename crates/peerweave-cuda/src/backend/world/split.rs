@@ -10,8 +10,9 @@ use crate::error::CudaError;
 use crate::gpu::Gpu;
 use crate::team::{Exchange, Parent, Team};
 
-/// Parses the bytes that a rank sends in a split. The first result is the rank's count of the teams
-/// that have been created so far. The second result is a random sentinel for staging memory.
+/// Parses the bytes that a rank sends in a split. The first result is the rank's
+/// [`State::splits`](crate::backend::state::State::splits), a counter of splits. The second result
+/// is a random sentinel for staging memory.
 fn split_attached(attached: &[u8]) -> (u32, [u64; 2]) {
     let word = |at: usize| {
         attached.get(at..at + 8).map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().expect("eight bytes fit the array")))
@@ -39,9 +40,10 @@ pub(super) struct Made {
 }
 
 impl Cuda {
-    /// Creates the state that operations of a new team need. `count` is the number of teams that
-    /// its members have created, including this team. `sentinel` is the content of each line of
-    /// staging memory until data arrives. The first member on this host has chosen the sentinel.
+    /// Creates the state that operations of a new team need. `count` distinguishes the team from
+    /// earlier teams with the same number (see [`teams::id`]). `sentinel` is the content of each
+    /// line of staging memory until data arrives. The first member on this host has chosen the
+    /// sentinel.
     fn state_of(
         &self,
         call: &'static str,
@@ -63,7 +65,7 @@ impl Cuda {
 
     /// Splits the team `parent`. Before, all ranks have checked that they make the same call, and
     /// each rank has sent bytes in this check. `attached` has the bytes of all ranks, which
-    /// [`split_attached`] parses. `splits` is this PE's count of created teams, which this function
+    /// [`split_attached`] parses. `splits` is this PE's counter of splits, which this function
     /// increases.
     #[expect(clippy::too_many_arguments, reason = "both callers have these arguments in separate variables")]
     pub(super) fn split_parent(
