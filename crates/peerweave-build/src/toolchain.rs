@@ -54,8 +54,9 @@ impl Toolchain {
         Self::choose(&candidates())
     }
 
-    /// Returns the first compiler in `candidates` with the sources of `core`. If there is none,
-    /// returns the first compiler with a precompiled `core`.
+    /// Examines the compilers at the paths `candidates`. Returns the first compiler that has the
+    /// sources of `core`. If no compiler has these sources, returns the first compiler that has a
+    /// precompiled `core`.
     pub(crate) fn choose(candidates: &[PathBuf]) -> Result<Self, Problem> {
         let mut compiled = None;
         let mut looked_at = Vec::new();

@@ -57,7 +57,7 @@ fn team_members_can_synchronize_and_reduce() {
 }
 
 #[test]
-fn split_by_shape_returns_a_team_to_members_only() {
+fn split_strided_returns_a_team_only_to_members_of_the_team() {
     fakes().run(|| {
         pes(4, options(), |gpu| {
             let back = TeamShape { start: 3, stride: -2, size: 2 };

@@ -96,14 +96,15 @@ impl Collectives {
         (rank + ranks - self.rank.get() as usize) % ranks
     }
 
-    /// Adds a message to a wave: `bytes` bytes at address `at`, which this rank sends to rank `to`.
+    /// Adds a message to a wave, a group of messages that are enqueued together. This rank sends
+    /// the message to rank `to`. The message consists of the `bytes` bytes at address `at`.
     pub(super) fn add_send(&self, wave: &mut Wave, to: usize, at: u64, bytes: u64) {
         let peer = &mut wave.transfers.peers[self.distance_to(to)];
         (peer.send, peer.send_bytes) = (at, bytes);
     }
 
-    /// Adds a message to a wave: `bytes` bytes, which this rank receives from rank `from` at
-    /// address `at`.
+    /// Adds a message to a wave, a group of messages that are enqueued together. This rank receives
+    /// the message from rank `from`, and stores its `bytes` bytes at address `at`.
     pub(super) fn add_receive(&self, wave: &mut Wave, from: usize, at: u64, bytes: u64) {
         let peer = &mut wave.transfers.peers[self.distance_to(from)];
         (peer.recv, peer.recv_bytes) = (at, bytes);

@@ -87,7 +87,8 @@ pub struct RouteTable {
     pub(super) libraries: Vec<LibraryRow>,
 }
 
-/// The text of the built-in table for architectures that have no built-in table of their own.
+/// The text of the default built-in table. [`RouteTable::builtin`] uses this table for every
+/// architecture that has no built-in table of its own.
 const ANY: &str = include_str!("../../routes/any.routes");
 const SM_90: &str = include_str!("../../routes/sm_90.routes");
 

@@ -22,9 +22,9 @@ use crate::library::with_context_kept;
 const LAST_OF_EVERY_CONTEXT: usize = 2;
 const PER_THREAD: usize = 2;
 
-/// Returns whether the handle of this stream is valid in every context: the handle of the default
-/// stream or of the per-thread stream. Such a handle refers to the stream of the thread's current
-/// context.
+/// Returns whether this stream is the default stream or the per-thread stream. The handles of these
+/// streams are constants that are valid in every context. Such a handle refers to a stream of the
+/// thread's current context.
 pub(crate) fn is_of_every_context(stream: &CudaStream) -> bool {
     stream.cu_stream().addr() <= LAST_OF_EVERY_CONTEXT
 }
@@ -246,8 +246,9 @@ impl Streams {
 }
 
 impl Known {
-    /// Removes the idle streams on which no more work can be enqueued, and returns them.
-    /// `outermost` is `true` if this list has no outer list.
+    /// Removes the streams whose work is complete and on which no more work can be enqueued.
+    /// Returns the removed streams. `outermost` is `true` if this list was not created inside
+    /// another list (see [`Streams::within`]).
     fn let_go(&mut self, outermost: bool) -> Vec<Arc<Noted>> {
         // Another handle may enqueue work at any time, in particular between recording and
         // enqueuing. In addition, a stream must stay in this list while a nested list contains it.

@@ -176,11 +176,16 @@ impl Calls {
     }
 }
 
-/// Compares the first `both` entries of two logs, and returns the first pair of entries that
-/// differ. A log keeps only its last `kept` entries, so this function compares older entries only
-/// by their hash. `read` takes the number of an entry. For each log, it returns the entry and the
-/// hash of all entries up to and including this entry. It returns `None` if the entry was
-/// overwritten.
+/// Compares each entry of a log with the entry of the same number in another log. Returns the first
+/// two entries that differ. Returns `None` if all entries are equal, or if the entries that differ
+/// have been overwritten.
+///
+/// - `both` is the number of entries to compare, from the first entry on. Both logs have at least
+///   this number of entries.
+/// - `kept` is the number of entries that a log stores. A new entry overwrites the oldest entry.
+/// - `read` returns the entry with a given number from each log. Each entry is returned together
+///   with the hash of all entries up to and including this entry. `read` returns `None` if one of
+///   the two entries has been overwritten.
 pub(super) fn first_difference<W: PartialEq>(
     both: u64,
     kept: u64,
